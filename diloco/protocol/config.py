@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The constants of one run's protocol, checked at construction."""
+
+import dataclasses
+import math
+
+ADMISSIONS = ('latest', 'fresh')
+BLENDS = ('overwrite', 'mix', 'carry')
+
+
+@dataclasses.dataclass(frozen=True)
+class ProtocolConfig:
+  """What syncer and learners must agree on (design: §3; paper: Alg. 1, 2).
+
+  Attributes:
+    learners: M, the learners that the run is planned for. Ids from 0 to M-1
+      are expected; the machines take any id.
+    fragments: P, the pieces that the model is cut into. P divides H.
+    sync_every_steps: H, inner steps between two syncs of one fragment.
+    overlap_steps: τ, inner steps that an exchange may overlap. 0: a learner
+      waits for the update of the round that it offered.
+    quorum: K, offers without which no round closes; 1 ≤ K ≤ M.
+    grace_safety: γ < 1, the share of the slack that the grace window uses.
+    grace_cap_steps: the longest grace window, in inner steps.
+    admission: 'latest' merges the newest offer of every live learner;
+      'fresh' only of those whose pace clock has reached the round.
+    max_staleness_versions: offers on an older base are refused.
+    silence_floor_s: no learner is given up before this much silence.
+    silence_steps: nor before this many of its own step times.
+    total_steps: the run ends when the global step t reaches this.
+    blend: how a learner takes in an update: 'overwrite', 'mix' or 'carry'.
+  """
+
+  learners: int
+  fragments: int
+  sync_every_steps: int
+  overlap_steps: int
+  quorum: int
+  grace_safety: float
+  grace_cap_steps: float
+  admission: str
+  max_staleness_versions: int
+  silence_floor_s: float
+  silence_steps: float
+  total_steps: int
+  blend: str
+
+  def __post_init__(self):
+    broken = list(self._broken_rules())
+    if broken:
+      raise ValueError('protocol: ' + '; '.join(broken))
+
+  @property
+  def spacing_steps(self) -> int:
+    """s = H / P, inner steps between two rounds."""
+    return self.sync_every_steps // self.fragments
+
+  @property
+  def inflight_max(self) -> int:
+    """Rounds that a learner may be ahead of the last close: max(1, ⌈τ/s⌉)."""
+    return max(1, math.ceil(self.overlap_steps / self.spacing_steps))
+
+  def fragment_of(self, round_: int) -> int:
+    """The fragment of round r = 1, 2, …: cyclic, the same everywhere."""
+    assert round_ >= 1, f'rounds start at 1: {round_=}'
+    return (round_ - 1) % self.fragments
+
+  def version_after(self, round_: int) -> int:
+    """The version that `fragment_of(round_)` has once `round_` closed."""
+    assert round_ >= 1, f'rounds start at 1: {round_=}'
+    return (round_ - 1) // self.fragments + 1
+
+  def versions_at(self, closed_round: int) -> tuple[int, ...]:
+    """Versions of all fragments once rounds 1 … `closed_round` closed."""
+    whole, rest = divmod(closed_round, self.fragments)
+    return tuple(whole + (p < rest) for p in range(self.fragments))
+
+  def _broken_rules(self):
+    if self.learners < 1:
+      yield f'learners={self.learners}, must be at least 1'
+    if self.fragments < 1:
+      yield f'fragments={self.fragments}, must be at least 1'
+    if self.sync_every_steps < 1:
+      yield f'sync_every_steps={self.sync_every_steps}, must be at least 1'
+    if self.fragments >= 1 and self.sync_every_steps % self.fragments:
+      yield (
+        f'fragments={self.fragments} does not divide '
+        f'sync_every_steps={self.sync_every_steps}; P must divide H'
+      )
+    if not 0 <= self.overlap_steps < max(self.sync_every_steps, 1):
+      yield (
+        f'overlap_steps={self.overlap_steps}, must be at least 0 and less '
+        f'than sync_every_steps={self.sync_every_steps}'
+      )
+    if not 1 <= self.quorum <= max(self.learners, 1):
+      yield (
+        f'quorum={self.quorum}, must be between 1 and '
+        f'learners={self.learners}'
+      )
+    if not 0 <= self.grace_safety < 1:
+      yield f'grace_safety={self.grace_safety}, must be in [0, 1)'
+    if not 0 <= self.grace_cap_steps < math.inf:
+      yield f'grace_cap_steps={self.grace_cap_steps}, must be finite and ≥ 0'
+    if self.admission not in ADMISSIONS:
+      yield f'admission={self.admission!r}, must be one of {ADMISSIONS}'
+    if self.max_staleness_versions < 0:
+      yield (
+        f'max_staleness_versions={self.max_staleness_versions}, must be ≥ 0'
+      )
+    if not 0 < self.silence_floor_s < math.inf:
+      yield f'silence_floor_s={self.silence_floor_s}, must be finite and > 0'
+    if not 1 <= self.silence_steps < math.inf:
+      yield f'silence_steps={self.silence_steps}, must be finite and ≥ 1'
+    if self.total_steps < 1:
+      yield f'total_steps={self.total_steps}, must be at least 1'
+    if self.blend not in BLENDS:
+      yield f'blend={self.blend!r}, must be one of {BLENDS}'

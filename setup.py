@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Package metadata; tool settings stand in pyproject.toml."""
+
+import pathlib
+import re
+
+import setuptools
+
+HERE = pathlib.Path(__file__).parent
+VERSION = re.search(
+  r"^__version__ = '(.+)'$",
+  (HERE / 'diloco' / '__init__.py').read_text(),
+  re.MULTILINE,
+).group(1)
+
+# Lower bounds are versions that the suite has run on. Python 3.11 stops at
+# jax 0.10.2; Python 3.12 and later take the newest.
+RUNTIME = [
+  'absl-py>=1.4',
+  'flax>=0.12.8',
+  'grain>=0.2.18',
+  'grpcio>=1.80',
+  'jax>=0.10.2',
+  'ml_collections>=1.1.0',
+  'msgpack>=1.1',
+  'numpy>=2.0',
+  'optax>=0.2.8',
+  'orbax-checkpoint>=0.12.8',
+  'rich>=13',
+  'tensorboardX>=2.6',
+]
+PLOT = ['matplotlib>=3.9']
+TEST = [*PLOT, 'psutil>=5.9', 'pytest>=8', 'pytest-timeout>=2.3']
+
+setuptools.setup(
+  name='diloco',
+  version=VERSION,
+  description='Decoupled DiLoCo in JAX: pre-training on machines that fail.',
+  long_description=(HERE / 'README.md').read_text(),
+  long_description_content_type='text/markdown',
+  license='Apache-2.0',
+  python_requires='>=3.11',
+  packages=setuptools.find_packages(include=['diloco', 'diloco.*']),
+  package_data={'diloco': ['protocol/README.md']},
+  install_requires=RUNTIME,
+  extras_require={
+    'tpu': ['jax[tpu]', 'etils[epath-gcs]'],
+    'cuda12': ['jax[cuda12]'],
+    'cuda13': ['jax[cuda13]'],
+    'data': ['grain[parquet]', 'tokenizers', 'sentencepiece'],
+    'plot': PLOT,
+    'test': TEST,
+    'dev': [*TEST, 'ruff>=0.17'],
+  },
+  classifiers=[
+    'Development Status :: 3 - Alpha',
+    'Intended Audience :: Science/Research',
+    'Programming Language :: Python :: 3.11',
+    'Programming Language :: Python :: 3.12',
+    'Topic :: Scientific/Engineering :: Artificial Intelligence',
+  ],
+)
