@@ -94,8 +94,7 @@ class ProtocolConfig:
       )
     if not 1 <= self.quorum <= max(self.learners, 1):
       yield (
-        f'quorum={self.quorum}, must be between 1 and '
-        f'learners={self.learners}'
+        f'quorum={self.quorum}, must be between 1 and learners={self.learners}'
       )
     if not 0 <= self.grace_safety < 1:
       yield f'grace_safety={self.grace_safety}, must be in [0, 1)'

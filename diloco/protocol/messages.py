@@ -77,6 +77,11 @@ class WantFragment:
 
 
 @dataclasses.dataclass(frozen=True)
+class HandedIn:
+  """After `Finish`: the learner's last offers have been sent."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Goodbye:
   """The learner leaves in good order."""
 
@@ -104,7 +109,6 @@ class Refusal:
   """Answer to a `Hello` that was not; the session ends."""
 
   reason: str
-  retry: bool  # Whether the same hello may be accepted later.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +124,6 @@ class Update:
   ages_s: tuple[float, ...]  # How long each merged offer had waited.
   payload: Payload
   crc: int  # Of the bytes of Θ_p at `version`.
-  retired: tuple[int, ...]  # Handles of this learner that are not needed.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +134,21 @@ class FullFragment:
   version: int
   payload: Payload
   crc: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Retired:
+  """Offers of this learner that will not be pulled (again)."""
+
+  handles: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class OfferAgain:
+  """An offer could not be pulled; its round may still be open."""
+
+  round: int
+  reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,5 +167,22 @@ class Done:
   closed_round: int
 
 
-FROM_LEARNER = (Hello, Ready, Report, Offer, WantFragment, Goodbye)
-FROM_SYNCER = (Welcome, Refusal, Update, FullFragment, Finish, Done)
+FROM_LEARNER = (
+  Hello,
+  Ready,
+  Report,
+  Offer,
+  WantFragment,
+  HandedIn,
+  Goodbye,
+)
+FROM_SYNCER = (
+  Welcome,
+  Refusal,
+  Update,
+  FullFragment,
+  Retired,
+  OfferAgain,
+  Finish,
+  Done,
+)

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How rounds go from due to closed; the end of the run is the last of them.
+
+After every event each open round is moved as far as it will go. Rounds may
+collect and pull side by side; they merge and close in order.
+"""
+
+from diloco.protocol import members as members_lib
+from diloco.protocol import messages, rounds, sessions, syncer_io
+from diloco.protocol.grace import grace_window_s
+from diloco.protocol.rounds import Admitted, Round, Stage
+from diloco.protocol.state import State
+from diloco.protocol.weights import normalised, token_weight
+
+
+def advance_rounds(state: State):
+  """Opens what is due and moves every open round as far as it will go."""
+  _begin_to_finish(state)
+  closed_before = None
+  while closed_before != state.closed_round:
+    closed_before = state.closed_round
+    _open_due(state)
+    for number in list(state.rounds):
+      if number in state.rounds:
+        _advance(state, state.rounds[number])
+  _end_if_over(state)
+
+
+def window_deadlines(state: State) -> list[float]:
+  """When grace windows end, or the last chance to hand something in."""
+  waiting = [
+    r
+    for r in state.rounds.values()
+    if r.stage in (Stage.COLLECTING, Stage.GRACE)
+  ]
+  if state.finishing:
+    return [state.finish_at_s] if waiting else []
+  return [r.closes_at_s for r in waiting if r.stage is Stage.GRACE]
+
+
+def _open_due(state: State):
+  """Opens rounds that are due, at most `inflight_max` at a time."""
+  config = state.config
+  room = config.fragments if state.finishing else config.inflight_max
+  number = max(state.rounds, default=state.closed_round) + 1
+  while len(state.rounds) < room and _is_due(state, number):
+    fragment = config.fragment_of(number)
+    state.rounds[number] = Round(number, fragment, due_s=state.now)
+    number += 1
+
+
+def _is_due(state: State, number: int) -> bool:
+  if state.finishing:
+    return number <= state.last_round
+  return state.pace.step >= number * state.config.spacing_steps
+
+
+def _advance(state: State, round_: Round):
+  if round_.stage in (Stage.COLLECTING, Stage.GRACE):
+    round_ = _collect(state, round_)
+  if round_.stage is Stage.PULLING and round_.all_pulled():
+    _conclude(state, round_)
+
+
+# COLLECTING, GRACE -----------------------------------------------------------
+
+
+def _collect(state: State, round_: Round) -> Round:
+  """Waits for quorum, then for the end of the grace window."""
+  decision = rounds.decide(
+    round_.number,
+    _candidates(state, round_),
+    state.versions[round_.fragment],
+    state.config,
+    last=state.finishing,
+  )
+  if state.finishing:
+    return _collect_last(state, round_, decision)
+  if not decision.reached:
+    # Also out of GRACE: who made the quorum may have died since.
+    return state.put(round_, stage=Stage.COLLECTING, closes_at_s=None)
+  if round_.stage is Stage.COLLECTING:
+    if round_.quorum_at_s is None:
+      state.quorum_s = state.quorum_s.add(state.now - round_.due_s)
+    round_ = state.put(
+      round_,
+      stage=Stage.GRACE,
+      quorum_at_s=state.now,
+      closes_at_s=state.now + _grace_s(state),
+    )
+  if decision.complete:
+    return _pull(state, round_, decision, 'everyone is in')
+  if state.now >= round_.closes_at_s:
+    return _pull(state, round_, decision, f'window over, {decision.reason}')
+  return round_
+
+
+def _collect_last(
+  state: State, round_: Round, decision: rounds.Decision
+) -> Round:
+  """Finishing: whoever answers by `finish_at_s`, even fewer than K."""
+  live = state.live().values()
+  over = state.now >= state.finish_at_s
+  if not over and not (live and all(m.handed_in for m in live)):
+    return round_
+  round_ = state.put(round_, quorum_at_s=round_.quorum_at_s or state.now)
+  reason = 'finish, ' + ('time is over' if over else 'everyone handed in')
+  return _pull(state, round_, decision, reason)
+
+
+def _candidates(state: State, round_: Round) -> dict[int, rounds.Candidate]:
+  """The live learners as the round sees them; pulled offers count."""
+  pulled = {m: a.held for m, a in round_.pulls if m in round_.pulled}
+  return {
+    m: rounds.Candidate(
+      clock=state.pace[m],
+      held=pulled.get(m) or member.offers.get(round_.fragment),
+      merged_base=state.accounts[m].merged_bases.get(round_.fragment, -1),
+    )
+    for m, member in state.live().items()
+  }
+
+
+def _grace_s(state: State) -> float:
+  """ξ_grace now. ξ_step is that of the K-th fastest: it sets the pace."""
+  steps_s = sorted(m.step_s.or_zero() for m in state.live().values())
+  return grace_window_s(
+    steps_s[state.quorum_now() - 1],
+    state.quorum_s.or_zero(),
+    state.sync_s.or_zero(),
+    state.config.overlap_steps,
+    state.config.grace_safety,
+    state.config.grace_cap_steps,
+  )
+
+
+# PULLING ---------------------------------------------------------------------
+
+
+def _pull(
+  state: State, round_: Round, decision: rounds.Decision, reason: str
+) -> Round:
+  """Ends the window; asks for the bytes that are not here yet."""
+  pulls = {m: a for m, a in round_.pulls if m in round_.pulled}
+  for learner in decision.admitted:
+    if learner in pulls:
+      continue
+    member = state.members[learner]
+    held = member.offers[round_.fragment]
+    pulls[learner] = Admitted(member.incarnation, held)
+    state.emit(
+      syncer_io.Pull(round_.number, learner, member.incarnation, held.offer)
+    )
+  return state.put(
+    round_,
+    stage=Stage.PULLING,
+    pull_began_s=state.now,
+    pulls=tuple(sorted(pulls.items())),
+    reason=reason,
+  )
+
+
+def on_pulled(state: State, event: syncer_io.Pulled):
+  """The bytes of one contribution are here."""
+  found = _awaited(state, event)
+  if found is not None:
+    round_, admitted = found
+    state.put(round_, pulled=round_.pulled | {event.learner})
+    _use_up(state, event.learner, admitted)
+
+
+def on_pull_failed(state: State, event: syncer_io.PullFailed):
+  """The round goes on without it."""
+  found = _awaited(state, event)
+  if found is not None:
+    round_, admitted = found
+    state.record('pull_failed', event.learner, event.reason)
+    state.put(round_, **round_.without(event.learner))
+    _use_up(state, event.learner, admitted)
+    again = messages.OfferAgain(event.round, event.reason)
+    state.send(event.learner, again)
+
+
+def _awaited(
+  state: State, event: syncer_io.Pulled | syncer_io.PullFailed
+) -> tuple[Round, Admitted] | None:
+  """The round that still waits for this very pull."""
+  round_ = state.rounds.get(event.round)
+  if round_ is None or round_.stage is not Stage.PULLING:
+    return None
+  admitted = dict(round_.pulls).get(event.learner)
+  if admitted is None or admitted.incarnation != event.incarnation:
+    return None
+  return round_, admitted
+
+
+def _use_up(state: State, learner: int, admitted: Admitted):
+  """A pull is over: an offer can be pulled once (transport contract)."""
+  offer = admitted.held.offer
+  member = state.members[learner]
+  if member.offers.get(offer.fragment) is admitted.held:
+    state.members[learner] = member.without_offer(offer.fragment)
+  state.retire(learner, offer.payload.handle)
+
+
+def _conclude(state: State, round_: Round):
+  """All pulls are over: merge if it is this round's turn, or collect again."""
+  if not state.finishing and len(round_.pulled) < state.quorum_now():
+    round_ = state.put(round_, stage=Stage.COLLECTING, closes_at_s=None)
+    return
+  if round_.number != state.closed_round + 1:
+    return  # Its turn will come: rounds close in order.
+  if not round_.pulled:
+    state.record('skipped', -1, f'round {round_.number}: nobody answered')
+    _close(state, round_)
+    return
+  state.put(round_, stage=Stage.MERGING)
+  state.emit(
+    syncer_io.Merge(
+      round=round_.number,
+      fragment=round_.fragment,
+      version=state.versions[round_.fragment] + 1,
+      step=state.pace.step,
+      shares=_shares(round_),
+      quorum_s=round_.quorum_at_s - round_.due_s,
+      grace_s=round_.pull_began_s - round_.quorum_at_s,
+      reason=round_.reason,
+    )
+  )
+
+
+# MERGING, closed -------------------------------------------------------------
+
+
+def _shares(round_: Round) -> tuple[syncer_io.Share, ...]:
+  """Who is merged with which weight (paper: Alg. 2 line 9)."""
+  offers = {m: a.held.offer for m, a in round_.pulls}
+  weights = normalised(
+    {m: token_weight(o.c_tokens, o.c_steps) for m, o in offers.items()}
+  )
+  return tuple(
+    syncer_io.Share(
+      learner=m,
+      incarnation=a.incarnation,
+      weight=weights[m],
+      age_s=round_.pull_began_s - a.held.arrived_s,
+      base_version=offers[m].base_version,
+      c_steps=offers[m].c_steps,
+      c_tokens=offers[m].c_tokens,
+      step=offers[m].step,
+    )
+    for m, a in round_.pulls
+  )
+
+
+def on_merged(state: State, number: int):
+  """The outer step is done: the round closes and everyone is told."""
+  round_ = state.rounds[number]
+  assert round_.stage is Stage.MERGING, f'not merging: {round_}'
+  fragment = round_.fragment
+  shares = _shares(round_)
+  for share in shares:
+    account = state.accounts[share.learner]
+    state.accounts[share.learner] = account.merged(
+      fragment, share.base_version, share.c_tokens
+    )
+  state.versions[fragment] += 1
+  sync_s = state.now - round_.pull_began_s
+  state.sync_s = state.sync_s.add(sync_s)
+  _close(state, round_)
+  for learner in sorted(state.members):
+    state.discard_void(learner, fragment)
+  state.emit(
+    syncer_io.Publish(
+      round=number,
+      fragment=fragment,
+      version=state.versions[fragment],
+      step=state.pace.step,
+      shares=shares,
+      recipients=tuple(
+        (m, member.incarnation) for m, member in sorted(state.members.items())
+      ),
+      sync_s=sync_s,
+    )
+  )
+
+
+def _close(state: State, round_: Round):
+  assert round_.number == state.closed_round + 1, f'out of order: {round_}'
+  del state.rounds[round_.number]
+  state.closed_round = round_.number
+  state.pace.close(state.config.spacing_steps)
+
+
+# The end of the run ----------------------------------------------------------
+
+
+def _begin_to_finish(state: State):
+  """At the last step: one more round per fragment, and it is over.
+
+  The time to answer is that after which a learner would be taken for dead.
+  """
+  live = state.live()
+  if state.finishing or not live:
+    return
+  if state.pace.step < state.config.total_steps:
+    return
+  state.last_round = state.closed_round + state.config.fragments
+  state.finish_at_s = state.now + max(
+    members_lib.silence_max_s(m, state.config) for m in live.values()
+  )
+  for learner in sorted(state.members):
+    state.send(learner, sessions.finish_message(state))
+
+
+def _end_if_over(state: State):
+  if state.ended or state.closed_round != state.last_round:
+    return
+  state.ended = True
+  for learner in sorted(state.members):
+    state.send(learner, sessions.done_message(state))
+  state.emit(syncer_io.End(state.pace.step, state.closed_round))

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to a learner's machine (events) and what it wants (effects).
+
+Effects marked *boundary* are for the training loop: it performs them between
+two inner steps, in the order given. All others are for the threads around it.
+"""
+
+import dataclasses
+
+from diloco.protocol import messages
+
+# Events ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Connected:
+  """A stream to the syncer is open."""
+
+  incarnation: int
+  address: str  # Where the syncer will pull this learner's offers.
+
+
+@dataclasses.dataclass(frozen=True)
+class Disconnected:
+  """It is closed; the shell will try again."""
+
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Heard:
+  """A message of the syncer."""
+
+  message: object  # One of messages.FROM_SYNCER.
+
+
+@dataclasses.dataclass(frozen=True)
+class Boundary:
+  """One more inner step was dispatched; `tokens` went into it."""
+
+  tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Completed:
+  """An inner step is done, in this order; what the report says of it."""
+
+  tokens: int
+  position: int
+  step_s: float
+  stall_s: float
+  loss: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Rebuilt:
+  """The host holds `fragment` of Θ at `version`, proven by its CRC."""
+
+  fragment: int
+  version: int
+  crc: int
+  handle: int  # Of the syncer's offer; it may be retired.
+
+
+@dataclasses.dataclass(frozen=True)
+class FetchFailed:
+  """What was fetched did not come, or did not match."""
+
+  fragment: int
+  version: int
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+  """Nothing but the passing of time: a deadline was reached."""
+
+
+# Effects ---------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Send:
+  """Send a message to the syncer."""
+
+  message: object  # One of messages.FROM_LEARNER.
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+  """Boundary: copy the fragment, encode it against its base, offer it."""
+
+  round: int
+  fragment: int
+  base_version: int
+  c_steps: int
+  c_tokens: int
+  step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HandIn:
+  """Boundary: after the snapshots before it are offered, say `HandedIn`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Apply:
+  """Boundary: blend the host's `version` of the fragment into θ."""
+
+  fragment: int
+  version: int
+  carry: bool  # Keep the progress since the snapshot (blend 'carry').
+
+
+@dataclasses.dataclass(frozen=True)
+class Begin:
+  """Boundary: bootstrap is complete, training starts at this data position."""
+
+  position: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cease:
+  """Boundary: no more inner steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FetchUpdate:
+  """Pull the outer update, add it to the host's copy, prove the CRC."""
+
+  update: messages.Update
+
+
+@dataclasses.dataclass(frozen=True)
+class FetchFragment:
+  """Pull the full fragment, prove the CRC."""
+
+  message: messages.FullFragment
+
+
+@dataclasses.dataclass(frozen=True)
+class Forget:
+  """Retire these offers; None: all of them."""
+
+  handles: tuple[int, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Leave:
+  """The run is over for this process."""
+
+  reason: str
+  refused: bool  # By the syncer, for good: a restart would not help.
+
+
+Event = (
+  Connected
+  | Disconnected
+  | Heard
+  | Boundary
+  | Completed
+  | Rebuilt
+  | FetchFailed
+  | Tick
+)
+Effect = (
+  Send
+  | Snapshot
+  | HandIn
+  | Apply
+  | Begin
+  | Cease
+  | FetchUpdate
+  | FetchFragment
+  | Forget
+  | Leave
+)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the syncer knows of one session of one learner."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from diloco.protocol import messages
+from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.grace import Ema
+from diloco.protocol.rounds import HeldOffer
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+  """A session. It is *live*, and counts, from `Ready` until it ends."""
+
+  incarnation: int
+  heard_s: float
+  ready: bool = False
+  step: int = 0  # Last reported, of its own.
+  step_s: Ema = dataclasses.field(default=Ema())
+  offers: Mapping[int, HeldOffer] = dataclasses.field(default_factory=dict)
+  handed_in: bool = False
+
+  def with_offer(self, held: HeldOffer) -> 'Member':
+    """Keeps the newest offer per fragment: at most P of them."""
+    offers = {**self.offers, held.offer.fragment: held}
+    return dataclasses.replace(self, offers=offers)
+
+  def without_offer(self, fragment: int) -> 'Member':
+    offers = {p: held for p, held in self.offers.items() if p != fragment}
+    return dataclasses.replace(self, offers=offers)
+
+
+def silence_max_s(member: Member, config: ProtocolConfig) -> float:
+  """How long a live learner may say nothing: max(floor, k·ξ_step)."""
+  steps_s = config.silence_steps * member.step_s.or_zero()
+  return max(config.silence_floor_s, steps_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+  """What the syncer keeps of a learner id beyond its sessions."""
+
+  incarnation: int = -1  # The newest that was ever accepted.
+  position: int = 0  # Next batch of its data shard, as last reported.
+  merged_bases: Mapping[int, int] = dataclasses.field(default_factory=dict)
+  merged_tokens: int = 0
+
+  def merged(self, fragment: int, base_version: int, tokens: int) -> 'Account':
+    return dataclasses.replace(
+      self,
+      merged_bases={**self.merged_bases, fragment: base_version},
+      merged_tokens=self.merged_tokens + tokens,
+    )
+
+
+def why_refused(
+  hello: messages.Hello,
+  account: Account,
+  run: str,
+  fingerprints: Mapping[str, str],
+  versions: tuple[int, ...],
+) -> str | None:
+  """Why a `Hello` is not accepted; None where it is.
+
+  Args:
+    hello: what the learner says of itself.
+    account: what the syncer knows of its id.
+    run: the syncer's run.
+    fingerprints: config, layout and data of that run.
+    versions: of the syncer's fragments.
+  """
+  if hello.protocol != messages.PROTOCOL_VERSION:
+    return (
+      f'protocol {hello.protocol}, this syncer speaks '
+      f'{messages.PROTOCOL_VERSION}'
+    )
+  if hello.run != run:
+    return f'run {hello.run!r}, this syncer serves {run!r}'
+  if hello.learner < 0:
+    return f'learner id {hello.learner}, must be at least 0'
+  differing = sorted(
+    key
+    for key in {*fingerprints, *hello.fingerprints}
+    if fingerprints.get(key) != hello.fingerprints.get(key)
+  )
+  if differing:
+    return '; '.join(
+      f'another {key}: {hello.fingerprints.get(key)}, the run has '
+      f'{fingerprints.get(key)}'
+      for key in differing
+    )
+  if len(hello.versions) != len(versions):
+    return (
+      f'{len(hello.versions)} fragment versions, the run has {len(versions)}'
+    )
+  if hello.incarnation <= account.incarnation:
+    return (
+      f'incarnation {hello.incarnation} is not newer than '
+      f'{account.incarnation}, which took its place'
+    )
+  ahead = [p for p, v in enumerate(hello.versions) if v > versions[p]]
+  if ahead:
+    p = ahead[0]
+    return (
+      f'version {hello.versions[p]} of fragment {p}, this syncer has only '
+      f'{versions[p]}: it lost its state, and the run with it'
+    )
+  return None

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A round from due to closed, and the decisions on the way as leaf functions.
+
+A decision returns its reason; the machine changes state, the leaf does not.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+
+from diloco.protocol import messages
+from diloco.protocol.config import ProtocolConfig
+
+
+class Stage(enum.Enum):
+  """Where an open round stands."""
+
+  COLLECTING = 'collecting'  # Due; fewer than K offers.
+  GRACE = 'grace'  # Quorum reached; more learners may come.
+  PULLING = 'pulling'  # The window ended; bytes are under way.
+  MERGING = 'merging'  # Given to the outer optimizer.
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOffer:
+  """An offer that waits at the syncer for its round."""
+
+  offer: messages.Offer
+  arrived_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Admitted:
+  """An offer that a round pulls, of one incarnation."""
+
+  incarnation: int
+  held: HeldOffer
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+  """One open round. Times are those of the driver, in seconds."""
+
+  number: int
+  fragment: int
+  due_s: float
+  stage: Stage = Stage.COLLECTING
+  quorum_at_s: float | None = None
+  closes_at_s: float | None = None
+  pull_began_s: float | None = None
+  pulls: tuple[tuple[int, Admitted], ...] = ()  # Ascending learner id.
+  pulled: frozenset[int] = frozenset()  # Of `pulls`: the bytes are here.
+  reason: str = ''  # Why the window ended.
+
+  def all_pulled(self) -> bool:
+    return all(m in self.pulled for m, _ in self.pulls)
+
+  def without(self, learner: int) -> dict:
+    """The fields that change when a learner drops out of the pulls."""
+    return {
+      'pulls': tuple((m, a) for m, a in self.pulls if m != learner),
+      'pulled': self.pulled - {learner},
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+  """What a round looks at in one live learner."""
+
+  clock: int
+  held: HeldOffer | None  # Its newest offer for the round's fragment.
+  merged_base: int  # Base of its last merged offer of the fragment, or -1.
+
+
+def why_void(
+  offer: messages.Offer, merged_base: int, version: int, config: ProtocolConfig
+) -> str | None:
+  """Why an offer can never be merged any more; None where it can.
+
+  Args:
+    offer: of some learner.
+    merged_base: base of its last merged offer of the fragment, or -1.
+    version: of the fragment at the syncer.
+    config: of the run.
+  """
+  if offer.base_version <= merged_base:
+    return f'merged already from base {offer.base_version}'
+  if version - offer.base_version > config.max_staleness_versions:
+    return f'stale, base {offer.base_version} and now {version}'
+  return None
+
+
+def why_not(
+  candidate: Candidate, due_step: int, version: int, config: ProtocolConfig
+) -> str | None:
+  """Why a candidate's offer can't be merged now; None where it can."""
+  if candidate.held is None:
+    return 'no offer'
+  offer = candidate.held.offer
+  if offer.c_steps < 1:
+    return 'no step since its base'
+  if config.admission == 'fresh' and candidate.clock < due_step:
+    return f'clock {candidate.clock} before step {due_step}'
+  return why_void(offer, candidate.merged_base, version, config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+  """Whom a round can merge now, and whether they are enough."""
+
+  reached: bool
+  admitted: tuple[int, ...]  # Ascending learner id.
+  complete: bool  # Nobody is left to wait for.
+  reason: str
+
+
+def decide(
+  round_: int,
+  candidates: Mapping[int, Candidate],
+  version: int,
+  config: ProtocolConfig,
+  last: bool = False,
+) -> Decision:
+  """Quorum of a due round: K admissible offers, K ≤ live learners.
+
+  Args:
+    round_: its number.
+    candidates: the live learners, by id.
+    version: of the round's fragment, before the round.
+    config: of the run.
+    last: the run is finishing, nobody makes another step: clocks don't count.
+  """
+  due_step = 0 if last else round_ * config.spacing_steps
+  blocked = {
+    m: why_not(c, due_step, version, config) for m, c in candidates.items()
+  }
+  admitted = tuple(m for m in sorted(blocked) if blocked[m] is None)
+  minimum = min(config.quorum, len(candidates))
+  # Steps are reported before a snapshot is encoded: a clock alone would end
+  # the window on the very offers that it is held open for.
+  complete = all(
+    c.clock >= due_step and c.held is not None and c.held.offer.round >= round_
+    for c in candidates.values()
+  )
+  if not candidates:
+    return Decision(False, (), False, 'no live learner')
+  reason = f'{len(admitted)}/{minimum} offers, {len(candidates)} live'
+  return Decision(len(admitted) >= minimum, admitted, complete, reason)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The syncer's state: what sessions and rounds read and change together."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from diloco.protocol import messages, syncer_io
+from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.grace import Ema
+from diloco.protocol.members import Account, Member
+from diloco.protocol.pace import PaceClock
+from diloco.protocol.rounds import HeldOffer, Round, why_void
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+  """All that the machine knows, as a value: compared, saved, restored."""
+
+  now: float
+  step: int
+  clocks: tuple[tuple[int, int], ...]
+  closed_round: int
+  versions: tuple[int, ...]
+  members: tuple[tuple[int, Member], ...]
+  accounts: tuple[tuple[int, Account], ...]
+  open_rounds: tuple[Round, ...]
+  quorum_s: Ema
+  sync_s: Ema
+  last_round: int | None
+  finish_at_s: float | None
+  ended: bool
+
+
+class State:
+  """Mutable inside the machine; nobody else holds one."""
+
+  def __init__(
+    self, config: ProtocolConfig, run: str, fingerprints: Mapping[str, str]
+  ):
+    self.config = config
+    self.run = run
+    self.fingerprints = dict(fingerprints)
+    self.now = float('-inf')
+    self.pace = PaceClock()
+    self.closed_round = 0
+    self.versions = [0] * config.fragments
+    self.members: dict[int, Member] = {}
+    self.accounts: dict[int, Account] = {}
+    self.rounds: dict[int, Round] = {}  # Open ones, in ascending number.
+    self.quorum_s = Ema()
+    self.sync_s = Ema()
+    self.last_round: int | None = None  # Set once the run is finishing.
+    self.finish_at_s: float | None = None
+    self.ended = False
+    self.effects: list[syncer_io.Effect] = []
+
+  def snapshot(self) -> Snapshot:
+    return Snapshot(
+      now=self.now,
+      step=self.pace.step,
+      clocks=tuple(self.pace.clocks.items()),
+      closed_round=self.closed_round,
+      versions=tuple(self.versions),
+      members=tuple(sorted(self.members.items())),
+      accounts=tuple(sorted(self.accounts.items())),
+      open_rounds=tuple(self.rounds.values()),
+      quorum_s=self.quorum_s,
+      sync_s=self.sync_s,
+      last_round=self.last_round,
+      finish_at_s=self.finish_at_s,
+      ended=self.ended,
+    )
+
+  def load(self, snapshot: Snapshot):
+    self.now = snapshot.now
+    self.pace = PaceClock(snapshot.step, dict(snapshot.clocks))
+    self.closed_round = snapshot.closed_round
+    self.versions = list(snapshot.versions)
+    self.members = dict(snapshot.members)
+    self.accounts = dict(snapshot.accounts)
+    self.rounds = {r.number: r for r in snapshot.open_rounds}
+    self.quorum_s = snapshot.quorum_s
+    self.sync_s = snapshot.sync_s
+    self.last_round = snapshot.last_round
+    self.finish_at_s = snapshot.finish_at_s
+    self.ended = snapshot.ended
+
+  # Questions ----------------------------------------------------------------
+
+  @property
+  def finishing(self) -> bool:
+    return self.last_round is not None
+
+  def live(self) -> dict[int, Member]:
+    """The learners that count, in ascending id."""
+    return {m: x for m, x in sorted(self.members.items()) if x.ready}
+
+  def quorum_now(self) -> int:
+    """K, but no more than there are live learners, and at least 1."""
+    return max(1, min(self.config.quorum, len(self.live())))
+
+  def is_current(self, learner: int, incarnation: int) -> bool:
+    member = self.members.get(learner)
+    return member is not None and member.incarnation == incarnation
+
+  def is_pulling(self, learner: int, held: HeldOffer) -> bool:
+    """Whether the bytes of this very offer are under way."""
+    return any(
+      m == learner and m not in r.pulled and a.held is held
+      for r in self.rounds.values()
+      for m, a in r.pulls
+    )
+
+  # Changes ------------------------------------------------------------------
+
+  def change(self, learner: int, **fields):
+    self.members[learner] = dataclasses.replace(self.members[learner], **fields)
+
+  def put(self, round_: Round, **fields) -> Round:
+    round_ = dataclasses.replace(round_, **fields)
+    self.rounds[round_.number] = round_
+    return round_
+
+  def retire(self, learner: int, handle: int):
+    """Tells a learner that one of its offers need not be held any longer."""
+    self.send(learner, messages.Retired((handle,)))
+
+  def discard_void(self, learner: int, fragment: int):
+    """Drops an offer that can't be merged any more: used up, or too old.
+
+    A learner that refreshed its offer while the older one was being pulled
+    would else have the same steps merged twice, a whole cycle later.
+    """
+    member = self.members[learner]
+    held = member.offers.get(fragment)
+    if held is None or self.is_pulling(learner, held):
+      return
+    reason = why_void(
+      held.offer,
+      self.accounts[learner].merged_bases.get(fragment, -1),
+      self.versions[fragment],
+      self.config,
+    )
+    if reason is not None:
+      self.members[learner] = member.without_offer(fragment)
+      self.retire(learner, held.offer.payload.handle)
+      self.record('void', learner, f'offer of fragment {fragment}: {reason}')
+
+  # Effects ------------------------------------------------------------------
+
+  def emit(self, effect: syncer_io.Effect):
+    self.effects.append(effect)
+
+  def send(self, learner: int, message):
+    incarnation = self.members[learner].incarnation
+    self.emit(syncer_io.Send(learner, incarnation, message))
+
+  def record(self, kind: str, learner: int, reason: str):
+    self.emit(syncer_io.Record(kind, learner, reason))

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The syncer's machine: who is merged, when, and with which weight.
+
+It reads no clock and touches no bytes: time and events are handed in, what it
+wants done it returns. Sessions are in `sessions`, rounds in `closing`.
+"""
+
+from collections.abc import Mapping
+
+from diloco.protocol import closing, sessions, syncer_io
+from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.state import Snapshot, State
+
+
+class Syncer:
+  """Events in, effects out; the same events give the same effects.
+
+  Args:
+    config: of the run.
+    run: its name; learners of other runs are refused.
+    fingerprints: what a learner must have in common: config, layout, data.
+  """
+
+  def __init__(
+    self, config: ProtocolConfig, run: str, fingerprints: Mapping[str, str]
+  ):
+    self._state = State(config, run, fingerprints)
+
+  def handle(
+    self, event: syncer_io.Event, now: float
+  ) -> list[syncer_io.Effect]:
+    """Advances to `now` in seconds, absorbs `event`, returns the effects."""
+    state = self._state
+    assert now >= state.now, f'time ran backwards: {state.now=} {now=}'
+    deadline = self.deadline()
+    state.now = now
+    state.effects = []
+    if deadline is not None:
+      sessions.excuse_silence(state, late_s=now - deadline)
+    match event:
+      case syncer_io.Heard():
+        sessions.on_heard(state, event)
+      case syncer_io.Lost():
+        if state.is_current(event.learner, event.incarnation):
+          sessions.end_session(state, event.learner, event.reason)
+      case syncer_io.Pulled():
+        closing.on_pulled(state, event)
+      case syncer_io.PullFailed():
+        closing.on_pull_failed(state, event)
+      case syncer_io.Merged():
+        closing.on_merged(state, event.round)
+      case syncer_io.Tick():
+        pass
+      case _:
+        raise TypeError(f'Not a syncer event: {event!r}.')
+    sessions.give_up_silent(state)
+    closing.advance_rounds(state)
+    return state.effects
+
+  def deadline(self) -> float | None:
+    """The earliest time at which a `Tick` would do something."""
+    deadlines = [
+      *sessions.silence_deadlines(self._state),
+      *closing.window_deadlines(self._state),
+    ]
+    return min(deadlines, default=None)
+
+  def snapshot(self) -> Snapshot:
+    """A value; nothing that happens later changes it."""
+    return self._state.snapshot()
+
+  @classmethod
+  def restore(
+    cls,
+    config: ProtocolConfig,
+    run: str,
+    fingerprints: Mapping[str, str],
+    snapshot: Snapshot,
+  ) -> 'Syncer':
+    """The machine that gave `snapshot`."""
+    syncer = cls(config, run, fingerprints)
+    syncer._state.load(snapshot)
+    return syncer

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to the syncer's machine (events) and what it wants (effects).
+
+Both sets are closed. Effects are performed in the order in which they are
+returned; an effect says what, the shell that performs it knows how.
+"""
+
+import dataclasses
+
+from diloco.protocol import messages
+
+# Events ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Heard:
+  """A message of a session; `messages.Hello` opens one."""
+
+  learner: int
+  incarnation: int
+  message: object  # One of messages.FROM_LEARNER.
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+  """The stream of a session closed."""
+
+  learner: int
+  incarnation: int
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Pulled:
+  """The bytes of a contribution are here, whole and finite."""
+
+  round: int
+  learner: int
+  incarnation: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PullFailed:
+  """They are not, and that pull is over."""
+
+  round: int
+  learner: int
+  incarnation: int
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Merged:
+  """The outer step of a round is done; Θ_p is the new one."""
+
+  round: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+  """Nothing but the passing of time: a deadline was reached."""
+
+
+# Effects ---------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+  """One contribution to a merge."""
+
+  learner: int
+  incarnation: int
+  weight: float  # Normalised over the round.
+  age_s: float  # From the arrival of the offer to the end of the window.
+  base_version: int
+  c_steps: int
+  c_tokens: int
+  step: int  # The learner's own step at the snapshot.
+
+
+@dataclasses.dataclass(frozen=True)
+class Greet:
+  """Send a `messages.Welcome`; the shell adds CRCs and an address."""
+
+  learner: int
+  incarnation: int
+  step: int
+  closed_round: int
+  versions: tuple[int, ...]
+  position: int
+  live: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Send:
+  """Send a message as it is."""
+
+  learner: int
+  incarnation: int
+  message: object  # One of messages.FROM_SYNCER.
+
+
+@dataclasses.dataclass(frozen=True)
+class Drop:
+  """End a session: close its stream, its pulls and its offers."""
+
+  learner: int
+  incarnation: int
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Pull:
+  """Pull an offer; answer with `Pulled` or `PullFailed`, always."""
+
+  round: int
+  learner: int
+  incarnation: int
+  offer: messages.Offer
+
+
+@dataclasses.dataclass(frozen=True)
+class Merge:
+  """Merge these contributions, step the outer optimizer, say `Merged`."""
+
+  round: int
+  fragment: int
+  version: int  # The one that results.
+  step: int  # t.
+  shares: tuple[Share, ...]  # In ascending learner id.
+  quorum_s: float  # From due to quorum.
+  grace_s: float  # From quorum to the end of the window.
+  reason: str  # Why the window ended.
+
+
+@dataclasses.dataclass(frozen=True)
+class Publish:
+  """Offer the outer update to every session and announce it."""
+
+  round: int
+  fragment: int
+  version: int
+  step: int
+  shares: tuple[Share, ...]
+  recipients: tuple[tuple[int, int], ...]  # (learner, incarnation).
+  sync_s: float  # From the first pull to the end of the merge.
+
+
+@dataclasses.dataclass(frozen=True)
+class Serve:
+  """Offer the full fragment to one session and announce it."""
+
+  learner: int
+  incarnation: int
+  fragment: int
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Retire:
+  """These handles, offered to the session, were fetched."""
+
+  learner: int
+  incarnation: int
+  handles: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+  """A decision that no other effect shows: for the tape and the counters."""
+
+  kind: str  # 'joined', 'ready', 'left', 'refused', 'zombie', …
+  learner: int
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+  """The run is over: write Θ and leave."""
+
+  step: int
+  closed_round: int
+
+
+Event = Heard | Lost | Pulled | PullFailed | Merged | Tick
+Effect = (
+  Greet | Send | Drop | Pull | Merge | Publish | Serve | Retire | Record | End
+)

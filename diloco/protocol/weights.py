@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a contribution counts: quantity times quality of its tokens."""
+
+from collections.abc import Mapping
+
+
+def token_weight(c_tokens: int, c_steps: int) -> float:
+  """w = c_tokens · (c_tokens / c_steps) (paper: §2.5); 0 without a step."""
+  return c_tokens * (c_tokens / c_steps) if c_steps else 0.0
+
+
+def normalised(weights: Mapping[int, float]) -> dict[int, float]:
+  """Weights that sum to 1, in ascending learner id; equal where all are 0."""
+  total = sum(weights[m] for m in sorted(weights))
+  if total == 0.0:
+    return {m: 1.0 / len(weights) for m in sorted(weights)}
+  return {m: weights[m] / total for m in sorted(weights)}

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Effects as a person would say them: the output side of the transcripts."""
+
+from diloco.protocol import learner_io, messages, syncer_io
+
+
+def of_syncer(effect: syncer_io.Effect) -> str:
+  """One line."""
+  match effect:
+    case syncer_io.Greet():
+      return (
+        f'welcome learner {effect.learner}: step {effect.step}, '
+        f'round {effect.closed_round} closed, versions {effect.versions}, '
+        f'position {effect.position}'
+      )
+    case syncer_io.Send():
+      return f'tell learner {effect.learner}: {of_message(effect.message)}'
+    case syncer_io.Drop():
+      return f'drop learner {effect.learner}: {effect.reason}'
+    case syncer_io.Pull():
+      return (
+        f'pull round {effect.round} fragment {effect.offer.fragment} '
+        f'from learner {effect.learner}'
+      )
+    case syncer_io.Merge():
+      return (
+        f'merge round {effect.round} into fragment {effect.fragment} '
+        f'version {effect.version}: {_weights(effect.shares)} '
+        f'({effect.reason}; quorum {effect.quorum_s:.2f} s, '
+        f'grace {effect.grace_s:.2f} s)'
+      )
+    case syncer_io.Publish():
+      to = ' '.join(str(m) for m, _ in effect.recipients)
+      return (
+        f'publish round {effect.round} fragment {effect.fragment} '
+        f'version {effect.version} to {to or "nobody"}'
+      )
+    case syncer_io.Serve():
+      return (
+        f'serve fragment {effect.fragment} to learner {effect.learner}: '
+        f'{effect.reason}'
+      )
+    case syncer_io.Retire():
+      return f'retire {effect.handles}, fetched by learner {effect.learner}'
+    case syncer_io.Record():
+      return f'({effect.kind}: learner {effect.learner}, {effect.reason})'
+    case syncer_io.End():
+      return f'end at step {effect.step}, round {effect.closed_round}'
+  raise TypeError(effect)
+
+
+def of_learner(effect: learner_io.Effect) -> str:
+  """One line."""
+  match effect:
+    case learner_io.Send():
+      return f'say {of_message(effect.message)}'
+    case learner_io.Snapshot():
+      return (
+        f'offer fragment {effect.fragment} for round {effect.round}: '
+        f'{effect.c_steps} steps on version {effect.base_version}'
+      )
+    case learner_io.HandIn():
+      return 'hand in'
+    case learner_io.Apply():
+      how = ' and carry what came since' if effect.carry else ''
+      return f'apply fragment {effect.fragment} version {effect.version}{how}'
+    case learner_io.Begin():
+      return f'begin at data position {effect.position}'
+    case learner_io.Cease():
+      return 'cease'
+    case learner_io.FetchUpdate():
+      update = effect.update
+      return f'fetch update {update.fragment} to version {update.version}'
+    case learner_io.FetchFragment():
+      message = effect.message
+      return f'fetch all of {message.fragment} at version {message.version}'
+    case learner_io.Forget():
+      which = 'all' if effect.handles is None else effect.handles
+      return f'forget offers: {which}'
+    case learner_io.Leave():
+      return f'leave{" (refused)" if effect.refused else ""}: {effect.reason}'
+  raise TypeError(effect)
+
+
+def of_message(message) -> str:
+  """A message in a few words."""
+  match message:
+    case messages.Refusal():
+      return f'refused, {message.reason}'
+    case messages.Retired():
+      return f'retire offer {" ".join(str(h) for h in message.handles)}'
+    case messages.OfferAgain():
+      return f'offer round {message.round} again, {message.reason}'
+    case messages.Finish():
+      return f'finish, last round {message.last_round}'
+    case messages.Done():
+      return f'done, round {message.closed_round} closed'
+    case messages.Hello():
+      return f'hello from learner {message.learner}, {message.versions}'
+    case messages.Report():
+      return f'report step {message.step}'
+    case messages.WantFragment():
+      return f'want fragment {message.fragment}, {message.reason}'
+    case messages.Ready() | messages.HandedIn() | messages.Goodbye():
+      return type(message).__name__.lower()
+  raise TypeError(message)
+
+
+def _weights(shares: tuple[syncer_io.Share, ...]) -> str:
+  return ' '.join(f'{s.learner}={s.weight:.2f}' for s in shares)

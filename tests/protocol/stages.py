@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands of a transcript do: one stage per kind of subject.
+
+Handles of offers are numbered from 1; a learner's tokens are 100 per step.
+"""
+
+from diloco.protocol import learner_io, messages, syncer_io
+from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.learner import Learner
+from diloco.protocol.rounds import Stage
+from diloco.protocol.syncer import Syncer
+from diloco.sim.cluster import FINGERPRINTS, RUN, Cluster, Timing, crc_of
+from tests.protocol import reading
+
+TOKENS_PER_STEP = 100
+DEFAULTS = {
+  'learners': 3,
+  'fragments': 2,
+  'sync_every_steps': 4,
+  'overlap_steps': 2,
+  'quorum': 1,
+  'grace_safety': 0.5,
+  'grace_cap_steps': 1.0,
+  'admission': 'latest',
+  'max_staleness_versions': 2,
+  'silence_floor_s': 5.0,
+  'silence_steps': 8.0,
+  'total_steps': 1000,
+  'blend': 'overwrite',
+}
+
+
+def config_of(options: dict) -> ProtocolConfig:
+  return ProtocolConfig(**{**DEFAULTS, **options})
+
+
+class SyncerStage:
+  """One syncer machine; the author of the transcript plays the learners."""
+
+  def __init__(self, **options):
+    self._config = config_of(options)
+    self._machine = Syncer(self._config, RUN, FINGERPRINTS)
+    self._now = 0.0
+    self._handle = 0
+    self._steps: dict[int, int] = {}
+    self._incarnations: dict[int, int] = {}
+
+  def say(self, command: str, options: dict) -> list[str]:
+    """Performs one command; what the machine wants, in lines."""
+    self._now = options.pop('at', self._now)
+    learners = [options['learner']] if 'learner' in options else []
+    learners = options.pop('learners', learners)
+    options.pop('learner', None)
+    lines = []
+    for learner in learners or [None]:
+      for event in getattr(self, f'_{command}')(learner, **options):
+        effects = self._machine.handle(event, self._now)
+        lines += [reading.of_syncer(effect) for effect in effects]
+    return lines
+
+  def status(self) -> list[str]:
+    snapshot = self._machine.snapshot()
+    clocks = ' '.join(f'{m}:{clock}' for m, clock in snapshot.clocks)
+    lines = [
+      f'step {snapshot.step}, round {snapshot.closed_round} closed, '
+      f'versions {snapshot.versions}, clocks {clocks or "none"}'
+    ]
+    for r in snapshot.open_rounds:
+      grace = r.stage is Stage.GRACE
+      closes = f', closes at {r.closes_at_s:.2f}' if grace else ''
+      lines.append(f'round {r.number} is {r.stage.value}{closes}')
+    return lines
+
+  def _join(self, learner, **fingerprints):
+    incarnation = self._incarnations.get(learner, 0) + 1
+    self._incarnations[learner] = incarnation
+    self._steps[learner] = 0
+    hello = messages.Hello(
+      messages.PROTOCOL_VERSION,
+      RUN,
+      learner,
+      incarnation,
+      {**FINGERPRINTS, **fingerprints},
+      (0,) * self._config.fragments,
+      'address',
+    )
+    yield self._heard(learner, hello)
+    if not fingerprints:
+      yield self._heard(learner, messages.Ready())
+
+  def _step(self, learner, count=1, step_s=1.0):
+    for _ in range(count):
+      self._steps[learner] += 1
+      step = self._steps[learner]
+      report = messages.Report(
+        step, TOKENS_PER_STEP, step, step_s, 0.0, 1.0, ()
+      )
+      yield self._heard(learner, report)
+
+  def _offer(self, learner, round, steps=2, base=0, incarnation=None):
+    self._handle += 1
+    offer = messages.Offer(
+      round=round,
+      fragment=self._config.fragment_of(round),
+      base_version=base,
+      c_steps=steps,
+      c_tokens=steps * TOKENS_PER_STEP,
+      step=self._steps[learner],
+      payload=messages.Payload(self._handle, 'int4', 1, 0),
+    )
+    yield self._heard(learner, offer, incarnation)
+
+  def _pulled(self, learner, round):
+    yield syncer_io.Pulled(round, learner, self._incarnations[learner])
+
+  def _fail(self, learner, round):
+    incarnation = self._incarnations[learner]
+    yield syncer_io.PullFailed(round, learner, incarnation, 'timed out')
+
+  def _merged(self, _, round):
+    yield syncer_io.Merged(round)
+
+  def _want(self, learner, fragment):
+    yield self._heard(learner, messages.WantFragment(fragment, 'wrong CRC'))
+
+  def _hand_in(self, learner):
+    yield self._heard(learner, messages.HandedIn())
+
+  def _lose(self, learner):
+    incarnation = self._incarnations[learner]
+    yield syncer_io.Lost(learner, incarnation, 'stream closed')
+
+  def _tick(self, _):
+    yield syncer_io.Tick()
+
+  def _heard(self, learner, message, incarnation=None):
+    incarnation = incarnation or self._incarnations[learner]
+    return syncer_io.Heard(learner, incarnation, message)
+
+
+class LearnerStage:
+  """One learner machine, id 0; the author plays the syncer."""
+
+  def __init__(self, **options):
+    self._config = config_of(options)
+    crcs = tuple(crc_of(p, 0) for p in range(self._config.fragments))
+    self._machine = Learner(self._config, RUN, 0, FINGERPRINTS, crcs)
+    self._now = 0.0
+    self._handle = 0
+    self._incarnation = 0
+
+  def say(self, command: str, options: dict) -> list[str]:
+    """Performs one command; what the machine wants, in lines."""
+    self._now = options.pop('at', self._now)
+    lines = []
+    for event in getattr(self, f'_{command}')(**options):
+      effects = self._machine.handle(event, self._now)
+      lines += [reading.of_learner(effect) for effect in effects]
+    if self._machine.waiting:
+      lines.append('wait for the update')
+    return lines
+
+  def status(self) -> list[str]:
+    state = self._machine.snapshot()
+    bases = tuple(f.base for f in state.fragments)
+    return [
+      f'own step {state.step}, global step {state.global_step}, '
+      f'θ from versions {bases}, lead {state.lead}'
+    ]
+
+  def _connect(self):
+    self._incarnation += 1
+    yield learner_io.Connected(self._incarnation, 'address')
+
+  def _disconnect(self):
+    yield learner_io.Disconnected('stream closed')
+
+  def _welcome(self, step=0, closed=0, versions=None, position=0):
+    versions = versions or self._config.versions_at(closed)
+    crcs = tuple(crc_of(p, v) for p, v in enumerate(versions))
+    yield self._heard(
+      messages.Welcome(step, closed, versions, crcs, position, (), 'syncer')
+    )
+
+  def _step(self, count=1):
+    for position in range(count):
+      yield learner_io.Boundary(TOKENS_PER_STEP)
+      yield learner_io.Completed(TOKENS_PER_STEP, position, 1.0, 0.0, 1.0)
+
+  def _update(self, round, step=0, merged=True, age=0.1):
+    self._handle += 1
+    p = self._config.fragment_of(round)
+    version = self._config.version_after(round)
+    yield self._heard(
+      messages.Update(
+        round=round,
+        fragment=p,
+        version=version,
+        step=step,
+        participants=(0,) if merged else (1,),
+        weights=(1.0,),
+        ages_s=(age,),
+        payload=messages.Payload(self._handle, 'int4', 1, 0),
+        crc=crc_of(p, version),
+      )
+    )
+
+  def _full(self, fragment, version):
+    self._handle += 1
+    payload = messages.Payload(self._handle, 'f32', 1, 0)
+    crc = crc_of(fragment, version)
+    yield self._heard(messages.FullFragment(fragment, version, payload, crc))
+
+  def _rebuilt(self, fragment, version):
+    crc = crc_of(fragment, version)
+    yield learner_io.Rebuilt(fragment, version, crc, self._handle)
+
+  def _fail(self, fragment, version):
+    yield learner_io.FetchFailed(fragment, version, 'CRC 5, announced 7')
+
+  def _again(self, round):
+    yield self._heard(messages.OfferAgain(round, 'timed out'))
+
+  def _finish(self, last_round):
+    yield self._heard(messages.Finish(0, last_round))
+
+  def _done(self):
+    yield self._heard(messages.Done(0, 0))
+
+  def _refuse(self):
+    yield self._heard(messages.Refusal('another layout'))
+
+  def _tick(self):
+    yield learner_io.Tick()
+
+  def _heard(self, message):
+    return learner_io.Heard(message)
+
+
+class ClusterStage:
+  """A syncer and its learners, all real machines, under a simulated clock."""
+
+  def __init__(self, step_s=1.0, slow=(), jitter=0.0, seed=1, **options):
+    self._config = config_of(options)
+    learners = self._config.learners
+    factors = dict.fromkeys(range(learners), 1.0) | dict(slow)
+    self._cluster = Cluster(
+      self._config,
+      Timing({m: step_s * f for m, f in factors.items()}, jitter=jitter),
+      seed,
+    )
+    self._reported = 0
+    for learner in range(learners):
+      self._cluster.start(learner)
+
+  def say(self, command: str, options: dict) -> list[str]:
+    if command == 'run':
+      self._cluster.run(options['until'])
+    else:
+      getattr(self._cluster, command)(options['learner'])
+    return []
+
+  def status(self) -> list[str]:
+    """Rounds and participation since the last time that it was asked."""
+    cluster = self._cluster
+    snapshot = cluster.syncer.snapshot()
+    steps = ' '.join(f'{m}:{p.steps}' for m, p in cluster.learners.items())
+    merges = cluster.merges[self._reported :]
+    self._reported = len(cluster.merges)
+    lines = [
+      f'at {cluster.sim.now:.1f} s: step {snapshot.step}, '
+      f'{len(merges)} rounds more, own steps {steps}'
+    ]
+    for learner in cluster.learners:
+      row = ''.join(
+        'x' if any(s.learner == learner for s in merge.shares) else '.'
+        for _, merge in merges[-40:]
+      )
+      lines.append(f'  {learner} |{row}|')
+    return lines
+
+
+STAGES = {
+  'syncer': SyncerStage,
+  'learner': LearnerStage,
+  'cluster': ClusterStage,
+}

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The leaf decisions of the protocol, each on its own."""
+
+import dataclasses
+
+import pytest
+
+from diloco.protocol import messages
+from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.grace import Ema, grace_window_s
+from diloco.protocol.offering import Standing, next_lead, next_offer
+from diloco.protocol.pace import PaceClock
+from diloco.protocol.rounds import Candidate, HeldOffer, decide
+from diloco.protocol.weights import normalised, token_weight
+from tests.protocol.stages import DEFAULTS, config_of
+
+
+def _pace(clocks, quorum):
+  pace = PaceClock()
+  for learner in clocks:
+    pace.join(learner)
+  for learner, steps in clocks.items():
+    pace.advance(learner, steps, quorum)
+  return pace
+
+
+def test_global_step_is_the_kth_largest_clock():
+  assert _pace({0: 9, 1: 5, 2: 7}, quorum=2).step == 7
+
+
+def test_quorum_above_the_live_learners_takes_the_slowest():
+  assert _pace({0: 9, 1: 5}, quorum=4).step == 5
+
+
+def test_global_step_never_falls_when_a_leader_leaves():
+  pace = _pace({0: 9, 1: 5}, quorum=1)
+  pace.leave(0, quorum=1)
+  assert pace.step == 9
+
+
+def test_a_close_leaves_nobody_more_than_one_spacing_behind():
+  pace = _pace({0: 9, 1: 5}, quorum=1)
+  pace.close(spacing_steps=2)
+  assert pace.clocks == {0: 9, 1: 7}
+
+
+def test_a_learner_joins_at_the_global_step():
+  pace = _pace({0: 9}, quorum=1)
+  pace.join(1)
+  assert pace[1] == 9
+
+
+def test_no_learner_no_progress():
+  pace = _pace({0: 9}, quorum=1)
+  pace.leave(0, quorum=1)
+  pace.close(1)
+  assert pace.step == 9
+
+
+@pytest.mark.parametrize(
+  'quorum_s,sync_s,expected',
+  [
+    (0.5, 0.5, 0.5),  # 0.5 x (2 x 1 - 1)
+    (0.0, 0.0, 0.9),  # 1.0 is over the cap
+    (2.0, 1.0, 0.0),  # no slack is left
+  ],
+)
+def test_grace_window(quorum_s, sync_s, expected):
+  window_s = grace_window_s(1.0, quorum_s, sync_s, 2, 0.5, cap_steps=0.9)
+  assert window_s == pytest.approx(expected)
+
+
+def test_first_sample_sets_the_average():
+  assert Ema().add(3.0).value_s == 3.0
+
+
+def test_average_moves_a_fifth_of_the_way():
+  assert Ema(1.0).add(2.0).value_s == pytest.approx(1.2)
+
+
+def test_token_weight_is_quantity_times_quality():
+  assert token_weight(c_tokens=600, c_steps=3) == 600 * 200
+
+
+def test_weight_without_a_step_is_zero():
+  assert token_weight(0, 0) == 0.0
+
+
+def test_weights_are_normalised_in_id_order():
+  assert list(normalised({2: 3.0, 0: 1.0}).items()) == [(0, 0.25), (2, 0.75)]
+
+
+def test_all_zero_weights_become_equal():
+  assert normalised({0: 0.0, 1: 0.0}) == {0: 0.5, 1: 0.5}
+
+
+def _standing(**fields):
+  return Standing(
+    **{
+      'step': 10,
+      'closed_known': 4,
+      'last_offered': 4,
+      'offered_at_step': 8,
+      'lead': 0,
+      **fields,
+    }
+  )
+
+
+CONFIG = config_of(
+  {'fragments': 4, 'sync_every_steps': 8, 'overlap_steps': 5}
+)  # s = 2, at most 3 rounds in flight.
+
+
+@pytest.mark.parametrize(
+  'fields,round_,refresh',
+  [
+    ({}, 5, False),
+    ({'last_offered': 6}, 7, False),
+    ({'lead': 2}, 7, False),
+    ({'last_offered': 7}, 5, True),
+    ({'offered_at_step': 9}, None, False),
+  ],
+)
+def test_next_offer(fields, round_, refresh):
+  choice = next_offer(_standing(**fields), CONFIG)
+  assert (choice.round, choice.refresh) == (round_, refresh)
+
+
+def test_next_offer_says_why_not():
+  choice = next_offer(_standing(offered_at_step=9), CONFIG)
+  assert choice.reason == '1/2 steps since the last offer'
+
+
+@pytest.mark.parametrize(
+  'lead,merged,age_s,expected',
+  [
+    (0, False, 0.0, 1),
+    (2, False, 0.0, 2),  # At the limit: in flight 3.
+    (2, True, 1.3, 1),
+    (2, True, 1.1, 2),
+    (0, True, 9.0, 0),
+  ],
+)
+def test_next_lead(lead, merged, age_s, expected):
+  assert next_lead(lead, merged, age_s, 1.0, CONFIG) == expected
+
+
+def _candidate(clock=2, **fields):
+  offer = messages.Offer(
+    **{
+      'round': 1,
+      'fragment': 0,
+      'base_version': 0,
+      'c_steps': 2,
+      'c_tokens': 200,
+      'step': 2,
+      'payload': messages.Payload(1, 'int4', 1, 0),
+      **fields,
+    }
+  )
+  return Candidate(clock, HeldOffer(offer, 0.0), merged_base=-1)
+
+
+def test_decision_explains_itself():
+  config = config_of({'quorum': 2})
+  candidates = {0: _candidate(), 1: Candidate(0, None, -1)}
+  decision = decide(1, candidates, 0, config)
+  assert decision.reason == '1/2 offers, 2 live'
+
+
+def test_nothing_closes_without_a_live_learner():
+  decision = decide(1, {}, 0, config_of({}))
+  assert (decision.reached, decision.reason) == (False, 'no live learner')
+
+
+def test_an_offer_without_a_step_makes_no_quorum():
+  assert not decide(1, {0: _candidate(c_steps=0)}, 0, config_of({})).reached
+
+
+def test_clocks_alone_do_not_complete_a_round():
+  candidates = {0: _candidate(), 1: Candidate(2, None, -1)}
+  assert not decide(1, candidates, 0, config_of({})).complete
+
+
+def test_fresh_admission_leaves_out_who_is_behind():
+  config = config_of({'admission': 'fresh'})
+  candidates = {0: _candidate(clock=2), 1: _candidate(clock=1)}
+  assert decide(1, candidates, 0, config).admitted == (0,)
+
+
+@pytest.mark.parametrize(
+  'broken,words',
+  [
+    ({'fragments': 3}, 'fragments=3 does not divide sync_every_steps=4'),
+    ({'quorum': 4}, 'quorum=4, must be between 1 and learners=3'),
+    ({'quorum': 0}, 'quorum=0'),
+    ({'overlap_steps': 4}, 'overlap_steps=4'),
+    ({'grace_safety': 1.0}, 'grace_safety=1.0, must be in [0, 1)'),
+    ({'admission': 'newest'}, "admission='newest', must be one of"),
+    ({'blend': 'average'}, "blend='average', must be one of"),
+    ({'silence_floor_s': float('nan')}, 'silence_floor_s=nan'),
+    ({'total_steps': 0}, 'total_steps=0'),
+  ],
+)
+def test_impossible_configs_name_the_rule(broken, words):
+  with pytest.raises(ValueError) as raised:
+    config_of(broken)
+  assert words in str(raised.value)
+
+
+def test_all_broken_rules_are_named_at_once():
+  with pytest.raises(ValueError) as raised:
+    config_of({'quorum': 0, 'total_steps': 0})
+  assert 'quorum=0' in str(raised.value)
+  assert 'total_steps=0' in str(raised.value)
+
+
+def test_versions_follow_from_the_closed_round():
+  config = config_of({'fragments': 2})
+  closed = range(6)
+  counted = [[0, 0]]
+  for round_ in closed[1:]:
+    versions = list(counted[-1])
+    versions[config.fragment_of(round_)] = config.version_after(round_)
+    counted.append(versions)
+  assert [list(config.versions_at(r)) for r in closed] == counted
+
+
+def test_every_field_of_the_config_is_checked_here():
+  fields = {f.name for f in dataclasses.fields(ProtocolConfig)}
+  assert set(DEFAULTS) == fields

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random events against the invariants of the design, seeds printed."""
+
+import random
+
+import pytest
+
+from diloco.protocol import closing, learner_io, messages, syncer_io
+from diloco.protocol.state import State
+from diloco.protocol.syncer import Syncer
+from diloco.sim.cluster import FINGERPRINTS, RUN, Cluster, Timing
+from diloco.sim.invariants import Invariants, Violation
+from tests.protocol.stages import config_of
+
+SEQUENCES = 2000
+EVENTS = 80
+SCENARIOS = 60
+
+
+def _draw_config(rng: random.Random):
+  learners = rng.randint(1, 4)
+  fragments = rng.choice((1, 2, 3))
+  spacing = rng.choice((1, 2))
+  every = fragments * spacing
+  return config_of(
+    {
+      'learners': learners,
+      'fragments': fragments,
+      'sync_every_steps': every,
+      'overlap_steps': rng.randrange(every),
+      'quorum': rng.randint(1, learners),
+      'admission': rng.choice(('latest', 'fresh')),
+      'max_staleness_versions': rng.choice((0, 1, 3)),
+      'total_steps': rng.choice((6, 1000)),
+      'blend': rng.choice(('overwrite', 'carry')),
+    }
+  )
+
+
+class _Storm:
+  """Draws events of any kind, most of them sensible, some of them not."""
+
+  def __init__(self, rng: random.Random, config):
+    self._rng = rng
+    self._config = config
+    self._incarnations: dict[int, int] = {}
+    self._steps: dict[int, int] = {}
+    self._handle = 0
+    self._pulls: list[syncer_io.Pull] = []
+    self._merging: list[int] = []
+
+  def learn(self, effects):
+    for effect in effects:
+      match effect:
+        case syncer_io.Pull():
+          self._pulls.append(effect)
+        case syncer_io.Merge():
+          self._merging.append(effect.round)
+
+  def draw(self, snapshot) -> syncer_io.Event:
+    rng = self._rng
+    if self._pulls and rng.random() < 0.4:
+      pull = self._pulls.pop(rng.randrange(len(self._pulls)))
+      session = pull.round, pull.learner, pull.incarnation
+      if rng.random() < 0.2:
+        return syncer_io.PullFailed(*session, 'drawn')
+      return syncer_io.Pulled(*session)
+    if self._merging and rng.random() < 0.5:
+      return syncer_io.Merged(self._merging.pop(0))
+    learner = rng.randrange(self._config.learners)
+    incarnation = self._incarnations.get(learner, 0)
+    member = dict(snapshot.members).get(learner)
+    if member is None or rng.random() < 0.01:
+      return self._hello(learner, snapshot)
+    if rng.random() < 0.02:
+      return syncer_io.Lost(learner, incarnation, 'drawn')
+    kinds = ('report', 'offer', 'other') if member.ready else ('ready',)
+    kind = rng.choices(kinds, (10, 12, 1)[: len(kinds)])[0]
+    if rng.random() < 0.02:
+      kind, incarnation = 'offer', incarnation - 1  # A zombie.
+    return syncer_io.Heard(
+      learner, incarnation, self._message(kind, learner, snapshot)
+    )
+
+  def _hello(self, learner, snapshot):
+    self._incarnations[learner] = self._incarnations.get(learner, 0) + 1
+    self._steps[learner] = 0
+    hello = messages.Hello(
+      messages.PROTOCOL_VERSION,
+      RUN,
+      learner,
+      self._incarnations[learner],
+      FINGERPRINTS if self._rng.random() < 0.95 else {},
+      snapshot.versions,
+      'address',
+    )
+    return syncer_io.Heard(learner, self._incarnations[learner], hello)
+
+  def _message(self, kind, learner, snapshot):
+    rng, config = self._rng, self._config
+    match kind:
+      case 'ready':
+        return messages.Ready()
+      case 'report':
+        self._steps[learner] = self._steps.get(learner, 0) + rng.choice(
+          (1, 1, 2)
+        )
+        step = self._steps[learner] - 10 * (rng.random() < 0.01)
+        return messages.Report(step, 100, max(step, 0), 1.0, 0.0, 1.0, ())
+      case 'offer':
+        ahead = rng.choice((1, 1, 1, 2)) if rng.random() < 0.99 else 0
+        round_ = snapshot.closed_round + ahead
+        p = config.fragment_of(max(round_, 1))
+        base = max(0, snapshot.versions[p] - rng.choice((0, 0, 0, 1, 2)))
+        self._handle += 1
+        steps = rng.choice((0, 1, 2, 4))
+        return messages.Offer(
+          round_,
+          p if rng.random() < 0.995 else p + 1,
+          base,
+          steps,
+          100 * steps,
+          1,
+          messages.Payload(self._handle, 'int4', 1, 0),
+        )
+      case _:
+        return rng.choice(
+          (
+            messages.HandedIn(),
+            messages.WantFragment(rng.randrange(config.fragments + 1), 'drawn'),
+            messages.Goodbye('drawn'),
+          )
+        )
+
+
+def _storm(seed: int):
+  rng = random.Random(seed)
+  config = _draw_config(rng)
+  machine = Syncer(config, RUN, FINGERPRINTS)
+  invariants = Invariants(config)
+  storm = _Storm(rng, config)
+  now = 0.0
+  for _ in range(EVENTS):
+    now += rng.choice((0.0, 0.1, 0.3, 6.0 if rng.random() < 0.05 else 0.2))
+    deadline = machine.deadline()
+    if deadline is not None and deadline <= now:
+      event = syncer_io.Tick()
+    else:
+      event = storm.draw(machine.snapshot())
+    effects = machine.handle(event, now)
+    storm.learn(effects)
+    snapshot = machine.snapshot()
+    invariants.check(event, effects, snapshot)
+    if rng.random() < 0.1:
+      machine = Syncer.restore(config, RUN, FINGERPRINTS, snapshot)
+      assert machine.snapshot() == snapshot
+
+
+def test_random_event_sequences_keep_the_invariants():
+  for seed in range(SEQUENCES):
+    try:
+      _storm(seed)
+    except (AssertionError, KeyError, TypeError) as error:
+      raise AssertionError(
+        f'FAILED seed={seed}; rerun: python -c "from tests.protocol import '
+        f'test_protocol_random as t; t._storm({seed})"'
+      ) from error
+  print(f'seeds 0 to {SEQUENCES - 1}, {EVENTS} events each')
+
+
+def _scenario(seed: int) -> Cluster:
+  """A cluster whose learners are killed, stopped and started at random."""
+  rng = random.Random(seed)
+  config = _draw_config(rng)
+  timing = Timing(
+    {m: rng.uniform(0.5, 2.0) for m in range(config.learners)},
+    jitter=rng.uniform(0.0, 0.3),
+    latency_s=rng.choice((0.001, 0.1, 0.7)),
+    transfer_s=rng.choice((0.001, 0.3)),
+  )
+  invariants = Invariants(config)
+  cluster = Cluster(
+    config,
+    timing,
+    seed,
+    loss=rng.choice((0.0, 0.2)),
+    observe=lambda event, effects: invariants.check(
+      event, effects, cluster.syncer.snapshot()
+    ),
+  )
+  for learner in range(config.learners):
+    cluster.start(learner)
+  for _ in range(30):
+    cluster.run(cluster.sim.now + rng.uniform(0.0, 4.0))
+    learner = rng.randrange(config.learners)
+    process = cluster.learners[learner]
+    if not process.alive:
+      cluster.start(learner)
+    elif process.stopped:
+      cluster.resume(learner)
+    else:
+      rng.choice((cluster.kill, cluster.stop))(learner)
+  return cluster
+
+
+@pytest.mark.parametrize('seed', range(SCENARIOS))
+def test_random_clusters_keep_the_invariants_and_recover(seed):
+  cluster = _scenario(seed)
+  if cluster.ended:
+    return
+  for learner, process in cluster.learners.items():
+    if process.stopped:
+      cluster.resume(learner)
+    if not process.alive:
+      cluster.start(learner)
+  closed = cluster.syncer.snapshot().closed_round
+  cluster.run(cluster.sim.now + 200.0)
+  grown = cluster.syncer.snapshot().closed_round - closed
+  # The slowest makes 100 steps in this time; rounds come every 1 or 2.
+  assert cluster.ended or grown >= 20, f'{seed=}: {grown} rounds in 200 s'
+
+
+def _planted(monkeypatch, seeds=300):
+  """Whether a planted fault is caught by some seed."""
+  for seed in range(seeds):
+    try:
+      _storm(seed)
+    except Violation as violation:
+      return str(violation)
+  return None
+
+
+def test_a_double_merge_would_be_caught(monkeypatch):
+  from diloco.protocol import rounds
+
+  monkeypatch.setattr(rounds, 'why_void', lambda *_: None)
+  monkeypatch.setattr(State, 'discard_void', lambda *_: None)
+  assert 'merged' in _planted(monkeypatch)
+
+
+def test_a_merge_from_the_dead_would_be_caught(monkeypatch):
+  from diloco.protocol.rounds import Round
+
+  monkeypatch.setattr(Round, 'without', lambda *_: {})
+  assert 'incarnation ended' in _planted(monkeypatch)
+
+
+def test_rounds_without_a_pace_would_be_caught(monkeypatch):
+  monkeypatch.setattr(closing, '_is_due', lambda state, number: True)
+  assert 'pace' in _planted(monkeypatch)
+
+
+def test_unbounded_offers_would_be_caught(monkeypatch):
+  monkeypatch.setattr(State, 'retire', lambda *_: None)
+  assert '8: offers' in _planted(monkeypatch)
+
+
+def test_a_learner_machine_can_be_restored():
+  cluster = Cluster(config_of({}), Timing({0: 1.0, 1: 1.0}), seed=0)
+  cluster.start(0)
+  cluster.start(1)
+  cluster.run(7.3)
+  machine = cluster.learners[0].machine
+  snapshot = machine.snapshot()
+  twin = type(machine).restore(cluster.config, RUN, 0, FINGERPRINTS, snapshot)
+  event = learner_io.Boundary(100)
+  assert twin.handle(event, 9.0) == machine.handle(event, 9.0)
+  assert twin.snapshot() == machine.snapshot()
