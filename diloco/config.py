@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns a configuration from `experiments/` into one checked, frozen value.
+
+Imports no jax: the launcher reads configurations on machines without devices.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+import typing
+from collections.abc import Iterator, Mapping
+
+from diloco import config_values as values
+from diloco.config_values import ConfigError
+from diloco.protocol.config import ProtocolConfig
+
+# Sources yield one token per byte; the grammar writes ASCII letters.
+VOCAB_MIN = {'stdlib': 256, 'text': 256, 'grammar': 128}
+SEED_MAX = 2**32 - 1
+WSD_DECAY_FRACTION = 0.2  # Of total_steps, the fall of schedule 'wsd'.
+
+SECTIONS = {
+  'model': values.ModelConfig,
+  'data': values.DataConfig,
+  'inner': values.InnerConfig,
+  'outer': values.OuterConfig,
+  'fragments': values.FragmentsConfig,
+  'codec': values.CodecConfig,
+  'merge': values.MergeConfig,
+  'protocol': ProtocolConfig,
+  'mesh': values.MeshConfig,
+  'transport': values.TransportConfig,
+  'run': values.ProcessConfig,
+}
+TOP = {'name': str, 'seed': int, 'faults': tuple[str, ...]}
+
+# What may differ between processes of one run: where they run and how fast.
+FREE = frozenset(
+  {
+    'name',  # Compared by itself in the hello.
+    'faults',
+    'mesh',
+    'run',
+    'data.path',  # The text itself has its own fingerprint.
+    'model.remat',
+    'transport.connect_s',
+    'transport.host',
+    'transport.port',
+    'transport.timeout_s',
+  }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+  """One run, checked; made by `build`."""
+
+  name: str
+  seed: int
+  faults: tuple[str, ...]
+  model: values.ModelConfig
+  data: values.DataConfig
+  inner: values.InnerConfig
+  outer: values.OuterConfig
+  fragments: values.FragmentsConfig
+  codec: values.CodecConfig
+  merge: values.MergeConfig
+  protocol: ProtocolConfig
+  blend_alpha: float  # Key protocol.blend_alpha; the protocol never sees it.
+  mesh: values.MeshConfig
+  transport: values.TransportConfig
+  run: values.ProcessConfig
+
+  def __post_init__(self):
+    broken = list(_broken_between(_shallow(self)))
+    if broken:
+      raise ConfigError(broken)
+
+
+def build(config: Mapping) -> RunConfig:
+  """The checked value of a nested mapping, such as a `ConfigDict`.
+
+  Raises:
+    ConfigError: lists unknown keys with the nearest valid one, missing keys,
+      wrong types and broken rules, all in one message.
+  """
+  given = flatten(config)
+  expected = key_types()
+  problems = [
+    f'{key}: unknown key{nearest(key, expected)}'
+    for key in sorted(given.keys() - expected.keys())
+  ]
+  problems += [
+    f'{key}: missing, expected {_type_name(expected[key])}'
+    for key in sorted(expected.keys() - given.keys())
+  ]
+  typed = {}
+  for key in sorted(given.keys() & expected.keys()):
+    try:
+      typed[key] = _as_type(given[key], expected[key])
+    except TypeError:
+      problems.append(
+        f'{key}={given[key]!r}: expected {_type_name(expected[key])}, got '
+        f'{type(given[key]).__name__}'
+      )
+  parts, broken = _parts(typed)
+  problems += [*broken, *_broken_between(parts)]
+  if problems:
+    raise ConfigError(problems)
+  return RunConfig(**parts)
+
+
+def key_types() -> dict[str, type]:
+  """Every valid key, such as 'outer.lr', with the type of its value."""
+  types = dict(TOP)
+  for section, cls in SECTIONS.items():
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+      types[f'{section}.{field.name}'] = hints[field.name]
+  types['protocol.blend_alpha'] = float
+  return types
+
+
+def nearest(key: str, valid) -> str:
+  """' (did you mean …?)' for the valid key that is most like `key`, or ''."""
+  near = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
+  if not near:  # The section may be wrong, or left out.
+    last = key.rpartition('.')[2]
+    near = [k for k in sorted(valid) if k.rpartition('.')[2] == last]
+  return f', did you mean {near[0]}?' if near else ''
+
+
+def check_devices(config: RunConfig, device_count: int) -> None:
+  """Refuses a mesh that does not fit the devices of this learner.
+
+  Raises:
+    ConfigError: the mesh needs more devices than there are, or leaves some.
+  """
+  fsdp, tensor = config.mesh.fsdp, config.mesh.tensor
+  if fsdp * tensor != device_count:
+    raise ConfigError(
+      [
+        f'mesh.fsdp={fsdp} * mesh.tensor={tensor} = {fsdp * tensor} devices: '
+        f'this learner has {device_count}'
+      ]
+    )
+
+
+def agreement(config: RunConfig) -> dict[str, str]:
+  """What learners and syncer must agree on: key to value as JSON text."""
+  flat = {}
+  for key, value in flatten(dataclasses.asdict(config)).items():
+    if key not in FREE and key.partition('.')[0] not in FREE:
+      flat[key] = json.dumps(value)
+  flat['protocol.blend_alpha'] = flat.pop('blend_alpha')
+  return flat
+
+
+def config_fingerprint(config: RunConfig) -> str:
+  """16 hex digits of `agreement(config)`."""
+  text = json.dumps(agreement(config), sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+  """Names what differs between two agreements; '' if nothing does."""
+  keys = sorted(mine.keys() | theirs.keys())
+  return '; '.join(
+    f'{key}: {mine.get(key, "absent")} here, {theirs.get(key, "absent")} there'
+    for key in keys
+    if mine.get(key) != theirs.get(key)
+  )
+
+
+def _parts(typed: Mapping[str, object]) -> tuple[dict, list[str]]:
+  """RunConfig's arguments as far as `typed` has them, and broken rules."""
+  parts = {key: typed[key] for key in TOP if key in typed}
+  if 'protocol.blend_alpha' in typed:
+    parts['blend_alpha'] = typed['protocol.blend_alpha']
+  problems = []
+  for section, cls in SECTIONS.items():
+    names = [field.name for field in dataclasses.fields(cls)]
+    if not all(f'{section}.{name}' in typed for name in names):
+      continue  # Already reported as missing or of the wrong type.
+    try:
+      parts[section] = cls(**{n: typed[f'{section}.{n}'] for n in names})
+    except ConfigError as error:
+      problems += error.problems
+    except ValueError as error:  # ProtocolConfig's own rules.
+      problems.append(str(error))
+  return parts, problems
+
+
+def _broken_between(parts: Mapping) -> Iterator[str]:
+  """Rules of the top level and between sections, as far as all are there."""
+  if 'name' in parts:
+    yield from values.broken_name(parts['name'])
+  if 'seed' in parts and not 0 <= parts['seed'] <= SEED_MAX:
+    yield f'seed={parts["seed"]}: must be in 0 … {SEED_MAX}'
+  for keys, rule in BETWEEN:
+    if all(key in parts for key in keys):
+      yield from rule(*(parts[key] for key in keys))
+
+
+def _bytes_fit(model, data) -> Iterator[str]:
+  needed = VOCAB_MIN[data.source]
+  if model.vocab < needed:
+    yield (
+      f'model.vocab={model.vocab}: data.source={data.source!r} needs {needed}'
+    )
+
+
+def _warmup_fits(inner, protocol) -> Iterator[str]:
+  total_steps = protocol.total_steps
+  if inner.warmup_steps >= total_steps:
+    yield (
+      f'inner.warmup_steps={inner.warmup_steps}: must be less than '
+      f'protocol.total_steps={total_steps}'
+    )
+  elif (
+    inner.schedule == 'wsd'
+    and inner.warmup_steps > (1 - WSD_DECAY_FRACTION) * total_steps
+  ):
+    yield (
+      f"inner.warmup_steps={inner.warmup_steps}: schedule 'wsd' falls in the "
+      f'last {WSD_DECAY_FRACTION:.0%} of protocol.total_steps={total_steps}, '
+      f'warm-up must end before'
+    )
+
+
+def _shards_suffice(data, protocol) -> Iterator[str]:
+  if data.shards < protocol.learners:
+    yield (
+      f'data.shards={data.shards}: must be at least '
+      f'protocol.learners={protocol.learners}, one for each'
+    )
+
+
+def _mesh_divides(model, data, mesh) -> Iterator[str]:
+  for key, value, axis in (
+    ('data.batch', data.batch, 'fsdp'),
+    ('model.d_model', model.d_model, 'fsdp'),
+    ('model.heads', model.heads, 'tensor'),
+    ('model.kv_heads', model.kv_heads, 'tensor'),
+    ('model.d_ff', model.d_ff, 'tensor'),
+    ('model.vocab', model.vocab, 'tensor'),
+  ):
+    if value % getattr(mesh, axis):
+      yield (
+        f'{key}={value}: must be a multiple of '
+        f'mesh.{axis}={getattr(mesh, axis)}'
+      )
+
+
+def _alpha_used(protocol, alpha) -> Iterator[str]:
+  if not 0 <= alpha <= 1:
+    yield f'protocol.blend_alpha={alpha}: must be in [0, 1]'
+  elif alpha and protocol.blend != 'mix':
+    yield (
+      f"protocol.blend_alpha={alpha}: has an effect only with blend='mix', "
+      f'not with {protocol.blend!r}'
+    )
+
+
+# What the arguments of a rule are called in RunConfig, and the rule.
+BETWEEN = (
+  (('model', 'data'), _bytes_fit),
+  (('inner', 'protocol'), _warmup_fits),
+  (('data', 'protocol'), _shards_suffice),
+  (('model', 'data', 'mesh'), _mesh_divides),
+  (('protocol', 'blend_alpha'), _alpha_used),
+)
+
+
+def _as_type(value, kind):
+  """`value` as `kind`; an int may be a float, a bool is never an int."""
+  if kind is float and type(value) is int:
+    value = float(value)
+  if kind == tuple[str, ...]:
+    if isinstance(value, list | tuple) and all(type(v) is str for v in value):
+      return tuple(value)
+    raise TypeError
+  if type(value) is not kind:
+    raise TypeError
+  if kind is float and math.isnan(value):
+    raise TypeError
+  return value
+
+
+def _type_name(kind) -> str:
+  return 'a tuple of str' if kind == tuple[str, ...] else kind.__name__
+
+
+def flatten(config: Mapping, prefix: str = '') -> dict[str, object]:
+  """{'outer': {'lr': 1.0}} as {'outer.lr': 1.0}."""
+  flat = {}
+  for key in config:
+    value = config[key]
+    if hasattr(value, 'keys'):  # Mapping or ConfigDict.
+      flat |= flatten(value, f'{prefix}{key}.')
+    else:
+      flat[f'{prefix}{key}'] = value
+  return flat
+
+
+def _shallow(value) -> dict:
+  return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}

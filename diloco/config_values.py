@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sections of a run's configuration as frozen values with their rules.
+
+Defaults stand in `experiments/common.py` and nowhere else, so every field is
+required here. The section `protocol` is `diloco.protocol.config`'s.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+CODECS = ('int1', 'int2', 'int4', 'int8', 'bf16', 'f32')
+DATA_PLANES = ('jax_transfer', 'grpc')
+DTYPES = ('float32', 'bfloat16')
+EMBEDDING_FRAGMENTS = ('split', 'own')
+MERGE_RULES = ('rda', 'mean')
+MODEL_KINDS = ('decoder',)
+OPTIMIZERS = ('adamw', 'sgd')
+PROGRESS = ('global', 'own')
+REMATS = ('none', 'full', 'dots', 'dots_no_batch')
+SCALES = ('bf16', 'f32')
+SCHEDULES = ('constant', 'cosine', 'wsd')
+SCHEMES = ('balanced', 'tensor', 'layer')
+SOURCES = ('stdlib', 'grammar', 'text')
+
+BLOCK_MULTIPLE = 8  # A block of int1 values fills whole bytes.
+
+
+class ConfigError(ValueError):
+  """The configuration can't be run; lists every problem that was found."""
+
+  def __init__(self, problems: Sequence[str]):
+    self.problems = tuple(problems)
+    super().__init__(
+      'the configuration can not be run:'
+      + ''.join(f'\n  {problem}' for problem in self.problems)
+    )
+
+
+class Section:
+  """Checks its rules at construction; base of the frozen sections."""
+
+  SECTION = ''
+
+  def __post_init__(self):
+    broken = [f'{self.SECTION}.{rule}' for rule in self.broken_rules()]
+    if broken:
+      raise ConfigError(broken)
+
+  def broken_rules(self) -> Iterator[str]:
+    """Yields 'key=value: the rule' for each rule that does not hold."""
+    raise NotImplementedError
+
+  def _one_of(self, key: str, allowed: Iterable[str]) -> Iterator[str]:
+    value = getattr(self, key)
+    if value not in allowed:
+      yield f'{key}={value!r}: must be one of {", ".join(allowed)}'
+
+  def _at_least(self, least: float, *keys: str) -> Iterator[str]:
+    for key in keys:
+      if not getattr(self, key) >= least:  # Written so that NaN fails.
+        yield f'{key}={getattr(self, key)}: must be at least {least}'
+
+  def _positive(self, *keys: str) -> Iterator[str]:
+    for key in keys:
+      if not 0 < getattr(self, key) < float('inf'):
+        yield f'{key}={getattr(self, key)}: must be finite and above 0'
+
+  def _share(self, *keys: str, one: bool = True) -> Iterator[str]:
+    for key in keys:
+      value = getattr(self, key)
+      if not (0 <= value <= 1 if one else 0 <= value < 1):
+        yield f'{key}={value}: must be in [0, 1{"]" if one else ")"}'
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(Section):
+  """Architecture of the model; shapes as in `diloco/models`."""
+
+  SECTION = 'model'
+
+  kind: str
+  vocab: int
+  layers: int
+  d_model: int
+  heads: int
+  kv_heads: int
+  head_dim: int
+  d_ff: int
+  rope_theta: float
+  dtype: str
+  remat: str
+  tied: bool
+
+  def broken_rules(self):
+    yield from self._one_of('kind', MODEL_KINDS)
+    yield from self._one_of('dtype', DTYPES)
+    yield from self._one_of('remat', REMATS)
+    yield from self._at_least(2, 'vocab')
+    yield from self._at_least(
+      1, 'layers', 'd_model', 'heads', 'kv_heads', 'head_dim', 'd_ff'
+    )
+    if not 1 < self.rope_theta < float('inf'):
+      yield f'rope_theta={self.rope_theta}: must be finite and above 1'
+    if self.kv_heads >= 1 and self.heads % self.kv_heads:
+      yield f'kv_heads={self.kv_heads}: must divide model.heads={self.heads}'
+    if self.head_dim % 2:
+      yield f'head_dim={self.head_dim}: must be even, RoPE turns pairs'
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(Section):
+  """Where tokens come from, and how many a learner takes in a step."""
+
+  SECTION = 'data'
+
+  source: str
+  path: str
+  seq_len: int
+  batch: int
+  shards: int
+  grammar_bytes: int
+
+  def broken_rules(self):
+    yield from self._one_of('source', SOURCES)
+    yield from self._at_least(1, 'seq_len', 'batch', 'shards', 'grammar_bytes')
+    needed = self.shards * self.batch * self.seq_len + 1
+    if self.source == 'grammar' and self.grammar_bytes < needed:
+      yield (
+        f'grammar_bytes={self.grammar_bytes}: one batch of each of '
+        f'{self.shards} shards takes {needed}'
+      )
+    if self.source == 'text' and not self.path:
+      yield "path='': data.source='text' needs the path of a file or folder"
+    if self.source != 'text' and self.path:
+      yield (
+        f"path={self.path!r}: is read only with data.source='text', not with "
+        f'{self.source!r}'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerConfig(Section):
+  """The learners' optimizer and its schedule."""
+
+  SECTION = 'inner'
+
+  optimizer: str
+  lr: float
+  schedule: str
+  warmup_steps: int
+  final_fraction: float
+  progress: str
+  b1: float
+  b2: float
+  eps: float
+  weight_decay: float
+  clip_norm: float
+
+  def broken_rules(self):
+    yield from self._one_of('optimizer', OPTIMIZERS)
+    yield from self._one_of('schedule', SCHEDULES)
+    yield from self._one_of('progress', PROGRESS)
+    yield from self._positive('lr', 'eps')
+    yield from self._at_least(0, 'warmup_steps', 'weight_decay', 'clip_norm')
+    yield from self._share('final_fraction')
+    yield from self._share('b1', 'b2', one=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class OuterConfig(Section):
+  """The syncer's optimizer."""
+
+  SECTION = 'outer'
+
+  lr: float
+  momentum: float
+  nesterov: bool
+
+  def broken_rules(self):
+    yield from self._positive('lr')
+    yield from self._share('momentum', one=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentsConfig(Section):
+  """How the model is cut; their number P is `protocol.fragments`."""
+
+  SECTION = 'fragments'
+
+  scheme: str
+  embedding: str
+
+  def broken_rules(self):
+    yield from self._one_of('scheme', SCHEMES)
+    yield from self._one_of('embedding', EMBEDDING_FRAGMENTS)
+
+
+@dataclasses.dataclass(frozen=True)
+class CodecConfig(Section):
+  """How fragments are written on the wire."""
+
+  SECTION = 'codec'
+
+  up: str
+  down: str
+  block_size: int
+  scale: str
+  error_feedback: bool
+
+  def broken_rules(self):
+    yield from self._one_of('up', CODECS)
+    yield from self._one_of('down', CODECS)
+    yield from self._one_of('scale', SCALES)
+    if self.block_size < 1 or self.block_size % BLOCK_MULTIPLE:
+      yield (
+        f'block_size={self.block_size}: must be a positive multiple of '
+        f'{BLOCK_MULTIPLE}'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeConfig(Section):
+  """How the syncer merges the learners' outer gradients."""
+
+  SECTION = 'merge'
+
+  rule: str
+  embedding: str
+
+  def broken_rules(self):
+    yield from self._one_of('rule', MERGE_RULES)
+    yield from self._one_of('embedding', MERGE_RULES)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig(Section):
+  """Devices of one learner, by axis; their product is all it uses."""
+
+  SECTION = 'mesh'
+
+  fsdp: int
+  tensor: int
+
+  def broken_rules(self):
+    yield from self._at_least(1, 'fsdp', 'tensor')
+
+
+@dataclasses.dataclass(frozen=True)
+class TransportConfig(Section):
+  """How processes reach each other; port 0 is any free one."""
+
+  SECTION = 'transport'
+
+  data_plane: str
+  host: str
+  port: int
+  timeout_s: float
+  connect_s: float
+
+  def broken_rules(self):
+    yield from self._one_of('data_plane', DATA_PLANES)
+    yield from self._positive('timeout_s', 'connect_s')
+    if not self.host:
+      yield "host='': must be a host name or address, such as 127.0.0.1"
+    if not 0 <= self.port <= 65535:
+      yield f'port={self.port}: must be in 0 … 65535'
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessConfig(Section):
+  """The section `run`: cadence, evaluation, restarts, threads."""
+
+  SECTION = 'run'
+
+  log_every_steps: int
+  eval_batches: int
+  eval_batch: int
+  restarts_max: int
+  restart_delay_s: float
+  cpu_threads: int
+  compilation_cache: bool
+
+  def broken_rules(self):
+    yield from self._at_least(
+      1, 'log_every_steps', 'eval_batches', 'eval_batch'
+    )
+    yield from self._at_least(
+      0, 'restarts_max', 'restart_delay_s', 'cpu_threads'
+    )
+
+
+def broken_name(name: str) -> Iterator[str]:
+  """The rule of the run's name, which also names files."""
+  if not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._-]*', name):
+    yield f'name={name!r}: must be letters, digits, dots, dashes'

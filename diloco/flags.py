@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flag --config of every main, with --config.a.b=c to change a key.
+
+A main calls `define_flags()` at import, is run by `run(main)`, and gets its
+configuration from `load()`. Whatever is wrong with flags or configuration ends
+in a message on stderr and exit code 78, which launchers do not restart.
+"""
+
+import pathlib
+import re
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from diloco import config as configs
+from diloco.config_values import ConfigError
+
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h.
+CONFIG = 'config'
+HELP = frozenset({'-h', '-help', '--help', '--helpshort', '--helpfull'})
+
+
+def define_flags(
+  values: flags.FlagValues = flags.FLAGS, argv: Sequence[str] | None = None
+) -> None:
+  """Defines --config; `argv` stands in for sys.argv where it is given."""
+  config_flags.DEFINE_config_file(
+    CONFIG,
+    help_string='experiments/NAME.py or experiments/NAME.py:ARG.',
+    flag_values=values,
+    lock_config=True,
+    sys_argv=None if argv is None else list(argv),
+  )
+
+
+def run(main: Callable[[Sequence[str]], int | None]) -> None:
+  """Parses sys.argv and exits with what `main` returns."""
+  app.run(main, flags_parser=parse_or_exit)
+
+
+def parse_or_exit(argv: Sequence[str]) -> list[str]:
+  """`parse`, ending with exit code 78 where it fails."""
+  try:
+    return parse(argv)
+  except ConfigError as error:
+    exit_config(error)
+
+
+def load(values: flags.FlagValues = flags.FLAGS) -> configs.RunConfig:
+  """The checked configuration of the parsed flags, or exit code 78."""
+  try:
+    return configs.build(values[CONFIG].value)
+  except ConfigError as error:
+    exit_config(error)
+
+
+def exit_config(error: ConfigError) -> None:
+  """One line per problem on stderr, then exit code 78."""
+  for problem in error.problems:
+    print(f'error: {problem}', file=sys.stderr)
+  raise SystemExit(EXIT_CONFIG)
+
+
+def parse(
+  argv: Sequence[str], values: flags.FlagValues = flags.FLAGS
+) -> list[str]:
+  """Parses flags; returns what is left over, the program's name first.
+
+  Raises:
+    ConfigError: an unknown flag or key, a value of the wrong type, no such
+      config file, or an argument that the config file does not take.
+  """
+  path = _config_path(argv)
+  if path is None and not HELP.isdisjoint(argv):
+    return values(list(argv))
+  if path is None:
+    raise ConfigError([f'--config: is missing, such as {_example()}'])
+  _check_overrides(argv, _keys(path))
+  try:
+    return values(list(argv))
+  except flags.Error as error:
+    raise ConfigError([' '.join(str(error).split())]) from None
+
+
+def arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
+  """The flags that give another process the same configuration."""
+  flag = values[CONFIG]
+  rendered = [f'--{CONFIG}={config_flags.get_config_filename(flag)}']
+  for key, value in config_flags.get_override_values(flag).items():
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    rendered.append(f'--{CONFIG}.{key}={text}')
+  return rendered
+
+
+def _config_path(argv: Sequence[str]) -> str | None:
+  for i, word in enumerate(argv):
+    if match := re.fullmatch(rf'--?{CONFIG}=(.*)', word):
+      return match[1]
+    if re.fullmatch(rf'--?{CONFIG}', word) and i + 1 < len(argv):
+      return argv[i + 1]
+  return None
+
+
+def _keys(path: str) -> dict[str, object]:
+  """Keys and values of the config file, before flags change any."""
+  name, colon, arg = path.partition(':')
+  if not pathlib.Path(name).is_file():
+    raise ConfigError([f'--config={path}: no such file, such as {_example()}'])
+  get_config = runpy.run_path(name).get('get_config')
+  if get_config is None:
+    raise ConfigError([f'--config={path}: the file has no get_config()'])
+  try:
+    return configs.flatten(get_config(arg) if colon else get_config())
+  except ValueError as error:
+    raise ConfigError([f'--config={path}: {error}']) from None
+
+
+def _check_overrides(argv: Sequence[str], keys: Mapping[str, object]) -> None:
+  problems = []
+  for word in argv:
+    match = re.fullmatch(rf'--?(no)?{CONFIG}\.([^=]+)(=.*)?', word)
+    if match and match[2] not in keys:
+      near = configs.nearest(match[2], keys)
+      problems.append(f'{word}: unknown key {match[2]}{near}')
+  if problems:
+    raise ConfigError(problems)
+
+
+def _example() -> str:
+  return '--config=experiments/quickstart.py'

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of the scalars that several programs write and read.
+
+A scalar's step is the learner's own inner step, 1 after the first of a
+process; `GLOBAL_STEP` beside it is t, as the learner last heard it.
+"""
+
+TIME = 'time_s'  # Seconds since the epoch, so that processes compare.
+INCARNATION = 'incarnation'  # Of the learner that writes.
+GLOBAL_STEP = 'global_step'
+TRAIN_LOSS = 'train/loss'  # Nats per token, of one batch.
+LEARNING_RATE = 'train/learning_rate'
+STEP_TIME = 'perf/step_s'
+STALL_TIME = 'perf/stall_s'  # Of step_s, waiting for the exchange.
+TOKENS_PER_S = 'perf/tokens_per_s'
+EVAL_LOSS = 'eval/loss'  # Nats per token, held-out text.

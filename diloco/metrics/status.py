@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the syncer tells while it runs: `status.json` of the workdir.
+
+The syncer replaces the file about once a second and once more at the end; the
+launcher's table reads it. Nobody decides about training from it.
+"""
+
+import dataclasses
+import pathlib
+
+from diloco.metrics import files
+
+# What a learner may be, as the syncer sees it.
+JOINING = 'joining'  # Said hello, bootstrap not complete.
+LIVE = 'live'  # Counts for the quorum.
+GONE = 'gone'  # Its incarnation ended; none has come since.
+LEFT = 'left'  # Said goodbye.
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerStatus:
+  """One learner, over all its incarnations."""
+
+  learner: int
+  state: str  # JOINING, LIVE, GONE or LEFT.
+  step: int  # Inner steps of this incarnation.
+  loss: float | None  # Of the last reported step, nats per token.
+  tokens_per_s: float
+  round: int  # Newest round that it offered for; 0 before the first.
+  lag_versions: int  # Of its base behind the version at the last offer.
+  bytes_up: int  # Payload bytes pulled from it.
+  bytes_down: int  # Payload bytes that it pulled.
+  participation: float  # Share of the closed rounds that merged it.
+  incarnations: int
+  stall_max_s: float  # Longest stall of one step.
+
+
+@dataclasses.dataclass(frozen=True)
+class RunStatus:
+  """The run, as the syncer sees it."""
+
+  run: str
+  time_s: float  # Seconds since the epoch at writing.
+  step: int  # t, the global step.
+  total_steps: int
+  closed_round: int
+  live: tuple[int, ...]
+  participants: tuple[int, ...]  # Of the last closed round.
+  quorum_s: float  # ξ_quorum, mean time from due to quorum.
+  grace_s: float  # The last grace window.
+  sync_s: float  # ξ_sync, mean time to pull, merge and send.
+  goodput: float  # As in `goodput.py`, since the first learner was ready.
+  uptime: float
+  bytes_up: int
+  bytes_down: int
+  refused: int  # Contributions that were not merged, over all causes.
+  finished: bool
+  learners: tuple[LearnerStatus, ...]  # In the order of their ids.
+
+
+def write_status(path: pathlib.Path, status: RunStatus) -> None:
+  """Replaces the file atomically."""
+  files.write_json(path, status)
+
+
+def read_status(path: pathlib.Path) -> RunStatus | None:
+  """The last status, None before the first; raises `files.Malformed`."""
+  return files.read_json(path, RunStatus)

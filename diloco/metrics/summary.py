@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known when a run has ended: `summary.json`, `evaluation.json`."""
+
+import dataclasses
+import math
+import pathlib
+
+from diloco.metrics import files
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerSummary:
+  """One learner, over all its incarnations."""
+
+  learner: int
+  steps: int  # Inner steps, over all incarnations.
+  tokens: int
+  rounds: int  # Closed rounds that merged it.
+  incarnations: int
+  stall_max_s: float
+  bytes_up: int
+  bytes_down: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSummary:
+  """Written by the syncer as its last act; its presence means 'finished'."""
+
+  run: str
+  step: int  # t, the global step at the end.
+  rounds: int  # Closed ones.
+  fragments: int  # P.
+  wall_s: float  # From the first learner that was ready to the last close.
+  goodput: float
+  uptime: float
+  refused: int
+  pulls_up: int  # Payloads that the syncer pulled and could use.
+  pulls_down: int  # Payloads that learners pulled.
+  bytes_up: int  # Of those payloads.
+  bytes_down: int
+  learners: tuple[LearnerSummary, ...]  # In the order of their ids.
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """Loss of the global model on held-out text, nats per byte."""
+
+  parameters: int
+  initial_loss: float
+  final_loss: float
+  bigram_loss: float  # Of a bigram model of the training text.
+  unigram_loss: float
+
+
+def bits(nats: float) -> float:
+  """Nats as bits."""
+  return nats / math.log(2)
+
+
+def bytes_per_parameter(
+  pulled_bytes: int, pulls: int, fragments: int, parameters: int
+) -> float | None:
+  """Bytes per parameter of one leg, for one round trip of all P fragments.
+
+  One pull carries one of P fragments, so P pulls carry every parameter once;
+  f32 needs 4, bf16 needs 2. None where nothing was pulled.
+  """
+  if not pulls:
+    return None
+  return pulled_bytes * fragments / (pulls * parameters)
+
+
+def write_summary(path: pathlib.Path, summary: RunSummary) -> None:
+  """Replaces the file atomically."""
+  files.write_json(path, summary)
+
+
+def read_summary(path: pathlib.Path) -> RunSummary | None:
+  """None where the run did not finish; raises `files.Malformed`."""
+  return files.read_json(path, RunSummary)
+
+
+def write_evaluation(path: pathlib.Path, evaluation: Evaluation) -> None:
+  """Replaces the file atomically."""
+  files.write_json(path, evaluation)
+
+
+def read_evaluation(path: pathlib.Path) -> Evaluation | None:
+  """None where nothing was evaluated; raises `files.Malformed`."""
+  return files.read_json(path, Evaluation)

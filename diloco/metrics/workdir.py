@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where everything lies in the folder of one run.
+
+config.json          the whole configuration as it was run
+status.json          the syncer's state, replaced about every second
+summary.json         written by the syncer when the run ends
+evaluation.json      written by `python -m diloco.evaluate`
+tape.jsonl           the syncer's event tape
+events.jsonl         starts, deaths and kills of processes
+pids.json            the processes that the launcher started
+loss.png             the loss plot
+metrics/NAME.jsonl   scalars of one process
+tensorboard/NAME/    the same for TensorBoard
+logs/NAME.log        output of one process, over all its starts
+compiled/            compiled programs, shared by all processes
+parameters/          the final parameters of the global model
+"""
+
+import dataclasses
+import pathlib
+
+
+@dataclasses.dataclass(frozen=True)
+class Workdir:
+  """Paths of one run; creates nothing."""
+
+  root: pathlib.Path
+
+  # Whatever a run may leave: `launch` removes these, and nothing else.
+  CONTENTS = (
+    'config.json',
+    'status.json',
+    'summary.json',
+    'evaluation.json',
+    'tape.jsonl',
+    'events.jsonl',
+    'pids.json',
+    'loss.png',
+    'lock',
+    'metrics',
+    'tensorboard',
+    'logs',
+    'compiled',
+    'parameters',
+    'checkpoints',
+  )
+
+  @property
+  def config(self) -> pathlib.Path:
+    return self.root / 'config.json'
+
+  @property
+  def status(self) -> pathlib.Path:
+    return self.root / 'status.json'
+
+  @property
+  def summary(self) -> pathlib.Path:
+    return self.root / 'summary.json'
+
+  @property
+  def evaluation(self) -> pathlib.Path:
+    return self.root / 'evaluation.json'
+
+  @property
+  def tape(self) -> pathlib.Path:
+    return self.root / 'tape.jsonl'
+
+  @property
+  def events(self) -> pathlib.Path:
+    return self.root / 'events.jsonl'
+
+  @property
+  def pids(self) -> pathlib.Path:
+    return self.root / 'pids.json'
+
+  @property
+  def lock(self) -> pathlib.Path:
+    return self.root / 'lock'
+
+  @property
+  def loss_plot(self) -> pathlib.Path:
+    return self.root / 'loss.png'
+
+  @property
+  def compiled(self) -> pathlib.Path:
+    return self.root / 'compiled'
+
+  @property
+  def parameters(self) -> pathlib.Path:
+    return self.root / 'parameters'
+
+  def metrics(self, process: str) -> pathlib.Path:
+    """JSONL of one process, such as 'learner-0'."""
+    return self.root / 'metrics' / f'{process}.jsonl'
+
+  def tensorboard(self, process: str) -> pathlib.Path:
+    return self.root / 'tensorboard' / process
+
+  def log(self, process: str) -> pathlib.Path:
+    return self.root / 'logs' / f'{process}.log'
+
+
+def learner_name(learner: int) -> str:
+  """The process name of a learner, also of its files."""
+  return f'learner-{learner}'

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every configuration key with its default, in the one place for defaults."""
+
+import ml_collections
+
+
+def base() -> ml_collections.ConfigDict:
+  """A valid run of two learners; experiments change what they are about.
+
+  `diloco/config_values.py` holds the type and the rules of every key.
+  """
+  config = ml_collections.ConfigDict()
+  config.name = 'base'  # Of the run; learners of another run are refused.
+  config.seed = 0  # Of the initial parameters and of the data order.
+
+  config.model = ml_collections.ConfigDict(
+    {
+      'kind': 'decoder',  # Dense: RMSNorm, RoPE, GQA, gated MLP.
+      'vocab': 256,  # One token per byte.
+      'layers': 4,  # Decoder blocks.
+      'd_model': 128,  # Width of the residual stream.
+      'heads': 4,  # Query heads.
+      'kv_heads': 2,  # Key and value heads; divides heads.
+      'head_dim': 32,  # Width of one head; even, for RoPE.
+      'd_ff': 384,  # Width of the gated MLP.
+      'rope_theta': 10_000.0,  # Base of RoPE's wavelengths.
+      'dtype': 'float32',  # Of activations; parameters stay float32.
+      'remat': 'none',  # What the backward pass recomputes.
+      'tied': False,  # Whether the output head is the embedding.
+    }
+  )
+  config.data = ml_collections.ConfigDict(
+    {
+      'source': 'stdlib',  # 'stdlib', 'grammar' or 'text'.
+      'path': '',  # File or folder of source 'text'.
+      'seq_len': 128,  # Tokens in one sequence.
+      'batch': 8,  # Sequences per learner and inner step.
+      'shards': 16,  # Logical shards, fixed for the run; at least M.
+      'grammar_bytes': 1 << 20,  # Length of the text of source 'grammar'.
+    }
+  )
+  config.inner = ml_collections.ConfigDict(
+    {
+      'optimizer': 'adamw',  # 'adamw' or 'sgd'.
+      'lr': 3e-3,  # Peak learning rate.
+      'schedule': 'cosine',  # 'constant', 'cosine' or 'wsd'.
+      'warmup_steps': 20,  # Linear warm-up, in steps of `progress`.
+      'final_fraction': 0.1,  # Last learning rate, as a share of lr.
+      'progress': 'global',  # The schedule follows t, or the 'own' steps.
+      'b1': 0.9,  # Decay of AdamW's first moment.
+      'b2': 0.95,  # Decay of AdamW's second moment.
+      'eps': 1e-8,  # Added to AdamW's denominator.
+      'weight_decay': 0.1,  # Decoupled, of AdamW.
+      'clip_norm': 1.0,  # Global gradient norm; 0 does not clip.
+    }
+  )
+  config.outer = ml_collections.ConfigDict(
+    {
+      'lr': 0.4,  # Of the outer step.
+      'momentum': 0.8,  # Of the outer step.
+      'nesterov': True,  # Nesterov's form of the momentum.
+    }
+  )
+  config.fragments = ml_collections.ConfigDict(
+    {
+      'scheme': 'balanced',  # 'balanced', 'tensor' or 'layer'.
+      'embedding': 'split',  # By rows over all fragments, or its 'own'.
+    }
+  )
+  config.codec = ml_collections.ConfigDict(
+    {
+      'up': 'int4',  # Of a learner's delta to its base.
+      'down': 'int4',  # Of the syncer's outer update.
+      'block_size': 128,  # Values that share one scale.
+      'scale': 'bf16',  # 'bf16' or 'f32'.
+      'error_feedback': True,  # The syncer keeps its rounding residual.
+    }
+  )
+  config.merge = ml_collections.ConfigDict(
+    {
+      'rule': 'rda',  # 'rda' or 'mean', for all but embeddings.
+      'embedding': 'mean',  # 'mean' or 'rda', for embedding and output head.
+    }
+  )
+  config.protocol = ml_collections.ConfigDict(
+    {
+      'learners': 2,  # M.
+      'fragments': 8,  # P; divides H.
+      'sync_every_steps': 24,  # H, between two syncs of one fragment.
+      'overlap_steps': 6,  # τ, inner steps that an exchange may overlap.
+      'quorum': 1,  # K, offers without which no round closes.
+      'grace_safety': 0.8,  # γ, the share of the slack that grace uses.
+      'grace_cap_steps': 2.0,  # The longest grace window, in inner steps.
+      'admission': 'latest',  # 'latest' or 'fresh'.
+      'max_staleness_versions': 4,  # Offers on an older base are refused.
+      'silence_floor_s': 10.0,  # Nobody is given up before this silence,
+      'silence_steps': 20.0,  # nor before this many own step times.
+      'total_steps': 500,  # The run ends at this global step.
+      'blend': 'overwrite',  # 'overwrite', 'mix' or 'carry'.
+      'blend_alpha': 0.0,  # α of 'mix': the weight of what is overwritten.
+    }
+  )
+  config.mesh = ml_collections.ConfigDict(
+    {
+      'fsdp': 1,  # Devices of one learner over which parameters are sharded.
+      'tensor': 1,  # Devices over which heads and d_ff are split.
+    }
+  )
+  config.transport = ml_collections.ConfigDict(
+    {
+      'data_plane': 'jax_transfer',  # 'jax_transfer' or 'grpc'.
+      'host': '127.0.0.1',  # Where the syncer listens.
+      'port': 0,  # 0: any free one.
+      'timeout_s': 10.0,  # Of one pull.
+      'connect_s': 60.0,  # How long a learner looks for the syncer.
+    }
+  )
+  config.run = ml_collections.ConfigDict(
+    {
+      'log_every_steps': 10,  # Between two records of a learner's metrics.
+      'eval_batches': 16,  # Held-out batches of one evaluation.
+      'eval_batch': 16,  # Sequences in one of them.
+      'restarts_max': 10,  # Of one process; then the run stops.
+      'restart_delay_s': 1.0,  # Between a death and the restart.
+      'cpu_threads': 0,  # NPROC of each process; 0 leaves it as it is.
+      'compilation_cache': True,  # One for all processes, in the workdir.
+    }
+  )
+  config.faults = ()  # Such as 'kill learner 1 at 0.33' (of total_steps).
+  return config
+
+
+def quicktest(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Shrinks `config`, in place, to about 20 CPU seconds; keeps its character.
+
+  Codecs, merge rules, faults and admission stay as they are.
+  """
+  config.name += '-quicktest'
+  config.model.update(
+    layers=2, d_model=32, heads=2, kv_heads=1, head_dim=16, d_ff=64
+  )
+  config.data.update(
+    source='grammar', path='', seq_len=32, batch=4, grammar_bytes=1 << 16
+  )
+  config.inner.warmup_steps = 4
+  protocol = config.protocol
+  protocol.update(
+    learners=min(protocol.learners, 2),
+    quorum=min(protocol.quorum, 2),
+    fragments=min(protocol.fragments, 2),
+    sync_every_steps=4,
+    overlap_steps=min(protocol.overlap_steps, 2),
+    total_steps=40,
+  )
+  config.mesh.update(fsdp=1, tensor=1)
+  config.run.update(log_every_steps=1, eval_batches=2, eval_batch=4)
+  return config
+
+
+def parse_arg(arg: str | None, **defaults) -> ml_collections.ConfigDict:
+  """Reads what stands behind the colon of --config=experiments/x.py:ARG.
+
+  Args:
+    arg: such as 'quicktest,learners=4': a name alone means True.
+    **defaults: the names allowed, with their defaults; the type of a default
+      (bool, int, float or str) is the type of its value.
+
+  Returns:
+    The names with their values, locked.
+
+  Raises:
+    ValueError: a name is unknown or a value is not of its default's type.
+  """
+  values = dict(defaults)
+  for item in filter(None, (arg or '').split(',')):
+    name, equals, text = item.partition('=')
+    if name not in defaults:
+      raise ValueError(
+        f'unknown argument {name!r} of the config, it takes '
+        f'{", ".join(sorted(defaults)) or "none"}'
+      )
+    values[name] = _typed(name, text if equals else 'true', defaults[name])
+  return ml_collections.ConfigDict(values).lock()
+
+
+def _typed(name: str, text: str, default):
+  kind = type(default)
+  truths = {'true': True, 'false': False}
+  try:
+    return truths[text.lower()] if kind is bool else kind(text)
+  except (KeyError, ValueError):
+    raise ValueError(
+      f'argument {name}={text!r} of the config must be of type {kind.__name__}'
+    ) from None

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does training go on, and learn, when a learner is lost on the way?
+
+A byte-level decoder on the Python standard library's own source, 1 syncer and
+3 learners as processes of one machine, int4 both ways. A third of the way in,
+learner 1 is killed with SIGKILL and started again.
+
+Command: bash launch/quickstart.sh, or
+  python -m launch.local --config=experiments/quickstart.py --workdir=runs/q
+Hardware: 2 CPU cores. Wall time, validation loss of the global model beside
+the text's bigram entropy, goodput: TBD, filled in from a run.
+Variants: quickstart.py:quicktest (20 CPU seconds), quickstart.py:learners=4.
+"""
+
+from experiments import common
+
+
+def get_config(arg=None):
+  args = common.parse_arg(arg, quicktest=False, learners=3)
+  config = common.base()
+  config.name = 'quickstart'
+  config.model.update(
+    layers=4, d_model=128, heads=4, kv_heads=2, head_dim=32, d_ff=384
+  )
+  config.data.update(source='stdlib', seq_len=128, batch=8)
+  config.inner.update(lr=3e-3, schedule='cosine', warmup_steps=20)
+  config.outer.update(lr=0.4, momentum=0.8)
+  config.protocol.update(
+    learners=args.learners,
+    fragments=8,
+    sync_every_steps=24,
+    overlap_steps=6,
+    quorum=1,
+    total_steps=500,
+  )
+  config.run.cpu_threads = 1  # Four processes share two cores.
+  config.faults = ('kill learner 1 at 0.33',)
+  return common.quicktest(config) if args.quicktest else config

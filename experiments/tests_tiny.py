@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do the processes of a run do together what they should? Used by the tests.
+
+About 20 thousand parameters on the seeded grammar, 2 learners, 60 steps.
+Command:
+  python -m launch.local --config=experiments/tests_tiny.py --workdir=runs/tiny
+Hardware: any CPU. Wall time and final loss: TBD, filled in from a run.
+Variants: tests_tiny.py:learners=3, tests_tiny.py:steps=200.
+"""
+
+from experiments import common
+
+
+def get_config(arg=None):
+  args = common.parse_arg(arg, quicktest=False, learners=2, steps=60)
+  config = common.base()
+  config.name = 'tests-tiny'
+  config.model.update(
+    layers=1, d_model=32, heads=2, kv_heads=1, head_dim=16, d_ff=32
+  )
+  config.data.update(
+    source='grammar', seq_len=32, batch=4, grammar_bytes=1 << 16
+  )
+  config.inner.update(warmup_steps=4)
+  config.protocol.update(
+    learners=args.learners,
+    fragments=2,
+    sync_every_steps=4,
+    overlap_steps=2,
+    total_steps=args.steps,
+  )
+  config.run.update(
+    log_every_steps=1,
+    eval_batches=2,
+    eval_batch=4,
+    restart_delay_s=0.2,
+    cpu_threads=1,
+  )
+  return common.quicktest(config) if args.quicktest else config

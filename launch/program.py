@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run consists of, as a value: roles and their command lines."""
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from diloco.config import RunConfig
+from diloco.metrics.workdir import Workdir, learner_name
+
+SYNCER = 'syncer'
+EVALUATE = 'evaluate'
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+  """One process: what it is called and how it is started, again and again."""
+
+  name: str
+  argv: tuple[str, ...]
+  ends_run: bool = False  # Once it exits with 0, the others leave.
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """The processes of one run and what is run after them."""
+
+  roles: tuple[Role, ...]
+  evaluate: Role
+  environment: tuple[tuple[str, str], ...]  # Added to every process's.
+
+
+def program(
+  config: RunConfig,
+  config_arguments: Sequence[str],
+  workdir: Workdir,
+  address: str,
+) -> Program:
+  """One syncer, M learners and the evaluation.
+
+  Args:
+    config: the run.
+    config_arguments: the flags that give a process this configuration.
+    workdir: of the run.
+    address: 'host:port' at which the syncer listens.
+  """
+
+  def argv(module: str, *flags: str) -> tuple[str, ...]:
+    command = (sys.executable, '-m', module, *config_arguments)
+    return (*command, f'--workdir={workdir.root}', *flags)
+
+  syncer = Role(SYNCER, argv('diloco.syncer', f'--bind={address}'), True)
+  learners = [
+    Role(
+      learner_name(i),
+      argv('diloco.learner', f'--learner={i}', f'--syncer={address}'),
+    )
+    for i in range(config.protocol.learners)
+  ]
+  evaluate = Role(EVALUATE, argv('diloco.evaluate'))
+  return Program(
+    (syncer, *learners), evaluate, _environment(config, workdir.compiled)
+  )
+
+
+def _environment(
+  config: RunConfig, compiled: pathlib.Path
+) -> tuple[tuple[str, str], ...]:
+  variables = [('PYTHONUNBUFFERED', '1')]
+  if config.run.cpu_threads:  # XLA's CPU client sizes its pools by NPROC.
+    variables.append(('NPROC', str(config.run.cpu_threads)))
+  if config.run.compilation_cache:
+    variables += [
+      ('JAX_COMPILATION_CACHE_DIR', str(compiled.absolute())),
+      ('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0'),
+    ]
+  return tuple(variables)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table at the end of a run, from the files that the run has left."""
+
+import rich.box
+import rich.console
+import rich.table
+
+from diloco.metrics.summary import (
+  Evaluation,
+  RunSummary,
+  bits,
+  bytes_per_parameter,
+)
+from diloco.metrics.workdir import Workdir, learner_name
+from launch.table import in_units
+
+
+def report(
+  workdir: Workdir, summary: RunSummary, evaluation: Evaluation, plot: str
+) -> rich.console.Group:
+  """Everything that a newcomer should see of a finished run.
+
+  Args:
+    workdir: of the run.
+    summary: as the syncer wrote it.
+    evaluation: of the global model.
+    plot: where the loss plot lies, or why there is none.
+  """
+  tables = (
+    _losses(evaluation),
+    _learners(summary),
+    _run(summary, evaluation),
+    _places(workdir, plot),
+  )
+  return rich.console.Group(*(part for view in tables for part in ('', view)))
+
+
+def _losses(evaluation: Evaluation) -> rich.table.Table:
+  view = _table('Validation loss of the global model')
+  for name in ('', 'nats/byte', 'bits/byte'):
+    view.add_column(name, justify='right' if name else 'left')
+  for name, nats in (
+    ('at the start', evaluation.initial_loss),
+    ('at the end', evaluation.final_loss),
+    ('unigram entropy of the text', evaluation.unigram_loss),
+    ('bigram entropy of the text', evaluation.bigram_loss),
+  ):
+    view.add_row(name, f'{nats:.3f}', f'{bits(nats):.3f}')
+  return view
+
+
+def _learners(summary: RunSummary) -> rich.table.Table:
+  view = _table(f'Learners, {summary.rounds} rounds')
+  for name in (
+    'learner', 'merged in', 'steps', 'tokens', 'incarnations',
+    'longest stall', 'up', 'down',
+  ):  # fmt: skip
+    view.add_column(name, justify='left' if name == 'learner' else 'right')
+  for learner in summary.learners:
+    view.add_row(
+      learner_name(learner.learner),
+      f'{learner.rounds} ({learner.rounds / max(summary.rounds, 1):.0%})',
+      f'{learner.steps}',
+      f'{learner.tokens:,}',
+      f'{learner.incarnations}',
+      f'{learner.stall_max_s * 1000:.0f} ms',
+      in_units(learner.bytes_up),
+      in_units(learner.bytes_down),
+    )
+  return view
+
+
+def _run(summary: RunSummary, evaluation: Evaluation) -> rich.table.Table:
+  view = _table('Run', header=False)
+  view.add_column('', no_wrap=True)
+  view.add_column('')
+  up = bytes_per_parameter(
+    summary.bytes_up,
+    summary.pulls_up,
+    summary.fragments,
+    evaluation.parameters,
+  )
+  down = bytes_per_parameter(
+    summary.bytes_down,
+    summary.pulls_down,
+    summary.fragments,
+    evaluation.parameters,
+  )
+  stall_s = max((x.stall_max_s for x in summary.learners), default=0.0)
+  rows = (
+    ('parameters', f'{evaluation.parameters:,}'),
+    ('global steps', f'{summary.step}'),
+    ('rounds', f'{summary.rounds}, {summary.refused} contributions refused'),
+    ('longest step stall', f'{stall_s * 1000:.0f} ms'),
+    (
+      'bytes per parameter and round',
+      f'up {_ratio(up)}, down {_ratio(down)} (f32 4, bf16 2)',
+    ),
+    ('wall time', f'{summary.wall_s:.0f} s'),
+    ('goodput', f'{summary.goodput:.1%} of the learner time trained'),
+    ('uptime', f'{summary.uptime:.1%} of the time somebody trained'),
+  )
+  for row in rows:
+    view.add_row(*row)
+  return view
+
+
+def _places(workdir: Workdir, plot: str) -> rich.table.Table:
+  view = _table('Where to look', header=False)
+  view.add_column('', no_wrap=True)
+  view.add_column('', overflow='fold')
+  view.add_row('logs', str(workdir.log('*').parent))
+  view.add_row('scalars (JSONL)', str(workdir.metrics('*').parent))
+  view.add_row('TensorBoard', str(workdir.tensorboard('*').parent))
+  view.add_row('loss plot', plot)
+  return view
+
+
+def _table(title: str, header: bool = True) -> rich.table.Table:
+  return rich.table.Table(
+    title=title,
+    show_header=header,
+    title_justify='left',
+    title_style='bold',
+    box=rich.box.SIMPLE_HEAD,
+    padding=(0, 1, 0, 0),
+    show_edge=False,
+  )
+
+
+def _ratio(value: float | None) -> str:
+  return 'none' if value is None else f'{value:.3f}'

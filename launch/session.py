@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One local run from its first process to the table at its end."""
+
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+
+import rich.console
+
+from diloco.config import RunConfig
+from diloco.metrics import files
+from diloco.metrics.status import read_status
+from diloco.metrics.summary import read_evaluation, read_summary
+from diloco.metrics.workdir import Workdir
+from launch import plot, report
+from launch.faults import Kill
+from launch.program import Program, Role
+from launch.supervisor import ProcessEvent, Supervisor
+from launch.table import Display
+
+POLL_S = 0.1
+LOG_LINES = 20  # Of a process that stopped the run.
+
+
+class RunFailed(Exception):
+  """The run did not come to its end; the message says why."""
+
+
+class Interrupted(Exception):
+  """Ctrl-C or SIGTERM."""
+
+  def __init__(self, number: int):
+    self.number = number
+    super().__init__(f'stopped by {signal.Signals(number).name}')
+
+
+def run(
+  config: RunConfig,
+  program: Program,
+  workdir: Workdir,
+  faults: Sequence[Kill],
+  console: rich.console.Console,
+) -> int:
+  """Trains, evaluates, reports; returns the exit code of the launcher.
+
+  0: the run finished and was evaluated. 1: it did not; the reason and the
+  last log lines were shown. 128 + n: stopped by signal n. No process is left
+  in any case.
+  """
+  files.write_json(workdir.config, dataclasses.asdict(config))
+  try:
+    with _signals() as received:
+      session = _Session(config, program, workdir, console, received)
+      session.train(faults)
+      session.evaluate()
+    _show_end(config, workdir, console)
+  except Interrupted as stopped:
+    console.print(f'{stopped}; no process is left', highlight=False)
+    return 128 + stopped.number
+  except (RunFailed, files.Malformed) as error:
+    console.print(f'failed: {error}', markup=False, highlight=False)
+    return 1
+  return 0
+
+
+class _Session:
+  """What training and evaluation share."""
+
+  def __init__(
+    self,
+    config: RunConfig,
+    program: Program,
+    workdir: Workdir,
+    console: rich.console.Console,
+    received: list[int],
+  ):
+    self._config = config
+    self._program = program
+    self._workdir = workdir
+    self._console = console
+    self._received = received  # Signals, as they come.
+    self._pids: dict[str, int] = {}
+
+  def train(self, faults: Sequence[Kill]) -> None:
+    """Until the syncer has finished and everybody has left."""
+    restarts_max = self._config.run.restarts_max
+    pending = list(faults)
+    with (
+      Display(self._console) as display,
+      self._supervisor(display, self._program.roles, restarts_max) as running,
+    ):
+      for _ in self._until_over(running):
+        status = read_status(self._workdir.status)
+        if status is not None:
+          pending = _perform(pending, status.step, self._config, running)
+        display.update(status, running.states())
+      for kill in pending:
+        display.say(f'not performed, the run was over: {kill}')
+    if read_summary(self._workdir.summary) is None:
+      raise RunFailed(f'the syncer left no {self._workdir.summary}')
+
+  def evaluate(self) -> None:
+    """Runs the evaluation once."""
+    roles = (self._program.evaluate,)
+    with (
+      Display(self._console) as display,
+      self._supervisor(display, roles, restarts_max=0) as running,
+    ):
+      for _ in self._until_over(running):
+        pass
+    if read_evaluation(self._workdir.evaluation) is None:
+      raise RunFailed(f'no {self._workdir.evaluation} was written')
+
+  def _supervisor(
+    self, display: Display, roles: Sequence[Role], restarts_max: int
+  ) -> Supervisor:
+    def announce(event: ProcessEvent) -> None:
+      self._record(event)
+      display.say(
+        f'{event.process} ({event.pid}) {event.event}: {event.detail}'
+      )
+
+    return Supervisor(
+      roles,
+      log=self._workdir.log,
+      environment=os.environ | dict(self._program.environment),
+      restarts_max=restarts_max,
+      restart_delay_s=self._config.run.restart_delay_s,
+      announce=announce,
+    )
+
+  def _until_over(self, running: Supervisor) -> Iterator[None]:
+    """Polls, and yields in between; raises for a failure or a signal."""
+    while True:
+      if self._received:
+        raise Interrupted(self._received[0])
+      running.poll()
+      if running.failure:
+        raise RunFailed(f'{running.failure}{self._last_lines(running.failure)}')
+      if running.is_over:
+        return
+      yield
+      time.sleep(POLL_S)
+
+  def _record(self, event: ProcessEvent) -> None:
+    """One line of events.jsonl, and who runs now."""
+    with self._workdir.events.open('a') as file:
+      file.write(json.dumps(dataclasses.asdict(event)) + '\n')
+    if event.event == 'started':
+      self._pids[event.process] = event.pid
+    elif event.event == 'exited':
+      self._pids.pop(event.process, None)
+    pids = {'launcher': os.getpid(), 'processes': self._pids}
+    files.write_json(self._workdir.pids, pids)
+
+  def _last_lines(self, failure: str) -> str:
+    """The end of the log of the process that a failure begins with."""
+    path = self._workdir.log(failure.partition(' ')[0])
+    if not path.exists():
+      return ''
+    with path.open(errors='replace') as file:
+      lines = collections.deque(file, maxlen=LOG_LINES)
+    return f'\nthe end of {path}:\n' + ''.join(f'  {text}' for text in lines)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+  """Collects the signals that ask the launcher to stop.
+
+  They raise nothing: an exception between a fork and its bookkeeping would
+  leave a process behind.
+  """
+  received: list[int] = []
+  asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+  before = {
+    number: signal.signal(number, lambda n, frame: received.append(n))
+    for number in asked
+  }
+  try:
+    yield received
+  finally:
+    for number, action in before.items():
+      signal.signal(number, action)
+
+
+def _perform(
+  pending: Sequence[Kill], step: int, config: RunConfig, running: Supervisor
+) -> list[Kill]:
+  """Kills what is due and runs; returns what is still to come."""
+  left = []
+  for kill in pending:
+    is_due = kill.is_due(step, config.protocol.total_steps)
+    if is_due and running.is_running(kill.process):
+      reason = f'SIGKILL at global step {step}, planned in config.faults'
+      running.kill(kill.process, reason)
+    else:
+      left.append(kill)
+  return left
+
+
+def _show_end(
+  config: RunConfig, workdir: Workdir, console: rich.console.Console
+) -> None:
+  summary = read_summary(workdir.summary)
+  evaluation = read_evaluation(workdir.evaluation)
+  shown = plot.curves(workdir, config.protocol.learners)
+  try:
+    plot.draw(workdir.loss_plot, config.name, shown, evaluation)
+    place = str(workdir.loss_plot)
+  except ImportError as error:
+    place = f"none, {error.name} is missing: pip install -e '.[plot]'"
+  console.print(report.report(workdir, summary, evaluation, place))

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a configuration may be, and how it says what is wrong."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from diloco import config as configs
+from diloco import config_values
+from diloco.config_values import ConfigError
+from experiments import common
+
+
+def changed(**keys):
+  """The defaults with keys such as outer__lr=1.0 changed."""
+  config = common.base()
+  for key, value in keys.items():
+    section, _, name = key.rpartition('__')
+    (config[section] if section else config)[name] = value
+  return config
+
+
+def problem_of(config):
+  with pytest.raises(ConfigError) as caught:
+    configs.build(config)
+  assert len(caught.value.problems) == 1, caught.value
+  return caught.value.problems[0]
+
+
+def test_the_defaults_are_valid_and_complete():
+  config = configs.build(common.base())
+  assert config.protocol.fragments == 8
+  assert config.outer == config_values.OuterConfig(0.4, 0.8, True)
+  assert configs.flatten(common.base()).keys() == configs.key_types().keys()
+
+
+def test_an_unknown_key_names_the_nearest_one():
+  config = common.base()
+  config.inner.learning_rat = 1.0
+  config.inner.warmup_step = 1
+  with pytest.raises(ConfigError) as caught:
+    configs.build(config)
+  assert caught.value.problems[1] == (
+    'inner.warmup_step: unknown key, did you mean inner.warmup_steps?'
+  )
+
+
+def test_a_key_in_the_wrong_section_finds_its_section():
+  config = common.base()
+  config.block_size = 64
+  assert problem_of(config) == (
+    'block_size: unknown key, did you mean codec.block_size?'
+  )
+
+
+def test_a_missing_key_is_named_with_its_type():
+  config = common.base()
+  del config.codec.block_size
+  assert problem_of(config) == 'codec.block_size: missing, expected int'
+
+
+@pytest.mark.parametrize(
+  ('key', 'value', 'expected'),
+  [
+    ('layers', 2.0, 'model.layers=2.0: expected int, got float'),
+    ('layers', True, 'model.layers=True: expected int, got bool'),
+    ('tied', 1, 'model.tied=1: expected bool, got int'),
+    ('dtype', 32, 'model.dtype=32: expected str, got int'),
+    ('rope_theta', 'x', "model.rope_theta='x': expected float, got str"),
+  ],
+)
+def test_a_wrong_type_is_named(key, value, expected):
+  config = common.base().to_dict()
+  config['model'][key] = value
+  assert problem_of(config) == expected
+
+
+def test_an_int_is_a_float():
+  config = common.base().to_dict()
+  config['outer']['lr'] = 1
+  assert configs.build(config).outer.lr == 1.0
+  assert type(configs.build(config).outer.lr) is float
+
+
+@pytest.mark.parametrize(
+  ('changes', 'rule'),
+  [
+    ({'protocol__fragments': 5}, 'P must divide H'),
+    ({'protocol__quorum': 3}, 'between 1 and learners=2'),
+    ({'codec__block_size': 0}, 'positive multiple of 8'),
+    ({'codec__block_size': 12}, 'positive multiple of 8'),
+    ({'codec__up': 'int3'}, 'must be one of int1, int2, int4'),
+    ({'fragments__scheme': 'even'}, 'one of balanced, tensor, layer'),
+    ({'merge__rule': 'median'}, 'must be one of rda, mean'),
+    ({'model__kv_heads': 3}, 'must divide model.heads=4'),
+    ({'model__head_dim': 31}, 'must be even'),
+    ({'model__vocab': 100}, "data.source='stdlib' needs 256"),
+    ({'inner__warmup_steps': 500}, 'less than protocol.total_steps=500'),
+    ({'inner__warmup_steps': 450, 'inner__schedule': 'wsd'}, 'end before'),
+    ({'inner__b1': 1.0}, 'must be in [0, 1)'),
+    ({'inner__lr': float('inf')}, 'must be finite and above 0'),
+    ({'data__shards': 1}, 'at least protocol.learners=2'),
+    ({'data__source': 'text'}, 'needs the path'),
+    ({'data__path': 'x.txt'}, "read only with data.source='text'"),
+    ({'data__source': 'grammar', 'data__grammar_bytes': 99}, 'takes 16385'),
+    ({'mesh__fsdp': 16}, 'must be a multiple of mesh.fsdp=16'),
+    ({'mesh__tensor': 4}, 'must be a multiple of mesh.tensor=4'),
+    ({'transport__port': 70000}, '0 … 65535'),
+    ({'protocol__blend_alpha': 0.5}, "only with blend='mix'"),
+    ({'protocol__blend': 'mix', 'protocol__blend_alpha': 2.0}, 'in [0, 1]'),
+    ({'name': 'a/b'}, 'letters, digits'),
+    ({'seed': -1}, 'must be in 0'),
+  ],
+)
+def test_an_impossible_value_names_its_rule(changes, rule):
+  assert rule in problem_of(changed(**changes))
+
+
+def test_all_problems_stand_in_one_message():
+  config = changed(model__head_dim=3, codec__block_size=0, data__shards=1)
+  config.oter = 3
+  del config.merge.rule
+  with pytest.raises(ConfigError) as caught:
+    configs.build(config)
+  keys = [problem.partition('=')[0] for problem in caught.value.problems]
+  assert keys == [
+    'oter: unknown key, did you mean outer.lr?',
+    'merge.rule: missing, expected str',
+    'model.head_dim',
+    'codec.block_size',
+    'data.shards',
+  ]
+
+
+def test_a_section_checks_itself():
+  with pytest.raises(ConfigError, match=r'outer\.lr=0: must be finite'):
+    config_values.OuterConfig(lr=0, momentum=0.5, nesterov=True)
+
+
+@pytest.mark.parametrize('devices', [1, 2, 8])
+def test_a_mesh_must_use_exactly_the_devices(devices):
+  config = configs.build(changed(mesh__fsdp=2, mesh__tensor=2))
+  configs.check_devices(config, 4)
+  with pytest.raises(ConfigError, match=f'= 4 devices: .* has {devices}$'):
+    configs.check_devices(config, devices)
+
+
+def test_the_fingerprint_leaves_out_what_may_differ():
+  one = configs.build(common.base())
+  other = configs.build(
+    changed(
+      transport__port=1,
+      transport__host='localhost',
+      run__cpu_threads=3,
+      run__log_every_steps=7,
+      mesh__fsdp=2,
+      model__remat='full',
+      faults=('kill learner 1 at 0.5',),
+    )
+  )
+  assert configs.config_fingerprint(one) == configs.config_fingerprint(other)
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'seed': 1},
+    {'outer__lr': 0.5},
+    {'protocol__total_steps': 501},
+    {'protocol__blend': 'mix', 'protocol__blend_alpha': 0.5},
+    {'codec__error_feedback': False},
+    {'transport__data_plane': 'grpc'},
+  ],
+)
+def test_the_fingerprint_sees_what_must_agree(change):
+  one = configs.build(common.base())
+  other = configs.build(changed(**change))
+  assert configs.config_fingerprint(one) != configs.config_fingerprint(other)
+
+
+def test_another_process_finds_the_same_fingerprint():
+  code = (
+    'from diloco import config; from experiments import common; '
+    'print(config.config_fingerprint(config.build(common.base())))'
+  )
+  theirs = subprocess.run(
+    [sys.executable, '-c', code],
+    env=os.environ | {'PYTHONHASHSEED': '77'},
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout.strip()
+  assert theirs == configs.config_fingerprint(configs.build(common.base()))
+
+
+def test_differences_name_the_key_and_both_values():
+  mine = configs.agreement(configs.build(common.base()))
+  theirs = configs.agreement(configs.build(changed(outer__lr=0.7)))
+  assert configs.differences(mine, theirs) == 'outer.lr: 0.4 here, 0.7 there'
+  assert configs.differences(mine, mine) == ''
+  del theirs['seed']
+  assert 'seed: 0 here, absent there' in configs.differences(mine, theirs)
+
+
+def test_the_value_is_frozen():
+  config = configs.build(common.base())
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    config.outer.lr = 1.0

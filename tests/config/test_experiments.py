@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every file in experiments/ can be built, also small, and says what it is."""
+
+import importlib
+import pathlib
+
+import pytest
+
+import experiments
+from diloco import config as configs
+from experiments import common
+from launch import faults
+
+FOLDER = pathlib.Path(experiments.__file__).parent
+NAMES = sorted(
+  path.stem
+  for path in FOLDER.glob('*.py')
+  if path.stem not in ('__init__', 'common')
+)
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('arg', [None, 'quicktest', 'learners=4'])
+def test_an_experiment_builds(name, arg):
+  module = importlib.import_module(f'experiments.{name}')
+  config = configs.build(module.get_config(arg).lock())
+  faults.plan(config.faults, config.protocol.learners)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_an_experiment_says_what_it_answers_and_how_it_is_run(name):
+  text = importlib.import_module(f'experiments.{name}').__doc__
+  assert text.splitlines()[0].rstrip('.').split('?')[0]
+  assert '?' in text.split('\n\n')[0]
+  for word in ('Command:', 'Hardware:', 'Variants:'):
+    assert word in text
+  assert f'`{name}.py`' in (FOLDER / 'README.md').read_text()
+
+
+def test_quicktest_keeps_the_character_of_a_run():
+  config = common.base()
+  config.codec.up = 'int8'
+  config.protocol.admission = 'fresh'
+  common.quicktest(config)
+  assert config.codec.up == 'int8'
+  assert config.protocol.admission == 'fresh'
+  assert config.protocol.total_steps == 40
+
+
+def test_arguments_are_typed_by_their_defaults():
+  args = common.parse_arg(
+    'quick,learners=4,lr=0.5,name=x', quick=False, learners=2, lr=1.0, name=''
+  )
+  assert args.to_dict() == {
+    'quick': True, 'learners': 4, 'lr': 0.5, 'name': 'x',
+  }  # fmt: skip
+  assert common.parse_arg(None, quick=False).quick is False
+  assert common.parse_arg('quick=false', quick=True).quick is False
+
+
+@pytest.mark.parametrize(
+  ('arg', 'message'),
+  [
+    ('quik', "unknown argument 'quik' of the config, it takes learners, quick"),
+    ('learners=four', "learners='four' of the config must be of type int"),
+    ('quick=maybe', "quick='maybe' of the config must be of type bool"),
+    ('learners', "learners='true' of the config must be of type int"),
+  ],
+)
+def test_a_wrong_argument_is_named(arg, message):
+  with pytest.raises(ValueError, match=message):
+    common.parse_arg(arg, quick=False, learners=2)

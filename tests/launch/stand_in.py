@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small real processes that stand for syncer, learner and evaluation.
+
+  python stand_in.py ROLE WORKDIR STEPS [learner id]
+
+A learner leaves when the syncer's summary is there. Nothing else of a run is
+imitated.
+"""
+
+import pathlib
+import sys
+import time
+
+from diloco.metrics import names, status, summary
+from diloco.metrics.workdir import Workdir, learner_name
+from diloco.metrics.writer import JsonlWriter, read_jsonl
+
+LEARNERS = 3
+STEP_S = 0.02
+
+
+def syncer(workdir, steps):
+  for step in range(1, steps + 1):
+    write_status(workdir, step, steps, finished=False)
+    time.sleep(STEP_S)
+  write_status(workdir, steps, steps, finished=True)
+  learners = tuple(
+    summary.LearnerSummary(i, steps, steps * 1024, 7, 1 + i, 0.012, 500, 700)
+    for i in range(LEARNERS)
+  )
+  summary.write_summary(
+    workdir.summary,
+    summary.RunSummary(
+      'stand-in', steps, 8, 4, 2.0, 0.9, 1.0, 1, 24, 24, 3300, 3300, learners
+    ),
+  )
+
+
+def write_status(workdir, step, total_steps, finished):
+  learners = tuple(
+    status.LearnerStatus(
+      i, status.LIVE, step, 5.0 / step, 1e4, 3, 0, 10**6, 2000, 0.9, 1, 0.01
+    )
+    for i in range(LEARNERS)
+  )
+  status.write_status(
+    workdir.status,
+    status.RunStatus(
+      'stand-in', time.time(), step, total_steps, 3, (0, 1, 2), (0, 2), 0.1,
+      0.25, 0.02, 0.87, 1.0, 3 * 10**6, 6000, 0, finished, learners,
+    ),
+  )  # fmt: skip
+
+
+def learner(workdir, i):
+  path = workdir.metrics(learner_name(i))
+  incarnation = len({r[names.INCARNATION] for r in read_jsonl(path)}) + 1
+  writer = JsonlWriter(path)
+  step = 0
+  while not workdir.summary.exists():
+    step += 1
+    now = status.read_status(workdir.status)
+    scalars = {
+      names.TIME: time.time(),
+      names.INCARNATION: incarnation,
+      names.GLOBAL_STEP: now.step if now else 0,
+      names.TRAIN_LOSS: 1 + 4 / step,
+    }
+    writer.write_scalars(step, scalars)
+    time.sleep(STEP_S)
+
+
+def evaluate(workdir):
+  evaluation = summary.Evaluation(3000, 5.55, 1.9, 2.43, 3.2)
+  summary.write_evaluation(workdir.evaluation, evaluation)
+
+
+def main(role, root, steps, i=0):
+  workdir = Workdir(pathlib.Path(root))
+  match role:
+    case 'syncer':
+      syncer(workdir, int(steps))
+    case 'learner':
+      learner(workdir, int(i))
+    case 'evaluate':
+      evaluate(workdir)
+    case 'broken':
+      print('the reason of the stand-in')
+      raise SystemExit(int(i))
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])

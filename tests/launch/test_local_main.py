@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m launch.local`: what it refuses before a process is started."""
+
+import fcntl
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from diloco import config as configs
+from diloco.config_values import ConfigError
+from diloco.metrics.workdir import Workdir
+from experiments import quickstart
+from launch import faults
+from launch.address import free_address
+from launch.folder import occupy
+from launch.program import program
+
+CONFIG = '--config=experiments/tests_tiny.py'
+
+
+def refused(*argv):
+  done = subprocess.run(
+    [sys.executable, '-m', 'launch.local', *argv],
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert done.returncode == 78, done.stderr
+  assert done.stdout == ''
+  return done.stderr
+
+
+def test_a_mistake_ends_in_one_line(tmp_path):
+  run = f'--workdir={tmp_path / "run"}'
+  fault = "--config.faults=('kill learner 9 at 0.1',)"
+  assert refused(CONFIG) == (
+    'error: --workdir: is missing, such as runs/first\n'
+  )
+  assert refused(CONFIG, run, '--config.model.layer=3') == (
+    'error: --config.model.layer=3: unknown key model.layer, did you mean '
+    'model.layers?\n'
+  )
+  assert refused(CONFIG, run, fault).endswith(
+    'learner 9 of 2, ids start at 0\n'
+  )
+  assert refused(CONFIG, run, 'more') == 'error: more: unexpected argument\n'
+  assert not (tmp_path / 'run').exists()
+
+
+def test_launching_imports_no_jax():
+  code = (
+    'import sys, launch.local, launch.plot, diloco.config\n'
+    'print([m for m in ("jax", "flax", "optax", "grain", "grpc", "matplotlib")'
+    ' if m in sys.modules])'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, check=True
+  )
+  assert done.stdout == '[]\n'
+
+
+def test_the_program_of_a_run():
+  config = configs.build(quickstart.get_config())
+  parts = program(
+    config, ['--config=x.py'], Workdir(pathlib.Path('w')), 'localhost:7'
+  )
+  assert [role.name for role in parts.roles] == [
+    'syncer', 'learner-0', 'learner-1', 'learner-2',
+  ]  # fmt: skip
+  common = ('--config=x.py', '--workdir=w')
+  assert parts.roles[0].argv == (
+    sys.executable, '-m', 'diloco.syncer', *common, '--bind=localhost:7',
+  )  # fmt: skip
+  assert parts.roles[2].argv == (
+    sys.executable, '-m', 'diloco.learner', *common, '--learner=1',
+    '--syncer=localhost:7',
+  )  # fmt: skip
+  assert parts.evaluate.argv == (
+    sys.executable, '-m', 'diloco.evaluate', *common,
+  )  # fmt: skip
+  assert [role.ends_run for role in parts.roles] == [True, False, False, False]
+  assert ('NPROC', '1') in parts.environment
+
+
+def test_an_empty_or_absent_folder_is_taken(tmp_path):
+  workdir, lock = occupy(tmp_path / 'a' / 'b', overwrite=False)
+  assert workdir.root.is_dir()
+  lock.close()
+  occupy(tmp_path / 'a' / 'b', overwrite=False)[1].close()
+
+
+def test_a_run_is_overwritten_only_when_asked(tmp_path):
+  (tmp_path / 'logs').mkdir()
+  (tmp_path / 'logs' / 'syncer.log').write_text('x')
+  (tmp_path / 'status.json').write_text('{}')
+  with pytest.raises(ConfigError, match='--overwrite to remove that run'):
+    occupy(tmp_path, overwrite=False)
+  occupy(tmp_path, overwrite=True)[1].close()
+  assert [path.name for path in tmp_path.iterdir()] == ['lock']
+
+
+@pytest.mark.parametrize('overwrite', [False, True])
+def test_a_folder_of_something_else_is_never_touched(tmp_path, overwrite):
+  (tmp_path / 'logs').mkdir()
+  (tmp_path / 'thesis.tex').write_text('x')
+  with pytest.raises(ConfigError, match=r"holds 'thesis\.tex', which is not"):
+    occupy(tmp_path, overwrite)
+  assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+  with (tmp_path / 'lock').open('ab') as other:
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(ConfigError, match='another launcher is running'):
+      occupy(tmp_path, overwrite=True)
+
+
+def test_a_file_is_no_folder(tmp_path):
+  path = tmp_path / 'x'
+  path.write_text('')
+  with pytest.raises(ConfigError, match='is a file, give a folder'):
+    occupy(path, overwrite=True)
+
+
+def test_a_free_port_is_found():
+  host, _, port = free_address('127.0.0.1', 0).rpartition(':')
+  assert host == '127.0.0.1'
+  assert 0 < int(port) < 65536
+
+
+def test_a_port_in_use_is_refused():
+  with socket.socket() as taken:
+    taken.bind(('127.0.0.1', 0))
+    taken.listen()
+    port = taken.getsockname()[1]
+    with pytest.raises(ConfigError, match=rf'port={port}: is in use'):
+      free_address('127.0.0.1', port)
+
+
+def test_a_host_that_does_not_resolve_is_refused():
+  with pytest.raises(ConfigError, match='can not be resolved'):
+    free_address('no-such-host.invalid', 0)
+
+
+def test_an_address_of_another_machine_is_refused():
+  with pytest.raises(ConfigError, match='is no address of this machine'):
+    free_address('192.0.2.1', 0)
+
+
+def test_faults_are_read_and_ordered():
+  planned = faults.plan(['kill learner 1 at 0.5', 'kill syncer at 0.25'], 2)
+  assert planned == (
+    faults.Kill('syncer', 0.25),
+    faults.Kill('learner-1', 0.5),
+  )
+  assert not planned[1].is_due(49, 100)
+  assert planned[1].is_due(50, 100)
+  assert faults.plan([], 1) == ()
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('kill learner 2 at 0.5', 'learner 2 of 2, ids start at 0'),
+    ('kill learner at 0.5', 'expected kill learner N at FRACTION'),
+    ('stop learner 1 at 0.5', 'expected kill learner N at FRACTION'),
+    ('kill learner 1 at 1.5', 'the fraction is 1.5'),
+    ('kill learner 1 at -1', 'expected kill learner N at FRACTION'),
+    ('', 'expected kill learner N at FRACTION'),
+  ],
+)
+def test_a_fault_that_can_not_be_read_is_named(text, message):
+  with pytest.raises(ConfigError) as caught:
+    faults.plan(['kill learner 0 at 0.1', text], 2)
+  (problem,) = caught.value.problems
+  assert problem.startswith(f'faults[1]={text!r}: ')
+  assert message in problem

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole local runs, with small stand-ins for syncer and learners."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from diloco.metrics.workdir import Workdir
+from diloco.metrics.writer import read_jsonl
+from launch import plot
+
+HERE = pathlib.Path(__file__).parent
+DEADLINE_S = 60.0
+
+
+def start(workdir, steps, what):
+  command = [sys.executable, str(HERE / 'launch_stand_ins.py')]
+  return subprocess.Popen(
+    [*command, str(workdir), str(steps), what],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    env=os.environ | {'PYTHONPATH': os.getcwd()},
+  )
+
+
+def finish(launcher):
+  try:
+    return launcher.communicate(timeout=DEADLINE_S)[0]
+  finally:
+    launcher.kill()
+
+
+def started(workdir):
+  return [e for e in read_jsonl(workdir.events) if e['event'] == 'started']
+
+
+def wait_for_starts(launcher, workdir, count):
+  give_up_at_s = time.monotonic() + DEADLINE_S
+  while len(started(workdir)) < count:
+    assert launcher.poll() is None, launcher.stdout.read()
+    assert time.monotonic() < give_up_at_s, started(workdir)
+    time.sleep(0.02)
+
+
+def assert_all_gone(workdir):
+  give_up_at_s = time.monotonic() + DEADLINE_S
+  for event in started(workdir):
+    while _lives(event['pid']):
+      assert time.monotonic() < give_up_at_s, f'{event} lives on'
+      time.sleep(0.02)
+
+
+def _lives(pid):
+  try:
+    return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+  except psutil.NoSuchProcess:
+    return False
+
+
+def test_a_run_loses_a_learner_and_comes_to_its_end(tmp_path):
+  workdir = Workdir(tmp_path / 'run')
+  launcher = start(workdir.root, 120, 'good')
+  shown = finish(launcher)
+  assert launcher.returncode == 0, shown
+  events = read_jsonl(workdir.events)
+  (kill,) = [e for e in events if e['event'] == 'killed']
+  assert kill['process'] == 'learner-1'
+  assert 'planned in config.faults' in kill['detail']
+  assert [e['process'] for e in started(workdir)] == [
+    'syncer', 'learner-0', 'learner-1', 'learner-2', 'learner-1', 'evaluate',
+  ]  # fmt: skip
+  for text in ('killed: SIGKILL at global step', '2.430', '3.506', 'learner-2'):
+    assert text in shown
+  assert workdir.loss_plot.stat().st_size > 10_000
+  assert json.loads(workdir.pids.read_text())['processes'] == {}
+  curve = plot.curves(workdir, 3)[1]
+  assert len(curve.kills) == len(curve.rejoins) == 1
+  assert curve.kills[0][0] < curve.rejoins[0][0]
+  assert_all_gone(workdir)
+
+
+@pytest.mark.parametrize(
+  ('number', 'code'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_a_signal_stops_everything(tmp_path, number, code):
+  workdir = Workdir(tmp_path / 'run')
+  launcher = start(workdir.root, 100_000, 'good')
+  wait_for_starts(launcher, workdir, 4)
+  launcher.send_signal(number)
+  shown = finish(launcher)
+  assert launcher.returncode == code, shown
+  assert f'stopped by {number.name}; no process is left' in shown
+  assert_all_gone(workdir)
+
+
+def test_a_launcher_that_is_killed_leaves_no_process(tmp_path):
+  workdir = Workdir(tmp_path / 'run')
+  launcher = start(workdir.root, 100_000, 'stubborn')
+  wait_for_starts(launcher, workdir, 4)
+  launcher.kill()
+  launcher.wait()
+  assert_all_gone(workdir)
+  launcher.stdout.close()
+
+
+def test_a_refused_process_stops_the_run_and_its_log_is_shown(tmp_path):
+  workdir = Workdir(tmp_path / 'run')
+  launcher = start(workdir.root, 100_000, 'refused')
+  shown = finish(launcher)
+  assert launcher.returncode == 1
+  assert 'failed: learner-2 exited with code 78: it can not run' in shown
+  assert '  the reason of the stand-in' in shown
+  assert_all_gone(workdir)
+
+
+def test_a_run_that_was_not_evaluated_has_not_succeeded(tmp_path):
+  workdir = Workdir(tmp_path / 'run')
+  launcher = start(workdir.root, 20, 'broken:1')
+  shown = finish(launcher)
+  assert launcher.returncode == 1
+  assert 'failed: evaluate exited with code 1' in shown
+  assert not workdir.evaluation.exists()
+  assert_all_gone(workdir)

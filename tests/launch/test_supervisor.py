@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor with real processes: what it restarts, and what it leaves."""
+
+import os
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+
+from launch import supervisor
+from launch.program import Role
+from launch.supervisor import Supervisor, after_exit
+
+DEADLINE_S = 20.0
+FOREVER = 'import time\nwhile True: time.sleep(1)'
+DEAF = 'import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n'
+READY = 'print("ready", flush=True)\n'
+
+
+def role(name, code, ends_run=False):
+  return Role(name, (sys.executable, '-c', code), ends_run)
+
+
+def build(tmp_path, *roles, restarts_max=3, linger_s=0.3):
+  events = []
+  watched = Supervisor(
+    roles,
+    log=lambda name: tmp_path / f'{name}.log',
+    environment=os.environ,
+    restarts_max=restarts_max,
+    restart_delay_s=0.05,
+    announce=events.append,
+    linger_s=linger_s,
+  )
+  return watched, events
+
+
+def poll_until(watched, condition):
+  give_up_at_s = time.monotonic() + DEADLINE_S
+  while not condition():
+    assert time.monotonic() < give_up_at_s, watched.states()
+    watched.poll()
+    time.sleep(0.01)
+
+
+def told(events, kind):
+  return [event.process for event in events if event.event == kind]
+
+
+def test_a_killed_process_is_started_again(tmp_path):
+  watched, events = build(tmp_path, role('a', FOREVER))
+  with watched:
+    poll_until(watched, lambda: watched.is_running('a'))
+    first = watched.states()[0].pid
+    watched.kill('a', 'for the test')
+    poll_until(watched, lambda: watched.states()[0].starts == 2)
+    assert watched.states()[0].pid != first
+  kinds = [event.event for event in events]
+  assert kinds == ['started', 'killed', 'exited', 'started', 'stopped']
+  assert events[1].detail == 'for the test'
+  assert events[2].detail == 'died of SIGKILL; restart 1'
+
+
+def test_a_process_that_exits_with_0_is_not_started_again(tmp_path):
+  watched, events = build(tmp_path, role('a', 'pass'))
+  with watched:
+    poll_until(watched, lambda: watched.is_over)
+  assert watched.failure is None
+  assert watched.states()[0].state == supervisor.FINISHED
+  assert told(events, 'started') == ['a']
+
+
+def test_code_78_stops_the_run_at_once(tmp_path):
+  watched, events = build(
+    tmp_path, role('a', 'raise SystemExit(78)'), role('b', FOREVER)
+  )
+  with watched:
+    poll_until(watched, lambda: watched.is_over)
+  assert watched.failure == (
+    'a exited with code 78: it can not run as configured'
+  )
+  assert told(events, 'started') == ['a', 'b']
+  assert not psutil.pid_exists(events[1].pid)
+
+
+def test_restarts_are_used_up(tmp_path):
+  watched, events = build(
+    tmp_path, role('a', 'raise SystemExit(3)'), restarts_max=2
+  )
+  with watched:
+    poll_until(watched, lambda: watched.is_over)
+  assert watched.failure == ('a exited with code 3; restarts used up (2 of 2)')
+  assert told(events, 'started') == ['a'] * 3
+
+
+def test_the_log_holds_all_starts(tmp_path):
+  watched, _ = build(
+    tmp_path, role('a', 'print("here"); raise SystemExit(1)'), restarts_max=1
+  )
+  with watched:
+    poll_until(watched, lambda: watched.is_over)
+  assert (tmp_path / 'a.log').read_text() == 'here\nhere\n'
+
+
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path):
+  watched, events = build(tmp_path, role('a', DEAF + READY + FOREVER))
+  log = tmp_path / 'a.log'
+  poll_until(watched, lambda: log.exists() and 'ready' in log.read_text())
+  watched.stop(deadline_s=0.2)
+  assert not psutil.pid_exists(events[0].pid)
+
+
+def test_children_of_a_dead_process_die_too(tmp_path):
+  code = (
+    'import os, subprocess, sys\n'
+    'child = subprocess.Popen(["sleep", "1000"])\n'
+    'print(child.pid, flush=True)\n'
+    'os.kill(os.getpid(), 9)\n'
+  )
+  watched, _ = build(tmp_path, role('a', code), restarts_max=0)
+  with watched:
+    poll_until(watched, lambda: watched.is_over)
+  grandchild = int((tmp_path / 'a.log').read_text())
+  wait_gone(grandchild)
+
+
+def test_an_exception_leaves_no_process(tmp_path):
+  watched, events = build(tmp_path, role('a', FOREVER), role('b', FOREVER))
+  with pytest.raises(ZeroDivisionError), watched:
+    watched.poll()
+    raise ZeroDivisionError
+  assert len(events) == 4
+  assert not any(psutil.pid_exists(event.pid) for event in events)
+
+
+def test_a_program_that_does_not_exist_leaves_no_process(tmp_path):
+  watched, events = build(
+    tmp_path, role('a', FOREVER), Role('b', ('/no/such/program',))
+  )
+  with pytest.raises(FileNotFoundError), watched:
+    watched.poll()
+  assert not psutil.pid_exists(events[0].pid)
+
+
+def test_when_the_run_ends_those_who_stay_are_stopped(tmp_path):
+  watched, events = build(
+    tmp_path, role('end', 'pass', ends_run=True), role('a', FOREVER)
+  )
+  with watched:
+    poll_until(watched, lambda: watched.is_over)
+  assert watched.failure is None
+  assert told(events, 'stopped') == ['a']
+
+
+def test_when_the_run_has_ended_nobody_is_started_again(tmp_path):
+  late = 'import time; time.sleep(0.4); raise SystemExit(1)'
+  watched, events = build(
+    tmp_path,
+    role('end', 'pass', ends_run=True),
+    role('a', late),
+    linger_s=DEADLINE_S,
+  )
+  with watched:
+    poll_until(watched, lambda: watched.is_over)
+  assert watched.failure is None
+  assert events[-1].detail == 'exited with code 1; the run is over, no restart'
+
+
+def test_a_run_that_all_others_have_left_does_not_go_on(tmp_path):
+  watched, _ = build(
+    tmp_path, role('end', FOREVER, ends_run=True), role('a', 'pass')
+  )
+  with watched:
+    poll_until(watched, lambda: watched.is_over)
+  assert watched.failure == 'end goes on though all others have finished'
+
+
+@pytest.mark.parametrize(
+  ('code', 'restarts', 'over', 'state', 'stops', 'reason'),
+  [
+    (0, 0, False, 'finished', False, 'exited with code 0'),
+    (1, 0, False, 'waiting', False, 'exited with code 1; restart 1'),
+    (-9, 1, False, 'waiting', False, 'died of SIGKILL; restart 2'),
+    (-9, 2, False, 'dead', True, 'died of SIGKILL; restarts used up (2 of 2)'),
+    (78, 0, False, 'dead', True, 'exited with code 78: it can not run as'),
+    (78, 0, True, 'dead', False, 'the run is over, no restart'),
+  ],
+)
+def test_what_becomes_of_a_process(code, restarts, over, state, stops, reason):
+  decision = after_exit(code, restarts, 2, over)
+  assert (decision.state, decision.stops_run) == (state, stops)
+  assert reason in decision.reason
+
+
+def test_signals_have_names():
+  assert supervisor.describe_exit(-signal.SIGSEGV) == 'died of SIGSEGV'
+
+
+def wait_gone(pid):
+  give_up_at_s = time.monotonic() + DEADLINE_S
+  while psutil.pid_exists(pid):
+    if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+      return  # Dead; whoever adopted it has not looked yet.
+    assert time.monotonic() < give_up_at_s, f'{pid} lives on'
+    time.sleep(0.01)

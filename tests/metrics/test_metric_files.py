@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of a run: what is written is read back, torn or wrong ones are seen."""
+
+import json
+
+import pytest
+from tensorboardX.proto import event_pb2
+
+from diloco.metrics import files, names, status, summary, writer
+
+LEARNER = status.LearnerStatus(
+  1, status.LIVE, 7, None, 10.5, 3, 0, 100, 200, 0.5, 2, 0.25
+)
+STATUS = status.RunStatus(
+  'x', 1.5, 7, 10, 3, (0, 1), (1,), 0.1, 0.2, 0.3, 0.9, 1.0, 1, 2, 0, False,
+  (LEARNER,),
+)  # fmt: skip
+
+
+def test_a_status_is_read_back_as_it_was(tmp_path):
+  path = tmp_path / 'status.json'
+  status.write_status(path, STATUS)
+  assert status.read_status(path) == STATUS
+  assert [p.name for p in tmp_path.iterdir()] == ['status.json']
+
+
+def test_an_absent_status_is_none(tmp_path):
+  assert status.read_status(tmp_path / 'status.json') is None
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'step': 'seven'}, "RunStatus.step='seven': expected int"),
+    ({'live': 3}, 'RunStatus.live=3: expected a list'),
+    ({'more': 3}, 'missing or unknown fields more'),
+    ({'learners': [{}]}, r'RunStatus.learners\[0\]: missing or unknown'),
+  ],
+)
+def test_a_wrong_status_says_what_is_wrong(tmp_path, change, message):
+  path = tmp_path / 'status.json'
+  status.write_status(path, STATUS)
+  path.write_text(json.dumps(json.loads(path.read_text()) | change))
+  with pytest.raises(files.Malformed, match=message):
+    status.read_status(path)
+
+
+def test_half_a_status_is_malformed(tmp_path):
+  path = tmp_path / 'status.json'
+  path.write_text('{"run":')
+  with pytest.raises(files.Malformed, match=r'status\.json'):
+    status.read_status(path)
+
+
+def test_bytes_per_parameter_of_one_leg():
+  # 1000 parameters in 4 fragments of 250; 8 pulls carry each twice, at 125 B:
+  # 4 bits a parameter.
+  assert summary.bytes_per_parameter(8 * 125, 8, 4, 1000) == 0.5
+  assert summary.bytes_per_parameter(8 * 1000, 8, 4, 1000) == 4.0
+  assert summary.bytes_per_parameter(0, 0, 4, 1000) is None
+
+
+def test_jsonl_is_appended_and_read_back(tmp_path):
+  path = tmp_path / 'metrics' / 'learner-0.jsonl'
+  for step in (1, 2):
+    jsonl = writer.JsonlWriter(path)
+    jsonl.write_scalars(step, {names.TRAIN_LOSS: 2.5})
+    jsonl.close()
+  assert writer.read_jsonl(path) == [
+    {'step': 1, names.TRAIN_LOSS: 2.5},
+    {'step': 2, names.TRAIN_LOSS: 2.5},
+  ]
+
+
+def test_a_torn_last_line_is_left_out_and_cut_by_the_next_writer(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_text('{"step": 1}\n{"step": 2, "lo')
+  assert writer.read_jsonl(path) == [{'step': 1}]
+  jsonl = writer.JsonlWriter(path)
+  jsonl.write_scalars(3, {})
+  assert writer.read_jsonl(path) == [{'step': 1}, {'step': 3}]
+  jsonl.close()
+
+
+@pytest.mark.parametrize('line', ['{"step": 2, "lo', '3'])
+def test_a_line_that_is_wrong_and_whole_is_an_error(tmp_path, line):
+  path = tmp_path / 'a.jsonl'
+  path.write_text('{"step": 1}\n' + line + '\n')
+  with pytest.raises(writer.CorruptLine, match=r'a\.jsonl:2: '):
+    writer.read_jsonl(path)
+
+
+def test_no_file_is_no_records(tmp_path):
+  assert writer.read_jsonl(tmp_path / 'a.jsonl') == []
+
+
+def test_several_writers_get_the_same(tmp_path):
+  jsonl = writer.JsonlWriter(tmp_path / 'a.jsonl')
+  board = writer.TensorBoardWriter(tmp_path / 'board')
+  both = writer.MultiWriter([jsonl, board])
+  both.write_scalars(4, {names.TRAIN_LOSS: 2.5, names.TIME: 1234.5})
+  both.flush()
+  assert writer.read_jsonl(tmp_path / 'a.jsonl')[0][names.TIME] == 1234.5
+  both.close()
+  (event,) = [
+    event
+    for event in _events(next((tmp_path / 'board').iterdir()))
+    if event.summary.value
+  ]
+  assert event.step == 4
+  assert event.wall_time == 1234.5
+  assert [v.tag for v in event.summary.value] == [names.TRAIN_LOSS]
+  assert event.summary.value[0].simple_value == 2.5
+
+
+def _events(path):
+  """TFRecord framing: length u64, its CRC u32, the event, its CRC u32."""
+  data, events = path.read_bytes(), []
+  while data:
+    length = int.from_bytes(data[:8], 'little')
+    events.append(event_pb2.Event.FromString(data[12 : 12 + length]))
+    data = data[16 + length :]
+  return events
