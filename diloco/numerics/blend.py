@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a learner takes in an updated fragment, on the device, under `jit`.
+
+θ is what the learner has now, `global_` the Θ_p that arrived and `snapshot` θ
+as it was when the learner's last offer of the fragment was copied. Between the
+two the learner made some steps; the rules differ in what becomes of these.
+Results have the dtype of θ.
+"""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+Arrays = Mapping[str, jax.Array]
+Blend = Callable[[Arrays, Arrays, Arrays], dict[str, jax.Array]]
+
+NAMES = ('overwrite', 'mix', 'carry')
+
+
+def make_blend(name: str, alpha: float = 0.0) -> Blend:
+  """The rule `name` as a function of (theta, global_, snapshot).
+
+  Raises:
+    ValueError: an unknown name, alpha outside [0, 1], or alpha without 'mix'.
+  """
+  if name not in NAMES:
+    raise ValueError(f'blend {name!r}, must be one of {NAMES}')
+  if not 0 <= alpha <= 1:
+    raise ValueError(f'alpha={alpha}, must be in [0, 1]')
+  if alpha and name != 'mix':
+    raise ValueError(
+      f"alpha={alpha} has a meaning for 'mix' only, not {name!r}"
+    )
+  if name == 'carry':
+    return carry
+  if name == 'mix':
+    return lambda theta, global_, snapshot: mix(theta, global_, alpha)
+  return lambda theta, global_, snapshot: overwrite(theta, global_)
+
+
+def overwrite(theta: Arrays, global_: Arrays) -> dict[str, jax.Array]:
+  """θ' = Θ: the paper's rule; steps since the snapshot are lost."""
+  return {name: global_[name].astype(theta[name].dtype) for name in theta}
+
+
+def mix(
+  theta: Arrays, global_: Arrays, alpha: float | jax.Array
+) -> dict[str, jax.Array]:
+  """θ' = α·θ + (1 - α)·Θ, in f32 (Streaming DiLoCo)."""
+  return {
+    name: (
+      alpha * _f32(theta[name]) + (1 - alpha) * _f32(global_[name])
+    ).astype(theta[name].dtype)
+    for name in theta
+  }
+
+
+def carry(
+  theta: Arrays, global_: Arrays, snapshot: Arrays
+) -> dict[str, jax.Array]:
+  """θ' = Θ + (θ - snapshot), in f32: steps since the snapshot are kept."""
+  return {
+    name: (
+      _f32(global_[name]) + (_f32(theta[name]) - _f32(snapshot[name]))
+    ).astype(theta[name].dtype)
+    for name in theta
+  }
+
+
+def _f32(x) -> jax.Array:
+  return jnp.asarray(x, jnp.float32)

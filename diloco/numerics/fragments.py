@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cuts a model into P fragments, and takes and puts their pieces.
+
+The unit is the *logical tensor*: where layers are stacked for `scan`, each
+layer's slice is one, or 24 even fragments could not exist. Logical tensors are
+never split, but for embedding-like ones, which merge elementwise and may
+therefore be cut by rows (paper: §3; design: §6). Every learner and the syncer
+build the same layout from the same shapes, and compare fingerprints.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+Array = np.ndarray | jax.Array
+Params = Mapping[str, Array]  # path -> array, such as 'layers/mlp/up'.
+
+ROLES = ('plain', 'stacked', 'embedding')
+SCHEMES = ('balanced', 'tensor', 'layer')
+EMBEDDINGS = ('split', 'own')
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+  """One array of the model.
+
+  Attributes:
+    shape: of the array; it holds at least one element.
+    role: 'plain'; 'stacked' (axis 0 is the layer); or 'embedding' (embedding
+      and output head: axis 0 is the vocabulary).
+  """
+
+  shape: tuple[int, ...]
+  role: str = 'plain'
+
+  def __post_init__(self):
+    if self.role not in ROLES:
+      raise ValueError(f'role={self.role!r}, must be one of {ROLES}')
+    if math.prod(self.shape) < 1:
+      raise ValueError(f'shape={self.shape} holds no element')
+    if self.role != 'plain' and not self.shape:
+      raise ValueError(f'a scalar has no axis 0; role={self.role!r} needs one')
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+  """What one fragment holds of one array: all of it, a layer, or some rows."""
+
+  path: str
+  layer: int | None  # Index on axis 0 of a stacked array.
+  rows: tuple[int, int] | None  # First row, row after the last.
+  shape: tuple[int, ...]  # Of the piece, not of the array.
+  role: str
+
+  @property
+  def name(self) -> str:
+    """Unique within a layout: 'norm', 'layers/mlp/up[3]', 'embed[0:64]'."""
+    if self.layer is not None:
+      return f'{self.path}[{self.layer}]'
+    if self.rows is not None:
+      return f'{self.path}[{self.rows[0]}:{self.rows[1]}]'
+    return self.path
+
+  @property
+  def size(self) -> int:
+    """Values in the piece."""
+    return math.prod(self.shape)
+
+  @property
+  def index(self) -> tuple[Any, ...]:
+    """`array[piece.index]` is the piece, an array even where it is a scalar."""
+    if self.layer is not None:
+      return (self.layer, ...)
+    if self.rows is not None:
+      return (slice(*self.rows), ...)
+    return (...,)
+
+
+Pieces = Sequence[Piece]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """P fragments: every element of the model is in exactly one of them."""
+
+  fragments: tuple[tuple[Piece, ...], ...]  # Ordered by path, layer, rows.
+
+  @property
+  def sizes(self) -> tuple[int, ...]:
+    """Values per fragment."""
+    return tuple(sum(p.size for p in pieces) for pieces in self.fragments)
+
+  def fingerprint(self) -> str:
+    """16 hex digits that differ where anything in the layout differs."""
+    text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def make_layout(
+  specs: Mapping[str, TensorSpec],
+  scheme: str,
+  fragments: int,
+  embedding: str = 'split',
+) -> Layout:
+  """Distributes the logical tensors over P fragments (paper: §3, Fig. 8-10).
+
+  Args:
+    specs: the model; the order of the mapping does not matter.
+    scheme: 'balanced': largest first, each into the lightest fragment, ties
+      by name and lowest fragment; the largest fragment is at most 4/3 of the
+      best possible. 'tensor': one after another, round robin. 'layer': whole
+      layers, neighbours together; tensors outside the layers go to the last.
+    fragments: P.
+    embedding: 'split' gives every fragment an even share of the rows of the
+      embedding-like tensors; 'own' makes them fragment 0 and distributes the
+      rest over P - 1 (the paper).
+
+  Raises:
+    ValueError: an argument is out of range, or a fragment would be empty.
+  """
+  if scheme not in SCHEMES:
+    raise ValueError(f'scheme={scheme!r}, must be one of {SCHEMES}')
+  if embedding not in EMBEDDINGS:
+    raise ValueError(f'embedding={embedding!r}, must be one of {EMBEDDINGS}')
+  if fragments < 1:
+    raise ValueError(f'fragments={fragments}, must be at least 1')
+
+  tables = sorted(p for p, spec in specs.items() if spec.role == 'embedding')
+  tensors = _logical_tensors(specs)
+  if embedding == 'split':
+    bins = [
+      [
+        piece
+        for path in tables
+        for piece in _rows(path, specs[path], i, fragments)
+      ]
+      for i in range(fragments)
+    ]
+  else:
+    if not tables:
+      raise ValueError("embedding='own', but no tensor has role 'embedding'")
+    if fragments == 1 and tensors:
+      raise ValueError(
+        f"embedding='own' leaves none of fragments=1 to {len(tensors)} other "
+        "tensors; use embedding='split' or more fragments"
+      )
+    bins = [[] for _ in range(fragments - 1)]
+
+  if bins:
+    _SCHEMES[scheme](bins, tensors)
+  if embedding == 'own':
+    bins.insert(0, [_whole(path, specs[path]) for path in tables])
+  empty = [i for i, pieces in enumerate(bins) if not pieces]
+  if empty:
+    raise ValueError(
+      f'fragments={fragments} is too many for scheme={scheme!r}: '
+      f'{len(tensors)} logical tensors beside {len(tables)} embedding-like '
+      f'ones leave fragments {empty} empty'
+    )
+  return Layout(tuple(tuple(sorted(b, key=_order)) for b in bins))
+
+
+def take(params: Params, pieces: Pieces) -> dict[str, Array]:
+  """The pieces by name. Of numpy arrays these are views, not copies."""
+  taken = {piece.name: params[piece.path][piece.index] for piece in pieces}
+  for piece in pieces:
+    shape = taken[piece.name].shape
+    assert shape == piece.shape, f'{piece.name}: {shape=}, not {piece.shape}'
+  return taken
+
+
+def put(params: Params, pieces: Pieces, arrays: Params) -> dict[str, Array]:
+  """`params` with the pieces replaced, in the dtype of `params`.
+
+  Pure: the arrays of `params` are copied where they change, once each, and
+  shared where they do not. Under `jit` with donation XLA updates in place.
+  """
+  result = dict(params)
+  for path in {piece.path for piece in pieces}:
+    if isinstance(result[path], np.ndarray):
+      result[path] = result[path].copy()
+  for piece in pieces:
+    array, values = result[piece.path], arrays[piece.name]
+    assert values.shape == piece.shape, (
+      f'{piece.name}: shape={values.shape}, not {piece.shape}'
+    )
+    if isinstance(array, np.ndarray):
+      array[piece.index] = values
+    else:
+      result[piece.path] = array.at[piece.index].set(values.astype(array.dtype))
+  return result
+
+
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+  """Nested dicts to one: {'a': {'b': x}} becomes {'a/b': x}, sorted by path.
+
+  Raises:
+    ValueError: a key is no text, is empty or has a '/', or a dict is empty;
+      `unflatten` could not give the tree back.
+  """
+  flat = {}
+  for key, value in tree.items():
+    if not isinstance(key, str) or not key or '/' in key:
+      raise ValueError(f"key {key!r}: must be text, not empty, without '/'")
+    if not isinstance(value, Mapping):
+      flat[key] = value
+    elif value:
+      flat |= {f'{key}/{path}': leaf for path, leaf in flatten(value).items()}
+    else:
+      raise ValueError(f'key {key!r} holds an empty dict')
+  return dict(sorted(flat.items()))
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+  """The inverse of `flatten`.
+
+  Raises:
+    ValueError: a path is a leaf and also leads to others ('a' and 'a/b').
+  """
+  tree = {}
+  for path, leaf in sorted(flat.items()):
+    *parents, last = path.split('/')
+    node = tree
+    for key in parents:
+      node = node.setdefault(key, {})
+      if not isinstance(node, dict):
+        raise ValueError(f'path {path!r} leads through the leaf {key!r}')
+    node[last] = leaf
+  return tree
+
+
+def _order(piece: Piece):
+  return piece.path, piece.layer or 0, piece.rows or (0, 0)
+
+
+def _whole(path: str, spec: TensorSpec) -> Piece:
+  return Piece(path, None, None, tuple(spec.shape), spec.role)
+
+
+def _logical_tensors(specs: Mapping[str, TensorSpec]) -> list[Piece]:
+  """Everything but the embedding-like, ordered by path, then by layer."""
+  tensors = []
+  for path, spec in sorted(specs.items()):
+    if spec.role == 'plain':
+      tensors.append(_whole(path, spec))
+    elif spec.role == 'stacked':
+      layers, *shape = spec.shape
+      tensors += [
+        Piece(path, layer, None, tuple(shape), spec.role)
+        for layer in range(layers)
+      ]
+  return tensors
+
+
+def _rows(path: str, spec: TensorSpec, i: int, parts: int) -> list[Piece]:
+  """Part i of the rows; no piece where there are fewer rows than parts."""
+  rows, *rest = spec.shape
+  start, stop = i * rows // parts, (i + 1) * rows // parts
+  if parts == 1:
+    return [_whole(path, spec)]
+  if start == stop:
+    return []
+  return [Piece(path, None, (start, stop), (stop - start, *rest), spec.role)]
+
+
+def _balanced(bins: list[list[Piece]], tensors: list[Piece]):
+  """Greedy by size: LPT, whose peak is ≤ 4/3 - 1/(3P) of the optimum."""
+  loads = [sum(piece.size for piece in pieces) for pieces in bins]
+  for piece in sorted(tensors, key=lambda p: (-p.size, *_order(p))):
+    lightest = loads.index(min(loads))
+    bins[lightest].append(piece)
+    loads[lightest] += piece.size
+
+
+def _round_robin(bins: list[list[Piece]], tensors: list[Piece]):
+  """Layer by layer, as the model computes; what is outside comes first."""
+  by_layer = sorted(tensors, key=lambda p: (p.layer is not None, p.layer or 0))
+  for i, piece in enumerate(by_layer):
+    bins[i % len(bins)].append(piece)
+
+
+def _layers(bins: list[list[Piece]], tensors: list[Piece]):
+  layers = 1 + max(
+    (p.layer for p in tensors if p.layer is not None), default=-1
+  )
+  if not layers:
+    raise ValueError("scheme='layer' needs tensors with role 'stacked'")
+  for piece in tensors:
+    outside = piece.layer is None
+    group = len(bins) - 1 if outside else piece.layer * len(bins) // layers
+    bins[group].append(piece)
+
+
+_SCHEMES = {'balanced': _balanced, 'tensor': _round_robin, 'layer': _layers}

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inner step: one learner's AdamW, generic in model and loss.
+
+The optimizer's updates are not scaled by the learning rate; `train_step`
+scales them by its argument `lr`. So the schedule can follow the global step of
+the whole run, known only at run time, without compiling again.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from diloco.numerics.fragments import TensorSpec
+
+PyTree = Any
+Loss = Callable[[PyTree, PyTree, jax.Array], tuple[jax.Array, dict[str, Any]]]
+
+NAMES = ('adamw', 'sgd')
+
+
+def make_inner(
+  optimizer: str = 'adamw',
+  b1: float = 0.9,
+  b2: float = 0.95,
+  eps: float = 1e-8,
+  weight_decay: float = 0.1,
+  clip_norm: float = 1.0,
+  specs: Mapping[str, TensorSpec] | None = None,
+) -> optax.GradientTransformation:
+  """Clip by global norm, Adam, decoupled weight decay; moments in f32.
+
+  Args:
+    optimizer: 'adamw', or 'sgd': the gradient itself, neither clipped nor
+      decayed, for tests by identities.
+    b1: decay of the first moment.
+    b2: decay of the second moment.
+    eps: added to the root of the second moment.
+    weight_decay: per unit of learning rate; tensors with less than two axes
+      (norms, biases) do not decay.
+    clip_norm: the gradient's norm is at most this; 0 does not clip.
+    specs: the model's tensors. The layer axis of a 'stacked' one is not
+      counted, so that the norms of a scanned model are seen as 1-D. None:
+      every axis counts.
+
+  Raises:
+    ValueError: an unknown optimizer, or a number out of range.
+  """
+  if optimizer not in NAMES:
+    raise ValueError(f'optimizer {optimizer!r}, must be one of {NAMES}')
+  for name, value in (('b1', b1), ('b2', b2)):
+    if not 0 <= value < 1:
+      raise ValueError(f'{name}={value}, must be in [0, 1)')
+  for name, value in (
+    ('eps', eps),
+    ('weight_decay', weight_decay),
+    ('clip_norm', clip_norm),
+  ):
+    if not value >= 0:
+      raise ValueError(f'{name}={value}, must be ≥ 0')
+  if optimizer == 'sgd':
+    return optax.identity()
+  chain = optax.chain(
+    optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
+    optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
+    optax.add_decayed_weights(
+      weight_decay, mask=lambda params: decays(params, specs)
+    ),
+  )
+  return optax.GradientTransformation(
+    lambda params: chain.init(_f32(params)),
+    lambda grads, state, params: chain.update(_f32(grads), state, _f32(params)),
+  )
+
+
+def decays(
+  params: PyTree, specs: Mapping[str, TensorSpec] | None = None
+) -> PyTree:
+  """Which tensors weight decay acts on: those of two axes or more.
+
+  `params` may be flat or nested dicts; `specs` is by path, see `make_inner`.
+  """
+
+  def decay(path, param) -> bool:
+    if specs is None:
+      return param.ndim >= 2
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    return param.ndim - (specs[name].role == 'stacked') >= 2
+
+  return jax.tree_util.tree_map_with_path(decay, params)
+
+
+def train_step(
+  loss: Loss,
+  inner: optax.GradientTransformation,
+  params: PyTree,
+  inner_state: PyTree,
+  batch: PyTree,
+  lr: jax.Array,
+  rng: jax.Array,
+) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
+  """θ' = θ - lr·update(∇loss(θ)), to be jitted with static `loss`, `inner`.
+
+  Args:
+    loss: (params, batch, rng) -> (scalar, metrics).
+    inner: from `make_inner`; its state is `inner.init(params)`.
+    params: any pytree of arrays; keeps its dtypes.
+    inner_state: of the last step.
+    batch: handed to the loss.
+    lr: scalar f32, see `schedule`.
+    rng: handed to the loss.
+
+  Returns:
+    Parameters, inner state, and metrics as f32 scalars: those of the loss,
+    'loss', and 'grad_norm' before clipping.
+  """
+  (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(
+    params, batch, rng
+  )
+  update, inner_state = inner.update(grads, inner_state, params)
+  params = jax.tree.map(
+    lambda p, u: (p - lr * u).astype(p.dtype), params, update
+  )
+  metrics |= {'loss': value, 'grad_norm': optax.tree.norm(_f32(grads))}
+  return params, inner_state, _f32(metrics)
+
+
+def _f32(tree: PyTree) -> PyTree:
+  return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)

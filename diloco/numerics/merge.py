@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merges the learners' outer gradients into one (paper: §2.6, Alg. 2 line 12).
+
+v_m is learner m's outer gradient, base_m - θ_m; w_m ≥ 0 its weight. Sums run
+in ascending learner id, in f32, so that arrival order changes no bit.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from diloco.numerics.fragments import Pieces
+
+Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array of its shape.
+
+# A mean of unit vectors that should vanish comes out near 1e-7 in f32: shorter
+# than this, its direction is rounding noise.
+DIRECTION_MIN = 1e-6
+# No unit vector is formed of anything shorter; 1/norm would overflow.
+NORM_MIN = float(np.finfo(np.float32).tiny)
+_CHUNK_VALUES = 1 << 16
+
+
+def weighted_mean(
+  vs: Sequence[np.ndarray], weights: Sequence[float]
+) -> np.ndarray:
+  """Δ = Σ w_m·v_m / Σ w_m.
+
+  Args:
+    vs: f32 arrays of one shape, in learner order.
+    weights: one per array; where it is zero the array is not looked at.
+
+  Raises:
+    ValueError: a weight is negative or not finite, or all are zero.
+  """
+  shares = _shares(weights)
+  return _sum((share, v) for share, v in zip(shares, vs) if share)
+
+
+def rda(vs: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+  """Radial-directional averaging: the mean length along the mean direction.
+
+      Δ = (Σ w_m·‖v_m‖ / Σ w_m) · φ(Σ w_m·φ(v_m) / Σ w_m)
+      φ(x) = x / ‖x‖, φ(0) = 0
+
+  Outer gradients of different learners are nearly orthogonal, and their plain
+  mean shrinks by √M; this one does not. Where there is no direction (all
+  vectors zero, or cancelling: the mean of the φ(v_m) is shorter than
+  `DIRECTION_MIN`) Δ is the weighted mean.
+
+  Args, Raises: as `weighted_mean`.
+  """
+  shares = _shares(weights)
+  norms = [norm(v) if share else 0.0 for share, v in zip(shares, vs)]
+  directed = [
+    (share / length, v)
+    for share, length, v in zip(shares, norms, vs)
+    if share and length >= NORM_MIN
+  ]
+  if not directed:
+    return weighted_mean(vs, weights)
+  direction = _sum(directed)
+  direction_norm = norm(direction)
+  if direction_norm < DIRECTION_MIN:
+    return weighted_mean(vs, weights)
+  radius = math.fsum(share * length for share, length in zip(shares, norms))
+  direction *= np.float32(radius / direction_norm)
+  return direction
+
+
+RULES = {'mean': weighted_mean, 'rda': rda}
+
+
+def merge(
+  contributions: Mapping[int, Arrays],
+  weights: Mapping[int, float],
+  pieces: Pieces,
+  rule: str = 'rda',
+  embedding_rule: str = 'mean',
+) -> dict[str, np.ndarray]:
+  """The merged outer gradient Δ of one fragment, piece by piece.
+
+  Args:
+    contributions: v_m by learner id; the order of the mapping is irrelevant.
+    weights: w_m of the same learners: c_tokens · (c_tokens / c_steps).
+    pieces: of the fragment; norms are taken per piece, which is the logical
+      tensor.
+    rule: 'mean' or 'rda'.
+    embedding_rule: the rule for pieces with role 'embedding'; the paper's is
+      'mean', and only 'mean' is right for a piece that was cut by rows.
+
+  Raises:
+    ValueError: an unknown rule, learners without weight or the reverse, a
+      weight negative or not finite, or all weights zero.
+  """
+  for name in (rule, embedding_rule):
+    if name not in RULES:
+      raise ValueError(f'merge rule {name!r}, must be one of {tuple(RULES)}')
+  if contributions.keys() != weights.keys():
+    raise ValueError(
+      f'contributions of {sorted(contributions)}, weights of {sorted(weights)}'
+    )
+  learners = sorted(contributions)
+  merged = {}
+  for piece in pieces:
+    chosen = RULES[embedding_rule if piece.role == 'embedding' else rule]
+    merged[piece.name] = chosen(
+      [contributions[m][piece.name] for m in learners],
+      [weights[m] for m in learners],
+    )
+  return merged
+
+
+def norm(v: np.ndarray) -> float:
+  """‖v‖ of an f32 array; squares and sum in f64, where none overflows."""
+  vector = v.reshape(-1)
+  parts = range(0, vector.size, _CHUNK_VALUES)
+  return math.sqrt(
+    math.fsum(
+      np.square(vector[i : i + _CHUNK_VALUES], dtype=np.float64).sum()
+      for i in parts
+    )
+  )
+
+
+def _shares(weights: Sequence[float]) -> list[float]:
+  """w_m / Σ w, so that one learner's share is exactly 1."""
+  if not all(0 <= w < math.inf for w in weights):
+    raise ValueError(f'weights {list(weights)}, must be finite and ≥ 0')
+  total = math.fsum(weights)
+  if total == 0:
+    raise ValueError(f'weights {list(weights)}: one at least must be > 0')
+  return [w / total for w in weights]
+
+
+def _sum(terms) -> np.ndarray:
+  """Σ c·v in the order given: one f32 product, then one f32 addition."""
+  total = None
+  for c, v in terms:
+    if total is None:
+      total, product = np.empty_like(v), np.empty_like(v)
+      np.multiply(v, np.float32(c), out=total)
+    else:
+      np.multiply(v, np.float32(c), out=product)
+      np.add(total, product, out=total)
+  return total

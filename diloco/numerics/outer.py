@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The outer step: how a merged outer gradient moves a fragment of Θ.
+
+The syncer sends the learners its *outer update* u, quantised. It applies to
+its own Θ what the learners will decode, and keeps the rounding error for the
+next round (error feedback), so Θ is by definition what they can rebuild:
+
+    u         = OuterOpt(Δ)                        (paper: Alg. 2 line 13)
+    bytes     = Q(u + residual)
+    residual' = (u + residual) - Q⁻¹(bytes)
+    Θ'        = Θ + Q⁻¹(bytes)
+
+Both sides compute the last line by the same code, with numpy: a product and a
+sum, rounded one after the other. A fused multiply-add on one side would fail
+every CRC (design: §3, Update).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from diloco.numerics import payload
+from diloco.numerics.codec import Codec
+from diloco.numerics.fragments import Pieces
+
+Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array of its shape.
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentState:
+  """What the syncer keeps of one fragment; all of it goes in a checkpoint."""
+
+  theta: Arrays  # Θ_p
+  optimizer_state: Any  # Of optax; nobody looks into it.
+  residual: Arrays  # u + residual of the last round that was not sent.
+  version: int  # Closes so far.
+
+
+@functools.cache  # One object per setting, so that `step` compiles once.
+def make_outer(
+  lr: float, momentum: float, nesterov: bool = True
+) -> optax.GradientTransformation:
+  """SGD with Nesterov momentum: b' = μ·b + Δ, u = -η·(Δ + μ·b')."""
+  return optax.sgd(lr, momentum=momentum or None, nesterov=nesterov)
+
+
+def init(
+  theta: Arrays, optimizer: optax.GradientTransformation, version: int = 0
+) -> FragmentState:
+  """The state before the first round; `theta` is copied."""
+  theta = {name: np.array(v, np.float32) for name, v in theta.items()}
+  residual = {name: np.zeros_like(v) for name, v in theta.items()}
+  return FragmentState(theta, optimizer.init(theta), residual, version)
+
+
+def step(
+  state: FragmentState,
+  delta: Arrays,
+  optimizer: optax.GradientTransformation,
+  codec: Codec,
+  pieces: Pieces,
+  error_feedback: bool = True,
+  rng: np.random.Generator | None = None,
+) -> tuple[FragmentState, np.ndarray]:
+  """One round of one fragment.
+
+  Args:
+    state: is not changed.
+    delta: Δ, the merged outer gradient, old minus new parameters.
+    optimizer: from `make_outer`, or any other of optax.
+    codec: of the bytes that the learners receive.
+    pieces: of the fragment.
+    error_feedback: whether what rounding left is sent with the next round.
+    rng: for stochastic rounding, see `Codec.encode`.
+
+  Returns:
+    The next state, and the bytes that give the same theta by `rebuild`.
+
+  Raises:
+    ValueError: the outer update is not finite; the round must not close.
+  """
+  update, optimizer_state = _optimize(
+    optimizer, dict(delta), state.optimizer_state, dict(state.theta)
+  )
+  wanted = _sum(_host(update), state.residual)
+  for name, array in wanted.items():
+    if not payload.is_finite({name: array}):
+      raise ValueError(f'the outer update of {name} is not finite')
+  data = payload.encode(wanted, pieces, codec, rng)
+  sent = payload.decode(data, pieces, codec)
+  residual = _difference(wanted, sent) if error_feedback else state.residual
+  theta = _sum(state.theta, sent)  # As in `rebuild`.
+  version = state.version + 1
+  return FragmentState(theta, optimizer_state, residual, version), data
+
+
+def rebuild(
+  theta: Arrays, data: np.ndarray, codec: Codec, pieces: Pieces
+) -> dict[str, np.ndarray]:
+  """The learner's side of `step`: Θ at the next version, to the bit.
+
+  Raises:
+    ValueError: `data` has the wrong length.
+  """
+  return _sum(theta, payload.decode(data, pieces, codec))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _optimize(optimizer, delta, optimizer_state, theta):
+  """u = OuterOpt(Δ), in one pass; only the syncer computes it."""
+  return optimizer.update(delta, optimizer_state, theta)
+
+
+def _host(arrays) -> dict[str, np.ndarray]:
+  return {name: np.asarray(v, np.float32) for name, v in arrays.items()}
+
+
+def _sum(a: Arrays, b: Arrays) -> dict[str, np.ndarray]:
+  return {
+    name: np.add(a[name], b[name], out=np.empty_like(b[name])) for name in b
+  }
+
+
+def _difference(a: Arrays, b: Arrays) -> dict[str, np.ndarray]:
+  return {
+    name: np.subtract(a[name], b[name], out=np.empty_like(b[name]))
+    for name in b
+  }

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of a fragment: its pieces, each encoded alone, one after another.
+
+Pieces are encoded alone, in the order of the layout, so that no block of a
+codec spans two tensors, and the fragmentation does not change what a piece
+decodes to.
+"""
+
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from diloco.numerics.codec import Codec
+from diloco.numerics.fragments import Pieces
+
+Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array of its shape.
+
+
+def payload_bytes(pieces: Pieces, codec: Codec) -> int:
+  """Exact size of the encoded fragment."""
+  return sum(codec.nbytes(piece.size) for piece in pieces)
+
+
+def encode(
+  arrays: Arrays,
+  pieces: Pieces,
+  codec: Codec,
+  rng: np.random.Generator | None = None,
+) -> np.ndarray:
+  """The fragment as uint8 [payload_bytes]; `rng`: see `Codec.encode`."""
+  vectors = (_vector(arrays, piece) for piece in pieces)
+  return np.concatenate([codec.encode(vector, rng) for vector in vectors])
+
+
+def decode(
+  data: np.ndarray, pieces: Pieces, codec: Codec
+) -> dict[str, np.ndarray]:
+  """The inverse of `encode`, as arrays of the pieces' shapes.
+
+  Raises:
+    ValueError: `data` has not exactly `payload_bytes` bytes.
+  """
+  nbytes = payload_bytes(pieces, codec)
+  if data.dtype != np.uint8 or data.shape != (nbytes,):
+    raise ValueError(
+      f'payload is {data.dtype} {data.shape}; the fragment takes '
+      f'uint8 ({nbytes},) in {codec.name}'
+    )
+  arrays, start = {}, 0
+  for piece in pieces:
+    stop = start + codec.nbytes(piece.size)
+    vector = codec.decode(data[start:stop], piece.size)
+    arrays[piece.name] = vector.reshape(piece.shape)
+    start = stop
+  return arrays
+
+
+def crc(arrays: Arrays, pieces: Pieces) -> int:
+  """`zlib.crc32` of the little-endian f32 bytes, in the layout's order.
+
+  The bits count, not the values: -0.0 and 0.0 differ.
+  """
+  value = 0
+  for piece in pieces:
+    vector = _vector(arrays, piece).astype('<f4', copy=False)
+    value = zlib.crc32(vector.view(np.uint8), value)
+  return value
+
+
+def is_finite(arrays: Arrays) -> bool:
+  """Whether no value is NaN or infinite."""
+  return all(bool(np.isfinite(array).all()) for array in arrays.values())
+
+
+def _vector(arrays: Arrays, piece) -> np.ndarray:
+  array = arrays[piece.name]
+  assert array.dtype == np.float32, f'{piece.name}: {array.dtype=}'
+  assert array.shape == piece.shape, f'{piece.name}: {array.shape=}'
+  return np.ascontiguousarray(array).reshape(-1)

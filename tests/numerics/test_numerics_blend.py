@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an update is taken in: the three rules, and where they coincide."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diloco.numerics import blend
+
+
+def arrays(seed: int, dtype=jnp.float32):
+  rng = np.random.default_rng(seed)
+  return {
+    'a': jnp.asarray(rng.standard_normal((3, 5)), dtype),
+    'b[2]': jnp.asarray(rng.standard_normal(()), dtype),
+  }
+
+
+THETA, GLOBAL, SNAPSHOT = arrays(0), arrays(1), arrays(2)
+
+
+def assert_equal(actual, expected):
+  assert actual.keys() == expected.keys()
+  for name, v in expected.items():
+    np.testing.assert_array_equal(actual[name], v)
+
+
+def test_formulas():
+  for name in THETA:
+    t, g, s = (np.float64(x[name]) for x in (THETA, GLOBAL, SNAPSHOT))
+    mixed = blend.mix(THETA, GLOBAL, 0.25)[name]
+    np.testing.assert_allclose(mixed, 0.25 * t + 0.75 * g, rtol=1e-6)
+    carried = blend.carry(THETA, GLOBAL, SNAPSHOT)[name]
+    np.testing.assert_allclose(carried, g + (t - s), rtol=1e-6)
+  assert_equal(blend.overwrite(THETA, GLOBAL), GLOBAL)
+
+
+def test_mix_has_overwrite_and_nothing_at_its_ends():
+  assert_equal(blend.mix(THETA, GLOBAL, 0.0), GLOBAL)
+  assert_equal(blend.mix(THETA, GLOBAL, 1.0), THETA)
+
+
+def test_carry_is_overwrite_where_no_step_was_made():
+  assert_equal(blend.carry(THETA, GLOBAL, THETA), GLOBAL)
+
+
+@pytest.mark.parametrize('name', blend.NAMES)
+def test_rules_by_name_are_jittable_donatable_and_keep_the_dtype(name):
+  rule = jax.jit(blend.make_blend(name), donate_argnums=0)
+  blended = rule(arrays(0, jnp.bfloat16), GLOBAL, arrays(0, jnp.bfloat16))
+  # θ is the snapshot and alpha is 0: every rule gives Θ, in the dtype of θ.
+  for key, v in GLOBAL.items():
+    assert blended[key].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(blended[key], v.astype(jnp.bfloat16))
+
+
+def test_alpha_reaches_mix():
+  rule = blend.make_blend('mix', 0.5)
+  assert_equal(rule(THETA, GLOBAL, SNAPSHOT), blend.mix(THETA, GLOBAL, 0.5))
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (('average',), "blend 'average'"),
+    (('mix', 1.5), 'alpha=1.5'),
+    (('overwrite', 0.5), "alpha=0.5 has a meaning for 'mix' only"),
+  ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    blend.make_blend(*arguments)

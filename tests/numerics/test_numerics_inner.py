@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inner step against AdamW in numpy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diloco.numerics import inner
+from diloco.numerics.fragments import TensorSpec
+
+SHAPES = {'w': (3, 4), 'norm': (4,), 'layers/norm': (2, 4)}
+SPECS = {
+  'w': TensorSpec((3, 4)),
+  'norm': TensorSpec((4,)),
+  'layers/norm': TensorSpec((2, 4), 'stacked'),
+}
+RNG = jax.random.key(0)
+
+
+def normal(rng, dtype=jnp.float32):
+  return {
+    k: jnp.asarray(rng.standard_normal(s), dtype) for k, s in SHAPES.items()
+  }
+
+
+def linear(params, batch, rng):
+  """Σ batch · θ: the gradient is the batch."""
+  del rng
+  terms = jax.tree.map(lambda p, b: jnp.sum(p * b), params, batch)
+  return sum(jax.tree.leaves(terms)), {'accuracy': jnp.asarray(1, jnp.bfloat16)}
+
+
+def run(optimizer, params, batches, lrs):
+  step = jax.jit(functools.partial(inner.train_step, linear, optimizer))
+  state = optimizer.init(params)
+  for batch, lr in zip(batches, lrs):
+    params, state, metrics = step(params, state, batch, lr, RNG)
+  return params, metrics
+
+
+def reference_adamw(params, grads, lrs, *, decay, clip, decayed):
+  """Loshchilov & Hutter, in f64."""
+  params = {k: np.float64(v) for k, v in params.items()}
+  m = {k: 0 * v for k, v in params.items()}
+  v = {k: 0 * x for k, x in params.items()}
+  for t, (grad, lr) in enumerate(zip(grads, lrs), 1):
+    norm = np.sqrt(sum(np.sum(np.float64(g) ** 2) for g in grad.values()))
+    for k in params:
+      g = np.float64(grad[k]) * (min(1, clip / norm) if clip else 1)
+      m[k] = 0.9 * m[k] + 0.1 * g
+      v[k] = 0.95 * v[k] + 0.05 * g**2
+      update = m[k] / (1 - 0.9**t) / (np.sqrt(v[k] / (1 - 0.95**t)) + 1e-8)
+      update += decay * params[k] * (k in decayed)
+      params[k] = params[k] - lr * update
+  return params
+
+
+@pytest.mark.parametrize('clip_norm', [0.0, 1.0])
+@pytest.mark.parametrize(
+  ('specs', 'decayed'), [(None, {'w', 'layers/norm'}), (SPECS, {'w'})]
+)
+def test_adamw_is_its_formula(clip_norm, specs, decayed):
+  rng = np.random.default_rng(0)
+  params, grads = normal(rng), [normal(rng) for _ in range(10)]
+  lrs = [0.1 / (t + 1) for t in range(10)]
+  optimizer = inner.make_inner(
+    weight_decay=0.3, clip_norm=clip_norm, specs=specs
+  )
+  actual, metrics = run(optimizer, params, grads, lrs)
+  expected = reference_adamw(
+    params, grads, lrs, decay=0.3, clip=clip_norm, decayed=decayed
+  )
+  for k in SHAPES:
+    np.testing.assert_allclose(actual[k], expected[k], rtol=2e-5, atol=1e-6)
+  norm = np.sqrt(sum(np.sum(np.square(g)) for g in grads[-1].values()))
+  np.testing.assert_allclose(metrics['grad_norm'], norm, rtol=1e-6)
+
+
+def test_sgd_is_the_gradient_neither_clipped_nor_decayed():
+  rng = np.random.default_rng(1)
+  params, grad = normal(rng), normal(rng)
+  actual, _ = run(inner.make_inner('sgd'), params, [grad], [0.5])
+  for k in SHAPES:
+    np.testing.assert_array_equal(actual[k], params[k] - 0.5 * grad[k])
+
+
+def test_nested_params_decay_as_flat_ones():
+  flat = normal(np.random.default_rng(2))
+  nested = {'w': flat['w'], 'norm': flat['norm']}
+  nested['layers'] = {'norm': flat['layers/norm']}
+  assert inner.decays(flat, SPECS) == {
+    'w': True,
+    'norm': False,
+    'layers/norm': False,
+  }
+  assert inner.decays(nested, SPECS) == {
+    'w': True,
+    'norm': False,
+    'layers': {'norm': False},
+  }
+  assert inner.decays(flat)['layers/norm'] is True
+
+
+def test_metrics_are_f32_scalars():
+  rng = np.random.default_rng(3)
+  _, metrics = run(inner.make_inner(), normal(rng), [normal(rng)], [0.1])
+  assert metrics.keys() == {'loss', 'grad_norm', 'accuracy'}
+  for v in metrics.values():
+    assert v.shape == () and v.dtype == jnp.float32
+
+
+def test_bf16_params_keep_their_dtype_and_have_f32_moments():
+  rng = np.random.default_rng(4)
+  params, grad = normal(rng, jnp.bfloat16), normal(rng, jnp.bfloat16)
+  optimizer = inner.make_inner()
+  state = optimizer.init(params)
+  after, after_state, _ = inner.train_step(
+    linear, optimizer, params, state, grad, jnp.float32(0.1), RNG
+  )
+  types = jax.tree.map(lambda x: (x.shape, x.dtype), (params, state))
+  assert (
+    jax.tree.map(lambda x: (x.shape, x.dtype), (after, after_state)) == types
+  )
+  floats = [x for x in jax.tree.leaves(state) if x.ndim]
+  assert floats and all(x.dtype == jnp.float32 for x in floats)
+
+
+def test_another_learning_rate_does_not_compile_again():
+  traces = []
+
+  def loss(params, batch, rng):
+    traces.append(1)
+    return linear(params, batch, rng)
+
+  rng = np.random.default_rng(5)
+  optimizer = inner.make_inner()
+  step = jax.jit(inner.train_step, static_argnums=(0, 1))
+  params, state = normal(rng), optimizer.init(normal(rng))
+  for lr in (0.1, 0.05, 0.0):
+    batch = normal(rng)
+    params, state, _ = step(
+      loss, optimizer, params, state, batch, jnp.float32(lr), RNG
+    )
+  assert len(traces) == 1
+
+
+def test_zero_learning_rate_moves_nothing():
+  rng = np.random.default_rng(6)
+  params = normal(rng)
+  actual, _ = run(inner.make_inner(), params, [normal(rng)], [0.0])
+  for k in SHAPES:
+    np.testing.assert_array_equal(actual[k], params[k])
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    ({'optimizer': 'lion'}, "optimizer 'lion'"),
+    ({'b1': 1.0}, 'b1=1.0'),
+    ({'b2': -0.1}, 'b2=-0.1'),
+    ({'eps': -1.0}, 'eps=-1.0'),
+    ({'weight_decay': float('nan')}, 'weight_decay=nan'),
+    ({'clip_norm': -1.0}, 'clip_norm=-1.0'),
+  ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    inner.make_inner(**arguments)

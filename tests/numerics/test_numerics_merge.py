@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merge rules against their formulas in plain Python, and their limits."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from diloco.numerics import merge
+from diloco.numerics.fragments import TensorSpec, make_layout
+
+SPECS = {
+  'embed': TensorSpec((6, 4), 'embedding'),
+  'layers/up': TensorSpec((2, 4, 8), 'stacked'),
+  'norm': TensorSpec((4,)),
+}
+(PIECES,) = make_layout(SPECS, 'balanced', 1).fragments
+
+
+def vectors(count: int, n: int = 40, seed: int = 0) -> list[np.ndarray]:
+  return list(
+    np.random.default_rng(seed).standard_normal((count, n), np.float32)
+  )
+
+
+def contributions(count: int, seed: int = 0) -> dict[int, dict]:
+  rng = np.random.default_rng(seed)
+  return {
+    m: {p.name: rng.standard_normal(p.shape, np.float32) for p in PIECES}
+    for m in range(count)
+  }
+
+
+def reference_mean(vs, weights):
+  total = sum(weights)
+  return [
+    sum(w * float(v[i]) for w, v in zip(weights, vs)) / total
+    for i in range(len(vs[0]))
+  ]
+
+
+def reference_rda(vs, weights):
+  norms = [math.sqrt(sum(float(x) ** 2 for x in v)) for v in vs]
+  units = [[float(x) / n if n else 0 for x in v] for v, n in zip(vs, norms)]
+  direction = reference_mean(units, weights)
+  length = math.sqrt(sum(x * x for x in direction))
+  radius = sum(w * n for w, n in zip(weights, norms)) / sum(weights)
+  return [radius * x / length for x in direction]
+
+
+@pytest.mark.parametrize('count', [1, 2, 5])
+def test_rules_are_their_formulas(count):
+  vs, weights = vectors(count), [2.0**m + 0.5 for m in range(count)]
+  np.testing.assert_allclose(
+    merge.weighted_mean(vs, weights), reference_mean(vs, weights), atol=1e-6
+  )
+  np.testing.assert_allclose(
+    merge.rda(vs, weights), reference_rda(vs, weights), rtol=1e-5, atol=1e-6
+  )
+
+
+def test_worked_example():
+  # v_0 = (3, 4), ‖v_0‖ = 5, w_0 = 1;  v_1 = (-8, 6), ‖v_1‖ = 10, w_1 = 1.
+  # Mean: (-2.5, 5), of norm 5.59. RDA: radius (5 + 10) / 2 = 7.5; directions
+  # (.6, .8) and (-.8, .6) have the mean (-.1, .7), of norm √.5, so Δ is
+  # 7.5 / √.5 · (-.1, .7) = (-1.0607, 7.4246), of norm 7.5.
+  vs = [np.array([3, 4], np.float32), np.array([-8, 6], np.float32)]
+  np.testing.assert_allclose(merge.weighted_mean(vs, [1, 1]), [-2.5, 5])
+  np.testing.assert_allclose(
+    merge.rda(vs, [1, 1]), [-1.06066, 7.42462], rtol=1e-5
+  )
+
+
+def test_rda_keeps_the_length_of_orthogonal_vectors_and_the_mean_shrinks():
+  vs = [3 * row for row in np.eye(16, dtype=np.float32)]
+  assert merge.norm(merge.rda(vs, [1] * 16)) == pytest.approx(3, rel=1e-6)
+  mean = merge.weighted_mean(vs, [1] * 16)
+  assert merge.norm(mean) == pytest.approx(3 / 4, rel=1e-6)
+
+
+def test_one_learner_is_its_own_merge():
+  for w in (1e-3, 1.0, 3.7, 1e12):
+    (v,) = vectors(1)
+    np.testing.assert_array_equal(merge.weighted_mean([v], [w]), v)
+    np.testing.assert_allclose(merge.rda([v], [w]), v, rtol=1e-6)
+
+
+def test_parallel_vectors_merge_alike_under_both_rules():
+  (v,) = vectors(1)
+  vs, weights = [v, 2 * v, 4 * v], [1.0, 2.0, 3.0]
+  np.testing.assert_allclose(
+    merge.rda(vs, weights), merge.weighted_mean(vs, weights), rtol=1e-6
+  )
+
+
+@pytest.mark.parametrize('rule', [merge.weighted_mean, merge.rda])
+def test_scale_of_the_weights_is_irrelevant(rule):
+  vs = vectors(3)
+  np.testing.assert_array_equal(
+    rule(vs, [1, 2, 4]), rule(vs, [1024, 2048, 4096])
+  )
+
+
+@pytest.mark.parametrize('rule', [merge.weighted_mean, merge.rda])
+def test_zero_weight_is_absence_whatever_the_values(rule):
+  vs = vectors(2)
+  absent = np.full_like(vs[0], np.nan)
+  np.testing.assert_array_equal(
+    rule([vs[0], absent, vs[1]], [1, 0, 3]), rule(vs, [1, 3])
+  )
+
+
+@pytest.mark.parametrize(
+  'weights', [[0.0, 0.0], [1, -1], [math.nan, 1], [math.inf, 1]]
+)
+@pytest.mark.parametrize('rule', [merge.weighted_mean, merge.rda])
+def test_impossible_weights_are_refused(rule, weights):
+  with pytest.raises(ValueError, match='weights'):
+    rule(vectors(2), weights)
+
+
+def test_rda_without_a_direction_is_the_weighted_mean():
+  (v,) = vectors(1)
+  zero = np.zeros_like(v)
+  tiny = np.full_like(v, 1e-42)
+  for vs in (
+    [zero, zero],
+    [v, -v],
+    [v, -2 * v],
+    [0.1 * v, -0.3 * v],
+    [tiny, tiny],
+  ):
+    np.testing.assert_array_equal(
+      merge.rda(vs, [1, 1]), merge.weighted_mean(vs, [1, 1])
+    )
+  # A zero vector among others has no say in the direction, but in the length.
+  np.testing.assert_allclose(merge.rda([v, zero], [1, 1]), v / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize('scale', [1e-30, 1e-18, 1e18, 1e37])
+def test_rda_neither_overflows_nor_underflows(scale):
+  vs = vectors(3)
+  scaled = merge.rda([np.float32(scale) * v for v in vs], [1, 2, 3])
+  np.testing.assert_allclose(
+    scaled / np.float32(scale), merge.rda(vs, [1, 2, 3]), rtol=1e-4, atol=1e-6
+  )
+
+
+def test_arrival_order_changes_no_bit():
+  given = contributions(4)
+  weights = {0: 1.3, 1: 0.7, 2: 2.1, 3: 0.01}
+  expected = merge.merge(given, weights, PIECES)
+  for order in itertools.permutations(range(4)):
+    actual = merge.merge(
+      {m: given[m] for m in order}, {m: weights[m] for m in order}, PIECES
+    )
+    for name, v in expected.items():
+      np.testing.assert_array_equal(actual[name], v)
+
+
+def test_embedding_is_averaged_and_the_rest_is_rda_per_logical_tensor():
+  given, weights = contributions(3), {0: 1.0, 1: 2.0, 2: 3.0}
+  merged = merge.merge(given, weights, PIECES)
+  assert list(merged) == [p.name for p in PIECES]
+  for p in PIECES:
+    vs = [given[m][p.name].reshape(-1) for m in range(3)]
+    reference = reference_mean if p.role == 'embedding' else reference_rda
+    expected = np.reshape(reference(vs, [1, 2, 3]), p.shape)
+    np.testing.assert_allclose(merged[p.name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_fragments_due_together_are_one_fragment():
+  # Elementwise (mean) even where rows are cut; RDA only by whole tensors.
+  given, weights = {}, {0: 1.0, 1: 2.5}
+  rng = np.random.default_rng(1)
+  rows = {m: rng.standard_normal((6, 4), np.float32) for m in weights}
+  whole = make_layout({'e': TensorSpec((6, 4), 'embedding')}, 'balanced', 1)
+  cut = make_layout({'e': TensorSpec((6, 4), 'embedding')}, 'balanced', 3)
+  given = {m: {'e': rows[m]} for m in weights}
+  expected = merge.merge(given, weights, whole.fragments[0])['e']
+  for pieces in cut.fragments:
+    part = {m: {p.name: rows[m][p.index] for p in pieces} for m in weights}
+    merged = merge.merge(part, weights, pieces)
+    for p in pieces:
+      np.testing.assert_array_equal(merged[p.name], expected[p.index])
+
+
+def test_wrong_arguments_are_named():
+  given = contributions(2)
+  with pytest.raises(ValueError, match="merge rule 'median'"):
+    merge.merge(given, {0: 1, 1: 1}, PIECES, rule='median')
+  with pytest.raises(ValueError, match=r'of \[0, 1\], weights of \[0, 2\]'):
+    merge.merge(given, {0: 1, 2: 1}, PIECES)
+  with pytest.raises(ValueError, match='must be > 0'):
+    merge.merge({}, {}, PIECES)
+
+
+def test_norm():
+  v = np.array([[3.0, 0.0], [0.0, 4.0]], np.float32)
+  assert merge.norm(v) == 5
+  assert merge.norm(np.full(100, 1e38, np.float32)) == pytest.approx(1e39)
+  assert merge.norm(np.ones(200_000, np.float32)) == pytest.approx(200_000**0.5)

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The outer step: Nesterov, error feedback, and bytes that both sides share."""
+
+import io
+
+import jax
+import numpy as np
+import pytest
+
+from diloco.numerics import codec, merge, outer, payload
+from diloco.numerics.fragments import TensorSpec, make_layout
+
+SPECS = {
+  'a': TensorSpec((2, 10, 13), 'stacked'),
+  'b': TensorSpec((37,)),
+  'c': TensorSpec(()),
+}
+(PIECES,) = make_layout(SPECS, 'balanced', 1).fragments
+F32 = codec.make_codec('f32')
+
+
+def normal(rng, scale: float = 1.0) -> dict[str, np.ndarray]:
+  return {
+    p.name: np.asarray(scale * rng.standard_normal(p.shape), np.float32)
+    for p in PIECES
+  }
+
+
+def assert_same_bits(actual, expected):
+  assert payload.crc(actual, PIECES) == payload.crc(expected, PIECES)
+
+
+def saved_and_restored(state, optimizer):
+  """Through bytes, as a checkpoint: arrays by position, no pickle."""
+  file = io.BytesIO()
+  leaves = jax.tree.leaves((state.theta, state.optimizer_state, state.residual))
+  np.savez(file, *leaves, version=state.version)
+  file.seek(0)
+  with np.load(file, allow_pickle=False) as data:
+    restored = [data[f'arr_{i}'] for i in range(len(leaves))]
+    version = int(data['version'])
+  template = outer.init(normal(np.random.default_rng(99)), optimizer)
+  structure = jax.tree.structure(
+    (template.theta, template.optimizer_state, template.residual)
+  )
+  theta, optimizer_state, residual = jax.tree.unflatten(structure, restored)
+  return outer.FragmentState(theta, optimizer_state, residual, version)
+
+
+@pytest.mark.parametrize('nesterov', [True, False])
+@pytest.mark.parametrize('momentum', [0.0, 0.5, 0.9])
+def test_sgd_with_momentum_is_its_formula(momentum, nesterov):
+  rng = np.random.default_rng(0)
+  optimizer = outer.make_outer(0.7, momentum, nesterov)
+  state = outer.init(normal(rng), optimizer, version=4)
+  theta = {name: v.astype(np.float64) for name, v in state.theta.items()}
+  b = {name: np.zeros(v.shape) for name, v in theta.items()}
+  for _ in range(5):
+    delta = normal(rng)
+    state, _ = outer.step(state, delta, optimizer, F32, PIECES)
+    for name in theta:
+      b[name] = momentum * b[name] + delta[name]
+      direction = delta[name] + momentum * b[name] if nesterov else b[name]
+      theta[name] = theta[name] - 0.7 * direction
+  assert state.version == 9
+  for name in theta:
+    np.testing.assert_allclose(state.theta[name], theta[name], atol=1e-5)
+
+
+def test_closed_form_of_a_constant_gradient():
+  # Δ = 1, η = 1/4, μ = 1/2, all exact in binary. b = 1, 3/2, 7/4, and
+  # u = -1/4 · (1 + b/2) = -3/8, -7/16, -15/32: after three rounds -41/32.
+  optimizer = outer.make_outer(0.25, 0.5)
+  zeros = {p.name: np.zeros(p.shape, np.float32) for p in PIECES}
+  ones = {name: v + np.float32(1) for name, v in zeros.items()}
+  state = outer.init(zeros, optimizer)
+  for _ in range(3):
+    state, _ = outer.step(state, ones, optimizer, F32, PIECES)
+  for v in state.theta.values():
+    np.testing.assert_array_equal(v, np.full(v.shape, -41 / 32))
+
+
+def test_outer_lr_1_without_momentum_replaces_theta_by_the_learners():
+  rng = np.random.default_rng(1)
+  theta = {name: np.round(v * 1024) / 1024 for name, v in normal(rng).items()}
+  learner = {name: np.round(v * 1024) / 1024 for name, v in normal(rng).items()}
+  optimizer = outer.make_outer(1.0, 0.0)
+  delta = {name: theta[name] - learner[name] for name in theta}  # Exact.
+  state, _ = outer.step(
+    outer.init(theta, optimizer), delta, optimizer, F32, PIECES
+  )
+  for name, v in learner.items():
+    np.testing.assert_array_equal(state.theta[name], v)
+
+
+@pytest.mark.parametrize('name', codec.NAMES)
+def test_syncer_and_learner_agree_to_the_bit_for_50_rounds(name):
+  chosen = codec.make_codec(name, 32)
+  rng = np.random.default_rng(2)
+  optimizer = outer.make_outer(0.7, 0.9)
+  state = outer.init(normal(rng), optimizer)
+  learner = {k: v.copy() for k, v in state.theta.items()}
+  for round_ in range(50):
+    delta = normal(rng, scale=10.0 ** rng.uniform(-6, 1))
+    state, data = outer.step(state, delta, optimizer, chosen, PIECES)
+    learner = outer.rebuild(learner, data, chosen, PIECES)
+    assert payload.crc(state.theta, PIECES) == payload.crc(learner, PIECES), (
+      f'{round_=}'
+    )
+  assert all(isinstance(v, np.ndarray) for v in learner.values())
+
+
+@pytest.mark.parametrize('name', codec.NAMES)
+def test_what_is_not_sent_is_the_residual(name):
+  chosen = codec.make_codec(name, 32)
+  rng = np.random.default_rng(3)
+  optimizer = outer.make_outer(0.5, 0.0)
+  state = outer.init(normal(rng), optimizer)
+  delta = normal(rng)
+  after, data = outer.step(state, delta, optimizer, chosen, PIECES)
+  sent = payload.decode(data, PIECES, chosen)
+  for k, v in delta.items():
+    np.testing.assert_array_equal(after.residual[k], -v / 2 - sent[k])
+    np.testing.assert_array_equal(after.theta[k], state.theta[k] + sent[k])
+    if name == 'f32':
+      assert not after.residual[k].any()
+
+
+def constant_with_one_large_value():
+  """Per block one 1 and else 0.05, less than half a step of int4, 0.067."""
+  delta = {p.name: np.full(p.shape, 0.05, np.float32) for p in PIECES}
+  for v in delta.values():
+    v.reshape(-1)[::32] = 1
+  return delta
+
+
+@pytest.mark.parametrize(
+  ('name', 'levels'), [('int4', 7), ('int8', 127), ('bf16', 128)]
+)
+def test_error_feedback_keeps_the_sum_within_one_step(name, levels):
+  chosen = codec.make_codec(name, 32)
+  optimizer = outer.make_outer(1.0, 0.0)
+  zeros = {p.name: np.zeros(p.shape, np.float32) for p in PIECES}
+  state, rng = outer.init(zeros, optimizer), np.random.default_rng(4)
+  total = {k: np.zeros(v.shape) for k, v in zeros.items()}
+  for _ in range(100):
+    delta = normal(rng, scale=0.1)
+    for k, v in constant_with_one_large_value().items():
+      delta[k] += v
+      total[k] -= delta[k]
+    state, data = outer.step(state, delta, optimizer, chosen, PIECES)
+    sent = payload.decode(data, PIECES, chosen)
+    largest_step = max(abs(v).max() for v in sent.values()) / levels
+    for k, v in total.items():
+      assert abs(state.theta[k] - v).max() <= largest_step + 1e-4
+      # f32 rounds each of the sums; nothing else is lost.
+      assert abs(state.theta[k] + state.residual[k] - v).max() < 1e-4
+
+
+@pytest.mark.parametrize('name', codec.NAMES)
+def test_error_feedback_keeps_the_residual_bounded(name):
+  # A codec that leaves at most the share q of a vector's length leaves
+  # r ≤ q·(r + u), so r ≤ u·q / (1 - q): 1.5 u for int1, whose q is 0.6.
+  chosen = codec.make_codec(name, 32)
+  optimizer = outer.make_outer(1.0, 0.0)
+  rng = np.random.default_rng(5)
+  state = outer.init(normal(rng), optimizer)
+  for _ in range(100):
+    state, _ = outer.step(state, normal(rng), optimizer, chosen, PIECES)
+    for v in state.residual.values():
+      assert merge.norm(v) <= 1.5 * (v.size**0.5 + 3)
+
+
+def test_without_error_feedback_small_updates_are_lost():
+  chosen = codec.make_codec('int4', 32)
+  optimizer = outer.make_outer(1.0, 0.0)
+  zeros = {p.name: np.zeros(p.shape, np.float32) for p in PIECES}
+  with_feedback = without = outer.init(zeros, optimizer)
+  delta = constant_with_one_large_value()
+  for _ in range(100):
+    with_feedback, _ = outer.step(
+      with_feedback, delta, optimizer, chosen, PIECES
+    )
+    without, _ = outer.step(
+      without, delta, optimizer, chosen, PIECES, error_feedback=False
+    )
+  assert without.theta['b'][1] == 0  # 100 · -0.05 never arrived.
+  assert with_feedback.theta['b'][1] == pytest.approx(-5, abs=0.1)
+  assert not any(v.any() for v in without.residual.values())
+
+
+@pytest.mark.parametrize('name', ['int4', 'f32'])
+def test_restart_equals_uninterrupted_to_the_bit(name):
+  chosen = codec.make_codec(name, 32)
+  optimizer = outer.make_outer(0.7, 0.9)
+  rng = np.random.default_rng(5)
+  start = outer.init(normal(rng), optimizer)
+  deltas = [normal(rng) for _ in range(20)]
+  state = start
+  for delta in deltas:
+    state, data = outer.step(state, delta, optimizer, chosen, PIECES)
+  resumed = start
+  for round_, delta in enumerate(deltas):
+    if round_ == 10:
+      resumed = saved_and_restored(resumed, optimizer)
+    resumed, resumed_data = outer.step(
+      resumed, delta, optimizer, chosen, PIECES
+    )
+  np.testing.assert_array_equal(resumed_data, data)
+  assert_same_bits(resumed.theta, state.theta)
+  assert_same_bits(resumed.residual, state.residual)
+  assert resumed.version == state.version == 20
+
+
+def test_step_changes_nothing_it_was_given():
+  optimizer = outer.make_outer(0.7, 0.9)
+  rng = np.random.default_rng(6)
+  theta, delta = normal(rng), normal(rng)
+  state = outer.init(theta, optimizer)
+  before = payload.crc(theta, PIECES), payload.crc(delta, PIECES)
+  for _ in range(2):  # Twice from the same state: the same result.
+    after, _ = outer.step(
+      state, delta, optimizer, codec.make_codec('int4'), PIECES
+    )
+    assert (payload.crc(theta, PIECES), payload.crc(delta, PIECES)) == before
+    assert_same_bits(state.theta, theta)
+    assert not any(v.any() for v in state.residual.values())
+  assert not np.shares_memory(state.theta['b'], theta['b'])
+  assert after.version == 1 and state.version == 0
+
+
+@pytest.mark.parametrize('name', ['int4', 'f32'])
+def test_non_finite_update_is_refused(name):
+  optimizer = outer.make_outer(0.7, 0.9)
+  delta = normal(np.random.default_rng(7))
+  state = outer.init(delta, optimizer)
+  delta['a[1]'][3, 3] = np.nan
+  with pytest.raises(ValueError, match=r'update of a\[1\] is not finite'):
+    outer.step(state, delta, optimizer, codec.make_codec(name), PIECES)
+
+
+def test_rebuild_refuses_a_wrong_length():
+  theta = normal(np.random.default_rng(8))
+  with pytest.raises(ValueError, match='payload is uint8'):
+    outer.rebuild(theta, np.zeros(5, np.uint8), F32, PIECES)
