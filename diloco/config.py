@@ -148,6 +148,21 @@ def check_devices(config: RunConfig, device_count: int) -> None:
     )
 
 
+def check_learner(config: RunConfig, learner: int) -> None:
+  """Refuses a learner id that has no shard of the data.
+
+  Raises:
+    ConfigError: it is not in 0 … data.shards - 1.
+  """
+  if not 0 <= learner < config.data.shards:
+    raise ConfigError(
+      [
+        f'learner={learner}: must be in 0 … {config.data.shards - 1}, there '
+        f'are data.shards={config.data.shards}'
+      ]
+    )
+
+
 def agreement(config: RunConfig) -> dict[str, str]:
   """What learners and syncer must agree on: key to value as JSON text."""
   flat = {}

@@ -197,44 +197,6 @@ def put(params: Params, pieces: Pieces, arrays: Params) -> dict[str, Array]:
   return result
 
 
-def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
-  """Nested dicts to one: {'a': {'b': x}} becomes {'a/b': x}, sorted by path.
-
-  Raises:
-    ValueError: a key is no text, is empty or has a '/', or a dict is empty;
-      `unflatten` could not give the tree back.
-  """
-  flat = {}
-  for key, value in tree.items():
-    if not isinstance(key, str) or not key or '/' in key:
-      raise ValueError(f"key {key!r}: must be text, not empty, without '/'")
-    if not isinstance(value, Mapping):
-      flat[key] = value
-    elif value:
-      flat |= {f'{key}/{path}': leaf for path, leaf in flatten(value).items()}
-    else:
-      raise ValueError(f'key {key!r} holds an empty dict')
-  return dict(sorted(flat.items()))
-
-
-def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-  """The inverse of `flatten`.
-
-  Raises:
-    ValueError: a path is a leaf and also leads to others ('a' and 'a/b').
-  """
-  tree = {}
-  for path, leaf in sorted(flat.items()):
-    *parents, last = path.split('/')
-    node = tree
-    for key in parents:
-      node = node.setdefault(key, {})
-      if not isinstance(node, dict):
-        raise ValueError(f'path {path!r} leads through the leaf {key!r}')
-    node[last] = leaf
-  return tree
-
-
 def _order(piece: Piece):
   return piece.path, piece.layer or 0, piece.rows or (0, 0)
 

@@ -24,7 +24,7 @@ import numpy as np
 from diloco.protocol.messages import Payload
 
 
-class TransferFailed(Exception):  # noqa: N818 - a word of the glossary.
+class TransferFailed(Exception):
   """A pull did not bring the bytes; the subclass says why."""
 
 

@@ -230,15 +230,3 @@ def test_wrong_shapes_do_not_broadcast():
     fragments.put(params, pieces, {pieces[0].name: np.zeros((), np.float32)})
   with pytest.raises(AssertionError, match='shape'):
     fragments.take({pieces[0].path: np.zeros((100, 3, 2, 2))}, pieces)
-
-
-def test_flatten_and_unflatten():
-  tree = {'b': {'d': 1, 'c': {'e': 2}}, 'a': 3}
-  flat = fragments.flatten(tree)
-  assert list(flat.items()) == [('a', 3), ('b/c/e', 2), ('b/d', 1)]
-  assert fragments.unflatten(flat) == tree
-  for wrong in ({'a/b': 1}, {'': 1}, {0: 1}, {'a': {}}):
-    with pytest.raises(ValueError, match='key'):
-      fragments.flatten(wrong)
-  with pytest.raises(ValueError, match="'a/b'"):
-    fragments.unflatten({'a': 1, 'a/b': 2})

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters of a model as an Orbax checkpoint of its own."""
+
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+
+def write_parameters(
+  path: pathlib.Path, parameters: Mapping[str, np.ndarray]
+) -> None:
+  """Writes path -> f32 array atomically; replaces what was there."""
+  ocp.save(path.absolute(), dict(parameters), overwrite=True)
+
+
+def read_parameters(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """What `write_parameters` wrote.
+
+  Raises:
+    FileNotFoundError: there is no such checkpoint, or it is not complete.
+  """
+  if not path.is_dir():
+    raise FileNotFoundError(f'no parameters at {path}')
+  return {k: np.asarray(v) for k, v in ocp.load(path.absolute()).items()}

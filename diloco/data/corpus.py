@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Corpora of bytes: text to train on, text held out, and a fingerprint.
+
+A fingerprint lets the syncer refuse a learner that would train on other text:
+the standard library differs between versions of Python.
+"""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import sysconfig
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+SEPARATOR = b'\0'  # Between files; in no text.
+
+# Directories of the standard library that are not its text: what was
+# installed later, and tests, which not every distribution ships.
+_NOT_STDLIB = frozenset(
+  {
+    '__pycache__',
+    'dist-packages',
+    'idle_test',
+    'site-packages',
+    'test',
+    'tests',
+  }
+)
+# Written by the build or the distribution: they differ where Python does not.
+_BUILT = ('_sysconfigdata', 'sitecustomize', 'usercustomize')
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+  """What a run learns from.
+
+  Attributes:
+    name: where it came from, for logs.
+    train: uint8 [bytes].
+    heldout: uint8 [bytes], never trained on.
+    fingerprint: hex sha256 over both.
+  """
+
+  name: str
+  train: np.ndarray
+  heldout: np.ndarray
+  fingerprint: str
+
+
+def make_corpus(name: str, train: bytes, heldout: bytes) -> Corpus:
+  """A corpus of these bytes.
+
+  Raises:
+    ValueError: One part has fewer than 2 bytes: there is nothing to predict.
+  """
+  for part, text in (('training', train), ('held-out', heldout)):
+    if len(text) < 2:
+      raise ValueError(
+        f'corpus {name}: {len(text)} bytes of {part} text, must be at least 2'
+      )
+  digest = hashlib.sha256(len(train).to_bytes(8, 'little'))
+  digest.update(train)
+  digest.update(heldout)
+  return Corpus(
+    name=name,
+    train=np.frombuffer(train, np.uint8),
+    heldout=np.frombuffer(heldout, np.uint8),
+    fingerprint=digest.hexdigest(),
+  )
+
+
+def stdlib_corpus(
+  root: pathlib.Path | str | None = None, heldout_percent: int = 4
+) -> Corpus:
+  """The source text of Python's own standard library, about 11 MB.
+
+  Files are joined in order of their relative path. Whole files are held out,
+  chosen by a hash of the path, so that a file never changes sides.
+
+  Args:
+    root: Where the library lies; None asks the running Python.
+    heldout_percent: Share of the files, from 1 to 50.
+
+  Raises:
+    FileNotFoundError: There is no .py file, as in an embedded Python that
+      keeps its library in a zip.
+  """
+  _check_percent(heldout_percent)
+  root = pathlib.Path(root or sysconfig.get_path('stdlib'))
+  paths = stdlib_paths(root)
+  if not paths:
+    raise FileNotFoundError(
+      f'no .py source of the standard library under {root} (an embedded '
+      'Python?); train on the grammar or on a text of your own instead'
+    )
+  sides = {True: [], False: []}
+  for path in paths:
+    text = (root / path).read_bytes()
+    sides[is_heldout(path, heldout_percent)].append(text)
+  return make_corpus(
+    f'stdlib of {root}',
+    SEPARATOR.join(sides[False]),
+    SEPARATOR.join(sides[True]),
+  )
+
+
+def stdlib_paths(root: pathlib.Path) -> list[str]:
+  """Sorted relative paths, with '/', of the library's own .py files."""
+  paths = []
+  for directory, names, files in os.walk(root):
+    names[:] = [name for name in names if name not in _NOT_STDLIB]
+    relative = pathlib.Path(directory).relative_to(root)
+    paths.extend(
+      (relative / name).as_posix()
+      for name in files
+      if name.endswith('.py') and not name.startswith(_BUILT)
+    )
+  return sorted(paths)
+
+
+def is_heldout(path: str, percent: int) -> bool:
+  """Whether a file is held out: a function of its relative path alone."""
+  digest = hashlib.sha256(path.encode()).digest()
+  return int.from_bytes(digest[:4], 'little') % 100 < percent
+
+
+def text_corpus(
+  paths: Sequence[pathlib.Path | str],
+  pattern: str = '*.txt',
+  heldout_percent: int = 4,
+) -> Corpus:
+  """A text of the user's own; the end of every file is held out.
+
+  Args:
+    paths: Files, and directories that are searched, deeply, for `pattern`.
+    pattern: Names of the files to take from directories.
+    heldout_percent: Share of each file's bytes, from 1 to 50.
+
+  Raises:
+    FileNotFoundError: A path is missing, or a directory has no such file.
+    ValueError: All the text together is too short to hold some of it out.
+  """
+  _check_percent(heldout_percent)
+  train, heldout = [], []
+  for file in _files(paths, pattern):
+    text = file.read_bytes()
+    cut = len(text) - len(text) * heldout_percent // 100
+    train.append(text[:cut])
+    heldout.append(text[cut:])
+  name = 'text of ' + ', '.join(map(str, paths))
+  return make_corpus(name, SEPARATOR.join(train), SEPARATOR.join(heldout))
+
+
+def unigram_entropy(train: np.ndarray, heldout: np.ndarray) -> float:
+  """Nats per byte of `heldout` under u(b) = (n_b + 1) / (n + 256)."""
+  return float(-np.mean(np.log(_unigram(train))[heldout]))
+
+
+def bigram_entropy(train: np.ndarray, heldout: np.ndarray) -> float:
+  """Nats per byte of `heldout` under the bigram model of `train`.
+
+  p(b | a) = (n_ab + u(b)) / (n_a + 1): one more count after each byte, spread
+  like the unigram model u, so that unseen pairs keep a probability. The mean
+  runs over all bytes of `heldout` but the first, which has no context.
+
+  Args:
+    train: uint8 [bytes], at least 2.
+    heldout: uint8 [bytes], at least 2.
+  """
+  pairs = np.bincount(_pairs(train), minlength=1 << 16).reshape(256, 256)
+  prior = _unigram(train)[None, :]
+  chance = (pairs + prior) / (pairs.sum(axis=1, keepdims=True) + 1.0)
+  return float(-np.mean(np.log(chance).reshape(-1)[_pairs(heldout)]))
+
+
+def _unigram(train: np.ndarray) -> np.ndarray:
+  return (np.bincount(train, minlength=256) + 1.0) / (len(train) + 256.0)
+
+
+def _pairs(text: np.ndarray) -> np.ndarray:
+  return text[:-1].astype(np.uint16) << 8 | text[1:]
+
+
+def _check_percent(percent: int):
+  if not 1 <= percent <= 50:
+    raise ValueError(f'heldout_percent={percent}, must be from 1 to 50')
+
+
+def _files(paths: Sequence, pattern: str) -> Iterable[pathlib.Path]:
+  if not paths:
+    raise ValueError('no path of a text was given')
+  for path in map(pathlib.Path, paths):
+    if path.is_dir():
+      found = sorted(file for file in path.rglob(pattern) if file.is_file())
+      if not found:
+        raise FileNotFoundError(f'no file {pattern!r} in directory {path}')
+      yield from found
+    elif path.is_file():
+      yield path
+    else:
+      raise FileNotFoundError(f'no text at {path}')

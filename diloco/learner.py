@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A learner's process: python -m diloco.learner --config=… --learner=0 …"""
+
+import os
+import pathlib
+import signal
+import sys
+
+import jax
+from absl import flags, logging
+
+from diloco import config as configs
+from diloco import flags as config_flags
+from diloco.config_values import ConfigError
+from diloco.metrics.workdir import Workdir, learner_name
+from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
+from diloco.runtime.blueprint import make_blueprint
+from diloco.runtime.device import Device
+from diloco.runtime.exchange import Exchange
+from diloco.runtime.host_copy import HostCopy
+from diloco.runtime.link import SyncerAbsent
+from diloco.runtime.training import Training, stop_on_signals
+from diloco.transport.addresses import BadAddress, HostUnknown
+from diloco.transport.planes import make_plane
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
+_LEARNER = flags.DEFINE_integer('learner', None, 'Its id, from 0.')
+_SYNCER = flags.DEFINE_string('syncer', None, 'host:port of the syncer.')
+
+
+def main(_) -> int:
+  """Trains to the end of the run: 0; 78 where the syncer refuses for good."""
+  config = config_flags.load()
+  try:
+    configs.check_devices(config, jax.local_device_count())
+    configs.check_learner(config, _LEARNER.value)
+    blueprint = make_blueprint(config)
+  except ConfigError as error:
+    config_flags.exit_config(error)
+  except (ValueError, FileNotFoundError) as error:
+    config_flags.exit_config(ConfigError([str(error)]))
+  try:
+    left = _train(blueprint, Workdir(pathlib.Path(_WORKDIR.value)))
+  except (HostUnknown, BadAddress, SyncerAbsent) as error:
+    print(f'error: --syncer={_SYNCER.value}: {error}', file=sys.stderr)
+    return 1
+  if left.refused:
+    print(f'error: the syncer refused: {left.reason}', file=sys.stderr)
+    return config_flags.EXIT_CONFIG
+  logging.info('left: %s', left.reason)
+  return 128 + signal.SIGTERM if left.reason == 'stopped' else 0
+
+
+def _train(blueprint, workdir: Workdir):
+  config, learner = blueprint.config, _LEARNER.value
+  name = learner_name(learner)
+  plane = make_plane(config.transport.data_plane, config.transport.host)
+  device = Device(blueprint)
+  host = HostCopy(blueprint, blueprint.initial_fragments())
+  exchange = Exchange(blueprint, learner, _SYNCER.value, device, host, plane)
+  writer = MultiWriter(
+    [
+      JsonlWriter(workdir.metrics(name)),
+      TensorBoardWriter(workdir.tensorboard(name)),
+    ]
+  )
+  training = Training(blueprint, learner, device, host, exchange, writer)
+  stop_on_signals(training)
+  try:
+    return training.run()
+  finally:
+    exchange.close()
+    writer.close()
+    plane.close()
+
+
+if __name__ == '__main__':
+  config_flags.define_flags()
+  flags.mark_flags_as_required(['workdir', 'learner', 'syncer'])
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  config_flags.run(main)

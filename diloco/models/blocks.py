@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a layer is made of: RMSNorm, RoPE, grouped-query attention, gated MLP.
+
+Parameters say their logical axes and role where they are made. Shapes here
+are one layer's; `Decoder` makes the layers under `nnx.vmap`, which puts the
+axis 'layers' in front.
+
+Suffixes of arrays give their shape:
+  B batch, L length, D d_model, N heads, K kv_heads, H head_dim, F d_ff,
+  C half of head_dim, 1 one.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from diloco.models import interface
+from diloco.models.decoder_config import DecoderConfig
+
+NORM_EPSILON = 1e-6
+
+
+class Layer(nnx.Module):
+  """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+  def __init__(self, config: DecoderConfig, key: jax.Array):
+    attention_key, mlp_key = jax.random.split(key)
+    self.attention = Attention(config, attention_key)
+    self.mlp = Mlp(config, mlp_key)
+
+  def __call__(self, x_BLD: jax.Array, angles_LC: jax.Array) -> jax.Array:
+    x_BLD = x_BLD + self.attention(x_BLD, angles_LC)
+    return x_BLD + self.mlp(x_BLD)
+
+
+class Attention(nnx.Module):
+  """Causal attention; each key head serves heads / kv_heads query heads."""
+
+  def __init__(self, config: DecoderConfig, key: jax.Array):
+    width, head_dim = config.d_model, config.head_dim
+    heads, kv_heads = config.heads, config.kv_heads
+    keys = jax.random.split(key, 4)
+    std = 1 / math.sqrt(width)
+    self.dtype = config.dtype
+    self.norm = _stacked_ones(width)
+    self.query = _stacked_normal(
+      keys[0], (width, heads, head_dim), std, ('embed', 'heads', None)
+    )
+    self.key = _stacked_normal(
+      keys[1], (width, kv_heads, head_dim), std, ('embed', 'kv_heads', None)
+    )
+    self.value = _stacked_normal(
+      keys[2], (width, kv_heads, head_dim), std, ('embed', 'kv_heads', None)
+    )
+    self.out = _stacked_normal(
+      keys[3],
+      (heads, head_dim, width),
+      _residual_std(heads * head_dim, config.layers),
+      ('heads', None, 'embed'),
+    )
+
+  def __call__(self, x_BLD: jax.Array, angles_LC: jax.Array) -> jax.Array:
+    x_BLD = rms_norm(x_BLD, self.norm[...])
+    q_BLNH = jnp.einsum(
+      'BLD,DNH->BLNH', x_BLD, self.query[...].astype(self.dtype)
+    )
+    k_BLKH = jnp.einsum(
+      'BLD,DKH->BLKH', x_BLD, self.key[...].astype(self.dtype)
+    )
+    v_BLKH = jnp.einsum(
+      'BLD,DKH->BLKH', x_BLD, self.value[...].astype(self.dtype)
+    )
+    y_BLNH = jax.nn.dot_product_attention(
+      rope(q_BLNH, angles_LC), rope(k_BLKH, angles_LC), v_BLKH, is_causal=True
+    )
+    return jnp.einsum('BLNH,NHD->BLD', y_BLNH, self.out[...].astype(self.dtype))
+
+
+class Mlp(nnx.Module):
+  """down(silu(gate(x)) · up(x)), known as SwiGLU."""
+
+  def __init__(self, config: DecoderConfig, key: jax.Array):
+    width, d_ff = config.d_model, config.d_ff
+    keys = jax.random.split(key, 3)
+    std = 1 / math.sqrt(width)
+    self.dtype = config.dtype
+    self.norm = _stacked_ones(width)
+    self.gate = _stacked_normal(keys[0], (width, d_ff), std, ('embed', 'mlp'))
+    self.up = _stacked_normal(keys[1], (width, d_ff), std, ('embed', 'mlp'))
+    self.down = _stacked_normal(
+      keys[2],
+      (d_ff, width),
+      _residual_std(d_ff, config.layers),
+      ('mlp', 'embed'),
+    )
+
+  def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    x_BLD = rms_norm(x_BLD, self.norm[...])
+    gate_BLF = jnp.einsum(
+      'BLD,DF->BLF', x_BLD, self.gate[...].astype(self.dtype)
+    )
+    up_BLF = jnp.einsum('BLD,DF->BLF', x_BLD, self.up[...].astype(self.dtype))
+    return jnp.einsum(
+      'BLF,FD->BLD',
+      jax.nn.silu(gate_BLF) * up_BLF,
+      self.down[...].astype(self.dtype),
+    )
+
+
+def rms_norm(x_BLD: jax.Array, scale_D: jax.Array) -> jax.Array:
+  """x / √(mean(x²) + ε) · scale, in f32; the dtype of x comes back."""
+  x32_BLD = x_BLD.astype(jnp.float32)
+  square_BL1 = jnp.mean(jnp.square(x32_BLD), axis=-1, keepdims=True)
+  normed_BLD = x32_BLD * jax.lax.rsqrt(square_BL1 + NORM_EPSILON)
+  return (normed_BLD * scale_D[None, None, :]).astype(x_BLD.dtype)
+
+
+def rope_angles(length: int, head_dim: int, theta: float) -> jax.Array:
+  """position · theta^(−2c / head_dim) for each pair c, in f32 [L, C]."""
+  pairs_C = jnp.arange(head_dim // 2, dtype=jnp.float32)
+  frequency_C = theta ** (-2.0 * pairs_C / head_dim)
+  positions_L = jnp.arange(length, dtype=jnp.float32)
+  return positions_L[:, None] * frequency_C[None, :]
+
+
+def rope(x_BLNH: jax.Array, angles_LC: jax.Array) -> jax.Array:
+  """Turns the pair (c, c + C) of each head by its position's angle, in f32."""
+  cos_LC = jnp.cos(angles_LC)[None, :, None, :]
+  sin_LC = jnp.sin(angles_LC)[None, :, None, :]
+  a_BLNC, b_BLNC = jnp.split(x_BLNH.astype(jnp.float32), 2, axis=-1)
+  turned_BLNH = jnp.concatenate(
+    [a_BLNC * cos_LC - b_BLNC * sin_LC, b_BLNC * cos_LC + a_BLNC * sin_LC],
+    axis=-1,
+  )
+  return turned_BLNH.astype(x_BLNH.dtype)
+
+
+def _residual_std(fan_in: int, layers: int) -> float:
+  # 2·layers branches add up in the stream; together they have unit variance.
+  return 1 / math.sqrt(fan_in * 2 * layers)
+
+
+def normal(
+  key: jax.Array,
+  shape: tuple[int, ...],
+  std: float,
+  *,
+  axes: tuple[str | None, ...],
+  role: str,
+) -> nnx.Param:
+  """An f32 parameter drawn from N(0, std²), with its entry in both tables."""
+  value = std * jax.random.normal(key, shape, jnp.float32)
+  return nnx.Param(value, axes=axes, role=role)
+
+
+def _stacked_normal(key, shape, std, axes) -> nnx.Param:
+  axes = ('layers', *axes)
+  return normal(key, shape, std, axes=axes, role=interface.STACKED)
+
+
+def _stacked_ones(width: int) -> nnx.Param:
+  axes = ('layers', 'norm')
+  return nnx.Param(jnp.ones((width,)), axes=axes, role=interface.STACKED)

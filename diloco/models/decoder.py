@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A dense decoder: embedding, stacked layers, output head, cross-entropy.
+
+Flax NNX in functional style: the layers are stacked at init, split into
+arrays, and run by `jax.lax.scan`, so that the compile time does not grow with
+depth. Modules stay in here and in `blocks`; a `Model` comes out.
+
+Suffixes of arrays give their shape:
+  B batch, L length, D d_model, C half of head_dim, V vocab.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from diloco.models import blocks, interface
+from diloco.models.decoder_config import DecoderConfig
+from diloco.models.sharding import constrain
+
+_POLICIES = {  # The meaning of `DecoderConfig.remat`.
+  'full': jax.checkpoint_policies.nothing_saveable,
+  'dots': jax.checkpoint_policies.dots_saveable,
+  'dots_no_batch': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+def make_decoder(config: DecoderConfig) -> interface.Model:
+  """The decoder as a `Model`; see `interface.Model` for what it promises."""
+  structure, state = nnx.split(
+    nnx.eval_shape(lambda: Decoder(config, jax.random.key(0))), nnx.Param
+  )
+  variables = {
+    '/'.join(keys): variable for keys, variable in nnx.to_flat_state(state)
+  }
+
+  def init(key):
+    return nnx.to_pure_dict(nnx.state(Decoder(config, key), nnx.Param))
+
+  def loss(params, batch, key):
+    del key  # No dropout.
+    tokens_BL = batch['tokens']
+    assert tokens_BL.ndim == 2 and tokens_BL.shape[1] >= 2, tokens_BL.shape
+    decoder = nnx.merge(structure, params)
+    return cross_entropy(decoder(tokens_BL[:, :-1]), tokens_BL[:, 1:])
+
+  return interface.Model(
+    init=init,
+    loss=loss,
+    axes={path: variable.axes for path, variable in variables.items()},
+    roles={path: variable.role for path, variable in variables.items()},
+  )
+
+
+def cross_entropy(
+  logits_BLV: jax.Array, targets_BL: jax.Array
+) -> tuple[jax.Array, interface.Metrics]:
+  """mean over B·L of log Σ_v exp(logit_v) − logit_target, in nats and f32.
+
+  Returns:
+    The loss, and the share of targets that were the likeliest token.
+  """
+  logits_BLV = logits_BLV.astype(jnp.float32)
+  vocab = logits_BLV.shape[-1]
+  # A comparison, not a gather: it stays local where the vocabulary is sharded.
+  hit_BLV = targets_BL[..., None] == jnp.arange(vocab)[None, None, :]
+  target_BL = jnp.sum(jnp.where(hit_BLV, logits_BLV, 0.0), axis=-1)
+  loss = jnp.mean(jax.nn.logsumexp(logits_BLV, axis=-1) - target_BL)
+  right_BL = jnp.argmax(logits_BLV, axis=-1) == targets_BL
+  return loss, {'accuracy': jnp.mean(right_BL.astype(jnp.float32))}
+
+
+class Decoder(nnx.Module):
+  """Tokens in, logits out."""
+
+  def __init__(self, config: DecoderConfig, key: jax.Array):
+    embedding_key, layers_key, head_key = jax.random.split(key, 3)
+    vocab, width = config.vocab, config.d_model
+    self.config = config
+    self.embedding = blocks.normal(
+      embedding_key,
+      (vocab, width),
+      1 / math.sqrt(width),
+      axes=('vocab', 'embed'),
+      role=interface.EMBEDDING,
+    )
+    self.layers = nnx.vmap(lambda key: blocks.Layer(config, key))(
+      jax.random.split(layers_key, config.layers)
+    )
+    self.norm = nnx.Param(
+      jnp.ones((width,)), axes=('norm',), role=interface.PLAIN
+    )
+    if not config.tied:
+      self.head = blocks.normal(
+        head_key,
+        (vocab, width),
+        1 / width,
+        axes=('vocab', 'embed'),
+        role=interface.EMBEDDING,
+      )
+
+  def __call__(self, tokens_BL: jax.Array) -> jax.Array:
+    """Logits, f32 [B, L, V]; position i sees the tokens 0 … i."""
+    config = self.config
+    angles_LC = blocks.rope_angles(
+      tokens_BL.shape[1], config.head_dim, config.rope_theta
+    )
+    # Rows have the length 1; the stream starts with unit variance.
+    scale = math.sqrt(config.d_model)
+    # Whole rows, before the look-up: its result is to be sharded by batch.
+    table_VD = constrain(self.embedding[...], 'vocab', None)
+    x_BLD = (table_VD[tokens_BL] * scale).astype(config.dtype)
+    x_BLD = constrain(x_BLD, 'batch', None, None)
+    structure, stacked = nnx.split(self.layers)
+
+    def block(x_BLD, layer):
+      x_BLD = nnx.merge(structure, layer)(x_BLD, angles_LC)
+      return constrain(x_BLD, 'batch', None, None), None
+
+    if config.remat != 'none':
+      # The scan is itself a barrier against merging the two computations.
+      block = jax.checkpoint(
+        block, policy=_POLICIES[config.remat], prevent_cse=False
+      )
+    x_BLD, _ = jax.lax.scan(block, x_BLD, stacked)
+    x_BLD = blocks.rms_norm(x_BLD, self.norm[...])
+    if config.tied:
+      # As small as an own head is at init: 1 / √D on top of the rows' 1 / √D.
+      head_VD = table_VD / scale
+    else:
+      head_VD = constrain(self.head[...], 'vocab', None)
+    logits_BLV = jnp.einsum(
+      'BLD,VD->BLV',
+      x_BLD,
+      head_VD.astype(config.dtype),
+      preferred_element_type=jnp.float32,
+    )
+    return constrain(logits_BLV, 'batch', None, 'vocab')

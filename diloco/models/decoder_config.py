@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The size of a dense decoder; free of jax, so that a launcher can check it."""
+
+import dataclasses
+import math
+
+DTYPES = ('float32', 'bfloat16')
+SIZES = (
+  'vocab',
+  'layers',
+  'd_model',
+  'heads',
+  'kv_heads',
+  'head_dim',
+  'd_ff',
+)
+
+# What the backward pass finds stored; the rest of a layer is computed again.
+REMATS = (
+  'none',  # All.
+  'full',  # Nothing but the input of each layer.
+  'dots',  # The results of all matrix products.
+  'dots_no_batch',  # Those of products with a parameter: not the attention.
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+  """The size of a decoder, checked at construction.
+
+  Attributes:
+    vocab: tokens are integers from 0 to vocab - 1; the model can't tell
+      others apart from these, so whoever makes the batches must.
+    layers: how many blocks of attention and MLP.
+    d_model: width of the residual stream.
+    heads: query heads.
+    kv_heads: key and value heads; divides `heads`. Equal: plain multi-head.
+    head_dim: width of one head; even, because RoPE turns pairs.
+    d_ff: width of the gated MLP.
+    rope_theta: base of the RoPE wavelengths.
+    dtype: of the computation; parameters, norms and the loss are f32.
+    remat: which policy of `REMATS` saves memory in the backward pass.
+    tied: the embedding is the output head as well.
+  """
+
+  vocab: int
+  layers: int
+  d_model: int
+  heads: int
+  kv_heads: int
+  head_dim: int
+  d_ff: int
+  rope_theta: float = 10_000.0
+  dtype: str = 'float32'
+  remat: str = 'none'
+  tied: bool = False
+
+  def __post_init__(self):
+    broken = list(self._broken_rules())
+    if broken:
+      raise ValueError('decoder: ' + '; '.join(broken))
+
+  @property
+  def parameters(self) -> int:
+    """How many numbers `init` makes."""
+    queries = self.d_model * self.heads * self.head_dim
+    keys = self.d_model * self.kv_heads * self.head_dim
+    mlp = 3 * self.d_model * self.d_ff
+    layer = 2 * queries + 2 * keys + mlp + 2 * self.d_model
+    tables = (1 if self.tied else 2) * self.vocab * self.d_model
+    return self.layers * layer + tables + self.d_model
+
+  def _broken_rules(self):
+    for name in SIZES:
+      if getattr(self, name) < 1:
+        yield f'{name}={getattr(self, name)}, must be at least 1'
+    if self.kv_heads >= 1 and self.heads % self.kv_heads:
+      yield (
+        f'kv_heads={self.kv_heads} does not divide heads={self.heads}; '
+        f'each key head serves equally many query heads'
+      )
+    if self.head_dim % 2:
+      yield f'head_dim={self.head_dim}, must be even: RoPE turns pairs'
+    if not 1 < self.rope_theta < math.inf:
+      yield f'rope_theta={self.rope_theta}, must be finite and above 1'
+    if self.dtype not in DTYPES:
+      yield f'dtype={self.dtype!r}, must be one of {DTYPES}'
+    if self.remat not in REMATS:
+      yield f'remat={self.remat!r}, must be one of {REMATS}'

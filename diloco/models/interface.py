@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rest of the system knows of a model: two functions, two tables.
+
+Any `init` and `loss` on nested dicts of arrays will do; nothing here knows of
+Flax. A parameter's *path* is its keys joined by '/', such as
+'layers/attention/query'.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+PLAIN = 'plain'  # One tensor; merged as such.
+STACKED = 'stacked'  # Axis 0 counts layers; each slice is a logical tensor.
+EMBEDDING = 'embedding'  # Axis 0 counts rows; may be cut between rows.
+ROLES = (PLAIN, STACKED, EMBEDDING)
+
+Params = dict[str, Any]  # Nested; the leaves are arrays.
+Batch = Mapping[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+
+class Model(NamedTuple):
+  """A model, as learners and the lab see it.
+
+  Attributes:
+    init: key -> params.
+    loss: (params, batch, key) -> (loss, metrics). `batch['tokens']` is int32
+      [B, L+1]; the loss is an f32 scalar, the mean next-token cross-entropy
+      in nats over B·L predictions; metrics are f32 scalars by name.
+    axes: path -> the logical name of each axis, None for one never sharded.
+      `sharding.RULES` maps the names to mesh axes.
+    roles: path -> 'plain', 'stacked' or 'embedding'; how the parameter may be
+      cut into fragments.
+  """
+
+  init: Callable[[jax.Array], Params]
+  loss: Callable[[Params, Batch, jax.Array], tuple[jax.Array, Metrics]]
+  axes: Mapping[str, tuple[str | None, ...]]
+  roles: Mapping[str, str]
+
+
+def flatten(params: Params) -> dict[str, Any]:
+  """Path -> leaf, in sorted order of the paths' keys.
+
+  Raises:
+    ValueError: A container is not a dict, a key not a string without '/', or
+      a dict is empty: such a tree could not be rebuilt from its paths.
+  """
+  flat = {}
+  _flatten_into(flat, (), params)
+  return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> Params:
+  """The nested dict whose `flatten` is `flat`."""
+  params: Params = {}
+  for path, leaf in flat.items():
+    *parents, name = path.split('/')
+    node = params
+    for parent in parents:
+      node = node.setdefault(parent, {})
+    node[name] = leaf
+  return params
+
+
+def check_model(model: Model) -> dict[str, jax.ShapeDtypeStruct]:
+  """Checks that the tables fit the parameters; computes nothing.
+
+  Returns:
+    Path -> shape and dtype of every parameter.
+
+  Raises:
+    ValueError: A table misses a parameter or names one that is not there, a
+      rank or a role is wrong. The text lists every fault.
+  """
+  shapes = flatten(jax.eval_shape(model.init, jax.random.key(0)))
+  broken = list(_broken_tables(model, shapes))
+  if broken:
+    raise ValueError('model: ' + '; '.join(broken))
+  return shapes
+
+
+def _flatten_into(flat: dict[str, Any], keys: tuple[str, ...], node: Any):
+  where = '/'.join(keys) or 'params'
+  if isinstance(node, dict):
+    if not node:
+      raise ValueError(f'{where} is an empty dict')
+    for key in sorted(node, key=str):
+      if not isinstance(key, str) or '/' in key or not key:
+        raise ValueError(
+          f"{where} has the key {key!r}; keys are strings without '/'"
+        )
+      _flatten_into(flat, (*keys, key), node[key])
+  elif keys and hasattr(node, 'shape'):
+    flat['/'.join(keys)] = node
+  else:
+    raise ValueError(
+      f'{where} is a {type(node).__name__}; params are nested dicts of arrays'
+    )
+
+
+def _broken_tables(model: Model, shapes: Mapping[str, jax.ShapeDtypeStruct]):
+  for table in ('axes', 'roles'):
+    paths = getattr(model, table).keys()
+    for path in sorted(shapes.keys() - paths):
+      yield f'{table} misses {path!r}'
+    for path in sorted(paths - shapes.keys()):
+      yield f'{table} names {path!r}, which is no parameter'
+  for path, shape in shapes.items():
+    axes = model.axes.get(path)
+    role = model.roles.get(path)
+    if axes is not None and len(axes) != len(shape.shape):
+      yield f'axes of {path!r} are {axes}, its shape is {shape.shape}'
+    if role is not None and role not in ROLES:
+      yield f'role of {path!r} is {role!r}, must be one of {ROLES}'
+    if role in (STACKED, EMBEDDING) and not shape.shape:
+      yield f'role of {path!r} is {role!r}, but it is a scalar'

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that follows from a run's configuration alone, the same everywhere.
+
+Learners and syncer build it by themselves and compare its fingerprints.
+"""
+
+import dataclasses
+import pathlib
+
+import jax
+import numpy as np
+
+from diloco import config as configs
+from diloco.data import corpus, grammar
+from diloco.models import interface
+from diloco.models.decoder import make_decoder
+from diloco.models.decoder_config import DecoderConfig
+from diloco.numerics.codec import Codec, make_codec
+from diloco.numerics.fragments import Layout, TensorSpec, make_layout, take
+
+FULL = 'f32'  # The codec of a full fragment.
+
+
+@dataclasses.dataclass(frozen=True)
+class Blueprint:
+  """One run's model, text, layout and codecs.
+
+  Attributes:
+    config: of the run.
+    model: what is trained.
+    specs: path -> shape and role of its parameters.
+    layout: how they are cut into fragments.
+    text: to train on, and held out.
+    up: the codec of a learner's delta to its base.
+    down: the codec of the outer update.
+    full: the codec of a whole fragment.
+  """
+
+  config: configs.RunConfig
+  model: interface.Model
+  specs: dict[str, TensorSpec]
+  layout: Layout
+  text: corpus.Corpus
+  up: Codec
+  down: Codec
+  full: Codec
+
+  @property
+  def fingerprints(self) -> dict[str, str]:
+    """What syncer and learners must have in common, by name.
+
+    Every value of the configuration stands there in full, so that a refusal
+    can name the key that differs.
+    """
+    return {
+      **configs.agreement(self.config),
+      'layout': self.layout.fingerprint(),
+      'data': self.text.fingerprint[:16],
+    }
+
+  @property
+  def parameters(self) -> int:
+    """How many numbers the model has."""
+    return sum(self.layout.sizes)
+
+  def initial_parameters(self) -> dict[str, np.ndarray]:
+    """Path -> f32 array, drawn from the run's seed, on the CPU.
+
+    On the CPU wherever the learner trains, so that all start alike; who
+    starts otherwise is found by its CRC and takes the syncer's.
+    """
+    with jax.default_device(jax.local_devices(backend='cpu')[0]):
+      params = jax.jit(self.model.init)(jax.random.key(self.config.seed))
+      flat = interface.flatten(params)
+      return {path: np.asarray(x, np.float32) for path, x in flat.items()}
+
+  def initial_fragments(self) -> list[dict[str, np.ndarray]]:
+    """The same, cut into fragments: piece name -> array."""
+    params = self.initial_parameters()
+    return [
+      {name: np.ascontiguousarray(x) for name, x in take(params, p).items()}
+      for p in self.layout.fragments
+    ]
+
+
+def make_blueprint(
+  config: configs.RunConfig, model: interface.Model | None = None
+) -> Blueprint:
+  """Builds it; touches no device.
+
+  Args:
+    config: of the run.
+    model: in place of the one that `config.model` describes.
+
+  Raises:
+    ValueError: the model can't be cut as the configuration asks.
+    FileNotFoundError: the text is missing.
+  """
+  model = model or make_model(config)
+  shapes = interface.check_model(model)
+  specs = {
+    path: TensorSpec(tuple(leaf.shape), model.roles[path])
+    for path, leaf in shapes.items()
+  }
+
+  def codec(name):
+    return make_codec(name, config.codec.block_size, config.codec.scale)
+
+  return Blueprint(
+    config=config,
+    model=model,
+    specs=specs,
+    layout=make_layout(
+      specs,
+      config.fragments.scheme,
+      config.protocol.fragments,
+      config.fragments.embedding,
+    ),
+    text=load_text(config),
+    up=codec(config.codec.up),
+    down=codec(config.codec.down),
+    full=codec(FULL),
+  )
+
+
+def make_model(config: configs.RunConfig) -> interface.Model:
+  """The model of the configuration's section `model`."""
+  assert config.model.kind == 'decoder', config.model.kind
+  fields = dataclasses.asdict(config.model)
+  del fields['kind']
+  return make_decoder(DecoderConfig(**fields))
+
+
+def load_text(config: configs.RunConfig) -> corpus.Corpus:
+  """The corpus of the configuration's section `data`.
+
+  Raises:
+    FileNotFoundError: it is not there; the message names the path.
+  """
+  match config.data.source:
+    case 'stdlib':
+      return corpus.stdlib_corpus()
+    case 'grammar':
+      return grammar.grammar_corpus(config.seed, config.data.grammar_bytes)
+    case 'text':
+      return corpus.text_corpus([pathlib.Path(config.data.path)])
+  raise AssertionError(f'not checked: {config.data.source=}')

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts what the syncer sees: for `status.json`, `summary.json`, the tape.
+
+Nothing here decides about training.
+"""
+
+import collections
+import dataclasses
+import time
+
+from diloco.config import RunConfig
+from diloco.metrics import status as status_lib
+from diloco.metrics import summary as summary_lib
+from diloco.metrics.goodput import RunningGoodput, StepRecord
+from diloco.protocol import messages, syncer_io
+
+REFUSALS = ('refused', 'zombie', 'pull_failed', 'void')  # Kinds of a record.
+
+
+@dataclasses.dataclass
+class Row:
+  """One learner id, over all its incarnations."""
+
+  state: str = status_lib.JOINING
+  incarnations: int = 0
+  step: int = 0  # Of this incarnation.
+  steps: int = 0
+  tokens: int = 0
+  rounds: int = 0
+  loss: float | None = None
+  tokens_per_s: float = 0.0
+  offered_round: int = 0
+  lag_versions: int = 0
+  bytes_up: int = 0
+  bytes_down: int = 0
+  stall_max_s: float = 0.0
+
+
+class Board:
+  """Told of every event and effect at the syncer."""
+
+  def __init__(self, config: RunConfig):
+    self._config = config
+    self._rows: dict[int, Row] = collections.defaultdict(Row)
+    self._began_s: float | None = None  # The first learner was ready.
+    self._closed_s = 0.0
+    self._goodput: RunningGoodput | None = None
+    self._closed_round = 0
+    self._step = 0
+    self._versions = [0] * config.protocol.fragments
+    self._participants: tuple[int, ...] = ()
+    self._quorum_s = self._grace_s = self._sync_s = 0.0
+    self._refused: collections.Counter[str] = collections.Counter()
+    self._pulls_up = self._pulls_down = 0
+    self._asked: dict[tuple[int, int], int] = {}  # Bytes, by round, learner.
+
+  # What happened ------------------------------------------------------------
+
+  def note_event(self, event: syncer_io.Event):
+    """An event that the machine has absorbed."""
+    match event:
+      case syncer_io.Heard(message=messages.Report()):
+        self._note_report(event.learner, event.message)
+      case syncer_io.Heard(message=messages.Offer()):
+        self._note_offer(self._rows[event.learner], event.message)
+
+  def note_effect(self, effect: syncer_io.Effect):
+    """An effect that was performed."""
+    match effect:
+      case syncer_io.Greet():
+        row = self._rows[effect.learner]
+        row.state, row.step = status_lib.JOINING, 0
+        row.incarnations += 1
+      case syncer_io.Record(kind='ready'):
+        self._rows[effect.learner].state = status_lib.LIVE
+        self._begin()
+      case syncer_io.Record(kind='left'):
+        goodbye = effect.reason.startswith('goodbye')
+        state = status_lib.LEFT if goodbye else status_lib.GONE
+        self._rows[effect.learner].state = state
+      case syncer_io.Record(kind=kind) if kind in REFUSALS:
+        self._refused[kind] += 1
+      case syncer_io.Pull():
+        self._asked[effect.round, effect.learner] = effect.offer.payload.nbytes
+      case syncer_io.Merge():
+        self._note_merge(effect)
+      case syncer_io.Publish():
+        self._note_publish(effect)
+
+  def note_fetched(self, learner: int, nbytes: int):
+    """A learner pulled a payload that it could use."""
+    self._rows[learner].bytes_down += nbytes
+    self._pulls_down += 1
+
+  def _begin(self):
+    if self._began_s is None:
+      self._began_s = self._closed_s = time.monotonic()
+      self._goodput = RunningGoodput(
+        self._config.protocol.learners, self._began_s
+      )
+
+  def _note_offer(self, row: Row, offer: messages.Offer):
+    row.offered_round = max(row.offered_round, offer.round)
+    if 0 <= offer.fragment < len(self._versions):  # Checked by the machine.
+      row.lag_versions = self._versions[offer.fragment] - offer.base_version
+
+  def _note_report(self, learner: int, report: messages.Report):
+    row = self._rows[learner]
+    steps = max(report.step - row.step, 0) if row.step else 1
+    row.step = report.step
+    row.steps += steps
+    row.tokens += report.tokens * steps
+    row.loss = report.loss
+    row.tokens_per_s = report.tokens / max(report.step_s, 1e-9)
+    row.stall_max_s = max(row.stall_max_s, report.stall_s)
+    if self._goodput is not None:
+      self._goodput.add(
+        StepRecord(learner, time.monotonic(), report.step_s, report.stall_s)
+      )
+
+  def _note_merge(self, merge: syncer_io.Merge):
+    self._quorum_s, self._grace_s = merge.quorum_s, merge.grace_s
+    for share in merge.shares:
+      nbytes = self._asked[merge.round, share.learner]
+      self._rows[share.learner].bytes_up += nbytes
+      self._pulls_up += 1
+    for key in [k for k in self._asked if k[0] <= merge.round]:
+      del self._asked[key]
+
+  def _note_publish(self, publish: syncer_io.Publish):
+    self._closed_round = publish.round
+    self._closed_s = time.monotonic()
+    self._step = publish.step
+    self._versions[publish.fragment] = publish.version
+    self._participants = tuple(s.learner for s in publish.shares)
+    self._sync_s = publish.sync_s
+    for learner in self._participants:
+      self._rows[learner].rounds += 1
+
+  # What is told -------------------------------------------------------------
+
+  def status(self, finished: bool) -> status_lib.RunStatus:
+    goodput, uptime = self._goodput_until(time.monotonic())
+    rows = sorted(self._rows.items())
+    return status_lib.RunStatus(
+      run=self._config.name,
+      time_s=time.time(),
+      step=self._step,
+      total_steps=self._config.protocol.total_steps,
+      closed_round=self._closed_round,
+      live=tuple(m for m, row in rows if row.state == status_lib.LIVE),
+      participants=self._participants,
+      quorum_s=self._quorum_s,
+      grace_s=self._grace_s,
+      sync_s=self._sync_s,
+      goodput=goodput,
+      uptime=uptime,
+      bytes_up=sum(row.bytes_up for _, row in rows),
+      bytes_down=sum(row.bytes_down for _, row in rows),
+      refused=self._refused.total(),
+      finished=finished,
+      learners=tuple(self._learner_status(m, row) for m, row in rows),
+    )
+
+  def _learner_status(self, learner: int, row: Row) -> status_lib.LearnerStatus:
+    return status_lib.LearnerStatus(
+      learner=learner,
+      state=row.state,
+      step=row.step,
+      loss=row.loss,
+      tokens_per_s=row.tokens_per_s,
+      round=row.offered_round,
+      lag_versions=row.lag_versions,
+      bytes_up=row.bytes_up,
+      bytes_down=row.bytes_down,
+      participation=row.rounds / max(self._closed_round, 1),
+      incarnations=row.incarnations,
+      stall_max_s=row.stall_max_s,
+    )
+
+  def summary(self) -> summary_lib.RunSummary:
+    """Of a run that has ended."""
+    goodput, uptime = self._goodput_until(self._closed_s)
+    rows = sorted(self._rows.items())
+    return summary_lib.RunSummary(
+      run=self._config.name,
+      step=self._step,
+      rounds=self._closed_round,
+      fragments=self._config.protocol.fragments,
+      wall_s=self._closed_s - (self._began_s or self._closed_s),
+      goodput=goodput,
+      uptime=uptime,
+      refused=self._refused.total(),
+      pulls_up=self._pulls_up,
+      pulls_down=self._pulls_down,
+      bytes_up=sum(row.bytes_up for _, row in rows),
+      bytes_down=sum(row.bytes_down for _, row in rows),
+      learners=tuple(
+        summary_lib.LearnerSummary(
+          learner=m,
+          steps=row.steps,
+          tokens=row.tokens,
+          rounds=row.rounds,
+          incarnations=row.incarnations,
+          stall_max_s=row.stall_max_s,
+          bytes_up=row.bytes_up,
+          bytes_down=row.bytes_down,
+        )
+        for m, row in rows
+      ),
+    )
+
+  def _goodput_until(self, now_s: float) -> tuple[float, float]:
+    return self._goodput.at(now_s) if self._goodput else (0.0, 0.0)

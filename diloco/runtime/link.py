@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A learner's connection to the syncer: made again whenever it is lost."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from absl import logging
+
+from diloco.transport.control_client import ConnectFailed, ControlClient
+from diloco.transport.interface import DataPlane, Outlet
+
+ATTEMPT_S = 2.0  # For one attempt to connect.
+RETRY_S = (0.1, 2.0)  # Between attempts: the first pause, the longest.
+SESSION_BITS = 12  # Of an incarnation; the rest is the process's start.
+
+
+class SyncerAbsent(Exception):
+  """No syncer was found in the time that the configuration gives."""
+
+
+class Session:
+  """One connection, and what is offered to the syncer over it."""
+
+  def __init__(self, incarnation: int, client: ControlClient, outlet: Outlet):
+    self.incarnation = incarnation
+    self.client = client
+    self.outlet = outlet
+
+
+class Link:
+  """A thread that keeps a session open and wakes up at deadlines.
+
+  Args:
+    address: of the syncer, host:port.
+    plane: makes the outlet of each session.
+    first_s: how long the first connection may take; later ones, for ever.
+    on_open: called with each session.
+    on_message: called with each message of the syncer.
+    on_close: called with the reason when a session ended.
+    on_deadline: called when the time of `deadline` has come.
+    deadline: when that is, in seconds of `time.monotonic`, or None.
+    on_crash: called with what ended the thread.
+  """
+
+  def __init__(
+    self,
+    address: str,
+    plane: DataPlane,
+    first_s: float,
+    on_open: Callable[[Session], None],
+    on_message: Callable[[object], None],
+    on_close: Callable[[str], None],
+    on_deadline: Callable[[], None],
+    deadline: Callable[[], float | None],
+    on_crash: Callable[[BaseException], None],
+  ):
+    self._address = address
+    self._plane = plane
+    self._first_s = first_s
+    self._on_open = on_open
+    self._on_message = on_message
+    self._on_close = on_close
+    self._on_deadline = on_deadline
+    self._deadline = deadline
+    self._on_crash = on_crash
+    self._sessions = 0
+    self._start_ms = time.time_ns() // 1_000_000
+    self._closing = threading.Event()
+    self._wakes: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    self._thread = threading.Thread(target=self._run, name='link', daemon=True)
+
+  def open(self):
+    self._thread.start()
+
+  def wake(self):
+    """The deadline has changed."""
+    self._wakes.put(None)
+
+  def close(self, timeout_s: float):
+    """Says what is queued, then ends."""
+    self._closing.set()
+    self._wakes.put('closed here')
+    self._thread.join(timeout_s)
+
+  def _run(self):
+    try:
+      while not self._closing.is_set():
+        session = self._connect()
+        if session is not None:
+          self._hold(session)
+    except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
+      self._on_crash(error)
+
+  def _connect(self) -> Session | None:
+    """Tries until it succeeds; None where it was closed meanwhile."""
+    pause_s, longest_s = RETRY_S
+    give_up = time.monotonic() + self._first_s
+    while not self._closing.is_set():
+      client = ControlClient(
+        self._address, self._on_message, lambda reason: self._wakes.put(reason)
+      )
+      try:
+        client.connect(ATTEMPT_S)
+      except ConnectFailed as error:
+        if not self._sessions and time.monotonic() >= give_up:
+          raise SyncerAbsent(
+            f'no syncer at {self._address} within {self._first_s} s: {error}'
+          ) from error
+        if pause_s == longest_s:
+          logging.info('still no syncer at %s: %s', self._address, error)
+        self._closing.wait(pause_s)
+        pause_s = min(2 * pause_s, longest_s)
+        continue
+      self._sessions += 1
+      incarnation = (self._start_ms << SESSION_BITS) + self._sessions
+      return Session(incarnation, client, self._plane.outlet('syncer'))
+    return None
+
+  def _hold(self, session: Session):
+    """Until the session ends; wakes up at deadlines meanwhile."""
+    self._on_open(session)
+    reason = None
+    while reason is None:
+      deadline = self._deadline()
+      try:
+        left_s = (
+          None if deadline is None else max(0.0, deadline - time.monotonic())
+        )
+        reason = self._wakes.get(timeout=left_s)
+      except queue.Empty:
+        self._on_deadline()
+    session.client.close()
+    session.outlet.close()
+    logging.info('the session ended: %s', reason)
+    self._on_close(reason)

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The syncer's process around its machine.
+
+One thread owns the machine and talks to the learners, in the order of the
+machine's effects. Pulls run side by side on a pool; merges one after another
+on a worker. Both answer with events.
+"""
+
+import concurrent.futures
+import itertools
+import queue
+import threading
+import time
+import zlib
+
+import numpy as np
+from absl import logging
+
+from diloco.checkpoint.parameters import write_parameters
+from diloco.metrics.status import write_status
+from diloco.metrics.summary import write_summary
+from diloco.metrics.workdir import Workdir
+from diloco.numerics import payload
+from diloco.protocol import messages, syncer_io
+from diloco.protocol.syncer import Syncer
+from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.board import Board
+from diloco.runtime.global_model import GlobalModel
+from diloco.runtime.peers import Peer
+from diloco.runtime.tape import Tape
+from diloco.runtime.worker import Worker
+from diloco.transport.control_server import ControlServer, Session
+from diloco.transport.interface import DataPlane, TransferFailed
+
+INBOX_MAX = 1 << 14  # Events; a full inbox holds back the sessions' readers.
+MERGES_MAX = 64
+STATUS_EVERY_S = 1.0
+FAREWELL_S = 15.0  # How long learners may take to fetch the last updates.
+
+Key = tuple[int, int]  # (learner, incarnation)
+Arrays = dict[str, np.ndarray]  # Piece name -> f32 array.
+
+
+class Unusable(Exception):
+  """A contribution that must not be merged."""
+
+
+class Syncing:
+  """One run's syncer.
+
+  Args:
+    blueprint: of the run.
+    bind: host:port for the control plane.
+    plane: carries the bytes.
+    workdir: of the run.
+  """
+
+  def __init__(
+    self, blueprint: Blueprint, bind: str, plane: DataPlane, workdir: Workdir
+  ):
+    config = blueprint.config
+    self._blueprint = blueprint
+    self._config = config
+    self._plane = plane
+    self._workdir = workdir
+    self._timeout_s = config.transport.timeout_s
+    self._machine = Syncer(config.protocol, config.name, blueprint.fingerprints)
+    self._model = GlobalModel(blueprint)
+    self._board = Board(config)
+    self._tape = Tape(workdir.tape)
+    self._inbox: queue.Queue = queue.Queue(INBOX_MAX)
+    self._keys: dict[Session, Key] = {}  # Changed by the sessions' threads.
+    # Who said hello and is not greeted yet, and where to pull from.
+    self._strangers: dict[Key, tuple[Session, str]] = {}
+    self._peers: dict[Key, Peer] = {}
+    self._handles = itertools.count(1)
+    self._contributions: dict[tuple[int, int, int], Arrays] = {}
+    self._updates: dict[int, tuple[np.ndarray, int]] = {}  # By round.
+    self._ended = False
+    self._stop = threading.Event()
+    self._pulls = concurrent.futures.ThreadPoolExecutor(
+      max_workers=4 * config.protocol.learners, thread_name_prefix='pull'
+    )
+    self._merger = Worker('merger', MERGES_MAX, self._inbox.put)
+    self._closer = Worker('closer', INBOX_MAX, self._inbox.put)
+    self._control = ControlServer(bind, self._on_message, self._on_closed)
+
+  @property
+  def address(self) -> str:
+    """host:port that learners connect to."""
+    return self._control.address
+
+  def stop(self, *_):
+    """Leaves before the run is over; also as a signal handler."""
+    self._stop.set()
+
+  def run(self) -> bool:
+    """Until the run is over; False where it was stopped before."""
+    told_s = 0.0
+    while not self._ended and not self._stop.is_set():
+      self._handle_next()
+      if time.monotonic() - told_s >= STATUS_EVERY_S:
+        told_s = time.monotonic()
+        write_status(self._workdir.status, self._board.status(False))
+    if self._ended:
+      self._say_farewell()
+      self._write_results()
+    return self._ended
+
+  def close(self):
+    """Ends sessions and threads."""
+    for peer in self._peers.values():
+      peer.close('the syncer leaves')
+    self._pulls.shutdown(wait=False, cancel_futures=True)
+    self._control.close()
+    self._merger.close(1.0)
+    self._closer.close(1.0)
+    self._tape.close()
+
+  # Events -------------------------------------------------------------------
+
+  def _on_message(self, session: Session, message):
+    """On a thread of the session; waits where the inbox is full."""
+    if isinstance(message, messages.Hello):
+      self._keys[session] = message.learner, message.incarnation
+    event = syncer_io.Heard(*self._keys[session], message)
+    self._inbox.put((event, session))
+
+  def _on_closed(self, session: Session, reason: str):
+    event = syncer_io.Lost(*self._keys.pop(session), reason)
+    self._inbox.put((event, session))
+
+  def _handle_next(self):
+    """One event, or the tick for which the machine asked."""
+    deadline = self._machine.deadline()
+    wait_s = STATUS_EVERY_S
+    if deadline is not None:
+      wait_s = min(max(0.0, deadline - time.monotonic()), wait_s)
+    try:
+      item = self._inbox.get(timeout=wait_s)
+    except queue.Empty:
+      item = syncer_io.Tick(), None
+    if isinstance(item, BaseException):
+      raise item
+    event, session = item
+    if isinstance(event, syncer_io.Heard) and isinstance(
+      event.message, messages.Hello
+    ):
+      key = event.learner, event.incarnation
+      self._strangers[key] = session, event.message.address
+    effects = self._machine.handle(event, time.monotonic())
+    self._board.note_event(event)
+    for effect in effects:
+      self._perform(effect)
+      self._board.note_effect(effect)
+      self._tape.write(effect)
+
+  # Effects ------------------------------------------------------------------
+
+  def _perform(self, effect: syncer_io.Effect):
+    match effect:
+      case syncer_io.Greet():
+        self._greet(effect)
+      case syncer_io.Send():
+        self._send(effect.learner, effect.incarnation, effect.message)
+      case syncer_io.Drop():
+        self._drop(effect)
+      case syncer_io.Pull():
+        inlet = self._peers[effect.learner, effect.incarnation].inlet
+        self._pulls.submit(self._guarded, self._pull, effect, inlet)
+      case syncer_io.Merge():
+        self._start_merge(effect)
+      case syncer_io.Publish():
+        self._publish(effect)
+      case syncer_io.Serve():
+        self._serve(effect)
+      case syncer_io.Retire():
+        peer = self._peers[effect.learner, effect.incarnation]
+        for handle in effect.handles:
+          nbytes = peer.retire(handle)
+          if nbytes:
+            self._board.note_fetched(effect.learner, nbytes)
+      case syncer_io.Record():
+        logging.info(
+          '%s: learner %d, %s', effect.kind, effect.learner, effect.reason
+        )
+      case syncer_io.End():
+        self._ended = True
+      case _:
+        raise TypeError(f'Not a syncer effect: {effect!r}.')
+
+  def _greet(self, effect: syncer_io.Greet):
+    key = effect.learner, effect.incarnation
+    session, address = self._strangers.pop(key)
+    peer = Peer(
+      session,
+      self._plane.outlet(f'learner {effect.learner}'),
+      self._plane.inlet(address),
+      self._handles,
+    )
+    self._peers[key] = peer
+    session.send(
+      messages.Welcome(
+        step=effect.step,
+        closed_round=effect.closed_round,
+        versions=effect.versions,
+        crcs=self._model.crcs(),
+        position=effect.position,
+        live=effect.live,
+        address=peer.address,
+      )
+    )
+
+  def _send(self, learner: int, incarnation: int, message):
+    key = learner, incarnation
+    if key in self._peers:
+      self._peers[key].session.send(message)
+    elif key in self._strangers:
+      self._strangers[key][0].send(message)
+
+  def _drop(self, effect: syncer_io.Drop):
+    key = effect.learner, effect.incarnation
+    peer = self._peers.pop(key, None)
+    stranger = self._strangers.pop(key, None)
+    if peer is not None:  # Not here: it may wait for the peer's sockets.
+      self._closer.submit(lambda: peer.close(effect.reason))
+    elif stranger is not None:
+      stranger[0].close(effect.reason)
+
+  def _guarded(self, job, *arguments):
+    """Runs a job of the pool; what it raises ends the syncer."""
+    try:
+      job(*arguments)
+    except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
+      self._inbox.put(error)
+
+  def _pull(self, effect: syncer_io.Pull, inlet):
+    """On the pool: bytes to outer gradient, checked in full."""
+    key = effect.round, effect.learner, effect.incarnation
+    try:
+      v = self._contribution(effect.offer, inlet)
+    except (TransferFailed, Unusable) as error:
+      reason = f'{type(error).__name__}: {error}'
+      self._inbox.put((syncer_io.PullFailed(*key, reason), None))
+      return
+    self._contributions[key] = v
+    self._inbox.put((syncer_io.Pulled(*key), None))
+
+  def _contribution(self, offer: messages.Offer, inlet):
+    codec = self._blueprint.up
+    pieces = self._blueprint.layout.fragments[offer.fragment]
+    expected = payload.payload_bytes(pieces, codec)
+    found = offer.payload
+    if (found.codec, found.nbytes) != (codec.name, expected):
+      raise Unusable(
+        f'{found.nbytes} bytes of {found.codec} are offered, fragment '
+        f'{offer.fragment} takes {expected} of {codec.name}'
+      )
+    v = payload.decode(inlet.pull(found, self._timeout_s), pieces, codec)
+    if not payload.is_finite(v):
+      raise Unusable('not finite')
+    return v
+
+  def _start_merge(self, effect: syncer_io.Merge):
+    """Hands the contributions to the merger; drops what it does not take."""
+    taken = {
+      share.learner: self._contributions[
+        effect.round, share.learner, share.incarnation
+      ]
+      for share in effect.shares
+    }
+    for key in list(self._contributions):  # The pool adds to it meanwhile.
+      if key[0] <= effect.round:
+        del self._contributions[key]
+    weights = {share.learner: share.weight for share in effect.shares}
+
+    def merge():
+      self._updates[effect.round] = self._model.outer_step(
+        effect.fragment, taken, weights
+      )
+      self._inbox.put((syncer_io.Merged(effect.round), None))
+
+    if not self._merger.submit(merge):
+      raise RuntimeError(f'{MERGES_MAX} merges are waiting')
+
+  def _publish(self, effect: syncer_io.Publish):
+    data, crc = self._updates.pop(effect.round)
+    codec, data_crc = self._blueprint.down.name, zlib.crc32(data)
+    for key in effect.recipients:
+      peer = self._peers[key]
+      handle = peer.offer(codec, effect.fragment, data)
+      peer.session.send(
+        messages.Update(
+          round=effect.round,
+          fragment=effect.fragment,
+          version=effect.version,
+          step=effect.step,
+          participants=tuple(s.learner for s in effect.shares),
+          weights=tuple(s.weight for s in effect.shares),
+          ages_s=tuple(s.age_s for s in effect.shares),
+          payload=messages.Payload(handle, codec, data.nbytes, data_crc),
+          crc=crc,
+        )
+      )
+
+  def _serve(self, effect: syncer_io.Serve):
+    logging.info(
+      'fragment %d in full to learner %d: %s',
+      effect.fragment,
+      effect.learner,
+      effect.reason,
+    )
+    peer = self._peers[effect.learner, effect.incarnation]
+    version, data, crc = self._model.fragment(effect.fragment)
+    codec = self._blueprint.full.name
+    handle = peer.offer(codec, effect.fragment, data)
+    found = messages.Payload(handle, codec, data.nbytes, zlib.crc32(data))
+    peer.session.send(
+      messages.FullFragment(effect.fragment, version, found, crc)
+    )
+
+  # The end ------------------------------------------------------------------
+
+  def _say_farewell(self):
+    """Learners fetch the last updates and say goodbye; not for ever."""
+    give_up = time.monotonic() + FAREWELL_S
+    while self._peers and time.monotonic() < give_up:
+      self._handle_next()
+    for learner, _ in sorted(self._peers):
+      logging.warning('learner %d did not say goodbye', learner)
+
+  def _write_results(self):
+    write_parameters(self._workdir.parameters, self._model.parameters())
+    write_status(self._workdir.status, self._board.status(True))
+    write_summary(self._workdir.summary, self._board.summary())

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves messages and bytes between learners and syncer."""

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A learner's end of the control plane: one stream to the syncer."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from diloco.protocol import messages
+from diloco.transport import addresses, control_limits, listen, wire
+from diloco.transport.outbox import Outbox
+
+CLOSED_HERE = 'closed here'
+
+
+class ConnectFailed(ConnectionError):
+  """The syncer could not be reached, or did not take us."""
+
+
+class ControlClient:
+  """One connection; make another client to connect again.
+
+  Args:
+    address: host:port of the syncer.
+    on_message: called with each message, one after another, on a thread of
+      the transport.
+    on_closed: called once, after the last message, if `connect` succeeded.
+    limits: see there.
+    credentials: TLS; None: plain TCP.
+    token: shown to the server; None: nothing.
+
+  Attributes:
+    bytes_sent, bytes_received: bodies of messages handed to and by gRPC.
+
+  Raises:
+    addresses.BadAddress: `address` is not host:port.
+  """
+
+  def __init__(
+    self,
+    address: str,
+    on_message: Callable[[wire.Message], None],
+    on_closed: Callable[[str], None],
+    limits: control_limits.ControlLimits = control_limits.DEFAULT,
+    credentials: grpc.ChannelCredentials | None = None,
+    token: str | None = None,
+  ):
+    self.bytes_sent = 0
+    self.bytes_received = 0
+    self._address = address
+    self._host, self._port = addresses.split(address)
+    self._on_message = on_message
+    self._on_closed = on_closed
+    self._limits = limits
+    self._credentials = credentials
+    self._metadata = ()
+    if token is not None:
+      self._metadata = ((control_limits.TOKEN_KEY, f'Bearer {token}'),)
+    self._outbox = Outbox(limits.outgoing_max)
+    self._lock = threading.Lock()
+    self._reason: str | None = None  # Of the end, where it began here.
+    self._answered = threading.Event()
+    self._connected = False
+    self._call: grpc.Call | None = None
+    self._reader: threading.Thread | None = None
+
+  def connect(self, timeout_s: float) -> None:
+    """Opens the stream; returns once the server has taken it.
+
+    Raises:
+      addresses.HostUnknown: the host name does not resolve.
+      ConnectFailed: nobody listens, answers in time, or has room for us.
+    """
+    deadline = time.monotonic() + timeout_s
+    assert self._call is None, 'connect() is for once; make another client'
+    host = addresses.resolve(self._host)
+    try:
+      addresses.probe(host, self._port, timeout_s)
+    except OSError as error:
+      raise ConnectFailed(
+        f'nobody listens at {self._address}: {error}'
+      ) from error
+    channel = listen.channel(
+      addresses.join(host, self._port),
+      message_bytes_max=self._limits.message_bytes_max,
+      credentials=self._credentials,
+      options=self._limits.channel_options(),
+    )
+    converse = channel.stream_stream(control_limits.METHOD)
+    self._call = converse(self._bodies(), metadata=self._metadata)
+    if not self._call.add_callback(self._outbox.discard):
+      self._outbox.discard()
+    self._reader = threading.Thread(
+      target=self._read, args=(channel,), name='control client'
+    )
+    self._reader.start()
+    if not self._answered.wait(max(0.0, deadline - time.monotonic())):
+      self._give_up(f'no answer within {timeout_s} s')
+      self._reader.join()
+    if not self._connected:
+      raise ConnectFailed(f'{self._address}: {self._reason}')
+
+  def send(self, message: wire.Message) -> bool:
+    """Queues `message`; whether the connection was open. Never waits.
+
+    Where the server leaves `outgoing_max` messages waiting, it is given up.
+    """
+    try:
+      return self._outbox.put(wire.encode(message))
+    except queue.Full:
+      self._give_up(f'{self._limits.outgoing_max} messages are waiting')
+      return False
+
+  def close(self) -> None:
+    """Sends what is queued, ends the connection and its threads; idempotent.
+
+    Waits for at most `close_s` for a server that does not take it.
+    """
+    if self._reader is None:
+      self._outbox.discard()
+      return
+    with self._lock:
+      self._reason = self._reason or CLOSED_HERE
+    self._outbox.finish()
+    if threading.current_thread() is self._reader:
+      self._call.cancel()  # From a callback: the thread ends after it.
+      return
+    self._reader.join(self._limits.close_s)
+    self._call.cancel()
+    self._reader.join()
+
+  def _give_up(self, reason: str) -> None:
+    with self._lock:
+      self._reason = self._reason or reason
+    self._outbox.discard()
+    self._call.cancel()
+
+  def _bodies(self) -> Iterator[bytes]:
+    """Runs on gRPC's thread, until the outbox ends."""
+    while (body := self._outbox.take()) is not None:
+      self.bytes_sent += len(body)
+      yield body
+
+  def _read(self, channel: grpc.Channel) -> None:
+    reason = 'on_message raised'
+    try:
+      reason = self._read_messages()
+    except grpc.RpcError as error:
+      reason = f'{error.code().name}: {error.details()}'
+    finally:
+      with self._lock:
+        self._reason = reason = self._reason or reason
+      self._outbox.discard()
+      channel.close()
+      self._answered.set()
+      if self._connected:
+        self._on_closed(reason)
+
+  def _read_messages(self) -> str:
+    """Hands over messages until the end; returns its reason."""
+    headers = self._call.initial_metadata()  # Waits for the server.
+    if set(control_limits.ACCEPTED) <= {tuple(pair) for pair in headers}:
+      self._connected = True
+      self._answered.set()
+    try:
+      for body in self._call:
+        self.bytes_received += len(body)
+        message = wire.decode(body, messages.FROM_SYNCER, self._address)
+        self._on_message(message)
+    except wire.Malformed as error:
+      return str(error)
+    return 'the server ended the stream'

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data plane over gRPC streams: for links without a private network.
+
+A pull is one call: the outlet's token and the handle go up, chunks of 1 MiB
+come down. The token in an outlet's address keeps peers out of each other's
+offers. gRPC's flow control makes a stalled puller hold one thread of the
+server's pool, until the deadline of its call, and nothing else.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+
+import grpc
+import msgpack
+import numpy as np
+
+from diloco.protocol.messages import Payload
+from diloco.transport import addresses, ends, interface, listen, proof
+
+SCHEME = 'grpc'
+CHUNK_BYTES = 1 << 20
+MESSAGE_BYTES_MAX = CHUNK_BYTES + 1024
+REQUEST_BYTES_MAX = 256
+WORKERS_MAX = 64
+PULLS_PER_OUTLET_MAX = 4  # A peer that stalls must not take every worker.
+PROBE_S = 1.0
+_METHOD = '/diloco.DataPlane/Pull'
+
+
+class GrpcOutlet:
+  """Offers to one peer, behind a token that only the peer is told."""
+
+  def __init__(self, plane: 'GrpcPlane', address: addresses.OutletAddress):
+    self._plane = plane
+    self._token = address.token
+    self._lock = threading.Lock()
+    self._offers: dict[int, np.ndarray | None] = {}  # None: used up.
+    self._calls: set[grpc.ServicerContext] = set()
+    self._closed = False
+    self.address = str(address)
+
+  def offer(self, handle: int, data: np.ndarray) -> None:
+    proof.check_offer(handle, data)
+    with self._lock:
+      if self._closed:
+        raise interface.Closed(f'outlet {self.address} is closed')
+      if handle in self._offers:
+        raise ValueError(f'handle {handle} is in use at {self.address}')
+      self._offers[handle] = data
+
+  def retire(self, handle: int) -> None:
+    with self._lock:
+      self._offers.pop(handle, None)
+
+  def close(self) -> None:
+    self._plane.forget(self._token)
+    with self._lock:
+      self._closed = True
+      self._offers.clear()
+      calls = list(self._calls)
+    for call in calls:
+      call.cancel()
+
+  def serve(
+    self, handle: int, context: grpc.ServicerContext
+  ) -> Iterator[bytes]:
+    """The chunks of an offer, which is used up from the first one on."""
+    with self._lock:
+      busy = len(self._calls) >= PULLS_PER_OUTLET_MAX
+      data = None if busy or self._closed else self._offers.get(handle)
+      if data is not None:
+        self._offers[handle] = None
+        self._calls.add(context)
+    if busy:
+      context.abort(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        f'{PULLS_PER_OUTLET_MAX} pulls of this outlet are under way',
+      )
+    if data is None:
+      context.abort(grpc.StatusCode.NOT_FOUND, f'no offer {handle}')
+    try:
+      for start in range(0, data.nbytes, CHUNK_BYTES):
+        yield data[start : start + CHUNK_BYTES].tobytes()
+    finally:
+      with self._lock:
+        self._calls.discard(context)
+
+
+class GrpcInlet:
+  """Pulls from one outlet over a channel of its own."""
+
+  def __init__(
+    self,
+    address: addresses.OutletAddress,
+    credentials: grpc.ChannelCredentials | None,
+    open_ends: ends.OpenEnds,
+  ):
+    self._open_ends = open_ends
+    self._address = address
+    self._lock = threading.Lock()
+    self._calls: set[grpc.Call] = set()
+    self._closed = False
+    self._channel = listen.channel(
+      address.endpoint,
+      message_bytes_max=MESSAGE_BYTES_MAX,
+      credentials=credentials,
+      options=(
+        ('grpc.keepalive_time_ms', 20_000),
+        ('grpc.keepalive_timeout_ms', 10_000),
+      ),
+    )
+    self._pull = self._channel.unary_stream(_METHOD)
+
+  def pull(self, payload: Payload, timeout_s: float) -> np.ndarray:
+    deadline = time.monotonic() + timeout_s
+    origin = self._address.endpoint
+    proof.check_request(payload, origin)
+    request = msgpack.packb([self._address.token, payload.handle])
+    with self._lock:
+      if self._closed:
+        raise interface.Closed(f'inlet from {origin} is closed')
+      call = self._pull(request, timeout=timeout_s)
+      self._calls.add(call)
+    data = np.empty(payload.nbytes, np.uint8)
+    filled = 0
+    try:
+      for chunk in call:
+        end = filled + len(chunk)
+        if end > payload.nbytes:
+          proof.check_size(payload, end, origin)
+        data[filled:end] = np.frombuffer(chunk, np.uint8)
+        filled = end
+    except grpc.RpcError as error:
+      raise self._named(error, filled, deadline) from error
+    finally:
+      call.cancel()
+      with self._lock:
+        self._calls.discard(call)
+    data.flags.writeable = False
+    proof.check_arrival(payload, data[:filled], origin)
+    return data
+
+  def close(self) -> None:
+    self._open_ends.discard(self)
+    with self._lock:
+      if self._closed:
+        return
+      self._closed = True
+      calls = list(self._calls)
+    for call in calls:
+      call.cancel()
+    self._channel.close()
+
+  def _named(
+    self, error: grpc.RpcError, filled: int, deadline: float
+  ) -> interface.TransferFailed:
+    code, text = error.code(), error.details()
+    origin = self._address.endpoint
+    if self._closed:
+      return interface.Closed(f'inlet from {origin} was closed during a pull')
+    match code:
+      case grpc.StatusCode.NOT_FOUND:
+        return interface.NotOffered(f'{origin}: {text}')
+      case grpc.StatusCode.FAILED_PRECONDITION:
+        return interface.Unreachable(f'{origin}: {text}')
+      case grpc.StatusCode.DEADLINE_EXCEEDED:
+        return interface.TimedOut(f'{origin} stopped after {filled} bytes')
+      case grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return interface.TimedOut(f'{origin} is busy: {text}')
+      case grpc.StatusCode.UNAVAILABLE if not filled:
+        return self._unavailable(text, deadline)
+    return interface.PeerLost(f'{origin} after {filled} bytes: {code} {text}')
+
+  def _unavailable(
+    self, text: str, deadline: float
+  ) -> interface.TransferFailed:
+    """Tells a peer that is gone from one that cut this connection only."""
+    origin = self._address.endpoint
+    left_s = max(0.001, deadline - time.monotonic())
+    try:
+      addresses.probe(
+        self._address.host, self._address.port, min(PROBE_S, left_s)
+      )
+    except TimeoutError:
+      return interface.TimedOut(f'{origin} accepted no connection')
+    except OSError as error:
+      return interface.Unreachable(f'nobody listens at {origin}: {error}')
+    return interface.PeerLost(f'{origin} cut the connection: {text}')
+
+
+class GrpcPlane(grpc.GenericRpcHandler):
+  """One gRPC server for all outlets of this process, a channel per inlet.
+
+  Args:
+    host: IP literal or name of the interface that peers connect to.
+    port: 0 for a free one; `listen.BindFailed` where it is taken.
+    server_credentials, channel_credentials: TLS; None: plain TCP.
+  """
+
+  def __init__(
+    self,
+    host: str,
+    port: int = 0,
+    server_credentials: grpc.ServerCredentials | None = None,
+    channel_credentials: grpc.ChannelCredentials | None = None,
+  ):
+    self._lock = threading.Lock()
+    self._outlets: dict[str, GrpcOutlet] = {}
+    self._inlets = ends.OpenEnds()
+    self._channel_credentials = channel_credentials
+    self._server = listen.ListeningServer(
+      addresses.join(addresses.routable(host), port),
+      self,
+      workers_max=WORKERS_MAX,
+      message_bytes_max=MESSAGE_BYTES_MAX,
+      credentials=server_credentials,
+      options=(
+        ('grpc.http2.min_ping_interval_without_data_ms', 5_000),
+        ('grpc.keepalive_time_ms', 20_000),
+        ('grpc.keepalive_timeout_ms', 10_000),
+      ),
+    )
+
+  def outlet(self, peer: str) -> GrpcOutlet:
+    host, port = addresses.split(self._server.address)
+    token = secrets.token_hex(16)
+    outlet = GrpcOutlet(
+      self, addresses.OutletAddress(SCHEME, host, port, token)
+    )
+    with self._lock:
+      self._outlets[token] = outlet
+    return outlet
+
+  def inlet(self, address: str) -> GrpcInlet:
+    parsed = addresses.parse_outlet(address, SCHEME).resolved()
+    inlet = GrpcInlet(parsed, self._channel_credentials, self._inlets)
+    self._inlets.add(inlet)
+    return inlet
+
+  def forget(self, token: str) -> None:
+    """Takes an outlet that closed out of the table."""
+    with self._lock:
+      self._outlets.pop(token, None)
+
+  def close(self) -> None:
+    self._inlets.close_all()
+    with self._lock:
+      outlets = list(self._outlets.values())
+    for outlet in outlets:
+      outlet.close()
+    self._server.close()
+
+  def service(self, call):
+    """gRPC asks here who answers a call."""
+    if call.method != _METHOD:
+      return None
+    return grpc.unary_stream_rpc_method_handler(self._serve)
+
+  def _serve(
+    self, request: bytes, context: grpc.ServicerContext
+  ) -> Iterator[bytes]:
+    token, handle = _read_request(request, context)
+    with self._lock:
+      outlet = self._outlets.get(token)
+    if outlet is None:
+      context.abort(grpc.StatusCode.FAILED_PRECONDITION, 'no such outlet')
+    return outlet.serve(handle, context)
+
+
+def _read_request(
+  request: bytes, context: grpc.ServicerContext
+) -> tuple[str, int]:
+  try:
+    if len(request) > REQUEST_BYTES_MAX:
+      raise ValueError(f'{len(request)} bytes, at most {REQUEST_BYTES_MAX}')
+    token, handle = msgpack.unpackb(request)
+    if type(token) is not str or type(handle) is not int:
+      raise ValueError('not [token, handle]')
+  except (ValueError, TypeError, msgpack.UnpackException) as error:
+    context.abort(grpc.StatusCode.INVALID_ARGUMENT, f'request: {error}')
+  return token, handle

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data plane over jax.experimental.transfer, behind guard rails.
+
+Used bare, the library hangs for ever where a peer dies at the wrong moment,
+lets one stalled peer block a whole server, and believes every announced size.
+Hence, each from an experiment on jax 0.10.2 and 0.12.0.1:
+
+* One server per outlet; a stalled puller can only block its own.
+* Addresses are IP literals: the library takes any name for 0.0.0.0.
+* Port 0 everywhere: the puller binds its transport address for each
+  connection, so that a fixed port aborts the process at the second one.
+* A TCP probe before each connection: the library would retry for ever.
+* Nothing blocks on an array: a pull looks whether it is ready until its
+  deadline, then poisons the connection. A buffer whose neighbour in the same
+  pull failed never becomes ready, poisoned or not; so one buffer per pull.
+* A connection that met any failure is thrown away; later pulls on it may hang.
+* The size is offered as an array of its own and is compared first: pulling
+  12 of 20 MiB "succeeds", other wrong sizes hang or fail, by chance.
+* A retired offer is replaced by an empty one, which answers with an error,
+  and which expires: an entry that does not is kept for ever (0.2 KB each).
+* A server that is dropped within a millisecond of its start leaks its
+  listening sockets; the probe at its birth prevents that.
+"""
+
+import contextlib
+import datetime
+import secrets
+import threading
+import time
+
+import jax
+import numpy as np
+from jax.experimental import transfer
+
+from diloco.protocol.messages import Payload
+from diloco.transport import addresses, ends, interface, proof, sockets
+
+SCHEME = 'jax_transfer'
+CHUNK_BYTES = 4 << 20  # Measured: fastest from 16 MiB up; bounds staging.
+COPIES_MAX = 8
+PROBE_S = 1.0
+CLOSE_S = 1.0
+TOMBSTONE_S = 30.0  # How long a retired handle is known to be retired.
+SWEEP_S = 3600.0  # Only tidies the peer's table; clocks may differ by less.
+POLL_MIN_S, POLL_MAX_S = 20e-6, 2e-3
+_UUID_MASK = (1 << 63) - 1
+_SIZE_BYTES = 8
+
+# Two servers that start at once could not tell their listening ports apart.
+_starting = threading.Lock()
+
+
+def _cpu() -> jax.Device:
+  """The host's device: TPU layouts differ and must not reach the wire."""
+  return jax.local_devices(backend='cpu')[0]
+
+
+def _uuids(token: str, handle: int) -> tuple[int, int]:
+  """The library's names of an offer's size and of its bytes."""
+  first = int(token, 16) + 2 * handle
+  return first & _UUID_MASK, (first + 1) & _UUID_MASK
+
+
+def _expiry(after_s: float) -> datetime.datetime:
+  """The library takes deadlines as naive local time."""
+  return datetime.datetime.now() + datetime.timedelta(seconds=after_s)
+
+
+class _Server:
+  """One TransferServer, and the ports that it listens on."""
+
+  def __init__(self, host: str):
+    client = _cpu().client
+    local = addresses.join(host, 0)
+    with _starting:
+      before = sockets.shared_listening_ports()
+      self.transfer = transfer.start_transfer_server(
+        client,
+        local,
+        [local],  # Without it, the first pull from outside aborts us.
+        max_num_parallel_copies=COPIES_MAX,
+        transfer_size=CHUNK_BYTES,
+      )
+      self._ports = sockets.shared_listening_ports() - before
+    self.port = addresses.split(self.transfer.address())[1]
+    for port in sorted(self._ports):
+      addresses.probe(host, port, PROBE_S)
+
+  def close(self) -> None:
+    """Cuts every peer off, drops the server, and waits until it is gone.
+
+    Its threads close the listening sockets a little later; a peer that came
+    in between would wait for its whole time-out instead of being refused.
+    """
+    sockets.shut_accepted(self._ports)
+    self.transfer = None
+    deadline = time.monotonic() + CLOSE_S
+    while self._ports & sockets.shared_listening_ports():
+      if time.monotonic() > deadline:
+        break  # Nothing more can be done; the peer has its own time-out.
+      time.sleep(POLL_MAX_S)
+
+
+class JaxOutlet:
+  """Offers to one peer, through a server of its own."""
+
+  def __init__(self, host: str, open_ends: ends.OpenEnds):
+    self._open_ends = open_ends
+    self._lock = threading.Lock()
+    self._server: _Server | None = _Server(host)
+    self._offers: dict[int, tuple[jax.Array, jax.Array]] = {}
+    self._token = secrets.token_hex(8)
+    self.address = str(
+      addresses.OutletAddress(SCHEME, host, self._server.port, self._token)
+    )
+
+  def offer(self, handle: int, data: np.ndarray) -> None:
+    proof.check_offer(handle, data)
+    size = np.frombuffer(data.nbytes.to_bytes(_SIZE_BYTES, 'little'), np.uint8)
+    arrays = jax.block_until_ready(jax.device_put((size, data), _cpu()))
+    with self._lock:
+      if self._server is None:
+        raise interface.Closed(f'outlet {self.address} is closed')
+      if handle in self._offers:
+        raise ValueError(f'handle {handle} is in use at {self.address}')
+      self._offers[handle] = arrays
+      for uuid, array in zip(_uuids(self._token, handle), arrays):
+        self._server.transfer.await_pull(uuid, [array])
+
+  def retire(self, handle: int) -> None:
+    with self._lock:
+      if self._server is not None and handle in self._offers:
+        self._withdraw(handle)
+
+  def close(self) -> None:
+    self._open_ends.discard(self)
+    with self._lock:
+      if self._server is None:
+        return
+      for handle in list(self._offers):
+        self._withdraw(handle)
+      server, self._server = self._server, None
+    server.close()
+
+  def _withdraw(self, handle: int) -> None:
+    """Frees the bytes: deleting alone does not while the library has them."""
+    arrays = self._offers.pop(handle)
+    for uuid, array in zip(_uuids(self._token, handle), arrays):
+      self._server.transfer.await_pull(uuid, [], timeout=_expiry(TOMBSTONE_S))
+      array.delete()
+
+
+class JaxInlet:
+  """Pulls from one outlet; one connection for each pull at a time."""
+
+  def __init__(
+    self,
+    own: _Server,
+    address: addresses.OutletAddress,
+    open_ends: ends.OpenEnds,
+  ):
+    self._open_ends = open_ends
+    self._own = own
+    self._address = address
+    self._lock = threading.Lock()
+    self._idle: list = []  # TransferConnections that never failed.
+    self._closed = threading.Event()
+
+  def pull(self, payload: Payload, timeout_s: float) -> np.ndarray:
+    deadline = time.monotonic() + timeout_s
+    origin = str(self._address.endpoint)
+    proof.check_request(payload, origin)
+    size_uuid, data_uuid = _uuids(self._address.token, payload.handle)
+    connection = self._connection(deadline)
+    try:
+      size = self._fetch(connection, size_uuid, _SIZE_BYTES, deadline)
+      nbytes = int.from_bytes(size.tobytes(), 'little')
+      proof.check_size(payload, nbytes, origin)
+      data = self._fetch(connection, data_uuid, nbytes, deadline)
+    except interface.TransferFailed:
+      self._poison(connection)
+      raise
+    with self._lock:
+      if not self._closed.is_set():
+        self._idle.append(connection)
+    proof.check_arrival(payload, data, origin)
+    return data
+
+  def close(self) -> None:
+    self._open_ends.discard(self)
+    self._closed.set()
+    with self._lock:
+      self._idle.clear()
+
+  def _connection(self, deadline: float):
+    with self._lock:
+      if self._closed.is_set():
+        raise interface.Closed(f'inlet from {self._address.endpoint} is closed')
+      if self._idle:
+        return self._idle.pop()
+    left_s = max(0.001, deadline - time.monotonic())
+    try:
+      addresses.probe(
+        self._address.host, self._address.port, min(PROBE_S, left_s)
+      )
+    except TimeoutError as error:
+      raise interface.TimedOut(
+        f'{self._address.endpoint} accepted no connection'
+      ) from error
+    except OSError as error:
+      raise interface.Unreachable(
+        f'nobody listens at {self._address.endpoint}: {error}'
+      ) from error
+    return self._own.transfer.connect(self._address.endpoint)
+
+  def _fetch(
+    self, connection, uuid: int, nbytes: int, deadline: float
+  ) -> np.ndarray:
+    """One buffer, as a read-only view of the array that holds it."""
+    spec = jax.ShapeDtypeStruct(
+      (nbytes,),
+      np.uint8,
+      sharding=jax.sharding.SingleDeviceSharding(_cpu()),
+    )
+    try:
+      [array] = connection.pull(uuid, [spec], timeout=_expiry(SWEEP_S))
+      poll_s = POLL_MIN_S
+      while not array.is_ready():
+        if time.monotonic() > deadline:
+          raise interface.TimedOut(
+            f'{self._address.endpoint} did not send {nbytes} bytes in time'
+          )
+        if self._closed.wait(poll_s):
+          raise interface.Closed(
+            f'inlet from {self._address.endpoint} was closed during a pull'
+          )
+        poll_s = min(2 * poll_s, POLL_MAX_S)
+      return np.asarray(jax.block_until_ready(array))
+    except jax.errors.JaxRuntimeError as error:
+      raise _named(error, self._address.endpoint) from error
+
+  def _poison(self, connection) -> None:
+    """Makes the library give up everything it waits for."""
+    if hasattr(connection, '_poison_connection'):
+      with contextlib.suppress(jax.errors.JaxRuntimeError):  # Dead already.
+        connection._poison_connection()
+    else:  # Cuts this inlet's other pulls too; they fail as PeerLost.
+      sockets.shut_connected(self._address.host, self._address.port)
+
+
+def _named(error: Exception, origin: str) -> interface.TransferFailed:
+  """The library's text, as one of our errors."""
+  text = str(error)
+  if 'out of range' in text or 'deleted or donated' in text:
+    return interface.NotOffered(f'offer withdrawn at {origin}: {text}')
+  if 'slicing' in text or 'deleted before transfers' in text:
+    return interface.WrongSize(f'{origin} sent another size: {text}')
+  return interface.PeerLost(f'{origin}: {text}')
+
+
+class JaxTransferPlane:
+  """A server per outlet, and one more for all pulls of this process.
+
+  Args:
+    host: IP literal or name of the interface that peers connect to. There is
+      neither encryption nor authentication: a private network only.
+  """
+
+  def __init__(self, host: str):
+    self._host = addresses.routable(host)
+    self._own = _Server(self._host)
+    self._ends = ends.OpenEnds()
+
+  def outlet(self, peer: str) -> JaxOutlet:
+    outlet = JaxOutlet(self._host, self._ends)
+    self._ends.add(outlet)
+    return outlet
+
+  def inlet(self, address: str) -> JaxInlet:
+    parsed = addresses.parse_outlet(address, SCHEME).resolved()
+    inlet = JaxInlet(self._own, parsed, self._ends)
+    self._ends.add(inlet)
+    return inlet
+
+  def close(self) -> None:
+    self._ends.close_all()
+    self._own.close()

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data plane within one process: for the lab and for tests."""
+
+import itertools
+import threading
+
+import numpy as np
+
+from diloco.protocol.messages import Payload
+from diloco.transport import addresses, ends, interface, proof
+
+SCHEME = 'memory'
+
+
+class MemoryNetwork:
+  """Knows the outlets of all planes that were made on it; thread-safe."""
+
+  def __init__(self):
+    self._lock = threading.Lock()
+    self._numbers = itertools.count(1)
+    self._outlets: dict[str, MemoryOutlet] = {}
+
+  def add(self, outlet: 'MemoryOutlet', peer: str) -> str:
+    """Registers an outlet and returns its address."""
+    with self._lock:
+      address = f'{SCHEME}://{peer}/{next(self._numbers)}'
+      self._outlets[address] = outlet
+    return address
+
+  def remove(self, address: str) -> None:
+    """Forgets an outlet; does nothing where there is none."""
+    with self._lock:
+      self._outlets.pop(address, None)
+
+  def find(self, address: str) -> 'MemoryOutlet':
+    """The outlet at `address`; raises `Unreachable`."""
+    with self._lock:
+      outlet = self._outlets.get(address)
+    if outlet is None:
+      raise interface.Unreachable(f'no outlet at {address}')
+    return outlet
+
+
+class MemoryOutlet:
+  """Offers to one peer of the same process."""
+
+  def __init__(
+    self, network: MemoryNetwork, peer: str, open_ends: ends.OpenEnds
+  ):
+    self._open_ends = open_ends
+    self._network = network
+    self._lock = threading.Lock()
+    self._offers: dict[int, np.ndarray | None] = {}  # None: used up.
+    self._closed = False
+    self.address = network.add(self, peer)
+
+  def offer(self, handle: int, data: np.ndarray) -> None:
+    proof.check_offer(handle, data)
+    with self._lock:
+      if self._closed:
+        raise interface.Closed(f'outlet {self.address} is closed')
+      if handle in self._offers:
+        raise ValueError(f'handle {handle} is in use at {self.address}')
+      self._offers[handle] = data
+
+  def retire(self, handle: int) -> None:
+    with self._lock:
+      self._offers.pop(handle, None)
+
+  def close(self) -> None:
+    self._open_ends.discard(self)
+    self._network.remove(self.address)
+    with self._lock:
+      self._closed = True
+      self._offers.clear()
+
+  def take(self, handle: int) -> np.ndarray:
+    """Hands the bytes out, once; raises `NotOffered` or `PeerLost`."""
+    with self._lock:
+      if self._closed:
+        raise interface.PeerLost(f'outlet {self.address} was closed')
+      data = self._offers.get(handle)
+      if data is None:
+        raise interface.NotOffered(f'no offer {handle} at {self.address}')
+      self._offers[handle] = None
+    return data
+
+
+class MemoryInlet:
+  """Pulls from one outlet of the same process; never waits."""
+
+  def __init__(
+    self, network: MemoryNetwork, address: str, open_ends: ends.OpenEnds
+  ):
+    self._open_ends = open_ends
+    self._network = network
+    self._address = address
+    self._closed = threading.Event()
+
+  def pull(self, payload: Payload, timeout_s: float) -> np.ndarray:
+    if self._closed.is_set():
+      raise interface.Closed(f'inlet from {self._address} is closed')
+    proof.check_request(payload, self._address)
+    data = self._network.find(self._address).take(payload.handle)
+    proof.check_arrival(payload, data, self._address)
+    return data
+
+  def close(self) -> None:
+    self._open_ends.discard(self)
+    self._closed.set()
+
+
+class MemoryPlane:
+  """What one role of the process offers and pulls on a `MemoryNetwork`."""
+
+  def __init__(self, network: MemoryNetwork):
+    self._network = network
+    self._ends = ends.OpenEnds()
+
+  def outlet(self, peer: str) -> MemoryOutlet:
+    outlet = MemoryOutlet(self._network, peer, self._ends)
+    self._ends.add(outlet)
+    return outlet
+
+  def inlet(self, address: str) -> MemoryInlet:
+    if not address.startswith(f'{SCHEME}://'):
+      raise addresses.BadAddress(
+        f'address {address!r}: must start with {SCHEME}://'
+      )
+    inlet = MemoryInlet(self._network, address, self._ends)
+    self._ends.add(inlet)
+    return inlet
+
+  def close(self) -> None:
+    self._ends.close_all()

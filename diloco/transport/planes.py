@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a data plane by name."""
+
+from diloco.transport import grpc_plane, interface, memory
+
+NAMES = ('jax_transfer', 'grpc', 'memory')
+
+# All memory planes of a process must meet; addresses on it are never reused.
+_PROCESS_WIDE = memory.MemoryNetwork()
+
+
+def make_plane(name: str, host: str) -> interface.DataPlane:
+  """The data plane `name`, listening on `host`.
+
+  Args:
+    name: one of `NAMES`.
+    host: IP literal or name of the interface that peers connect to; not
+      looked at by 'memory'.
+
+  Raises:
+    ValueError: no such plane; or `host` does not resolve, or means every
+      interface.
+  """
+  match name:
+    case 'jax_transfer':
+      # Imported here: grpc and memory must work where jax is not installed.
+      from diloco.transport import jax_transfer
+
+      return jax_transfer.JaxTransferPlane(host)
+    case 'grpc':
+      return grpc_plane.GrpcPlane(host)
+    case 'memory':
+      return memory.MemoryPlane(_PROCESS_WIDE)
+  raise ValueError(f'data plane {name!r}, must be one of {NAMES}')

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns messages of the control plane into bytes and, strictly, back.
+
+A message is msgpack of `[kind, {field: value}]`. Kinds, fields and types are
+read from the dataclasses of `protocol/messages.py`; what does not match them
+exactly is `Malformed`, so that nothing behind this module meets a surprise.
+"""
+
+import dataclasses
+import functools
+import math
+import operator
+import types
+import typing
+from collections.abc import Callable, Iterable
+
+import msgpack
+
+from diloco.protocol import messages
+
+MESSAGE_BYTES_MAX = 1 << 20  # Control plane only; arrays go elsewhere.
+_INTS = range(-(1 << 63), 1 << 64)  # What msgpack can carry.
+# A loss may have diverged; every other figure must be finite.
+_MAY_DIVERGE = frozenset({(messages.Report, 'loss')})
+
+# The closed set of them, as a type.
+Message = functools.reduce(
+  operator.or_, messages.FROM_LEARNER + messages.FROM_SYNCER
+)
+
+
+class Malformed(ValueError):
+  """Bytes that are no message, or none that this sender may send."""
+
+
+class _Wrong(Exception):  # Turned into Malformed or TypeError.
+  """A value that does not fit its field."""
+
+
+def encode(message: Message) -> bytes:
+  """The bytes of `message`.
+
+  Raises:
+    TypeError: a field does not hold what its annotation says (our bug).
+    ValueError: the message is larger than `MESSAGE_BYTES_MAX`.
+  """
+  kind = type(message).__name__
+  if _KINDS.get(kind) is not type(message):
+    raise TypeError(f'not a message: {message!r}')
+  try:
+    fields = _RECORDS[type(message)].write(message)
+  except _Wrong as wrong:
+    raise TypeError(f'{kind}: {wrong}') from wrong
+  data = msgpack.packb([kind, fields])
+  if len(data) > MESSAGE_BYTES_MAX:
+    raise ValueError(
+      f'{kind} has {len(data)} bytes, at most {MESSAGE_BYTES_MAX}'
+    )
+  return data
+
+
+def decode(
+  data: bytes, allowed: Iterable[type], sender: str = 'the peer'
+) -> Message:
+  """The message in `data`.
+
+  Args:
+    data: one whole message.
+    allowed: the kinds that this sender may send, such as `FROM_LEARNER`.
+    sender: named in the error.
+
+  Raises:
+    Malformed: anything else than exactly one such message.
+  """
+  try:
+    return _decode(data, tuple(allowed))
+  except _Wrong as wrong:
+    raise Malformed(f'from {sender}: {wrong}') from wrong
+
+
+def _decode(data: bytes, allowed: tuple[type, ...]) -> Message:
+  if len(data) > MESSAGE_BYTES_MAX:
+    raise _Wrong(f'{len(data)} bytes, at most {MESSAGE_BYTES_MAX}')
+  try:
+    body = msgpack.unpackb(data, object_pairs_hook=_dict_of)
+  except msgpack.StackError as error:
+    raise _Wrong('nested too deep') from error
+  except (msgpack.UnpackException, ValueError, TypeError) as error:
+    raise _Wrong(f'not one msgpack value: {error or repr(error)}') from error
+  if type(body) is not list or len(body) != 2:
+    raise _Wrong('not [kind, fields]')
+  kind, fields = body
+  cls = _KINDS.get(kind) if type(kind) is str else None
+  if cls is None:
+    raise _Wrong(f'unknown kind {_short(kind)}')
+  if cls not in allowed:
+    raise _Wrong(f'{kind} may not come from there')
+  try:
+    return _RECORDS[cls].read(fields)
+  except _Wrong as wrong:
+    raise _Wrong(f'{kind}: {wrong}') from wrong
+
+
+def _dict_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
+  """A dict, refused where a key comes twice: which one would count?"""
+  found = dict(pairs)
+  if len(found) != len(pairs):
+    raise _Wrong('a key comes twice')
+  return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Codec:
+  """How values of one annotation are checked, written and read."""
+
+  write: Callable
+  read: Callable
+
+
+def _record(cls: type) -> _Codec:
+  hints = typing.get_type_hints(cls)
+  codecs = {
+    field.name: _codec(hints[field.name], (cls, field.name) in _MAY_DIVERGE)
+    for field in dataclasses.fields(cls)
+  }
+
+  def write(value):
+    if type(value) is not cls:
+      raise _Wrong(f'{_short(value)} is no {cls.__name__}')
+    return _each(codecs, 'write', vars(value))
+
+  def read(value):
+    if type(value) is not dict:
+      raise _Wrong(f'fields are {_short(value)}, not a map')
+    unknown = sorted(value.keys() - codecs.keys())
+    if unknown:
+      raise _Wrong(f'unknown field {_short(unknown[0])}')
+    missing = [name for name in codecs if name not in value]
+    if missing:
+      raise _Wrong(f'field {missing[0]} is missing')
+    return cls(**_each(codecs, 'read', value))
+
+  return _Codec(write, read)
+
+
+def _each(codecs: dict[str, _Codec], direction: str, values: dict) -> dict:
+  done = {}
+  for name, codec in codecs.items():
+    try:
+      done[name] = getattr(codec, direction)(values[name])
+    except _Wrong as wrong:
+      raise _Wrong(f'{name}: {wrong}') from wrong
+  return done
+
+
+def _codec(annotation, may_diverge: bool) -> _Codec:
+  if dataclasses.is_dataclass(annotation):
+    return _record(annotation)
+  if annotation is float:
+    return _float(may_diverge)
+  if annotation in (int, str, bool):
+    return _same(_scalar(annotation))
+  origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+  if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+    return _tuple(_codec(arguments[0], may_diverge))
+  if annotation == dict[str, str]:
+    return _same(_text_map)
+  raise TypeError(f'no rule for a field of type {annotation!r}')
+
+
+def _same(check: Callable) -> _Codec:
+  return _Codec(check, check)
+
+
+def _scalar(cls: type) -> Callable:
+  def check(value):
+    if type(value) is not cls:  # bool is an int to isinstance, not to us.
+      raise _Wrong(f'{_short(value)} is no {cls.__name__}')
+    if cls is int and value not in _INTS:
+      raise _Wrong(f'{value} does not fit 64 bits')
+    if cls is str:
+      _check_text(value)
+    return value
+
+  return check
+
+
+def _check_text(value: str) -> None:
+  try:
+    value.encode()
+  except UnicodeEncodeError as error:
+    raise _Wrong('text that is no UTF-8') from error
+
+
+def _float(may_diverge: bool) -> _Codec:
+  def read(value):
+    if type(value) is not float:
+      raise _Wrong(f'{_short(value)} is no float')
+    if not may_diverge and not math.isfinite(value):
+      raise _Wrong(f'{value} is not finite')
+    return value
+
+  def write(value):
+    if type(value) is int and abs(value) <= 1 << 53:
+      value = float(value)  # Exact: `loss=0` is no bug.
+    return read(value)
+
+  return _Codec(write, read)
+
+
+def _tuple(item: _Codec) -> _Codec:
+  def write(value):
+    if type(value) is not tuple:
+      raise _Wrong(f'{_short(value)} is no tuple')
+    return [item.write(entry) for entry in value]
+
+  def read(value):
+    if type(value) is not list:
+      raise _Wrong(f'{_short(value)} is no list')
+    return tuple(item.read(entry) for entry in value)
+
+  return _Codec(write, read)
+
+
+def _text_map(value):
+  if type(value) is not dict:
+    raise _Wrong(f'{_short(value)} is no map')
+  text = _scalar(str)
+  return {text(key): text(entry) for key, entry in value.items()}
+
+
+def _short(value: object) -> str:
+  """The value as an error may show it: a peer chose its length."""
+  text = repr(value) if not isinstance(value, list | dict) else 'a container'
+  return text if len(text) <= 64 else f'{text[:60]}…'
+
+
+_ALL = messages.FROM_LEARNER + messages.FROM_SYNCER
+_KINDS = types.MappingProxyType({cls.__name__: cls for cls in _ALL})
+_RECORDS = types.MappingProxyType({cls: _record(cls) for cls in _ALL})

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches by position: nothing shared, nothing lost, any place to resume."""
+
+import contextlib
+import itertools
+
+import numpy as np
+import pytest
+
+from diloco.data import pipeline
+
+SEQ_LEN, BATCH, SHARDS = 5, 3, 4
+# Each token is its own place in the text, so windows can be told apart.
+TOKENS = np.arange(5 * 50 + 3, dtype=np.int32)
+
+
+def _dataset(shard=1, seed=0, tokens=TOKENS, shards=SHARDS):
+  return pipeline.make_dataset(tokens, SEQ_LEN, BATCH, shards, shard, seed)
+
+
+def _rows(dataset, count):
+  """The first tokens of the first `count` windows that come."""
+  batches = -(-count // BATCH)
+  rows = np.concatenate([dataset[i]['tokens'] for i in range(batches)])
+  return rows[:count, 0].tolist()
+
+
+def _epoch(shard):
+  return len(range(pipeline.windows_in(TOKENS, SEQ_LEN))[shard::SHARDS])
+
+
+def test_a_batch_is_windows_of_one_token_more():
+  tokens = _dataset()[0]['tokens']
+  assert tokens.shape == (BATCH, SEQ_LEN + 1)
+  assert tokens.dtype == np.int32
+  np.testing.assert_array_equal(np.diff(tokens, axis=1), 1)
+  np.testing.assert_array_equal(tokens[:, 0] % SEQ_LEN, 0)
+
+
+def test_shards_are_disjoint_and_cover_the_text():
+  starts = [_rows(_dataset(shard), _epoch(shard)) for shard in range(SHARDS)]
+  together = sorted(itertools.chain(*starts))
+  assert together == list(range(0, 250, SEQ_LEN))
+
+
+def test_windows_predict_every_token_once():
+  windows = pipeline.Windows(TOKENS, SEQ_LEN, shards=1, shard=0)
+  predicted = np.concatenate([windows[i][1:] for i in range(len(windows))])
+  np.testing.assert_array_equal(predicted, TOKENS[1:251])
+
+
+@pytest.mark.parametrize('shard', range(SHARDS))
+def test_epochs_are_different_orders_of_the_same_windows(shard):
+  size = _epoch(shard)
+  rows = _rows(_dataset(shard), 3 * size)
+  epochs = [rows[i : i + size] for i in range(0, 3 * size, size)]
+  assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2])
+  assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+@pytest.mark.parametrize('start', [0, 1, 4, 17, 1000])
+def test_any_position_can_be_resumed(start):
+  dataset = _dataset()
+  with contextlib.closing(pipeline.batches(dataset, start)) as resumed:
+    for position in range(start, start + 6):
+      np.testing.assert_array_equal(
+        next(resumed)['tokens'], dataset[position]['tokens']
+      )
+
+
+def test_a_dataset_is_a_function_of_its_arguments():
+  first, again = _dataset(), _dataset()
+  for position in (0, 3, 99, 10**6):
+    np.testing.assert_array_equal(
+      first[position]['tokens'], again[position]['tokens']
+    )
+
+
+def test_the_order_is_the_same_in_every_version():
+  # Of Grain and of NumPy: learners may run different ones.
+  golden = [25, 45, 225, 105, 185, 145]
+  assert _rows(_dataset(), 6) == golden, (
+    'The order of the data changed: old runs resume with other batches.'
+  )
+
+
+def test_seeds_and_shards_shuffle_differently():
+  orders = {
+    (seed, shard): [
+      start // SEQ_LEN // SHARDS for start in _rows(_dataset(shard, seed), 12)
+    ]
+    for seed in (0, 1)
+    for shard in (0, 1)
+  }
+  for one, other in itertools.combinations(orders.values(), 2):
+    assert one != other
+
+
+@pytest.mark.parametrize('dtype', pipeline.DTYPES)
+def test_every_kind_of_token_gives_int32(dtype):
+  batch = _dataset(tokens=TOKENS.astype(dtype))[0]['tokens']
+  assert batch.dtype == np.int32
+
+
+def test_a_text_just_long_enough_is_enough():
+  enough = SHARDS * BATCH * SEQ_LEN + 1
+  for shard in range(SHARDS):
+    assert _dataset(shard, tokens=TOKENS[:enough])[0]['tokens'].shape[0] == 3
+  text = (
+    '60 tokens give shard 3 of 4 2 windows of seq_len=5, one batch needs 3; '
+    'that takes 61 tokens'
+  )
+  with pytest.raises(ValueError, match=text):
+    _dataset(3, tokens=TOKENS[: enough - 1])
+
+
+@pytest.mark.parametrize(
+  ('change', 'text'),
+  [
+    ({'shard': 4}, 'shard=4, must be from 0 to 3'),
+    ({'shard': -1}, 'shard=-1, must be from 0 to 3'),
+    ({'shards': 0}, 'shards=0, must be at least 1'),
+    ({'seq_len': 0}, 'seq_len=0, must be at least 1'),
+    ({'batch': 0}, 'batch=0, must be at least 1'),
+    ({'tokens': TOKENS.astype(np.float32)}, 'tokens are float32'),
+    ({'tokens': TOKENS[None]}, r'tokens are int32 \[1, 253\]'),
+  ],
+)
+def test_a_wrong_argument_of_a_dataset_is_refused(change, text):
+  arguments = {
+    'tokens': TOKENS,
+    'seq_len': SEQ_LEN,
+    'batch': BATCH,
+    'shards': SHARDS,
+    'shard': 0,
+    'seed': 0,
+  }
+  with pytest.raises(ValueError, match=text):
+    pipeline.make_dataset(**(arguments | change))
+
+
+def test_a_negative_position_is_refused():
+  with pytest.raises(ValueError, match='start=-1'):
+    pipeline.batches(_dataset(), -1)
+
+
+def test_heldout_batches_are_spread_over_the_text():
+  made = pipeline.heldout_batches(TOKENS, SEQ_LEN, batch=2, count=5)
+  assert [batch['tokens'].shape for batch in made] == [(2, 6)] * 5
+  starts = np.concatenate([batch['tokens'][:, 0] for batch in made])
+  np.testing.assert_array_equal(starts, np.arange(10) * 25)
+
+
+def test_heldout_batches_never_overlap():
+  made = pipeline.heldout_batches(TOKENS, SEQ_LEN, batch=7, count=7)
+  predicted = np.concatenate([batch['tokens'][:, 1:] for batch in made])
+  assert len(np.unique(predicted)) == predicted.size
+
+
+def test_too_little_heldout_text_is_refused():
+  text = '253 held-out tokens are 50 windows of seq_len=5, 3 batches of 17'
+  with pytest.raises(ValueError, match=text):
+    pipeline.heldout_batches(TOKENS, SEQ_LEN, batch=17, count=3)
+  with pytest.raises(ValueError, match='count=0'):
+    pipeline.heldout_batches(TOKENS, SEQ_LEN, batch=1, count=0)

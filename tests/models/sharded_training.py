@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains three steps on a mesh and prints what came out, as JSON.
+
+Run by `test_sharding.py` in a process of its own: the number of devices can't
+change within one. Arguments: fsdp and tensor, a pair per mesh.
+"""
+
+import json
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+
+from diloco.models import interface, sharding
+from diloco.models.decoder import make_decoder
+from diloco.models.decoder_config import DecoderConfig
+
+CONFIG = DecoderConfig(
+  vocab=32,
+  layers=3,
+  d_model=16,
+  heads=4,
+  kv_heads=4,
+  head_dim=8,
+  d_ff=24,
+  remat='dots',
+)
+LEARNING_RATE = 0.5
+STEPS = 3
+
+
+def make_step(model):
+  """(params, batch) -> params after one step of SGD, loss."""
+
+  def step(params, batch):
+    value = jax.value_and_grad(model.loss, has_aux=True)
+    (loss, _), gradients = value(params, batch, jax.random.key(0))
+    return jax.tree.map(_descend, params, gradients), loss
+
+  return step
+
+
+def _descend(param, gradient):
+  return param - LEARNING_RATE * gradient
+
+
+def train(fsdp: int, tensor: int) -> dict:
+  """Losses, parameters and where they lie after three steps of plain SGD."""
+  model = make_decoder(CONFIG)
+  shapes = {
+    path: leaf.shape for path, leaf in interface.check_model(model).items()
+  }
+  devices = jax.devices()[: fsdp * tensor]
+  mesh = sharding.make_mesh(fsdp, tensor, devices)
+  places = sharding.param_shardings(model.axes, shapes, mesh)
+  rows = sharding.batch_sharding(mesh)
+  whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+  tree = interface.unflatten(places)
+  with jax.set_mesh(mesh):
+    params = jax.jit(model.init, out_shardings=tree)(jax.random.key(0))
+    tokens = jax.random.randint(jax.random.key(1), (8, 17), 0, CONFIG.vocab)
+    batch = {'tokens': jax.device_put(tokens, rows)}
+    compiled = (
+      jax.jit(
+        make_step(model),
+        in_shardings=(tree, {'tokens': rows}),
+        out_shardings=(tree, whole),
+        donate_argnums=0,
+      )
+      .lower(params, batch)
+      .compile()
+    )
+    losses = []
+    for _ in range(STEPS):
+      given = params
+      params, loss = compiled(params, batch)
+      losses.append(float(loss))
+
+  flat = interface.flatten(params)
+  return {
+    'losses': losses,
+    'params': {path: jnp.ravel(x).tolist() for path, x in flat.items()},
+    'shapes': shapes,
+    'shard_shapes': {
+      path: sorted({shard.data.shape for shard in leaf.addressable_shards})
+      for path, leaf in flat.items()
+    },
+    'devices': {path: len(leaf.devices()) for path, leaf in flat.items()},
+    'donated': all(x.is_deleted() for x in interface.flatten(given).values()),
+    'gathered': gathered(compiled.as_text()),
+    'axis_types': [str(kind) for kind in mesh.axis_types],
+  }
+
+
+def gathered(text: str) -> list[list[int]]:
+  """Shapes that the all-gathers of a compiled program give out."""
+  shapes = re.findall(r'= \w+\[([\d,]*)\][^ ]* all-gather', text)
+  return sorted({tuple(map(int, s.split(','))) for s in shapes if s})
+
+
+if __name__ == '__main__':
+  sizes = [int(argument) for argument in sys.argv[1:]]
+  meshes = zip(sizes[::2], sizes[1::2])
+  print(json.dumps({f'{f}x{t}': train(f, t) for f, t in meshes}))

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training on four devices is training on one; and what is refused."""
+
+import json
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from diloco.models import interface, sharding
+from diloco.models.decoder import make_decoder
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPT = pathlib.Path(__file__).parent / 'sharded_training.py'
+MESHES = {'4x1': (4, 1), '1x4': (1, 4), '2x2': (2, 2)}
+
+
+@pytest.fixture(scope='module')
+def on_four():
+  """What the script prints in a process with four devices."""
+  sizes = [str(size) for mesh in MESHES.values() for size in mesh]
+  env = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}
+  env |= {
+    'JAX_NUM_CPU_DEVICES': '4',
+    'JAX_PLATFORMS': 'cpu',
+    'PYTHONPATH': str(ROOT),
+  }
+  done = subprocess.run(
+    [sys.executable, SCRIPT, *sizes],
+    env=env,
+    capture_output=True,
+    text=True,
+    timeout=240,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout) | {'stderr': done.stderr}
+
+
+@pytest.fixture(scope='module')
+def on_one():
+  """Losses and parameters of the same steps, jitted without any mesh."""
+  script = runpy.run_path(str(SCRIPT))
+  config = script['CONFIG']
+  model = make_decoder(config)
+  tokens = jax.random.randint(jax.random.key(1), (8, 17), 0, config.vocab)
+  params = model.init(jax.random.key(0))
+  step = jax.jit(script['make_step'](model))
+  losses = []
+  for _ in range(script['STEPS']):
+    params, loss = step(params, {'tokens': tokens})
+    losses.append(float(loss))
+  return losses, interface.flatten(params)
+
+
+@pytest.mark.parametrize('mesh', MESHES)
+def test_four_devices_train_as_one(mesh, on_one, on_four):
+  losses, params = on_one
+  assert losses[-1] < losses[0] - 0.1, f'nothing was learned: {losses}'
+  np.testing.assert_allclose(on_four[mesh]['losses'], losses, rtol=1e-6)
+  assert on_four[mesh]['params'].keys() == params.keys()
+  for path, leaf in params.items():
+    np.testing.assert_allclose(
+      on_four[mesh]['params'][path],
+      np.ravel(leaf),
+      rtol=1e-5,
+      atol=1e-6,
+      err_msg=path,
+    )
+
+
+@pytest.mark.parametrize('mesh', MESHES)
+def test_parameters_lie_in_shards_after_a_step(mesh, on_four):
+  report = on_four[mesh]
+  for path, shape in report['shapes'].items():
+    (shard,) = report['shard_shapes'][path]
+    assert report['devices'][path] == 4, path
+    parts = 1 if path.endswith('norm') else 4
+    assert parts * np.prod(shard) == np.prod(shape), f'{path}: {shard=}'
+
+
+def test_shards_are_cut_where_the_rules_say(on_four):
+  # Full shapes: query [3, 16, 4, 8], down [3, 24, 16], head [32, 16].
+  shards = on_four['2x2']['shard_shapes']
+  assert shards['layers/attention/query'] == [[3, 8, 2, 8]]
+  assert shards['layers/mlp/down'] == [[3, 12, 8]]
+  assert shards['head'] == [[16, 8]]
+
+
+@pytest.mark.parametrize('mesh', MESHES)
+def test_no_device_gathers_more_than_one_layer(mesh, on_four):
+  layers = on_four[mesh]['shapes']['layers/mlp/up'][0]
+  stacked = [s for s in on_four[mesh]['gathered'] if s[0] == layers]
+  assert not stacked, f'all-gather over whole stacks of layers: {stacked}'
+
+
+def test_fsdp_gathers_layer_by_layer(on_four):
+  # Else the test above would pass for a program that says it otherwise.
+  assert [16, 24] in on_four['4x1']['gathered']
+
+
+@pytest.mark.parametrize('mesh', MESHES)
+def test_given_parameters_are_donated(mesh, on_four):
+  assert on_four[mesh]['donated']
+
+
+def test_mesh_axes_are_auto(on_four):
+  # jax.make_mesh makes Explicit ones unless told; see the module's docstring.
+  assert on_four['2x2']['axis_types'] == ['AxisType.Auto'] * 2
+
+
+def test_the_partitioner_never_gives_up(on_four):
+  assert 'Involuntary full rematerialization' not in on_four['stderr']
+
+
+def _one_device_mesh():
+  return sharding.make_mesh(1, 1, jax.devices()[:1])
+
+
+def test_a_mesh_that_does_not_fit_is_refused():
+  devices = jax.devices()[:1]
+  text = 'fsdp=4 by tensor=2 needs 8 devices, there are 1'
+  with pytest.raises(ValueError, match=text):
+    sharding.make_mesh(4, 2, devices)
+  with pytest.raises(ValueError, match='fsdp=0, tensor=1, both must be'):
+    sharding.make_mesh(0, 1, devices)
+
+
+def _abstract_mesh(fsdp, tensor):
+  return jax.sharding.AbstractMesh((fsdp, tensor), ('fsdp', 'tensor'))
+
+
+def test_an_axis_that_does_not_divide_is_refused():
+  text = "a/up: axis 'mlp' of size 6 is not divisible by the 4 devices of mesh"
+  with pytest.raises(ValueError, match=text):
+    sharding.param_shardings(
+      {'a/up': ('embed', 'mlp')}, {'a/up': (8, 6)}, _abstract_mesh(2, 4)
+    )
+
+
+@pytest.mark.parametrize(
+  ('names', 'rules', 'text'),
+  [
+    (('embed', 'wings'), sharding.RULES, "p: no rule for the axis 'wings'"),
+    (('embed', 'embed'), sharding.RULES, "use mesh axis 'fsdp' more than once"),
+    (('embed',), sharding.RULES, 'do not fit the shape'),
+    (('embed', None), {'embed': 'stage'}, "rule 'embed' -> 'stage', but the"),
+  ],
+)
+def test_a_wrong_table_is_refused(names, rules, text):
+  with pytest.raises(ValueError, match=text):
+    sharding.param_shardings(
+      {'p': names}, {'p': (4, 4)}, _abstract_mesh(2, 2), rules
+    )
+
+
+def test_tables_of_different_paths_are_refused():
+  with pytest.raises(ValueError, match='axes and shapes differ in a, b'):
+    sharding.param_shardings({'a': (None,)}, {'b': (4,)}, _abstract_mesh(1, 1))
+
+
+def test_rules_can_be_replaced():
+  rules = dict(sharding.RULES, kv_heads=None)
+  names = {'k': ('layers', 'embed', 'kv_heads', None)}
+  places = sharding.param_shardings(
+    names, {'k': (3, 8, 1, 4)}, _abstract_mesh(2, 4), rules
+  )
+  assert places['k'].spec == PartitionSpec(None, 'fsdp', None, None)
+
+
+def test_rows_of_a_batch_go_over_fsdp():
+  sharding_of_rows = sharding.batch_sharding(_one_device_mesh())
+  assert sharding_of_rows.spec == PartitionSpec('fsdp', None)
+
+
+def test_without_a_mesh_nothing_is_pinned():
+  x = jax.numpy.ones((4, 2))
+  assert sharding.constrain(x, 'batch', None) is x

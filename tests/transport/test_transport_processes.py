@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both real data planes, and the control plane, against real processes that
+are killed, stopped and continued. Every case ends within its deadline."""
+
+import contextlib
+import dataclasses
+import gc
+import json
+import os
+import pathlib
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zlib
+
+import numpy as np
+import pytest
+
+from diloco.protocol import messages
+from diloco.transport import control_client, interface, meter, planes
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parent.parent
+WAIT_S = 30.0
+BIG = 200 << 20  # Long enough to be met in the middle.
+MIDDLE = 8 << 20
+
+
+class Process:
+  """A `transport_peer.py`, and the tests' way to talk to it."""
+
+  def __init__(self, kind: str):
+    self._process = subprocess.Popen(
+      [sys.executable, str(HERE / 'transport_peer.py'), kind],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+      env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)},
+    )
+    self._answers = queue.Queue()
+    self._reader = threading.Thread(target=self._read)
+    self._reader.start()
+    self.answer()
+
+  def _read(self):
+    for line in self._process.stdout:
+      self._answers.put(json.loads(line))
+
+  def tell(self, **command):
+    self._process.stdin.write(json.dumps(command) + '\n')
+    self._process.stdin.flush()
+
+  def answer(self):
+    return self._answers.get(timeout=WAIT_S)
+
+  def ask(self, **command):
+    self.tell(**command)
+    return self.answer()
+
+  def offer(self, handle: int, nbytes: int) -> messages.Payload:
+    crc = self.ask(do='offer', handle=handle, nbytes=nbytes)
+    return messages.Payload(handle, 'raw', nbytes, crc)
+
+  def pull(self, outlet: interface.Outlet, payload: messages.Payload, **more):
+    fields = dataclasses.asdict(payload)
+    del fields['codec']
+    self.tell(do='pull', address=outlet.address, **fields, **more)
+
+  def stop(self):
+    """SIGSTOP; returns once the kernel says that it is stopped."""
+    self._process.send_signal(signal.SIGSTOP)
+    _, status = os.waitpid(self._process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+
+  def go_on(self):
+    self._process.send_signal(signal.SIGCONT)
+
+  def kill(self):
+    self._process.kill()
+    self._process.wait()
+
+  def close(self):
+    self.kill()
+    self._reader.join()
+    self._process.stdin.close()
+    self._process.stdout.close()
+
+
+class Pull(threading.Thread):
+  """A pull on a thread of its own, its outcome and how long it took."""
+
+  def __init__(self, inlet, payload, timeout_s):
+    super().__init__()
+    self._arguments = (inlet, payload, timeout_s)
+    self.outcome = None
+    self.start()
+
+  def run(self):
+    inlet, payload, timeout_s = self._arguments
+    started = time.monotonic()
+    try:
+      self.outcome = inlet.pull(payload, timeout_s).nbytes
+    except interface.TransferFailed as error:
+      self.outcome = type(error)
+    self.took_s = time.monotonic() - started
+
+  def wait(self):
+    self.join(WAIT_S)
+    assert not self.is_alive(), 'the pull hangs'
+    return self.outcome
+
+
+@pytest.fixture(params=['jax_transfer', 'grpc'])
+def kind(request):
+  return request.param
+
+
+@pytest.fixture
+def plane(kind):
+  with contextlib.closing(planes.make_plane(kind, '127.0.0.1')) as made:
+    yield made
+
+
+@pytest.fixture
+def process(kind):
+  with contextlib.closing(Process(kind)) as made:
+    yield made
+
+
+def offered(outlet, handle: int, nbytes: int) -> messages.Payload:
+  data = np.random.default_rng(handle).integers(0, 256, nbytes, np.uint8)
+  outlet.offer(handle, data)
+  return messages.Payload(handle, 'raw', nbytes, zlib.crc32(data))
+
+
+def wait_until_middle(sockets: meter.SocketMeter, direction: str):
+  """Returns once some of the big payload has passed, but far from all."""
+  deadline = time.monotonic() + WAIT_S
+  while (passed := getattr(sockets.sample(), direction)) < MIDDLE:
+    assert time.monotonic() < deadline, f'{passed} bytes passed'
+  assert passed < BIG * 3 // 4, f'{passed} bytes: too late'
+
+
+def test_processes_exchange_both_ways(plane, process):
+  inlet = plane.inlet(process.ask(do='outlet'))
+  payload = process.offer(1, 5 << 20)
+  assert inlet.pull(payload, WAIT_S).nbytes == 5 << 20
+  outlet = plane.outlet('child')
+  process.pull(outlet, offered(outlet, 1, 5 << 20), timeout_s=WAIT_S)
+  assert process.answer() == 5 << 20
+
+
+def test_processes_offered_twice_never_offered_retired(plane, process, kind):
+  unknown = {
+    'jax_transfer': interface.TimedOut,
+    'grpc': interface.NotOffered,
+  }[kind]
+  inlet = plane.inlet(process.ask(do='outlet'))
+  payload = process.offer(1, 1000)
+  inlet.pull(payload, WAIT_S)
+  for handle in (1, 2):
+    pull = Pull(inlet, dataclasses.replace(payload, handle=handle), 0.5)
+    assert pull.wait() is unknown
+    assert pull.took_s < 1.5
+  payload = process.offer(3, 1000)
+  process.ask(do='retire', handle=3)
+  assert Pull(inlet, payload, WAIT_S).wait() is interface.NotOffered
+  assert inlet.pull(process.offer(4, 1000), WAIT_S).nbytes == 1000
+
+
+@pytest.mark.parametrize('announced', [1000, 12 << 20, 40 << 20])
+def test_processes_wrong_size(plane, process, announced):
+  inlet = plane.inlet(process.ask(do='outlet'))
+  payload = process.offer(1, 20 << 20)
+  wrong = Pull(inlet, dataclasses.replace(payload, nbytes=announced), WAIT_S)
+  assert wrong.wait() is interface.WrongSize
+  assert inlet.pull(process.offer(2, 1000), WAIT_S).nbytes == 1000
+
+
+def test_processes_peer_killed_before_a_pull(plane, process):
+  inlet = plane.inlet(process.ask(do='outlet'))
+  first, second = process.offer(1, 1000), process.offer(2, 1000)
+  other = plane.inlet(process.ask(do='outlet'))  # Never connected.
+  inlet_after = plane.inlet(process.ask(do='outlet'))
+  third = process.offer(3, 1000)
+  inlet_after.pull(third, WAIT_S)
+  process.kill()
+  assert Pull(inlet, first, WAIT_S).wait() is interface.Unreachable
+  assert Pull(other, second, WAIT_S).wait() is interface.Unreachable
+  connected = Pull(inlet_after, third, WAIT_S)
+  assert connected.wait() in (interface.PeerLost, interface.Unreachable)
+  assert connected.took_s < 2
+
+
+def test_processes_peer_killed_during_a_pull(plane, process):
+  inlet = plane.inlet(process.ask(do='outlet'))
+  payload = process.offer(1, BIG)
+  sockets = meter.SocketMeter()
+  pull = Pull(inlet, payload, WAIT_S)
+  wait_until_middle(sockets, 'received')
+  process.kill()
+  killed = time.monotonic()
+  assert pull.wait() is interface.PeerLost
+  assert time.monotonic() - killed < 2
+
+
+def test_processes_peer_stopped_before_a_pull(plane, process):
+  inlet = plane.inlet(process.ask(do='outlet'))
+  payload, again = process.offer(1, 1000), process.offer(2, 1000)
+  process.stop()
+  pull = Pull(inlet, payload, 0.5)
+  assert pull.wait() is interface.TimedOut
+  assert pull.took_s < 1.5
+  process.go_on()
+  assert inlet.pull(again, WAIT_S).nbytes == 1000
+
+
+def test_processes_peer_stopped_during_a_pull(plane, process):
+  inlet = plane.inlet(process.ask(do='outlet'))
+  payload, again = process.offer(1, BIG), process.offer(2, 1000)
+  sockets = meter.SocketMeter()
+  pull = Pull(inlet, payload, 2.0)
+  wait_until_middle(sockets, 'received')
+  process.stop()
+  assert pull.wait() is interface.TimedOut
+  assert pull.took_s < 3
+  process.go_on()
+  assert inlet.pull(again, WAIT_S).nbytes == 1000
+
+
+def test_processes_close_unblocks_a_pull_from_a_stopped_peer(plane, process):
+  inlet = plane.inlet(process.ask(do='outlet'))
+  payload = process.offer(1, BIG)
+  sockets = meter.SocketMeter()
+  pull = Pull(inlet, payload, WAIT_S)
+  wait_until_middle(sockets, 'received')
+  process.stop()
+  inlet.close()
+  closed = time.monotonic()
+  assert pull.wait() is interface.Closed
+  assert time.monotonic() - closed < 2
+
+
+def test_processes_a_stopped_puller_delays_nobody(plane, process, kind):
+  stalled, healthy = plane.outlet('stalled'), plane.outlet('healthy')
+  payload = offered(stalled, 1, BIG)
+  with contextlib.closing(Process(kind)) as other:
+    sockets = meter.SocketMeter()
+    process.pull(stalled, payload, timeout_s=WAIT_S)
+    wait_until_middle(sockets, 'sent')
+    process.stop()
+    for handle in range(2, 6):
+      other.pull(healthy, offered(healthy, handle, 4 << 20), timeout_s=5)
+      assert other.answer() == 4 << 20
+    started = time.monotonic()
+    stalled.close()
+    assert time.monotonic() - started < 1
+    process.go_on()
+    assert process.answer() == 'PeerLost'
+
+
+def test_processes_a_stopped_puller_may_go_on(plane, process):
+  outlet = plane.outlet('stalled')
+  payload = offered(outlet, 1, BIG)
+  sockets = meter.SocketMeter()
+  process.pull(outlet, payload, timeout_s=WAIT_S)
+  wait_until_middle(sockets, 'sent')
+  process.stop()
+  process.go_on()
+  assert process.answer() == BIG
+
+
+def test_processes_a_killed_puller_frees_what_it_held(plane, process, kind):
+  outlet = plane.outlet('killed')
+  payload = offered(outlet, 1, BIG)
+  sockets = meter.SocketMeter()
+  process.pull(outlet, payload, timeout_s=WAIT_S)
+  wait_until_middle(sockets, 'sent')
+  process.kill()
+  outlet.retire(1)
+  with contextlib.closing(Process(kind)) as other:
+    other.pull(outlet, offered(outlet, 2, 1000), timeout_s=WAIT_S)
+    assert other.answer() == 1000
+
+
+@pytest.mark.parametrize('host', ['127.0.0.1', 'localhost'])
+def test_processes_dead_address(plane, process, host):
+  address = process.ask(do='outlet').replace('127.0.0.1', host)
+  process.kill()
+  pull = Pull(plane.inlet(address), messages.Payload(1, 'raw', 1, 0), WAIT_S)
+  assert pull.wait() is interface.Unreachable
+  assert pull.took_s < 2
+
+
+def usage() -> tuple[int, int, int]:
+  """Descriptors, threads, resident MiB."""
+  gc.collect()
+  pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
+  return (
+    len(os.listdir('/proc/self/fd')),
+    len(os.listdir('/proc/self/task')),
+    pages * os.sysconf('SC_PAGE_SIZE') >> 20,
+  )
+
+
+def test_processes_fifty_cycles_leak_nothing(plane, kind):
+  nbytes = 4 << 20
+  before = None
+  process = Process(kind)
+  try:
+    for cycle in range(50):
+      if cycle == 10:  # What is allocated once, is by now.
+        before = usage()
+      outlet = plane.outlet('child')
+      inlet = plane.inlet(process.ask(do='outlet'))
+      handle = 10 * cycle
+      assert inlet.pull(process.offer(handle, nbytes), WAIT_S).nbytes == nbytes
+      process.pull(outlet, offered(outlet, handle, nbytes), timeout_s=WAIT_S)
+      assert process.answer() == nbytes
+      payload = process.offer(handle + 1, nbytes)
+      offered(outlet, handle + 1, nbytes)  # Never pulled.
+      match cycle % 5:
+        case 0:
+          outcome = Pull(inlet, dataclasses.replace(payload, nbytes=9), WAIT_S)
+          assert outcome.wait() is interface.WrongSize
+        case 1:
+          outcome = Pull(
+            inlet, dataclasses.replace(payload, handle=handle + 2), 0.1
+          )
+          assert outcome.wait() in (interface.TimedOut, interface.NotOffered)
+        case 2:
+          process.stop()
+          assert Pull(inlet, payload, 0.1).wait() is interface.TimedOut
+          process.go_on()
+        case 3:
+          process.ask(do='outlet')  # Closes the one that is pulled from.
+          outcome = Pull(inlet, payload, WAIT_S).wait()
+          assert outcome in (interface.PeerLost, interface.Unreachable)
+        case 4 if cycle % 10 == 4:
+          process.close()
+          outcome = Pull(inlet, payload, WAIT_S).wait()
+          assert outcome in (interface.PeerLost, interface.Unreachable)
+          process = Process(kind)
+      outlet.close()
+      inlet.close()
+    deadline = time.monotonic() + WAIT_S
+    while not all(
+      now <= then + more for now, then, more in zip(usage(), before, (2, 2, 48))
+    ):
+      assert time.monotonic() < deadline, f'{usage()=}, after 10: {before=}'
+      time.sleep(0.1)
+  finally:
+    process.close()
+
+
+@pytest.fixture
+def connected():
+  """A control server in a process, a client of it, and what it was told."""
+  with contextlib.closing(Process('grpc')) as process:
+    seen, closed = queue.Queue(), queue.Queue()
+    client = control_client.ControlClient(
+      process.ask(do='control'), seen.put, closed.put
+    )
+    with contextlib.closing(client):
+      client.connect(WAIT_S)
+      client.send(
+        messages.Hello(messages.PROTOCOL_VERSION, 'run', 0, 1, {}, (), 'x')
+      )
+      assert seen.get(timeout=WAIT_S) == messages.Refusal('heard')
+      yield process, client, seen, closed
+
+
+def test_processes_control_notices_a_killed_server(connected):
+  process, client, _, closed = connected
+  process.kill()
+  killed = time.monotonic()
+  assert 'UNAVAILABLE' in closed.get(timeout=WAIT_S)
+  assert time.monotonic() - killed < 1
+  assert not client.send(messages.Ready())
+  client.close()
+  assert closed.empty()
+
+
+def test_processes_control_is_not_held_up_by_a_stopped_server(connected):
+  process, client, seen, closed = connected
+  process.stop()
+  longest_s = 0.0
+  for step in range(500):
+    started = time.monotonic()
+    assert client.send(messages.WantFragment(step, 'x' * 1000))
+    longest_s = max(longest_s, time.monotonic() - started)
+  assert longest_s < 0.5
+  process.go_on()
+  for _ in range(500):
+    assert seen.get(timeout=WAIT_S) == messages.Refusal('heard')
+  assert closed.empty()
+
+
+def test_processes_control_closes_on_a_stopped_server(connected):
+  process, client, _, closed = connected
+  process.stop()
+  client.send(messages.Ready())
+  started = time.monotonic()
+  client.close()
+  assert time.monotonic() - started < 3
+  assert closed.get(timeout=WAIT_S) == control_client.CLOSED_HERE

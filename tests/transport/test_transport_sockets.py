@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Addresses, the meter at the sockets, the choice of a plane, and what is
+relied on in jax.experimental.transfer."""
+
+import contextlib
+import datetime
+import re
+import socket
+import subprocess
+import sys
+import time
+import zlib
+
+import jax
+import numpy as np
+import pytest
+
+from diloco.protocol.messages import Payload
+from diloco.transport import (
+  addresses,
+  grpc_plane,
+  jax_transfer,
+  listen,
+  meter,
+  planes,
+  sockets,
+)
+
+WAIT_S = 10.0
+
+
+@pytest.mark.parametrize(
+  ('text', 'parts'),
+  [
+    ('127.0.0.1:80', ('127.0.0.1', 80)),
+    ('[::1]:65535', ('::1', 65535)),
+    ('syncer-0.run.svc:0', ('syncer-0.run.svc', 0)),
+  ],
+)
+def test_addresses_split_and_join(text, parts):
+  assert addresses.split(text) == parts
+  assert addresses.join(*parts) == text
+
+
+@pytest.mark.parametrize(
+  'text', ['', 'host', 'host:', ':80', '::1:80', 'host:65536', 'a b:1', 'h:-1']
+)
+def test_addresses_refuse_what_is_no_endpoint(text):
+  with pytest.raises(addresses.BadAddress, match=re.escape(repr(text))):
+    addresses.split(text)
+
+
+def test_addresses_outlet_round_trip():
+  text = 'grpc://[::1]:4711/0123456789abcdef'
+  parsed = addresses.parse_outlet(text, 'grpc')
+  assert str(parsed) == text
+  assert parsed.endpoint == '[::1]:4711'
+
+
+@pytest.mark.parametrize(
+  ('text', 'named'),
+  [
+    ('jax_transfer://h:1/0123456789abcdef', 'must start with grpc://'),
+    ('grpc://h:1', 'no token'),
+    ('grpc://h:1/xyz', 'no token'),
+    ('grpc://h:0/0123456789abcdef', 'port 0'),
+    ('grpc://:1/0123456789abcdef', 'must be host:port'),
+  ],
+)
+def test_addresses_refuse_what_is_no_outlet(text, named):
+  with pytest.raises(addresses.BadAddress, match=re.escape(named)):
+    addresses.parse_outlet(text, 'grpc')
+
+
+def test_addresses_resolve_names_and_keep_literals():
+  assert addresses.resolve('10.1.2.3') == '10.1.2.3'
+  assert addresses.resolve('fe80::1') == 'fe80::1'
+  assert addresses.resolve('localhost') in ('127.0.0.1', '::1')
+  with pytest.raises(addresses.HostUnknown, match='does not resolve'):
+    addresses.resolve('no-such-host.invalid')
+
+
+def test_addresses_tell_loopback_from_the_rest():
+  assert addresses.is_loopback('127.8.8.8')
+  assert addresses.is_loopback('::1')
+  assert addresses.is_loopback('localhost')
+  assert not addresses.is_loopback('0.0.0.0')
+  assert not addresses.is_loopback('10.0.0.1')
+
+
+@pytest.mark.parametrize('name', ['grpc', 'jax_transfer'])
+def test_planes_refuse_hosts_that_peers_cannot_reach(name):
+  with pytest.raises(addresses.BadAddress, match='every interface'):
+    planes.make_plane(name, '0.0.0.0')
+  with pytest.raises(addresses.HostUnknown, match='does not resolve'):
+    planes.make_plane(name, 'no-such-host.invalid')
+
+
+def test_planes_name_what_there_is():
+  with pytest.raises(ValueError, match=r"'tcp', must be one of \('jax_"):
+    planes.make_plane('tcp', '127.0.0.1')
+
+
+@pytest.mark.parametrize('name', planes.NAMES)
+def test_planes_refuse_an_address_of_another_kind(name):
+  with (
+    contextlib.closing(planes.make_plane(name, '127.0.0.1')) as plane,
+    pytest.raises(addresses.BadAddress, match=f'must start with {name}://'),
+  ):
+    plane.inlet('carrier-pigeon://loft:1/0123456789abcdef')
+
+
+def test_planes_import_jax_only_for_the_plane_that_is_made_of_it():
+  code = (
+    'import sys; from diloco.transport import planes, faulty, meter; '
+    'from diloco.transport import control_server, control_client; '
+    "planes.make_plane('grpc', '127.0.0.1').close(); "
+    "planes.make_plane('memory', '').close(); "
+    "sys.exit('jax' in sys.modules)"
+  )
+  assert subprocess.run([sys.executable, '-c', code]).returncode == 0
+
+
+def test_grpc_plane_says_which_port_is_in_use():
+  with socket.create_server(('127.0.0.1', 0)) as taken:
+    port = taken.getsockname()[1]
+    with pytest.raises(listen.BindFailed, match=f'127.0.0.1:{port}'):
+      grpc_plane.GrpcPlane('127.0.0.1', port)
+
+
+def test_meter_counts_what_sockets_carried_also_after_their_close():
+  with socket.create_server(('127.0.0.1', 0)) as server:
+    sockets_meter = meter.SocketMeter()
+    one = socket.create_connection(server.getsockname())
+    other, _ = server.accept()
+    with one, other:
+      one.sendall(bytes(100_000))
+      left = 100_000
+      while left:
+        left -= len(other.recv(left))
+      deadline = time.monotonic() + WAIT_S
+      while (seen := sockets_meter.sample()).sent < 100_000:
+        assert time.monotonic() < deadline, seen
+      total = meter.socket_bytes()
+      assert total.received >= 100_000
+      # The handshake's SYN counts as one byte.
+      assert 100_000 <= seen.sent <= 100_002
+      assert seen.received == 100_000
+    after = sockets_meter.sample()
+  assert after == seen
+
+
+@pytest.mark.parametrize('name', ['grpc', 'jax_transfer'])
+def test_meter_bounds_what_a_plane_adds_to_its_payloads(name):
+  nbytes, pulls = 1 << 20, 8
+  data = np.zeros(nbytes, np.uint8)
+  with (
+    contextlib.closing(planes.make_plane(name, '127.0.0.1')) as theirs,
+    contextlib.closing(planes.make_plane(name, '127.0.0.1')) as ours,
+  ):
+    outlet = theirs.outlet('us')
+    inlet = ours.inlet(outlet.address)
+    sockets_meter = meter.SocketMeter()
+    for handle in range(pulls):
+      outlet.offer(handle, data)
+      inlet.pull(Payload(handle, 'raw', nbytes, zlib.crc32(data)), WAIT_S)
+    received = sockets_meter.sample().received
+  assert nbytes * pulls <= received < nbytes * pulls * 1.01
+
+
+def test_jax_waiting_pull_ends_when_its_sockets_are_shut():
+  """The public way out, where jax no longer has `_poison_connection`."""
+  device = jax.local_devices(backend='cpu')[0]
+  spec = jax.ShapeDtypeStruct(
+    (8,), np.uint8, sharding=jax.sharding.SingleDeviceSharding(device)
+  )
+  an_hour = datetime.datetime.now() + datetime.timedelta(hours=1)
+  with (
+    contextlib.closing(jax_transfer._Server('127.0.0.1')) as server,
+    contextlib.closing(jax_transfer._Server('127.0.0.1')) as own,
+  ):
+    connection = own.transfer.connect(f'127.0.0.1:{server.port}')
+    [array] = connection.pull(1, [spec], timeout=an_hour)
+    deadline = time.monotonic() + WAIT_S
+    while not sockets.shut_connected('127.0.0.1', server.port):
+      assert time.monotonic() < deadline, 'never connected'
+    while not array.is_ready():
+      assert time.monotonic() < deadline, 'still waiting'
+    with pytest.raises(jax.errors.JaxRuntimeError):
+      jax.block_until_ready(array)
+
+
+def test_jax_outlets_that_are_opened_and_closed_leak_nothing():
+  with contextlib.closing(planes.make_plane('jax_transfer', '127.0.0.1')) as p:
+    p.outlet('first').close()
+    before = len(list(sockets.tcp_sockets()))
+    for _ in range(50):
+      p.outlet('peer').close()
+    deadline = time.monotonic() + WAIT_S
+    while (now := len(list(sockets.tcp_sockets()))) > before:
+      assert time.monotonic() < deadline, f'{now} sockets, {before} before'

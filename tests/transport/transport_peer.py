@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process at the other end, for tests: one JSON line in, one out."""
+
+import json
+import sys
+import zlib
+
+import numpy as np
+
+from diloco.protocol import messages
+from diloco.transport import control_server, interface, planes
+
+
+class Peer:
+  """Does what it is told; each command is a method of that name."""
+
+  def __init__(self, kind: str):
+    self._plane = planes.make_plane(kind, '127.0.0.1')
+    self._outlet = None
+    self._inlets = {}
+    self._server = None
+
+  def outlet(self):
+    if self._outlet is not None:
+      self._outlet.close()
+    self._outlet = self._plane.outlet('parent')
+    return self._outlet.address
+
+  def offer(self, handle, nbytes):
+    data = np.random.default_rng(handle).integers(0, 256, nbytes, np.uint8)
+    self._outlet.offer(handle, data)
+    return zlib.crc32(data)
+
+  def retire(self, handle):
+    self._outlet.retire(handle)
+
+  def pull(self, address, timeout_s, **payload):
+    if address not in self._inlets:
+      self._inlets[address] = self._plane.inlet(address)
+    try:
+      data = self._inlets[address].pull(
+        messages.Payload(codec='raw', **payload), timeout_s
+      )
+    except interface.TransferFailed as error:
+      return type(error).__name__
+    return len(data)
+
+  def forget(self, address):
+    self._inlets.pop(address).close()
+
+  def control(self):
+    """Starts a control server that answers each message with a `Refusal`."""
+    self._server = control_server.ControlServer(
+      '127.0.0.1:0',
+      lambda session, message: session.send(messages.Refusal('heard')),
+      lambda session, reason: None,
+    )
+    return self._server.address
+
+
+def main():
+  peer = Peer(sys.argv[1])
+  print(json.dumps('ready'), flush=True)
+  for line in sys.stdin:
+    command = json.loads(line)
+    answer = getattr(peer, command.pop('do'))(**command)
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == '__main__':
+  main()
