@@ -279,6 +279,16 @@ def _alpha_used(protocol, alpha) -> Iterator[str]:
     )
 
 
+def _transfers_run(transport, run) -> Iterator[str]:
+  """XLA's pool runs steps first; on one thread no transfer gets its turn."""
+  if transport.data_plane == 'jax_transfer' and run.cpu_threads == 1:
+    yield (
+      "run.cpu_threads=1: data_plane='jax_transfer' needs 2 at least (or 0, "
+      'as many as there are cores): transfers share the threads of the steps '
+      'and would starve on one'
+    )
+
+
 # What the arguments of a rule are called in RunConfig, and the rule.
 BETWEEN = (
   (('model', 'data'), _bytes_fit),
@@ -286,6 +296,7 @@ BETWEEN = (
   (('data', 'protocol'), _shards_suffice),
   (('model', 'data', 'mesh'), _mesh_divides),
   (('protocol', 'blend_alpha'), _alpha_used),
+  (('transport', 'run'), _transfers_run),
 )
 
 

@@ -17,6 +17,7 @@ from diloco.data import corpus, pipeline
 from diloco.metrics.summary import Evaluation, write_evaluation
 from diloco.metrics.workdir import Workdir
 from diloco.models import interface
+from diloco.runtime import logs
 from diloco.runtime.blueprint import Blueprint, make_blueprint
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
@@ -25,6 +26,7 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 def main(_) -> int:
   """Evaluates the run's first and last Θ, writes `evaluation.json`."""
   config = config_flags.load()
+  logs.keep_ours()
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   try:
     blueprint = make_blueprint(config)

@@ -14,6 +14,7 @@ from diloco import flags as config_flags
 from diloco.config_values import ConfigError
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
+from diloco.runtime import logs
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.exchange import Exchange
@@ -31,6 +32,7 @@ _SYNCER = flags.DEFINE_string('syncer', None, 'host:port of the syncer.')
 def main(_) -> int:
   """Trains to the end of the run: 0; 78 where the syncer refuses for good."""
   config = config_flags.load()
+  logs.keep_ours()
   try:
     configs.check_devices(config, jax.local_device_count())
     configs.check_learner(config, _LEARNER.value)

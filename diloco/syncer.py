@@ -12,6 +12,7 @@ from absl import flags, logging
 from diloco import flags as config_flags
 from diloco.config_values import ConfigError
 from diloco.metrics.workdir import Workdir
+from diloco.runtime import logs
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.syncing import Syncing
 from diloco.transport.addresses import HostUnknown
@@ -27,6 +28,7 @@ _BIND = flags.DEFINE_string(
 def main(_) -> int:
   """Serves one run to its end: 0, or 143 where it was stopped before."""
   config = config_flags.load()
+  logs.keep_ours()
   jax.config.update('jax_platforms', 'cpu')  # Devices are the learners'.
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   transport = config.transport

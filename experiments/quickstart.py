@@ -33,6 +33,6 @@ def get_config(arg=None):
     quorum=1,
     total_steps=500,
   )
-  config.run.cpu_threads = 1  # Four processes share two cores.
+  config.run.cpu_threads = 2  # Four processes share two cores.
   config.faults = ('kill learner 1 at 0.33',)
   return common.quicktest(config) if args.quicktest else config

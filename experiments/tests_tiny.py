@@ -34,6 +34,6 @@ def get_config(arg=None):
     eval_batches=2,
     eval_batch=4,
     restart_delay_s=0.2,
-    cpu_threads=1,
+    cpu_threads=2,
   )
   return common.quicktest(config) if args.quicktest else config

@@ -135,16 +135,14 @@ class State:
     held = member.offers.get(fragment)
     if held is None or self.is_pulling(learner, held):
       return
-    reason = why_void(
-      held.offer,
-      self.accounts[learner].merged_bases.get(fragment, -1),
-      self.versions[fragment],
-      self.config,
-    )
-    if reason is not None:
-      self.members[learner] = member.without_offer(fragment)
-      self.retire(learner, held.offer.payload.handle)
-      self.record('void', learner, f'offer of fragment {fragment}: {reason}')
+    merged = self.accounts[learner].merged_bases.get(fragment, -1)
+    reason = why_void(held.offer, merged, self.versions[fragment], self.config)
+    if reason is None:
+      return
+    self.members[learner] = member.without_offer(fragment)
+    self.retire(learner, held.offer.payload.handle)
+    if held.offer.base_version > merged:  # Else nothing is lost with it.
+      self.record('stale', learner, f'offer of fragment {fragment}: {reason}')
 
   # Effects ------------------------------------------------------------------
 

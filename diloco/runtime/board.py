@@ -14,7 +14,7 @@ from diloco.metrics import summary as summary_lib
 from diloco.metrics.goodput import RunningGoodput, StepRecord
 from diloco.protocol import messages, syncer_io
 
-REFUSALS = ('refused', 'zombie', 'pull_failed', 'void')  # Kinds of a record.
+REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale')  # Kinds of a record.
 
 
 @dataclasses.dataclass

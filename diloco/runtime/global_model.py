@@ -27,6 +27,14 @@ class GlobalModel:
       outer.init(theta, self._optimizer)
       for theta in blueprint.initial_fragments()
     ]
+    self._compile()
+
+  def _compile(self):
+    """Makes a step of every fragment and forgets it: rounds must not wait."""
+    for fragment, state in enumerate(self._states):
+      zeros = {name: np.zeros_like(x) for name, x in state.theta.items()}
+      self.outer_step(fragment, {0: zeros}, {0: 1.0})
+      self._states[fragment] = state
 
   def outer_step(
     self,

@@ -86,13 +86,17 @@ class _Server:
     for port in sorted(self._ports):
       addresses.probe(host, port, PROBE_S)
 
+  def cut(self) -> None:
+    """Ends the connections that there are; peers may connect again."""
+    sockets.shut_accepted(self._ports)
+
   def close(self) -> None:
     """Cuts every peer off, drops the server, and waits until it is gone.
 
     Its threads close the listening sockets a little later; a peer that came
     in between would wait for its whole time-out instead of being refused.
     """
-    sockets.shut_accepted(self._ports)
+    self.cut()
     self.transfer = None
     deadline = time.monotonic() + CLOSE_S
     while self._ports & sockets.shared_listening_ports():
@@ -137,6 +141,8 @@ class JaxOutlet:
     with self._lock:
       if self._server is None:
         return
+      # First, or a pull that is under way hears that its offer is gone.
+      self._server.cut()
       for handle in list(self._offers):
         self._withdraw(handle)
       server, self._server = self._server, None

@@ -3,6 +3,7 @@
 are killed, stopped and continued. Every case ends within its deadline."""
 
 import contextlib
+import ctypes
 import dataclasses
 import gc
 import json
@@ -298,6 +299,7 @@ def test_processes_dead_address(plane, process, host):
 def usage() -> tuple[int, int, int]:
   """Descriptors, threads, resident MiB."""
   gc.collect()
+  ctypes.CDLL(None).malloc_trim(0)  # Else freed arenas of glibc count.
   pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
   return (
     len(os.listdir('/proc/self/fd')),

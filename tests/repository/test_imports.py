@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports go one way: the table of the README's design section, held."""
+
+import ast
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+STDLIB = sys.stdlib_module_names
+
+# What a package may import besides itself and, but for protocol, the standard
+# library. The longest prefix that names a file decides.
+PROTOCOL_STDLIB = {
+  'collections',
+  'dataclasses',
+  'enum',
+  'itertools',
+  'json',
+  'math',
+  'typing',
+}
+CONFIG = {'diloco.config', 'diloco.config_values', 'diloco.flags'}
+LOW = {
+  'diloco.protocol',
+  'diloco.numerics',
+  'diloco.models',
+  'diloco.data',
+  'diloco.metrics',
+  'diloco.transport',
+  'diloco.checkpoint',
+}
+TABLE = {
+  'diloco/protocol': set(),
+  'diloco/numerics': {'jax', 'numpy', 'optax'},
+  'diloco/models': {'jax', 'flax', 'numpy'},
+  'diloco/data': {'grain', 'numpy'},
+  'diloco/metrics': {'numpy', 'absl', 'tensorboardX', 'diloco.protocol'},
+  'diloco/transport': {'diloco.protocol', 'grpc', 'msgpack', 'numpy'},
+  'diloco/transport/jax_transfer.py': {
+    'diloco.protocol',
+    'diloco.transport',
+    'jax',
+    'numpy',
+  },
+  'diloco/checkpoint': {
+    'orbax',
+    'jax',
+    'grain',
+    'numpy',
+    'diloco.protocol',
+    'diloco.transport.interface',
+  },
+  'diloco/sim': {'diloco.protocol', 'diloco.metrics', 'numpy'},
+  'diloco/runtime': LOW | CONFIG | {'absl', 'jax', 'numpy'},
+  'diloco/config.py': CONFIG | {'diloco.protocol'},
+  'diloco/config_values.py': CONFIG | {'diloco.protocol'},
+  'diloco/flags.py': CONFIG | {'absl', 'ml_collections'},
+  'diloco': LOW | CONFIG | {'diloco.runtime', 'absl', 'jax', 'numpy'},
+  'experiments': {'ml_collections', 'experiments.common'},
+  'launch': CONFIG
+  | {
+    'absl',
+    'ml_collections',
+    'rich',
+    'matplotlib',
+    'diloco.metrics',
+    'diloco.protocol',
+  },
+}
+
+
+def _files():
+  for top in ('diloco', 'experiments', 'launch'):
+    yield from sorted((ROOT / top).rglob('*.py'))
+
+
+def _imported(path: pathlib.Path):
+  """Full names of the modules that a file imports, wherever it does so."""
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Import):
+      yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      assert node.level == 0, f'{path}: a relative import'
+      for alias in node.names:
+        whole = f'{node.module}.{alias.name}'
+        is_module = (ROOT / whole.replace('.', '/')).with_suffix('.py').exists()
+        is_package = (ROOT / whole.replace('.', '/')).is_dir()
+        yield whole if is_module or is_package else node.module
+
+
+def _row(relative: str) -> str:
+  fitting = [
+    row for row in TABLE if relative == row or relative.startswith(row + '/')
+  ]
+  return max(fitting, key=len)
+
+
+def _may(relative: str, module: str) -> bool:
+  row = _row(relative)
+  top = module.partition('.')[0]
+  if top in STDLIB or module == '__future__':
+    return row != 'diloco/protocol' or top in PROTOCOL_STDLIB
+  itself = row.removesuffix('.py').replace('/', '.')
+  allowed = {*TABLE[row], 'diloco' if row == 'diloco' else itself}
+  if row == 'diloco' and module.startswith('diloco.sim'):
+    return False
+  return any(module == a or module.startswith(a + '.') for a in allowed)
+
+
+@pytest.mark.parametrize(
+  'path', [p.relative_to(ROOT).as_posix() for p in _files()]
+)
+def test_imports_of(path):
+  wrong = [m for m in _imported(ROOT / path) if not _may(path, m)]
+  assert not wrong, f'{path} may not import {wrong}; row {_row(path)!r}'
+
+
+def test_the_table_refuses():
+  assert not _may('diloco/protocol/pace.py', 'time')
+  assert not _may('diloco/numerics/merge.py', 'flax')
+  assert not _may('diloco/runtime/link.py', 'diloco.sim.engine')
+  assert not _may('launch/local.py', 'jax')
+  assert not _may('diloco/transport/grpc_plane.py', 'jax')
+
+
+def test_every_row_names_something():
+  for row in TABLE:
+    assert (ROOT / row).exists(), row

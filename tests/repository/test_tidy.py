@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every file of the repository has in common."""
+
+import ast
+import pathlib
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+FIRST = '# SPDX-License-Identifier: Apache-2.0'
+LINES_MAX = 480
+# Nothing here may read a clock, the environment, or draw by itself.
+PURE = ('diloco/protocol', 'diloco/numerics', 'diloco/models', 'diloco/data')
+IMPURE = {'time', 'random', 'uuid', 'secrets', 'threading', 'socket'}
+BANNED = ('utils', 'helper', 'manager', 'lib', 'misc', 'data2')
+
+
+def _tracked(pattern: str) -> list[str]:
+  listed = subprocess.run(
+    ['git', 'ls-files', '--cached', '--others', '--exclude-standard', pattern],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  return listed.stdout.split()
+
+
+PYTHON = _tracked('*.py')
+
+
+@pytest.mark.parametrize('name', PYTHON)
+def test_file_begins_with_its_licence_and_says_what_it_is(name):
+  text = (ROOT / name).read_text()
+  assert text.startswith(FIRST)
+  assert ast.get_docstring(ast.parse(text)), 'no module docstring'
+
+
+@pytest.mark.parametrize('name', PYTHON)
+def test_file_holds_one_idea(name):
+  assert len((ROOT / name).read_text().splitlines()) <= LINES_MAX
+
+
+@pytest.mark.parametrize('name', PYTHON)
+def test_file_has_a_name_of_the_glossary(name):
+  stem = pathlib.Path(name).stem
+  assert not any(word in stem.split('_') for word in BANNED)
+
+
+@pytest.mark.parametrize('name', [n for n in PYTHON if n.startswith(PURE)])
+def test_nothing_ambient_below_the_runtime(name):
+  if name.endswith('_benchmark.py'):
+    return
+  found = set()
+  for node in ast.walk(ast.parse((ROOT / name).read_text())):
+    if isinstance(node, ast.Import):
+      found |= {alias.name.partition('.')[0] for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+      found.add(node.module.partition('.')[0])
+    elif isinstance(node, ast.Attribute) and node.attr == 'environ':
+      found.add('environ')
+  assert not found & {*IMPURE, 'environ'}
+
+
+@pytest.mark.parametrize('name', PYTHON)
+def test_nothing_is_pickled(name):
+  text = (ROOT / name).read_text()
+  assert 'import ' + 'pickle' not in text
+  assert 'allow_' + 'pickle=True' not in text

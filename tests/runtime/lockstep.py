@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real machines, numerics and train step in one thread, step by step.
+
+All learners make step i, then step i + 1, and so on. An update reaches every
+learner `delay_steps` steps after the offers that it merged, so that a result
+can be computed by hand.
+"""
+
+import zlib
+
+import jax
+import ml_collections
+import numpy as np
+
+from diloco import config as configs
+from diloco.data import pipeline
+from diloco.models import interface
+from diloco.numerics import payload
+from diloco.protocol import learner_io, messages, syncer_io
+from diloco.protocol.learner import Learner
+from diloco.protocol.syncer import Syncer
+from diloco.runtime.blueprint import make_blueprint
+from diloco.runtime.device import Device
+from diloco.runtime.global_model import GlobalModel
+from diloco.runtime.host_copy import HostCopy
+from experiments import common
+
+L = 6  # Tokens of a sequence; w of the toy model is [L, L].
+LAYERS = 3
+
+
+def toy_model() -> interface.Model:
+  """y ≈ x·Σ_l (l+1)·w_l + b on bytes scaled to [0, 1]; not even Flax."""
+
+  def init(key):
+    w = 0.1 * jax.random.normal(key, (LAYERS, L, L))
+    return {'b': jax.numpy.zeros(L), 'layers': {'w': w}}
+
+  def loss(params, batch, key):
+    x, y = batch['tokens'][:, :-1] / 256, batch['tokens'][:, 1:] / 256
+    factors = jax.numpy.arange(1.0, LAYERS + 1)
+    w = jax.numpy.tensordot(factors, params['layers']['w'], 1)
+    error = x @ w + params['b'] - y
+    return 0.5 * jax.numpy.mean(error**2), {}
+
+  return interface.Model(
+    init,
+    loss,
+    axes={'b': (None,), 'layers/w': (None, None, None)},
+    roles={'b': 'plain', 'layers/w': 'stacked'},
+  )
+
+
+def toy_gradient(params, tokens):
+  """The gradient of `toy_model`'s loss, by hand, in numpy f64."""
+  x, y = tokens[:, :-1] / 256, tokens[:, 1:] / 256
+  factors = np.arange(1.0, LAYERS + 1)
+  w = np.tensordot(factors, params['layers/w'], 1)
+  error = (x @ w + params['b'] - y) / x.size
+  return {
+    'b': error.sum(0),
+    'layers/w': factors[:, None, None] * (x.T @ error),
+  }
+
+
+def toy_config(**protocol) -> ml_collections.ConfigDict:
+  """Plain SGD, no codec, mean merge; the protocol as asked."""
+  config = common.base()
+  config.name = 'lockstep'
+  config.data.update(
+    source='grammar', seq_len=L, batch=4, shards=4, grammar_bytes=4096
+  )
+  config.inner.update(
+    optimizer='sgd', lr=0.5, schedule='constant', warmup_steps=0
+  )
+  config.codec.update(up='f32', down='f32')
+  config.merge.update(rule='mean')
+  config.protocol.update(total_steps=10_000, **protocol)
+  return config
+
+
+class _LockstepLearner:
+  """One learner: machine, parameters, host copy; no thread."""
+
+  def __init__(self, lockstep, learner: int):
+    blueprint = lockstep.blueprint
+    self.id = learner
+    self._lockstep = lockstep
+    self._device = lockstep.device
+    self.host = HostCopy(blueprint, blueprint.initial_fragments())
+    self.machine = Learner(
+      blueprint.config.protocol,
+      blueprint.config.name,
+      learner,
+      blueprint.fingerprints,
+      self.host.crcs(),
+    )
+    self.params, self._state = self._device.init(blueprint.initial_parameters())
+    data = blueprint.config.data
+    self.batches = pipeline.make_dataset(
+      blueprint.text.train,
+      data.seq_len,
+      data.batch,
+      data.shards,
+      learner,
+      blueprint.config.seed,
+    )
+    self._bases = [self.host.fragment(p)[1] for p in lockstep.fragments]
+    self._snapshots = {}
+    self.offers = {}
+    self.steps = 0
+
+  def handle(self, event):
+    for effect in self.machine.handle(event, self._lockstep.now):
+      self._perform(effect)
+
+  def step(self):
+    batch = self._device.put_batch(self.batches[self.steps])
+    lr = self._lockstep.blueprint.config.inner.lr
+    self.params, self._state, metrics = self._device.step(
+      self.params, self._state, batch, lr, self.steps
+    )
+    self.steps += 1
+    tokens = self._device.tokens_per_step
+    self.handle(learner_io.Boundary(tokens))
+    loss = float(metrics['loss'])
+    self.handle(learner_io.Completed(tokens, self.steps, 1.0, 0.0, loss))
+
+  def _perform(self, effect):
+    match effect:
+      case learner_io.Send():
+        self._lockstep.tell_syncer(self, effect.message)
+      case learner_io.Snapshot():
+        self._offer(effect)
+      case learner_io.FetchUpdate():
+        self._fetch(effect.update)
+      case learner_io.Apply():
+        p = effect.fragment
+        held, theta = self.host.fragment(p)
+        assert held == effect.version, f'{held=} {effect=}'
+        placed = self._device.put_fragment(p, theta)
+        snapshot = self._snapshots[p] if effect.carry else placed
+        self.params = self._device.blend(p, self.params, placed, snapshot)
+        self._bases[p] = theta
+      case learner_io.Forget():
+        for handle in effect.handles:
+          self.offers.pop(handle)
+      case learner_io.Begin():
+        assert effect.position == 0
+      case _:
+        raise TypeError(f'not in a lockstep: {effect!r}')
+
+  def _offer(self, effect: learner_io.Snapshot):
+    lockstep = self._lockstep
+    p = effect.fragment
+    pieces = lockstep.blueprint.layout.fragments[p]
+    theta = self._device.snapshot(p, self.params)
+    self._snapshots[p] = theta
+    delta = {k: self._bases[p][k] - np.asarray(theta[k]) for k in theta}
+    data = payload.encode(delta, pieces, lockstep.blueprint.up)
+    handle = len(self.offers) + 1000 * self.steps
+    self.offers[handle] = data
+    found = messages.Payload(
+      handle, lockstep.blueprint.up.name, data.nbytes, zlib.crc32(data)
+    )
+    lockstep.tell_syncer(
+      self,
+      messages.Offer(
+        effect.round,
+        p,
+        effect.base_version,
+        effect.c_steps,
+        effect.c_tokens,
+        effect.step,
+        found,
+      ),
+    )
+
+  def _fetch(self, update: messages.Update):
+    p, version = update.fragment, update.version
+    self.host.update(p, version, self._lockstep.sent[p, version], update.crc)
+    handle = update.payload.handle
+    self.handle(learner_io.Rebuilt(p, version, update.crc, handle))
+
+
+class Lockstep:
+  """M learners and a syncer.
+
+  Args:
+    config: of `toy_config`, or any other that is small.
+    learners: M.
+    delay_steps: from the boundary of an offer to that of its update.
+    model: in place of the config's.
+  """
+
+  def __init__(self, config, learners: int, delay_steps: int, model=None):
+    self.blueprint = make_blueprint(configs.build(config), model)
+    self.fragments = range(self.blueprint.config.protocol.fragments)
+    self.now = 0.0
+    self.device = Device(self.blueprint)
+    self.model = GlobalModel(self.blueprint)
+    self.sent: dict[tuple[int, int], np.ndarray] = {}
+    self.published: list[syncer_io.Publish] = []
+    self._delay_steps = delay_steps
+    self._due: list[tuple[int, messages.Update]] = []
+    self._contributions = {}
+    self._syncer = Syncer(
+      self.blueprint.config.protocol,
+      self.blueprint.config.name,
+      self.blueprint.fingerprints,
+    )
+    self.learners = [_LockstepLearner(self, m) for m in range(learners)]
+    self._steps = 0
+    for learner in self.learners:
+      learner.handle(learner_io.Connected(1, 'here'))
+
+  def run(self, steps: int):
+    for _ in range(steps):
+      self._steps += 1
+      self.now += 1.0
+      due = [u for at, u in self._due if at <= self._steps]
+      self._due = [(at, u) for at, u in self._due if at > self._steps]
+      for learner in self.learners:
+        for update in due:
+          learner.handle(learner_io.Heard(update))
+        learner.step()
+      assert not any(learner.machine.waiting for learner in self.learners)
+
+  def tell_syncer(self, learner: _LockstepLearner, message):
+    self._deliver(syncer_io.Heard(learner.id, 1, message))
+
+  def _deliver(self, event):
+    for effect in self._syncer.handle(event, self.now):
+      self._perform(effect)
+
+  def _perform(self, effect):
+    match effect:
+      case syncer_io.Greet():
+        welcome = messages.Welcome(
+          effect.step,
+          effect.closed_round,
+          effect.versions,
+          self.model.crcs(),
+          effect.position,
+          effect.live,
+          'here',
+        )
+        self.learners[effect.learner].handle(learner_io.Heard(welcome))
+      case syncer_io.Send():
+        learner = self.learners[effect.learner]
+        learner.handle(learner_io.Heard(effect.message))
+      case syncer_io.Pull():
+        learner = self.learners[effect.learner]
+        pieces = self.blueprint.layout.fragments[effect.offer.fragment]
+        data = learner.offers[effect.offer.payload.handle]
+        v = payload.decode(data, pieces, self.blueprint.up)
+        self._contributions[effect.round, effect.learner] = v
+        self._deliver(
+          syncer_io.Pulled(effect.round, effect.learner, effect.incarnation)
+        )
+      case syncer_io.Merge():
+        self._merge(effect)
+      case syncer_io.Publish():
+        self._publish(effect)
+      case syncer_io.Record() | syncer_io.Retire():
+        pass
+      case _:
+        raise TypeError(f'not in a lockstep: {effect!r}')
+
+  def _merge(self, effect: syncer_io.Merge):
+    taken = {
+      s.learner: self._contributions.pop((effect.round, s.learner))
+      for s in effect.shares
+    }
+    weights = {s.learner: s.weight for s in effect.shares}
+    data, self._crc = self.model.outer_step(effect.fragment, taken, weights)
+    self.sent[effect.fragment, effect.version] = data
+    self._deliver(syncer_io.Merged(effect.round))
+
+  def _publish(self, effect: syncer_io.Publish):
+    self.published.append(effect)
+    data = self.sent[effect.fragment, effect.version]
+    update = messages.Update(
+      effect.round,
+      effect.fragment,
+      effect.version,
+      effect.step,
+      tuple(s.learner for s in effect.shares),
+      tuple(s.weight for s in effect.shares),
+      tuple(s.age_s for s in effect.shares),
+      messages.Payload(
+        effect.round, self.blueprint.down.name, data.nbytes, zlib.crc32(data)
+      ),
+      self._crc,
+    )
+    if self._delay_steps:
+      self._due.append((self._steps + self._delay_steps, update))
+    else:
+      for learner in self.learners:
+        learner.handle(learner_io.Heard(update))
