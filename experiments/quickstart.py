@@ -20,10 +20,10 @@ def get_config(arg=None):
   config = common.base()
   config.name = 'quickstart'
   config.model.update(
-    layers=4, d_model=128, heads=4, kv_heads=2, head_dim=32, d_ff=384
+    layers=2, d_model=128, heads=2, kv_heads=1, head_dim=64, d_ff=256
   )
   config.data.update(source='stdlib', seq_len=128, batch=8)
-  config.inner.update(lr=3e-3, schedule='cosine', warmup_steps=20)
+  config.inner.update(lr=4e-3, schedule='cosine', warmup_steps=20)
   config.outer.update(lr=0.4, momentum=0.8)
   config.protocol.update(
     learners=args.learners,
@@ -31,7 +31,7 @@ def get_config(arg=None):
     sync_every_steps=24,
     overlap_steps=6,
     quorum=1,
-    total_steps=500,
+    total_steps=600,
   )
   config.run.cpu_threads = 2  # Four processes share two cores.
   config.faults = ('kill learner 1 at 0.33',)

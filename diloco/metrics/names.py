@@ -13,4 +13,6 @@ LEARNING_RATE = 'train/learning_rate'
 STEP_TIME = 'perf/step_s'
 STALL_TIME = 'perf/stall_s'  # Of step_s, waiting for the exchange.
 TOKENS_PER_S = 'perf/tokens_per_s'
+SOCKET_SENT = 'perf/socket_sent_bytes'  # TCP payload since the start, all
+SOCKET_RECEIVED = 'perf/socket_received_bytes'  # of it; on Linux only.
 EVAL_LOSS = 'eval/loss'  # Nats per token, held-out text.

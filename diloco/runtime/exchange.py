@@ -198,9 +198,12 @@ class Exchange:
     )
 
   def _on_message(self, message):
-    if isinstance(message, messages.Welcome):
-      self._replace_inlet(self._plane.inlet(message.address))
-    self.handle(learner_io.Heard(message))
+    try:
+      if isinstance(message, messages.Welcome):
+        self._replace_inlet(self._plane.inlet(message.address))
+      self.handle(learner_io.Heard(message))
+    except Exception as error:  # noqa: BLE001 - handed on, not hidden.
+      self._on_crash(error)  # gRPC's thread would keep it to itself.
 
   def _on_close(self, reason: str):
     self._session = None

@@ -175,11 +175,7 @@ class Syncing:
       case syncer_io.Serve():
         self._serve(effect)
       case syncer_io.Retire():
-        peer = self._peers[effect.learner, effect.incarnation]
-        for handle in effect.handles:
-          nbytes = peer.retire(handle)
-          if nbytes:
-            self._board.note_fetched(effect.learner, nbytes)
+        self._retire(effect)
       case syncer_io.Record():
         logging.info(
           '%s: learner %d, %s', effect.kind, effect.learner, effect.reason
@@ -192,12 +188,13 @@ class Syncing:
   def _greet(self, effect: syncer_io.Greet):
     key = effect.learner, effect.incarnation
     session, address = self._strangers.pop(key)
-    peer = Peer(
-      session,
-      self._plane.outlet(f'learner {effect.learner}'),
-      self._plane.inlet(address),
-      self._handles,
-    )
+    try:
+      inlet = self._plane.inlet(address)
+    except ValueError as error:  # Of a wrong form, or does not resolve.
+      session.close(str(error))  # And the machine hears that it is lost.
+      return
+    outlet = self._plane.outlet(f'learner {effect.learner}')
+    peer = Peer(session, outlet, inlet, self._handles)
     self._peers[key] = peer
     session.send(
       messages.Welcome(
@@ -226,6 +223,13 @@ class Syncing:
       self._closer.submit(lambda: peer.close(effect.reason))
     elif stranger is not None:
       stranger[0].close(effect.reason)
+
+  def _retire(self, effect: syncer_io.Retire):
+    peer = self._peers.get((effect.learner, effect.incarnation))
+    for handle in effect.handles if peer else ():
+      nbytes = peer.retire(handle)
+      if nbytes:
+        self._board.note_fetched(effect.learner, nbytes)
 
   def _guarded(self, job, *arguments):
     """Runs a job of the pool; what it raises ends the syncer."""
@@ -287,7 +291,9 @@ class Syncing:
     data, crc = self._updates.pop(effect.round)
     codec, data_crc = self._blueprint.down.name, zlib.crc32(data)
     for key in effect.recipients:
-      peer = self._peers[key]
+      peer = self._peers.get(key)
+      if peer is None:
+        continue  # Its address was of no use; that it is lost is on its way.
       handle = peer.offer(codec, effect.fragment, data)
       peer.session.send(
         messages.Update(
@@ -310,7 +316,9 @@ class Syncing:
       effect.learner,
       effect.reason,
     )
-    peer = self._peers[effect.learner, effect.incarnation]
+    peer = self._peers.get((effect.learner, effect.incarnation))
+    if peer is None:
+      return
     version, data, crc = self._model.fragment(effect.fragment)
     codec = self._blueprint.full.name
     handle = peer.offer(codec, effect.fragment, data)

@@ -9,6 +9,7 @@ have the next step.
 
 import dataclasses
 import signal
+import sys
 import threading
 import time
 
@@ -24,6 +25,7 @@ from diloco.runtime import exchange as exchange_lib
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.host_copy import HostCopy
+from diloco.transport.meter import SocketMeter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Training:
     self._waited_s = 0.0
     self._left: learner_io.Leave | None = None
     self._stop = threading.Event()
+    self._meter = SocketMeter() if sys.platform == 'linux' else None
 
   def stop(self, *_):
     """Leaves at the next boundary; also as a signal handler."""
@@ -107,6 +110,7 @@ class Training:
     self._reported_s = time.monotonic()
     while self._training and self._goes_on():
       self._inner_step(next(batches))
+    batches.close()
     self._report()
     while self._goes_on():
       self._perform_next(wait=True)
@@ -240,8 +244,18 @@ class Training:
         names.STEP_TIME: step_s,
         names.STALL_TIME: pending.stall_s,
         names.TOKENS_PER_S: self._device.tokens_per_step / step_s,
+        **self._socket_bytes(),
       },
     )
+
+  def _socket_bytes(self) -> dict[str, int]:
+    if self._meter is None:
+      return {}
+    counted = self._meter.sample()
+    return {
+      names.SOCKET_SENT: counted.sent,
+      names.SOCKET_RECEIVED: counted.received,
+    }
 
 
 def stop_on_signals(training: Training):
