@@ -10,6 +10,7 @@ import jax
 from absl import flags, logging
 
 from diloco import flags as config_flags
+from diloco.checkpoint.syncer_records import BrokenRecord
 from diloco.config_values import ConfigError
 from diloco.metrics.workdir import Workdir
 from diloco.runtime import logs
@@ -43,6 +44,8 @@ def main(_) -> int:
   except (BindFailed, HostUnknown) as error:
     print(f'error: --bind={bind}: {error}', file=sys.stderr)
     return 1
+  except BrokenRecord as error:
+    config_flags.exit_config(ConfigError([str(error)]))
   signal.signal(signal.SIGTERM, syncing.stop)
   signal.signal(signal.SIGINT, syncing.stop)
   logging.info(

@@ -31,7 +31,7 @@ def get_config(arg=None):
     sync_every_steps=24,
     overlap_steps=6,
     quorum=1,
-    total_steps=600,
+    total_steps=800,
   )
   config.run.cpu_threads = 2  # Four processes share two cores.
   config.faults = ('kill learner 1 at 0.33',)

@@ -13,6 +13,7 @@ metrics/NAME.jsonl   scalars of one process
 tensorboard/NAME/    the same for TensorBoard
 logs/NAME.log        output of one process, over all its starts
 compiled/            compiled programs, shared by all processes
+syncer/              what a restarted syncer goes on from
 parameters/          the final parameters of the global model
 """
 
@@ -42,6 +43,7 @@ class Workdir:
     'logs',
     'compiled',
     'parameters',
+    'syncer',
     'checkpoints',
   )
 
@@ -84,6 +86,10 @@ class Workdir:
   @property
   def compiled(self) -> pathlib.Path:
     return self.root / 'compiled'
+
+  @property
+  def syncer(self) -> pathlib.Path:
+    return self.root / 'syncer'
 
   @property
   def parameters(self) -> pathlib.Path:

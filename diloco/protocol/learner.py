@@ -229,6 +229,8 @@ class Learner:
 
   def _on_boundary(self, tokens: int):
     state = self._state
+    if state.left:
+      return  # The loop has not heard of it yet: that step is for nobody.
     assert state.began and not state.ceased, f'a step out of turn: {state}'
     assert not state.parked, f'a step while waiting: {state}'
     self._set(

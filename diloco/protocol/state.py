@@ -31,6 +31,16 @@ class Snapshot:
   ended: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+  """What outlives the syncer's process; sessions and open rounds do not."""
+
+  step: int
+  closed_round: int
+  versions: tuple[int, ...]
+  accounts: tuple[tuple[int, Account], ...]
+
+
 class State:
   """Mutable inside the machine; nobody else holds one."""
 
@@ -84,6 +94,21 @@ class State:
     self.last_round = snapshot.last_round
     self.finish_at_s = snapshot.finish_at_s
     self.ended = snapshot.ended
+
+  def ledger(self) -> Ledger:
+    return Ledger(
+      step=self.pace.step,
+      closed_round=self.closed_round,
+      versions=tuple(self.versions),
+      accounts=tuple(sorted(self.accounts.items())),
+    )
+
+  def resume(self, ledger: Ledger):
+    """Goes on where another process left off; everyone has to join again."""
+    self.pace = PaceClock(ledger.step)
+    self.closed_round = ledger.closed_round
+    self.versions = list(ledger.versions)
+    self.accounts = dict(ledger.accounts)
 
   # Questions ----------------------------------------------------------------
 

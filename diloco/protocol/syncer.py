@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from diloco.protocol import closing, sessions, syncer_io
 from diloco.protocol.config import ProtocolConfig
-from diloco.protocol.state import Snapshot, State
+from diloco.protocol.state import Ledger, Snapshot, State
 
 
 class Syncer:
@@ -68,6 +68,23 @@ class Syncer:
   def snapshot(self) -> Snapshot:
     """A value; nothing that happens later changes it."""
     return self._state.snapshot()
+
+  def ledger(self) -> Ledger:
+    """What a restarted syncer needs to go on."""
+    return self._state.ledger()
+
+  @classmethod
+  def resume(
+    cls,
+    config: ProtocolConfig,
+    run: str,
+    fingerprints: Mapping[str, str],
+    ledger: Ledger,
+  ) -> 'Syncer':
+    """The machine of a new process; learners join it again."""
+    syncer = cls(config, run, fingerprints)
+    syncer._state.resume(ledger)
+    return syncer
 
   @classmethod
   def restore(

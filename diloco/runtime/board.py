@@ -13,6 +13,7 @@ from diloco.metrics import status as status_lib
 from diloco.metrics import summary as summary_lib
 from diloco.metrics.goodput import RunningGoodput, StepRecord
 from diloco.protocol import messages, syncer_io
+from diloco.protocol.state import Ledger
 
 REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale')  # Kinds of a record.
 
@@ -53,6 +54,25 @@ class Board:
     self._refused: collections.Counter[str] = collections.Counter()
     self._pulls_up = self._pulls_down = 0
     self._asked: dict[tuple[int, int], int] = {}  # Bytes, by round, learner.
+
+  def counts(self) -> dict:
+    """What a restarted syncer goes on counting from, as JSON."""
+    return {
+      'rows': {m: dataclasses.asdict(row) for m, row in self._rows.items()},
+      'pulls': [self._pulls_up, self._pulls_down],
+      'refused': self._refused,
+    }
+
+  def resume(self, ledger: Ledger, counts: dict):
+    """Goes on counting; goodput and uptime begin anew."""
+    for learner, fields in counts['rows'].items():
+      gone = {**fields, 'state': status_lib.GONE}
+      self._rows[int(learner)] = Row(**gone)
+    self._pulls_up, self._pulls_down = counts['pulls']
+    self._refused.update(counts['refused'])
+    self._closed_round = ledger.closed_round
+    self._step = ledger.step
+    self._versions = list(ledger.versions)
 
   # What happened ------------------------------------------------------------
 

@@ -235,6 +235,8 @@ class Exchange:
       case learner_io.Forget():
         self._forget(effect.handles)
       case _ if isinstance(effect, BOUNDARY):
+        if isinstance(effect, learner_io.Leave):
+          self._link.leave()
         self._todo.put(effect)
       case _:
         raise TypeError(f'Not a learner effect: {effect!r}.')

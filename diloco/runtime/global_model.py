@@ -79,6 +79,14 @@ class GlobalModel:
     data = payload.encode(state.theta, pieces, self._blueprint.full)
     return state.version, data, payload.crc(state.theta, pieces)
 
+  def state(self, fragment: int) -> outer.FragmentState:
+    """Everything of one fragment, as a checkpoint keeps it."""
+    return self._states[fragment]
+
+  def restore(self, fragment: int, state: outer.FragmentState):
+    """Goes on from a checkpoint's state."""
+    self._states[fragment] = state
+
   def crcs(self) -> tuple[int, ...]:
     """Of the bytes of every fragment."""
     layout = self._blueprint.layout

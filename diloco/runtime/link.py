@@ -78,6 +78,10 @@ class Link:
     """The deadline has changed."""
     self._wakes.put(None)
 
+  def leave(self):
+    """The session that is open is the last one."""
+    self._closing.set()
+
   def close(self, timeout_s: float):
     """Says what is queued, then ends."""
     self._closing.set()

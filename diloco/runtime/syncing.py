@@ -17,6 +17,7 @@ import numpy as np
 from absl import logging
 
 from diloco.checkpoint.parameters import write_parameters
+from diloco.checkpoint.syncer_records import SyncerRecords
 from diloco.metrics.status import write_status
 from diloco.metrics.summary import write_summary
 from diloco.metrics.workdir import Workdir
@@ -64,9 +65,10 @@ class Syncing:
     self._plane = plane
     self._workdir = workdir
     self._timeout_s = config.transport.timeout_s
-    self._machine = Syncer(config.protocol, config.name, blueprint.fingerprints)
     self._model = GlobalModel(blueprint)
     self._board = Board(config)
+    self._records = SyncerRecords(workdir.syncer)
+    self._machine = self._begin_or_resume()
     self._tape = Tape(workdir.tape)
     self._inbox: queue.Queue = queue.Queue(INBOX_MAX)
     self._keys: dict[Session, Key] = {}  # Changed by the sessions' threads.
@@ -84,6 +86,23 @@ class Syncing:
     self._merger = Worker('merger', MERGES_MAX, self._inbox.put)
     self._closer = Worker('closer', INBOX_MAX, self._inbox.put)
     self._control = ControlServer(bind, self._on_message, self._on_closed)
+
+  def _begin_or_resume(self) -> Syncer:
+    """A new run, or the one that a dead process of this folder left."""
+    config, prints = self._config, self._blueprint.fingerprints
+    found = self._records.read_ledger()
+    if found is None:
+      return Syncer(config.protocol, config.name, prints)
+    ledger, counts = found
+    for fragment, version in enumerate(ledger.versions):
+      like = self._model.state(fragment)
+      state = self._records.read_fragment(fragment, version, like)
+      self._model.restore(fragment, state)
+    self._board.resume(ledger, counts)
+    logging.info(
+      'resumed after round %d at step %d', ledger.closed_round, ledger.step
+    )
+    return Syncer.resume(config.protocol, config.name, prints, ledger)
 
   @property
   def address(self) -> str:
@@ -282,12 +301,17 @@ class Syncing:
       self._updates[effect.round] = self._model.outer_step(
         effect.fragment, taken, weights
       )
+      self._records.write_fragment(
+        effect.fragment, self._model.state(effect.fragment)
+      )
       self._inbox.put((syncer_io.Merged(effect.round), None))
 
     if not self._merger.submit(merge):
       raise RuntimeError(f'{MERGES_MAX} merges are waiting')
 
   def _publish(self, effect: syncer_io.Publish):
+    # First what must not be forgotten, then what others will know of.
+    self._records.write_ledger(self._machine.ledger(), self._board.counts())
     data, crc = self._updates.pop(effect.round)
     codec, data_crc = self._blueprint.down.name, zlib.crc32(data)
     for key in effect.recipients:

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes of a run for the tests: started, watched, always ended."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from diloco.metrics.workdir import Workdir, learner_name
+from diloco.metrics.writer import read_jsonl
+from launch.orphans import die_with_parent
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+EXIT_CONFIG = 78
+LOOK_EVERY_S = 0.05
+START_S = 120.0  # Until a process is where it can do its part, uncached.
+TAIL_LINES = 25  # Of each log, shown where a test fails.
+
+# Steps of some 20 ms on 2 cores, so that something can happen between two.
+# One shape for all tests: they share what they compile.
+SLOW = ('data.batch=32', 'data.seq_len=64', 'data.shards=4')
+ENDLESS = ('protocol.total_steps=1000000',)  # The test ends the run.
+
+
+class Running:
+  """One process; its stdout and stderr go to `log`."""
+
+  def __init__(self, name: str, popen: subprocess.Popen, log: pathlib.Path):
+    self.name = name
+    self.log = log
+    self._popen = popen
+
+  @property
+  def exit_code(self) -> int | None:
+    """None while it lives, also where it is stopped; −n: died of signal n."""
+    return self._popen.poll()
+
+  @property
+  def output(self) -> str:
+    return self.log.read_text(errors='replace')
+
+  @property
+  def errors(self) -> list[str]:
+    """The lines that tell a user what is wrong."""
+    return re.findall(r'^error: .*', self.output, re.MULTILINE)
+
+  def send(self, number: signal.Signals):
+    """Sends a signal to this very process, where it still lives."""
+    self._popen.send_signal(number)
+
+  def end(self):
+    """SIGKILL, which a stopped process hears too."""
+    self._popen.kill()
+    self._popen.wait()
+
+
+class Processes:
+  """The processes of one run; leaving the `with` block kills what it started.
+
+  Args:
+    root: an empty folder of this test. All tests of a pytest session compile
+      into one folder beside it.
+    *overrides: of the tiny configuration, such as 'protocol.quorum=2'.
+  """
+
+  def __init__(self, root: pathlib.Path, *overrides: str):
+    self.workdir = Workdir(root / 'run')
+    self.workdir.root.mkdir()
+    self._logs = root / 'output'
+    self._logs.mkdir()
+    self._overrides = overrides
+    self._running: list[Running] = []
+    self._address: str | None = None
+    self._environment = os.environ | {
+      'JAX_PLATFORMS': 'cpu',
+      'JAX_COMPILATION_CACHE_DIR': str(root.parent / 'compiled'),
+      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+      'NPROC': '2',
+      'PYTHONUNBUFFERED': '1',
+    }
+
+  def __enter__(self) -> 'Processes':
+    return self
+
+  def __exit__(self, *exception):
+    for running in self._running:
+      running.end()
+
+  # Starting -----------------------------------------------------------------
+
+  def start(
+    self,
+    name: str,
+    module: str,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+  ) -> Running:
+    """Starts `python -m module` with the run's configuration and `flags`."""
+    log = self._logs / f'{name}.log'
+    command = [
+      *(sys.executable, '-m', module),
+      '--config=experiments/tests_tiny.py',
+      *(f'--config.{override}' for override in self._overrides),
+      f'--workdir={self.workdir.root}',
+      *flags,
+    ]
+    with log.open('wb') as file:
+      popen = subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        stdout=file,
+        stderr=subprocess.STDOUT,
+        env=self._environment | dict(environment or {}),
+        preexec_fn=die_with_parent(),
+      )
+    self._running.append(Running(name, popen, log))
+    return self._running[-1]
+
+  def syncer(self) -> Running:
+    """Starts it on a free port; returns once it listens."""
+    syncer = self.start('syncer', 'diloco.syncer', '--bind=127.0.0.1:0')
+    self.until(lambda: self._listens(syncer), START_S, 'the syncer listens')
+    return syncer
+
+  def learner(
+    self,
+    learner: int,
+    *overrides: str,
+    name: str | None = None,
+    environment: Mapping[str, str] | None = None,
+  ) -> Running:
+    """Starts one that connects to the syncer; `overrides` are its own."""
+    return self.start(
+      name or learner_name(learner),
+      'diloco.learner',
+      f'--learner={learner}',
+      f'--syncer={self._address}',
+      *(f'--config.{override}' for override in overrides),
+      environment=environment,
+    )
+
+  def _listens(self, syncer: Running) -> bool:
+    found = re.search(r' fragments, at (\S+)$', syncer.output, re.MULTILINE)
+    self._address = found[1] if found else None
+    return found is not None
+
+  # Watching -----------------------------------------------------------------
+
+  def until(self, holds: Callable[[], bool], deadline_s: float, what: str):
+    """Waits until `holds()`; fails with all logs where it never does."""
+    give_up_s = time.monotonic() + deadline_s
+    pause = threading.Event()
+    while not holds():
+      if time.monotonic() >= give_up_s:
+        pytest.fail(f'not within {deadline_s} s: {what}\n{self.tails()}')
+      pause.wait(LOOK_EVERY_S)
+
+  def exit_code(self, running: Running, deadline_s: float = START_S) -> int:
+    """Waits until the process has exited."""
+    self.until(
+      lambda: running.exit_code is not None,
+      deadline_s,
+      f'{running.name} exits',
+    )
+    return running.exit_code
+
+  def spend(self, seconds: float):
+    """Lets the time of a fault pass."""
+    over_s = time.monotonic() + seconds
+    self.until(lambda: time.monotonic() >= over_s, 2 * seconds, 'time passes')
+
+  def steps(self, learner: int) -> list[dict]:
+    """What the learner wrote of each of its steps so far."""
+    return read_jsonl(self.workdir.metrics(learner_name(learner)))
+
+  def tape(self, kind: str) -> list[dict]:
+    """The syncer's decisions of one kind so far."""
+    return [
+      line for line in read_jsonl(self.workdir.tape) if line['kind'] == kind
+    ]
+
+  def merged(self, learner: int) -> list[dict]:
+    """The closed rounds that merged the learner."""
+    return [
+      line
+      for line in self.tape('Publish')
+      if any(share['learner'] == learner for share in line['shares'])
+    ]
+
+  def until_merged(self, learner: int, rounds: int = 3):
+    """Waits until so many more rounds have merged the learner."""
+    enough = len(self.merged(learner)) + rounds
+    self.until(
+      lambda: len(self.merged(learner)) >= enough,
+      START_S,
+      f'{rounds} more rounds merge learner {learner}',
+    )
+
+  def pids_left(self) -> list[int]:
+    """Processes of the run that the launcher says are still there."""
+    if not self.workdir.pids.exists():
+      return []
+    return list(json.loads(self.workdir.pids.read_text())['processes'].values())
+
+  def tails(self) -> str:
+    """The end of every log of the run."""
+    logs = [*self._logs.glob('*.log'), *self.workdir.root.glob('logs/*.log')]
+    return '\n'.join(
+      f'--- {log.name}\n'
+      + '\n'.join(log.read_text(errors='replace').splitlines()[-TAIL_LINES:])
+      for log in sorted(logs)
+    )

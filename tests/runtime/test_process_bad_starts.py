@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that can't do its part says why in one line, and exits."""
+
+import socket
+
+import pytest
+
+from tests.runtime.processes import EXIT_CONFIG, Processes
+
+NO_DEVICES = {'JAX_PLATFORMS': 'none'}  # Whoever touches a device fails.
+MISSING = '/no/such/text.txt'
+
+
+def _error(processes: Processes, running, code: int) -> str:
+  """The one line that the process ends with, and no traceback."""
+  assert processes.exit_code(running) == code, running.output
+  assert 'Traceback' not in running.output
+  assert len(running.errors) == 1, running.output
+  return running.errors[0]
+
+
+def test_port_in_use(tmp_path):
+  """Issue: a port in use is a clear error that names the address."""
+  with socket.create_server(('127.0.0.1', 0)) as taken:
+    address = f'127.0.0.1:{taken.getsockname()[1]}'
+    with Processes(tmp_path) as processes:
+      syncer = processes.start('syncer', 'diloco.syncer', f'--bind={address}')
+      error = _error(processes, syncer, code=1)
+  assert error.startswith(f'error: --bind={address}: ')
+  assert 'in use' in error
+
+
+@pytest.mark.parametrize(
+  'address, reason',
+  [
+    ('no-such-host.invalid:7777', "'no-such-host.invalid' does not resolve"),
+    ('127.0.0.1', 'host:port'),
+  ],
+)
+def test_address_of_no_use(tmp_path, address, reason):
+  """Issue: a host name that does not resolve is a clear error at once."""
+  with Processes(tmp_path) as processes:
+    learner = processes.start(
+      'learner', 'diloco.learner', '--learner=0', f'--syncer={address}'
+    )
+    error = _error(processes, learner, code=1)
+  assert error.startswith(f'error: --syncer={address}: ')
+  assert reason in error
+
+
+def test_nobody_listens(tmp_path):
+  """A learner looks for the syncer as long as it was told, then says so."""
+  with socket.socket() as bound:  # It listens nowhere, and keeps the port.
+    bound.bind(('127.0.0.1', 0))
+    address = f'127.0.0.1:{bound.getsockname()[1]}'
+    with Processes(tmp_path, 'transport.connect_s=1.0') as processes:
+      learner = processes.start(
+        'learner', 'diloco.learner', '--learner=0', f'--syncer={address}'
+      )
+      error = _error(processes, learner, code=1)
+  assert f'no syncer at {address} within 1.0 s' in error
+
+
+@pytest.mark.parametrize(
+  'module, flags',
+  [
+    ('diloco.syncer', ()),
+    ('diloco.learner', ('--learner=0', '--syncer=127.0.0.1:1')),
+  ],
+  ids=['syncer', 'learner'],
+)
+def test_text_is_missing(tmp_path, module, flags):
+  """Issue: a missing text is a clear error, before a device is touched."""
+  overrides = ('data.source=text', f'data.path={MISSING}')
+  with Processes(tmp_path, *overrides) as processes:
+    process = processes.start('it', module, *flags, environment=NO_DEVICES)
+    assert MISSING in _error(processes, process, EXIT_CONFIG)
+
+
+def test_learner_beyond_the_shards(tmp_path):
+  """A learner without a shard of the data would train on another's."""
+  with Processes(tmp_path, 'data.shards=2') as processes:
+    learner = processes.start(
+      'learner', 'diloco.learner', '--learner=2', '--syncer=127.0.0.1:1'
+    )
+    error = _error(processes, learner, EXIT_CONFIG)
+  assert error == 'error: learner=2: must be in 0 … 1, there are data.shards=2'
+
+
+def test_mesh_beyond_the_devices(tmp_path):
+  """Issue: a mesh that does not fit the devices fails at once."""
+  with Processes(tmp_path, 'mesh.fsdp=2') as processes:
+    learner = processes.start(
+      'learner', 'diloco.learner', '--learner=0', '--syncer=127.0.0.1:1'
+    )
+    error = _error(processes, learner, EXIT_CONFIG)
+  assert 'mesh.fsdp=2' in error
+  assert 'this learner has 1' in error
