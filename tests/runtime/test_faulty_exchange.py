@@ -135,7 +135,7 @@ def test_refused_payloads_are_named_on_the_tape(broken):
 
 
 def test_rounds_close_with_the_rest(broken):
-  assert read_summary(broken.workdir.summary).rounds > 20
+  assert read_summary(broken.workdir.summary).rounds > 5
 
 
 def test_synchronous_diloco_in_the_real_runtime(tmp_path):
