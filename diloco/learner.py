@@ -21,6 +21,7 @@ from diloco.runtime.exchange import Exchange
 from diloco.runtime.host_copy import HostCopy
 from diloco.runtime.link import SyncerAbsent
 from diloco.runtime.training import Training, stop_on_signals
+from diloco.transport import addresses
 from diloco.transport.addresses import BadAddress, HostUnknown
 from diloco.transport.planes import make_plane
 
@@ -34,9 +35,10 @@ def main(_) -> int:
   config = config_flags.load()
   logs.keep_ours()
   try:
-    configs.check_devices(config, jax.local_device_count())
     configs.check_learner(config, _LEARNER.value)
+    addresses.split(_SYNCER.value)
     blueprint = make_blueprint(config)
+    configs.check_devices(config, jax.local_device_count())
   except ConfigError as error:
     config_flags.exit_config(error)
   except (ValueError, FileNotFoundError) as error:
@@ -50,7 +52,10 @@ def main(_) -> int:
     print(f'error: the syncer refused: {left.reason}', file=sys.stderr)
     return config_flags.EXIT_CONFIG
   logging.info('left: %s', left.reason)
-  return 128 + signal.SIGTERM if left.reason == 'stopped' else 0
+  if left.done:
+    return 0
+  # Stopped by a signal; or refused, but another process would not be.
+  return 128 + signal.SIGTERM if left.reason == 'stopped' else 1
 
 
 def _train(blueprint, workdir: Workdir):

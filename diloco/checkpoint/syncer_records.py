@@ -103,6 +103,7 @@ class SyncerRecords:
         closed_round=fields['closed_round'],
         versions=tuple(fields['versions']),
         accounts=tuple((m, _account(a)) for m, a in fields['accounts']),
+        ended=fields['ended'],
       )
       return ledger, fields['counts']
     except FileNotFoundError:

@@ -83,10 +83,13 @@ class RunningGoodput:
     """(goodput, uptime) from the start until `now_s`; (0, 0) at the start."""
     if now_s <= self._start_s:
       return 0.0, 0.0
+    now_s = max(now_s, self._settled_s)
     self._settle(now_s - self._slack_s)
     wall_s = now_s - self._start_s
     open_s = now_s - self._settled_s
-    up_s = self._up_s + open_s * uptime(self._open, self._settled_s, now_s)
+    up_s = self._up_s
+    if open_s > 0:
+      up_s += open_s * uptime(self._open, self._settled_s, now_s)
     return self._productive_s / (self._learners * wall_s), up_s / wall_s
 
   def _settle(self, until_s: float) -> None:

@@ -12,6 +12,10 @@ from diloco.protocol.rounds import Admitted, Round, Stage
 from diloco.protocol.state import State
 from diloco.protocol.weights import normalised, token_weight
 
+# Whoever can't be pulled from, or sends what can't be merged, would hold up a
+# quorum that counts it; it may join again.
+FAILED_PULLS_MAX = 3
+
 
 def advance_rounds(state: State):
   """Opens what is due and moves every open round as far as it will go."""
@@ -123,9 +127,12 @@ def _candidates(state: State, round_: Round) -> dict[int, rounds.Candidate]:
 
 def _grace_s(state: State) -> float:
   """ξ_grace now. ξ_step is that of the K-th fastest: it sets the pace."""
-  steps_s = sorted(m.step_s.or_zero() for m in state.live().values())
+  averages = (m.step_s.value_s for m in state.live().values())
+  steps_s = sorted(s for s in averages if s is not None)
+  if not steps_s:
+    return 0.0  # Nobody has reported a step yet.
   return grace_window_s(
-    steps_s[state.quorum_now() - 1],
+    steps_s[min(state.quorum_now(), len(steps_s)) - 1],
     state.quorum_s.or_zero(),
     state.sync_s.or_zero(),
     state.config.overlap_steps,
@@ -166,6 +173,7 @@ def on_pulled(state: State, event: syncer_io.Pulled):
   if found is not None:
     round_, admitted = found
     state.put(round_, pulled=round_.pulled | {event.learner})
+    state.change(event.learner, failed_pulls=0)
     _use_up(state, event.learner, admitted)
 
 
@@ -177,6 +185,12 @@ def on_pull_failed(state: State, event: syncer_io.PullFailed):
     state.record('pull_failed', event.learner, event.reason)
     state.put(round_, **round_.without(event.learner))
     _use_up(state, event.learner, admitted)
+    failed = state.members[event.learner].failed_pulls + 1
+    state.change(event.learner, failed_pulls=failed)
+    if failed >= FAILED_PULLS_MAX:
+      reason = f'{failed} pulls in a row failed, the last: {event.reason}'
+      sessions.end_session(state, event.learner, reason)
+      return
     again = messages.OfferAgain(event.round, event.reason)
     state.send(event.learner, again)
 

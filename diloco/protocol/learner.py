@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from diloco.protocol import learner_io, messages
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner_state import Fragment, State
-from diloco.protocol.offering import Standing, next_lead, next_offer
+from diloco.protocol.offering import NextOffer, Standing, next_lead, next_offer
 
 RETRY_S = 0.5  # Between two requests for the same fragment.
+ALIVE_S = 1.0  # A learner that waits at its boundary speaks this often.
 
 
 class Learner:
@@ -72,6 +73,7 @@ class Learner:
       case _:
         raise TypeError(f'Not a learner event: {event!r}.')
     self._ask_again()
+    self._say_alive()
     self._begin_when_complete()
     self._go_on_if_parked()
     self._leave_when_done()
@@ -81,7 +83,9 @@ class Learner:
     """The earliest time at which a `Tick` would do something."""
     if not self._state.connected:
       return None
-    times = (f.ask_at_s for f in self._state.fragments)
+    times = [f.ask_at_s for f in self._state.fragments]
+    if self._state.parked:
+      times.append(self._state.said_at_s + ALIVE_S)
     return min((t for t in times if t is not None), default=None)
 
   @property
@@ -152,7 +156,7 @@ class Learner:
       case messages.Welcome():
         self._on_welcome(message)
       case messages.Refusal():
-        self._leave(message.reason, refused=True)
+        self._leave(message.reason, refused=message.final)
       case messages.Update():
         self._on_update(message)
       case messages.FullFragment():
@@ -223,7 +227,9 @@ class Learner:
   def _leave(self, reason: str, refused: bool = False):
     if not self._state.left:
       self._set(left=True, ceased=True, parked=False)
-      self._effects.append(learner_io.Leave(reason, refused))
+      self._effects.append(
+        learner_io.Leave(reason, done=self._state.done, refused=refused)
+      )
 
   # Inner steps --------------------------------------------------------------
 
@@ -263,6 +269,13 @@ class Learner:
       )
     )
     self._set(fetched=())
+
+  def _say_alive(self):
+    """Whoever waits reports no step; silence would be taken for death."""
+    state = self._state
+    due = state.now >= state.said_at_s + ALIVE_S
+    if state.parked and state.connected and due:
+      self._emit_send(messages.Alive())
 
   def _go_on_if_parked(self):
     """τ = 0: does at the boundary what has become possible there."""
@@ -304,10 +317,19 @@ class Learner:
       ),
       self._config,
     )
-    if choice.round is None or not self._snapshot(choice.round):
+    if choice.round is None or (choice.refresh and self._keeps_offer(choice)):
+      return
+    if not self._snapshot(choice.round):
       return
     if not choice.refresh:
       self._set(last_offered=choice.round, offered_at_step=state.step)
+
+  def _keeps_offer(self, choice: NextOffer) -> bool:
+    """With carry, what counts as taken is the *newest* snapshot: the older
+    one, which may be merged, must not be replaced."""
+    p = self._config.fragment_of(choice.round)
+    offered = self._state.fragments[p].offered_step is not None
+    return self._config.blend == 'carry' and offered
 
   def _snapshot(self, round_: int) -> bool:
     """Offers the round's fragment, unless no step was made on it."""
@@ -316,6 +338,8 @@ class Learner:
     c_steps = state.step - fragment.from_step
     if c_steps < 1:
       return False
+    if fragment.wanted or fragment.coming > fragment.base:
+      return False  # What was merged of this base may be on its way back.
     self._effects.append(
       learner_io.Snapshot(
         round=round_,
@@ -448,4 +472,5 @@ class Learner:
     self._set(fragments=tuple(fragments))
 
   def _emit_send(self, message):
+    self._set(said_at_s=self._state.now)
     self._effects.append(learner_io.Send(message))

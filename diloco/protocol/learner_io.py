@@ -150,7 +150,8 @@ class Leave:
   """The run is over for this process."""
 
   reason: str
-  refused: bool  # By the syncer, for good: a restart would not help.
+  done: bool = False  # The run is over.
+  refused: bool = False  # By the syncer, for good: a restart would not help.
 
 
 Event = (

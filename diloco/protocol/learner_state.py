@@ -49,4 +49,5 @@ class State:
   global_step: int = 0  # t at the last update, plus own steps since.
   last_round: int | None = None  # Set by `Finish`.
   done: bool = False
+  said_at_s: float = float('-inf')  # Its last message to the syncer.
   fetched: tuple[int, ...] = ()  # Handles to name in the next report.

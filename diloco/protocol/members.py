@@ -21,6 +21,7 @@ class Member:
   step_s: Ema = dataclasses.field(default=Ema())
   offers: Mapping[int, HeldOffer] = dataclasses.field(default_factory=dict)
   handed_in: bool = False
+  failed_pulls: int = 0  # In a row.
 
   def with_offer(self, held: HeldOffer) -> 'Member':
     """Keeps the newest offer per fragment: at most P of them."""
@@ -30,6 +31,25 @@ class Member:
   def without_offer(self, fragment: int) -> 'Member':
     offers = {p: held for p, held in self.offers.items() if p != fragment}
     return dataclasses.replace(self, offers=offers)
+
+
+REASON_CHARS_MAX = 1000  # A peer may have written it; it goes on the tape.
+STEP_JUMP_MAX = 4.0  # One slow step changes ξ_step by no more than this factor.
+STEP_S_MAX = 3600.0  # Longer first steps are not believed.
+
+
+def brief(text: str) -> str:
+  """The text as it may be sent, logged and written on the tape."""
+  if len(text) <= REASON_CHARS_MAX:
+    return text
+  return text[: REASON_CHARS_MAX - 1] + '…'
+
+
+def believable(step_s: float, average: Ema) -> float:
+  """A reported step time, kept from stretching every time-out by itself."""
+  if average.value_s is None:
+    return min(step_s, STEP_S_MAX)
+  return min(step_s, STEP_JUMP_MAX * max(average.value_s, 1e-3))
 
 
 def silence_max_s(member: Member, config: ProtocolConfig) -> float:
@@ -95,11 +115,6 @@ def why_refused(
     return (
       f'{len(hello.versions)} fragment versions, the run has {len(versions)}'
     )
-  if hello.incarnation <= account.incarnation:
-    return (
-      f'incarnation {hello.incarnation} is not newer than '
-      f'{account.incarnation}, which took its place'
-    )
   ahead = [p for p, v in enumerate(hello.versions) if v > versions[p]]
   if ahead:
     p = ahead[0]
@@ -108,3 +123,13 @@ def why_refused(
       f'{versions[p]}: it lost its state, and the run with it'
     )
   return None
+
+
+def why_too_old(hello: messages.Hello, account: Account) -> str | None:
+  """Why an incarnation is refused, though a later one would be welcome."""
+  if hello.incarnation > account.incarnation:
+    return None
+  return (
+    f'incarnation {hello.incarnation} is not newer than '
+    f'{account.incarnation}, which took its place'
+  )

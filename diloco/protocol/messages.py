@@ -56,6 +56,11 @@ class Report:
 
 
 @dataclasses.dataclass(frozen=True)
+class Alive:
+  """Sent by a learner that waits (τ = 0) and has no step to report."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Offer:
   """A fragment at an inner-step boundary, relative to the learner's base."""
 
@@ -109,6 +114,7 @@ class Refusal:
   """Answer to a `Hello` that was not; the session ends."""
 
   reason: str
+  final: bool  # Another process of the learner would be refused as well.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +177,7 @@ FROM_LEARNER = (
   Hello,
   Ready,
   Report,
+  Alive,
   Offer,
   WantFragment,
   HandedIn,

@@ -10,6 +10,8 @@ from diloco.protocol.members import Account, Member
 from diloco.protocol.rounds import HeldOffer, Stage
 from diloco.protocol.state import State
 
+LOOK_FLOORS = 0.25  # Between two looks at the clock, in silence floors.
+
 
 def on_heard(state: State, event: syncer_io.Heard):
   """A message arrived; whoever is not the current incarnation is dropped."""
@@ -32,10 +34,13 @@ def on_heard(state: State, event: syncer_io.Heard):
       on_offer(state, learner, event.message)
     case messages.WantFragment():
       on_want(state, learner, event.message)
+    case messages.Alive():
+      pass  # That it spoke is all that it says.
     case messages.HandedIn():
       state.change(learner, handed_in=True)
     case messages.Goodbye():
-      end_session(state, learner, f'goodbye: {event.message.reason}')
+      reason = members_lib.brief(f'goodbye: {event.message.reason}')
+      end_session(state, learner, reason)
     case _:
       raise TypeError(f'Not a learner message: {event.message!r}.')
 
@@ -43,13 +48,16 @@ def on_heard(state: State, event: syncer_io.Heard):
 def on_hello(state: State, hello: messages.Hello):
   """Accepts a learner, or refuses it with the reason."""
   account = state.accounts.get(hello.learner, Account())
-  reason = members_lib.why_refused(
+  never = members_lib.why_refused(
     hello, account, state.run, state.fingerprints, tuple(state.versions)
   )
+  reason = never or members_lib.why_too_old(hello, account)
   if reason is not None:
+    reason = members_lib.brief(reason)
     session = hello.learner, hello.incarnation
+    refusal = messages.Refusal(reason, final=never is not None)
     state.record('refused', hello.learner, reason)
-    state.emit(syncer_io.Send(*session, messages.Refusal(reason)))
+    state.emit(syncer_io.Send(*session, refusal))
     state.emit(syncer_io.Drop(*session, reason))
     return
   if hello.learner in state.members:
@@ -88,26 +96,27 @@ def on_report(state: State, learner: int, report: messages.Report):
   """One inner step more on the learner's clock."""
   member = state.members[learner]
   steps = report.step - member.step
+  first = member.step == 0
   possible = (
     member.ready
-    and steps >= 0
+    and (first or steps == 1)  # The stream loses nothing: one a step.
+    and report.step >= 1
     and report.position >= 0
+    and report.tokens >= 0
     and math.isfinite(report.step_s)
-    and report.step_s >= 0.0
+    and 0.0 <= report.stall_s <= report.step_s
   )
   if not possible:
     break_off(state, learner, f'impossible report: {report}')
     return
-  # The first report of a session says where the learner's own count is: after
-  # a reconnect it holds steps that an earlier session has reported.
-  counted = steps if member.step else min(steps, 1)
-  state.change(
-    learner, step=report.step, step_s=member.step_s.add(report.step_s)
-  )
+  sample_s = members_lib.believable(report.step_s, member.step_s)
+  state.change(learner, step=report.step, step_s=member.step_s.add(sample_s))
   state.accounts[learner] = dataclasses.replace(
     state.accounts[learner], position=report.position
   )
-  state.pace.advance(learner, counted, state.config.quorum)
+  # One step, whatever its number: after a reconnect the learner's own count
+  # holds steps that an earlier session has reported.
+  state.pace.advance(learner, 1, state.config.quorum)
   if report.fetched:
     state.emit(syncer_io.Retire(learner, member.incarnation, report.fetched))
 
@@ -154,11 +163,13 @@ def on_want(state: State, learner: int, want: messages.WantFragment):
     break_off(state, learner, f'wants fragment {want.fragment}')
     return
   incarnation = state.members[learner].incarnation
-  state.emit(syncer_io.Serve(learner, incarnation, want.fragment, want.reason))
+  reason = members_lib.brief(want.reason)
+  state.emit(syncer_io.Serve(learner, incarnation, want.fragment, reason))
 
 
 def break_off(state: State, learner: int, reason: str):
   """A peer that breaks the protocol is not argued with."""
+  reason = members_lib.brief(reason)
   state.record('refused', learner, reason)
   end_session(state, learner, reason)
 
@@ -175,15 +186,21 @@ def end_session(state: State, learner: int, reason: str):
 
 
 def silence_deadlines(state: State) -> list[float]:
-  """When each live learner will be given up, if it stays silent.
+  """When each live learner will be given up, and the next look before.
 
-  None once the run is finishing: there are no more steps to report.
+  The looks are for the syncer's own sake: by the one that it misses it knows
+  that it was away. None once the run is finishing: there are no more steps to
+  report.
   """
-  if state.finishing:
+  if state.finishing or not state.live():
     return []
+  look = state.now + LOOK_FLOORS * state.config.silence_floor_s
   return [
-    member.heard_s + members_lib.silence_max_s(member, state.config)
-    for member in state.live().values()
+    look,
+    *(
+      member.heard_s + members_lib.silence_max_s(member, state.config)
+      for member in state.live().values()
+    ),
   ]
 
 
@@ -198,17 +215,16 @@ def give_up_silent(state: State):
       end_session(state, learner, reason)
 
 
-def excuse_silence(state: State, late_s: float):
-  """The driver came `late_s` after the deadline it knew of.
+def excuse_silence(state: State, away_s: float):
+  """Nothing at all happened at the syncer for `away_s`.
 
-  Where that is more than a busy machine explains, the syncer itself was away
-  (stopped, swapped out). It must not take its own absence for the learners':
-  what they said in the meantime is still unread.
+  Where that is far more than from one look to the next, the syncer itself was
+  away (stopped, swapped out). It must not take its own absence for the
+  learners': what they said in the meantime is still unread.
   """
-  if late_s < state.config.silence_floor_s / 2:
-    return
-  for learner in list(state.members):
-    state.change(learner, heard_s=state.now)
+  if away_s > 2 * LOOK_FLOORS * state.config.silence_floor_s:
+    for learner in list(state.members):
+      state.change(learner, heard_s=state.now)
 
 
 def finish_message(state: State) -> messages.Finish:

@@ -39,6 +39,7 @@ class Ledger:
   closed_round: int
   versions: tuple[int, ...]
   accounts: tuple[tuple[int, Account], ...]
+  ended: bool
 
 
 class State:
@@ -101,6 +102,7 @@ class State:
       closed_round=self.closed_round,
       versions=tuple(self.versions),
       accounts=tuple(sorted(self.accounts.items())),
+      ended=self.ended,
     )
 
   def resume(self, ledger: Ledger):
@@ -109,6 +111,9 @@ class State:
     self.closed_round = ledger.closed_round
     self.versions = list(ledger.versions)
     self.accounts = dict(ledger.accounts)
+    if ledger.ended:
+      self.ended = True
+      self.last_round = self.closed_round
 
   # Questions ----------------------------------------------------------------
 

@@ -32,11 +32,10 @@ class Syncer:
     """Advances to `now` in seconds, absorbs `event`, returns the effects."""
     state = self._state
     assert now >= state.now, f'time ran backwards: {state.now=} {now=}'
-    deadline = self.deadline()
+    away_s = now - state.now
     state.now = now
     state.effects = []
-    if deadline is not None:
-      sessions.excuse_silence(state, late_s=now - deadline)
+    sessions.excuse_silence(state, away_s)
     match event:
       case syncer_io.Heard():
         sessions.on_heard(state, event)

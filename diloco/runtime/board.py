@@ -6,6 +6,7 @@ Nothing here decides about training.
 
 import collections
 import dataclasses
+import math
 import time
 
 from diloco.config import RunConfig
@@ -130,7 +131,7 @@ class Board:
     row.step = report.step
     row.steps += steps
     row.tokens += report.tokens * steps
-    row.loss = report.loss
+    row.loss = report.loss if math.isfinite(report.loss) else None
     row.tokens_per_s = report.tokens / max(report.step_s, 1e-9)
     row.stall_max_s = max(row.stall_max_s, report.stall_s)
     if self._goodput is not None:

@@ -77,9 +77,14 @@ class Device:
     }
     return jax.block_until_ready(placed)
 
-  def step(self, params, state, batch, lr: float, index: int):
-    """Dispatches one inner step; `params` and `state` are given away."""
-    return self._step(params, state, batch, np.float32(lr), np.uint32(index))
+  def step(self, params, state, batch, lr: float, draw: tuple[int, int]):
+    """Dispatches one inner step; `params` and `state` are given away.
+
+    `draw` is the learner's id and the position of the batch: together with
+    the run's seed they give the step its random key.
+    """
+    draw = np.array(draw, np.uint32)
+    return self._step(params, state, batch, np.float32(lr), draw)
 
   def snapshot(self, fragment: int, params: Params) -> dict[str, jax.Array]:
     """Dispatches a copy of one fragment, on its way to the host."""
@@ -130,20 +135,21 @@ class Device:
             self._whole,
           ),
         )
-        .lower(params, state, batch, np.float32(0), np.uint32(0))
+        .lower(params, state, batch, np.float32(0), np.zeros(2, np.uint32))
         .compile()
       )
       fragments = range(len(blueprint.layout.fragments))
       self._snapshots = [self._compile_snapshot(p, params) for p in fragments]
       self._blends = [self._compile_blend(p, params) for p in fragments]
 
-  def _inner_step(self, params, state, batch, lr, index):
+  def _inner_step(self, params, state, batch, lr, draw):
     """`numerics.inner.train_step` on flat parameters."""
 
     def loss(flat, batch, key):
       return self._blueprint.model.loss(interface.unflatten(flat), batch, key)
 
-    key = jax.random.fold_in(jax.random.key(self._blueprint.config.seed), index)
+    key = jax.random.key(self._blueprint.config.seed)
+    key = jax.random.fold_in(jax.random.fold_in(key, draw[0]), draw[1])
     return inner.train_step(loss, self._inner, params, state, batch, lr, key)
 
   def _compile_snapshot(self, fragment: int, params):

@@ -95,7 +95,9 @@ class Exchange:
     self._session: Session | None = None
     self._inlet: Inlet | None = None
     self._arrived: dict[tuple[int, int], Arrived] = {}
-    self._up = Worker('up', JOBS_MAX, self._on_crash)
+    # At the end every fragment is offered at one boundary.
+    room = JOBS_MAX + 2 * config.protocol.fragments
+    self._up = Worker('up', room, self._on_crash)
     self._down = Worker('down', JOBS_MAX, self._on_crash)
     self._link = Link(
       address,
@@ -117,7 +119,9 @@ class Exchange:
 
   @property
   def waiting(self) -> bool:
-    return self._machine.waiting
+    """Once False, what ended the waiting is among the next effects."""
+    with self._lock:
+      return self._machine.waiting
 
   @property
   def incarnation(self) -> int:
@@ -126,15 +130,24 @@ class Exchange:
   def open(self):
     self._link.open()
 
-  def handle(self, event: learner_io.Event):
-    """Feeds the machine; starts what it wants."""
+  def handle(self, event: learner_io.Event, session: Session | None = None):
+    """Feeds the machine; starts what it wants.
+
+    Args:
+      event: what happened.
+      session: becomes the one that is spoken in, before the event is handled.
+    """
     events = [event]
     with self._lock:
+      self._session = session or self._session
+      waiting = self._machine.waiting
       deadline = self._machine.deadline()
       while events:
         for effect in self._machine.handle(events.pop(0), time.monotonic()):
           events += self._perform(effect)
       changed = self._machine.deadline() != deadline
+      if waiting and not self._machine.waiting:
+        self._todo.put(INTERRUPT)  # The loop may sit there without an effect.
     if changed:
       self._link.wake()
 
@@ -156,9 +169,12 @@ class Exchange:
     """Makes a loop that waits for its next effect look up; signal-safe."""
     self._todo.put(INTERRUPT)
 
-  def take_arrived(self, fragment: int, version: int) -> 'Arrived':
-    """What is to be applied, and forgets what is older."""
-    taken = self._arrived.pop((fragment, version))
+  def take_arrived(self, fragment: int, version: int) -> 'Arrived | None':
+    """What is to be applied, and forgets what is older.
+
+    None where the same version has come twice, and was applied before.
+    """
+    taken = self._arrived.pop((fragment, version), None)
     for key in list(self._arrived):
       if key[0] == fragment and key[1] < version:
         del self._arrived[key]
@@ -177,7 +193,15 @@ class Exchange:
 
   def hand_in(self):
     """Says that all offers before it have been made."""
-    self._up.submit(lambda: self._send(messages.HandedIn()))
+    with self._lock:
+      session = self._session
+
+    def job():
+      if session is not None and session is self._session:
+        session.client.send(messages.HandedIn())
+
+    if not self._up.submit(job):
+      raise RuntimeError('no room to hand in')
 
   def leave(self, reason: str):
     """Says goodbye."""
@@ -192,9 +216,9 @@ class Exchange:
   # The session --------------------------------------------------------------
 
   def _on_open(self, session: Session):
-    self._session = session
     self.handle(
-      learner_io.Connected(session.incarnation, session.outlet.address)
+      learner_io.Connected(session.incarnation, session.outlet.address),
+      session,
     )
 
   def _on_message(self, message):

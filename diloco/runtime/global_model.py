@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Θ at the syncer: fragments, outer optimizer, and what is sent of them."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,11 +12,17 @@ from diloco.runtime.blueprint import Blueprint
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
 
 
-class GlobalModel:
-  """One state per fragment, replaced as a whole when a round closes.
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What an outer step leads to, once it is installed."""
 
-  `outer_step` is for one thread; the rest may be called from any.
-  """
+  state: outer.FragmentState
+  data: np.ndarray  # The bytes of the outer update.
+  crc: int  # Of the resulting Θ_p.
+
+
+class GlobalModel:
+  """One state per fragment, replaced as a whole when a round closes."""
 
   def __init__(self, blueprint: Blueprint):
     self._blueprint = blueprint
@@ -27,30 +34,25 @@ class GlobalModel:
       outer.init(theta, self._optimizer)
       for theta in blueprint.initial_fragments()
     ]
+    self._crcs = [
+      self._crc(p, state.theta) for p, state in enumerate(self._states)
+    ]
     self._compile()
-
-  def _compile(self):
-    """Makes a step of every fragment and forgets it: rounds must not wait."""
-    for fragment, state in enumerate(self._states):
-      zeros = {name: np.zeros_like(x) for name, x in state.theta.items()}
-      self.outer_step(fragment, {0: zeros}, {0: 1.0})
-      self._states[fragment] = state
 
   def outer_step(
     self,
     fragment: int,
     contributions: Mapping[int, Arrays],
     weights: Mapping[int, float],
-  ) -> tuple[np.ndarray, int]:
+  ) -> Outcome:
     """Merges, steps, encodes (paper: Alg. 2 lines 12 and 13).
+
+    Changes nothing: Θ is the new one when `install` says so.
 
     Args:
       fragment: which.
       contributions: v_m by learner id.
       weights: w_m by learner id.
-
-    Returns:
-      The bytes of the outer update and the CRC of the resulting Θ_p.
     """
     config = self._blueprint.config
     pieces = self._blueprint.layout.fragments[fragment]
@@ -69,15 +71,19 @@ class GlobalModel:
       pieces,
       config.codec.error_feedback,
     )
-    self._states[fragment] = state
-    return data, payload.crc(state.theta, pieces)
+    return Outcome(state, data, self._crc(fragment, state.theta))
+
+  def install(self, fragment: int, outcome: Outcome):
+    """The round has closed: from now on this is Θ_p."""
+    self._states[fragment] = outcome.state
+    self._crcs[fragment] = outcome.crc
 
   def fragment(self, fragment: int) -> tuple[int, np.ndarray, int]:
     """Version, bytes in f32 and CRC of one fragment, belonging together."""
     state = self._states[fragment]
     pieces = self._blueprint.layout.fragments[fragment]
     data = payload.encode(state.theta, pieces, self._blueprint.full)
-    return state.version, data, payload.crc(state.theta, pieces)
+    return state.version, data, self._crcs[fragment]
 
   def state(self, fragment: int) -> outer.FragmentState:
     """Everything of one fragment, as a checkpoint keeps it."""
@@ -86,14 +92,11 @@ class GlobalModel:
   def restore(self, fragment: int, state: outer.FragmentState):
     """Goes on from a checkpoint's state."""
     self._states[fragment] = state
+    self._crcs[fragment] = self._crc(fragment, state.theta)
 
   def crcs(self) -> tuple[int, ...]:
     """Of the bytes of every fragment."""
-    layout = self._blueprint.layout
-    return tuple(
-      payload.crc(state.theta, pieces)
-      for state, pieces in zip(self._states, layout.fragments)
-    )
+    return tuple(self._crcs)
 
   def parameters(self) -> dict[str, np.ndarray]:
     """Θ as path -> f32 array."""
@@ -104,3 +107,12 @@ class GlobalModel:
     for state, pieces in zip(self._states, self._blueprint.layout.fragments):
       params = fragments.put(params, pieces, state.theta)
     return params
+
+  def _compile(self):
+    """Makes a step of every fragment and forgets it: rounds must not wait."""
+    for fragment, state in enumerate(self._states):
+      zeros = {name: np.zeros_like(x) for name, x in state.theta.items()}
+      self.outer_step(fragment, {0: zeros}, {0: 1.0})
+
+  def _crc(self, fragment: int, theta: Arrays) -> int:
+    return payload.crc(theta, self._blueprint.layout.fragments[fragment])

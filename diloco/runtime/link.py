@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from absl import logging
 
+from diloco.transport.addresses import HostUnknown
 from diloco.transport.control_client import ConnectFailed, ControlClient
 from diloco.transport.interface import DataPlane, Outlet
 
@@ -107,7 +108,10 @@ class Link:
       )
       try:
         client.connect(ATTEMPT_S)
-      except ConnectFailed as error:
+      except (ConnectFailed, HostUnknown) as error:
+        # A name that was known may be away while the syncer is.
+        if not self._sessions and isinstance(error, HostUnknown):
+          raise
         if not self._sessions and time.monotonic() >= give_up:
           raise SyncerAbsent(
             f'no syncer at {self._address} within {self._first_s} s: {error}'

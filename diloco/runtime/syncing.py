@@ -16,8 +16,9 @@ import zlib
 import numpy as np
 from absl import logging
 
+from diloco import config as configs
 from diloco.checkpoint.parameters import write_parameters
-from diloco.checkpoint.syncer_records import SyncerRecords
+from diloco.checkpoint.syncer_records import BrokenRecord, SyncerRecords
 from diloco.metrics.status import write_status
 from diloco.metrics.summary import write_summary
 from diloco.metrics.workdir import Workdir
@@ -26,8 +27,8 @@ from diloco.protocol import messages, syncer_io
 from diloco.protocol.syncer import Syncer
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.board import Board
-from diloco.runtime.global_model import GlobalModel
-from diloco.runtime.peers import Peer
+from diloco.runtime.global_model import GlobalModel, Outcome
+from diloco.runtime.peers import Key, Peer, Peers
 from diloco.runtime.tape import Tape
 from diloco.runtime.worker import Worker
 from diloco.transport.control_server import ControlServer, Session
@@ -36,9 +37,9 @@ from diloco.transport.interface import DataPlane, TransferFailed
 INBOX_MAX = 1 << 14  # Events; a full inbox holds back the sessions' readers.
 MERGES_MAX = 64
 STATUS_EVERY_S = 1.0
+LARGEST = 1e12  # Of a contribution: far beyond use, far below overflow.
 FAREWELL_S = 15.0  # How long learners may take to fetch the last updates.
 
-Key = tuple[int, int]  # (learner, incarnation)
 Arrays = dict[str, np.ndarray]  # Piece name -> f32 array.
 
 
@@ -68,23 +69,22 @@ class Syncing:
     self._model = GlobalModel(blueprint)
     self._board = Board(config)
     self._records = SyncerRecords(workdir.syncer)
+    self._ended = False
     self._machine = self._begin_or_resume()
     self._tape = Tape(workdir.tape)
     self._inbox: queue.Queue = queue.Queue(INBOX_MAX)
     self._keys: dict[Session, Key] = {}  # Changed by the sessions' threads.
-    # Who said hello and is not greeted yet, and where to pull from.
-    self._strangers: dict[Key, tuple[Session, str]] = {}
-    self._peers: dict[Key, Peer] = {}
+    self._peers = Peers(ids=config.data.shards)
     self._handles = itertools.count(1)
     self._contributions: dict[tuple[int, int, int], Arrays] = {}
-    self._updates: dict[int, tuple[np.ndarray, int]] = {}  # By round.
-    self._ended = False
+    self._outcomes: dict[int, Outcome] = {}  # By round.
     self._stop = threading.Event()
+    self._closing = threading.Event()
     self._pulls = concurrent.futures.ThreadPoolExecutor(
       max_workers=4 * config.protocol.learners, thread_name_prefix='pull'
     )
-    self._merger = Worker('merger', MERGES_MAX, self._inbox.put)
-    self._closer = Worker('closer', INBOX_MAX, self._inbox.put)
+    self._merger = Worker('merger', MERGES_MAX, self._put)
+    self._closer = Worker('closer', INBOX_MAX, self._put)
     self._control = ControlServer(bind, self._on_message, self._on_closed)
 
   def _begin_or_resume(self) -> Syncer:
@@ -94,11 +94,17 @@ class Syncing:
     if found is None:
       return Syncer(config.protocol, config.name, prints)
     ledger, counts = found
+    differing = configs.differences(prints, counts['fingerprints'])
+    if differing:
+      raise BrokenRecord(
+        f'{self._workdir.syncer} is of another run: {differing}'
+      )
+    self._ended = ledger.ended
     for fragment, version in enumerate(ledger.versions):
       like = self._model.state(fragment)
       state = self._records.read_fragment(fragment, version, like)
       self._model.restore(fragment, state)
-    self._board.resume(ledger, counts)
+    self._board.resume(ledger, counts['board'])
     logging.info(
       'resumed after round %d at step %d', ledger.closed_round, ledger.step
     )
@@ -122,14 +128,16 @@ class Syncing:
         told_s = time.monotonic()
         write_status(self._workdir.status, self._board.status(False))
     if self._ended:
-      self._say_farewell()
+      # First: whoever dies from here on has not lost the run.
       self._write_results()
+      self._say_farewell()
     return self._ended
 
   def close(self):
     """Ends sessions and threads."""
-    for peer in self._peers.values():
-      peer.close('the syncer leaves')
+    self._closing.set()
+    for key in list(self._peers):
+      self._peers.take(key).close('the syncer leaves')
     self._pulls.shutdown(wait=False, cancel_futures=True)
     self._control.close()
     self._merger.close(1.0)
@@ -138,16 +146,25 @@ class Syncing:
 
   # Events -------------------------------------------------------------------
 
+  def _put(self, item):
+    """For all threads but the machine's; gives up once it has left."""
+    while not self._closing.is_set():
+      try:
+        self._inbox.put(item, timeout=STATUS_EVERY_S)
+        return
+      except queue.Full:
+        continue
+
   def _on_message(self, session: Session, message):
     """On a thread of the session; waits where the inbox is full."""
     if isinstance(message, messages.Hello):
       self._keys[session] = message.learner, message.incarnation
     event = syncer_io.Heard(*self._keys[session], message)
-    self._inbox.put((event, session))
+    self._put((event, session))
 
   def _on_closed(self, session: Session, reason: str):
     event = syncer_io.Lost(*self._keys.pop(session), reason)
-    self._inbox.put((event, session))
+    self._put((event, session))
 
   def _handle_next(self):
     """One event, or the tick for which the machine asked."""
@@ -162,17 +179,25 @@ class Syncing:
     if isinstance(item, BaseException):
       raise item
     event, session = item
-    if isinstance(event, syncer_io.Heard) and isinstance(
-      event.message, messages.Hello
-    ):
-      key = event.learner, event.incarnation
-      self._strangers[key] = session, event.message.address
+    if session is not None and not self._may_speak(session, event):
+      return
     effects = self._machine.handle(event, time.monotonic())
     self._board.note_event(event)
     for effect in effects:
       self._perform(effect)
       self._board.note_effect(effect)
       self._tape.write(effect)
+
+  def _may_speak(self, session: Session, event) -> bool:
+    """Whether a session's event counts; who it is, only one may be."""
+    key = event.learner, event.incarnation
+    if not isinstance(getattr(event, 'message', None), messages.Hello):
+      return self._peers.session(key) in (None, session)
+    reason = self._peers.knock(session, event.message)
+    if reason is not None:
+      session.send(messages.Refusal(reason, final=True))
+      session.close(reason)
+    return reason is None
 
   # Effects ------------------------------------------------------------------
 
@@ -185,8 +210,7 @@ class Syncing:
       case syncer_io.Drop():
         self._drop(effect)
       case syncer_io.Pull():
-        inlet = self._peers[effect.learner, effect.incarnation].inlet
-        self._pulls.submit(self._guarded, self._pull, effect, inlet)
+        self._start_pull(effect)
       case syncer_io.Merge():
         self._start_merge(effect)
       case syncer_io.Publish():
@@ -206,15 +230,15 @@ class Syncing:
 
   def _greet(self, effect: syncer_io.Greet):
     key = effect.learner, effect.incarnation
-    session, address = self._strangers.pop(key)
+    session, hello = self._peers.take_stranger(key)
     try:
-      inlet = self._plane.inlet(address)
+      inlet = self._plane.inlet(hello.address)
     except ValueError as error:  # Of a wrong form, or does not resolve.
       session.close(str(error))  # And the machine hears that it is lost.
       return
     outlet = self._plane.outlet(f'learner {effect.learner}')
     peer = Peer(session, outlet, inlet, self._handles)
-    self._peers[key] = peer
+    self._peers.add(key, peer)
     session.send(
       messages.Welcome(
         step=effect.step,
@@ -228,20 +252,18 @@ class Syncing:
     )
 
   def _send(self, learner: int, incarnation: int, message):
-    key = learner, incarnation
-    if key in self._peers:
-      self._peers[key].session.send(message)
-    elif key in self._strangers:
-      self._strangers[key][0].send(message)
+    session = self._peers.session((learner, incarnation))
+    if session is not None:
+      session.send(message)
 
   def _drop(self, effect: syncer_io.Drop):
     key = effect.learner, effect.incarnation
-    peer = self._peers.pop(key, None)
-    stranger = self._strangers.pop(key, None)
-    if peer is not None:  # Not here: it may wait for the peer's sockets.
-      self._closer.submit(lambda: peer.close(effect.reason))
-    elif stranger is not None:
+    peer, stranger = self._peers.take(key), self._peers.take_stranger(key)
+    if stranger is not None:
       stranger[0].close(effect.reason)
+    # Not here: it may wait for the peer's sockets.
+    if peer and not self._closer.submit(lambda: peer.close(effect.reason)):
+      peer.close(effect.reason)
 
   def _retire(self, effect: syncer_io.Retire):
     peer = self._peers.get((effect.learner, effect.incarnation))
@@ -255,7 +277,12 @@ class Syncing:
     try:
       job(*arguments)
     except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
-      self._inbox.put(error)
+      self._put(error)
+
+  def _start_pull(self, effect: syncer_io.Pull):
+    peer = self._peers.get((effect.learner, effect.incarnation))
+    if peer is not None:
+      self._pulls.submit(self._guarded, self._pull, effect, peer.inlet)
 
   def _pull(self, effect: syncer_io.Pull, inlet):
     """On the pool: bytes to outer gradient, checked in full."""
@@ -264,10 +291,10 @@ class Syncing:
       v = self._contribution(effect.offer, inlet)
     except (TransferFailed, Unusable) as error:
       reason = f'{type(error).__name__}: {error}'
-      self._inbox.put((syncer_io.PullFailed(*key, reason), None))
+      self._put((syncer_io.PullFailed(*key, reason), None))
       return
     self._contributions[key] = v
-    self._inbox.put((syncer_io.Pulled(*key), None))
+    self._put((syncer_io.Pulled(*key), None))
 
   def _contribution(self, offer: messages.Offer, inlet):
     codec = self._blueprint.up
@@ -282,6 +309,9 @@ class Syncing:
     v = payload.decode(inlet.pull(found, self._timeout_s), pieces, codec)
     if not payload.is_finite(v):
       raise Unusable('not finite')
+    largest = max(float(np.abs(array).max()) for array in v.values())
+    if largest > LARGEST:
+      raise Unusable(f'a value of {largest:.3g}, at most {LARGEST:g} is merged')
     return v
 
   def _start_merge(self, effect: syncer_io.Merge):
@@ -298,21 +328,26 @@ class Syncing:
     weights = {share.learner: share.weight for share in effect.shares}
 
     def merge():
-      self._updates[effect.round] = self._model.outer_step(
-        effect.fragment, taken, weights
-      )
-      self._records.write_fragment(
-        effect.fragment, self._model.state(effect.fragment)
-      )
-      self._inbox.put((syncer_io.Merged(effect.round), None))
+      outcome = self._model.outer_step(effect.fragment, taken, weights)
+      self._records.write_fragment(effect.fragment, outcome.state)
+      self._outcomes[effect.round] = outcome
+      self._put((syncer_io.Merged(effect.round), None))
 
     if not self._merger.submit(merge):
       raise RuntimeError(f'{MERGES_MAX} merges are waiting')
 
   def _publish(self, effect: syncer_io.Publish):
     # First what must not be forgotten, then what others will know of.
-    self._records.write_ledger(self._machine.ledger(), self._board.counts())
-    data, crc = self._updates.pop(effect.round)
+    self._records.write_ledger(
+      self._machine.ledger(),
+      {
+        'fingerprints': self._blueprint.fingerprints,
+        'board': self._board.counts(),
+      },
+    )
+    outcome = self._outcomes.pop(effect.round)
+    self._model.install(effect.fragment, outcome)
+    data, crc = outcome.data, outcome.crc
     codec, data_crc = self._blueprint.down.name, zlib.crc32(data)
     for key in effect.recipients:
       peer = self._peers.get(key)
@@ -356,9 +391,11 @@ class Syncing:
   def _say_farewell(self):
     """Learners fetch the last updates and say goodbye; not for ever."""
     give_up = time.monotonic() + FAREWELL_S
-    while self._peers and time.monotonic() < give_up:
+    while len(self._peers) and time.monotonic() < give_up:
+      if self._stop.is_set():
+        break
       self._handle_next()
-    for learner, _ in sorted(self._peers):
+    for learner, _ in self._peers:
       logging.warning('learner %d did not say goodbye', learner)
 
   def _write_results(self):

@@ -63,6 +63,7 @@ class Training:
   ):
     config = blueprint.config
     self._config = config
+    self._learner = learner
     self._device = device
     self._host = host
     self._exchange = exchange
@@ -116,7 +117,7 @@ class Training:
       self._perform_next(wait=True)
     if self._left is None:
       self._exchange.leave('stopped')
-      return learner_io.Leave('stopped', refused=False)
+      return learner_io.Leave('stopped')
     return self._left
 
   def _goes_on(self) -> bool:
@@ -127,7 +128,7 @@ class Training:
     lr = self._schedule(progress)
     placed = self._device.put_batch(batch)
     self._params, self._state, metrics = self._device.step(
-      self._params, self._state, placed, lr, self._step
+      self._params, self._state, placed, lr, (self._learner, self._position)
     )
     self._step += 1
     self._position += 1
@@ -142,7 +143,7 @@ class Training:
       stall_s + self._waited_s,
     )
     self._waited_s = 0.0
-    if self._exchange.waiting:
+    if self._config.protocol.overlap_steps == 0:
       self._wait_at_boundary()
 
   def _progress(self) -> int:
@@ -161,7 +162,8 @@ class Training:
 
   def _wait_at_boundary(self):
     """τ = 0: the step must be reported, or its round would never be due."""
-    self._report()
+    if self._exchange.waiting:
+      self._report()
     began_s = time.monotonic()
     while self._exchange.waiting and self._goes_on():
       self._perform_next(wait=True)
@@ -204,6 +206,8 @@ class Training:
     """Blends in Θ_p; before the first step there is nothing to blend."""
     p = effect.fragment
     arrived = self._exchange.take_arrived(p, effect.version)
+    if arrived is None:
+      return
     self._bases[p] = arrived.host
     if not self._training:
       self._params = self._device.overwrite(p, self._params, arrived.device)

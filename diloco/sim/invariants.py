@@ -99,8 +99,9 @@ class Invariants:
     _hold(len(snapshot.open_rounds) <= room, '8: open rounds', snapshot)
     _hold(tuple(self._versions) == snapshot.versions, '1: versions', snapshot)
     for (learner, _), handles in self._held.items():
-      room = config.fragments + config.inflight_max
-      _hold(len(handles) <= room, f'8: offers of learner {learner}', handles)
+      # One waiting per fragment, and one under way per open round.
+      most = config.fragments + room
+      _hold(len(handles) <= most, f'8: offers of learner {learner}', handles)
 
 
 def _hold(fact: bool, invariant: str, evidence):

@@ -22,6 +22,7 @@ LEDGER = Ledger(
   closed_round=1,
   versions=(1, 0),
   accounts=((0, Account(5, 7, {0: 0}, 700)),),
+  ended=False,
 )
 
 
@@ -42,17 +43,24 @@ def _delta(model, fragment, seed):
   }
 
 
+def _close(model, records, fragment, seed):
+  """One round of a fragment, as the syncer closes it."""
+  delta = _delta(model, fragment, seed)
+  outcome = model.outer_step(fragment, {0: delta}, {0: 1.0})
+  records.write_fragment(fragment, outcome.state)
+  model.install(fragment, outcome)
+
+
 def test_a_restored_model_makes_the_same_next_step(blueprint, tmp_path):
   model, records = GlobalModel(blueprint), SyncerRecords(tmp_path)
-  model.outer_step(0, {0: _delta(model, 0, 1)}, {0: 1.0})
-  records.write_fragment(0, model.state(0))
+  _close(model, records, 0, seed=1)
   twin = GlobalModel(blueprint)
   twin.restore(0, records.read_fragment(0, 1, twin.state(0)))
   delta = _delta(model, 0, 2)
-  data, crc = model.outer_step(0, {0: delta}, {0: 1.0})
-  twin_data, twin_crc = twin.outer_step(0, {0: delta}, {0: 1.0})
-  assert twin_crc == crc
-  np.testing.assert_array_equal(twin_data, data)
+  outcome = model.outer_step(0, {0: delta}, {0: 1.0})
+  twin_outcome = twin.outer_step(0, {0: delta}, {0: 1.0})
+  assert twin_outcome.crc == outcome.crc
+  np.testing.assert_array_equal(twin_outcome.data, outcome.data)
 
 
 def test_the_ledger_comes_back_as_it_was(tmp_path):
@@ -68,12 +76,10 @@ def test_a_folder_without_a_close_is_a_new_run(tmp_path):
 def test_a_round_that_was_not_committed_did_not_close(blueprint, tmp_path):
   """Killed between the fragment's file and the ledger."""
   model, records = GlobalModel(blueprint), SyncerRecords(tmp_path)
-  model.outer_step(0, {0: _delta(model, 0, 1)}, {0: 1.0})
-  records.write_fragment(0, model.state(0))
+  _close(model, records, 0, seed=1)
   records.write_ledger(LEDGER, {})
   before = model.state(0)
-  model.outer_step(0, {0: _delta(model, 0, 2)}, {0: 1.0})
-  records.write_fragment(0, model.state(0))
+  _close(model, records, 0, seed=2)
   ledger, _ = records.read_ledger()
   found = records.read_fragment(0, ledger.versions[0], model.state(0))
   for name, array in before.theta.items():
@@ -83,16 +89,16 @@ def test_a_round_that_was_not_committed_did_not_close(blueprint, tmp_path):
 def test_old_files_do_not_pile_up(blueprint, tmp_path):
   model, records = GlobalModel(blueprint), SyncerRecords(tmp_path)
   for version in range(1, 6):
-    model.outer_step(0, {0: _delta(model, 0, version)}, {0: 1.0})
-    records.write_fragment(0, model.state(0))
-    records.write_ledger(Ledger(version, 2 * version, (version, 0), ()), {})
+    _close(model, records, 0, seed=version)
+    records.write_ledger(
+      Ledger(version, 2 * version, (version, 0), (), False), {}
+    )
   assert len(list(tmp_path.glob('fragment-*'))) == 1
 
 
 def test_a_broken_file_is_named(blueprint, tmp_path):
   model, records = GlobalModel(blueprint), SyncerRecords(tmp_path)
-  model.outer_step(0, {0: _delta(model, 0, 1)}, {0: 1.0})
-  records.write_fragment(0, model.state(0))
+  _close(model, records, 0, seed=1)
   [path] = tmp_path.glob('fragment-*')
   path.write_bytes(path.read_bytes()[:100])
   with pytest.raises(BrokenRecord, match=path.name):

@@ -102,9 +102,8 @@ class _Storm:
       case 'ready':
         return messages.Ready()
       case 'report':
-        self._steps[learner] = self._steps.get(learner, 0) + rng.choice(
-          (1, 1, 2)
-        )
+        more = 1 if rng.random() < 0.99 else 2
+        self._steps[learner] = self._steps.get(learner, 0) + more
         step = self._steps[learner] - 10 * (rng.random() < 0.01)
         return messages.Report(step, 100, max(step, 0), 1.0, 0.0, 1.0, ())
       case 'offer':
@@ -141,9 +140,11 @@ def _storm(seed: int):
   storm = _Storm(rng, config)
   now = 0.0
   for _ in range(EVENTS):
+    last = now
     now += rng.choice((0.0, 0.1, 0.3, 6.0 if rng.random() < 0.05 else 0.2))
     deadline = machine.deadline()
     if deadline is not None and deadline <= now:
+      now = max(deadline, last)
       event = syncer_io.Tick()
     else:
       event = storm.draw(machine.snapshot())

@@ -118,7 +118,7 @@ class _LockstepLearner:
     batch = self._device.put_batch(self.batches[self.steps])
     lr = self._lockstep.blueprint.config.inner.lr
     self.params, self._state, metrics = self._device.step(
-      self.params, self._state, batch, lr, self.steps
+      self.params, self._state, batch, lr, (self.id, self.steps)
     )
     self.steps += 1
     tokens = self._device.tokens_per_step
@@ -273,8 +273,10 @@ class Lockstep:
       for s in effect.shares
     }
     weights = {s.learner: s.weight for s in effect.shares}
-    data, self._crc = self.model.outer_step(effect.fragment, taken, weights)
-    self.sent[effect.fragment, effect.version] = data
+    outcome = self.model.outer_step(effect.fragment, taken, weights)
+    self.model.install(effect.fragment, outcome)
+    self._crc = outcome.crc
+    self.sent[effect.fragment, effect.version] = outcome.data
     self._deliver(syncer_io.Merged(effect.round))
 
   def _publish(self, effect: syncer_io.Publish):

@@ -13,9 +13,16 @@ def test_learners_train_on_while_the_syncer_is_stopped(tmp_path):
   """Issue: syncer stopped for 10 s, the learners' steps go on at their pace.
 
   Nobody is given up for it, nothing is restarted, no session is made anew,
-  and once the syncer goes on, so do the rounds.
+  and once the syncer goes on, so do the rounds. The stop is somewhat longer
+  than the silence that ends a session: the syncer's own absence is not theirs.
+  No grace window is open at that time, which would have a deadline of its own
+  that tells of the absence.
   """
-  with Processes(tmp_path, *SLOW, *ENDLESS) as processes:
+  overrides = (
+    f'protocol.silence_floor_s={0.8 * STOP_S}',
+    'protocol.grace_cap_steps=0.0',
+  )
+  with Processes(tmp_path, *SLOW, *ENDLESS, *overrides) as processes:
     syncer = processes.syncer()
     learners = [processes.learner(m) for m in (0, 1)]
     for m in (0, 1):
