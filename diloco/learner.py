@@ -18,8 +18,9 @@ from diloco.runtime import logs
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.exchange import Exchange
+from diloco.runtime.exposure import refuse_strangers
 from diloco.runtime.host_copy import HostCopy
-from diloco.runtime.link import SyncerAbsent
+from diloco.runtime.link import RunIsOver, SyncerAbsent
 from diloco.runtime.training import Training, stop_on_signals
 from diloco.transport import addresses
 from diloco.transport.addresses import BadAddress, HostUnknown
@@ -29,6 +30,10 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _LEARNER = flags.DEFINE_integer('learner', None, 'Its id, from 0.')
 _SYNCER = flags.DEFINE_string('syncer', None, 'host:port of the syncer.')
 
+_INSECURE = flags.DEFINE_bool(
+  'insecure', False, 'Listens beyond loopback: the network is private.'
+)
+
 
 def main(_) -> int:
   """Trains to the end of the run: 0; 78 where the syncer refuses for good."""
@@ -37,15 +42,24 @@ def main(_) -> int:
   try:
     configs.check_learner(config, _LEARNER.value)
     addresses.split(_SYNCER.value)
+    refuse_strangers(
+      '--config.transport.host', config.transport.host, _INSECURE.value
+    )
     blueprint = make_blueprint(config)
     configs.check_devices(config, jax.local_device_count())
   except ConfigError as error:
     config_flags.exit_config(error)
+  except BadAddress as error:
+    syncer = f'--syncer={_SYNCER.value}'
+    config_flags.exit_config(ConfigError([f'{syncer}: {error}']))
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
   try:
     left = _train(blueprint, Workdir(pathlib.Path(_WORKDIR.value)))
-  except (HostUnknown, BadAddress, SyncerAbsent) as error:
+  except RunIsOver as over:
+    logging.info('left: %s', over)
+    return 0
+  except (HostUnknown, SyncerAbsent) as error:
     print(f'error: --syncer={_SYNCER.value}: {error}', file=sys.stderr)
     return 1
   if left.refused:
@@ -64,7 +78,15 @@ def _train(blueprint, workdir: Workdir):
   plane = make_plane(config.transport.data_plane, config.transport.host)
   device = Device(blueprint)
   host = HostCopy(blueprint, blueprint.initial_fragments())
-  exchange = Exchange(blueprint, learner, _SYNCER.value, device, host, plane)
+  exchange = Exchange(
+    blueprint,
+    learner,
+    _SYNCER.value,
+    device,
+    host,
+    plane,
+    is_over=workdir.summary.exists,
+  )
   writer = MultiWriter(
     [
       JsonlWriter(workdir.metrics(name)),

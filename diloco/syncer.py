@@ -15,7 +15,9 @@ from diloco.config_values import ConfigError
 from diloco.metrics.workdir import Workdir
 from diloco.runtime import logs
 from diloco.runtime.blueprint import make_blueprint
+from diloco.runtime.exposure import refuse_strangers
 from diloco.runtime.syncing import Syncing
+from diloco.transport import addresses
 from diloco.transport.addresses import HostUnknown
 from diloco.transport.listen import BindFailed
 from diloco.transport.planes import make_plane
@@ -23,6 +25,10 @@ from diloco.transport.planes import make_plane
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _BIND = flags.DEFINE_string(
   'bind', None, "host:port for learners; default: the config's, any port."
+)
+
+_INSECURE = flags.DEFINE_bool(
+  'insecure', False, 'Listens beyond loopback: the network is private.'
 )
 
 
@@ -35,6 +41,11 @@ def main(_) -> int:
   transport = config.transport
   bind = _BIND.value or f'{transport.host}:{transport.port}'
   try:
+    for flag, host in (
+      ('bind', addresses.split(bind)[0]),
+      ('config.transport.host', transport.host),
+    ):
+      refuse_strangers(f'--{flag}', host, _INSECURE.value)
     blueprint = make_blueprint(config)
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))

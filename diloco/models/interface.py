@@ -75,7 +75,8 @@ def check_model(model: Model) -> dict[str, jax.ShapeDtypeStruct]:
     ValueError: A table misses a parameter or names one that is not there, a
       rank or a role is wrong. The text lists every fault.
   """
-  shapes = flatten(jax.eval_shape(model.init, jax.random.key(0)))
+  # The key is made inside: outside it would be an array on a device.
+  shapes = flatten(jax.eval_shape(lambda: model.init(jax.random.key(0))))
   broken = list(_broken_tables(model, shapes))
   if broken:
     raise ValueError('model: ' + '; '.join(broken))

@@ -96,6 +96,7 @@ def make_blueprint(
     ValueError: the model can't be cut as the configuration asks.
     FileNotFoundError: the text is missing.
   """
+  text = load_text(config)  # First: it is what is most often missing.
   model = model or make_model(config)
   shapes = interface.check_model(model)
   specs = {
@@ -116,7 +117,7 @@ def make_blueprint(
       config.protocol.fragments,
       config.fragments.embedding,
     ),
-    text=load_text(config),
+    text=text,
     up=codec(config.codec.up),
     down=codec(config.codec.down),
     full=codec(FULL),

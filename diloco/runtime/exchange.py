@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
@@ -65,6 +65,7 @@ class Exchange:
     device: takes fragments of Θ.
     host: the copy of Θ.
     plane: carries the bytes.
+    is_over: whether the results of the run are there, where that can be seen.
   """
 
   def __init__(
@@ -75,6 +76,7 @@ class Exchange:
     device: Device,
     host: HostCopy,
     plane: DataPlane,
+    is_over: Callable[[], bool] = lambda: False,
   ):
     config = blueprint.config
     self._blueprint = blueprint
@@ -109,6 +111,7 @@ class Exchange:
       on_deadline=lambda: self.handle(learner_io.Tick()),
       deadline=lambda: self._machine.deadline(),
       on_crash=self._on_crash,
+      is_over=is_over,
     )
 
   # For the training loop ----------------------------------------------------

@@ -21,6 +21,10 @@ class SyncerAbsent(Exception):
   """No syncer was found in the time that the configuration gives."""
 
 
+class RunIsOver(Exception):
+  """There is no syncer any more, and it has left its results."""
+
+
 class Session:
   """One connection, and what is offered to the syncer over it."""
 
@@ -43,6 +47,7 @@ class Link:
     on_deadline: called when the time of `deadline` has come.
     deadline: when that is, in seconds of `time.monotonic`, or None.
     on_crash: called with what ended the thread.
+    is_over: whether the results of the run are there, where that can be seen.
   """
 
   def __init__(
@@ -56,6 +61,7 @@ class Link:
     on_deadline: Callable[[], None],
     deadline: Callable[[], float | None],
     on_crash: Callable[[BaseException], None],
+    is_over: Callable[[], bool],
   ):
     self._address = address
     self._plane = plane
@@ -66,6 +72,7 @@ class Link:
     self._on_deadline = on_deadline
     self._deadline = deadline
     self._on_crash = on_crash
+    self._is_over = is_over
     self._sessions = 0
     self._start_ms = time.time_ns() // 1_000_000
     self._closing = threading.Event()
@@ -112,6 +119,8 @@ class Link:
         # A name that was known may be away while the syncer is.
         if not self._sessions and isinstance(error, HostUnknown):
           raise
+        if self._is_over():
+          raise RunIsOver('the run is over') from error
         if not self._sessions and time.monotonic() >= give_up:
           raise SyncerAbsent(
             f'no syncer at {self._address} within {self._first_s} s: {error}'

@@ -82,7 +82,7 @@ def test_the_program_of_a_run():
     sys.executable, '-m', 'diloco.evaluate', *common,
   )  # fmt: skip
   assert [role.ends_run for role in parts.roles] == [True, False, False, False]
-  assert ('NPROC', '1') in parts.environment
+  assert ('NPROC', '2') in parts.environment
 
 
 def test_an_empty_or_absent_folder_is_taken(tmp_path):

@@ -31,19 +31,19 @@ def test_port_in_use(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'address, reason',
+  'address, reason, code',
   [
-    ('no-such-host.invalid:7777', "'no-such-host.invalid' does not resolve"),
-    ('127.0.0.1', 'host:port'),
+    ('no-such-host.invalid:7777', "'no-such-host.invalid' does not resolve", 1),
+    ('127.0.0.1', 'host:port', EXIT_CONFIG),
   ],
 )
-def test_address_of_no_use(tmp_path, address, reason):
+def test_address_of_no_use(tmp_path, address, reason, code):
   """Issue: a host name that does not resolve is a clear error at once."""
   with Processes(tmp_path) as processes:
     learner = processes.start(
       'learner', 'diloco.learner', '--learner=0', f'--syncer={address}'
     )
-    error = _error(processes, learner, code=1)
+    error = _error(processes, learner, code)
   assert error.startswith(f'error: --syncer={address}: ')
   assert reason in error
 
@@ -96,3 +96,12 @@ def test_mesh_beyond_the_devices(tmp_path):
     error = _error(processes, learner, EXIT_CONFIG)
   assert 'mesh.fsdp=2' in error
   assert 'this learner has 1' in error
+
+
+def test_nobody_listens_to_strangers_unasked(tmp_path):
+  """Without authentication, only loopback is safe by itself."""
+  with Processes(tmp_path) as processes:
+    syncer = processes.start('syncer', 'diloco.syncer', '--bind=0.0.0.0:0')
+    error = _error(processes, syncer, EXIT_CONFIG)
+  assert '--bind=0.0.0.0' in error
+  assert '--insecure' in error
