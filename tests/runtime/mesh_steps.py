@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes inner steps on the mesh that is asked for; prints losses as JSON.
+
+Run in a process of its own by `test_device_meshes.py`: the number of devices
+can't change within one.
+"""
+
+import json
+import sys
+
+import jax
+import numpy as np
+
+from diloco import config as configs
+from diloco.data import pipeline
+from diloco.runtime.blueprint import make_blueprint
+from diloco.runtime.device import Device
+from experiments import tests_tiny
+
+STEPS = 6
+
+
+def losses(fsdp: int, tensor: int) -> dict:
+  """Losses of AdamW steps with a snapshot and a blend after each."""
+  config = tests_tiny.get_config()
+  config.model.update(heads=4, kv_heads=4, head_dim=8)
+  config.mesh.update(fsdp=fsdp, tensor=tensor)
+  config.protocol.update(blend='mix', blend_alpha=0.5)
+  blueprint = make_blueprint(configs.build(config))
+  device = Device(blueprint, jax.devices()[: fsdp * tensor])
+  params, state = device.init(blueprint.initial_parameters())
+  theta = blueprint.initial_fragments()
+  dataset = pipeline.make_dataset(
+    blueprint.text.train, config.data.seq_len, config.data.batch, 4, 0, 0
+  )
+  found = []
+  for i in range(STEPS):
+    batch = device.put_batch(dataset[i])
+    params, state, metrics = device.step(params, state, batch, 0.01, (0, i))
+    found.append(float(metrics['loss']))
+    p = i % len(theta)
+    snapshot = device.snapshot(p, params)
+    moved = sum(
+      float(np.abs(np.asarray(snapshot[k]) - theta[p][k]).sum())
+      for k in theta[p]
+    )
+    assert moved > 0, 'the snapshot is not of the parameters after the step'
+    placed = device.put_fragment(p, theta[p])
+    params = device.blend(p, params, placed, placed)
+  shards = {
+    path: x.addressable_shards[0].data.shape
+    for path, x in params.items()
+  }
+  moments = jax.tree.leaves(state)
+  return {
+    'losses': found,
+    'largest_shard': max(int(np.prod(s)) for s in shards.values()),
+    'largest_moment_shard': max(
+      int(np.prod(x.addressable_shards[0].data.shape)) for x in moments
+    ),
+  }
+
+
+if __name__ == '__main__':
+  print(json.dumps(losses(*map(int, sys.argv[1:]))))
