@@ -292,7 +292,7 @@ class Exchange:
       return  # The syncer it was meant for is gone, and its round with it.
     handle = next(self._handles)
     try:
-      session.outlet.offer(handle, data)
+      session.offer(snapshot.fragment, handle, data)
     except Closed:
       return  # It has just ended.
     session.client.send(

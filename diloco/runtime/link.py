@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A learner's connection to the syncer: made again whenever it is lost."""
 
+import collections
 import queue
 import threading
 import time
 from collections.abc import Callable
 
+import numpy as np
 from absl import logging
 
 from diloco.transport.addresses import HostUnknown
@@ -14,6 +16,7 @@ from diloco.transport.interface import DataPlane, Outlet
 
 ATTEMPT_S = 2.0  # For one attempt to connect.
 RETRY_S = (0.1, 2.0)  # Between attempts: the first pause, the longest.
+OFFERS_KEPT = 4  # Per fragment: the newest, and those that may be pulled yet.
 SESSION_BITS = 12  # Of an incarnation; the rest is the process's start.
 
 
@@ -32,6 +35,21 @@ class Session:
     self.incarnation = incarnation
     self.client = client
     self.outlet = outlet
+    self._kept: dict[int, list[int]] = collections.defaultdict(list)
+
+  def offer(self, fragment: int, handle: int, data: np.ndarray):
+    """Offers; forgets what is older than the last few of the fragment.
+
+    A syncer that is stopped retires nothing, and must not fill this host.
+
+    Raises:
+      Closed: the session has ended.
+    """
+    self.outlet.offer(handle, data)
+    kept = self._kept[fragment]
+    kept.append(handle)
+    if len(kept) > OFFERS_KEPT:
+      self.outlet.retire(kept.pop(0))
 
 
 class Link:

@@ -27,7 +27,7 @@ class ControlLimits:
   """
 
   sessions_max: int = 64
-  outgoing_max: int = 1024
+  outgoing_max: int = 8192
   message_bytes_max: int = wire.MESSAGE_BYTES_MAX
   handshake_s: float = 5.0
   close_s: float = 1.0

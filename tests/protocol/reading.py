@@ -86,7 +86,8 @@ def of_message(message) -> str:
   """A message in a few words."""
   match message:
     case messages.Refusal():
-      return f'refused, {message.reason}'
+      how = 'refused' if message.final else 'refused for now'
+      return f'{how}, {message.reason}'
     case messages.Retired():
       return f'retire offer {" ".join(str(h) for h in message.handles)}'
     case messages.OfferAgain():
@@ -101,7 +102,12 @@ def of_message(message) -> str:
       return f'report step {message.step}'
     case messages.WantFragment():
       return f'want fragment {message.fragment}, {message.reason}'
-    case messages.Ready() | messages.HandedIn() | messages.Goodbye():
+    case (
+      messages.Ready()
+      | messages.Alive()
+      | messages.HandedIn()
+      | messages.Goodbye()
+    ):
       return type(message).__name__.lower()
   raise TypeError(message)
 

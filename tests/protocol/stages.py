@@ -75,6 +75,11 @@ class SyncerStage:
     incarnation = self._incarnations.get(learner, 0) + 1
     self._incarnations[learner] = incarnation
     self._steps[learner] = 0
+    yield from self._hello(learner, incarnation, **fingerprints)
+    if not fingerprints:
+      yield self._heard(learner, messages.Ready())
+
+  def _hello(self, learner, incarnation, **fingerprints):
     hello = messages.Hello(
       messages.PROTOCOL_VERSION,
       RUN,
@@ -84,9 +89,7 @@ class SyncerStage:
       (0,) * self._config.fragments,
       'address',
     )
-    yield self._heard(learner, hello)
-    if not fingerprints:
-      yield self._heard(learner, messages.Ready())
+    yield self._heard(learner, hello, incarnation)
 
   def _step(self, learner, count=1, step_s=1.0):
     for _ in range(count):
@@ -228,7 +231,7 @@ class LearnerStage:
     yield self._heard(messages.Done(0, 0))
 
   def _refuse(self):
-    yield self._heard(messages.Refusal('another layout'))
+    yield self._heard(messages.Refusal('another layout', final=True))
 
   def _tick(self):
     yield learner_io.Tick()

@@ -48,8 +48,7 @@ def losses(fsdp: int, tensor: int) -> dict:
     placed = device.put_fragment(p, theta[p])
     params = device.blend(p, params, placed, placed)
   shards = {
-    path: x.addressable_shards[0].data.shape
-    for path, x in params.items()
+    path: x.addressable_shards[0].data.shape for path, x in params.items()
   }
   moments = jax.tree.leaves(state)
   return {

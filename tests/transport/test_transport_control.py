@@ -88,7 +88,7 @@ def test_control_carries_messages_both_ways_and_counts_bytes():
     assert client.send(HELLO)
     session, message = server.seen.get(timeout=WAIT_S)
     assert message == HELLO
-    answer = messages.Refusal('no')
+    answer = messages.Refusal('no', final=False)
     assert session.send(answer)
     assert client.seen.get(timeout=WAIT_S) == answer
     assert client.bytes_sent == session.bytes_received
@@ -115,7 +115,7 @@ def test_control_tells_the_learner_why_its_session_was_closed():
   with pair() as (server, client):
     client.send(HELLO)
     session, _ = server.seen.get(timeout=WAIT_S)
-    session.send(messages.Refusal('last words'))
+    session.send(messages.Refusal('last words', final=False))
     session.close('silent for 9 s')
     session.close('again')
     assert client.seen.get(timeout=WAIT_S).reason == 'last words'
@@ -267,7 +267,7 @@ def test_control_cuts_off_a_slow_reader_without_waiting_for_it():
     slow.connect(WAIT_S)
     slow.send(HELLO)
     session, _ = server.seen.get(timeout=WAIT_S)
-    bulky = messages.Refusal('x' * 500_000)
+    bulky = messages.Refusal('x' * 500_000, final=False)
     longest_s, deadline = 0.0, time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
       started = time.monotonic()

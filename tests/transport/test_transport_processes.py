@@ -371,7 +371,7 @@ def connected():
       client.send(
         messages.Hello(messages.PROTOCOL_VERSION, 'run', 0, 1, {}, (), 'x')
       )
-      assert seen.get(timeout=WAIT_S) == messages.Refusal('heard')
+      assert seen.get(timeout=WAIT_S) == messages.Refusal('heard', final=False)
       yield process, client, seen, closed
 
 
@@ -397,7 +397,7 @@ def test_processes_control_is_not_held_up_by_a_stopped_server(connected):
   assert longest_s < 0.5
   process.go_on()
   for _ in range(500):
-    assert seen.get(timeout=WAIT_S) == messages.Refusal('heard')
+    assert seen.get(timeout=WAIT_S) == messages.Refusal('heard', final=False)
   assert closed.empty()
 
 

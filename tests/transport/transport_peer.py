@@ -52,7 +52,9 @@ class Peer:
     """Starts a control server that answers each message with a `Refusal`."""
     self._server = control_server.ControlServer(
       '127.0.0.1:0',
-      lambda session, message: session.send(messages.Refusal('heard')),
+      lambda session, message: session.send(
+        messages.Refusal('heard', final=False)
+      ),
       lambda session, reason: None,
     )
     return self._server.address

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole runtime in one process: what a test of it starts and ends."""
+
+import pathlib
+import random
+import threading
+
+from diloco import config as configs
+from diloco.metrics.workdir import Workdir
+from diloco.metrics.writer import JsonlWriter
+from diloco.runtime.blueprint import make_blueprint
+from diloco.runtime.device import Device
+from diloco.runtime.exchange import Exchange
+from diloco.runtime.host_copy import HostCopy
+from diloco.runtime.syncing import Syncing
+from diloco.runtime.training import Training
+from diloco.transport.faulty import Faults, faulty
+from diloco.transport.memory import MemoryNetwork, MemoryPlane
+from experiments import tests_tiny
+
+LEARNERS = 2
+DEADLINE_S = 120.0
+
+
+class Run:
+  """Syncer and learners as threads, on one memory network.
+
+  Args:
+    folder: the workdir.
+    faults: of every data plane.
+    **protocol: what differs from `tests_tiny` in its section `protocol`.
+  """
+
+  def __init__(self, folder: pathlib.Path, faults: Faults, **protocol):
+    config = tests_tiny.get_config()
+    config.protocol.update(learners=LEARNERS, quorum=1, total_steps=100)
+    config.protocol.update(protocol)
+    config.transport.update(timeout_s=0.5)
+    self.blueprint = make_blueprint(configs.build(config))
+    self.workdir = Workdir(folder)
+    self._network = MemoryNetwork()
+    self._faults = faults
+    self._planes = []
+    self.syncing = Syncing(
+      self.blueprint, '127.0.0.1:0', self._plane(0), self.workdir
+    )
+    self.hosts, self.left, self._errors = [], [], []
+    self._trainings = []
+
+  def _plane(self, seed: int):
+    plane = faulty(
+      MemoryPlane(self._network), self._faults, random.Random(seed)
+    )
+    self._planes.append(plane)
+    return plane
+
+  def finish(self):
+    """Trains to the end; raises what any thread raised."""
+    device = Device(self.blueprint)
+    threads = [threading.Thread(target=self._guard(self.syncing.run))]
+    for learner in range(LEARNERS):
+      host = HostCopy(self.blueprint, self.blueprint.initial_fragments())
+      self.hosts.append(host)
+      threads.append(
+        threading.Thread(target=self._guard(self._train, learner, device, host))
+      )
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join(DEADLINE_S)
+    late = [thread for thread in threads if thread.is_alive()]
+    for training in self._trainings:
+      training.stop()
+    self.syncing.stop()
+    self.syncing.close()
+    for plane in self._planes:
+      plane.close()
+    if self._errors:
+      raise self._errors[0]
+    assert not late, f'{len(late)} threads did not end in {DEADLINE_S} s'
+
+  def _guard(self, target, *arguments):
+    def run():
+      try:
+        target(*arguments)
+      except BaseException as error:  # noqa: BLE001 - raised by `finish`.
+        self._errors.append(error)
+
+    return run
+
+  def _train(self, learner: int, device: Device, host: HostCopy):
+    plane = self._plane(1 + learner)
+    exchange = Exchange(
+      self.blueprint, learner, self.syncing.address, device, host, plane
+    )
+    writer = JsonlWriter(self.workdir.metrics(f'learner-{learner}'))
+    training = Training(self.blueprint, learner, device, host, exchange, writer)
+    self._trainings.append(training)
+    try:
+      self.left.append(training.run())
+    finally:
+      exchange.close()
+      writer.close()
