@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both real data planes, and the control plane, against real processes that
-are killed, stopped and continued. Every case ends within its deadline."""
+"""Both real data planes against real processes that are killed, stopped and
+continued. Every case ends within its deadline."""
 
 import contextlib
 import ctypes
 import dataclasses
 import gc
-import json
 import os
 import pathlib
-import queue
-import signal
-import subprocess
-import sys
 import threading
 import time
 import zlib
@@ -21,73 +16,14 @@ import numpy as np
 import pytest
 
 from diloco.protocol import messages
-from diloco.transport import control_client, interface, meter, planes
+from diloco.transport import interface, meter, planes
+from tests.transport.peer_process import Process
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
 WAIT_S = 30.0
 BIG = 200 << 20  # Long enough to be met in the middle.
 MIDDLE = 8 << 20
-
-
-class Process:
-  """A `transport_peer.py`, and the tests' way to talk to it."""
-
-  def __init__(self, kind: str):
-    self._process = subprocess.Popen(
-      [sys.executable, str(HERE / 'transport_peer.py'), kind],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      text=True,
-      env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)},
-    )
-    self._answers = queue.Queue()
-    self._reader = threading.Thread(target=self._read)
-    self._reader.start()
-    self.answer()
-
-  def _read(self):
-    for line in self._process.stdout:
-      self._answers.put(json.loads(line))
-
-  def tell(self, **command):
-    self._process.stdin.write(json.dumps(command) + '\n')
-    self._process.stdin.flush()
-
-  def answer(self):
-    return self._answers.get(timeout=WAIT_S)
-
-  def ask(self, **command):
-    self.tell(**command)
-    return self.answer()
-
-  def offer(self, handle: int, nbytes: int) -> messages.Payload:
-    crc = self.ask(do='offer', handle=handle, nbytes=nbytes)
-    return messages.Payload(handle, 'raw', nbytes, crc)
-
-  def pull(self, outlet: interface.Outlet, payload: messages.Payload, **more):
-    fields = dataclasses.asdict(payload)
-    del fields['codec']
-    self.tell(do='pull', address=outlet.address, **fields, **more)
-
-  def stop(self):
-    """SIGSTOP; returns once the kernel says that it is stopped."""
-    self._process.send_signal(signal.SIGSTOP)
-    _, status = os.waitpid(self._process.pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status)
-
-  def go_on(self):
-    self._process.send_signal(signal.SIGCONT)
-
-  def kill(self):
-    self._process.kill()
-    self._process.wait()
-
-  def close(self):
-    self.kill()
-    self._reader.join()
-    self._process.stdin.close()
-    self._process.stdout.close()
 
 
 class Pull(threading.Thread):
@@ -356,56 +292,3 @@ def test_processes_fifty_cycles_leak_nothing(plane, kind):
       time.sleep(0.1)
   finally:
     process.close()
-
-
-@pytest.fixture
-def connected():
-  """A control server in a process, a client of it, and what it was told."""
-  with contextlib.closing(Process('grpc')) as process:
-    seen, closed = queue.Queue(), queue.Queue()
-    client = control_client.ControlClient(
-      process.ask(do='control'), seen.put, closed.put
-    )
-    with contextlib.closing(client):
-      client.connect(WAIT_S)
-      client.send(
-        messages.Hello(messages.PROTOCOL_VERSION, 'run', 0, 1, {}, (), 'x')
-      )
-      assert seen.get(timeout=WAIT_S) == messages.Refusal('heard', final=False)
-      yield process, client, seen, closed
-
-
-def test_processes_control_notices_a_killed_server(connected):
-  process, client, _, closed = connected
-  process.kill()
-  killed = time.monotonic()
-  assert 'UNAVAILABLE' in closed.get(timeout=WAIT_S)
-  assert time.monotonic() - killed < 1
-  assert not client.send(messages.Ready())
-  client.close()
-  assert closed.empty()
-
-
-def test_processes_control_is_not_held_up_by_a_stopped_server(connected):
-  process, client, seen, closed = connected
-  process.stop()
-  longest_s = 0.0
-  for step in range(500):
-    started = time.monotonic()
-    assert client.send(messages.WantFragment(step, 'x' * 1000))
-    longest_s = max(longest_s, time.monotonic() - started)
-  assert longest_s < 0.5
-  process.go_on()
-  for _ in range(500):
-    assert seen.get(timeout=WAIT_S) == messages.Refusal('heard', final=False)
-  assert closed.empty()
-
-
-def test_processes_control_closes_on_a_stopped_server(connected):
-  process, client, _, closed = connected
-  process.stop()
-  client.send(messages.Ready())
-  started = time.monotonic()
-  client.close()
-  assert time.monotonic() - started < 3
-  assert closed.get(timeout=WAIT_S) == control_client.CLOSED_HERE
