@@ -47,6 +47,10 @@ def on_heard(state: State, event: syncer_io.Heard):
 
 def on_hello(state: State, hello: messages.Hello):
   """Accepts a learner, or refuses it with the reason."""
+  if state.is_current(hello.learner, hello.incarnation):
+    # Not the live session's doing: it must not be dropped for it.
+    state.record('refused', hello.learner, 'a second hello while it lives')
+    return
   account = state.accounts.get(hello.learner, Account())
   never = members_lib.why_refused(
     hello, account, state.run, state.fingerprints, tuple(state.versions)

@@ -22,9 +22,9 @@ from diloco.checkpoint.syncer_records import BrokenRecord, SyncerRecords
 from diloco.metrics.status import write_status
 from diloco.metrics.summary import write_summary
 from diloco.metrics.workdir import Workdir
-from diloco.numerics import payload
 from diloco.protocol import messages, syncer_io
 from diloco.protocol.syncer import Syncer
+from diloco.runtime import contributions
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.board import Board
 from diloco.runtime.global_model import GlobalModel, Outcome
@@ -37,14 +37,9 @@ from diloco.transport.interface import DataPlane, TransferFailed
 INBOX_MAX = 1 << 14  # Events; a full inbox holds back the sessions' readers.
 MERGES_MAX = 64
 STATUS_EVERY_S = 1.0
-LARGEST = 1e12  # Of a contribution: far beyond use, far below overflow.
 FAREWELL_S = 15.0  # How long learners may take to fetch the last updates.
 
 Arrays = dict[str, np.ndarray]  # Piece name -> f32 array.
-
-
-class Unusable(Exception):
-  """A contribution that must not be merged."""
 
 
 class Syncing:
@@ -90,11 +85,12 @@ class Syncing:
   def _begin_or_resume(self) -> Syncer:
     """A new run, or the one that a dead process of this folder left."""
     config, prints = self._config, self._blueprint.fingerprints
+    mine = {**prints, 'name': config.name}
     found = self._records.read_ledger()
     if found is None:
       return Syncer(config.protocol, config.name, prints)
     ledger, counts = found
-    differing = configs.differences(prints, counts['fingerprints'])
+    differing = configs.differences(mine, counts['fingerprints'])
     if differing:
       raise BrokenRecord(
         f'{self._workdir.syncer} is of another run: {differing}'
@@ -288,31 +284,15 @@ class Syncing:
     """On the pool: bytes to outer gradient, checked in full."""
     key = effect.round, effect.learner, effect.incarnation
     try:
-      v = self._contribution(effect.offer, inlet)
-    except (TransferFailed, Unusable) as error:
+      v = contributions.pull(
+        effect.offer, inlet, self._blueprint, self._timeout_s
+      )
+    except (TransferFailed, contributions.Unusable) as error:
       reason = f'{type(error).__name__}: {error}'
       self._put((syncer_io.PullFailed(*key, reason), None))
       return
     self._contributions[key] = v
     self._put((syncer_io.Pulled(*key), None))
-
-  def _contribution(self, offer: messages.Offer, inlet):
-    codec = self._blueprint.up
-    pieces = self._blueprint.layout.fragments[offer.fragment]
-    expected = payload.payload_bytes(pieces, codec)
-    found = offer.payload
-    if (found.codec, found.nbytes) != (codec.name, expected):
-      raise Unusable(
-        f'{found.nbytes} bytes of {found.codec} are offered, fragment '
-        f'{offer.fragment} takes {expected} of {codec.name}'
-      )
-    v = payload.decode(inlet.pull(found, self._timeout_s), pieces, codec)
-    if not payload.is_finite(v):
-      raise Unusable('not finite')
-    largest = max(float(np.abs(array).max()) for array in v.values())
-    if largest > LARGEST:
-      raise Unusable(f'a value of {largest:.3g}, at most {LARGEST:g} is merged')
-    return v
 
   def _start_merge(self, effect: syncer_io.Merge):
     """Hands the contributions to the merger; drops what it does not take."""
@@ -341,7 +321,10 @@ class Syncing:
     self._records.write_ledger(
       self._machine.ledger(),
       {
-        'fingerprints': self._blueprint.fingerprints,
+        'fingerprints': {
+          **self._blueprint.fingerprints,
+          'name': self._config.name,
+        },
         'board': self._board.counts(),
       },
     )
