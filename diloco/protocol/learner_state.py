@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a learner's machine knows, as one value."""
+"""What a learner's machine knows, as one value, and who holds it."""
 
 import dataclasses
 
+from diloco.protocol import learner_io
+from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema
 
 
@@ -51,3 +53,25 @@ class State:
   done: bool = False
   said_at_s: float = float('-inf')  # Its last message to the syncer.
   fetched: tuple[int, ...] = ()  # Handles to name in the next report.
+
+
+class Core:
+  """What the parts of the machine share: the state, and what they want."""
+
+  def __init__(self, config: ProtocolConfig, learner: int, state: State):
+    self.config = config
+    self.learner = learner
+    self.state = state
+    self.effects: list[learner_io.Effect] = []
+
+  def set(self, **fields):
+    self.state = dataclasses.replace(self.state, **fields)
+
+  def set_fragment(self, p: int, **fields):
+    fragments = list(self.state.fragments)
+    fragments[p] = dataclasses.replace(fragments[p], **fields)
+    self.set(fragments=tuple(fragments))
+
+  def send(self, message):
+    self.set(said_at_s=self.state.now)
+    self.effects.append(learner_io.Send(message))
