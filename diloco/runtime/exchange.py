@@ -191,6 +191,8 @@ class Exchange:
   ):
     """Encodes and offers a snapshot, on the worker for it."""
     session = self._session
+    if session is None or not session.has_room(snapshot.fragment):
+      return  # The syncer is away; it gets a newer one when it is back.
     if not self._up.submit(lambda: self._offer(snapshot, theta, base, session)):
       logging.warning('%d snapshots wait to be encoded, one is lost', JOBS_MAX)
 
@@ -279,7 +281,7 @@ class Exchange:
     session = self._session
     for handle in handles or ():
       if session is not None:
-        session.outlet.retire(handle)
+        session.retire(handle)
 
   def _offer(self, snapshot, theta, base, session):
     """On the worker: v = base − θ, encoded, offered, announced."""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A learner's connection to the syncer: made again whenever it is lost."""
 
-import collections
 import queue
 import threading
 import time
@@ -16,7 +15,7 @@ from diloco.transport.interface import DataPlane, Outlet
 
 ATTEMPT_S = 2.0  # For one attempt to connect.
 RETRY_S = (0.1, 2.0)  # Between attempts: the first pause, the longest.
-OFFERS_KEPT = 4  # Per fragment: the newest, and those that may be pulled yet.
+OFFERS_MAX = 4  # Per fragment, that the syncer has not retired.
 SESSION_BITS = 12  # Of an incarnation; the rest is the process's start.
 
 
@@ -35,21 +34,26 @@ class Session:
     self.incarnation = incarnation
     self.client = client
     self.outlet = outlet
-    self._kept: dict[int, list[int]] = collections.defaultdict(list)
+    self._unretired: dict[int, int] = {}  # Handle -> fragment.
+
+  def has_room(self, fragment: int) -> bool:
+    """Whether one more offer of the fragment may be made.
+
+    A syncer that is stopped retires nothing: offers to it must not fill this
+    host, and what it finds when it wakes up must still be there to be pulled.
+    """
+    offered = list(self._unretired.values())
+    return offered.count(fragment) < OFFERS_MAX
 
   def offer(self, fragment: int, handle: int, data: np.ndarray):
-    """Offers; forgets what is older than the last few of the fragment.
-
-    A syncer that is stopped retires nothing, and must not fill this host.
-
-    Raises:
-      Closed: the session has ended.
-    """
+    """Offers; raises `Closed` where the session has ended."""
     self.outlet.offer(handle, data)
-    kept = self._kept[fragment]
-    kept.append(handle)
-    if len(kept) > OFFERS_KEPT:
-      self.outlet.retire(kept.pop(0))
+    self._unretired[handle] = fragment
+
+  def retire(self, handle: int):
+    """The syncer does not need the offer any more."""
+    self._unretired.pop(handle, None)
+    self.outlet.retire(handle)
 
 
 class Link:

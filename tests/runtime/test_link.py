@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from diloco.protocol.messages import Payload
-from diloco.runtime.link import OFFERS_KEPT, Session
+from diloco.runtime.link import OFFERS_MAX, Session
 from diloco.transport.interface import NotOffered
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 
@@ -26,25 +26,34 @@ def ends():
   return Session(1, None, outlet), MemoryPlane(network).inlet(outlet.address)
 
 
-def test_offers_of_one_fragment_are_bounded(ends):
+@pytest.fixture
+def full(ends):
   session, inlet = ends
-  for handle in range(OFFERS_KEPT + 1):
+  for handle in range(OFFERS_MAX):
+    assert session.has_room(0)
     session.offer(0, handle, DATA)
-  with pytest.raises(NotOffered):
-    _pull(inlet, 0)
+  return session, inlet
 
 
-def test_the_newest_offers_stay(ends):
-  session, inlet = ends
-  for handle in range(3 * OFFERS_KEPT):
-    session.offer(0, handle, DATA)
-  for handle in range(2 * OFFERS_KEPT, 3 * OFFERS_KEPT):
+def test_offers_of_one_fragment_are_bounded(full):
+  session, _ = full
+  assert not session.has_room(0)
+
+
+def test_what_was_offered_can_still_be_pulled(full):
+  _, inlet = full
+  for handle in range(OFFERS_MAX):
     np.testing.assert_array_equal(_pull(inlet, handle), DATA)
 
 
-def test_fragments_do_not_displace_each_other(ends):
-  session, inlet = ends
-  session.offer(1, 100, DATA)
-  for handle in range(2 * OFFERS_KEPT):
-    session.offer(0, handle, DATA)
-  np.testing.assert_array_equal(_pull(inlet, 100), DATA)
+def test_a_retired_offer_makes_room(full):
+  session, inlet = full
+  session.retire(2)
+  assert session.has_room(0)
+  with pytest.raises(NotOffered):
+    _pull(inlet, 2)
+
+
+def test_fragments_do_not_displace_each_other(full):
+  session, _ = full
+  assert session.has_room(1)
