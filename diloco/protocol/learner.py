@@ -184,6 +184,9 @@ class Learner:
       connected=True,
       closed_known=closed,
       last_offered=closed,  # Of what was offered before, nothing is left.
+      # Its clock starts at t: offered with fewer than s steps on it, a round
+      # might not be due, and at τ = 0 everyone would wait for it.
+      offered_at_step=self._core.state.step,
       lead=0,
       global_step=welcome.step,
     )
