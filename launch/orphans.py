@@ -1,32 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets the kernel kill a child whose launcher died, however it died."""
+"""Lets the kernel kill a child whose launcher died, however it died.
+
+The child arranges that itself, in this file run as a script, and then becomes
+the program it is to be. A `preexec_fn` would run between fork and exec of the
+launcher; where the launcher has threads (gRPC, JAX), such a fork can hang.
+"""
 
 import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
-# Loaded before any fork: between fork and exec nothing may be imported.
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == 'linux' else None
 
+def dying_with_parent(arguments: Sequence[str]) -> list[str]:
+  """Returns the command line of `arguments`, dying with the calling thread.
 
-def die_with_parent() -> Callable[[], None] | None:
-  """A `preexec_fn` after which the child dies with this thread.
-
-  The kernel sends SIGKILL when the *thread* that forked ends, so children are
-  started from the main thread. None where the kernel has no such signal.
+  The kernel sends SIGKILL when the *thread* that started the child ends, so
+  children are started from the main thread. Where the kernel has no such
+  signal, `arguments` come back as they are.
   """
-  if _LIBC is None:
-    return None
-  parent = os.getpid()
+  if sys.platform != 'linux':
+    return list(arguments)
+  # Isolated and without site: 10 ms, and nothing of the environment is read.
+  script = [sys.executable, '-I', '-S', os.path.abspath(__file__)]
+  return [*script, str(os.getpid()), *arguments]
 
-  def in_child():
-    if _LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
-      raise OSError(ctypes.get_errno(), 'prctl(PR_SET_PDEATHSIG)')
-    if os.getppid() != parent:  # It died before prctl: no signal will come.
-      os._exit(1)
 
-  return in_child
+def main(parent: int, arguments: Sequence[str]):
+  """Asks for the signal, then is `arguments`."""
+  libc = ctypes.CDLL(None, use_errno=True)
+  if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
+    raise OSError(ctypes.get_errno(), 'prctl(PR_SET_PDEATHSIG)')
+  if os.getppid() != parent:  # It died before prctl: no signal will come.
+    sys.exit(1)
+  try:
+    os.execvp(arguments[0], arguments)
+  except OSError as error:
+    print(f'{arguments[0]}: {error.strerror}', file=sys.stderr)
+    sys.exit(os.EX_CONFIG)
+
+
+if __name__ == '__main__':
+  main(int(sys.argv[1]), sys.argv[2:])

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from launch.orphans import die_with_parent
+from launch.orphans import dying_with_parent
 from launch.program import Role
 
 EXIT_CONFIG = 78  # The same configuration would fail again.
@@ -195,13 +195,12 @@ class Supervisor:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open('ab') as log:
       process.popen = subprocess.Popen(
-        process.role.argv,
+        dying_with_parent(process.role.argv),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
         env=self._environment,
         process_group=0,
-        preexec_fn=die_with_parent(),
       )
     process.state = RUNNING
     process.starts += 1

@@ -139,8 +139,13 @@ def test_a_program_that_does_not_exist_leaves_no_process(tmp_path):
   watched, events = build(
     tmp_path, role('a', FOREVER), Role('b', ('/no/such/program',))
   )
-  with pytest.raises(FileNotFoundError), watched:
-    watched.poll()
+  with watched:
+    poll_until(watched, lambda: watched.failure)
+  assert watched.failure == (
+    'b exited with code 78: it can not run as configured'
+  )
+  log = (tmp_path / 'b.log').read_text()
+  assert log == '/no/such/program: No such file or directory\n'
   assert not psutil.pid_exists(events[0].pid)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import read_jsonl
-from launch.orphans import die_with_parent
+from launch.orphans import dying_with_parent
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 EXIT_CONFIG = 78
@@ -114,13 +114,12 @@ class Processes:
     ]
     with log.open('wb') as file:
       popen = subprocess.Popen(
-        command,
+        dying_with_parent(command),
         cwd=REPOSITORY,
         stdin=subprocess.DEVNULL,
         stdout=file,
         stderr=subprocess.STDOUT,
         env=self._environment | dict(environment or {}),
-        preexec_fn=die_with_parent(),
       )
     self._running.append(Running(name, popen, log))
     return self._running[-1]
