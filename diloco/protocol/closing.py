@@ -5,8 +5,16 @@ After every event each open round is moved as far as it will go. Rounds may
 collect and pull side by side; they merge and close in order.
 """
 
-from diloco.protocol import members as members_lib
-from diloco.protocol import messages, rounds, sessions, syncer_io
+import dataclasses
+
+from diloco.protocol import (
+  messages,
+  patience,
+  rounds,
+  sessions,
+  strikes,
+  syncer_io,
+)
 from diloco.protocol.grace import grace_window_s
 from diloco.protocol.rounds import Admitted, Round, Stage
 from diloco.protocol.state import State
@@ -19,6 +27,8 @@ FAILED_PULLS_MAX = 3
 
 def advance_rounds(state: State):
   """Opens what is due and moves every open round as far as it will go."""
+  if state.lost:
+    return  # Θ is not whole: a restarted syncer waits for donations.
   _begin_to_finish(state)
   closed_before = None
   while closed_before != state.closed_round:
@@ -76,6 +86,7 @@ def _collect(state: State, round_: Round) -> Round:
     _candidates(state, round_),
     state.versions[round_.fragment],
     state.config,
+    quorum=state.quorum_now(),
     last=state.finishing,
   )
   if state.finishing:
@@ -113,15 +124,16 @@ def _collect_last(
 
 
 def _candidates(state: State, round_: Round) -> dict[int, rounds.Candidate]:
-  """The live learners as the round sees them; pulled offers count."""
+  """The learners as the round sees them; pulled offers count."""
   pulled = {m: a.held for m, a in round_.pulls if m in round_.pulled}
   return {
     m: rounds.Candidate(
-      clock=state.pace[m],
+      clock=None if member.leaving else state.pace[m],
       held=pulled.get(m) or member.offers.get(round_.fragment),
       merged_base=state.accounts[m].merged_bases.get(round_.fragment, -1),
     )
-    for m, member in state.live().items()
+    for m, member in sorted(state.members.items())
+    if member.ready
   }
 
 
@@ -172,7 +184,12 @@ def on_pulled(state: State, event: syncer_io.Pulled):
   found = _awaited(state, event)
   if found is not None:
     round_, admitted = found
-    state.put(round_, pulled=round_.pulled | {event.learner})
+    norms = {**dict(round_.norms), event.learner: event.norm}
+    state.put(
+      round_,
+      pulled=round_.pulled | {event.learner},
+      norms=tuple(sorted(norms.items())),
+    )
     state.change(event.learner, failed_pulls=0)
     _use_up(state, event.learner, admitted)
 
@@ -185,6 +202,8 @@ def on_pull_failed(state: State, event: syncer_io.PullFailed):
     state.record('pull_failed', event.learner, event.reason)
     state.put(round_, **round_.without(event.learner))
     _use_up(state, event.learner, admitted)
+    if event.unusable and _strike(state, event.learner, event.reason):
+      return
     failed = state.members[event.learner].failed_pulls + 1
     state.change(event.learner, failed_pulls=failed)
     if failed >= FAILED_PULLS_MAX:
@@ -219,6 +238,7 @@ def _use_up(state: State, learner: int, admitted: Admitted):
 
 def _conclude(state: State, round_: Round):
   """All pulls are over: merge if it is this round's turn, or collect again."""
+  round_ = _refuse_outliers(state, round_)
   if not state.finishing and len(round_.pulled) < state.quorum_now():
     round_ = state.put(round_, stage=Stage.COLLECTING, closes_at_s=None)
     return
@@ -241,6 +261,36 @@ def _conclude(state: State, round_: Round):
       reason=round_.reason,
     )
   )
+
+
+def _refuse_outliers(state: State, round_: Round) -> Round:
+  """Takes out of a round whose norm is no neighbour of the others'."""
+  steps = {m: a.held.offer.c_steps for m, a in round_.pulls}
+  norms = {m: strikes.per_root_step(norm, steps[m]) for m, norm in round_.norms}
+  usual = state.usual_norms[round_.fragment]
+  refused = strikes.outliers(norms, usual)
+  for learner, reason in refused.items():
+    round_ = state.put(round_, **round_.without(learner))
+    state.record('outlier', learner, f'round {round_.number}: {reason}')
+    _strike(state, learner, reason)
+    round_ = state.rounds[round_.number]  # A quarantine changes it.
+  # Judged once: the next time only what has come since.
+  state.usual_norms[round_.fragment] = strikes.usual_after(
+    usual, {m: n for m, n in norms.items() if m not in refused}, len(refused)
+  )
+  return state.put(round_, norms=())
+
+
+def _strike(state: State, learner: int, reason: str) -> bool:
+  """One more contribution refused; whether that was one too many."""
+  account = state.accounts[learner]
+  account = dataclasses.replace(account, strikes=account.strikes + 1)
+  state.accounts[learner] = account
+  if account.strikes < strikes.STRIKES_MAX:
+    return False
+  reason = f'{account.strikes} contributions refused, the last: {reason}'
+  sessions.quarantine(state, learner, reason)
+  return True
 
 
 # MERGING, closed -------------------------------------------------------------
@@ -279,6 +329,7 @@ def on_merged(state: State, number: int):
       fragment, share.base_version, share.c_tokens
     )
   state.versions[fragment] += 1
+  state.knows_less = False
   sync_s = state.now - round_.pull_began_s
   state.sync_s = state.sync_s.add(sync_s)
   _close(state, round_)
@@ -321,7 +372,8 @@ def _begin_to_finish(state: State):
     return
   state.last_round = state.closed_round + state.config.fragments
   state.finish_at_s = state.now + max(
-    members_lib.silence_max_s(m, state.config) for m in live.values()
+    patience.silence_max_s(m.step_s, state.config.patience)
+    for m in live.values()
   )
   for learner in sorted(state.members):
     state.send(learner, sessions.finish_message(state))

@@ -25,8 +25,8 @@ class ProtocolConfig:
     admission: 'latest' merges the newest offer of every live learner;
       'fresh' only of those whose pace clock has reached the round.
     max_staleness_versions: offers on an older base are refused.
-    silence_floor_s: no learner is given up before this much silence.
-    silence_steps: nor before this many of its own step times.
+    patience: stretches every time-out; all of them derive from measured step
+      and transfer times (`patience.py`).
     total_steps: the run ends when the global step t reaches this.
     blend: how a learner takes in an update: 'overwrite', 'mix' or 'carry'.
   """
@@ -40,8 +40,7 @@ class ProtocolConfig:
   grace_cap_steps: float
   admission: str
   max_staleness_versions: int
-  silence_floor_s: float
-  silence_steps: float
+  patience: float
   total_steps: int
   blend: str
 
@@ -106,10 +105,8 @@ class ProtocolConfig:
       yield (
         f'max_staleness_versions={self.max_staleness_versions}, must be ≥ 0'
       )
-    if not 0 < self.silence_floor_s < math.inf:
-      yield f'silence_floor_s={self.silence_floor_s}, must be finite and > 0'
-    if not 1 <= self.silence_steps < math.inf:
-      yield f'silence_steps={self.silence_steps}, must be finite and ≥ 1'
+    if not 0 < self.patience < math.inf:
+      yield f'patience={self.patience}, must be finite and > 0'
     if self.total_steps < 1:
       yield f'total_steps={self.total_steps}, must be at least 1'
     if self.blend not in BLENDS:

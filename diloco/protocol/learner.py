@@ -7,9 +7,17 @@ there; while τ > 0 the loop never waits for another process.
 
 from collections.abc import Mapping
 
-from diloco.protocol import learner_io, messages, receiving
+from diloco.protocol import (
+  donating,
+  joining,
+  learner_io,
+  leaving,
+  messages,
+  receiving,
+)
 from diloco.protocol.config import ProtocolConfig
-from diloco.protocol.learner_state import Core, Fragment, State
+from diloco.protocol.joining import Start
+from diloco.protocol.learner_state import Core, State
 from diloco.protocol.offering import NextOffer, Standing, next_offer
 
 ALIVE_S = 1.0  # A learner that waits at its boundary speaks this often.
@@ -23,7 +31,7 @@ class Learner:
     run: its name.
     learner: the id, which also names the data shard.
     fingerprints: config, layout, data.
-    crcs: of the fragments as this process initialised them, at version 0.
+    start: what this process has, from its seed or its own checkpoint.
   """
 
   def __init__(
@@ -32,13 +40,10 @@ class Learner:
     run: str,
     learner: int,
     fingerprints: Mapping[str, str],
-    crcs: tuple[int, ...],
+    start: Start,
   ):
-    assert len(crcs) == config.fragments, f'{len(crcs)=} for {config}'
-    fragments = tuple(Fragment(crc=crc) for crc in crcs)
-    self._core = Core(config, learner, State(fragments))
-    self._run = run
-    self._fingerprints = dict(fingerprints)
+    assert len(start.crcs) == config.fragments, f'{start=} for {config}'
+    self._core = Core(config, run, learner, fingerprints, start.state())
 
   # The interface ------------------------------------------------------------
 
@@ -53,7 +58,7 @@ class Learner:
     self._core.effects = []
     match event:
       case learner_io.Connected():
-        self._on_connected(event)
+        joining.on_connected(self._core, event)
       case learner_io.Disconnected():
         self._on_disconnected(event)
       case learner_io.Heard():
@@ -66,23 +71,31 @@ class Learner:
         receiving.on_rebuilt(self._core, event)
       case learner_io.FetchFailed():
         receiving.on_fetch_failed(self._core, event)
+      case learner_io.StateFetched():
+        joining.on_state_fetched(self._core, event)
+      case learner_io.StateFailed():
+        joining.on_state_failed(self._core, event)
+      case learner_io.Stop():
+        leaving.on_stop(self._core, event)
       case learner_io.Tick():
         pass
       case _:
         raise TypeError(f'Not a learner event: {event!r}.')
     receiving.ask_again(self._core)
     self._say_alive()
-    self._begin_when_complete()
+    if joining.begin_when_complete(self._core):
+      self._begin()
     self._go_on_if_parked()
     self._leave_when_done()
+    leaving.leave_in_time(self._core)
     return self._core.effects
 
   def deadline(self) -> float | None:
     """The earliest time at which a `Tick` would do something."""
-    if not self._core.state.connected:
-      return None
-    times = [f.ask_at_s for f in self._core.state.fragments]
-    if self._core.state.parked:
+    times = [leaving.deadline(self._core)]
+    if self._core.state.connected:
+      times += [f.ask_at_s for f in self._core.state.fragments]
+    if self._has_nothing_to_report():
       times.append(self._core.state.said_at_s + ALIVE_S)
     return min((t for t in times if t is not None), default=None)
 
@@ -120,41 +133,44 @@ class Learner:
     snapshot: State,
   ) -> 'Learner':
     """The machine that gave `snapshot`."""
-    crcs = tuple(f.crc for f in snapshot.fragments)
-    machine = cls(config, run, learner, fingerprints, crcs)
+    start = Start.from_seed(tuple(f.crc for f in snapshot.fragments))
+    machine = cls(config, run, learner, fingerprints, start)
     machine._core.state = snapshot
     return machine
 
   # The session --------------------------------------------------------------
 
-  def _on_connected(self, event: learner_io.Connected):
-    self._core.send(
-      messages.Hello(
-        protocol=messages.PROTOCOL_VERSION,
-        run=self._run,
-        learner=self._core.learner,
-        incarnation=event.incarnation,
-        fingerprints=self._fingerprints,
-        versions=tuple(f.host for f in self._core.state.fragments),
-        address=event.address,
-      )
-    )
-
   def _on_disconnected(self, event: learner_io.Disconnected):
     """Offers die with the session; training goes on."""
-    self._core.set(connected=False, again_round=0, fetched=())
+    self._core.set(
+      connected=False, again_round=0, fetched=(), seeking=False, donations=()
+    )
     self._core.effects.append(learner_io.Forget(None))
     for p in range(self._core.config.fragments):
       self._core.set_fragment(p, wanted=False, ask_at_s=None)
     if self._core.state.done:
-      self._leave(f'run is over; {event.reason}')
+      self._core.leave(f'run is over; {event.reason}')
 
   def _on_heard(self, message):
     match message:
       case messages.Welcome():
-        self._on_welcome(message)
+        joining.on_welcome(self._core, message)
       case messages.Refusal():
-        self._leave(message.reason, refused=message.final)
+        self._core.leave(message.reason, refused=message.final)
+      case messages.Quarantine():
+        self._core.leave(f'quarantined: {message.reason}')
+      case messages.StateAt():
+        joining.on_state_at(self._core, message)
+      case messages.NoState():
+        joining.on_no_state(self._core)
+      case messages.Donate():
+        donating.on_donate(self._core, message)
+      case messages.DonationOver():
+        donating.on_donation_over(self._core, message)
+      case messages.DonateFragment():
+        self._core.effects.append(
+          learner_io.DonateFragment(message.fragment, message.version)
+        )
       case messages.Update():
         receiving.on_update(self._core, message)
       case messages.FullFragment():
@@ -171,51 +187,14 @@ class Learner:
         self._core.set(again_round=message.round)
       case messages.Finish():
         self._core.set(last_round=message.last_round)
+        if self._core.state.connected and not self._core.state.settled:
+          joining.go_on_alone(self._core)  # No step will need more.
         if self._core.state.ceased:  # Before a reconnect; the syncer forgot it.
           self._core.effects.append(learner_io.HandIn())
       case messages.Done():
         self._core.set(done=True)
       case _:
         raise TypeError(f'Not a syncer message: {message!r}.')
-
-  def _on_welcome(self, welcome: messages.Welcome):
-    closed = max(self._core.state.closed_known, welcome.closed_round)
-    self._core.set(
-      connected=True,
-      closed_known=closed,
-      last_offered=closed,  # Of what was offered before, nothing is left.
-      # Its clock starts at t: offered with fewer than s steps on it, a round
-      # might not be due, and at τ = 0 everyone would wait for it.
-      offered_at_step=self._core.state.step,
-      lead=0,
-      global_step=welcome.step,
-    )
-    if self._core.state.began:
-      self._core.send(messages.Ready())
-    else:
-      self._core.set(position=welcome.position)
-    for p, fragment in enumerate(self._core.state.fragments):
-      self._core.set_fragment(p, coming=fragment.host)
-      if welcome.versions[p] > fragment.host:
-        receiving.want(self._core, p, f'at version {fragment.host} on joining')
-      elif welcome.crcs[p] != fragment.crc:
-        receiving.want(
-          self._core, p, f'other bytes at version {fragment.host} on joining'
-        )
-
-  def _begin_when_complete(self):
-    state = self._core.state
-    if state.began or state.ceased or not state.connected:
-      return
-    if any(f.wanted or f.host != f.coming for f in state.fragments):
-      return
-    self._core.send(messages.Ready())
-    receiving.apply_received(self._core)
-    self._core.set(began=True)
-    if state.last_round is None:
-      self._core.effects.append(learner_io.Begin(state.position))
-    else:
-      self._hand_in()
 
   def _leave_when_done(self):
     """After the last update is here: the host holds the final Θ."""
@@ -225,14 +204,15 @@ class Learner:
     if any(f.wanted or f.host != f.coming for f in state.fragments):
       return
     self._core.send(messages.Goodbye('run is over'))
-    self._leave('run is over')
+    self._core.leave('run is over')
 
-  def _leave(self, reason: str, refused: bool = False):
-    if not self._core.state.left:
-      self._core.set(left=True, ceased=True, parked=False)
-      self._core.effects.append(
-        learner_io.Leave(reason, done=self._core.state.done, refused=refused)
-      )
+  def _begin(self):
+    """Bootstrap is complete."""
+    if self._core.state.last_round is None:
+      begin = learner_io.Begin(self._core.state.position)
+      self._core.effects.append(begin)
+    else:
+      self._hand_in()
 
   # Inner steps --------------------------------------------------------------
 
@@ -248,8 +228,12 @@ class Learner:
       global_step=state.global_step + 1,
     )
     receiving.apply_received(self._core)
+    donating.donate(self._core)
     if state.last_round is not None:
       self._hand_in()
+      return
+    if state.leave_at_s is not None:
+      self._leave_at_boundary()
       return
     self._offer()
     if self._core.config.overlap_steps == 0:
@@ -272,13 +256,18 @@ class Learner:
         fetched=self._core.state.fetched,
       )
     )
-    self._core.set(fetched=())
+    self._core.set(fetched=(), reported_step=step, reported=True)
+
+  def _has_nothing_to_report(self) -> bool:
+    """It waits at its boundary, or makes the first step of the session."""
+    state = self._core.state
+    first = state.began and not state.reported and not state.ceased
+    return state.connected and (state.parked or first)
 
   def _say_alive(self):
-    """Whoever waits reports no step; silence would be taken for death."""
-    state = self._core.state
-    due = state.now >= state.said_at_s + ALIVE_S
-    if state.parked and state.connected and due:
+    """Silence of who can't report a step would be taken for death."""
+    due = self._core.state.now >= self._core.state.said_at_s + ALIVE_S
+    if due and self._has_nothing_to_report():
       self._core.send(messages.Alive())
 
   def _go_on_if_parked(self):
@@ -286,8 +275,11 @@ class Learner:
     if not self._core.state.parked:
       return
     receiving.apply_received(self._core)
+    donating.donate(self._core)
     if self._core.state.last_round is not None:
       self._hand_in()
+    elif self._core.state.leave_at_s is not None:
+      self._leave_at_boundary()
     elif self._core.state.again_round:
       self._offer()
     self._core.set(parked=not self._core.state.ceased and self._awaits_update())
@@ -361,6 +353,14 @@ class Learner:
       offered_tokens=state.tokens,
     )
     return True
+
+  def _leave_at_boundary(self):
+    """Asked to stop: one last offer, for the oldest open round."""
+    state = self._core.state
+    if state.connected:
+      self._snapshot(state.closed_known + 1)
+    self._core.effects += [learner_io.SayLeaving(), learner_io.Cease()]
+    self._core.set(ceased=True, parked=False)
 
   def _hand_in(self):
     """Finishing: every fragment once, for its last round; then no more."""

@@ -72,6 +72,28 @@ class FetchFailed:
 
 
 @dataclasses.dataclass(frozen=True)
+class StateFetched:
+  """A donor's copy of Θ is on the host, proven; its inner state is here."""
+
+  offered: messages.StateOffered
+  donor: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StateFailed:
+  """What a donor offered did not come whole."""
+
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+  """The machine goes away: leave in good order, within the notice time."""
+
+  notice_s: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Tick:
   """Nothing but the passing of time: a deadline was reached."""
 
@@ -101,6 +123,53 @@ class Snapshot:
 @dataclasses.dataclass(frozen=True)
 class HandIn:
   """Boundary: after the snapshots before it are offered, say `HandedIn`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SayLeaving:
+  """Boundary: after the snapshots before it are offered, say `Leaving`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DonateState:
+  """Boundary: copy the inner state, offer it and Θ to a newcomer."""
+
+  learner: int  # The newcomer, and its session.
+  incarnation: int
+  step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class EndDonation:
+  """Withdraw what was offered to a newcomer."""
+
+  learner: int
+  incarnation: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DonateFragment:
+  """Offer the syncer the host's copy of a fragment, if it is of `version`."""
+
+  fragment: int
+  version: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FetchState:
+  """Pull what a donor offers."""
+
+  state: messages.StateAt
+
+
+@dataclasses.dataclass(frozen=True)
+class Adopt:
+  """Boundary: the inner state that was fetched is this learner's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reset:
+  """Boundary: the inner state that the process has is not to be trusted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +220,7 @@ class Leave:
 
   reason: str
   done: bool = False  # The run is over.
+  stopped: bool = False  # As it was asked to.
   refused: bool = False  # By the syncer, for good: a restart would not help.
 
 
@@ -162,12 +232,22 @@ Event = (
   | Completed
   | Rebuilt
   | FetchFailed
+  | StateFetched
+  | StateFailed
+  | Stop
   | Tick
 )
 Effect = (
   Send
   | Snapshot
   | HandIn
+  | SayLeaving
+  | DonateState
+  | EndDonation
+  | DonateFragment
+  | FetchState
+  | Adopt
+  | Reset
   | Apply
   | Begin
   | Cease

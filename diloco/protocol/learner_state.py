@@ -2,6 +2,7 @@
 """What a learner's machine knows, as one value, and who holds it."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from diloco.protocol import learner_io
 from diloco.protocol.config import ProtocolConfig
@@ -15,6 +16,8 @@ class Fragment:
   base: int = 0  # What θ_p was last set to; offers are relative to it.
   host: int = 0  # The newest that the host holds, proven by its CRC.
   coming: int = 0  # What the host holds once the fetches under way are done.
+  announced: int = 0  # The newest that is known to exist.
+  unlike: bool = False  # The host's copy is not what the syncer has.
   crc: int = 0  # Of the host's copy.
   applied: bool = True  # Whether θ_p was set to the host's copy.
   from_step: int = 0  # Own steps and tokens that θ_p has no progress of.
@@ -28,12 +31,25 @@ class Fragment:
 
 
 @dataclasses.dataclass(frozen=True)
+class Donation:
+  """A newcomer that waits for this learner's state."""
+
+  learner: int
+  incarnation: int
+  versions: tuple[int, ...]  # That θ must have taken in before.
+
+
+@dataclasses.dataclass(frozen=True)
 class State:
   """All that the machine knows: compared, saved, restored."""
 
   fragments: tuple[Fragment, ...]
   now: float = float('-inf')
   connected: bool = False  # Welcomed, that is.
+  source: str = 'the seed'  # Where the inner state is from, for people.
+  settled: bool = False  # It is known where it is to be from.
+  seeking: bool = False  # A peer is asked for it.
+  clean: bool = False  # It must not be what the process has brought.
   began: bool = False  # Bootstrap is complete; it trains.
   parked: bool = False  # τ = 0: the loop waits at its boundary.
   ceased: bool = False  # No more inner steps.
@@ -41,6 +57,8 @@ class State:
   step: int = 0  # Own inner steps, dispatched, and their tokens.
   tokens: int = 0
   completed_step: int = 0
+  reported_step: int = 0  # The last that any syncer was told of.
+  reported: bool = False  # Whether this session has reported one.
   step_s: Ema = dataclasses.field(default=Ema())
   position: int = 0  # Of the data, at the start.
   closed_known: int = 0
@@ -49,6 +67,8 @@ class State:
   lead: int = 0
   again_round: int = 0  # To be offered again, if it is still open.
   global_step: int = 0  # t at the last update, plus own steps since.
+  donations: tuple[Donation, ...] = ()
+  leave_at_s: float | None = None  # Set by `Stop`.
   last_round: int | None = None  # Set by `Finish`.
   done: bool = False
   said_at_s: float = float('-inf')  # Its last message to the syncer.
@@ -58,9 +78,18 @@ class State:
 class Core:
   """What the parts of the machine share: the state, and what they want."""
 
-  def __init__(self, config: ProtocolConfig, learner: int, state: State):
+  def __init__(
+    self,
+    config: ProtocolConfig,
+    run: str,
+    learner: int,
+    fingerprints: Mapping[str, str],
+    state: State,
+  ):
     self.config = config
+    self.run = run
     self.learner = learner
+    self.fingerprints = dict(fingerprints)
     self.state = state
     self.effects: list[learner_io.Effect] = []
 
@@ -75,3 +104,13 @@ class Core:
   def send(self, message):
     self.set(said_at_s=self.state.now)
     self.effects.append(learner_io.Send(message))
+
+  def leave(self, reason: str, refused: bool = False, stopped: bool = False):
+    """Once, and for this process for good."""
+    if not self.state.left:
+      self.set(left=True, ceased=True, parked=False)
+      self.effects.append(
+        learner_io.Leave(
+          reason, done=self.state.done, stopped=stopped, refused=refused
+        )
+      )

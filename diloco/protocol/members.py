@@ -5,18 +5,23 @@ import dataclasses
 from collections.abc import Mapping
 
 from diloco.protocol import messages
-from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema
 from diloco.protocol.rounds import HeldOffer
 
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-  """A session. It is *live*, and counts, from `Ready` until it ends."""
+  """A session. It is *live*, and counts, from `Ready` until it leaves."""
 
   incarnation: int
   heard_s: float
+  versions: tuple[int, ...] = ()  # As it said in its hello.
+  crcs: tuple[int, ...] = ()
   ready: bool = False
+  leaving: bool = False
+  donor: tuple[int, int] | None = None  # Asked for a state, for this one.
+  state_offered: bool = False  # By that donor, to this one.
+  tried: tuple[tuple[int, int], ...] = ()  # Donors that have failed.
   step: int = 0  # Last reported, of its own.
   step_s: Ema = dataclasses.field(default=Ema())
   offers: Mapping[int, HeldOffer] = dataclasses.field(default_factory=dict)
@@ -52,12 +57,6 @@ def believable(step_s: float, average: Ema) -> float:
   return min(step_s, STEP_JUMP_MAX * max(average.value_s, 1e-3))
 
 
-def silence_max_s(member: Member, config: ProtocolConfig) -> float:
-  """How long a live learner may say nothing: max(floor, k·ξ_step)."""
-  steps_s = config.silence_steps * member.step_s.or_zero()
-  return max(config.silence_floor_s, steps_s)
-
-
 @dataclasses.dataclass(frozen=True)
 class Account:
   """What the syncer keeps of a learner id beyond its sessions."""
@@ -66,12 +65,15 @@ class Account:
   position: int = 0  # Next batch of its data shard, as last reported.
   merged_bases: Mapping[int, int] = dataclasses.field(default_factory=dict)
   merged_tokens: int = 0
+  strikes: int = 0  # Contributions refused since the last merged one.
+  quarantined: str = ''  # Why; '' where it is not.
 
   def merged(self, fragment: int, base_version: int, tokens: int) -> 'Account':
     return dataclasses.replace(
       self,
       merged_bases={**self.merged_bases, fragment: base_version},
       merged_tokens=self.merged_tokens + tokens,
+      strikes=0,
     )
 
 
@@ -81,6 +83,7 @@ def why_refused(
   run: str,
   fingerprints: Mapping[str, str],
   versions: tuple[int, ...],
+  knows_less: bool,
 ) -> str | None:
   """Why a `Hello` is not accepted; None where it is.
 
@@ -90,6 +93,8 @@ def why_refused(
     run: the syncer's run.
     fingerprints: config, layout and data of that run.
     versions: of the syncer's fragments.
+    knows_less: it was restarted and has closed nothing since; a learner may
+      know of later rounds.
   """
   if hello.protocol != messages.PROTOCOL_VERSION:
     return (
@@ -111,22 +116,27 @@ def why_refused(
       f'{fingerprints.get(key)}'
       for key in differing
     )
-  if len(hello.versions) != len(versions):
+  if not len(hello.versions) == len(hello.crcs) == len(versions):
     return (
-      f'{len(hello.versions)} fragment versions, the run has {len(versions)}'
+      f'{len(hello.versions)} versions and {len(hello.crcs)} CRCs of '
+      f'fragments, the run has {len(versions)}'
     )
+  if min(hello.versions) < 0:
+    return f'version {min(hello.versions)} of a fragment'
   ahead = [p for p, v in enumerate(hello.versions) if v > versions[p]]
-  if ahead:
+  if ahead and not knows_less:
     p = ahead[0]
     return (
       f'version {hello.versions[p]} of fragment {p}, this syncer has only '
-      f'{versions[p]}: it lost its state, and the run with it'
+      f'{versions[p]} and has closed rounds itself: another run'
     )
   return None
 
 
-def why_too_old(hello: messages.Hello, account: Account) -> str | None:
+def why_not_now(hello: messages.Hello, account: Account) -> str | None:
   """Why an incarnation is refused, though a later one would be welcome."""
+  if account.quarantined and hello.began:
+    return f'quarantined until a clean bootstrap: {account.quarantined}'
   if hello.incarnation > account.incarnation:
     return None
   return (

@@ -8,7 +8,7 @@ checked on the wire by `diloco/transport/wire.py`, which reads them from here.
 
 import dataclasses
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +34,37 @@ class Hello:
   incarnation: int  # Rises with every process start and every session.
   fingerprints: dict[str, str]  # config, layout, data.
   versions: tuple[int, ...]  # What the learner holds, per fragment.
+  crcs: tuple[int, ...]  # Of the bytes of those fragments.
+  began: bool  # Its process has trained already: no bootstrap is to come.
   address: str  # Where the syncer pulls this learner's offers.
+
+
+@dataclasses.dataclass(frozen=True)
+class WantState:
+  """A newcomer asks for a peer's copy of Θ and inner optimizer state."""
+
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class StateOffered:
+  """A donor offers what it was asked for; the syncer hands it on."""
+
+  learner: int  # The newcomer, and its session.
+  incarnation: int
+  versions: tuple[int, ...]  # Of the fragments of Θ.
+  crcs: tuple[int, ...]  # Of their bytes.
+  step: int  # The donor's own step, whose inner state it is.
+  payloads: tuple[Payload, ...]  # The P fragments, then the inner state.
+  address: str  # Where the newcomer pulls them.
 
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
   """Bootstrap is complete: from now on the learner counts."""
+
+  steps_away: int  # Made since the last report to a syncer, at most s.
+  source: str  # Where the inner state is from, for people.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +82,7 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class Alive:
-  """Sent by a learner that waits (τ = 0) and has no step to report."""
+  """Sent by a learner that has no step to report: it waits, or it begins."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +112,20 @@ class HandedIn:
 
 
 @dataclasses.dataclass(frozen=True)
+class Leaving:
+  """No more steps will come; the last offer is there and may be merged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentOffered:
+  """A learner's copy of Θ_p in f32, for a syncer that has lost it."""
+
+  fragment: int
+  version: int
+  payload: Payload
+
+
+@dataclasses.dataclass(frozen=True)
 class Goodbye:
   """The learner leaves in good order."""
 
@@ -106,6 +145,7 @@ class Welcome:
   crcs: tuple[int, ...]  # Of the bytes of each fragment of Θ.
   position: int  # Next batch of this learner id's shard, as last reported.
   live: tuple[int, ...]
+  clean: bool  # What the learner brings is not trusted: it was quarantined.
   address: str  # Where this learner pulls the syncer's offers.
 
 
@@ -115,6 +155,54 @@ class Refusal:
 
   reason: str
   final: bool  # Another process of the learner would be refused as well.
+
+
+@dataclasses.dataclass(frozen=True)
+class Donate:
+  """Asks a live learner for its state, once it has seen these versions."""
+
+  learner: int  # The newcomer, and its session.
+  incarnation: int
+  versions: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class DonationOver:
+  """The newcomer needs the donor's offer no longer."""
+
+  learner: int
+  incarnation: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StateAt:
+  """Answer to `WantState`: what a donor offered, and where."""
+
+  donor: int
+  incarnation: int  # Of the donor.
+  offered: StateOffered
+
+
+@dataclasses.dataclass(frozen=True)
+class NoState:
+  """Answer to `WantState`: nobody is left who could donate."""
+
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class DonateFragment:
+  """Asks for Θ_p at a version that this syncer has lost."""
+
+  fragment: int
+  version: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Quarantine:
+  """Too many contributions were refused; only a clean bootstrap may return."""
+
+  reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,11 +269,21 @@ FROM_LEARNER = (
   Offer,
   WantFragment,
   HandedIn,
+  Leaving,
+  WantState,
+  StateOffered,
+  FragmentOffered,
   Goodbye,
 )
 FROM_SYNCER = (
   Welcome,
   Refusal,
+  Donate,
+  DonationOver,
+  StateAt,
+  NoState,
+  DonateFragment,
+  Quarantine,
   Update,
   FullFragment,
   Retired,

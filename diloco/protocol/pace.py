@@ -29,12 +29,24 @@ class PaceClock:
   def __getitem__(self, learner: int) -> int:
     return self._clocks[learner]
 
-  def join(self, learner: int):
-    """A learner starts at t: it neither drives nor delays the others."""
-    self._clocks[learner] = self._step
+  def join(self, learner: int, clock: int, quorum: int):
+    """A learner starts at t: it neither drives nor delays the others.
 
-  def leave(self, learner: int, quorum: int):
+    At `clock`, if that is more: it trained on while there was no syncer.
+    """
+    self._clocks[learner] = max(clock, self._step)
+    self._raise_step(quorum)
+
+  def leave(self, learner: int, quorum: int) -> dict[int, int]:
+    """It does not count any more; its clock, if it had one."""
+    left = {m: c for m, c in self._clocks.items() if m == learner}
     self._clocks.pop(learner, None)
+    self._raise_step(quorum)
+    return left
+
+  def reach(self, learner: int, clock: int, quorum: int):
+    """The clock is at `clock` at least."""
+    self._clocks[learner] = max(self._clocks[learner], clock)
     self._raise_step(quorum)
 
   def advance(self, learner: int, steps: int, quorum: int):

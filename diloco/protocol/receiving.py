@@ -17,6 +17,9 @@ def on_update(core: Core, update: messages.Update):
   )
   p = update.fragment
   fragment = core.state.fragments[p]
+  core.set_fragment(p, announced=max(fragment.announced, update.version))
+  if not core.state.settled and not core.state.began:
+    return  # A donor may bring it; what then is missing is asked for.
   if fragment.wanted or update.version <= fragment.coming:
     return  # The full fragment that will come is at least as new.
   if update.version == fragment.coming + 1:
@@ -55,6 +58,7 @@ def on_rebuilt(core: Core, event: learner_io.Rebuilt):
     host=event.version,
     coming=max(event.version, fragment.coming),
     crc=event.crc,
+    unlike=False,
     applied=False,
   )
 

@@ -50,6 +50,7 @@ class Round:
   pull_began_s: float | None = None
   pulls: tuple[tuple[int, Admitted], ...] = ()  # Ascending learner id.
   pulled: frozenset[int] = frozenset()  # Of `pulls`: the bytes are here.
+  norms: tuple[tuple[int, float], ...] = ()  # Of those not judged yet.
   reason: str = ''  # Why the window ended.
 
   def all_pulled(self) -> bool:
@@ -60,14 +61,15 @@ class Round:
     return {
       'pulls': tuple((m, a) for m, a in self.pulls if m != learner),
       'pulled': self.pulled - {learner},
+      'norms': tuple((m, n) for m, n in self.norms if m != learner),
     }
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-  """What a round looks at in one live learner."""
+  """What a round looks at in one learner."""
 
-  clock: int
+  clock: int | None  # None: it leaves, and is not waited for.
   held: HeldOffer | None  # Its newest offer for the round's fragment.
   merged_base: int  # Base of its last merged offer of the fragment, or -1.
 
@@ -99,7 +101,8 @@ def why_not(
   offer = candidate.held.offer
   if offer.c_steps < 1:
     return 'no step since its base'
-  if config.admission == 'fresh' and candidate.clock < due_step:
+  behind = candidate.clock is not None and candidate.clock < due_step
+  if config.admission == 'fresh' and behind:
     return f'clock {candidate.clock} before step {due_step}'
   return why_void(offer, candidate.merged_base, version, config)
 
@@ -119,15 +122,17 @@ def decide(
   candidates: Mapping[int, Candidate],
   version: int,
   config: ProtocolConfig,
+  quorum: int,
   last: bool = False,
 ) -> Decision:
   """Quorum of a due round: K admissible offers, K ≤ live learners.
 
   Args:
     round_: its number.
-    candidates: the live learners, by id.
+    candidates: the live learners, and those that leave, by id.
     version: of the round's fragment, before the round.
     config: of the run.
+    quorum: K now.
     last: the run is finishing, nobody makes another step: clocks don't count.
   """
   due_step = 0 if last else round_ * config.spacing_steps
@@ -135,14 +140,14 @@ def decide(
     m: why_not(c, due_step, version, config) for m, c in candidates.items()
   }
   admitted = tuple(m for m in sorted(blocked) if blocked[m] is None)
-  minimum = min(config.quorum, len(candidates))
+  live = [c for c in candidates.values() if c.clock is not None]
   # Steps are reported before a snapshot is encoded: a clock alone would end
   # the window on the very offers that it is held open for.
   complete = all(
     c.clock >= due_step and c.held is not None and c.held.offer.round >= round_
-    for c in candidates.values()
+    for c in live
   )
   if not candidates:
     return Decision(False, (), False, 'no live learner')
-  reason = f'{len(admitted)}/{minimum} offers, {len(candidates)} live'
-  return Decision(len(admitted) >= minimum, admitted, complete, reason)
+  reason = f'{len(admitted)}/{quorum} offers, {len(live)} live'
+  return Decision(len(admitted) >= quorum, admitted, complete, reason)

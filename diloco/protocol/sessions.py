@@ -4,13 +4,11 @@
 import dataclasses
 import math
 
+from diloco.protocol import donors, messages, patience, recovery, syncer_io
 from diloco.protocol import members as members_lib
-from diloco.protocol import messages, syncer_io
 from diloco.protocol.members import Account, Member
 from diloco.protocol.rounds import HeldOffer, Stage
 from diloco.protocol.state import State
-
-LOOK_FLOORS = 0.25  # Between two looks at the clock, in silence floors.
 
 
 def on_heard(state: State, event: syncer_io.Heard):
@@ -27,7 +25,7 @@ def on_heard(state: State, event: syncer_io.Heard):
   state.change(learner, heard_s=state.now)
   match event.message:
     case messages.Ready():
-      on_ready(state, learner)
+      on_ready(state, learner, event.message)
     case messages.Report():
       on_report(state, learner, event.message)
     case messages.Offer():
@@ -38,6 +36,14 @@ def on_heard(state: State, event: syncer_io.Heard):
       pass  # That it spoke is all that it says.
     case messages.HandedIn():
       state.change(learner, handed_in=True)
+    case messages.Leaving():
+      on_leaving(state, learner)
+    case messages.WantState():
+      on_want_state(state, learner)
+    case messages.StateOffered():
+      on_state_offered(state, learner, event.message)
+    case messages.FragmentOffered():
+      on_fragment_offered(state, learner, event.message)
     case messages.Goodbye():
       reason = members_lib.brief(f'goodbye: {event.message.reason}')
       end_session(state, learner, reason)
@@ -53,9 +59,14 @@ def on_hello(state: State, hello: messages.Hello):
     return
   account = state.accounts.get(hello.learner, Account())
   never = members_lib.why_refused(
-    hello, account, state.run, state.fingerprints, tuple(state.versions)
+    hello,
+    account,
+    state.run,
+    state.fingerprints,
+    tuple(state.versions),
+    state.knows_less,
   )
-  reason = never or members_lib.why_too_old(hello, account)
+  reason = never or members_lib.why_not_now(hello, account)
   if reason is not None:
     reason = members_lib.brief(reason)
     session = hello.learner, hello.incarnation
@@ -69,7 +80,10 @@ def on_hello(state: State, hello: messages.Hello):
   state.accounts[hello.learner] = dataclasses.replace(
     account, incarnation=hello.incarnation
   )
-  state.members[hello.learner] = Member(hello.incarnation, state.now)
+  recovery.adopt(state, hello)
+  state.members[hello.learner] = Member(
+    hello.incarnation, state.now, versions=hello.versions, crcs=hello.crcs
+  )
   state.record('joined', hello.learner, f'incarnation {hello.incarnation}')
   state.emit(
     syncer_io.Greet(
@@ -80,6 +94,12 @@ def on_hello(state: State, hello: messages.Hello):
       tuple(state.versions),
       account.position,
       tuple(state.live()),
+      clean=bool(account.quarantined),
+      # Where nobody knows the CRC, the learner's own is as good as any.
+      lost_crcs=tuple(
+        (p, hello.crcs[p] if lost.crc is None else lost.crc)
+        for p, lost in sorted(state.lost.items())
+      ),
     )
   )
   if state.finishing:
@@ -88,12 +108,74 @@ def on_hello(state: State, hello: messages.Hello):
     state.send(hello.learner, done_message(state))
 
 
-def on_ready(state: State, learner: int):
-  """Bootstrap is complete: the learner counts, its clock starts at t."""
+def on_ready(state: State, learner: int, ready: messages.Ready):
+  """Bootstrap is complete: the learner counts, its clock starts at t.
+
+  Steps that it made without a session count from where its clock was, but for
+  one round at most: the first round after a syncer's restart is due at once,
+  and no flood follows.
+  """
+  if not 0 <= ready.steps_away <= state.config.spacing_steps:
+    break_off(state, learner, f'steps_away={ready.steps_away}')
+    return
+  if state.members[learner].ready:
+    return
+  donors.on_ready(state, learner)
+  state.change(learner, ready=True)
+  clock = state.left_clocks.pop(learner, 0) + ready.steps_away
+  state.pace.join(learner, clock, state.config.quorum)
+  state.accounts[learner] = dataclasses.replace(
+    state.accounts[learner], strikes=0, quarantined=''
+  )
+  source = members_lib.brief(ready.source)
+  reason = f'at step {state.pace.step}, inner state from {source}'
+  state.record('ready', learner, reason)
+
+
+def on_leaving(state: State, learner: int):
+  """It is not waited for any more; what it has offered may be merged."""
   if not state.members[learner].ready:
-    state.change(learner, ready=True)
-    state.pace.join(learner)
-    state.record('ready', learner, f'starts at step {state.pace.step}')
+    break_off(state, learner, 'leaves before it was ready')
+    return
+  state.change(learner, leaving=True)
+  state.pace.leave(learner, state.config.quorum)
+  state.record('leaving', learner, 'makes no more steps')
+
+
+def on_want_state(state: State, learner: int):
+  """A newcomer looks for a donor."""
+  if state.members[learner].ready:
+    break_off(
+      state, learner, 'wants a state though it has said that it is ready'
+    )
+    return
+  donors.on_want_state(state, learner)
+
+
+def on_state_offered(
+  state: State, learner: int, offered: messages.StateOffered
+):
+  """A donor has answered."""
+  fragments = state.config.fragments
+  whole = (
+    len(offered.versions) == len(offered.crcs) == fragments
+    and len(offered.payloads) >= fragments
+  )
+  if not whole or not state.members[learner].ready:
+    reason = f'an impossible donation to learner {offered.learner}'
+    break_off(state, learner, reason)
+    return
+  donors.on_state_offered(state, learner, offered)
+
+
+def on_fragment_offered(
+  state: State, learner: int, offered: messages.FragmentOffered
+):
+  """A learner donates what this syncer has lost."""
+  if not 0 <= offered.fragment < state.config.fragments:
+    break_off(state, learner, f'donates fragment {offered.fragment}')
+    return
+  recovery.on_fragment_offered(state, learner, offered)
 
 
 def on_report(state: State, learner: int, report: messages.Report):
@@ -120,7 +202,8 @@ def on_report(state: State, learner: int, report: messages.Report):
   )
   # One step, whatever its number: after a reconnect the learner's own count
   # holds steps that an earlier session has reported.
-  state.pace.advance(learner, 1, state.config.quorum)
+  if not member.leaving:
+    state.pace.advance(learner, 1, state.config.quorum)
   if report.fetched:
     state.emit(syncer_io.Retire(learner, member.incarnation, report.fetched))
 
@@ -129,14 +212,19 @@ def on_offer(state: State, learner: int, offer: messages.Offer):
   """Keeps it for its round; the newest of a fragment replaces the older."""
   member = state.members[learner]
   broken = _broken_rule(state, offer)
-  if broken or not member.ready:
-    break_off(state, learner, broken or 'an offer before it was ready')
+  if broken or learner not in state.live():
+    break_off(state, learner, broken or 'an offer from one that does not count')
     return
   superseded = member.offers.get(offer.fragment)
   state.members[learner] = member.with_offer(HeldOffer(offer, state.now))
   if superseded and not state.is_pulling(learner, superseded):
     state.retire(learner, superseded.offer.payload.handle)
   state.discard_void(learner, offer.fragment)
+  if state.config.overlap_steps == 0:
+    # It waits there now. After a session was lost its clock may have fewer
+    # steps than it made; nobody would ever see the round become due.
+    due_step = offer.round * state.config.spacing_steps
+    state.pace.reach(learner, due_step, state.config.quorum)
 
 
 def _broken_rule(state: State, offer: messages.Offer) -> str | None:
@@ -166,6 +254,8 @@ def on_want(state: State, learner: int, want: messages.WantFragment):
   if not 0 <= want.fragment < state.config.fragments:
     break_off(state, learner, f'wants fragment {want.fragment}')
     return
+  if recovery.postpone(state, learner, want.fragment):
+    return
   incarnation = state.members[learner].incarnation
   reason = members_lib.brief(want.reason)
   state.emit(syncer_io.Serve(learner, incarnation, want.fragment, reason))
@@ -180,13 +270,27 @@ def break_off(state: State, learner: int, reason: str):
 
 def end_session(state: State, learner: int, reason: str):
   """The incarnation is over: nothing of it is merged from now on."""
+  donors.dismiss(state, learner)
   member = state.members.pop(learner)
-  state.pace.leave(learner, state.config.quorum)
+  state.left_clocks |= state.pace.leave(learner, state.config.quorum)
   for round_ in list(state.rounds.values()):
     if round_.stage is not Stage.MERGING:
       state.put(round_, **round_.without(learner))
   state.record('left', learner, reason)
   state.emit(syncer_io.Drop(learner, member.incarnation, reason))
+  donors.on_end_of_session(state, learner, member.incarnation)
+  recovery.on_end_of_session(state, (learner, member.incarnation))
+
+
+def quarantine(state: State, learner: int, reason: str):
+  """Ends the session; only a process that begins anew may come back."""
+  reason = members_lib.brief(reason)
+  state.accounts[learner] = dataclasses.replace(
+    state.accounts[learner], quarantined=reason
+  )
+  state.record('quarantined', learner, reason)
+  state.send(learner, messages.Quarantine(reason))
+  end_session(state, learner, f'quarantined: {reason}')
 
 
 def silence_deadlines(state: State) -> list[float]:
@@ -198,11 +302,11 @@ def silence_deadlines(state: State) -> list[float]:
   """
   if state.finishing or not state.live():
     return []
-  look = state.now + LOOK_FLOORS * state.config.silence_floor_s
+  knob = state.config.patience
   return [
-    look,
+    state.now + patience.look_s(knob),
     *(
-      member.heard_s + members_lib.silence_max_s(member, state.config)
+      member.heard_s + patience.silence_max_s(member.step_s, knob)
       for member in state.live().values()
     ),
   ]
@@ -213,7 +317,7 @@ def give_up_silent(state: State):
   if state.finishing:
     return
   for learner, member in state.live().items():
-    silence_max_s = members_lib.silence_max_s(member, state.config)
+    silence_max_s = patience.silence_max_s(member.step_s, state.config.patience)
     if state.now >= member.heard_s + silence_max_s:
       reason = f'silent for {silence_max_s:.2f} s'
       end_session(state, learner, reason)
@@ -226,7 +330,7 @@ def excuse_silence(state: State, away_s: float):
   away (stopped, swapped out). It must not take its own absence for the
   learners': what they said in the meantime is still unread.
   """
-  if away_s > 2 * LOOK_FLOORS * state.config.silence_floor_s:
+  if away_s > 2 * patience.look_s(state.config.patience):
     for learner in list(state.members):
       state.change(learner, heard_s=state.now)
 

@@ -13,6 +13,18 @@ from diloco.protocol.rounds import HeldOffer, Round, why_void
 
 
 @dataclasses.dataclass(frozen=True)
+class LostFragment:
+  """A fragment of which a restarted syncer has only an older version."""
+
+  version: int  # That it had at the last close; it keeps this number.
+  crc: int | None  # Of its bytes then; None: not known.
+  held: int  # The version that is here.
+  asked: tuple[int, int] | None = None  # Who is asked to donate it.
+  tried: tuple[tuple[int, int], ...] = ()  # Who was, in vain.
+  wanted_by: tuple[int, ...] = ()  # Who waits for it.
+
+
+@dataclasses.dataclass(frozen=True)
 class Snapshot:
   """All that the machine knows, as a value: compared, saved, restored."""
 
@@ -26,6 +38,11 @@ class Snapshot:
   open_rounds: tuple[Round, ...]
   quorum_s: Ema
   sync_s: Ema
+  usual_norms: tuple[float | None, ...]
+  left_clocks: tuple[tuple[int, int], ...]
+  lost: tuple[tuple[int, LostFragment], ...]
+  give_up_lost_s: float | None
+  knows_less: bool
   last_round: int | None
   finish_at_s: float | None
   ended: bool
@@ -36,9 +53,13 @@ class Ledger:
   """What outlives the syncer's process; sessions and open rounds do not."""
 
   step: int
+  clocks: tuple[tuple[int, int], ...]
   closed_round: int
   versions: tuple[int, ...]
   accounts: tuple[tuple[int, Account], ...]
+  quorum_s: Ema
+  sync_s: Ema
+  usual_norms: tuple[float | None, ...]
   ended: bool
 
 
@@ -60,6 +81,14 @@ class State:
     self.rounds: dict[int, Round] = {}  # Open ones, in ascending number.
     self.quorum_s = Ema()
     self.sync_s = Ema()
+    # Of outer gradients, per √step, by fragment (`strikes.py`).
+    self.usual_norms: list[float | None] = [None] * config.fragments
+    # A restarted syncer's (`recovery.py`): clocks of those who will be back,
+    # fragments that it lost, whether learners may know of later rounds.
+    self.left_clocks: dict[int, int] = {}
+    self.lost: dict[int, LostFragment] = {}
+    self.give_up_lost_s: float | None = None
+    self.knows_less = False
     self.last_round: int | None = None  # Set once the run is finishing.
     self.finish_at_s: float | None = None
     self.ended = False
@@ -77,6 +106,11 @@ class State:
       open_rounds=tuple(self.rounds.values()),
       quorum_s=self.quorum_s,
       sync_s=self.sync_s,
+      usual_norms=tuple(self.usual_norms),
+      left_clocks=tuple(sorted(self.left_clocks.items())),
+      lost=tuple(sorted(self.lost.items())),
+      give_up_lost_s=self.give_up_lost_s,
+      knows_less=self.knows_less,
       last_round=self.last_round,
       finish_at_s=self.finish_at_s,
       ended=self.ended,
@@ -92,6 +126,11 @@ class State:
     self.rounds = {r.number: r for r in snapshot.open_rounds}
     self.quorum_s = snapshot.quorum_s
     self.sync_s = snapshot.sync_s
+    self.usual_norms = list(snapshot.usual_norms)
+    self.left_clocks = dict(snapshot.left_clocks)
+    self.lost = dict(snapshot.lost)
+    self.give_up_lost_s = snapshot.give_up_lost_s
+    self.knows_less = snapshot.knows_less
     self.last_round = snapshot.last_round
     self.finish_at_s = snapshot.finish_at_s
     self.ended = snapshot.ended
@@ -99,18 +138,25 @@ class State:
   def ledger(self) -> Ledger:
     return Ledger(
       step=self.pace.step,
+      clocks=tuple(self.pace.clocks.items()),
       closed_round=self.closed_round,
       versions=tuple(self.versions),
       accounts=tuple(sorted(self.accounts.items())),
+      quorum_s=self.quorum_s,
+      sync_s=self.sync_s,
+      usual_norms=tuple(self.usual_norms),
       ended=self.ended,
     )
 
   def resume(self, ledger: Ledger):
     """Goes on where another process left off; everyone has to join again."""
     self.pace = PaceClock(ledger.step)
+    self.left_clocks = dict(ledger.clocks)
     self.closed_round = ledger.closed_round
     self.versions = list(ledger.versions)
     self.accounts = dict(ledger.accounts)
+    self.quorum_s, self.sync_s = ledger.quorum_s, ledger.sync_s
+    self.usual_norms = list(ledger.usual_norms)
     if ledger.ended:
       self.ended = True
       self.last_round = self.closed_round
@@ -123,7 +169,9 @@ class State:
 
   def live(self) -> dict[int, Member]:
     """The learners that count, in ascending id."""
-    return {m: x for m, x in sorted(self.members.items()) if x.ready}
+    return {
+      m: x for m, x in sorted(self.members.items()) if x.ready and not x.leaving
+    }
 
   def quorum_now(self) -> int:
     """K, but no more than there are live learners, and at least 1."""

@@ -7,7 +7,7 @@ wants done it returns. Sessions are in `sessions`, rounds in `closing`.
 
 from collections.abc import Mapping
 
-from diloco.protocol import closing, sessions, syncer_io
+from diloco.protocol import closing, recovery, sessions, syncer_io
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.state import Ledger, Snapshot, State
 
@@ -48,11 +48,16 @@ class Syncer:
         closing.on_pull_failed(state, event)
       case syncer_io.Merged():
         closing.on_merged(state, event.round)
+      case syncer_io.FragmentTaken():
+        recovery.on_taken(state, event)
+      case syncer_io.FragmentFailed():
+        recovery.on_failed(state, event)
       case syncer_io.Tick():
         pass
       case _:
         raise TypeError(f'Not a syncer event: {event!r}.')
     sessions.give_up_silent(state)
+    recovery.ask(state)
     closing.advance_rounds(state)
     return state.effects
 
@@ -61,6 +66,7 @@ class Syncer:
     deadlines = [
       *sessions.silence_deadlines(self._state),
       *closing.window_deadlines(self._state),
+      *recovery.deadlines(self._state),
     ]
     return min(deadlines, default=None)
 
@@ -79,10 +85,22 @@ class Syncer:
     run: str,
     fingerprints: Mapping[str, str],
     ledger: Ledger,
+    held: tuple[int, ...],
+    crcs: tuple[int, ...],
   ) -> 'Syncer':
-    """The machine of a new process; learners join it again."""
+    """The machine of a new process; learners join it again.
+
+    Args:
+      config: of the run.
+      run: its name.
+      fingerprints: config, layout, data.
+      ledger: of the last close.
+      held: the version of each fragment that is here, at most the ledger's.
+      crcs: of the bytes of each fragment at the ledger's version.
+    """
     syncer = cls(config, run, fingerprints)
     syncer._state.resume(ledger)
+    recovery.begin(syncer._state, held, crcs)
     return syncer
 
   @classmethod

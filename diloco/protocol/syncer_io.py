@@ -37,6 +37,7 @@ class Pulled:
   round: int
   learner: int
   incarnation: int
+  norm: float  # L2, of the whole outer gradient v_m.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,24 @@ class PullFailed:
   """They are not, and that pull is over."""
 
   round: int
+  learner: int
+  incarnation: int
+  reason: str
+  unusable: bool  # They came, and must not be merged: a strike.
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentTaken:
+  """A learner's copy of a lost fragment is Θ_p now, proven by its CRC."""
+
+  fragment: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentFailed:
+  """It did not come, or its CRC is another."""
+
+  fragment: int
   learner: int
   incarnation: int
   reason: str
@@ -89,6 +108,8 @@ class Greet:
   versions: tuple[int, ...]
   position: int
   live: tuple[int, ...]
+  clean: bool
+  lost_crcs: tuple[tuple[int, int], ...]  # (p, CRC) of what is not here.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +178,29 @@ class Serve:
 
 
 @dataclasses.dataclass(frozen=True)
+class TakeFragment:
+  """Pull a learner's copy of a lost fragment; answer, always.
+
+  It becomes Θ_p at `version`, with what the checkpoint has of the outer
+  optimizer's state and of the residual.
+  """
+
+  learner: int
+  incarnation: int
+  version: int
+  crc: int
+  offered: messages.FragmentOffered
+
+
+@dataclasses.dataclass(frozen=True)
+class Relabel:
+  """Nobody has a lost fragment: what is here goes on as `version`."""
+
+  fragment: int
+  version: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Retire:
   """These handles, offered to the session, were fetched."""
 
@@ -182,7 +226,27 @@ class End:
   closed_round: int
 
 
-Event = Heard | Lost | Pulled | PullFailed | Merged | Tick
+Event = (
+  Heard
+  | Lost
+  | Pulled
+  | PullFailed
+  | Merged
+  | FragmentTaken
+  | FragmentFailed
+  | Tick
+)
 Effect = (
-  Greet | Send | Drop | Pull | Merge | Publish | Serve | Retire | Record | End
+  Greet
+  | Send
+  | Drop
+  | Pull
+  | Merge
+  | Publish
+  | Serve
+  | TakeFragment
+  | Relabel
+  | Retire
+  | Record
+  | End
 )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real syncer and learner machines in a simulated cluster, without arrays.
 
-A simulated learner makes steps of drawn length; messages take a latency, bytes
-a transfer time. Nothing here decides anything: that is the machines' part.
+Messages take a latency, bytes a transfer time; whatever is on its way to a
+dead process is lost. Nothing here decides anything: that is the machines'
+part. The learners' side is in `simulated_learner`.
 """
 
 import dataclasses
@@ -11,13 +12,11 @@ from collections.abc import Callable
 
 from diloco.protocol import learner_io, messages, syncer_io
 from diloco.protocol.config import ProtocolConfig
-from diloco.protocol.learner import Learner
+from diloco.protocol.state import Ledger
 from diloco.protocol.syncer import Syncer
+from diloco.sim.contents import FINGERPRINTS, RUN, crc_after, crc_of
 from diloco.sim.engine import Simulation
-
-RUN = 'simulated'
-FINGERPRINTS = {'config': 'c', 'layout': 'l', 'data': 'd'}
-TOKENS_PER_STEP = 1024
+from diloco.sim.simulated_learner import SimulatedLearner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,150 +42,14 @@ class Timing:
   reconnect_s: float = 0.2
 
 
-def crc_of(fragment: int, version: int) -> int:
-  """Stands for the bytes of Θ_p at a version, which nobody has here."""
-  return 1000 * version + fragment
+@dataclasses.dataclass(frozen=True)
+class Disk:
+  """What a dead syncer leaves: the ledger, and an older checkpoint."""
 
-
-class SimulatedLearner:
-  """One process: the machine, its host's copy of Θ, its offers."""
-
-  def __init__(self, cluster: 'Cluster', learner: int, incarnation: int):
-    self.id = learner
-    self.incarnation = incarnation
-    self.alive = True
-    self.stopped = False
-    self.steps = 0
-    self.tokens = 0
-    self.training = False
-    self.left: learner_io.Leave | None = None
-    config = cluster.config
-    self.machine = Learner(
-      config,
-      RUN,
-      learner,
-      FINGERPRINTS,
-      tuple(crc_of(p, 0) for p in range(config.fragments)),
-    )
-    self.host_versions = [0] * config.fragments
-    self.offers: dict[int, messages.Payload] = {}
-    self._cluster = cluster
-    self._free_at = 0.0  # When the encoding thread is.
-    self._stepping = False
-
-  def handle(self, event: learner_io.Event):
-    """Feeds the machine and performs what it wants."""
-    if not self.alive or self.left:
-      return
-    sim = self._cluster.sim
-    for effect in self.machine.handle(event, sim.now):
-      self._perform(effect)
-    deadline = self.machine.deadline()
-    if deadline is not None:
-      sim.at(max(deadline, sim.now), self._tick)
-    self._go_on()
-
-  def _tick(self):
-    deadline = self.machine.deadline()
-    if deadline is not None and deadline <= self._cluster.sim.now:
-      self.handle(learner_io.Tick())
-
-  def connect(self):
-    """Opens a session; whatever an older one was told is void."""
-    if self.alive and not self.left:
-      self.incarnation = self._cluster.next_incarnation()
-      self.offers.clear()
-      address = f'learner-{self.id}'
-      self.handle(learner_io.Connected(self.incarnation, address))
-
-  def disconnect(self, reason: str):
-    self.handle(learner_io.Disconnected(reason))
-    self._cluster.sim.after(self._cluster.timing.reconnect_s, self.connect)
-
-  def _go_on(self):
-    """Starts the next inner step unless one runs or the loop must wait."""
-    idle = self.training and not self._stepping and not self.machine.waiting
-    if idle and self.alive and not self.left:
-      self._stepping = True
-      step_s = self._cluster.draw_step_s(self.id)
-      self._cluster.sim.after(step_s, lambda: self._stepped(step_s))
-
-  def _stepped(self, step_s: float):
-    self._stepping = False
-    if not self.alive or self.left:
-      return
-    if self.stopped:  # SIGSTOP: looks again when it may go on.
-      self._stepping = True
-      self._cluster.sim.after(step_s, lambda: self._stepped(step_s))
-      return
-    if not self.training:
-      return
-    self.steps += 1
-    self.tokens += TOKENS_PER_STEP
-    self.handle(learner_io.Boundary(TOKENS_PER_STEP))
-    self.handle(
-      learner_io.Completed(TOKENS_PER_STEP, self.steps, step_s, 0.0, 1.0)
-    )
-
-  def _perform(self, effect: learner_io.Effect):
-    cluster = self._cluster
-    match effect:
-      case learner_io.Send():
-        cluster.to_syncer(self, effect.message)
-      case learner_io.Snapshot():
-        self._later(lambda: self._offer(effect))
-      case learner_io.HandIn():
-        self._later(lambda: cluster.to_syncer(self, messages.HandedIn()))
-      case learner_io.FetchUpdate():
-        update = effect.update
-        self._fetch(update, update.version, needs=update.version - 1)
-      case learner_io.FetchFragment():
-        self._fetch(effect.message, effect.message.version, needs=None)
-      case learner_io.Forget():
-        gone = self.offers if effect.handles is None else effect.handles
-        for handle in list(gone):
-          self.offers.pop(handle, None)
-      case learner_io.Begin():
-        self.training = True
-      case learner_io.Cease():
-        self.training = False
-      case learner_io.Leave():
-        self.left = effect
-        cluster.lost(self, effect.reason)
-      case learner_io.Apply():
-        cluster.applied(self, effect)
-      case _:
-        raise TypeError(f'Not a learner effect: {effect!r}.')
-
-  def _later(self, callback: Callable[[], None]):
-    """Queues work on the one encoding thread."""
-    sim = self._cluster.sim
-    self._free_at = max(self._free_at, sim.now) + self._cluster.timing.encode_s
-    sim.at(self._free_at, callback)
-
-  def _offer(self, snapshot: learner_io.Snapshot):
-    handle = self._cluster.next_handle()
-    payload = messages.Payload(handle, 'int4', 1, 0)
-    self.offers[handle] = payload
-    fields = dataclasses.asdict(snapshot)
-    self._cluster.to_syncer(self, messages.Offer(**fields, payload=payload))
-
-  def _fetch(self, message, version: int, needs: int | None):
-    def arrive():
-      p = message.fragment
-      held = self.host_versions[p]
-      if self.stopped or self._cluster.fails():
-        self.handle(learner_io.FetchFailed(p, version, 'lost on the way'))
-      elif needs is not None and held != needs:
-        reason = f'host has version {held}'
-        self.handle(learner_io.FetchFailed(p, version, reason))
-      else:
-        self.host_versions[p] = max(held, version)
-        handle = message.payload.handle
-        crc = crc_of(p, version)
-        self.handle(learner_io.Rebuilt(p, version, crc, handle))
-
-    self._cluster.sim.after(self._cluster.timing.transfer_s, arrive)
+  ledger: Ledger
+  crcs: tuple[int, ...]  # At the ledger's versions.
+  held: tuple[int, ...]  # Versions in the checkpoint,
+  held_crcs: tuple[int, ...]  # and their CRCs.
 
 
 class Cluster:
@@ -198,6 +61,7 @@ class Cluster:
     seed: of the step lengths and of lost transfers.
     loss: probability that a transfer of bytes fails.
     observe: called with every event and its effects at the syncer.
+    checkpoint_rounds: closes between two checkpoints of the syncer.
   """
 
   def __init__(
@@ -207,19 +71,26 @@ class Cluster:
     seed: int,
     loss: float = 0.0,
     observe: Callable[[object, list], None] = lambda event, effects: None,
+    checkpoint_rounds: int = 1,
   ):
     self.config = config
     self.timing = timing
     self.sim = Simulation()
-    self.syncer = Syncer(config, RUN, FINGERPRINTS)
+    self.syncer: Syncer | None = Syncer(config, RUN, FINGERPRINTS)
     self.learners: dict[int, SimulatedLearner] = {}
     self.merges: list[tuple[float, syncer_io.Merge]] = []
     self.records: list[tuple[float, syncer_io.Record]] = []
     self.applies: list[tuple[float, int, learner_io.Apply]] = []
+    self.begins: list[tuple[float, int, int]] = []
     self.ended: syncer_io.End | None = None
+    self.loss = loss
+    self.syncer_starts = 1
+    self.disk: Disk | None = None
+    self.crcs = [crc_of(p, 0) for p in range(config.fragments)]
+    self.cut: set[int] = set()  # Learners that no message reaches or leaves.
     self._random = random.Random(seed)
-    self._loss = loss
     self._observe = observe
+    self._checkpoint_rounds = checkpoint_rounds
     self._incarnations = 0
     self._handles = 0
 
@@ -229,7 +100,7 @@ class Cluster:
     """Starts a process for `learner`, in place of a dead one if need be."""
     old = self.learners.get(learner)
     assert old is None or not old.alive, f'learner {learner} is alive'
-    process = SimulatedLearner(self, learner, 0)
+    process = SimulatedLearner(self, learner)
     self.learners[learner] = process
     process.connect()
 
@@ -246,6 +117,41 @@ class Cluster:
   def resume(self, learner: int):
     self.learners[learner].stopped = False
 
+  def preempt(self, learner: int, notice_s: float):
+    """SIGTERM: leaves in good order, as far as the time allows."""
+    self.learners[learner].handle(learner_io.Stop(notice_s))
+
+  def partition(self, learner: int):
+    """The network between a learner and everybody else goes away."""
+    self.cut.add(learner)
+    process = self.learners[learner]
+    self.lost(process, 'unreachable', through_the_cut=True)
+    self._disconnect_later(process)
+
+  def heal(self, learner: int):
+    self.cut.discard(learner)
+
+  def kill_syncer(self):
+    """kill -9; what it had written stays."""
+    assert self.syncer is not None, 'the syncer is dead'
+    self.syncer = None
+    for process in self.learners.values():
+      self._disconnect_later(process)
+
+  def start_syncer(self):
+    """A new process of the syncer goes on from the disk."""
+    assert self.syncer is None, 'the syncer is alive'
+    self.syncer_starts += 1
+    if self.disk is None:
+      self.crcs = [crc_of(p, 0) for p in range(self.config.fragments)]
+      self.syncer = Syncer(self.config, RUN, FINGERPRINTS)
+    else:
+      disk = self.disk
+      self.crcs = list(disk.held_crcs)
+      self.syncer = Syncer.resume(
+        self.config, RUN, FINGERPRINTS, disk.ledger, disk.held, disk.crcs
+      )
+
   def run(self, until: float):
     """Runs up to a time, or to the end of the run."""
     self.sim.run(until, stop=lambda: self.ended is not None)
@@ -253,17 +159,34 @@ class Cluster:
   # What the machines want ---------------------------------------------------
 
   def to_syncer(self, process: SimulatedLearner, message):
-    incarnation = process.incarnation
+    incarnation, starts = process.incarnation, self.syncer_starts
     event = syncer_io.Heard(process.id, incarnation, message)
-    self.sim.after(self.timing.latency_s, lambda: self.deliver(event))
 
-  def lost(self, process: SimulatedLearner, reason: str):
+    def arrive():
+      if starts == self.syncer_starts and process.id not in self.cut:
+        self.deliver(event)
+
+    self.sim.after(self.timing.latency_s, arrive)
+
+  def reaches_syncer(self, learner: int) -> bool:
+    return self.syncer is not None and learner not in self.cut
+
+  def lost(
+    self, process: SimulatedLearner, reason: str, through_the_cut: bool = False
+  ):
     event = syncer_io.Lost(process.id, process.incarnation, reason)
-    self.sim.after(self.timing.latency_s, lambda: self.deliver(event))
+    starts = self.syncer_starts
+
+    def arrive():
+      if starts == self.syncer_starts:
+        if through_the_cut or process.id not in self.cut:
+          self.deliver(event)
+
+    self.sim.after(self.timing.latency_s, arrive)
 
   def deliver(self, event: syncer_io.Event):
     """One event at the syncer: effects performed, the next wake-up set."""
-    if self.ended:
+    if self.ended or self.syncer is None:
       return
     effects = self.syncer.handle(event, self.sim.now)
     self._observe(event, effects)
@@ -273,13 +196,26 @@ class Cluster:
     if deadline is not None:
       self.sim.at(max(deadline, self.sim.now), self._tick)
 
+  def began(self, process: SimulatedLearner):
+    self.begins.append((self.sim.now, process.id, process.position))
+
   def applied(self, process: SimulatedLearner, effect: learner_io.Apply):
     self.applies.append((self.sim.now, process.id, effect))
 
   def _tick(self):
-    deadline = self.syncer.deadline()
+    deadline = self.syncer.deadline() if self.syncer else None
     if deadline is not None and deadline <= self.sim.now:
       self.deliver(syncer_io.Tick())
+
+  def _later(self, delay_s: float, event: syncer_io.Event):
+    """An event that this process of the syncer makes for itself."""
+    starts = self.syncer_starts
+
+    def arrive():
+      if starts == self.syncer_starts:
+        self.deliver(event)
+
+    self.sim.after(delay_s, arrive)
 
   def _perform(self, effect: syncer_io.Effect):
     match effect:
@@ -293,13 +229,15 @@ class Cluster:
         self._pull(effect)
       case syncer_io.Merge():
         self.merges.append((self.sim.now, effect))
-        done = syncer_io.Merged(effect.round)
-        self.sim.after(self.timing.merge_s, lambda: self.deliver(done))
+        self._later(self.timing.merge_s, syncer_io.Merged(effect.round))
       case syncer_io.Publish():
-        for learner, incarnation in effect.recipients:
-          self._to_learner(learner, incarnation, self._update(effect))
+        self._publish(effect)
       case syncer_io.Serve():
         self._serve(effect)
+      case syncer_io.TakeFragment():
+        self._take_fragment(effect)
+      case syncer_io.Relabel():
+        pass  # The bytes that are here go on under another number.
       case syncer_io.Record():
         self.records.append((self.sim.now, effect))
       case syncer_io.End():
@@ -310,29 +248,41 @@ class Cluster:
         raise TypeError(f'Not a syncer effect: {effect!r}.')
 
   def _greet(self, effect: syncer_io.Greet):
+    crcs = dict(enumerate(self.crcs)) | dict(effect.lost_crcs)
     welcome = messages.Welcome(
       effect.step,
       effect.closed_round,
       effect.versions,
-      tuple(crc_of(p, v) for p, v in enumerate(effect.versions)),
+      tuple(crcs.values()),
       effect.position,
       effect.live,
+      effect.clean,
       'syncer',
     )
     self._to_learner(effect.learner, effect.incarnation, welcome)
 
-  def _update(self, effect: syncer_io.Publish) -> messages.Update:
-    return messages.Update(
+  def _publish(self, effect: syncer_io.Publish):
+    """First what must not be forgotten, then what others will know of."""
+    p = effect.fragment
+    self.crcs[p] = crc_after(self.crcs[p], effect.version)
+    ledger, crcs = self.syncer.ledger(), tuple(self.crcs)
+    held, held_crcs = ledger.versions, crcs
+    if self.disk and effect.round % self._checkpoint_rounds:
+      held, held_crcs = self.disk.held, self.disk.held_crcs
+    self.disk = Disk(ledger, crcs, held, held_crcs)
+    update = messages.Update(
       round=effect.round,
-      fragment=effect.fragment,
+      fragment=p,
       version=effect.version,
       step=effect.step,
       participants=tuple(s.learner for s in effect.shares),
       weights=tuple(s.weight for s in effect.shares),
       ages_s=tuple(s.age_s for s in effect.shares),
       payload=messages.Payload(self.next_handle(), 'int4', 1, 0),
-      crc=crc_of(effect.fragment, effect.version),
+      crc=self.crcs[p],
     )
+    for learner, incarnation in effect.recipients:
+      self._to_learner(learner, incarnation, update)
 
   def _serve(self, effect: syncer_io.Serve):
     version = self.syncer.snapshot().versions[effect.fragment]
@@ -340,29 +290,58 @@ class Cluster:
       effect.fragment,
       version,
       messages.Payload(self.next_handle(), 'f32', 1, 0),
-      crc_of(effect.fragment, version),
+      self.crcs[effect.fragment],
     )
     self._to_learner(effect.learner, effect.incarnation, message)
 
-  def _pull(self, effect: syncer_io.Pull):
-    session = effect.round, effect.learner, effect.incarnation
+  def reaches(self, learner: int, incarnation: int) -> bool:
+    """Whether bytes can be pulled from a session's process now."""
+    process = self.learners[learner]
+    here = process.alive and not process.stopped and learner not in self.cut
+    return here and process.incarnation == incarnation
+
+  def _take_fragment(self, effect: syncer_io.TakeFragment):
+    p = effect.offered.fragment
+    session = effect.learner, effect.incarnation
+    starts = self.syncer_starts
 
     def arrive():
+      if starts != self.syncer_starts:
+        return
+      here = self.reaches(*session) and not self.fails()
+      crc = self.learners[effect.learner].host_crcs[p]
+      if here and crc == effect.crc:
+        self.crcs[p] = crc
+        self.deliver(syncer_io.FragmentTaken(p))
+      else:
+        self.deliver(syncer_io.FragmentFailed(p, *session, 'lost on the way'))
+
+    self.sim.after(self.timing.latency_s + self.timing.transfer_s, arrive)
+
+  def _pull(self, effect: syncer_io.Pull):
+    session = effect.round, effect.learner, effect.incarnation
+    starts = self.syncer_starts
+
+    def arrive():
+      if starts != self.syncer_starts:
+        return
       process = self.learners[effect.learner]
-      here = process.alive and not process.stopped
+      here = self.reaches(effect.learner, effect.incarnation)
       handle = effect.offer.payload.handle
       if here and handle in process.offers and not self.fails():
         del process.offers[handle]
-        self.deliver(syncer_io.Pulled(*session))
+        norm = effect.offer.c_steps**0.5
+        self.deliver(syncer_io.Pulled(*session, norm))
       else:
-        self.deliver(syncer_io.PullFailed(*session, 'lost on the way'))
+        failed = syncer_io.PullFailed(*session, 'lost on the way', False)
+        self.deliver(failed)
 
     self.sim.after(self.timing.latency_s + self.timing.transfer_s, arrive)
 
   def _to_learner(self, learner: int, incarnation: int, message):
     def arrive():
       process = self.learners[learner]
-      if process.incarnation != incarnation:
+      if process.incarnation != incarnation or learner in self.cut:
         return
       if process.stopped:  # It lies in the socket until the process goes on.
         self.sim.after(self.timing.latency_s, arrive)
@@ -381,6 +360,17 @@ class Cluster:
 
     self.sim.after(self.timing.latency_s, arrive)
 
+  def _disconnect_later(self, process: SimulatedLearner):
+    incarnation = process.incarnation
+
+    def arrive():
+      if process.stopped:
+        self.sim.after(self.timing.latency_s, arrive)
+      elif process.alive and process.incarnation == incarnation:
+        process.disconnect('stream closed')
+
+    self.sim.after(self.timing.latency_s, arrive)
+
   # Draws and numbers --------------------------------------------------------
 
   def draw_step_s(self, learner: int) -> float:
@@ -389,7 +379,7 @@ class Cluster:
     return max(drawn_s, 0.1 * mean_s)
 
   def fails(self) -> bool:
-    return self._random.random() < self._loss
+    return self._random.random() < self.loss
 
   def next_incarnation(self) -> int:
     self._incarnations += 1

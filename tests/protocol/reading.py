@@ -11,7 +11,7 @@ def of_syncer(effect: syncer_io.Effect) -> str:
       return (
         f'welcome learner {effect.learner}: step {effect.step}, '
         f'round {effect.closed_round} closed, versions {effect.versions}, '
-        f'position {effect.position}'
+        f'position {effect.position}{", clean" if effect.clean else ""}'
       )
     case syncer_io.Send():
       return f'tell learner {effect.learner}: {of_message(effect.message)}'
@@ -40,6 +40,13 @@ def of_syncer(effect: syncer_io.Effect) -> str:
         f'serve fragment {effect.fragment} to learner {effect.learner}: '
         f'{effect.reason}'
       )
+    case syncer_io.TakeFragment():
+      return (
+        f'take fragment {effect.offered.fragment} version '
+        f'{effect.offered.version} of learner {effect.learner}'
+      )
+    case syncer_io.Relabel():
+      return f'call fragment {effect.fragment} version {effect.version}'
     case syncer_io.Retire():
       return f'retire {effect.handles}, fetched by learner {effect.learner}'
     case syncer_io.Record():
@@ -61,6 +68,20 @@ def of_learner(effect: learner_io.Effect) -> str:
       )
     case learner_io.HandIn():
       return 'hand in'
+    case learner_io.SayLeaving():
+      return 'say leaving, after the offers'
+    case learner_io.DonateState():
+      return f'donate the state of step {effect.step} to {effect.learner}'
+    case learner_io.EndDonation():
+      return f'withdraw the donation to {effect.learner}'
+    case learner_io.DonateFragment():
+      return f'donate fragment {effect.fragment} version {effect.version}'
+    case learner_io.FetchState():
+      return f'fetch the state of learner {effect.state.donor}'
+    case learner_io.Adopt():
+      return 'adopt the inner state'
+    case learner_io.Reset():
+      return 'reset the inner state'
     case learner_io.Apply():
       how = ' and carry what came since' if effect.carry else ''
       return f'apply fragment {effect.fragment} version {effect.version}{how}'
@@ -102,10 +123,31 @@ def of_message(message) -> str:
       return f'report step {message.step}'
     case messages.WantFragment():
       return f'want fragment {message.fragment}, {message.reason}'
+    case messages.WantState():
+      return f'want a state, {message.reason}'
+    case messages.StateOffered():
+      return f'state of step {message.step} offered to {message.learner}'
+    case messages.FragmentOffered():
+      return f'fragment {message.fragment} version {message.version} offered'
+    case messages.Donate():
+      return f'donate to learner {message.learner}, from {message.versions}'
+    case messages.DonationOver():
+      return f'donation to learner {message.learner} is over'
+    case messages.StateAt():
+      return f'learner {message.donor} offers its state'
+    case messages.NoState():
+      return f'no state, {message.reason}'
+    case messages.DonateFragment():
+      return f'donate fragment {message.fragment} version {message.version}'
+    case messages.Quarantine():
+      return f'quarantine, {message.reason}'
+    case messages.Ready():
+      away = f', {message.steps_away} steps away' if message.steps_away else ''
+      return f'ready with {message.source}{away}'
     case (
-      messages.Ready()
-      | messages.Alive()
+      messages.Alive()
       | messages.HandedIn()
+      | messages.Leaving()
       | messages.Goodbye()
     ):
       return type(message).__name__.lower()

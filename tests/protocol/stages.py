@@ -6,6 +6,7 @@ Handles of offers are numbered from 1; a learner's tokens are 100 per step.
 
 from diloco.protocol import learner_io, messages, syncer_io
 from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.joining import Start
 from diloco.protocol.learner import Learner
 from diloco.protocol.rounds import Stage
 from diloco.protocol.syncer import Syncer
@@ -23,8 +24,7 @@ DEFAULTS = {
   'grace_cap_steps': 1.0,
   'admission': 'latest',
   'max_staleness_versions': 2,
-  'silence_floor_s': 5.0,
-  'silence_steps': 8.0,
+  'patience': 0.5,  # 5 s of silence, and more with steps over 0.8 s.
   'total_steps': 1000,
   'blend': 'overwrite',
 }
@@ -77,7 +77,7 @@ class SyncerStage:
     self._steps[learner] = 0
     yield from self._hello(learner, incarnation, **fingerprints)
     if not fingerprints:
-      yield self._heard(learner, messages.Ready())
+      yield self._heard(learner, messages.Ready(0, 'the seed'))
 
   def _hello(self, learner, incarnation, **fingerprints):
     hello = messages.Hello(
@@ -87,7 +87,9 @@ class SyncerStage:
       incarnation,
       {**FINGERPRINTS, **fingerprints},
       (0,) * self._config.fragments,
-      'address',
+      tuple(crc_of(p, 0) for p in range(self._config.fragments)),
+      began=False,
+      address='address',
     )
     yield self._heard(learner, hello, incarnation)
 
@@ -113,12 +115,12 @@ class SyncerStage:
     )
     yield self._heard(learner, offer, incarnation)
 
-  def _pulled(self, learner, round):
-    yield syncer_io.Pulled(round, learner, self._incarnations[learner])
+  def _pulled(self, learner, round, norm=1.0):
+    yield syncer_io.Pulled(round, learner, self._incarnations[learner], norm)
 
   def _fail(self, learner, round):
     incarnation = self._incarnations[learner]
-    yield syncer_io.PullFailed(round, learner, incarnation, 'timed out')
+    yield syncer_io.PullFailed(round, learner, incarnation, 'timed out', False)
 
   def _merged(self, _, round):
     yield syncer_io.Merged(round)
@@ -147,7 +149,8 @@ class LearnerStage:
   def __init__(self, **options):
     self._config = config_of(options)
     crcs = tuple(crc_of(p, 0) for p in range(self._config.fragments))
-    self._machine = Learner(self._config, RUN, 0, FINGERPRINTS, crcs)
+    start = Start.from_seed(crcs)
+    self._machine = Learner(self._config, RUN, 0, FINGERPRINTS, start)
     self._now = 0.0
     self._handle = 0
     self._incarnation = 0
@@ -178,11 +181,15 @@ class LearnerStage:
   def _disconnect(self):
     yield learner_io.Disconnected('stream closed')
 
-  def _welcome(self, step=0, closed=0, versions=None, position=0):
+  def _welcome(
+    self, step=0, closed=0, versions=None, position=0, live=(), clean=False
+  ):
     versions = versions or self._config.versions_at(closed)
     crcs = tuple(crc_of(p, v) for p, v in enumerate(versions))
     yield self._heard(
-      messages.Welcome(step, closed, versions, crcs, position, (), 'syncer')
+      messages.Welcome(
+        step, closed, versions, crcs, position, live, clean, 'syncer'
+      )
     )
 
   def _step(self, count=1):

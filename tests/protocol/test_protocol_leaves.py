@@ -18,7 +18,7 @@ from tests.protocol.stages import DEFAULTS, config_of
 def _pace(clocks, quorum):
   pace = PaceClock()
   for learner in clocks:
-    pace.join(learner)
+    pace.join(learner, 0, quorum)
   for learner, steps in clocks.items():
     pace.advance(learner, steps, quorum)
   return pace
@@ -46,7 +46,7 @@ def test_a_close_leaves_nobody_more_than_one_spacing_behind():
 
 def test_a_learner_joins_at_the_global_step():
   pace = _pace({0: 9}, quorum=1)
-  pace.join(1)
+  pace.join(1, 0, quorum=1)
   assert pace[1] == 9
 
 
@@ -165,28 +165,30 @@ def _candidate(clock=2, **fields):
 def test_decision_explains_itself():
   config = config_of({'quorum': 2})
   candidates = {0: _candidate(), 1: Candidate(0, None, -1)}
-  decision = decide(1, candidates, 0, config)
+  decision = decide(1, candidates, 0, config, quorum=2)
   assert decision.reason == '1/2 offers, 2 live'
 
 
 def test_nothing_closes_without_a_live_learner():
-  decision = decide(1, {}, 0, config_of({}))
+  decision = decide(1, {}, 0, config_of({}), quorum=1)
   assert (decision.reached, decision.reason) == (False, 'no live learner')
 
 
 def test_an_offer_without_a_step_makes_no_quorum():
-  assert not decide(1, {0: _candidate(c_steps=0)}, 0, config_of({})).reached
+  assert not decide(
+    1, {0: _candidate(c_steps=0)}, 0, config_of({}), quorum=1
+  ).reached
 
 
 def test_clocks_alone_do_not_complete_a_round():
   candidates = {0: _candidate(), 1: Candidate(2, None, -1)}
-  assert not decide(1, candidates, 0, config_of({})).complete
+  assert not decide(1, candidates, 0, config_of({}), quorum=1).complete
 
 
 def test_fresh_admission_leaves_out_who_is_behind():
   config = config_of({'admission': 'fresh'})
   candidates = {0: _candidate(clock=2), 1: _candidate(clock=1)}
-  assert decide(1, candidates, 0, config).admitted == (0,)
+  assert decide(1, candidates, 0, config, quorum=1).admitted == (0,)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_fresh_admission_leaves_out_who_is_behind():
     ({'grace_safety': 1.0}, 'grace_safety=1.0, must be in [0, 1)'),
     ({'admission': 'newest'}, "admission='newest', must be one of"),
     ({'blend': 'average'}, "blend='average', must be one of"),
-    ({'silence_floor_s': float('nan')}, 'silence_floor_s=nan'),
+    ({'patience': float('nan')}, 'patience=nan'),
     ({'total_steps': 0}, 'total_steps=0'),
   ],
 )

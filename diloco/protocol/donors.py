@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who gives its state to a newcomer: chosen, and found again, by the syncer.
+
+The bytes go from peer to peer; the syncer only introduces the two. Whoever
+has not completed a bootstrap never donates, so that a fresh learner can't
+become "the state" (design: §3, Join and bootstrap).
+"""
+
+from diloco.protocol import messages
+from diloco.protocol.state import State
+
+
+def on_want_state(state: State, learner: int):
+  """A newcomer asks, for the first time or because a donor failed it."""
+  dismiss(state, learner)
+  member = state.members[learner]
+  if member.donor is not None:
+    tried = *member.tried, member.donor
+    state.change(learner, donor=None, tried=tried)
+  _introduce(state, learner)
+
+
+def _introduce(state: State, learner: int):
+  """Asks the least busy live learner that has not failed this newcomer."""
+  member = state.members[learner]
+  busy = [x.donor for x in state.members.values() if not x.ready]
+  donors = [
+    (busy.count((m, x.incarnation)), m, x.incarnation)
+    for m, x in state.live().items()
+    if (m, x.incarnation) not in member.tried
+  ]
+  if not donors:
+    failed = len(member.tried)
+    reason = f'no live peer is left, {failed} failed' if failed else 'no peer'
+    state.send(learner, messages.NoState(reason))
+    return
+  _, donor, incarnation = min(donors)
+  state.change(learner, donor=(donor, incarnation), state_offered=False)
+  state.record('donor', learner, f'learner {donor} is asked for its state')
+  request = messages.Donate(learner, member.incarnation, tuple(state.versions))
+  state.send(donor, request)
+
+
+def on_state_offered(state: State, donor: int, offered: messages.StateOffered):
+  """Hands it on to the newcomer, if that still waits for this donor."""
+  session = donor, state.members[donor].incarnation
+  newcomer = state.members.get(offered.learner)
+  waits = (
+    newcomer is not None
+    and newcomer.incarnation == offered.incarnation
+    and newcomer.donor == session
+    and not newcomer.ready
+  )
+  if not waits:
+    over = messages.DonationOver(offered.learner, offered.incarnation)
+    state.send(donor, over)
+    return
+  state.change(offered.learner, state_offered=True)
+  state.send(offered.learner, messages.StateAt(*session, offered))
+
+
+def on_ready(state: State, learner: int):
+  """The newcomer has what it needs."""
+  dismiss(state, learner)
+  state.change(learner, donor=None, tried=())
+
+
+def on_end_of_session(state: State, learner: int, incarnation: int):
+  """A newcomer's donor is told; a donor's newcomers get another.
+
+  Called when the member has been taken out. A newcomer that was told where to
+  pull finds out by itself, and asks again.
+  """
+  session = learner, incarnation
+  for m, member in sorted(state.members.items()):
+    if member.donor == session and not member.state_offered:
+      state.change(m, donor=None, tried=(*member.tried, session))
+      _introduce(state, m)
+
+
+def dismiss(state: State, learner: int):
+  """Tells the donor of a newcomer, if it has one, that it is not needed."""
+  member = state.members[learner]
+  if member.donor is None:
+    return
+  donor, incarnation = member.donor
+  if state.is_current(donor, incarnation):
+    over = messages.DonationOver(learner, member.incarnation)
+    state.send(donor, over)

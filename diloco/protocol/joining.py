@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A learner's way into a run: hello, welcome, bootstrap, ready.
+
+A process starts with what its seed or its own checkpoint gives. If the run
+has gone on without it, a live peer gives it its copy of Θ and its inner
+optimizer state; where there is no peer, it goes on with its own. What is
+newer than that comes from the syncer (design: §3, Join and bootstrap).
+"""
+
+import dataclasses
+
+from diloco.protocol import learner_io, messages, receiving
+from diloco.protocol.learner_state import Core, Fragment, State
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """What a process has when it starts; tuples are by fragment.
+
+  Attributes:
+    source: where it is from, for people.
+    crcs: of the bytes of Θ_p that the host holds.
+    versions: of those.
+    from_steps: own step up to which θ_p has no progress of its own.
+    from_tokens: likewise.
+    step: own inner steps so far, of this and earlier processes.
+    tokens: of those.
+    position: next batch of the data shard.
+    closed_round: the newest round known to be closed.
+    global_step: t as it was known.
+  """
+
+  source: str
+  crcs: tuple[int, ...]
+  versions: tuple[int, ...]
+  from_steps: tuple[int, ...]
+  from_tokens: tuple[int, ...]
+  step: int = 0
+  tokens: int = 0
+  position: int = 0
+  closed_round: int = 0
+  global_step: int = 0
+
+  @classmethod
+  def from_seed(cls, crcs: tuple[int, ...]) -> 'Start':
+    zeros = (0,) * len(crcs)
+    return cls('the seed', crcs, zeros, zeros, zeros)
+
+  def state(self) -> State:
+    """The machine's state before it has said anything."""
+    fragments = tuple(
+      Fragment(
+        base=version,
+        host=version,
+        coming=version,
+        announced=version,
+        crc=crc,
+        from_step=from_step,
+        from_tokens=from_tokens,
+      )
+      for version, crc, from_step, from_tokens in zip(
+        self.versions, self.crcs, self.from_steps, self.from_tokens, strict=True
+      )
+    )
+    return State(
+      fragments,
+      source=self.source,
+      step=self.step,
+      tokens=self.tokens,
+      completed_step=self.step,
+      reported_step=self.step,
+      position=self.position,
+      closed_known=self.closed_round,
+      global_step=self.global_step,
+    )
+
+
+def on_connected(core: Core, event: learner_io.Connected):
+  """A stream is open: hello."""
+  fragments = core.state.fragments
+  core.send(
+    messages.Hello(
+      protocol=messages.PROTOCOL_VERSION,
+      run=core.run,
+      learner=core.learner,
+      incarnation=event.incarnation,
+      fingerprints=core.fingerprints,
+      versions=tuple(f.host for f in fragments),
+      crcs=tuple(f.crc for f in fragments),
+      began=core.state.began,
+      address=event.address,
+    )
+  )
+
+
+def on_welcome(core: Core, welcome: messages.Welcome):
+  """Accepted: counts again, or looks for what it lacks."""
+  state = core.state
+  closed = max(state.closed_known, welcome.closed_round)
+  # Its clock will start that many steps after t; the others do not count. At
+  # τ = 0 everyone would wait for a round offered with fewer than s steps on
+  # that clock: it might not be due.
+  away = min(
+    state.completed_step - state.reported_step, core.config.spacing_steps
+  )
+  core.set(
+    connected=True,
+    closed_known=closed,
+    last_offered=closed,  # Of what was offered before, nothing is left.
+    offered_at_step=state.step - away,
+    lead=0,
+    global_step=welcome.step,
+    reported=False,
+  )
+  for p, fragment in enumerate(state.fragments):
+    core.set_fragment(
+      p,
+      coming=fragment.host,
+      announced=welcome.versions[p],
+      unlike=welcome.clean or welcome.crcs[p] != fragment.crc,
+    )
+  if state.began:
+    core.set(reported_step=state.completed_step)
+    core.send(messages.Ready(away, state.source))
+    _want_newer(core)
+    return
+  core.set(position=max(state.position, welcome.position), clean=welcome.clean)
+  # A peer's state is newer than one that the run has left behind.
+  behind = any(f.unlike for f in core.state.fragments)
+  if behind and welcome.live and not state.settled:
+    core.set(seeking=True)
+    core.send(messages.WantState('joins a run that has gone on'))
+    return
+  go_on_alone(core)
+
+
+def go_on_alone(core: Core):
+  """Nobody donates: with what the process has, and the syncer's Θ."""
+  if not core.state.settled:
+    _settle(core, core.state.source)
+    if core.state.clean:
+      core.set(source='nothing, after a quarantine')
+      core.effects.append(learner_io.Reset())
+  _want_newer(core)
+
+
+def _settle(core: Core, source: str):
+  core.set(seeking=False, settled=True, source=source)
+
+
+def _want_newer(core: Core):
+  """Asks the syncer for the fragments that the host does not hold."""
+  for p, fragment in enumerate(core.state.fragments):
+    if fragment.announced > fragment.host:
+      receiving.want(core, p, f'at version {fragment.host} on joining')
+    elif fragment.unlike:
+      reason = f'other bytes at version {fragment.host} on joining'
+      receiving.want(core, p, reason)
+
+
+def on_state_at(core: Core, message: messages.StateAt):
+  """A donor has offered."""
+  if core.state.seeking:
+    core.effects.append(learner_io.FetchState(message))
+
+
+def on_no_state(core: Core):
+  """Nobody is left who could donate."""
+  if core.state.seeking:
+    go_on_alone(core)
+
+
+def on_state_fetched(core: Core, event: learner_io.StateFetched):
+  """A donor's state is here; what is newer still comes from the syncer."""
+  if not core.state.seeking:
+    return  # The session in which it was asked for has ended.
+  offered = event.offered
+  _settle(core, f'learner {event.donor} at its step {offered.step}')
+  core.effects.append(learner_io.Adopt())
+  for p, (version, crc) in enumerate(zip(offered.versions, offered.crcs)):
+    core.set_fragment(
+      p, host=version, coming=version, crc=crc, applied=False, unlike=False
+    )
+  _want_newer(core)
+
+
+def on_state_failed(core: Core, event: learner_io.StateFailed):
+  """Asks again: the syncer knows who has failed."""
+  if core.state.seeking and core.state.connected:
+    core.send(messages.WantState(event.reason))
+
+
+def begin_when_complete(core: Core) -> bool:
+  """Says that it is ready, if it is; whether training begins with that."""
+  state = core.state
+  if state.began or state.ceased or not state.connected or not state.settled:
+    return False
+  if any(f.wanted or f.host != f.coming for f in state.fragments):
+    return False
+  core.send(messages.Ready(0, state.source))
+  receiving.apply_received(core)
+  core.set(began=True)
+  return True
