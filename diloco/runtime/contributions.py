@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """From an offer to an outer gradient that may be merged, or a named reason."""
 
+import math
+
 import numpy as np
 
 from diloco.numerics import payload
 from diloco.protocol import messages
 from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.transfer_pace import TransferPace
 from diloco.transport.interface import Inlet
 
 LARGEST = 1e12  # Of any value: far beyond use, far below overflow.
@@ -16,9 +19,9 @@ class Unusable(Exception):
 
 
 def pull(
-  offer: messages.Offer, inlet: Inlet, blueprint: Blueprint, timeout_s: float
-) -> dict[str, np.ndarray]:
-  """v_m of one fragment: piece name -> f32 array.
+  offer: messages.Offer, inlet: Inlet, blueprint: Blueprint, pace: TransferPace
+) -> tuple[dict[str, np.ndarray], float]:
+  """v_m of one fragment, piece name -> f32 array; and its L2 norm.
 
   Raises:
     TransferFailed: the bytes did not come, or are not those announced.
@@ -34,10 +37,11 @@ def pull(
       f'{found.nbytes} bytes of {found.codec} are offered, fragment '
       f'{offer.fragment} takes {expected} of {codec.name}'
     )
-  v = payload.decode(inlet.pull(found, timeout_s), pieces, codec)
+  v = payload.decode(pace.pull(inlet, found), pieces, codec)
   if not payload.is_finite(v):
     raise Unusable('not finite')
   largest = max(float(np.abs(array).max()) for array in v.values())
   if largest > LARGEST:
     raise Unusable(f'a value of {largest:.3g}, at most {LARGEST:g} is merged')
-  return v
+  squares = (float(np.vdot(x, x)) for x in v.values())
+  return v, math.sqrt(math.fsum(squares))
