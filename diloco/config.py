@@ -48,7 +48,6 @@ FREE = frozenset(
     'transport.connect_s',
     'transport.host',
     'transport.port',
-    'transport.timeout_s',
   }
 )
 

@@ -255,12 +255,11 @@ class TransportConfig(Section):
   data_plane: str
   host: str
   port: int
-  timeout_s: float
   connect_s: float
 
   def broken_rules(self):
     yield from self._one_of('data_plane', DATA_PLANES)
-    yield from self._positive('timeout_s', 'connect_s')
+    yield from self._positive('connect_s')
     if not self.host:
       yield "host='': must be a host name or address, such as 127.0.0.1"
     if not 0 <= self.port <= 65535:

@@ -11,15 +11,17 @@ from absl import flags, logging
 
 from diloco import config as configs
 from diloco import flags as config_flags
+from diloco.checkpoint.learner_records import LearnerRecords
+from diloco.checkpoint.volumes import BrokenRecord
 from diloco.config_values import ConfigError
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
+from diloco.runtime import beginning as beginnings
 from diloco.runtime import logs
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.exchange import Exchange
 from diloco.runtime.exposure import refuse_strangers
-from diloco.runtime.host_copy import HostCopy
 from diloco.runtime.link import RunIsOver, SyncerAbsent
 from diloco.runtime.training import Training, stop_on_signals
 from diloco.transport import addresses
@@ -30,6 +32,9 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _LEARNER = flags.DEFINE_integer('learner', None, 'Its id, from 0.')
 _SYNCER = flags.DEFINE_string('syncer', None, 'host:port of the syncer.')
 
+_NOTICE_S = flags.DEFINE_float(
+  'notice_s', 25.0, 'Seconds from SIGTERM within which it leaves.'
+)
 _INSECURE = flags.DEFINE_bool(
   'insecure', False, 'Listens beyond loopback: the network is private.'
 )
@@ -56,6 +61,8 @@ def main(_) -> int:
     config_flags.exit_config(ConfigError([str(error)]))
   try:
     left = _train(blueprint, Workdir(pathlib.Path(_WORKDIR.value)))
+  except BrokenRecord as error:
+    config_flags.exit_config(ConfigError([str(error)]))
   except RunIsOver as over:
     logging.info('left: %s', over)
     return 0
@@ -68,8 +75,8 @@ def main(_) -> int:
   logging.info('left: %s', left.reason)
   if left.done:
     return 0
-  # Stopped by a signal; or refused, but another process would not be.
-  return 128 + signal.SIGTERM if left.reason == 'stopped' else 1
+  # Stopped by a signal; or of no use, where another process would be.
+  return 128 + signal.SIGTERM if left.stopped else 1
 
 
 def _train(blueprint, workdir: Workdir):
@@ -77,14 +84,23 @@ def _train(blueprint, workdir: Workdir):
   name = learner_name(learner)
   plane = make_plane(config.transport.data_plane, config.transport.host)
   device = Device(blueprint)
-  host = HostCopy(blueprint, blueprint.initial_fragments())
+  records = LearnerRecords(
+    workdir.checkpoints(name),
+    learner,
+    blueprint.fingerprints,
+    config.checkpoint.keep_latest,
+    config.checkpoint.keep_best,
+    say=logging.warning,
+  )
+  beginning = beginnings.begin(blueprint, device, records)
   exchange = Exchange(
     blueprint,
     learner,
     _SYNCER.value,
     device,
-    host,
+    beginning.host,
     plane,
+    start=beginning.start,
     is_over=workdir.summary.exists,
   )
   writer = MultiWriter(
@@ -93,7 +109,16 @@ def _train(blueprint, workdir: Workdir):
       TensorBoardWriter(workdir.tensorboard(name)),
     ]
   )
-  training = Training(blueprint, learner, device, host, exchange, writer)
+  training = Training(
+    blueprint,
+    learner,
+    device,
+    beginning,
+    exchange,
+    records,
+    writer,
+    _NOTICE_S.value,
+  )
   stop_on_signals(training)
   try:
     return training.run()

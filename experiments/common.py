@@ -93,8 +93,7 @@ def base() -> ml_collections.ConfigDict:
       'grace_cap_steps': 2.0,  # The longest grace window, in inner steps.
       'admission': 'latest',  # 'latest' or 'fresh'.
       'max_staleness_versions': 4,  # Offers on an older base are refused.
-      'silence_floor_s': 10.0,  # Nobody is given up before this silence,
-      'silence_steps': 20.0,  # nor before this many own step times.
+      'patience': 1.0,  # Stretches all time-outs; they are measured.
       'total_steps': 500,  # The run ends at this global step.
       'blend': 'overwrite',  # 'overwrite', 'mix' or 'carry'.
       'blend_alpha': 0.0,  # α of 'mix': the weight of what is overwritten.
@@ -111,7 +110,6 @@ def base() -> ml_collections.ConfigDict:
       'data_plane': 'jax_transfer',  # 'jax_transfer' or 'grpc'.
       'host': '127.0.0.1',  # Where the syncer listens.
       'port': 0,  # 0: any free one.
-      'timeout_s': 10.0,  # Of one pull.
       'connect_s': 60.0,  # How long a learner looks for the syncer.
     }
   )

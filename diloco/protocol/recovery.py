@@ -110,7 +110,6 @@ def _go_on_with_less(state: State, p: int, lost: LostFragment):
     f'fragment {p}: nobody has version {lost.version}; goes on from {lost.held}'
   )
   state.record('lost', -1, reason)
-  state.emit(syncer_io.Relabel(p, lost.version))
   _found(state, p)
 
 
@@ -184,6 +183,7 @@ def postpone(state: State, learner: int, p: int) -> bool:
 
 def _found(state: State, p: int):
   lost = state.lost.pop(p)
+  state.emit(syncer_io.Relabel(p, lost.version))
   for learner in sorted(set(lost.wanted_by) & state.members.keys()):
     incarnation = state.members[learner].incarnation
     reason = f'fragment {p} is here again'

@@ -16,7 +16,8 @@ from diloco.metrics.goodput import RunningGoodput, StepRecord
 from diloco.protocol import messages, syncer_io
 from diloco.protocol.state import Ledger
 
-REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale')  # Kinds of a record.
+# Kinds of a record that count as refusals.
+REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale', 'outlier')
 
 
 @dataclasses.dataclass
@@ -74,6 +75,15 @@ class Board:
     self._closed_round = ledger.closed_round
     self._step = ledger.step
     self._versions = list(ledger.versions)
+
+  def mean_loss(self) -> float | None:
+    """Of the live learners' last steps; None where nobody has reported."""
+    losses = [
+      row.loss
+      for row in self._rows.values()
+      if row.state == status_lib.LIVE and row.loss is not None
+    ]
+    return math.fsum(losses) / len(losses) if losses else None
 
   # What happened ------------------------------------------------------------
 

@@ -27,6 +27,7 @@ class Arrived:
 
   host: Mapping[str, np.ndarray]  # Piece name -> f32 array.
   device: Mapping[str, jax.Array]
+  crc: int  # Of the host's bytes.
 
 
 class Carrier:
@@ -181,9 +182,10 @@ class Carrier:
 
   def _place(self, fragment: int):
     """The host's copy of a fragment, ready to be applied."""
-    version, theta = self._host.fragment(fragment)
-    device = self._device.put_fragment(fragment, theta)
-    self._arrived[fragment, version] = Arrived(theta, device)
+    held = self._host.held()[fragment]
+    device = self._device.put_fragment(fragment, held.theta)
+    arrived = Arrived(held.theta, device, held.crc)
+    self._arrived[fragment, held.version] = arrived
 
   def _check(self, found: messages.Payload, fragment: int, codec):
     """Before a byte is pulled."""

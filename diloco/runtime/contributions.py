@@ -18,6 +18,36 @@ class Unusable(Exception):
   """A contribution that must not be merged."""
 
 
+def pull_fragment(
+  offered: messages.FragmentOffered,
+  crc: int,
+  inlet: Inlet,
+  blueprint: Blueprint,
+  pace: TransferPace,
+) -> dict[str, np.ndarray]:
+  """A learner's copy of Θ_p: piece name -> f32 array.
+
+  Raises:
+    TransferFailed: as in `pull`.
+    Unusable: it has another size, or is not the fragment with this CRC.
+  """
+  pieces = blueprint.layout.fragments[offered.fragment]
+  found, full = offered.payload, blueprint.full
+  expected = payload.payload_bytes(pieces, full)
+  if (found.codec, found.nbytes) != (full.name, expected):
+    raise Unusable(
+      f'{found.nbytes} bytes of {found.codec} are offered, fragment '
+      f'{offered.fragment} takes {expected} of {full.name}'
+    )
+  theta = payload.decode(pace.pull(inlet, found), pieces, full)
+  if payload.crc(theta, pieces) != crc:
+    raise Unusable(
+      f'CRC {payload.crc(theta, pieces):08x} of fragment {offered.fragment}, '
+      f'the run has {crc:08x}'
+    )
+  return theta
+
+
 def pull(
   offer: messages.Offer, inlet: Inlet, blueprint: Blueprint, pace: TransferPace
 ) -> tuple[dict[str, np.ndarray], float]:

@@ -194,6 +194,10 @@ class Exchange:
     if not self._up.submit(job):
       logging.warning('%d snapshots wait to be encoded, one is lost', JOBS_MAX)
 
+  def leave(self, reason: str):
+    """Says goodbye, though the machine did not ask for it."""
+    self._send(messages.Goodbye(reason))
+
   def say_after_offers(self, message):
     """Sends `message` once all offers before it have been made."""
     self._send_from_up(lambda session: message)

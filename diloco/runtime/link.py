@@ -14,7 +14,8 @@ from diloco.transport.control_client import ConnectFailed, ControlClient
 from diloco.transport.interface import DataPlane, Outlet
 
 ATTEMPT_S = 2.0  # For one attempt to connect.
-RETRY_S = (0.1, 2.0)  # Between attempts: the first pause, the longest.
+RETRY_S = (0.1, 0.5)  # Between attempts: the first pause, the longest.
+TELL_EVERY_S = 5.0  # That there is no syncer.
 OFFERS_MAX = 4  # Per fragment, that the syncer has not retired.
 SESSION_BITS = 12  # Of an incarnation; the rest is the process's start.
 
@@ -131,6 +132,7 @@ class Link:
     """Tries until it succeeds; None where it was closed meanwhile."""
     pause_s, longest_s = RETRY_S
     give_up = time.monotonic() + self._first_s
+    tell_s = time.monotonic() + TELL_EVERY_S
     while not self._closing.is_set():
       client = ControlClient(
         self._address, self._on_message, lambda reason: self._wakes.put(reason)
@@ -147,7 +149,8 @@ class Link:
           raise SyncerAbsent(
             f'no syncer at {self._address} within {self._first_s} s: {error}'
           ) from error
-        if pause_s == longest_s:
+        if time.monotonic() >= tell_s:
+          tell_s += TELL_EVERY_S
           logging.info('still no syncer at %s: %s', self._address, error)
         self._closing.wait(pause_s)
         pause_s = min(2 * pause_s, longest_s)

@@ -16,20 +16,19 @@ import zlib
 import numpy as np
 from absl import logging
 
-from diloco import config as configs
 from diloco.checkpoint.parameters import write_parameters
-from diloco.checkpoint.syncer_records import BrokenRecord, SyncerRecords
 from diloco.metrics.status import write_status
 from diloco.metrics.summary import write_summary
 from diloco.metrics.workdir import Workdir
 from diloco.protocol import messages, syncer_io
-from diloco.protocol.syncer import Syncer
 from diloco.runtime import contributions
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.board import Board
 from diloco.runtime.global_model import GlobalModel, Outcome
 from diloco.runtime.peers import Key, Peer, Peers
+from diloco.runtime.syncer_disk import SyncerDisk
 from diloco.runtime.tape import Tape
+from diloco.runtime.transfer_pace import TransferPace
 from diloco.runtime.worker import Worker
 from diloco.transport.control_server import ControlServer, Session
 from diloco.transport.interface import DataPlane, TransferFailed
@@ -60,12 +59,12 @@ class Syncing:
     self._config = config
     self._plane = plane
     self._workdir = workdir
-    self._timeout_s = config.transport.timeout_s
+    self._pace = TransferPace(config.protocol.patience)
     self._model = GlobalModel(blueprint)
     self._board = Board(config)
-    self._records = SyncerRecords(workdir.syncer)
-    self._ended = False
-    self._machine = self._begin_or_resume()
+    self._disk = SyncerDisk(blueprint, workdir, self._model, self._board)
+    found = self._disk.begin()
+    self._machine, self._ended = found.machine, found.ended
     self._tape = Tape(workdir.tape)
     self._inbox: queue.Queue = queue.Queue(INBOX_MAX)
     self._keys: dict[Session, Key] = {}  # Changed by the sessions' threads.
@@ -73,6 +72,7 @@ class Syncing:
     self._handles = itertools.count(1)
     self._contributions: dict[tuple[int, int, int], Arrays] = {}
     self._outcomes: dict[int, Outcome] = {}  # By round.
+    self._taken: dict[int, Arrays] = {}  # Lost fragments that came back.
     self._stop = threading.Event()
     self._closing = threading.Event()
     self._pulls = concurrent.futures.ThreadPoolExecutor(
@@ -81,30 +81,6 @@ class Syncing:
     self._merger = Worker('merger', MERGES_MAX, self._put)
     self._closer = Worker('closer', INBOX_MAX, self._put)
     self._control = ControlServer(bind, self._on_message, self._on_closed)
-
-  def _begin_or_resume(self) -> Syncer:
-    """A new run, or the one that a dead process of this folder left."""
-    config, prints = self._config, self._blueprint.fingerprints
-    mine = {**prints, 'name': config.name}
-    found = self._records.read_ledger()
-    if found is None:
-      return Syncer(config.protocol, config.name, prints)
-    ledger, counts = found
-    differing = configs.differences(mine, counts['fingerprints'])
-    if differing:
-      raise BrokenRecord(
-        f'{self._workdir.syncer} is of another run: {differing}'
-      )
-    self._ended = ledger.ended
-    for fragment, version in enumerate(ledger.versions):
-      like = self._model.state(fragment)
-      state = self._records.read_fragment(fragment, version, like)
-      self._model.restore(fragment, state)
-    self._board.resume(ledger, counts['board'])
-    logging.info(
-      'resumed after round %d at step %d', ledger.closed_round, ledger.step
-    )
-    return Syncer.resume(config.protocol, config.name, prints, ledger)
 
   @property
   def address(self) -> str:
@@ -123,6 +99,7 @@ class Syncing:
       if time.monotonic() - told_s >= STATUS_EVERY_S:
         told_s = time.monotonic()
         write_status(self._workdir.status, self._board.status(False))
+    self._disk.save()  # What a next process, or a later run, goes on from.
     if self._ended:
       # First: whoever dies from here on has not lost the run.
       self._write_results()
@@ -138,6 +115,7 @@ class Syncing:
     self._control.close()
     self._merger.close(1.0)
     self._closer.close(1.0)
+    self._disk.close()
     self._tape.close()
 
   # Events -------------------------------------------------------------------
@@ -213,6 +191,10 @@ class Syncing:
         self._publish(effect)
       case syncer_io.Serve():
         self._serve(effect)
+      case syncer_io.TakeFragment():
+        self._start_taking(effect)
+      case syncer_io.Relabel():
+        self._relabel(effect.fragment, effect.version)
       case syncer_io.Retire():
         self._retire(effect)
       case syncer_io.Record():
@@ -240,9 +222,10 @@ class Syncing:
         step=effect.step,
         closed_round=effect.closed_round,
         versions=effect.versions,
-        crcs=self._model.crcs(),
+        crcs=self._crcs(effect.lost_crcs),
         position=effect.position,
         live=effect.live,
+        clean=effect.clean,
         address=peer.address,
       )
     )
@@ -284,15 +267,16 @@ class Syncing:
     """On the pool: bytes to outer gradient, checked in full."""
     key = effect.round, effect.learner, effect.incarnation
     try:
-      v = contributions.pull(
-        effect.offer, inlet, self._blueprint, self._timeout_s
+      v, norm = contributions.pull(
+        effect.offer, inlet, self._blueprint, self._pace
       )
     except (TransferFailed, contributions.Unusable) as error:
       reason = f'{type(error).__name__}: {error}'
-      self._put((syncer_io.PullFailed(*key, reason), None))
+      unusable = isinstance(error, contributions.Unusable)
+      self._put((syncer_io.PullFailed(*key, reason, unusable), None))
       return
     self._contributions[key] = v
-    self._put((syncer_io.Pulled(*key), None))
+    self._put((syncer_io.Pulled(*key, norm), None))
 
   def _start_merge(self, effect: syncer_io.Merge):
     """Hands the contributions to the merger; drops what it does not take."""
@@ -309,7 +293,6 @@ class Syncing:
 
     def merge():
       outcome = self._model.outer_step(effect.fragment, taken, weights)
-      self._records.write_fragment(effect.fragment, outcome.state)
       self._outcomes[effect.round] = outcome
       self._put((syncer_io.Merged(effect.round), None))
 
@@ -317,19 +300,11 @@ class Syncing:
       raise RuntimeError(f'{MERGES_MAX} merges are waiting')
 
   def _publish(self, effect: syncer_io.Publish):
-    # First what must not be forgotten, then what others will know of.
-    self._records.write_ledger(
-      self._machine.ledger(),
-      {
-        'fingerprints': {
-          **self._blueprint.fingerprints,
-          'name': self._config.name,
-        },
-        'board': self._board.counts(),
-      },
-    )
     outcome = self._outcomes.pop(effect.round)
     self._model.install(effect.fragment, outcome)
+    # First what must not be forgotten, then what others will know of.
+    self._disk.commit(self._machine.ledger(), self._model.crcs())
+    self._disk.save_if_due()
     data, crc = outcome.data, outcome.crc
     codec, data_crc = self._blueprint.down.name, zlib.crc32(data)
     for key in effect.recipients:
@@ -350,6 +325,39 @@ class Syncing:
           crc=crc,
         )
       )
+
+  def _crcs(self, lost_crcs: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    """Of Θ as the run has it; of what is lost, by the ledger."""
+    return tuple(
+      (dict(enumerate(self._model.crcs())) | dict(lost_crcs)).values()
+    )
+
+  def _relabel(self, fragment: int, version: int):
+    """What a learner gave, or else what is here, is Θ_p at `version`."""
+    self._model.go_on(fragment, version, self._taken.pop(fragment, None))
+    if self._machine.whole:
+      self._disk.commit(self._machine.ledger(), self._model.crcs())
+      self._disk.save()
+
+  def _start_taking(self, effect: syncer_io.TakeFragment):
+    peer = self._peers.get((effect.learner, effect.incarnation))
+    if peer is not None:
+      self._pulls.submit(self._guarded, self._take, effect, peer.inlet)
+
+  def _take(self, effect: syncer_io.TakeFragment, inlet):
+    """On the pool: a learner's copy of a fragment that is lost here."""
+    p = effect.offered.fragment
+    try:
+      theta = contributions.pull_fragment(
+        effect.offered, effect.crc, inlet, self._blueprint, self._pace
+      )
+    except (TransferFailed, contributions.Unusable) as error:
+      reason = f'{type(error).__name__}: {error}'
+      session = effect.learner, effect.incarnation
+      self._put((syncer_io.FragmentFailed(p, *session, reason), None))
+      return
+    self._taken[p] = theta
+    self._put((syncer_io.FragmentTaken(p), None))
 
   def _serve(self, effect: syncer_io.Serve):
     logging.info(

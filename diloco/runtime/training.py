@@ -8,6 +8,7 @@ have the next step.
 """
 
 import dataclasses
+import math
 import signal
 import sys
 import threading
@@ -16,23 +17,26 @@ import time
 import jax
 import numpy as np
 
+from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.data import pipeline
 from diloco.metrics import names
 from diloco.metrics.writer import Writer
 from diloco.numerics.schedule import make_schedule
-from diloco.protocol import learner_io
+from diloco.protocol import learner_io, messages
 from diloco.runtime import exchange as exchange_lib
+from diloco.runtime.beginning import Beginning, progress_of
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
-from diloco.runtime.host_copy import HostCopy
 from diloco.transport.meter import SocketMeter
+
+CLOSE_S = 30.0  # For the last checkpoint to be written.
 
 
 @dataclasses.dataclass(frozen=True)
 class Dispatched:
   """An inner step whose metrics have not been looked at."""
 
-  step: int  # Of this process, 1 for the first.
+  step: int  # Of this learner, 1 for the first from the seed.
   metrics: dict[str, jax.Array]
   position: int  # Of the batch after it.
   global_step: int
@@ -47,9 +51,11 @@ class Training:
     blueprint: of the run.
     learner: the id, which names the data shard too.
     device: compiled.
-    host: the copy of Θ; its fragments are the first bases.
+    beginning: what the process has; it is used up.
     exchange: with the syncer; not yet open.
+    records: takes checkpoints.
     writer: of the metrics.
+    notice_s: how long leaving in good order may take.
   """
 
   def __init__(
@@ -57,17 +63,20 @@ class Training:
     blueprint: Blueprint,
     learner: int,
     device: Device,
-    host: HostCopy,
+    beginning: Beginning,
     exchange: exchange_lib.Exchange,
+    records: LearnerRecords,
     writer: Writer,
+    notice_s: float,
   ):
     config = blueprint.config
     self._config = config
     self._learner = learner
     self._device = device
-    self._host = host
     self._exchange = exchange
+    self._records = records
     self._writer = writer
+    self._notice_s = notice_s
     self._schedule = make_schedule(
       config.inner.schedule,
       config.inner.lr,
@@ -83,22 +92,25 @@ class Training:
       learner,
       config.seed,
     )
-    self._params, self._state = device.init(blueprint.initial_parameters())
-    fragments = range(len(blueprint.layout.fragments))
-    self._bases = {p: host.fragment(p)[1] for p in fragments}
+    self._params, self._state = beginning.params, beginning.inner_state
+    held = beginning.host.held()
+    self._bases = {p: each.theta for p, each in enumerate(held)}
+    self._base_crcs = {p: each.crc for p, each in enumerate(held)}
     self._snapshots: dict[int, dict[str, jax.Array]] = {}
     self._training = False
     self._position = 0
-    self._step = 0
+    self._step = beginning.start.step
+    self._loss: float | None = None  # Of the last step looked at.
     self._pending: Dispatched | None = None
     self._reported_s = 0.0
     self._waited_s = 0.0
     self._left: learner_io.Leave | None = None
     self._stop = threading.Event()
+    self._stopping = False
     self._meter = SocketMeter() if sys.platform == 'linux' else None
 
   def stop(self, *_):
-    """Leaves at the next boundary; also as a signal handler."""
+    """Leaves in good order, from the next boundary on; signal-safe."""
     self._stop.set()
     self._exchange.interrupt()
 
@@ -113,15 +125,18 @@ class Training:
       self._inner_step(next(batches))
     batches.close()
     self._report()
+    if self._stopping:
+      self._save()
     while self._goes_on():
       self._perform_next(wait=True)
-    if self._left is None:
-      self._exchange.leave('stopped')
-      return learner_io.Leave('stopped')
+    self._records.close(CLOSE_S)
     return self._left
 
   def _goes_on(self) -> bool:
-    return self._left is None and not self._stop.is_set()
+    if self._stop.is_set() and not self._stopping:
+      self._stopping = True
+      self._exchange.handle(learner_io.Stop(self._notice_s))
+    return self._left is None
 
   def _inner_step(self, batch: dict[str, np.ndarray]):
     progress = self._progress()
@@ -134,6 +149,7 @@ class Training:
     self._position += 1
     stall_s = self._boundary()
     self._report()
+    stall_s += self._save_if_due()
     self._pending = Dispatched(
       self._step,
       metrics,
@@ -183,7 +199,17 @@ class Training:
       case learner_io.Apply():
         self._apply(effect)
       case learner_io.HandIn():
-        self._exchange.hand_in()
+        self._exchange.say_after_offers(messages.HandedIn())
+      case learner_io.SayLeaving():
+        self._exchange.say_after_offers(messages.Leaving())
+      case learner_io.DonateState():
+        copied = self._device.copy_state(self._state)
+        self._exchange.donate(effect, copied)
+      case learner_io.Adopt():
+        adopted = self._exchange.take_adopted()
+        self._state = self._device.put_state(adopted)
+      case learner_io.Reset():
+        self._state = self._device.fresh_state(self._params)
       case learner_io.Begin():
         self._position = effect.position
         self._training = True
@@ -208,7 +234,7 @@ class Training:
     arrived = self._exchange.take_arrived(p, effect.version)
     if arrived is None:
       return
-    self._bases[p] = arrived.host
+    self._bases[p], self._base_crcs[p] = arrived.host, arrived.crc
     if not self._training:
       self._params = self._device.overwrite(p, self._params, arrived.device)
       return
@@ -221,6 +247,10 @@ class Training:
     if pending is None:
       return
     loss = float(pending.metrics['loss'])
+    if not math.isfinite(loss):
+      self._leave_diverged(pending.step, loss)
+      return
+    self._loss = loss
     now_s = time.monotonic()
     step_s, self._reported_s = now_s - self._reported_s, now_s
     self._exchange.handle(
@@ -233,6 +263,34 @@ class Training:
       )
     )
     self._write(pending, loss, step_s)
+
+  def _leave_diverged(self, step: int, loss: float):
+    """No step mends that: θ and its moments are lost. A peer's are not."""
+    reason = f'loss {loss} at step {step}'
+    self._exchange.leave(reason)
+    self._left = self._left or learner_io.Leave(reason)
+
+  def _save_if_due(self) -> float:
+    """A checkpoint every so many steps; the seconds that the loop waited."""
+    every_steps = self._config.checkpoint.learner_every_steps
+    if not every_steps or self._step % every_steps or not self._training:
+      return 0.0
+    began_s = time.monotonic()
+    self._save()
+    return time.monotonic() - began_s
+
+  def _save(self):
+    """θ at this boundary with all that belongs to it; written beside steps."""
+    if self._left is not None or self._loss is None:
+      return
+    progress = progress_of(
+      self._exchange.machine_state(),
+      self._position,
+      tuple(self._base_crcs[p] for p in sorted(self._base_crcs)),
+    )
+    self._records.save(
+      self._step, self._params, self._state, self._bases, progress, self._loss
+    )
 
   def _write(self, pending: Dispatched, loss: float, step_s: float):
     if pending.step % self._config.run.log_every_steps and pending.step != 1:
@@ -264,5 +322,10 @@ class Training:
 
 def stop_on_signals(training: Training):
   """SIGTERM and SIGINT: leave in good order."""
+
+  def stop(number, _):
+    signal.signal(number, signal.SIG_DFL)  # A second one ends at once.
+    training.stop()
+
   for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, training.stop)
+    signal.signal(number, stop)

@@ -6,12 +6,13 @@ import random
 import threading
 
 from diloco import config as configs
-from diloco.metrics.workdir import Workdir
+from diloco.checkpoint.learner_records import LearnerRecords
+from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter
+from diloco.runtime import beginning as beginnings
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.exchange import Exchange
-from diloco.runtime.host_copy import HostCopy
 from diloco.runtime.syncing import Syncing
 from diloco.runtime.training import Training
 from diloco.transport.faulty import Faults, faulty
@@ -20,6 +21,7 @@ from experiments import tests_tiny
 
 LEARNERS = 2
 DEADLINE_S = 120.0
+NOTICE_S = 5.0
 
 
 class Run:
@@ -35,7 +37,6 @@ class Run:
     config = tests_tiny.get_config()
     config.protocol.update(learners=LEARNERS, quorum=1, total_steps=100)
     config.protocol.update(protocol)
-    config.transport.update(timeout_s=0.5)
     self.blueprint = make_blueprint(configs.build(config))
     self.workdir = Workdir(folder)
     self._network = MemoryNetwork()
@@ -45,6 +46,7 @@ class Run:
       self.blueprint, '127.0.0.1:0', self._plane(0), self.workdir
     )
     self.hosts, self.left, self._errors = [], [], []
+    self.said: list[str] = []  # Of checkpoints.
     self._trainings = []
 
   def _plane(self, seed: int):
@@ -59,10 +61,8 @@ class Run:
     device = Device(self.blueprint)
     threads = [threading.Thread(target=self._guard(self.syncing.run))]
     for learner in range(LEARNERS):
-      host = HostCopy(self.blueprint, self.blueprint.initial_fragments())
-      self.hosts.append(host)
       threads.append(
-        threading.Thread(target=self._guard(self._train, learner, device, host))
+        threading.Thread(target=self._guard(self._train, learner, device))
       )
     for thread in threads:
       thread.start()
@@ -88,13 +88,39 @@ class Run:
 
     return run
 
-  def _train(self, learner: int, device: Device, host: HostCopy):
+  def _train(self, learner: int, device: Device):
+    checkpoint = self.blueprint.config.checkpoint
+    records = LearnerRecords(
+      self.workdir.checkpoints(learner_name(learner)),
+      learner,
+      self.blueprint.fingerprints,
+      checkpoint.keep_latest,
+      checkpoint.keep_best,
+      say=self.said.append,
+    )
+    beginning = beginnings.begin(self.blueprint, device, records)
+    self.hosts.append(beginning.host)
     plane = self._plane(1 + learner)
     exchange = Exchange(
-      self.blueprint, learner, self.syncing.address, device, host, plane
+      self.blueprint,
+      learner,
+      self.syncing.address,
+      device,
+      beginning.host,
+      plane,
+      beginning.start,
     )
     writer = JsonlWriter(self.workdir.metrics(f'learner-{learner}'))
-    training = Training(self.blueprint, learner, device, host, exchange, writer)
+    training = Training(
+      self.blueprint,
+      learner,
+      device,
+      beginning,
+      exchange,
+      records,
+      writer,
+      NOTICE_S,
+    )
     self._trainings.append(training)
     try:
       self.left.append(training.run())

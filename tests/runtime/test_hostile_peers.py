@@ -51,6 +51,8 @@ class Peer:
       incarnation=incarnation,
       fingerprints=stage.blueprint.fingerprints,
       versions=(0,) * stage.blueprint.config.protocol.fragments,
+      crcs=stage.syncing._model.crcs(),
+      began=False,
       address=self._outlet.address,
     )
 
@@ -64,7 +66,7 @@ class Peer:
   def join(self) -> 'Peer':
     self.say_hello()
     self.hear(messages.Welcome)
-    self.say(messages.Ready())
+    self.say(messages.Ready(0, 'the test'))
     return self
 
   def train(self, steps: int):
@@ -147,7 +149,6 @@ class Stage:
 def _blueprint(**codec):
   config = tests_tiny.get_config()
   config.protocol.update(learners=2, quorum=1, total_steps=1000)
-  config.transport.update(timeout_s=0.5)
   config.codec.update(codec)
   return make_blueprint(configs.build(config))
 
@@ -254,7 +255,7 @@ def test_an_address_of_no_use_ends_the_session(stage):
   """What is said right after the hello meets a session that has no inlet."""
   peer = stage.peer(0)
   peer.say_hello(address='nonsense')
-  peer.say(messages.Ready(), REPORT)
+  peer.say(messages.Ready(0, 'the test'), REPORT)
   peer.offer(1, 1e-3)
   assert 'nonsense' in peer.end()
   stage.assert_lives()
@@ -287,7 +288,7 @@ def test_huge_values_are_not_merged(codec, tmp_path):
       bad.offer(1, 3e38)
       if attempt < 3:
         assert 'Unusable: ' in bad.hear(messages.OfferAgain).reason
-    assert '3 pulls in a row failed, the last: Unusable: ' in bad.end()
+    assert '3 contributions refused, the last: Unusable: ' in bad.end()
     good.train(spacing_steps)
     good.offer(1, 1e-3)
     assert good.hear(messages.Update).participants == (0,)

@@ -120,7 +120,7 @@ def test_learners_of_one_and_of_four_devices_train_together(tmp_path):
     *SLOW,
     'model.kv_heads=2',
     'protocol.total_steps=300',
-    'protocol.silence_floor_s=600.0',
+    'protocol.patience=60.0',
   )
   with Processes(tmp_path, *overrides) as processes:
     syncer = processes.syncer()

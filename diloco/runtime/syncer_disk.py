@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the syncer's process finds on its disk, and leaves there."""
+
+import dataclasses
+
+from absl import logging
+
+from diloco import config as configs
+from diloco.checkpoint.syncer_records import SyncerRecords
+from diloco.checkpoint.volumes import BrokenRecord
+from diloco.metrics.workdir import Workdir
+from diloco.protocol.state import Ledger
+from diloco.protocol.syncer import Syncer
+from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.board import Board
+from diloco.runtime.global_model import GlobalModel
+
+CLOSE_S = 30.0  # For the last checkpoint of a process that is stopped.
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """Where a process of the syncer begins.
+
+  Attributes:
+    machine: new, or as the ledger has it.
+    ended: the run was over already.
+    held: the version of each fragment whose bytes are here.
+  """
+
+  machine: Syncer
+  ended: bool
+  held: tuple[int, ...]
+
+
+class SyncerDisk:
+  """One run's ledger and checkpoints of Θ.
+
+  Args:
+    blueprint: of the run.
+    workdir: of the run.
+    model: Θ; takes what a checkpoint has.
+    board: counts on from what the ledger has.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    workdir: Workdir,
+    model: GlobalModel,
+    board: Board,
+  ):
+    self._blueprint = blueprint
+    self._folder = workdir.syncer
+    self._model = model
+    self._board = board
+    checkpoint = blueprint.config.checkpoint
+    self._records = SyncerRecords(
+      workdir.syncer,
+      keep_latest=checkpoint.keep_latest,
+      keep_best=checkpoint.keep_best,
+      every_rounds=checkpoint.syncer_every_rounds,
+      say=logging.warning,
+    )
+    config = blueprint.config
+    self._identity = {**blueprint.fingerprints, 'name': config.name}
+    self._closed_round = self._saved_round = 0
+
+  def begin(self) -> Found:
+    """A new run, or the one that a dead process of this folder left.
+
+    Raises:
+      BrokenRecord: what is there can't be read, or is of another run.
+    """
+    config = self._blueprint.config
+    run = config.protocol, config.name, self._blueprint.fingerprints
+    found = self._records.read_ledger()
+    if found is None:
+      versions = (0,) * config.protocol.fragments
+      return Found(Syncer(*run), False, versions)
+    ledger, counts, crcs = found
+    differing = configs.differences(self._identity, counts['fingerprints'])
+    if differing:
+      raise BrokenRecord(f'{self._folder} is of another run: {differing}')
+    held = self._restore_fragments(ledger)
+    self._board.resume(ledger, counts['board'])
+    logging.info(
+      'resumed after round %d at step %d; versions %s, here %s',
+      ledger.closed_round,
+      ledger.step,
+      ledger.versions,
+      held,
+    )
+    self._closed_round = ledger.closed_round
+    machine = Syncer.resume(*run, ledger, held, crcs)
+    return Found(machine, ledger.ended, held)
+
+  def _restore_fragments(self, ledger: Ledger) -> tuple[int, ...]:
+    fragments = range(len(ledger.versions))
+    restored = self._records.restore([self._model.state(p) for p in fragments])
+    if restored is None:
+      return (0,) * len(fragments)
+    versions, states = restored
+    newer = [p for p in fragments if versions[p] > ledger.versions[p]]
+    if newer:
+      p = newer[0]
+      raise BrokenRecord(
+        f'{self._folder}: the checkpoint has version {versions[p]} of '
+        f'fragment {p}, the ledger only {ledger.versions[p]}: the ledger is '
+        f'an old copy'
+      )
+    for p in fragments:
+      self._model.restore(p, states[p])
+    return versions
+
+  def commit(self, ledger: Ledger, crcs: tuple[int, ...]):
+    """A round has closed: nobody may be told before this returns.
+
+    Args:
+      ledger: of the machine.
+      crcs: of every fragment at the ledger's versions.
+    """
+    counts = {'fingerprints': self._identity, 'board': self._board.counts()}
+    self._records.write_ledger(ledger, counts, crcs)
+    self._closed_round = ledger.closed_round
+
+  def save_if_due(self):
+    """Every so many rounds: all fragments, while the run goes on."""
+    if self._records.due(self._closed_round):
+      self.save()
+
+  def save(self):
+    """All fragments as they are now."""
+    if self._closed_round == self._saved_round:
+      return
+    states = [
+      self._model.state(p)
+      for p in range(self._blueprint.config.protocol.fragments)
+    ]
+    if self._records.save(self._closed_round, states, self._board.mean_loss()):
+      self._saved_round = self._closed_round
+
+  def close(self):
+    """Waits for the save under way."""
+    self._records.close(CLOSE_S)
