@@ -6,7 +6,6 @@ makes all callbacks, so that a session's messages, and its end, come in order.
 """
 
 import collections
-import hmac
 import queue
 import threading
 import time
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from diloco.protocol import messages
+from diloco.transport import access as access_lib
 from diloco.transport import control_limits, listen, wire
 from diloco.transport.outbox import Outbox
 
@@ -156,8 +156,7 @@ class ControlServer(grpc.GenericRpcHandler):
     on_closed: called once for each session whose `Hello` was handed over,
       after its last message, with the reason.
     limits: see there.
-    credentials: TLS; None: plain TCP.
-    token: what each learner must show; None: nothing.
+    access: what each learner must show.
 
   Raises:
     listen.BindFailed: the address is in use or not of this machine.
@@ -170,13 +169,12 @@ class ControlServer(grpc.GenericRpcHandler):
     on_message: Callable[[Session, wire.Message], None],
     on_closed: Callable[[Session, str], None],
     limits: control_limits.ControlLimits = control_limits.DEFAULT,
-    credentials: grpc.ServerCredentials | None = None,
-    token: str | None = None,
+    access: access_lib.Access = access_lib.OPEN,
   ):
     self._on_message = on_message
     self._on_closed = on_closed
     self._limits = limits
-    self._token = token
+    self._access = access
     self._lock = threading.Lock()
     self._sessions: dict[Session, threading.Thread] = {}
     self._ended: collections.Counter[str] = collections.Counter()
@@ -186,7 +184,7 @@ class ControlServer(grpc.GenericRpcHandler):
       self,
       workers_max=limits.sessions_max + _SPARE_WORKERS,
       message_bytes_max=limits.message_bytes_max,
-      credentials=credentials,
+      access=access,
       options=(
         *limits.channel_options(),
         ('grpc.http2.min_ping_interval_without_data_ms', 1_000),
@@ -249,14 +247,7 @@ class ControlServer(grpc.GenericRpcHandler):
         self._on_closed(session, reason)
 
   def _check_token(self, context: grpc.ServicerContext) -> None:
-    if self._token is None:
-      return
-    shown = dict(context.invocation_metadata()).get(
-      control_limits.TOKEN_KEY, ''
-    )
-    if not hmac.compare_digest(
-      shown.encode(), f'Bearer {self._token}'.encode()
-    ):
+    if not self._access.admits(context.invocation_metadata()):
       self._refuse(context, 'token', 'the token is missing or wrong')
 
   def _refuse(
