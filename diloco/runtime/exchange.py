@@ -27,6 +27,7 @@ from diloco.runtime.device import Device
 from diloco.runtime.host_copy import HostCopy, Mismatch
 from diloco.runtime.link import Link, Session
 from diloco.runtime.worker import Worker
+from diloco.transport import access as access_lib
 from diloco.transport.interface import (
   Closed,
   DataPlane,
@@ -66,6 +67,7 @@ class Exchange:
     host: the copy of Θ.
     plane: carries the bytes.
     is_over: whether the results of the run are there, where that can be seen.
+    access: what is shown to the syncer and asked of it.
   """
 
   def __init__(
@@ -77,6 +79,7 @@ class Exchange:
     host: HostCopy,
     plane: DataPlane,
     is_over: Callable[[], bool] = lambda: False,
+    access: access_lib.Access = access_lib.OPEN,
   ):
     config = blueprint.config
     self._blueprint = blueprint
@@ -112,6 +115,7 @@ class Exchange:
       deadline=lambda: self._machine.deadline(),
       on_crash=self._on_crash,
       is_over=is_over,
+      access=access,
     )
 
   # For the training loop ----------------------------------------------------

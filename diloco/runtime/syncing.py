@@ -31,6 +31,7 @@ from diloco.runtime.global_model import GlobalModel, Outcome
 from diloco.runtime.peers import Key, Peer, Peers
 from diloco.runtime.tape import Tape
 from diloco.runtime.worker import Worker
+from diloco.transport import access as access_lib
 from diloco.transport.control_server import ControlServer, Session
 from diloco.transport.interface import DataPlane, TransferFailed
 
@@ -50,10 +51,16 @@ class Syncing:
     bind: host:port for the control plane.
     plane: carries the bytes.
     workdir: of the run.
+    access: what each learner must show.
   """
 
   def __init__(
-    self, blueprint: Blueprint, bind: str, plane: DataPlane, workdir: Workdir
+    self,
+    blueprint: Blueprint,
+    bind: str,
+    plane: DataPlane,
+    workdir: Workdir,
+    access: access_lib.Access = access_lib.OPEN,
   ):
     config = blueprint.config
     self._blueprint = blueprint
@@ -80,7 +87,9 @@ class Syncing:
     )
     self._merger = Worker('merger', MERGES_MAX, self._put)
     self._closer = Worker('closer', INBOX_MAX, self._put)
-    self._control = ControlServer(bind, self._on_message, self._on_closed)
+    self._control = ControlServer(
+      bind, self._on_message, self._on_closed, access=access
+    )
 
   def _begin_or_resume(self) -> Syncer:
     """A new run, or the one that a dead process of this folder left."""

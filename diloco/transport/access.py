@@ -74,9 +74,7 @@ class Access:
     if self.token is None:
       return True
     found = dict(metadata).get(TOKEN_KEY, '')
-    return hmac.compare_digest(
-      found.encode(), f'Bearer {self.token}'.encode()
-    )
+    return hmac.compare_digest(found.encode(), f'Bearer {self.token}'.encode())
 
 
 OPEN = Access()  # Everybody may talk to everybody.
