@@ -21,11 +21,13 @@ from diloco.runtime import logs
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.exchange import Exchange
-from diloco.runtime.exposure import refuse_strangers
+from diloco.runtime.exposure import open_access
 from diloco.runtime.link import RunIsOver, SyncerAbsent
 from diloco.runtime.training import Training, stop_on_signals
 from diloco.transport import addresses
+from diloco.transport.access import Access
 from diloco.transport.addresses import BadAddress, HostUnknown
+from diloco.transport.control_client import NotAdmitted
 from diloco.transport.planes import make_plane
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
@@ -34,9 +36,6 @@ _SYNCER = flags.DEFINE_string('syncer', None, 'host:port of the syncer.')
 
 _NOTICE_S = flags.DEFINE_float(
   'notice_s', 25.0, 'Seconds from SIGTERM within which it leaves.'
-)
-_INSECURE = flags.DEFINE_bool(
-  'insecure', False, 'Listens beyond loopback: the network is private.'
 )
 
 
@@ -47,8 +46,11 @@ def main(_) -> int:
   try:
     configs.check_learner(config, _LEARNER.value)
     addresses.split(_SYNCER.value)
-    refuse_strangers(
-      '--config.transport.host', config.transport.host, _INSECURE.value
+    access = open_access(
+      config_flags.access_files(),
+      config.transport,
+      bind=None,
+      **config_flags.access_vouched(),
     )
     blueprint = make_blueprint(config)
     configs.check_devices(config, jax.local_device_count())
@@ -60,7 +62,7 @@ def main(_) -> int:
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
   try:
-    left = _train(blueprint, Workdir(pathlib.Path(_WORKDIR.value)))
+    left = _train(blueprint, Workdir(pathlib.Path(_WORKDIR.value)), access)
   except BrokenRecord as error:
     config_flags.exit_config(ConfigError([str(error)]))
   except RunIsOver as over:
@@ -69,6 +71,9 @@ def main(_) -> int:
   except (HostUnknown, SyncerAbsent) as error:
     print(f'error: --syncer={_SYNCER.value}: {error}', file=sys.stderr)
     return 1
+  except NotAdmitted as error:
+    print(f'error: --token_file: {error}', file=sys.stderr)
+    return config_flags.EXIT_CONFIG
   if left.refused:
     print(f'error: the syncer refused: {left.reason}', file=sys.stderr)
     return config_flags.EXIT_CONFIG
@@ -79,10 +84,11 @@ def main(_) -> int:
   return 128 + signal.SIGTERM if left.stopped else 1
 
 
-def _train(blueprint, workdir: Workdir):
+def _train(blueprint, workdir: Workdir, access: Access):
   config, learner = blueprint.config, _LEARNER.value
   name = learner_name(learner)
-  plane = make_plane(config.transport.data_plane, config.transport.host)
+  transport = config.transport
+  plane = make_plane(transport.data_plane, transport.host, access)
   device = Device(blueprint)
   records = LearnerRecords(
     workdir.checkpoints(name),
@@ -102,6 +108,7 @@ def _train(blueprint, workdir: Workdir):
     plane,
     start=beginning.start,
     is_over=workdir.summary.exists,
+    access=access,
   )
   writer = MultiWriter(
     [
@@ -130,6 +137,7 @@ def _train(blueprint, workdir: Workdir):
 
 if __name__ == '__main__':
   config_flags.define_flags()
+  config_flags.define_access_flags()
   flags.mark_flags_as_required(['workdir', 'learner', 'syncer'])
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   config_flags.run(main)

@@ -25,6 +25,7 @@ from diloco.runtime.device import Device
 from diloco.runtime.host_copy import HostCopy
 from diloco.runtime.link import Link, Session
 from diloco.runtime.worker import Worker
+from diloco.transport import access as access_lib
 from diloco.transport.interface import Closed, DataPlane, Inlet
 
 # What the training loop performs, in order, at its boundary.
@@ -56,6 +57,7 @@ class Exchange:
     plane: carries the bytes.
     start: what the process has; None: what its seed gives.
     is_over: whether the results of the run are there, where that can be seen.
+    access: what is shown to the syncer and asked of it.
   """
 
   def __init__(
@@ -68,6 +70,7 @@ class Exchange:
     plane: DataPlane,
     start: Start | None = None,
     is_over: Callable[[], bool] = lambda: False,
+    access: access_lib.Access = access_lib.OPEN,
   ):
     config = blueprint.config
     self._plane = plane
@@ -99,6 +102,7 @@ class Exchange:
       deadline=lambda: self._machine.deadline(),
       on_crash=self._on_crash,
       is_over=is_over,
+      access=access,
     )
 
   # For the training loop ----------------------------------------------------

@@ -9,8 +9,13 @@ from collections.abc import Callable
 import numpy as np
 from absl import logging
 
+from diloco.transport.access import Access
 from diloco.transport.addresses import HostUnknown
-from diloco.transport.control_client import ConnectFailed, ControlClient
+from diloco.transport.control_client import (
+  ConnectFailed,
+  ControlClient,
+  NotAdmitted,
+)
 from diloco.transport.interface import DataPlane, Outlet
 
 ATTEMPT_S = 2.0  # For one attempt to connect.
@@ -71,6 +76,7 @@ class Link:
     deadline: when that is, in seconds of `time.monotonic`, or None.
     on_crash: called with what ended the thread.
     is_over: whether the results of the run are there, where that can be seen.
+    access: what is shown to the syncer and asked of it.
   """
 
   def __init__(
@@ -85,6 +91,7 @@ class Link:
     deadline: Callable[[], float | None],
     on_crash: Callable[[BaseException], None],
     is_over: Callable[[], bool],
+    access: Access,
   ):
     self._address = address
     self._plane = plane
@@ -96,6 +103,7 @@ class Link:
     self._deadline = deadline
     self._on_crash = on_crash
     self._is_over = is_over
+    self._access = access
     self._sessions = 0
     self._start_ms = time.time_ns() // 1_000_000
     self._closing = threading.Event()
@@ -135,13 +143,17 @@ class Link:
     tell_s = time.monotonic() + TELL_EVERY_S
     while not self._closing.is_set():
       client = ControlClient(
-        self._address, self._on_message, lambda reason: self._wakes.put(reason)
+        self._address,
+        self._on_message,
+        lambda reason: self._wakes.put(reason),
+        access=self._access,
       )
       try:
         client.connect(ATTEMPT_S)
       except (ConnectFailed, HostUnknown) as error:
         # A name that was known may be away while the syncer is.
-        if not self._sessions and isinstance(error, HostUnknown):
+        hopeless = isinstance(error, HostUnknown | NotAdmitted)
+        if hopeless and not self._sessions:
           raise
         if self._is_over():
           raise RunIsOver('the run is over') from error

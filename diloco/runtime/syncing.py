@@ -25,15 +25,18 @@ from diloco.runtime import contributions
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.board import Board
 from diloco.runtime.global_model import GlobalModel, Outcome
+from diloco.runtime.inbox import Inbox
 from diloco.runtime.peers import Key, Peer, Peers
 from diloco.runtime.syncer_disk import SyncerDisk
 from diloco.runtime.tape import Tape
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.runtime.worker import Worker
+from diloco.transport import access as access_lib
 from diloco.transport.control_server import ControlServer, Session
 from diloco.transport.interface import DataPlane, TransferFailed
 
 INBOX_MAX = 1 << 14  # Events; a full inbox holds back the sessions' readers.
+SHARE_MAX = 64  # Of them, messages of one session.
 MERGES_MAX = 64
 STATUS_EVERY_S = 1.0
 FAREWELL_S = 15.0  # How long learners may take to fetch the last updates.
@@ -49,10 +52,16 @@ class Syncing:
     bind: host:port for the control plane.
     plane: carries the bytes.
     workdir: of the run.
+    access: what each learner must show.
   """
 
   def __init__(
-    self, blueprint: Blueprint, bind: str, plane: DataPlane, workdir: Workdir
+    self,
+    blueprint: Blueprint,
+    bind: str,
+    plane: DataPlane,
+    workdir: Workdir,
+    access: access_lib.Access = access_lib.OPEN,
   ):
     config = blueprint.config
     self._blueprint = blueprint
@@ -66,7 +75,7 @@ class Syncing:
     found = self._disk.begin()
     self._machine, self._ended = found.machine, found.ended
     self._tape = Tape(workdir.tape)
-    self._inbox: queue.Queue = queue.Queue(INBOX_MAX)
+    self._inbox = Inbox(INBOX_MAX, SHARE_MAX)
     self._keys: dict[Session, Key] = {}  # Changed by the sessions' threads.
     self._peers = Peers(ids=config.data.shards)
     self._handles = itertools.count(1)
@@ -74,13 +83,14 @@ class Syncing:
     self._outcomes: dict[int, Outcome] = {}  # By round.
     self._taken: dict[int, Arrays] = {}  # Lost fragments that came back.
     self._stop = threading.Event()
-    self._closing = threading.Event()
     self._pulls = concurrent.futures.ThreadPoolExecutor(
       max_workers=4 * config.protocol.learners, thread_name_prefix='pull'
     )
-    self._merger = Worker('merger', MERGES_MAX, self._put)
-    self._closer = Worker('closer', INBOX_MAX, self._put)
-    self._control = ControlServer(bind, self._on_message, self._on_closed)
+    self._merger = Worker('merger', MERGES_MAX, self._inbox.tell)
+    self._closer = Worker('closer', INBOX_MAX, self._inbox.tell)
+    self._control = ControlServer(
+      bind, self._on_message, self._on_closed, access=access
+    )
 
   @property
   def address(self) -> str:
@@ -108,7 +118,7 @@ class Syncing:
 
   def close(self):
     """Ends sessions and threads."""
-    self._closing.set()
+    self._inbox.close()
     for key in list(self._peers):
       self._peers.take(key).close('the syncer leaves')
     self._pulls.shutdown(wait=False, cancel_futures=True)
@@ -120,25 +130,16 @@ class Syncing:
 
   # Events -------------------------------------------------------------------
 
-  def _put(self, item):
-    """For all threads but the machine's; gives up once it has left."""
-    while not self._closing.is_set():
-      try:
-        self._inbox.put(item, timeout=STATUS_EVERY_S)
-        return
-      except queue.Full:
-        continue
-
   def _on_message(self, session: Session, message):
-    """On a thread of the session; waits where the inbox is full."""
+    """On a thread of the session; waits where too much is unread."""
     if isinstance(message, messages.Hello):
       self._keys[session] = message.learner, message.incarnation
     event = syncer_io.Heard(*self._keys[session], message)
-    self._put((event, session))
+    self._inbox.tell_from(session, (event, session))
 
   def _on_closed(self, session: Session, reason: str):
     event = syncer_io.Lost(*self._keys.pop(session), reason)
-    self._put((event, session))
+    self._inbox.tell((event, session))
 
   def _handle_next(self):
     """One event, or the tick for which the machine asked."""
@@ -153,6 +154,10 @@ class Syncing:
     if isinstance(item, BaseException):
       raise item
     event, session = item
+    if isinstance(event, syncer_io.Lost):
+      self._inbox.forget(session)
+    elif session is not None:
+      self._inbox.was_read(session)
     if session is not None and not self._may_speak(session, event):
       return
     effects = self._machine.handle(event, time.monotonic())
@@ -256,7 +261,7 @@ class Syncing:
     try:
       job(*arguments)
     except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
-      self._put(error)
+      self._inbox.tell(error)
 
   def _start_pull(self, effect: syncer_io.Pull):
     peer = self._peers.get((effect.learner, effect.incarnation))
@@ -273,10 +278,11 @@ class Syncing:
     except (TransferFailed, contributions.Unusable) as error:
       reason = f'{type(error).__name__}: {error}'
       unusable = isinstance(error, contributions.Unusable)
-      self._put((syncer_io.PullFailed(*key, reason, unusable), None))
+      failed = syncer_io.PullFailed(*key, reason, unusable)
+      self._inbox.tell((failed, None))
       return
     self._contributions[key] = v
-    self._put((syncer_io.Pulled(*key, norm), None))
+    self._inbox.tell((syncer_io.Pulled(*key, norm), None))
 
   def _start_merge(self, effect: syncer_io.Merge):
     """Hands the contributions to the merger; drops what it does not take."""
@@ -294,7 +300,7 @@ class Syncing:
     def merge():
       outcome = self._model.outer_step(effect.fragment, taken, weights)
       self._outcomes[effect.round] = outcome
-      self._put((syncer_io.Merged(effect.round), None))
+      self._inbox.tell((syncer_io.Merged(effect.round), None))
 
     if not self._merger.submit(merge):
       raise RuntimeError(f'{MERGES_MAX} merges are waiting')
@@ -354,10 +360,10 @@ class Syncing:
     except (TransferFailed, contributions.Unusable) as error:
       reason = f'{type(error).__name__}: {error}'
       session = effect.learner, effect.incarnation
-      self._put((syncer_io.FragmentFailed(p, *session, reason), None))
+      self._inbox.tell((syncer_io.FragmentFailed(p, *session, reason), None))
       return
     self._taken[p] = theta
-    self._put((syncer_io.FragmentTaken(p), None))
+    self._inbox.tell((syncer_io.FragmentTaken(p), None))
 
   def _serve(self, effect: syncer_io.Serve):
     logging.info(

@@ -6,25 +6,32 @@ makes all callbacks, so that a session's messages, and its end, come in order.
 """
 
 import collections
-import hmac
+import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import grpc
 
 from diloco.protocol import messages
+from diloco.transport import access as access_lib
 from diloco.transport import control_limits, listen, wire
 from diloco.transport.outbox import Outbox
 
-_SPARE_WORKERS = 4  # Tell whoever comes too many that the server is full.
+_SPARE_WORKERS = 16  # For who is refused, and for sessions that are ending.
+# So much above the limit gRPC hands over, so that it is refused by name; what
+# is larger ends the session as 'lost'.
+_OVERSIZED_BYTES = 1 << 16
+_STREAMS_MAX = 8  # Of one connection; a learner needs one.
+_IDLE_S = 10.0  # A connection without a session is closed.
 _REASON_CHARS_MAX = 512  # It travels in a header.
 
 _CODES = {
   'malformed': grpc.StatusCode.INVALID_ARGUMENT,
   'handshake': grpc.StatusCode.DEADLINE_EXCEEDED,
   'overflow': grpc.StatusCode.RESOURCE_EXHAUSTED,
+  'crowded out': grpc.StatusCode.RESOURCE_EXHAUSTED,
   'full': grpc.StatusCode.RESOURCE_EXHAUSTED,
   'token': grpc.StatusCode.UNAUTHENTICATED,
   'closed': grpc.StatusCode.ABORTED,
@@ -32,6 +39,19 @@ _CODES = {
   'lost': grpc.StatusCode.UNAVAILABLE,
   'failed': grpc.StatusCode.INTERNAL,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+  """What became of every message that has come.
+
+  Attributes:
+    accepted: those that were handed to `on_message`.
+    refused: the others, by flaw (`wire.FLAWS`).
+  """
+
+  accepted: int
+  refused: Mapping[str, int]
 
 
 class Session:
@@ -112,29 +132,44 @@ class Session:
     self,
     requests: Iterator[bytes],
     on_message: Callable[['Session', wire.Message], None],
+    count: Callable[[str | None], None],
   ) -> None:
-    """Hands over messages until the end, whose cause it sets."""
+    """Hands over messages until the end, whose cause it sets.
+
+    Calls `count` for each: with None, or with the flaw that refused it.
+    """
     cause, reason = 'left', 'the learner ended the stream'
     try:
       for body in requests:
         self.bytes_received += len(body)
-        message = wire.decode(body, messages.FROM_LEARNER, self.peer)
-        hello = isinstance(message, messages.Hello)
-        if hello == self._greeted.is_set():
-          raise wire.Malformed(
-            f'from {self.peer}: '
-            + ('a second Hello' if hello else f'{message} before Hello')
-          )
-        if self._end is not None:
-          break
-        if hello:
-          self._greeted.set()
+        message = self._judged(body)
+        count(None)
         on_message(self, message)
     except wire.Malformed as error:
       cause, reason = 'malformed', str(error)
+      count(error.flaw)
     except grpc.RpcError:
       cause, reason = 'lost', f'the connection to {self.peer} was lost'
     self._close(cause, reason)
+
+  def _judged(self, body: bytes) -> wire.Message:
+    """The message in `body`; raises `Malformed` where it may not come now."""
+    if self._end is not None:
+      raise wire.Malformed('too late', f'from {self.peer}: after the end')
+    if len(body) > self._limits.message_bytes_max:
+      raise wire.Malformed(
+        'oversized',
+        f'from {self.peer}: {len(body)} bytes, at most '
+        f'{self._limits.message_bytes_max}',
+      )
+    message = wire.decode(body, messages.FROM_LEARNER, self.peer)
+    hello = isinstance(message, messages.Hello)
+    if hello == self._greeted.is_set():
+      wrong = 'a second Hello' if hello else f'{message} before Hello'
+      raise wire.Malformed('wrong order', f'from {self.peer}: {wrong}')
+    if hello:
+      self._greeted.set()
+    return message
 
   def _settle(self, cause: str, reason: str) -> tuple[str, str]:
     """What ended the session: the first cause that was set, else this one."""
@@ -144,6 +179,10 @@ class Session:
   @property
   def _was_announced(self) -> bool:
     return self._greeted.is_set()
+
+  @property
+  def _is_open(self) -> bool:
+    return self._end is None
 
 
 class ControlServer(grpc.GenericRpcHandler):
@@ -156,8 +195,7 @@ class ControlServer(grpc.GenericRpcHandler):
     on_closed: called once for each session whose `Hello` was handed over,
       after its last message, with the reason.
     limits: see there.
-    credentials: TLS; None: plain TCP.
-    token: what each learner must show; None: nothing.
+    access: what each learner must show.
 
   Raises:
     listen.BindFailed: the address is in use or not of this machine.
@@ -170,26 +208,29 @@ class ControlServer(grpc.GenericRpcHandler):
     on_message: Callable[[Session, wire.Message], None],
     on_closed: Callable[[Session, str], None],
     limits: control_limits.ControlLimits = control_limits.DEFAULT,
-    credentials: grpc.ServerCredentials | None = None,
-    token: str | None = None,
+    access: access_lib.Access = access_lib.OPEN,
   ):
     self._on_message = on_message
     self._on_closed = on_closed
     self._limits = limits
-    self._token = token
+    self._access = access
     self._lock = threading.Lock()
     self._sessions: dict[Session, threading.Thread] = {}
     self._ended: collections.Counter[str] = collections.Counter()
+    self._accepted = 0
+    self._refused: collections.Counter[str] = collections.Counter()
     self._closing = False
     self._server = listen.ListeningServer(
       bind,
       self,
       workers_max=limits.sessions_max + _SPARE_WORKERS,
-      message_bytes_max=limits.message_bytes_max,
-      credentials=credentials,
+      message_bytes_max=limits.message_bytes_max + _OVERSIZED_BYTES,
+      access=access,
       options=(
         *limits.channel_options(),
         ('grpc.http2.min_ping_interval_without_data_ms', 1_000),
+        ('grpc.max_concurrent_streams', _STREAMS_MAX),
+        ('grpc.max_connection_idle_ms', int(_IDLE_S * 1000)),
       ),
     )
     self.address = self._server.address
@@ -198,6 +239,11 @@ class ControlServer(grpc.GenericRpcHandler):
     """How many sessions ended so far, by cause; refused ones included."""
     with self._lock:
       return dict(self._ended)
+
+  def heard(self) -> Tally:
+    """What became of the messages so far; each is in it once."""
+    with self._lock:
+      return Tally(self._accepted, dict(self._refused))
 
   def close(self) -> None:
     """Ends every session and every thread; idempotent.
@@ -228,7 +274,7 @@ class ControlServer(grpc.GenericRpcHandler):
       target=self._read, args=(session, requests), name='control session'
     )
     with self._lock:
-      full = self._closing or len(self._sessions) >= self._limits.sessions_max
+      full = self._closing or not self._has_room()
       if not full:
         self._sessions[session] = reader
         reader.start()
@@ -237,9 +283,29 @@ class ControlServer(grpc.GenericRpcHandler):
     context.send_initial_metadata(control_limits.ACCEPTED)
     yield from session._bodies()
 
+  def _has_room(self) -> bool:
+    """Whether one more session may be; who said no hello yet makes room.
+
+    So connections that stay silent keep nobody out, however many they are.
+    """
+    open_ = [session for session in self._sessions if session._is_open]
+    if len(open_) < self._limits.sessions_max:
+      return True
+    silent = [s for s in open_ if not s._was_announced]  # The oldest first.
+    if silent:
+      silent[0]._close('crowded out', 'another came, and no hello from you yet')
+    return bool(silent)
+
+  def _count(self, flaw: str | None) -> None:
+    with self._lock:
+      if flaw is None:
+        self._accepted += 1
+      else:
+        self._refused[flaw] += 1
+
   def _read(self, session: Session, requests: Iterator[bytes]) -> None:
     try:
-      session._read(requests, self._on_message)
+      session._read(requests, self._on_message, self._count)
     finally:
       cause, reason = session._settle('failed', 'on_message raised')
       with self._lock:
@@ -249,14 +315,7 @@ class ControlServer(grpc.GenericRpcHandler):
         self._on_closed(session, reason)
 
   def _check_token(self, context: grpc.ServicerContext) -> None:
-    if self._token is None:
-      return
-    shown = dict(context.invocation_metadata()).get(
-      control_limits.TOKEN_KEY, ''
-    )
-    if not hmac.compare_digest(
-      shown.encode(), f'Bearer {self._token}'.encode()
-    ):
+    if not self._access.admits(context.invocation_metadata()):
       self._refuse(context, 'token', 'the token is missing or wrong')
 
   def _refuse(

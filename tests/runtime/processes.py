@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -124,9 +124,10 @@ class Processes:
     self._running.append(Running(name, popen, log))
     return self._running[-1]
 
-  def syncer(self) -> Running:
+  def syncer(self, *flags: str) -> Running:
     """Starts it on a free port; returns once it listens."""
-    syncer = self.start('syncer', 'diloco.syncer', '--bind=127.0.0.1:0')
+    bind = '--bind=127.0.0.1:0'
+    syncer = self.start('syncer', 'diloco.syncer', bind, *flags)
     self.until(lambda: self._listens(syncer), START_S, 'the syncer listens')
     return syncer
 
@@ -135,6 +136,7 @@ class Processes:
     learner: int,
     *overrides: str,
     name: str | None = None,
+    flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
   ) -> Running:
     """Starts one that connects to the syncer; `overrides` are its own."""
@@ -144,6 +146,7 @@ class Processes:
       f'--learner={learner}',
       f'--syncer={self._address}',
       *(f'--config.{override}' for override in overrides),
+      *flags,
       environment=environment,
     )
 

@@ -21,6 +21,7 @@ from diloco.transport import (
   listen,
   wire,
 )
+from diloco.transport.access import Access
 
 WAIT_S = 10.0
 HELLO = messages.Hello(
@@ -188,10 +189,11 @@ def test_control_refuses_more_sessions_than_it_may_have():
 
 
 def test_control_asks_for_the_token():
-  with contextlib.closing(Server(token='secret')) as server:
-    with pytest.raises(control_client.ConnectFailed, match='token'):
-      Client(server.address, token='guess').connect(WAIT_S)
-    with contextlib.closing(Client(server.address, token='secret')) as client:
+  secret, guess = Access(token='secret'), Access(token='guess')
+  with contextlib.closing(Server(access=secret)) as server:
+    with pytest.raises(control_client.NotAdmitted, match='token'):
+      Client(server.address, access=guess).connect(WAIT_S)
+    with contextlib.closing(Client(server.address, access=secret)) as client:
       client.connect(WAIT_S)
       client.send(HELLO)
       assert server.seen.get(timeout=WAIT_S)[1] == HELLO
