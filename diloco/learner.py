@@ -21,6 +21,8 @@ from diloco.runtime.exchange import Exchange
 from diloco.runtime.exposure import refuse_strangers
 from diloco.runtime.host_copy import HostCopy
 from diloco.runtime.link import RunIsOver, SyncerAbsent
+from diloco.runtime.machine import describe
+from diloco.runtime.tape import LearnerTape
 from diloco.runtime.training import Training, stop_on_signals
 from diloco.transport import addresses
 from diloco.transport.addresses import BadAddress, HostUnknown
@@ -93,13 +95,19 @@ def _train(blueprint, workdir: Workdir):
       TensorBoardWriter(workdir.tensorboard(name)),
     ]
   )
-  training = Training(blueprint, learner, device, host, exchange, writer)
+  tape = LearnerTape(
+    workdir.learner_tape(learner),
+    exchange.process,
+    describe(config.mesh, os.environ),
+  )
+  training = Training(blueprint, learner, device, host, exchange, writer, tape)
   stop_on_signals(training)
   try:
     return training.run()
   finally:
     exchange.close()
     writer.close()
+    tape.close()
     plane.close()
 
 

@@ -22,6 +22,7 @@ from absl import logging
 from diloco.numerics import payload
 from diloco.protocol import learner_io, messages
 from diloco.protocol.learner import Learner
+from diloco.runtime import contributions
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.host_copy import HostCopy, Mismatch
@@ -53,6 +54,7 @@ class Arrived:
 
   host: Mapping[str, np.ndarray]  # Piece name -> f32 array.
   device: Mapping[str, jax.Array]
+  crc: int
 
 
 class Exchange:
@@ -129,6 +131,11 @@ class Exchange:
   @property
   def incarnation(self) -> int:
     return self._session.incarnation if self._session else 0
+
+  @property
+  def process(self) -> int:
+    """This process among the learner's, see `runtime.incarnation`."""
+    return self._link.process
 
   def open(self):
     self._link.open()
@@ -286,10 +293,7 @@ class Exchange:
   def _offer(self, snapshot, theta, base, session):
     """On the worker: v = base − θ, encoded, offered, announced."""
     pieces = self._blueprint.layout.fragments[snapshot.fragment]
-    delta = {
-      name: base[name] - np.asarray(theta[name], np.float32) for name in base
-    }
-    data = payload.encode(delta, pieces, self._blueprint.up)
+    data = contributions.encode(base, theta, pieces, self._blueprint.up)
     if session is None or session is not self._session:
       return  # The syncer it was meant for is gone, and its round with it.
     handle = next(self._handles)
@@ -338,7 +342,7 @@ class Exchange:
       return learner_io.FetchFailed(p, version, reason)
     _, theta = self._host.fragment(p)
     device = self._device.put_fragment(p, theta)
-    self._arrived[p, version] = Arrived(theta, device)
+    self._arrived[p, version] = Arrived(theta, device, message.crc)
     return learner_io.Rebuilt(p, version, message.crc, message.payload.handle)
 
   def _check(self, found: messages.Payload, fragment: int, codec: str):

@@ -94,6 +94,10 @@ class GlobalModel:
     self._states[fragment] = state
     self._crcs[fragment] = self._crc(fragment, state.theta)
 
+  def versions(self) -> tuple[int, ...]:
+    """Of every fragment."""
+    return tuple(state.version for state in self._states)
+
   def crcs(self) -> tuple[int, ...]:
     """Of the bytes of every fragment."""
     return tuple(self._crcs)

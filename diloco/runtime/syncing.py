@@ -30,6 +30,7 @@ from diloco.runtime.board import Board
 from diloco.runtime.global_model import GlobalModel, Outcome
 from diloco.runtime.peers import Key, Peer, Peers
 from diloco.runtime.tape import Tape
+from diloco.runtime.tape_lines import Started
 from diloco.runtime.worker import Worker
 from diloco.transport.control_server import ControlServer, Session
 from diloco.transport.interface import DataPlane, TransferFailed
@@ -67,6 +68,7 @@ class Syncing:
     self._ended = False
     self._machine = self._begin_or_resume()
     self._tape = Tape(workdir.tape)
+    self._tape.start(self._standing())
     self._inbox: queue.Queue = queue.Queue(INBOX_MAX)
     self._keys: dict[Session, Key] = {}  # Changed by the sessions' threads.
     self._peers = Peers(ids=config.data.shards)
@@ -105,6 +107,17 @@ class Syncing:
       'resumed after round %d at step %d', ledger.closed_round, ledger.step
     )
     return Syncer.resume(config.protocol, config.name, prints, ledger)
+
+  def _standing(self) -> Started:
+    """What this process goes on with; of each fragment, all is of one close."""
+    versions, crcs = self._model.versions(), self._model.crcs()
+    return Started(
+      closed_round=self._machine.ledger().closed_round,
+      versions=versions,
+      crcs=crcs,
+      outer_versions=versions,
+      outer_crcs=crcs,
+    )
 
   @property
   def address(self) -> str:
@@ -182,7 +195,7 @@ class Syncing:
     for effect in effects:
       self._perform(effect)
       self._board.note_effect(effect)
-      self._tape.write(effect)
+      self._tape.write(effect, self._model.crcs())
 
   def _may_speak(self, session: Session, event) -> bool:
     """Whether a session's event counts; who it is, only one may be."""

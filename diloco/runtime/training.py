@@ -19,12 +19,13 @@ import numpy as np
 from diloco.data import pipeline
 from diloco.metrics import names
 from diloco.metrics.writer import Writer
-from diloco.numerics.schedule import make_schedule
 from diloco.protocol import learner_io
 from diloco.runtime import exchange as exchange_lib
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.host_copy import HostCopy
+from diloco.runtime.tape import LearnerTape
+from diloco.runtime.tape_lines import SEED
 from diloco.transport.meter import SocketMeter
 
 
@@ -50,6 +51,7 @@ class Training:
     host: the copy of Θ; its fragments are the first bases.
     exchange: with the syncer; not yet open.
     writer: of the metrics.
+    tape: of this process.
   """
 
   def __init__(
@@ -60,6 +62,7 @@ class Training:
     host: HostCopy,
     exchange: exchange_lib.Exchange,
     writer: Writer,
+    tape: LearnerTape,
   ):
     config = blueprint.config
     self._config = config
@@ -68,26 +71,15 @@ class Training:
     self._host = host
     self._exchange = exchange
     self._writer = writer
-    self._schedule = make_schedule(
-      config.inner.schedule,
-      config.inner.lr,
-      config.inner.warmup_steps,
-      config.protocol.total_steps,
-      config.inner.final_fraction,
-    )
-    self._dataset = pipeline.make_dataset(
-      blueprint.text.train,
-      config.data.seq_len,
-      config.data.batch,
-      config.data.shards,
-      learner,
-      config.seed,
-    )
+    self._tape = tape
+    self._schedule = blueprint.schedule()
+    self._dataset = blueprint.dataset(learner)
     self._params, self._state = device.init(blueprint.initial_parameters())
     fragments = range(len(blueprint.layout.fragments))
     self._bases = {p: host.fragment(p)[1] for p in fragments}
     self._snapshots: dict[int, dict[str, jax.Array]] = {}
     self._training = False
+    self._source = SEED
     self._position = 0
     self._step = 0
     self._pending: Dispatched | None = None
@@ -125,6 +117,7 @@ class Training:
 
   def _inner_step(self, batch: dict[str, np.ndarray]):
     progress = self._progress()
+    self._tape.progress(self._step, progress)
     lr = self._schedule(progress)
     placed = self._device.put_batch(batch)
     self._params, self._state, metrics = self._device.step(
@@ -185,9 +178,11 @@ class Training:
       case learner_io.HandIn():
         self._exchange.hand_in()
       case learner_io.Begin():
+        self._tape.begin(self._step, effect.position, self._source)
         self._position = effect.position
         self._training = True
       case learner_io.Cease():
+        self._tape.cease(self._step)
         self._training = False
       case learner_io.Leave():
         self._left = effect
@@ -200,6 +195,7 @@ class Training:
     theta = self._device.snapshot(p, self._params)
     if self._config.protocol.blend == 'carry':
       self._snapshots[p] = theta
+    self._tape.snapshot(self._step, effect)
     self._exchange.offer(effect, theta, self._bases[p])
 
   def _apply(self, effect: learner_io.Apply):
@@ -208,6 +204,7 @@ class Training:
     arrived = self._exchange.take_arrived(p, effect.version)
     if arrived is None:
       return
+    self._tape.apply(self._step, effect, arrived.crc)
     self._bases[p] = arrived.host
     if not self._training:
       self._params = self._device.overwrite(p, self._params, arrived.device)

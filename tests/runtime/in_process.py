@@ -12,7 +12,9 @@ from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.exchange import Exchange
 from diloco.runtime.host_copy import HostCopy
+from diloco.runtime.machine import describe
 from diloco.runtime.syncing import Syncing
+from diloco.runtime.tape import LearnerTape
 from diloco.runtime.training import Training
 from diloco.transport.faulty import Faults, faulty
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
@@ -94,10 +96,18 @@ class Run:
       self.blueprint, learner, self.syncing.address, device, host, plane
     )
     writer = JsonlWriter(self.workdir.metrics(f'learner-{learner}'))
-    training = Training(self.blueprint, learner, device, host, exchange, writer)
+    tape = LearnerTape(
+      self.workdir.learner_tape(learner),
+      exchange.process,
+      describe(self.blueprint.config.mesh, {}),
+    )
+    training = Training(
+      self.blueprint, learner, device, host, exchange, writer, tape
+    )
     self._trainings.append(training)
     try:
       self.left.append(training.run())
     finally:
       exchange.close()
       writer.close()
+      tape.close()
