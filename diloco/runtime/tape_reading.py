@@ -85,6 +85,8 @@ def _line(
   where: str, number: int, record: dict, kinds: Mapping[str, type]
 ) -> Line:
   name = record.pop('kind', None)
+  if _is_record(name, kinds):
+    name, record = 'Record', {'kind': name, **record}
   if name not in kinds:
     raise files.Malformed(
       f'{where}: kind {name!r}, must be one of {", ".join(sorted(kinds))}'
@@ -95,6 +97,11 @@ def _line(
   except ValueError as error:
     raise files.Malformed(f'{where}: {error}') from None
   return Line(number, time_s, said)
+
+
+def _is_record(name, kinds: Mapping[str, type]) -> bool:
+  """A `Record` has a kind of its own, such as 'joined': it is the line's."""
+  return 'Record' in kinds and isinstance(name, str) and name.islower()
 
 
 def _is_torn(path: pathlib.Path) -> bool:
