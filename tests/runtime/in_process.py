@@ -39,6 +39,7 @@ class Run:
     config.protocol.update(protocol)
     config.transport.update(timeout_s=0.5)
     self.blueprint = make_blueprint(configs.build(config))
+    self.device = Device(self.blueprint)
     self.workdir = Workdir(folder)
     self._network = MemoryNetwork()
     self._faults = faults
@@ -58,7 +59,7 @@ class Run:
 
   def finish(self):
     """Trains to the end; raises what any thread raised."""
-    device = Device(self.blueprint)
+    device = self.device
     threads = [threading.Thread(target=self._guard(self.syncing.run))]
     for learner in range(LEARNERS):
       host = HostCopy(self.blueprint, self.blueprint.initial_fragments())

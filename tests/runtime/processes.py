@@ -104,11 +104,26 @@ class Processes:
     environment: Mapping[str, str] | None = None,
   ) -> Running:
     """Starts `python -m module` with the run's configuration and `flags`."""
+    return self.start_without_config(
+      name,
+      module,
+      '--config=experiments/tests_tiny.py',
+      *(f'--config.{override}' for override in self._overrides),
+      *flags,
+      environment=environment,
+    )
+
+  def start_without_config(
+    self,
+    name: str,
+    module: str,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+  ) -> Running:
+    """Starts `python -m module` in the run's folder with `flags` only."""
     log = self._logs / f'{name}.log'
     command = [
       *(sys.executable, '-m', module),
-      '--config=experiments/tests_tiny.py',
-      *(f'--config.{override}' for override in self._overrides),
       f'--workdir={self.workdir.root}',
       *flags,
     ]
@@ -124,9 +139,10 @@ class Processes:
     self._running.append(Running(name, popen, log))
     return self._running[-1]
 
-  def syncer(self) -> Running:
-    """Starts it on a free port; returns once it listens."""
-    syncer = self.start('syncer', 'diloco.syncer', '--bind=127.0.0.1:0')
+  def syncer(self, name: str = 'syncer') -> Running:
+    """Starts it on a free port, later ones on the same; once it listens."""
+    bind = self._address or '127.0.0.1:0'
+    syncer = self.start(name, 'diloco.syncer', f'--bind={bind}')
     self.until(lambda: self._listens(syncer), START_S, 'the syncer listens')
     return syncer
 
