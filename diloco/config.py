@@ -111,6 +111,18 @@ def build(config: Mapping) -> RunConfig:
   return RunConfig(**parts)
 
 
+def restore(fields: Mapping) -> RunConfig:
+  """The value of which `dataclasses.asdict` gave `fields`, also by JSON.
+
+  Raises:
+    ConfigError: as `build`.
+  """
+  sections = {**fields, 'protocol': dict(fields.get('protocol', {}))}
+  if 'blend_alpha' in sections:
+    sections['protocol']['blend_alpha'] = sections.pop('blend_alpha')
+  return build(sections)
+
+
 def key_types() -> dict[str, type]:
   """Every valid key, such as 'outer.lr', with the type of its value."""
   types = dict(TOP)

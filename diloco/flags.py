@@ -84,6 +84,18 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
   app.run(main, flags_parser=parse_or_exit)
 
 
+def run_without_config(main: Callable[[Sequence[str]], int | None]) -> None:
+  """The same for a main that has no --config."""
+
+  def parse_flags(argv):
+    try:
+      return flags.FLAGS(list(argv))
+    except flags.Error as error:
+      exit_config(ConfigError([' '.join(str(error).split())]))
+
+  app.run(main, flags_parser=parse_flags)
+
+
 def parse_or_exit(argv: Sequence[str]) -> list[str]:
   """`parse`, ending with exit code 78 where it fails."""
   try:

@@ -23,6 +23,9 @@ from diloco.runtime.device import Device
 from diloco.runtime.exchange import Exchange
 from diloco.runtime.exposure import open_access
 from diloco.runtime.link import RunIsOver, SyncerAbsent
+from diloco.runtime.machine import describe
+from diloco.runtime.outputs import Outputs
+from diloco.runtime.tape import LearnerTape
 from diloco.runtime.training import Training, stop_on_signals
 from diloco.transport import addresses
 from diloco.transport.access import Access
@@ -116,14 +119,18 @@ def _train(blueprint, workdir: Workdir, access: Access):
       TensorBoardWriter(workdir.tensorboard(name)),
     ]
   )
+  tape = LearnerTape(
+    workdir.learner_tape(learner),
+    exchange.process,
+    describe(config.mesh, os.environ),
+  )
   training = Training(
     blueprint,
     learner,
     device,
     beginning,
     exchange,
-    records,
-    writer,
+    Outputs(records, writer, tape),
     _NOTICE_S.value,
   )
   stop_on_signals(training)
@@ -132,6 +139,7 @@ def _train(blueprint, workdir: Workdir, access: Access):
   finally:
     exchange.close()
     writer.close()
+    tape.close()
     plane.close()
 
 

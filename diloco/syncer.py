@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The syncer's process: python -m diloco.syncer --config=… --workdir=…"""
 
+import dataclasses
 import os
 import pathlib
 import signal
@@ -12,6 +13,7 @@ from absl import flags, logging
 from diloco import flags as config_flags
 from diloco.checkpoint.syncer_records import BrokenRecord
 from diloco.config_values import ConfigError
+from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from diloco.runtime import logs
 from diloco.runtime.blueprint import make_blueprint
@@ -54,6 +56,7 @@ def main(_) -> int:
     return 1
   except BrokenRecord as error:
     config_flags.exit_config(ConfigError([str(error)]))
+  files.write_json(workdir.config, dataclasses.asdict(config))
   signal.signal(signal.SIGTERM, syncing.stop)
   signal.signal(signal.SIGINT, syncing.stop)
   logging.info(

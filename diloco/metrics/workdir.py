@@ -6,6 +6,7 @@ status.json          the syncer's state, replaced about every second
 summary.json         written by the syncer when the run ends
 evaluation.json      written by `python -m diloco.evaluate`
 tape.jsonl           the syncer's event tape
+tapes/NAME.jsonl     the event tape of one learner, over all its processes
 events.jsonl         starts, deaths and kills of processes
 pids.json            the processes that the launcher started
 loss.png             the loss plot
@@ -34,6 +35,7 @@ class Workdir:
     'summary.json',
     'evaluation.json',
     'tape.jsonl',
+    'tapes',
     'events.jsonl',
     'pids.json',
     'loss.png',
@@ -68,6 +70,11 @@ class Workdir:
     return self.root / 'tape.jsonl'
 
   @property
+  def tapes(self) -> pathlib.Path:
+    """Folder of the learners' tapes."""
+    return self.root / 'tapes'
+
+  @property
   def events(self) -> pathlib.Path:
     return self.root / 'events.jsonl'
 
@@ -94,6 +101,9 @@ class Workdir:
   @property
   def parameters(self) -> pathlib.Path:
     return self.root / 'parameters'
+
+  def learner_tape(self, learner: int) -> pathlib.Path:
+    return self.tapes / f'{learner_name(learner)}.jsonl'
 
   def metrics(self, process: str) -> pathlib.Path:
     """JSONL of one process, such as 'learner-0'."""

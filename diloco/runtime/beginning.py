@@ -11,6 +11,7 @@ from diloco.protocol.learner_state import State
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device, Params
 from diloco.runtime.host_copy import HostCopy
+from diloco.runtime.tape_lines import SEED, Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Beginning:
     inner_state: of the inner optimizer, on the devices.
     host: the copy of Θ: θ's bases.
     start: what the machine knows of it.
+    source: the same for the tape.
   """
 
   params: Params
   inner_state: object
   host: HostCopy
   start: Start
+  source: Source
 
 
 def begin(
@@ -44,13 +47,17 @@ def begin(
   if found is None:
     params, state = device.init(blueprint.initial_parameters())
     host = HostCopy(blueprint, fragments)
-    return Beginning(params, state, host, Start.from_seed(host.crcs()))
+    start = Start.from_seed(host.crcs())
+    return Beginning(params, state, host, start, SEED)
   progress = found.progress
   logging.info('goes on from %s', found.path)
   bases = [found.bases[p] for p in range(len(fragments))]
   host = HostCopy(blueprint, bases, progress.versions)
+  source = Source(
+    'checkpoint', records.learner, progress.process, progress.step
+  )
   return Beginning(
-    found.params, found.inner_state, host, _start(progress, host)
+    found.params, found.inner_state, host, _start(progress, host), source
   )
 
 
@@ -70,16 +77,18 @@ def _start(progress: LearnerProgress, host: HostCopy) -> Start:
 
 
 def progress_of(
-  state: State, position: int, crcs: tuple[int, ...]
+  state: State, position: int, process: int, crcs: tuple[int, ...]
 ) -> LearnerProgress:
   """What a checkpoint at a boundary says of θ.
 
   Args:
     state: of the machine, at that boundary.
     position: of the next batch.
+    process: see `runtime.incarnation`.
     crcs: of the bases.
   """
   return LearnerProgress(
+    process=process,
     position=position,
     step=state.step,
     tokens=state.tokens,

@@ -12,11 +12,13 @@ from absl import logging
 
 from diloco.numerics import payload
 from diloco.protocol import learner_io, messages
-from diloco.runtime import donations
+from diloco.runtime import contributions, donations
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.host_copy import HostCopy, Mismatch
+from diloco.runtime.incarnation import process_of
 from diloco.runtime.link import Session
+from diloco.runtime.tape_lines import Source
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.transport.interface import DataPlane, Inlet, TransferFailed
 
@@ -28,6 +30,14 @@ class Arrived:
   host: Mapping[str, np.ndarray]  # Piece name -> f32 array.
   device: Mapping[str, jax.Array]
   crc: int  # Of the host's bytes.
+
+
+@dataclasses.dataclass(frozen=True)
+class Adopted:
+  """A donor's inner state, and where it is from."""
+
+  inner_state: object  # A pytree of host arrays.
+  source: Source
 
 
 class Carrier:
@@ -53,7 +63,7 @@ class Carrier:
     self._pace = TransferPace(blueprint.config.protocol.patience)
     self._handles = itertools.count(1)
     self._arrived: dict[tuple[int, int], Arrived] = {}
-    self._adopted = None  # An inner state that a donor gave, on the host.
+    self._adopted: Adopted | None = None
     self.donations = donations.Donations(blueprint, plane, self._handles)
 
   # For the loop -------------------------------------------------------------
@@ -69,8 +79,8 @@ class Carrier:
         del self._arrived[key]
     return taken
 
-  def take_adopted(self):
-    """The inner state that a donor gave: a pytree of host arrays."""
+  def take_adopted(self) -> Adopted:
+    """The inner state that a donor gave."""
     adopted, self._adopted = self._adopted, None
     return adopted
 
@@ -90,11 +100,8 @@ class Carrier:
     """
     p = snapshot.fragment
     pieces = self._blueprint.layout.fragments[p]
-    delta = {
-      name: base[name] - np.asarray(theta[name], np.float32) for name in base
-    }
     codec = self._blueprint.up
-    data = payload.encode(delta, pieces, codec)
+    data = contributions.encode(base, theta, pieces, codec)
     return messages.Offer(
       round=snapshot.round,
       fragment=p,
@@ -158,9 +165,10 @@ class Carrier:
 
   def fetch_state(self, state: messages.StateAt) -> learner_io.Event:
     """A donor's Θ and inner state."""
+    offered = state.offered
     try:
-      self._adopted = donations.fetch(
-        state.offered,
+      inner_state = donations.fetch(
+        offered,
         self._blueprint,
         self._plane,
         self._pace,
@@ -171,14 +179,21 @@ class Carrier:
       reason = f'donor {state.donor}: {type(error).__name__}: {error}'
       logging.warning('%s', reason)
       return learner_io.StateFailed(reason)
+    donor = process_of(state.incarnation)
+    source = Source(
+      *('peer', state.donor, donor, offered.step),
+      versions=offered.versions,
+      crcs=offered.crcs,
+    )
+    self._adopted = Adopted(inner_state, source)
     for p in range(len(self._blueprint.layout.fragments)):
       self._place(p)
     logging.info(
       'took Θ and the inner state of learner %d, at its step %d',
       state.donor,
-      state.offered.step,
+      offered.step,
     )
-    return learner_io.StateFetched(state.offered, state.donor)
+    return learner_io.StateFetched(offered, state.donor)
 
   def _place(self, fragment: int):
     """The host's copy of a fragment, ready to be applied."""

@@ -1,17 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From an offer to an outer gradient that may be merged, or a named reason."""
+"""An outer gradient: made bytes at the learner, checked at the syncer."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
 from diloco.numerics import payload
+from diloco.numerics.codec import Codec
+from diloco.numerics.fragments import Pieces
 from diloco.protocol import messages
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.transport.interface import Inlet
 
 LARGEST = 1e12  # Of any value: far beyond use, far below overflow.
+
+
+def encode(
+  base: Mapping[str, np.ndarray],
+  theta: Mapping[str, np.ndarray],
+  pieces: Pieces,
+  codec: Codec,
+) -> np.ndarray:
+  """The bytes of v = base − θ of one fragment."""
+  delta = {
+    name: base[name] - np.asarray(theta[name], np.float32) for name in base
+  }
+  return payload.encode(delta, pieces, codec)
 
 
 class Unusable(Exception):

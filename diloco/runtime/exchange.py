@@ -20,7 +20,7 @@ from diloco.protocol import learner_io, learner_state, messages
 from diloco.protocol.joining import Start
 from diloco.protocol.learner import Learner
 from diloco.runtime.blueprint import Blueprint
-from diloco.runtime.carrier import Arrived, Carrier
+from diloco.runtime.carrier import Adopted, Arrived, Carrier
 from diloco.runtime.device import Device
 from diloco.runtime.host_copy import HostCopy
 from diloco.runtime.link import Link, Session
@@ -121,6 +121,11 @@ class Exchange:
   def incarnation(self) -> int:
     return self._session.incarnation if self._session else 0
 
+  @property
+  def process(self) -> int:
+    """This process among the learner's, see `runtime.incarnation`."""
+    return self._link.process
+
   def open(self):
     self._link.open()
 
@@ -167,8 +172,8 @@ class Exchange:
     """What is to be applied; None where it was applied before."""
     return self._carrier.take_arrived(fragment, version)
 
-  def take_adopted(self):
-    """The inner state that a donor gave: a pytree of host arrays."""
+  def take_adopted(self) -> Adopted:
+    """The inner state that a donor gave."""
     return self._carrier.take_adopted()
 
   def machine_state(self) -> learner_state.State:

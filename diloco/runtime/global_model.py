@@ -109,6 +109,10 @@ class GlobalModel:
       state = dataclasses.replace(state, theta=theta)
     self.restore(fragment, state)
 
+  def versions(self) -> tuple[int, ...]:
+    """Of every fragment."""
+    return tuple(state.version for state in self._states)
+
   def crcs(self) -> tuple[int, ...]:
     """Of the bytes of every fragment."""
     return tuple(self._crcs)

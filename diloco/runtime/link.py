@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from absl import logging
 
+from diloco.runtime.incarnation import incarnation_of
 from diloco.transport.access import Access
 from diloco.transport.addresses import HostUnknown
 from diloco.transport.control_client import (
@@ -22,7 +23,6 @@ ATTEMPT_S = 2.0  # For one attempt to connect.
 RETRY_S = (0.1, 0.5)  # Between attempts: the first pause, the longest.
 TELL_EVERY_S = 5.0  # That there is no syncer.
 OFFERS_MAX = 4  # Per fragment, that the syncer has not retired.
-SESSION_BITS = 12  # Of an incarnation; the rest is the process's start.
 
 
 class SyncerAbsent(Exception):
@@ -77,6 +77,9 @@ class Link:
     on_crash: called with what ended the thread.
     is_over: whether the results of the run are there, where that can be seen.
     access: what is shown to the syncer and asked of it.
+
+  Attributes:
+    process: this one among the learner's, see `runtime.incarnation`.
   """
 
   def __init__(
@@ -105,7 +108,7 @@ class Link:
     self._is_over = is_over
     self._access = access
     self._sessions = 0
-    self._start_ms = time.time_ns() // 1_000_000
+    self.process = time.time_ns() // 1_000_000
     self._closing = threading.Event()
     self._wakes: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     self._thread = threading.Thread(target=self._run, name='link', daemon=True)
@@ -168,7 +171,7 @@ class Link:
         pause_s = min(2 * pause_s, longest_s)
         continue
       self._sessions += 1
-      incarnation = (self._start_ms << SESSION_BITS) + self._sessions
+      incarnation = incarnation_of(self.process, self._sessions)
       return Session(incarnation, client, self._plane.outlet('syncer'))
     return None
 

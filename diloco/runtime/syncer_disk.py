@@ -25,12 +25,14 @@ class Found:
   Attributes:
     machine: new, or as the ledger has it.
     ended: the run was over already.
-    held: the version of each fragment whose bytes are here.
+    versions: of each fragment, as it is here; learners may have newer ones.
+    crcs: of their bytes.
   """
 
   machine: Syncer
   ended: bool
-  held: tuple[int, ...]
+  versions: tuple[int, ...]
+  crcs: tuple[int, ...]
 
 
 class SyncerDisk:
@@ -64,7 +66,7 @@ class SyncerDisk:
     )
     config = blueprint.config
     self._identity = {**blueprint.fingerprints, 'name': config.name}
-    self._closed_round = self._saved_round = 0
+    self._saved_round = 0
 
   def begin(self) -> Found:
     """A new run, or the one that a dead process of this folder left.
@@ -77,7 +79,7 @@ class SyncerDisk:
     found = self._records.read_ledger()
     if found is None:
       versions = (0,) * config.protocol.fragments
-      return Found(Syncer(*run), False, versions)
+      return Found(Syncer(*run), False, versions, self._model.crcs())
     ledger, counts, crcs = found
     differing = configs.differences(self._identity, counts['fingerprints'])
     if differing:
@@ -91,9 +93,8 @@ class SyncerDisk:
       ledger.versions,
       held,
     )
-    self._closed_round = ledger.closed_round
     machine = Syncer.resume(*run, ledger, held, crcs)
-    return Found(machine, ledger.ended, held)
+    return Found(machine, ledger.ended, held, self._model.crcs())
 
   def _restore_fragments(self, ledger: Ledger) -> tuple[int, ...]:
     fragments = range(len(ledger.versions))
@@ -113,32 +114,37 @@ class SyncerDisk:
       self._model.restore(p, states[p])
     return versions
 
-  def commit(self, ledger: Ledger, crcs: tuple[int, ...]):
+  def keep(self, ledger: Ledger, crcs: tuple[int, ...]):
     """A round has closed: nobody may be told before this returns.
+
+    The ledger at each close; the fragments, which are large, every so many,
+    beside the rounds. Only of the last close all of it is here in time: there
+    will be nobody left to give anything back.
 
     Args:
       ledger: of the machine.
       crcs: of every fragment at the ledger's versions.
     """
+    if ledger.ended:
+      self.save(ledger)
+      self._records.wait(CLOSE_S)
+    self.commit(ledger, crcs)
+    if self._records.due(ledger.closed_round):
+      self.save(ledger)
+
+  def commit(self, ledger: Ledger, crcs: tuple[int, ...]):
+    """Writes the ledger alone; see `keep`."""
     counts = {'fingerprints': self._identity, 'board': self._board.counts()}
     self._records.write_ledger(ledger, counts, crcs)
-    self._closed_round = ledger.closed_round
 
-  def save_if_due(self):
-    """Every so many rounds: all fragments, while the run goes on."""
-    if self._records.due(self._closed_round):
-      self.save()
-
-  def save(self):
-    """All fragments as they are now."""
-    if self._closed_round == self._saved_round:
+  def save(self, ledger: Ledger):
+    """Begins to save all fragments as they are now, unless they are saved."""
+    if ledger.closed_round == self._saved_round:
       return
-    states = [
-      self._model.state(p)
-      for p in range(self._blueprint.config.protocol.fragments)
-    ]
-    if self._records.save(self._closed_round, states, self._board.mean_loss()):
-      self._saved_round = self._closed_round
+    states = [self._model.state(p) for p in range(len(ledger.versions))]
+    loss = self._board.mean_loss()
+    if self._records.save(ledger.closed_round, states, loss):
+      self._saved_round = ledger.closed_round
 
   def close(self):
     """Waits for the save under way."""

@@ -29,6 +29,7 @@ from diloco.runtime.inbox import Inbox
 from diloco.runtime.peers import Key, Peer, Peers
 from diloco.runtime.syncer_disk import SyncerDisk
 from diloco.runtime.tape import Tape
+from diloco.runtime.tape_lines import Started
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.runtime.worker import Worker
 from diloco.transport import access as access_lib
@@ -72,9 +73,11 @@ class Syncing:
     self._model = GlobalModel(blueprint)
     self._board = Board(config)
     self._disk = SyncerDisk(blueprint, workdir, self._model, self._board)
-    found = self._disk.begin()
-    self._machine, self._ended = found.machine, found.ended
+    self._found = self._disk.begin()
+    self._machine, self._ended = self._found.machine, self._found.ended
     self._tape = Tape(workdir.tape)
+    if self._machine.whole:
+      self._say_standing()
     self._inbox = Inbox(INBOX_MAX, SHARE_MAX)
     self._keys: dict[Session, Key] = {}  # Changed by the sessions' threads.
     self._peers = Peers(ids=config.data.shards)
@@ -90,6 +93,19 @@ class Syncing:
     self._closer = Worker('closer', INBOX_MAX, self._inbox.tell)
     self._control = ControlServer(
       bind, self._on_message, self._on_closed, access=access
+    )
+
+  def _say_standing(self):
+    """On the tape: what this process goes on with, once Θ is whole."""
+    ledger = self._machine.ledger()
+    self._tape.start(
+      Started(
+        closed_round=ledger.closed_round,
+        versions=ledger.versions,
+        crcs=self._model.crcs(),
+        outer_versions=self._found.versions,
+        outer_crcs=self._found.crcs,
+      )
     )
 
   @property
@@ -109,8 +125,9 @@ class Syncing:
       if time.monotonic() - told_s >= STATUS_EVERY_S:
         told_s = time.monotonic()
         write_status(self._workdir.status, self._board.status(False))
-    self._disk.save()  # What a next process, or a later run, goes on from.
-    if self._ended:
+    if not self._ended:
+      self._disk.save(self._machine.ledger())
+    else:
       # First: whoever dies from here on has not lost the run.
       self._write_results()
       self._say_farewell()
@@ -165,7 +182,7 @@ class Syncing:
     for effect in effects:
       self._perform(effect)
       self._board.note_effect(effect)
-      self._tape.write(effect)
+      self._tape.write(effect, self._model.crcs())
 
   def _may_speak(self, session: Session, event) -> bool:
     """Whether a session's event counts; who it is, only one may be."""
@@ -207,6 +224,7 @@ class Syncing:
           '%s: learner %d, %s', effect.kind, effect.learner, effect.reason
         )
       case syncer_io.End():
+        self._disk.keep(self._machine.ledger(), self._model.crcs())
         self._ended = True
       case _:
         raise TypeError(f'Not a syncer effect: {effect!r}.')
@@ -309,8 +327,7 @@ class Syncing:
     outcome = self._outcomes.pop(effect.round)
     self._model.install(effect.fragment, outcome)
     # First what must not be forgotten, then what others will know of.
-    self._disk.commit(self._machine.ledger(), self._model.crcs())
-    self._disk.save_if_due()
+    self._disk.keep(self._machine.ledger(), self._model.crcs())
     data, crc = outcome.data, outcome.crc
     codec, data_crc = self._blueprint.down.name, zlib.crc32(data)
     for key in effect.recipients:
@@ -343,7 +360,8 @@ class Syncing:
     self._model.go_on(fragment, version, self._taken.pop(fragment, None))
     if self._machine.whole:
       self._disk.commit(self._machine.ledger(), self._model.crcs())
-      self._disk.save()
+      self._disk.save(self._machine.ledger())
+      self._say_standing()
 
   def _start_taking(self, effect: syncer_io.TakeFragment):
     peer = self._peers.get((effect.learner, effect.incarnation))

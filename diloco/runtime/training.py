@@ -17,16 +17,15 @@ import time
 import jax
 import numpy as np
 
-from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.data import pipeline
 from diloco.metrics import names
-from diloco.metrics.writer import Writer
-from diloco.numerics.schedule import make_schedule
 from diloco.protocol import learner_io, messages
 from diloco.runtime import exchange as exchange_lib
 from diloco.runtime.beginning import Beginning, progress_of
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
+from diloco.runtime.outputs import Outputs
+from diloco.runtime.tape_lines import SEED
 from diloco.transport.meter import SocketMeter
 
 CLOSE_S = 30.0  # For the last checkpoint to be written.
@@ -53,8 +52,7 @@ class Training:
     device: compiled.
     beginning: what the process has; it is used up.
     exchange: with the syncer; not yet open.
-    records: takes checkpoints.
-    writer: of the metrics.
+    outputs: takes checkpoints, metrics and the tape.
     notice_s: how long leaving in good order may take.
   """
 
@@ -65,8 +63,7 @@ class Training:
     device: Device,
     beginning: Beginning,
     exchange: exchange_lib.Exchange,
-    records: LearnerRecords,
-    writer: Writer,
+    outputs: Outputs,
     notice_s: float,
   ):
     config = blueprint.config
@@ -74,30 +71,19 @@ class Training:
     self._learner = learner
     self._device = device
     self._exchange = exchange
-    self._records = records
-    self._writer = writer
+    self._records = outputs.checkpoints
+    self._writer = outputs.metrics
+    self._tape = outputs.tape
     self._notice_s = notice_s
-    self._schedule = make_schedule(
-      config.inner.schedule,
-      config.inner.lr,
-      config.inner.warmup_steps,
-      config.protocol.total_steps,
-      config.inner.final_fraction,
-    )
-    self._dataset = pipeline.make_dataset(
-      blueprint.text.train,
-      config.data.seq_len,
-      config.data.batch,
-      config.data.shards,
-      learner,
-      config.seed,
-    )
+    self._schedule = blueprint.schedule()
+    self._dataset = blueprint.dataset(learner)
     self._params, self._state = beginning.params, beginning.inner_state
     held = beginning.host.held()
     self._bases = {p: each.theta for p, each in enumerate(held)}
     self._base_crcs = {p: each.crc for p, each in enumerate(held)}
     self._snapshots: dict[int, dict[str, jax.Array]] = {}
     self._training = False
+    self._source = beginning.source
     self._position = 0
     self._step = beginning.start.step
     self._loss: float | None = None  # Of the last step looked at.
@@ -140,6 +126,7 @@ class Training:
 
   def _inner_step(self, batch: dict[str, np.ndarray]):
     progress = self._progress()
+    self._tape.progress(self._step, progress)
     lr = self._schedule(progress)
     placed = self._device.put_batch(batch)
     self._params, self._state, metrics = self._device.step(
@@ -203,17 +190,22 @@ class Training:
       case learner_io.SayLeaving():
         self._exchange.say_after_offers(messages.Leaving())
       case learner_io.DonateState():
+        self._tape.save(self._step)
         copied = self._device.copy_state(self._state)
         self._exchange.donate(effect, copied)
       case learner_io.Adopt():
         adopted = self._exchange.take_adopted()
-        self._state = self._device.put_state(adopted)
+        self._state = self._device.put_state(adopted.inner_state)
+        self._source = adopted.source
       case learner_io.Reset():
         self._state = self._device.fresh_state(self._params)
+        self._source = SEED
       case learner_io.Begin():
+        self._tape.begin(self._step, effect.position, self._source)
         self._position = effect.position
         self._training = True
       case learner_io.Cease():
+        self._tape.cease(self._step)
         self._training = False
       case learner_io.Leave():
         self._left = effect
@@ -226,6 +218,7 @@ class Training:
     theta = self._device.snapshot(p, self._params)
     if self._config.protocol.blend == 'carry':
       self._snapshots[p] = theta
+    self._tape.snapshot(self._step, effect)
     self._exchange.offer(effect, theta, self._bases[p])
 
   def _apply(self, effect: learner_io.Apply):
@@ -234,6 +227,7 @@ class Training:
     arrived = self._exchange.take_arrived(p, effect.version)
     if arrived is None:
       return
+    self._tape.apply(self._step, effect, arrived.crc)
     self._bases[p], self._base_crcs[p] = arrived.host, arrived.crc
     if not self._training:
       self._params = self._device.overwrite(p, self._params, arrived.device)
@@ -283,9 +277,11 @@ class Training:
     """θ at this boundary with all that belongs to it; written beside steps."""
     if self._left is not None or self._loss is None:
       return
+    self._tape.save(self._step)
     progress = progress_of(
       self._exchange.machine_state(),
       self._position,
+      self._exchange.process,
       tuple(self._base_crcs[p] for p in sorted(self._base_crcs)),
     )
     self._records.save(

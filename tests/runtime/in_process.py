@@ -13,7 +13,10 @@ from diloco.runtime import beginning as beginnings
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.exchange import Exchange
+from diloco.runtime.machine import describe
+from diloco.runtime.outputs import Outputs
 from diloco.runtime.syncing import Syncing
+from diloco.runtime.tape import LearnerTape
 from diloco.runtime.training import Training
 from diloco.transport.faulty import Faults, faulty
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
@@ -38,6 +41,7 @@ class Run:
     config.protocol.update(learners=LEARNERS, quorum=1, total_steps=100)
     config.protocol.update(protocol)
     self.blueprint = make_blueprint(configs.build(config))
+    self.device = Device(self.blueprint)
     self.workdir = Workdir(folder)
     self._network = MemoryNetwork()
     self._faults = faults
@@ -58,7 +62,7 @@ class Run:
 
   def finish(self):
     """Trains to the end; raises what any thread raised."""
-    device = Device(self.blueprint)
+    device = self.device
     threads = [threading.Thread(target=self._guard(self.syncing.run))]
     for learner in range(LEARNERS):
       threads.append(
@@ -111,14 +115,18 @@ class Run:
       beginning.start,
     )
     writer = JsonlWriter(self.workdir.metrics(f'learner-{learner}'))
+    tape = LearnerTape(
+      self.workdir.learner_tape(learner),
+      exchange.process,
+      describe(self.blueprint.config.mesh, {}),
+    )
     training = Training(
       self.blueprint,
       learner,
       device,
       beginning,
       exchange,
-      records,
-      writer,
+      Outputs(records, writer, tape),
       NOTICE_S,
     )
     self._trainings.append(training)
@@ -127,3 +135,4 @@ class Run:
     finally:
       exchange.close()
       writer.close()
+      tape.close()

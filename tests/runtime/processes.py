@@ -104,11 +104,26 @@ class Processes:
     environment: Mapping[str, str] | None = None,
   ) -> Running:
     """Starts `python -m module` with the run's configuration and `flags`."""
+    return self.start_without_config(
+      name,
+      module,
+      '--config=experiments/tests_tiny.py',
+      *(f'--config.{override}' for override in self._overrides),
+      *flags,
+      environment=environment,
+    )
+
+  def start_without_config(
+    self,
+    name: str,
+    module: str,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+  ) -> Running:
+    """Starts `python -m module` in the run's folder with `flags` only."""
     log = self._logs / f'{name}.log'
     command = [
       *(sys.executable, '-m', module),
-      '--config=experiments/tests_tiny.py',
-      *(f'--config.{override}' for override in self._overrides),
       f'--workdir={self.workdir.root}',
       *flags,
     ]
@@ -124,10 +139,10 @@ class Processes:
     self._running.append(Running(name, popen, log))
     return self._running[-1]
 
-  def syncer(self, *flags: str) -> Running:
-    """Starts it on a free port; returns once it listens."""
-    bind = '--bind=127.0.0.1:0'
-    syncer = self.start('syncer', 'diloco.syncer', bind, *flags)
+  def syncer(self, *flags: str, name: str = 'syncer') -> Running:
+    """Starts it on a free port, later ones on the same; once it listens."""
+    bind = f'--bind={self._address or "127.0.0.1:0"}'
+    syncer = self.start(name, 'diloco.syncer', bind, *flags)
     self.until(lambda: self._listens(syncer), START_S, 'the syncer listens')
     return syncer
 
