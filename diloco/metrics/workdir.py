@@ -14,6 +14,7 @@ tensorboard/NAME/    the same for TensorBoard
 logs/NAME.log        output of one process, over all its starts
 compiled/            compiled programs, shared by all processes
 syncer/              what a restarted syncer goes on from
+checkpoints/NAME/    what a restarted learner goes on from
 parameters/          the final parameters of the global model
 """
 
@@ -94,6 +95,10 @@ class Workdir:
   @property
   def parameters(self) -> pathlib.Path:
     return self.root / 'parameters'
+
+  def checkpoints(self, process: str) -> pathlib.Path:
+    """Of one learner, such as 'learner-0'."""
+    return self.root / 'checkpoints' / process
 
   def metrics(self, process: str) -> pathlib.Path:
     """JSONL of one process, such as 'learner-0'."""

@@ -17,8 +17,10 @@ import numpy as np
 from absl import logging
 
 from diloco import config as configs
+from diloco.checkpoint.fragment_records import FragmentRecords
 from diloco.checkpoint.parameters import write_parameters
-from diloco.checkpoint.syncer_records import BrokenRecord, SyncerRecords
+from diloco.checkpoint.syncer_records import SyncerRecords
+from diloco.checkpoint.volumes import BrokenRecord
 from diloco.metrics.status import write_status
 from diloco.metrics.summary import write_summary
 from diloco.metrics.workdir import Workdir
@@ -63,7 +65,15 @@ class Syncing:
     self._timeout_s = config.transport.timeout_s
     self._model = GlobalModel(blueprint)
     self._board = Board(config)
-    self._records = SyncerRecords(workdir.syncer)
+    self._records = SyncerRecords(
+      workdir.syncer,
+      keep_latest=config.checkpoint.keep_latest,
+      keep_best=config.checkpoint.keep_best,
+      every_rounds=config.checkpoint.syncer_every_rounds,
+      say=logging.warning,
+    )
+    # At every close, until learners give back what a checkpoint lacks.
+    self._fragment_records = FragmentRecords(workdir.syncer)
     self._ended = False
     self._machine = self._begin_or_resume()
     self._tape = Tape(workdir.tape)
@@ -89,7 +99,7 @@ class Syncing:
     found = self._records.read_ledger()
     if found is None:
       return Syncer(config.protocol, config.name, prints)
-    ledger, counts = found
+    ledger, counts, _ = found
     differing = configs.differences(mine, counts['fingerprints'])
     if differing:
       raise BrokenRecord(
@@ -98,7 +108,7 @@ class Syncing:
     self._ended = ledger.ended
     for fragment, version in enumerate(ledger.versions):
       like = self._model.state(fragment)
-      state = self._records.read_fragment(fragment, version, like)
+      state = self._fragment_records.read(fragment, version, like)
       self._model.restore(fragment, state)
     self._board.resume(ledger, counts['board'])
     logging.info(
@@ -309,7 +319,7 @@ class Syncing:
 
     def merge():
       outcome = self._model.outer_step(effect.fragment, taken, weights)
-      self._records.write_fragment(effect.fragment, outcome.state)
+      self._fragment_records.write(effect.fragment, outcome.state)
       self._outcomes[effect.round] = outcome
       self._put((syncer_io.Merged(effect.round), None))
 
@@ -317,9 +327,13 @@ class Syncing:
       raise RuntimeError(f'{MERGES_MAX} merges are waiting')
 
   def _publish(self, effect: syncer_io.Publish):
+    outcome = self._outcomes.pop(effect.round)
+    ledger = self._machine.ledger()
+    crcs = list(self._model.crcs())
+    crcs[effect.fragment] = outcome.crc
     # First what must not be forgotten, then what others will know of.
     self._records.write_ledger(
-      self._machine.ledger(),
+      ledger,
       {
         'fingerprints': {
           **self._blueprint.fingerprints,
@@ -327,8 +341,9 @@ class Syncing:
         },
         'board': self._board.counts(),
       },
+      crcs,
     )
-    outcome = self._outcomes.pop(effect.round)
+    self._fragment_records.forget_older(ledger.versions)
     self._model.install(effect.fragment, outcome)
     data, crc = outcome.data, outcome.crc
     codec, data_crc = self._blueprint.down.name, zlib.crc32(data)
