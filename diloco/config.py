@@ -32,6 +32,7 @@ SECTIONS = {
   'protocol': ProtocolConfig,
   'mesh': values.MeshConfig,
   'transport': values.TransportConfig,
+  'checkpoint': values.CheckpointConfig,
   'run': values.ProcessConfig,
 }
 TOP = {'name': str, 'seed': int, 'faults': tuple[str, ...]}
@@ -41,6 +42,7 @@ FREE = frozenset(
   {
     'name',  # Compared by itself in the hello.
     'faults',
+    'checkpoint',
     'mesh',
     'run',
     'data.path',  # The text itself has its own fingerprint.
@@ -70,6 +72,7 @@ class RunConfig:
   blend_alpha: float  # Key protocol.blend_alpha; the protocol never sees it.
   mesh: values.MeshConfig
   transport: values.TransportConfig
+  checkpoint: values.CheckpointConfig
   run: values.ProcessConfig
 
   def __post_init__(self):

@@ -267,6 +267,22 @@ class TransportConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
+class CheckpointConfig(Section):
+  """How often processes save what they go on from, and what they keep."""
+
+  SECTION = 'checkpoint'
+
+  keep_latest: int
+  keep_best: int
+  syncer_every_rounds: int
+  learner_every_steps: int
+
+  def broken_rules(self):
+    yield from self._at_least(1, 'keep_latest', 'syncer_every_rounds')
+    yield from self._at_least(0, 'keep_best', 'learner_every_steps')
+
+
+@dataclasses.dataclass(frozen=True)
 class ProcessConfig(Section):
   """The section `run`: cadence, evaluation, restarts, threads."""
 

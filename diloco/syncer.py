@@ -11,7 +11,7 @@ import jax
 from absl import flags, logging
 
 from diloco import flags as config_flags
-from diloco.checkpoint.syncer_records import BrokenRecord
+from diloco.checkpoint.volumes import BrokenRecord
 from diloco.config_values import ConfigError
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir

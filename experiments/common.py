@@ -113,6 +113,14 @@ def base() -> ml_collections.ConfigDict:
       'connect_s': 60.0,  # How long a learner looks for the syncer.
     }
   )
+  config.checkpoint = ml_collections.ConfigDict(
+    {
+      'keep_latest': 2,  # Newest checkpoints of a process that stay.
+      'keep_best': 0,  # Those of the lowest loss that stay besides.
+      'syncer_every_rounds': 16,  # Between two of the syncer's.
+      'learner_every_steps': 200,  # Between two of a learner's; 0: none.
+    }
+  )
   config.run = ml_collections.ConfigDict(
     {
       'log_every_steps': 10,  # Between two records of a learner's metrics.
@@ -151,6 +159,7 @@ def quicktest(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     total_steps=40,
   )
   config.mesh.update(fsdp=1, tensor=1)
+  config.checkpoint.update(syncer_every_rounds=8, learner_every_steps=10)
   config.run.update(log_every_steps=1, eval_batches=2, eval_batch=4)
   return config
 

@@ -15,6 +15,7 @@ tensorboard/NAME/    the same for TensorBoard
 logs/NAME.log        output of one process, over all its starts
 compiled/            compiled programs, shared by all processes
 syncer/              what a restarted syncer goes on from
+checkpoints/NAME/    what a restarted learner goes on from
 parameters/          the final parameters of the global model
 """
 
@@ -104,6 +105,10 @@ class Workdir:
 
   def learner_tape(self, learner: int) -> pathlib.Path:
     return self.tapes / f'{learner_name(learner)}.jsonl'
+
+  def checkpoints(self, process: str) -> pathlib.Path:
+    """Of one learner, such as 'learner-0'."""
+    return self.root / 'checkpoints' / process
 
   def metrics(self, process: str) -> pathlib.Path:
     """JSONL of one process, such as 'learner-0'."""

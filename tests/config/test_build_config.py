@@ -109,6 +109,10 @@ def test_an_int_is_a_float():
     ({'mesh__fsdp': 16}, 'must be a multiple of mesh.fsdp=16'),
     ({'mesh__tensor': 4}, 'must be a multiple of mesh.tensor=4'),
     ({'transport__port': 70000}, '0 … 65535'),
+    ({'checkpoint__keep_latest': 0}, 'must be at least 1'),
+    ({'checkpoint__keep_best': -1}, 'must be at least 0'),
+    ({'checkpoint__syncer_every_rounds': 0}, 'must be at least 1'),
+    ({'checkpoint__learner_every_steps': -1}, 'must be at least 0'),
     ({'protocol__blend_alpha': 0.5}, "only with blend='mix'"),
     ({'protocol__blend': 'mix', 'protocol__blend_alpha': 2.0}, 'in [0, 1]'),
     ({'name': 'a/b'}, 'letters, digits'),
@@ -154,6 +158,7 @@ def test_the_fingerprint_leaves_out_what_may_differ():
     changed(
       transport__port=1,
       transport__host='localhost',
+      checkpoint__learner_every_steps=50,
       run__cpu_threads=3,
       run__log_every_steps=7,
       mesh__fsdp=2,
