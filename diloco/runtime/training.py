@@ -93,6 +93,7 @@ class Training:
     self._pending: Dispatched | None = None
     self._reported_s = 0.0
     self._waited_s = 0.0
+    self._free_s = 0.0  # Since when the step in flight could compute.
     self._left: learner_io.Leave | None = None
     self._stop = threading.Event()
     self._meter = SocketMeter() if sys.platform == 'linux' else None
@@ -108,7 +109,7 @@ class Training:
     while not self._training and self._goes_on():
       self._perform_next(wait=True)
     batches = pipeline.batches(self._dataset, self._position)
-    self._reported_s = time.monotonic()
+    self._reported_s = self._free_s = time.monotonic()
     while self._training and self._goes_on():
       self._inner_step(next(batches))
     batches.close()
@@ -169,7 +170,8 @@ class Training:
       self._perform_next(wait=True)
     while self._perform_next(wait=False):
       pass
-    self._waited_s = time.monotonic() - began_s  # A stall of the next step.
+    self._free_s = time.monotonic()
+    self._waited_s = self._free_s - began_s  # A stall of the next step.
 
   def _perform_next(self, wait: bool) -> bool:
     effect = self._exchange.next_boundary(wait)
@@ -221,8 +223,10 @@ class Training:
     if pending is None:
       return
     loss = float(pending.metrics['loss'])
+    self._compute_to_floor()
     now_s = time.monotonic()
     step_s, self._reported_s = now_s - self._reported_s, now_s
+    self._free_s = now_s
     self._exchange.handle(
       learner_io.Completed(
         tokens=self._device.tokens_per_step,
@@ -233,6 +237,15 @@ class Training:
       )
     )
     self._write(pending, loss, step_s)
+
+  def _compute_to_floor(self):
+    """Sleeps where `run.step_floor_s` asks for longer steps.
+
+    As if the devices were at it: what the boundary took was beside their work.
+    """
+    left_s = self._free_s + self._config.run.step_floor_s - time.monotonic()
+    if left_s > 0:
+      self._stop.wait(left_s)
 
   def _write(self, pending: Dispatched, loss: float, step_s: float):
     if pending.step % self._config.run.log_every_steps and pending.step != 1:
