@@ -184,9 +184,16 @@ class LiveRun:
     return found[::-1]
 
   def all_merge(self, since_s: float) -> bool:
-    """Whether every learner was merged at or after a time."""
-    merged = set().union(*map(participants, self.merges(since_s)))
-    return merged == set(self.learners)
+    """Whether every learner was merged since then and since it started."""
+    started_s = {
+      event.process: event.time_s
+      for event in self.events
+      if event.event == 'started'
+    }
+    return all(
+      self.merges(max(since_s, started_s.get(learner_name(m), 0.0)), m)
+      for m in self.learners
+    )
 
   def _on_event(self, event: ProcessEvent) -> None:
     self.events.append(event)

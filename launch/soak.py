@@ -41,7 +41,7 @@ CONFIG = 'tests_tiny.py:learners=3,steps=100000000'
 OVERRIDES = ('run.step_floor_s=0.05', 'run.restart_delay_s=0.5')
 
 ROUND_S = 60.0  # The longest time between two closes, with syncer and learner.
-MERGED_S = 120.0  # Until everybody is merged again after a strike.
+MERGED_S = 180.0  # Until everybody is merged, at first and after a strike.
 # Growth per minute of a warm process.
 RSS_BYTES_MAX = 16e6
 DESCRIPTORS_MAX = 2.0
@@ -61,7 +61,8 @@ class Stillness:
   ) -> float:
     """Returns for how long it has been so."""
     running = {state.name for state in states if state.pid is not None}
-    if SYNCER not in running or len(running) < 2:
+    # Before the first close everything compiles; that has its own deadline.
+    if SYNCER not in running or len(running) < 2 or not merges:
       self._since_s = None
     elif self._since_s is None or merges > self._merges:
       self._since_s = now_s
