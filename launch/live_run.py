@@ -185,15 +185,15 @@ class LiveRun:
 
   def all_merge(self, since_s: float) -> bool:
     """Whether every learner was merged since then and since it started."""
-    started_s = {
-      event.process: event.time_s
-      for event in self.events
-      if event.event == 'started'
-    }
-    return all(
-      self.merges(max(since_s, started_s.get(learner_name(m), 0.0)), m)
-      for m in self.learners
-    )
+    last = {event.process: event for event in self.events}
+    for m in self.learners:
+      event = last.get(learner_name(m))
+      if event is None or event.event in ('killed', 'exited'):
+        return False
+      started_s = event.time_s if event.event == 'started' else since_s
+      if not self.merges(max(since_s, started_s), m):
+        return False
+    return True
 
   def _on_event(self, event: ProcessEvent) -> None:
     self.events.append(event)
