@@ -4,13 +4,14 @@
 import dataclasses
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import psutil
 
-SAMPLE_EVERY_S = 1.0
+SAMPLE_EVERY_S = 0.5
 WARM_UP_S = 15.0  # After its first merge: allocators, caches, pools.
-MEASURED_S = 30.0  # A shorter life says nothing of growth.
+MEASURED_S = 30.0  # A shorter life says nothing of growth,
+SAMPLES_MIN = 15  # nor do fewer samples.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +37,24 @@ class Growth:
 
 
 class Resources:
-  """Samples processes from their start to their end."""
+  """Samples processes from their start to their end.
 
-  def __init__(self):
+  Only at moments at which all of them are at work together: what a process
+  holds depends on how many others it is connected to.
+
+  Args:
+    roles: the names of all processes that there are at a time.
+    hub: the one to which all others are connected.
+  """
+
+  def __init__(self, roles: Collection[str], hub: str):
+    self._roles = frozenset(roles)
+    self._hub = hub
+    self._alive: set[str] = set()
+    self._at_work: set[str] = set()
     self._processes: list[tuple[str, psutil.Process]] = []
     self._samples: dict[tuple[str, int], list[Sample]] = {}
-    self._working: dict[str, float] = {}  # Name -> since when.
+    self._working_since_s: dict[str, float] = {}
     self._sampled_at_s = float('-inf')
 
   def follow(self, name: str, pid: int) -> None:
@@ -49,20 +62,31 @@ class Resources:
     self._processes.append((name, psutil.Process(pid)))
     # The pid of one that died long ago may come again.
     self._samples[name, pid] = []
-    self._working.pop(name, None)
+    self._working_since_s.pop(name, None)
+    self._alive.add(name)
 
   def works(self, name: str) -> None:
-    """The process does its part: what it takes from now on is counted."""
-    self._working.setdefault(name, time.monotonic())
+    """The process is at work with the hub, unless it has died meanwhile."""
+    if name not in self._alive:
+      return
+    self._at_work.add(name)
+    self._working_since_s.setdefault(name, time.monotonic())
+
+  def dies(self, name: str) -> None:
+    """It is at work no more; if it is the hub, nobody is."""
+    self._alive.discard(name)
+    self._at_work -= self._roles if name == self._hub else {name}
 
   def sample(self) -> None:
-    """Takes a sample of each, where the last ones are old enough."""
+    """Takes a sample of each that is warm, if the last ones are old enough."""
     now_s = time.monotonic()
+    if self._at_work != self._roles:
+      return
     if now_s - self._sampled_at_s < SAMPLE_EVERY_S:
       return
     self._sampled_at_s = now_s
     for name, process in self._processes:
-      warm_at_s = self._working.get(name, now_s) + WARM_UP_S
+      warm_at_s = self._working_since_s.get(name, now_s) + WARM_UP_S
       try:
         if now_s < warm_at_s or not process.is_running():
           continue
@@ -104,11 +128,13 @@ class Resources:
 def growth(name: str, pid: int, samples: Sequence[Sample]) -> Growth | None:
   """From the median of the first third of the samples to that of the last.
 
-  None where they span less than `MEASURED_S`.
+  None where they are few or span less than `MEASURED_S`.
   """
-  if not samples or samples[-1].time_s - samples[0].time_s < MEASURED_S:
+  if len(samples) < SAMPLES_MIN:
     return None
-  third = max(len(samples) // 3, 1)
+  if samples[-1].time_s - samples[0].time_s < MEASURED_S:
+    return None
+  third = len(samples) // 3
   first, last = samples[:third], samples[-third:]
 
   def median(part: Sequence[Sample], field: str) -> float:

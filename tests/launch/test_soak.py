@@ -2,6 +2,7 @@
 """The soak: its plan, what it measures, and a run of it."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 
 from launch import resources, soak_plan
 from launch.resources import Sample
-from launch.soak import Stillness
+from launch.soak_run import Stillness
 from launch.supervisor import RUNNING, WAITING, ProcessState
 
 ROLES = ('syncer', 'learner-0', 'learner-1', 'learner-2')
@@ -80,6 +81,31 @@ def test_one_peak_is_no_growth():
 def test_a_short_life_tells_nothing():
   assert resources.growth('a', 7, samples(20, lambda t: 1e8)) is None
   assert resources.growth('a', 7, []) is None
+
+
+def test_a_sample_is_taken_only_while_all_are_at_work(monkeypatch):
+  monkeypatch.setattr(resources, 'SAMPLE_EVERY_S', 0.0)
+  monkeypatch.setattr(resources, 'WARM_UP_S', 0.0)
+  watched = resources.Resources(('hub', 'a'), hub='hub')
+  mine = f'a ({os.getpid()})'
+
+  def taken():
+    watched.sample()
+    return len(watched.samples()[mine])
+
+  for name in ('hub', 'a'):
+    watched.follow(name, os.getpid())
+  watched.works('a')
+  assert taken() == 0  # The hub is not.
+  watched.works('hub')
+  assert taken() == 1
+  watched.dies('hub')  # And nobody else is connected any more.
+  watched.works('hub')
+  assert taken() == 1
+  watched.follow('hub', os.getpid())
+  for name in ('hub', 'a'):
+    watched.works(name)
+  assert taken() == 2
 
 
 def soak(tmp_path, *flags):
