@@ -14,7 +14,7 @@ DATA_PLANES = ('jax_transfer', 'grpc')
 DTYPES = ('float32', 'bfloat16')
 EMBEDDING_FRAGMENTS = ('split', 'own')
 MERGE_RULES = ('rda', 'mean')
-MODEL_KINDS = ('decoder',)
+MODEL_KINDS = ('decoder', 'bowl')
 OPTIMIZERS = ('adamw', 'sgd')
 PROGRESS = ('global', 'own')
 REMATS = ('none', 'full', 'dots', 'dots_no_batch')
@@ -106,6 +106,14 @@ class ModelConfig(Section):
       yield f'kv_heads={self.kv_heads}: must divide model.heads={self.heads}'
     if self.head_dim % 2:
       yield f'head_dim={self.head_dim}: must be even, RoPE turns pairs'
+    if self.kind == 'bowl':
+      yield from self._plain('dtype', 'float32')
+      yield from self._plain('remat', 'none')
+      yield from self._plain('tied', False)
+
+  def _plain(self, key: str, value) -> Iterator[str]:
+    if getattr(self, key) != value:
+      yield f"{key}={getattr(self, key)!r}: kind='bowl' knows only {value!r}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,6 +303,7 @@ class ProcessConfig(Section):
   restart_delay_s: float
   cpu_threads: int
   compilation_cache: bool
+  step_floor_s: float
 
   def broken_rules(self):
     yield from self._at_least(
@@ -303,6 +312,8 @@ class ProcessConfig(Section):
     yield from self._at_least(
       0, 'restarts_max', 'restart_delay_s', 'cpu_threads'
     )
+    if not 0 <= self.step_floor_s < float('inf'):
+      yield f'step_floor_s={self.step_floor_s}: must be finite, at least 0'
 
 
 def broken_name(name: str) -> Iterator[str]:

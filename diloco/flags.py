@@ -79,9 +79,17 @@ def access_arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
   ]
 
 
-def run(main: Callable[[Sequence[str]], int | None]) -> None:
-  """Parses sys.argv and exits with what `main` returns."""
-  app.run(main, flags_parser=parse_or_exit)
+def run(
+  main: Callable[[Sequence[str]], int | None],
+  parser: Callable[[Sequence[str]], list[str]] | None = None,
+) -> None:
+  """Parses sys.argv and exits with what `main` returns.
+
+  Args:
+    main: takes what is left over of the command line.
+    parser: in place of `parse_or_exit`.
+  """
+  app.run(main, flags_parser=parser or parse_or_exit)
 
 
 def run_without_config(main: Callable[[Sequence[str]], int | None]) -> None:

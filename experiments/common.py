@@ -15,7 +15,7 @@ def base() -> ml_collections.ConfigDict:
 
   config.model = ml_collections.ConfigDict(
     {
-      'kind': 'decoder',  # Dense: RMSNorm, RoPE, GQA, gated MLP.
+      'kind': 'decoder',  # Dense: RMSNorm, RoPE, GQA, gated MLP; or 'bowl'.
       'vocab': 256,  # One token per byte.
       'layers': 4,  # Decoder blocks.
       'd_model': 128,  # Width of the residual stream.
@@ -130,6 +130,7 @@ def base() -> ml_collections.ConfigDict:
       'restart_delay_s': 1.0,  # Between a death and the restart.
       'cpu_threads': 0,  # NPROC of each process; 0 leaves it as it is.
       'compilation_cache': True,  # One for all processes, in the workdir.
+      'step_floor_s': 0.0,  # An inner step takes at least this long: it sleeps.
     }
   )
   config.faults = ()  # Such as 'kill learner 1 at 0.33' (of total_steps).

@@ -14,6 +14,7 @@ import numpy as np
 from diloco import config as configs
 from diloco.data import corpus, grammar, pipeline
 from diloco.models import interface
+from diloco.models.bowl import make_bowl
 from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import DecoderConfig
 from diloco.numerics.codec import Codec, make_codec
@@ -151,10 +152,14 @@ def make_blueprint(
 
 def make_model(config: configs.RunConfig) -> interface.Model:
   """The model of the configuration's section `model`."""
-  assert config.model.kind == 'decoder', config.model.kind
   fields = dataclasses.asdict(config.model)
-  del fields['kind']
-  return make_decoder(DecoderConfig(**fields))
+  match fields.pop('kind'):
+    case 'decoder':
+      return make_decoder(DecoderConfig(**fields))
+    case 'bowl':
+      sizes = config.model
+      return make_bowl(sizes.layers, sizes.d_model, sizes.d_ff)
+  raise AssertionError(f'not checked: {config.model.kind=}')
 
 
 def load_text(config: configs.RunConfig) -> corpus.Corpus:

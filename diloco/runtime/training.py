@@ -90,6 +90,7 @@ class Training:
     self._pending: Dispatched | None = None
     self._reported_s = 0.0
     self._waited_s = 0.0
+    self._free_s = 0.0  # Since when the step in flight could compute.
     self._left: learner_io.Leave | None = None
     self._stop = threading.Event()
     self._stopping = False
@@ -106,7 +107,7 @@ class Training:
     while not self._training and self._goes_on():
       self._perform_next(wait=True)
     batches = pipeline.batches(self._dataset, self._position)
-    self._reported_s = time.monotonic()
+    self._reported_s = self._free_s = time.monotonic()
     while self._training and self._goes_on():
       self._inner_step(next(batches))
     batches.close()
@@ -136,7 +137,6 @@ class Training:
     self._position += 1
     stall_s = self._boundary()
     self._report()
-    stall_s += self._save_if_due()
     self._pending = Dispatched(
       self._step,
       metrics,
@@ -148,6 +148,7 @@ class Training:
     self._waited_s = 0.0
     if self._config.protocol.overlap_steps == 0:
       self._wait_at_boundary()
+    self._waited_s += self._save_if_due()
 
   def _progress(self) -> int:
     """What the schedule is a function of: t, or the learner's own steps."""
@@ -172,7 +173,8 @@ class Training:
       self._perform_next(wait=True)
     while self._perform_next(wait=False):
       pass
-    self._waited_s = time.monotonic() - began_s  # A stall of the next step.
+    self._free_s = time.monotonic()
+    self._waited_s = self._free_s - began_s  # A stall of the next step.
 
   def _perform_next(self, wait: bool) -> bool:
     effect = self._exchange.next_boundary(wait)
@@ -245,8 +247,10 @@ class Training:
       self._leave_diverged(pending.step, loss)
       return
     self._loss = loss
+    self._compute_to_floor()
     now_s = time.monotonic()
     step_s, self._reported_s = now_s - self._reported_s, now_s
+    self._free_s = now_s
     self._exchange.handle(
       learner_io.Completed(
         tokens=self._device.tokens_per_step,
@@ -287,6 +291,15 @@ class Training:
     self._records.save(
       self._step, self._params, self._state, self._bases, progress, self._loss
     )
+
+  def _compute_to_floor(self):
+    """Sleeps where `run.step_floor_s` asks for longer steps.
+
+    As if the devices were at it: what the boundary took was beside their work.
+    """
+    left_s = self._free_s + self._config.run.step_floor_s - time.monotonic()
+    if left_s > 0:
+      self._stop.wait(left_s)
 
   def _write(self, pending: Dispatched, loss: float, step_s: float):
     if pending.step % self._config.run.log_every_steps and pending.step != 1:

@@ -97,6 +97,11 @@ def test_an_int_is_a_float():
     ({'merge__rule': 'median'}, 'must be one of rda, mean'),
     ({'model__kv_heads': 3}, 'must divide model.heads=4'),
     ({'model__head_dim': 31}, 'must be even'),
+    (
+      {'model__kind': 'bowl', 'model__tied': True},
+      "model.tied=True: kind='bowl' knows only False",
+    ),
+    ({'run__step_floor_s': -0.1}, 'run.step_floor_s=-0.1: must be finite'),
     ({'model__vocab': 100}, "data.source='stdlib' needs 256"),
     ({'inner__warmup_steps': 500}, 'less than protocol.total_steps=500'),
     ({'inner__warmup_steps': 450, 'inner__schedule': 'wsd'}, 'end before'),

@@ -65,6 +65,7 @@ TABLE = {
     'ml_collections',
     'rich',
     'matplotlib',
+    'psutil',
     'diloco.metrics',
     'diloco.protocol',
   },

@@ -33,13 +33,21 @@ class Run:
   Args:
     folder: the workdir.
     faults: of every data plane.
+    step_floor_s: of `config.run`.
     **protocol: what differs from `tests_tiny` in its section `protocol`.
   """
 
-  def __init__(self, folder: pathlib.Path, faults: Faults, **protocol):
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    faults: Faults,
+    step_floor_s: float = 0.0,
+    **protocol,
+  ):
     config = tests_tiny.get_config()
     config.protocol.update(learners=LEARNERS, quorum=1, total_steps=100)
     config.protocol.update(protocol)
+    config.run.step_floor_s = step_floor_s
     self.blueprint = make_blueprint(configs.build(config))
     self.device = Device(self.blueprint)
     self.workdir = Workdir(folder)
