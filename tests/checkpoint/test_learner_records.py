@@ -12,6 +12,7 @@ from diloco.numerics import inner
 SAVE_S = 60.0
 PRINTS = {'config': '1f', 'data': '2e'}
 PROGRESS = LearnerProgress(
+  process=1,
   position=41,
   step=40,
   tokens=1280,

@@ -9,6 +9,7 @@ from diloco.checkpoint.parameters import read_parameters, write_parameters
 from diloco.checkpoint.syncer_records import SyncerRecords
 from diloco.checkpoint.volumes import BrokenRecord
 from diloco.protocol import messages, syncer_io
+from diloco.protocol.grace import Ema
 from diloco.protocol.members import Account
 from diloco.protocol.state import Ledger
 from diloco.protocol.syncer import Syncer
@@ -19,11 +20,16 @@ from tests.protocol.stages import config_of
 from tests.runtime.lockstep import toy_config, toy_model
 
 SAVE_S = 60.0
+CRCS = (5, 6)
 LEDGER = Ledger(
   step=7,
+  clocks=((0, 9),),
   closed_round=1,
   versions=(1, 0),
   accounts=((0, Account(5, 7, {0: 0}, 700)),),
+  quorum_s=Ema(0.5),
+  sync_s=Ema(),
+  usual_norms=(2.5, None),
   ended=False,
 )
 
@@ -154,6 +160,12 @@ def test_a_save_is_due_every_so_many_rounds(tmp_path):
 # The machine ------------------------------------------------------------------
 
 
+def _resumed():
+  """Of a process whose checkpoint has all that the ledger names."""
+  config = config_of({})
+  return Syncer.resume(config, RUN, FINGERPRINTS, LEDGER, (1, 0), CRCS)
+
+
 def _hello(incarnation, versions):
   return syncer_io.Heard(
     0,
@@ -165,25 +177,26 @@ def _hello(incarnation, versions):
       incarnation,
       FINGERPRINTS,
       versions,
-      'address',
+      CRCS,
+      began=True,
+      address='address',
     ),
   )
 
 
 def test_a_resumed_machine_knows_what_was_merged():
   """The same steps, offered again to the restarted syncer, are void."""
-  machine = Syncer.resume(config_of({}), RUN, FINGERPRINTS, LEDGER)
-  assert machine.ledger() == LEDGER
-  machine.handle(_hello(6, (0, 0)), 1.0)
-  machine.handle(syncer_io.Heard(0, 6, messages.Ready()), 1.0)
+  machine = _resumed()
+  machine.handle(_hello(6, (1, 0)), 1.0)
+  machine.handle(syncer_io.Heard(0, 6, messages.Ready(0, 'the test')), 1.0)
   offer = messages.Offer(3, 0, 0, 4, 400, 8, messages.Payload(1, 'int4', 1, 0))
   [effect] = machine.handle(syncer_io.Heard(0, 6, offer), 1.0)
   assert effect.message == messages.Retired((1,))
 
 
 def test_a_resumed_machine_refuses_the_incarnations_of_before():
-  machine = Syncer.resume(config_of({}), RUN, FINGERPRINTS, LEDGER)
-  effects = machine.handle(_hello(5, (0, 0)), 1.0)
+  machine = _resumed()
+  effects = machine.handle(_hello(5, (1, 0)), 1.0)
   assert 'not newer than 5' in effects[0].reason
 
 
