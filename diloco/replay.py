@@ -68,7 +68,8 @@ def _become_like(plan: Plan, config: configs.RunConfig, workdir: Workdir):
   machines = [script.begin.machine for script in plan.scripts.values()]
   if machines:
     os.environ |= machine.environment_like(machines[0])
-    jax.config.update('jax_platforms', f'{machines[0].platform},cpu')
+    if machines[0].platform == 'cpu':
+      jax.config.update('jax_platforms', 'cpu')
   if config.run.compilation_cache and workdir.compiled.is_dir():
     jax.config.update('jax_compilation_cache_dir', str(workdir.compiled))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)

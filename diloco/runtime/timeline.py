@@ -164,7 +164,7 @@ def _of_learners(tapes: Tapes) -> Iterator[Happening]:
     for line in lines:
       said = line.said
       number = numbers[learner, said.process]
-      words = f'{_words(said, learner, numbers)}, process {number}'
+      words = f'process {number}: {_words(said, learner, numbers)}'
       yield _learners(line, type(said).__name__.lower(), learner, words)
 
 

@@ -15,8 +15,8 @@ STEPS = 150
 def killed(tmp_path_factory):
   """Learner 1 and the syncer die of SIGKILL and are started again.
 
-  Learner 0 is stopped while learner 1 starts, so that the run is not over
-  before it is there.
+  Learner 0 is stopped while they start, so that the run is not over before
+  they are there.
   """
   root = tmp_path_factory.mktemp('replayed')
   overrides = (
@@ -29,15 +29,15 @@ def killed(tmp_path_factory):
     first = [processes.learner(m) for m in (0, 1)]
     processes.until_merged(1)
     first[1].send(signal.SIGKILL)
+    processes.until_merged(0)
     first[0].send(signal.SIGSTOP)
+    syncer.send(signal.SIGKILL)
     again = processes.learner(1, name='learner-1-again')
+    syncer = processes.syncer('syncer-again')
     processes.until(
       lambda: len(processes.tape('ready')) >= 3, START_S, 'learner 1 is back'
     )
     first[0].send(signal.SIGCONT)
-    processes.until_merged(1)
-    syncer.send(signal.SIGKILL)
-    syncer = processes.syncer('syncer-again')
     for each in (syncer, first[0], again):
       assert processes.exit_code(each) == 0, processes.tails()
     yield processes

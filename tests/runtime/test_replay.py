@@ -223,48 +223,57 @@ def _source(kind, learner, process, step, versions=(), crcs=()) -> dict:
 # Syncers that go on where others were ----------------------------------------
 
 
-def _restarted(lines, round_: int, behind: int = 0) -> list[dict]:
-  """The syncer dies after the ledger of a round, before its line.
+def _restarted(
+  lines, round_: int, unwritten: bool = False, behind: int = 0
+) -> list[dict]:
+  """A syncer dies after it closed `round_`, another goes on.
 
-  `behind`: the round's outer state is of so many versions before.
+  Args:
+    lines: of a run with one fragment.
+    round_: the last that the ledger has.
+    unwritten: the tape does not have it yet; else the next was merged.
+    behind: the outer state is of so many versions before.
   """
-  closes = [x for x in lines if x['kind'] == 'Publish' and x['round'] <= round_]
-  started = dict(lines[0])
-  history = {p: [(0, crc)] for p, crc in enumerate(started['crcs'])}
-  for each in closes:
-    history[each['fragment']].append((each['version'], each['crc']))
-  now = [history[p][-1] for p in sorted(history)]
-  p = closes[-1]['fragment']
-  older = [*now[:p], history[p][-1 - behind], *now[p + 1 :]]
-  started |= {
+  crcs = [*lines[0]['crcs']]  # By version.
+  crcs += [x['crc'] for x in lines if x['kind'] == 'Publish']
+  outer = round_ - behind
+  started = lines[0] | {
     'closed_round': round_,
-    'versions': [v for v, _ in now],
-    'crcs': [crc for _, crc in now],
-    'outer_versions': [v for v, _ in older],
-    'outer_crcs': [crc for _, crc in older],
+    'versions': [round_],
+    'crcs': [crcs[round_]],
+    'outer_versions': [outer],
+    'outer_crcs': [crcs[outer]],
   }
-  number = lines.index(closes[-1])
-  unclosed = next(
+  number = next(
+    i
+    for i, x in enumerate(lines)
+    if x['kind'] == 'Publish' and x['round'] == round_
+  )
+  if unwritten:
+    return [*lines[:number], started, *lines[number + 1 :]]
+  merge = next(
     x for x in lines if x['kind'] == 'Merge' and x['round'] == round_ + 1
   )
-  shares = [{**unclosed['shares'][0], 'weight': 1.0}]
-  unclosed = {**unclosed, 'shares': shares}
-  return [*lines[:number], unclosed, started, *lines[number + 1 :]]
+  unclosed = {**merge, 'shares': merge['shares'][:1]}
+  return [*lines[: number + 1], unclosed, started, *lines[number + 1 :]]
 
 
-def test_a_syncer_that_goes_on(synchronous, tmp_path):
-  """What it had merged and not closed counts for nothing."""
+@pytest.mark.parametrize('unwritten', [False, True])
+def test_a_syncer_that_goes_on(synchronous, tmp_path, unwritten):
+  """What it had merged counts if it closed, whatever the tape has of it."""
   copied = changed(
-    synchronous.workdir, tmp_path, lambda lines: _restarted(lines, 6)
+    synchronous.workdir,
+    tmp_path,
+    lambda lines: _restarted(lines, 6, unwritten=unwritten),
   )
   _assert_same_bytes(_replay(synchronous, copied), synchronous)
 
 
 def test_a_syncer_with_an_older_outer_state(synchronous, tmp_path):
-  """The next round of that fragment, P rounds later, has another momentum."""
+  """The fragment's next round has another momentum, and another residual."""
   copied = changed(
-    synchronous.workdir, tmp_path, lambda lines: _restarted(lines, 6, behind=1)
+    synchronous.workdir,
+    tmp_path,
+    lambda lines: _restarted(lines, 6, behind=1),
   )
-  difference = _replay(synchronous, copied).difference
-  fragments = synchronous.blueprint.config.protocol.fragments
-  assert difference.round == 6 + fragments
+  assert _replay(synchronous, copied).difference.round == 7
