@@ -39,7 +39,7 @@ def learner():
     for name, shape in {'block/w': (4, 6), 'norm': (6,)}.items()
   }
   optimizer = inner.make_inner()
-  _, state = optimizer.update(params, optimizer.init(params), params)
+  _, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
   bases = {
     0: {'block/w[0]': rng.normal(size=(6,)).astype(np.float32)},
     1: {'norm': np.asarray(params['norm'])},
