@@ -9,7 +9,7 @@ transport and time-outs are the defaults.
 Command: python -m launch.fault_benchmark, which starts these processes, kills
   and stops them, and prints one table.
 Hardware: 2 CPU cores, which others were using too (load 6 to 15). Wall time:
-  295 s for 3 repetitions, 93 s for one.
+  320 s for 3 repetitions, 93 s for one.
 Result, median (worst) of 3, jax_transfer; ▲ where the worst misses its target:
   longest stall of a step, no fault 22 (28) ms; of the others, a learner killed
   7 (16) ms, a syncer killed 4 (4) ms, a learner stopped 6 (6) ms, and while the
