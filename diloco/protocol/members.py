@@ -93,8 +93,8 @@ def why_refused(
     run: the syncer's run.
     fingerprints: config, layout and data of that run.
     versions: of the syncer's fragments.
-    knows_less: it was restarted and has closed nothing since; a learner may
-      know of later rounds.
+    knows_less: this process has merged nothing yet; a learner may know of
+      later rounds than its ledger.
   """
   if hello.protocol != messages.PROTOCOL_VERSION:
     return (
@@ -128,7 +128,7 @@ def why_refused(
     p = ahead[0]
     return (
       f'version {hello.versions[p]} of fragment {p}, this syncer has only '
-      f'{versions[p]} and has closed rounds itself: another run'
+      f'{versions[p]} and has merged rounds itself: another run'
     )
   return None
 

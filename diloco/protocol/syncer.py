@@ -70,6 +70,11 @@ class Syncer:
     ]
     return min(deadlines, default=None)
 
+  @property
+  def whole(self) -> bool:
+    """Whether no fragment of Θ is lost; always, but after a restart."""
+    return not self._state.lost
+
   def snapshot(self) -> Snapshot:
     """A value; nothing that happens later changes it."""
     return self._state.snapshot()

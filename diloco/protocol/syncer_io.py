@@ -194,7 +194,10 @@ class TakeFragment:
 
 @dataclasses.dataclass(frozen=True)
 class Relabel:
-  """Nobody has a lost fragment: what is here goes on as `version`."""
+  """A lost fragment is Θ_p at `version` from now on.
+
+  What was taken of a learner; or, where nobody has it, what is here.
+  """
 
   fragment: int
   version: int
