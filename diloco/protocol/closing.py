@@ -5,8 +5,6 @@ After every event each open round is moved as far as it will go. Rounds may
 collect and pull side by side; they merge and close in order.
 """
 
-import dataclasses
-
 from diloco.protocol import (
   messages,
   patience,
@@ -18,6 +16,7 @@ from diloco.protocol import (
 from diloco.protocol.grace import grace_window_s
 from diloco.protocol.rounds import Admitted, Round, Stage
 from diloco.protocol.state import State
+from diloco.protocol.values import changed
 from diloco.protocol.weights import normalised, token_weight
 
 # Whoever can't be pulled from, or sends what can't be merged, would hold up a
@@ -287,7 +286,7 @@ def _refuse_outliers(state: State, round_: Round) -> Round:
 def _strike(state: State, learner: int, reason: str) -> bool:
   """One more contribution refused; whether that was one too many."""
   account = state.accounts[learner]
-  account = dataclasses.replace(account, strikes=account.strikes + 1)
+  account = changed(account, strikes=account.strikes + 1)
   state.accounts[learner] = account
   if account.strikes < strikes.STRIKES_MAX:
     return False

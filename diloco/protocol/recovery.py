@@ -9,10 +9,9 @@ that nobody brings in time goes on from the newest copy that there is, under
 the number that it had: versions never fall (design: §3, Syncer restart).
 """
 
-import dataclasses
-
 from diloco.protocol import messages, patience, syncer_io
 from diloco.protocol.state import LostFragment, State
+from diloco.protocol.values import changed
 
 # Of one session, for one fragment: a link may fail twice, and the version is
 # lost to the run if nobody else has it.
@@ -87,7 +86,7 @@ def ask(state: State):
       version = _newest_elsewhere(state, p, lost)
       holders = _holders(state, p, lost, version)
     if holders:
-      state.lost[p] = dataclasses.replace(lost, asked=holders[0])
+      state.lost[p] = changed(lost, asked=holders[0])
       request = messages.DonateFragment(p, version)
       state.send(holders[0][0], request)
     elif late:
@@ -185,7 +184,7 @@ def on_failed(state: State, event: syncer_io.FragmentFailed):
 def _failed(state: State, p: int, session: tuple[int, int], reason: str):
   state.record('pull_failed', session[0], reason)
   tried = *state.lost[p].tried, session
-  state.lost[p] = dataclasses.replace(state.lost[p], asked=None, tried=tried)
+  state.lost[p] = changed(state.lost[p], asked=None, tried=tried)
 
 
 def on_end_of_session(state: State, session: tuple[int, int]):
@@ -195,7 +194,7 @@ def on_end_of_session(state: State, session: tuple[int, int]):
   not asked any more is not listened to.
   """
   for p, lost in state.lost.items():
-    state.lost[p] = dataclasses.replace(
+    state.lost[p] = changed(
       lost,
       asked=None if lost.asked == session else lost.asked,
       tried=tuple(s for s in lost.tried if s != session),
@@ -209,7 +208,7 @@ def postpone(state: State, learner: int, p: int) -> bool:
   if lost is None:
     return False
   wanted_by = sorted({*lost.wanted_by, learner})
-  state.lost[p] = dataclasses.replace(lost, wanted_by=tuple(wanted_by))
+  state.lost[p] = changed(lost, wanted_by=tuple(wanted_by))
   return True
 
 

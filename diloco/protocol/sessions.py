@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The syncer's sessions: who is here, what they report and offer."""
 
-import dataclasses
 import math
 
 from diloco.protocol import donors, messages, patience, recovery, syncer_io
@@ -9,6 +8,7 @@ from diloco.protocol import members as members_lib
 from diloco.protocol.members import Account, Member
 from diloco.protocol.rounds import HeldOffer, Stage
 from diloco.protocol.state import State
+from diloco.protocol.values import changed
 
 
 def on_heard(state: State, event: syncer_io.Heard):
@@ -82,7 +82,7 @@ def on_hello(state: State, hello: messages.Hello):
       reason = f'was told of less than learner {hello.learner} knows'
       end_session(state, learner, reason)
     recovery.adopt(state, hello)
-  state.accounts[hello.learner] = dataclasses.replace(
+  state.accounts[hello.learner] = changed(
     account, incarnation=hello.incarnation
   )
   state.members[hello.learner] = Member(
@@ -129,7 +129,7 @@ def on_ready(state: State, learner: int, ready: messages.Ready):
   clock = state.left_clocks.pop(learner, 0) + ready.steps_away
   state.pace.join(learner, clock, state.config.quorum)
   if state.accounts[learner].quarantined:
-    state.accounts[learner] = dataclasses.replace(
+    state.accounts[learner] = changed(
       state.accounts[learner], strikes=0, quarantined=''
     )
   source = members_lib.brief(ready.source)
@@ -218,7 +218,7 @@ def on_report(state: State, learner: int, report: messages.Report):
     return
   sample_s = members_lib.believable(report.step_s, member.step_s)
   state.change(learner, step=report.step, step_s=member.step_s.add(sample_s))
-  state.accounts[learner] = dataclasses.replace(
+  state.accounts[learner] = changed(
     state.accounts[learner], position=report.position
   )
   # One step, whatever its number: after a reconnect the learner's own count
@@ -306,9 +306,7 @@ def end_session(state: State, learner: int, reason: str):
 def quarantine(state: State, learner: int, reason: str):
   """Ends the session; only a process that begins anew may come back."""
   reason = members_lib.brief(reason)
-  state.accounts[learner] = dataclasses.replace(
-    state.accounts[learner], quarantined=reason
-  )
+  state.accounts[learner] = changed(state.accounts[learner], quarantined=reason)
   state.record('quarantined', learner, reason)
   state.send(learner, messages.Quarantine(reason))
   end_session(state, learner, f'quarantined: {reason}')

@@ -10,6 +10,7 @@ from diloco.protocol.grace import Ema
 from diloco.protocol.members import Account, Member
 from diloco.protocol.pace import PaceClock
 from diloco.protocol.rounds import HeldOffer, Round, why_void
+from diloco.protocol.values import changed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,10 +193,10 @@ class State:
   # Changes ------------------------------------------------------------------
 
   def change(self, learner: int, **fields):
-    self.members[learner] = dataclasses.replace(self.members[learner], **fields)
+    self.members[learner] = changed(self.members[learner], **fields)
 
   def put(self, round_: Round, **fields) -> Round:
-    round_ = dataclasses.replace(round_, **fields)
+    round_ = changed(round_, **fields)
     self.rounds[round_.number] = round_
     return round_
 
