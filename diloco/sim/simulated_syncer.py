@@ -85,8 +85,11 @@ class SimulatedSyncer:
       case syncer_io.End():
         self._write_ledger()
         cluster.ended = effect
-      case syncer_io.Relabel() | syncer_io.Retire():
-        pass  # The machine has the versions; no bytes are held here.
+      case syncer_io.Relabel():
+        p = effect.fragment
+        cluster.watch.theta(p, effect.version, self.crcs[p])
+      case syncer_io.Retire():
+        pass  # No bytes are held here.
       case _:
         raise TypeError(f'Not a syncer effect: {effect!r}.')
 
@@ -108,6 +111,7 @@ class SimulatedSyncer:
     """First what must not be forgotten, then what others will know of."""
     p = effect.fragment
     self.crcs[p] = crc_after(self.crcs[p], effect.version)
+    self._cluster.watch.theta(p, effect.version, self.crcs[p])
     self._write_ledger(checkpoint=self._cluster.is_checkpoint(effect.round))
     update = messages.Update(
       round=effect.round,

@@ -12,6 +12,9 @@ class Watch:
   def syncer_started(self, syncer):
     """A new process of the syncer is up."""
 
+  def theta(self, fragment: int, version: int, crc: int):
+    """The bytes of Θ_p at the syncer, whenever they or their number change."""
+
   def at_syncer(self, syncer, event, effects):
     """The syncer's machine has handled an event."""
 
