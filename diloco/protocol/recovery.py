@@ -164,12 +164,12 @@ def on_fragment_offered(
 
 
 def on_taken(state: State, event: syncer_io.FragmentTaken):
-  """Θ_p is whole again."""
+  """Θ_p is whole again, if it is what was asked for last."""
   lost = state.lost.get(event.fragment)
-  if lost is None:
+  if lost is None or lost.asked != (event.learner, event.incarnation):
     return
   reason = f'fragment {event.fragment} at version {lost.version}'
-  state.record('donated', lost.asked[0] if lost.asked else -1, reason)
+  state.record('donated', event.learner, reason)
   _found(state, event.fragment)
 
 

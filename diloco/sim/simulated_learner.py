@@ -30,6 +30,7 @@ class SimulatedLearner:
     self.id = learner
     self.incarnation = 0
     self.alive = True
+    self.online = False  # A stream is open, as far as it knows.
     self.stopped = False
     self.stretch = 1.0  # Of the norms of what it offers.
     self.unusable = False  # What it offers.
@@ -79,6 +80,7 @@ class SimulatedLearner:
     if not self._cluster.reaches_syncer(self.id):
       self._connect_later()
       return
+    self.online = True
     self.incarnation = self._cluster.next_incarnation()
     self.offers.clear()
     self.donations.clear()
@@ -86,7 +88,8 @@ class SimulatedLearner:
     self.handle(learner_io.Connected(self.incarnation, address))
 
   def disconnect(self, reason: str):
-    if not self.gone:
+    if not self.gone and self.online:
+      self.online = False
       self.handle(learner_io.Disconnected(reason))
       self._connect_later()
 

@@ -161,7 +161,7 @@ class SimulatedSyncer:
       crc = self._cluster.learners[effect.learner].host_crcs[p]
       if here and crc == effect.crc:
         self.crcs[p] = crc
-        self.deliver(syncer_io.FragmentTaken(p))
+        self.deliver(syncer_io.FragmentTaken(p, *session))
       else:
         self.deliver(syncer_io.FragmentFailed(p, *session, 'lost on the way'))
 
