@@ -5,8 +5,6 @@ After every event each open round is moved as far as it will go. Rounds may
 collect and pull side by side; they merge and close in order.
 """
 
-import dataclasses
-
 from diloco.protocol import (
   messages,
   patience,
@@ -18,6 +16,7 @@ from diloco.protocol import (
 from diloco.protocol.grace import grace_window_s
 from diloco.protocol.rounds import Admitted, Round, Stage
 from diloco.protocol.state import State
+from diloco.protocol.values import changed
 from diloco.protocol.weights import normalised, token_weight
 
 # Whoever can't be pulled from, or sends what can't be merged, would hold up a
@@ -203,7 +202,7 @@ def on_pull_failed(state: State, event: syncer_io.PullFailed):
     state.put(round_, **round_.without(event.learner))
     _use_up(state, event.learner, admitted)
     if event.unusable and _strike(state, event.learner, event.reason):
-      return
+      return  # Its session is over.
     failed = state.members[event.learner].failed_pulls + 1
     state.change(event.learner, failed_pulls=failed)
     if failed >= FAILED_PULLS_MAX:
@@ -249,6 +248,7 @@ def _conclude(state: State, round_: Round):
     _close(state, round_)
     return
   state.put(round_, stage=Stage.MERGING)
+  state.knows_less = False
   state.emit(
     syncer_io.Merge(
       round=round_.number,
@@ -272,7 +272,9 @@ def _refuse_outliers(state: State, round_: Round) -> Round:
   for learner, reason in refused.items():
     round_ = state.put(round_, **round_.without(learner))
     state.record('outlier', learner, f'round {round_.number}: {reason}')
-    _strike(state, learner, reason)
+    if not _strike(state, learner, reason):
+      # It may be what the quorum waits for, and (τ = 0) may wait itself.
+      state.send(learner, messages.OfferAgain(round_.number, reason))
     round_ = state.rounds[round_.number]  # A quarantine changes it.
   # Judged once: the next time only what has come since.
   state.usual_norms[round_.fragment] = strikes.usual_after(
@@ -284,7 +286,7 @@ def _refuse_outliers(state: State, round_: Round) -> Round:
 def _strike(state: State, learner: int, reason: str) -> bool:
   """One more contribution refused; whether that was one too many."""
   account = state.accounts[learner]
-  account = dataclasses.replace(account, strikes=account.strikes + 1)
+  account = changed(account, strikes=account.strikes + 1)
   state.accounts[learner] = account
   if account.strikes < strikes.STRIKES_MAX:
     return False
@@ -329,7 +331,6 @@ def on_merged(state: State, number: int):
       fragment, share.base_version, share.c_tokens
     )
   state.versions[fragment] += 1
-  state.knows_less = False
   sync_s = state.now - round_.pull_began_s
   state.sync_s = state.sync_s.add(sync_s)
   _close(state, round_)

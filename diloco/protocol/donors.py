@@ -7,6 +7,7 @@ become "the state" (design: §3, Join and bootstrap).
 """
 
 from diloco.protocol import messages
+from diloco.protocol.members import Member
 from diloco.protocol.state import State
 
 
@@ -15,9 +16,17 @@ def on_want_state(state: State, learner: int):
   dismiss(state, learner)
   member = state.members[learner]
   if member.donor is not None:
-    tried = *member.tried, member.donor
-    state.change(learner, donor=None, tried=tried)
+    state.change(learner, donor=None, tried=_tried(state, member))
   _introduce(state, learner)
+
+
+def _tried(state: State, member: Member) -> tuple[tuple[int, int], ...]:
+  """With the donor of now, without those that have gone: at most M."""
+  return tuple(
+    session
+    for session in (*member.tried, member.donor)
+    if state.is_current(*session)
+  )
 
 
 def _introduce(state: State, learner: int):
@@ -66,15 +75,15 @@ def on_ready(state: State, learner: int):
 
 
 def on_end_of_session(state: State, learner: int, incarnation: int):
-  """A newcomer's donor is told; a donor's newcomers get another.
+  """A donor's newcomers get another.
 
-  Called when the member has been taken out. A newcomer that was told where to
-  pull finds out by itself, and asks again.
+  Called once it is not live any more. A newcomer that was told where to pull
+  finds out by itself, and asks again.
   """
   session = learner, incarnation
   for m, member in sorted(state.members.items()):
     if member.donor == session and not member.state_offered:
-      state.change(m, donor=None, tried=(*member.tried, session))
+      state.change(m, donor=None, tried=_tried(state, member))
       _introduce(state, m)
 
 

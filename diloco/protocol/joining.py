@@ -96,7 +96,8 @@ def on_connected(core: Core, event: learner_io.Connected):
 def on_welcome(core: Core, welcome: messages.Welcome):
   """Accepted: counts again, or looks for what it lacks."""
   state = core.state
-  closed = max(state.closed_known, welcome.closed_round)
+  # May be less than it knew, where a syncer has lost its ledger.
+  closed = welcome.closed_round
   # Its clock will start that many steps after t; the others do not count. At
   # τ = 0 everyone would wait for a round offered with fewer than s steps on
   # that clock: it might not be due.
@@ -123,6 +124,8 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     core.set(reported_step=state.completed_step)
     core.send(messages.Ready(away, state.source))
     _want_newer(core)
+    if state.ceased and state.last_round is not None:
+      core.effects.append(learner_io.HandIn())  # This syncer may not know.
     return
   core.set(position=max(state.position, welcome.position), clean=welcome.clean)
   # A peer's state is newer than one that the run has left behind.
@@ -171,17 +174,26 @@ def on_no_state(core: Core):
 
 
 def on_state_fetched(core: Core, event: learner_io.StateFetched):
-  """A donor's state is here; what is newer still comes from the syncer."""
-  if not core.state.seeking:
-    return  # The session in which it was asked for has ended.
+  """A donor's state is here; what is newer still comes from the syncer.
+
+  The session in which it was asked for may have ended: it is as good.
+  """
   offered = event.offered
-  _settle(core, f'learner {event.donor} at its step {offered.step}')
-  core.effects.append(learner_io.Adopt())
   for p, (version, crc) in enumerate(zip(offered.versions, offered.crcs)):
     core.set_fragment(
-      p, host=version, coming=version, crc=crc, applied=False, unlike=False
+      p,
+      host=version,
+      coming=max(version, core.state.fragments[p].coming),
+      crc=crc,
+      applied=False,
+      unlike=False,
     )
-  _want_newer(core)
+  if core.state.settled:
+    return  # It was told to go on alone meanwhile.
+  _settle(core, f'learner {event.donor} at its step {offered.step}')
+  core.effects.append(learner_io.Adopt())
+  if core.state.connected:
+    _want_newer(core)
 
 
 def on_state_failed(core: Core, event: learner_io.StateFailed):

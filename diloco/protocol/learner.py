@@ -168,9 +168,9 @@ class Learner:
       case messages.DonationOver():
         donating.on_donation_over(self._core, message)
       case messages.DonateFragment():
-        self._core.effects.append(
-          learner_io.DonateFragment(message.fragment, message.version)
-        )
+        p = message.fragment
+        held = self._core.state.fragments[p].host
+        self._core.effects.append(learner_io.DonateFragment(p, held))
       case messages.Update():
         receiving.on_update(self._core, message)
       case messages.FullFragment():
@@ -189,8 +189,6 @@ class Learner:
         self._core.set(last_round=message.last_round)
         if self._core.state.connected and not self._core.state.settled:
           joining.go_on_alone(self._core)  # No step will need more.
-        if self._core.state.ceased:  # Before a reconnect; the syncer forgot it.
-          self._core.effects.append(learner_io.HandIn())
       case messages.Done():
         self._core.set(done=True)
       case _:
@@ -259,10 +257,10 @@ class Learner:
     self._core.set(fetched=(), reported_step=step, reported=True)
 
   def _has_nothing_to_report(self) -> bool:
-    """It waits at its boundary, or makes the first step of the session."""
+    """It waits, bootstraps, has ceased, or makes a session's first step."""
     state = self._core.state
-    first = state.began and not state.reported and not state.ceased
-    return state.connected and (state.parked or first)
+    idle = state.parked or state.ceased or not state.reported
+    return state.connected and idle and not state.left
 
   def _say_alive(self):
     """Silence of who can't report a step would be taken for death."""
@@ -299,10 +297,12 @@ class Learner:
     state = self._core.state
     if not state.connected:
       return
-    self._core.set(again_round=0)
     if state.again_round > state.closed_known:
-      self._snapshot(state.again_round)
-      return
+      if self._snapshot(state.again_round):
+        self._core.set(again_round=0)
+        return
+    else:
+      self._core.set(again_round=0)
     choice = next_offer(
       Standing(
         step=state.step,

@@ -73,7 +73,7 @@ class FetchFailed:
 
 @dataclasses.dataclass(frozen=True)
 class StateFetched:
-  """A donor's copy of Θ is on the host, proven; its inner state is here."""
+  """A donor's copy of Θ is the host's, proven; its inner state is here."""
 
   offered: messages.StateOffered
   donor: int
@@ -149,7 +149,7 @@ class EndDonation:
 
 @dataclasses.dataclass(frozen=True)
 class DonateFragment:
-  """Offer the syncer the host's copy of a fragment, if it is of `version`."""
+  """Offer the syncer the host's copy of a fragment, which is of `version`."""
 
   fragment: int
   version: int

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from diloco.protocol import learner_io
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema
+from diloco.protocol.values import changed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +95,11 @@ class Core:
     self.effects: list[learner_io.Effect] = []
 
   def set(self, **fields):
-    self.state = dataclasses.replace(self.state, **fields)
+    self.state = changed(self.state, **fields)
 
   def set_fragment(self, p: int, **fields):
     fragments = list(self.state.fragments)
-    fragments[p] = dataclasses.replace(fragments[p], **fields)
+    fragments[p] = changed(fragments[p], **fields)
     self.set(fragments=tuple(fragments))
 
   def send(self, message):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from diloco.protocol import messages
 from diloco.protocol.grace import Ema
 from diloco.protocol.rounds import HeldOffer
+from diloco.protocol.values import changed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +32,11 @@ class Member:
   def with_offer(self, held: HeldOffer) -> 'Member':
     """Keeps the newest offer per fragment: at most P of them."""
     offers = {**self.offers, held.offer.fragment: held}
-    return dataclasses.replace(self, offers=offers)
+    return changed(self, offers=offers)
 
   def without_offer(self, fragment: int) -> 'Member':
     offers = {p: held for p, held in self.offers.items() if p != fragment}
-    return dataclasses.replace(self, offers=offers)
+    return changed(self, offers=offers)
 
 
 REASON_CHARS_MAX = 1000  # A peer may have written it; it goes on the tape.
@@ -69,7 +70,7 @@ class Account:
   quarantined: str = ''  # Why; '' where it is not.
 
   def merged(self, fragment: int, base_version: int, tokens: int) -> 'Account':
-    return dataclasses.replace(
+    return changed(
       self,
       merged_bases={**self.merged_bases, fragment: base_version},
       merged_tokens=self.merged_tokens + tokens,
@@ -93,8 +94,8 @@ def why_refused(
     run: the syncer's run.
     fingerprints: config, layout and data of that run.
     versions: of the syncer's fragments.
-    knows_less: it was restarted and has closed nothing since; a learner may
-      know of later rounds.
+    knows_less: this process has merged nothing yet; a learner may know of
+      later rounds than its ledger.
   """
   if hello.protocol != messages.PROTOCOL_VERSION:
     return (
@@ -128,7 +129,7 @@ def why_refused(
     p = ahead[0]
     return (
       f'version {hello.versions[p]} of fragment {p}, this syncer has only '
-      f'{versions[p]} and has closed rounds itself: another run'
+      f'{versions[p]} and has merged rounds itself: another run'
     )
   return None
 

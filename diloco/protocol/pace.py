@@ -44,6 +44,10 @@ class PaceClock:
     self._raise_step(quorum)
     return left
 
+  def at_least(self, step: int):
+    """The run is known to have come this far."""
+    self._step = max(self._step, step)
+
   def reach(self, learner: int, clock: int, quorum: int):
     """The clock is at `clock` at least."""
     self._clocks[learner] = max(self._clocks[learner], clock)

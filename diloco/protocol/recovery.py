@@ -9,10 +9,13 @@ that nobody brings in time goes on from the newest copy that there is, under
 the number that it had: versions never fall (design: §3, Syncer restart).
 """
 
-import dataclasses
-
 from diloco.protocol import messages, patience, syncer_io
 from diloco.protocol.state import LostFragment, State
+from diloco.protocol.values import changed
+
+# Of one session, for one fragment: a link may fail twice, and the version is
+# lost to the run if nobody else has it.
+TRIES_MAX = 3
 
 
 def begin(state: State, held: tuple[int, ...], crcs: tuple[int, ...]):
@@ -23,21 +26,27 @@ def begin(state: State, held: tuple[int, ...], crcs: tuple[int, ...]):
     held: the version that is here, by fragment.
     crcs: by fragment, of the bytes at the ledger's versions.
   """
-  state.knows_less = True
   for p, version in enumerate(state.versions):
     assert held[p] <= version, f'{held=} is newer than the ledger'
     if held[p] < version:
       state.lost[p] = LostFragment(version, crcs[p], held[p])
 
 
-def adopt(state: State, hello: messages.Hello):
-  """A learner may know of rounds that the ledger does not.
+def knows_more(state: State, hello: messages.Hello) -> bool:
+  """Whether a learner has seen rounds closed of which the ledger says nothing.
 
-  Only before this process has closed a round: the ledger was lost, or is an
-  old copy, and what learners hold is the run.
+  Heard only before this process has merged anything (`why_refused`): the
+  ledger was lost, or is an old copy, and what learners hold is the run.
   """
-  if all(v <= state.versions[p] for p, v in enumerate(hello.versions)):
-    return
+  return any(v > state.versions[p] for p, v in enumerate(hello.versions))
+
+
+def adopt(state: State, hello: messages.Hello):
+  """What the learner knows is what the run has reached.
+
+  No session is open: whoever was told of less has to join again.
+  """
+  assert state.knows_less and not state.members, f'{state.members}'
   closed = max(
     (v - 1) * state.config.fragments + p + 1
     for p, v in enumerate(hello.versions)
@@ -48,14 +57,16 @@ def adopt(state: State, hello: messages.Hello):
   state.closed_round = closed
   state.versions = list(state.config.versions_at(closed))
   state.rounds.clear()
+  # That round was due: else nothing would be for as long as all this took.
+  state.pace.at_least(closed * state.config.spacing_steps)
+  state.last_round = state.finish_at_s = state.give_up_lost_s = None
   for p, version in enumerate(state.versions):
     if version > before[p]:
       lost = state.lost.get(p)
       held = lost.held if lost else before[p]
       here = hello.versions[p] == version
       crc = hello.crcs[p] if here else None
-      wanted_by = lost.wanted_by if lost else ()
-      state.lost[p] = LostFragment(version, crc, held, wanted_by=wanted_by)
+      state.lost[p] = LostFragment(version, crc, held)
 
 
 def ask(state: State):
@@ -75,7 +86,7 @@ def ask(state: State):
       version = _newest_elsewhere(state, p, lost)
       holders = _holders(state, p, lost, version)
     if holders:
-      state.lost[p] = dataclasses.replace(lost, asked=holders[0])
+      state.lost[p] = changed(lost, asked=holders[0])
       request = messages.DonateFragment(p, version)
       state.send(holders[0][0], request)
     elif late:
@@ -90,9 +101,16 @@ def _holders(
     (m, x.incarnation)
     for m, x in sorted(state.members.items())
     if x.versions[p] == version > lost.held
-    and (m, x.incarnation) not in lost.tried
+    and _may_donate(state, m, lost)
     and (version < lost.version or lost.crc in (None, x.crcs[p]))
   ]
+
+
+def _may_donate(state: State, learner: int, lost: LostFragment) -> bool:
+  """Not what a quarantined one brings, nor where it was tried in vain."""
+  session = learner, state.members[learner].incarnation
+  tries = lost.tried.count(session)
+  return tries < TRIES_MAX and not state.accounts[learner].quarantined
 
 
 def _newest_elsewhere(state: State, p: int, lost: LostFragment) -> int:
@@ -100,7 +118,7 @@ def _newest_elsewhere(state: State, p: int, lost: LostFragment) -> int:
   versions = [
     x.versions[p]
     for m, x in state.members.items()
-    if (m, x.incarnation) not in lost.tried and x.versions[p] < lost.version
+    if x.versions[p] < lost.version and _may_donate(state, m, lost)
   ]
   return max([lost.held, *versions])
 
@@ -116,32 +134,42 @@ def _go_on_with_less(state: State, p: int, lost: LostFragment):
 def on_fragment_offered(
   state: State, learner: int, offered: messages.FragmentOffered
 ):
-  """What was asked for is pulled; anything else is withdrawn."""
+  """What was asked for is pulled; anything else is withdrawn.
+
+  The learner may hold a newer version by now than it said in its hello.
+  """
   member = state.members[learner]
   session = learner, member.incarnation
   lost = state.lost.get(offered.fragment)
   if lost is None or lost.asked != session:
     state.retire(learner, offered.payload.handle)
     return
-  # Of an older version the learner's own word is all that there is.
+  p = offered.fragment
+  as_said = offered.version == member.versions[p] > lost.held
   exact = offered.version == lost.version and lost.crc is not None
-  crc = lost.crc if exact else member.crcs[offered.fragment]
+  if not exact and not as_said:
+    state.retire(learner, offered.payload.handle)
+    reason = f'version {offered.version} of fragment {p} is not what was asked'
+    _failed(state, p, session, reason)
+    return
+  # Of an older version the learner's own word is all that there is.
+  crc = lost.crc if exact else member.crcs[p]
   if offered.version < lost.version:
     reason = (
-      f'fragment {offered.fragment}: nobody has version {lost.version}; goes '
-      f'on from {offered.version} of learner {learner}'
+      f'fragment {p}: nobody has version {lost.version}; goes on from '
+      f'{offered.version} of learner {learner}'
     )
     state.record('lost', -1, reason)
   state.emit(syncer_io.TakeFragment(*session, lost.version, crc, offered))
 
 
 def on_taken(state: State, event: syncer_io.FragmentTaken):
-  """Θ_p is whole again."""
+  """Θ_p is whole again, if it is what was asked for last."""
   lost = state.lost.get(event.fragment)
-  if lost is None:
+  if lost is None or lost.asked != (event.learner, event.incarnation):
     return
   reason = f'fragment {event.fragment} at version {lost.version}'
-  state.record('donated', lost.asked[0] if lost.asked else -1, reason)
+  state.record('donated', event.learner, reason)
   _found(state, event.fragment)
 
 
@@ -149,13 +177,14 @@ def on_failed(state: State, event: syncer_io.FragmentFailed):
   """Somebody else is asked."""
   lost = state.lost.get(event.fragment)
   session = event.learner, event.incarnation
-  if lost is None or lost.asked != session:
-    return
-  state.record('pull_failed', event.learner, event.reason)
-  tried = *lost.tried, session
-  state.lost[event.fragment] = dataclasses.replace(
-    lost, asked=None, tried=tried
-  )
+  if lost is not None and lost.asked == session:
+    _failed(state, event.fragment, session, event.reason)
+
+
+def _failed(state: State, p: int, session: tuple[int, int], reason: str):
+  state.record('pull_failed', session[0], reason)
+  tried = *state.lost[p].tried, session
+  state.lost[p] = changed(state.lost[p], asked=None, tried=tried)
 
 
 def on_end_of_session(state: State, session: tuple[int, int]):
@@ -165,10 +194,12 @@ def on_end_of_session(state: State, session: tuple[int, int]):
   not asked any more is not listened to.
   """
   for p, lost in state.lost.items():
-    if lost.asked == session:
-      state.lost[p] = dataclasses.replace(
-        lost, asked=None, tried=(*lost.tried, session)
-      )
+    state.lost[p] = changed(
+      lost,
+      asked=None if lost.asked == session else lost.asked,
+      tried=tuple(s for s in lost.tried if s != session),
+      wanted_by=tuple(m for m in lost.wanted_by if m != session[0]),
+    )
 
 
 def postpone(state: State, learner: int, p: int) -> bool:
@@ -176,15 +207,15 @@ def postpone(state: State, learner: int, p: int) -> bool:
   lost = state.lost.get(p)
   if lost is None:
     return False
-  wanted_by = *lost.wanted_by, learner
-  state.lost[p] = dataclasses.replace(lost, wanted_by=wanted_by)
+  wanted_by = sorted({*lost.wanted_by, learner})
+  state.lost[p] = changed(lost, wanted_by=tuple(wanted_by))
   return True
 
 
 def _found(state: State, p: int):
   lost = state.lost.pop(p)
   state.emit(syncer_io.Relabel(p, lost.version))
-  for learner in sorted(set(lost.wanted_by) & state.members.keys()):
+  for learner in lost.wanted_by:
     incarnation = state.members[learner].incarnation
     reason = f'fragment {p} is here again'
     state.emit(syncer_io.Serve(learner, incarnation, p, reason))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The syncer's sessions: who is here, what they report and offer."""
 
-import dataclasses
 import math
 
 from diloco.protocol import donors, messages, patience, recovery, syncer_io
@@ -9,6 +8,7 @@ from diloco.protocol import members as members_lib
 from diloco.protocol.members import Account, Member
 from diloco.protocol.rounds import HeldOffer, Stage
 from diloco.protocol.state import State
+from diloco.protocol.values import changed
 
 
 def on_heard(state: State, event: syncer_io.Heard):
@@ -35,7 +35,7 @@ def on_heard(state: State, event: syncer_io.Heard):
     case messages.Alive():
       pass  # That it spoke is all that it says.
     case messages.HandedIn():
-      state.change(learner, handed_in=True)
+      on_handed_in(state, learner)
     case messages.Leaving():
       on_leaving(state, learner)
     case messages.WantState():
@@ -77,10 +77,14 @@ def on_hello(state: State, hello: messages.Hello):
     return
   if hello.learner in state.members:
     end_session(state, hello.learner, 'a newer incarnation took its place')
-  state.accounts[hello.learner] = dataclasses.replace(
+  if recovery.knows_more(state, hello):
+    for learner in sorted(state.members):
+      reason = f'was told of less than learner {hello.learner} knows'
+      end_session(state, learner, reason)
+    recovery.adopt(state, hello)
+  state.accounts[hello.learner] = changed(
     account, incarnation=hello.incarnation
   )
-  recovery.adopt(state, hello)
   state.members[hello.learner] = Member(
     hello.incarnation, state.now, versions=hello.versions, crcs=hello.crcs
   )
@@ -124,12 +128,27 @@ def on_ready(state: State, learner: int, ready: messages.Ready):
   state.change(learner, ready=True)
   clock = state.left_clocks.pop(learner, 0) + ready.steps_away
   state.pace.join(learner, clock, state.config.quorum)
-  state.accounts[learner] = dataclasses.replace(
-    state.accounts[learner], strikes=0, quarantined=''
-  )
+  if state.accounts[learner].quarantined:
+    state.accounts[learner] = changed(
+      state.accounts[learner], strikes=0, quarantined=''
+    )
   source = members_lib.brief(ready.source)
   reason = f'at step {state.pace.step}, inner state from {source}'
   state.record('ready', learner, reason)
+
+
+def on_handed_in(state: State, learner: int):
+  """It makes no more steps: it was told to finish.
+
+  By a syncer before this one, if this one has not: the run had come to its
+  last step, though the ledger of the last close does not say so.
+  """
+  if not state.members[learner].ready:
+    break_off(state, learner, 'hands in before it was ready')
+    return
+  state.change(learner, handed_in=True)
+  if not state.finishing:
+    state.pace.at_least(state.config.total_steps)
 
 
 def on_leaving(state: State, learner: int):
@@ -140,6 +159,8 @@ def on_leaving(state: State, learner: int):
   state.change(learner, leaving=True)
   state.pace.leave(learner, state.config.quorum)
   state.record('leaving', learner, 'makes no more steps')
+  # It comes to no boundary any more at which it could give its state.
+  donors.on_end_of_session(state, learner, state.members[learner].incarnation)
 
 
 def on_want_state(state: State, learner: int):
@@ -197,7 +218,7 @@ def on_report(state: State, learner: int, report: messages.Report):
     return
   sample_s = members_lib.believable(report.step_s, member.step_s)
   state.change(learner, step=report.step, step_s=member.step_s.add(sample_s))
-  state.accounts[learner] = dataclasses.replace(
+  state.accounts[learner] = changed(
     state.accounts[learner], position=report.position
   )
   # One step, whatever its number: after a reconnect the learner's own count
@@ -220,7 +241,7 @@ def on_offer(state: State, learner: int, offer: messages.Offer):
   if superseded and not state.is_pulling(learner, superseded):
     state.retire(learner, superseded.offer.payload.handle)
   state.discard_void(learner, offer.fragment)
-  if state.config.overlap_steps == 0:
+  if state.config.overlap_steps == 0 and not state.finishing:
     # It waits there now. After a session was lost its clock may have fewer
     # steps than it made; nobody would ever see the round become due.
     due_step = offer.round * state.config.spacing_steps
@@ -285,29 +306,27 @@ def end_session(state: State, learner: int, reason: str):
 def quarantine(state: State, learner: int, reason: str):
   """Ends the session; only a process that begins anew may come back."""
   reason = members_lib.brief(reason)
-  state.accounts[learner] = dataclasses.replace(
-    state.accounts[learner], quarantined=reason
-  )
+  state.accounts[learner] = changed(state.accounts[learner], quarantined=reason)
   state.record('quarantined', learner, reason)
   state.send(learner, messages.Quarantine(reason))
   end_session(state, learner, f'quarantined: {reason}')
 
 
 def silence_deadlines(state: State) -> list[float]:
-  """When each live learner will be given up, and the next look before.
+  """When each session will be given up, and the next look before.
 
   The looks are for the syncer's own sake: by the one that it misses it knows
   that it was away. None once the run is finishing: there are no more steps to
   report.
   """
-  if state.finishing or not state.live():
+  if state.finishing or not state.members:
     return []
   knob = state.config.patience
   return [
     state.now + patience.look_s(knob),
     *(
       member.heard_s + patience.silence_max_s(member.step_s, knob)
-      for member in state.live().values()
+      for member in state.members.values()
     ),
   ]
 
@@ -316,7 +335,7 @@ def give_up_silent(state: State):
   """Ends the sessions whose deadline has passed."""
   if state.finishing:
     return
-  for learner, member in state.live().items():
+  for learner, member in sorted(state.members.items()):
     silence_max_s = patience.silence_max_s(member.step_s, state.config.patience)
     if state.now >= member.heard_s + silence_max_s:
       reason = f'silent for {silence_max_s:.2f} s'

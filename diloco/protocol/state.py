@@ -10,6 +10,7 @@ from diloco.protocol.grace import Ema
 from diloco.protocol.members import Account, Member
 from diloco.protocol.pace import PaceClock
 from diloco.protocol.rounds import HeldOffer, Round, why_void
+from diloco.protocol.values import changed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +20,9 @@ class LostFragment:
   version: int  # That it had at the last close; it keeps this number.
   crc: int | None  # Of its bytes then; None: not known.
   held: int  # The version that is here.
-  asked: tuple[int, int] | None = None  # Who is asked to donate it.
-  tried: tuple[tuple[int, int], ...] = ()  # Who was, in vain.
-  wanted_by: tuple[int, ...] = ()  # Who waits for it.
+  asked: tuple[int, int] | None = None  # The session asked to donate it.
+  tried: tuple[tuple[int, int], ...] = ()  # Those that were, in vain.
+  wanted_by: tuple[int, ...] = ()  # Who waits for it, in ascending id.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +84,12 @@ class State:
     self.sync_s = Ema()
     # Of outer gradients, per √step, by fragment (`strikes.py`).
     self.usual_norms: list[float | None] = [None] * config.fragments
-    # A restarted syncer's (`recovery.py`): clocks of those who will be back,
-    # fragments that it lost, whether learners may know of later rounds.
-    self.left_clocks: dict[int, int] = {}
+    self.left_clocks: dict[int, int] = {}  # Of those who may be back.
+    # A restarted syncer's (`recovery.py`): the fragments that it lost, and
+    # whether learners may know of later rounds than it does.
     self.lost: dict[int, LostFragment] = {}
     self.give_up_lost_s: float | None = None
-    self.knows_less = False
+    self.knows_less = True  # Until its own first merge.
     self.last_round: int | None = None  # Set once the run is finishing.
     self.finish_at_s: float | None = None
     self.ended = False
@@ -192,10 +193,10 @@ class State:
   # Changes ------------------------------------------------------------------
 
   def change(self, learner: int, **fields):
-    self.members[learner] = dataclasses.replace(self.members[learner], **fields)
+    self.members[learner] = changed(self.members[learner], **fields)
 
   def put(self, round_: Round, **fields) -> Round:
-    round_ = dataclasses.replace(round_, **fields)
+    round_ = changed(round_, **fields)
     self.rounds[round_.number] = round_
     return round_
 

@@ -56,6 +56,8 @@ class FragmentTaken:
   """A learner's copy of a lost fragment is Θ_p now, proven by its CRC."""
 
   fragment: int
+  learner: int
+  incarnation: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,20 +3,19 @@
 
 Messages take a latency, bytes a transfer time; whatever is on its way to a
 dead process is lost. Nothing here decides anything: that is the machines'
-part. The learners' side is in `simulated_learner`.
+part. The processes are in `simulated_syncer` and `simulated_learner`.
 """
 
 import dataclasses
 import random
-from collections.abc import Callable
 
-from diloco.protocol import learner_io, messages, syncer_io
+from diloco.protocol import learner_io, syncer_io
 from diloco.protocol.config import ProtocolConfig
-from diloco.protocol.state import Ledger
-from diloco.protocol.syncer import Syncer
-from diloco.sim.contents import FINGERPRINTS, RUN, crc_after, crc_of
+from diloco.protocol.joining import Start
 from diloco.sim.engine import Simulation
 from diloco.sim.simulated_learner import SimulatedLearner
+from diloco.sim.simulated_syncer import SimulatedSyncer
+from diloco.sim.watch import Watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +30,7 @@ class Timing:
     encode_s: of a snapshot, from boundary to offer.
     merge_s: of the outer step.
     reconnect_s: from a lost stream to the next attempt.
+    slow_share: of the steps; those take three times as long.
   """
 
   step_s: dict[int, float]
@@ -40,16 +40,12 @@ class Timing:
   encode_s: float = 0.002
   merge_s: float = 0.002
   reconnect_s: float = 0.2
+  slow_share: float = 0.0
 
-
-@dataclasses.dataclass(frozen=True)
-class Disk:
-  """What a dead syncer leaves: the ledger, and an older checkpoint."""
-
-  ledger: Ledger
-  crcs: tuple[int, ...]  # At the ledger's versions.
-  held: tuple[int, ...]  # Versions in the checkpoint,
-  held_crcs: tuple[int, ...]  # and their CRCs.
+  @property
+  def pull_s(self) -> float:
+    """From asking for bytes to having them."""
+    return self.latency_s + self.transfer_s
 
 
 class Cluster:
@@ -60,8 +56,9 @@ class Cluster:
     timing: how long things take.
     seed: of the step lengths and of lost transfers.
     loss: probability that a transfer of bytes fails.
-    observe: called with every event and its effects at the syncer.
+    watch: is told of every event and its effects.
     checkpoint_rounds: closes between two checkpoints of the syncer.
+    checkpoint_steps: between two of a learner's own; None: it writes none.
   """
 
   def __init__(
@@ -70,37 +67,38 @@ class Cluster:
     timing: Timing,
     seed: int,
     loss: float = 0.0,
-    observe: Callable[[object, list], None] = lambda event, effects: None,
+    watch: Watch | None = None,
     checkpoint_rounds: int = 1,
+    checkpoint_steps: int | None = None,
   ):
     self.config = config
     self.timing = timing
+    self.loss = loss
+    self.watch = watch or Watch()
+    self.checkpoint_steps = checkpoint_steps
     self.sim = Simulation()
-    self.syncer: Syncer | None = Syncer(config, RUN, FINGERPRINTS)
     self.learners: dict[int, SimulatedLearner] = {}
+    self.saved: dict[int, Start] = {}  # Learners' own checkpoints.
     self.merges: list[tuple[float, syncer_io.Merge]] = []
     self.records: list[tuple[float, syncer_io.Record]] = []
     self.applies: list[tuple[float, int, learner_io.Apply]] = []
     self.begins: list[tuple[float, int, int]] = []
     self.ended: syncer_io.End | None = None
-    self.loss = loss
-    self.syncer_starts = 1
-    self.disk: Disk | None = None
-    self.crcs = [crc_of(p, 0) for p in range(config.fragments)]
     self.cut: set[int] = set()  # Learners that no message reaches or leaves.
-    self._random = random.Random(seed)
-    self._observe = observe
     self._checkpoint_rounds = checkpoint_rounds
+    self._random = random.Random(seed)
     self._incarnations = 0
     self._handles = 0
+    self.syncer = SimulatedSyncer(self, disk=None)
+    self.watch.syncer_started(self.syncer)
 
   # What a scenario does -----------------------------------------------------
 
   def start(self, learner: int):
     """Starts a process for `learner`, in place of a dead one if need be."""
     old = self.learners.get(learner)
-    assert old is None or not old.alive, f'learner {learner} is alive'
-    process = SimulatedLearner(self, learner)
+    assert old is None or old.gone, f'learner {learner} is alive'
+    process = SimulatedLearner(self, learner, self.saved.get(learner))
     self.learners[learner] = process
     process.connect()
 
@@ -115,267 +113,127 @@ class Cluster:
     self.learners[learner].stopped = True
 
   def resume(self, learner: int):
-    self.learners[learner].stopped = False
+    """SIGCONT: what lay in the socket is read now."""
+    self.learners[learner].resume()
 
   def preempt(self, learner: int, notice_s: float):
     """SIGTERM: leaves in good order, as far as the time allows."""
-    self.learners[learner].handle(learner_io.Stop(notice_s))
+    process = self.learners[learner]
+    process.when_it_runs(lambda: process.handle(learner_io.Stop(notice_s)))
+
+  def spoil(self, learner: int, stretch: float = 1.0, unusable: bool = False):
+    """What this process offers from now on is too long, or unusable."""
+    process = self.learners[learner]
+    process.stretch, process.unusable = stretch, unusable
 
   def partition(self, learner: int):
     """The network between a learner and everybody else goes away."""
     self.cut.add(learner)
     process = self.learners[learner]
     self.lost(process, 'unreachable', through_the_cut=True)
-    self._disconnect_later(process)
+    self._disconnect(process, 'unreachable')
 
   def heal(self, learner: int):
     self.cut.discard(learner)
 
   def kill_syncer(self):
     """kill -9; what it had written stays."""
-    assert self.syncer is not None, 'the syncer is dead'
-    self.syncer = None
+    assert self.syncer.alive, 'the syncer is dead'
+    self.syncer.alive = False
     for process in self.learners.values():
-      self._disconnect_later(process)
+      self._disconnect(process, 'stream closed')
+
+  def lose_disk(self):
+    """The dead syncer's folder goes away, ledger and all."""
+    assert not self.syncer.alive, 'the syncer is alive'
+    self.syncer.disk = None
 
   def start_syncer(self):
     """A new process of the syncer goes on from the disk."""
-    assert self.syncer is None, 'the syncer is alive'
-    self.syncer_starts += 1
-    if self.disk is None:
-      self.crcs = [crc_of(p, 0) for p in range(self.config.fragments)]
-      self.syncer = Syncer(self.config, RUN, FINGERPRINTS)
-    else:
-      disk = self.disk
-      self.crcs = list(disk.held_crcs)
-      self.syncer = Syncer.resume(
-        self.config, RUN, FINGERPRINTS, disk.ledger, disk.held, disk.crcs
-      )
+    assert not self.syncer.alive, 'the syncer is alive'
+    self.syncer = SimulatedSyncer(self, self.syncer.disk)
+    self.watch.syncer_started(self.syncer)
 
   def run(self, until: float):
     """Runs up to a time, or to the end of the run."""
     self.sim.run(until, stop=lambda: self.ended is not None)
 
-  # What the machines want ---------------------------------------------------
+  # What the processes want --------------------------------------------------
 
   def to_syncer(self, process: SimulatedLearner, message):
-    incarnation, starts = process.incarnation, self.syncer_starts
-    event = syncer_io.Heard(process.id, incarnation, message)
+    """A message of a session, unless it is cut off on the way."""
+    event = syncer_io.Heard(process.id, process.incarnation, message)
+    syncer = self.syncer
 
     def arrive():
-      if starts == self.syncer_starts and process.id not in self.cut:
-        self.deliver(event)
+      if process.id not in self.cut:
+        syncer.deliver(event)
 
     self.sim.after(self.timing.latency_s, arrive)
-
-  def reaches_syncer(self, learner: int) -> bool:
-    return self.syncer is not None and learner not in self.cut
 
   def lost(
     self, process: SimulatedLearner, reason: str, through_the_cut: bool = False
   ):
+    """A stream has ended on the learner's side; the syncer's host sees it."""
     event = syncer_io.Lost(process.id, process.incarnation, reason)
-    starts = self.syncer_starts
+    syncer = self.syncer
 
     def arrive():
-      if starts == self.syncer_starts:
-        if through_the_cut or process.id not in self.cut:
-          self.deliver(event)
+      if through_the_cut or process.id not in self.cut:
+        syncer.deliver(event)
 
     self.sim.after(self.timing.latency_s, arrive)
 
-  def deliver(self, event: syncer_io.Event):
-    """One event at the syncer: effects performed, the next wake-up set."""
-    if self.ended or self.syncer is None:
-      return
-    effects = self.syncer.handle(event, self.sim.now)
-    self._observe(event, effects)
-    for effect in effects:
-      self._perform(effect)
-    deadline = self.syncer.deadline()
-    if deadline is not None:
-      self.sim.at(max(deadline, self.sim.now), self._tick)
+  def to_learner(self, learner: int, incarnation: int, message):
+    """A message of a session; a stopped process reads it later."""
+    process = self.learners[learner]
 
-  def began(self, process: SimulatedLearner):
-    self.begins.append((self.sim.now, process.id, process.position))
+    def read():
+      if process.incarnation == incarnation and learner not in self.cut:
+        process.handle(learner_io.Heard(message))
 
-  def applied(self, process: SimulatedLearner, effect: learner_io.Apply):
-    self.applies.append((self.sim.now, process.id, effect))
+    self.sim.after(self.timing.latency_s, lambda: process.when_it_runs(read))
 
-  def _tick(self):
-    deadline = self.syncer.deadline() if self.syncer else None
-    if deadline is not None and deadline <= self.sim.now:
-      self.deliver(syncer_io.Tick())
+  def drop(self, effect: syncer_io.Drop):
+    """The syncer closes a stream."""
+    process = self.learners[effect.learner]
+    if process.incarnation == effect.incarnation:
+      self._disconnect(process, effect.reason)
 
-  def _later(self, delay_s: float, event: syncer_io.Event):
-    """An event that this process of the syncer makes for itself."""
-    starts = self.syncer_starts
+  def _disconnect(self, process: SimulatedLearner, reason: str):
+    incarnation = process.incarnation
 
-    def arrive():
-      if starts == self.syncer_starts:
-        self.deliver(event)
+    def read():
+      if process.incarnation == incarnation:
+        process.disconnect(reason)
 
-    self.sim.after(delay_s, arrive)
+    self.sim.after(self.timing.latency_s, lambda: process.when_it_runs(read))
 
-  def _perform(self, effect: syncer_io.Effect):
-    match effect:
-      case syncer_io.Greet():
-        self._greet(effect)
-      case syncer_io.Send():
-        self._to_learner(effect.learner, effect.incarnation, effect.message)
-      case syncer_io.Drop():
-        self._drop(effect)
-      case syncer_io.Pull():
-        self._pull(effect)
-      case syncer_io.Merge():
-        self.merges.append((self.sim.now, effect))
-        self._later(self.timing.merge_s, syncer_io.Merged(effect.round))
-      case syncer_io.Publish():
-        self._publish(effect)
-      case syncer_io.Serve():
-        self._serve(effect)
-      case syncer_io.TakeFragment():
-        self._take_fragment(effect)
-      case syncer_io.Relabel():
-        pass  # The bytes that are here go on under another number.
-      case syncer_io.Record():
-        self.records.append((self.sim.now, effect))
-      case syncer_io.End():
-        self.ended = effect
-      case syncer_io.Retire():
-        pass  # No bytes are held here.
-      case _:
-        raise TypeError(f'Not a syncer effect: {effect!r}.')
-
-  def _greet(self, effect: syncer_io.Greet):
-    crcs = dict(enumerate(self.crcs)) | dict(effect.lost_crcs)
-    welcome = messages.Welcome(
-      effect.step,
-      effect.closed_round,
-      effect.versions,
-      tuple(crcs.values()),
-      effect.position,
-      effect.live,
-      effect.clean,
-      'syncer',
-    )
-    self._to_learner(effect.learner, effect.incarnation, welcome)
-
-  def _publish(self, effect: syncer_io.Publish):
-    """First what must not be forgotten, then what others will know of."""
-    p = effect.fragment
-    self.crcs[p] = crc_after(self.crcs[p], effect.version)
-    ledger, crcs = self.syncer.ledger(), tuple(self.crcs)
-    held, held_crcs = ledger.versions, crcs
-    if self.disk and effect.round % self._checkpoint_rounds:
-      held, held_crcs = self.disk.held, self.disk.held_crcs
-    self.disk = Disk(ledger, crcs, held, held_crcs)
-    update = messages.Update(
-      round=effect.round,
-      fragment=p,
-      version=effect.version,
-      step=effect.step,
-      participants=tuple(s.learner for s in effect.shares),
-      weights=tuple(s.weight for s in effect.shares),
-      ages_s=tuple(s.age_s for s in effect.shares),
-      payload=messages.Payload(self.next_handle(), 'int4', 1, 0),
-      crc=self.crcs[p],
-    )
-    for learner, incarnation in effect.recipients:
-      self._to_learner(learner, incarnation, update)
-
-  def _serve(self, effect: syncer_io.Serve):
-    version = self.syncer.snapshot().versions[effect.fragment]
-    message = messages.FullFragment(
-      effect.fragment,
-      version,
-      messages.Payload(self.next_handle(), 'f32', 1, 0),
-      self.crcs[effect.fragment],
-    )
-    self._to_learner(effect.learner, effect.incarnation, message)
+  def reaches_syncer(self, learner: int) -> bool:
+    """Whether a learner can open a stream to the syncer now."""
+    return self.syncer.alive and learner not in self.cut
 
   def reaches(self, learner: int, incarnation: int) -> bool:
     """Whether bytes can be pulled from a session's process now."""
     process = self.learners[learner]
-    here = process.alive and not process.stopped and learner not in self.cut
-    return here and process.incarnation == incarnation
+    runs = not process.gone and not process.stopped
+    return (
+      runs and learner not in self.cut and process.incarnation == incarnation
+    )
 
-  def _take_fragment(self, effect: syncer_io.TakeFragment):
-    p = effect.offered.fragment
-    session = effect.learner, effect.incarnation
-    starts = self.syncer_starts
-
-    def arrive():
-      if starts != self.syncer_starts:
-        return
-      here = self.reaches(*session) and not self.fails()
-      crc = self.learners[effect.learner].host_crcs[p]
-      if here and crc == effect.crc:
-        self.crcs[p] = crc
-        self.deliver(syncer_io.FragmentTaken(p))
-      else:
-        self.deliver(syncer_io.FragmentFailed(p, *session, 'lost on the way'))
-
-    self.sim.after(self.timing.latency_s + self.timing.transfer_s, arrive)
-
-  def _pull(self, effect: syncer_io.Pull):
-    session = effect.round, effect.learner, effect.incarnation
-    starts = self.syncer_starts
-
-    def arrive():
-      if starts != self.syncer_starts:
-        return
-      process = self.learners[effect.learner]
-      here = self.reaches(effect.learner, effect.incarnation)
-      handle = effect.offer.payload.handle
-      if here and handle in process.offers and not self.fails():
-        del process.offers[handle]
-        norm = effect.offer.c_steps**0.5
-        self.deliver(syncer_io.Pulled(*session, norm))
-      else:
-        failed = syncer_io.PullFailed(*session, 'lost on the way', False)
-        self.deliver(failed)
-
-    self.sim.after(self.timing.latency_s + self.timing.transfer_s, arrive)
-
-  def _to_learner(self, learner: int, incarnation: int, message):
-    def arrive():
-      process = self.learners[learner]
-      if process.incarnation != incarnation or learner in self.cut:
-        return
-      if process.stopped:  # It lies in the socket until the process goes on.
-        self.sim.after(self.timing.latency_s, arrive)
-        return
-      process.handle(learner_io.Heard(message))
-
-    self.sim.after(self.timing.latency_s, arrive)
-
-  def _drop(self, effect: syncer_io.Drop):
-    def arrive():
-      process = self.learners[effect.learner]
-      if process.stopped:
-        self.sim.after(self.timing.latency_s, arrive)
-      elif process.alive and process.incarnation == effect.incarnation:
-        process.disconnect(effect.reason)
-
-    self.sim.after(self.timing.latency_s, arrive)
-
-  def _disconnect_later(self, process: SimulatedLearner):
-    incarnation = process.incarnation
-
-    def arrive():
-      if process.stopped:
-        self.sim.after(self.timing.latency_s, arrive)
-      elif process.alive and process.incarnation == incarnation:
-        process.disconnect('stream closed')
-
-    self.sim.after(self.timing.latency_s, arrive)
+  def is_checkpoint(self, round_: int) -> bool:
+    """Whether the syncer writes Θ once this round has closed."""
+    return round_ % self._checkpoint_rounds == 0
 
   # Draws and numbers --------------------------------------------------------
 
   def draw_step_s(self, learner: int) -> float:
     mean_s = self.timing.step_s[learner]
     drawn_s = self._random.gauss(mean_s, self.timing.jitter * mean_s)
+    if (
+      self.timing.slow_share and self._random.random() < self.timing.slow_share
+    ):
+      drawn_s *= 3.0
     return max(drawn_s, 0.1 * mean_s)
 
   def fails(self) -> bool:

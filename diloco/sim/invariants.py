@@ -1,29 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold after every event at the syncer, whatever happened (§3)."""
 
-from diloco.protocol import messages, syncer_io
+from diloco.protocol import messages, recovery, syncer_io
 from diloco.protocol.config import ProtocolConfig
-from diloco.protocol.state import Snapshot
+from diloco.protocol.state import Ledger, Snapshot
 
 
 class Violation(AssertionError):
   """An invariant of the design does not hold."""
 
 
-class Invariants:
-  """Watches one syncer from outside: events, effects, snapshots.
+def hold(fact: bool, invariant: str, evidence):
+  """Raises `Violation` unless `fact`."""
+  if not fact:
+    raise Violation(f'{invariant}: {evidence}')
 
-  Numbers in the messages are those of the list in `design` §3.
+
+class Invariants:
+  """Watches the syncer from outside: events, effects, snapshots.
+
+  Numbers in the messages are those of the list in `design` §3. What it
+  remembers outlives the syncer's process, as the ledger does.
   """
 
   def __init__(self, config: ProtocolConfig):
     self._config = config
-    self._versions = [0] * config.fragments
-    self._closed_round = 0
-    self._step = 0
-    self._incarnations: dict[int, int] = {}  # Of open sessions.
-    self._merged: set[tuple[int, int, int]] = set()
-    self._held: dict[tuple[int, int], set[int]] = {}  # Handles, by session.
+    self._known: Ledger | None = None  # At the start of the process of now.
+    self._ids: set[int] = set()
+    self._forget_all()
+    self._forget_sessions()
+
+  def restarted(self, ledger: Ledger | None):
+    """A new process of the syncer goes on from a ledger; None: from nothing."""
+    self._forget_sessions()
+    if ledger is None:
+      self._forget_all()
+      return
+    now = tuple(self._versions)
+    hold(ledger.versions == now, '1: versions of the ledger', (ledger, now))
+    self._step, self._closed_round = ledger.step, ledger.closed_round
+    self._left_clocks = dict(ledger.clocks)
 
   def check(
     self,
@@ -32,78 +48,202 @@ class Invariants:
     snapshot: Snapshot,
   ):
     """Raises `Violation` for the first invariant that does not hold."""
-    self._note_offer(event)
+    self._note_event(event)
     for effect in effects:
-      match effect:
-        case syncer_io.Greet():
-          self._incarnations[effect.learner] = effect.incarnation
-        case syncer_io.Drop():
-          if self._incarnations.get(effect.learner) == effect.incarnation:
-            del self._incarnations[effect.learner]
-          self._held.pop((effect.learner, effect.incarnation), None)
-        case syncer_io.Send(message=messages.Retired(handles=handles)):
-          session = effect.learner, effect.incarnation
-          self._held.get(session, set()).difference_update(handles)
-        case syncer_io.Merge():
-          self._check_merge(effect)
-        case syncer_io.Publish():
-          self._check_publish(effect)
-    self._check_snapshot(snapshot)
+      self._check_effect(event, effect, snapshot)
+    self._check_progress(snapshot)
+    self._check_clocks(event, snapshot)
+    self._check_bounds(snapshot)
 
-  def _note_offer(self, event: syncer_io.Event):
+  def _forget_all(self):
+    """A ledger that is lost takes with it what was merged."""
+    self._versions = [0] * self._config.fragments
+    self._merged: set[tuple[int, int, int]] = set()
+    self._merged_tokens: dict[int, int] = {}
+    self._quarantined: set[int] = set()
+    self._closed_round = 0
+    self._step = 0
+    self._left_clocks: dict[int, int] = {}
+
+  def _forget_sessions(self):
+    self._incarnations: dict[int, int] = {}  # Of open sessions.
+    self._hellos: dict[int, messages.Hello] = {}
+    self._ready: set[int] = set()
+    self._clocks: dict[int, int] = {}
+    self._held: dict[tuple[int, int], set[int]] = {}  # Handles, by session.
+
+  def _note_event(self, event: syncer_io.Event):
     match event:
+      case syncer_io.Heard(message=messages.Hello() as hello):
+        self._ids.add(hello.learner)
+        self._hellos[hello.learner] = hello
       case syncer_io.Heard(message=messages.Offer() as offer):
         session = event.learner, event.incarnation
         if self._incarnations.get(event.learner) == event.incarnation:
           self._held.setdefault(session, set()).add(offer.payload.handle)
 
+  # Effects ------------------------------------------------------------------
+
+  def _check_effect(
+    self, event: syncer_io.Event, effect: syncer_io.Effect, after: Snapshot
+  ):
+    match effect:
+      case syncer_io.Greet():
+        self._incarnations[effect.learner] = effect.incarnation
+        self._ready.discard(effect.learner)
+        self._note_adopted(effect)
+      case syncer_io.Drop():
+        if self._incarnations.get(effect.learner) == effect.incarnation:
+          del self._incarnations[effect.learner]
+          self._ready.discard(effect.learner)
+        self._held.pop((effect.learner, effect.incarnation), None)
+      case syncer_io.Record(kind='ready'):
+        self._check_ready(effect.learner)
+      case syncer_io.Record(kind='quarantined'):
+        self._quarantined.add(effect.learner)
+      case syncer_io.Send():
+        self._check_send(effect)
+      case syncer_io.Merge():
+        self._check_merge(effect)
+      case syncer_io.Publish():
+        self._check_publish(effect, after)
+
+  def _note_adopted(self, greet: syncer_io.Greet):
+    """Only upwards: what learners know of rounds that the ledger does not."""
+    for p, version in enumerate(greet.versions):
+      fell = version < self._versions[p]
+      hold(not fell, '1: versions fell', (greet, self._versions))
+      self._versions[p] = version
+
+  def _check_ready(self, learner: int):
+    self._ready.add(learner)
+    if learner in self._quarantined:
+      clean = not self._hellos[learner].began
+      hold(clean, 'quarantined without a clean bootstrap', learner)
+      self._quarantined.discard(learner)
+
+  def _check_send(self, send: syncer_io.Send):
+    match send.message:
+      case messages.Retired(handles=handles):
+        session = send.learner, send.incarnation
+        self._held.get(session, set()).difference_update(handles)
+      case messages.Donate():
+        fact = send.learner in self._ready
+        hold(fact, 'a donor that has not completed a bootstrap', send)
+
   def _check_merge(self, merge: syncer_io.Merge):
     learners = [share.learner for share in merge.shares]
-    _hold(learners == sorted(set(learners)), 'sums run in id order', merge)
+    hold(learners == sorted(set(learners)), 'sums run in id order', merge)
     total = sum(share.weight for share in merge.shares)
-    _hold(abs(total - 1.0) < 1e-9, 'weights sum to 1', merge)
+    hold(abs(total - 1.0) < 1e-9, 'weights sum to 1', merge)
     for share in merge.shares:
       alive = self._incarnations.get(share.learner) == share.incarnation
-      _hold(alive, '2: merged after its incarnation ended', share)
-      _hold(share.c_steps >= 1, '2: merged without a step', share)
+      hold(alive, '2: merged after its incarnation ended', share)
+      hold(share.learner in self._ready, 'merged before it was ready', share)
+      hold(share.learner not in self._quarantined, 'quarantined', share)
+      hold(share.c_steps >= 1, '2: merged without a step', share)
       contribution = share.learner, merge.fragment, share.base_version
-      _hold(contribution not in self._merged, '2: merged twice', share)
-      self._merged.add(contribution)
+      hold(contribution not in self._merged, '2: merged twice', share)
       staleness = self._versions[merge.fragment] - share.base_version
       limit = self._config.max_staleness_versions
-      _hold(staleness <= limit, 'staleness limit', share)
+      hold(staleness <= limit, 'staleness limit', share)
 
-  def _check_publish(self, publish: syncer_io.Publish):
+  def _check_publish(self, publish: syncer_io.Publish, after: Snapshot):
+    """Only what is published was merged: a merge may die with its syncer."""
     p = publish.fragment
     expected = self._versions[p] + 1
-    _hold(publish.version == expected, '1: one more per close', publish)
+    hold(publish.version == expected, '1: one more per close', publish)
     self._versions[p] = publish.version
     told = dict(publish.recipients)
-    _hold(told == self._incarnations, 'every session is told', publish)
+    hold(told == self._incarnations, 'every session is told', publish)
+    for share in publish.shares:
+      m = share.learner
+      self._merged.add((m, p, share.base_version))
+      tokens = self._merged_tokens.get(m, 0) + share.c_tokens
+      self._merged_tokens[m] = tokens
+    counted = {m: a.merged_tokens for m, a in after.accounts}
+    ours = {m: self._merged_tokens.get(m, 0) for m in counted}
+    hold(counted == ours, '6: tokens of the accounts', (counted, ours))
 
-  def _check_snapshot(self, snapshot: Snapshot):
+  # Snapshots ----------------------------------------------------------------
+
+  def _check_progress(self, snapshot: Snapshot):
     config = self._config
-    _hold(snapshot.step >= self._step, 't fell', snapshot)
-    self._step = snapshot.step
+    hold(snapshot.step >= self._step, 't fell', snapshot)
     closed = snapshot.closed_round
-    _hold(closed >= self._closed_round, 'rounds reopened', snapshot)
+    hold(closed >= self._closed_round, 'rounds reopened', snapshot)
     self._closed_round = closed
     opened = closed + len(snapshot.open_rounds)
     if snapshot.last_round is None:
       due = snapshot.step // config.spacing_steps
-      _hold(opened <= due, '3: more rounds than the pace allows', snapshot)
+      hold(opened <= due, '3: more rounds than the pace allows', snapshot)
       room = config.inflight_max
     else:
-      _hold(opened <= snapshot.last_round, 'rounds after the end', snapshot)
+      hold(opened <= snapshot.last_round, 'rounds after the end', snapshot)
       room = config.fragments
-    _hold(len(snapshot.open_rounds) <= room, '8: open rounds', snapshot)
-    _hold(tuple(self._versions) == snapshot.versions, '1: versions', snapshot)
+    hold(len(snapshot.open_rounds) <= room, '8: open rounds', snapshot)
+    hold(tuple(self._versions) == snapshot.versions, '1: versions', snapshot)
     for (learner, _), handles in self._held.items():
       # One waiting per fragment, and one under way per open round.
       most = config.fragments + room
-      _hold(len(handles) <= most, f'8: offers of learner {learner}', handles)
+      hold(len(handles) <= most, f'8: offers of learner {learner}', handles)
 
+  def _check_clocks(self, event: syncer_io.Event, snapshot: Snapshot):
+    """3: a clock grows by the steps that its learner says it has made."""
+    clocks = dict(snapshot.clocks)
+    said = self._steps_said(event)
+    for learner, clock in clocks.items():
+      before = self._clocks.get(learner, self._left_clocks.get(learner, 0))
+      most = before + said.get(learner, 0)
+      due = self._due_step(event, learner)
+      fact = clock <= max(snapshot.step, most, due)
+      hold(fact, f'3: the clock of learner {learner}', (before, event, clock))
+    if snapshot.step > self._step and not self._is_told(event):
+      most = max(clocks.values(), default=0)
+      hold(snapshot.step <= most, '3: t is ahead of every clock', snapshot)
+    self._step = snapshot.step
+    for learner in self._clocks.keys() - clocks.keys():
+      self._left_clocks[learner] = self._clocks[learner]
+    self._clocks = clocks
 
-def _hold(fact: bool, invariant: str, evidence):
-  if not fact:
-    raise Violation(f'{invariant}: {evidence}')
+  def _steps_said(self, event: syncer_io.Event) -> dict[int, int]:
+    match event:
+      case syncer_io.Heard(message=messages.Report()):
+        return {event.learner: 1}
+      case syncer_io.Heard(message=messages.Ready(steps_away=steps)):
+        return {event.learner: steps}
+    return {}
+
+  def _due_step(self, event: syncer_io.Event, learner: int) -> int:
+    """τ = 0: who has offered a round waits for it to become due."""
+    match event:
+      case syncer_io.Heard(message=messages.Offer(round=round_)):
+        if event.learner == learner and self._config.overlap_steps == 0:
+          return round_ * self._config.spacing_steps
+    return 0
+
+  def _is_told(self, event: syncer_io.Event) -> bool:
+    """A learner may know how far the run had come before a restart."""
+    match event:
+      case syncer_io.Heard(message=messages.Hello() | messages.HandedIn()):
+        return True
+    return False
+
+  def _check_bounds(self, snapshot: Snapshot):
+    """8: what is kept is bounded by M, the ids that ever came, and by P."""
+    ids, fragments = len(self._ids), self._config.fragments
+    sizes = {
+      'members': (len(snapshot.members), ids),
+      'accounts': (len(snapshot.accounts), ids),
+      'left clocks': (len(snapshot.left_clocks), ids),
+      'lost fragments': (len(snapshot.lost), fragments),
+    }
+    for p, lost in snapshot.lost:
+      tries = len(lost.tried), recovery.TRIES_MAX * ids
+      sizes[f'tried for {p}'] = tries
+      sizes[f'waiting for {p}'] = len(lost.wanted_by), ids
+    for m, member in snapshot.members:
+      sizes[f'donors of {m}'] = len(member.tried), ids
+      sizes[f'offers of {m}'] = len(member.offers), fragments
+    for name, (size, most) in sizes.items():
+      hold(size <= most, f'8: {name}', (size, most))

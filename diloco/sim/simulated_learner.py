@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One learner's process in a simulated cluster, around the real machine."""
+"""One process of a learner in a simulated cluster, around the real machine."""
 
-import dataclasses
 from collections.abc import Callable
 
 from diloco.protocol import learner_io, messages
@@ -17,62 +16,71 @@ from diloco.sim.contents import (
 
 
 class SimulatedLearner:
-  """The machine, its host's copy of Θ, its offers."""
+  """The machine, its host's copy of Θ, its offers.
 
-  def __init__(self, cluster, learner: int):
+  Args:
+    cluster: that it is part of.
+    learner: the id.
+    saved: its own checkpoint; None: it starts from its seed.
+  """
+
+  def __init__(self, cluster, learner: int, saved: Start | None = None):
+    crcs = tuple(crc_of(p, 0) for p in range(cluster.config.fragments))
+    start = saved or Start.from_seed(crcs)
     self.id = learner
     self.incarnation = 0
     self.alive = True
+    self.online = False  # A stream is open, as far as it knows.
     self.stopped = False
-    self.steps = 0
-    self.tokens = 0
-    self.position = 0
+    self.stretch = 1.0  # Of the norms of what it offers.
+    self.unusable = False  # What it offers.
+    self.first_step = start.step
+    self.steps = start.step
+    self.tokens = start.tokens
+    self.position = start.position
     self.training = False
     self.left: learner_io.Leave | None = None
-    fragments = range(cluster.config.fragments)
-    self.host_versions = [0 for _ in fragments]
-    self.host_crcs = [crc_of(p, 0) for p in fragments]
-    self.machine = Learner(
-      cluster.config,
-      RUN,
-      learner,
-      FINGERPRINTS,
-      Start.from_seed(tuple(self.host_crcs)),
-    )
+    self.host_versions = list(start.versions)
+    self.host_crcs = list(start.crcs)
+    self.base_crcs = list(start.crcs)
+    self.machine = Learner(cluster.config, RUN, learner, FINGERPRINTS, start)
     self.offers: dict[int, messages.Payload] = {}
     self.donations: dict[tuple[int, int], messages.StateOffered] = {}
     self._cluster = cluster
-    self._free_at = 0.0  # When the encoding thread is.
+    self._unread: list[Callable[[], None]] = []  # While it is stopped.
+    self._encoded_at_s = 0.0  # When the encoding thread is free.
+    self._pulled_at_s = 0.0  # When the pulling thread is.
+    self._wake_at_s: float | None = None
     self._stepping = False
 
-  def handle(self, event: learner_io.Event):
-    """Feeds the machine and performs what it wants."""
-    if not self.alive or self.left:
-      return
-    sim = self._cluster.sim
-    for effect in self.machine.handle(event, sim.now):
-      self._perform(effect)
-    deadline = self.machine.deadline()
-    if deadline is not None:
-      sim.at(max(deadline, sim.now), self._tick)
-    self._go_on()
+  # The process --------------------------------------------------------------
 
-  def _tick(self):
-    deadline = self.machine.deadline()
-    if deadline is not None and deadline <= self._cluster.sim.now:
-      if self.stopped:
-        self._cluster.sim.after(self._cluster.timing.latency_s, self._tick)
-      else:
-        self.handle(learner_io.Tick())
+  @property
+  def gone(self) -> bool:
+    """Dead, or left of its own will: another may take its place."""
+    return not self.alive or self.left is not None
+
+  def when_it_runs(self, callback: Callable[[], None]):
+    """Now; of a stopped process, when it goes on; of a dead one, never."""
+    if self.stopped:
+      self._unread.append(callback)
+    else:
+      callback()
+
+  def resume(self):
+    self.stopped = False
+    unread, self._unread = self._unread, []
+    for callback in unread:
+      callback()
 
   def connect(self):
     """Opens a session; whatever an older one was told is void."""
-    if not self.alive or self.left:
+    if self.gone:
       return
-    if self.stopped or not self._cluster.reaches_syncer(self.id):
-      timing = self._cluster.timing
-      self._cluster.sim.after(timing.reconnect_s, self.connect)
+    if not self._cluster.reaches_syncer(self.id):
+      self._connect_later()
       return
+    self.online = True
     self.incarnation = self._cluster.next_incarnation()
     self.offers.clear()
     self.donations.clear()
@@ -80,35 +88,95 @@ class SimulatedLearner:
     self.handle(learner_io.Connected(self.incarnation, address))
 
   def disconnect(self, reason: str):
-    self.handle(learner_io.Disconnected(reason))
-    self._cluster.sim.after(self._cluster.timing.reconnect_s, self.connect)
+    if not self.gone and self.online:
+      self.online = False
+      self.handle(learner_io.Disconnected(reason))
+      self._connect_later()
+
+  def _connect_later(self):
+    self._cluster.sim.after(
+      self._cluster.timing.reconnect_s, lambda: self.when_it_runs(self.connect)
+    )
+
+  # The machine --------------------------------------------------------------
+
+  def handle(self, event: learner_io.Event):
+    """Feeds the machine and performs what it wants."""
+    if self.gone:
+      return
+    effects = self.machine.handle(event, self._cluster.sim.now)
+    self._cluster.watch.at_learner(self, event, effects)
+    for effect in effects:
+      self._perform(effect)
+    self._wake_in_time()
+    self._go_on()
+
+  def _wake_in_time(self):
+    deadline = self.machine.deadline()
+    if deadline is None or self.gone:
+      return
+    if self._wake_at_s is None or deadline < self._wake_at_s:
+      self._wake_at_s = max(deadline, self._cluster.sim.now)
+      self._cluster.sim.at(
+        self._wake_at_s, lambda: self.when_it_runs(self._tick)
+      )
+
+  def _tick(self):
+    if self._wake_at_s is None or self._wake_at_s > self._cluster.sim.now:
+      return  # An earlier one has come and set another.
+    self._wake_at_s = None
+    deadline = self.machine.deadline()
+    if deadline is not None and deadline <= self._cluster.sim.now:
+      self.handle(learner_io.Tick())
+    else:
+      self._wake_in_time()
+
+  # Inner steps --------------------------------------------------------------
 
   def _go_on(self):
     """Starts the next inner step unless one runs or the loop must wait."""
     idle = self.training and not self._stepping and not self.machine.waiting
-    if idle and self.alive and not self.left:
+    if idle and not self.gone:
       self._stepping = True
       step_s = self._cluster.draw_step_s(self.id)
-      self._cluster.sim.after(step_s, lambda: self._stepped(step_s))
+      self._cluster.sim.after(
+        step_s, lambda: self.when_it_runs(lambda: self._stepped(step_s))
+      )
 
   def _stepped(self, step_s: float):
     self._stepping = False
-    if not self.alive or self.left:
-      return
-    if self.stopped:
-      self._stepping = True
-      self._cluster.sim.after(step_s, lambda: self._stepped(step_s))
-      return
-    if not self.training:
+    if self.gone or not self.training:
       return
     self.steps += 1
     self.position += 1
     self.tokens += TOKENS_PER_STEP
     self.handle(learner_io.Boundary(TOKENS_PER_STEP))
+    self._save_if_due()
     done = learner_io.Completed(
       TOKENS_PER_STEP, self.position, step_s, 0.0, 1.0
     )
     self.handle(done)
+
+  def _save_if_due(self):
+    """Its own checkpoint, at a boundary: θ, and what its progress is of."""
+    every = self._cluster.checkpoint_steps
+    if every is None or self.steps % every:
+      return
+    state = self.machine.snapshot()
+    self._cluster.saved[self.id] = Start(
+      source=f'its checkpoint of step {state.step}',
+      crcs=tuple(self.base_crcs),
+      versions=tuple(f.base for f in state.fragments),
+      from_steps=tuple(f.from_step for f in state.fragments),
+      from_tokens=tuple(f.from_tokens for f in state.fragments),
+      step=state.step,
+      tokens=state.tokens,
+      position=self.position,
+      closed_round=state.closed_known,
+      global_step=state.global_step,
+    )
+
+  # Effects ------------------------------------------------------------------
 
   def _perform(self, effect: learner_io.Effect):
     cluster = self._cluster
@@ -122,11 +190,12 @@ class SimulatedLearner:
       case learner_io.SayLeaving():
         self._later(lambda: cluster.to_syncer(self, messages.Leaving()))
       case learner_io.DonateState():
-        self._later(lambda: self._donate(effect))
+        self._donate(effect)
       case learner_io.EndDonation():
-        self.donations.pop((effect.learner, effect.incarnation), None)
+        session = effect.learner, effect.incarnation
+        self._later(lambda: self.donations.pop(session, None))
       case learner_io.DonateFragment():
-        self._donate_fragment(effect)
+        self._later(lambda: self._donate_fragment(effect.fragment))
       case learner_io.FetchState():
         self._fetch_state(effect.state)
       case learner_io.FetchUpdate():
@@ -134,47 +203,54 @@ class SimulatedLearner:
       case learner_io.FetchFragment():
         self._fetch_fragment(effect.message)
       case learner_io.Forget():
-        gone = self.offers if effect.handles is None else effect.handles
-        for handle in list(gone):
-          self.offers.pop(handle, None)
-        if effect.handles is None:
-          self.donations.clear()
+        self._forget(effect.handles)
       case learner_io.Begin():
         self.training = True
         self.position = effect.position
-        cluster.began(self)
+        cluster.begins.append((cluster.sim.now, self.id, self.position))
       case learner_io.Cease():
         self.training = False
       case learner_io.Leave():
         self.left = effect
         cluster.lost(self, effect.reason)
       case learner_io.Apply():
-        cluster.applied(self, effect)
+        self.base_crcs[effect.fragment] = self.host_crcs[effect.fragment]
+        cluster.applies.append((cluster.sim.now, self.id, effect))
       case learner_io.Adopt() | learner_io.Reset():
         pass  # No moments are held here.
       case _:
         raise TypeError(f'Not a learner effect: {effect!r}.')
 
+  def _forget(self, handles: tuple[int, ...] | None):
+    if handles is None:
+      self.offers.clear()
+      self.donations.clear()
+      return
+    for handle in handles:
+      self.offers.pop(handle, None)
+
   def _later(self, callback: Callable[[], None]):
-    """Queues work on the one encoding thread."""
-    sim = self._cluster.sim
-    incarnation = self.incarnation
-    self._free_at = max(self._free_at, sim.now) + self._cluster.timing.encode_s
+    """Queues work of this session on the one encoding thread."""
+    sim, incarnation = self._cluster.sim, self.incarnation
+    self._encoded_at_s = (
+      max(self._encoded_at_s, sim.now) + self._cluster.timing.encode_s
+    )
 
     def encoded():
-      if self.alive and self.incarnation == incarnation:
+      if not self.gone and self.incarnation == incarnation:
         callback()
 
-    sim.at(self._free_at, encoded)
+    sim.at(self._encoded_at_s, lambda: self.when_it_runs(encoded))
 
   def _offer(self, snapshot: learner_io.Snapshot):
     handle = self._cluster.next_handle()
     payload = messages.Payload(handle, 'int4', 1, 0)
     self.offers[handle] = payload
-    fields = dataclasses.asdict(snapshot)
+    fields = vars(snapshot)
     self._cluster.to_syncer(self, messages.Offer(**fields, payload=payload))
 
   def _donate(self, effect: learner_io.DonateState):
+    """The host's Θ of this boundary."""
     offered = messages.StateOffered(
       learner=effect.learner,
       incarnation=effect.incarnation,
@@ -187,33 +263,51 @@ class SimulatedLearner:
       ),
       address=f'learner-{self.id}',
     )
-    self.donations[effect.learner, effect.incarnation] = offered
-    self._cluster.to_syncer(self, offered)
 
-  def _donate_fragment(self, effect: learner_io.DonateFragment):
-    p = effect.fragment
+    def offer():
+      self.donations[effect.learner, effect.incarnation] = offered
+      self._cluster.to_syncer(self, offered)
+
+    self._later(offer)
+
+  def _donate_fragment(self, p: int):
     payload = messages.Payload(self._cluster.next_handle(), 'f32', 1, 0)
     self.offers[payload.handle] = payload
     offered = messages.FragmentOffered(p, self.host_versions[p], payload)
-    self._later(lambda: self._cluster.to_syncer(self, offered))
+    self._cluster.to_syncer(self, offered)
 
-  def _fetch_state(self, state: messages.StateAt):
-    session = self.id, self.incarnation
+  # Fetches ------------------------------------------------------------------
+
+  def _pull(self, transfers: int, arrived: Callable[[], learner_io.Event]):
+    """Queues a pull on the one thread for it; always an event."""
+    sim, timing = self._cluster.sim, self._cluster.timing
+    self._pulled_at_s = (
+      max(self._pulled_at_s, sim.now) + transfers * timing.transfer_s
+    )
 
     def arrive():
-      donor = self._cluster.learners[state.donor]
-      here = self._cluster.reaches(state.donor, state.incarnation)
-      if self.stopped or self._cluster.fails() or not here:
-        self.handle(learner_io.StateFailed('lost on the way'))
-      elif session not in donor.donations:
-        self.handle(learner_io.StateFailed('not offered'))
-      elif session == (self.id, self.incarnation):
-        offered = donor.donations[session]
-        self.host_versions = list(offered.versions)
-        self.host_crcs = list(offered.crcs)
-        self.handle(learner_io.StateFetched(offered, state.donor))
+      if not self.gone:
+        self.handle(arrived())
 
-    self._cluster.sim.after(4 * self._cluster.timing.transfer_s, arrive)
+    sim.at(self._pulled_at_s, lambda: self.when_it_runs(arrive))
+
+  def _fetch_state(self, state: messages.StateAt):
+    """A donor's Θ replaces the host's as soon as it is there."""
+
+    def arrived() -> learner_io.Event:
+      donor = self._cluster.learners[state.donor]
+      offered = state.offered
+      session = offered.learner, offered.incarnation
+      here = self._cluster.reaches(state.donor, state.incarnation)
+      if self.id in self._cluster.cut or self._cluster.fails() or not here:
+        return learner_io.StateFailed('lost on the way')
+      if donor.donations.get(session) is not offered:
+        return learner_io.StateFailed('not offered')
+      self.host_versions = list(offered.versions)
+      self.host_crcs = list(offered.crcs)
+      return learner_io.StateFetched(offered, state.donor)
+
+    self._pull(4, arrived)
 
   def _fetch_update(self, update: messages.Update):
     p, version = update.fragment, update.version
@@ -232,21 +326,17 @@ class SimulatedLearner:
 
   def _fetch(self, message, why_not: Callable[[], str | None]):
     p, version = message.fragment, message.version
-    starts = self._cluster.syncer_starts
+    syncer = self._cluster.syncer
 
-    def arrive():
-      gone = starts != self._cluster.syncer_starts
-      here = self._cluster.reaches_syncer(self.id) and not self.stopped
-      if gone or not here or self._cluster.fails():
-        self.handle(learner_io.FetchFailed(p, version, 'lost on the way'))
-        return
+    def arrived() -> learner_io.Event:
       reason = why_not()
+      here = syncer.alive and self.id not in self._cluster.cut
+      if not here or self._cluster.fails():
+        reason = 'lost on the way'
       if reason is not None:
-        self.handle(learner_io.FetchFailed(p, version, reason))
-        return
-      if version >= self.host_versions[p]:
-        self.host_versions[p], self.host_crcs[p] = version, message.crc
+        return learner_io.FetchFailed(p, version, reason)
+      self.host_versions[p], self.host_crcs[p] = version, message.crc
       handle = message.payload.handle
-      self.handle(learner_io.Rebuilt(p, version, message.crc, handle))
+      return learner_io.Rebuilt(p, version, message.crc, handle)
 
-    self._cluster.sim.after(self._cluster.timing.transfer_s, arrive)
+    self._pull(1, arrived)

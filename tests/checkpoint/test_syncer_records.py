@@ -15,7 +15,7 @@ from diloco.protocol.state import Ledger
 from diloco.protocol.syncer import Syncer
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.global_model import GlobalModel
-from diloco.sim.cluster import FINGERPRINTS, RUN
+from diloco.sim.contents import FINGERPRINTS, RUN
 from tests.protocol.stages import config_of
 from tests.runtime.lockstep import toy_config, toy_model
 

@@ -10,7 +10,8 @@ from diloco.protocol.joining import Start
 from diloco.protocol.learner import Learner
 from diloco.protocol.rounds import Stage
 from diloco.protocol.syncer import Syncer
-from diloco.sim.cluster import FINGERPRINTS, RUN, Cluster, Timing, crc_of
+from diloco.sim.cluster import Cluster, Timing
+from diloco.sim.contents import FINGERPRINTS, RUN, crc_of
 from tests.protocol import reading
 
 TOKENS_PER_STEP = 100
@@ -273,7 +274,7 @@ class ClusterStage:
   def status(self) -> list[str]:
     """Rounds and participation since the last time that it was asked."""
     cluster = self._cluster
-    snapshot = cluster.syncer.snapshot()
+    snapshot = cluster.syncer.machine.snapshot()
     steps = ' '.join(f'{m}:{p.steps}' for m, p in cluster.learners.items())
     merges = cluster.merges[self._reported :]
     self._reported = len(cluster.merges)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold of a whole simulated cluster after every event (§3)."""
+
+from diloco.protocol import learner_io, messages, syncer_io
+from diloco.protocol.config import ProtocolConfig
+from diloco.sim.contents import crc_of
+from diloco.sim.invariants import Invariants, hold
+from diloco.sim.watch import Watch
+
+
+class Onlooker(Watch):
+  """Sees all processes at once; numbers are those of `design` §3.
+
+  Args:
+    config: of the run.
+  """
+
+  def __init__(self, config: ProtocolConfig):
+    self.events = 0
+    self._config = config
+    self._invariants = Invariants(config)
+    self._theta = {(p, 0, crc_of(p, 0)) for p in range(config.fragments)}
+    self._processes: dict[int, object] = {}  # By incarnation.
+    self._held: dict[object, list[int]] = {}  # Versions, by process.
+    self._told: dict[object, int] = {}  # Steps that a process spoke of.
+    self._trained_tokens: dict[int, int] = {}  # By id, as the three below.
+    self._merged_tokens: dict[int, int] = {}
+    self._trained_to: dict[int, int] = {}  # Position in the data.
+    self._recorded_to: dict[int, int] = {}  # Likewise, as the syncer knows it.
+    # Of each process and fragment, the own step up to which it was merged.
+    self._merged_to: dict[tuple[object, int], int] = {}
+
+  # The syncer ---------------------------------------------------------------
+
+  def syncer_started(self, syncer):
+    ledger = syncer.disk.ledger if syncer.disk else None
+    self._invariants.restarted(ledger)
+    self._recorded_to = (
+      {m: a.position for m, a in ledger.accounts} if ledger else {}
+    )
+    if ledger is None:
+      self._merged_to.clear()
+      self._merged_tokens.clear()
+
+  def theta(self, fragment: int, version: int, crc: int):
+    self._theta.add((fragment, version, crc))
+
+  def at_syncer(self, syncer, event, effects):
+    self.events += 1
+    snapshot = syncer.machine.snapshot()
+    self._invariants.check(event, effects, snapshot)
+    match event:
+      case syncer_io.Heard(message=messages.Report(position=position)):
+        member = dict(snapshot.members).get(event.learner)
+        if member is not None and member.incarnation == event.incarnation:
+          self._recorded_to[event.learner] = position
+    for effect in effects:
+      if isinstance(effect, syncer_io.Publish):
+        for share in effect.shares:
+          self._check_merged(share, effect.fragment)
+
+  def _check_merged(self, share: syncer_io.Share, p: int):
+    process = self._processes[share.incarnation]
+    merged_to = self._merged_to.get((process, p), 0)
+    fact = share.step - share.c_steps >= merged_to
+    hold(fact, '2: a step was merged twice', (share, p, merged_to))
+    self._merged_to[process, p] = share.step
+    if p == 0:  # Each step is merged once per fragment.
+      tokens = self._merged_tokens.get(share.learner, 0) + share.c_tokens
+      self._merged_tokens[share.learner] = tokens
+      trained = self._trained_tokens.get(share.learner, 0)
+      hold(tokens <= trained, '6: merged, not trained', (share, trained))
+
+  # Learners -----------------------------------------------------------------
+
+  def at_learner(self, process, event, effects):
+    self.events += 1
+    self._processes[process.incarnation] = process
+    match event:
+      case learner_io.Boundary(tokens=tokens):
+        trained = self._trained_tokens.get(process.id, 0) + tokens
+        self._trained_tokens[process.id] = trained
+        furthest = max(self._trained_to.get(process.id, 0), process.position)
+        self._trained_to[process.id] = furthest
+      case learner_io.Rebuilt(fragment=p, version=version, crc=crc):
+        fact = (p, version, crc) in self._theta
+        hold(fact, '5: bytes that no syncer had', (process.id, event))
+    for effect in effects:
+      self._check_effect(process, effect)
+    if self._config.overlap_steps > 0:
+      hold(not process.machine.waiting, '4: the loop waits', process.id)
+    self._check_host(process)
+    self._check_bounds(process)
+
+  def _check_effect(self, process, effect: learner_io.Effect):
+    match effect:
+      case learner_io.Begin(position=position):
+        recorded = self._recorded_to.get(process.id, 0)
+        trained = self._trained_to.get(process.id, 0)
+        where = process.id, recorded, position, trained
+        hold(recorded <= position, 'data are repeated', where)
+        hold(position <= trained, 'data are skipped', where)
+      case learner_io.DonateState():
+        fact = process.training
+        hold(fact, 'donates without a bootstrap of its own', process.id)
+      case learner_io.Send(message=messages.Report()):
+        self._tell(process, 1)
+      case learner_io.Send(message=messages.Ready(steps_away=steps)):
+        self._tell(process, steps)
+
+  def _tell(self, process, steps: int):
+    told = self._told.get(process, 0) + steps
+    self._told[process] = told
+    made = process.steps - process.first_step
+    hold(told <= made, '3: more steps told of than made', (process.id, told))
+
+  def _check_host(self, process):
+    fragments = process.machine.snapshot().fragments
+    held = [f.host for f in fragments]
+    crcs = [f.crc for f in fragments]
+    theirs = process.host_versions, process.host_crcs
+    hold((held, crcs) == theirs, 'machine and host', (process.id, held, theirs))
+    before = self._held.get(process, held)
+    rose = all(now >= then for now, then in zip(held, before))
+    hold(rose, '1: versions fell at a learner', (process.id, before, held))
+    self._held[process] = held
+
+  def _check_bounds(self, process):
+    """8: what a process holds for others is bounded by M and P."""
+    ids, fragments = len(self._trained_tokens) + 8, self._config.fragments
+    waiting = len(process.machine.snapshot().donations)
+    hold(waiting <= ids, '8: donations asked for', (process.id, waiting))
+    given = len(process.donations)
+    hold(given <= ids, '8: donations', (process.id, given))
+    # One per fragment and open round, and what is retired while on its way.
+    offers, most = len(process.offers), 2 * fragments + 8
+    hold(offers <= most, '8: offers', (process.id, offers))
+
+  # At rest ------------------------------------------------------------------
+
+  def check_agreement(self, cluster):
+    """5, to the letter: the same bytes wherever the same version is."""
+    versions = cluster.syncer.machine.snapshot().versions
+    for m, process in sorted(cluster.learners.items()):
+      if process.gone:
+        continue
+      for p, version in enumerate(versions):
+        if process.host_versions[p] == version:
+          same = process.host_crcs[p] == cluster.syncer.crcs[p]
+          hold(same, '5: other bytes', (m, p, version))

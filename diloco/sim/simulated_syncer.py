@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process of the syncer in a simulated cluster, around the real machine."""
+
+from diloco.protocol import messages, syncer_io
+from diloco.protocol.syncer import Syncer
+from diloco.sim.contents import FINGERPRINTS, RUN, crc_after, crc_of
+from diloco.sim.disk import Disk
+
+
+class SimulatedSyncer:
+  """The machine, what stands for Θ, and the disk that it writes to.
+
+  Args:
+    cluster: that it is part of.
+    disk: of the process before it, if any.
+  """
+
+  def __init__(self, cluster, disk: Disk | None):
+    self.alive = True
+    self.disk = disk
+    self._cluster = cluster
+    self._wake_at_s: float | None = None
+    run = cluster.config, RUN, FINGERPRINTS
+    if disk is None:
+      self.crcs = [crc_of(p, 0) for p in range(cluster.config.fragments)]
+      self.machine = Syncer(*run)
+    else:
+      self.crcs = list(disk.held_crcs)
+      self.machine = Syncer.resume(*run, disk.ledger, disk.held, disk.crcs)
+
+  def deliver(self, event: syncer_io.Event):
+    """One event: effects performed, the next wake-up set."""
+    if not self.alive:
+      return
+    effects = self.machine.handle(event, self._cluster.sim.now)
+    self._cluster.watch.at_syncer(self, event, effects)
+    for effect in effects:
+      self._perform(effect)
+    self._wake_in_time()
+
+  def _wake_in_time(self):
+    deadline = self.machine.deadline()
+    if deadline is None:
+      return
+    if self._wake_at_s is None or deadline < self._wake_at_s:
+      self._wake_at_s = max(deadline, self._cluster.sim.now)
+      self._cluster.sim.at(self._wake_at_s, self._tick)
+
+  def _tick(self):
+    if self._wake_at_s is None or self._wake_at_s > self._cluster.sim.now:
+      return  # An earlier one has come and set another.
+    self._wake_at_s = None
+    deadline = self.machine.deadline()
+    if deadline is not None and deadline <= self._cluster.sim.now:
+      self.deliver(syncer_io.Tick())
+    elif self.alive:
+      self._wake_in_time()
+
+  def _later(self, delay_s: float, event: syncer_io.Event):
+    """An event that this process makes for itself; it may die before."""
+    self._cluster.sim.after(delay_s, lambda: self.deliver(event))
+
+  def _perform(self, effect: syncer_io.Effect):
+    cluster = self._cluster
+    match effect:
+      case syncer_io.Greet():
+        self._greet(effect)
+      case syncer_io.Send():
+        cluster.to_learner(effect.learner, effect.incarnation, effect.message)
+      case syncer_io.Drop():
+        cluster.drop(effect)
+      case syncer_io.Pull():
+        self._pull(effect)
+      case syncer_io.Merge():
+        cluster.merges.append((cluster.sim.now, effect))
+        self._later(cluster.timing.merge_s, syncer_io.Merged(effect.round))
+      case syncer_io.Publish():
+        self._publish(effect)
+      case syncer_io.Serve():
+        self._serve(effect)
+      case syncer_io.TakeFragment():
+        self._take_fragment(effect)
+      case syncer_io.Record():
+        cluster.records.append((cluster.sim.now, effect))
+      case syncer_io.End():
+        self._write_ledger()
+        cluster.ended = effect
+      case syncer_io.Relabel():
+        p = effect.fragment
+        cluster.watch.theta(p, effect.version, self.crcs[p])
+      case syncer_io.Retire():
+        pass  # No bytes are held here.
+      case _:
+        raise TypeError(f'Not a syncer effect: {effect!r}.')
+
+  def _greet(self, effect: syncer_io.Greet):
+    crcs = dict(enumerate(self.crcs)) | dict(effect.lost_crcs)
+    welcome = messages.Welcome(
+      effect.step,
+      effect.closed_round,
+      effect.versions,
+      tuple(crcs.values()),
+      effect.position,
+      effect.live,
+      effect.clean,
+      'syncer',
+    )
+    self._cluster.to_learner(effect.learner, effect.incarnation, welcome)
+
+  def _publish(self, effect: syncer_io.Publish):
+    """First what must not be forgotten, then what others will know of."""
+    p = effect.fragment
+    self.crcs[p] = crc_after(self.crcs[p], effect.version)
+    self._cluster.watch.theta(p, effect.version, self.crcs[p])
+    self._write_ledger(checkpoint=self._cluster.is_checkpoint(effect.round))
+    update = messages.Update(
+      round=effect.round,
+      fragment=p,
+      version=effect.version,
+      step=effect.step,
+      participants=tuple(s.learner for s in effect.shares),
+      weights=tuple(s.weight for s in effect.shares),
+      ages_s=tuple(s.age_s for s in effect.shares),
+      payload=messages.Payload(self._cluster.next_handle(), 'int4', 1, 0),
+      crc=self.crcs[p],
+    )
+    for learner, incarnation in effect.recipients:
+      self._cluster.to_learner(learner, incarnation, update)
+
+  def _write_ledger(self, checkpoint: bool = False):
+    ledger, crcs = self.machine.ledger(), tuple(self.crcs)
+    if checkpoint:
+      self.disk = Disk(ledger, crcs, ledger.versions, crcs)
+      return
+    fragments = range(self._cluster.config.fragments)
+    held, held_crcs = (
+      (0,) * len(fragments),
+      tuple(crc_of(p, 0) for p in fragments),
+    )
+    if self.disk is not None:
+      held, held_crcs = self.disk.held, self.disk.held_crcs
+    self.disk = Disk(ledger, crcs, held, held_crcs)
+
+  def _serve(self, effect: syncer_io.Serve):
+    message = messages.FullFragment(
+      effect.fragment,
+      self.machine.snapshot().versions[effect.fragment],
+      messages.Payload(self._cluster.next_handle(), 'f32', 1, 0),
+      self.crcs[effect.fragment],
+    )
+    self._cluster.to_learner(effect.learner, effect.incarnation, message)
+
+  def _take_fragment(self, effect: syncer_io.TakeFragment):
+    p = effect.offered.fragment
+    session = effect.learner, effect.incarnation
+
+    def arrive():
+      if not self.alive:
+        return
+      here = self._cluster.reaches(*session) and not self._cluster.fails()
+      crc = self._cluster.learners[effect.learner].host_crcs[p]
+      if here and crc == effect.crc:
+        self.crcs[p] = crc
+        self.deliver(syncer_io.FragmentTaken(p, *session))
+      else:
+        self.deliver(syncer_io.FragmentFailed(p, *session, 'lost on the way'))
+
+    self._cluster.sim.after(self._cluster.timing.pull_s, arrive)
+
+  def _pull(self, effect: syncer_io.Pull):
+    cluster = self._cluster
+    session = effect.round, effect.learner, effect.incarnation
+
+    def arrive():
+      process = cluster.learners[effect.learner]
+      here = cluster.reaches(effect.learner, effect.incarnation)
+      handle = effect.offer.payload.handle
+      if not here or handle not in process.offers or cluster.fails():
+        failed = syncer_io.PullFailed(*session, 'lost on the way', False)
+        self.deliver(failed)
+        return
+      del process.offers[handle]
+      if process.unusable:
+        self.deliver(syncer_io.PullFailed(*session, 'not finite', True))
+      else:
+        norm = process.stretch * effect.offer.c_steps**0.5
+        self.deliver(syncer_io.Pulled(*session, norm))
+
+    cluster.sim.after(cluster.timing.pull_s, arrive)

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random scenarios against the invariants: one seed draws the whole of one.
+
+First a safety phase: anything may die, and the invariants hold after every
+event. Then a liveness phase: all heals, and every fragment must advance
+within a bound; nobody waits for ever.
+"""
+
+import dataclasses
+import random
+
+from diloco.protocol import patience
+from diloco.protocol.config import ADMISSIONS, BLENDS, ProtocolConfig
+from diloco.sim.cluster import Cluster, Timing
+from diloco.sim.invariants import hold
+from diloco.sim.onlooker import Onlooker
+
+FAULTS = {
+  'kill': 6,
+  'kill_donor': 3,  # While a newcomer waits for its state.
+  'stop': 4,
+  'partition': 4,
+  'preempt': 3,
+  'outlier': 2,
+  'unusable': 2,
+  'newcomer': 2,  # An id that was not seen before.
+  'syncer': 5,  # Killed, or started again.
+  'lose_disk': 1,  # The syncer's, ledger and all.
+}
+NEWCOMERS_MAX = 2
+LOOK_S = 1.0  # Between two looks at how far the healed run has come.
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+  """What happens to whom; what is broken already is mended instead."""
+
+  at_s: float
+  kind: str  # One of FAULTS.
+  learner: int
+  notice_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+  """All that a seed draws but the lengths of single steps."""
+
+  seed: int
+  config: ProtocolConfig
+  timing: Timing
+  loss: float
+  checkpoint_rounds: int
+  checkpoint_steps: int | None
+  faults: tuple[Fault, ...]
+
+  @property
+  def bound_s(self) -> float:
+    """In which a healed run must get on, whatever had happened before.
+
+    Whoever is silent is found out, twice over (a session and its successor);
+    fragments that nobody has are given up; a whole cycle of rounds, and one
+    more for those that were under way, at the pace of the slowest.
+    """
+    floor_s = patience.silence_floor_s(self.config.patience)
+    step_s = max(self.timing.step_s.values()) * (1 + 4 * self.timing.jitter)
+    cycle_s = (
+      self.config.sync_every_steps + self.config.overlap_steps
+    ) * step_s
+    return 4 * floor_s + 3 * cycle_s + 20 * self.timing.pull_s
+
+
+def draw(seed: int) -> Scenario:
+  """The scenario of a seed."""
+  rng = random.Random(seed)
+  config = _draw_config(rng)
+  ids = config.learners + NEWCOMERS_MAX
+  step_s = rng.choice((0.3, 0.6))
+  timing = Timing(
+    {m: step_s * rng.choice((1.0, 1.0, 1.2, 2.0)) for m in range(ids)},
+    jitter=rng.choice((0.0, 0.1, 0.3)),
+    latency_s=rng.choice((0.001, 0.01, 0.1, 0.4)),
+    transfer_s=rng.choice((0.001, 0.02, 0.2)),
+    encode_s=rng.choice((0.001, 0.05)),
+    reconnect_s=rng.choice((0.1, 0.5)),
+  )
+  return Scenario(
+    seed,
+    config,
+    timing,
+    loss=rng.choice((0.0, 0.0, 0.05, 0.3)),
+    checkpoint_rounds=rng.choice((1, 3, 10)),
+    checkpoint_steps=rng.choice((None, 3, 10)),
+    faults=_draw_faults(rng, ids),
+  )
+
+
+def _draw_config(rng: random.Random) -> ProtocolConfig:
+  learners = rng.choice((1, 2, 2, 3, 3, 4))
+  fragments = rng.choice((1, 2, 3))
+  every = fragments * rng.choice((1, 2, 3))
+  return ProtocolConfig(
+    learners=learners,
+    fragments=fragments,
+    sync_every_steps=every,
+    overlap_steps=rng.choice((0, rng.randrange(every), every - 1)),
+    quorum=rng.choice((1, learners, rng.randint(1, learners))),
+    grace_safety=0.5,
+    grace_cap_steps=rng.choice((0.0, 1.0)),
+    admission=rng.choice(ADMISSIONS),
+    max_staleness_versions=rng.choice((0, 1, 3)),
+    patience=0.3,
+    total_steps=rng.choice((12, 30, 10_000, 10_000, 10_000)),
+    blend=rng.choice(BLENDS),
+  )
+
+
+def _draw_faults(rng: random.Random, ids: int) -> tuple[Fault, ...]:
+  kinds, weights = list(FAULTS), list(FAULTS.values())
+  calm_s = rng.choice((0.3, 1.0, 2.0))
+  faults, at_s = [], 0.0
+  for _ in range(rng.randint(4, 16)):
+    at_s += rng.expovariate(1 / calm_s)
+    kind = rng.choices(kinds, weights)[0]
+    learner = rng.randrange(ids - NEWCOMERS_MAX)
+    faults.append(Fault(at_s, kind, learner, rng.choice((0.1, 2.0, 6.0))))
+  return tuple(faults)
+
+
+class Swarm:
+  """One scenario as it goes."""
+
+  def __init__(self, scenario: Scenario):
+    self.scenario = scenario
+    self.onlooker = Onlooker(scenario.config)
+    self.cluster = Cluster(
+      scenario.config,
+      scenario.timing,
+      scenario.seed,
+      loss=scenario.loss,
+      watch=self.onlooker,
+      checkpoint_rounds=scenario.checkpoint_rounds,
+      checkpoint_steps=scenario.checkpoint_steps,
+    )
+
+  def run(self):
+    """Raises `Violation` where an invariant does not hold."""
+    cluster = self.cluster
+    for learner in range(self.scenario.config.learners):
+      cluster.start(learner)
+    for fault in self.scenario.faults:
+      cluster.run(fault.at_s)
+      if cluster.ended:
+        break
+      self._apply(fault)
+    self._heal()
+    self._check_liveness()
+    self.onlooker.check_agreement(cluster)
+
+  # The safety phase ---------------------------------------------------------
+
+  def _apply(self, fault: Fault):
+    cluster, learner = self.cluster, fault.learner
+    match fault.kind:
+      case 'syncer':
+        if cluster.syncer.alive:
+          cluster.kill_syncer()
+        else:
+          cluster.start_syncer()
+        return
+      case 'lose_disk':
+        if not cluster.syncer.alive:
+          cluster.lose_disk()
+        return
+      case 'newcomer':
+        learner = len(cluster.learners)
+        if learner in cluster.timing.step_s:
+          cluster.start(learner)
+        return
+      case 'kill_donor':
+        learner = self._donor(otherwise=learner)
+    process = cluster.learners[learner]
+    if process.gone:
+      cluster.start(learner)
+    elif process.stopped:
+      cluster.resume(learner)
+    elif learner in cluster.cut:
+      cluster.heal(learner)
+    else:
+      self._break(fault, learner)
+
+  def _donor(self, otherwise: int) -> int:
+    for learner, process in sorted(self.cluster.learners.items()):
+      asked = process.machine.snapshot().donations
+      if not process.gone and (process.donations or asked):
+        return learner
+    return otherwise
+
+  def _break(self, fault: Fault, learner: int):
+    cluster = self.cluster
+    match fault.kind:
+      case 'kill' | 'kill_donor':
+        cluster.kill(learner)
+      case 'stop':
+        cluster.stop(learner)
+      case 'partition':
+        cluster.partition(learner)
+      case 'preempt':
+        cluster.preempt(learner, fault.notice_s)
+      case 'outlier':
+        cluster.spoil(learner, stretch=1000.0)
+      case 'unusable':
+        cluster.spoil(learner, unusable=True)
+
+  # The liveness phase -------------------------------------------------------
+
+  def _heal(self):
+    """The network is whole, nothing is lost, every process is up again."""
+    cluster = self.cluster
+    cluster.loss = 0.0
+    if not cluster.syncer.alive:
+      cluster.start_syncer()
+    for learner, process in sorted(cluster.learners.items()):
+      cluster.heal(learner)
+      cluster.spoil(learner)
+      cluster.resume(learner)
+      if process.gone:
+        cluster.start(learner)
+
+  def _check_liveness(self):
+    cluster = self.cluster
+    until = cluster.sim.now + self.scenario.bound_s
+    before = cluster.syncer.machine.snapshot().versions
+    while cluster.sim.now < until and not cluster.ended:
+      cluster.run(cluster.sim.now + LOOK_S)
+      self._start_again()
+      if self._got_on(before):
+        return
+    if cluster.ended:
+      self._check_end()
+      return
+    hold(False, f'7: no progress in {self.scenario.bound_s:.0f} s', self._why())
+
+  def _start_again(self):
+    """As the launcher would: a learner may have been told to leave."""
+    for learner, process in sorted(self.cluster.learners.items()):
+      if process.gone and not process.left.done:
+        self.cluster.start(learner)
+
+  def _got_on(self, before: tuple[int, ...]) -> bool:
+    snapshot = self.cluster.syncer.machine.snapshot()
+    rounds = all(
+      now >= then + 2 for now, then in zip(snapshot.versions, before)
+    )
+    members = dict(snapshot.members)
+    ready = all(
+      m in members and members[m].ready for m in self.cluster.learners
+    )
+    return rounds and ready and not snapshot.lost
+
+  def _check_end(self):
+    """Everybody leaves once the run is over."""
+    sim = self.cluster.sim
+    sim.run(sim.now + self.scenario.bound_s)
+    waiting = [m for m, x in self.cluster.learners.items() if not x.gone]
+    hold(not waiting, 'learners do not leave at the end', waiting)
+
+  def _why(self) -> str:
+    snapshot = self.cluster.syncer.machine.snapshot()
+    learners = {
+      m: x.machine.snapshot() for m, x in self.cluster.learners.items()
+    }
+    return f'{snapshot}; {learners}'
+
+
+def run(seed: int) -> int:
+  """Runs the scenario of a seed; the number of events.
+
+  Raises:
+    Violation: an invariant does not hold.
+  """
+  swarm = Swarm(draw(seed))
+  swarm.run()
+  return swarm.onlooker.events

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an onlooker of a simulated cluster is told."""
+
+
+class Watch:
+  """Looks on, at every event of every machine; this one does not care.
+
+  Arguments are those of the cluster's processes, `SimulatedSyncer` and
+  `SimulatedLearner`; effects are told before they are performed.
+  """
+
+  def syncer_started(self, syncer):
+    """A new process of the syncer is up."""
+
+  def theta(self, fragment: int, version: int, crc: int):
+    """The bytes of Θ_p at the syncer, whenever they or their number change."""
+
+  def at_syncer(self, syncer, event, effects):
+    """The syncer's machine has handled an event."""
+
+  def at_learner(self, process, event, effects):
+    """A learner's machine has handled an event."""
