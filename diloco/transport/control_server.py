@@ -287,14 +287,18 @@ class ControlServer(grpc.GenericRpcHandler):
     """Whether one more session may be; who said no hello yet makes room.
 
     So connections that stay silent keep nobody out, however many they are.
+    The oldest goes, of the machine that has most of them.
     """
     open_ = [session for session in self._sessions if session._is_open]
     if len(open_) < self._limits.sessions_max:
       return True
     silent = [s for s in open_ if not s._was_announced]  # The oldest first.
-    if silent:
-      silent[0]._close('crowded out', 'another came, and no hello from you yet')
-    return bool(silent)
+    if not silent:
+      return False
+    machines = collections.Counter(map(_machine, silent))
+    oldest = max(silent, key=lambda s: machines[_machine(s)])
+    oldest._close('crowded out', 'another came, and no hello from you yet')
+    return True
 
   def _count(self, flaw: str | None) -> None:
     with self._lock:
@@ -324,6 +328,11 @@ class ControlServer(grpc.GenericRpcHandler):
     with self._lock:
       self._ended[cause] += 1
     _abort(context, cause, reason)
+
+
+def _machine(session: Session) -> str:
+  """Of the peer: gRPC's name of its address, without the port."""
+  return session.peer.rpartition(':')[0]
 
 
 def _abort(context: grpc.ServicerContext, cause: str, reason: str) -> None:
