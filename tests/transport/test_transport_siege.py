@@ -99,7 +99,7 @@ def test_siege_by_a_message_that_never_ends():
 
 def test_siege_by_sessions_that_say_nothing():
   """They make room for who comes later; who said hello stays."""
-  limits = control_limits.ControlLimits(sessions_max=4)
+  limits = control_limits.ControlLimits(sessions_max=4, handshake_s=10 * GONE_S)
   with (
     contextlib.closing(SmallSyncer(limits=limits)) as syncer,
     contextlib.ExitStack() as stack,
