@@ -33,7 +33,8 @@ from diloco.runtime.peers import Key, Peer, Peers
 from diloco.runtime.tape import Tape
 from diloco.runtime.worker import Worker
 from diloco.transport import access as access_lib
-from diloco.transport.control_server import ControlServer, Session
+from diloco.transport.control_server import ControlServer
+from diloco.transport.control_session import Session
 from diloco.transport.interface import DataPlane, TransferFailed
 
 INBOX_MAX = 1 << 14  # Events; a full inbox holds back the sessions' readers.
@@ -146,6 +147,11 @@ class Syncing:
       self._peers.take(key).close('the syncer leaves')
     self._pulls.shutdown(wait=False, cancel_futures=True)
     self._control.close()
+    logging.info(
+      'messages: %s; sessions ended: %s',
+      self._control.heard(),
+      self._control.ended(),
+    )
     self._merger.close(1.0)
     self._closer.close(1.0)
     self._tape.close()
