@@ -128,7 +128,7 @@ def _go_on_with_less(state: State, p: int, lost: LostFragment):
     f'fragment {p}: nobody has version {lost.version}; goes on from {lost.held}'
   )
   state.record('lost', -1, reason)
-  _found(state, p)
+  _found(state, p, None)
 
 
 def on_fragment_offered(
@@ -170,7 +170,7 @@ def on_taken(state: State, event: syncer_io.FragmentTaken):
     return
   reason = f'fragment {event.fragment} at version {lost.version}'
   state.record('donated', event.learner, reason)
-  _found(state, event.fragment)
+  _found(state, event.fragment, lost.asked)
 
 
 def on_failed(state: State, event: syncer_io.FragmentFailed):
@@ -212,9 +212,9 @@ def postpone(state: State, learner: int, p: int) -> bool:
   return True
 
 
-def _found(state: State, p: int):
+def _found(state: State, p: int, taken_of: tuple[int, int] | None):
   lost = state.lost.pop(p)
-  state.emit(syncer_io.Relabel(p, lost.version))
+  state.emit(syncer_io.Relabel(p, lost.version, taken_of))
   for learner in lost.wanted_by:
     incarnation = state.members[learner].incarnation
     reason = f'fragment {p} is here again'

@@ -33,7 +33,8 @@ from diloco.runtime.tape_lines import Started
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.runtime.worker import Worker
 from diloco.transport import access as access_lib
-from diloco.transport.control_server import ControlServer, Session
+from diloco.transport.control_server import ControlServer
+from diloco.transport.control_session import Session
 from diloco.transport.interface import DataPlane, TransferFailed
 
 INBOX_MAX = 1 << 14  # Events; a full inbox holds back the sessions' readers.
@@ -84,7 +85,8 @@ class Syncing:
     self._handles = itertools.count(1)
     self._contributions: dict[tuple[int, int, int], Arrays] = {}
     self._outcomes: dict[int, Outcome] = {}  # By round.
-    self._taken: dict[int, Arrays] = {}  # Lost fragments that came back.
+    # Lost fragments that came back: by (fragment, (learner, incarnation)).
+    self._taken: dict[tuple[int, Key], Arrays] = {}
     self._stop = threading.Event()
     self._pulls = concurrent.futures.ThreadPoolExecutor(
       max_workers=4 * config.protocol.learners, thread_name_prefix='pull'
@@ -140,6 +142,11 @@ class Syncing:
       self._peers.take(key).close('the syncer leaves')
     self._pulls.shutdown(wait=False, cancel_futures=True)
     self._control.close()
+    logging.info(
+      'messages: %s; sessions ended: %s',
+      self._control.heard(),
+      self._control.ended(),
+    )
     self._merger.close(1.0)
     self._closer.close(1.0)
     self._disk.close()
@@ -216,7 +223,7 @@ class Syncing:
       case syncer_io.TakeFragment():
         self._start_taking(effect)
       case syncer_io.Relabel():
-        self._relabel(effect.fragment, effect.version)
+        self._relabel(effect)
       case syncer_io.Retire():
         self._retire(effect)
       case syncer_io.Record():
@@ -355,10 +362,13 @@ class Syncing:
       (dict(enumerate(self._model.crcs())) | dict(lost_crcs)).values()
     )
 
-  def _relabel(self, fragment: int, version: int):
-    """What a learner gave, or else what is here, is Θ_p at `version`."""
-    self._model.go_on(fragment, version, self._taken.pop(fragment, None))
+  def _relabel(self, effect: syncer_io.Relabel):
+    """What a learner gave, or else what is here, is Θ_p."""
+    p = effect.fragment
+    theta = effect.taken_of and self._taken[p, effect.taken_of]
+    self._model.go_on(p, effect.version, theta)
     if self._machine.whole:
+      self._taken.clear()
       self._disk.commit(self._machine.ledger(), self._model.crcs())
       self._disk.save(self._machine.ledger())
       self._say_standing()
@@ -370,18 +380,17 @@ class Syncing:
 
   def _take(self, effect: syncer_io.TakeFragment, inlet):
     """On the pool: a learner's copy of a fragment that is lost here."""
-    p = effect.offered.fragment
+    p, session = effect.offered.fragment, (effect.learner, effect.incarnation)
     try:
       theta = contributions.pull_fragment(
         effect.offered, effect.crc, inlet, self._blueprint, self._pace
       )
     except (TransferFailed, contributions.Unusable) as error:
       reason = f'{type(error).__name__}: {error}'
-      session = effect.learner, effect.incarnation
       self._inbox.tell((syncer_io.FragmentFailed(p, *session, reason), None))
       return
-    self._taken[p] = theta
-    self._inbox.tell((syncer_io.FragmentTaken(p), None))
+    self._taken[p, session] = theta
+    self._inbox.tell((syncer_io.FragmentTaken(p, *session), None))
 
   def _serve(self, effect: syncer_io.Serve):
     logging.info(

@@ -4,11 +4,13 @@
 import pathlib
 import random
 import threading
+from unittest import mock
 
 from diloco import config as configs
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter
+from diloco.protocol import patience
 from diloco.runtime import beginning as beginnings
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.device import Device
@@ -25,6 +27,7 @@ from experiments import tests_tiny
 LEARNERS = 2
 DEADLINE_S = 120.0
 NOTICE_S = 5.0
+PULL_S = 0.5
 
 
 class Run:
@@ -49,6 +52,9 @@ class Run:
     config.protocol.update(protocol)
     config.run.step_floor_s = step_floor_s
     self.blueprint = make_blueprint(configs.build(config))
+    # Its planes lose bytes on purpose: nobody is to wait long for them.
+    self._quick = mock.patch.object(patience, 'TRANSFER_FLOOR_S', PULL_S)
+    self._quick.start()
     self.device = Device(self.blueprint)
     self.workdir = Workdir(folder)
     self._network = MemoryNetwork()
@@ -87,6 +93,7 @@ class Run:
     self.syncing.close()
     for plane in self._planes:
       plane.close()
+    self._quick.stop()
     if self._errors:
       raise self._errors[0]
     assert not late, f'{len(late)} threads did not end in {DEADLINE_S} s'

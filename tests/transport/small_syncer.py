@@ -11,7 +11,12 @@ from collections.abc import Iterator
 from diloco.protocol import messages, syncer_io
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.syncer import Syncer
-from diloco.transport import control_client, control_server, wire
+from diloco.transport import (
+  control_client,
+  control_server,
+  control_session,
+  wire,
+)
 
 RUN, PRINTS = 'run', {'config': 'c0ffee'}
 CONFIG = ProtocolConfig(
@@ -98,8 +103,8 @@ class SmallSyncer:
     self.judge = Judge()
     self.strangers = 0  # Hellos that did not reach the machine.
     self._lock = threading.Lock()
-    self._sessions: dict[tuple[int, int], control_server.Session] = {}
-    self._keys: dict[control_server.Session, tuple[int, int]] = {}
+    self._sessions: dict[tuple[int, int], control_session.Session] = {}
+    self._keys: dict[control_session.Session, tuple[int, int]] = {}
     self.server = control_server.ControlServer(
       '127.0.0.1:0', self._on_message, self._on_closed, **options
     )

@@ -182,7 +182,9 @@ def test_control_ends_a_session_that_never_says_hello():
 
 def test_control_refuses_more_sessions_than_it_may_have():
   limits = control_limits.ControlLimits(sessions_max=1)
-  with pair(limits=limits) as (server, _):
+  with pair(limits=limits) as (server, client):
+    client.send(HELLO)
+    assert server.seen.get(timeout=WAIT_S)[1] == HELLO
     with pytest.raises(control_client.ConnectFailed, match='1 sessions'):
       Client(server.address).connect(WAIT_S)
     assert server.ended() == {'full': 1}
