@@ -21,7 +21,7 @@ def killed(tmp_path_factory):
   root = tmp_path_factory.mktemp('replayed')
   overrides = (
     f'protocol.total_steps={STEPS}',
-    'protocol.silence_floor_s=60.0',
+    'protocol.patience=6.0',
     'protocol.blend=carry',
   )
   with Processes(root, *SLOW, *overrides) as processes:

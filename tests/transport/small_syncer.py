@@ -29,8 +29,7 @@ CONFIG = ProtocolConfig(
   grace_cap_steps=0.0,
   admission='latest',
   max_staleness_versions=4,
-  silence_floor_s=300.0,
-  silence_steps=1.0,
+  patience=100.0,
   total_steps=1_000_000_000,
   blend='overwrite',
 )
@@ -50,6 +49,8 @@ def hello(learner: int, incarnation: int) -> messages.Hello:
     incarnation=incarnation,
     fingerprints=PRINTS,
     versions=(0,) * CONFIG.fragments,
+    crcs=(0,) * CONFIG.fragments,
+    began=False,
     address='memory://x/1',
   )
 
@@ -162,7 +163,7 @@ class GoodLearner:
     )
     self._client.connect(WAIT_S)
     self._client.send(hello(learner, 1))
-    self._client.send(messages.Ready())
+    self._client.send(messages.Ready(0, 'the test'))
 
   def step(self):
     """Reports a step, offers, asks for a fragment and waits for the answer."""

@@ -31,9 +31,11 @@ HELLO = messages.Hello(
   incarnation=1,
   fingerprints={},
   versions=(),
+  crcs=(),
+  began=False,
   address='memory://0/1',
 )
-READY = messages.Ready()
+READY = messages.Ready(0, 'the test')
 
 
 class Server(control_server.ControlServer):

@@ -91,7 +91,7 @@ class Attacker(threading.Thread):
         # Without a hello, right after it, or as a learner that counts.
         honest = [
           wire.encode(small_syncer.hello(self._learner, incarnation)),
-          wire.encode(messages.Ready()),
+          wire.encode(messages.Ready(0, 'the test')),
         ][: self._rng.randrange(3)]
         self.sent += len(honest) + 1
         with contextlib.suppress(grpc.RpcError):
@@ -111,8 +111,8 @@ def test_fuzz_of_the_codec_and_the_machine():
     judge.handle(syncer_io.Heard(learner, incarnation, message), now_s)
 
   hear(HONEST, 1, small_syncer.hello(HONEST, 1))
-  hear(HONEST, 1, messages.Ready())
-  said = [messages.Ready()]  # To be replayed.
+  hear(HONEST, 1, messages.Ready(0, 'the test'))
+  said = [messages.Ready(0, 'the test')]  # To be replayed.
   for index, (kind, body) in enumerate(malice.bodies(SEED + 1, BY_DECODE)):
     for message in small_syncer.honest_step(index + 1):
       hear(HONEST, 1, message)
@@ -121,7 +121,7 @@ def test_fuzz_of_the_codec_and_the_machine():
       incarnations[learner] += 1
       hello = small_syncer.hello(learner, incarnations[learner])
       hear(learner, hello.incarnation, hello)
-      hear(learner, hello.incarnation, messages.Ready())
+      hear(learner, hello.incarnation, messages.Ready(0, 'the test'))
     try:
       message = wire.decode(body, messages.FROM_LEARNER)
     except wire.Malformed as malformed:
