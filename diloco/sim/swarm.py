@@ -83,6 +83,7 @@ def draw(seed: int) -> Scenario:
     transfer_s=rng.choice((0.001, 0.02, 0.2)),
     encode_s=rng.choice((0.001, 0.05)),
     reconnect_s=rng.choice((0.1, 0.5)),
+    slow_share=rng.choice((0.0, 0.0, 0.05)),
   )
   return Scenario(
     seed,
@@ -261,7 +262,8 @@ class Swarm:
     )
     members = dict(snapshot.members)
     ready = all(
-      m in members and members[m].ready for m in self.cluster.learners
+      m in members and members[m].ready and not members[m].leaving
+      for m in self.cluster.learners
     )
     return rounds and ready and not snapshot.lost
 
@@ -283,9 +285,18 @@ class Swarm:
 def run(seed: int) -> int:
   """Runs the scenario of a seed; the number of events.
 
+  Whatever goes wrong, how to see it again is printed first.
+
   Raises:
     Violation: an invariant does not hold.
   """
   swarm = Swarm(draw(seed))
-  swarm.run()
+  whole = False
+  try:
+    swarm.run()
+    whole = True
+  finally:
+    if not whole:
+      print(f'FAILED {swarm.scenario}')
+      print(f'rerun: python -m diloco.swarm --seed={seed}')
   return swarm.onlooker.events
