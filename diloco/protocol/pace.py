@@ -48,11 +48,6 @@ class PaceClock:
     """The run is known to have come this far."""
     self._step = max(self._step, step)
 
-  def reach(self, learner: int, clock: int, quorum: int):
-    """The clock is at `clock` at least."""
-    self._clocks[learner] = max(self._clocks[learner], clock)
-    self._raise_step(quorum)
-
   def advance(self, learner: int, steps: int, quorum: int):
     """`learner` reported `steps` more inner steps."""
     assert steps >= 0, f'{learner=} went back by {-steps} steps'

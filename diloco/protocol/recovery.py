@@ -140,15 +140,16 @@ def on_fragment_offered(
   """
   member = state.members[learner]
   session = learner, member.incarnation
+  handle = offered.payload.handle
   lost = state.lost.get(offered.fragment)
-  if lost is None or lost.asked != session:
-    state.retire(learner, offered.payload.handle)
+  if lost is None or lost.asked != session or lost.handle is not None:
+    state.retire(learner, handle)
     return
   p = offered.fragment
   as_said = offered.version == member.versions[p] > lost.held
   exact = offered.version == lost.version and lost.crc is not None
+  state.lost[p] = changed(lost, handle=handle)
   if not exact and not as_said:
-    state.retire(learner, offered.payload.handle)
     reason = f'version {offered.version} of fragment {p} is not what was asked'
     _failed(state, p, session, reason)
     return
@@ -170,6 +171,7 @@ def on_taken(state: State, event: syncer_io.FragmentTaken):
     return
   reason = f'fragment {event.fragment} at version {lost.version}'
   state.record('donated', event.learner, reason)
+  state.retire(event.learner, lost.handle)
   _found(state, event.fragment, lost.asked)
 
 
@@ -182,9 +184,11 @@ def on_failed(state: State, event: syncer_io.FragmentFailed):
 
 
 def _failed(state: State, p: int, session: tuple[int, int], reason: str):
+  lost = state.lost[p]
   state.record('pull_failed', session[0], reason)
-  tried = *state.lost[p].tried, session
-  state.lost[p] = changed(state.lost[p], asked=None, tried=tried)
+  state.retire(session[0], lost.handle)
+  tried = *lost.tried, session
+  state.lost[p] = changed(lost, asked=None, handle=None, tried=tried)
 
 
 def on_end_of_session(state: State, session: tuple[int, int]):
@@ -194,9 +198,11 @@ def on_end_of_session(state: State, session: tuple[int, int]):
   not asked any more is not listened to.
   """
   for p, lost in state.lost.items():
+    gone = lost.asked == session
     state.lost[p] = changed(
       lost,
-      asked=None if lost.asked == session else lost.asked,
+      asked=None if gone else lost.asked,
+      handle=None if gone else lost.handle,
       tried=tuple(s for s in lost.tried if s != session),
       wanted_by=tuple(m for m in lost.wanted_by if m != session[0]),
     )

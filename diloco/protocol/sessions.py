@@ -241,11 +241,6 @@ def on_offer(state: State, learner: int, offer: messages.Offer):
   if superseded and not state.is_pulling(learner, superseded):
     state.retire(learner, superseded.offer.payload.handle)
   state.discard_void(learner, offer.fragment)
-  if state.config.overlap_steps == 0 and not state.finishing:
-    # It waits there now. After a session was lost its clock may have fewer
-    # steps than it made; nobody would ever see the round become due.
-    due_step = offer.round * state.config.spacing_steps
-    state.pace.reach(learner, due_step, state.config.quorum)
 
 
 def _broken_rule(state: State, offer: messages.Offer) -> str | None:

@@ -29,8 +29,9 @@ def outliers(norms: Mapping[int, float], usual: float | None) -> dict[int, str]:
     usual: of this fragment in rounds before; None in the first.
   """
   if len(norms) >= JUDGES_MIN:
-    ranked = sorted(norms.values())
-    reference, whose = ranked[(len(ranked) - 1) // 2], "the round's median"
+    # The lower of two: half of a round may be wrong, and high.
+    reference = sorted(norms.values())[(len(norms) - 1) // 2]
+    whose = "the round's median"
   elif usual is not None:
     reference, whose = usual, 'what is usual'
   else:

@@ -143,6 +143,13 @@ class Cluster:
     for process in self.learners.values():
       self._disconnect(process, 'stream closed')
 
+  def stop_syncer(self):
+    """SIGSTOP: nobody hears of it, nothing is answered."""
+    self.syncer.stopped = True
+
+  def resume_syncer(self):
+    self.syncer.resume()
+
   def lose_disk(self):
     """The dead syncer's folder goes away, ledger and all."""
     assert not self.syncer.alive, 'the syncer is alive'
@@ -211,7 +218,8 @@ class Cluster:
 
   def reaches_syncer(self, learner: int) -> bool:
     """Whether a learner can open a stream to the syncer now."""
-    return self.syncer.alive and learner not in self.cut
+    syncer = self.syncer
+    return syncer.alive and not syncer.stopped and learner not in self.cut
 
   def reaches(self, learner: int, incarnation: int) -> bool:
     """Whether bytes can be pulled from a session's process now."""

@@ -5,6 +5,7 @@ from diloco.protocol import learner_io, messages, syncer_io
 from diloco.protocol.config import ProtocolConfig
 from diloco.sim.contents import crc_of
 from diloco.sim.invariants import Invariants, hold
+from diloco.sim.simulated_learner import OFFERS_MAX
 from diloco.sim.watch import Watch
 
 
@@ -132,8 +133,8 @@ class Onlooker(Watch):
     hold(waiting <= ids, '8: donations asked for', (process.id, waiting))
     given = len(process.donations)
     hold(given <= ids, '8: donations', (process.id, given))
-    # One per fragment and open round, and what is retired while on its way.
-    offers, most = len(process.offers), 2 * fragments + 8
+    # And one copy of each, where the syncer has lost it.
+    offers, most = len(process.offers), (OFFERS_MAX + 1) * fragments
     hold(offers <= most, '8: offers', (process.id, offers))
 
   # At rest ------------------------------------------------------------------

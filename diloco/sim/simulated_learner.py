@@ -14,6 +14,8 @@ from diloco.sim.contents import (
   crc_of,
 )
 
+OFFERS_MAX = 4  # Per fragment, that the syncer has not retired; as in a run.
+
 
 class SimulatedLearner:
   """The machine, its host's copy of Θ, its offers.
@@ -44,7 +46,7 @@ class SimulatedLearner:
     self.host_crcs = list(start.crcs)
     self.base_crcs = list(start.crcs)
     self.machine = Learner(cluster.config, RUN, learner, FINGERPRINTS, start)
-    self.offers: dict[int, messages.Payload] = {}
+    self.offers: dict[int, int | None] = {}  # The fragment, by handle.
     self.donations: dict[tuple[int, int], messages.StateOffered] = {}
     self._cluster = cluster
     self._unread: list[Callable[[], None]] = []  # While it is stopped.
@@ -243,9 +245,11 @@ class SimulatedLearner:
     sim.at(self._encoded_at_s, lambda: self.when_it_runs(encoded))
 
   def _offer(self, snapshot: learner_io.Snapshot):
+    if list(self.offers.values()).count(snapshot.fragment) >= OFFERS_MAX:
+      return  # The syncer is stopped; it will find these.
     handle = self._cluster.next_handle()
     payload = messages.Payload(handle, 'int4', 1, 0)
-    self.offers[handle] = payload
+    self.offers[handle] = snapshot.fragment
     fields = vars(snapshot)
     self._cluster.to_syncer(self, messages.Offer(**fields, payload=payload))
 
@@ -272,7 +276,7 @@ class SimulatedLearner:
 
   def _donate_fragment(self, p: int):
     payload = messages.Payload(self._cluster.next_handle(), 'f32', 1, 0)
-    self.offers[payload.handle] = payload
+    self.offers[payload.handle] = None  # Not for a round.
     offered = messages.FragmentOffered(p, self.host_versions[p], payload)
     self._cluster.to_syncer(self, offered)
 
@@ -330,7 +334,8 @@ class SimulatedLearner:
 
     def arrived() -> learner_io.Event:
       reason = why_not()
-      here = syncer.alive and self.id not in self._cluster.cut
+      up = syncer.alive and not syncer.stopped
+      here = up and self.id not in self._cluster.cut
       if not here or self._cluster.fails():
         reason = 'lost on the way'
       if reason is not None:

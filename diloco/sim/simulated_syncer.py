@@ -17,8 +17,10 @@ class SimulatedSyncer:
 
   def __init__(self, cluster, disk: Disk | None):
     self.alive = True
+    self.stopped = False
     self.disk = disk
     self._cluster = cluster
+    self._unread: list[syncer_io.Event] = []  # While it is stopped.
     self._wake_at_s: float | None = None
     run = cluster.config, RUN, FINGERPRINTS
     if disk is None:
@@ -32,11 +34,21 @@ class SimulatedSyncer:
     """One event: effects performed, the next wake-up set."""
     if not self.alive:
       return
+    if self.stopped:
+      self._unread.append(event)
+      return
     effects = self.machine.handle(event, self._cluster.sim.now)
     self._cluster.watch.at_syncer(self, event, effects)
     for effect in effects:
       self._perform(effect)
     self._wake_in_time()
+
+  def resume(self):
+    """Reads what came while it was stopped."""
+    self.stopped = False
+    unread, self._unread = self._unread, []
+    for event in unread:
+      self.deliver(event)
 
   def _wake_in_time(self):
     deadline = self.machine.deadline()

@@ -23,8 +23,9 @@ FAULTS = {
   'preempt': 3,
   'outlier': 2,
   'unusable': 2,
-  'newcomer': 2,  # An id that was not seen before.
+  'newcomer': 3,  # An id that was not seen before.
   'syncer': 5,  # Killed, or started again.
+  'stop_syncer': 3,  # Stopped, or resumed.
   'lose_disk': 1,  # The syncer's, ledger and all.
 }
 NEWCOMERS_MAX = 2
@@ -82,6 +83,7 @@ def draw(seed: int) -> Scenario:
     transfer_s=rng.choice((0.001, 0.02, 0.2)),
     encode_s=rng.choice((0.001, 0.05)),
     reconnect_s=rng.choice((0.1, 0.5)),
+    slow_share=rng.choice((0.0, 0.0, 0.05)),
   )
   return Scenario(
     seed,
@@ -118,7 +120,7 @@ def _draw_faults(rng: random.Random, ids: int) -> tuple[Fault, ...]:
   kinds, weights = list(FAULTS), list(FAULTS.values())
   calm_s = rng.choice((0.3, 1.0, 2.0))
   faults, at_s = [], 0.0
-  for _ in range(rng.randint(4, 16)):
+  for _ in range(rng.randint(4, 24)):
     at_s += rng.expovariate(1 / calm_s)
     kind = rng.choices(kinds, weights)[0]
     learner = rng.randrange(ids - NEWCOMERS_MAX)
@@ -166,6 +168,12 @@ class Swarm:
           cluster.kill_syncer()
         else:
           cluster.start_syncer()
+        return
+      case 'stop_syncer':
+        if cluster.syncer.stopped:
+          cluster.resume_syncer()
+        else:
+          cluster.stop_syncer()
         return
       case 'lose_disk':
         if not cluster.syncer.alive:
@@ -217,6 +225,7 @@ class Swarm:
     """The network is whole, nothing is lost, every process is up again."""
     cluster = self.cluster
     cluster.loss = 0.0
+    cluster.resume_syncer()
     if not cluster.syncer.alive:
       cluster.start_syncer()
     for learner, process in sorted(cluster.learners.items()):
@@ -253,7 +262,8 @@ class Swarm:
     )
     members = dict(snapshot.members)
     ready = all(
-      m in members and members[m].ready for m in self.cluster.learners
+      m in members and members[m].ready and not members[m].leaving
+      for m in self.cluster.learners
     )
     return rounds and ready and not snapshot.lost
 
@@ -275,9 +285,18 @@ class Swarm:
 def run(seed: int) -> int:
   """Runs the scenario of a seed; the number of events.
 
+  Whatever goes wrong, how to see it again is printed first.
+
   Raises:
     Violation: an invariant does not hold.
   """
   swarm = Swarm(draw(seed))
-  swarm.run()
+  whole = False
+  try:
+    swarm.run()
+    whole = True
+  finally:
+    if not whole:
+      print(f'FAILED {swarm.scenario}')
+      print(f'rerun: python -m diloco.swarm --seed={seed}')
   return swarm.onlooker.events

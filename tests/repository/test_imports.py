@@ -53,6 +53,7 @@ TABLE = {
     'diloco.transport.interface',
   },
   'diloco/sim': {'diloco.protocol', 'diloco.metrics', 'numpy'},
+  'diloco/swarm.py': {'diloco.sim', 'absl'},
   'diloco/runtime': LOW | CONFIG | {'absl', 'jax', 'numpy'},
   'diloco/config.py': CONFIG | {'diloco.protocol'},
   'diloco/config_values.py': CONFIG | {'diloco.protocol'},
