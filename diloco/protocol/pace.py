@@ -48,6 +48,12 @@ class PaceClock:
     """The run is known to have come this far."""
     self._step = max(self._step, step)
 
+  def all_reach(self, step: int):
+    """Everybody waits for this step: it has come."""
+    for learner, clock in self._clocks.items():
+      self._clocks[learner] = max(clock, step)
+    self.at_least(step)
+
   def advance(self, learner: int, steps: int, quorum: int):
     """`learner` reported `steps` more inner steps."""
     assert steps >= 0, f'{learner=} went back by {-steps} steps'

@@ -253,7 +253,7 @@ def _go_on_if_all_wait(state: State, offer: messages.Offer):
   """
   held = (x.offers.get(offer.fragment) for x in state.live().values())
   if all(x is not None and x.offer.round >= offer.round for x in held):
-    state.pace.at_least(offer.round * state.config.spacing_steps)
+    state.pace.all_reach(offer.round * state.config.spacing_steps)
 
 
 def _broken_rule(state: State, offer: messages.Offer) -> str | None:
