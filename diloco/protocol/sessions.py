@@ -22,7 +22,7 @@ def on_heard(state: State, event: syncer_io.Heard):
     state.record('zombie', learner, reason)
     state.emit(syncer_io.Drop(learner, incarnation, reason))
     return
-  state.change(learner, heard_s=state.now)
+  state.change(learner, heard_s=state.now, late=False)
   match event.message:
     case messages.Ready():
       on_ready(state, learner, event.message)

@@ -17,7 +17,7 @@ from diloco.protocol import messages, syncer_io
 from diloco.protocol.state import Ledger
 
 # Kinds of a record that count as refusals.
-REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale', 'outlier')
+REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale', 'late', 'outlier')
 
 
 @dataclasses.dataclass
