@@ -27,12 +27,14 @@ class Found:
     ended: the run was over already.
     versions: of each fragment, as it is here; learners may have newer ones.
     crcs: of their bytes.
+    published: what the tape must have of the last close; None: none has been.
   """
 
   machine: Syncer
   ended: bool
   versions: tuple[int, ...]
   crcs: tuple[int, ...]
+  published: dict | None
 
 
 class SyncerDisk:
@@ -67,6 +69,7 @@ class SyncerDisk:
     config = blueprint.config
     self._identity = {**blueprint.fingerprints, 'name': config.name}
     self._saved_round = 0
+    self._published: dict | None = None
 
   def begin(self) -> Found:
     """A new run, or the one that a dead process of this folder left.
@@ -79,7 +82,7 @@ class SyncerDisk:
     found = self._records.read_ledger()
     if found is None:
       versions = (0,) * config.protocol.fragments
-      return Found(Syncer(*run), False, versions, self._model.crcs())
+      return Found(Syncer(*run), False, versions, self._model.crcs(), None)
     ledger, counts, crcs = found
     differing = configs.differences(self._identity, counts['fingerprints'])
     if differing:
@@ -94,7 +97,10 @@ class SyncerDisk:
       held,
     )
     machine = Syncer.resume(*run, ledger, held, crcs)
-    return Found(machine, ledger.ended, held, self._model.crcs())
+    self._published = counts['published']
+    return Found(
+      machine, ledger.ended, held, self._model.crcs(), self._published
+    )
 
   def _restore_fragments(self, ledger: Ledger) -> tuple[int, ...]:
     fragments = range(len(ledger.versions))
@@ -114,7 +120,9 @@ class SyncerDisk:
       self._model.restore(p, states[p])
     return versions
 
-  def keep(self, ledger: Ledger, crcs: tuple[int, ...]):
+  def keep(
+    self, ledger: Ledger, crcs: tuple[int, ...], published: dict | None = None
+  ):
     """A round has closed: nobody may be told before this returns.
 
     The ledger at each close; the fragments, which are large, every so many,
@@ -124,7 +132,9 @@ class SyncerDisk:
     Args:
       ledger: of the machine.
       crcs: of every fragment at the ledger's versions.
+      published: what the tape will say of it; None: as before.
     """
+    self._published = published or self._published
     if ledger.ended:
       self.save(ledger)
       self._records.wait(CLOSE_S)
@@ -134,7 +144,11 @@ class SyncerDisk:
 
   def commit(self, ledger: Ledger, crcs: tuple[int, ...]):
     """Writes the ledger alone; see `keep`."""
-    counts = {'fingerprints': self._identity, 'board': self._board.counts()}
+    counts = {
+      'fingerprints': self._identity,
+      'board': self._board.counts(),
+      'published': self._published,
+    }
     self._records.write_ledger(ledger, counts, crcs)
 
   def save(self, ledger: Ledger):

@@ -28,7 +28,7 @@ from diloco.runtime.global_model import GlobalModel, Outcome
 from diloco.runtime.inbox import Inbox
 from diloco.runtime.peers import Key, Peer, Peers
 from diloco.runtime.syncer_disk import SyncerDisk
-from diloco.runtime.tape import Tape
+from diloco.runtime.tape import Tape, closing_line, line_of
 from diloco.runtime.tape_lines import Started
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.runtime.worker import Worker
@@ -77,6 +77,8 @@ class Syncing:
     self._found = self._disk.begin()
     self._machine, self._ended = self._found.machine, self._found.ended
     self._tape = Tape(workdir.tape)
+    if self._found.published:
+      self._tape.complete(self._found.published)
     if self._machine.whole:
       self._say_standing()
     self._inbox = Inbox(INBOX_MAX, SHARE_MAX)
@@ -334,7 +336,8 @@ class Syncing:
     outcome = self._outcomes.pop(effect.round)
     self._model.install(effect.fragment, outcome)
     # First what must not be forgotten, then what others will know of.
-    self._disk.keep(self._machine.ledger(), self._model.crcs())
+    published = line_of(closing_line(effect, outcome.crc))
+    self._disk.keep(self._machine.ledger(), self._model.crcs(), published)
     data, crc = outcome.data, outcome.crc
     codec, data_crc = self._blueprint.down.name, zlib.crc32(data)
     for key in effect.recipients:

@@ -7,7 +7,7 @@ import pathlib
 import time
 from collections.abc import Sequence
 
-from diloco.metrics.writer import cut_torn_line
+from diloco.metrics.writer import cut_torn_line, read_jsonl
 from diloco.protocol import learner_io, syncer_io
 from diloco.runtime import tape_lines
 
@@ -25,15 +25,31 @@ class Lines:
 
   def append(self, said):
     """`said` is of one of the classes of `tape_lines`."""
-    line = {
-      'time_s': time.time(),
-      'kind': type(said).__name__,
-      **dataclasses.asdict(said),
-    }
+    self.append_line(line_of(said))
+
+  def append_line(self, line: dict):
     self._file.write(json.dumps(line).encode() + b'\n')
 
   def close(self):
     self._file.close()
+
+
+def line_of(said) -> dict:
+  """What stands on a tape of one of the classes of `tape_lines`."""
+  return {
+    'time_s': time.time(),
+    'kind': type(said).__name__,
+    **dataclasses.asdict(said),
+  }
+
+
+def closing_line(effect: syncer_io.Publish, crc: int) -> tape_lines.Publish:
+  """What the tape says of a close; `crc` is of the resulting Θ_p."""
+  fields = {
+    field.name: getattr(effect, field.name)
+    for field in dataclasses.fields(effect)
+  }
+  return tape_lines.Publish(**fields, crc=crc)
 
 
 class Tape:
@@ -41,6 +57,21 @@ class Tape:
 
   def __init__(self, path: pathlib.Path):
     self._lines = Lines(path)
+    self._path = path
+
+  def complete(self, published: dict):
+    """Adds the last close, if its process died before it was on the tape.
+
+    Args:
+      published: its line, as the ledger has it.
+    """
+    rounds = [
+      line['round']
+      for line in read_jsonl(self._path)
+      if line['kind'] == published['kind']
+    ]
+    if max(rounds, default=0) < published['round']:
+      self._lines.append_line(published)
 
   def start(self, started: tape_lines.Started):
     """What this process goes on with: at its start, or once it took it in."""
@@ -55,12 +86,7 @@ class Tape:
     """
     match effect:
       case syncer_io.Publish():
-        fields = {
-          field.name: getattr(effect, field.name)
-          for field in dataclasses.fields(effect)
-        }
-        crc = crcs[effect.fragment]
-        self._lines.append(tape_lines.Publish(**fields, crc=crc))
+        self._lines.append(closing_line(effect, crcs[effect.fragment]))
       case (
         syncer_io.Greet()
         | syncer_io.Merge()
