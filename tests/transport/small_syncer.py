@@ -87,7 +87,7 @@ class Judge:
         match effect:
           case syncer_io.Pull():
             key = effect.round, effect.learner, effect.incarnation
-            events.append(syncer_io.Pulled(*key))
+            events.append(syncer_io.Pulled(*key, 1.0))
           case syncer_io.Merge():
             events.append(syncer_io.Merged(effect.round))
           case syncer_io.Publish():
