@@ -14,7 +14,7 @@ from tests.transport import credentials, small_syncer
 from tests.transport.small_syncer import GoodLearner, SmallSyncer
 
 HANDSHAKE_S = 1.0
-GONE_S = 30.0
+GONE_S = 60.0
 SOCKETS = 50
 SILENT = 10
 PREFACE = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n'
