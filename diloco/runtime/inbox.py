@@ -44,10 +44,10 @@ class Inbox(queue.Queue):
     share = self._shares.setdefault(
       source, threading.Semaphore(self._share_max)
     )
-    while not share.acquire(timeout=LOOK_EVERY_S):
-      if self._closing.is_set():
+    while not self._closing.is_set():
+      if share.acquire(timeout=LOOK_EVERY_S):
+        self.tell(item)
         return
-    self.tell(item)
 
   def was_read(self, source: Hashable) -> None:
     """Makes room for one more of `source`."""
