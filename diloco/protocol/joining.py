@@ -114,11 +114,16 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     reported=False,
   )
   for p, fragment in enumerate(state.fragments):
+    announced = welcome.versions[p]
+    # Offers die with their session: of one that no close has used, nothing
+    # counts as taken, and it may be made again.
+    used = announced > fragment.base
     core.set_fragment(
       p,
       coming=fragment.host,
-      announced=welcome.versions[p],
+      announced=announced,
       unlike=welcome.clean or welcome.crcs[p] != fragment.crc,
+      offered_step=fragment.offered_step if used else None,
     )
   if state.began:
     core.set(reported_step=state.completed_step)

@@ -156,7 +156,6 @@ class Swarm:
       self._apply(fault)
     self._heal()
     self._check_liveness()
-    self.onlooker.check_agreement(cluster)
 
   # The safety phase ---------------------------------------------------------
 
@@ -243,6 +242,10 @@ class Swarm:
       cluster.run(cluster.sim.now + LOOK_S)
       self._start_again()
       if self._got_on(before):
+        timing = self.scenario.timing
+        heard_s = 4 * timing.latency_s + 4 * timing.encode_s
+        cluster.run(cluster.sim.now + heard_s)
+        self.onlooker.check_at_rest(cluster)
         return
     if cluster.ended:
       self._check_end()
