@@ -212,7 +212,7 @@ def begin_when_complete(core: Core) -> bool:
   state = core.state
   if state.began or state.ceased or not state.connected or not state.settled:
     return False
-  if any(f.wanted or f.host != f.coming for f in state.fragments):
+  if not all(f.complete for f in state.fragments):
     return False
   core.send(messages.Ready(0, state.source))
   receiving.apply_received(core)

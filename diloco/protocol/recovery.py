@@ -124,11 +124,13 @@ def _newest_elsewhere(state: State, p: int, lost: LostFragment) -> int:
 
 
 def _go_on_with_less(state: State, p: int, lost: LostFragment):
-  reason = (
-    f'fragment {p}: nobody has version {lost.version}; goes on from {lost.held}'
-  )
-  state.record('lost', -1, reason)
+  _record_less(state, p, lost, f'{lost.held}')
   _found(state, p)
+
+
+def _record_less(state: State, p: int, lost: LostFragment, newest: str):
+  nobody = f'fragment {p}: nobody has version {lost.version}'
+  state.record('lost', -1, f'{nobody}; goes on from {newest}')
 
 
 def on_fragment_offered(
@@ -140,27 +142,20 @@ def on_fragment_offered(
   """
   member = state.members[learner]
   session = learner, member.incarnation
-  handle = offered.payload.handle
   lost = state.lost.get(offered.fragment)
-  if lost is None or lost.asked != session or lost.handle is not None:
-    state.retire(learner, handle)
+  if lost is None or lost.asked != session or lost.offered is not None:
+    state.retire(learner, offered.payload.handle)
     return
   p = offered.fragment
   as_said = offered.version == member.versions[p] > lost.held
   exact = offered.version == lost.version and lost.crc is not None
-  state.lost[p] = changed(lost, handle=handle)
+  state.lost[p] = changed(lost, offered=offered)
   if not exact and not as_said:
     reason = f'version {offered.version} of fragment {p} is not what was asked'
     _failed(state, p, session, reason)
     return
   # Of an older version the learner's own word is all that there is.
   crc = lost.crc if exact else member.crcs[p]
-  if offered.version < lost.version:
-    reason = (
-      f'fragment {p}: nobody has version {lost.version}; goes on from '
-      f'{offered.version} of learner {learner}'
-    )
-    state.record('lost', -1, reason)
   state.emit(syncer_io.TakeFragment(*session, lost.version, crc, offered))
 
 
@@ -169,10 +164,14 @@ def on_taken(state: State, event: syncer_io.FragmentTaken):
   lost = state.lost.get(event.fragment)
   if lost is None or lost.asked != (event.learner, event.incarnation):
     return
-  reason = f'fragment {event.fragment} at version {lost.version}'
-  state.record('donated', event.learner, reason)
-  state.retire(event.learner, lost.handle)
-  _found(state, event.fragment)
+  p, version = event.fragment, lost.offered.version
+  state.retire(event.learner, lost.offered.payload.handle)
+  if version < lost.version:
+    _record_less(state, p, lost, f'{version} of learner {event.learner}')
+  else:
+    reason = f'fragment {p} at version {version}'
+    state.record('donated', event.learner, reason)
+  _found(state, p)
 
 
 def on_failed(state: State, event: syncer_io.FragmentFailed):
@@ -186,9 +185,9 @@ def on_failed(state: State, event: syncer_io.FragmentFailed):
 def _failed(state: State, p: int, session: tuple[int, int], reason: str):
   lost = state.lost[p]
   state.record('pull_failed', session[0], reason)
-  state.retire(session[0], lost.handle)
+  state.retire(session[0], lost.offered.payload.handle)
   tried = *lost.tried, session
-  state.lost[p] = changed(lost, asked=None, handle=None, tried=tried)
+  state.lost[p] = changed(lost, asked=None, offered=None, tried=tried)
 
 
 def on_end_of_session(state: State, session: tuple[int, int]):
@@ -202,7 +201,7 @@ def on_end_of_session(state: State, session: tuple[int, int]):
     state.lost[p] = changed(
       lost,
       asked=None if gone else lost.asked,
-      handle=None if gone else lost.handle,
+      offered=None if gone else lost.offered,
       tried=tuple(s for s in lost.tried if s != session),
       wanted_by=tuple(m for m in lost.wanted_by if m != session[0]),
     )
