@@ -9,6 +9,8 @@ that nobody brings in time goes on from the newest copy that there is, under
 the number that it had: versions never fall (design: §3, Syncer restart).
 """
 
+from collections.abc import Collection
+
 from diloco.protocol import messages, patience, syncer_io
 from diloco.protocol.state import LostFragment, State
 from diloco.protocol.values import changed
@@ -90,7 +92,7 @@ def ask(state: State):
       request = messages.DonateFragment(p, version)
       state.send(holders[0][0], request)
     elif late:
-      _go_on_with_less(state, p, lost)
+      _go_on_with_less(state, p, lost, f'{lost.held}')
 
 
 def _holders(
@@ -123,14 +125,14 @@ def _newest_elsewhere(state: State, p: int, lost: LostFragment) -> int:
   return max([lost.held, *versions])
 
 
-def _go_on_with_less(state: State, p: int, lost: LostFragment):
-  _record_less(state, p, lost, f'{lost.held}')
-  _found(state, p)
-
-
-def _record_less(state: State, p: int, lost: LostFragment, newest: str):
+def _go_on_with_less(state: State, p: int, lost: LostFragment, newest: str):
   nobody = f'fragment {p}: nobody has version {lost.version}'
   state.record('lost', -1, f'{nobody}; goes on from {newest}')
+  # Nobody but those who could not be pulled from: they must go along.
+  astray = {
+    m for m, x in state.members.items() if x.versions[p] == lost.version
+  }
+  _found(state, p, {*lost.wanted_by, *astray})
 
 
 def on_fragment_offered(
@@ -167,11 +169,11 @@ def on_taken(state: State, event: syncer_io.FragmentTaken):
   p, version = event.fragment, lost.offered.version
   state.retire(event.learner, lost.offered.payload.handle)
   if version < lost.version:
-    _record_less(state, p, lost, f'{version} of learner {event.learner}')
+    _go_on_with_less(state, p, lost, f'{version} of learner {event.learner}')
   else:
     reason = f'fragment {p} at version {version}'
     state.record('donated', event.learner, reason)
-  _found(state, p)
+    _found(state, p, lost.wanted_by)
 
 
 def on_failed(state: State, event: syncer_io.FragmentFailed):
@@ -217,10 +219,10 @@ def postpone(state: State, learner: int, p: int) -> bool:
   return True
 
 
-def _found(state: State, p: int):
+def _found(state: State, p: int, serve_to: Collection[int]):
   lost = state.lost.pop(p)
   state.emit(syncer_io.Relabel(p, lost.version))
-  for learner in lost.wanted_by:
+  for learner in sorted(serve_to):
     incarnation = state.members[learner].incarnation
     reason = f'fragment {p} is here again'
     state.emit(syncer_io.Serve(learner, incarnation, p, reason))

@@ -19,6 +19,7 @@ class Onlooker(Watch):
   def __init__(self, config: ProtocolConfig):
     self.events = 0
     self._config = config
+    self._syncer = None
     self._invariants = Invariants(config)
     self._theta = {(p, 0, crc_of(p, 0)) for p in range(config.fragments)}
     self._processes: dict[int, object] = {}  # By incarnation.
@@ -36,6 +37,7 @@ class Onlooker(Watch):
   # The syncer ---------------------------------------------------------------
 
   def syncer_started(self, syncer):
+    self._syncer = syncer
     ledger = syncer.disk.ledger if syncer.disk else None
     self._invariants.restarted(ledger)
     accounts = ledger.accounts if ledger else ()
@@ -113,6 +115,17 @@ class Onlooker(Watch):
     self._check_host(process)
     self._check_bounds(process)
 
+  def _check_same_bytes(self, process):
+    """5: at the first step, what both hold is the same."""
+    syncer = self._syncer
+    if not syncer.alive or not syncer.machine.whole:
+      return
+    versions = syncer.machine.snapshot().versions
+    for p, version in enumerate(process.host_versions):
+      if version == versions[p]:
+        same = process.host_crcs[p] == syncer.crcs[p]
+        hold(same, '5: begins with other bytes', (process.id, p, version))
+
   def _check_effect(self, process, effect: learner_io.Effect):
     match effect:
       case learner_io.Begin(position=position):
@@ -121,6 +134,7 @@ class Onlooker(Watch):
         where = process.id, recorded, position, trained
         hold(recorded <= position, 'data are repeated', where)
         hold(position <= trained, 'data are skipped', where)
+        self._check_same_bytes(process)
       case learner_io.DonateState():
         fact = process.training
         hold(fact, 'donates without a bootstrap of its own', process.id)
