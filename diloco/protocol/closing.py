@@ -152,7 +152,9 @@ def _grace_s(state: State) -> float:
 def _conclude(state: State, round_: Round):
   """All pulls are over: merge if it is this round's turn, or collect again."""
   round_ = pulling.refuse_outliers(state, round_)
-  if not state.finishing and len(round_.pulled) < state.quorum_now():
+  live = state.live()
+  enough = round_.pulled & live.keys() if live else round_.pulled
+  if not state.finishing and len(enough) < state.quorum_now():
     round_ = state.put(round_, stage=Stage.COLLECTING, closes_at_s=None)
     return
   if round_.number != state.closed_round + 1:

@@ -116,11 +116,16 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     reported=False,
   )
   for p, fragment in enumerate(state.fragments):
+    announced = welcome.versions[p]
+    # Offers die with their session: of one that no close has used, nothing
+    # counts as taken, and it may be made again.
+    used = announced > fragment.base
     core.set_fragment(
       p,
       coming=fragment.host,
-      announced=welcome.versions[p],
+      announced=announced,
       unlike=welcome.clean or welcome.crcs[p] != fragment.crc,
+      offered_step=fragment.offered_step if used else None,
     )
   if state.began:
     core.set(reported_step=state.completed_step)
@@ -209,7 +214,7 @@ def begin_when_complete(core: Core) -> bool:
   state = core.state
   if state.began or state.ceased or not state.connected or not state.settled:
     return False
-  if any(f.wanted or f.host != f.coming for f in state.fragments):
+  if not all(f.complete for f in state.fragments):
     return False
   core.send(messages.Ready(0, state.source))
   receiving.apply_received(core)

@@ -199,7 +199,7 @@ class Learner:
     state = self._core.state
     if not state.done or state.left:
       return
-    if any(f.wanted or f.host != f.coming for f in state.fragments):
+    if not all(f.complete for f in state.fragments):
       return
     self._core.send(messages.Goodbye('run is over'))
     self._core.leave('run is over')
@@ -287,7 +287,7 @@ class Learner:
     state = self._core.state
     return state.connected and (
       state.closed_known < state.last_offered
-      or any(f.wanted or f.coming > f.base for f in state.fragments)
+      or not all(f.current for f in state.fragments)
     )
 
   # Offers -------------------------------------------------------------------
@@ -334,7 +334,7 @@ class Learner:
     c_steps = state.step - fragment.from_step
     if c_steps < 1:
       return False
-    if fragment.wanted or fragment.coming > fragment.base:
+    if not fragment.current:
       return False  # What was merged of this base may be on its way back.
     self._core.effects.append(
       learner_io.Snapshot(

@@ -30,6 +30,16 @@ class Fragment:
   ask_at_s: float | None = None  # When it will be; None: it is.
   asked_at_s: float = float('-inf')
 
+  @property
+  def complete(self) -> bool:
+    """Whether the host holds all that it has been told of."""
+    return not (self.wanted or self.unlike) and self.host == self.coming
+
+  @property
+  def current(self) -> bool:
+    """Whether θ_p was set to that."""
+    return self.complete and self.base == self.host
+
 
 @dataclasses.dataclass(frozen=True)
 class Donation:

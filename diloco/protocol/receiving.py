@@ -66,7 +66,7 @@ def on_rebuilt(core: Core, event: learner_io.Rebuilt):
 def on_fetch_failed(core: Core, event: learner_io.FetchFailed):
   """Asks for the full fragment, unless something newer is on its way."""
   fragment = core.state.fragments[event.fragment]
-  if event.version < fragment.coming or event.version <= fragment.host:
+  if event.version < fragment.coming or fragment.complete:
     return  # A later fetch is under way, or has been done.
   core.set_fragment(event.fragment, coming=fragment.host)
   if core.state.connected:

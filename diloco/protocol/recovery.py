@@ -9,6 +9,8 @@ that nobody brings in time goes on from the newest copy that there is, under
 the number that it had: versions never fall (design: §3, Syncer restart).
 """
 
+from collections.abc import Collection
+
 from diloco.protocol import messages, patience, syncer_io
 from diloco.protocol.state import LostFragment, State
 from diloco.protocol.values import changed
@@ -90,7 +92,7 @@ def ask(state: State):
       request = messages.DonateFragment(p, version)
       state.send(holders[0][0], request)
     elif late:
-      _go_on_with_less(state, p, lost)
+      _go_on_with_less(state, p, f'{lost.held}', None)
 
 
 def _holders(
@@ -123,12 +125,17 @@ def _newest_elsewhere(state: State, p: int, lost: LostFragment) -> int:
   return max([lost.held, *versions])
 
 
-def _go_on_with_less(state: State, p: int, lost: LostFragment):
-  reason = (
-    f'fragment {p}: nobody has version {lost.version}; goes on from {lost.held}'
-  )
-  state.record('lost', -1, reason)
-  _found(state, p, None)
+def _go_on_with_less(
+  state: State, p: int, newest: str, taken_of: tuple[int, int] | None
+):
+  lost = state.lost[p]
+  nobody = f'fragment {p}: nobody has version {lost.version}'
+  state.record('lost', -1, f'{nobody}; goes on from {newest}')
+  # Nobody but those who could not be pulled from: they must go along.
+  astray = {
+    m for m, x in state.members.items() if x.versions[p] == lost.version
+  }
+  _found(state, p, taken_of, {*lost.wanted_by, *astray})
 
 
 def on_fragment_offered(
@@ -140,27 +147,20 @@ def on_fragment_offered(
   """
   member = state.members[learner]
   session = learner, member.incarnation
-  handle = offered.payload.handle
   lost = state.lost.get(offered.fragment)
-  if lost is None or lost.asked != session or lost.handle is not None:
-    state.retire(learner, handle)
+  if lost is None or lost.asked != session or lost.offered is not None:
+    state.retire(learner, offered.payload.handle)
     return
   p = offered.fragment
   as_said = offered.version == member.versions[p] > lost.held
   exact = offered.version == lost.version and lost.crc is not None
-  state.lost[p] = changed(lost, handle=handle)
+  state.lost[p] = changed(lost, offered=offered)
   if not exact and not as_said:
     reason = f'version {offered.version} of fragment {p} is not what was asked'
     _failed(state, p, session, reason)
     return
   # Of an older version the learner's own word is all that there is.
   crc = lost.crc if exact else member.crcs[p]
-  if offered.version < lost.version:
-    reason = (
-      f'fragment {p}: nobody has version {lost.version}; goes on from '
-      f'{offered.version} of learner {learner}'
-    )
-    state.record('lost', -1, reason)
   state.emit(syncer_io.TakeFragment(*session, lost.version, crc, offered))
 
 
@@ -169,10 +169,15 @@ def on_taken(state: State, event: syncer_io.FragmentTaken):
   lost = state.lost.get(event.fragment)
   if lost is None or lost.asked != (event.learner, event.incarnation):
     return
-  reason = f'fragment {event.fragment} at version {lost.version}'
-  state.record('donated', event.learner, reason)
-  state.retire(event.learner, lost.handle)
-  _found(state, event.fragment, lost.asked)
+  p, version = event.fragment, lost.offered.version
+  state.retire(event.learner, lost.offered.payload.handle)
+  if version < lost.version:
+    newest = f'{version} of learner {event.learner}'
+    _go_on_with_less(state, p, newest, lost.asked)
+  else:
+    reason = f'fragment {p} at version {version}'
+    state.record('donated', event.learner, reason)
+    _found(state, p, lost.asked, lost.wanted_by)
 
 
 def on_failed(state: State, event: syncer_io.FragmentFailed):
@@ -186,9 +191,9 @@ def on_failed(state: State, event: syncer_io.FragmentFailed):
 def _failed(state: State, p: int, session: tuple[int, int], reason: str):
   lost = state.lost[p]
   state.record('pull_failed', session[0], reason)
-  state.retire(session[0], lost.handle)
+  state.retire(session[0], lost.offered.payload.handle)
   tried = *lost.tried, session
-  state.lost[p] = changed(lost, asked=None, handle=None, tried=tried)
+  state.lost[p] = changed(lost, asked=None, offered=None, tried=tried)
 
 
 def on_end_of_session(state: State, session: tuple[int, int]):
@@ -202,7 +207,7 @@ def on_end_of_session(state: State, session: tuple[int, int]):
     state.lost[p] = changed(
       lost,
       asked=None if gone else lost.asked,
-      handle=None if gone else lost.handle,
+      offered=None if gone else lost.offered,
       tried=tuple(s for s in lost.tried if s != session),
       wanted_by=tuple(m for m in lost.wanted_by if m != session[0]),
     )
@@ -218,10 +223,15 @@ def postpone(state: State, learner: int, p: int) -> bool:
   return True
 
 
-def _found(state: State, p: int, taken_of: tuple[int, int] | None):
+def _found(
+  state: State,
+  p: int,
+  taken_of: tuple[int, int] | None,
+  serve_to: Collection[int],
+):
   lost = state.lost.pop(p)
   state.emit(syncer_io.Relabel(p, lost.version, taken_of))
-  for learner in lost.wanted_by:
+  for learner in sorted(serve_to):
     incarnation = state.members[learner].incarnation
     reason = f'fragment {p} is here again'
     state.emit(syncer_io.Serve(learner, incarnation, p, reason))

@@ -150,5 +150,7 @@ def decide(
   )
   if not candidates:
     return Decision(False, (), False, 'no live learner')
-  reason = f'{len(admitted)}/{quorum} offers, {len(live)} live'
-  return Decision(len(admitted) >= quorum, admitted, complete, reason)
+  # Who leaves is taken along; the round is not closed for it alone.
+  enough = [m for m in admitted if candidates[m].clock is not None or not live]
+  reason = f'{len(enough)}/{quorum} offers, {len(live)} live'
+  return Decision(len(enough) >= quorum, admitted, complete, reason)

@@ -21,7 +21,7 @@ class LostFragment:
   crc: int | None  # Of its bytes then; None: not known.
   held: int  # The version that is here.
   asked: tuple[int, int] | None = None  # The session asked to donate it.
-  handle: int | None = None  # Of what it has offered.
+  offered: messages.FragmentOffered | None = None  # By that session.
   tried: tuple[tuple[int, int], ...] = ()  # Those that were, in vain.
   wanted_by: tuple[int, ...] = ()  # Who waits for it, in ascending id.
 

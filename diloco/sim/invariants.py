@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold after every event at the syncer, whatever happened (§3)."""
 
-from diloco.protocol import messages, recovery, syncer_io
+from diloco.protocol import messages, patience, recovery, syncer_io
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.state import Ledger, Snapshot
 
@@ -40,6 +40,8 @@ class Invariants:
     hold(ledger.versions == now, '1: versions of the ledger', (ledger, now))
     self._step, self._closed_round = ledger.step, ledger.closed_round
     self._left_clocks = dict(ledger.clocks)
+    # What happened after the last close is forgotten with the process.
+    self._quarantined = {m for m, a in ledger.accounts if a.quarantined}
 
   def check(
     self,
@@ -54,6 +56,7 @@ class Invariants:
     self._check_progress(snapshot)
     self._check_clocks(event, snapshot)
     self._check_bounds(snapshot)
+    self._check_silence(snapshot)
 
   def _forget_all(self):
     """A ledger that is lost takes with it what was merged."""
@@ -199,7 +202,7 @@ class Invariants:
       fact = clock <= max(snapshot.step, most, due)
       hold(fact, f'3: the clock of learner {learner}', (before, event, clock))
     if snapshot.step > self._step and not self._is_told(event):
-      most = max(clocks.values(), default=0)
+      most = max([*clocks.values(), *self._clocks.values()], default=0)
       hold(snapshot.step <= most, '3: t is ahead of every clock', snapshot)
     self._step = snapshot.step
     for learner in self._clocks.keys() - clocks.keys():
@@ -228,6 +231,15 @@ class Invariants:
       case syncer_io.Heard(message=messages.Hello() | messages.HandedIn()):
         return True
     return False
+
+  def _check_silence(self, snapshot: Snapshot):
+    """7: nobody is waited for who is not there."""
+    if snapshot.last_round is not None:
+      return
+    for learner, member in snapshot.members:
+      silent_s = snapshot.now - member.heard_s
+      most_s = patience.silence_max_s(member.step_s, self._config.patience)
+      hold(silent_s < most_s, '7: silent and still here', (learner, silent_s))
 
   def _check_bounds(self, snapshot: Snapshot):
     """8: what is kept is bounded by M, the ids that ever came, and by P."""

@@ -19,6 +19,7 @@ class Onlooker(Watch):
   def __init__(self, config: ProtocolConfig):
     self.events = 0
     self._config = config
+    self._syncer = None
     self._invariants = Invariants(config)
     self._theta = {(p, 0, crc_of(p, 0)) for p in range(config.fragments)}
     self._processes: dict[int, object] = {}  # By incarnation.
@@ -28,20 +29,28 @@ class Onlooker(Watch):
     self._merged_tokens: dict[int, int] = {}
     self._trained_to: dict[int, int] = {}  # Position in the data.
     self._recorded_to: dict[int, int] = {}  # Likewise, as the syncer knows it.
+    self._ledger_crcs: dict[int, tuple[int, int]] = {}  # By fragment.
+    self._taking: dict[int, int] = {}  # The version, by fragment.
     # Of each process and fragment, the own step up to which it was merged.
     self._merged_to: dict[tuple[object, int], int] = {}
 
   # The syncer ---------------------------------------------------------------
 
   def syncer_started(self, syncer):
+    self._syncer = syncer
     ledger = syncer.disk.ledger if syncer.disk else None
     self._invariants.restarted(ledger)
-    self._recorded_to = (
-      {m: a.position for m, a in ledger.accounts} if ledger else {}
-    )
+    accounts = ledger.accounts if ledger else ()
+    self._recorded_to = {m: account.position for m, account in accounts}
     if ledger is None:
       self._merged_to.clear()
       self._merged_tokens.clear()
+
+    disk = syncer.disk
+    self._ledger_crcs = (
+      dict(enumerate(zip(disk.ledger.versions, disk.crcs))) if disk else {}
+    )
+    self._taking.clear()
 
   def theta(self, fragment: int, version: int, crc: int):
     self._theta.add((fragment, version, crc))
@@ -56,9 +65,22 @@ class Onlooker(Watch):
         if member is not None and member.incarnation == event.incarnation:
           self._recorded_to[event.learner] = position
     for effect in effects:
-      if isinstance(effect, syncer_io.Publish):
-        for share in effect.shares:
-          self._check_merged(share, effect.fragment)
+      match effect:
+        case syncer_io.Publish():
+          for share in effect.shares:
+            self._check_merged(share, effect.fragment)
+        case syncer_io.TakeFragment(offered=offered):
+          self._taking[offered.fragment] = offered.version
+        case syncer_io.Relabel(fragment=p, version=version):
+          if isinstance(event, syncer_io.FragmentTaken):
+            self._check_recovered(p, version, syncer.crcs[p])
+
+  def _check_recovered(self, p: int, version: int, crc: int):
+    """What was taken at its own version is what the ledger speaks of."""
+    if self._taking.get(p) == version:
+      known, expected = self._ledger_crcs.get(p, (None, None))
+      fact = known != version or crc == expected
+      hold(fact, '5: recovered other bytes', (p, version))
 
   def _check_merged(self, share: syncer_io.Share, p: int):
     process = self._processes[share.incarnation]
@@ -93,6 +115,17 @@ class Onlooker(Watch):
     self._check_host(process)
     self._check_bounds(process)
 
+  def _check_same_bytes(self, process):
+    """5: at the first step, what both hold is the same."""
+    syncer = self._syncer
+    if not syncer.alive or not syncer.machine.whole:
+      return
+    versions = syncer.machine.snapshot().versions
+    for p, version in enumerate(process.host_versions):
+      if version == versions[p]:
+        same = process.host_crcs[p] == syncer.crcs[p]
+        hold(same, '5: begins with other bytes', (process.id, p, version))
+
   def _check_effect(self, process, effect: learner_io.Effect):
     match effect:
       case learner_io.Begin(position=position):
@@ -101,6 +134,7 @@ class Onlooker(Watch):
         where = process.id, recorded, position, trained
         hold(recorded <= position, 'data are repeated', where)
         hold(position <= trained, 'data are skipped', where)
+        self._check_same_bytes(process)
       case learner_io.DonateState():
         fact = process.training
         hold(fact, 'donates without a bootstrap of its own', process.id)
@@ -128,23 +162,31 @@ class Onlooker(Watch):
 
   def _check_bounds(self, process):
     """8: what a process holds for others is bounded by M and P."""
-    ids, fragments = len(self._trained_tokens) + 8, self._config.fragments
+    # Per newcomer one, and one that is being withdrawn.
+    most = 2 * len({x.id for x in self._processes.values()})
     waiting = len(process.machine.snapshot().donations)
-    hold(waiting <= ids, '8: donations asked for', (process.id, waiting))
+    hold(waiting <= most, '8: donations asked for', (process.id, waiting))
     given = len(process.donations)
-    hold(given <= ids, '8: donations', (process.id, given))
+    hold(given <= most, '8: donations', (process.id, given))
     # And one copy of each, where the syncer has lost it.
-    offers, most = len(process.offers), (OFFERS_MAX + 1) * fragments
+    most = (OFFERS_MAX + 1) * self._config.fragments
+    offers = len(process.offers)
     hold(offers <= most, '8: offers', (process.id, offers))
 
   # At rest ------------------------------------------------------------------
 
-  def check_agreement(self, cluster):
-    """5, to the letter: the same bytes wherever the same version is."""
+  def check_at_rest(self, cluster):
+    """Everybody is ready, and what was said has been heard.
+
+    5, to the letter: the same bytes wherever the same version is. 8: nothing
+    is kept for newcomers that are none any more.
+    """
     versions = cluster.syncer.machine.snapshot().versions
     for m, process in sorted(cluster.learners.items()):
       if process.gone:
         continue
+      donations = process.donations, process.machine.snapshot().donations
+      hold(not any(donations), '8: donations at rest', (m, donations))
       for p, version in enumerate(versions):
         if process.host_versions[p] == version:
           same = process.host_crcs[p] == cluster.syncer.crcs[p]

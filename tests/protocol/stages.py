@@ -43,6 +43,7 @@ class SyncerStage:
     self._machine = Syncer(self._config, RUN, FINGERPRINTS)
     self._now = 0.0
     self._handle = 0
+    self._ledger = None  # Of the last close.
     self._steps: dict[int, int] = {}
     self._incarnations: dict[int, int] = {}
 
@@ -56,6 +57,8 @@ class SyncerStage:
     for learner in learners or [None]:
       for event in getattr(self, f'_{command}')(learner, **options):
         effects = self._machine.handle(event, self._now)
+        if any(isinstance(e, syncer_io.Publish) for e in effects):
+          self._ledger = self._machine.ledger()
         lines += [reading.of_syncer(effect) for effect in effects]
     return lines
 
@@ -73,26 +76,69 @@ class SyncerStage:
     return lines
 
   def _join(self, learner, **fingerprints):
+    """Hello and, unless it is refused, ready."""
     incarnation = self._incarnations.get(learner, 0) + 1
     self._incarnations[learner] = incarnation
-    self._steps[learner] = 0
     yield from self._hello(learner, incarnation, **fingerprints)
     if not fingerprints:
-      yield self._heard(learner, messages.Ready(0, 'the seed'))
+      yield from self._ready(learner)
 
-  def _hello(self, learner, incarnation, **fingerprints):
+  def _hello(
+    self,
+    learner,
+    incarnation,
+    versions=None,
+    other=(),
+    began=False,
+    **fingerprints,
+  ):
+    """A new session. `other`: fragments of which it has other bytes."""
+    self._steps.setdefault(learner, 0)
+    versions = versions or (0,) * self._config.fragments
+    crcs = [crc_of(p, v) + (p in other) for p, v in enumerate(versions)]
     hello = messages.Hello(
       messages.PROTOCOL_VERSION,
       RUN,
       learner,
       incarnation,
       {**FINGERPRINTS, **fingerprints},
-      (0,) * self._config.fragments,
-      tuple(crc_of(p, 0) for p in range(self._config.fragments)),
-      began=False,
+      versions,
+      tuple(crcs),
+      began,
       address='address',
     )
     yield self._heard(learner, hello, incarnation)
+
+  def _ready(self, learner, steps_away=0, source='the seed'):
+    yield self._heard(learner, messages.Ready(steps_away, source))
+
+  def _come(self, learner, versions=None, other=(), began=False):
+    """A hello of the incarnation after the last."""
+    incarnation = self._incarnations.get(learner, 0) + 1
+    self._incarnations[learner] = incarnation
+    yield from self._hello(learner, incarnation, versions, other, began)
+
+  def _want_state(self, learner, reason='joins'):
+    yield self._heard(learner, messages.WantState(reason))
+
+  def _offer_state(self, learner, to, step=10):
+    versions = self._machine.snapshot().versions
+    offered = messages.StateOffered(
+      to,
+      self._incarnations[to],
+      versions,
+      tuple(crc_of(p, v) for p, v in enumerate(versions)),
+      step,
+      tuple(messages.Payload(p, 'f32', 1, 0) for p in range(len(versions) + 1)),
+      'address',
+    )
+    yield self._heard(learner, offered)
+
+  def _leave(self, learner):
+    yield self._heard(learner, messages.Leaving())
+
+  def _goodbye(self, learner, reason='stopped'):
+    yield self._heard(learner, messages.Goodbye(reason))
 
   def _step(self, learner, count=1, step_s=1.0):
     for _ in range(count):
@@ -119,9 +165,39 @@ class SyncerStage:
   def _pulled(self, learner, round, norm=1.0):
     yield syncer_io.Pulled(round, learner, self._incarnations[learner], norm)
 
-  def _fail(self, learner, round):
+  def _fail(self, learner, round, unusable=False):
     incarnation = self._incarnations[learner]
-    yield syncer_io.PullFailed(round, learner, incarnation, 'timed out', False)
+    reason = 'not finite' if unusable else 'timed out'
+    yield syncer_io.PullFailed(round, learner, incarnation, reason, unusable)
+
+  def _restart(self, _, held=None):
+    """A new process, with the ledger and a checkpoint of these versions."""
+    ledger = self._ledger
+    crcs = tuple(crc_of(p, v) for p, v in enumerate(ledger.versions))
+    held = held or ledger.versions
+    self._machine = Syncer.resume(
+      self._config, RUN, FINGERPRINTS, ledger, held, crcs
+    )
+    return ()
+
+  def _start_anew(self, _):
+    """A new process that finds nothing on its disk."""
+    self._machine = Syncer(self._config, RUN, FINGERPRINTS)
+    return ()
+
+  def _offer_fragment(self, learner, fragment, version):
+    self._handle += 1
+    payload = messages.Payload(self._handle, 'f32', 1, 0)
+    offered = messages.FragmentOffered(fragment, version, payload)
+    yield self._heard(learner, offered)
+
+  def _taken(self, learner, fragment):
+    incarnation = self._incarnations[learner]
+    yield syncer_io.FragmentTaken(fragment, learner, incarnation)
+
+  def _take_fails(self, learner, fragment):
+    session = learner, self._incarnations[learner]
+    yield syncer_io.FragmentFailed(fragment, *session, 'timed out')
 
   def _merged(self, _, round):
     yield syncer_io.Merged(round)
@@ -132,12 +208,22 @@ class SyncerStage:
   def _hand_in(self, learner):
     yield self._heard(learner, messages.HandedIn())
 
+  def _alive(self, learner):
+    yield self._heard(learner, messages.Alive())
+
   def _lose(self, learner):
     incarnation = self._incarnations[learner]
     yield syncer_io.Lost(learner, incarnation, 'stream closed')
 
   def _tick(self, _):
     yield syncer_io.Tick()
+
+  def _wait(self, _, until):
+    """Time passes; the machine is woken up when it wants to be."""
+    while self._machine.deadline() <= until:
+      self._now = max(self._now, self._machine.deadline())
+      yield syncer_io.Tick()
+    self._now = until
 
   def _heard(self, learner, message, incarnation=None):
     incarnation = incarnation or self._incarnations[learner]
@@ -147,10 +233,9 @@ class SyncerStage:
 class LearnerStage:
   """One learner machine, id 0; the author plays the syncer."""
 
-  def __init__(self, **options):
+  def __init__(self, saved_at=None, saved_versions=(), **options):
     self._config = config_of(options)
-    crcs = tuple(crc_of(p, 0) for p in range(self._config.fragments))
-    start = Start.from_seed(crcs)
+    start = self._start(saved_at, saved_versions)
     self._machine = Learner(self._config, RUN, 0, FINGERPRINTS, start)
     self._now = 0.0
     self._handle = 0
@@ -174,6 +259,22 @@ class LearnerStage:
       f'own step {state.step}, global step {state.global_step}, '
       f'θ from versions {bases}, lead {state.lead}'
     ]
+
+  def _start(self, saved_at: int | None, versions: tuple[int, ...]) -> Start:
+    """From its seed, or from its own checkpoint of step `saved_at`."""
+    fragments = range(self._config.fragments)
+    if saved_at is None:
+      return Start.from_seed(tuple(crc_of(p, 0) for p in fragments))
+    return Start(
+      source=f'its checkpoint of step {saved_at}',
+      crcs=tuple(crc_of(p, versions[p]) for p in fragments),
+      versions=versions,
+      from_steps=(saved_at,) * len(versions),
+      from_tokens=(saved_at * TOKENS_PER_STEP,) * len(versions),
+      step=saved_at,
+      tokens=saved_at * TOKENS_PER_STEP,
+      position=saved_at,
+    )
 
   def _connect(self):
     self._incarnation += 1
@@ -229,6 +330,47 @@ class LearnerStage:
   def _fail(self, fragment, version):
     yield learner_io.FetchFailed(fragment, version, 'CRC 5, announced 7')
 
+  def _state_at(self, donor, versions, step=10):
+    yield self._heard(
+      messages.StateAt(donor, 1, self._state_offered(versions, step))
+    )
+
+  def _state_offered(self, versions, step):
+    return messages.StateOffered(
+      0,
+      self._incarnation,
+      versions,
+      tuple(crc_of(p, v) for p, v in enumerate(versions)),
+      step,
+      tuple(messages.Payload(p, 'f32', 1, 0) for p in range(len(versions) + 1)),
+      'address',
+    )
+
+  def _state_fetched(self, donor, versions, step=10):
+    offered = self._state_offered(versions, step)
+    yield learner_io.StateFetched(offered, donor)
+
+  def _state_fails(self):
+    yield learner_io.StateFailed('timed out')
+
+  def _no_state(self):
+    yield self._heard(messages.NoState('no live peer is left'))
+
+  def _donate(self, to, versions):
+    yield self._heard(messages.Donate(to, 1, versions))
+
+  def _donation_over(self, to):
+    yield self._heard(messages.DonationOver(to, 1))
+
+  def _donate_fragment(self, fragment, version):
+    yield self._heard(messages.DonateFragment(fragment, version))
+
+  def _quarantine(self):
+    yield self._heard(messages.Quarantine('3 contributions refused'))
+
+  def _stop(self, notice):
+    yield learner_io.Stop(notice)
+
   def _again(self, round):
     yield self._heard(messages.OfferAgain(round, 'timed out'))
 
@@ -251,7 +393,16 @@ class LearnerStage:
 class ClusterStage:
   """A syncer and its learners, all real machines, under a simulated clock."""
 
-  def __init__(self, step_s=1.0, slow=(), jitter=0.0, seed=1, **options):
+  def __init__(
+    self,
+    step_s=1.0,
+    slow=(),
+    jitter=0.0,
+    seed=1,
+    checkpoint_rounds=1,
+    checkpoint_steps=None,
+    **options,
+  ):
     self._config = config_of(options)
     learners = self._config.learners
     factors = dict.fromkeys(range(learners), 1.0) | dict(slow)
@@ -259,8 +410,11 @@ class ClusterStage:
       self._config,
       Timing({m: step_s * f for m, f in factors.items()}, jitter=jitter),
       seed,
+      checkpoint_rounds=checkpoint_rounds,
+      checkpoint_steps=checkpoint_steps,
     )
     self._reported = 0
+    self._recorded = 0
     for learner in range(learners):
       self._cluster.start(learner)
 
@@ -268,7 +422,7 @@ class ClusterStage:
     if command == 'run':
       self._cluster.run(options['until'])
     else:
-      getattr(self._cluster, command)(options['learner'])
+      getattr(self._cluster, command)(**options)
     return []
 
   def status(self) -> list[str]:
@@ -289,6 +443,12 @@ class ClusterStage:
       )
       lines.append(f'  {learner} |{row}|')
     return lines
+
+  def records(self) -> list[str]:
+    """What the syncer has decided since the last time that it was asked."""
+    records = self._cluster.records[self._recorded :]
+    self._recorded = len(self._cluster.records)
+    return [f'{at:.2f} s: {reading.of_syncer(r)}' for at, r in records]
 
 
 STAGES = {

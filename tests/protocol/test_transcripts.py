@@ -46,8 +46,8 @@ def _play(text: str) -> str:
       if command in STAGES:
         stage = STAGES[command](**options)
         answers.append('ok')
-      elif command == 'status':
-        answers += stage.status()
+      elif command in ('status', 'records'):
+        answers += getattr(stage, command)()
       else:
         answers += stage.say(command, options)
     if commands:
