@@ -26,6 +26,7 @@ class Row:
 
   state: str = status_lib.JOINING
   incarnations: int = 0
+  beginning: str = ''
   step: int = 0  # Of this incarnation.
   steps: int = 0
   tokens: int = 0
@@ -103,7 +104,8 @@ class Board:
         row.state, row.step = status_lib.JOINING, 0
         row.incarnations += 1
       case syncer_io.Record(kind='ready'):
-        self._rows[effect.learner].state = status_lib.LIVE
+        row = self._rows[effect.learner]
+        row.state, row.beginning = status_lib.LIVE, effect.reason
         self._begin()
       case syncer_io.Record(kind='left'):
         goodbye = effect.reason.startswith('goodbye')
@@ -233,6 +235,7 @@ class Board:
           tokens=row.tokens,
           rounds=row.rounds,
           incarnations=row.incarnations,
+          beginning=row.beginning,
           stall_max_s=row.stall_max_s,
           bytes_up=row.bytes_up,
           bytes_down=row.bytes_down,

@@ -94,8 +94,28 @@ def test_bytes_have_units(nbytes, text):
 
 def test_the_end_table_compares_loss_and_bytes():
   learners = (
-    summary.LearnerSummary(0, 500, 512_000, 166, 1, 0.012, 44_000, 44_000),
-    summary.LearnerSummary(1, 300, 307_200, 83, 2, 0.5, 22_000, 22_000),
+    summary.LearnerSummary(
+      0,
+      500,
+      512_000,
+      166,
+      1,
+      'at step 0, inner state from the seed',
+      0.012,
+      44_000,
+      44_000,
+    ),
+    summary.LearnerSummary(
+      1,
+      300,
+      307_200,
+      83,
+      2,
+      'at step 171, inner state from learner 0',
+      0.5,
+      22_000,
+      22_000,
+    ),
   )
   run = summary.RunSummary(
     'x', 500, 166, 8, 120.0, 0.951, 1.0, 2, 8 * 30, 8 * 30, 66_000, 60_000,
