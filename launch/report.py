@@ -101,7 +101,7 @@ def _run(summary: RunSummary, evaluation: Evaluation) -> rich.table.Table:
     ('uptime', f'{summary.uptime:.1%} of the time somebody trained'),
   )
   returned = (
-    (f'{learner_name(each.learner)} came back', each.beginning)
+    (f'back again: {learner_name(each.learner)}', each.beginning)
     for each in summary.learners
     if each.incarnations > 1
   )
