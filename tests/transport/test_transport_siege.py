@@ -17,6 +17,7 @@ HANDSHAKE_S = 1.0
 GONE_S = 60.0
 SOCKETS = 50
 SILENT = 10
+OWN_CONNECTION = (('grpc.use_local_subchannel_pool', 1),)
 PREFACE = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n'
 SETTINGS = bytes(3) + b'\x04' + bytes(5)
 CLIENT_HELLO = b'\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03'  # Its start.
@@ -107,7 +108,9 @@ def test_siege_by_sessions_that_say_nothing():
     good = []
     for learner in (9, 10, 11):
       for _ in range(SILENT):
-        channel = stack.enter_context(grpc.insecure_channel(syncer.address))
+        channel = stack.enter_context(
+          grpc.insecure_channel(syncer.address, OWN_CONNECTION)
+        )
         converse = channel.stream_stream(control_limits.METHOD)
         stack.callback(converse(iter(_Silence())).cancel)
       # All but the free places; a place more was lost to each good learner.
