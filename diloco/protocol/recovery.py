@@ -21,7 +21,7 @@ TRIES_MAX = 3
 
 
 def begin(state: State, held: tuple[int, ...], crcs: tuple[int, ...]):
-  """Right after a restart.
+  """Notes what is lost, right after a restart.
 
   Args:
     state: resumed from the ledger.
@@ -102,17 +102,18 @@ def _holders(
   return [
     (m, x.incarnation)
     for m, x in sorted(state.members.items())
-    if x.versions[p] == version > lost.held
-    and _may_donate(state, m, lost)
-    and (version < lost.version or lost.crc in (None, x.crcs[p]))
+    if x.versions[p] == version > lost.held and _may_donate(state, m, p, lost)
   ]
 
 
-def _may_donate(state: State, learner: int, lost: LostFragment) -> bool:
-  """Not what a quarantined one brings, nor where it was tried in vain."""
-  session = learner, state.members[learner].incarnation
-  tries = lost.tried.count(session)
-  return tries < TRIES_MAX and not state.accounts[learner].quarantined
+def _may_donate(state: State, learner: int, p: int, lost: LostFragment) -> bool:
+  """Whether it may be asked (again), and what it says it has be believed."""
+  member = state.members[learner]
+  if lost.tried.count((learner, member.incarnation)) >= TRIES_MAX:
+    return False
+  if member.versions[p] == lost.version and lost.crc is not None:
+    return member.crcs[p] == lost.crc
+  return not state.accounts[learner].quarantined  # Its own word is all.
 
 
 def _newest_elsewhere(state: State, p: int, lost: LostFragment) -> int:
@@ -120,7 +121,7 @@ def _newest_elsewhere(state: State, p: int, lost: LostFragment) -> int:
   versions = [
     x.versions[p]
     for m, x in state.members.items()
-    if x.versions[p] < lost.version and _may_donate(state, m, lost)
+    if x.versions[p] < lost.version and _may_donate(state, m, p, lost)
   ]
   return max([lost.held, *versions])
 

@@ -119,7 +119,12 @@ def _sets_learners_back(patch):
 
   def on_rebuilt(core, event):
     core.set_fragment(
-      event.fragment, host=event.version, crc=event.crc, applied=False
+      event.fragment,
+      host=event.version,
+      coming=event.version,
+      crc=event.crc,
+      unlike=False,
+      applied=False,
     )
 
   patch.setattr(recovery, 'knows_more', lambda *_: False)

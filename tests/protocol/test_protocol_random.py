@@ -11,7 +11,7 @@ from diloco.sim.contents import FINGERPRINTS, RUN
 from diloco.sim.invariants import Invariants, Violation
 from tests.protocol.stages import config_of
 
-SEQUENCES = 2000
+SEQUENCES = 1000
 EVENTS = 80
 
 
@@ -46,6 +46,13 @@ class _Storm:
     self._handle = 0
     self._pulls: list[syncer_io.Pull] = []
     self._merging: list[int] = []
+    self._taking: list[syncer_io.TakeFragment] = []
+
+  def restart(self):
+    """What was under way at the syncer has died with it."""
+    self._pulls.clear()
+    self._merging.clear()
+    self._taking.clear()
 
   def learn(self, effects):
     for effect in effects:
@@ -54,6 +61,8 @@ class _Storm:
           self._pulls.append(effect)
         case syncer_io.Merge():
           self._merging.append(effect.round)
+        case syncer_io.TakeFragment():
+          self._taking.append(effect)
 
   def draw(self, snapshot) -> syncer_io.Event:
     rng = self._rng
@@ -65,6 +74,12 @@ class _Storm:
       return syncer_io.Pulled(*session, 10.0 ** rng.choice((0, 0, 0, 1, 2)))
     if self._merging and rng.random() < 0.5:
       return syncer_io.Merged(self._merging.pop(0))
+    if self._taking and rng.random() < 0.5:
+      take = self._taking.pop(0)
+      session = take.offered.fragment, take.learner, take.incarnation
+      if rng.random() < 0.3:
+        return syncer_io.FragmentFailed(*session, 'drawn')
+      return syncer_io.FragmentTaken(*session)
     learner = rng.randrange(self._config.learners)
     incarnation = self._incarnations.get(learner, 0)
     member = dict(snapshot.members).get(learner)
@@ -72,8 +87,10 @@ class _Storm:
       return self._hello(learner, snapshot)
     if rng.random() < 0.02:
       return syncer_io.Lost(learner, incarnation, 'drawn')
-    kinds = ('report', 'offer', 'other') if member.ready else ('ready',)
-    kind = rng.choices(kinds, (10, 12, 1)[: len(kinds)])[0]
+    kinds = ('report', 'offer', 'other') if member.ready else ('ready', 'other')
+    kind = rng.choices(kinds, (10, 12, 1) if member.ready else (4, 1))[0]
+    if snapshot.lost and rng.random() < 0.3:
+      kind = 'fragment'
     if rng.random() < 0.02:
       kind, incarnation = 'offer', incarnation - 1  # A zombie.
     return syncer_io.Heard(
@@ -112,7 +129,6 @@ class _Storm:
         round_ = snapshot.closed_round + ahead
         p = config.fragment_of(max(round_, 1))
         base = max(0, snapshot.versions[p] - rng.choice((0, 0, 0, 1, 2)))
-        self._handle += 1
         steps = rng.choice((0, 1, 2, 4))
         return messages.Offer(
           round_,
@@ -121,11 +137,18 @@ class _Storm:
           steps,
           100 * steps,
           1,
-          messages.Payload(self._handle, 'int4', 1, 0),
+          self._payload(),
         )
+      case 'fragment':
+        p = rng.randrange(config.fragments)
+        version = max(0, snapshot.versions[p] - rng.choice((0, 0, 1)))
+        return messages.FragmentOffered(p, version, self._payload())
       case _:
+        p = rng.randrange(config.fragments + 1)
         return rng.choice(
           (
+            messages.FragmentOffered(p, rng.randrange(3), self._payload()),
+            self._state_offered(),
             messages.HandedIn(),
             messages.Leaving(),
             messages.WantState('drawn'),
@@ -133,6 +156,23 @@ class _Storm:
             messages.Goodbye('drawn'),
           )
         )
+
+  def _payload(self) -> messages.Payload:
+    self._handle += 1
+    return messages.Payload(self._handle, 'int4', 1, 0)
+
+  def _state_offered(self) -> messages.StateOffered:
+    to = self._rng.randrange(self._config.learners)
+    count = self._config.fragments - (self._rng.random() < 0.1)
+    return messages.StateOffered(
+      to,
+      self._incarnations.get(to, 0),
+      (0,) * count,
+      (0,) * count,
+      1,
+      (self._payload(),) * (count + 1),
+      'address',
+    )
 
 
 def _storm(seed: int):
@@ -155,7 +195,14 @@ def _storm(seed: int):
     storm.learn(effects)
     snapshot = machine.snapshot()
     invariants.check(event, effects, snapshot)
-    if rng.random() < 0.1:
+    if rng.random() < 0.01 and not snapshot.lost:
+      ledger = machine.ledger()
+      held = tuple(max(0, v - rng.choice((0, 1))) for v in ledger.versions)
+      crcs = (0,) * config.fragments
+      machine = Syncer.resume(config, RUN, FINGERPRINTS, ledger, held, crcs)
+      invariants.restarted(ledger)
+      storm.restart()
+    elif rng.random() < 0.1:
       machine = Syncer.restore(config, RUN, FINGERPRINTS, snapshot)
       assert machine.snapshot() == snapshot
 
