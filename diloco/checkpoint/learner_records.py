@@ -124,6 +124,10 @@ class LearnerRecords:
       path=found.path,
     )
 
+  def wait(self, timeout_s: float) -> bool:
+    """Waits for the save under way; whether it is over."""
+    return self._checkpoints.wait(timeout_s)
+
   def close(self, timeout_s: float) -> None:
     """Waits for the save under way."""
     self._checkpoints.close(timeout_s)

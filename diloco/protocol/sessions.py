@@ -339,6 +339,14 @@ def silence_deadlines(state: State) -> list[float]:
   ]
 
 
+def silence_max_s(state: State, learner: int) -> float | None:
+  """How long a learner may say nothing; None: it has no session."""
+  member = state.members.get(learner)
+  if member is None:
+    return None
+  return patience.silence_max_s(member.step_s, state.config.patience)
+
+
 def give_up_silent(state: State):
   """Ends the sessions whose deadline has passed."""
   if state.finishing:

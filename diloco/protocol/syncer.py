@@ -75,6 +75,10 @@ class Syncer:
     """Whether no fragment of Θ is lost; always, but after a restart."""
     return not self._state.lost
 
+  def silence_max_s(self, learner: int) -> float | None:
+    """How long a learner may say nothing; None: it has no session."""
+    return sessions.silence_max_s(self._state, learner)
+
   def snapshot(self) -> Snapshot:
     """A value; nothing that happens later changes it."""
     return self._state.snapshot()

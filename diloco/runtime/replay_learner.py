@@ -12,7 +12,7 @@ from diloco.data import pipeline
 from diloco.runtime import contributions, tape_lines
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
-from diloco.runtime.replay_plan import Bytes, NotReplayable, Script
+from diloco.runtime.replay_plan import Named, NotReplayable, Script
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
 
@@ -58,7 +58,7 @@ class ReplayedLearner:
     learner: int,
     script: Script,
     standing: Standing,
-    theta: Callable[[Bytes], Arrays],
+    theta: Callable[[Named], Arrays],
   ):
     self._blueprint = blueprint
     self._device = device

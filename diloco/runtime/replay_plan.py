@@ -17,7 +17,10 @@ from diloco.runtime.incarnation import process_of
 from diloco.runtime.tape_reading import Line, Tapes
 
 Process = tuple[int, int]  # (learner, process).
-Bytes = tuple[int, int, int]  # (fragment, version, CRC): Θ_p, by its content.
+Named = tuple[int, int, int]  # (fragment, version, CRC): a state of the run.
+# (fragment, CRC): Θ_p by its content. Of two versions it may be the same: what
+# nobody had any more has got the bytes of an older one.
+Bytes = tuple[int, int]
 
 
 class NotReplayable(Exception):
@@ -66,7 +69,7 @@ class Plan:
   scripts: dict[Process, Script]
   sources: dict[Process, tuple[Process, int]]
   applied: collections.Counter[Bytes]
-  resumed: frozenset[Bytes]
+  resumed: frozenset[Named]
 
   @property
   def steps(self) -> int:
@@ -244,10 +247,11 @@ class _Processes:
   ) -> tuple[Process, int] | None:
     """Where a process took its state from: whose line, and its index."""
     donor = _donor(process, source)
-    for i, line in enumerate(self._lines[donor]):
-      if line.said == tape_lines.Save(source.process, source.step):
-        return donor, i
-    return None
+    save = tape_lines.Save(source.process, source.step)
+    found = [i for i, x in enumerate(self._lines[donor]) if x.said == save]
+    # At τ = 0 fragments may come in between a donation and a checkpoint of
+    # one boundary: the checkpoint is the later one.
+    return (donor, found[-1]) if found else None
 
   def _path(self, process: Process):
     return self._tapes.workdir.learner_tape(process[0])
@@ -272,16 +276,16 @@ def _applied(scripts: Mapping[Process, Script]) -> collections.Counter[Bytes]:
   for script in scripts.values():
     source = script.begin.source
     if source.kind == 'peer':
-      found.update(states_of(source.versions, source.crcs))
+      found.update(enumerate(source.crcs))
     found.update(
-      (line.said.fragment, line.said.version, line.said.crc)
+      (line.said.fragment, line.said.crc)
       for line in script.lines
       if isinstance(line.said, tape_lines.Apply)
     )
   return found
 
 
-def _resumed(lines: tuple[Line, ...]) -> frozenset[Bytes]:
+def _resumed(lines: tuple[Line, ...]) -> frozenset[Named]:
   found = set()
   for line in lines:
     if isinstance(line.said, tape_lines.Started):
@@ -290,6 +294,6 @@ def _resumed(lines: tuple[Line, ...]) -> frozenset[Bytes]:
   return frozenset(found)
 
 
-def states_of(versions, crcs) -> list[Bytes]:
+def states_of(versions, crcs) -> list[Named]:
   """[(fragment, version, CRC), …]."""
   return [(p, v, crc) for p, (v, crc) in enumerate(zip(versions, crcs))]

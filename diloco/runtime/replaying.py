@@ -24,6 +24,7 @@ from diloco.runtime.incarnation import process_of
 from diloco.runtime.replay_learner import ReplayedLearner, Standing
 from diloco.runtime.replay_plan import (
   Bytes,
+  Named,
   NotReplayable,
   Plan,
   Process,
@@ -99,7 +100,9 @@ class Replay:
     self._beginning: set[Process] = set()
     self._uses = collections.Counter(plan.applied)
     self._thetas: dict[Bytes, Arrays] = {}
-    self._states: dict[Bytes, FragmentState] = {}
+    self._states: dict[Named, FragmentState] = {}
+    self._resumed = {(p, crc) for p, _, crc in plan.resumed}
+    self._contents: dict[Bytes, Arrays] = {}  # Of Θ_p that a syncer resumes.
     self._pending: dict[int, tuple[syncer_io.Merge, Outcome]] = {}
     self._rounds = 0
     for p, crc in enumerate(self._model.crcs()):
@@ -174,7 +177,7 @@ class Replay:
         f'{len(self._first)} by the configuration'
       )
     for p, version, crc in states_of(started.versions, started.crcs):
-      if p in self._pending and self._pending[p][0].version == version:
+      if self._closed_unsaid(p, version, crc):
         if (difference := self._close(p, crc)) is not None:
           return difference
       elif version == 0 and (p, 0, crc) not in self._states:
@@ -185,38 +188,61 @@ class Replay:
     for name, outer_name in zip(
       states_of(started.versions, started.crcs), outer
     ):
-      fragment, version, _ = name
-      for each in (name, outer_name):
-        if each not in self._states:
-          raise NotReplayable(
-            f'the syncer went on with {_words(each)}, which no round gave'
-          )
-      theta = self._states[name].theta
+      fragment, version, crc = name
+      if outer_name not in self._states:
+        raise NotReplayable(
+          f'the syncer went on with the outer state of {_words(outer_name)}, '
+          'which no round gave'
+        )
+      if (fragment, crc) not in self._contents:
+        raise NotReplayable(
+          f'the syncer went on with {_words(name)}, which no round gave'
+        )
       state = dataclasses.replace(
-        self._states[outer_name], theta=theta, version=version
+        self._states[outer_name],
+        theta=self._contents[fragment, crc],
+        version=version,
       )
       self._model.restore(fragment, state)
+      # From here on the run has no other of that name: this is what a later
+      # checkpoint holds.
+      self._states[name] = state
     return None
 
-  def _keep(self, name: Bytes, state: FragmentState):
+  def _closed_unsaid(self, fragment: int, version: int, crc: int) -> bool:
+    """Whether a start is all that says that a pending merge has closed.
+
+    Not where its bytes were lost, and the version has got those of an older.
+    """
+    pending = self._pending.get(fragment)
+    if pending is None or pending[0].version != version:
+      return False
+    return pending[1].crc == crc or (fragment, crc) not in self._contents
+
+  def _keep(self, name: Named, state: FragmentState):
     """Only what a line of the tapes will ask for."""
+    fragment, _, crc = name
     if name in self._plan.resumed:
       self._states[name] = state
-    if self._uses[name] > 0:
-      self._thetas[name] = state.theta
+    if (fragment, crc) in self._resumed:
+      self._contents[fragment, crc] = state.theta
+    if self._uses[fragment, crc] > 0:
+      self._thetas[fragment, crc] = state.theta
 
   # The learners -------------------------------------------------------------
 
-  def _theta(self, name: Bytes) -> Arrays:
-    if name not in self._thetas:
+  def _theta(self, name: Named) -> Arrays:
+    fragment, _, crc = name
+    content = fragment, crc
+    if content not in self._thetas:
       raise NotReplayable(
         f'a learner took in {_words(name)} after round {self._rounds}, which '
         'no round had given'
       )
-    self._uses[name] -= 1
-    if self._uses[name] == 0:
-      return self._thetas.pop(name)
-    return self._thetas[name]
+    self._uses[content] -= 1
+    if self._uses[content] == 0:
+      return self._thetas.pop(content)
+    return self._thetas[content]
 
   def _learner(self, process: Process) -> ReplayedLearner:
     """Begins it where that has not been done."""
@@ -253,6 +279,6 @@ class Replay:
     return Standing(params, save.inner, bases, {})
 
 
-def _words(name: Bytes) -> str:
+def _words(name: Named) -> str:
   fragment, version, crc = name
   return f'fragment {fragment}, version {version}, CRC {crc:08x}'

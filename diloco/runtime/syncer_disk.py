@@ -160,6 +160,11 @@ class SyncerDisk:
     if self._records.save(ledger.closed_round, states, loss):
       self._saved_round = ledger.closed_round
 
+  def save_last(self, ledger: Ledger):
+    """The same for a process that leaves, after what is being written."""
+    self._records.wait(CLOSE_S)
+    self.save(ledger)
+
   def close(self):
     """Waits for the save under way."""
     self._records.close(CLOSE_S)

@@ -27,6 +27,7 @@ from diloco.runtime.board import Board
 from diloco.runtime.global_model import GlobalModel, Outcome
 from diloco.runtime.inbox import Inbox
 from diloco.runtime.peers import Key, Peer, Peers
+from diloco.runtime.silence import SilenceLimits
 from diloco.runtime.syncer_disk import SyncerDisk
 from diloco.runtime.tape import Tape, closing_line, line_of
 from diloco.runtime.tape_lines import Started
@@ -71,6 +72,7 @@ class Syncing:
     self._plane = plane
     self._workdir = workdir
     self._pace = TransferPace(config.protocol.patience)
+    self._silence = SilenceLimits()
     self._model = GlobalModel(blueprint)
     self._board = Board(config)
     self._disk = SyncerDisk(blueprint, workdir, self._model, self._board)
@@ -130,7 +132,7 @@ class Syncing:
         told_s = time.monotonic()
         write_status(self._workdir.status, self._board.status(False))
     if not self._ended:
-      self._disk.save(self._machine.ledger())
+      self._disk.save_last(self._machine.ledger())
     else:
       # First: whoever dies from here on has not lost the run.
       self._write_results()
@@ -188,6 +190,9 @@ class Syncing:
       return
     effects = self._machine.handle(event, time.monotonic())
     self._board.note_event(event)
+    if isinstance(getattr(event, 'message', None), messages.Report):
+      limit_s = self._machine.silence_max_s(event.learner)
+      self._silence.note(event.learner, limit_s)
     for effect in effects:
       self._perform(effect)
       self._board.note_effect(effect)
@@ -370,10 +375,12 @@ class Syncing:
     p = effect.fragment
     theta = effect.taken_of and self._taken[p, effect.taken_of]
     self._model.go_on(p, effect.version, theta)
-    if self._machine.whole:
+    ledger = self._machine.ledger()
+    # The machine may know of two at once; here they become so in turn.
+    if self._machine.whole and self._model.versions() == ledger.versions:
       self._taken.clear()
-      self._disk.commit(self._machine.ledger(), self._model.crcs())
-      self._disk.save(self._machine.ledger())
+      self._disk.commit(ledger, self._model.crcs())
+      self._disk.save(ledger)
       self._say_standing()
 
   def _start_taking(self, effect: syncer_io.TakeFragment):

@@ -113,6 +113,7 @@ class Training:
     batches.close()
     self._report()
     if self._stopping:
+      self._records.wait(self._notice_s)  # Else the last would not be begun.
       self._save()
     while self._goes_on():
       self._perform_next(wait=True)

@@ -77,7 +77,7 @@ class Processes:
     self._logs = root / 'output'
     self._logs.mkdir()
     self._overrides = overrides
-    self._running: list[Running] = []
+    self.running: list[Running] = []
     self._address: str | None = None
     self._environment = os.environ | {
       'JAX_PLATFORMS': 'cpu',
@@ -91,7 +91,7 @@ class Processes:
     return self
 
   def __exit__(self, *exception):
-    for running in self._running:
+    for running in self.running:
       running.end()
 
   # Starting -----------------------------------------------------------------
@@ -136,8 +136,8 @@ class Processes:
         stderr=subprocess.STDOUT,
         env=self._environment | dict(environment or {}),
       )
-    self._running.append(Running(name, popen, log))
-    return self._running[-1]
+    self.running.append(Running(name, popen, log))
+    return self.running[-1]
 
   def syncer(self, *flags: str, name: str = 'syncer') -> Running:
     """Starts it on a free port, later ones on the same; once it listens."""
