@@ -274,6 +274,7 @@ class Training:
     every_steps = self._config.checkpoint.learner_every_steps
     if not every_steps or self._step % every_steps or not self._training:
       return 0.0
+    jax.block_until_ready(self._params)  # Compute, not stall.
     began_s = time.monotonic()
     self._save()
     return time.monotonic() - began_s
