@@ -3,9 +3,11 @@
 
 All learners make step i, then step i + 1, and so on. An update reaches every
 learner `delay_steps` steps after the offers that it merged, so that a result
-can be computed by hand.
+can be computed by hand. With a folder, all of it can be saved and, as fresh
+objects, goes on from there.
 """
 
+import pathlib
 import zlib
 
 import jax
@@ -13,21 +15,25 @@ import ml_collections
 import numpy as np
 
 from diloco import config as configs
+from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.data import pipeline
+from diloco.metrics.workdir import Workdir, learner_name
 from diloco.models import interface
 from diloco.numerics import payload
 from diloco.protocol import learner_io, messages, syncer_io
-from diloco.protocol.joining import Start
 from diloco.protocol.learner import Learner
 from diloco.protocol.syncer import Syncer
+from diloco.runtime import beginning as beginnings
 from diloco.runtime.blueprint import make_blueprint
+from diloco.runtime.board import Board
 from diloco.runtime.device import Device
 from diloco.runtime.global_model import GlobalModel
-from diloco.runtime.host_copy import HostCopy
+from diloco.runtime.syncer_disk import SyncerDisk
 from experiments import common
 
 L = 6  # Tokens of a sequence; w of the toy model is [L, L].
 LAYERS = 3
+SAVE_S = 60.0
 
 
 def toy_model() -> interface.Model:
@@ -88,15 +94,17 @@ class _LockstepLearner:
     self.id = learner
     self._lockstep = lockstep
     self._device = lockstep.device
-    self.host = HostCopy(blueprint, blueprint.initial_fragments())
+    self._records = lockstep.records(learner)
+    beginning = beginnings.begin(blueprint, lockstep.device, self._records)
+    self.host = beginning.host
     self.machine = Learner(
       blueprint.config.protocol,
       blueprint.config.name,
       learner,
       blueprint.fingerprints,
-      Start.from_seed(self.host.crcs()),
+      beginning.start,
     )
-    self.params, self._state = self._device.init(blueprint.initial_parameters())
+    self.params, self.inner_state = beginning.params, beginning.inner_state
     data = blueprint.config.data
     self.batches = pipeline.make_dataset(
       blueprint.text.train,
@@ -109,7 +117,8 @@ class _LockstepLearner:
     self._bases = [self.host.fragment(p)[1] for p in lockstep.fragments]
     self._snapshots = {}
     self.offers = {}
-    self.steps = 0
+    self.steps = 0  # And the next batch.
+    self._loss = None
 
   def handle(self, event):
     for effect in self.machine.handle(event, self._lockstep.now):
@@ -118,14 +127,26 @@ class _LockstepLearner:
   def step(self):
     batch = self._device.put_batch(self.batches[self.steps])
     lr = self._lockstep.blueprint.config.inner.lr
-    self.params, self._state, metrics = self._device.step(
-      self.params, self._state, batch, lr, (self.id, self.steps)
+    self.params, self.inner_state, metrics = self._device.step(
+      self.params, self.inner_state, batch, lr, (self.id, self.steps)
     )
     self.steps += 1
     tokens = self._device.tokens_per_step
     self.handle(learner_io.Boundary(tokens))
-    loss = float(metrics['loss'])
-    self.handle(learner_io.Completed(tokens, self.steps, 1.0, 0.0, loss))
+    self._loss = float(metrics['loss'])
+    self.handle(learner_io.Completed(tokens, self.steps, 1.0, 0.0, self._loss))
+
+  def save(self):
+    """As `runtime/training.py` does at this boundary."""
+    bases = dict(enumerate(self._bases))
+    progress = beginnings.progress_of(
+      self.machine.snapshot(), self.steps, 1, self.host.crcs()
+    )
+    written = self._records.save(
+      self.steps, self.params, self.inner_state, bases, progress, self._loss
+    )
+    assert written
+    self._records.close(SAVE_S)
 
   def _perform(self, effect):
     match effect:
@@ -147,7 +168,7 @@ class _LockstepLearner:
         for handle in effect.handles:
           self.offers.pop(handle)
       case learner_io.Begin():
-        assert effect.position == 0
+        self.steps = effect.position
       case _:
         raise TypeError(f'not in a lockstep: {effect!r}')
 
@@ -192,9 +213,19 @@ class Lockstep:
     learners: M.
     delay_steps: from the boundary of an offer to that of its update.
     model: in place of the config's.
+    folder: to save to, and with what this begins.
+    incarnation: of all learners.
   """
 
-  def __init__(self, config, learners: int, delay_steps: int, model=None):
+  def __init__(
+    self,
+    config,
+    learners: int,
+    delay_steps: int,
+    model=None,
+    folder: pathlib.Path | None = None,
+    incarnation: int = 1,
+  ):
     self.blueprint = make_blueprint(configs.build(config), model)
     self.fragments = range(self.blueprint.config.protocol.fragments)
     self.now = 0.0
@@ -205,15 +236,15 @@ class Lockstep:
     self._delay_steps = delay_steps
     self._due: list[tuple[int, messages.Update]] = []
     self._contributions = {}
-    self._syncer = Syncer(
-      self.blueprint.config.protocol,
-      self.blueprint.config.name,
-      self.blueprint.fingerprints,
-    )
+    self._incarnation = incarnation
+    self._workdir = Workdir(folder or pathlib.Path('nowhere'))
+    board = Board(self.blueprint.config)
+    self._disk = SyncerDisk(self.blueprint, self._workdir, self.model, board)
+    self.syncer: Syncer = self._disk.begin().machine
     self.learners = [_LockstepLearner(self, m) for m in range(learners)]
     self._steps = 0
     for learner in self.learners:
-      learner.handle(learner_io.Connected(1, 'here'))
+      learner.handle(learner_io.Connected(incarnation, 'here'))
 
   def run(self, steps: int):
     for _ in range(steps):
@@ -227,11 +258,31 @@ class Lockstep:
         learner.step()
       assert not any(learner.machine.waiting for learner in self.learners)
 
+  def records(self, learner: int) -> LearnerRecords:
+    """The checkpoints of a learner."""
+    return LearnerRecords(
+      self._workdir.checkpoints(learner_name(learner)),
+      learner,
+      self.blueprint.fingerprints,
+      keep_latest=1,
+      keep_best=0,
+      say=print,
+    )
+
+  def save(self):
+    """All of it, to its folder."""
+    ledger = self.syncer.ledger()
+    self._disk.commit(ledger, self.model.crcs())
+    self._disk.save_last(ledger)
+    self._disk.close()
+    for learner in self.learners:
+      learner.save()
+
   def tell_syncer(self, learner: _LockstepLearner, message):
-    self._deliver(syncer_io.Heard(learner.id, 1, message))
+    self._deliver(syncer_io.Heard(learner.id, self._incarnation, message))
 
   def _deliver(self, event):
-    for effect in self._syncer.handle(event, self.now):
+    for effect in self.syncer.handle(event, self.now):
       self._perform(effect)
 
   def _perform(self, effect):

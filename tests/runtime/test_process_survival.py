@@ -165,9 +165,9 @@ def test_a_killed_learner_takes_the_state_of_its_peer(survived):
 def test_it_says_whose_state_it_took_and_of_which_step(survived):
   source = survived.begins(1)[1]['source']
   log = _log(survived, 'learner-1-peer')
-  assert (
-    f'the inner state of learner 0, at its step {source["step"]}' in log
-  ), survived.processes.tails()
+  assert f'the inner state of learner 0, at its step {source["step"]}' in log, (
+    survived.processes.tails()
+  )
 
 
 def test_it_goes_on_where_its_reports_ended(survived):
