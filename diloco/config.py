@@ -32,6 +32,7 @@ SECTIONS = {
   'protocol': ProtocolConfig,
   'mesh': values.MeshConfig,
   'transport': values.TransportConfig,
+  'checkpoint': values.CheckpointConfig,
   'run': values.ProcessConfig,
 }
 TOP = {'name': str, 'seed': int, 'faults': tuple[str, ...]}
@@ -41,6 +42,7 @@ FREE = frozenset(
   {
     'name',  # Compared by itself in the hello.
     'faults',
+    'checkpoint',
     'mesh',
     'run',
     'data.path',  # The text itself has its own fingerprint.
@@ -48,7 +50,6 @@ FREE = frozenset(
     'transport.connect_s',
     'transport.host',
     'transport.port',
-    'transport.timeout_s',
   }
 )
 
@@ -71,6 +72,7 @@ class RunConfig:
   blend_alpha: float  # Key protocol.blend_alpha; the protocol never sees it.
   mesh: values.MeshConfig
   transport: values.TransportConfig
+  checkpoint: values.CheckpointConfig
   run: values.ProcessConfig
 
   def __post_init__(self):
@@ -110,6 +112,18 @@ def build(config: Mapping) -> RunConfig:
   if problems:
     raise ConfigError(problems)
   return RunConfig(**parts)
+
+
+def restore(fields: Mapping) -> RunConfig:
+  """The value of which `dataclasses.asdict` gave `fields`, also by JSON.
+
+  Raises:
+    ConfigError: as `build`.
+  """
+  sections = {**fields, 'protocol': dict(fields.get('protocol', {}))}
+  if 'blend_alpha' in sections:
+    sections['protocol']['blend_alpha'] = sections.pop('blend_alpha')
+  return build(sections)
 
 
 def key_types() -> dict[str, type]:

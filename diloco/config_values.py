@@ -14,7 +14,7 @@ DATA_PLANES = ('jax_transfer', 'grpc')
 DTYPES = ('float32', 'bfloat16')
 EMBEDDING_FRAGMENTS = ('split', 'own')
 MERGE_RULES = ('rda', 'mean')
-MODEL_KINDS = ('decoder',)
+MODEL_KINDS = ('decoder', 'bowl')
 OPTIMIZERS = ('adamw', 'sgd')
 PROGRESS = ('global', 'own')
 REMATS = ('none', 'full', 'dots', 'dots_no_batch')
@@ -106,6 +106,14 @@ class ModelConfig(Section):
       yield f'kv_heads={self.kv_heads}: must divide model.heads={self.heads}'
     if self.head_dim % 2:
       yield f'head_dim={self.head_dim}: must be even, RoPE turns pairs'
+    if self.kind == 'bowl':
+      yield from self._plain('dtype', 'float32')
+      yield from self._plain('remat', 'none')
+      yield from self._plain('tied', False)
+
+  def _plain(self, key: str, value) -> Iterator[str]:
+    if getattr(self, key) != value:
+      yield f"{key}={getattr(self, key)!r}: kind='bowl' knows only {value!r}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,16 +263,31 @@ class TransportConfig(Section):
   data_plane: str
   host: str
   port: int
-  timeout_s: float
   connect_s: float
 
   def broken_rules(self):
     yield from self._one_of('data_plane', DATA_PLANES)
-    yield from self._positive('timeout_s', 'connect_s')
+    yield from self._positive('connect_s')
     if not self.host:
       yield "host='': must be a host name or address, such as 127.0.0.1"
     if not 0 <= self.port <= 65535:
       yield f'port={self.port}: must be in 0 … 65535'
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig(Section):
+  """How often processes save what they go on from, and what they keep."""
+
+  SECTION = 'checkpoint'
+
+  keep_latest: int
+  keep_best: int
+  syncer_every_rounds: int
+  learner_every_steps: int
+
+  def broken_rules(self):
+    yield from self._at_least(1, 'keep_latest', 'syncer_every_rounds')
+    yield from self._at_least(0, 'keep_best', 'learner_every_steps')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,6 +303,7 @@ class ProcessConfig(Section):
   restart_delay_s: float
   cpu_threads: int
   compilation_cache: bool
+  step_floor_s: float
 
   def broken_rules(self):
     yield from self._at_least(
@@ -288,6 +312,8 @@ class ProcessConfig(Section):
     yield from self._at_least(
       0, 'restarts_max', 'restart_delay_s', 'cpu_threads'
     )
+    if not 0 <= self.step_floor_s < float('inf'):
+      yield f'step_floor_s={self.step_floor_s}: must be finite, at least 0'
 
 
 def broken_name(name: str) -> Iterator[str]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flag --config of every main, with --config.a.b=c to change a key.
+"""The flag --config of every main, with --config.a.b=c to change a key, and
+the flags by which processes know each other.
 
 A main calls `define_flags()` at import, is run by `run(main)`, and gets its
 configuration from `load()`. Whatever is wrong with flags or configuration ends
@@ -20,6 +21,21 @@ from diloco.config_values import ConfigError
 
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h.
 CONFIG = 'config'
+# Names of files; what is in them never stands on a command line.
+ACCESS_FILES = {
+  'tls_ca': 'PEM: the CA of all peers. A server asks for their certificates.',
+  'tls_cert': "PEM: this process's certificate and its chain.",
+  'tls_key': 'PEM: its private key; not readable by everybody.',
+  'tls_name': "Name in a peer's certificate; default: the host connected to.",
+  'token_file': 'One line that all processes of the run show each other.',
+}
+ACCESS_VOUCHED = {
+  'insecure': 'Listens beyond loopback: the network is private.',
+  'transfer_fenced': (
+    'The ports of jax_transfer, which asks nobody who he is, are behind a '
+    "firewall that lets only the run's machines through."
+  ),
+}
 HELP = frozenset({'-h', '-help', '--help', '--helpshort', '--helpfull'})
 
 
@@ -36,9 +52,56 @@ def define_flags(
   )
 
 
-def run(main: Callable[[Sequence[str]], int | None]) -> None:
-  """Parses sys.argv and exits with what `main` returns."""
-  app.run(main, flags_parser=parse_or_exit)
+def define_access_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+  """Defines --tls_ca and what stands beside it."""
+  for name, text in ACCESS_FILES.items():
+    flags.DEFINE_string(name, None, text, flag_values=values)
+  for name, text in ACCESS_VOUCHED.items():
+    flags.DEFINE_bool(name, False, text, flag_values=values)
+
+
+def access_files(values: flags.FlagValues = flags.FLAGS) -> dict:
+  """The names of files that were given, by flag; None where none was."""
+  return {name: values[name].value for name in ACCESS_FILES}
+
+
+def access_vouched(values: flags.FlagValues = flags.FLAGS) -> dict:
+  """What the operator vouches for, by flag."""
+  return {name: values[name].value for name in ACCESS_VOUCHED}
+
+
+def access_arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
+  """The flags that give another process the same access."""
+  files = access_files(values).items()
+  return [
+    *(f'--{name}={value}' for name, value in files if value is not None),
+    *(f'--{name}' for name, yes in access_vouched(values).items() if yes),
+  ]
+
+
+def run(
+  main: Callable[[Sequence[str]], int | None],
+  parser: Callable[[Sequence[str]], list[str]] | None = None,
+) -> None:
+  """Parses sys.argv and exits with what `main` returns.
+
+  Args:
+    main: takes what is left over of the command line.
+    parser: in place of `parse_or_exit`.
+  """
+  app.run(main, flags_parser=parser or parse_or_exit)
+
+
+def run_without_config(main: Callable[[Sequence[str]], int | None]) -> None:
+  """The same for a main that has no --config."""
+
+  def parse_flags(argv):
+    try:
+      return flags.FLAGS(list(argv))
+    except flags.Error as error:
+      exit_config(ConfigError([' '.join(str(error).split())]))
+
+  app.run(main, flags_parser=parse_flags)
 
 
 def parse_or_exit(argv: Sequence[str]) -> list[str]:

@@ -11,27 +11,34 @@ from absl import flags, logging
 
 from diloco import config as configs
 from diloco import flags as config_flags
+from diloco.checkpoint.learner_records import LearnerRecords
+from diloco.checkpoint.volumes import BrokenRecord
 from diloco.config_values import ConfigError
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
+from diloco.runtime import beginning as beginnings
 from diloco.runtime import logs
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.exchange import Exchange
-from diloco.runtime.exposure import refuse_strangers
-from diloco.runtime.host_copy import HostCopy
+from diloco.runtime.exposure import open_access
 from diloco.runtime.link import RunIsOver, SyncerAbsent
+from diloco.runtime.machine import describe
+from diloco.runtime.outputs import Outputs
+from diloco.runtime.tape import LearnerTape
 from diloco.runtime.training import Training, stop_on_signals
 from diloco.transport import addresses
+from diloco.transport.access import Access
 from diloco.transport.addresses import BadAddress, HostUnknown
+from diloco.transport.control_client import NotAdmitted
 from diloco.transport.planes import make_plane
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _LEARNER = flags.DEFINE_integer('learner', None, 'Its id, from 0.')
 _SYNCER = flags.DEFINE_string('syncer', None, 'host:port of the syncer.')
 
-_INSECURE = flags.DEFINE_bool(
-  'insecure', False, 'Listens beyond loopback: the network is private.'
+_NOTICE_S = flags.DEFINE_float(
+  'notice_s', 25.0, 'Seconds from SIGTERM within which it leaves.'
 )
 
 
@@ -42,8 +49,11 @@ def main(_) -> int:
   try:
     configs.check_learner(config, _LEARNER.value)
     addresses.split(_SYNCER.value)
-    refuse_strangers(
-      '--config.transport.host', config.transport.host, _INSECURE.value
+    access = open_access(
+      config_flags.access_files(),
+      config.transport,
+      bind=None,
+      **config_flags.access_vouched(),
     )
     blueprint = make_blueprint(config)
     configs.check_devices(config, jax.local_device_count())
@@ -55,37 +65,53 @@ def main(_) -> int:
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
   try:
-    left = _train(blueprint, Workdir(pathlib.Path(_WORKDIR.value)))
+    left = _train(blueprint, Workdir(pathlib.Path(_WORKDIR.value)), access)
+  except BrokenRecord as error:
+    config_flags.exit_config(ConfigError([str(error)]))
   except RunIsOver as over:
     logging.info('left: %s', over)
     return 0
   except (HostUnknown, SyncerAbsent) as error:
     print(f'error: --syncer={_SYNCER.value}: {error}', file=sys.stderr)
     return 1
+  except NotAdmitted as error:
+    print(f'error: --token_file: {error}', file=sys.stderr)
+    return config_flags.EXIT_CONFIG
   if left.refused:
     print(f'error: the syncer refused: {left.reason}', file=sys.stderr)
     return config_flags.EXIT_CONFIG
   logging.info('left: %s', left.reason)
   if left.done:
     return 0
-  # Stopped by a signal; or refused, but another process would not be.
-  return 128 + signal.SIGTERM if left.reason == 'stopped' else 1
+  # Stopped by a signal; or of no use, where another process would be.
+  return 128 + signal.SIGTERM if left.stopped else 1
 
 
-def _train(blueprint, workdir: Workdir):
+def _train(blueprint, workdir: Workdir, access: Access):
   config, learner = blueprint.config, _LEARNER.value
   name = learner_name(learner)
-  plane = make_plane(config.transport.data_plane, config.transport.host)
+  transport = config.transport
+  plane = make_plane(transport.data_plane, transport.host, access)
   device = Device(blueprint)
-  host = HostCopy(blueprint, blueprint.initial_fragments())
+  records = LearnerRecords(
+    workdir.checkpoints(name),
+    learner,
+    blueprint.fingerprints,
+    config.checkpoint.keep_latest,
+    config.checkpoint.keep_best,
+    say=logging.warning,
+  )
+  beginning = beginnings.begin(blueprint, device, records)
   exchange = Exchange(
     blueprint,
     learner,
     _SYNCER.value,
     device,
-    host,
+    beginning.host,
     plane,
+    start=beginning.start,
     is_over=workdir.summary.exists,
+    access=access,
   )
   writer = MultiWriter(
     [
@@ -93,18 +119,33 @@ def _train(blueprint, workdir: Workdir):
       TensorBoardWriter(workdir.tensorboard(name)),
     ]
   )
-  training = Training(blueprint, learner, device, host, exchange, writer)
+  tape = LearnerTape(
+    workdir.learner_tape(learner),
+    exchange.process,
+    describe(config.mesh, os.environ),
+  )
+  training = Training(
+    blueprint,
+    learner,
+    device,
+    beginning,
+    exchange,
+    Outputs(records, writer, tape),
+    _NOTICE_S.value,
+  )
   stop_on_signals(training)
   try:
     return training.run()
   finally:
     exchange.close()
     writer.close()
+    tape.close()
     plane.close()
 
 
 if __name__ == '__main__':
   config_flags.define_flags()
+  config_flags.define_access_flags()
   flags.mark_flags_as_required(['workdir', 'learner', 'syncer'])
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   config_flags.run(main)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The syncer's process: python -m diloco.syncer --config=… --workdir=…"""
 
+import dataclasses
 import os
 import pathlib
 import signal
@@ -10,12 +11,13 @@ import jax
 from absl import flags, logging
 
 from diloco import flags as config_flags
-from diloco.checkpoint.syncer_records import BrokenRecord
+from diloco.checkpoint.volumes import BrokenRecord
 from diloco.config_values import ConfigError
+from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from diloco.runtime import logs
 from diloco.runtime.blueprint import make_blueprint
-from diloco.runtime.exposure import refuse_strangers
+from diloco.runtime.exposure import open_access
 from diloco.runtime.syncing import Syncing
 from diloco.transport import addresses
 from diloco.transport.addresses import HostUnknown
@@ -25,10 +27,6 @@ from diloco.transport.planes import make_plane
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _BIND = flags.DEFINE_string(
   'bind', None, "host:port for learners; default: the config's, any port."
-)
-
-_INSECURE = flags.DEFINE_bool(
-  'insecure', False, 'Listens beyond loopback: the network is private.'
 )
 
 
@@ -41,22 +39,24 @@ def main(_) -> int:
   transport = config.transport
   bind = _BIND.value or f'{transport.host}:{transport.port}'
   try:
-    for flag, host in (
-      ('bind', addresses.split(bind)[0]),
-      ('config.transport.host', transport.host),
-    ):
-      refuse_strangers(f'--{flag}', host, _INSECURE.value)
+    access = open_access(
+      config_flags.access_files(),
+      transport,
+      bind=addresses.split(bind)[0],
+      **config_flags.access_vouched(),
+    )
     blueprint = make_blueprint(config)
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
-  plane = make_plane(transport.data_plane, transport.host)
+  plane = make_plane(transport.data_plane, transport.host, access)
   try:
-    syncing = Syncing(blueprint, bind, plane, workdir)
+    syncing = Syncing(blueprint, bind, plane, workdir, access)
   except (BindFailed, HostUnknown) as error:
     print(f'error: --bind={bind}: {error}', file=sys.stderr)
     return 1
   except BrokenRecord as error:
     config_flags.exit_config(ConfigError([str(error)]))
+  files.write_json(workdir.config, dataclasses.asdict(config))
   signal.signal(signal.SIGTERM, syncing.stop)
   signal.signal(signal.SIGINT, syncing.stop)
   logging.info(
@@ -76,6 +76,7 @@ def main(_) -> int:
 
 if __name__ == '__main__':
   config_flags.define_flags()
+  config_flags.define_access_flags()
   flags.mark_flag_as_required('workdir')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   config_flags.run(main)

@@ -15,7 +15,7 @@ def base() -> ml_collections.ConfigDict:
 
   config.model = ml_collections.ConfigDict(
     {
-      'kind': 'decoder',  # Dense: RMSNorm, RoPE, GQA, gated MLP.
+      'kind': 'decoder',  # Dense: RMSNorm, RoPE, GQA, gated MLP; or 'bowl'.
       'vocab': 256,  # One token per byte.
       'layers': 4,  # Decoder blocks.
       'd_model': 128,  # Width of the residual stream.
@@ -93,8 +93,7 @@ def base() -> ml_collections.ConfigDict:
       'grace_cap_steps': 2.0,  # The longest grace window, in inner steps.
       'admission': 'latest',  # 'latest' or 'fresh'.
       'max_staleness_versions': 4,  # Offers on an older base are refused.
-      'silence_floor_s': 10.0,  # Nobody is given up before this silence,
-      'silence_steps': 20.0,  # nor before this many own step times.
+      'patience': 1.0,  # Stretches all time-outs; they are measured.
       'total_steps': 500,  # The run ends at this global step.
       'blend': 'overwrite',  # 'overwrite', 'mix' or 'carry'.
       'blend_alpha': 0.0,  # α of 'mix': the weight of what is overwritten.
@@ -111,8 +110,15 @@ def base() -> ml_collections.ConfigDict:
       'data_plane': 'jax_transfer',  # 'jax_transfer' or 'grpc'.
       'host': '127.0.0.1',  # Where the syncer listens.
       'port': 0,  # 0: any free one.
-      'timeout_s': 10.0,  # Of one pull.
       'connect_s': 60.0,  # How long a learner looks for the syncer.
+    }
+  )
+  config.checkpoint = ml_collections.ConfigDict(
+    {
+      'keep_latest': 2,  # Newest checkpoints of a process that stay.
+      'keep_best': 0,  # Those of the lowest loss that stay besides.
+      'syncer_every_rounds': 16,  # Between two of the syncer's.
+      'learner_every_steps': 200,  # Between two of a learner's; 0: none.
     }
   )
   config.run = ml_collections.ConfigDict(
@@ -124,6 +130,7 @@ def base() -> ml_collections.ConfigDict:
       'restart_delay_s': 1.0,  # Between a death and the restart.
       'cpu_threads': 0,  # NPROC of each process; 0 leaves it as it is.
       'compilation_cache': True,  # One for all processes, in the workdir.
+      'step_floor_s': 0.0,  # An inner step takes at least this long: it sleeps.
     }
   )
   config.faults = ()  # Such as 'kill learner 1 at 0.33' (of total_steps).
@@ -153,6 +160,7 @@ def quicktest(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     total_steps=40,
   )
   config.mesh.update(fsdp=1, tensor=1)
+  config.checkpoint.update(syncer_every_rounds=8, learner_every_steps=10)
   config.run.update(log_every_steps=1, eval_batches=2, eval_batch=4)
   return config
 

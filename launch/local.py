@@ -2,7 +2,7 @@
 """Trains on one machine: starts a syncer and M learners, keeps them alive.
 
   python -m launch.local --config=experiments/NAME.py --workdir=DIR \\
-    [--config.a.b=c ...] [--overwrite]
+    [--config.a.b=c ...] [--overwrite] [--tls_ca=… --token_file=… …]
 
 Exit code 0: the run finished and was evaluated; 78: it can't run as
 configured; 1: it failed; 130, 143: Ctrl-C, SIGTERM.
@@ -24,6 +24,7 @@ from launch.program import program
 def define_flags() -> None:
   """The flags of this main."""
   flags.define_flags()
+  flags.define_access_flags()
   absl_flags.DEFINE_string(
     'workdir', None, 'Folder of the run: logs, metrics, parameters.'
   )
@@ -45,7 +46,9 @@ def main(argv) -> int:
     workdir, lock = occupy(pathlib.Path(given.workdir), given.overwrite)
   except ConfigError as error:
     flags.exit_config(error)
-  parts = program(config, flags.arguments(), workdir, address)
+  parts = program(
+    config, flags.arguments(), workdir, address, flags.access_arguments()
+  )
   with lock:
     return session.run(config, parts, workdir, planned, rich.console.Console())
 

@@ -45,6 +45,7 @@ def program(
   config_arguments: Sequence[str],
   workdir: Workdir,
   address: str,
+  access_arguments: Sequence[str] = (),
 ) -> Program:
   """One syncer, M learners and the evaluation.
 
@@ -53,17 +54,27 @@ def program(
     config_arguments: the flags that give a process this configuration.
     workdir: of the run.
     address: 'host:port' at which the syncer listens.
+    access_arguments: the flags by which its processes know each other.
   """
 
   def argv(module: str, *flags: str) -> tuple[str, ...]:
     command = (sys.executable, '-m', module, *config_arguments)
     return (*command, f'--workdir={workdir.root}', *flags)
 
-  syncer = Role(SYNCER, argv('diloco.syncer', f'--bind={address}'), True)
+  syncer = Role(
+    SYNCER,
+    argv('diloco.syncer', f'--bind={address}', *access_arguments),
+    ends_run=True,
+  )
   learners = [
     Role(
       learner_name(i),
-      argv('diloco.learner', f'--learner={i}', f'--syncer={address}'),
+      argv(
+        'diloco.learner',
+        f'--learner={i}',
+        f'--syncer={address}',
+        *access_arguments,
+      ),
     )
     for i in range(config.protocol.learners)
   ]

@@ -100,7 +100,12 @@ def _run(summary: RunSummary, evaluation: Evaluation) -> rich.table.Table:
     ('goodput', f'{summary.goodput:.1%} of the learner time trained'),
     ('uptime', f'{summary.uptime:.1%} of the time somebody trained'),
   )
-  for row in rows:
+  returned = (
+    (f'back again: {learner_name(each.learner)}', each.beginning)
+    for each in summary.learners
+    if each.incarnations > 1
+  )
+  for row in (*rows, *returned):
     view.add_row(*row)
   return view
 

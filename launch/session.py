@@ -54,7 +54,7 @@ def run(
   """
   files.write_json(workdir.config, dataclasses.asdict(config))
   try:
-    with _signals() as received:
+    with signals() as received:
       session = _Session(config, program, workdir, console, received)
       session.train(faults)
       session.evaluate()
@@ -169,7 +169,7 @@ class _Session:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
+def signals() -> Iterator[list[int]]:
   """Collects the signals that ask the launcher to stop.
 
   They raise nothing: an exception between a fork and its bookkeeping would

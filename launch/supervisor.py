@@ -32,7 +32,7 @@ class ProcessEvent:
 
   time_s: float  # Seconds since the epoch.
   process: str
-  event: str  # 'started', 'killed', 'exited', 'stopped'.
+  event: str  # 'started', 'killed', 'paused', 'went on', 'stopped', 'exited'.
   pid: int
   detail: str
 
@@ -168,10 +168,15 @@ class Supervisor:
 
   def kill(self, name: str, reason: str) -> None:
     """SIGKILL for a running process, announced beforehand."""
-    popen = self._processes[name].popen
-    assert popen is not None, f'{name} is not running'
-    self._tell(name, 'killed', popen.pid, reason)
-    _signal_group(popen, signal.SIGKILL)
+    self._send(name, signal.SIGKILL, 'killed', reason)
+
+  def pause(self, name: str, reason: str) -> None:
+    """SIGSTOP for a running process, announced beforehand."""
+    self._send(name, signal.SIGSTOP, 'paused', reason)
+
+  def go_on(self, name: str, reason: str) -> None:
+    """SIGCONT for a paused process, announced beforehand."""
+    self._send(name, signal.SIGCONT, 'went on', reason)
 
   def stop(self, deadline_s: float = TERM_S) -> None:
     """SIGTERM, then SIGKILL after the deadline; returns when all are gone."""
@@ -185,10 +190,20 @@ class Supervisor:
     while running := [p for p in self._processes.values() if p.popen]:
       for process in running:
         if _has_exited(process.popen):
-          self._bury(process, DEAD)
+          pid, name = process.popen.pid, process.role.name
+          code = self._bury(process, DEAD)
+          self._tell(name, 'exited', pid, describe_exit(code))
         elif time.monotonic() >= give_up_at_s:
           _signal_group(process.popen, signal.SIGKILL)
       time.sleep(POLL_S)
+
+  def _send(
+    self, name: str, number: signal.Signals, event: str, reason: str
+  ) -> None:
+    popen = self._processes[name].popen
+    assert popen is not None, f'{name} is not running'
+    self._tell(name, event, popen.pid, reason)
+    _signal_group(popen, number)
 
   def _start(self, process: _Process) -> None:
     path = self._log(process.role.name)

@@ -1,113 +1,110 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a restarted syncer goes on from: the ledger and every fragment's state.
+"""What a restarted syncer goes on from: a ledger and checkpoints of its state.
 
-Written at each close, before the update leaves (persist, then send), so that
-no learner ever knows of a version that a restarted syncer does not have. A
-fragment's new file stands beside the old one until the ledger names it: a
-process that dies in between has not closed the round.
+The ledger is small and written at each close, before the update leaves
+(persist, then send), so that no learner ever knows of a version that a
+restarted syncer has not heard of. The arrays of all fragments are saved beside
+the rounds, every so many. So the fragments of a checkpoint may be older than
+the ledger says; learners hold the newer ones, and the ledger holds their CRCs.
 """
 
 import dataclasses
 import json
 import os
 import pathlib
-import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
-import numpy as np
 
+from diloco.checkpoint.checkpoints import Checkpoints
+from diloco.checkpoint.volumes import BrokenRecord
+from diloco.protocol.grace import Ema
 from diloco.protocol.members import Account
 from diloco.protocol.state import Ledger
-
-
-class BrokenRecord(Exception):
-  """A file of the folder is not what a syncer wrote."""
 
 
 class SyncerRecords:
   """Reads and writes one folder.
 
-  `write_fragment` is for one thread, `write_ledger` for one, perhaps another.
+  `write_ledger` is for one thread; `save`, `restore` and `close` are for one,
+  perhaps another.
+
+  Args:
+    folder: of the syncer.
+    keep_latest: see `Checkpoints`.
+    keep_best: see `Checkpoints`.
+    every_rounds: the cadence of `due`.
+    say: see `Checkpoints`.
   """
 
-  def __init__(self, folder: pathlib.Path):
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    keep_latest: int,
+    keep_best: int,
+    every_rounds: int,
+    say: Callable[[str], None],
+  ):
     self._folder = folder
+    self._every_rounds = every_rounds
+    self._say = say
+    self._states = Checkpoints(folder / 'states', keep_latest, keep_best, say)
 
-  def write_fragment(self, fragment: int, state) -> None:
-    """Keeps a `numerics.outer.FragmentState` beside the last one."""
-    arrays = {f'theta/{k}': v for k, v in state.theta.items()}
-    arrays |= {f'residual/{k}': v for k, v in state.residual.items()}
-    leaves = jax.tree.leaves(state.optimizer_state)
-    arrays |= {f'optimizer/{i}': np.asarray(x) for i, x in enumerate(leaves)}
-    path = self._path(fragment, state.version)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix('.tmp')
-    with unfinished.open('wb') as file:
-      np.savez(file, **arrays)
-    os.replace(unfinished, path)
+  # The ledger ---------------------------------------------------------------
 
-  def read_fragment(self, fragment: int, version: int, like):
-    """The state that was written, with the structure of `like`.
+  def write_ledger(
+    self, ledger: Ledger, counts: Mapping, crcs: Sequence[int]
+  ) -> None:
+    """Commits: what it names has closed, whoever dies now.
+
+    Args:
+      ledger: of the machine.
+      counts: any JSON; it is handed back as it is.
+      crcs: of each Θ_p at `ledger.versions`.
 
     Raises:
-      BrokenRecord: it is missing or holds other arrays than `like`.
+      OSError: it could not be written; the round has not closed.
     """
-    if version == 0:
-      return like
-    path = self._path(fragment, version)
-    try:
-      with np.load(path, allow_pickle=False) as file:
-        arrays = dict(file)
-      leaves, structure = jax.tree.flatten(like.optimizer_state)
-      state = dataclasses.replace(
-        like,
-        theta={k: arrays[f'theta/{k}'] for k in like.theta},
-        residual={k: arrays[f'residual/{k}'] for k in like.residual},
-        optimizer_state=structure.unflatten(
-          arrays[f'optimizer/{i}'] for i in range(len(leaves))
-        ),
-        version=version,
-      )
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-      raise BrokenRecord(f'{path}: {error}') from error
-    for name, array in like.theta.items():
-      if state.theta[name].shape != array.shape:
-        raise BrokenRecord(
-          f'{path}: {name} is {state.theta[name].shape}, the model has '
-          f'{array.shape}; another run?'
-        )
-    return state
-
-  def write_ledger(self, ledger: Ledger, counts: dict) -> None:
-    """Commits: what it names counts, older fragment files may go.
-
-    `counts` is any JSON; it is handed back as it is.
-    """
+    assert len(crcs) == len(ledger.versions), f'{crcs=} {ledger.versions=}'
+    fields = {
+      **dataclasses.asdict(ledger),
+      'counts': counts,
+      'crcs': list(crcs),
+    }
+    self._folder.mkdir(parents=True, exist_ok=True)
     unfinished = self._ledger.with_suffix('.tmp')
-    fields = {**dataclasses.asdict(ledger), 'counts': counts}
     unfinished.write_text(json.dumps(fields))
     os.replace(unfinished, self._ledger)
-    for fragment, version in enumerate(ledger.versions):
-      self._path(fragment, version - 1).unlink(missing_ok=True)
 
-  def read_ledger(self) -> tuple[Ledger, dict] | None:
-    """Ledger and counts; None where no round has closed in this folder.
+  def read_ledger(self) -> tuple[Ledger, dict, tuple[int, ...]] | None:
+    """Ledger, counts and CRCs; None where no round has closed here.
 
     Raises:
-      BrokenRecord: the file can't be read.
+      BrokenRecord: the file can't be read, or is gone from beside checkpoints.
     """
     try:
       fields = json.loads(self._ledger.read_text())
       ledger = Ledger(
         step=fields['step'],
+        clocks=tuple((m, clock) for m, clock in fields['clocks']),
         closed_round=fields['closed_round'],
         versions=tuple(fields['versions']),
         accounts=tuple((m, _account(a)) for m, a in fields['accounts']),
+        quorum_s=Ema(**fields['quorum_s']),
+        sync_s=Ema(**fields['sync_s']),
+        usual_norms=tuple(fields['usual_norms']),
         ended=fields['ended'],
       )
-      return ledger, fields['counts']
+      return ledger, fields['counts'], tuple(fields['crcs'])
     except FileNotFoundError:
-      return None
+      if self._states.newest_step is None:
+        return None
+      raise BrokenRecord(
+        f'{self._ledger} is missing, though {self._folder} holds a checkpoint '
+        f'of round {self._states.newest_step}: bring it back, or remove the '
+        f'folder to begin anew'
+      ) from None
     except (ValueError, KeyError, TypeError) as error:
       raise BrokenRecord(f'{self._ledger}: {error!r}') from error
 
@@ -115,8 +112,74 @@ class SyncerRecords:
   def _ledger(self) -> pathlib.Path:
     return self._folder / 'ledger.json'
 
-  def _path(self, fragment: int, version: int) -> pathlib.Path:
-    return self._folder / f'fragment-{fragment:03d}-{version:06d}.npz'
+  # The states ---------------------------------------------------------------
+
+  @property
+  def failed(self) -> int:
+    """Saves that were begun and came to nothing."""
+    return self._states.failed
+
+  def due(self, closed_round: int) -> bool:
+    """Whether it is the turn of a save."""
+    return closed_round % self._every_rounds == 0
+
+  def save(
+    self, closed_round: int, states: Sequence, loss: float | None
+  ) -> bool:
+    """Begins to save all fragments; see `Checkpoints.save`.
+
+    Args:
+      closed_round: the last round that is in `states`, in the ledger already.
+      states: a `numerics.outer.FragmentState` per fragment. Their arrays are
+        replaced as a whole and never written to.
+      loss: of Θ, for `keep_best`.
+    """
+    meta = {'versions': [state.version for state in states]}
+    return self._states.save(closed_round, _tree(states), meta, loss)
+
+  def restore(self, like: Sequence) -> tuple[tuple[int, ...], list] | None:
+    """Versions and states of the newest checkpoint that is whole.
+
+    Args:
+      like: a state per fragment, whose arrays have the right shapes.
+
+    Returns:
+      None where there is none. A version may be older than the ledger's.
+    """
+    likes = jax.tree.map(_on_host, _tree(like))
+    found = self._states.restore(likes)
+    if found is None:
+      return None
+    versions = tuple(found.meta['versions'])
+    states = [
+      dataclasses.replace(like_state, version=version, **arrays)
+      for like_state, version, arrays in zip(like, versions, found.arrays)
+    ]
+    self._say(f'fragments of versions {versions} from {found.path}')
+    return versions, states
+
+  def wait(self, timeout_s: float) -> bool:
+    """Waits for the save under way; whether it is over."""
+    return self._states.wait(timeout_s)
+
+  def close(self, timeout_s: float) -> None:
+    """Waits for the save under way."""
+    self._states.close(timeout_s)
+
+
+def _tree(states: Sequence) -> list[dict[str, Any]]:
+  return [
+    {
+      'theta': dict(state.theta),
+      'residual': dict(state.residual),
+      'optimizer_state': state.optimizer_state,
+    }
+    for state in states
+  ]
+
+
+def _on_host(leaf) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def _account(fields: dict) -> Account:

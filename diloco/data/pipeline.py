@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import grain
 import numpy as np
 
+Dataset = grain.MapDataset  # Element i is the batch at position i.
 DTYPES = ('uint8', 'uint16', 'int32')
 
 # Three learners on a laptop: the default of Grain is 16 threads, 500 elements.

@@ -2,6 +2,7 @@
 """Frozen dataclasses as JSON files that are never seen half written."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -33,22 +34,27 @@ def read_json(path: pathlib.Path, cls):
   except FileNotFoundError:
     return None
   try:
-    return _as_type(json.loads(text), cls, cls.__name__)
+    return as_type(json.loads(text), cls, cls.__name__)
   except ValueError as error:
     raise Malformed(f'{path}: {error}') from None
 
 
-def _as_type(value, kind, where: str):
+def as_type(value, kind, where: str):
+  """Plain JSON data as `kind`, such as a dataclass; `where` names it.
+
+  Raises:
+    ValueError: a field is missing or unknown, or of another type.
+  """
   if dataclasses.is_dataclass(kind):
     return _as_dataclass(value, kind, where)
   origin, arguments = typing.get_origin(kind), typing.get_args(kind)
   if origin is types.UnionType:  # `X | None`, the only union in use.
-    return None if value is None else _as_type(value, arguments[0], where)
+    return None if value is None else as_type(value, arguments[0], where)
   if origin is tuple:
     if not isinstance(value, list):
       raise ValueError(f'{where}={value!r}: expected a list')
     return tuple(
-      _as_type(item, arguments[0], f'{where}[{i}]')
+      as_type(item, arguments[0], f'{where}[{i}]')
       for i, item in enumerate(value)
     )
   if kind is float and type(value) is int:
@@ -61,8 +67,13 @@ def _as_type(value, kind, where: str):
 def _as_dataclass(value, cls, where: str):
   if not isinstance(value, dict):
     raise ValueError(f'{where}={value!r}: expected an object')
-  kinds = typing.get_type_hints(cls)
+  kinds = _kinds(cls)
   names = [field.name for field in dataclasses.fields(cls)]
   if odd := sorted(value.keys() ^ set(names)):
     raise ValueError(f'{where}: missing or unknown fields {", ".join(odd)}')
-  return cls(**{n: _as_type(value[n], kinds[n], f'{where}.{n}') for n in names})
+  return cls(**{n: as_type(value[n], kinds[n], f'{where}.{n}') for n in names})
+
+
+@functools.cache
+def _kinds(cls) -> dict:
+  return typing.get_type_hints(cls)

@@ -17,6 +17,7 @@ class LearnerSummary:
   tokens: int
   rounds: int  # Closed rounds that merged it.
   incarnations: int
+  beginning: str  # When its newest began, and with whose inner state.
   stall_max_s: float
   bytes_up: int
   bytes_down: int

@@ -6,6 +6,7 @@ status.json          the syncer's state, replaced about every second
 summary.json         written by the syncer when the run ends
 evaluation.json      written by `python -m diloco.evaluate`
 tape.jsonl           the syncer's event tape
+tapes/NAME.jsonl     the event tape of one learner, over all its processes
 events.jsonl         starts, deaths and kills of processes
 pids.json            the processes that the launcher started
 loss.png             the loss plot
@@ -14,6 +15,7 @@ tensorboard/NAME/    the same for TensorBoard
 logs/NAME.log        output of one process, over all its starts
 compiled/            compiled programs, shared by all processes
 syncer/              what a restarted syncer goes on from
+checkpoints/NAME/    what a restarted learner goes on from
 parameters/          the final parameters of the global model
 """
 
@@ -34,6 +36,7 @@ class Workdir:
     'summary.json',
     'evaluation.json',
     'tape.jsonl',
+    'tapes',
     'events.jsonl',
     'pids.json',
     'loss.png',
@@ -68,6 +71,11 @@ class Workdir:
     return self.root / 'tape.jsonl'
 
   @property
+  def tapes(self) -> pathlib.Path:
+    """Folder of the learners' tapes."""
+    return self.root / 'tapes'
+
+  @property
   def events(self) -> pathlib.Path:
     return self.root / 'events.jsonl'
 
@@ -94,6 +102,13 @@ class Workdir:
   @property
   def parameters(self) -> pathlib.Path:
     return self.root / 'parameters'
+
+  def learner_tape(self, learner: int) -> pathlib.Path:
+    return self.tapes / f'{learner_name(learner)}.jsonl'
+
+  def checkpoints(self, process: str) -> pathlib.Path:
+    """Of one learner, such as 'learner-0'."""
+    return self.root / 'checkpoints' / process
 
   def metrics(self, process: str) -> pathlib.Path:
     """JSONL of one process, such as 'learner-0'."""

@@ -33,7 +33,7 @@ class JsonlWriter:
   def __init__(self, path: pathlib.Path):
     path.parent.mkdir(parents=True, exist_ok=True)
     self._file = path.open('ab', buffering=0)
-    _cut_torn_line(path)
+    cut_torn_line(path)
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     record = {'step': int(step)}
@@ -117,7 +117,8 @@ def read_jsonl(path: pathlib.Path) -> list[dict]:
   return records
 
 
-def _cut_torn_line(path: pathlib.Path) -> None:
+def cut_torn_line(path: pathlib.Path) -> None:
+  """Drops what a killed process left behind the last newline."""
   data = path.read_bytes()
   whole = data.rfind(b'\n') + 1
   if whole < len(data):

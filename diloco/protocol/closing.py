@@ -5,23 +5,11 @@ After every event each open round is moved as far as it will go. Rounds may
 collect and pull side by side; they merge and close in order.
 """
 
-from diloco.protocol import (
-  messages,
-  patience,
-  rounds,
-  sessions,
-  strikes,
-  syncer_io,
-)
+from diloco.protocol import patience, pulling, rounds, sessions, syncer_io
 from diloco.protocol.grace import grace_window_s
-from diloco.protocol.rounds import Admitted, Round, Stage
+from diloco.protocol.rounds import Round, Stage
 from diloco.protocol.state import State
-from diloco.protocol.values import changed
 from diloco.protocol.weights import normalised, token_weight
-
-# Whoever can't be pulled from, or sends what can't be merged, would hold up a
-# quorum that counts it; it may join again.
-FAILED_PULLS_MAX = 3
 
 
 def advance_rounds(state: State):
@@ -46,9 +34,12 @@ def window_deadlines(state: State) -> list[float]:
     for r in state.rounds.values()
     if r.stage in (Stage.COLLECTING, Stage.GRACE)
   ]
+  late = (pulling.late_at_s(state, r) for r in state.rounds.values())
+  times = [t for t in late if t is not None]
   if state.finishing:
-    return [state.finish_at_s] if waiting else []
-  return [r.closes_at_s for r in waiting if r.stage is Stage.GRACE]
+    return [*times, state.finish_at_s] if waiting else times
+  graces = [r.closes_at_s for r in waiting if r.stage is Stage.GRACE]
+  return [*times, *graces]
 
 
 def _open_due(state: State):
@@ -71,6 +62,7 @@ def _is_due(state: State, number: int) -> bool:
 def _advance(state: State, round_: Round):
   if round_.stage in (Stage.COLLECTING, Stage.GRACE):
     round_ = _collect(state, round_)
+  round_ = pulling.give_up_late(state, round_)
   if round_.stage is Stage.PULLING and round_.all_pulled():
     _conclude(state, round_)
 
@@ -103,9 +95,11 @@ def _collect(state: State, round_: Round) -> Round:
       closes_at_s=state.now + _grace_s(state),
     )
   if decision.complete:
-    return _pull(state, round_, decision, 'everyone is in')
+    return pulling.begin(state, round_, decision, 'everyone is in')
   if state.now >= round_.closes_at_s:
-    return _pull(state, round_, decision, f'window over, {decision.reason}')
+    return pulling.begin(
+      state, round_, decision, f'window over, {decision.reason}'
+    )
   return round_
 
 
@@ -119,7 +113,7 @@ def _collect_last(
     return round_
   round_ = state.put(round_, quorum_at_s=round_.quorum_at_s or state.now)
   reason = 'finish, ' + ('time is over' if over else 'everyone handed in')
-  return _pull(state, round_, decision, reason)
+  return pulling.begin(state, round_, decision, reason)
 
 
 def _candidates(state: State, round_: Round) -> dict[int, rounds.Candidate]:
@@ -132,7 +126,7 @@ def _candidates(state: State, round_: Round) -> dict[int, rounds.Candidate]:
       merged_base=state.accounts[m].merged_bases.get(round_.fragment, -1),
     )
     for m, member in sorted(state.members.items())
-    if member.ready
+    if member.ready and (m in pulled or not member.late)
   }
 
 
@@ -155,89 +149,9 @@ def _grace_s(state: State) -> float:
 # PULLING ---------------------------------------------------------------------
 
 
-def _pull(
-  state: State, round_: Round, decision: rounds.Decision, reason: str
-) -> Round:
-  """Ends the window; asks for the bytes that are not here yet."""
-  pulls = {m: a for m, a in round_.pulls if m in round_.pulled}
-  for learner in decision.admitted:
-    if learner in pulls:
-      continue
-    member = state.members[learner]
-    held = member.offers[round_.fragment]
-    pulls[learner] = Admitted(member.incarnation, held)
-    state.emit(
-      syncer_io.Pull(round_.number, learner, member.incarnation, held.offer)
-    )
-  return state.put(
-    round_,
-    stage=Stage.PULLING,
-    pull_began_s=state.now,
-    pulls=tuple(sorted(pulls.items())),
-    reason=reason,
-  )
-
-
-def on_pulled(state: State, event: syncer_io.Pulled):
-  """The bytes of one contribution are here."""
-  found = _awaited(state, event)
-  if found is not None:
-    round_, admitted = found
-    norms = {**dict(round_.norms), event.learner: event.norm}
-    state.put(
-      round_,
-      pulled=round_.pulled | {event.learner},
-      norms=tuple(sorted(norms.items())),
-    )
-    state.change(event.learner, failed_pulls=0)
-    _use_up(state, event.learner, admitted)
-
-
-def on_pull_failed(state: State, event: syncer_io.PullFailed):
-  """The round goes on without it."""
-  found = _awaited(state, event)
-  if found is not None:
-    round_, admitted = found
-    state.record('pull_failed', event.learner, event.reason)
-    state.put(round_, **round_.without(event.learner))
-    _use_up(state, event.learner, admitted)
-    if event.unusable and _strike(state, event.learner, event.reason):
-      return  # Its session is over.
-    failed = state.members[event.learner].failed_pulls + 1
-    state.change(event.learner, failed_pulls=failed)
-    if failed >= FAILED_PULLS_MAX:
-      reason = f'{failed} pulls in a row failed, the last: {event.reason}'
-      sessions.end_session(state, event.learner, reason)
-      return
-    again = messages.OfferAgain(event.round, event.reason)
-    state.send(event.learner, again)
-
-
-def _awaited(
-  state: State, event: syncer_io.Pulled | syncer_io.PullFailed
-) -> tuple[Round, Admitted] | None:
-  """The round that still waits for this very pull."""
-  round_ = state.rounds.get(event.round)
-  if round_ is None or round_.stage is not Stage.PULLING:
-    return None
-  admitted = dict(round_.pulls).get(event.learner)
-  if admitted is None or admitted.incarnation != event.incarnation:
-    return None
-  return round_, admitted
-
-
-def _use_up(state: State, learner: int, admitted: Admitted):
-  """A pull is over: an offer can be pulled once (transport contract)."""
-  offer = admitted.held.offer
-  member = state.members[learner]
-  if member.offers.get(offer.fragment) is admitted.held:
-    state.members[learner] = member.without_offer(offer.fragment)
-  state.retire(learner, offer.payload.handle)
-
-
 def _conclude(state: State, round_: Round):
   """All pulls are over: merge if it is this round's turn, or collect again."""
-  round_ = _refuse_outliers(state, round_)
+  round_ = pulling.refuse_outliers(state, round_)
   live = state.live()
   enough = round_.pulled & live.keys() if live else round_.pulled
   if not state.finishing and len(enough) < state.quorum_now():
@@ -263,38 +177,6 @@ def _conclude(state: State, round_: Round):
       reason=round_.reason,
     )
   )
-
-
-def _refuse_outliers(state: State, round_: Round) -> Round:
-  """Takes out of a round whose norm is no neighbour of the others'."""
-  steps = {m: a.held.offer.c_steps for m, a in round_.pulls}
-  norms = {m: strikes.per_root_step(norm, steps[m]) for m, norm in round_.norms}
-  usual = state.usual_norms[round_.fragment]
-  refused = strikes.outliers(norms, usual)
-  for learner, reason in refused.items():
-    round_ = state.put(round_, **round_.without(learner))
-    state.record('outlier', learner, f'round {round_.number}: {reason}')
-    if not _strike(state, learner, reason):
-      # It may be what the quorum waits for, and (τ = 0) may wait itself.
-      state.send(learner, messages.OfferAgain(round_.number, reason))
-    round_ = state.rounds[round_.number]  # A quarantine changes it.
-  # Judged once: the next time only what has come since.
-  state.usual_norms[round_.fragment] = strikes.usual_after(
-    usual, {m: n for m, n in norms.items() if m not in refused}, len(refused)
-  )
-  return state.put(round_, norms=())
-
-
-def _strike(state: State, learner: int, reason: str) -> bool:
-  """One more contribution refused; whether that was one too many."""
-  account = state.accounts[learner]
-  account = changed(account, strikes=account.strikes + 1)
-  state.accounts[learner] = account
-  if account.strikes < strikes.STRIKES_MAX:
-    return False
-  reason = f'{account.strikes} contributions refused, the last: {reason}'
-  sessions.quarantine(state, learner, reason)
-  return True
 
 
 # MERGING, closed -------------------------------------------------------------
@@ -334,7 +216,8 @@ def on_merged(state: State, number: int):
     )
   state.versions[fragment] += 1
   sync_s = state.now - round_.pull_began_s
-  state.sync_s = state.sync_s.add(sync_s)
+  if not round_.waited:  # Else it would close the grace windows to come.
+    state.sync_s = state.sync_s.add(sync_s)
   _close(state, round_)
   for learner in sorted(state.members):
     state.discard_void(learner, fragment)

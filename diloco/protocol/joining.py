@@ -98,12 +98,14 @@ def on_welcome(core: Core, welcome: messages.Welcome):
   state = core.state
   # May be less than it knew, where a syncer has lost its ledger.
   closed = welcome.closed_round
-  # Its clock will start that many steps after t; the others do not count. At
-  # τ = 0 everyone would wait for a round offered with fewer than s steps on
-  # that clock: it might not be due.
-  away = min(
-    state.completed_step - state.reported_step, core.config.spacing_steps
-  )
+  # Its clock will start so many steps after where it was. Not at τ = 0: it
+  # might come to its boundary with fewer than s steps on that clock, and all
+  # would wait there for a round that is not due.
+  away = 0
+  if core.config.overlap_steps:
+    away = min(
+      state.completed_step - state.reported_step, core.config.spacing_steps
+    )
   core.set(
     connected=True,
     closed_known=closed,

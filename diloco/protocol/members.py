@@ -28,6 +28,7 @@ class Member:
   offers: Mapping[int, HeldOffer] = dataclasses.field(default_factory=dict)
   handed_in: bool = False
   failed_pulls: int = 0  # In a row.
+  late: bool = False  # With its bytes, and not heard of since.
 
   def with_offer(self, held: HeldOffer) -> 'Member':
     """Keeps the newest offer per fragment: at most P of them."""

@@ -48,10 +48,11 @@ class PaceClock:
     """The run is known to have come this far."""
     self._step = max(self._step, step)
 
-  def reach(self, learner: int, clock: int, quorum: int):
-    """The clock is at `clock` at least."""
-    self._clocks[learner] = max(self._clocks[learner], clock)
-    self._raise_step(quorum)
+  def all_reach(self, step: int):
+    """Everybody waits for this step: it has come."""
+    for learner, clock in self._clocks.items():
+      self._clocks[learner] = max(clock, step)
+    self.at_least(step)
 
   def advance(self, learner: int, steps: int, quorum: int):
     """`learner` reported `steps` more inner steps."""

@@ -10,6 +10,8 @@ from diloco.protocol.grace import Ema
 
 SILENCE_FLOOR_S = 10.0  # With 10 ms steps, this is a thousand of them.
 SILENCE_STEPS = 6.0  # With 60 s steps, six minutes.
+PULL_FLOOR_S = 1.0  # A late contribution costs a round no more than that,
+PULL_FACTOR = 4.0  # or this many of what pulls usually take.
 TRANSFER_FLOOR_S = 10.0
 TRANSFER_FACTOR = 8.0  # Slower than usual by this much: stalled.
 UNMEASURED_S_PER_BYTE = 1e-6  # 1 MB/s, until a transfer was timed.
@@ -25,6 +27,13 @@ def silence_max_s(step_s: Ema, patience: float) -> float:
   """How long a live learner may say nothing: max(floor, k·ξ_step)."""
   steps_s = SILENCE_STEPS * step_s.or_zero()
   return patience * max(SILENCE_FLOOR_S, steps_s)
+
+
+def pull_max_s(pull_s: Ema, patience: float) -> float | None:
+  """How long a round waits for its last bytes; None: nothing is measured."""
+  if pull_s.value_s is None:
+    return None
+  return patience * max(PULL_FLOOR_S, PULL_FACTOR * pull_s.value_s)
 
 
 def transfer_max_s(nbytes: int, s_per_byte: Ema, patience: float) -> float:

@@ -92,7 +92,7 @@ def ask(state: State):
       request = messages.DonateFragment(p, version)
       state.send(holders[0][0], request)
     elif late:
-      _go_on_with_less(state, p, lost, f'{lost.held}')
+      _go_on_with_less(state, p, f'{lost.held}', None)
 
 
 def _holders(
@@ -126,14 +126,17 @@ def _newest_elsewhere(state: State, p: int, lost: LostFragment) -> int:
   return max([lost.held, *versions])
 
 
-def _go_on_with_less(state: State, p: int, lost: LostFragment, newest: str):
+def _go_on_with_less(
+  state: State, p: int, newest: str, taken_of: tuple[int, int] | None
+):
+  lost = state.lost[p]
   nobody = f'fragment {p}: nobody has version {lost.version}'
   state.record('lost', -1, f'{nobody}; goes on from {newest}')
   # Nobody but those who could not be pulled from: they must go along.
   astray = {
     m for m, x in state.members.items() if x.versions[p] == lost.version
   }
-  _found(state, p, {*lost.wanted_by, *astray})
+  _found(state, p, taken_of, {*lost.wanted_by, *astray})
 
 
 def on_fragment_offered(
@@ -170,11 +173,12 @@ def on_taken(state: State, event: syncer_io.FragmentTaken):
   p, version = event.fragment, lost.offered.version
   state.retire(event.learner, lost.offered.payload.handle)
   if version < lost.version:
-    _go_on_with_less(state, p, lost, f'{version} of learner {event.learner}')
+    newest = f'{version} of learner {event.learner}'
+    _go_on_with_less(state, p, newest, lost.asked)
   else:
     reason = f'fragment {p} at version {version}'
     state.record('donated', event.learner, reason)
-    _found(state, p, lost.wanted_by)
+    _found(state, p, lost.asked, lost.wanted_by)
 
 
 def on_failed(state: State, event: syncer_io.FragmentFailed):
@@ -220,9 +224,14 @@ def postpone(state: State, learner: int, p: int) -> bool:
   return True
 
 
-def _found(state: State, p: int, serve_to: Collection[int]):
+def _found(
+  state: State,
+  p: int,
+  taken_of: tuple[int, int] | None,
+  serve_to: Collection[int],
+):
   lost = state.lost.pop(p)
-  state.emit(syncer_io.Relabel(p, lost.version))
+  state.emit(syncer_io.Relabel(p, lost.version, taken_of))
   for learner in sorted(serve_to):
     incarnation = state.members[learner].incarnation
     reason = f'fragment {p} is here again'

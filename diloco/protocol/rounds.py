@@ -51,6 +51,7 @@ class Round:
   pulls: tuple[tuple[int, Admitted], ...] = ()  # Ascending learner id.
   pulled: frozenset[int] = frozenset()  # Of `pulls`: the bytes are here.
   norms: tuple[tuple[int, float], ...] = ()  # Of those not judged yet.
+  waited: bool = False  # In vain, for bytes that were given up.
   reason: str = ''  # Why the window ended.
 
   def all_pulled(self) -> bool:

@@ -22,7 +22,7 @@ def on_heard(state: State, event: syncer_io.Heard):
     state.record('zombie', learner, reason)
     state.emit(syncer_io.Drop(learner, incarnation, reason))
     return
-  state.change(learner, heard_s=state.now)
+  state.change(learner, heard_s=state.now, late=False)
   match event.message:
     case messages.Ready():
       on_ready(state, learner, event.message)
@@ -242,10 +242,18 @@ def on_offer(state: State, learner: int, offer: messages.Offer):
     state.retire(learner, superseded.offer.payload.handle)
   state.discard_void(learner, offer.fragment)
   if state.config.overlap_steps == 0 and not state.finishing:
-    # It waits there now. After a session was lost its clock may have fewer
-    # steps than it made; nobody would ever see the round become due.
-    due_step = offer.round * state.config.spacing_steps
-    state.pace.reach(learner, due_step, state.config.quorum)
+    _go_on_if_all_wait(state, offer)
+
+
+def _go_on_if_all_wait(state: State, offer: messages.Offer):
+  """τ = 0: whoever has offered makes no step until the round has closed.
+
+  After lost sessions the clocks may have fewer steps than were made. Where
+  everybody waits for a round that is not due, it never would be.
+  """
+  held = (x.offers.get(offer.fragment) for x in state.live().values())
+  if all(x is not None and x.offer.round >= offer.round for x in held):
+    state.pace.all_reach(offer.round * state.config.spacing_steps)
 
 
 def _broken_rule(state: State, offer: messages.Offer) -> str | None:
@@ -329,6 +337,14 @@ def silence_deadlines(state: State) -> list[float]:
       for member in state.members.values()
     ),
   ]
+
+
+def silence_max_s(state: State, learner: int) -> float | None:
+  """How long a learner may say nothing; None: it has no session."""
+  member = state.members.get(learner)
+  if member is None:
+    return None
+  return patience.silence_max_s(member.step_s, state.config.patience)
 
 
 def give_up_silent(state: State):

@@ -40,6 +40,7 @@ class Snapshot:
   open_rounds: tuple[Round, ...]
   quorum_s: Ema
   sync_s: Ema
+  pull_s: Ema
   usual_norms: tuple[float | None, ...]
   left_clocks: tuple[tuple[int, int], ...]
   lost: tuple[tuple[int, LostFragment], ...]
@@ -82,7 +83,8 @@ class State:
     self.accounts: dict[int, Account] = {}
     self.rounds: dict[int, Round] = {}  # Open ones, in ascending number.
     self.quorum_s = Ema()
-    self.sync_s = Ema()
+    self.sync_s = Ema()  # From the first pull to the end of the merge.
+    self.pull_s = Ema()  # Of one contribution.
     # Of outer gradients, per √step, by fragment (`strikes.py`).
     self.usual_norms: list[float | None] = [None] * config.fragments
     self.left_clocks: dict[int, int] = {}  # Of those who may be back.
@@ -108,6 +110,7 @@ class State:
       open_rounds=tuple(self.rounds.values()),
       quorum_s=self.quorum_s,
       sync_s=self.sync_s,
+      pull_s=self.pull_s,
       usual_norms=tuple(self.usual_norms),
       left_clocks=tuple(sorted(self.left_clocks.items())),
       lost=tuple(sorted(self.lost.items())),
@@ -128,6 +131,7 @@ class State:
     self.rounds = {r.number: r for r in snapshot.open_rounds}
     self.quorum_s = snapshot.quorum_s
     self.sync_s = snapshot.sync_s
+    self.pull_s = snapshot.pull_s
     self.usual_norms = list(snapshot.usual_norms)
     self.left_clocks = dict(snapshot.left_clocks)
     self.lost = dict(snapshot.lost)

@@ -7,7 +7,7 @@ wants done it returns. Sessions are in `sessions`, rounds in `closing`.
 
 from collections.abc import Mapping
 
-from diloco.protocol import closing, recovery, sessions, syncer_io
+from diloco.protocol import closing, pulling, recovery, sessions, syncer_io
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.state import Ledger, Snapshot, State
 
@@ -43,9 +43,9 @@ class Syncer:
         if state.is_current(event.learner, event.incarnation):
           sessions.end_session(state, event.learner, event.reason)
       case syncer_io.Pulled():
-        closing.on_pulled(state, event)
+        pulling.on_pulled(state, event)
       case syncer_io.PullFailed():
-        closing.on_pull_failed(state, event)
+        pulling.on_pull_failed(state, event)
       case syncer_io.Merged():
         closing.on_merged(state, event.round)
       case syncer_io.FragmentTaken():
@@ -74,6 +74,10 @@ class Syncer:
   def whole(self) -> bool:
     """Whether no fragment of Θ is lost; always, but after a restart."""
     return not self._state.lost
+
+  def silence_max_s(self, learner: int) -> float | None:
+    """How long a learner may say nothing; None: it has no session."""
+    return sessions.silence_max_s(self._state, learner)
 
   def snapshot(self) -> Snapshot:
     """A value; nothing that happens later changes it."""

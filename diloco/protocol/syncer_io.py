@@ -198,11 +198,12 @@ class TakeFragment:
 class Relabel:
   """A lost fragment is Θ_p at `version` from now on.
 
-  What was taken of a learner; or, where nobody has it, what is here.
+  What was taken of a session; or, where nobody has it, what is here.
   """
 
   fragment: int
   version: int
+  taken_of: tuple[int, int] | None  # (learner, incarnation)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,17 +6,20 @@ Learners and syncer build it by themselves and compare its fingerprints.
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from diloco import config as configs
-from diloco.data import corpus, grammar
+from diloco.data import corpus, grammar, pipeline
 from diloco.models import interface
+from diloco.models.bowl import make_bowl
 from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import DecoderConfig
 from diloco.numerics.codec import Codec, make_codec
 from diloco.numerics.fragments import Layout, TensorSpec, make_layout, take
+from diloco.numerics.schedule import make_schedule
 
 FULL = 'f32'  # The codec of a full fragment.
 
@@ -62,6 +65,29 @@ class Blueprint:
   def parameters(self) -> int:
     """How many numbers the model has."""
     return sum(self.layout.sizes)
+
+  def schedule(self) -> Callable[[float], float]:
+    """The inner learning rate by progress."""
+    inner = self.config.inner
+    return make_schedule(
+      inner.schedule,
+      inner.lr,
+      inner.warmup_steps,
+      self.config.protocol.total_steps,
+      inner.final_fraction,
+    )
+
+  def dataset(self, learner: int) -> pipeline.Dataset:
+    """The batches of one learner id, by position."""
+    data = self.config.data
+    return pipeline.make_dataset(
+      self.text.train,
+      data.seq_len,
+      data.batch,
+      data.shards,
+      learner,
+      self.config.seed,
+    )
 
   def initial_parameters(self) -> dict[str, np.ndarray]:
     """Path -> f32 array, drawn from the run's seed, on the CPU.
@@ -126,10 +152,14 @@ def make_blueprint(
 
 def make_model(config: configs.RunConfig) -> interface.Model:
   """The model of the configuration's section `model`."""
-  assert config.model.kind == 'decoder', config.model.kind
   fields = dataclasses.asdict(config.model)
-  del fields['kind']
-  return make_decoder(DecoderConfig(**fields))
+  match fields.pop('kind'):
+    case 'decoder':
+      return make_decoder(DecoderConfig(**fields))
+    case 'bowl':
+      sizes = config.model
+      return make_bowl(sizes.layers, sizes.d_model, sizes.d_ff)
+  raise AssertionError(f'not checked: {config.model.kind=}')
 
 
 def load_text(config: configs.RunConfig) -> corpus.Corpus:

@@ -16,7 +16,8 @@ from diloco.metrics.goodput import RunningGoodput, StepRecord
 from diloco.protocol import messages, syncer_io
 from diloco.protocol.state import Ledger
 
-REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale')  # Kinds of a record.
+# Kinds of a record that count as refusals.
+REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale', 'late', 'outlier')
 
 
 @dataclasses.dataclass
@@ -25,6 +26,7 @@ class Row:
 
   state: str = status_lib.JOINING
   incarnations: int = 0
+  beginning: str = ''
   step: int = 0  # Of this incarnation.
   steps: int = 0
   tokens: int = 0
@@ -75,6 +77,15 @@ class Board:
     self._step = ledger.step
     self._versions = list(ledger.versions)
 
+  def mean_loss(self) -> float | None:
+    """Of the live learners' last steps; None where nobody has reported."""
+    losses = [
+      row.loss
+      for row in self._rows.values()
+      if row.state == status_lib.LIVE and row.loss is not None
+    ]
+    return math.fsum(losses) / len(losses) if losses else None
+
   # What happened ------------------------------------------------------------
 
   def note_event(self, event: syncer_io.Event):
@@ -93,7 +104,8 @@ class Board:
         row.state, row.step = status_lib.JOINING, 0
         row.incarnations += 1
       case syncer_io.Record(kind='ready'):
-        self._rows[effect.learner].state = status_lib.LIVE
+        row = self._rows[effect.learner]
+        row.state, row.beginning = status_lib.LIVE, effect.reason
         self._begin()
       case syncer_io.Record(kind='left'):
         goodbye = effect.reason.startswith('goodbye')
@@ -223,6 +235,7 @@ class Board:
           tokens=row.tokens,
           rounds=row.rounds,
           incarnations=row.incarnations,
+          beginning=row.beginning,
           stall_max_s=row.stall_max_s,
           bytes_up=row.bytes_up,
           bytes_down=row.bytes_down,

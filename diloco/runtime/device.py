@@ -64,6 +64,34 @@ class Device:
     }
     return placed, self._init_state(placed)
 
+  @property
+  def state_like(self):
+    """Shapes, dtypes and shardings of the inner state."""
+    return self._state_like
+
+  @property
+  def params_like(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes, dtypes and shardings of the parameters."""
+    return self._abstract(self._shardings)
+
+  def put_state(self, state):
+    """An inner state from the host, where its parameters lie."""
+    return jax.tree.map(jax.device_put, state, self._state_shardings)
+
+  def copy_state(self, state):
+    """Dispatches a copy of the inner state, on its way to the host.
+
+    A copy, because the next step is given the buffers of the state itself. It
+    takes as much device memory again, until it is on the host.
+    """
+    copied = self._copy_state(state)
+    jax.tree.map(lambda x: x.copy_to_host_async(), copied)
+    return copied
+
+  def fresh_state(self, params: Params):
+    """The inner state of a learner that has made no step."""
+    return self._init_state(params)
+
   def put_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """A batch, rows spread over the mesh."""
     return {key: jax.device_put(x, self._rows) for key, x in batch.items()}
@@ -107,7 +135,7 @@ class Device:
   def _compile(self):
     blueprint = self._blueprint
     params = self._abstract(self._shardings)
-    state = jax.tree.map(
+    self._state_like = state = jax.tree.map(
       lambda leaf, place: jax.ShapeDtypeStruct(
         leaf.shape, leaf.dtype, sharding=place
       ),
@@ -136,6 +164,14 @@ class Device:
           ),
         )
         .lower(params, state, batch, np.float32(0), np.zeros(2, np.uint32))
+        .compile()
+      )
+      self._copy_state = (
+        jax.jit(
+          lambda state: jax.tree.map(jnp.copy, state),
+          out_shardings=self._state_shardings,
+        )
+        .lower(state)
         .compile()
       )
       fragments = range(len(blueprint.layout.fragments))

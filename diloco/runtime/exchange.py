@@ -7,37 +7,35 @@ must know at its very boundary what to do there (a queue to a machine's thread
 and back would cost a switch of threads for each inner step).
 """
 
-import dataclasses
-import itertools
 import queue
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
 from absl import logging
 
-from diloco.numerics import payload
-from diloco.protocol import learner_io, messages
+from diloco.protocol import learner_io, learner_state, messages
+from diloco.protocol.joining import Start
 from diloco.protocol.learner import Learner
 from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.carrier import Adopted, Arrived, Carrier
 from diloco.runtime.device import Device
-from diloco.runtime.host_copy import HostCopy, Mismatch
+from diloco.runtime.host_copy import HostCopy
 from diloco.runtime.link import Link, Session
 from diloco.runtime.worker import Worker
-from diloco.transport.interface import (
-  Closed,
-  DataPlane,
-  Inlet,
-  TransferFailed,
-)
+from diloco.transport import access as access_lib
+from diloco.transport.interface import Closed, DataPlane, Inlet
 
 # What the training loop performs, in order, at its boundary.
 BOUNDARY = (
   learner_io.Snapshot,
   learner_io.HandIn,
+  learner_io.SayLeaving,
+  learner_io.DonateState,
+  learner_io.Adopt,
+  learner_io.Reset,
   learner_io.Apply,
   learner_io.Begin,
   learner_io.Cease,
@@ -45,14 +43,6 @@ BOUNDARY = (
 )
 JOBS_MAX = 64  # Of each worker; beyond it an offer or a fetch is given up.
 INTERRUPT = 'interrupt'  # For the loop: nothing to do, but look up.
-
-
-@dataclasses.dataclass(frozen=True)
-class Arrived:
-  """A fragment of Θ at one version, in both places."""
-
-  host: Mapping[str, np.ndarray]  # Piece name -> f32 array.
-  device: Mapping[str, jax.Array]
 
 
 class Exchange:
@@ -65,7 +55,9 @@ class Exchange:
     device: takes fragments of Θ.
     host: the copy of Θ.
     plane: carries the bytes.
+    start: what the process has; None: what its seed gives.
     is_over: whether the results of the run are there, where that can be seen.
+    access: what is shown to the syncer and asked of it.
   """
 
   def __init__(
@@ -76,27 +68,25 @@ class Exchange:
     device: Device,
     host: HostCopy,
     plane: DataPlane,
+    start: Start | None = None,
     is_over: Callable[[], bool] = lambda: False,
+    access: access_lib.Access = access_lib.OPEN,
   ):
     config = blueprint.config
-    self._blueprint = blueprint
-    self._device = device
-    self._host = host
     self._plane = plane
-    self._timeout_s = config.transport.timeout_s
+    self._host = host
+    self._carrier = Carrier(blueprint, device, host, plane)
     self._machine = Learner(
       config.protocol,
       config.name,
       learner,
       blueprint.fingerprints,
-      host.crcs(),
+      start or Start.from_seed(host.crcs()),
     )
     self._lock = threading.Lock()
     self._todo: queue.SimpleQueue = queue.SimpleQueue()
-    self._handles = itertools.count(1)
     self._session: Session | None = None
     self._inlet: Inlet | None = None
-    self._arrived: dict[tuple[int, int], Arrived] = {}
     # At the end every fragment is offered at one boundary.
     room = JOBS_MAX + 2 * config.protocol.fragments
     self._up = Worker('up', room, self._on_crash)
@@ -112,6 +102,7 @@ class Exchange:
       deadline=lambda: self._machine.deadline(),
       on_crash=self._on_crash,
       is_over=is_over,
+      access=access,
     )
 
   # For the training loop ----------------------------------------------------
@@ -129,6 +120,11 @@ class Exchange:
   @property
   def incarnation(self) -> int:
     return self._session.incarnation if self._session else 0
+
+  @property
+  def process(self) -> int:
+    """This process among the learner's, see `runtime.incarnation`."""
+    return self._link.process
 
   def open(self):
     self._link.open()
@@ -172,16 +168,17 @@ class Exchange:
     """Makes a loop that waits for its next effect look up; signal-safe."""
     self._todo.put(INTERRUPT)
 
-  def take_arrived(self, fragment: int, version: int) -> 'Arrived | None':
-    """What is to be applied, and forgets what is older.
+  def take_arrived(self, fragment: int, version: int) -> Arrived | None:
+    """What is to be applied; None where it was applied before."""
+    return self._carrier.take_arrived(fragment, version)
 
-    None where the same version has come twice, and was applied before.
-    """
-    taken = self._arrived.pop((fragment, version), None)
-    for key in list(self._arrived):
-      if key[0] == fragment and key[1] < version:
-        del self._arrived[key]
-    return taken
+  def take_adopted(self) -> Adopted:
+    """The inner state that a donor gave."""
+    return self._carrier.take_adopted()
+
+  def machine_state(self) -> learner_state.State:
+    """What the machine knows; at a boundary it fits θ."""
+    return self._machine.snapshot()
 
   def offer(
     self,
@@ -193,24 +190,33 @@ class Exchange:
     session = self._session
     if session is None or not session.has_room(snapshot.fragment):
       return  # The syncer is away; it gets a newer one when it is back.
-    if not self._up.submit(lambda: self._offer(snapshot, theta, base, session)):
-      logging.warning('%d snapshots wait to be encoded, one is lost', JOBS_MAX)
-
-  def hand_in(self):
-    """Says that all offers before it have been made."""
-    with self._lock:
-      session = self._session
 
     def job():
-      if session is not None and session is self._session:
-        session.client.send(messages.HandedIn())
+      if session is not self._session:
+        return  # The syncer it was meant for is gone, and its round with it.
+      try:
+        offer = self._carrier.offer(snapshot, theta, base, session)
+      except Closed:
+        return  # It has just ended.
+      session.client.send(offer)
 
     if not self._up.submit(job):
-      raise RuntimeError('no room to hand in')
+      logging.warning('%d snapshots wait to be encoded, one is lost', JOBS_MAX)
 
   def leave(self, reason: str):
-    """Says goodbye."""
+    """Says goodbye, though the machine did not ask for it."""
     self._send(messages.Goodbye(reason))
+
+  def say_after_offers(self, message):
+    """Sends `message` once all offers before it have been made."""
+    self._send_from_up(lambda session: message)
+
+  def donate(self, effect: learner_io.DonateState, state):
+    """Offers a newcomer the host's Θ and a copy of the inner state."""
+    held = self._host.held()
+    self._send_from_up(
+      lambda session: self._carrier.donations.offer(effect, held, state)
+    )
 
   def close(self):
     """Ends the threads; what was said before is still sent."""
@@ -255,12 +261,20 @@ class Exchange:
       case learner_io.Send():
         self._send(effect.message)
       case learner_io.FetchUpdate():
-        update = effect.update
-        return self._fetch(update, self._host.update, self._blueprint.down.name)
+        return self._fetch(self._carrier.pull_update, effect.update)
       case learner_io.FetchFragment():
-        return self._fetch(
-          effect.message, self._host.replace, self._blueprint.full.name
+        return self._fetch(self._carrier.pull_fragment, effect.message)
+      case learner_io.FetchState():
+        self._fetch_state(effect.state)
+      case learner_io.DonateFragment():
+        self._send_from_up(
+          lambda session: self._carrier.donate_fragment(
+            effect.fragment, session
+          )
         )
+      case learner_io.EndDonation():
+        newcomer = effect.learner, effect.incarnation
+        self._queue_up(lambda: self._carrier.donations.end(newcomer))
       case learner_io.Forget():
         self._forget(effect.handles)
       case _ if isinstance(effect, BOUNDARY):
@@ -282,73 +296,38 @@ class Exchange:
     for handle in handles or ():
       if session is not None:
         session.retire(handle)
+    if handles is None:
+      self._queue_up(self._carrier.donations.end_all)
 
-  def _offer(self, snapshot, theta, base, session):
-    """On the worker: v = base − θ, encoded, offered, announced."""
-    pieces = self._blueprint.layout.fragments[snapshot.fragment]
-    delta = {
-      name: base[name] - np.asarray(theta[name], np.float32) for name in base
-    }
-    data = payload.encode(delta, pieces, self._blueprint.up)
-    if session is None or session is not self._session:
-      return  # The syncer it was meant for is gone, and its round with it.
-    handle = next(self._handles)
-    try:
-      session.offer(snapshot.fragment, handle, data)
-    except Closed:
-      return  # It has just ended.
-    session.client.send(
-      messages.Offer(
-        round=snapshot.round,
-        fragment=snapshot.fragment,
-        base_version=snapshot.base_version,
-        c_steps=snapshot.c_steps,
-        c_tokens=snapshot.c_tokens,
-        step=snapshot.step,
-        payload=messages.Payload(
-          handle, self._blueprint.up.name, data.nbytes, zlib.crc32(data)
-        ),
-      )
-    )
-
-  def _fetch(self, message, take_in, codec: str) -> list[learner_io.Event]:
-    """Queues a pull; `take_in` is how the host copy takes the bytes."""
-    inlet = self._inlet
+  def _send_from_up(self, make: Callable[[Session], object]):
+    """On the worker: makes a message for the session of now, and sends it."""
+    session = self._session
 
     def job():
-      self.handle(self._pull(message, take_in, codec, inlet))
+      if session is None or session is not self._session:
+        return  # The syncer it was meant for is gone.
+      try:
+        message = make(session)
+      except Closed:
+        return  # It has just ended.
+      session.client.send(message)
 
-    if self._down.submit(job):
+    self._queue_up(job)
+
+  def _queue_up(self, job: Callable[[], None]):
+    if not self._up.submit(job):
+      self._on_crash(RuntimeError('the worker has no room'))
+
+  def _fetch(self, pull, message) -> list[learner_io.Event]:
+    """Queues a pull of bytes that the syncer offers."""
+    inlet = self._inlet
+    if self._down.submit(lambda: self.handle(pull(message, inlet))):
       return []
     reason = f'{JOBS_MAX} fetches are waiting'
     return [learner_io.FetchFailed(message.fragment, message.version, reason)]
 
-  def _pull(self, message, take_in, codec, inlet) -> learner_io.Event:
-    """On the worker: bytes to the host's copy and to the devices."""
-    p, version = message.fragment, message.version
-    try:
-      self._check(message.payload, p, codec)
-      if inlet is None:
-        raise Mismatch('the session has ended')
-      data = inlet.pull(message.payload, self._timeout_s)
-      take_in(p, version, data, message.crc)
-    except (TransferFailed, Mismatch) as error:
-      reason = f'{type(error).__name__}: {error}'
-      logging.warning('fragment %d version %d: %s', p, version, reason)
-      return learner_io.FetchFailed(p, version, reason)
-    _, theta = self._host.fragment(p)
-    device = self._device.put_fragment(p, theta)
-    self._arrived[p, version] = Arrived(theta, device)
-    return learner_io.Rebuilt(p, version, message.crc, message.payload.handle)
-
-  def _check(self, found: messages.Payload, fragment: int, codec: str):
-    pieces = self._blueprint.layout.fragments[fragment]
-    expected = {
-      each.name: payload.payload_bytes(pieces, each)
-      for each in (self._blueprint.down, self._blueprint.full)
-    }
-    if (found.codec, found.nbytes) != (codec, expected[codec]):
-      raise Mismatch(
-        f'{found.nbytes} bytes of {found.codec} are announced, fragment '
-        f'{fragment} takes {expected[codec]} of {codec}'
-      )
+  def _fetch_state(self, state: messages.StateAt):
+    """Queues the pull of what a donor offers."""
+    job = lambda: self.handle(self._carrier.fetch_state(state))  # noqa: E731
+    if not self._down.submit(job):
+      self._on_crash(RuntimeError('no room to fetch a state'))

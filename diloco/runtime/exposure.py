@@ -1,22 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses to listen where strangers could connect, unless told to."""
+"""Who may connect to a process; refuses to listen where strangers could."""
 
+from collections.abc import Mapping
+
+from absl import logging
+
+from diloco.config_values import TransportConfig
+from diloco.transport import access as access_lib
 from diloco.transport.addresses import is_loopback
 
 
-def refuse_strangers(flag: str, host: str, insecure: bool) -> None:
-  """Nothing authenticates a peer yet: only loopback is safe by itself.
+def open_access(
+  files: Mapping[str, str | None],
+  transport: TransportConfig,
+  bind: str | None,
+  insecure: bool,
+  transfer_fenced: bool,
+) -> access_lib.Access:
+  """Reads what a process shows and asks for, before it listens anywhere.
 
   Args:
-    flag: what names the host, for the message.
-    host: where a server will listen.
+    files: the fields of `access_lib.AccessFiles`.
+    transport: of the configuration.
+    bind: where the control plane will listen; None: a learner, which connects.
     insecure: the operator vouches for the network.
+    transfer_fenced: the operator says that only this run's machines reach the
+      ports of jax_transfer. They know neither TLS nor tokens, and stray bytes
+      on one abort the process, however well the control plane is guarded.
 
   Raises:
-    ValueError: `host` can be reached from other machines, and nobody vouched.
+    access_lib.BadAccess: a file can't be used.
+    ValueError: strangers could connect, and nobody vouched.
+    HostUnknown: a host name does not resolve.
   """
-  if not insecure and not is_loopback(host):
+  over_grpc = transport.data_plane == 'grpc'
+  access = access_lib.read(
+    access_lib.AccessFiles(**files),
+    serves=bind is not None or over_grpc,
+    connects=bind is None or over_grpc,
+  )
+  if bind is not None:
+    _refuse_strangers(f'--bind={bind}', bind, access, insecure)
+  host, flag = transport.host, f'--config.transport.host={transport.host}'
+  if over_grpc:
+    _refuse_strangers(flag, host, access, insecure)
+  elif not (transfer_fenced or insecure or is_loopback(host)):
     raise ValueError(
-      f'{flag}={host}: other machines could connect, and peers are not '
-      'authenticated yet; on a private network, pass --insecure'
+      f'{flag}: {transport.data_plane} lets everybody in who reaches its '
+      "ports; let a firewall keep all but the run's machines out and pass "
+      '--transfer_fenced, or use --config.transport.data_plane=grpc'
+    )
+  return access
+
+
+def _refuse_strangers(
+  flag: str, host: str, access: access_lib.Access, insecure: bool
+) -> None:
+  """Beyond loopback, a gRPC server must know its peers."""
+  if is_loopback(host):
+    return
+  if not access.knows_peers and not insecure:
+    raise ValueError(
+      f'{flag}: other machines could connect, and nobody asks who they are; '
+      'give --tls_ca, --tls_cert and --tls_key, or --token_file, or on a '
+      'private network --insecure'
+    )
+  if access.token is not None and access.server is None:
+    logging.warning(
+      '%s: without --tls_cert the token travels in the clear', flag
     )

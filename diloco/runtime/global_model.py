@@ -94,6 +94,25 @@ class GlobalModel:
     self._states[fragment] = state
     self._crcs[fragment] = self._crc(fragment, state.theta)
 
+  def go_on(self, fragment: int, version: int, theta: Arrays | None):
+    """Θ_p is at `version` from now on, whatever it was here.
+
+    The outer optimizer's state and the residual stay: of an older close.
+
+    Args:
+      fragment: which.
+      version: that it has in the run.
+      theta: its arrays; None: those that are here.
+    """
+    state = dataclasses.replace(self._states[fragment], version=version)
+    if theta is not None:
+      state = dataclasses.replace(state, theta=theta)
+    self.restore(fragment, state)
+
+  def versions(self) -> tuple[int, ...]:
+    """Of every fragment."""
+    return tuple(state.version for state in self._states)
+
   def crcs(self) -> tuple[int, ...]:
     """Of the bytes of every fragment."""
     return tuple(self._crcs)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A learner's copy of Θ on the host: rebuilt from updates, proven by CRC."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,27 +17,77 @@ class Mismatch(Exception):
   """What came does not lead to the announced bytes of Θ_p."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Held:
+  """One fragment of Θ; the three belong together."""
+
+  version: int
+  theta: Arrays
+  crc: int
+
+
 class HostCopy:
   """One array set and version per fragment; arrays are never written to.
 
-  `update` and `replace` are for one thread; `fragment` may be called from any.
+  `update`, `replace` and `adopt` are for one thread; the rest for any.
+
+  Args:
+    blueprint: of the run.
+    fragments: Θ_p by fragment.
+    versions: of those; None: all 0.
   """
 
-  def __init__(self, blueprint: Blueprint, fragments: list[Arrays]):
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    fragments: Sequence[Arrays],
+    versions: Sequence[int] | None = None,
+  ):
     self._blueprint = blueprint
-    self._held = [(0, theta) for theta in fragments]
+    versions = versions or (0,) * len(fragments)
+    self._held = [
+      Held(version, theta, self._crc(p, theta))
+      for p, (version, theta) in enumerate(zip(versions, fragments))
+    ]
 
   def fragment(self, fragment: int) -> tuple[int, Arrays]:
     """Version and Θ_p, belonging together."""
-    return self._held[fragment]
+    held = self._held[fragment]
+    return held.version, held.theta
+
+  def held(self) -> list[Held]:
+    """All fragments, each belonging together."""
+    return list(self._held)
 
   def crcs(self) -> tuple[int, ...]:
     """Of the bytes of every fragment."""
-    layout = self._blueprint.layout
-    return tuple(
-      payload.crc(theta, pieces)
-      for (_, theta), pieces in zip(self._held, layout.fragments)
-    )
+    return tuple(held.crc for held in self._held)
+
+  def adopt(
+    self,
+    versions: Sequence[int],
+    data: Sequence[np.ndarray],
+    crcs: Sequence[int],
+  ):
+    """Takes in a donor's whole copy, or nothing of it.
+
+    Args:
+      versions: by fragment.
+      data: the bytes of Θ_p in f32, by fragment.
+      crcs: of those.
+
+    Raises:
+      Mismatch: a CRC is not the announced one.
+    """
+    full, layout = self._blueprint.full, self._blueprint.layout
+    thetas = [
+      payload.decode(each, pieces, full)
+      for each, pieces in zip(data, layout.fragments)
+    ]
+    self._held = [
+      self._proven(p, version, theta, crc)
+      for p, (version, theta, crc) in enumerate(zip(versions, thetas, crcs))
+    ]
 
   def update(self, fragment: int, version: int, data: np.ndarray, crc: int):
     """Takes in an outer update: Θ_p at `version` from that before.
@@ -44,7 +95,7 @@ class HostCopy:
     Raises:
       Mismatch: the host has another version, or the CRC is not `crc`.
     """
-    held, theta = self._held[fragment]
+    held, theta = self.fragment(fragment)
     if held != version - 1:
       raise Mismatch(f'version {held} is here, the update needs {version - 1}')
     pieces = self._blueprint.layout.fragments[fragment]
@@ -62,10 +113,18 @@ class HostCopy:
     self._keep(fragment, version, whole, crc)
 
   def _keep(self, fragment: int, version: int, theta: Arrays, crc: int):
-    found = payload.crc(theta, self._blueprint.layout.fragments[fragment])
+    self._held[fragment] = self._proven(fragment, version, theta, crc)
+
+  def _proven(
+    self, fragment: int, version: int, theta: Arrays, crc: int
+  ) -> Held:
+    found = self._crc(fragment, theta)
     if found != crc:
       raise Mismatch(
         f'CRC {found:08x} of fragment {fragment} version {version}, '
         f'announced {crc:08x}'
       )
-    self._held[fragment] = (version, theta)
+    return Held(version, theta, crc)
+
+  def _crc(self, fragment: int, theta: Arrays) -> int:
+    return payload.crc(theta, self._blueprint.layout.fragments[fragment])

@@ -9,14 +9,20 @@ from collections.abc import Callable
 import numpy as np
 from absl import logging
 
+from diloco.runtime.incarnation import incarnation_of
+from diloco.transport.access import Access
 from diloco.transport.addresses import HostUnknown
-from diloco.transport.control_client import ConnectFailed, ControlClient
+from diloco.transport.control_client import (
+  ConnectFailed,
+  ControlClient,
+  NotAdmitted,
+)
 from diloco.transport.interface import DataPlane, Outlet
 
 ATTEMPT_S = 2.0  # For one attempt to connect.
-RETRY_S = (0.1, 2.0)  # Between attempts: the first pause, the longest.
+RETRY_S = (0.1, 0.5)  # Between attempts: the first pause, the longest.
+TELL_EVERY_S = 5.0  # That there is no syncer.
 OFFERS_MAX = 4  # Per fragment, that the syncer has not retired.
-SESSION_BITS = 12  # Of an incarnation; the rest is the process's start.
 
 
 class SyncerAbsent(Exception):
@@ -70,6 +76,10 @@ class Link:
     deadline: when that is, in seconds of `time.monotonic`, or None.
     on_crash: called with what ended the thread.
     is_over: whether the results of the run are there, where that can be seen.
+    access: what is shown to the syncer and asked of it.
+
+  Attributes:
+    process: this one among the learner's, see `runtime.incarnation`.
   """
 
   def __init__(
@@ -84,6 +94,7 @@ class Link:
     deadline: Callable[[], float | None],
     on_crash: Callable[[BaseException], None],
     is_over: Callable[[], bool],
+    access: Access,
   ):
     self._address = address
     self._plane = plane
@@ -95,8 +106,9 @@ class Link:
     self._deadline = deadline
     self._on_crash = on_crash
     self._is_over = is_over
+    self._access = access
     self._sessions = 0
-    self._start_ms = time.time_ns() // 1_000_000
+    self.process = time.time_ns() // 1_000_000
     self._closing = threading.Event()
     self._wakes: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     self._thread = threading.Thread(target=self._run, name='link', daemon=True)
@@ -131,15 +143,20 @@ class Link:
     """Tries until it succeeds; None where it was closed meanwhile."""
     pause_s, longest_s = RETRY_S
     give_up = time.monotonic() + self._first_s
+    tell_s = time.monotonic() + TELL_EVERY_S
     while not self._closing.is_set():
       client = ControlClient(
-        self._address, self._on_message, lambda reason: self._wakes.put(reason)
+        self._address,
+        self._on_message,
+        lambda reason: self._wakes.put(reason),
+        access=self._access,
       )
       try:
         client.connect(ATTEMPT_S)
       except (ConnectFailed, HostUnknown) as error:
         # A name that was known may be away while the syncer is.
-        if not self._sessions and isinstance(error, HostUnknown):
+        hopeless = isinstance(error, HostUnknown | NotAdmitted)
+        if hopeless and not self._sessions:
           raise
         if self._is_over():
           raise RunIsOver('the run is over') from error
@@ -147,13 +164,14 @@ class Link:
           raise SyncerAbsent(
             f'no syncer at {self._address} within {self._first_s} s: {error}'
           ) from error
-        if pause_s == longest_s:
+        if time.monotonic() >= tell_s:
+          tell_s += TELL_EVERY_S
           logging.info('still no syncer at %s: %s', self._address, error)
         self._closing.wait(pause_s)
         pause_s = min(2 * pause_s, longest_s)
         continue
       self._sessions += 1
-      incarnation = (self._start_ms << SESSION_BITS) + self._sessions
+      incarnation = incarnation_of(self.process, self._sessions)
       return Session(incarnation, client, self._plane.outlet('syncer'))
     return None
 

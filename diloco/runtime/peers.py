@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 
 from diloco.protocol import messages
-from diloco.transport.control_server import Session
+from diloco.transport.control_session import Session
 from diloco.transport.interface import Inlet, Outlet
 
 Key = tuple[int, int]  # (learner, incarnation)

@@ -16,25 +16,30 @@ import zlib
 import numpy as np
 from absl import logging
 
-from diloco import config as configs
 from diloco.checkpoint.parameters import write_parameters
-from diloco.checkpoint.syncer_records import BrokenRecord, SyncerRecords
 from diloco.metrics.status import write_status
 from diloco.metrics.summary import write_summary
 from diloco.metrics.workdir import Workdir
 from diloco.protocol import messages, syncer_io
-from diloco.protocol.syncer import Syncer
 from diloco.runtime import contributions
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.board import Board
 from diloco.runtime.global_model import GlobalModel, Outcome
+from diloco.runtime.inbox import Inbox
 from diloco.runtime.peers import Key, Peer, Peers
-from diloco.runtime.tape import Tape
+from diloco.runtime.silence import SilenceLimits
+from diloco.runtime.syncer_disk import SyncerDisk
+from diloco.runtime.tape import Tape, closing_line, line_of
+from diloco.runtime.tape_lines import Started
+from diloco.runtime.transfer_pace import TransferPace
 from diloco.runtime.worker import Worker
-from diloco.transport.control_server import ControlServer, Session
+from diloco.transport import access as access_lib
+from diloco.transport.control_server import ControlServer
+from diloco.transport.control_session import Session
 from diloco.transport.interface import DataPlane, TransferFailed
 
 INBOX_MAX = 1 << 14  # Events; a full inbox holds back the sessions' readers.
+SHARE_MAX = 64  # Of them, messages of one session.
 MERGES_MAX = 64
 STATUS_EVERY_S = 1.0
 FAREWELL_S = 15.0  # How long learners may take to fetch the last updates.
@@ -50,61 +55,64 @@ class Syncing:
     bind: host:port for the control plane.
     plane: carries the bytes.
     workdir: of the run.
+    access: what each learner must show.
   """
 
   def __init__(
-    self, blueprint: Blueprint, bind: str, plane: DataPlane, workdir: Workdir
+    self,
+    blueprint: Blueprint,
+    bind: str,
+    plane: DataPlane,
+    workdir: Workdir,
+    access: access_lib.Access = access_lib.OPEN,
   ):
     config = blueprint.config
     self._blueprint = blueprint
     self._config = config
     self._plane = plane
     self._workdir = workdir
-    self._timeout_s = config.transport.timeout_s
+    self._pace = TransferPace(config.protocol.patience)
+    self._silence = SilenceLimits()
     self._model = GlobalModel(blueprint)
     self._board = Board(config)
-    self._records = SyncerRecords(workdir.syncer)
-    self._ended = False
-    self._machine = self._begin_or_resume()
+    self._disk = SyncerDisk(blueprint, workdir, self._model, self._board)
+    self._found = self._disk.begin()
+    self._machine, self._ended = self._found.machine, self._found.ended
     self._tape = Tape(workdir.tape)
-    self._inbox: queue.Queue = queue.Queue(INBOX_MAX)
+    if self._found.published:
+      self._tape.complete(self._found.published)
+    if self._machine.whole:
+      self._say_standing()
+    self._inbox = Inbox(INBOX_MAX, SHARE_MAX)
     self._keys: dict[Session, Key] = {}  # Changed by the sessions' threads.
     self._peers = Peers(ids=config.data.shards)
     self._handles = itertools.count(1)
     self._contributions: dict[tuple[int, int, int], Arrays] = {}
     self._outcomes: dict[int, Outcome] = {}  # By round.
+    # Lost fragments that came back: by (fragment, (learner, incarnation)).
+    self._taken: dict[tuple[int, Key], Arrays] = {}
     self._stop = threading.Event()
-    self._closing = threading.Event()
     self._pulls = concurrent.futures.ThreadPoolExecutor(
       max_workers=4 * config.protocol.learners, thread_name_prefix='pull'
     )
-    self._merger = Worker('merger', MERGES_MAX, self._put)
-    self._closer = Worker('closer', INBOX_MAX, self._put)
-    self._control = ControlServer(bind, self._on_message, self._on_closed)
-
-  def _begin_or_resume(self) -> Syncer:
-    """A new run, or the one that a dead process of this folder left."""
-    config, prints = self._config, self._blueprint.fingerprints
-    mine = {**prints, 'name': config.name}
-    found = self._records.read_ledger()
-    if found is None:
-      return Syncer(config.protocol, config.name, prints)
-    ledger, counts = found
-    differing = configs.differences(mine, counts['fingerprints'])
-    if differing:
-      raise BrokenRecord(
-        f'{self._workdir.syncer} is of another run: {differing}'
-      )
-    self._ended = ledger.ended
-    for fragment, version in enumerate(ledger.versions):
-      like = self._model.state(fragment)
-      state = self._records.read_fragment(fragment, version, like)
-      self._model.restore(fragment, state)
-    self._board.resume(ledger, counts['board'])
-    logging.info(
-      'resumed after round %d at step %d', ledger.closed_round, ledger.step
+    self._merger = Worker('merger', MERGES_MAX, self._inbox.tell)
+    self._closer = Worker('closer', INBOX_MAX, self._inbox.tell)
+    self._control = ControlServer(
+      bind, self._on_message, self._on_closed, access=access
     )
-    return Syncer.resume(config.protocol, config.name, prints, ledger)
+
+  def _say_standing(self):
+    """On the tape: what this process goes on with, once Θ is whole."""
+    ledger = self._machine.ledger()
+    self._tape.start(
+      Started(
+        closed_round=ledger.closed_round,
+        versions=ledger.versions,
+        crcs=self._model.crcs(),
+        outer_versions=self._found.versions,
+        outer_crcs=self._found.crcs,
+      )
+    )
 
   @property
   def address(self) -> str:
@@ -123,7 +131,9 @@ class Syncing:
       if time.monotonic() - told_s >= STATUS_EVERY_S:
         told_s = time.monotonic()
         write_status(self._workdir.status, self._board.status(False))
-    if self._ended:
+    if not self._ended:
+      self._disk.save_last(self._machine.ledger())
+    else:
       # First: whoever dies from here on has not lost the run.
       self._write_results()
       self._say_farewell()
@@ -131,36 +141,33 @@ class Syncing:
 
   def close(self):
     """Ends sessions and threads."""
-    self._closing.set()
+    self._inbox.close()
     for key in list(self._peers):
       self._peers.take(key).close('the syncer leaves')
     self._pulls.shutdown(wait=False, cancel_futures=True)
     self._control.close()
+    logging.info(
+      'messages: %s; sessions ended: %s',
+      self._control.heard(),
+      self._control.ended(),
+    )
     self._merger.close(1.0)
     self._closer.close(1.0)
+    self._disk.close()
     self._tape.close()
 
   # Events -------------------------------------------------------------------
 
-  def _put(self, item):
-    """For all threads but the machine's; gives up once it has left."""
-    while not self._closing.is_set():
-      try:
-        self._inbox.put(item, timeout=STATUS_EVERY_S)
-        return
-      except queue.Full:
-        continue
-
   def _on_message(self, session: Session, message):
-    """On a thread of the session; waits where the inbox is full."""
+    """On a thread of the session; waits where too much is unread."""
     if isinstance(message, messages.Hello):
       self._keys[session] = message.learner, message.incarnation
     event = syncer_io.Heard(*self._keys[session], message)
-    self._put((event, session))
+    self._inbox.tell_from(session, (event, session))
 
   def _on_closed(self, session: Session, reason: str):
     event = syncer_io.Lost(*self._keys.pop(session), reason)
-    self._put((event, session))
+    self._inbox.tell((event, session))
 
   def _handle_next(self):
     """One event, or the tick for which the machine asked."""
@@ -175,14 +182,21 @@ class Syncing:
     if isinstance(item, BaseException):
       raise item
     event, session = item
+    if isinstance(event, syncer_io.Lost):
+      self._inbox.forget(session)
+    elif session is not None:
+      self._inbox.was_read(session)
     if session is not None and not self._may_speak(session, event):
       return
     effects = self._machine.handle(event, time.monotonic())
     self._board.note_event(event)
+    if isinstance(getattr(event, 'message', None), messages.Report):
+      limit_s = self._machine.silence_max_s(event.learner)
+      self._silence.note(event.learner, limit_s)
     for effect in effects:
       self._perform(effect)
       self._board.note_effect(effect)
-      self._tape.write(effect)
+      self._tape.write(effect, self._model.crcs())
 
   def _may_speak(self, session: Session, event) -> bool:
     """Whether a session's event counts; who it is, only one may be."""
@@ -213,6 +227,10 @@ class Syncing:
         self._publish(effect)
       case syncer_io.Serve():
         self._serve(effect)
+      case syncer_io.TakeFragment():
+        self._start_taking(effect)
+      case syncer_io.Relabel():
+        self._relabel(effect)
       case syncer_io.Retire():
         self._retire(effect)
       case syncer_io.Record():
@@ -220,6 +238,7 @@ class Syncing:
           '%s: learner %d, %s', effect.kind, effect.learner, effect.reason
         )
       case syncer_io.End():
+        self._disk.keep(self._machine.ledger(), self._model.crcs())
         self._ended = True
       case _:
         raise TypeError(f'Not a syncer effect: {effect!r}.')
@@ -240,9 +259,10 @@ class Syncing:
         step=effect.step,
         closed_round=effect.closed_round,
         versions=effect.versions,
-        crcs=self._model.crcs(),
+        crcs=self._crcs(effect.lost_crcs),
         position=effect.position,
         live=effect.live,
+        clean=effect.clean,
         address=peer.address,
       )
     )
@@ -273,7 +293,7 @@ class Syncing:
     try:
       job(*arguments)
     except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
-      self._put(error)
+      self._inbox.tell(error)
 
   def _start_pull(self, effect: syncer_io.Pull):
     peer = self._peers.get((effect.learner, effect.incarnation))
@@ -284,15 +304,17 @@ class Syncing:
     """On the pool: bytes to outer gradient, checked in full."""
     key = effect.round, effect.learner, effect.incarnation
     try:
-      v = contributions.pull(
-        effect.offer, inlet, self._blueprint, self._timeout_s
+      v, norm = contributions.pull(
+        effect.offer, inlet, self._blueprint, self._pace
       )
     except (TransferFailed, contributions.Unusable) as error:
       reason = f'{type(error).__name__}: {error}'
-      self._put((syncer_io.PullFailed(*key, reason), None))
+      unusable = isinstance(error, contributions.Unusable)
+      failed = syncer_io.PullFailed(*key, reason, unusable)
+      self._inbox.tell((failed, None))
       return
     self._contributions[key] = v
-    self._put((syncer_io.Pulled(*key), None))
+    self._inbox.tell((syncer_io.Pulled(*key, norm), None))
 
   def _start_merge(self, effect: syncer_io.Merge):
     """Hands the contributions to the merger; drops what it does not take."""
@@ -309,27 +331,18 @@ class Syncing:
 
     def merge():
       outcome = self._model.outer_step(effect.fragment, taken, weights)
-      self._records.write_fragment(effect.fragment, outcome.state)
       self._outcomes[effect.round] = outcome
-      self._put((syncer_io.Merged(effect.round), None))
+      self._inbox.tell((syncer_io.Merged(effect.round), None))
 
     if not self._merger.submit(merge):
       raise RuntimeError(f'{MERGES_MAX} merges are waiting')
 
   def _publish(self, effect: syncer_io.Publish):
-    # First what must not be forgotten, then what others will know of.
-    self._records.write_ledger(
-      self._machine.ledger(),
-      {
-        'fingerprints': {
-          **self._blueprint.fingerprints,
-          'name': self._config.name,
-        },
-        'board': self._board.counts(),
-      },
-    )
     outcome = self._outcomes.pop(effect.round)
     self._model.install(effect.fragment, outcome)
+    # First what must not be forgotten, then what others will know of.
+    published = line_of(closing_line(effect, outcome.crc))
+    self._disk.keep(self._machine.ledger(), self._model.crcs(), published)
     data, crc = outcome.data, outcome.crc
     codec, data_crc = self._blueprint.down.name, zlib.crc32(data)
     for key in effect.recipients:
@@ -350,6 +363,44 @@ class Syncing:
           crc=crc,
         )
       )
+
+  def _crcs(self, lost_crcs: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    """Of Θ as the run has it; of what is lost, by the ledger."""
+    return tuple(
+      (dict(enumerate(self._model.crcs())) | dict(lost_crcs)).values()
+    )
+
+  def _relabel(self, effect: syncer_io.Relabel):
+    """What a learner gave, or else what is here, is Θ_p."""
+    p = effect.fragment
+    theta = effect.taken_of and self._taken[p, effect.taken_of]
+    self._model.go_on(p, effect.version, theta)
+    ledger = self._machine.ledger()
+    # The machine may know of two at once; here they become so in turn.
+    if self._machine.whole and self._model.versions() == ledger.versions:
+      self._taken.clear()
+      self._disk.commit(ledger, self._model.crcs())
+      self._disk.save(ledger)
+      self._say_standing()
+
+  def _start_taking(self, effect: syncer_io.TakeFragment):
+    peer = self._peers.get((effect.learner, effect.incarnation))
+    if peer is not None:
+      self._pulls.submit(self._guarded, self._take, effect, peer.inlet)
+
+  def _take(self, effect: syncer_io.TakeFragment, inlet):
+    """On the pool: a learner's copy of a fragment that is lost here."""
+    p, session = effect.offered.fragment, (effect.learner, effect.incarnation)
+    try:
+      theta = contributions.pull_fragment(
+        effect.offered, effect.crc, inlet, self._blueprint, self._pace
+      )
+    except (TransferFailed, contributions.Unusable) as error:
+      reason = f'{type(error).__name__}: {error}'
+      self._inbox.tell((syncer_io.FragmentFailed(p, *session, reason), None))
+      return
+    self._taken[p, session] = theta
+    self._inbox.tell((syncer_io.FragmentTaken(p, *session), None))
 
   def _serve(self, effect: syncer_io.Serve):
     logging.info(

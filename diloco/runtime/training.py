@@ -8,6 +8,7 @@ have the next step.
 """
 
 import dataclasses
+import math
 import signal
 import sys
 import threading
@@ -18,21 +19,23 @@ import numpy as np
 
 from diloco.data import pipeline
 from diloco.metrics import names
-from diloco.metrics.writer import Writer
-from diloco.numerics.schedule import make_schedule
-from diloco.protocol import learner_io
+from diloco.protocol import learner_io, messages
 from diloco.runtime import exchange as exchange_lib
+from diloco.runtime.beginning import Beginning, progress_of
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
-from diloco.runtime.host_copy import HostCopy
+from diloco.runtime.outputs import Outputs
+from diloco.runtime.tape_lines import SEED
 from diloco.transport.meter import SocketMeter
+
+CLOSE_S = 30.0  # For the last checkpoint to be written.
 
 
 @dataclasses.dataclass(frozen=True)
 class Dispatched:
   """An inner step whose metrics have not been looked at."""
 
-  step: int  # Of this process, 1 for the first.
+  step: int  # Of this learner, 1 for the first from the seed.
   metrics: dict[str, jax.Array]
   position: int  # Of the batch after it.
   global_step: int
@@ -47,9 +50,10 @@ class Training:
     blueprint: of the run.
     learner: the id, which names the data shard too.
     device: compiled.
-    host: the copy of Θ; its fragments are the first bases.
+    beginning: what the process has; it is used up.
     exchange: with the syncer; not yet open.
-    writer: of the metrics.
+    outputs: takes checkpoints, metrics and the tape.
+    notice_s: how long leaving in good order may take.
   """
 
   def __init__(
@@ -57,48 +61,43 @@ class Training:
     blueprint: Blueprint,
     learner: int,
     device: Device,
-    host: HostCopy,
+    beginning: Beginning,
     exchange: exchange_lib.Exchange,
-    writer: Writer,
+    outputs: Outputs,
+    notice_s: float,
   ):
     config = blueprint.config
     self._config = config
     self._learner = learner
     self._device = device
-    self._host = host
     self._exchange = exchange
-    self._writer = writer
-    self._schedule = make_schedule(
-      config.inner.schedule,
-      config.inner.lr,
-      config.inner.warmup_steps,
-      config.protocol.total_steps,
-      config.inner.final_fraction,
-    )
-    self._dataset = pipeline.make_dataset(
-      blueprint.text.train,
-      config.data.seq_len,
-      config.data.batch,
-      config.data.shards,
-      learner,
-      config.seed,
-    )
-    self._params, self._state = device.init(blueprint.initial_parameters())
-    fragments = range(len(blueprint.layout.fragments))
-    self._bases = {p: host.fragment(p)[1] for p in fragments}
+    self._records = outputs.checkpoints
+    self._writer = outputs.metrics
+    self._tape = outputs.tape
+    self._notice_s = notice_s
+    self._schedule = blueprint.schedule()
+    self._dataset = blueprint.dataset(learner)
+    self._params, self._state = beginning.params, beginning.inner_state
+    held = beginning.host.held()
+    self._bases = {p: each.theta for p, each in enumerate(held)}
+    self._base_crcs = {p: each.crc for p, each in enumerate(held)}
     self._snapshots: dict[int, dict[str, jax.Array]] = {}
     self._training = False
+    self._source = beginning.source
     self._position = 0
-    self._step = 0
+    self._step = beginning.start.step
+    self._loss: float | None = None  # Of the last step looked at.
     self._pending: Dispatched | None = None
     self._reported_s = 0.0
     self._waited_s = 0.0
+    self._free_s = 0.0  # Since when the step in flight could compute.
     self._left: learner_io.Leave | None = None
     self._stop = threading.Event()
+    self._stopping = False
     self._meter = SocketMeter() if sys.platform == 'linux' else None
 
   def stop(self, *_):
-    """Leaves at the next boundary; also as a signal handler."""
+    """Leaves in good order, from the next boundary on; signal-safe."""
     self._stop.set()
     self._exchange.interrupt()
 
@@ -108,23 +107,28 @@ class Training:
     while not self._training and self._goes_on():
       self._perform_next(wait=True)
     batches = pipeline.batches(self._dataset, self._position)
-    self._reported_s = time.monotonic()
+    self._reported_s = self._free_s = time.monotonic()
     while self._training and self._goes_on():
       self._inner_step(next(batches))
     batches.close()
     self._report()
+    if self._stopping:
+      self._records.wait(self._notice_s)  # Else the last would not be begun.
+      self._save()
     while self._goes_on():
       self._perform_next(wait=True)
-    if self._left is None:
-      self._exchange.leave('stopped')
-      return learner_io.Leave('stopped')
+    self._records.close(CLOSE_S)
     return self._left
 
   def _goes_on(self) -> bool:
-    return self._left is None and not self._stop.is_set()
+    if self._stop.is_set() and not self._stopping:
+      self._stopping = True
+      self._exchange.handle(learner_io.Stop(self._notice_s))
+    return self._left is None
 
   def _inner_step(self, batch: dict[str, np.ndarray]):
     progress = self._progress()
+    self._tape.progress(self._step, progress)
     lr = self._schedule(progress)
     placed = self._device.put_batch(batch)
     self._params, self._state, metrics = self._device.step(
@@ -145,6 +149,7 @@ class Training:
     self._waited_s = 0.0
     if self._config.protocol.overlap_steps == 0:
       self._wait_at_boundary()
+    self._waited_s += self._save_if_due()
 
   def _progress(self) -> int:
     """What the schedule is a function of: t, or the learner's own steps."""
@@ -169,7 +174,8 @@ class Training:
       self._perform_next(wait=True)
     while self._perform_next(wait=False):
       pass
-    self._waited_s = time.monotonic() - began_s  # A stall of the next step.
+    self._free_s = time.monotonic()
+    self._waited_s = self._free_s - began_s  # A stall of the next step.
 
   def _perform_next(self, wait: bool) -> bool:
     effect = self._exchange.next_boundary(wait)
@@ -183,11 +189,26 @@ class Training:
       case learner_io.Apply():
         self._apply(effect)
       case learner_io.HandIn():
-        self._exchange.hand_in()
+        self._exchange.say_after_offers(messages.HandedIn())
+      case learner_io.SayLeaving():
+        self._exchange.say_after_offers(messages.Leaving())
+      case learner_io.DonateState():
+        self._tape.save(self._step)
+        copied = self._device.copy_state(self._state)
+        self._exchange.donate(effect, copied)
+      case learner_io.Adopt():
+        adopted = self._exchange.take_adopted()
+        self._state = self._device.put_state(adopted.inner_state)
+        self._source = adopted.source
+      case learner_io.Reset():
+        self._state = self._device.fresh_state(self._params)
+        self._source = SEED
       case learner_io.Begin():
+        self._tape.begin(self._step, effect.position, self._source)
         self._position = effect.position
         self._training = True
       case learner_io.Cease():
+        self._tape.cease(self._step)
         self._training = False
       case learner_io.Leave():
         self._left = effect
@@ -200,6 +221,7 @@ class Training:
     theta = self._device.snapshot(p, self._params)
     if self._config.protocol.blend == 'carry':
       self._snapshots[p] = theta
+    self._tape.snapshot(self._step, effect)
     self._exchange.offer(effect, theta, self._bases[p])
 
   def _apply(self, effect: learner_io.Apply):
@@ -208,7 +230,8 @@ class Training:
     arrived = self._exchange.take_arrived(p, effect.version)
     if arrived is None:
       return
-    self._bases[p] = arrived.host
+    self._tape.apply(self._step, effect, arrived.crc)
+    self._bases[p], self._base_crcs[p] = arrived.host, arrived.crc
     if not self._training:
       self._params = self._device.overwrite(p, self._params, arrived.device)
       return
@@ -221,8 +244,14 @@ class Training:
     if pending is None:
       return
     loss = float(pending.metrics['loss'])
+    if not math.isfinite(loss):
+      self._leave_diverged(pending.step, loss)
+      return
+    self._loss = loss
+    self._compute_to_floor()
     now_s = time.monotonic()
     step_s, self._reported_s = now_s - self._reported_s, now_s
+    self._free_s = now_s
     self._exchange.handle(
       learner_io.Completed(
         tokens=self._device.tokens_per_step,
@@ -233,6 +262,45 @@ class Training:
       )
     )
     self._write(pending, loss, step_s)
+
+  def _leave_diverged(self, step: int, loss: float):
+    """No step mends that: θ and its moments are lost. A peer's are not."""
+    reason = f'loss {loss} at step {step}'
+    self._exchange.leave(reason)
+    self._left = self._left or learner_io.Leave(reason)
+
+  def _save_if_due(self) -> float:
+    """A checkpoint every so many steps; the seconds that the loop waited."""
+    every_steps = self._config.checkpoint.learner_every_steps
+    if not every_steps or self._step % every_steps or not self._training:
+      return 0.0
+    began_s = time.monotonic()
+    self._save()
+    return time.monotonic() - began_s
+
+  def _save(self):
+    """θ at this boundary with all that belongs to it; written beside steps."""
+    if self._left is not None or self._loss is None:
+      return
+    self._tape.save(self._step)
+    progress = progress_of(
+      self._exchange.machine_state(),
+      self._position,
+      self._exchange.process,
+      tuple(self._base_crcs[p] for p in sorted(self._base_crcs)),
+    )
+    self._records.save(
+      self._step, self._params, self._state, self._bases, progress, self._loss
+    )
+
+  def _compute_to_floor(self):
+    """Sleeps where `run.step_floor_s` asks for longer steps.
+
+    As if the devices were at it: what the boundary took was beside their work.
+    """
+    left_s = self._free_s + self._config.run.step_floor_s - time.monotonic()
+    if left_s > 0:
+      self._stop.wait(left_s)
 
   def _write(self, pending: Dispatched, loss: float, step_s: float):
     if pending.step % self._config.run.log_every_steps and pending.step != 1:
@@ -264,5 +332,10 @@ class Training:
 
 def stop_on_signals(training: Training):
   """SIGTERM and SIGINT: leave in good order."""
+
+  def stop(number, _):
+    signal.signal(number, signal.SIG_DFL)  # A second one ends at once.
+    training.stop()
+
   for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, training.stop)
+    signal.signal(number, stop)

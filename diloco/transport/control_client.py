@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from diloco.protocol import messages
+from diloco.transport import access as access_lib
 from diloco.transport import addresses, control_limits, listen, wire
 from diloco.transport.outbox import Outbox
 
@@ -17,6 +18,10 @@ CLOSED_HERE = 'closed here'
 
 class ConnectFailed(ConnectionError):
   """The syncer could not be reached, or did not take us."""
+
+
+class NotAdmitted(ConnectFailed):
+  """It asks for another token than ours: trying again is of no use."""
 
 
 class ControlClient:
@@ -28,8 +33,7 @@ class ControlClient:
       the transport.
     on_closed: called once, after the last message, if `connect` succeeded.
     limits: see there.
-    credentials: TLS; None: plain TCP.
-    token: shown to the server; None: nothing.
+    access: what is shown to the server and asked of it.
 
   Attributes:
     bytes_sent, bytes_received: bodies of messages handed to and by gRPC.
@@ -44,8 +48,7 @@ class ControlClient:
     on_message: Callable[[wire.Message], None],
     on_closed: Callable[[str], None],
     limits: control_limits.ControlLimits = control_limits.DEFAULT,
-    credentials: grpc.ChannelCredentials | None = None,
-    token: str | None = None,
+    access: access_lib.Access = access_lib.OPEN,
   ):
     self.bytes_sent = 0
     self.bytes_received = 0
@@ -54,15 +57,13 @@ class ControlClient:
     self._on_message = on_message
     self._on_closed = on_closed
     self._limits = limits
-    self._credentials = credentials
-    self._metadata = ()
-    if token is not None:
-      self._metadata = ((control_limits.TOKEN_KEY, f'Bearer {token}'),)
+    self._access = access
     self._outbox = Outbox(limits.outgoing_max)
     self._lock = threading.Lock()
     self._reason: str | None = None  # Of the end, where it began here.
     self._answered = threading.Event()
     self._connected = False
+    self._admitted = True
     self._call: grpc.Call | None = None
     self._reader: threading.Thread | None = None
 
@@ -72,6 +73,7 @@ class ControlClient:
     Raises:
       addresses.HostUnknown: the host name does not resolve.
       ConnectFailed: nobody listens, answers in time, or has room for us.
+      NotAdmitted: our token is not the server's.
     """
     deadline = time.monotonic() + timeout_s
     assert self._call is None, 'connect() is for once; make another client'
@@ -85,11 +87,12 @@ class ControlClient:
     channel = listen.channel(
       addresses.join(host, self._port),
       message_bytes_max=self._limits.message_bytes_max,
-      credentials=self._credentials,
+      access=self._access,
+      tls_name=self._host,
       options=self._limits.channel_options(),
     )
     converse = channel.stream_stream(control_limits.METHOD)
-    self._call = converse(self._bodies(), metadata=self._metadata)
+    self._call = converse(self._bodies(), metadata=self._access.shown())
     if not self._call.add_callback(self._outbox.discard):
       self._outbox.discard()
     self._reader = threading.Thread(
@@ -99,6 +102,8 @@ class ControlClient:
     if not self._answered.wait(max(0.0, deadline - time.monotonic())):
       self._give_up(f'no answer within {timeout_s} s')
       self._reader.join()
+    if not self._admitted:
+      raise NotAdmitted(f'{self._address}: {self._reason}')
     if not self._connected:
       raise ConnectFailed(f'{self._address}: {self._reason}')
 
@@ -149,6 +154,7 @@ class ControlClient:
       reason = self._read_messages()
     except grpc.RpcError as error:
       reason = f'{error.code().name}: {error.details()}'
+      self._admitted = error.code() is not grpc.StatusCode.UNAUTHENTICATED
     finally:
       with self._lock:
         self._reason = reason = self._reason or reason

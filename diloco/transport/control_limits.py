@@ -6,7 +6,6 @@ import dataclasses
 from diloco.transport import wire
 
 METHOD = '/diloco.ControlPlane/Converse'
-TOKEN_KEY = 'authorization'
 # Sent ahead of all messages: a call that is refused has headers, too.
 ACCEPTED = (('diloco-session', 'accepted'),)
 

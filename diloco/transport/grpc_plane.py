@@ -1,64 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data plane over gRPC streams: for links without a private network.
 
-A pull is one call: the outlet's token and the handle go up, chunks of 1 MiB
-come down. The token in an outlet's address keeps peers out of each other's
-offers. gRPC's flow control makes a stalled puller hold one thread of the
-server's pool, until the deadline of its call, and nothing else.
+A pull is one call: the outlet's token and the handle go up as metadata, so
+that no thread waits for a request; chunks of 1 MiB come down. The token in an
+outlet's address keeps peers out of each other's offers; TLS and the run's token
+(`access`) keep strangers out. gRPC's flow control makes a stalled puller hold
+one thread of the server's pool, until the deadline of its call, and nothing
+else.
 """
 
+import re
 import secrets
 import threading
 import time
 from collections.abc import Iterator
 
 import grpc
-import msgpack
 import numpy as np
 
 from diloco.protocol.messages import Payload
+from diloco.transport import access as access_lib
 from diloco.transport import addresses, ends, interface, listen, proof
+from diloco.transport.offers import OfferTable
 
 SCHEME = 'grpc'
 CHUNK_BYTES = 1 << 20
 MESSAGE_BYTES_MAX = CHUNK_BYTES + 1024
-REQUEST_BYTES_MAX = 256
 WORKERS_MAX = 64
 PULLS_PER_OUTLET_MAX = 4  # A peer that stalls must not take every worker.
 PROBE_S = 1.0
 _METHOD = '/diloco.DataPlane/Pull'
+_OUTLET_KEY, _HANDLE_KEY = 'diloco-outlet', 'diloco-handle'
+_HANDLE = re.compile(r'[0-9]{1,19}')
 
 
-class GrpcOutlet:
+class GrpcOutlet(OfferTable):
   """Offers to one peer, behind a token that only the peer is told."""
 
   def __init__(self, plane: 'GrpcPlane', address: addresses.OutletAddress):
+    super().__init__(str(address))
     self._plane = plane
     self._token = address.token
-    self._lock = threading.Lock()
-    self._offers: dict[int, np.ndarray | None] = {}  # None: used up.
+    self._serving = threading.Lock()
     self._calls: set[grpc.ServicerContext] = set()
-    self._closed = False
-    self.address = str(address)
-
-  def offer(self, handle: int, data: np.ndarray) -> None:
-    proof.check_offer(handle, data)
-    with self._lock:
-      if self._closed:
-        raise interface.Closed(f'outlet {self.address} is closed')
-      if handle in self._offers:
-        raise ValueError(f'handle {handle} is in use at {self.address}')
-      self._offers[handle] = data
-
-  def retire(self, handle: int) -> None:
-    with self._lock:
-      self._offers.pop(handle, None)
 
   def close(self) -> None:
     self._plane.forget(self._token)
-    with self._lock:
-      self._closed = True
-      self._offers.clear()
+    self.clear()
+    with self._serving:
       calls = list(self._calls)
     for call in calls:
       call.cancel()
@@ -67,24 +56,23 @@ class GrpcOutlet:
     self, handle: int, context: grpc.ServicerContext
   ) -> Iterator[bytes]:
     """The chunks of an offer, which is used up from the first one on."""
-    with self._lock:
+    with self._serving:
       busy = len(self._calls) >= PULLS_PER_OUTLET_MAX
-      data = None if busy or self._closed else self._offers.get(handle)
-      if data is not None:
-        self._offers[handle] = None
+      if not busy:
         self._calls.add(context)
     if busy:
       context.abort(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         f'{PULLS_PER_OUTLET_MAX} pulls of this outlet are under way',
       )
-    if data is None:
-      context.abort(grpc.StatusCode.NOT_FOUND, f'no offer {handle}')
     try:
+      data = self.take(handle)
       for start in range(0, data.nbytes, CHUNK_BYTES):
         yield data[start : start + CHUNK_BYTES].tobytes()
+    except interface.TransferFailed:  # Not the address: it opens the outlet.
+      context.abort(grpc.StatusCode.NOT_FOUND, f'no offer {handle}')
     finally:
-      with self._lock:
+      with self._serving:
         self._calls.discard(context)
 
 
@@ -94,9 +82,10 @@ class GrpcInlet:
   def __init__(
     self,
     address: addresses.OutletAddress,
-    credentials: grpc.ChannelCredentials | None,
+    access: access_lib.Access,
     open_ends: ends.OpenEnds,
   ):
+    self._access = access
     self._open_ends = open_ends
     self._address = address
     self._lock = threading.Lock()
@@ -105,7 +94,8 @@ class GrpcInlet:
     self._channel = listen.channel(
       address.endpoint,
       message_bytes_max=MESSAGE_BYTES_MAX,
-      credentials=credentials,
+      access=access,
+      tls_name=address.host,
       options=(
         ('grpc.keepalive_time_ms', 20_000),
         ('grpc.keepalive_timeout_ms', 10_000),
@@ -117,11 +107,15 @@ class GrpcInlet:
     deadline = time.monotonic() + timeout_s
     origin = self._address.endpoint
     proof.check_request(payload, origin)
-    request = msgpack.packb([self._address.token, payload.handle])
+    metadata = (
+      *self._access.shown(),
+      (_OUTLET_KEY, self._address.token),
+      (_HANDLE_KEY, str(payload.handle)),
+    )
     with self._lock:
       if self._closed:
         raise interface.Closed(f'inlet from {origin} is closed')
-      call = self._pull(request, timeout=timeout_s)
+      call = self._pull(b'', timeout=timeout_s, metadata=metadata)
       self._calls.add(call)
     data = np.empty(payload.nbytes, np.uint8)
     filled = 0
@@ -196,26 +190,25 @@ class GrpcPlane(grpc.GenericRpcHandler):
   Args:
     host: IP literal or name of the interface that peers connect to.
     port: 0 for a free one; `listen.BindFailed` where it is taken.
-    server_credentials, channel_credentials: TLS; None: plain TCP.
+    access: what is shown to peers and asked of them.
   """
 
   def __init__(
     self,
     host: str,
     port: int = 0,
-    server_credentials: grpc.ServerCredentials | None = None,
-    channel_credentials: grpc.ChannelCredentials | None = None,
+    access: access_lib.Access = access_lib.OPEN,
   ):
     self._lock = threading.Lock()
     self._outlets: dict[str, GrpcOutlet] = {}
     self._inlets = ends.OpenEnds()
-    self._channel_credentials = channel_credentials
+    self._access = access
     self._server = listen.ListeningServer(
       addresses.join(addresses.routable(host), port),
       self,
       workers_max=WORKERS_MAX,
       message_bytes_max=MESSAGE_BYTES_MAX,
-      credentials=server_credentials,
+      access=access,
       options=(
         ('grpc.http2.min_ping_interval_without_data_ms', 5_000),
         ('grpc.keepalive_time_ms', 20_000),
@@ -235,7 +228,7 @@ class GrpcPlane(grpc.GenericRpcHandler):
 
   def inlet(self, address: str) -> GrpcInlet:
     parsed = addresses.parse_outlet(address, SCHEME).resolved()
-    inlet = GrpcInlet(parsed, self._channel_credentials, self._inlets)
+    inlet = GrpcInlet(parsed, self._access, self._inlets)
     self._inlets.add(inlet)
     return inlet
 
@@ -256,28 +249,21 @@ class GrpcPlane(grpc.GenericRpcHandler):
     """gRPC asks here who answers a call."""
     if call.method != _METHOD:
       return None
-    return grpc.unary_stream_rpc_method_handler(self._serve)
+    return grpc.stream_stream_rpc_method_handler(self._serve)
 
   def _serve(
-    self, request: bytes, context: grpc.ServicerContext
+    self, requests: Iterator[bytes], context: grpc.ServicerContext
   ) -> Iterator[bytes]:
-    token, handle = _read_request(request, context)
+    metadata = dict(context.invocation_metadata())
+    if not self._access.admits(context.invocation_metadata()):
+      context.abort(
+        grpc.StatusCode.UNAUTHENTICATED, 'the token is missing or wrong'
+      )
+    handle = metadata.get(_HANDLE_KEY, '')
+    if not _HANDLE.fullmatch(handle):
+      context.abort(grpc.StatusCode.INVALID_ARGUMENT, 'no handle')
     with self._lock:
-      outlet = self._outlets.get(token)
+      outlet = self._outlets.get(metadata.get(_OUTLET_KEY, ''))
     if outlet is None:
       context.abort(grpc.StatusCode.FAILED_PRECONDITION, 'no such outlet')
-    return outlet.serve(handle, context)
-
-
-def _read_request(
-  request: bytes, context: grpc.ServicerContext
-) -> tuple[str, int]:
-  try:
-    if len(request) > REQUEST_BYTES_MAX:
-      raise ValueError(f'{len(request)} bytes, at most {REQUEST_BYTES_MAX}')
-    token, handle = msgpack.unpackb(request)
-    if type(token) is not str or type(handle) is not int:
-      raise ValueError('not [token, handle]')
-  except (ValueError, TypeError, msgpack.UnpackException) as error:
-    context.abort(grpc.StatusCode.INVALID_ARGUMENT, f'request: {error}')
-  return token, handle
+    return outlet.serve(int(handle), context)

@@ -7,6 +7,9 @@ from concurrent import futures
 import grpc
 
 from diloco.transport import addresses
+from diloco.transport.access import Access
+
+HANDSHAKE_S = 5.0
 
 
 class BindFailed(OSError):
@@ -23,7 +26,7 @@ class ListeningServer:
     *,
     workers_max: int,
     message_bytes_max: int,
-    credentials: grpc.ServerCredentials | None = None,
+    access: Access,
     options: tuple[tuple[str, int], ...] = (),
   ):
     host, port = addresses.split(bind)
@@ -36,6 +39,8 @@ class ListeningServer:
       handlers=(calls,),
       options=(
         ('grpc.so_reuseport', 0),  # Else two processes share one port.
+        # Of TLS and HTTP/2, together: nobody holds a socket by silence.
+        ('grpc.server_handshake_timeout_ms', int(HANDSHAKE_S * 1000)),
         ('grpc.max_receive_message_length', message_bytes_max),
         ('grpc.max_send_message_length', message_bytes_max),
         *options,
@@ -43,7 +48,7 @@ class ListeningServer:
       maximum_concurrent_rpcs=workers_max,
     )
     try:
-      port = self._listen(addresses.join(host, port), credentials)
+      port = self._listen(addresses.join(host, port), access.server)
     except RuntimeError as error:
       self._workers.shutdown()
       raise BindFailed(
@@ -59,7 +64,9 @@ class ListeningServer:
     self._server.stop(grace_s).wait()
     self._workers.shutdown(wait=True)
 
-  def _listen(self, bind: str, credentials) -> int:
+  def _listen(
+    self, bind: str, credentials: grpc.ServerCredentials | None
+  ) -> int:
     if credentials is None:
       return self._server.add_insecure_port(bind)
     return self._server.add_secure_port(bind, credentials)
@@ -69,10 +76,15 @@ def channel(
   endpoint: str,
   *,
   message_bytes_max: int,
-  credentials: grpc.ChannelCredentials | None = None,
+  access: Access,
+  tls_name: str,
   options: tuple[tuple[str, int | str], ...] = (),
 ) -> grpc.Channel:
-  """A channel of its own to `endpoint` (IP literal and port)."""
+  """A channel of its own to `endpoint` (IP literal and port).
+
+  With TLS, the certificate found there must hold `access.tls_name`, or
+  `tls_name` where that is None.
+  """
   host, port = addresses.split(endpoint)
   family = 'ipv6' if ':' in host else 'ipv4'
   options = (
@@ -88,6 +100,7 @@ def channel(
     *options,
   )
   target = f'{family}:{addresses.join(host, port)}'
-  if credentials is None:
+  if access.channel is None:
     return grpc.insecure_channel(target, options)
-  return grpc.secure_channel(target, credentials, options)
+  named = ('grpc.ssl_target_name_override', access.tls_name or tls_name)
+  return grpc.secure_channel(target, access.channel, (*options, named))

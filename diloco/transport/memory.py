@@ -8,6 +8,7 @@ import numpy as np
 
 from diloco.protocol.messages import Payload
 from diloco.transport import addresses, ends, interface, proof
+from diloco.transport.offers import OfferTable
 
 SCHEME = 'memory'
 
@@ -41,7 +42,7 @@ class MemoryNetwork:
     return outlet
 
 
-class MemoryOutlet:
+class MemoryOutlet(OfferTable):
   """Offers to one peer of the same process."""
 
   def __init__(
@@ -49,41 +50,12 @@ class MemoryOutlet:
   ):
     self._open_ends = open_ends
     self._network = network
-    self._lock = threading.Lock()
-    self._offers: dict[int, np.ndarray | None] = {}  # None: used up.
-    self._closed = False
-    self.address = network.add(self, peer)
-
-  def offer(self, handle: int, data: np.ndarray) -> None:
-    proof.check_offer(handle, data)
-    with self._lock:
-      if self._closed:
-        raise interface.Closed(f'outlet {self.address} is closed')
-      if handle in self._offers:
-        raise ValueError(f'handle {handle} is in use at {self.address}')
-      self._offers[handle] = data
-
-  def retire(self, handle: int) -> None:
-    with self._lock:
-      self._offers.pop(handle, None)
+    super().__init__(network.add(self, peer))
 
   def close(self) -> None:
     self._open_ends.discard(self)
     self._network.remove(self.address)
-    with self._lock:
-      self._closed = True
-      self._offers.clear()
-
-  def take(self, handle: int) -> np.ndarray:
-    """Hands the bytes out, once; raises `NotOffered` or `PeerLost`."""
-    with self._lock:
-      if self._closed:
-        raise interface.PeerLost(f'outlet {self.address} was closed')
-      data = self._offers.get(handle)
-      if data is None:
-        raise interface.NotOffered(f'no offer {handle} at {self.address}')
-      self._offers[handle] = None
-    return data
+    self.clear()
 
 
 class MemoryInlet:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes a data plane by name."""
 
+from diloco.transport import access as access_lib
 from diloco.transport import grpc_plane, interface, memory
 
 NAMES = ('jax_transfer', 'grpc', 'memory')
@@ -9,13 +10,16 @@ NAMES = ('jax_transfer', 'grpc', 'memory')
 _PROCESS_WIDE = memory.MemoryNetwork()
 
 
-def make_plane(name: str, host: str) -> interface.DataPlane:
+def make_plane(
+  name: str, host: str, access: access_lib.Access = access_lib.OPEN
+) -> interface.DataPlane:
   """The data plane `name`, listening on `host`.
 
   Args:
     name: one of `NAMES`.
     host: IP literal or name of the interface that peers connect to; not
       looked at by 'memory'.
+    access: who may pull; 'grpc' alone can tell, the others let everybody.
 
   Raises:
     ValueError: no such plane; or `host` does not resolve, or means every
@@ -28,7 +32,7 @@ def make_plane(name: str, host: str) -> interface.DataPlane:
 
       return jax_transfer.JaxTransferPlane(host)
     case 'grpc':
-      return grpc_plane.GrpcPlane(host)
+      return grpc_plane.GrpcPlane(host, access=access)
     case 'memory':
       return memory.MemoryPlane(_PROCESS_WIDE)
   raise ValueError(f'data plane {name!r}, must be one of {NAMES}')

@@ -29,12 +29,39 @@ Message = functools.reduce(
 )
 
 
+# What may be wrong with a message; counted by the server. The last two are
+# found by the session: out of order, and come after the session's end.
+FLAWS = (
+  'oversized',
+  'no msgpack',
+  'no message',
+  'unknown kind',
+  'wrong side',
+  'wrong field',
+  'wrong order',
+  'too late',
+)
+
+
 class Malformed(ValueError):
-  """Bytes that are no message, or none that this sender may send."""
+  """Bytes that are no message, or none that this sender may send.
+
+  Attributes:
+    flaw: one of `FLAWS`.
+  """
+
+  def __init__(self, flaw: str, text: str):
+    assert flaw in FLAWS, flaw
+    self.flaw = flaw
+    super().__init__(text)
 
 
 class _Wrong(Exception):  # Turned into Malformed or TypeError.
-  """A value that does not fit its field."""
+  """A value that does not fit its field, or what `flaw` says."""
+
+  def __init__(self, text: str, flaw: str = 'wrong field'):
+    self.flaw = flaw
+    super().__init__(text)
 
 
 def encode(message: Message) -> bytes:
@@ -75,26 +102,28 @@ def decode(
   try:
     return _decode(data, tuple(allowed))
   except _Wrong as wrong:
-    raise Malformed(f'from {sender}: {wrong}') from wrong
+    raise Malformed(wrong.flaw, f'from {sender}: {wrong}') from wrong
 
 
 def _decode(data: bytes, allowed: tuple[type, ...]) -> Message:
   if len(data) > MESSAGE_BYTES_MAX:
-    raise _Wrong(f'{len(data)} bytes, at most {MESSAGE_BYTES_MAX}')
+    raise _Wrong(f'{len(data)} bytes, at most {MESSAGE_BYTES_MAX}', 'oversized')
   try:
     body = msgpack.unpackb(data, object_pairs_hook=_dict_of)
   except msgpack.StackError as error:
-    raise _Wrong('nested too deep') from error
+    raise _Wrong('nested too deep', 'no msgpack') from error
   except (msgpack.UnpackException, ValueError, TypeError) as error:
-    raise _Wrong(f'not one msgpack value: {error or repr(error)}') from error
+    raise _Wrong(
+      f'not one msgpack value: {error or repr(error)}', 'no msgpack'
+    ) from error
   if type(body) is not list or len(body) != 2:
-    raise _Wrong('not [kind, fields]')
+    raise _Wrong('not [kind, fields]', 'no message')
   kind, fields = body
   cls = _KINDS.get(kind) if type(kind) is str else None
   if cls is None:
-    raise _Wrong(f'unknown kind {_short(kind)}')
+    raise _Wrong(f'unknown kind {_short(kind)}', 'unknown kind')
   if cls not in allowed:
-    raise _Wrong(f'{kind} may not come from there')
+    raise _Wrong(f'{kind} may not come from there', 'wrong side')
   try:
     return _RECORDS[cls].read(fields)
   except _Wrong as wrong:
@@ -105,7 +134,7 @@ def _dict_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
   """A dict, refused where a key comes twice: which one would count?"""
   found = dict(pairs)
   if len(found) != len(pairs):
-    raise _Wrong('a key comes twice')
+    raise _Wrong('a key comes twice', 'no message')
   return found
 
 

@@ -6,8 +6,10 @@ import pytest
 
 from diloco import config as configs
 from diloco.checkpoint.parameters import read_parameters, write_parameters
-from diloco.checkpoint.syncer_records import BrokenRecord, SyncerRecords
+from diloco.checkpoint.syncer_records import SyncerRecords
+from diloco.checkpoint.volumes import BrokenRecord
 from diloco.protocol import messages, syncer_io
+from diloco.protocol.grace import Ema
 from diloco.protocol.members import Account
 from diloco.protocol.state import Ledger
 from diloco.protocol.syncer import Syncer
@@ -17,11 +19,17 @@ from diloco.sim.contents import FINGERPRINTS, RUN
 from tests.protocol.stages import config_of
 from tests.runtime.lockstep import toy_config, toy_model
 
+SAVE_S = 60.0
+CRCS = (5, 6)
 LEDGER = Ledger(
   step=7,
+  clocks=((0, 9),),
   closed_round=1,
   versions=(1, 0),
   accounts=((0, Account(5, 7, {0: 0}, 700)),),
+  quorum_s=Ema(0.5),
+  sync_s=Ema(),
+  usual_norms=(2.5, None),
   ended=False,
 )
 
@@ -43,78 +51,119 @@ def _delta(model, fragment, seed):
   }
 
 
-def _close(model, records, fragment, seed):
+def _records(folder, said=None, every_rounds=4):
+  said = [] if said is None else said
+  return SyncerRecords(folder, 2, 0, every_rounds, said.append)
+
+
+def _close(model, fragment, seed):
   """One round of a fragment, as the syncer closes it."""
   delta = _delta(model, fragment, seed)
-  outcome = model.outer_step(fragment, {0: delta}, {0: 1.0})
-  records.write_fragment(fragment, outcome.state)
-  model.install(fragment, outcome)
+  model.install(fragment, model.outer_step(fragment, {0: delta}, {0: 1.0}))
 
 
-def test_a_restored_model_makes_the_same_next_step(blueprint, tmp_path):
-  model, records = GlobalModel(blueprint), SyncerRecords(tmp_path)
-  _close(model, records, 0, seed=1)
-  twin = GlobalModel(blueprint)
-  twin.restore(0, records.read_fragment(0, 1, twin.state(0)))
-  delta = _delta(model, 0, 2)
-  outcome = model.outer_step(0, {0: delta}, {0: 1.0})
-  twin_outcome = twin.outer_step(0, {0: delta}, {0: 1.0})
-  assert twin_outcome.crc == outcome.crc
-  np.testing.assert_array_equal(twin_outcome.data, outcome.data)
+def _states(model):
+  return [model.state(0), model.state(1)]
+
+
+@pytest.fixture
+def trained(blueprint):
+  """A model with momentum and residuals: versions 2 and 1."""
+  model = GlobalModel(blueprint)
+  for seed, fragment in enumerate((0, 1, 0)):
+    _close(model, fragment, seed)
+  return model
+
+
+# The ledger -------------------------------------------------------------------
 
 
 def test_the_ledger_comes_back_as_it_was(tmp_path):
-  records = SyncerRecords(tmp_path)
-  records.write_ledger(LEDGER, {'a': 1})
-  assert records.read_ledger() == (LEDGER, {'a': 1})
+  records = _records(tmp_path)
+  records.write_ledger(LEDGER, {'a': 1}, (5, 0xFFFFFFFF))
+  assert records.read_ledger() == (LEDGER, {'a': 1}, (5, 0xFFFFFFFF))
 
 
 def test_a_folder_without_a_close_is_a_new_run(tmp_path):
-  assert SyncerRecords(tmp_path / 'syncer').read_ledger() is None
-
-
-def test_a_round_that_was_not_committed_did_not_close(blueprint, tmp_path):
-  """Killed between the fragment's file and the ledger."""
-  model, records = GlobalModel(blueprint), SyncerRecords(tmp_path)
-  _close(model, records, 0, seed=1)
-  records.write_ledger(LEDGER, {})
-  before = model.state(0)
-  _close(model, records, 0, seed=2)
-  ledger, _ = records.read_ledger()
-  found = records.read_fragment(0, ledger.versions[0], model.state(0))
-  for name, array in before.theta.items():
-    np.testing.assert_array_equal(found.theta[name], array)
-
-
-def test_old_files_do_not_pile_up(blueprint, tmp_path):
-  model, records = GlobalModel(blueprint), SyncerRecords(tmp_path)
-  for version in range(1, 6):
-    _close(model, records, 0, seed=version)
-    records.write_ledger(
-      Ledger(version, 2 * version, (version, 0), (), False), {}
-    )
-  assert len(list(tmp_path.glob('fragment-*'))) == 1
-
-
-def test_a_broken_file_is_named(blueprint, tmp_path):
-  model, records = GlobalModel(blueprint), SyncerRecords(tmp_path)
-  _close(model, records, 0, seed=1)
-  [path] = tmp_path.glob('fragment-*')
-  path.write_bytes(path.read_bytes()[:100])
-  with pytest.raises(BrokenRecord, match=path.name):
-    records.read_fragment(0, 1, model.state(0))
-
-
-def test_a_missing_file_is_named(blueprint, tmp_path):
-  model, records = GlobalModel(blueprint), SyncerRecords(tmp_path)
-  with pytest.raises(BrokenRecord, match='fragment-000-000003'):
-    records.read_fragment(0, 3, model.state(0))
+  assert _records(tmp_path / 'syncer').read_ledger() is None
 
 
 def test_a_ledger_of_something_else_is_named(tmp_path):
   (tmp_path / 'ledger.json').write_text('{"step": 1}')
   with pytest.raises(BrokenRecord, match=r'ledger\.json'):
-    SyncerRecords(tmp_path).read_ledger()
+    _records(tmp_path).read_ledger()
+
+
+def test_checkpoints_without_their_ledger_are_no_new_run(trained, tmp_path):
+  records = _records(tmp_path)
+  assert records.save(3, _states(trained), None)
+  records.close(SAVE_S)
+  with pytest.raises(BrokenRecord, match='a checkpoint of round 3'):
+    _records(tmp_path).read_ledger()
+
+
+# The states -------------------------------------------------------------------
+
+
+def test_a_restored_model_makes_the_same_next_step(
+  blueprint, trained, tmp_path
+):
+  records = _records(tmp_path)
+  assert records.save(3, _states(trained), None)
+  records.close(SAVE_S)
+  twin = GlobalModel(blueprint)
+  versions, states = _records(tmp_path).restore(_states(twin))
+  assert versions == (2, 1)
+  for fragment, state in enumerate(states):
+    assert state.version == versions[fragment]
+    twin.restore(fragment, state)
+  assert twin.crcs() == trained.crcs()
+  for fragment in (0, 1):
+    delta = _delta(trained, fragment, 9)
+    outcome = trained.outer_step(fragment, {0: delta}, {0: 1.0})
+    twin_outcome = twin.outer_step(fragment, {0: delta}, {0: 1.0})
+    assert twin_outcome.crc == outcome.crc
+    np.testing.assert_array_equal(twin_outcome.data, outcome.data)
+
+
+def test_rounds_that_close_meanwhile_do_not_change_what_is_saved(
+  trained, tmp_path
+):
+  records, before = _records(tmp_path), _states(trained)
+  assert records.save(3, before, None)
+  _close(trained, 1, seed=7)
+  records.close(SAVE_S)
+  _, [_, state] = records.restore(before)
+  assert state.version == 1
+  for name, array in before[1].theta.items():
+    np.testing.assert_array_equal(state.theta[name], array)
+
+
+def test_where_a_restarted_syncer_comes_from_is_said(trained, tmp_path):
+  said = []
+  records = _records(tmp_path, said)
+  assert records.save(3, _states(trained), None)
+  records.restore(_states(trained))
+  records.close(SAVE_S)
+  assert said == [f'fragments of versions (2, 1) from {tmp_path}/states/3']
+
+
+def test_a_folder_without_states_restores_nothing(trained, tmp_path):
+  assert _records(tmp_path).restore(_states(trained)) is None
+
+
+def test_a_save_is_due_every_so_many_rounds(tmp_path):
+  records = _records(tmp_path, every_rounds=3)
+  assert [r for r in range(1, 10) if records.due(r)] == [3, 6, 9]
+
+
+# The machine ------------------------------------------------------------------
+
+
+def _resumed():
+  """Of a process whose checkpoint has all that the ledger names."""
+  config = config_of({})
+  return Syncer.resume(config, RUN, FINGERPRINTS, LEDGER, (1, 0), CRCS)
 
 
 def _hello(incarnation, versions):
@@ -128,25 +177,26 @@ def _hello(incarnation, versions):
       incarnation,
       FINGERPRINTS,
       versions,
-      'address',
+      CRCS,
+      began=True,
+      address='address',
     ),
   )
 
 
 def test_a_resumed_machine_knows_what_was_merged():
   """The same steps, offered again to the restarted syncer, are void."""
-  machine = Syncer.resume(config_of({}), RUN, FINGERPRINTS, LEDGER)
-  assert machine.ledger() == LEDGER
-  machine.handle(_hello(6, (0, 0)), 1.0)
-  machine.handle(syncer_io.Heard(0, 6, messages.Ready()), 1.0)
+  machine = _resumed()
+  machine.handle(_hello(6, (1, 0)), 1.0)
+  machine.handle(syncer_io.Heard(0, 6, messages.Ready(0, 'the test')), 1.0)
   offer = messages.Offer(3, 0, 0, 4, 400, 8, messages.Payload(1, 'int4', 1, 0))
   [effect] = machine.handle(syncer_io.Heard(0, 6, offer), 1.0)
   assert effect.message == messages.Retired((1,))
 
 
 def test_a_resumed_machine_refuses_the_incarnations_of_before():
-  machine = Syncer.resume(config_of({}), RUN, FINGERPRINTS, LEDGER)
-  effects = machine.handle(_hello(5, (0, 0)), 1.0)
+  machine = _resumed()
+  effects = machine.handle(_hello(5, (1, 0)), 1.0)
   assert 'not newer than 5' in effects[0].reason
 
 

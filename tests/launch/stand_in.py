@@ -25,7 +25,17 @@ def syncer(workdir, steps):
     time.sleep(STEP_S)
   write_status(workdir, steps, steps, finished=True)
   learners = tuple(
-    summary.LearnerSummary(i, steps, steps * 1024, 7, 1 + i, 0.012, 500, 700)
+    summary.LearnerSummary(
+      i,
+      steps,
+      steps * 1024,
+      7,
+      1 + i,
+      'at step 0, inner state from the seed',
+      0.012,
+      500,
+      700,
+    )
     for i in range(LEARNERS)
   )
   summary.write_summary(

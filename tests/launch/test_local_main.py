@@ -65,7 +65,11 @@ def test_launching_imports_no_jax():
 def test_the_program_of_a_run():
   config = configs.build(quickstart.get_config())
   parts = program(
-    config, ['--config=x.py'], Workdir(pathlib.Path('w')), 'localhost:7'
+    config,
+    ['--config=x.py'],
+    Workdir(pathlib.Path('w')),
+    'localhost:7',
+    ['--token_file=t'],
   )
   assert [role.name for role in parts.roles] == [
     'syncer', 'learner-0', 'learner-1', 'learner-2',
@@ -73,10 +77,11 @@ def test_the_program_of_a_run():
   common = ('--config=x.py', '--workdir=w')
   assert parts.roles[0].argv == (
     sys.executable, '-m', 'diloco.syncer', *common, '--bind=localhost:7',
+    '--token_file=t',
   )  # fmt: skip
   assert parts.roles[2].argv == (
     sys.executable, '-m', 'diloco.learner', *common, '--learner=1',
-    '--syncer=localhost:7',
+    '--syncer=localhost:7', '--token_file=t',
   )  # fmt: skip
   assert parts.evaluate.argv == (
     sys.executable, '-m', 'diloco.evaluate', *common,

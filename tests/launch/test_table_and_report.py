@@ -93,9 +93,12 @@ def test_bytes_have_units(nbytes, text):
 
 
 def test_the_end_table_compares_loss_and_bytes():
+  seed, peer = 'at step 0, seed', 'at step 171, learner 0'
   learners = (
-    summary.LearnerSummary(0, 500, 512_000, 166, 1, 0.012, 44_000, 44_000),
-    summary.LearnerSummary(1, 300, 307_200, 83, 2, 0.5, 22_000, 22_000),
+    summary.LearnerSummary(
+      0, 500, 512_000, 166, 1, seed, 0.012, 44_000, 44_000
+    ),
+    summary.LearnerSummary(1, 300, 307_200, 83, 2, peer, 0.5, 22_000, 22_000),
   )
   run = summary.RunSummary(
     'x', 500, 166, 8, 120.0, 0.951, 1.0, 2, 8 * 30, 8 * 30, 66_000, 60_000,
@@ -113,5 +116,6 @@ def test_the_end_table_compares_loss_and_bytes():
     '1.900', '2.741', '2.426', '3.500',  # nats and bits, end and bigram
     'up 0.550, down 0.500 (f32 4, bf16 2)',
     '500 ms', '95.1%', '100.0%', 'w/logs', 'w/loss.png',
+    'back again: learner-1', peer,
   ):  # fmt: skip
     assert part in text, part

@@ -25,7 +25,7 @@ from diloco.protocol.values import changed
 from diloco.sim import swarm
 from diloco.sim.invariants import Violation
 
-SEEDS = 400  # Most are found by the first; the rarest by the 106th.
+SEEDS = 1500
 State = state.State
 
 

@@ -66,6 +66,7 @@ TABLE = {
     'ml_collections',
     'rich',
     'matplotlib',
+    'psutil',
     'diloco.metrics',
     'diloco.protocol',
   },

@@ -17,6 +17,7 @@ from diloco.data import pipeline
 from diloco.models import interface
 from diloco.numerics import payload
 from diloco.protocol import learner_io, messages, syncer_io
+from diloco.protocol.joining import Start
 from diloco.protocol.learner import Learner
 from diloco.protocol.syncer import Syncer
 from diloco.runtime.blueprint import make_blueprint
@@ -93,7 +94,7 @@ class _LockstepLearner:
       blueprint.config.name,
       learner,
       blueprint.fingerprints,
-      self.host.crcs(),
+      Start.from_seed(self.host.crcs()),
     )
     self.params, self._state = self._device.init(blueprint.initial_parameters())
     data = blueprint.config.data
@@ -243,6 +244,7 @@ class Lockstep:
           self.model.crcs(),
           effect.position,
           effect.live,
+          effect.clean,
           'here',
         )
         self.learners[effect.learner].handle(learner_io.Heard(welcome))
@@ -255,9 +257,9 @@ class Lockstep:
         data = learner.offers[effect.offer.payload.handle]
         v = payload.decode(data, pieces, self.blueprint.up)
         self._contributions[effect.round, effect.learner] = v
-        self._deliver(
-          syncer_io.Pulled(effect.round, effect.learner, effect.incarnation)
-        )
+        norm = sum(float((x**2).sum()) for x in v.values()) ** 0.5
+        session = effect.round, effect.learner, effect.incarnation
+        self._deliver(syncer_io.Pulled(*session, norm))
       case syncer_io.Merge():
         self._merge(effect)
       case syncer_io.Publish():

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -77,7 +77,7 @@ class Processes:
     self._logs = root / 'output'
     self._logs.mkdir()
     self._overrides = overrides
-    self._running: list[Running] = []
+    self.running: list[Running] = []
     self._address: str | None = None
     self._environment = os.environ | {
       'JAX_PLATFORMS': 'cpu',
@@ -91,7 +91,7 @@ class Processes:
     return self
 
   def __exit__(self, *exception):
-    for running in self._running:
+    for running in self.running:
       running.end()
 
   # Starting -----------------------------------------------------------------
@@ -104,11 +104,26 @@ class Processes:
     environment: Mapping[str, str] | None = None,
   ) -> Running:
     """Starts `python -m module` with the run's configuration and `flags`."""
+    return self.start_without_config(
+      name,
+      module,
+      '--config=experiments/tests_tiny.py',
+      *(f'--config.{override}' for override in self._overrides),
+      *flags,
+      environment=environment,
+    )
+
+  def start_without_config(
+    self,
+    name: str,
+    module: str,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+  ) -> Running:
+    """Starts `python -m module` in the run's folder with `flags` only."""
     log = self._logs / f'{name}.log'
     command = [
       *(sys.executable, '-m', module),
-      '--config=experiments/tests_tiny.py',
-      *(f'--config.{override}' for override in self._overrides),
       f'--workdir={self.workdir.root}',
       *flags,
     ]
@@ -121,12 +136,13 @@ class Processes:
         stderr=subprocess.STDOUT,
         env=self._environment | dict(environment or {}),
       )
-    self._running.append(Running(name, popen, log))
-    return self._running[-1]
+    self.running.append(Running(name, popen, log))
+    return self.running[-1]
 
-  def syncer(self) -> Running:
-    """Starts it on a free port; returns once it listens."""
-    syncer = self.start('syncer', 'diloco.syncer', '--bind=127.0.0.1:0')
+  def syncer(self, *flags: str, name: str = 'syncer') -> Running:
+    """Starts it on a free port, later ones on the same; once it listens."""
+    bind = f'--bind={self._address or "127.0.0.1:0"}'
+    syncer = self.start(name, 'diloco.syncer', bind, *flags)
     self.until(lambda: self._listens(syncer), START_S, 'the syncer listens')
     return syncer
 
@@ -135,6 +151,7 @@ class Processes:
     learner: int,
     *overrides: str,
     name: str | None = None,
+    flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
   ) -> Running:
     """Starts one that connects to the syncer; `overrides` are its own."""
@@ -144,6 +161,7 @@ class Processes:
       f'--learner={learner}',
       f'--syncer={self._address}',
       *(f'--config.{override}' for override in overrides),
+      *flags,
       environment=environment,
     )
 

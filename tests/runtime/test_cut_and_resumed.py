@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from diloco.checkpoint.syncer_records import BrokenRecord
+from diloco.checkpoint.volumes import BrokenRecord
 from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import read_jsonl
 from diloco.protocol import messages, syncer_io

@@ -6,10 +6,15 @@ import itertools
 import json
 import math
 import queue
+import random
+import statistics
 import threading
+import time
 import zlib
 
+import grpc
 import numpy as np
+import psutil
 import pytest
 
 from diloco import config as configs
@@ -19,11 +24,15 @@ from diloco.protocol import messages
 from diloco.runtime import syncing as syncing_lib
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.syncing import Syncing
+from diloco.transport import control_limits, wire
 from diloco.transport.control_client import ControlClient
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
+from tests.transport import malice
 
 DEADLINE_S = 30.0
+FLOOD = 25_000  # More than the inbox holds; 100,000 took 50 s, and passed.
+GROWN_MAX = 64 << 20
 CLOSE_S = 10.0  # Time-outs of about 3 s, on a machine that is busy.
 REPORT = messages.Report(
   step=1, tokens=8, position=1, step_s=0.1, stall_s=0.0, loss=1.0, fetched=()
@@ -51,6 +60,8 @@ class Peer:
       incarnation=incarnation,
       fingerprints=stage.blueprint.fingerprints,
       versions=(0,) * stage.blueprint.config.protocol.fragments,
+      crcs=stage.syncing._model.crcs(),
+      began=False,
       address=self._outlet.address,
     )
 
@@ -64,12 +75,31 @@ class Peer:
   def join(self) -> 'Peer':
     self.say_hello()
     self.hear(messages.Welcome)
-    self.say(messages.Ready())
+    self.say(messages.Ready(0, 'the test'))
     return self
 
   def train(self, steps: int):
     for step in range(1, steps + 1):
       self.say(dataclasses.replace(REPORT, step=step, position=step))
+
+  def flood(self, reports: int, said: threading.Event):
+    """Joins and reports as fast as the syncer reads; not over `_client`, whose
+    outbox is bounded."""
+    self._client.close()
+    bodies = itertools.chain(
+      (self._hello, messages.Ready(0, 'the test')),
+      (
+        dataclasses.replace(REPORT, step=step, position=step)
+        for step in range(1, reports + 1)
+      ),
+    )
+    try:
+      with grpc.insecure_channel(self._stage.syncing.address) as channel:
+        converse = channel.stream_stream(control_limits.METHOD)
+        for _ in converse(map(wire.encode, bodies)):
+          pass  # The welcome; the end, once everything was said.
+    finally:
+      said.set()
 
   def offer(self, round_: int, value: float, c_steps: int = 2):
     """Offers a delta to version 0 of which every number is `value`."""
@@ -133,6 +163,11 @@ class Stage:
     if self._errors:
       raise self._errors[0]
 
+  def steps_of(self, learner: int) -> int:
+    """How many the syncer has read of."""
+    rows = self.syncing._board.status(False).learners
+    return next(row.step for row in rows if row.learner == learner)
+
   def assert_lives(self):
     """Somebody new is welcome."""
     self.peer(15).join()
@@ -144,10 +179,9 @@ class Stage:
       self._errors.append(error)
 
 
-def _blueprint(**codec):
+def _blueprint(quorum: int = 1, **codec):
   config = tests_tiny.get_config()
-  config.protocol.update(learners=2, quorum=1, total_steps=1000)
-  config.transport.update(timeout_s=0.5)
+  config.protocol.update(learners=2, quorum=quorum, total_steps=1000)
   config.codec.update(codec)
   return make_blueprint(configs.build(config))
 
@@ -217,6 +251,30 @@ def test_an_impossible_report_ends_the_session(stage, changes):
   stage.assert_lives()
 
 
+@pytest.mark.parametrize('seed', range(4))
+def test_any_figures_harm_nobody(stage, seed):
+  """Messages that the wire lets through, with the strangest values in them."""
+  rng = random.Random(seed)
+  good = stage.peer(0).join()
+  for incarnation in range(1, 31):
+    bad = stage.peer(1, incarnation)
+    bad.say_hello()
+    bad.say(messages.Ready(0, 'the test'), REPORT)
+    for _ in range(10):
+      bad.say(malice.extreme(rng.choice(messages.FROM_LEARNER[1:]), rng))
+    bad.close()
+  good.train(stage.blueprint.config.protocol.spacing_steps)
+  good.offer(1, 1e-3)
+  assert 0 in good.hear(messages.Update).participants
+  status = json.dumps(
+    dataclasses.asdict(stage.syncing._board.status(False)), allow_nan=False
+  )
+  told = json.loads(status)
+  assert told['learners'][0]['state'] == 'live'
+  assert told['refused'] > 0
+  stage.assert_lives()
+
+
 # Hellos ----------------------------------------------------------------------
 
 
@@ -254,7 +312,7 @@ def test_an_address_of_no_use_ends_the_session(stage):
   """What is said right after the hello meets a session that has no inlet."""
   peer = stage.peer(0)
   peer.say_hello(address='nonsense')
-  peer.say(messages.Ready(), REPORT)
+  peer.say(messages.Ready(0, 'the test'), REPORT)
   peer.offer(1, 1e-3)
   assert 'nonsense' in peer.end()
   stage.assert_lives()
@@ -287,10 +345,46 @@ def test_huge_values_are_not_merged(codec, tmp_path):
       bad.offer(1, 3e38)
       if attempt < 3:
         assert 'Unusable: ' in bad.hear(messages.OfferAgain).reason
-    assert '3 pulls in a row failed, the last: Unusable: ' in bad.end()
+    assert '3 contributions refused, the last: Unusable: ' in bad.end()
     good.train(spacing_steps)
     good.offer(1, 1e-3)
     assert good.hear(messages.Update).participants == (0,)
+    stage.assert_lives()
+  finally:
+    stage.close()
+
+
+# Floods ----------------------------------------------------------------------
+
+
+def test_a_flood_of_reports_delays_nobody(tmp_path):
+  """All as they should be, but too many: another session is answered, and what
+  is unread stays bounded. K = 2: one alone can't drive the run on."""
+  stage = Stage(_blueprint(quorum=2), tmp_path)
+  stage.start()
+  inbox, said = stage.syncing._inbox, threading.Event()
+  try:
+    good, flooder = stage.peer(0).join(), stage.peer(1)
+    rss_before = psutil.Process().memory_info().rss
+    flooding = threading.Thread(target=flooder.flood, args=(FLOOD, said))
+    flooding.start()
+    answers_s, unread = [], 0
+    while not said.wait(0.02):
+      began_s = time.monotonic()
+      good.say(messages.WantFragment(0, 'beside a flood'))
+      good.hear(messages.FullFragment)
+      answers_s.append(time.monotonic() - began_s)
+      unread = max(unread, inbox.qsize())
+    flooding.join()
+    grown = psutil.Process().memory_info().rss - rss_before
+    print(
+      f'{len(answers_s)} answers, median {statistics.median(answers_s):.4f} s, '
+      f'slowest {max(answers_s):.3f} s; {unread=}, {grown >> 20} MiB grown'
+    )
+    assert stage.steps_of(1) == FLOOD
+    assert unread <= 2 * syncing_lib.SHARE_MAX
+    assert statistics.median(answers_s) < 0.5
+    assert grown < GROWN_MAX
     stage.assert_lives()
   finally:
     stage.close()

@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from tests.runtime.processes import EXIT_CONFIG, Processes
+from tests.transport import credentials
 
 NO_DEVICES = {'JAX_PLATFORMS': 'none'}  # Whoever touches a device fails.
 MISSING = '/no/such/text.txt'
@@ -96,6 +97,40 @@ def test_mesh_beyond_the_devices(tmp_path):
     error = _error(processes, learner, EXIT_CONFIG)
   assert 'mesh.fsdp=2' in error
   assert 'this learner has 1' in error
+
+
+@pytest.mark.parametrize(
+  'module, flags',
+  [
+    ('diloco.syncer', ()),
+    ('diloco.learner', ('--learner=0', '--syncer=127.0.0.1:1')),
+  ],
+  ids=['syncer', 'learner'],
+)
+def test_a_secret_that_everybody_can_read(tmp_path, module, flags):
+  """Issue: it is named, in one line, before a device is touched."""
+  token = tmp_path / 'token'
+  token.write_text('0123456789abcdef')
+  token.chmod(0o644)
+  with Processes(tmp_path) as processes:
+    process = processes.start(
+      'it', module, *flags, f'--token_file={token}', environment=NO_DEVICES
+    )
+    error = _error(processes, process, EXIT_CONFIG)
+  assert error.startswith(f'error: --token_file={token}: everybody')
+
+
+def test_the_wrong_token(tmp_path):
+  """A learner that is not let in says so at once, and is not started again."""
+  tokens = []
+  for name in ('ours', 'strangers'):
+    tokens.append(credentials.copied(tmp_path, name) / 'run.token')
+  with Processes(tmp_path) as processes:
+    processes.syncer(f'--token_file={tokens[0]}')
+    learner = processes.learner(0, flags=(f'--token_file={tokens[1]}',))
+    error = _error(processes, learner, EXIT_CONFIG)
+  assert error.startswith('error: --token_file: ')
+  assert 'UNAUTHENTICATED: the token is missing or wrong' in error
 
 
 def test_nobody_listens_to_strangers_unasked(tmp_path):

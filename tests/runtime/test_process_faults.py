@@ -3,6 +3,7 @@
 
 import signal
 
+from diloco.protocol.patience import SILENCE_FLOOR_S
 from tests.runtime.processes import ENDLESS, SLOW, START_S, Processes
 
 STOP_S = 10.0
@@ -19,7 +20,7 @@ def test_learners_train_on_while_the_syncer_is_stopped(tmp_path):
   that tells of the absence.
   """
   overrides = (
-    f'protocol.silence_floor_s={0.8 * STOP_S}',
+    f'protocol.patience={0.8 * STOP_S / SILENCE_FLOOR_S}',
     'protocol.grace_cap_steps=0.0',
   )
   with Processes(tmp_path, *SLOW, *ENDLESS, *overrides) as processes:
@@ -75,8 +76,7 @@ def test_silent_learner_is_given_up_and_joins_again(tmp_path):
   """
   overrides = (
     'protocol.quorum=2',
-    'protocol.silence_floor_s=1.0',
-    'protocol.silence_steps=1.0',
+    f'protocol.patience={1.0 / SILENCE_FLOOR_S}',
   )
   with Processes(tmp_path, *SLOW, *ENDLESS, *overrides) as processes:
     processes.syncer()

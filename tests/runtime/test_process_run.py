@@ -9,6 +9,7 @@ import pytest
 from diloco.metrics.summary import read_evaluation, read_summary
 from diloco.metrics.writer import read_jsonl
 from tests.runtime.processes import SLOW, START_S, Processes
+from tests.transport import credentials
 
 FRAGMENTS = 2  # P of the tiny configuration.
 
@@ -26,11 +27,19 @@ def killed(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def over_grpc(tmp_path_factory):
-  """A shorter run whose payloads travel over gRPC."""
+  """A shorter run over gRPC alone, under mTLS and with a token."""
+  folder = credentials.copied(tmp_path_factory.mktemp('access'))
   with _launched(
     tmp_path_factory.mktemp('over_grpc'),
     'protocol.total_steps=200',
     'transport.data_plane=grpc',
+    flags=(
+      f'--tls_ca={folder}/ca.pem',
+      f'--tls_cert={folder}/run.pem',
+      f'--tls_key={folder}/run.key',
+      f'--tls_name={credentials.NAME}',
+      f'--token_file={folder}/run.token',
+    ),
   ) as processes:
     yield processes
 
@@ -40,12 +49,12 @@ def run(request):
   return request.getfixturevalue(request.param)
 
 
-def _launched(root, *overrides) -> Processes:
+def _launched(root, *overrides, flags=()) -> Processes:
   """Runs the launcher to its end."""
   # Not its own folder of compiled programs, but that of all tests.
   overrides = (*SLOW, 'run.compilation_cache=false', *overrides)
   with Processes(root, *overrides) as processes:
-    launcher = processes.start('launcher', 'launch.local')
+    launcher = processes.start('launcher', 'launch.local', *flags)
     code = processes.exit_code(launcher, deadline_s=200.0)
   assert code == 0, f'{code=}\n{processes.tails()}'
   return processes
@@ -120,7 +129,7 @@ def test_learners_of_one_and_of_four_devices_train_together(tmp_path):
     *SLOW,
     'model.kv_heads=2',
     'protocol.total_steps=300',
-    'protocol.silence_floor_s=600.0',
+    'protocol.patience=60.0',
   )
   with Processes(tmp_path, *overrides) as processes:
     syncer = processes.syncer()

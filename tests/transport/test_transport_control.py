@@ -21,6 +21,7 @@ from diloco.transport import (
   listen,
   wire,
 )
+from diloco.transport.access import Access
 
 WAIT_S = 10.0
 HELLO = messages.Hello(
@@ -30,9 +31,11 @@ HELLO = messages.Hello(
   incarnation=1,
   fingerprints={},
   versions=(),
+  crcs=(),
+  began=False,
   address='memory://0/1',
 )
-READY = messages.Ready()
+READY = messages.Ready(0, 'the test')
 
 
 class Server(control_server.ControlServer):
@@ -181,17 +184,20 @@ def test_control_ends_a_session_that_never_says_hello():
 
 def test_control_refuses_more_sessions_than_it_may_have():
   limits = control_limits.ControlLimits(sessions_max=1)
-  with pair(limits=limits) as (server, _):
+  with pair(limits=limits) as (server, client):
+    client.send(HELLO)
+    assert server.seen.get(timeout=WAIT_S)[1] == HELLO
     with pytest.raises(control_client.ConnectFailed, match='1 sessions'):
       Client(server.address).connect(WAIT_S)
     assert server.ended() == {'full': 1}
 
 
 def test_control_asks_for_the_token():
-  with contextlib.closing(Server(token='secret')) as server:
-    with pytest.raises(control_client.ConnectFailed, match='token'):
-      Client(server.address, token='guess').connect(WAIT_S)
-    with contextlib.closing(Client(server.address, token='secret')) as client:
+  secret, guess = Access(token='secret'), Access(token='guess')
+  with contextlib.closing(Server(access=secret)) as server:
+    with pytest.raises(control_client.NotAdmitted, match='token'):
+      Client(server.address, access=guess).connect(WAIT_S)
+    with contextlib.closing(Client(server.address, access=secret)) as client:
       client.connect(WAIT_S)
       client.send(HELLO)
       assert server.seen.get(timeout=WAIT_S)[1] == HELLO

@@ -25,7 +25,11 @@ def connected():
     with contextlib.closing(client):
       client.connect(WAIT_S)
       client.send(
-        messages.Hello(messages.PROTOCOL_VERSION, 'run', 0, 1, {}, (), 'x')
+        messages.Hello(
+          *(messages.PROTOCOL_VERSION, 'run', 0, 1, {}, (), ()),
+          began=False,
+          address='x',
+        )
       )
       assert seen.get(timeout=WAIT_S) == messages.Refusal('heard', final=False)
       yield process, client, seen, closed
@@ -37,7 +41,7 @@ def test_processes_control_notices_a_killed_server(connected):
   killed = time.monotonic()
   assert 'UNAVAILABLE' in closed.get(timeout=WAIT_S)
   assert time.monotonic() - killed < 1
-  assert not client.send(messages.Ready())
+  assert not client.send(messages.Ready(0, 'the test'))
   client.close()
   assert closed.empty()
 
@@ -60,7 +64,7 @@ def test_processes_control_is_not_held_up_by_a_stopped_server(connected):
 def test_processes_control_closes_on_a_stopped_server(connected):
   process, client, _, closed = connected
   process.stop()
-  client.send(messages.Ready())
+  client.send(messages.Ready(0, 'the test'))
   started = time.monotonic()
   client.close()
   assert time.monotonic() - started < 3

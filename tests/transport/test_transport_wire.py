@@ -13,7 +13,9 @@ from diloco.protocol import messages
 from diloco.transport import wire
 
 ALL = messages.FROM_LEARNER + messages.FROM_SYNCER
+PAYLOAD = messages.Payload(handle=7, codec='int4', nbytes=12, crc=1)
 EXAMPLES = {
+  tuple[messages.Payload, ...]: (PAYLOAD, PAYLOAD),
   int: 1 << 40,
   float: 0.125,
   str: 'Θ of a run',

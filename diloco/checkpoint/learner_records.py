@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a restarted learner goes on from: θ, its moments, bases and progress."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from diloco.checkpoint.checkpoints import Checkpoints
+from diloco.checkpoint.volumes import BrokenRecord
+
+Bases = Mapping[int, Mapping[str, np.ndarray]]  # Fragment -> piece -> f32.
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerProgress:
+  """Where a learner was; all that it knows besides arrays."""
+
+  process: int  # Which one of the learner's it was, see `runtime.incarnation`.
+  position: int  # The next batch of its shard of the data.
+  step: int  # Inner steps that it has made.
+  tokens: int  # Tokens that it has trained on.
+  versions: tuple[int, ...]  # Of the base of each fragment.
+  crcs: tuple[int, ...]  # Of the same bases.
+  from_steps: tuple[int, ...]  # `step` when each base was received.
+  from_tokens: tuple[int, ...]  # `tokens` when each base was received.
+  closed_known: int  # The last round that it knew to be closed.
+  global_step: int  # t, as far as it knew.
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+  """A learner as it was."""
+
+  params: Any
+  inner_state: Any
+  bases: dict[int, dict[str, np.ndarray]]
+  progress: LearnerProgress
+  path: pathlib.Path
+
+
+class LearnerRecords:
+  """Reads and writes one folder, for one thread.
+
+  Args:
+    folder: of this learner alone.
+    learner: its id.
+    fingerprints: of the run; what was saved under others is refused.
+    keep_latest: see `Checkpoints`.
+    keep_best: see `Checkpoints`.
+    say: see `Checkpoints`.
+  """
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    learner: int,
+    fingerprints: Mapping[str, str],
+    keep_latest: int,
+    keep_best: int,
+    say: Callable[[str], None],
+  ):
+    self.learner = learner
+    self._folder = folder
+    self._identity = {**fingerprints, 'learner': str(learner)}
+    self._checkpoints = Checkpoints(folder, keep_latest, keep_best, say)
+
+  @property
+  def failed(self) -> int:
+    """Saves that were begun and came to nothing."""
+    return self._checkpoints.failed
+
+  def save(
+    self,
+    step: int,
+    params: Any,
+    inner_state: Any,
+    bases: Bases,
+    progress: LearnerProgress,
+    loss: float | None,
+  ) -> bool:
+    """Begins to save; see `Checkpoints.save`.
+
+    Args:
+      step: inner steps made; newer than all that was saved.
+      params: θ after that step, a tree; may be donated once this returns.
+      inner_state: of optax; may be donated once this returns.
+      bases: Θ_p as the learner last received it, never written to.
+      progress: belonging to the above.
+      loss: of θ, for `keep_best`.
+    """
+    meta = {
+      'identity': self._identity,
+      'progress': dataclasses.asdict(progress),
+    }
+    tree = _tree(params, inner_state, bases)
+    return self._checkpoints.save(step, tree, meta, loss)
+
+  def restore(
+    self, params_like: Any, inner_like: Any, bases_like: Bases
+  ) -> Restored | None:
+    """The newest checkpoint that is whole, or None.
+
+    Args:
+      params_like: shape, dtype and sharding of each parameter.
+      inner_like: the same of the inner state.
+      bases_like: shape and dtype of each base.
+
+    Raises:
+      BrokenRecord: it is another learner's or another run's; names what
+        differs.
+    """
+    likes = _tree(params_like, inner_like, bases_like)
+    found = self._checkpoints.restore(likes, self._check)
+    if found is None:
+      return None
+    return Restored(
+      params=found.arrays['params'],
+      inner_state=found.arrays['inner_state'],
+      bases=found.arrays['bases'],
+      progress=_progress(found.meta['progress']),
+      path=found.path,
+    )
+
+  def wait(self, timeout_s: float) -> bool:
+    """Waits for the save under way; whether it is over."""
+    return self._checkpoints.wait(timeout_s)
+
+  def close(self, timeout_s: float) -> None:
+    """Waits for the save under way."""
+    self._checkpoints.close(timeout_s)
+
+  def _check(self, meta: dict) -> None:
+    theirs = meta['identity']
+    differing = [
+      f'{key}: {self._identity.get(key, "absent")} here, '
+      f'{theirs.get(key, "absent")} there'
+      for key in sorted(self._identity.keys() | theirs.keys())
+      if self._identity.get(key) != theirs.get(key)
+    ]
+    if differing:
+      raise BrokenRecord(
+        f'{self._folder} is not of this learner and run: '
+        + '; '.join(differing)
+      )
+
+
+def _tree(params, inner_state, bases: Bases) -> dict[str, Any]:
+  return {
+    'params': params,
+    'inner_state': inner_state,
+    'bases': {p: dict(pieces) for p, pieces in bases.items()},
+  }
+
+
+def _progress(fields: dict) -> LearnerProgress:
+  return LearnerProgress(
+    **{k: tuple(v) if type(v) is list else v for k, v in fields.items()}
+  )

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a learner's process begins with: its own checkpoint, or its seed."""
+
+import dataclasses
+
+from absl import logging
+
+from diloco.checkpoint.learner_records import LearnerProgress, LearnerRecords
+from diloco.protocol.joining import Start
+from diloco.protocol.learner_state import State
+from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.device import Device, Params
+from diloco.runtime.host_copy import HostCopy
+from diloco.runtime.tape_lines import SEED, Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+  """Everything that belongs together at the first boundary.
+
+  Attributes:
+    params: θ, on the devices.
+    inner_state: of the inner optimizer, on the devices.
+    host: the copy of Θ: θ's bases.
+    start: what the machine knows of it.
+    source: the same for the tape.
+  """
+
+  params: Params
+  inner_state: object
+  host: HostCopy
+  start: Start
+  source: Source
+
+
+def begin(
+  blueprint: Blueprint, device: Device, records: LearnerRecords
+) -> Beginning:
+  """The newest whole checkpoint; where there is none, the seed.
+
+  Raises:
+    BrokenRecord: the folder is another learner's, or another run's.
+  """
+  fragments = blueprint.initial_fragments()
+  bases_like = dict(enumerate(fragments))
+  found = records.restore(device.params_like, device.state_like, bases_like)
+  if found is None:
+    params, state = device.init(blueprint.initial_parameters())
+    host = HostCopy(blueprint, fragments)
+    start = Start.from_seed(host.crcs())
+    return Beginning(params, state, host, start, SEED)
+  progress = found.progress
+  logging.info('goes on from %s', found.path)
+  bases = [found.bases[p] for p in range(len(fragments))]
+  host = HostCopy(blueprint, bases, progress.versions)
+  source = Source(
+    'checkpoint', records.learner, progress.process, progress.step
+  )
+  return Beginning(
+    found.params, found.inner_state, host, _start(progress, host), source
+  )
+
+
+def _start(progress: LearnerProgress, host: HostCopy) -> Start:
+  return Start(
+    source=f'its checkpoint of step {progress.step}',
+    crcs=host.crcs(),
+    versions=progress.versions,
+    from_steps=progress.from_steps,
+    from_tokens=progress.from_tokens,
+    step=progress.step,
+    tokens=progress.tokens,
+    position=progress.position,
+    closed_round=progress.closed_known,
+    global_step=progress.global_step,
+  )
+
+
+def progress_of(
+  state: State, position: int, process: int, crcs: tuple[int, ...]
+) -> LearnerProgress:
+  """What a checkpoint at a boundary says of θ.
+
+  Args:
+    state: of the machine, at that boundary.
+    position: of the next batch.
+    process: see `runtime.incarnation`.
+    crcs: of the bases.
+  """
+  return LearnerProgress(
+    process=process,
+    position=position,
+    step=state.step,
+    tokens=state.tokens,
+    versions=tuple(f.base for f in state.fragments),
+    crcs=crcs,
+    from_steps=tuple(f.from_step for f in state.fragments),
+    from_tokens=tuple(f.from_tokens for f in state.fragments),
+    closed_known=state.closed_known,
+    global_step=state.global_step,
+  )

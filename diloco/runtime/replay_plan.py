@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has to be done again to get a run's Θ: made from its tapes, no arrays.
+
+Of the syncer's tape only merges count whose round closed. Each names by
+(learner, process, own step, fragment, base version) the snapshots that it
+merged; of a process all lines up to the last such one count, and of the
+processes that it took its state from, all up to where it did.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+
+from diloco.protocol import syncer_io
+from diloco.runtime import tape_lines
+from diloco.runtime.incarnation import process_of
+from diloco.runtime.tape_reading import Line, Tapes
+
+Process = tuple[int, int]  # (learner, process).
+Named = tuple[int, int, int]  # (fragment, version, CRC): a state of the run.
+# (fragment, CRC): Θ_p by its content. Of two versions it may be the same: what
+# nobody had any more has got the bytes of an older one.
+Bytes = tuple[int, int]
+
+
+class NotReplayable(Exception):
+  """The tapes do not have what a replay takes; says which and what."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+  """What one process did, as far as it matters.
+
+  Attributes:
+    begin: where it took its state from.
+    lines: in order; the last is needed.
+    offered: indices of the snapshots that are merged.
+    saves: index of a `Save` -> processes that began with what it copied.
+  """
+
+  begin: tape_lines.Begin
+  lines: tuple[Line, ...]
+  offered: frozenset[int]
+  saves: Mapping[int, int]
+
+  @property
+  def steps(self) -> int:
+    """How many inner steps it takes."""
+    return self.lines[-1].said.step - self.begin.step
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """All that a replay does.
+
+  Attributes:
+    syncer: its lines.
+    merges: number of a `Merge` line that counts -> for each of its shares,
+      the process and the index of the snapshot in its script.
+    scripts: by process.
+    sources: of those that took over another's state: whose, and the index of
+      the `Save` in its script.
+    applied: how often each Θ_p is needed by a process.
+    resumed: the states that a syncer's process goes on with.
+  """
+
+  syncer: tuple[Line, ...]
+  merges: dict[int, tuple[tuple[Process, int], ...]]
+  scripts: dict[Process, Script]
+  sources: dict[Process, tuple[Process, int]]
+  applied: collections.Counter[Bytes]
+  resumed: frozenset[Named]
+
+  @property
+  def steps(self) -> int:
+    """Inner steps of all processes together."""
+    return sum(script.steps for script in self.scripts.values())
+
+
+def make_plan(tapes: Tapes) -> Plan:
+  """Reads the tapes backwards, so to say: from what closed to what it took.
+
+  Raises:
+    NotReplayable: a snapshot, a process or its beginning is missing.
+  """
+  if not any(isinstance(x.said, tape_lines.Started) for x in tapes.syncer[:1]):
+    raise NotReplayable(f'{tapes.workdir.tape}: does not begin with Started')
+  processes = _Processes(tapes)
+  merges = {
+    line.number: tuple(
+      processes.snapshot(line, share) for share in line.said.shares
+    )
+    for line in _merges_that_count(tapes.syncer)
+  }
+  scripts = processes.scripts(merges)
+  return Plan(
+    syncer=tapes.syncer,
+    merges=merges,
+    scripts=scripts,
+    sources=processes.sources,
+    applied=_applied(scripts),
+    resumed=_resumed(tapes.syncer),
+  )
+
+
+def _merges_that_count(lines: tuple[Line, ...]) -> list[Line]:
+  """Those of rounds that closed.
+
+  A syncer that was killed may have merged without closing; it may also have
+  closed without a line that says so, then the next process's start does.
+  """
+  pending: dict[int, Line] = {}  # By fragment.
+  found = []
+  for line in lines:
+    said = line.said
+    match said:
+      case syncer_io.Merge():
+        pending[said.fragment] = line
+      case tape_lines.Publish():
+        merge = pending.pop(said.fragment, None)
+        if merge is None or merge.said.version != said.version:
+          raise NotReplayable(
+            f"line {line.number} of the syncer's tape: round {said.round} "
+            'closed, and no line before it says what it merged'
+          )
+        found.append(merge)
+      case tape_lines.Started():
+        found += [
+          merge
+          for p, merge in pending.items()
+          if said.versions[p] == merge.said.version
+        ]
+        pending.clear()
+  return sorted(found, key=lambda line: line.number)
+
+
+class _Processes:
+  """The learners' tapes, process by process."""
+
+  def __init__(self, tapes: Tapes):
+    self._tapes = tapes
+    self._lines: dict[Process, list[Line]] = collections.defaultdict(list)
+    for learner, lines in tapes.learners.items():
+      for line in lines:
+        self._add(learner, line)
+    self._begins = {
+      process: line.said
+      for process, lines in self._lines.items()
+      for line in lines
+      if isinstance(line.said, tape_lines.Begin)
+    }
+    sources = {  # Of each process that took over another's state.
+      process: begin.source
+      for process, begin in self._begins.items()
+      if begin.source.kind != tape_lines.SEED.kind
+    }
+    for process, source in sources.items():
+      self._place_save(process, source)
+    self.sources = {
+      process: self._find_save(process, source)
+      for process, source in sources.items()
+    }
+    self._snapshots = {
+      _name(process, line.said): i
+      for process, lines in self._lines.items()
+      for i, line in enumerate(lines)
+      if isinstance(line.said, tape_lines.Snapshot)
+    }
+
+  def snapshot(self, merge: Line, share: syncer_io.Share):
+    """The process and the index of the line that explains a share."""
+    process = share.learner, process_of(share.incarnation)
+    fragment = merge.said.fragment
+    name = (*process, share.step, fragment, share.base_version)
+    if name not in self._snapshots:
+      raise NotReplayable(
+        f'round {merge.said.round} merged learner {share.learner}, process '
+        f'{process[1]}, its step {share.step}, fragment {fragment} against '
+        f'version {share.base_version}: '
+        f'{self._tapes.workdir.learner_tape(share.learner)} has no such '
+        'snapshot'
+      )
+    return process, self._snapshots[name]
+
+  def scripts(self, merges) -> dict[Process, Script]:
+    """Of the processes that merges need, and of those that these need."""
+    offered = collections.defaultdict(set)
+    for process, index in (x for shares in merges.values() for x in shares):
+      offered[process].add(index)
+    ends = {process: max(indices) for process, indices in offered.items()}
+    saves = collections.defaultdict(collections.Counter)
+    pending = list(ends)
+    while pending:
+      process = pending.pop()
+      if process not in self._begins:
+        raise NotReplayable(
+          f'{self._path(process)}: process {process[1]} has no Begin'
+        )
+      if process not in self.sources:
+        continue
+      donor, index = self.sources[process]
+      saves[donor][index] += 1
+      if donor not in ends:
+        pending.append(donor)
+      ends[donor] = max(ends.get(donor, 0), index)
+    return {
+      process: Script(
+        self._begins[process],
+        tuple(self._lines[process][: end + 1]),
+        frozenset(offered[process]),
+        saves[process],
+      )
+      for process, end in ends.items()
+    }
+
+  def _add(self, learner: int, line: Line):
+    lines = self._lines[learner, line.said.process]
+    if lines and line.said.step < lines[-1].said.step:
+      raise NotReplayable(
+        f'{self._tapes.workdir.learner_tape(learner)}:{line.number}: step '
+        f'{line.said.step} after step {lines[-1].said.step}'
+      )
+    lines.append(line)
+
+  def _place_save(self, process: Process, source: tape_lines.Source):
+    """Adds the line where the state was taken, unless it is there."""
+    donor = _donor(process, source)
+    if source.kind not in tape_lines.SOURCES:
+      raise NotReplayable(
+        f'{self._path(process)}: process {process[1]} began with a '
+        f'{source.kind!r}, must be one of {tape_lines.SOURCES}'
+      )
+    if donor not in self._begins or donor == process or source.step is None:
+      raise NotReplayable(
+        f'{self._path(process)}: process {process[1]} began with {source}, '
+        'and no tape has the beginning of that process'
+      )
+    if self._find_save(process, source) is not None:
+      return
+    lines = self._lines[donor]
+    end = sum(line.said.step <= source.step for line in lines)
+    save = tape_lines.Save(source.process, source.step)
+    lines.insert(end, Line(lines[end - 1].number, lines[end - 1].time_s, save))
+
+  def _find_save(
+    self, process: Process, source: tape_lines.Source
+  ) -> tuple[Process, int] | None:
+    """Where a process took its state from: whose line, and its index."""
+    donor = _donor(process, source)
+    save = tape_lines.Save(source.process, source.step)
+    found = [i for i, x in enumerate(self._lines[donor]) if x.said == save]
+    # At τ = 0 fragments may come in between a donation and a checkpoint of
+    # one boundary: the checkpoint is the later one.
+    return (donor, found[-1]) if found else None
+
+  def _path(self, process: Process):
+    return self._tapes.workdir.learner_tape(process[0])
+
+
+def _donor(process: Process, source: tape_lines.Source) -> Process:
+  learner = process[0] if source.kind == 'checkpoint' else source.learner
+  return learner, source.process
+
+
+def _name(process: Process, said: tape_lines.Snapshot):
+  """What says which bytes a snapshot has.
+
+  Its round does not: it may be merged in a later one. Two of the same name
+  have the same bytes, since taking in a fragment changes its base.
+  """
+  return (*process, said.step, said.fragment, said.base_version)
+
+
+def _applied(scripts: Mapping[Process, Script]) -> collections.Counter[Bytes]:
+  found = collections.Counter()
+  for script in scripts.values():
+    source = script.begin.source
+    if source.kind == 'peer':
+      found.update(enumerate(source.crcs))
+    found.update(
+      (line.said.fragment, line.said.crc)
+      for line in script.lines
+      if isinstance(line.said, tape_lines.Apply)
+    )
+  return found
+
+
+def _resumed(lines: tuple[Line, ...]) -> frozenset[Named]:
+  found = set()
+  for line in lines:
+    if isinstance(line.said, tape_lines.Started):
+      found.update(states_of(line.said.versions, line.said.crcs))
+      found.update(states_of(line.said.outer_versions, line.said.outer_crcs))
+  return frozenset(found)
+
+
+def states_of(versions, crcs) -> list[Named]:
+  """[(fragment, version, CRC), …]."""
+  return [(p, v, crc) for p, (v, crc) in enumerate(zip(versions, crcs))]

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a line of a tape can say; the name of its class is the line's kind.
+
+The syncer's tape has the machine's decisions and `Started`. A learner's tape
+has one line per thing that changes its bits. In both, what is not on the tape
+follows from what is: that is what makes a run replayable.
+
+A learner's lines lie at its inner-step boundaries: `step` is how many inner
+steps the process had made. Those of one boundary stand in the order in which
+the loop did them.
+"""
+
+import dataclasses
+
+from diloco.protocol import syncer_io
+
+# Of the syncer ---------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+  """From here on a syncer's process goes on with these states.
+
+  The tuples have one item per fragment. Fragment p has Θ_p at
+  `versions[p]`, whose bytes have the CRC `crcs[p]`; its outer optimizer's
+  state and residual are those that belonged to `outer_versions[p]`, when Θ_p
+  had the CRC `outer_crcs[p]`. A run that begins has version 0 everywhere.
+  """
+
+  closed_round: int
+  versions: tuple[int, ...]
+  crcs: tuple[int, ...]
+  outer_versions: tuple[int, ...]
+  outer_crcs: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Publish(syncer_io.Publish):
+  """A round has closed."""
+
+  crc: int  # Of the bytes of Θ_p at `version`.
+
+
+# Of a learner ----------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """Where a process took its parameters and inner state from.
+
+  'seed': both as the configuration gives them; nothing else is set.
+  'checkpoint': all that `process` of the same learner had at its `Save` of
+  `step`, or, where it has no such line, when all of that boundary was done.
+  'peer': the inner state as `process` of `learner` had it there; θ and the
+  bases are Θ at `versions`, whose bytes have the CRCs `crcs`.
+  """
+
+  kind: str
+  learner: int | None = None
+  process: int | None = None
+  step: int | None = None
+  versions: tuple[int, ...] = ()
+  crcs: tuple[int, ...] = ()
+
+
+SEED = Source('seed')
+SOURCES = ('seed', 'checkpoint', 'peer')
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+  """What besides the configuration decides about the bits of a step."""
+
+  jax: str  # Its version.
+  platform: str  # 'cpu', 'gpu', 'tpu'.
+  kind: str  # Of the devices.
+  fsdp: int  # The mesh.
+  tensor: int
+  cores: int
+  threads: int  # NPROC; 0: as many as there are cores.
+  xla_flags: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Begin:
+  """Bootstrap is complete; the first batch is that at `position`.
+
+  What stands before it was done to the parameters of `source`: there is no
+  progress yet, `Apply` sets θ_p to Θ_p whatever the blend rule.
+  """
+
+  process: int
+  step: int
+  position: int
+  source: Source
+  machine: Machine
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+  """The fragment was copied, to be offered against the base it then had."""
+
+  process: int
+  step: int
+  round: int  # For which it was made; a later one may merge it.
+  fragment: int
+  base_version: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Apply:
+  """Θ_p of `version` was blended into θ_p and is the base from now on."""
+
+  process: int
+  step: int
+  fragment: int
+  version: int
+  crc: int  # Of its bytes.
+  carry: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+  """The next step's schedule is at `progress`.
+
+  Written where that is not one more than at the step before (0, at first).
+  """
+
+  process: int
+  step: int
+  progress: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Save:
+  """Parameters, inner state and bases were copied, for another process."""
+
+  process: int
+  step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cease:
+  """No more inner steps."""
+
+  process: int
+  step: int
+
+
+SYNCER_KINDS = {
+  kind.__name__: kind
+  for kind in (
+    Started,
+    syncer_io.Greet,
+    syncer_io.Merge,
+    Publish,
+    syncer_io.Record,
+    syncer_io.End,
+  )
+}
+LEARNER_KINDS = {
+  kind.__name__: kind
+  for kind in (Begin, Snapshot, Apply, Progress, Save, Cease)
+}

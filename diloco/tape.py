@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prints the event tape of a run as a timeline: python -m diloco.tape DIR
+
+  python -m diloco.tape DIR [--learner=1] [--from_s=60] [--to_s=90] \\
+    [--kind=round,lost] [--nosummary]
+
+A round's row: fragment p, version v, global step t; for each learner its
+weight and how long its offer had waited (* is against an older base, · is not
+merged); why the window ended. Steps at which a learner offers and takes in
+fragments are shown with --learner, or where --kind asks for them.
+"""
+
+import math
+import pathlib
+import sys
+
+from absl import flags
+
+from diloco import flags as config_flags
+from diloco.config_values import ConfigError
+from diloco.metrics.files import Malformed
+from diloco.metrics.workdir import Workdir
+from diloco.runtime import timeline, timeline_text
+from diloco.runtime.tape_reading import read_tapes
+
+_LEARNER = flags.DEFINE_integer(
+  'learner', None, 'Only what concerns this learner, all of its tape.'
+)
+_FROM_S = flags.DEFINE_float('from_s', 0.0, 'Seconds from the start.')
+_TO_S = flags.DEFINE_float('to_s', math.inf, 'Seconds from the start.')
+_KIND = flags.DEFINE_list(
+  'kind', [], 'Only these, such as round, lost, joined, snapshot.'
+)
+_SUMMARY = flags.DEFINE_bool('summary', True, 'Shows the summary at the end.')
+
+
+def main(argv) -> int:
+  """Prints; 78 where the tape can't be read."""
+  try:
+    if len(argv) != 2:
+      raise ConfigError(
+        ['give the folder of one run: python -m diloco.tape DIR']
+      )
+    tapes = read_tapes(Workdir(pathlib.Path(argv[1])))
+    shown = timeline.chosen(
+      timeline.happenings(tapes),
+      _LEARNER.value,
+      _FROM_S.value,
+      _TO_S.value,
+      frozenset(_KIND.value),
+    )
+  except ConfigError as error:
+    config_flags.exit_config(error)
+  except (Malformed, ValueError, FileNotFoundError) as error:
+    config_flags.exit_config(ConfigError([str(error)]))
+  for row in timeline_text.timeline(shown, timeline_text.learner_ids(tapes)):
+    print(row)
+  if _SUMMARY.value:
+    print()
+    for row in timeline_text.summary(tapes):
+      print(row)
+  return 0
+
+
+if __name__ == '__main__':
+  sys.stdout.reconfigure(errors='replace')
+  config_flags.run_without_config(main)

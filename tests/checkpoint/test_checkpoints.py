@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was saved comes back to the bit; what is broken is passed over."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diloco.checkpoint import volumes
+from diloco.checkpoint.checkpoints import Checkpoints
+from diloco.checkpoint.volumes import BrokenRecord
+
+SAVE_S = 60.0
+Moments = collections.namedtuple('Moments', 'mean count')
+
+
+@pytest.fixture
+def said():
+  return []
+
+
+@pytest.fixture
+def store(tmp_path, said):
+  store = Checkpoints(tmp_path, 2, 0, said.append)
+  yield store
+  store.close(SAVE_S)
+
+
+def _save(store, step, tree=None, loss=None):
+  tree = {'a': np.full(9, step)} if tree is None else tree
+  assert store.save(step, tree, {'of': step}, loss)
+  assert store.wait(SAVE_S)
+
+
+def _like(tree):
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def _steps(folder):
+  return sorted(int(p.name) for p in folder.iterdir())
+
+
+def _largest(folder):
+  files = [path for path in folder.rglob('*') if path.is_file()]
+  return max(files, key=lambda path: path.stat().st_size)
+
+
+def test_a_tree_comes_back_to_the_bit(store):
+  rng = np.random.default_rng(0)
+  tree = {
+    'params': {'a/b': rng.normal(size=(3, 5)).astype(np.float32)},
+    'moments': Moments(jnp.ones((2, 2), jnp.bfloat16), np.int32(7)),
+    'bases': {0: {'x': np.float32([np.nan, -0.0])}, 1: {'y': np.zeros((0, 2))}},
+  }
+  _save(store, 3, tree)
+  found = store.restore(_like(tree))
+  assert (found.step, found.meta) == (3, {'of': 3})
+  assert jax.tree.structure(found.arrays) == jax.tree.structure(tree)
+  for mine, theirs in zip(jax.tree.leaves(tree), jax.tree.leaves(found.arrays)):
+    assert theirs.dtype == mine.dtype
+    assert theirs.tobytes() == np.asarray(mine).tobytes()
+
+
+def test_arrays_are_packed_in_volumes_of_bounded_size(monkeypatch):
+  monkeypatch.setattr(volumes, 'VOLUME_BYTES_MAX', 256)
+  arrays = {str(n): np.arange(n, dtype=np.uint8) for n in (0, 1, 300, 100, 90)}
+  packed, index = volumes.pack(arrays)
+  assert [len(vector) for vector in packed] == [64, 320, 256]
+  found = volumes.unpack(packed, index)
+  assert all((found[name] == x).all() for name, x in arrays.items())
+
+
+def test_a_large_array_is_not_copied_to_be_packed():
+  large = np.zeros(volumes.VOLUME_BYTES_MAX // 4 + 16, np.float32)
+  [packed], _ = volumes.pack({'large': large})
+  assert np.shares_memory(packed, large)
+
+
+def test_arrays_may_be_given_away_at_once(store):
+  step = jax.jit(lambda x: 2 * x + 1, donate_argnums=0)
+  given = jnp.arange(1 << 20, dtype=jnp.float32)
+  expected = np.array(given)
+  assert store.save(1, {'a': given}, {}, None)
+  for _ in range(20):  # The memory is used again and again.
+    given = step(given)
+  jax.block_until_ready(given)
+  assert store.wait(SAVE_S)
+  found = store.restore({'a': expected})
+  np.testing.assert_array_equal(found.arrays['a'], expected)
+
+
+def test_restored_arrays_may_be_given_away_too(store):
+  tree = {'a': np.zeros(1 << 16, np.float32), 'b': np.ones(100, np.float32)}
+  _save(store, 1, tree)
+  on_device = jnp.zeros(1 << 16).sharding
+  likes = _like(tree)
+  likes['a'] = jax.ShapeDtypeStruct((1 << 16,), np.float32, sharding=on_device)
+  found = store.restore(likes).arrays
+  doubled = jax.jit(lambda x: x + 1, donate_argnums=0)(found['a'])
+  assert (np.asarray(doubled) == 1).all()
+  np.testing.assert_array_equal(found['b'], tree['b'])
+
+
+def test_no_save_begins_while_one_is_under_way(store, said, tmp_path):
+  assert store.save(1, {'a': np.zeros(1 << 25, np.uint8)}, {}, None)
+  assert not store.save(2, {'a': np.zeros(1)}, {}, None)
+  assert said == [
+    f'{tmp_path}/2 is not begun: the save before is still under way'
+  ]
+
+
+def test_no_save_begins_of_a_step_that_is_not_newer(store, said):
+  _save(store, 4)
+  assert not store.save(4, {'a': np.zeros(1)}, {}, None)
+  assert 'there is 4 already' in said[0]
+
+
+def test_a_later_process_knows_which_steps_there_are(store, tmp_path):
+  _save(store, 4)
+  assert Checkpoints(tmp_path, 2, 0, print).newest_step == 4
+
+
+def test_what_is_no_json_is_refused_by_the_caller(store):
+  with pytest.raises(TypeError):
+    store.save(1, {'a': np.zeros(1)}, {'x': np.float32(1)}, None)
+
+
+def test_an_empty_folder_restores_nothing(tmp_path, said):
+  store = Checkpoints(tmp_path / 'none', 2, 0, said.append)
+  assert store.restore({'a': np.zeros(1)}) is None
+  assert said == []
+  assert not (tmp_path / 'none').exists()
+
+
+def test_a_save_that_can_not_be_made_is_counted_and_the_next_one_made(
+  tmp_path, said
+):
+  (tmp_path / 'store').write_text('in the way')
+  store = Checkpoints(tmp_path / 'store', 2, 0, said.append)
+  _save(store, 1)
+  assert store.failed == 1
+  assert f'{tmp_path}/store/1 could not be written' in said[0]
+  (tmp_path / 'store').unlink()
+  _save(store, 2)
+  assert store.restore({'a': np.full(9, 2)}).step == 2
+  store.close(SAVE_S)
+
+
+# What is kept -----------------------------------------------------------------
+
+
+def test_the_latest_are_kept(store, tmp_path):
+  for step in range(1, 6):
+    _save(store, step)
+  assert _steps(tmp_path) == [4, 5]
+
+
+def test_the_best_are_kept_besides(tmp_path, said):
+  store = Checkpoints(tmp_path, 1, 2, said.append)
+  losses = {1: 3.0, 2: 1.0, 3: 2.0, 4: float('nan'), 5: None, 6: 4.0}
+  for step, loss in losses.items():
+    _save(store, step, loss=loss)
+  assert _steps(tmp_path) == [2, 3, 6]
+  store.close(SAVE_S)
+
+
+def test_a_later_process_knows_which_are_the_best(tmp_path, said):
+  for step, loss in {1: 1.0, 2: 3.0, 3: 2.0}.items():
+    store = Checkpoints(tmp_path, 1, 1, said.append)
+    _save(store, step, loss=loss)
+    store.close(SAVE_S)
+  assert _steps(tmp_path) == [1, 3]
+
+
+def test_an_unreadable_loss_is_as_none(tmp_path, said):
+  store = Checkpoints(tmp_path, 2, 1, said.append)
+  for step, loss in {1: 1.0, 2: 3.0, 3: 2.0}.items():
+    _save(store, step, loss=loss)
+  store.close(SAVE_S)
+  (tmp_path / '1' / '_CHECKPOINT_METADATA').write_text('{"cus')
+  later = Checkpoints(tmp_path, 1, 1, said.append)
+  _save(later, 4, loss=2.5)
+  assert _steps(tmp_path) == [3, 4]
+  assert said[0].startswith(f'the loss of {tmp_path}/1: ')
+  later.close(SAVE_S)
+
+
+# What is broken ---------------------------------------------------------------
+
+
+def _truncate(folder):
+  path = _largest(folder)
+  path.write_bytes(path.read_bytes()[:1000])
+
+
+def _flip(folder):
+  path = _largest(folder)
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 1
+  path.write_bytes(data)
+
+
+def _remove(folder):
+  _largest(folder).unlink()
+
+
+def _remove_metadata(folder):
+  (folder / '_CHECKPOINT_METADATA').unlink()
+
+
+def _change_metadata(folder):
+  path = folder / '_CHECKPOINT_METADATA'
+  text = path.read_text()
+  path.write_text(text.replace(r'\"of\": 2', r'\"of\": 9'))
+  assert path.read_text() != text
+
+
+def _empty(folder):
+  for path in folder.rglob('*'):
+    if path.is_file():
+      path.unlink()
+
+
+@pytest.mark.parametrize(
+  'damage, reason',
+  [
+    (_truncate, ''),
+    (_flip, 'a has the CRC'),
+    (_remove, ''),
+    (_remove_metadata, 'no metadata'),
+    (_change_metadata, 'CRC of its metadata'),
+    (_empty, ''),
+  ],
+)
+def test_in_place_of_a_broken_one_the_older_is_taken(
+  store, said, tmp_path, damage, reason
+):
+  tree = {'a': np.arange(100_000)}
+  _save(store, 1, tree)
+  _save(store, 2, tree)
+  damage(tmp_path / '2')
+  found = store.restore(_like(tree))
+  assert found.step == 1
+  assert said[0].startswith(f'{tmp_path}/2 is passed over: ')
+  assert reason in said[0]
+
+
+@pytest.mark.parametrize(
+  'other, reason',
+  [
+    ({'a': np.zeros(8)}, 'a is float64[8], expected float64[4]'),
+    ({'a': np.zeros(4, np.int64)}, 'a is int64[4], expected float64[4]'),
+    ({'b': np.zeros(4)}, 'a is absent, expected float64[4]; b is float64[4]'),
+  ],
+)
+def test_one_of_other_arrays_is_passed_over(store, said, other, reason):
+  _save(store, 1, {'a': np.ones(4)})
+  _save(store, 2, other)
+  assert store.restore({'a': np.zeros(4)}).step == 1
+  assert reason in said[0]
+
+
+def test_where_all_are_broken_nothing_is_restored(store, said, tmp_path):
+  for step in (1, 2):
+    _save(store, step)
+    _remove_metadata(tmp_path / str(step))
+  assert store.restore({'a': np.zeros(9, int)}) is None
+  assert len(said) == 2
+
+
+def test_a_half_written_one_is_said_and_removed_by_the_next_save(
+  store, said, tmp_path
+):
+  _save(store, 1)
+  unfinished = tmp_path / '2.orbax-checkpoint-tmp'
+  unfinished.mkdir()
+  later = Checkpoints(tmp_path, 2, 0, said.append)
+  assert later.restore({'a': np.zeros(9, int)}).step == 1
+  assert said == [f'{unfinished} is passed over: half written']
+  _save(later, 3)
+  assert _steps(tmp_path) == [1, 3]
+  later.close(SAVE_S)
+
+
+def test_the_step_of_a_broken_one_can_be_saved_again(store, tmp_path):
+  for step in (1, 2):
+    _save(store, step)
+  _change_metadata(tmp_path / '2')
+  assert store.restore({'a': np.zeros(9, int)}).step == 1
+  _save(store, 2)
+  assert store.restore({'a': np.zeros(9, int)}).step == 2
+  assert (tmp_path / '2.broken').is_dir()
+
+
+def test_what_is_refused_for_its_metadata_stays_as_it_is(store, tmp_path):
+  def refuse(meta):
+    raise BrokenRecord(f'of {meta["of"]}')
+
+  _save(store, 1)
+  with pytest.raises(BrokenRecord, match='of 1'):
+    store.restore({'a': np.zeros(9, int)}, refuse)
+  assert _steps(tmp_path) == [1]

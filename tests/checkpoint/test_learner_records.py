@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A restarted learner has its moments, bases and place in the data again."""
+
+import jax
+import numpy as np
+import pytest
+
+from diloco.checkpoint.learner_records import LearnerProgress, LearnerRecords
+from diloco.checkpoint.volumes import BrokenRecord
+from diloco.numerics import inner
+
+SAVE_S = 60.0
+PRINTS = {'config': '1f', 'data': '2e'}
+PROGRESS = LearnerProgress(
+  process=1,
+  position=41,
+  step=40,
+  tokens=1280,
+  versions=(3, 2),
+  crcs=(0xFFFFFFFF, 7),
+  from_steps=(36, 32),
+  from_tokens=(1152, 1024),
+  closed_known=5,
+  global_step=39,
+)
+
+
+def _records(folder, said, learner=0, **changed):
+  prints = {**PRINTS, **changed}
+  return LearnerRecords(folder, learner, prints, 2, 0, said.append)
+
+
+@pytest.fixture(scope='module')
+def learner():
+  """Parameters and an AdamW state with something in it, and bases."""
+  rng = np.random.default_rng(5)
+  params = {
+    name: jax.numpy.asarray(rng.normal(size=shape), jax.numpy.float32)
+    for name, shape in {'block/w': (4, 6), 'norm': (6,)}.items()
+  }
+  optimizer = inner.make_inner()
+  _, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
+  bases = {
+    0: {'block/w[0]': rng.normal(size=(6,)).astype(np.float32)},
+    1: {'norm': np.asarray(params['norm'])},
+  }
+  return params, state, bases
+
+
+def _likes(learner):
+  params, state, bases = learner
+  abstract = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+    (params, state),
+  )
+  return (*abstract, bases)
+
+
+@pytest.fixture
+def saved(learner, tmp_path):
+  records = _records(tmp_path, [])
+  assert records.save(40, *learner, PROGRESS, 1.5)
+  records.close(SAVE_S)
+  return tmp_path
+
+
+def test_everything_comes_back_to_the_bit(learner, saved):
+  found = _records(saved, []).restore(*_likes(learner))
+  assert found.progress == PROGRESS
+  there = (found.params, found.inner_state, found.bases)
+  assert jax.tree.structure(there) == jax.tree.structure(learner)
+  for mine, theirs in zip(jax.tree.leaves(learner), jax.tree.leaves(there)):
+    np.testing.assert_array_equal(mine, theirs, strict=True)
+
+
+def test_parameters_and_moments_lie_on_the_devices_again(learner, saved):
+  found = _records(saved, []).restore(*_likes(learner))
+  for leaf in jax.tree.leaves((found.params, found.inner_state)):
+    assert isinstance(leaf, jax.Array)
+  assert isinstance(found.bases[1]['norm'], np.ndarray)
+
+
+def test_the_next_step_is_that_of_a_learner_that_did_not_stop(learner, saved):
+  found = _records(saved, []).restore(*_likes(learner))
+  update = jax.jit(inner.make_inner().update)
+  params, state, _ = learner
+  mine = update(params, state, params)
+  theirs = update(found.params, found.inner_state, found.params)
+  for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs)):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_another_runs_checkpoint_is_refused_with_what_differs(learner, saved):
+  with pytest.raises(BrokenRecord, match=r'data: 3d here, 2e there$'):
+    _records(saved, [], data='3d').restore(*_likes(learner))
+
+
+def test_another_learners_checkpoint_is_refused(learner, saved):
+  with pytest.raises(BrokenRecord, match=r'learner: 1 here, 0 there$'):
+    _records(saved, [], learner=1).restore(*_likes(learner))
+
+
+def test_a_learner_without_a_checkpoint_restores_nothing(learner, tmp_path):
+  assert _records(tmp_path, []).restore(*_likes(learner)) is None

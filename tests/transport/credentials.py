@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests' own certificates and tokens, as a user would hold them."""
+
+import pathlib
+import shutil
+
+from diloco.transport import access
+
+CERTIFICATES = pathlib.Path(__file__).parent / 'certificates'
+NAME = 'diloco'  # In every certificate, beside 127.0.0.1.
+
+
+def copied(root: pathlib.Path, whose: str = 'ours') -> pathlib.Path:
+  """A private copy: git keeps no permissions, and keys must have them."""
+  folder = shutil.copytree(CERTIFICATES / whose, root / whose)
+  for secret in ('run.key', 'run.token'):
+    (folder / secret).chmod(0o600)
+  return folder
+
+
+def tls_files(folder: pathlib.Path, **changes) -> access.AccessFiles:
+  """mTLS; `changes` are other fields of `AccessFiles`."""
+  given = {
+    'tls_ca': str(folder / 'ca.pem'),
+    'tls_cert': str(folder / 'run.pem'),
+    'tls_key': str(folder / 'run.key'),
+  }
+  return access.AccessFiles(**{**given, **changes})
+
+
+def read(folder: pathlib.Path, **changes) -> access.Access:
+  """What a process with these files has, which listens and connects."""
+  files = tls_files(folder, **changes)
+  return access.read(files, serves=True, connects=True)
