@@ -27,10 +27,10 @@ from diloco.runtime.board import Board
 from diloco.runtime.global_model import GlobalModel, Outcome
 from diloco.runtime.inbox import Inbox
 from diloco.runtime.peers import Key, Peer, Peers
+from diloco.runtime.regaining import Regaining
 from diloco.runtime.silence import SilenceLimits
 from diloco.runtime.syncer_disk import SyncerDisk
 from diloco.runtime.tape import Tape, closing_line, line_of
-from diloco.runtime.tape_lines import Started
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.runtime.worker import Worker
 from diloco.transport import access as access_lib
@@ -76,21 +76,24 @@ class Syncing:
     self._model = GlobalModel(blueprint)
     self._board = Board(config)
     self._disk = SyncerDisk(blueprint, workdir, self._model, self._board)
-    self._found = self._disk.begin()
-    self._machine, self._ended = self._found.machine, self._found.ended
+    found = self._disk.begin()
+    self._machine, self._ended = found.machine, found.ended
     self._tape = Tape(workdir.tape)
-    if self._found.published:
-      self._tape.complete(self._found.published)
-    if self._machine.whole:
-      self._say_standing()
     self._inbox = Inbox(INBOX_MAX, SHARE_MAX)
+    self._regaining = Regaining(
+      blueprint,
+      self._model,
+      self._disk,
+      self._tape,
+      found,
+      self._pace,
+      tell=lambda event: self._inbox.tell((event, None)),
+    )
     self._keys: dict[Session, Key] = {}  # Changed by the sessions' threads.
     self._peers = Peers(ids=config.data.shards)
     self._handles = itertools.count(1)
     self._contributions: dict[tuple[int, int, int], Arrays] = {}
     self._outcomes: dict[int, Outcome] = {}  # By round.
-    # Lost fragments that came back: by (fragment, (learner, incarnation)).
-    self._taken: dict[tuple[int, Key], Arrays] = {}
     self._stop = threading.Event()
     self._pulls = concurrent.futures.ThreadPoolExecutor(
       max_workers=4 * config.protocol.learners, thread_name_prefix='pull'
@@ -99,19 +102,6 @@ class Syncing:
     self._closer = Worker('closer', INBOX_MAX, self._inbox.tell)
     self._control = ControlServer(
       bind, self._on_message, self._on_closed, access=access
-    )
-
-  def _say_standing(self):
-    """On the tape: what this process goes on with, once Θ is whole."""
-    ledger = self._machine.ledger()
-    self._tape.start(
-      Started(
-        closed_round=ledger.closed_round,
-        versions=ledger.versions,
-        crcs=self._model.crcs(),
-        outer_versions=self._found.versions,
-        outer_crcs=self._found.crcs,
-      )
     )
 
   @property
@@ -230,7 +220,7 @@ class Syncing:
       case syncer_io.TakeFragment():
         self._start_taking(effect)
       case syncer_io.Relabel():
-        self._relabel(effect)
+        self._regaining.relabel(effect, self._machine)
       case syncer_io.Retire():
         self._retire(effect)
       case syncer_io.Record():
@@ -370,37 +360,12 @@ class Syncing:
       (dict(enumerate(self._model.crcs())) | dict(lost_crcs)).values()
     )
 
-  def _relabel(self, effect: syncer_io.Relabel):
-    """What a learner gave, or else what is here, is Θ_p."""
-    p = effect.fragment
-    theta = effect.taken_of and self._taken[p, effect.taken_of]
-    self._model.go_on(p, effect.version, theta)
-    ledger = self._machine.ledger()
-    # The machine may know of two at once; here they become so in turn.
-    if self._machine.whole and self._model.versions() == ledger.versions:
-      self._taken.clear()
-      self._disk.commit(ledger, self._model.crcs())
-      self._disk.save(ledger)
-      self._say_standing()
-
   def _start_taking(self, effect: syncer_io.TakeFragment):
     peer = self._peers.get((effect.learner, effect.incarnation))
     if peer is not None:
-      self._pulls.submit(self._guarded, self._take, effect, peer.inlet)
-
-  def _take(self, effect: syncer_io.TakeFragment, inlet):
-    """On the pool: a learner's copy of a fragment that is lost here."""
-    p, session = effect.offered.fragment, (effect.learner, effect.incarnation)
-    try:
-      theta = contributions.pull_fragment(
-        effect.offered, effect.crc, inlet, self._blueprint, self._pace
+      self._pulls.submit(
+        self._guarded, self._regaining.take, effect, peer.inlet
       )
-    except (TransferFailed, contributions.Unusable) as error:
-      reason = f'{type(error).__name__}: {error}'
-      self._inbox.tell((syncer_io.FragmentFailed(p, *session, reason), None))
-      return
-    self._taken[p, session] = theta
-    self._inbox.tell((syncer_io.FragmentTaken(p, *session), None))
 
   def _serve(self, effect: syncer_io.Serve):
     logging.info(
