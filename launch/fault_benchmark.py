@@ -139,7 +139,7 @@ def main(argv) -> int:
       )
       config = dataclasses.replace(config, transport=transport)
       arguments.append(f'--config.transport.data_plane={given.data_plane}')
-    workdir, lock = occupy(pathlib.Path(root), given.overwrite)
+    workdir, lock, _ = occupy(pathlib.Path(root), given.overwrite)
   except ConfigError as error:
     flags.exit_config(error)
   console = rich.console.Console()

@@ -5,8 +5,10 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from diloco.config import RunConfig
 from diloco.config_values import ConfigError
-from diloco.metrics.workdir import learner_name
+from diloco.metrics.status import read_status
+from diloco.metrics.workdir import Workdir, learner_name
 
 FORM = 'kill learner N at FRACTION, or kill syncer at FRACTION'
 
@@ -37,6 +39,16 @@ def plan(faults: Sequence[str], learners: int) -> tuple[Kill, ...]:
   if problems:
     raise ConfigError(problems)
   return tuple(sorted(kills, key=lambda kill: (kill.fraction, kill.process)))
+
+
+def still_due(
+  kills: Sequence[Kill], config: RunConfig, workdir: Workdir
+) -> tuple[Kill, ...]:
+  """Those that a run which goes on has not come to yet."""
+  status = read_status(workdir.status)
+  step = status.step if status else 0
+  total_steps = config.protocol.total_steps
+  return tuple(kill for kill in kills if not kill.is_due(step, total_steps))
 
 
 def _parse(text: str, learners: int) -> Kill:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains on one machine: starts a syncer and M learners, keeps them alive.
 
+A run that was stopped goes on where the same command is given again.
+
   python -m launch.local --config=experiments/NAME.py --workdir=DIR \\
     [--config.a.b=c ...] [--overwrite] [--tls_ca=… --token_file=… …]
 
@@ -43,14 +45,19 @@ def main(argv) -> int:
       raise ConfigError(['--workdir: is missing, such as runs/first'])
     planned = faults.plan(config.faults, config.protocol.learners)
     address = free_address(config.transport.host, config.transport.port)
-    workdir, lock = occupy(pathlib.Path(given.workdir), given.overwrite)
+    root = pathlib.Path(given.workdir)
+    workdir, lock, goes_on = occupy(root, given.overwrite, config)
   except ConfigError as error:
     flags.exit_config(error)
   parts = program(
     config, flags.arguments(), workdir, address, flags.access_arguments()
   )
+  console = rich.console.Console()
+  if goes_on:
+    console.print(f'goes on with the run in {workdir.root}', highlight=False)
+    planned = faults.still_due(planned, config, workdir)
   with lock:
-    return session.run(config, parts, workdir, planned, rich.console.Console())
+    return session.run(config, parts, workdir, planned, console)
 
 
 if __name__ == '__main__':

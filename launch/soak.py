@@ -61,7 +61,7 @@ def main(argv) -> int:
           'step is counted'
         ]
       )
-    workdir, lock = occupy(pathlib.Path(given.workdir), given.overwrite)
+    workdir, lock, _ = occupy(pathlib.Path(given.workdir), given.overwrite)
   except ConfigError as error:
     flags.exit_config(error)
   console = rich.console.Console()

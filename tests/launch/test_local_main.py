@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m launch.local`: what it refuses before a process is started."""
 
+import dataclasses
 import fcntl
 import pathlib
 import socket
@@ -11,14 +12,16 @@ import pytest
 
 from diloco import config as configs
 from diloco.config_values import ConfigError
+from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
-from experiments import quickstart
+from experiments import quickstart, tests_tiny
 from launch import faults
 from launch.address import free_address
 from launch.folder import occupy
 from launch.program import program
 
-CONFIG = '--config=experiments/tests_tiny.py'
+FLAG = '--config=experiments/tests_tiny.py'
+CONFIG = configs.build(tests_tiny.get_config())
 
 
 def refused(*argv):
@@ -36,17 +39,13 @@ def refused(*argv):
 def test_a_mistake_ends_in_one_line(tmp_path):
   run = f'--workdir={tmp_path / "run"}'
   fault = "--config.faults=('kill learner 9 at 0.1',)"
-  assert refused(CONFIG) == (
-    'error: --workdir: is missing, such as runs/first\n'
-  )
-  assert refused(CONFIG, run, '--config.model.layer=3') == (
+  assert refused(FLAG) == ('error: --workdir: is missing, such as runs/first\n')
+  assert refused(FLAG, run, '--config.model.layer=3') == (
     'error: --config.model.layer=3: unknown key model.layer, did you mean '
     'model.layers?\n'
   )
-  assert refused(CONFIG, run, fault).endswith(
-    'learner 9 of 2, ids start at 0\n'
-  )
-  assert refused(CONFIG, run, 'more') == 'error: more: unexpected argument\n'
+  assert refused(FLAG, run, fault).endswith('learner 9 of 2, ids start at 0\n')
+  assert refused(FLAG, run, 'more') == 'error: more: unexpected argument\n'
   assert not (tmp_path / 'run').exists()
 
 
@@ -91,10 +90,11 @@ def test_the_program_of_a_run():
 
 
 def test_an_empty_or_absent_folder_is_taken(tmp_path):
-  workdir, lock = occupy(tmp_path / 'a' / 'b', overwrite=False)
+  workdir, lock, goes_on = occupy(tmp_path / 'a' / 'b', False, CONFIG)
+  assert not goes_on
   assert workdir.root.is_dir()
   lock.close()
-  occupy(tmp_path / 'a' / 'b', overwrite=False)[1].close()
+  occupy(tmp_path / 'a' / 'b', False, CONFIG)[1].close()
 
 
 def test_a_run_is_overwritten_only_when_asked(tmp_path):
@@ -102,9 +102,45 @@ def test_a_run_is_overwritten_only_when_asked(tmp_path):
   (tmp_path / 'logs' / 'syncer.log').write_text('x')
   (tmp_path / 'status.json').write_text('{}')
   with pytest.raises(ConfigError, match='--overwrite to remove that run'):
-    occupy(tmp_path, overwrite=False)
-  occupy(tmp_path, overwrite=True)[1].close()
+    occupy(tmp_path, False, CONFIG)
+  occupy(tmp_path, True, CONFIG)[1].close()
   assert [path.name for path in tmp_path.iterdir()] == ['lock']
+
+
+def _left(tmp_path, config):
+  """A folder as a launcher leaves it that was stopped."""
+  files.write_json(tmp_path / 'config.json', dataclasses.asdict(config))
+  (tmp_path / 'logs').mkdir()
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path):
+  _left(tmp_path, CONFIG)
+  _, lock, goes_on = occupy(tmp_path, False, CONFIG)
+  lock.close()
+  assert goes_on
+  assert (tmp_path / 'logs').is_dir()
+
+
+def test_what_may_differ_does_not_keep_a_run_from_going_on(tmp_path):
+  run = dataclasses.replace(CONFIG.run, restarts_max=99)
+  _left(tmp_path, dataclasses.replace(CONFIG, run=run))
+  _, lock, goes_on = occupy(tmp_path, False, CONFIG)
+  lock.close()
+  assert goes_on
+
+
+def test_another_run_is_named_by_what_differs(tmp_path):
+  inner = dataclasses.replace(CONFIG.inner, lr=0.5)
+  _left(tmp_path, dataclasses.replace(CONFIG, inner=inner))
+  with pytest.raises(ConfigError, match=r'inner\.lr: \S+ here, 0\.5 there'):
+    occupy(tmp_path, False, CONFIG)
+
+
+def test_a_run_that_is_over_does_not_go_on(tmp_path):
+  _left(tmp_path, CONFIG)
+  (tmp_path / 'summary.json').write_text('{}')
+  with pytest.raises(ConfigError, match='holds a run that is over'):
+    occupy(tmp_path, False, CONFIG)
 
 
 @pytest.mark.parametrize('overwrite', [False, True])
@@ -112,7 +148,7 @@ def test_a_folder_of_something_else_is_never_touched(tmp_path, overwrite):
   (tmp_path / 'logs').mkdir()
   (tmp_path / 'thesis.tex').write_text('x')
   with pytest.raises(ConfigError, match=r"holds 'thesis\.tex', which is not"):
-    occupy(tmp_path, overwrite)
+    occupy(tmp_path, overwrite, CONFIG)
   assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -120,14 +156,14 @@ def test_a_folder_in_use_is_refused(tmp_path):
   with (tmp_path / 'lock').open('ab') as other:
     fcntl.flock(other, fcntl.LOCK_EX)
     with pytest.raises(ConfigError, match='another launcher is running'):
-      occupy(tmp_path, overwrite=True)
+      occupy(tmp_path, True, CONFIG)
 
 
 def test_a_file_is_no_folder(tmp_path):
   path = tmp_path / 'x'
   path.write_text('')
   with pytest.raises(ConfigError, match='is a file, give a folder'):
-    occupy(path, overwrite=True)
+    occupy(path, True, CONFIG)
 
 
 def test_a_free_port_is_found():
