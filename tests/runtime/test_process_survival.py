@@ -92,7 +92,7 @@ def survived(tmp_path_factory):
 
     # Everybody, while nobody has the newest fragments on a disk.
     processes.until(
-      lambda: all(5 < _unsaved(processes, m) for m in (0, 1)),
+      lambda: all(_unsaved(processes, m) > 5 for m in (0, 1)),
       START_S,
       'both have trained on since they have saved',
     )
