@@ -190,12 +190,10 @@ class Run:
       thread.join(DEADLINE_S)
     late = [thread for thread in threads if thread.is_alive()]
     self.close()
-    if self._errors:
-      raise self._errors[0]
     assert not late, f'{len(late)} threads did not end in {DEADLINE_S} s'
 
   def close(self):
-    """Stops whatever still runs."""
+    """Stops whatever still runs; raises what any thread raised."""
     for each in self.learners:
       each.training.stop()
     self.syncing.stop()
@@ -205,6 +203,8 @@ class Run:
     for plane in self._planes:
       plane.close()
     self._quick.stop()
+    if self._errors:
+      raise self._errors[0]
 
   def until(self, holds: Callable[[], bool], what: str):
     """Waits until `holds()`; raises what any thread raised."""

@@ -174,7 +174,6 @@ def story(tmp_path_factory):
     run.until_merged(last)
   finally:
     run.close()
-  run.join()
   return told
 
 
