@@ -10,6 +10,7 @@ import dataclasses
 import pathlib
 import re
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -48,6 +49,7 @@ class Survived:
     started: lines of the syncer's tape before each of its later starts.
     notice: lines of the syncer's tape when learner 1 got its SIGTERM.
     stopped_step: that learner 1 had written by then.
+    took_s: from that to its exit.
     codes: exit codes, by what was ended.
     replay: of all that, done.
     diverged_code: exit code of the learner whose moments were spoilt.
@@ -58,6 +60,7 @@ class Survived:
   started: dict[str, int] = dataclasses.field(default_factory=dict)
   notice: int = 0
   stopped_step: int = 0
+  took_s: float = 0.0
   codes: dict[str, int] = dataclasses.field(default_factory=dict)
   replay: Running | None = None
   diverged_code: int | None = None
@@ -121,8 +124,10 @@ def survived(tmp_path_factory):
     # One learner, by SIGTERM.
     run.notice = len(run.tape)
     run.stopped_step = processes.steps(1)[-1]['step']
+    began_s = time.monotonic()
     learners[1].send(signal.SIGTERM)
     run.codes['one'] = processes.exit_code(learners[1])
+    run.took_s = time.monotonic() - began_s
     processes.until_merged(0)
     learners[1] = processes.learner(1, name='learner-1-last')
     processes.until_merged(1)
@@ -323,6 +328,10 @@ def test_one_that_is_stopped_hands_in_its_last_steps(survived):
   last = [s for s in shares if process_of(s['incarnation']) == process]
   assert 1 in leaving
   assert max(s['step'] for s in last) > survived.stopped_step
+
+
+def test_one_that_is_stopped_is_gone_within_its_notice(survived):
+  assert survived.took_s < NOTICE_S
 
 
 def test_one_that_was_stopped_goes_on_at_its_position(survived):
