@@ -7,11 +7,15 @@ the machine is free for what starts, and the replay takes little.
 """
 
 import dataclasses
+import pathlib
 import re
 import signal
+import time
 
+import numpy as np
 import pytest
 
+from diloco.checkpoint import checkpoints
 from diloco.metrics.workdir import learner_name
 from diloco.metrics.writer import read_jsonl
 from diloco.runtime.incarnation import process_of
@@ -22,6 +26,7 @@ FLOOR_S = 0.04  # Of a step.
 SAVE_STEPS = 20
 NOTICE_S = 20.0
 IN_FLIGHT = 3  # Reports that a killed process may not have got rid of.
+DIVERGED = 'learner-0-diverged'
 STOPPED = 128 + signal.SIGTERM
 
 OVERRIDES = (
@@ -42,9 +47,12 @@ class Survived:
     processes: all of them; what they wrote is complete.
     steps: of learner 1, when it was killed alone.
     started: lines of the syncer's tape before each of its later starts.
-    notices: lines of the syncer's tape when learner 1 got its SIGTERM.
+    notice: lines of the syncer's tape when learner 1 got its SIGTERM.
     stopped_step: that learner 1 had written by then.
+    took_s: from that to its exit.
     codes: exit codes, by what was ended.
+    replay: of all that, done.
+    diverged_code: exit code of the learner whose moments were spoilt.
   """
 
   processes: Processes
@@ -52,7 +60,10 @@ class Survived:
   started: dict[str, int] = dataclasses.field(default_factory=dict)
   notice: int = 0
   stopped_step: int = 0
+  took_s: float = 0.0
   codes: dict[str, int] = dataclasses.field(default_factory=dict)
+  replay: Running | None = None
+  diverged_code: int | None = None
 
   @property
   def tape(self) -> list[dict]:
@@ -113,13 +124,53 @@ def survived(tmp_path_factory):
     # One learner, by SIGTERM.
     run.notice = len(run.tape)
     run.stopped_step = processes.steps(1)[-1]['step']
+    began_s = time.monotonic()
     learners[1].send(signal.SIGTERM)
     run.codes['one'] = processes.exit_code(learners[1])
+    run.took_s = time.monotonic() - began_s
     processes.until_merged(0)
     learners[1] = processes.learner(1, name='learner-1-last')
     processes.until_merged(1)
     _stop_all(run, 'end', [*learners, syncer])
+    run.replay = processes.start_without_config('replay', 'diloco.replay')
+    processes.exit_code(run.replay)
     yield run
+
+
+@pytest.fixture(scope='module')
+def diverged(survived):
+  """Learner 0's checkpoint is of no use; learner 1's goes to two devices."""
+  processes = survived.processes
+  _spoil(processes.workdir.checkpoints('learner-0'))
+  processes.syncer(name='syncer-diverged')
+  learner = processes.learner(0, name=DIVERGED)
+  survived.diverged_code = processes.exit_code(learner)
+  processes.learner(
+    1,
+    'mesh.fsdp=2',
+    name='learner-1-mesh',
+    environment={'JAX_NUM_CPU_DEVICES': '2'},
+  )
+  processes.until_merged(1)
+  processes.learner(0, name='learner-0-clean')
+  processes.until_merged(0)
+  return survived
+
+
+def _spoil(folder: pathlib.Path):
+  """A newer checkpoint, whole and sound, whose moments are not numbers."""
+  store = checkpoints.Checkpoints(folder, 2, 0, print)
+  newest = folder / str(store.newest_step)
+  text = checkpoints._read_text(newest)
+  arrays = {
+    name: array * np.float32(np.nan)
+    if name.startswith('inner_state/') and array.dtype == np.float32
+    else array
+    for name, array in checkpoints._read_arrays(newest, text['arrays']).items()
+  }
+  assert store.save(store.newest_step + 1, arrays, text['meta'], None)
+  store.close(START_S)
+  assert store.failed == 0
 
 
 def _until_both_merged(processes: Processes):
@@ -279,6 +330,10 @@ def test_one_that_is_stopped_hands_in_its_last_steps(survived):
   assert max(s['step'] for s in last) > survived.stopped_step
 
 
+def test_one_that_is_stopped_is_gone_within_its_notice(survived):
+  assert survived.took_s < NOTICE_S
+
+
 def test_one_that_was_stopped_goes_on_at_its_position(survived):
   before, again = survived.begins(1)[-2:]
   [cease] = [
@@ -306,12 +361,33 @@ def test_silence_limits_stand_in_the_log(survived):
 
 
 def test_all_of_it_is_replayed_to_the_same_bytes(survived):
-  processes = survived.processes
-  replay = processes.start_without_config('replay', 'diloco.replay')
-  assert processes.exit_code(replay) == 0, processes.tails()
+  replay = survived.replay
+  assert replay.exit_code == 0, survived.processes.tails()
   assert 'every round has the CRC of the run' in replay.output
   sources = {b['source']['kind'] for m in (0, 1) for b in survived.begins(m)}
   assert sources == {'seed', 'peer', 'checkpoint'}
+
+
+# Diverged, and another mesh -------------------------------------------------
+
+
+def test_a_diverged_learner_leaves_by_itself(diverged):
+  assert diverged.diverged_code == 1
+  assert re.search(r'left: loss nan at step \d+', _log(diverged, DIVERGED))
+
+
+def test_it_comes_back_clean_through_a_peer(diverged):
+  begin = diverged.begins(0)[-1]
+  assert (begin['source']['kind'], begin['source']['learner']) == ('peer', 1)
+  losses = [line['train/loss'] for line in diverged.processes.steps(0)]
+  assert np.isfinite(losses).all()
+
+
+def test_a_checkpoint_goes_on_on_another_mesh(diverged):
+  before, begin = diverged.begins(1)[-2:]
+  assert (before['machine']['fsdp'], begin['machine']['fsdp']) == (1, 2)
+  assert begin['source']['kind'] == 'checkpoint'
+  assert begin['source']['process'] == before['process']
 
 
 def _log(survived: Survived, name: str) -> str:
