@@ -170,6 +170,11 @@ class Processes:
     self._address = found[1] if found else None
     return found is not None
 
+  @property
+  def address(self) -> str:
+    """host:port of the syncer."""
+    return self._address
+
   # Watching -----------------------------------------------------------------
 
   def until(self, holds: Callable[[], bool], deadline_s: float, what: str):

@@ -19,6 +19,7 @@ from diloco.checkpoint import checkpoints
 from diloco.metrics.workdir import learner_name
 from diloco.metrics.writer import read_jsonl
 from diloco.runtime.incarnation import process_of
+from tests.runtime.gate import Gate
 from tests.runtime.processes import ENDLESS, START_S, Processes, Running
 
 FRAGMENTS = 2  # P of the tiny configuration.
@@ -27,6 +28,7 @@ SAVE_STEPS = 20
 NOTICE_S = 20.0
 IN_FLIGHT = 3  # Reports that a killed process may not have got rid of.
 DIVERGED = 'learner-0-diverged'
+CLEAN = 'learner-0-clean'
 STOPPED = 128 + signal.SIGTERM
 
 OVERRIDES = (
@@ -53,6 +55,7 @@ class Survived:
     codes: exit codes, by what was ended.
     replay: of all that, done.
     diverged_code: exit code of the learner whose moments were spoilt.
+    asked: lines of the syncer's tape before a donor was asked that died.
   """
 
   processes: Processes
@@ -64,6 +67,7 @@ class Survived:
   codes: dict[str, int] = dataclasses.field(default_factory=dict)
   replay: Running | None = None
   diverged_code: int | None = None
+  asked: int = 0
 
   @property
   def tape(self) -> list[dict]:
@@ -139,20 +143,41 @@ def survived(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def diverged(survived):
-  """Learner 0's checkpoint is of no use; learner 1's goes to two devices."""
+  """Learner 0's checkpoint is of no use, learner 1's goes to two devices.
+
+  Learner 2 joins, which the run has not seen. Learner 0 comes back while
+  learner 1, which is asked for its state, dies of SIGKILL.
+  """
   processes = survived.processes
   _spoil(processes.workdir.checkpoints('learner-0'))
   processes.syncer(name='syncer-diverged')
   learner = processes.learner(0, name=DIVERGED)
   survived.diverged_code = processes.exit_code(learner)
-  processes.learner(
+  mesh = processes.learner(
     1,
     'mesh.fsdp=2',
     name='learner-1-mesh',
     environment={'JAX_NUM_CPU_DEVICES': '2'},
   )
   processes.until_merged(1)
-  processes.learner(0, name='learner-0-clean')
+
+  # A third id. Learner 0 is held until its donor can't answer, and dies.
+  processes.learner(2)
+  gate = Gate(processes.address)
+  processes.learner(0, name=CLEAN, flags=(f'--syncer={gate.address}',))
+  processes.until_merged(2)
+  processes.until(gate.reached.is_set, START_S, f'{CLEAN} connects')
+  mesh.send(signal.SIGSTOP)
+  survived.asked = len(survived.tape)
+  gate.open()
+  processes.until(
+    lambda: (
+      'donor' in [line['kind'] for line in survived.tape[survived.asked :]]
+    ),
+    START_S,
+    'learner 1 is asked for its state',
+  )
+  mesh.end()
   processes.until_merged(0)
   return survived
 
@@ -377,10 +402,25 @@ def test_a_diverged_learner_leaves_by_itself(diverged):
 
 
 def test_it_comes_back_clean_through_a_peer(diverged):
-  begin = diverged.begins(0)[-1]
-  assert (begin['source']['kind'], begin['source']['learner']) == ('peer', 1)
+  assert diverged.begins(0)[-1]['source']['kind'] == 'peer'
   losses = [line['train/loss'] for line in diverged.processes.steps(0)]
   assert np.isfinite(losses).all()
+
+
+def test_where_a_donor_is_killed_another_is_asked(diverged):
+  asked = [
+    line['reason']
+    for line in diverged.tape[diverged.asked :]
+    if line['kind'] == 'donor'
+  ]
+  assert asked == [f'learner {m} is asked for its state' for m in (1, 2)]
+  assert diverged.begins(0)[-1]['source']['learner'] == 2
+
+
+def test_an_id_that_the_run_had_not_seen_is_taken_in(diverged):
+  [begin] = diverged.begins(2)
+  assert (begin['step'], begin['position']) == (0, 0)
+  assert (begin['source']['kind'], begin['source']['learner']) == ('peer', 1)
 
 
 def test_a_checkpoint_goes_on_on_another_mesh(diverged):
