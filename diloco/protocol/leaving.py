@@ -21,13 +21,14 @@ def on_stop(core: Core, event: learner_io.Stop):
 def leave_in_time(core: Core):
   """Leaves once the last offer was used, or can't be, or time is up."""
   state = core.state
-  if state.leave_at_s is None or state.left or state.done:
+  if state.leave_at_s is None or state.left:
     return
   offered = max(
     f.offered_round if f.offered_step is not None else 0
     for f in state.fragments
   )
-  handed_in = state.ceased and state.last_round is None
+  # At the end of the run it goes with the others, if that comes in time.
+  handed_in = state.ceased and state.last_round is None and not state.done
   waits = state.connected and offered > state.closed_known
   if (handed_in and not waits) or state.now >= state.leave_at_s:
     _leave(core, 'stopped')

@@ -34,6 +34,13 @@ class Onlooker(Watch):
     # Of each process and fragment, the own step up to which it was merged.
     self._merged_to: dict[tuple[object, int], int] = {}
 
+  def _check_tick(self, event, machine, now: float):
+    """A driver would wake the machine up again and again."""
+    if isinstance(event, syncer_io.Tick | learner_io.Tick):
+      deadline = machine.deadline()
+      late = deadline is not None and deadline <= now
+      hold(not late, '8: a tick that changes nothing', (deadline, now))
+
   # The syncer ---------------------------------------------------------------
 
   def syncer_started(self, syncer):
@@ -59,6 +66,7 @@ class Onlooker(Watch):
     self.events += 1
     snapshot = syncer.machine.snapshot()
     self._invariants.check(event, effects, snapshot)
+    self._check_tick(event, syncer.machine, snapshot.now)
     match event:
       case syncer_io.Heard(message=messages.Report(position=position)):
         member = dict(snapshot.members).get(event.learner)
@@ -114,6 +122,8 @@ class Onlooker(Watch):
       hold(not process.machine.waiting, '4: the loop waits', process.id)
     self._check_host(process)
     self._check_bounds(process)
+    now = process.machine.snapshot().now
+    self._check_tick(event, process.machine, now)
 
   def _check_same_bytes(self, process):
     """5: at the first step, what both hold is the same."""

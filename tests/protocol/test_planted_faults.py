@@ -10,6 +10,7 @@ from diloco.protocol import (
   closing,
   donating,
   joining,
+  leaving,
   messages,
   receiving,
   recovery,
@@ -207,7 +208,18 @@ def _keeps_every_offer(patch):
   patch.setattr(Member, 'with_offer', with_offer)
 
 
+def _stays_after_its_time(patch):
+  original = leaving.leave_in_time
+
+  def leave_in_time(core):
+    if not core.state.done:
+      original(core)
+
+  patch.setattr(leaving, 'leave_in_time', leave_in_time)
+
+
 RARE = {
+  _stays_after_its_time: 2985,
   _believes_in_its_own_bytes: 129,
   _lets_the_quarantined_in: 718,
   _forgets_who_refused_to_be_merged: 57,
@@ -231,6 +243,7 @@ RARE = {
     (_counts_tokens_from_the_start, '6: merged, not trained'),
     (_waits_for_the_silent, '7: silent and still here'),
     (_forgets_who_refused_to_be_merged, '7: no progress'),
+    (_stays_after_its_time, '8: a tick that changes nothing'),
     (_retires_nothing, '8: offers of learner'),
     (_keeps_every_offer, '8: offers of'),
     (_keeps_donations, '8: donations'),
