@@ -29,10 +29,15 @@ def on_donation_over(core: Core, message: messages.DonationOver):
 
 
 def donate(core: Core):
-  """At a boundary: at most one copy, for the first that it can serve."""
-  bases = [f.base for f in core.state.fragments]
+  """At a boundary: at most one copy, for the first that it can serve.
+
+  Not while its own bytes of a version are other than the syncer's.
+  """
+  fragments = core.state.fragments
+  if any(f.unlike for f in fragments):
+    return
   for donation in core.state.donations:
-    if all(b >= v for b, v in zip(bases, donation.versions)):
+    if all(f.base >= v for f, v in zip(fragments, donation.versions)):
       rest = tuple(d for d in core.state.donations if d is not donation)
       core.set(donations=rest)
       core.effects.append(

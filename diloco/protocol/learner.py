@@ -143,7 +143,7 @@ class Learner:
   def _on_disconnected(self, event: learner_io.Disconnected):
     """Offers die with the session; training goes on."""
     self._core.set(
-      connected=False, again_round=0, fetched=(), seeking=False, donations=()
+      connected=False, again_rounds=(), fetched=(), seeking=False, donations=()
     )
     self._core.effects.append(learner_io.Forget(None))
     for p in range(self._core.config.fragments):
@@ -184,7 +184,8 @@ class Learner:
       case messages.Retired():
         self._core.effects.append(learner_io.Forget(message.handles))
       case messages.OfferAgain():
-        self._core.set(again_round=message.round)
+        rounds = {*self._core.state.again_rounds, message.round}
+        self._core.set(again_rounds=tuple(sorted(rounds)))
       case messages.Finish():
         self._core.set(last_round=message.last_round)
         if self._core.state.connected and not self._core.state.settled:
@@ -278,7 +279,7 @@ class Learner:
       self._hand_in()
     elif self._core.state.leave_at_s is not None:
       self._leave_at_boundary()
-    elif self._core.state.again_round:
+    elif self._core.state.again_rounds:
       self._offer()
     self._core.set(parked=not self._core.state.ceased and self._awaits_update())
 
@@ -297,12 +298,8 @@ class Learner:
     state = self._core.state
     if not state.connected:
       return
-    if state.again_round > state.closed_known:
-      if self._snapshot(state.again_round):
-        self._core.set(again_round=0)
-        return
-    else:
-      self._core.set(again_round=0)
+    if self._offer_again():
+      return
     choice = next_offer(
       Standing(
         step=state.step,
@@ -319,6 +316,14 @@ class Learner:
       return
     if not choice.refresh:
       self._core.set(last_offered=choice.round, offered_at_step=state.step)
+
+  def _offer_again(self) -> bool:
+    """The oldest that is asked for and can be made; the others wait."""
+    closed = self._core.state.closed_known
+    rounds = [r for r in self._core.state.again_rounds if r > closed]
+    made = next((r for r in rounds if self._snapshot(r)), None)
+    self._core.set(again_rounds=tuple(r for r in rounds if r != made))
+    return made is not None
 
   def _keeps_offer(self, choice: NextOffer) -> bool:
     """With carry, what counts as taken is the *newest* snapshot: the older

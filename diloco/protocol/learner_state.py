@@ -76,7 +76,7 @@ class State:
   last_offered: int = 0
   offered_at_step: int = 0
   lead: int = 0
-  again_round: int = 0  # To be offered again, if it is still open.
+  again_rounds: tuple[int, ...] = ()  # To be offered again, ascending.
   global_step: int = 0  # t at the last update, plus own steps since.
   donations: tuple[Donation, ...] = ()
   leave_at_s: float | None = None  # Set by `Stop`.
