@@ -3,22 +3,29 @@
 
 from absl import logging
 
+from diloco.protocol import messages
+from diloco.protocol.syncer import Syncer
+
 TELL_FACTOR = 2.0  # A limit that changed by less is not worth a line.
 
 
 class SilenceLimits:
-  """What the log has of them, by learner; for one thread."""
+  """What the log has of them, by learner; for one thread.
 
-  def __init__(self):
+  Args:
+    machine: knows the limits.
+  """
+
+  def __init__(self, machine: Syncer):
+    self._machine = machine
     self._told_s: dict[int, float] = {}
 
-  def note(self, learner: int, limit_s: float | None):
-    """A learner has reported a step.
-
-    Args:
-      learner: the id.
-      limit_s: of its session; None: it has none any more.
-    """
+  def note_event(self, event):
+    """An event that the machine has absorbed; steps change its limits."""
+    if not isinstance(getattr(event, 'message', None), messages.Report):
+      return
+    learner = event.learner
+    limit_s = self._machine.silence_max_s(learner)
     told_s = self._told_s.get(learner, 0.0)
     if limit_s is None or 1 / TELL_FACTOR <= told_s / limit_s <= TELL_FACTOR:
       return

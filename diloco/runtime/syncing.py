@@ -72,12 +72,12 @@ class Syncing:
     self._plane = plane
     self._workdir = workdir
     self._pace = TransferPace(config.protocol.patience)
-    self._silence = SilenceLimits()
     self._model = GlobalModel(blueprint)
     self._board = Board(config)
     self._disk = SyncerDisk(blueprint, workdir, self._model, self._board)
     found = self._disk.begin()
     self._machine, self._ended = found.machine, found.ended
+    self._silence = SilenceLimits(self._machine)
     self._tape = Tape(workdir.tape)
     self._inbox = Inbox(INBOX_MAX, SHARE_MAX)
     self._regaining = Regaining(
@@ -180,9 +180,7 @@ class Syncing:
       return
     effects = self._machine.handle(event, time.monotonic())
     self._board.note_event(event)
-    if isinstance(getattr(event, 'message', None), messages.Report):
-      limit_s = self._machine.silence_max_s(event.learner)
-      self._silence.note(event.learner, limit_s)
+    self._silence.note_event(event)
     for effect in effects:
       self._perform(effect)
       self._board.note_effect(effect)

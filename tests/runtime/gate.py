@@ -40,7 +40,11 @@ class Gate:
   def _carry(self, near: socket.socket):
     self.reached.set()
     self._open.wait()
-    far = socket.create_connection(self._target)
+    try:
+      far = socket.create_connection(self._target)
+    except OSError:
+      near.close()  # As if it had been refused here.
+      return
     for pair in ((near, far), (far, near)):
       threading.Thread(target=self._pump, args=pair, daemon=True).start()
 
