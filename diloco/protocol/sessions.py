@@ -363,11 +363,21 @@ def excuse_silence(state: State, away_s: float):
 
   Where that is far more than from one look to the next, the syncer itself was
   away (stopped, swapped out). It must not take its own absence for the
-  learners': what they said in the meantime is still unread.
+  learners': what they said in the meantime is still unread, and so may be the
+  bytes that it was pulling.
   """
-  if away_s > 2 * patience.look_s(state.config.patience):
-    for learner in list(state.members):
-      state.change(learner, heard_s=state.now)
+  if away_s <= 2 * patience.look_s(state.config.patience):
+    return
+  for learner in list(state.members):
+    state.change(learner, heard_s=state.now)
+  for round_ in list(state.rounds.values()):
+    if round_.stage is Stage.PULLING:
+      state.put(
+        round_,
+        due_s=round_.due_s + away_s,
+        quorum_at_s=round_.quorum_at_s + away_s,
+        pull_began_s=round_.pull_began_s + away_s,
+      )
 
 
 def finish_message(state: State) -> messages.Finish:

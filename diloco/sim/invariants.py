@@ -202,7 +202,8 @@ class Invariants:
       fact = clock <= max(snapshot.step, most, due)
       hold(fact, f'3: the clock of learner {learner}', (before, event, clock))
     if snapshot.step > self._step and not self._is_told(event):
-      most = max([*clocks.values(), *self._clocks.values()], default=0)
+      reported = [c + said.get(m, 0) for m, c in self._clocks.items()]
+      most = max([*clocks.values(), *reported], default=0)
       hold(snapshot.step <= most, '3: t is ahead of every clock', snapshot)
     self._step = snapshot.step
     for learner in self._clocks.keys() - clocks.keys():
