@@ -147,7 +147,8 @@ def on_handed_in(state: State, learner: int):
     break_off(state, learner, 'hands in before it was ready')
     return
   state.change(learner, handed_in=True)
-  if not state.finishing:
+  if not state.finishing and state.knows_less:
+    # Believed only then: whoever says so later would end the run for all.
     state.pace.at_least(state.config.total_steps)
 
 

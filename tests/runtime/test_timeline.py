@@ -49,7 +49,9 @@ def _greet(time_s, learner, process, step, position):
   incarnation = incarnation_of(process, 1)
   return taped.line(
     time_s,
-    syncer_io.Greet(learner, incarnation, step, 0, (0, 0), position, ()),
+    syncer_io.Greet(
+      learner, incarnation, step, 0, (0, 0), position, (), False, ()
+    ),
   )
 
 

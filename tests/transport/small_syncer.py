@@ -87,7 +87,9 @@ class Judge:
         match effect:
           case syncer_io.Pull():
             key = effect.round, effect.learner, effect.incarnation
-            events.append(syncer_io.Pulled(*key, 1.0))
+            # Per √step all alike, whatever number of steps is claimed.
+            norm = max(effect.offer.c_steps, 1) ** 0.5
+            events.append(syncer_io.Pulled(*key, norm))
           case syncer_io.Merge():
             events.append(syncer_io.Merged(effect.round))
           case syncer_io.Publish():
