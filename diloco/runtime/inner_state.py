@@ -21,13 +21,14 @@ def size_bytes(like) -> int:
 def to_chunks(state) -> list[np.ndarray]:
   """All leaves, in the pytree's order, cut into uint8 payloads.
 
-  The bits count: nothing is converted.
+  The bits count: nothing is converted. None for a state of no bytes, such as
+  that of SGD without momentum.
   """
   leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
-  whole = np.concatenate(
+  whole = _joined(
     [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in leaves]
   )
-  starts = range(0, max(whole.size, 1), CHUNK_BYTES_MAX)
+  starts = range(0, whole.size, CHUNK_BYTES_MAX)
   return [whole[start : start + CHUNK_BYTES_MAX] for start in starts]
 
 
@@ -37,7 +38,7 @@ def from_chunks(chunks: Sequence[np.ndarray], like):
   Raises:
     ValueError: it is not as many bytes.
   """
-  whole = np.concatenate(list(chunks))
+  whole = _joined(chunks)
   if whole.size != size_bytes(like):
     raise ValueError(
       f'{whole.size} bytes of inner state, this learner has {size_bytes(like)}'
@@ -50,6 +51,10 @@ def from_chunks(chunks: Sequence[np.ndarray], like):
     arrays.append(part)
     start = stop
   return structure.unflatten(arrays)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+  return np.concatenate([np.empty(0, np.uint8), *parts])
 
 
 def is_finite(state) -> bool:
