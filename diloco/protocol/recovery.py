@@ -62,6 +62,7 @@ def adopt(state: State, hello: messages.Hello):
   # That round was due: else nothing would be for as long as all this took.
   state.pace.at_least(closed * state.config.spacing_steps)
   state.last_round = state.finish_at_s = state.give_up_lost_s = None
+  state.were_live = frozenset()  # Of an old ledger: it does not know who.
   for p, version in enumerate(state.versions):
     if version > before[p]:
       lost = state.lost.get(p)
@@ -79,6 +80,7 @@ def ask(state: State):
     floor_s = patience.silence_floor_s(state.config.patience)
     state.give_up_lost_s = state.now + floor_s
   late = state.give_up_lost_s is not None and state.now >= state.give_up_lost_s
+  late = late or _all_are_here(state)
   for p, lost in sorted(state.lost.items()):
     if lost.asked is not None:
       continue
@@ -93,6 +95,15 @@ def ask(state: State):
       state.send(holders[0][0], request)
     elif late:
       _go_on_with_less(state, p, f'{lost.held}', None)
+
+
+def _all_are_here(state: State) -> bool:
+  """Whether everybody who could have the last versions has joined again.
+
+  An update that was recorded but never reached a learner is nobody's: to wait
+  for it would hold up the run for nothing.
+  """
+  return bool(state.were_live) and state.were_live <= state.members.keys()
 
 
 def _holders(

@@ -46,6 +46,7 @@ class Snapshot:
   lost: tuple[tuple[int, LostFragment], ...]
   give_up_lost_s: float | None
   knows_less: bool
+  were_live: frozenset[int]
   last_round: int | None
   finish_at_s: float | None
   ended: bool
@@ -92,6 +93,7 @@ class State:
     # whether learners may know of later rounds than it does.
     self.lost: dict[int, LostFragment] = {}
     self.give_up_lost_s: float | None = None
+    self.were_live: frozenset[int] = frozenset()  # At the ledger's close.
     self.knows_less = True  # Until its own first merge.
     self.last_round: int | None = None  # Set once the run is finishing.
     self.finish_at_s: float | None = None
@@ -116,6 +118,7 @@ class State:
       lost=tuple(sorted(self.lost.items())),
       give_up_lost_s=self.give_up_lost_s,
       knows_less=self.knows_less,
+      were_live=self.were_live,
       last_round=self.last_round,
       finish_at_s=self.finish_at_s,
       ended=self.ended,
@@ -137,6 +140,7 @@ class State:
     self.lost = dict(snapshot.lost)
     self.give_up_lost_s = snapshot.give_up_lost_s
     self.knows_less = snapshot.knows_less
+    self.were_live = snapshot.were_live
     self.last_round = snapshot.last_round
     self.finish_at_s = snapshot.finish_at_s
     self.ended = snapshot.ended
@@ -158,6 +162,7 @@ class State:
     """Goes on where another process left off; everyone has to join again."""
     self.pace = PaceClock(ledger.step)
     self.left_clocks = dict(ledger.clocks)
+    self.were_live = frozenset(self.left_clocks)
     self.closed_round = ledger.closed_round
     self.versions = list(ledger.versions)
     self.accounts = dict(ledger.accounts)
