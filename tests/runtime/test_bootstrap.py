@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from diloco.metrics.workdir import learner_name
 from diloco.metrics.writer import read_jsonl
 from diloco.protocol import messages, syncer_io
 from diloco.transport.faulty import Faults
@@ -154,6 +155,12 @@ def story(tmp_path_factory):
     end(dies)
     again = start('again', 1)
     run.until_merged(again)
+
+    saved = run.workdir.checkpoints(learner_name(donor.learner))
+    run.until(
+      lambda: any(path.name.isdecimal() for path in saved.glob('*')),
+      'the donor has a checkpoint',
+    )
 
     # One that nobody knew joins; the donor that is asked first, dies.
     plane = DyingDonor(run.plane(7), donor.kill)
