@@ -141,7 +141,8 @@ def on_handed_in(state: State, learner: int):
   """It makes no more steps: it was told to finish.
 
   By a syncer before this one, if this one has not: the run had come to its
-  last step, though the ledger of the last close does not say so.
+  last step, though the ledger of the last close does not say so. Once this
+  process has merged, its own count says when that is.
   """
   if not state.members[learner].ready:
     break_off(state, learner, 'hands in before it was ready')
