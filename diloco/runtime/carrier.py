@@ -13,6 +13,7 @@ from absl import logging
 from diloco.numerics import payload
 from diloco.protocol import learner_io, messages
 from diloco.runtime import contributions, donations
+from diloco.runtime.announced import why_unfit
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.host_copy import HostCopy, Mismatch
@@ -151,9 +152,11 @@ class Carrier:
   def _pull(self, message, take_in, codec, inlet) -> learner_io.Event:
     p, version = message.fragment, message.version
     try:
-      self._check(message.payload, p, codec)
-      if inlet is None:
-        raise Mismatch('the session has ended')
+      reason = why_unfit(message.payload, p, codec, self._blueprint.layout)
+      if reason is None and inlet is None:
+        reason = 'the session has ended'
+      if reason is not None:
+        raise Mismatch(reason)
       data = self._pace.pull(inlet, message.payload)
       take_in(p, version, data, message.crc)
     except (TransferFailed, Mismatch) as error:
@@ -201,13 +204,3 @@ class Carrier:
     device = self._device.put_fragment(fragment, held.theta)
     arrived = Arrived(held.theta, device, held.crc)
     self._arrived[fragment, held.version] = arrived
-
-  def _check(self, found: messages.Payload, fragment: int, codec):
-    """Before a byte is pulled."""
-    pieces = self._blueprint.layout.fragments[fragment]
-    nbytes = payload.payload_bytes(pieces, codec)
-    if (found.codec, found.nbytes) != (codec.name, nbytes):
-      raise Mismatch(
-        f'{found.nbytes} bytes of {found.codec} are announced, fragment '
-        f'{fragment} takes {nbytes} of {codec.name}'
-      )

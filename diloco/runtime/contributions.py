@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An outer gradient: made bytes at the learner, checked at the syncer."""
+"""What a learner offers the syncer: made bytes there, checked here."""
 
 import math
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from diloco.numerics import payload
 from diloco.numerics.codec import Codec
 from diloco.numerics.fragments import Pieces
 from diloco.protocol import messages
+from diloco.runtime.announced import why_unfit
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.transport.interface import Inlet
@@ -49,12 +50,9 @@ def pull_fragment(
   """
   pieces = blueprint.layout.fragments[offered.fragment]
   found, full = offered.payload, blueprint.full
-  expected = payload.payload_bytes(pieces, full)
-  if (found.codec, found.nbytes) != (full.name, expected):
-    raise Unusable(
-      f'{found.nbytes} bytes of {found.codec} are offered, fragment '
-      f'{offered.fragment} takes {expected} of {full.name}'
-    )
+  reason = why_unfit(found, offered.fragment, full, blueprint.layout)
+  if reason is not None:
+    raise Unusable(reason)
   theta = payload.decode(pace.pull(inlet, found), pieces, full)
   if payload.crc(theta, pieces) != crc:
     raise Unusable(
@@ -76,14 +74,10 @@ def pull(
   """
   codec = blueprint.up
   pieces = blueprint.layout.fragments[offer.fragment]
-  expected = payload.payload_bytes(pieces, codec)
-  found = offer.payload
-  if (found.codec, found.nbytes) != (codec.name, expected):
-    raise Unusable(
-      f'{found.nbytes} bytes of {found.codec} are offered, fragment '
-      f'{offer.fragment} takes {expected} of {codec.name}'
-    )
-  v = payload.decode(pace.pull(inlet, found), pieces, codec)
+  reason = why_unfit(offer.payload, offer.fragment, codec, blueprint.layout)
+  if reason is not None:
+    raise Unusable(reason)
+  v = payload.decode(pace.pull(inlet, offer.payload), pieces, codec)
   if not payload.is_finite(v):
     raise Unusable('not finite')
   largest = max(float(np.abs(array).max()) for array in v.values())

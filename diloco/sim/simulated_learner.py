@@ -6,6 +6,7 @@ from collections.abc import Callable
 from diloco.protocol import learner_io, messages
 from diloco.protocol.joining import Start
 from diloco.protocol.learner import Learner
+from diloco.sim.alarm import Alarm
 from diloco.sim.contents import (
   FINGERPRINTS,
   RUN,
@@ -52,7 +53,12 @@ class SimulatedLearner:
     self._unread: list[Callable[[], None]] = []  # While it is stopped.
     self._encoded_at_s = 0.0  # When the encoding thread is free.
     self._pulled_at_s = 0.0  # When the pulling thread is.
-    self._wake_at_s: float | None = None
+    self._alarm = Alarm(
+      cluster.sim,
+      lambda: None if self.gone else self.machine.deadline(),
+      lambda: self.handle(learner_io.Tick()),
+      self.when_it_runs,
+    )
     self._stepping = False
 
   # The process --------------------------------------------------------------
@@ -110,28 +116,8 @@ class SimulatedLearner:
     self._cluster.watch.at_learner(self, event, effects)
     for effect in effects:
       self._perform(effect)
-    self._wake_in_time()
+    self._alarm.set()
     self._go_on()
-
-  def _wake_in_time(self):
-    deadline = self.machine.deadline()
-    if deadline is None or self.gone:
-      return
-    if self._wake_at_s is None or deadline < self._wake_at_s:
-      self._wake_at_s = max(deadline, self._cluster.sim.now)
-      self._cluster.sim.at(
-        self._wake_at_s, lambda: self.when_it_runs(self._tick)
-      )
-
-  def _tick(self):
-    if self._wake_at_s is None or self._wake_at_s > self._cluster.sim.now:
-      return  # An earlier one has come and set another.
-    self._wake_at_s = None
-    deadline = self.machine.deadline()
-    if deadline is not None and deadline <= self._cluster.sim.now:
-      self.handle(learner_io.Tick())
-    else:
-      self._wake_in_time()
 
   # Inner steps --------------------------------------------------------------
 

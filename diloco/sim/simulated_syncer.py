@@ -3,6 +3,7 @@
 
 from diloco.protocol import messages, syncer_io
 from diloco.protocol.syncer import Syncer
+from diloco.sim.alarm import Alarm
 from diloco.sim.contents import FINGERPRINTS, RUN, crc_after, crc_of
 from diloco.sim.disk import Disk
 
@@ -21,7 +22,11 @@ class SimulatedSyncer:
     self.disk = disk
     self._cluster = cluster
     self._unread: list[syncer_io.Event] = []  # While it is stopped.
-    self._wake_at_s: float | None = None
+    self._alarm = Alarm(
+      cluster.sim,
+      lambda: self.machine.deadline() if self.alive else None,
+      lambda: self.deliver(syncer_io.Tick()),
+    )
     run = cluster.config, RUN, FINGERPRINTS
     if disk is None:
       self.crcs = [crc_of(p, 0) for p in range(cluster.config.fragments)]
@@ -41,7 +46,7 @@ class SimulatedSyncer:
     self._cluster.watch.at_syncer(self, event, effects)
     for effect in effects:
       self._perform(effect)
-    self._wake_in_time()
+    self._alarm.set()
 
   def resume(self):
     """Reads what came while it was stopped."""
@@ -49,24 +54,6 @@ class SimulatedSyncer:
     unread, self._unread = self._unread, []
     for event in unread:
       self.deliver(event)
-
-  def _wake_in_time(self):
-    deadline = self.machine.deadline()
-    if deadline is None:
-      return
-    if self._wake_at_s is None or deadline < self._wake_at_s:
-      self._wake_at_s = max(deadline, self._cluster.sim.now)
-      self._cluster.sim.at(self._wake_at_s, self._tick)
-
-  def _tick(self):
-    if self._wake_at_s is None or self._wake_at_s > self._cluster.sim.now:
-      return  # An earlier one has come and set another.
-    self._wake_at_s = None
-    deadline = self.machine.deadline()
-    if deadline is not None and deadline <= self._cluster.sim.now:
-      self.deliver(syncer_io.Tick())
-    elif self.alive:
-      self._wake_in_time()
 
   def _later(self, delay_s: float, event: syncer_io.Event):
     """An event that this process makes for itself; it may die before."""

@@ -4,6 +4,7 @@ gone after a while, and an honest session beside them is answered."""
 
 import contextlib
 import socket
+import threading
 import time
 
 import grpc
@@ -105,14 +106,15 @@ def test_siege_by_sessions_that_say_nothing():
     contextlib.closing(SmallSyncer(limits=limits)) as syncer,
     contextlib.ExitStack() as stack,
   ):
-    good = []
+    good, over = [], threading.Event()
+    stack.callback(over.set)
     for learner in (9, 10, 11):
       for _ in range(SILENT):
         channel = stack.enter_context(
           grpc.insecure_channel(syncer.address, OWN_CONNECTION)
         )
         converse = channel.stream_stream(control_limits.METHOD)
-        stack.callback(converse(iter(_Silence())).cancel)
+        stack.callback(converse(_silence(over)).cancel)
       # All but the free places; a place more was lost to each good learner.
       crowded = SILENT - 4 + (SILENT + 1) * len(good)
       wait_until(
@@ -144,15 +146,10 @@ def test_siege_by_huge_messages():
       assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-class _Silence:
-  """Requests that never come, until the call is cancelled."""
-
-  def __iter__(self):
-    return self
-
-  def __next__(self):
-    time.sleep(GONE_S)
-    raise StopIteration
+def _silence(over: threading.Event):
+  """Requests that never come, until the test is over."""
+  over.wait(GONE_S)
+  yield from ()
 
 
 def stranger(address: str, opening: bytes) -> socket.socket:
