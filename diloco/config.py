@@ -5,13 +5,11 @@ Imports no jax: the launcher reads configurations on machines without devices.
 """
 
 import dataclasses
-import difflib
 import hashlib
 import json
-import math
-import typing
 from collections.abc import Iterator, Mapping
 
+from diloco import config_reading as reading
 from diloco import config_values as values
 from diloco.config_values import ConfigError
 from diloco.protocol.config import ProtocolConfig
@@ -88,25 +86,7 @@ def build(config: Mapping) -> RunConfig:
     ConfigError: lists unknown keys with the nearest valid one, missing keys,
       wrong types and broken rules, all in one message.
   """
-  given = flatten(config)
-  expected = key_types()
-  problems = [
-    f'{key}: unknown key{nearest(key, expected)}'
-    for key in sorted(given.keys() - expected.keys())
-  ]
-  problems += [
-    f'{key}: missing, expected {_type_name(expected[key])}'
-    for key in sorted(expected.keys() - given.keys())
-  ]
-  typed = {}
-  for key in sorted(given.keys() & expected.keys()):
-    try:
-      typed[key] = _as_type(given[key], expected[key])
-    except TypeError:
-      problems.append(
-        f'{key}={given[key]!r}: expected {_type_name(expected[key])}, got '
-        f'{type(given[key]).__name__}'
-      )
+  typed, problems = reading.typed_values(config, key_types())
   parts, broken = _parts(typed)
   problems += [*broken, *_broken_between(parts)]
   if problems:
@@ -128,22 +108,9 @@ def restore(fields: Mapping) -> RunConfig:
 
 def key_types() -> dict[str, type]:
   """Every valid key, such as 'outer.lr', with the type of its value."""
-  types = dict(TOP)
-  for section, cls in SECTIONS.items():
-    hints = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-      types[f'{section}.{field.name}'] = hints[field.name]
+  types = reading.key_types(SECTIONS, TOP)
   types['protocol.blend_alpha'] = float
   return types
-
-
-def nearest(key: str, valid) -> str:
-  """' (did you mean …?)' for the valid key that is most like `key`, or ''."""
-  near = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
-  if not near:  # The section may be wrong, or left out.
-    last = key.rpartition('.')[2]
-    near = [k for k in sorted(valid) if k.rpartition('.')[2] == last]
-  return f', did you mean {near[0]}?' if near else ''
 
 
 def check_devices(config: RunConfig, device_count: int) -> None:
@@ -180,7 +147,7 @@ def check_learner(config: RunConfig, learner: int) -> None:
 def agreement(config: RunConfig) -> dict[str, str]:
   """What learners and syncer must agree on: key to value as JSON text."""
   flat = {}
-  for key, value in flatten(dataclasses.asdict(config)).items():
+  for key, value in reading.flatten(dataclasses.asdict(config)).items():
     if key not in FREE and key.partition('.')[0] not in FREE:
       flat[key] = json.dumps(value)
   flat['protocol.blend_alpha'] = flat.pop('blend_alpha')
@@ -208,18 +175,8 @@ def _parts(typed: Mapping[str, object]) -> tuple[dict, list[str]]:
   parts = {key: typed[key] for key in TOP if key in typed}
   if 'protocol.blend_alpha' in typed:
     parts['blend_alpha'] = typed['protocol.blend_alpha']
-  problems = []
-  for section, cls in SECTIONS.items():
-    names = [field.name for field in dataclasses.fields(cls)]
-    if not all(f'{section}.{name}' in typed for name in names):
-      continue  # Already reported as missing or of the wrong type.
-    try:
-      parts[section] = cls(**{n: typed[f'{section}.{n}'] for n in names})
-    except ConfigError as error:
-      problems += error.problems
-    except ValueError as error:  # ProtocolConfig's own rules.
-      problems.append(str(error))
-  return parts, problems
+  sections, problems = reading.make_sections(typed, SECTIONS)
+  return parts | sections, problems
 
 
 def _broken_between(parts: Mapping) -> Iterator[str]:
@@ -312,37 +269,6 @@ BETWEEN = (
   (('protocol', 'blend_alpha'), _alpha_used),
   (('transport', 'run'), _transfers_run),
 )
-
-
-def _as_type(value, kind):
-  """`value` as `kind`; an int may be a float, a bool is never an int."""
-  if kind is float and type(value) is int:
-    value = float(value)
-  if kind == tuple[str, ...]:
-    if isinstance(value, list | tuple) and all(type(v) is str for v in value):
-      return tuple(value)
-    raise TypeError
-  if type(value) is not kind:
-    raise TypeError
-  if kind is float and math.isnan(value):
-    raise TypeError
-  return value
-
-
-def _type_name(kind) -> str:
-  return 'a tuple of str' if kind == tuple[str, ...] else kind.__name__
-
-
-def flatten(config: Mapping, prefix: str = '') -> dict[str, object]:
-  """{'outer': {'lr': 1.0}} as {'outer.lr': 1.0}."""
-  flat = {}
-  for key in config:
-    value = config[key]
-    if hasattr(value, 'keys'):  # Mapping or ConfigDict.
-      flat |= flatten(value, f'{prefix}{key}.')
-    else:
-      flat[f'{prefix}{key}'] = value
-  return flat
 
 
 def _shallow(value) -> dict:

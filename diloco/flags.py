@@ -17,6 +17,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from diloco import config as configs
+from diloco import config_reading
 from diloco.config_values import ConfigError
 
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h.
@@ -112,10 +113,17 @@ def parse_or_exit(argv: Sequence[str]) -> list[str]:
     exit_config(error)
 
 
-def load(values: flags.FlagValues = flags.FLAGS) -> configs.RunConfig:
-  """The checked configuration of the parsed flags, or exit code 78."""
+def load(
+  values: flags.FlagValues = flags.FLAGS, build: Callable = configs.build
+):
+  """The checked configuration of the parsed flags, or exit code 78.
+
+  Args:
+    values: the parsed flags.
+    build: makes the checked value of the mapping that --config gave.
+  """
   try:
-    return configs.build(values[CONFIG].value)
+    return build(values[CONFIG].value)
   except ConfigError as error:
     exit_config(error)
 
@@ -176,7 +184,7 @@ def _keys(path: str) -> dict[str, object]:
   if get_config is None:
     raise ConfigError([f'--config={path}: the file has no get_config()'])
   try:
-    return configs.flatten(get_config(arg) if colon else get_config())
+    return config_reading.flatten(get_config(arg) if colon else get_config())
   except ValueError as error:
     raise ConfigError([f'--config={path}: {error}']) from None
 
@@ -186,7 +194,7 @@ def _check_overrides(argv: Sequence[str], keys: Mapping[str, object]) -> None:
   for word in argv:
     match = re.fullmatch(rf'--?(no)?{CONFIG}\.([^=]+)(=.*)?', word)
     if match and match[2] not in keys:
-      near = configs.nearest(match[2], keys)
+      near = config_reading.nearest(match[2], keys)
       problems.append(f'{word}: unknown key {match[2]}{near}')
   if problems:
     raise ConfigError(problems)

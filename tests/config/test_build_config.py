@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from diloco import config as configs
-from diloco import config_values
+from diloco import config_reading, config_values
 from diloco.config_values import ConfigError
 from experiments import common
 
@@ -34,7 +34,9 @@ def test_the_defaults_are_valid_and_complete():
   config = configs.build(common.base())
   assert config.protocol.fragments == 8
   assert config.outer == config_values.OuterConfig(0.4, 0.8, True)
-  assert configs.flatten(common.base()).keys() == configs.key_types().keys()
+  assert (
+    config_reading.flatten(common.base()).keys() == configs.key_types().keys()
+  )
 
 
 def test_an_unknown_key_names_the_nearest_one():

@@ -8,6 +8,7 @@ import pytest
 
 import experiments
 from diloco import config as configs
+from diloco import simulation_config
 from experiments import common
 from launch import faults
 
@@ -15,16 +16,26 @@ FOLDER = pathlib.Path(experiments.__file__).parent
 NAMES = sorted(
   path.stem
   for path in FOLDER.glob('*.py')
-  if path.stem not in ('__init__', 'common')
+  if path.stem not in ('__init__', 'common', 'simulated')
 )
+SIMULATIONS = sorted(simulation_config.STUDIES)
+RUNS = sorted(set(NAMES) - set(SIMULATIONS))
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', RUNS)
 @pytest.mark.parametrize('arg', [None, 'quicktest', 'learners=4'])
 def test_an_experiment_builds(name, arg):
   module = importlib.import_module(f'experiments.{name}')
   config = configs.build(module.get_config(arg).lock())
   faults.plan(config.faults, config.protocol.learners)
+
+
+@pytest.mark.parametrize('name', SIMULATIONS)
+@pytest.mark.parametrize('arg', [None, 'quicktest'])
+def test_a_simulation_builds(name, arg):
+  module = importlib.import_module(f'experiments.{name}')
+  config = simulation_config.build(module.get_config(arg).lock())
+  assert config.study.kind == name
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -21,7 +21,13 @@ PROTOCOL_STDLIB = {
   'math',
   'typing',
 }
-CONFIG = {'diloco.config', 'diloco.config_values', 'diloco.flags'}
+CONFIG = {
+  'diloco.config',
+  'diloco.config_reading',
+  'diloco.config_values',
+  'diloco.flags',
+}
+SIMULATED = {'diloco.simulation_config', *CONFIG}
 LOW = {
   'diloco.protocol',
   'diloco.numerics',
@@ -54,12 +60,41 @@ TABLE = {
   },
   'diloco/sim': {'diloco.protocol', 'diloco.metrics', 'numpy'},
   'diloco/swarm.py': {'diloco.sim', 'absl'},
+  'diloco/pages': {'matplotlib', 'numpy', 'rich', 'diloco.metrics'},
+  'diloco/studies': {
+    'diloco.metrics',
+    'diloco.pages.parts',
+    'diloco.protocol',
+    'diloco.sim',
+    'numpy',
+    *SIMULATED,
+  },
+  'diloco/simulation_config.py': CONFIG | {'diloco.protocol'},
+  'diloco/simulate.py': {
+    'diloco.pages',
+    'diloco.sim',
+    'diloco.studies',
+    'absl',
+    *SIMULATED,
+  },
+  'diloco/plan.py': {
+    'diloco.pages',
+    'diloco.sim',
+    'diloco.studies',
+    'absl',
+    *SIMULATED,
+  },
   'diloco/runtime': LOW | CONFIG | {'absl', 'jax', 'numpy'},
   'diloco/config.py': CONFIG | {'diloco.protocol'},
+  'diloco/config_reading.py': {'diloco.config_values'},
   'diloco/config_values.py': CONFIG | {'diloco.protocol'},
   'diloco/flags.py': CONFIG | {'absl', 'ml_collections'},
   'diloco': LOW | CONFIG | {'diloco.runtime', 'absl', 'jax', 'numpy'},
-  'experiments': {'ml_collections', 'experiments.common'},
+  'experiments': {
+    'ml_collections',
+    'experiments.common',
+    'experiments.simulated',  # Its twin for simulations.
+  },
   'launch': CONFIG
   | {
     'absl',
@@ -106,7 +141,7 @@ def _may(relative: str, module: str) -> bool:
     return row != 'diloco/protocol' or top in PROTOCOL_STDLIB
   itself = row.removesuffix('.py').replace('/', '.')
   allowed = {*TABLE[row], 'diloco' if row == 'diloco' else itself}
-  if row == 'diloco' and module.startswith('diloco.sim'):
+  if row == 'diloco' and module.startswith(('diloco.sim', 'diloco.studies')):
     return False
   return any(module == a or module.startswith(a + '.') for a in allowed)
 

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration of a simulation as one checked, frozen value.
+
+Defaults stand in `experiments/simulated.py`. The sections `protocol` and
+`codec` are those of a run.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from diloco import config_reading as reading
+from diloco import config_values as values
+from diloco.config_values import ConfigError, Section
+from diloco.protocol.config import ProtocolConfig
+
+SEED_MAX = 2**32 - 1
+RECOVERIES = ('elastic', 'wait', 'restart')
+REPAIRS = ('constant', 'exponential', 'exponentiated_weibull')
+SYSTEMS = (
+  'data-parallel',
+  'elastic data-parallel',
+  'synchronous DiLoCo',
+  'streaming DiLoCo',
+  'Decoupled DiLoCo',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FleetConfig(Section):
+  """The machines: how many, how fast, how even.
+
+  Attributes:
+    chips: N, of all learners together.
+    slice_chips: of one slice, the unit that is lost and comes back.
+    step_s: of an inner step of a learner with all its slices.
+    tokens: of an inner step of a learner with all its slices.
+    slow_learners: how many of the learners are slower than the others.
+    slow_gap: a slow learner makes 1 − gap steps while another makes one.
+    jitter: standard deviation of a step's length, as a share of it.
+    drift: standard deviation, per √hour, of a learner's speed as a share.
+  """
+
+  SECTION = 'fleet'
+
+  chips: int
+  slice_chips: int
+  step_s: float
+  tokens: int
+  slow_learners: int
+  slow_gap: float
+  jitter: float
+  drift: float
+
+  def broken_rules(self):
+    yield from self._at_least(1, 'chips', 'slice_chips', 'tokens')
+    yield from self._positive('step_s')
+    yield from self._at_least(0, 'slow_learners', 'jitter', 'drift')
+    yield from self._share('slow_gap', one=False)
+    if not self.jitter < 1:
+      yield f'jitter={self.jitter}: must be below 1'
+
+
+@dataclasses.dataclass(frozen=True)
+class FailuresConfig(Section):
+  """What breaks, and what it costs (paper §5.1).
+
+  Attributes:
+    mtbi_days: mean time between interruptions of one chip; inf: none.
+    recovery: of a learner. 'elastic': pauses, runs on without the slice, and
+      pauses again when it is back. 'wait': stands until the slice is back,
+      and pauses. 'restart': its process dies, and starts again, without the
+      slice, after a pause; it bootstraps through a peer.
+    pause_s: of one reconfiguration, down or up.
+    repair: distribution of the time until a slice is back.
+    repair_s: its mean.
+    repair_shape: k of the exponentiated Weibull, P(x) = (1 − e^−(x/l)^k)^a.
+    repair_power: a.
+    redoes_step: whether the step that an interruption hits is made again; if
+      not, its loss is part of `pause_s`.
+    syncer_mtbi_hours: mean time between two deaths of the syncer; inf: none.
+    syncer_outage_s: from its death until it listens again.
+    trace: CSV of a cluster's failures in place of drawn ones; '': drawn.
+  """
+
+  SECTION = 'failures'
+
+  mtbi_days: float
+  recovery: str
+  pause_s: float
+  repair: str
+  repair_s: float
+  repair_shape: float
+  repair_power: float
+  redoes_step: bool
+  syncer_mtbi_hours: float
+  syncer_outage_s: float
+  trace: str
+
+  def broken_rules(self):
+    for key in ('mtbi_days', 'syncer_mtbi_hours'):
+      if not getattr(self, key) > 0:
+        yield f'{key}={getattr(self, key)}: must be above 0; inf for never'
+    yield from self._one_of('recovery', RECOVERIES)
+    yield from self._one_of('repair', REPAIRS)
+    yield from self._positive('repair_shape', 'repair_power')
+    for key in ('pause_s', 'repair_s', 'syncer_outage_s'):
+      if not 0 <= getattr(self, key) < float('inf'):
+        yield f'{key}={getattr(self, key)}: must be finite, at least 0'
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkConfig(Section):
+  """Links between data centres, and what travels on them.
+
+  Attributes:
+    params: of the model.
+    datacentres: D; learners and shards of the syncer are spread over them
+      evenly. What stays in a data centre costs nothing. 1: every byte is
+      carried by the link between a learner and the syncer.
+    learner_gbps: of a learner's link, each way; inf: no limit.
+    syncer_gbps: of the syncer's link, each way, shared by all; inf: no limit.
+    latency_s: one way.
+    encode_s: of a fragment, at the learner.
+    merge_s: of a fragment, at the syncer.
+    state_bytes_per_param: of what a joiner gets from a peer.
+    embedding_share: of the parameters, in a fragment of their own; 0: all
+      fragments are equal.
+  """
+
+  SECTION = 'network'
+
+  params: float
+  datacentres: int
+  learner_gbps: float
+  syncer_gbps: float
+  latency_s: float
+  encode_s: float
+  merge_s: float
+  state_bytes_per_param: float
+  embedding_share: float
+
+  def broken_rules(self):
+    yield from self._at_least(1, 'params', 'datacentres')
+    yield from self._at_least(0, 'latency_s', 'encode_s', 'merge_s')
+    yield from self._at_least(0, 'state_bytes_per_param')
+    yield from self._share('embedding_share', one=False)
+    for key in ('learner_gbps', 'syncer_gbps'):
+      if not getattr(self, key) > 0:
+        yield f'{key}={getattr(self, key)}: must be above 0; inf for no limit'
+
+
+@dataclasses.dataclass(frozen=True)
+class Study(Section):
+  """What every study has; base of the sections `study`."""
+
+  SECTION = 'study'
+
+  kind: str
+  seeds: int  # Runs of every cell, from `seed` on.
+
+  def broken_rules(self):
+    yield from self._at_least(1, 'seeds')
+
+  def _each(self, key: str, least: float) -> Iterator[str]:
+    items = getattr(self, key)
+    if not items or not all(item >= least for item in items):
+      yield f'{key}={items}: must be some numbers, each at least {least}'
+
+
+@dataclasses.dataclass(frozen=True)
+class GoodputStudy(Study):
+  """Systems on fleets of different sizes, on the same failures.
+
+  Attributes:
+    systems: of SYSTEMS.
+    chips: fleet sizes.
+    learners: M of Decoupled DiLoCo; the DiLoCos in lock-step have the most.
+    learner_hours: simulated time of one cell and seed, times its learners.
+    timeline_s: how much of the largest fleet's run is drawn.
+  """
+
+  systems: tuple[str, ...]
+  chips: tuple[int, ...]
+  learners: tuple[int, ...]
+  learner_hours: float
+  timeline_s: float
+
+  def broken_rules(self):
+    yield from super().broken_rules()
+    yield from self._each('chips', 1)
+    yield from self._each('learners', 1)
+    yield from self._positive('learner_hours', 'timeline_s')
+    for system in self.systems:
+      if system not in SYSTEMS:
+        yield f'systems: {system!r} must be one of {", ".join(SYSTEMS)}'
+
+
+@dataclasses.dataclass(frozen=True)
+class BandwidthStudy(Study):
+  """What bandwidth a system needs to keep the chips busy.
+
+  Attributes:
+    datacentres: D, one table each.
+    steps_s: lengths of a step, one table each.
+    utilisations: compute utilisations asked for, as shares.
+    buckets: in which data-parallel sends its gradients (paper §6.2: K).
+    steps: simulated for one utilisation.
+    gbps: at which the real machines are simulated.
+  """
+
+  datacentres: tuple[int, ...]
+  steps_s: tuple[float, ...]
+  utilisations: tuple[float, ...]
+  buckets: int
+  steps: int
+  gbps: tuple[float, ...]
+
+  def broken_rules(self):
+    yield from super().broken_rules()
+    yield from self._each('datacentres', 1)
+    yield from self._each('steps_s', 1e-6)
+    yield from self._each('gbps', 1e-9)
+    yield from self._at_least(1, 'buckets', 'steps')
+    if not all(0 < u < 1 for u in self.utilisations):
+      yield f'utilisations={self.utilisations}: each must be in (0, 1)'
+
+
+@dataclasses.dataclass(frozen=True)
+class HeterogeneousStudy(Study):
+  """Learners of unequal speed under different quorums.
+
+  Attributes:
+    settings: of SETTINGS, the rows of the table.
+    steps: inner steps of the fastest learner.
+    timeline_s: how much of each run is drawn.
+  """
+
+  SETTINGS = ('K=M', 'K=1', 'K=1 grace', 'K=1 latest', 'K=1 grace latest')
+
+  settings: tuple[str, ...]
+  steps: int
+  timeline_s: float
+
+  def broken_rules(self):
+    yield from super().broken_rules()
+    yield from self._at_least(1, 'steps')
+    yield from self._positive('timeline_s')
+    for setting in self.settings:
+      if setting not in self.SETTINGS:
+        yield f'settings: {setting!r} must be one of {self.SETTINGS}'
+
+
+@dataclasses.dataclass(frozen=True)
+class ScavengingStudy(Study):
+  """Learners that come for a part of the work and go again.
+
+  Attributes:
+    extra: learners that come, one row each; 0 is what times are relative to.
+    begin: share of the tokens after which they come.
+    end: share of the tokens after which they go.
+    steps: inner steps of each learner where nobody comes.
+    notice_s: with which they are told to go.
+  """
+
+  extra: tuple[int, ...]
+  begin: float
+  end: float
+  steps: int
+  notice_s: float
+
+  def broken_rules(self):
+    yield from super().broken_rules()
+    yield from self._each('extra', 0)
+    yield from self._at_least(1, 'steps')
+    yield from self._at_least(0, 'notice_s')
+    if not 0 <= self.begin < self.end <= 1:
+      yield f'begin={self.begin}, end={self.end}: must be 0 ≤ begin < end ≤ 1'
+
+
+STUDIES = {
+  'goodput': GoodputStudy,
+  'bandwidth': BandwidthStudy,
+  'heterogeneous': HeterogeneousStudy,
+  'scavenging': ScavengingStudy,
+}
+SECTIONS = {
+  'fleet': FleetConfig,
+  'failures': FailuresConfig,
+  'network': NetworkConfig,
+  'codec': values.CodecConfig,
+  'protocol': ProtocolConfig,
+}
+TOP = {'name': str, 'seed': int}
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulationConfig:
+  """One simulation, checked; made by `build`."""
+
+  name: str
+  seed: int
+  fleet: FleetConfig
+  failures: FailuresConfig
+  network: NetworkConfig
+  codec: values.CodecConfig
+  protocol: ProtocolConfig
+  study: Study
+
+
+def build(config: Mapping) -> SimulationConfig:
+  """The checked value of a nested mapping, such as a `ConfigDict`.
+
+  Raises:
+    ConfigError: lists unknown keys with the nearest valid one, missing keys,
+      wrong types and broken rules, all in one message.
+  """
+  kind = config['study']['kind'] if 'study' in config else None
+  if kind not in STUDIES:
+    raise ConfigError(
+      [
+        f'study.kind={kind!r}: must be one of {", ".join(STUDIES)}; a training '
+        'run is started by launch.local'
+      ]
+    )
+  sections = {**SECTIONS, 'study': STUDIES[kind]}
+  typed, problems = reading.typed_values(
+    config, reading.key_types(sections, TOP)
+  )
+  parts, broken = reading.make_sections(typed, sections)
+  problems += [*broken, *_broken_between(typed, parts)]
+  if problems:
+    raise ConfigError(problems)
+  return SimulationConfig(**{key: typed[key] for key in TOP}, **parts)
+
+
+def _broken_between(typed: Mapping, parts: Mapping) -> Iterator[str]:
+  if 'name' in typed:
+    yield from values.broken_name(typed['name'])
+  if 'seed' in typed and not 0 <= typed['seed'] <= SEED_MAX:
+    yield f'seed={typed["seed"]}: must be in 0 … {SEED_MAX}'
+  fleet, protocol = parts.get('fleet'), parts.get('protocol')
+  if fleet and protocol and fleet.slow_learners > protocol.learners:
+    yield (
+      f'fleet.slow_learners={fleet.slow_learners}: there are '
+      f'protocol.learners={protocol.learners}'
+    )
