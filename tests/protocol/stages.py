@@ -11,8 +11,8 @@ from diloco.protocol.learner import Learner
 from diloco.protocol.rounds import Stage
 from diloco.protocol.syncer import Syncer
 from diloco.sim.cluster import Cluster, Timing
-from diloco.sim.watch import Log
 from diloco.sim.contents import FINGERPRINTS, RUN, crc_of
+from diloco.sim.watch import Log
 from tests.protocol import reading
 
 TOKENS_PER_STEP = 100
