@@ -77,7 +77,18 @@ def pull(
   reason = why_unfit(offer.payload, offer.fragment, codec, blueprint.layout)
   if reason is not None:
     raise Unusable(reason)
-  v = payload.decode(pace.pull(inlet, offer.payload), pieces, codec)
+  return decode(pace.pull(inlet, offer.payload), pieces, codec)
+
+
+def decode(
+  data: np.ndarray, pieces: Pieces, codec: Codec
+) -> tuple[dict[str, np.ndarray], float]:
+  """The inverse of `encode`: v_m, and its L2 norm.
+
+  Raises:
+    Unusable: values are not finite, or absurd.
+  """
+  v = payload.decode(data, pieces, codec)
   if not payload.is_finite(v):
     raise Unusable('not finite')
   largest = max(float(np.abs(array).max()) for array in v.values())

@@ -89,6 +89,10 @@ class HostCopy:
       for p, (version, theta, crc) in enumerate(zip(versions, thetas, crcs))
     ]
 
+  def take_over(self, held: Sequence[Held]):
+    """A donor's whole copy, of the same process: nothing is to be proven."""
+    self._held = list(held)
+
   def update(self, fragment: int, version: int, data: np.ndarray, crc: int):
     """Takes in an outer update: Θ_p at `version` from that before.
 

@@ -84,6 +84,9 @@ TABLE = {
     'absl',
     *SIMULATED,
   },
+  'diloco/lab': LOW
+  | CONFIG
+  | {'diloco.runtime', 'diloco.sim', 'absl', 'jax', 'numpy'},
   'diloco/runtime': LOW | CONFIG | {'absl', 'jax', 'numpy'},
   'diloco/config.py': CONFIG | {'diloco.protocol'},
   'diloco/config_reading.py': {'diloco.config_values'},

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the lab's processes hold: the arrays, codecs and steps of a real run.
+
+The same functions as in the runtime's processes, without their threads and
+transports: payloads are handed over as they are.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diloco.numerics import payload
+from diloco.protocol import learner_io, messages, syncer_io
+from diloco.protocol.joining import Start
+from diloco.runtime import contributions
+from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.device import Device
+from diloco.runtime.global_model import GlobalModel, Outcome
+from diloco.runtime.host_copy import Held, HostCopy, Mismatch
+from diloco.sim.contents import Unusable
+
+Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
+
+
+@dataclasses.dataclass(frozen=True)
+class Donated:
+  """What a newcomer gets from a donor."""
+
+  held: list[Held]  # Θ, by fragment.
+  inner: Any  # A copy of the inner optimizer's state.
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+  """A learner's own checkpoint."""
+
+  params: dict[str, jax.Array]
+  inner: Any
+  bases: list[Arrays]
+
+
+class LabContents:
+  """Makes them; all learners share the compiled functions of one device.
+
+  Args:
+    blueprint: of the run.
+    device: compiled for it.
+  """
+
+  def __init__(self, blueprint: Blueprint, device: Device):
+    self.blueprint = blueprint
+    self.device = device
+    self.first = blueprint.initial_fragments()
+    self._initial = blueprint.initial_parameters()
+    self.first_crcs = tuple(
+      payload.crc(theta, pieces)
+      for theta, pieces in zip(self.first, blueprint.layout.fragments)
+    )
+
+  def learner(
+    self, learner: int, start: Start, saved: Saved | None
+  ) -> 'LearnerArrays':
+    """See `diloco.sim.contents.Contents`."""
+    params, inner = self.device.init(self._initial)
+    bases = self.first
+    if saved is not None:
+      params, inner = _copy(saved.params), _copy(saved.inner)
+      bases = saved.bases
+    return LearnerArrays(self, learner, start, params, inner, bases)
+
+  def syncer(
+    self, crcs: tuple[int, ...], saved: list | None
+  ) -> 'SyncerArrays':
+    """See `diloco.sim.contents.Contents`."""
+    model = GlobalModel(self.blueprint)
+    for p, state in enumerate(saved or ()):
+      model.restore(p, state)
+    assert model.crcs() == crcs, f'{model.crcs()=}, {crcs=}'
+    return SyncerArrays(self.blueprint, model)
+
+
+class LearnerArrays:
+  """See `diloco.sim.contents.LearnerContents`.
+
+  Attributes:
+    losses: of the steps so far, as arrays that may still be computed.
+  """
+
+  def __init__(
+    self,
+    lab: LabContents,
+    learner: int,
+    start: Start,
+    params: dict[str, jax.Array],
+    inner: Any,
+    bases: list[Arrays],
+  ):
+    blueprint = lab.blueprint
+    self._learner = learner
+    self._blueprint = blueprint
+    self._device = lab.device
+    self._params = params
+    self._inner = inner
+    self._bases = list(bases)
+    self.base_crcs = list(start.crcs)
+    self._host = HostCopy(blueprint, bases, start.versions)
+    self._snapshots: dict[int, dict[str, jax.Array]] = {}
+    self._donated: Donated | None = None
+    self._schedule = blueprint.schedule()
+    self._dataset = blueprint.dataset(learner)
+    self._began = 0  # Steps of this process.
+
+  @property
+  def versions(self) -> list[int]:
+    return [held.version for held in self._host.held()]
+
+  @property
+  def crcs(self) -> list[int]:
+    return list(self._host.crcs())
+
+  @property
+  def params(self) -> dict[str, jax.Array]:
+    """θ, path -> array; the next step gives them away."""
+    return self._params
+
+  def step(self, position: int, progress: int) -> float:
+    if self._blueprint.config.inner.progress == 'own':
+      progress = self._began
+    batch = self._device.put_batch(self._dataset[position])
+    self._params, self._inner, metrics = self._device.step(
+      self._params,
+      self._inner,
+      batch,
+      self._schedule(progress),
+      (self._learner, position),
+    )
+    self._began += 1
+    return float(metrics['loss'])
+
+  def snapshot(self, effect: learner_io.Snapshot) -> tuple[dict, Arrays]:
+    p = effect.fragment
+    theta = self._device.snapshot(p, self._params)
+    if self._blueprint.config.protocol.blend == 'carry':
+      self._snapshots[p] = theta
+    return theta, self._bases[p]
+
+  def offer(self, effect: learner_io.Snapshot, copy) -> np.ndarray:
+    theta, base = copy
+    pieces = self._blueprint.layout.fragments[effect.fragment]
+    return contributions.encode(base, theta, pieces, self._blueprint.up)
+
+  def donate(self) -> Donated:
+    return Donated(self._host.held(), _copy(self._inner))
+
+  def adopt(self, offered: messages.StateOffered, donated: Donated):
+    self._host.take_over(donated.held)
+    self._donated = donated
+
+  def adopt_inner(self):
+    self._inner = _copy(self._donated.inner)
+    self._donated = None
+
+  def reset_inner(self):
+    self._inner = self._device.fresh_state(self._params)
+
+  def update(self, p: int, version: int, data, crc: int) -> str | None:
+    return self._taken_in(self._host.update, p, version, data, crc)
+
+  def replace(self, p: int, version: int, data, crc: int) -> str | None:
+    return self._taken_in(self._host.replace, p, version, data, crc)
+
+  def _taken_in(self, take_in, *what) -> str | None:
+    try:
+      take_in(*what)
+    except Mismatch as error:
+      return str(error)
+    return None
+
+  def apply(self, effect: learner_io.Apply, training: bool):
+    p = effect.fragment
+    held = self._host.held()[p]
+    self._bases[p], self.base_crcs[p] = held.theta, held.crc
+    placed = self._device.put_fragment(p, held.theta)
+    if not training:
+      self._params = self._device.overwrite(p, self._params, placed)
+      return
+    snapshot = self._snapshots[p] if effect.carry else placed
+    self._params = self._device.blend(p, self._params, placed, snapshot)
+
+  def fragment(self, p: int) -> np.ndarray:
+    theta = self._host.held()[p].theta
+    pieces = self._blueprint.layout.fragments[p]
+    return payload.encode(theta, pieces, self._blueprint.full)
+
+  def save(self) -> Saved:
+    return Saved(_copy(self._params), _copy(self._inner), list(self._bases))
+
+
+class SyncerArrays:
+  """See `diloco.sim.contents.SyncerContents`."""
+
+  def __init__(self, blueprint: Blueprint, model: GlobalModel):
+    self.model = model
+    self._blueprint = blueprint
+    self._merged: dict[int, Outcome] = {}  # By fragment.
+
+  @property
+  def crcs(self) -> list[int]:
+    return list(self.model.crcs())
+
+  def take(self, offer: messages.Offer) -> tuple[Arrays, float]:
+    pieces = self._blueprint.layout.fragments[offer.fragment]
+    try:
+      return contributions.decode(
+        offer.payload.data, pieces, self._blueprint.up
+      )
+    except contributions.Unusable as error:
+      raise Unusable(str(error)) from None
+
+  def merge(self, merge: syncer_io.Merge, taken: dict[int, Arrays]):
+    weights = {share.learner: share.weight for share in merge.shares}
+    self._merged[merge.fragment] = self.model.outer_step(
+      merge.fragment, taken, weights
+    )
+
+  def publish(self, p: int, version: int) -> np.ndarray:
+    outcome = self._merged.pop(p)
+    self.model.install(p, outcome)
+    return outcome.data
+
+  def fragment(self, p: int) -> np.ndarray:
+    return self.model.fragment(p)[1]
+
+  def take_fragment(self, p: int, version: int, data, crc: int):
+    pieces = self._blueprint.layout.fragments[p]
+    self.model.go_on(
+      p, version, payload.decode(data, pieces, self._blueprint.full)
+    )
+
+  def relabel(self, p: int, version: int):
+    self.model.go_on(p, version, None)
+
+  def save(self) -> list:
+    return [self.model.state(p) for p in range(len(self.crcs))]
+
+
+def _copy(tree):
+  """A step gives its arrays away; these are kept."""
+  return jax.tree.map(jnp.copy, tree)
