@@ -32,6 +32,7 @@ SECTIONS = {
   'transport': values.TransportConfig,
   'checkpoint': values.CheckpointConfig,
   'run': values.ProcessConfig,
+  'lab': values.LabConfig,
 }
 TOP = {'name': str, 'seed': int, 'faults': tuple[str, ...]}
 
@@ -43,6 +44,7 @@ FREE = frozenset(
     'checkpoint',
     'mesh',
     'run',
+    'lab',
     'data.path',  # The text itself has its own fingerprint.
     'model.remat',
     'transport.connect_s',
@@ -72,6 +74,7 @@ class RunConfig:
   transport: values.TransportConfig
   checkpoint: values.CheckpointConfig
   run: values.ProcessConfig
+  lab: values.LabConfig
 
   def __post_init__(self):
     broken = list(_broken_between(_shallow(self)))

@@ -5,20 +5,17 @@ import os
 import pathlib
 import sys
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from absl import flags
 
 from diloco import flags as config_flags
 from diloco.checkpoint.parameters import read_parameters
 from diloco.config_values import ConfigError
-from diloco.data import corpus, pipeline
+from diloco.data import corpus
 from diloco.metrics.summary import Evaluation, write_evaluation
 from diloco.metrics.workdir import Workdir
-from diloco.models import interface
 from diloco.runtime import logs
-from diloco.runtime.blueprint import Blueprint, make_blueprint
+from diloco.runtime.blueprint import make_blueprint
+from diloco.runtime.heldout import Heldout
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 
@@ -33,37 +30,17 @@ def main(_) -> int:
     final = read_parameters(workdir.parameters)
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
-  text = blueprint.text
+  text, heldout = blueprint.text, Heldout(blueprint)
   evaluation = Evaluation(
     parameters=blueprint.parameters,
-    initial_loss=heldout_loss(blueprint, blueprint.initial_parameters()),
-    final_loss=heldout_loss(blueprint, final),
+    initial_loss=heldout.loss(blueprint.initial_parameters()),
+    final_loss=heldout.loss(final),
     bigram_loss=corpus.bigram_entropy(text.train, text.heldout),
     unigram_loss=corpus.unigram_entropy(text.train, text.heldout),
   )
   write_evaluation(workdir.evaluation, evaluation)
   print(evaluation, file=sys.stderr)
   return 0
-
-
-def heldout_loss(blueprint: Blueprint, params: dict[str, np.ndarray]) -> float:
-  """Mean loss in nats per token over the run's held-out batches."""
-  config = blueprint.config
-  batches = pipeline.heldout_batches(
-    blueprint.text.heldout,
-    config.data.seq_len,
-    config.run.eval_batch,
-    config.run.eval_batches,
-  )
-  placed = interface.unflatten(
-    {path: jnp.asarray(x) for path, x in params.items()}
-  )
-  loss = jax.jit(
-    lambda params, batch: blueprint.model.loss(
-      params, batch, jax.random.key(0)
-    )[0]
-  )
-  return float(np.mean([float(loss(placed, batch)) for batch in batches]))
 
 
 if __name__ == '__main__':

@@ -133,6 +133,20 @@ def base() -> ml_collections.ConfigDict:
       'step_floor_s': 0.0,  # An inner step takes at least this long: it sleeps.
     }
   )
+  config.lab = ml_collections.ConfigDict(
+    {
+      'system': 'decoupled',  # 'decoupled', 'data_parallel' or 'alone'.
+      'step_s': 1.0,  # Simulated, as all times here.
+      'slow_learners': 0,  # How many are slower than the others.
+      'slow_gap': 0.18,  # The share of steps that a slow one lacks.
+      'jitter': 0.05,  # Standard deviation of a step's length.
+      'latency_s': 0.01,  # Of a message, one way.
+      'transfer_s': 0.1,  # Of a fragment.
+      'mtbf_steps': 0.0,  # Mean time between deaths of a learner; 0: none.
+      'away_steps': 20.0,  # For how long a dead learner is away.
+      'eval_every_steps': 0,  # Between evaluations; 0: at the end only.
+    }
+  )
   config.faults = ()  # Such as 'kill learner 1 at 0.33' (of total_steps).
   return config
 

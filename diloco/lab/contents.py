@@ -72,9 +72,7 @@ class LabContents:
       bases = saved.bases
     return LearnerArrays(self, learner, start, params, inner, bases)
 
-  def syncer(
-    self, crcs: tuple[int, ...], saved: list | None
-  ) -> 'SyncerArrays':
+  def syncer(self, crcs: tuple[int, ...], saved: list | None) -> 'SyncerArrays':
     """See `diloco.sim.contents.Contents`."""
     model = GlobalModel(self.blueprint)
     for p, state in enumerate(saved or ()):

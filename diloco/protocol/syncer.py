@@ -71,6 +71,11 @@ class Syncer:
     return min(deadlines, default=None)
 
   @property
+  def step(self) -> int:
+    """t, the global step."""
+    return self._state.pace.step
+
+  @property
   def whole(self) -> bool:
     """Whether no fragment of Θ is lost; always, but after a restart."""
     return not self._state.lost

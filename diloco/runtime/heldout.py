@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loss of a model on held-out text."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diloco.data import pipeline
+from diloco.models import interface
+from diloco.runtime.blueprint import Blueprint
+
+
+class Heldout:
+  """The run's held-out batches, and the compiled loss."""
+
+  def __init__(self, blueprint: Blueprint):
+    config = blueprint.config
+    self._batches = pipeline.heldout_batches(
+      blueprint.text.heldout,
+      config.data.seq_len,
+      config.run.eval_batch,
+      config.run.eval_batches,
+    )
+    self._loss = jax.jit(
+      lambda params, batch: blueprint.model.loss(
+        interface.unflatten(params), batch, jax.random.key(0)
+      )[0]
+    )
+
+  def loss(self, params: Mapping[str, np.ndarray]) -> float:
+    """Mean in nats per token.
+
+    Args:
+      params: path -> array.
+    """
+    placed = {path: jnp.asarray(x) for path, x in params.items()}
+    losses = [float(self._loss(placed, batch)) for batch in self._batches]
+    return float(np.mean(losses))
