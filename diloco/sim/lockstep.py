@@ -8,13 +8,14 @@ middle of a step suspends it.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
 from diloco.sim.speeds import Speeds
 from diloco.sim.stops import Stop
 
-Spans = list[tuple[float, float]]
+Capacity = Sequence[tuple[float, float]]  # (time, share from then on).
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Group:
     steps: finished by the end of the run.
     stepping_s: in steps, also in the one under way at the end; not in what
       was made again.
+    useful_s: the same, times the share of the slices that was there.
     waiting_s: for other groups or the exchange, while it could have run.
     standing_s: in its own stops.
     redone_s: in steps that a stop undid.
@@ -58,6 +60,7 @@ class Group:
 
   steps: int
   stepping_s: float
+  useful_s: float
   waiting_s: float
   standing_s: float
   redone_s: float
@@ -74,9 +77,9 @@ class Outcome:
 
   @property
   def goodput(self) -> float:
-    """Share of all groups' time that went into steps."""
-    stepping_s = sum(group.stepping_s for group in self.groups)
-    return stepping_s / (len(self.groups) * self.until_s)
+    """Share of all groups' time, and slices, that went into steps."""
+    useful_s = sum(group.useful_s for group in self.groups)
+    return useful_s / (len(self.groups) * self.until_s)
 
 
 def run(
@@ -85,6 +88,7 @@ def run(
   until_s: float,
   exchange: Exchange | None = None,
   redoes_step: bool = False,
+  capacities: Sequence[Capacity] = (),
 ) -> Outcome:
   """Runs M groups of slices from 0 to `until_s`.
 
@@ -94,6 +98,8 @@ def run(
     until_s: end of the run.
     exchange: what they wait for; None: nobody waits.
     redoes_step: whether a step that a stop hits begins again; else it goes on.
+    capacities: of each group, the share of its slices that is there, as
+      `stops.capacities` has it; (): all of them, always.
   """
   assert len(stops) == len(speeds) > 0, f'{len(stops)=} {len(speeds)=}'
   assert 0 < until_s < math.inf, f'{until_s=}'
@@ -118,7 +124,10 @@ def run(
     if exchange and step % exchange.spacing_steps == 0:
       slowest_s = max(group.now_s for group in groups)
       through_s[step] = slowest_s + exchange.exchange_s
-  done = tuple(group.done() for group in groups)
+  capacities = capacities or [()] * len(groups)
+  done = tuple(
+    group.done(capacity) for group, capacity in zip(groups, capacities)
+  )
   return Outcome(until_s, done, _union_s(done) / until_s)
 
 
@@ -165,11 +174,12 @@ class _Running:
     for begin_s, end_s in hit:
       self._stepped(begin_s, end_s)
 
-  def done(self) -> Group:
+  def done(self, capacity: Capacity) -> Group:
     spans = tuple((begin_s, end_s) for begin_s, end_s in self._spans)
     return Group(
       steps=self._steps,
       stepping_s=sum(end_s - begin_s for begin_s, end_s in spans),
+      useful_s=_useful_s(spans, capacity),
       waiting_s=self._waiting_s,
       standing_s=self._standing_s,
       redone_s=self._redone_s,
@@ -218,3 +228,19 @@ def _union_s(groups: Sequence[Group]) -> float:
 def _all_spans(groups: Sequence[Group]) -> Iterator[tuple[float, float]]:
   for group in groups:
     yield from group.spans
+
+
+def _useful_s(
+  spans: Sequence[tuple[float, float]], capacity: Capacity
+) -> float:
+  """Σ of the spans' lengths, times the share of slices that was there."""
+  pieces = itertools.pairwise([(0.0, 1.0), *capacity, (math.inf, 0.0)])
+  total_s, index = 0.0, 0
+  for (from_s, share), (to_s, _) in pieces:
+    while index < len(spans) and spans[index][0] < to_s:
+      begin_s, end_s = spans[index]
+      total_s += share * (min(end_s, to_s) - max(begin_s, from_s))
+      if end_s > to_s:
+        break  # The rest of it belongs to the next piece.
+      index += 1
+  return total_s

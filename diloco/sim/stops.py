@@ -7,7 +7,7 @@ Pure functions from interruptions to stops, the same for every system.
 import dataclasses
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from diloco.sim.failures import Interruption
 
@@ -93,3 +93,56 @@ def waiting(
       runs_from_s = interruption.at_s + interruption.repair_s + pause_s
       stops.append(Stop(interruption.at_s, runs_from_s, 'repair'))
   return tuple(stops)
+
+
+def capacities(
+  interruptions: Iterable[Interruption],
+  stops: Sequence[Stop],
+  slice_share: float,
+) -> tuple[tuple[float, float], ...]:
+  """What an elastic learner is left with while slices are away.
+
+  What broke during a pause has been replaced, and is not missed.
+
+  Args:
+    interruptions: of this learner, in order of time.
+    stops: `elastic` of these.
+    slice_share: of a slice in the learner, in (0, 1].
+
+  Returns:
+    (time, share of its slices that are there from then on), in order of time;
+    all are there at the start.
+  """
+  downs = {stop.begin_s for stop in stops if stop.reason == 'down'}
+  changes = sorted(
+    change
+    for interruption in interruptions
+    if interruption.at_s in downs
+    for change in (
+      (interruption.at_s, 1),
+      (interruption.at_s + interruption.repair_s, -1),
+    )
+  )
+  away, shares = 0, []
+  for at_s, change in changes:
+    away += change
+    shares.append((at_s, max(0.0, 1 - away * slice_share)))
+  return tuple(shares)
+
+
+def stops_from(stops: Iterable[Stop], from_s: float) -> tuple[Stop, ...]:
+  """The same stops on a clock that starts at `from_s`."""
+  return tuple(
+    Stop(max(0.0, s.begin_s - from_s), s.end_s - from_s, s.reason)
+    for s in stops
+    if s.end_s > from_s
+  )
+
+
+def capacities_from(
+  shares: Sequence[tuple[float, float]], from_s: float
+) -> tuple[tuple[float, float], ...]:
+  """The same capacities on a clock that starts at `from_s`."""
+  before = [share for at_s, share in shares if at_s <= from_s][-1:]
+  later = [(at_s - from_s, share) for at_s, share in shares if at_s > from_s]
+  return (*((0.0, share) for share in before), *later)

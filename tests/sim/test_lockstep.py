@@ -131,3 +131,13 @@ def test_the_times_of_a_group_make_up_the_run():
   for g in done.groups:
     parts = g.stepping_s + g.waiting_s + g.standing_s + g.redone_s
     assert parts == pytest.approx(500.0)
+
+
+def test_steps_without_all_slices_are_useful_in_part():
+  """1 s with all slices, 3 s with half of them, standing, 2 s with all."""
+  own = [Stop(4.0, 6.0, 'down')]
+  done = lockstep.run(
+    [own], _steady(1.0), 8.0, capacities=[((1.0, 0.5), (5.0, 1.0))]
+  )
+  assert done.groups[0].useful_s == 1 + 1.5 + 2
+  assert done.goodput == 4.5 / 8

@@ -89,3 +89,36 @@ def test_no_repair_is_waited_for_after_the_end_of_the_run():
 @pytest.mark.parametrize('rule', [stops.elastic, stops.waiting])
 def test_without_failures_nobody_stands(rule):
   assert rule((), 10.0, 1000.0) == ()
+
+
+# What is left ---------------------------------------------------------------
+
+
+def test_a_slice_is_missed_until_it_is_back():
+  trace = _trace((100, 300), (200, 50))
+  own = stops.elastic(trace, 10.0, 1000.0)
+  assert stops.capacities(trace, own, 0.25) == (
+    (100, 0.75), (200, 0.5), (250, 0.75), (400, 1.0),
+  )  # fmt: skip
+
+
+def test_what_broke_during_a_pause_is_not_missed():
+  trace = _trace((100, 60), (105, 100))
+  own = stops.elastic(trace, 10.0, 1000.0)
+  assert stops.capacities(trace, own, 0.25) == ((100, 0.75), (160, 1.0))
+
+
+def test_nobody_has_less_than_nothing():
+  trace = _trace((100, 300), (200, 300))
+  own = stops.elastic(trace, 10.0, 1000.0)
+  assert min(s for _, s in stops.capacities(trace, own, 0.6)) == 0.0
+
+
+def test_a_clock_that_starts_later_is_in_the_middle_of_things():
+  own = (Stop(100, 110, 'down'), Stop(155, 165, 'down'), Stop(200, 210, 'up'))
+  assert stops.stops_from(own, 160.0) == (
+    Stop(0, 5, 'down'), Stop(40, 50, 'up'),
+  )  # fmt: skip
+  shares = ((100, 0.75), (155, 0.5), (200, 0.75))
+  assert stops.capacities_from(shares, 160.0) == ((0.0, 0.5), (40.0, 0.75))
+  assert stops.capacities_from(shares, 50.0)[0] == (50.0, 0.75)
