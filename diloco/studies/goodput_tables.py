@@ -207,7 +207,8 @@ def _alternating(means: list, spreads: list) -> list:
 
 
 def _of_size(grid: Grid, size: float, learners: int) -> Cell | None:
-  system = DECOUPLED if (DECOUPLED, learners) in grid.rows else ELASTIC
+  is_program = learners == 1 and (ELASTIC, 1) in grid.rows
+  system = ELASTIC if is_program else DECOUPLED
   return grid.cells.get((system, learners, round(size * learners)))
 
 
