@@ -5,7 +5,7 @@
 with and without elasticity, the DiLoCos in lock-step, and Decoupled DiLoCo with
 2 to 16 learners, all on the same failures. Answers the paper's Table 1. A pause
 of 13.7 s and a wait of 80 s are fitted to that table as a whole; nothing is
-fitted to a cell. A step takes 4 s: goodput hardly depends on it, and four times
+fitted to a cell. A step takes 8 s: goodput hardly depends on it, and eight times
 as many failures are seen for the same work as with steps of 1 s.
 
 Command: python -m diloco.simulate --config=experiments/goodput.py
@@ -24,7 +24,7 @@ from experiments import common, simulated
 
 
 def get_config(arg=None):
-  args = common.parse_arg(arg, quicktest=False, step_s=4.0)
+  args = common.parse_arg(arg, quicktest=False, step_s=8.0)
   config = simulated.base('goodput')
   config.fleet.step_s = args.step_s
   if args.quicktest:
