@@ -32,7 +32,7 @@ def _given(plan: Plan) -> Iterator[str]:
   )
   yield (
     f'links of {given.bandwidth_gbps:g} Gbit/s each way and '
-    f'{1e3 * given.latency_s:g} ms; T = {given.step_s:g} s a step; '
+    f'{1e3 * given.latency_s:g} ms; T = {given.step_s:g} s; '
     f'{given.codec}: b = {plan.value_bytes:.3f} bytes'
   )
 
