@@ -15,7 +15,7 @@ from absl import flags
 from diloco import flags as config_flags
 from diloco.config_values import ConfigError
 from diloco.studies import plan_text, planning
-from diloco.studies.planning import Situation
+from diloco.studies.situation import Situation
 
 NEEDED = {
   'params': 'Of the model, such as 12e9.',

@@ -4,7 +4,8 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from diloco.studies.planning import INTERVALS, LATENCIES, Memory, Plan
+from diloco.studies.host_memory import Memory
+from diloco.studies.planning import INTERVALS, LATENCIES, Plan
 
 OVERLAP_ADVISED = 5  # Streaming DiLoCo: harmless up to 10, advised up to 5.
 

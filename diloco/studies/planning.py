@@ -11,13 +11,13 @@ s steps between two rounds.
 import dataclasses
 import math
 
-from diloco.config_values import ConfigError, Section
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import grace_window_s
 from diloco.sim import traffic_forms
 from diloco.sim.closed_forms import elastic_goodput, uptime
-from diloco.sim.payload_bytes import BITS, bytes_per_value
-from diloco.studies import host_speeds
+from diloco.sim.payload_bytes import bytes_per_value
+from diloco.studies import host_memory, host_speeds
+from diloco.studies.situation import Situation
 
 F32_BYTES = 4
 BF16_BYTES = 2
@@ -29,77 +29,6 @@ GRACE_SAFETY = 0.8  # γ
 GRACE_CAP_STEPS = 1.0  # The paper's.
 LATENCIES = 6  # Of an exchange: two messages of one, two pulls of two.
 DAY_S = 86_400.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Situation(Section):
-  """What is given; the fields are flags of `diloco.plan`.
-
-  Attributes:
-    params: of the model, N.
-    learners: M.
-    bandwidth_gbps: of a learner's link, each way.
-    step_s: T, of an inner step.
-    datacentres: D, with a shard of the syncer in each; 1: the syncer is one
-      process elsewhere, as it is built here, and every byte uses the link.
-    chips: of all learners; 0: nothing is said of failures.
-    mtbi_days: mean time between interruptions of a chip.
-    pause_s: of one reconfiguration of an elastic learner.
-    codec: both ways.
-    block_size: values that share a scale.
-    scale: type of the scales.
-    latency_s: one way.
-    state_bytes_per_param: of θ and the inner optimizer's state.
-    host_speed: of hosts, in those of `host_speeds`.
-  """
-
-  params: float
-  learners: int
-  bandwidth_gbps: float
-  step_s: float
-  datacentres: int = 1
-  chips: int = 0
-  mtbi_days: float = 365.0
-  pause_s: float = 13.7
-  codec: str = 'int4'
-  block_size: int = 128
-  scale: str = 'bf16'
-  latency_s: float = 0.05
-  state_bytes_per_param: float = 12.0
-  host_speed: float = 1.0
-
-  def __post_init__(self):
-    broken = [f'--{rule}' for rule in self.broken_rules()]
-    if broken:
-      raise ConfigError(broken)
-
-  def broken_rules(self):
-    yield from self._positive(
-      'bandwidth_gbps', 'step_s', 'mtbi_days', 'host_speed'
-    )
-    if not 1 <= self.params < math.inf:
-      yield f'params={self.params}: must be finite, at least 1, such as 12e9'
-    yield from self._at_least(1, 'learners', 'datacentres')
-    yield from self._at_least(0, 'chips')
-    if 0 < self.chips < self.learners:
-      yield f'chips={self.chips}: must be at least learners={self.learners}'
-    if self.datacentres > max(1, self.learners):
-      yield (
-        f'datacentres={self.datacentres}: at most one for each of '
-        f'learners={self.learners}'
-      )
-    for key in ('pause_s', 'latency_s'):
-      if not 0 <= getattr(self, key) < math.inf:
-        yield f'{key}={getattr(self, key)}: must be finite, at least 0'
-    if not F32_BYTES <= self.state_bytes_per_param < math.inf:
-      yield (
-        f'state_bytes_per_param={self.state_bytes_per_param}: must be finite, '
-        f'at least {F32_BYTES}, which θ takes; 12 with AdamW'
-      )
-    yield from self._one_of('codec', BITS)
-    yield from self._one_of('scale', ('bf16', 'f32'))
-    if self.block_size < 1 or self.block_size % 8:
-      yield f'block_size={self.block_size}: must be a positive multiple of 8'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,15 +45,6 @@ class Exchange:
   @property
   def total_s(self) -> float:
     return sum(dataclasses.astuple(self))
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-  """Bytes of a host for one purpose, with the formula."""
-
-  what: str
-  formula: str
-  nbytes: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,8 +91,8 @@ class Plan:
   sites: int
   data_parallel: float
   diloco: float
-  learner_memory: tuple[Memory, ...]
-  syncer_memory: tuple[Memory, ...]
+  learner_memory: tuple[host_memory.Memory, ...]
+  syncer_memory: tuple[host_memory.Memory, ...]
   goodput: float | None
   uptime: float | None
 
@@ -221,8 +141,8 @@ def plan(situation: Situation) -> Plan:
     sites=sites,
     data_parallel=bursts[0].utilisation(situation.bandwidth_gbps),
     diloco=bursts[1].utilisation(situation.bandwidth_gbps),
-    learner_memory=_learner_memory(situation, protocol, value_bytes),
-    syncer_memory=_syncer_memory(situation, protocol, value_bytes),
+    learner_memory=host_memory.of_learner(situation, protocol, value_bytes),
+    syncer_memory=host_memory.of_syncer(situation, protocol, value_bytes),
     goodput=goodput,
     uptime=None if goodput is None else uptime(goodput, situation.learners),
   )
@@ -359,62 +279,6 @@ def _sites(situation: Situation) -> int:
 
 def _gbit(nbytes: float) -> float:
   return 8 * nbytes / 1e9
-
-
-# Memory ----------------------------------------------------------------------
-
-
-def _learner_memory(
-  situation: Situation, protocol: ProtocolConfig, b: float
-) -> tuple[Memory, ...]:
-  """See `runtime/host_copy.py`, `carrier.py`, `donations.py`, `training.py`."""
-  n, p, ahead = situation.params, protocol.fragments, protocol.inflight_max
-  state = situation.state_bytes_per_param
-  inner = state - F32_BYTES
-  return (
-    # Bases are the same arrays: what is applied becomes the base.
-    Memory('Θ, which the bases share', '4N', F32_BYTES * n),
-    # Snapshot and delta; what is decoded and what is rebuilt of an update.
-    Memory(
-      f'{ahead} rounds in flight',
-      f'4·4N/P + {ahead + 1}·bN/P',
-      (4 * F32_BYTES + (ahead + 1) * b) * n / p,
-    ),
-    Memory('its checkpoint, while it is written', f'{state:g}N', state * n),
-    # Θ as bytes, the inner state, and the same in one piece.
-    Memory(
-      'giving its state to a newcomer',
-      f'{F32_BYTES + 2 * inner:g}N',
-      (F32_BYTES + 2 * inner) * n,
-    ),
-    Memory(
-      "taking a donor's state, once",
-      f'{2 * state:g}N',
-      2 * state * n,
-    ),
-  )
-
-
-def _syncer_memory(
-  situation: Situation, protocol: ProtocolConfig, b: float
-) -> tuple[Memory, ...]:
-  """See `runtime/global_model.py`, `syncing.py`, `peers.py`."""
-  n, p, ahead = situation.params, protocol.fragments, protocol.inflight_max
-  m = situation.learners
-  return (
-    Memory('Θ, momentum, residual', '12N', 3 * F32_BYTES * n),
-    Memory(
-      f'contributions of {ahead} rounds',
-      f'{ahead}·M·4N/P',
-      ahead * m * F32_BYTES * n / p,
-    ),
-    # Δ, u, what is wanted and sent, the next Θ_p and residual.
-    Memory('the outer step', '6·4N/P', 6 * F32_BYTES * n / p),
-    # One of each kind per learner and fragment until it is fetched.
-    Memory('updates on offer', f'{ahead}·M·bN/P', ahead * m * b * n / p),
-    # Arrays of numpy are written as they are; the momentum is of jax.
-    Memory('its checkpoint, while it is written', '4N', F32_BYTES * n),
-  )
 
 
 # Failures --------------------------------------------------------------------

@@ -95,3 +95,10 @@ def test_machines_on_a_narrow_link_lose_rounds_and_no_steps(found):
 
 def test_the_same_configuration_gives_the_same_report(found):
   assert bandwidth.report(_config(steps=2000), lambda line: None) == found
+
+
+def test_no_link_carries_more_than_it_can(found):
+  table = _part(found, 'bandwidth_machines')
+  mean, peak = (_column(table, f'{name} Gbit/s') for name in ('mean', 'peak'))
+  for row in table.rows:
+    assert 0 < row[mean] <= row[peak] <= row[1] * (1 + 1e-9)

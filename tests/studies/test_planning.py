@@ -10,7 +10,8 @@ import pytest
 
 from diloco.config_values import ConfigError
 from diloco.studies import plan_text
-from diloco.studies.planning import Situation, plan
+from diloco.studies.planning import plan
+from diloco.studies.situation import Situation
 
 # bf16, P = H = 24: fragments of 1e7 values, 20 MB, 0.16 Gbit, 0.04 GB of f32.
 SMALL = Situation(
