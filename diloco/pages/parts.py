@@ -109,3 +109,8 @@ class Report:
   command: str
   paragraphs: tuple[str, ...]  # What is assumed; how to read it.
   parts: tuple[Part, ...]
+
+  def __post_init__(self):
+    for kinds in ((Table,), (Chart, Timeline)):  # CSV files, PNG files.
+      names = [part.name for part in self.parts if isinstance(part, kinds)]
+      assert len(names) == len(set(names)), f'{self.name}: two of {names}'

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows a report in a terminal, of whatever width, without colours."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import rich.box
+import rich.console
+import rich.table
+import rich.text
+
+from diloco.pages import cells
+from diloco.pages.parts import Chart, Report, Table, Timeline
+
+BETWEEN = 2  # Blanks between two columns.
+PROSE_MAX = 100  # Columns; longer lines are hard to read.
+
+
+def show(report: Report, console: rich.console.Console | None = None) -> None:
+  """Prints a report's prose and tables, and which pictures belong to it.
+
+  Args:
+    report: what is shown.
+    console: where; standard output unless given.
+  """
+  console = console or rich.console.Console(
+    color_system=None, highlight=False, markup=False, emoji=False
+  )
+  _print(console, rich.text.Text(report.title, style='bold'))
+  for paragraph in report.paragraphs:
+    console.print()
+    _print(console, rich.text.Text(paragraph))
+  for part in report.parts:
+    if isinstance(part, Table):
+      _show_table(part, console)
+  pictures = [p for p in report.parts if isinstance(p, Chart | Timeline)]
+  if pictures:
+    console.print()
+  for part in pictures:
+    _print(console, rich.text.Text(f'{part.name}.png  {part.title}'))
+  console.print()
+  console.print(rich.text.Text(f'Again: {report.command}'), soft_wrap=True)
+
+
+def _show_table(table: Table, console: rich.console.Console) -> None:
+  console.print()
+  _print(console, rich.text.Text(table.title, style='bold'))
+  for i, columns in enumerate(blocks(cells.shown(table), console.width)):
+    if i:
+      console.print()
+    view = rich.table.Table(
+      box=rich.box.SIMPLE_HEAD,
+      padding=(0, BETWEEN - 1, 0, 0),  # The box has a blank of its own.
+      pad_edge=False,
+      show_edge=False,
+      header_style='',
+    )
+    roomy = _used(columns, _roomy) <= console.width
+    for column in columns:
+      width = _roomy(column) if roomy else _narrow(column)
+      view.add_column(
+        rich.text.Text(column.name),
+        justify='right' if column.numeric else 'left',
+        vertical='bottom',
+        width=min(width, console.width),
+        overflow='fold',
+      )
+    for row in zip(*(column.texts for column in columns)):
+      view.add_row(*map(rich.text.Text, row))
+    console.print(view)
+  for note in table.notes:
+    _print(console, rich.text.Text(f'  {note}'))
+
+
+def blocks(
+  columns: Sequence[cells.ShownColumn], width: int
+) -> Iterator[tuple[cells.ShownColumn, ...]]:
+  """A table cut, where it is too wide, into some that begin with its first.
+
+  Args:
+    columns: of the whole table.
+    width: characters of a line.
+  """
+  first, *others = columns
+  block = [first]
+  for column in others:
+    if len(block) > 1 and _used([*block, column], _narrow) > width:
+      yield tuple(block)
+      block = [first]
+    block.append(column)
+  yield tuple(block)
+
+
+def _used(columns: Sequence[cells.ShownColumn], width_of: Callable) -> int:
+  return sum(map(width_of, columns)) + BETWEEN * (len(columns) - 1)
+
+
+def _roomy(column: cells.ShownColumn) -> int:
+  """Characters it takes with its heading on one line."""
+  return max(map(len, (*column.texts, column.name)))
+
+
+def _narrow(column: cells.ShownColumn) -> int:
+  """Characters it needs, its heading broken at blanks."""
+  return max(map(len, (*column.texts, *column.name.split())), default=1)
+
+
+def _print(console: rich.console.Console, text: rich.text.Text) -> None:
+  console.print(text, width=min(console.width, PROSE_MAX))
