@@ -6,7 +6,7 @@ import math
 
 from diloco.pages.parts import Cell, Table
 
-NOTHING = '–'
+NOTHING = '—'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ groups differ in colour alone. Imports matplotlib, which is an extra.
 """
 
 import collections
+import itertools
 import math
 
 from matplotlib import figure, lines, ticker
@@ -125,7 +126,7 @@ def _set_axes(axes, chart: Chart) -> None:
 def _apart(xs: list[float]) -> bool:
   """Whether numbers written under all xs of a logarithmic axis fit."""
   whole = math.log(xs[-1] / xs[0]) or 1.0
-  return all(math.log(b / a) > whole / 14 for a, b in zip(xs, xs[1:]))
+  return all(math.log(b / a) > whole / 14 for a, b in itertools.pairwise(xs))
 
 
 def _add_legends(page, axes, chart: Chart) -> None:

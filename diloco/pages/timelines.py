@@ -44,6 +44,7 @@ MEANINGS = {
   'round': 'round',
   'grace': 'grace window',
 }
+UNITS_S = {'hours': 3600.0, 'minutes': 60.0, 'seconds': 1.0}
 MARK_COLOURS = ('#555555', '#B00020', '#4B2E83', '#6B5B00')
 
 
@@ -171,9 +172,11 @@ def _extent(lane: int, lanes: int) -> tuple[float, float]:
 
 def _set_axes(axes, timeline: Timeline, lane_pixels: int) -> None:
   begin_s, end_s = shares.limits(timeline)
-  for unit, size_s in (('hours', 3600.0), ('minutes', 60.0), ('seconds', 1.0)):
-    if end_s - begin_s >= 10 * size_s or size_s == 1.0:
-      break
+  unit, size_s = next(
+    (unit, size_s)
+    for unit, size_s in UNITS_S.items()
+    if end_s - begin_s >= 10 * size_s or unit == 'seconds'
+  )
   steps = ticker.MaxNLocator(10).tick_values(begin_s / size_s, end_s / size_s)
   ticks = [x for x in steps if begin_s <= x * size_s <= end_s]
   axes.set_xticks([x * size_s for x in ticks], [f'{x:.6g}' for x in ticks])

@@ -68,11 +68,13 @@ def wide() -> Table:
       Column('learner'),
       *(Column(f'{name} {i}', i) for i in range(4) for name in names),
     ),
-    tuple(
-      (f'learner {m}', *(1000.0 * m / (k + 7) for k in range(16)))
-      for m in range(3)
-    )
-    + (('none', *[None] * 14, math.inf, math.nan),),
+    (
+      *(
+        (f'learner {m}', *(1000.0 * m / (k + 7) for k in range(16)))
+        for m in range(3)
+      ),
+      ('none', *[None] * 14, math.inf, math.nan),
+    ),
   )
 
 
