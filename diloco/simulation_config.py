@@ -314,13 +314,18 @@ def build(config: Mapping) -> SimulationConfig:
     ConfigError: lists unknown keys with the nearest valid one, missing keys,
       wrong types and broken rules, all in one message.
   """
-  kind = config['study']['kind'] if 'study' in config else None
-  if kind not in STUDIES:
+  if 'study' not in config:
+    examples = ', '.join(f'experiments/{kind}.py' for kind in STUDIES)
     raise ConfigError(
       [
-        f'study.kind={kind!r}: must be one of {", ".join(STUDIES)}; a training '
-        'run is started by launch.local'
+        'this configuration is of a training run, which launch.local starts; '
+        f'a simulation takes one with a section study, such as {examples}'
       ]
+    )
+  kind = config['study'].get('kind')
+  if kind not in STUDIES:
+    raise ConfigError(
+      [f'study.kind={kind!r}: must be one of {", ".join(STUDIES)}']
     )
   sections = {**SECTIONS, 'study': STUDIES[kind]}
   typed, problems = reading.typed_values(

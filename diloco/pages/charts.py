@@ -108,6 +108,8 @@ def _style(line: Line, place: int) -> dict:
 def _set_axes(axes, chart: Chart) -> None:
   axes.grid(alpha=0.25)
   axes.spines[['top', 'right']].set_visible(False)
+  if chart.x_range:
+    axes.set_xlim(*chart.x_range)
   if chart.y_range:
     axes.set_ylim(*chart.y_range)
   for axis, log, set_scale in (

@@ -10,6 +10,7 @@ import io
 import json
 import math
 import pathlib
+import tempfile
 
 from diloco.pages import page, pictures
 from diloco.pages.parts import Chart, Part, Report, Table, Timeline
@@ -43,6 +44,17 @@ def write(report: Report, folder: pathlib.Path) -> list[pathlib.Path]:
   for name, content in contents.items():
     (folder / name).write_bytes(content)
   return [folder / name for name in contents]
+
+
+def check_writable(folder: pathlib.Path) -> None:
+  """Makes the folder, and a file in it that does not stay.
+
+  Raises:
+    OSError: one of them can't be made.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryFile(dir=folder):
+    pass
 
 
 def as_csv(table: Table) -> str:

@@ -65,6 +65,7 @@ class Chart:
   lines: tuple[Line, ...]
   log_x: bool = False
   log_y: bool = False
+  x_range: tuple[float, float] | None = None
   y_range: tuple[float, float] | None = None
   notes: tuple[str, ...] = ()
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows a report in a terminal, of whatever width, without colours."""
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 import rich.box
@@ -25,10 +26,10 @@ def show(report: Report, console: rich.console.Console | None = None) -> None:
   console = console or rich.console.Console(
     color_system=None, highlight=False, markup=False, emoji=False
   )
-  _print(console, rich.text.Text(report.title, style='bold'))
+  _print(console, report.title, 'bold')
   for paragraph in report.paragraphs:
     console.print()
-    _print(console, rich.text.Text(paragraph))
+    _print(console, paragraph)
   for part in report.parts:
     if isinstance(part, Table):
       _show_table(part, console)
@@ -36,14 +37,14 @@ def show(report: Report, console: rich.console.Console | None = None) -> None:
   if pictures:
     console.print()
   for part in pictures:
-    _print(console, rich.text.Text(f'{part.name}.png  {part.title}'))
+    _print(console, part.title, first=f'{part.name}.png  ')
   console.print()
   console.print(rich.text.Text(f'Again: {report.command}'), soft_wrap=True)
 
 
 def _show_table(table: Table, console: rich.console.Console) -> None:
   console.print()
-  _print(console, rich.text.Text(table.title, style='bold'))
+  _print(console, table.title, 'bold')
   for i, columns in enumerate(blocks(cells.shown(table), console.width)):
     if i:
       console.print()
@@ -68,7 +69,7 @@ def _show_table(table: Table, console: rich.console.Console) -> None:
       view.add_row(*map(rich.text.Text, row))
     console.print(view)
   for note in table.notes:
-    _print(console, rich.text.Text(f'  {note}'))
+    _print(console, note, first='- ')
 
 
 def blocks(
@@ -104,5 +105,16 @@ def _narrow(column: cells.ShownColumn) -> int:
   return max(map(len, (*column.texts, *column.name.split())), default=1)
 
 
-def _print(console: rich.console.Console, text: rich.text.Text) -> None:
-  console.print(text, width=min(console.width, PROSE_MAX))
+def _print(
+  console: rich.console.Console,
+  text: str,
+  style: str = '',
+  first: str = '',
+) -> None:
+  """Prose, broken at blanks; `first` stands before it, above blanks."""
+  width = max(20, min(console.width, PROSE_MAX))
+  rest = ' ' * len(first)
+  for line in textwrap.wrap(
+    text, width, initial_indent=first, subsequent_indent=rest
+  ):
+    console.print(rich.text.Text(line, style=style))

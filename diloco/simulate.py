@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulates a fleet: runs the study that a configuration asks for.
+
+  python -m diloco.simulate --config=experiments/NAME.py[:quicktest] \\
+    [--config.study.seeds=5 ...] [--outdir=DIR]
+
+Tables go to standard output, progress to standard error; the folder gets CSV,
+JSON, PNG and a page. The same seed gives the same bytes of all but progress.
+Exit code 0: done; 78: it can't run as configured.
+"""
+
+import dataclasses
+import functools
+import importlib
+import pathlib
+import shlex
+import time
+
+from absl import flags as absl_flags
+
+from diloco import flags, simulation_config
+from diloco.config_values import ConfigError
+from diloco.pages import files, pictures, progress, terminal
+
+EXAMPLE = 'experiments/goodput.py'
+PARENT = pathlib.Path('runs', 'simulated')
+
+
+def define_flags() -> None:
+  """The flags of this main."""
+  flags.define_flags()
+  absl_flags.DEFINE_string(
+    'outdir', None, f'Folder of the report; {PARENT}/NAME unless given.'
+  )
+
+
+def main(argv) -> int:
+  began_s = time.monotonic()
+  config = flags.load(build=simulation_config.build)
+  line = progress.Line()
+  try:
+    folder = _folder(argv, config.name)
+    study = importlib.import_module(f'diloco.studies.{config.study.kind}')
+    report = study.report(config, line.say)
+  except ConfigError as error:
+    line.end()
+    flags.exit_config(error)
+  line.end()
+  command = shlex.join(['python', '-m', 'diloco.simulate', *flags.arguments()])
+  report = dataclasses.replace(report, command=command)
+  terminal.show(report)
+  page = files.write(report, folder)[0]
+  missing = pictures.missing(report)
+  if missing:
+    line.stay(missing)
+  line.stay(f'page: {page}')
+  line.stay(f'wall time: {time.monotonic() - began_s:.1f} s')
+  return 0
+
+
+def _folder(argv, name: str) -> pathlib.Path:
+  """The folder of the report, which can be written; what else is wrong."""
+  if len(argv) > 1:
+    raise ConfigError([f'{argv[1]}: unexpected argument'])
+  folder = pathlib.Path(absl_flags.FLAGS.outdir or PARENT / name)
+  try:
+    files.check_writable(folder)
+  except OSError as error:
+    raise ConfigError([f'--outdir={folder}: {error.strerror}']) from None
+  return folder
+
+
+if __name__ == '__main__':
+  define_flags()
+  flags.run(main, functools.partial(flags.parse_or_exit, example=EXAMPLE))
