@@ -279,17 +279,23 @@ class SimulatedLearner:
   ):
     """Queues a pull on the one thread for it; always an event."""
 
+    sim, wires = self._cluster.sim, self._cluster.wires
+    missing = wires.pieces(cargo)
+
     def arrive():
-      self._pulls.popleft()
+      nonlocal missing
+      missing -= 1
       if self.gone:
         self._pulls.clear()
-        return
-      if self._pulls:
-        self._pulls[0]()
-      self.handle(arrived())
+      elif missing:
+        begin()
+      else:
+        self._pulls.popleft()
+        if self._pulls:
+          self._pulls[0]()
+        self.handle(arrived())
 
     def begin():
-      sim, wires = self._cluster.sim, self._cluster.wires
       when_s = wires.arrival_s(sim.now, source, self.id, cargo, fragment)
       sim.at(when_s, lambda: self.when_it_runs(arrive))
 
