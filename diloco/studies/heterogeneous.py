@@ -111,16 +111,18 @@ def _table(config: SimulationConfig, outcomes: dict) -> Table:
     COLUMNS,
     tuple(rows),
     notes=(
-      'pace: rounds closed, of those that the steps of the fastest learner make '
-      'due; what Table 5 of the paper calls goodput. Above 100 where several '
-      'learners take turns at being the fastest.',
+      'pace: rounds closed, of those that the steps of the fastest learner '
+      'make due; what Table 5 of the paper calls goodput. Above 100 where '
+      'several learners take turns at being the fastest.',
       'closed form: the pace if all steps of a learner were equally long: that '
       'of the K-th fastest.',
-      'stepping: share of the allocated time in steps. Nobody waits, whatever K.',
+      'stepping: share of the allocated time in steps; nobody waits at any K.',
       'merged: participation, the share of the rounds that took a learner in; '
-      'of the fast ones, of the slow ones, of all.',
+      'of the fast ones, of the slow ones, of all. Where rounds follow the '
+      'fast ones, a slow one makes a step for '
+      f'{1 - config.fleet.slow_gap:.0%} of them.',
       'staleness: versions that the base of a merged offer was behind, mean.',
-      f'Means over {config.study.seeds} seeds ± their standard deviation.',
+      samples.said(config.study.seeds),
     ),
   )
 

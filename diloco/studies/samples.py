@@ -5,6 +5,13 @@ import statistics
 from collections.abc import Sequence
 
 
+def said(runs: int) -> str:
+  """The note that tells what mean and spread are of."""
+  if runs == 1:
+    return 'One run: no spread.'
+  return f'Means over {runs} runs (seeds) ± their standard deviation.'
+
+
 def mean(values: Sequence[float]) -> float:
   return statistics.fmean(values)
 

@@ -66,8 +66,11 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
     title='Scavenging: learners that come for a part of the work',
     command='python -m diloco.simulate --config=experiments/scavenging.py',
     paragraphs=_paragraphs(config),
-    parts=(_table(config, results), _chart(config, results))
-    + _timeline(config, results),
+    parts=(
+      _table(config, results),
+      _chart(config, results),
+      _timeline(config, results),
+    ),
   )
 
 
@@ -162,12 +165,12 @@ def _table(config: SimulationConfig, results: dict) -> Table:
       'extra: compute that comes, relative to the '
       f'{always} learners that are always there.',
       'relative time: until the same number of tokens was trained, relative to '
-      f'nobody coming; means over {study.seeds} seeds ± their standard '
-      'deviation.',
-      'closed form: 1 − d + d / (1 + x), coming and going for nothing; '
+      f'nobody coming. {samples.said(study.seeds)}',
+      'closed form: (1 - d) + d / (1 + x), coming and going for nothing; '
       f'd = {study.end - study.begin:g}.',
       'extra tokens, extra merged: the share of the tokens that the extra '
-      'learners trained; of the rounds while they were there, that took one in.',
+      'learners trained; the share of the rounds while they were there that '
+      'took one in.',
       'bootstrap: from hello to the first step; from a peer: how many took θ '
       'and the inner optimizer from a learner.',
     ),
@@ -210,21 +213,19 @@ def _chart(config: SimulationConfig, results: dict) -> Chart:
   )
 
 
-def _timeline(config: SimulationConfig, results: dict) -> tuple[Timeline, ...]:
+def _timeline(config: SimulationConfig, results: dict) -> Timeline:
   extra = max(results)
   result = results[extra][0]
   always = config.protocol.learners
   names = [f'learner {m}' for m in range(always)]
   names += [f'extra {m}' for m in range(always, always + extra)]
-  return (
-    lanes.timeline(
-      'timeline',
-      f'{extra} learners come and go',
-      result.tally,
-      names,
-      result.time_s,
-      notes=(f'Seed {config.seed}. A mark: a round took the learner in.',),
-    ),
+  return lanes.timeline(
+    'timeline',
+    f'{extra} learners come and go',
+    result.tally,
+    names,
+    result.time_s,
+    notes=(f'Seed {config.seed}. A mark: a round took the learner in.',),
   )
 
 
