@@ -10,6 +10,7 @@ from diloco.pages.parts import SPAN_KINDS, Timeline
 
 # Steps alternate between two tints, so that one sees where one ends.
 TINTS = ('step', 'odd step')
+ROUNDING = 1e-6  # Of sums of shares.
 LAYERS = (*TINTS, *(kind for kind in SPAN_KINDS if kind != 'step'))
 
 
@@ -32,7 +33,7 @@ def per_column(timeline: Timeline, columns: int) -> np.ndarray:
   Returns:
     Shares [lane, layer, column] in LAYERS' order; of a lane and column they
     sum to at most 1, also where spans overlap. A column in which no whole
-    span lies belongs to one layer, or to none.
+    span lies, and none overlap, belongs to one layer, or to none.
   """
   edges_s = np.linspace(*limits(timeline), columns + 1)
   shares = np.zeros((len(timeline.lanes), len(LAYERS), columns))
@@ -41,11 +42,13 @@ def per_column(timeline: Timeline, columns: int) -> np.ndarray:
     covered_s = _covered_s(np.asarray(spans), edges_s)
     shares[lane, layer] = np.diff(covered_s) / np.diff(edges_s)
     times_s[lane].append(np.ravel(spans))
-  shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1.0)
+  crowded = shares.sum(axis=1)  # [lane, column]
+  shares /= np.maximum(crowded[:, None], 1.0)
   for lane, of_lane in enumerate(times_s):
     if of_lane:
       borders_s = np.unique(np.concatenate(of_lane))
       plain = np.histogram(borders_s, edges_s)[0] <= 1
+      plain &= crowded[lane] < 1.0 + ROUNDING
       shares[lane][:, plain] = _most(shares[lane][:, plain])
   return shares
 

@@ -25,13 +25,13 @@ LETTER_PIXELS = 12
 MARGINS_PIXELS = {'top': 60, 'bottom': 90, 'right': 30}
 LEGEND_PIXELS = 28  # Of a row of the legend.
 LEGEND_COLUMNS = 6
-COLOURS = {  # From the palette of Okabe and Ito, far apart in lightness.
-  'step': '#5AA7DE',
-  'odd step': '#8CC5EC',
+COLOURS = {  # Told apart by everybody: near to Okabe and Ito's.
+  'step': '#3B8BC9',
+  'odd step': '#86C1EA',
   'pause': '#E69F00',
   'dead': '#2B2B2B',
   'waiting': '#D7D7D7',
-  'bootstrap': '#CC79A7',
+  'bootstrap': '#9C3D80',
   'round': '#B9A66A',
   'grace': '#009E73',
 }
