@@ -31,7 +31,7 @@ COLOURS = {  # Told apart by everybody: near to Okabe and Ito's.
   'pause': '#E69F00',
   'dead': '#2B2B2B',
   'waiting': '#D7D7D7',
-  'bootstrap': '#9C3D80',
+  'bootstrap': '#8E3575',
   'round': '#B9A66A',
   'grace': '#009E73',
 }
