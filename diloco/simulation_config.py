@@ -245,6 +245,8 @@ class HeterogeneousStudy(Study):
     yield from super().broken_rules()
     yield from self._at_least(1, 'steps')
     yield from self._positive('timeline_s')
+    if not self.settings:
+      yield f'settings=(): must be some of {self.SETTINGS}'
     for setting in self.settings:
       if setting not in self.SETTINGS:
         yield f'settings: {setting!r} must be one of {self.SETTINGS}'

@@ -96,8 +96,8 @@ def _table(config: SimulationConfig, outcomes: dict) -> Table:
         _even_pace(config, setting),
         PAPER.get(setting),
         samples.mean([100 * outcome.goodput for outcome in several]),
-        samples.mean([_merged(o, _fast(config)) for o in several]),
-        samples.mean([_merged(o, _slow(config)) for o in several]),
+        _mean_merged(several, _fast(config)),
+        _mean_merged(several, _slow(config)),
         samples.mean(merged),
         samples.spread(merged),
         samples.mean([_staleness(outcome) for outcome in several]),
@@ -211,10 +211,17 @@ def _slow(config: SimulationConfig) -> range:
   return range(_fast(config).stop, config.protocol.learners)
 
 
-def _merged(outcome: Outcome, learners: Sequence[int]) -> float | None:
-  """Mean participation of some learners, in %; None of nobody."""
+def _mean_merged(
+  several: Sequence[Outcome], learners: Sequence[int]
+) -> float | None:
+  """None where there are no such learners."""
   if not learners:
     return None
+  return samples.mean([_merged(outcome, learners) for outcome in several])
+
+
+def _merged(outcome: Outcome, learners: Sequence[int]) -> float:
+  """Mean participation of some learners, in %."""
   return samples.mean([100 * outcome.participation(m) for m in learners])
 
 

@@ -81,6 +81,21 @@ def test_progress_names_every_run():
   assert said == ['K=1: run 1 of 1']
 
 
+@pytest.mark.parametrize(
+  ('slow', 'nobody'), [(0, 'merged slow %'), (8, 'merged fast %')]
+)
+def test_all_learners_may_be_alike(slow, nobody):
+  config = experiment.get_config()
+  config.fleet.slow_learners = slow
+  config.study.update(steps=10, seeds=1, settings=('K=M',))
+  table = heterogeneous.report(
+    simulation_config.build(config), lambda line: None
+  ).parts[0]
+  row = dict(zip([column.name for column in table.columns], table.rows[0]))
+  assert row[nobody] is None
+  assert row['closed form'] == 100
+
+
 def test_another_seed_is_another_run():
   first, again, other = (
     heterogeneous.report(
