@@ -21,17 +21,16 @@ from absl import flags as absl_flags
 from diloco import flags, simulation_config
 from diloco.config_values import ConfigError
 from diloco.pages import files, pictures, progress, terminal
+from diloco.sim.failures import TraceError
 
 EXAMPLE = 'experiments/goodput.py'
 PARENT = pathlib.Path('runs', 'simulated')
 
 
 def define_flags() -> None:
-  """The flags of this main."""
   flags.define_flags()
-  absl_flags.DEFINE_string(
-    'outdir', None, f'Folder of the report; {PARENT}/NAME unless given.'
-  )
+  said = f'Folder of the report; {PARENT}/NAME unless given.'
+  absl_flags.DEFINE_string('outdir', None, said)
 
 
 def main(argv) -> int:
@@ -40,8 +39,7 @@ def main(argv) -> int:
   line = progress.Line()
   try:
     folder = _folder(argv, config.name)
-    study = importlib.import_module(f'diloco.studies.{config.study.kind}')
-    report = study.report(config, line.say)
+    report = _report(config, line.say)
   except ConfigError as error:
     line.end()
     flags.exit_config(error)
@@ -49,17 +47,24 @@ def main(argv) -> int:
   command = shlex.join(['python', '-m', 'diloco.simulate', *flags.arguments()])
   report = dataclasses.replace(report, command=command)
   terminal.show(report)
-  page = files.write(report, folder)[0]
-  missing = pictures.missing(report)
-  if missing:
+  page, *_ = files.write(report, folder)
+  if missing := pictures.missing(report):
     line.stay(missing)
   line.stay(f'page: {page}')
   line.stay(f'wall time: {time.monotonic() - began_s:.1f} s')
   return 0
 
 
+def _report(config, say):
+  study = importlib.import_module(f'diloco.studies.{config.study.kind}')
+  try:
+    return study.report(config, say)
+  except (TraceError, FileNotFoundError) as error:
+    raise ConfigError([f'failures.trace: {error}']) from None
+
+
 def _folder(argv, name: str) -> pathlib.Path:
-  """The folder of the report, which can be written; what else is wrong."""
+  """The folder of the report; raises ConfigError if it can't be written."""
   if len(argv) > 1:
     raise ConfigError([f'{argv[1]}: unexpected argument'])
   folder = pathlib.Path(absl_flags.FLAGS.outdir or PARENT / name)

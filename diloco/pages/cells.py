@@ -36,9 +36,7 @@ def shown(table: Table) -> tuple[ShownColumn, ...]:
     if column.spread is not None:
       spreads = [row[places[column.spread]] for row in table.rows]
       texts = _with_spreads(texts, cells, spreads, column.digits)
-    numeric = any(_is_number(cell) for cell in cells) and not any(
-      isinstance(cell, str) for cell in cells
-    )
+    numeric = not any(isinstance(cell, str) for cell in cells)
     columns.append(ShownColumn(column.name, tuple(texts), numeric))
   return tuple(columns)
 

@@ -119,7 +119,9 @@ def _set_axes(axes, chart: Chart) -> None:
     if log:
       set_scale('log')
     axis.set_major_formatter(lambda value, _: words.in_thousands(value))
-  xs = sorted({x for line in chart.lines for x in line.xs})
+    axis.set_minor_formatter(ticker.NullFormatter())
+  points = [line for line in chart.lines if line.kind != 'closed form']
+  xs = sorted({x for line in points or chart.lines for x in line.xs})
   if chart.log_x and 0 < len(xs) <= TICKS_MAX and _apart(xs):
     axes.xaxis.set_major_locator(ticker.FixedLocator(xs))
     axes.xaxis.set_minor_locator(ticker.NullLocator())

@@ -13,6 +13,7 @@ from diloco.pages import cells
 from diloco.pages.parts import Chart, Report, Table, Timeline
 
 BETWEEN = 2  # Blanks between two columns.
+KEYS_MAX = 0.6  # Of the width, for columns that are repeated.
 PROSE_MAX = 100  # Columns; longer lines are hard to read.
 
 
@@ -75,20 +76,35 @@ def _show_table(table: Table, console: rich.console.Console) -> None:
 def blocks(
   columns: Sequence[cells.ShownColumn], width: int
 ) -> Iterator[tuple[cells.ShownColumn, ...]]:
-  """A table cut, where it is too wide, into some that begin with its first.
+  """A table cut, where it is too wide, into some that begin alike.
 
   Args:
-    columns: of the whole table.
+    columns: of the whole table. As many of the first ones are repeated as it
+      takes to tell its rows apart, if those leave room for others.
     width: characters of a line.
   """
-  first, *others = columns
-  block = [first]
-  for column in others:
-    if len(block) > 1 and _used([*block, column], _narrow) > width:
+  keys = next(
+    (
+      columns[:many]
+      for many in range(1, len(columns))
+      if _tell_apart(columns[:many])
+    ),
+    columns[:1],
+  )
+  if _used(keys, _narrow) > KEYS_MAX * width:
+    keys = columns[:1]
+  block = [*keys]
+  for column in columns[len(keys) :]:
+    if len(block) > len(keys) and _used([*block, column], _narrow) > width:
       yield tuple(block)
-      block = [first]
+      block = [*keys]
     block.append(column)
   yield tuple(block)
+
+
+def _tell_apart(columns: Sequence[cells.ShownColumn]) -> bool:
+  rows = list(zip(*(column.texts for column in columns)))
+  return len(set(rows)) == len(rows)
 
 
 def _used(columns: Sequence[cells.ShownColumn], width_of: Callable) -> int:

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learners of unequal speed under different quorums (paper §7, Table 5)."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
-from diloco.pages.parts import Chart, Column, Line, Report, Table, Timeline
-from diloco.protocol.config import ProtocolConfig
-from diloco.sim import decoupled
+from diloco.pages.parts import (
+  Cell,
+  Chart,
+  Column,
+  Line,
+  Report,
+  Table,
+  Timeline,
+)
+from diloco.sim import lockstep
 from diloco.sim.decoupled import Outcome
-from diloco.sim.happenings import Happenings
 from diloco.simulation_config import SimulationConfig
-from diloco.studies import lanes, machines, samples
+from diloco.studies import heterogeneous_runs as runs
+from diloco.studies import lanes, machines, paper, samples
 
-# Goodput in Table 5: rounds closed, of those that full speed makes due.
-PAPER = {'K=M': 84.0, 'K=1': 100.0, 'K=1 grace': 100.0}
-
+LOCKSTEP = 'streaming DiLoCo'  # A row for comparison: one program, M groups.
 COLUMNS = (
   Column('setting'),
   Column('pace %', spread='pace spread'),
@@ -39,51 +43,25 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
   for setting in study.settings:
     for i in range(study.seeds):
       say(f'{setting}: run {i + 1} of {study.seeds}')
-      outcomes.setdefault(setting, []).append(_run(config, setting, i))
+      outcomes.setdefault(setting, []).append(runs.run(config, setting, i))
+  say(f'{LOCKSTEP}: {study.seeds} runs')
+  waiting = [runs.run_in_lockstep(config, i) for i in range(study.seeds)]
   return Report(
     name=config.name,
     title='Learners of unequal speed: what quorum, grace and admission do',
     command='python -m diloco.simulate --config=experiments/heterogeneous.py',
     paragraphs=_paragraphs(config),
     parts=(
-      _table(config, outcomes),
+      _table(config, outcomes, waiting),
       _chart(outcomes),
       *_timelines(config, outcomes),
     ),
   )
 
 
-def protocol_of(setting: str, config: ProtocolConfig) -> ProtocolConfig:
-  """The protocol of one setting.
-
-  Args:
-    setting: of `HeterogeneousStudy.SETTINGS`: a quorum, then what it has. The
-      grace window is the configured one, or none; admission is the paper's,
-      'fresh', unless 'latest' stands there.
-    config: of everything else.
-  """
-  quorum, *has = setting.split()
-  return dataclasses.replace(
-    config,
-    quorum=config.learners if quorum == 'K=M' else 1,
-    grace_cap_steps=config.grace_cap_steps if 'grace' in has else 0.0,
-    admission='latest' if 'latest' in has else 'fresh',
-  )
-
-
-def _run(config: SimulationConfig, setting: str, i: int) -> Outcome:
-  return decoupled.run(
-    protocol_of(setting, config.protocol),
-    machines.fleet_of(config, config.protocol.learners),
-    machines.network_of(config),
-    Happenings(),
-    config.seed + i,
-    until_s=config.study.steps * config.fleet.step_s,
-    timeline_s=config.study.timeline_s if i == 0 else 0.0,
-  )
-
-
-def _table(config: SimulationConfig, outcomes: dict) -> Table:
+def _table(
+  config: SimulationConfig, outcomes: dict, waiting: list[lockstep.Outcome]
+) -> Table:
   rows = []
   for setting, several in outcomes.items():
     paces = [100 * outcome.pace for outcome in several]
@@ -94,10 +72,10 @@ def _table(config: SimulationConfig, outcomes: dict) -> Table:
         samples.mean(paces),
         samples.spread(paces),
         _even_pace(config, setting),
-        PAPER.get(setting),
+        paper.HETEROGENEOUS.get(setting),
         samples.mean([100 * outcome.goodput for outcome in several]),
-        _mean_merged(several, _fast(config)),
-        _mean_merged(several, _slow(config)),
+        _mean_merged(several, runs.fast(config)),
+        _mean_merged(several, runs.slow(config)),
         samples.mean(merged),
         samples.spread(merged),
         samples.mean([_staleness(outcome) for outcome in several]),
@@ -105,6 +83,7 @@ def _table(config: SimulationConfig, outcomes: dict) -> Table:
         samples.mean([outcome.grace_s for outcome in several]),
       )
     )
+  rows.append(_lockstep_row(config, waiting))
   return Table(
     'heterogeneous',
     'Settings of the protocol',
@@ -115,8 +94,10 @@ def _table(config: SimulationConfig, outcomes: dict) -> Table:
       'make due; what Table 5 of the paper calls goodput. Above 100 where '
       'several learners take turns at being the fastest.',
       'closed form: the pace if all steps of a learner were equally long: that '
-      'of the K-th fastest.',
+      'of the K-th fastest, or of the slowest where all wait for it.',
       'stepping: share of the allocated time in steps; nobody waits at any K.',
+      f'{LOCKSTEP}: one program in lock-step, everybody waits for the slowest; '
+      'pace relative to a fastest learner that did not.',
       'merged: participation, the share of the rounds that took a learner in; '
       'of the fast ones, of the slow ones, of all. Where rounds follow the '
       'fast ones, a slow one makes a step for '
@@ -124,6 +105,36 @@ def _table(config: SimulationConfig, outcomes: dict) -> Table:
       'staleness: versions that the base of a merged offer was behind, mean.',
       samples.said(config.study.seeds),
     ),
+  )
+
+
+def _lockstep_row(
+  config: SimulationConfig, waiting: list[lockstep.Outcome]
+) -> tuple[Cell, ...]:
+  """All take part in every round, and wait for it."""
+  protocol = config.protocol
+  steps_s = machines.fleet_of(config, protocol.learners).step_s
+  steps = [min(group.steps for group in o.groups) for o in waiting]
+  due = config.study.steps * config.fleet.step_s / min(steps_s)
+  paces = [100 * made / due for made in steps]
+  rounds_per_s = (
+    samples.mean([made / o.until_s for made, o in zip(steps, waiting)])
+    / protocol.spacing_steps
+  )
+  return (
+    LOCKSTEP,
+    samples.mean(paces),
+    samples.spread(paces),
+    100 * min(steps_s) / max(steps_s),
+    None,
+    samples.mean([100 * outcome.goodput for outcome in waiting]),
+    100.0 if runs.fast(config) else None,
+    100.0 if runs.slow(config) else None,
+    100.0,
+    None,
+    0.0,
+    3600 * rounds_per_s,
+    None,
   )
 
 
@@ -158,7 +169,7 @@ def _chart(outcomes: dict) -> Chart:
 
 
 def _timelines(config: SimulationConfig, outcomes: dict) -> list[Timeline]:
-  fast = _fast(config)
+  fast = runs.fast(config)
   names = [
     f'learner {m}' if m in fast else f'learner {m}, slow'
     for m in range(config.protocol.learners)
@@ -170,10 +181,10 @@ def _timelines(config: SimulationConfig, outcomes: dict) -> list[Timeline]:
     lanes.timeline(
       'timeline_' + setting.lower().replace('=', '').replace(' ', '_'),
       f'{setting}: the first {until_s:.0f} s',
-      several[0].tally,
+      several[0],
       names,
       until_s,
-      notes=(f'Seed {config.seed}. A mark: a round took the learner in.',),
+      notes=(f'Seed {config.seed}.',),
     )
     for setting, several in outcomes.items()
   ]
@@ -197,18 +208,10 @@ def _paragraphs(config: SimulationConfig) -> tuple[str, ...]:
 
 def _even_pace(config: SimulationConfig, setting: str) -> float:
   """The K-th fastest learner's speed in % of the fastest's, without jitter."""
-  quorum = protocol_of(setting, config.protocol).quorum
+  quorum = runs.protocol_of(setting, config.protocol).quorum
   fleet = machines.fleet_of(config, config.protocol.learners)
   steps_s = sorted(fleet.step_s)
   return 100 * steps_s[0] / steps_s[quorum - 1]
-
-
-def _fast(config: SimulationConfig) -> range:
-  return range(config.protocol.learners - config.fleet.slow_learners)
-
-
-def _slow(config: SimulationConfig) -> range:
-  return range(_fast(config).stop, config.protocol.learners)
 
 
 def _mean_merged(

@@ -1,75 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a simulated fleet did, as the lanes of a timeline."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from diloco.pages.parts import Span, Timeline
-from diloco.sim.happenings import Happenings
-from diloco.sim.tally import Tally
-from diloco.sim.wires import SYNCER
+from diloco.sim.decoupled import Outcome
+
+ROUNDS_MAX = 4  # Lanes of rounds; more of them overlap.
 
 
 def timeline(
   name: str,
   title: str,
-  tally: Tally,
+  outcome: Outcome,
   learners: Sequence[str],
   until_s: float,
-  happenings: Happenings | None = None,
+  more: Iterable[Span] = (),
   notes: tuple[str, ...] = (),
 ) -> Timeline:
-  """A lane per learner, and one of the syncer's rounds.
+  """A lane per learner, and below them as many as rounds overlap.
 
   Args:
     name: of the picture.
     title: above it.
-    tally: of the run; what it kept is drawn.
+    outcome: of the run; what its tally kept is drawn.
     learners: names of the lanes, by learner id.
-    until_s: what begins later is left out.
-    happenings: what befell the fleet, if anything did.
+    until_s: what is later is left out.
+    more: what befell the learners, such as pauses.
     notes: below it.
   """
-  happenings = happenings or Happenings()
-  syncer = len(learners)
-  spans = [Span(m, begin, end, 'step') for m, begin, end in tally.steps_spans]
-  spans += [
-    Span(m, begin, end, 'bootstrap') for m, begin, end in tally.bootstraps
+  tally = outcome.tally
+  spans = [
+    *more,
+    *(Span(m, begin, end, 'bootstrap') for m, begin, end in tally.bootstraps),
+    *(Span(m, begin, end, 'step') for m, begin, end in tally.steps_spans),
   ]
-  spans += [
-    Span(m, each.begin_s, each.end_s, 'pause')
-    for m, suspensions in sorted(happenings.suspensions.items())
-    for each in suspensions
-  ]
-  spans += [
-    Span(
-      syncer if death.process == SYNCER else death.process,
-      death.at_s,
-      death.back_at_s,
-      'dead',
-    )
-    for death in happenings.deaths
-  ]
-  for round_, due_s, quorum_s, merged_s in tally.round_spans:
-    spans.append(Span(syncer, due_s, quorum_s, 'round', f'round {round_}'))
-    spans.append(Span(syncer, quorum_s, merged_s, 'grace', f'round {round_}'))
-  marks = tuple(
-    (at_s, m, f'merged {round_}')
-    for at_s, m, round_ in tally.merged_marks
-    if at_s <= until_s
-  )
+  lanes = _lanes_of([(due, merged) for _, due, _, merged in tally.round_spans])
+  for lane, round_span in zip(lanes, tally.round_spans):
+    number, due_s, quorum_s, merged_s = round_span
+    place, label = len(learners) + lane, f'round {number}'
+    spans.append(Span(place, due_s, quorum_s, 'round', label))
+    spans.append(Span(place, quorum_s, merged_s, 'grace', label))
   return Timeline(
     name,
     title,
-    (*learners, 'syncer'),
-    tuple(_cut(spans, until_s)),
-    marks,
-    notes,
+    (*learners, *['rounds'] * (max(lanes, default=0) + 1)),
+    tuple(
+      sorted(_cut(spans, until_s), key=lambda s: (s.lane, s.begin_s, s.end_s))
+    ),
+    tuple(
+      (at_s, m, f'merged {number}')
+      for at_s, m, number in tally.merged_marks
+      if at_s <= until_s
+    ),
+    (*notes, 'A mark below a lane: a round took the learner in.'),
   )
 
 
-def _cut(spans: Sequence[Span], until_s: float) -> Iterator[Span]:
-  """Those that begin before `until_s`, as far as they reach."""
+def _lanes_of(spans: Sequence[tuple[float, float]]) -> list[int]:
+  """For each span the first lane that is free, of at most ROUNDS_MAX."""
+  free_s, lanes = [0.0] * ROUNDS_MAX, []
+  for begin_s, end_s in spans:
+    lane = next(
+      (i for i, at_s in enumerate(free_s) if at_s <= begin_s), ROUNDS_MAX - 1
+    )
+    free_s[lane] = end_s
+    lanes.append(lane)
+  return lanes
+
+
+def _cut(spans: Iterable[Span], until_s: float) -> Iterator[Span]:
+  """Those that begin before `until_s`, up to then."""
   for span in spans:
-    if span.begin_s < min(span.end_s, until_s):
-      end_s = min(span.end_s, until_s)
+    end_s = min(span.end_s, until_s)
+    if span.begin_s < end_s:
       yield Span(span.lane, span.begin_s, end_s, span.kind, span.label)

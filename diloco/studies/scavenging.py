@@ -6,14 +6,11 @@ import math
 from collections.abc import Callable
 
 from diloco.pages.parts import Chart, Column, Line, Report, Table, Timeline
-from diloco.sim.decoupled import Decoupled
-from diloco.sim.tally import Tally
+from diloco.sim.closed_forms import scavenging_time
+from diloco.sim.decoupled import Decoupled, Outcome
 from diloco.simulation_config import SimulationConfig
-from diloco.studies import lanes, machines, samples
+from diloco.studies import lanes, machines, paper, samples
 
-# Table 4: relative time by extra compute, as a share of what is always there.
-PAPER = {0.0: 1.0, 0.25: 0.9, 0.5: 0.83, 1.0: 0.75, 3.0: 0.62}
-PAPER_DATA_PARALLEL = {0.0: 1.0, 0.25: 1.07, 0.5: 1.09, 1.0: 1.02, 3.0: 0.8}
 PATIENCE = 4.0  # Times as long as it takes without extra learners.
 
 COLUMNS = (
@@ -42,7 +39,7 @@ class Result:
     extra_merged: their participation while they were there; None: of nobody.
     bootstraps_s: of each, from hello to its first step.
     peer_bootstraps: how many of those took their state from a learner.
-    tally: for a timeline.
+    outcome: for a timeline.
   """
 
   time_s: float
@@ -50,7 +47,7 @@ class Result:
   extra_merged: float | None
   bootstraps_s: tuple[float, ...]
   peer_bootstraps: int
-  tally: Tally
+  outcome: Outcome
 
 
 def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
@@ -72,18 +69,6 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
       _timeline(config, results),
     ),
   )
-
-
-def ideal(extra: float, begin: float, end: float) -> float:
-  """Relative time if coming and going cost nothing: 1 − d + d / (1 + x).
-
-  Args:
-    extra: x, compute that comes, as a share of what is always there.
-    begin: share of the tokens after which it comes.
-    end: share after which it goes; d = end − begin.
-  """
-  share = end - begin
-  return 1 - share + share / (1 + extra)
 
 
 def _run(config: SimulationConfig, extra: int, i: int) -> Result:
@@ -121,7 +106,7 @@ def _run(config: SimulationConfig, extra: int, i: int) -> Result:
       if learner in comers
     ),
     peer_bootstraps=sum(count.peer_bootstraps for count in counts),
-    tally=run.tally,
+    outcome=run.outcome(always),
   )
 
 
@@ -146,9 +131,11 @@ def _table(config: SimulationConfig, results: dict) -> Table:
         always + extra,
         samples.mean(times),
         samples.spread(times),
-        ideal(share, study.begin, study.end),
-        PAPER.get(share) if _is_papers(config) else None,
-        PAPER_DATA_PARALLEL.get(share) if _is_papers(config) else None,
+        scavenging_time(share, study.begin, study.end),
+        paper.SCAVENGING.get(share) if _is_papers(config) else None,
+        paper.SCAVENGING_DATA_PARALLEL.get(share)
+        if _is_papers(config)
+        else None,
         100 * samples.mean([result.extra_tokens for result in several]),
         100 * samples.mean(merged) if merged else None,
         samples.mean(bootstraps_s) if bootstraps_s else None,
@@ -182,7 +169,7 @@ def _chart(config: SimulationConfig, results: dict) -> Chart:
   shares = tuple(100 * extra / always for extra in results)
   most = max(shares) or 100.0
   curve = tuple(most * i / 60 for i in range(61))
-  exact = tuple(ideal(x / 100, study.begin, study.end) for x in curve)
+  exact = tuple(scavenging_time(x / 100, study.begin, study.end) for x in curve)
   times = [_relative(results, extra) for extra in results]
   lines = [
     Line(
@@ -197,8 +184,8 @@ def _chart(config: SimulationConfig, results: dict) -> Chart:
   if _is_papers(config):
     for group, (label, figures) in enumerate(
       (
-        ('Decoupled DiLoCo', PAPER),
-        ('data-parallel', PAPER_DATA_PARALLEL),
+        ('Decoupled DiLoCo', paper.SCAVENGING),
+        ('data-parallel', paper.SCAVENGING_DATA_PARALLEL),
       )
     ):
       xs = tuple(100 * share for share in figures)
@@ -222,10 +209,10 @@ def _timeline(config: SimulationConfig, results: dict) -> Timeline:
   return lanes.timeline(
     'timeline',
     f'{extra} learners come and go',
-    result.tally,
+    result.outcome,
     names,
     result.time_s,
-    notes=(f'Seed {config.seed}. A mark: a round took the learner in.',),
+    notes=(f'Seed {config.seed}.',),
   )
 
 

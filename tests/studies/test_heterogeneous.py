@@ -5,8 +5,10 @@ import pytest
 
 from diloco import simulation_config
 from diloco.pages.parts import Chart, Timeline
-from diloco.studies import heterogeneous
+from diloco.studies import heterogeneous, paper
 from experiments import heterogeneous as experiment
+
+K_IS_1 = ('K=1', 'K=1 grace', 'K=1 latest', 'K=1 grace latest')
 
 
 def config_of(seed=0, steps=120, **study):
@@ -31,13 +33,21 @@ def rows(report):
 def test_waiting_for_all_costs_the_gap_and_waiting_for_one_nothing(rows):
   assert rows['K=M']['pace %'] == pytest.approx(84, abs=5)
   assert rows['K=M']['closed form'] == pytest.approx(82)
-  for setting in rows.keys() - {'K=M'}:
+  for setting in K_IS_1:
     assert rows[setting]['pace %'] == pytest.approx(100, abs=3)
     assert rows[setting]['closed form'] == 100
 
 
 def test_nobody_waits_at_any_quorum(rows):
-  assert all(row['stepping %'] > 99 for row in rows.values())
+  assert all(rows[setting]['stepping %'] > 99 for setting in ('K=M', *K_IS_1))
+
+
+def test_in_lockstep_all_wait_and_all_are_merged(rows):
+  row = rows['streaming DiLoCo']
+  assert row['pace %'] == pytest.approx(82, abs=3)
+  # The fast half steps for 82 % of the time, the slow half for all of it.
+  assert row['stepping %'] == pytest.approx(91, abs=2)
+  assert row['merged %'] == 100
 
 
 def test_grace_raises_participation_and_latest_adds_more(rows):
@@ -50,7 +60,7 @@ def test_grace_raises_participation_and_latest_adds_more(rows):
 
 
 def test_slow_learners_are_in_fewer_rounds_and_at_most_in_their_share(rows):
-  for setting in rows.keys() - {'K=M'}:
+  for setting in K_IS_1:
     row = rows[setting]
     assert row['merged slow %'] < row['merged fast %']
     assert row['merged slow %'] < 82 + 3
@@ -60,7 +70,7 @@ def test_each_setting_has_a_timeline_of_all_learners(report):
   timelines = [part for part in report.parts if isinstance(part, Timeline)]
   assert len(timelines) == 5
   for timeline in timelines:
-    assert len(timeline.lanes) == 9
+    assert timeline.lanes[8] == 'rounds'
     assert timeline.lanes[3:5] == ('learner 3', 'learner 4, slow')
     assert {span.lane for span in timeline.spans if span.kind == 'step'} == set(
       range(8)
@@ -68,7 +78,7 @@ def test_each_setting_has_a_timeline_of_all_learners(report):
     assert max(span.end_s for span in timeline.spans) <= 30.0
   (chart,) = (part for part in report.parts if isinstance(part, Chart))
   assert [line.label for line in chart.lines] == [
-    *heterogeneous.PAPER,
+    *paper.HETEROGENEOUS,
     'K=1 latest',
     'K=1 grace latest',
   ]
@@ -78,7 +88,7 @@ def test_progress_names_every_run():
   said = []
   config = config_of(steps=10, settings=('K=1',))
   heterogeneous.report(config, said.append)
-  assert said == ['K=1: run 1 of 1']
+  assert said == ['K=1: run 1 of 1', 'streaming DiLoCo: 1 runs']
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,6 @@ def report():
   return report_of(steps=240, extra=(1, 12))
 
 
-def test_the_ideal():
-  times = [scavenging.ideal(x, 0.25, 0.75) for x in (0, 0.25, 0.5, 1, 3)]
-  assert times == pytest.approx([1, 0.9, 0.83333, 0.75, 0.625], abs=1e-5)
-  assert scavenging.ideal(1, 0.0, 1.0) == 0.5
-
-
 def test_times_are_ideal_within_two_points(report):
   for row in rows_of(report).values():
     assert row['relative time'] == pytest.approx(row['closed form'], abs=0.02)
