@@ -4,9 +4,8 @@
   python -m diloco.simulate --config=experiments/NAME.py[:quicktest] \\
     [--config.study.seeds=5 ...] [--outdir=DIR]
 
-Tables go to standard output, progress to standard error; the folder gets CSV,
-JSON, PNG and a page. The same seed gives the same bytes of all but progress.
-Exit code 0: done; 78: it can't run as configured.
+Tables go to standard output, progress to standard error, CSV, JSON, PNG and a
+page to DIR; same seed, same bytes. Exit code 78: it can't run as configured.
 """
 
 import dataclasses
@@ -44,8 +43,8 @@ def main(argv) -> int:
     line.end()
     flags.exit_config(error)
   line.end()
-  command = shlex.join(['python', '-m', 'diloco.simulate', *flags.arguments()])
-  report = dataclasses.replace(report, command=command)
+  again = shlex.join(['python', '-m', 'diloco.simulate', *flags.arguments()])
+  report = dataclasses.replace(report, command=again)
   terminal.show(report)
   page, *_ = files.write(report, folder)
   if missing := pictures.missing(report):
