@@ -177,7 +177,7 @@ def test_lock_step_runs_are_longer():
   config = _config()
   one = goodput_cells.seconds(config, 'elastic data-parallel', 1)
   assert one == goodput_cells.LOCKSTEP_LONGER * 720.0
-  assert goodput_cells.seconds(config, DECOUPLED, 2) == 180.0
+  assert goodput_cells.seconds(config, DECOUPLED, 2) == 360.0
 
 
 def test_an_exchange_in_lock_step_is_its_bytes_and_a_round_trip():
