@@ -5,8 +5,8 @@
 with and without elasticity, the DiLoCos in lock-step, and Decoupled DiLoCo with
 2 to 16 learners, all on the same failures. Answers the paper's Table 1. A pause
 of 13.7 s and a wait of 80 s are fitted to that table as a whole; nothing is
-fitted to a cell. A step takes 8 s: goodput hardly depends on it, and eight times
-as many failures are seen for the same work as with steps of 1 s.
+fitted to a cell. A step takes 8 s: goodput hardly depends on it, and eight
+times as many failures are seen for the same work as with steps of 1 s.
 
 Command: python -m diloco.simulate --config=experiments/goodput.py
 Hardware: 1 CPU core of two that were shared. Wall time: 4 minutes (216 s of

@@ -162,27 +162,11 @@ def recovery_of(config: SimulationConfig, system: str) -> str:
 
 
 def exchange_of(config: SimulationConfig, system: str) -> Exchange:
-  """What groups in lock-step wait for.
-
-  An exchange is the bytes of all parameters, or of the largest fragment, up
-  and down a group's link and all groups' through the syncer's, and a round
-  trip. Encoding and merging are left out: all chips share in them.
-  """
-  protocol = config.protocol
+  """What groups in lock-step wait for: others after each step, or DiLoCo's."""
   if system not in DILOCOS:
     return Exchange(1)
-  network = machines.network_of(config)
   streams = system == 'streaming DiLoCo'
-  of_all = max if streams else sum
-  bits = 8 * (of_all(network.up_bytes) + of_all(network.down_bytes))
-  groups = max(config.study.learners)
-  transfer_s = max(
-    bits / network.learner_bps, groups * bits / network.syncer_bps
-  )
-  exchange_s = transfer_s + 2 * network.latency_s
-  if streams:
-    return Exchange(protocol.spacing_steps, protocol.overlap_steps, exchange_s)
-  return Exchange(protocol.sync_every_steps, 0, exchange_s)
+  return machines.exchange_of(config, streams, max(config.study.learners))
 
 
 def _in_lockstep(

@@ -5,7 +5,7 @@ import math
 
 from diloco.pages.parts import Chart, Line, Span, Timeline
 from diloco.simulation_config import SimulationConfig
-from diloco.studies import traces
+from diloco.studies import lanes, traces
 from diloco.studies.goodput_cells import Cell, recovery_of
 from diloco.studies.goodput_tables import Grid, short
 
@@ -87,42 +87,17 @@ def timeline(config: SimulationConfig, cell: Cell) -> Timeline:
     cell: one that kept its outcome.
   """
   until_s = config.study.timeline_s
-  tally, kept = cell.outcome.tally, []
-
-  def show(lane: int, begin_s: float, end_s: float, kind: str, label: str = ''):
-    if begin_s < until_s and end_s > begin_s:
-      kept.append(Span(lane, begin_s, min(end_s, until_s), kind, label))
-
-  restarts = config.failures.recovery == 'restart'
-  for learner, one in enumerate(cell.stands):
-    for stop in one.stops:
-      kind = 'dead' if restarts else 'pause'
-      show(learner, stop.begin_s, stop.end_s, kind, stop.reason)
-  for learner, begin_s, end_s in tally.bootstraps:
-    show(learner, begin_s, end_s, 'bootstrap')
-  for learner, begin_s, end_s in tally.steps_spans:
-    show(learner, begin_s, end_s, 'step')
-  # Rounds overlap: as many lanes as can be under way.
-  lanes = config.protocol.inflight_max
-  for number, due_s, quorum_s, merged_s in tally.round_spans:
-    lane = cell.learners + number % lanes
-    show(lane, due_s, quorum_s, 'round', f'round {number}')
-    show(lane, quorum_s, merged_s, 'grace', f'round {number}')
-  return Timeline(
-    name='timeline',
-    title=(
-      f'The first {until_s:g} s of {cell.learners} learners on '
-      f'{short(cell.chips)} chips, seed {config.seed}'
-    ),
-    lanes=(
-      *(f'learner {m}' for m in range(cell.learners)),
-      *('rounds' for _ in range(lanes)),
-    ),
-    spans=tuple(sorted(kept, key=lambda s: (s.lane, s.begin_s, s.end_s))),
-    marks=tuple(
-      (at_s, learner, f'round {number}')
-      for at_s, learner, number in tally.merged_marks
-      if at_s < until_s
-    ),
-    notes=('A mark is a merge that took the learner in.',),
+  kind = 'dead' if config.failures.recovery == 'restart' else 'pause'
+  return lanes.timeline(
+    'timeline',
+    f'The first {until_s:g} s of {cell.learners} learners on '
+    f'{short(cell.chips)} chips, seed {config.seed}',
+    cell.outcome,
+    [f'learner {m}' for m in range(cell.learners)],
+    until_s,
+    more=[
+      Span(learner, stop.begin_s, stop.end_s, kind, stop.reason)
+      for learner, one in enumerate(cell.stands)
+      for stop in one.stops
+    ],
   )

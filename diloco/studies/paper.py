@@ -20,6 +20,21 @@ GOODPUT = {
   },
 }  # fmt: skip
 
+# Table 4: time relative to nobody coming, by extra compute during half of the
+# work, as a share of what is always there.
+SCAVENGING = {0.0: 1.0, 0.25: 0.9, 0.5: 0.83, 1.0: 0.75, 3.0: 0.62}
+SCAVENGING_DATA_PARALLEL = {
+  0.0: 1.0,
+  0.25: 1.07,
+  0.5: 1.09,
+  1.0: 1.02,
+  3.0: 0.8,
+}
+
+# Table 5: what it calls goodput, in percent, by `HeterogeneousStudy.SETTINGS`:
+# rounds closed, of those that full speed makes due.
+HETEROGENEOUS = {'K=M': 84.0, 'K=1': 100.0, 'K=1 grace': 100.0}
+
 # What failures cost is not in the paper; these reproduce its table together.
 CALIBRATION = {
   'mtbi_days': 365.0,

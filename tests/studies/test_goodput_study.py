@@ -18,7 +18,7 @@ LOCKSTEP = ('synchronous DiLoCo', 'streaming DiLoCo')
 
 def _config(study=(), **sections):
   config = experiment.get_config('quicktest')
-  config.study.update(learner_hours=0.1, timeline_s=100.0)
+  config.study.update(learner_hours=0.2, timeline_s=100.0)
   config.study.update(dict(study))
   for section, changes in sections.items():
     if isinstance(changes, dict):
@@ -114,9 +114,9 @@ def test_rounds_are_counted_of_decoupled_diloco_only(report):
   table = _part(report, 'rounds')
   assert _values(table, 'learners') == [2, 2, 4, 4]
   assert all(0 < p <= 100 for p in _values(table, 'participation %'))
-  # 5e9/24 values of 4 bits and their scales a step of 4 s, each way, less
+  # 5e9/24 values of 4 bits and their scales a step of 8 s, each way, less
   # where a learner stands.
-  most = 5e9 / 24 * (4 + 16 / 128) / 4 / 1e9
+  most = 5e9 / 24 * (4 + 16 / 128) / 8 / 1e9
   outs = _values(table, 'learner out Gbit/s')
   assert all(0.3 * most < out < 1.1 * most for out in outs)
 
@@ -176,8 +176,8 @@ def test_the_machines_lose_nothing_but_the_pauses():
 def test_lock_step_runs_are_longer():
   config = _config()
   one = goodput_cells.seconds(config, 'elastic data-parallel', 1)
-  assert one == goodput_cells.LOCKSTEP_LONGER * 360.0
-  assert goodput_cells.seconds(config, DECOUPLED, 2) == 180.0
+  assert one == goodput_cells.LOCKSTEP_LONGER * 720.0
+  assert goodput_cells.seconds(config, DECOUPLED, 2) == 360.0
 
 
 def test_an_exchange_in_lock_step_is_its_bytes_and_a_round_trip():
