@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variants of one configuration, each over several seeds, and what they show.
+
+An experiment's `sweep(add)` calls `add(label, changes, against=None)` for each
+variant. Runs that were finished are not made again: a sweep goes on where it
+was cut.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+# Two-sided 95 % quantiles of Student's t, by degrees of freedom.
+T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+RESULT = 'result.json'
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+  """One row of a sweep.
+
+  Attributes:
+    label: names its folder as well.
+    changes: flat key to value, such as {'outer.lr': 0.7}.
+    against: label of the variant that it is compared with, seed by seed.
+  """
+
+  label: str
+  changes: Mapping[str, object]
+  against: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What one run of one seed ended with; losses in nats per token."""
+
+  loss: float
+  learners_loss: float  # Of the mean of the learners' parameters.
+  curve: tuple[tuple[int, int, float], ...]  # Global step, tokens, loss.
+  rounds: int
+  participation: float
+  goodput: float
+  wall_s: float
+
+
+def variants(sweep: Callable) -> list[Variant]:
+  """What `sweep(add)` adds, in its order.
+
+  Raises:
+    ValueError: two have one label, or one is compared with none of them.
+  """
+  found: dict[str, Variant] = {}
+
+  def add(
+    label: str, changes: Mapping[str, object], against: str | None = None
+  ):
+    if label in found:
+      raise ValueError(f'sweep: two variants are called {label!r}')
+    found[label] = Variant(label, dict(changes), against)
+
+  sweep(add)
+  for variant in found.values():
+    if variant.against is not None and variant.against not in found:
+      raise ValueError(
+        f'sweep: {variant.label!r} is compared with {variant.against!r}, which '
+        f'is none of {", ".join(found)}'
+      )
+  return list(found.values())
+
+
+def folder(workdir: pathlib.Path, label: str, seed: int) -> pathlib.Path:
+  """Of one run."""
+  name = ''.join(c if c.isalnum() or c in '.=-_' else '_' for c in label)
+  return workdir / name / f'seed-{seed}'
+
+
+def read(workdir: pathlib.Path, label: str, seed: int) -> Result | None:
+  """The result of a finished run; None where there is none."""
+  path = folder(workdir, label, seed) / RESULT
+  if not path.exists():
+    return None
+  fields = json.loads(path.read_text())
+  return Result(**fields | {'curve': tuple(map(tuple, fields['curve']))})
+
+
+def write_into(run: pathlib.Path, result: Result):
+  """Into the folder of a run; at once: half a result is none."""
+  run.mkdir(parents=True, exist_ok=True)
+  partial = run / (RESULT + '.partial')
+  partial.write_text(json.dumps(dataclasses.asdict(result)))
+  partial.replace(run / RESULT)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """A variant over its seeds; intervals are 95 %, of Student's t.
+
+  Attributes:
+    mean: of the losses.
+    spread: their standard deviation; NaN of one seed.
+    difference: mean of the paired differences to `against`, relative; None
+      where it is compared with nobody.
+    half_width: of its interval; NaN of one seed.
+  """
+
+  variant: Variant
+  results: tuple[Result, ...]
+  mean: float
+  spread: float
+  difference: float | None
+  half_width: float
+
+
+def compare(
+  found: Mapping[str, Mapping[int, Result]], rows: Sequence[Variant]
+) -> list[Comparison]:
+  """Of the variants that have a result.
+
+  Args:
+    found: by label and seed.
+    rows: the variants, in the order of the table.
+  """
+  compared = []
+  for variant in rows:
+    mine = found.get(variant.label, {})
+    if not mine:
+      continue
+    losses = [result.loss for _, result in sorted(mine.items())]
+    theirs = found.get(variant.against, {}) if variant.against else {}
+    pairs = (
+      [
+        mine[seed].loss / theirs[seed].loss - 1
+        for seed in sorted(mine.keys() & theirs.keys())
+      ]
+      if theirs
+      else []
+    )
+    compared.append(
+      Comparison(
+        variant,
+        tuple(result for _, result in sorted(mine.items())),
+        statistics.fmean(losses),
+        _spread(losses),
+        statistics.fmean(pairs) if pairs else None,
+        half_width(pairs),
+      )
+    )
+  return compared
+
+
+def half_width(values: Sequence[float]) -> float:
+  """Of the 95 % interval of their mean; NaN of less than two."""
+  if len(values) < 2:
+    return math.nan
+  t = T_95[min(len(values) - 1, len(T_95)) - 1]
+  return t * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _spread(values: Sequence[float]) -> float:
+  return statistics.stdev(values) if len(values) > 1 else math.nan

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the runs of a sweep, each in a process of its own with one thread.
+
+A small model's step is faster on one thread than on two (measured: 14 ms
+against 28 at 131 k parameters), and two runs fit side by side on two cores.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent import futures
+
+from diloco import flags
+from diloco.lab import sweep
+from diloco.lab.sweep import Variant
+
+ONE_THREAD = '--xla_cpu_multi_thread_eigen=false'
+
+
+def make(
+  rows: Sequence[Variant], seeds: int, jobs: int, workdir: pathlib.Path
+) -> int:
+  """Runs what is missing, seeds first; then prints the table. 1: some failed."""
+  todo = [
+    (variant, seed)
+    for seed in range(seeds)
+    for variant in rows
+    if sweep.read(workdir, variant.label, seed) is None
+  ]
+  failed = []
+  with futures.ThreadPoolExecutor(jobs) as pool:
+    running = {
+      pool.submit(_run, variant, seed, workdir): (variant, seed)
+      for variant, seed in todo
+    }
+    for number, done in enumerate(futures.as_completed(running), start=1):
+      variant, seed = running[done]
+      result = sweep.read(workdir, variant.label, seed)
+      if done.result() or result is None:
+        failed.append((variant.label, seed))
+      loss = 'failed' if result is None else f'loss {result.loss:.4f}'
+      said = f'{number}/{len(todo)}  {variant.label}, seed {seed}: {loss}'
+      print(said, file=sys.stderr, flush=True)
+  print(table(rows, seeds, workdir))
+  for label, seed in failed:
+    log = sweep.folder(workdir, label, seed) / 'log'
+    print(f'failed: {label}, seed {seed}; see {log}', file=sys.stderr)
+  return 1 if failed else 0
+
+
+def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
+  """Losses, and paired differences with 95 % intervals."""
+  found = {
+    v.label: {
+      seed: result
+      for seed in range(seeds)
+      if (result := sweep.read(workdir, v.label, seed)) is not None
+    }
+    for v in rows
+  }
+  width = max((len(v.label) for v in rows), default=7)
+  lines = [
+    f'{"variant":{width}}  seeds    loss        ±  against it            '
+    'participation  goodput'
+  ]
+  for each in sweep.compare(found, rows):
+    against = '-'
+    if each.difference is not None:
+      against = f'{100 * each.difference:+.2f} ± {100 * each.half_width:.2f} %'
+    count = len(each.results)
+    lines.append(
+      f'{each.variant.label:{width}}  {count:5}  {each.mean:.4f}  '
+      f'{each.spread:7.4f}  {against:20}  '
+      f'{sum(r.participation for r in each.results) / count:13.2f}  '
+      f'{sum(r.goodput for r in each.results) / count:7.2f}'
+    )
+  return '\n'.join(lines)
+
+
+def _run(variant: Variant, seed: int, workdir: pathlib.Path) -> int:
+  folder = sweep.folder(workdir, variant.label, seed)
+  folder.mkdir(parents=True, exist_ok=True)
+  changes = [f'--config.{key}={_text(x)}' for key, x in variant.changes.items()]
+  xla = f'{os.environ.get("XLA_FLAGS", "")} {ONE_THREAD}'.strip()
+  with (folder / 'log').open('wb') as log:
+    return subprocess.run(
+      [
+        sys.executable,
+        '-m',
+        'diloco.lab',
+        *flags.arguments(),
+        *changes,
+        f'--config.seed={seed}',
+        f'--workdir={folder}',
+      ],
+      stdout=log,
+      stderr=log,
+      env={**os.environ, 'XLA_FLAGS': xla, 'NPROC': '1'},
+      check=False,
+    ).returncode
+
+
+def _text(value) -> str:
+  return str(value).lower() if isinstance(value, bool) else str(value)
