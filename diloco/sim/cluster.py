@@ -8,6 +8,7 @@ part. The processes are in `simulated_syncer` and `simulated_learner`.
 
 import dataclasses
 import random
+from collections.abc import Callable, Mapping
 
 from diloco.protocol import learner_io, syncer_io
 from diloco.protocol.config import ProtocolConfig
@@ -16,6 +17,7 @@ from diloco.sim.engine import Simulation
 from diloco.sim.simulated_learner import SimulatedLearner
 from diloco.sim.simulated_syncer import SimulatedSyncer
 from diloco.sim.watch import Watch
+from diloco.sim.wires import SteadyWires, Wires
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Timing:
 
   @property
   def pull_s(self) -> float:
-    """From asking for bytes to having them."""
+    """From the syncer's asking for bytes to its having them."""
     return self.latency_s + self.transfer_s
 
 
@@ -59,6 +61,10 @@ class Cluster:
     watch: is told of every event and its effects.
     checkpoint_rounds: closes between two checkpoints of the syncer.
     checkpoint_steps: between two of a learner's own; None: it writes none.
+    wires: carry the bytes; None: `timing.transfer_s` each.
+    speeds: of each learner, the length of a step that begins at a time; None:
+      drawn as `timing` says.
+    tokens_per_step: of every learner.
   """
 
   def __init__(
@@ -70,23 +76,25 @@ class Cluster:
     watch: Watch | None = None,
     checkpoint_rounds: int = 1,
     checkpoint_steps: int | None = None,
+    wires: Wires | None = None,
+    speeds: Mapping[int, Callable[[float], float]] | None = None,
+    tokens_per_step: int = 1024,
   ):
     self.config = config
     self.timing = timing
     self.loss = loss
     self.watch = watch or Watch()
     self.checkpoint_steps = checkpoint_steps
+    self.wires = wires or SteadyWires(timing.transfer_s, timing.latency_s)
+    self.tokens_per_step = tokens_per_step
     self.sim = Simulation()
     self.learners: dict[int, SimulatedLearner] = {}
     self.saved: dict[int, Start] = {}  # Learners' own checkpoints.
-    self.merges: list[tuple[float, syncer_io.Merge]] = []
-    self.records: list[tuple[float, syncer_io.Record]] = []
-    self.applies: list[tuple[float, int, learner_io.Apply]] = []
-    self.begins: list[tuple[float, int, int]] = []
     self.ended: syncer_io.End | None = None
     self.cut: set[int] = set()  # Learners that no message reaches or leaves.
     self._checkpoint_rounds = checkpoint_rounds
     self._random = random.Random(seed)
+    self._speeds = speeds
     self._incarnations = 0
     self._handles = 0
     self.syncer = SimulatedSyncer(self, disk=None)
@@ -115,6 +123,14 @@ class Cluster:
   def resume(self, learner: int):
     """SIGCONT: what lay in the socket is read now."""
     self.learners[learner].resume()
+
+  def pause(self, learner: int):
+    """Its machines are rearranged: no steps, but the process is there."""
+    self.learners[learner].pause()
+
+  def go_on(self, learner: int, redoes_step: bool):
+    """They are in place again; the step of before is finished, or redone."""
+    self.learners[learner].go_on(redoes_step)
 
   def preempt(self, learner: int, notice_s: float):
     """SIGTERM: leaves in good order, as far as the time allows."""
@@ -236,6 +252,8 @@ class Cluster:
   # Draws and numbers --------------------------------------------------------
 
   def draw_step_s(self, learner: int) -> float:
+    if self._speeds is not None:
+      return self._speeds[learner](self.sim.now)
     mean_s = self.timing.step_s[learner]
     drawn_s = self._random.gauss(mean_s, self.timing.jitter * mean_s)
     if (

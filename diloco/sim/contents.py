@@ -5,7 +5,6 @@ import zlib
 
 RUN = 'simulated'
 FINGERPRINTS = {'config': 'c', 'layout': 'l', 'data': 'd'}
-TOKENS_PER_STEP = 1024
 
 
 def crc_of(fragment: int, version: int) -> int:

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process of a learner in a simulated cluster, around the real machine."""
 
+import collections
 from collections.abc import Callable
 
 from diloco.protocol import learner_io, messages
 from diloco.protocol.joining import Start
 from diloco.protocol.learner import Learner
 from diloco.sim.alarm import Alarm
-from diloco.sim.contents import (
-  FINGERPRINTS,
-  RUN,
-  TOKENS_PER_STEP,
-  crc_after,
-  crc_of,
-)
+from diloco.sim.contents import FINGERPRINTS, RUN, crc_after, crc_of
+from diloco.sim.inner_steps import InnerSteps
+from diloco.sim.wires import SYNCER, Cargo
 
 OFFERS_MAX = 4  # Per fragment, that the syncer has not retired; as in a run.
 
@@ -37,6 +34,7 @@ class SimulatedLearner:
     self.stopped = False
     self.stretch = 1.0  # Of the norms of what it offers.
     self.unusable = False  # What it offers.
+    self.capacity = 1.0  # Share of its slices that are there.
     self.first_step = start.step
     self.steps = start.step
     self.tokens = start.tokens
@@ -49,19 +47,24 @@ class SimulatedLearner:
     self.machine = Learner(cluster.config, RUN, learner, FINGERPRINTS, start)
     self.offers: dict[int, int | None] = {}  # The fragment, by handle.
     self.donations: dict[tuple[int, int], messages.StateOffered] = {}
+    self.started_s = cluster.sim.now
     self._cluster = cluster
     self._unread: list[Callable[[], None]] = []  # While it is stopped.
     self._encoded_at_s = 0.0  # When the encoding thread is free.
-    self._pulled_at_s = 0.0  # When the pulling thread is.
+    self._pulls: collections.deque[Callable[[], None]] = collections.deque()
     self._alarm = Alarm(
       cluster.sim,
       lambda: None if self.gone else self.machine.deadline(),
       lambda: self.handle(learner_io.Tick()),
       self.when_it_runs,
     )
-    self._stepping = False
+    self._inner = InnerSteps(cluster.sim, self.when_it_runs, self._stepped)
 
   # The process --------------------------------------------------------------
+
+  @property
+  def now(self) -> float:
+    return self._cluster.sim.now
 
   @property
   def gone(self) -> bool:
@@ -117,33 +120,34 @@ class SimulatedLearner:
     for effect in effects:
       self._perform(effect)
     self._alarm.set()
-    self._go_on()
+    self._step_on()
 
   # Inner steps --------------------------------------------------------------
 
-  def _go_on(self):
-    """Starts the next inner step unless one runs or the loop must wait."""
-    idle = self.training and not self._stepping and not self.machine.waiting
-    if idle and not self.gone:
-      self._stepping = True
-      step_s = self._cluster.draw_step_s(self.id)
-      self._cluster.sim.after(
-        step_s, lambda: self.when_it_runs(lambda: self._stepped(step_s))
-      )
+  def pause(self):
+    """No steps until `go_on`; messages are answered."""
+    self._inner.suspend()
 
-  def _stepped(self, step_s: float):
-    self._stepping = False
+  def go_on(self, redoes_step: bool):
+    self._inner.resume(redoes_step)
+
+  def _step_on(self):
+    """Starts the next inner step unless one runs or the loop must wait."""
+    idle = self.training and not self._inner.running
+    if idle and not self.machine.waiting and not self.gone:
+      self._inner.start(self._cluster.draw_step_s(self.id))
+
+  def _stepped(self, step_s: float, spans: list[tuple[float, float]]):
     if self.gone or not self.training:
       return
+    tokens = round(self.capacity * self._cluster.tokens_per_step)
     self.steps += 1
     self.position += 1
-    self.tokens += TOKENS_PER_STEP
-    self.handle(learner_io.Boundary(TOKENS_PER_STEP))
+    self.tokens += tokens
+    self._cluster.watch.stepped(self, spans, tokens)
+    self.handle(learner_io.Boundary(tokens))
     self._save_if_due()
-    done = learner_io.Completed(
-      TOKENS_PER_STEP, self.position, step_s, 0.0, 1.0
-    )
-    self.handle(done)
+    self.handle(learner_io.Completed(tokens, self.position, step_s, 0.0, 1.0))
 
   def _save_if_due(self):
     """Its own checkpoint, at a boundary: θ, and what its progress is of."""
@@ -195,7 +199,6 @@ class SimulatedLearner:
       case learner_io.Begin():
         self.training = True
         self.position = effect.position
-        cluster.begins.append((cluster.sim.now, self.id, self.position))
       case learner_io.Cease():
         self.training = False
       case learner_io.Leave():
@@ -203,7 +206,6 @@ class SimulatedLearner:
         cluster.lost(self, effect.reason)
       case learner_io.Apply():
         self.base_crcs[effect.fragment] = self.host_crcs[effect.fragment]
-        cluster.applies.append((cluster.sim.now, self.id, effect))
       case learner_io.Adopt() | learner_io.Reset():
         pass  # No moments are held here.
       case _:
@@ -268,18 +270,32 @@ class SimulatedLearner:
 
   # Fetches ------------------------------------------------------------------
 
-  def _pull(self, transfers: int, arrived: Callable[[], learner_io.Event]):
+  def _pull(
+    self,
+    source: int,
+    cargo: Cargo,
+    fragment: int,
+    arrived: Callable[[], learner_io.Event],
+  ):
     """Queues a pull on the one thread for it; always an event."""
-    sim, timing = self._cluster.sim, self._cluster.timing
-    self._pulled_at_s = (
-      max(self._pulled_at_s, sim.now) + transfers * timing.transfer_s
-    )
 
     def arrive():
-      if not self.gone:
-        self.handle(arrived())
+      self._pulls.popleft()
+      if self.gone:
+        self._pulls.clear()
+        return
+      if self._pulls:
+        self._pulls[0]()
+      self.handle(arrived())
 
-    sim.at(self._pulled_at_s, lambda: self.when_it_runs(arrive))
+    def begin():
+      sim, wires = self._cluster.sim, self._cluster.wires
+      when_s = wires.arrival_s(sim.now, source, self.id, cargo, fragment)
+      sim.at(when_s, lambda: self.when_it_runs(arrive))
+
+    self._pulls.append(begin)
+    if len(self._pulls) == 1:
+      begin()
 
   def _fetch_state(self, state: messages.StateAt):
     """A donor's Θ replaces the host's as soon as it is there."""
@@ -297,7 +313,7 @@ class SimulatedLearner:
       self.host_crcs = list(offered.crcs)
       return learner_io.StateFetched(offered, state.donor)
 
-    self._pull(4, arrived)
+    self._pull(state.donor, Cargo.STATE, 0, arrived)
 
   def _fetch_update(self, update: messages.Update):
     p, version = update.fragment, update.version
@@ -309,12 +325,12 @@ class SimulatedLearner:
         return f'another CRC at version {version}'
       return None
 
-    self._fetch(update, rebuild)
+    self._fetch(update, Cargo.UPDATE, rebuild)
 
   def _fetch_fragment(self, message: messages.FullFragment):
-    self._fetch(message, lambda: None)
+    self._fetch(message, Cargo.FRAGMENT, lambda: None)
 
-  def _fetch(self, message, why_not: Callable[[], str | None]):
+  def _fetch(self, message, cargo: Cargo, why_not: Callable[[], str | None]):
     p, version = message.fragment, message.version
     syncer = self._cluster.syncer
 
@@ -330,4 +346,4 @@ class SimulatedLearner:
       handle = message.payload.handle
       return learner_io.Rebuilt(p, version, message.crc, handle)
 
-    self._pull(1, arrived)
+    self._pull(SYNCER, cargo, p, arrived)

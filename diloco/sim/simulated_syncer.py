@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process of the syncer in a simulated cluster, around the real machine."""
 
+from collections.abc import Callable
+
 from diloco.protocol import messages, syncer_io
 from diloco.protocol.syncer import Syncer
 from diloco.sim.alarm import Alarm
 from diloco.sim.contents import FINGERPRINTS, RUN, crc_after, crc_of
 from diloco.sim.disk import Disk
+from diloco.sim.wires import SYNCER, Cargo
 
 
 class SimulatedSyncer:
@@ -34,6 +37,10 @@ class SimulatedSyncer:
     else:
       self.crcs = list(disk.held_crcs)
       self.machine = Syncer.resume(*run, disk.ledger, disk.held, disk.crcs)
+
+  @property
+  def now(self) -> float:
+    return self._cluster.sim.now
 
   def deliver(self, event: syncer_io.Event):
     """One event: effects performed, the next wake-up set."""
@@ -71,7 +78,6 @@ class SimulatedSyncer:
       case syncer_io.Pull():
         self._pull(effect)
       case syncer_io.Merge():
-        cluster.merges.append((cluster.sim.now, effect))
         self._later(cluster.timing.merge_s, syncer_io.Merged(effect.round))
       case syncer_io.Publish():
         self._publish(effect)
@@ -79,16 +85,14 @@ class SimulatedSyncer:
         self._serve(effect)
       case syncer_io.TakeFragment():
         self._take_fragment(effect)
-      case syncer_io.Record():
-        cluster.records.append((cluster.sim.now, effect))
       case syncer_io.End():
         self._write_ledger()
         cluster.ended = effect
       case syncer_io.Relabel():
         p = effect.fragment
         cluster.watch.theta(p, effect.version, self.crcs[p])
-      case syncer_io.Retire():
-        pass  # No bytes are held here.
+      case syncer_io.Retire() | syncer_io.Record():
+        pass  # No bytes are held here, no tape is written.
       case _:
         raise TypeError(f'Not a syncer effect: {effect!r}.')
 
@@ -164,7 +168,7 @@ class SimulatedSyncer:
       else:
         self.deliver(syncer_io.FragmentFailed(p, *session, 'lost on the way'))
 
-    self._cluster.sim.after(self._cluster.timing.pull_s, arrive)
+    self._when_pulled(effect.learner, Cargo.FRAGMENT, p, arrive)
 
   def _pull(self, effect: syncer_io.Pull):
     cluster = self._cluster
@@ -185,4 +189,15 @@ class SimulatedSyncer:
         norm = process.stretch * effect.offer.c_steps**0.5
         self.deliver(syncer_io.Pulled(*session, norm))
 
-    cluster.sim.after(cluster.timing.pull_s, arrive)
+    self._when_pulled(
+      effect.learner, Cargo.OFFER, effect.offer.fragment, arrive
+    )
+
+  def _when_pulled(
+    self, learner: int, cargo: Cargo, fragment: int, arrive: Callable[[], None]
+  ):
+    cluster = self._cluster
+    wires, now_s = cluster.wires, cluster.sim.now
+    cluster.sim.at(
+      wires.arrival_s(now_s, learner, SYNCER, cargo, fragment), arrive
+    )

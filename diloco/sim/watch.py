@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an onlooker of a simulated cluster is told."""
 
+from diloco.protocol import syncer_io
+
 
 class Watch:
   """Looks on, at every event of every machine; this one does not care.
@@ -20,3 +22,22 @@ class Watch:
 
   def at_learner(self, process, event, effects):
     """A learner's machine has handled an event."""
+
+  def stepped(self, process, spans: list[tuple[float, float]], tokens: int):
+    """A learner has finished an inner step, in these spans of time."""
+
+
+class Log(Watch):
+  """Keeps what the syncer decided, each with its time in seconds."""
+
+  def __init__(self):
+    self.merges: list[tuple[float, syncer_io.Merge]] = []
+    self.records: list[tuple[float, syncer_io.Record]] = []
+
+  def at_syncer(self, syncer, event, effects):
+    for effect in effects:
+      match effect:
+        case syncer_io.Merge():
+          self.merges.append((syncer.now, effect))
+        case syncer_io.Record():
+          self.records.append((syncer.now, effect))

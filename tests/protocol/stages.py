@@ -12,6 +12,7 @@ from diloco.protocol.rounds import Stage
 from diloco.protocol.syncer import Syncer
 from diloco.sim.cluster import Cluster, Timing
 from diloco.sim.contents import FINGERPRINTS, RUN, crc_of
+from diloco.sim.watch import Log
 from tests.protocol import reading
 
 TOKENS_PER_STEP = 100
@@ -406,10 +407,12 @@ class ClusterStage:
     self._config = config_of(options)
     learners = self._config.learners
     factors = dict.fromkeys(range(learners), 1.0) | dict(slow)
+    self._log = Log()
     self._cluster = Cluster(
       self._config,
       Timing({m: step_s * f for m, f in factors.items()}, jitter=jitter),
       seed,
+      watch=self._log,
       checkpoint_rounds=checkpoint_rounds,
       checkpoint_steps=checkpoint_steps,
     )
@@ -430,8 +433,8 @@ class ClusterStage:
     cluster = self._cluster
     snapshot = cluster.syncer.machine.snapshot()
     steps = ' '.join(f'{m}:{p.steps}' for m, p in cluster.learners.items())
-    merges = cluster.merges[self._reported :]
-    self._reported = len(cluster.merges)
+    merges = self._log.merges[self._reported :]
+    self._reported = len(self._log.merges)
     lines = [
       f'at {cluster.sim.now:.1f} s: step {snapshot.step}, '
       f'{len(merges)} rounds more, own steps {steps}'
@@ -446,8 +449,8 @@ class ClusterStage:
 
   def records(self) -> list[str]:
     """What the syncer has decided since the last time that it was asked."""
-    records = self._cluster.records[self._recorded :]
-    self._recorded = len(self._cluster.records)
+    records = self._log.records[self._recorded :]
+    self._recorded = len(self._log.records)
     return [f'{at:.2f} s: {reading.of_syncer(r)}' for at, r in records]
 
 

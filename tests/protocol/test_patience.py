@@ -6,6 +6,7 @@ import pytest
 from diloco.protocol import patience
 from diloco.protocol.grace import Ema
 from diloco.sim.cluster import Cluster, Timing
+from diloco.sim.watch import Log
 from tests.protocol.stages import config_of
 
 STEPS = 500
@@ -60,7 +61,7 @@ def _cluster(step_s: float, overlap_steps: int) -> Cluster:
   timing = Timing(
     {0: step_s, 1: step_s, 2: 2 * step_s}, jitter=0.3, slow_share=0.02
   )
-  cluster = Cluster(config, timing, seed=1)
+  cluster = Cluster(config, timing, seed=1, watch=Log())
   for learner in range(3):
     cluster.start(learner)
   return cluster
@@ -69,7 +70,7 @@ def _cluster(step_s: float, overlap_steps: int) -> Cluster:
 def _left(cluster: Cluster) -> list[tuple[float, int, str]]:
   return [
     (at_s, record.learner, record.reason)
-    for at_s, record in cluster.records
+    for at_s, record in cluster.watch.records
     if record.kind == 'left'
   ]
 

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What befalls a simulated fleet, known beforehand; times in seconds."""
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspension:
+  """A learner makes no steps, its process answers: machines are rearranged."""
+
+  begin_s: float
+  end_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Death:
+  """A process is killed, and another takes its place.
+
+  Attributes:
+    process: a learner's id, or `SYNCER`.
+    at_s: when.
+    back_at_s: when the next one says hello, or listens; inf: never.
+  """
+
+  process: int
+  at_s: float
+  back_at_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+  """A learner that was not there at the start says hello."""
+
+  learner: int
+  at_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Happenings:
+  """All that befalls one fleet.
+
+  Attributes:
+    suspensions: by learner, ascending, disjoint: anything with a `begin_s` and
+      an `end_s`.
+    capacities: by learner, (time, share of its slices that are there from then
+      on), ascending.
+    deaths: in any order; those of one process don't overlap.
+    arrivals: of learners that don't start at 0.
+  """
+
+  suspensions: Mapping[int, tuple] = dataclasses.field(default_factory=dict)
+  capacities: Mapping[int, tuple[tuple[float, float], ...]] = dataclasses.field(
+    default_factory=dict
+  )
+  deaths: tuple[Death, ...] = ()
+  arrivals: tuple[Arrival, ...] = ()

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links between data centres: bytes queue on them, and are counted."""
+
+import dataclasses
+import math
+
+from diloco.sim.wires import SYNCER, Cargo
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+  """What travels, and over what; tuples are by fragment, bytes on the wire.
+
+  Attributes:
+    up_bytes: of an offer.
+    down_bytes: of an update.
+    full_bytes: of a fragment in f32.
+    state_bytes: of what a joiner gets from a peer.
+    learner_bps: bits per second of a learner's link, each way.
+    syncer_bps: of the syncer's in all, each way, shared by the learners.
+    datacentres: D. Learner m is in data centre m mod D, the syncer's shard of
+      fragment p in p mod D; what stays in one place uses no link. With D = 1
+      the syncer is elsewhere, and every byte travels.
+    latency_s: of a message, one way; a pull takes two.
+    encode_s: of a snapshot, from boundary to offer.
+    merge_s: of the outer step of a fragment.
+    reconnect_s: from a lost stream to the next attempt.
+  """
+
+  up_bytes: tuple[float, ...]
+  down_bytes: tuple[float, ...]
+  full_bytes: tuple[float, ...]
+  state_bytes: float
+  learner_bps: float = math.inf
+  syncer_bps: float = math.inf
+  datacentres: int = 1
+  latency_s: float = 0.0
+  encode_s: float = 0.0
+  merge_s: float = 0.0
+  reconnect_s: float = 1.0
+
+  def nbytes(self, cargo: Cargo, fragment: int) -> float:
+    """Of one pull."""
+    match cargo:
+      case Cargo.OFFER:
+        return self.up_bytes[fragment]
+      case Cargo.UPDATE:
+        return self.down_bytes[fragment]
+      case Cargo.FRAGMENT:
+        return self.full_bytes[fragment]
+      case Cargo.STATE:
+        return self.state_bytes
+
+
+class Meter:
+  """Bits of one link, one way: in all, and in its busiest window."""
+
+  def __init__(self, window_s: float):
+    self.bits = 0.0
+    self._window_s = window_s
+    self._windows: dict[int, float] = {}
+
+  def add(self, begin_s: float, end_s: float, bits: float):
+    """Evenly over the time that they took."""
+    self.bits += bits
+    first, last = (int(t / self._window_s) for t in (begin_s, end_s))
+    for window in range(first, last + 1):
+      inside_s = min(end_s, (window + 1) * self._window_s) - max(
+        begin_s, window * self._window_s
+      )
+      share = inside_s / (end_s - begin_s) if end_s > begin_s else 1.0
+      self._windows[window] = self._windows.get(window, 0.0) + share * bits
+
+  @property
+  def peak_bps(self) -> float:
+    """Of the window with the most bits."""
+    return max(self._windows.values(), default=0.0) / self._window_s
+
+
+class _Way:
+  """One direction of one link: first come, first served."""
+
+  def __init__(self, bps: float, window_s: float):
+    self.meter = Meter(window_s)
+    self._bps = bps
+    self._free_s = 0.0
+
+  def through_s(self, now_s: float, bits: float) -> float:
+    """When the last bit is through."""
+    begin_s = max(now_s, self._free_s)
+    self._free_s = begin_s + bits / self._bps
+    self.meter.add(begin_s, self._free_s, bits)
+    return self._free_s
+
+
+class Links:
+  """The wires of a fleet.
+
+  A pull holds the links at both ends; the slower one, or the one with the
+  longer queue, decides. Bits stream through both at once.
+
+  Args:
+    network: sizes and rates.
+    window_s: over which peaks are taken.
+  """
+
+  def __init__(self, network: Network, window_s: float):
+    self._network = network
+    self._window_s = window_s
+    self._ways: dict[tuple[int, str], _Way] = {}
+
+  def arrival_s(
+    self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
+  ) -> float:
+    """See `diloco.sim.wires.Wires`."""
+    latency_s = 2 * self._network.latency_s
+    if cargo is not Cargo.STATE and self._is_near(source, target, fragment):
+      return now_s + latency_s
+    bits = 8.0 * self._network.nbytes(cargo, fragment)
+    ends_s = (
+      self._way(source, 'out').through_s(now_s, bits),
+      self._way(target, 'in').through_s(now_s, bits),
+    )
+    return max(ends_s) + latency_s
+
+  def meters(self) -> dict[tuple[int, str], Meter]:
+    """By process and direction, 'in' or 'out'; those that were used."""
+    return {key: way.meter for key, way in sorted(self._ways.items())}
+
+  def _way(self, process: int, direction: str) -> _Way:
+    key = process, direction
+    if key not in self._ways:
+      network = self._network
+      bps = network.syncer_bps if process == SYNCER else network.learner_bps
+      self._ways[key] = _Way(bps, self._window_s)
+    return self._ways[key]
+
+  def _is_near(self, source: int, target: int, fragment: int) -> bool:
+    """Between a learner and the shard of the fragment, that is."""
+    many = self._network.datacentres
+    learner = target if source == SYNCER else source
+    return many > 1 and learner % many == fragment % many

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts what a simulated fleet does, and keeps what a timeline shows."""
+
+import dataclasses
+from collections.abc import Iterable
+
+from diloco.protocol import learner_io, syncer_io
+from diloco.sim.watch import Watch
+
+Span = tuple[float, float]
+COMPACT_AT = 4096  # Spans that are kept apart before they are joined.
+
+
+class Union:
+  """The measure of a union of spans, in memory that does not grow."""
+
+  def __init__(self):
+    self._spans: list[Span] = []
+    self._compact_at = COMPACT_AT
+
+  def add(self, spans: Iterable[Span]):
+    self._spans += spans
+    if len(self._spans) >= self._compact_at:
+      self._spans = self._joined()
+      self._compact_at = max(COMPACT_AT, 2 * len(self._spans))
+
+  def measure_s(self, until_s: float) -> float:
+    """Of what lies before `until_s`."""
+    return sum(
+      max(0.0, min(end, until_s) - begin) for begin, end in self._joined()
+    )
+
+  def _joined(self) -> list[Span]:
+    joined: list[Span] = []
+    for begin, end in sorted(self._spans):
+      if joined and begin <= joined[-1][1]:
+        joined[-1] = joined[-1][0], max(joined[-1][1], end)
+      else:
+        joined.append((begin, end))
+    return joined
+
+
+@dataclasses.dataclass
+class LearnerCount:
+  """Of one learner id, over all its processes."""
+
+  steps: int = 0
+  stepping_s: float = 0.0  # In finished steps.
+  useful_s: float = 0.0  # The same, times the share of slices there.
+  tokens: int = 0
+  merged: int = 0  # Rounds that took it in.
+  staleness: int = 0  # Versions that its bases were behind, over all of them.
+  bootstraps: int = 0
+  peer_bootstraps: int = 0
+
+
+class Tally(Watch):
+  """Looks on at a cluster.
+
+  Args:
+    timeline_s: what happens before is kept for a picture.
+  """
+
+  def __init__(self, timeline_s: float = 0.0):
+    self.learners: dict[int, LearnerCount] = {}
+    self.stepping = Union()
+    self.rounds = 0
+    self.tokens = 0
+    self.participants = 0  # Shares of all rounds.
+    self.grace_s = 0.0
+    self.events = 0
+    self.steps_spans: list[tuple[int, float, float]] = []  # Of a learner.
+    self.bootstraps: list[tuple[int, float, float]] = []
+    # Of a round: its number, when it was due, had its quorum, was merged.
+    self.round_spans: list[tuple[int, float, float, float]] = []
+    self.merged_marks: list[
+      tuple[float, int, int]
+    ] = []  # Time, learner, round.
+    self._timeline_s = timeline_s
+
+  def count(self, learner: int) -> LearnerCount:
+    if learner not in self.learners:
+      self.learners[learner] = LearnerCount()
+    return self.learners[learner]
+
+  def stepped(self, process, spans: list[Span], tokens: int):
+    count = self.count(process.id)
+    made_s = sum(end - begin for begin, end in spans)
+    count.steps += 1
+    count.stepping_s += made_s
+    count.useful_s += made_s * process.capacity
+    count.tokens += tokens
+    self.tokens += tokens
+    self.stepping.add(spans)
+    if spans[-1][1] <= self._timeline_s:
+      self.steps_spans += [(process.id, *span) for span in spans]
+
+  def at_syncer(self, syncer, event, effects):
+    self.events += 1
+    for effect in effects:
+      if isinstance(effect, syncer_io.Merge):
+        self._merge(syncer.now, effect)
+
+  def at_learner(self, process, event, effects):
+    self.events += 1
+    for effect in effects:
+      if isinstance(effect, learner_io.Begin):
+        self._begin(process)
+
+  def _merge(self, now_s: float, merge: syncer_io.Merge):
+    self.rounds += 1
+    self.grace_s += merge.grace_s
+    self.participants += len(merge.shares)
+    for share in merge.shares:
+      count = self.count(share.learner)
+      count.merged += 1
+      count.staleness += merge.version - 1 - share.base_version
+    if now_s <= self._timeline_s:
+      due_s = now_s - merge.quorum_s - merge.grace_s
+      quorum_s = now_s - merge.grace_s
+      self.round_spans.append((merge.round, due_s, quorum_s, now_s))
+      for share in merge.shares:
+        self.merged_marks.append((now_s, share.learner, merge.round))
+
+  def _begin(self, process):
+    count = self.count(process.id)
+    count.bootstraps += 1
+    if process.machine.snapshot().source.startswith('learner'):
+      count.peer_bootstraps += 1
+    if process.now <= self._timeline_s:
+      self.bootstraps.append((process.id, process.started_s, process.now))
