@@ -2,6 +2,7 @@
 """What a prediction takes from a measured run besides who was killed when."""
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 
@@ -150,7 +151,7 @@ def _measure(
 def _outages(lives: Sequence[Life]) -> list[tuple[float, float]]:
   """When there was no syncer to talk to."""
   outages = []
-  for dead, back in zip(lives, lives[1:]):
+  for dead, back in itertools.pairwise(lives):
     spoke_s = float('inf') if back.spoke_s is None else back.spoke_s
     outages.append((dead.ended_s, spoke_s))
   return outages

@@ -15,6 +15,10 @@ from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import CorruptLine, read_jsonl
 
 SYNCER = 'syncer'
+# What every line of a file has.
+EVENT = (names.TIME, 'process', 'event', 'detail')
+LINE = (names.TIME, 'kind')
+STEP = (names.TIME, 'step', names.STEP_TIME, names.STALL_TIME)
 
 
 class NotReplayable(Exception):
@@ -60,12 +64,12 @@ class History:
 
   Attributes:
     config: of the run.
-    until_s: its end: of the last round, or the last inner step where the run
-      was stopped before its end.
+    until_s: its end: of the last inner step, or when the launcher began to
+      stop it.
     lives: of each process in the order of time; the syncer's and, for all M
       learners, `learner_name`'s.
     steps: inner steps of all learners, in the order of time.
-    closes: rounds in order.
+    closes: rounds in order; not those after `until_s`.
   """
 
   config: RunConfig
@@ -111,25 +115,28 @@ def read(folder: pathlib.Path) -> History:
   """
   workdir = Workdir(pathlib.Path(folder))
   config = _config(workdir)
-  events = _records(workdir.events, 'was it started by launch.local?')
-  tape = _records(workdir.tape, 'no syncer got as far as that')
+  events = _records(workdir.events, EVENT, 'was it started by launch.local?')
+  tape = _records(workdir.tape, LINE, 'no syncer got as far as that')
   ready = [line['time_s'] for line in tape if line['kind'] == 'ready']
   if not ready:
     raise NotReplayable(f'{workdir.tape}: no learner was ever ready')
   begin_s = min(ready)
   lives = _lives(workdir, config, events, begin_s)
-  closes = tuple(_close(line, begin_s) for line in _of(tape, 'Publish'))
   steps = _all_steps(workdir, config, lives, begin_s)
-  if not closes or not steps:
-    raise NotReplayable(f'{workdir.root}: no round closed, or no step was made')
-  ends_s = [line['time_s'] - begin_s for line in _of(tape, 'End')]
-  until_s = max(closes[-1].at_s, *ends_s) if ends_s else steps[-1].end_s
+  if not steps:
+    raise NotReplayable(f'{workdir.root}: no inner step was made')
+  stopped_s = [e['time_s'] for e in events if e['event'] == 'stopped']
+  finished = any(line['kind'] == 'End' for line in tape)
+  until_s = steps[-1].end_s
+  if stopped_s and not finished:
+    until_s = min(stopped_s) - begin_s
+  closes = (_close(line, begin_s) for line in tape if line['kind'] == 'Publish')
   return History(
     config=config,
     until_s=until_s,
     lives=_spoken(lives, tape, steps, begin_s),
     steps=steps,
-    closes=closes,
+    closes=tuple(close for close in closes if close.at_s <= until_s),
   )
 
 
@@ -146,8 +153,10 @@ def _config(workdir: Workdir) -> RunConfig:
     raise NotReplayable(f'{workdir.config}: {error}') from None
 
 
-def _records(path: pathlib.Path, otherwise: str) -> list[dict]:
-  """Whole lines of a file that must be there, each with a time."""
+def _records(
+  path: pathlib.Path, keys: Sequence[str], otherwise: str
+) -> list[dict]:
+  """Whole lines of a file that must be there, each with these keys."""
   if not path.exists():
     raise NotReplayable(f'{path}: is missing; {otherwise}')
   try:
@@ -155,13 +164,9 @@ def _records(path: pathlib.Path, otherwise: str) -> list[dict]:
   except CorruptLine as error:
     raise NotReplayable(str(error)) from None
   for number, record in enumerate(records, start=1):
-    if not isinstance(record.get(names.TIME), float):
-      raise NotReplayable(f'{path}:{number}: has no {names.TIME}: {record}')
+    if missing := [key for key in keys if key not in record]:
+      raise NotReplayable(f'{path}:{number}: has no {", ".join(missing)}')
   return records
-
-
-def _of(tape: Sequence[dict], kind: str) -> list[dict]:
-  return [line for line in tape if line['kind'] == kind]
 
 
 def _close(line: dict, begin_s: float) -> Close:
@@ -210,9 +215,7 @@ def _lives(
       case unknown:
         raise NotReplayable(f'{where}: unknown event {unknown!r}')
   if missing := [name for name, of_process in lives.items() if not of_process]:
-    raise NotReplayable(
-      f'{workdir.events}: {", ".join(missing)} never started'
-    )
+    raise NotReplayable(f'{workdir.events}: {", ".join(missing)} never started')
   return lives
 
 
@@ -277,7 +280,7 @@ def _all_steps(
   for learner in range(config.protocol.learners):
     name = learner_name(learner)
     path = workdir.metrics(name)
-    records = _records(path, 'it never stepped') if path.exists() else []
+    records = _records(path, STEP, 'it never stepped') if path.exists() else []
     for life in lives[name]:
       found += _steps_of(learner, life, path, records, begin_s)
   return tuple(sorted(found, key=lambda step: step.end_s))
@@ -300,11 +303,8 @@ def _steps_of(
     end_s = record[names.TIME] - begin_s
     if not life.started_s <= end_s < life.ended_s:
       continue
-    try:
-      many = record['step'] - before if before is not None else 1
-      step_s, stall_s = record[names.STEP_TIME], record[names.STALL_TIME]
-    except KeyError as error:
-      raise NotReplayable(f'{path}:{number}: has no {error}') from None
+    many = record['step'] - before if before is not None else 1
+    step_s, stall_s = record[names.STEP_TIME], record[names.STALL_TIME]
     if many < 1:
       raise NotReplayable(f'{path}:{number}: step {record["step"]} again')
     mean_s = step_s if many == 1 else (end_s - before_s) / many
