@@ -125,7 +125,7 @@ def _candidates(state: State, round_: Round) -> dict[int, rounds.Candidate]:
       held=pulled.get(m) or member.offers.get(round_.fragment),
       merged_base=state.accounts[m].merged_bases.get(round_.fragment, -1),
     )
-    for m, member in sorted(state.members.items())
+    for m, member in state.members.items()
     if member.ready and (m in pulled or not member.late)
   }
 

@@ -94,7 +94,8 @@ class Learner:
     """The earliest time at which a `Tick` would do something."""
     times = [leaving.deadline(self._core)]
     if self._core.state.connected:
-      times += [f.ask_at_s for f in self._core.state.fragments]
+      fragments = self._core.state.fragments
+      times += [fragments[p].ask_at_s for p in self._core.state.asking]
     if self._has_nothing_to_report():
       times.append(self._core.state.said_at_s + ALIVE_S)
     return min((t for t in times if t is not None), default=None)

@@ -78,6 +78,7 @@ class State:
   lead: int = 0
   again_rounds: tuple[int, ...] = ()  # To be offered again, ascending.
   global_step: int = 0  # t at the last update, plus own steps since.
+  asking: tuple[int, ...] = ()  # Fragments with an `ask_at_s`, ascending.
   donations: tuple[Donation, ...] = ()
   leave_at_s: float | None = None  # Set by `Stop`.
   last_round: int | None = None  # Set by `Finish`.
@@ -111,6 +112,9 @@ class Core:
     fragments = list(self.state.fragments)
     fragments[p] = changed(fragments[p], **fields)
     self.set(fragments=tuple(fragments))
+    if 'ask_at_s' in fields:
+      due = (q for q, f in enumerate(fragments) if f.ask_at_s is not None)
+      self.set(asking=tuple(due))
 
   def send(self, message):
     self.set(said_at_s=self.state.now)

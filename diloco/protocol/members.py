@@ -16,6 +16,7 @@ class Member:
 
   incarnation: int
   heard_s: float
+  silent_at_s: float  # When it will be given up, unless it speaks.
   versions: tuple[int, ...] = ()  # As it said in its hello.
   crcs: tuple[int, ...] = ()
   ready: bool = False

@@ -86,9 +86,9 @@ def want(core: Core, p: int, reason: str):
 
 def ask_again(core: Core):
   """Asks for what could not be asked for at once."""
-  for p, fragment in enumerate(core.state.fragments):
-    due = fragment.ask_at_s
-    if core.state.connected and due is not None and due <= core.state.now:
+  for p in core.state.asking:
+    due = core.state.fragments[p].ask_at_s
+    if core.state.connected and due <= core.state.now:
       want(core, p, 'the last attempt failed')
 
 

@@ -6,6 +6,7 @@ A decision returns its reason; the machine changes state, the leaf does not.
 
 import dataclasses
 import enum
+import typing
 from collections.abc import Mapping
 
 from diloco.protocol import messages
@@ -66,8 +67,7 @@ class Round:
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidate:
+class Candidate(typing.NamedTuple):
   """What a round looks at in one learner."""
 
   clock: int | None  # None: it leaves, and is not waited for.

@@ -5,6 +5,7 @@ import math
 
 from diloco.protocol import donors, messages, patience, recovery, syncer_io
 from diloco.protocol import members as members_lib
+from diloco.protocol.grace import Ema
 from diloco.protocol.members import Account, Member
 from diloco.protocol.rounds import HeldOffer, Stage
 from diloco.protocol.state import State
@@ -22,7 +23,7 @@ def on_heard(state: State, event: syncer_io.Heard):
     state.record('zombie', learner, reason)
     state.emit(syncer_io.Drop(learner, incarnation, reason))
     return
-  state.change(learner, heard_s=state.now, late=False)
+  _hear(state, learner)
   match event.message:
     case messages.Ready():
       on_ready(state, learner, event.message)
@@ -86,8 +87,14 @@ def on_hello(state: State, hello: messages.Hello):
     account, incarnation=hello.incarnation
   )
   state.members[hello.learner] = Member(
-    hello.incarnation, state.now, versions=hello.versions, crcs=hello.crcs
+    hello.incarnation,
+    heard_s=state.now,
+    silent_at_s=state.now
+    + patience.silence_max_s(Ema(), state.config.patience),
+    versions=hello.versions,
+    crcs=hello.crcs,
   )
+  state.members = dict(sorted(state.members.items()))
   state.record('joined', hello.learner, f'incarnation {hello.incarnation}')
   state.emit(
     syncer_io.Greet(
@@ -220,6 +227,7 @@ def on_report(state: State, learner: int, report: messages.Report):
     return
   sample_s = members_lib.believable(report.step_s, member.step_s)
   state.change(learner, step=report.step, step_s=member.step_s.add(sample_s))
+  _hear(state, learner)
   state.accounts[learner] = changed(
     state.accounts[learner], position=report.position
   )
@@ -334,10 +342,7 @@ def silence_deadlines(state: State) -> list[float]:
   knob = state.config.patience
   return [
     state.now + patience.look_s(knob),
-    *(
-      member.heard_s + patience.silence_max_s(member.step_s, knob)
-      for member in state.members.values()
-    ),
+    *[member.silent_at_s for member in state.members.values()],
   ]
 
 
@@ -353,11 +358,14 @@ def give_up_silent(state: State):
   """Ends the sessions whose deadline has passed."""
   if state.finishing:
     return
-  for learner, member in sorted(state.members.items()):
-    silence_max_s = patience.silence_max_s(member.step_s, state.config.patience)
-    if state.now >= member.heard_s + silence_max_s:
-      reason = f'silent for {silence_max_s:.2f} s'
-      end_session(state, learner, reason)
+  silent = [
+    learner
+    for learner, member in state.members.items()
+    if state.now >= member.silent_at_s
+  ]
+  for learner in silent:
+    reason = f'silent for {silence_max_s(state, learner):.2f} s'
+    end_session(state, learner, reason)
 
 
 def excuse_silence(state: State, away_s: float):
@@ -371,7 +379,7 @@ def excuse_silence(state: State, away_s: float):
   if away_s <= 2 * patience.look_s(state.config.patience):
     return
   for learner in list(state.members):
-    state.change(learner, heard_s=state.now)
+    _hear(state, learner, late=state.members[learner].late)
   for round_ in list(state.rounds.values()):
     if round_.stage is Stage.PULLING:
       state.put(
@@ -380,6 +388,14 @@ def excuse_silence(state: State, away_s: float):
         quorum_at_s=round_.quorum_at_s + away_s,
         pull_began_s=round_.pull_began_s + away_s,
       )
+
+
+def _hear(state: State, learner: int, late: bool = False):
+  """It has spoken, or what kept it from being heard was the syncer."""
+  silence_s = silence_max_s(state, learner)
+  state.change(
+    learner, heard_s=state.now, silent_at_s=state.now + silence_s, late=late
+  )
 
 
 def finish_message(state: State) -> messages.Finish:

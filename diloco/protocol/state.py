@@ -80,7 +80,7 @@ class State:
     self.pace = PaceClock()
     self.closed_round = 0
     self.versions = [0] * config.fragments
-    self.members: dict[int, Member] = {}
+    self.members: dict[int, Member] = {}  # In ascending id.
     self.accounts: dict[int, Account] = {}
     self.rounds: dict[int, Round] = {}  # Open ones, in ascending number.
     self.quorum_s = Ema()
@@ -180,9 +180,7 @@ class State:
 
   def live(self) -> dict[int, Member]:
     """The learners that count, in ascending id."""
-    return {
-      m: x for m, x in sorted(self.members.items()) if x.ready and not x.leaving
-    }
+    return {m: x for m, x in self.members.items() if x.ready and not x.leaving}
 
   def quorum_now(self) -> int:
     """K, but no more than there are live learners, and at least 1."""
