@@ -4,20 +4,28 @@
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from diloco.metrics.goodput import StepRecord
 from diloco.metrics.workdir import learner_name
-from diloco.studies.run_history import SYNCER, History, Life
+from diloco.studies.run_history import SYNCER, History, Life, NotReplayable
 
-CALM_STEPS_MIN = 20  # Of every learner before the first death.
+Start = tuple[float, float]  # When it began, how long it took.
+CALM_STEPS_MIN = 100  # Of every learner before the first death.
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-  """Some values, and where they were measured."""
+  """How long some starts took, in seconds, and which they were.
+
+  Attributes:
+    values: one per start.
+    started_s: when those began, as in the `History` of their run.
+    where: in words.
+  """
 
   values: tuple[float, ...]
+  started_s: tuple[float, ...]
   where: str
 
   @property
@@ -58,6 +66,9 @@ def calibrate(history: History, returns_max: int | None = None) -> Calibration:
     returns_max: how many returns of a role may be looked at. A run whose own
       down times are predicted gives 1: what is predicted must not be known.
       Another run may give all of them, None.
+
+  Raises:
+    NotReplayable: nobody's start was undisturbed.
   """
   calm_s = min((d.ended_s for d in history.deaths()), default=history.until_s)
   where = f'before the first death, {calm_s:.1f} s'
@@ -96,56 +107,55 @@ def _by_learner(history: History, until_s: float) -> list[list[StepRecord]]:
 
 def _learner_start(history: History, returns_max: int | None) -> Measured:
   lives = [history.lives[learner_name(m)] for m in history.learners]
-  first = [each[0] for each in lives]
-  returns = sorted(
-    (life for each in lives for life in each[1:]),
-    key=lambda life: life.started_s,
-  )
   outages = _outages(history.lives[SYNCER])
+
+  def took(life: Life) -> Start | None:
+    if life.stepped_s is None or any(
+      begin_s < life.stepped_s and life.started_s < end_s
+      for begin_s, end_s in outages
+    ):
+      return None
+    return life.started_s, life.stepped_s - life.started_s
+
   return _measure(
-    [
-      life.stepped_s - life.started_s
-      for life in returns
-      if life.stepped_s is not None
-      and not any(
-        begin_s < life.stepped_s and life.started_s < end_s
-        for begin_s, end_s in outages
-      )
-    ],
-    [
-      life.stepped_s - life.started_s
-      for life in first
-      if life.stepped_s is not None
-    ],
+    [each[0] for each in lives],
+    [life for each in lives for life in each[1:]],
+    took,
     returns_max,
     'of a learner',
   )
 
 
 def _syncer_start(history: History, returns_max: int | None) -> Measured:
-  def of(lives: Iterable[Life]) -> list[float]:
-    return [
-      life.spoke_s - life.started_s
-      for life in lives
-      if life.spoke_s is not None
-    ]
+  def took(life: Life) -> Start | None:
+    if life.spoke_s is None:
+      return None
+    return life.started_s, life.spoke_s - life.started_s
 
   lives = history.lives[SYNCER]
-  return _measure(of(lives[1:]), of(lives[:1]), returns_max, 'of the syncer')
+  return _measure(lives[:1], lives[1:], took, returns_max, 'of the syncer')
 
 
 def _measure(
-  returns: Sequence[float],
-  first: Sequence[float],
+  first: Iterable[Life],
+  returns: Iterable[Life],
+  took: Callable[[Life], Start | None],
   returns_max: int | None,
   whose: str,
 ) -> Measured:
-  if not returns:
-    where = f'first start {whose}; none came back undisturbed'
-    return Measured((statistics.fmean(first),), where)
-  used = tuple(returns[:returns_max])
-  where = f'{len(used)} of {len(returns)} undisturbed returns {whose}'
-  return Measured(used, where)
+  """Of returns; where nobody came back undisturbed, of first starts."""
+  back = sorted(start for start in map(took, returns) if start is not None)
+  used, where = back[:returns_max], f'returns {whose}'
+  if not back:
+    used = sorted(start for start in map(took, first) if start is not None)
+    where = f'first starts {whose}: none came back undisturbed'
+  if not used:
+    raise NotReplayable(f'every start {whose} was disturbed by another death')
+  return Measured(
+    values=tuple(seconds for _, seconds in used),
+    started_s=tuple(at_s for at_s, _ in used),
+    where=f'{len(used)} of {len(back) or len(used)} undisturbed {where}',
+  )
 
 
 def _outages(lives: Sequence[Life]) -> list[tuple[float, float]]:

@@ -53,7 +53,6 @@ class Close:
   """A round that closed."""
 
   at_s: float
-  step: int  # The global step t.
   sync_s: float  # From the first pull to the update.
   merged: tuple[int, ...]  # Learner ids.
 
@@ -172,7 +171,6 @@ def _records(
 def _close(line: dict, begin_s: float) -> Close:
   return Close(
     at_s=line['time_s'] - begin_s,
-    step=line['step'],
     sync_s=line['sync_s'],
     merged=tuple(share['learner'] for share in line['shares']),
   )

@@ -4,9 +4,10 @@
 import bisect
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from diloco.metrics.goodput import StepRecord
+from diloco.metrics.workdir import learner_name
 from diloco.pages.parts import Cell, Column, Report, Table
 from diloco.sim.wires import SYNCER
 from diloco.studies import run_history, run_lives
@@ -45,6 +46,10 @@ def report(
   history = run_history.read(folder)
   plan = plan_of(history)
   speeds = _speeds(history, calibration)
+  inputs_s: set[float] = set()  # When the starts that were measured began.
+  if calibration is None:
+    inputs_s.update(speeds.learner_start_s.started_s)
+    inputs_s.update(speeds.syncer_start_s.started_s)
   predictions = []
   for seed in range(seeds):
     predictions.append(predict(plan, speeds, seed))
@@ -62,7 +67,7 @@ def report(
     parts=(
       _whole(history, predictions),
       _learners(history, predictions),
-      _deaths(history, plan, predictions),
+      _deaths(history, plan, predictions, inputs_s),
       _inputs(history, speeds),
       run_lives.timeline(history, predictions[0]),
       run_lives.chart(history, predictions),
@@ -107,13 +112,11 @@ def _paragraphs(
 def _whole(history: History, predictions: Sequence[Prediction]) -> Table:
   steps = [len(p.steps) for p in predictions]
   rounds = [p.outcome.rounds for p in predictions]
-  reached = [p.outcome.tally.step for p in predictions]
   rows = [
     ('goodput, %', *_points(history.goodput, [p.goodput for p in predictions])),
     ('uptime, %', *_points(history.uptime, [p.uptime for p in predictions])),
     ('rounds closed', *_beside(len(history.closes), rounds)),
     ('inner steps of all', *_beside(len(history.steps), steps)),
-    ('global step t', *_beside(history.closes[-1].step, reached)),
   ]
   return Table(
     name='agreement',
@@ -129,7 +132,7 @@ def _learners(history: History, predictions: Sequence[Prediction]) -> Table:
     merged = [p.outcome.participation(learner) for p in predictions]
     stepping = [_share(learner, p.steps, history) for p in predictions]
     measured = _share(learner, history.steps, history)
-    name = f'learner {learner}'
+    name = learner_name(learner)
     rows += [
       (name, 'stepping, %', *_points(measured, stepping)),
       (
@@ -147,7 +150,10 @@ def _learners(history: History, predictions: Sequence[Prediction]) -> Table:
 
 
 def _deaths(
-  history: History, plan: Plan, predictions: Sequence[Prediction]
+  history: History,
+  plan: Plan,
+  predictions: Sequence[Prediction],
+  inputs_s: Container[float],
 ) -> Table:
   """For each kill, how long until its process was of use again."""
   rows = []
@@ -157,18 +163,27 @@ def _deaths(
       _until_next(run_lives.predicted_uses(p, process), at_s)
       for p in predictions
     ]
+    name = run_history.SYNCER if process == SYNCER else learner_name(process)
+    starts_s = [life.started_s for life in history.lives[name]]
+    is_input = next((s for s in starts_s if s > at_s), None) in inputs_s
     rows.append(
       (
-        'syncer' if process == SYNCER else f'learner {process}',
+        name,
         at_s,
         *_beside(measured, predicted),
+        'its start-up' if is_input else None,
       )
     )
   return Table(
     name='deaths',
     title='Seconds from each kill to the next step, of a learner, or to the '
     'next round, of the syncer',
-    columns=(Column('process'), Column('at_s'), *SIDE_BY_SIDE),
+    columns=(
+      Column('process'),
+      Column('at_s'),
+      *SIDE_BY_SIDE,
+      Column('was given'),
+    ),
     rows=tuple(rows),
     notes=('A dash: it did not come back before the end.',),
   )
@@ -177,7 +192,7 @@ def _deaths(
 def _inputs(history: History, speeds: Calibration) -> Table:
   first_s = [
     life.stepped_s - life.started_s
-    for life in (history.lives[f'learner-{m}'][0] for m in history.learners)
+    for life in (history.lives[learner_name(m)][0] for m in history.learners)
     if life.stepped_s is not None
   ]
   learner, syncer = speeds.learner_start_s, speeds.syncer_start_s
