@@ -142,9 +142,13 @@ def _happenings(
   for learner, first_step_s in plan.arrivals.items():
     away[learner] = [] if first_step_s is None else [(0.0, first_step_s)]
   for process, at_s in plan.kills:
-    role = 'syncer_start_s' if process == SYNCER else 'learner_start_s'
-    start_s = rng.choice(getattr(calibration, role).values)
-    away[process].append((at_s, at_s + plan.restart_delay_s + start_s))
+    start = (
+      calibration.syncer_start_s
+      if process == SYNCER
+      else calibration.learner_start_s
+    )
+    back_at_s = at_s + plan.restart_delay_s + start.draw(rng)
+    away[process].append((at_s, back_at_s))
   arrivals, deaths = [], []
   for process, spans in sorted(away.items()):
     for begin_s, end_s in _last_begun(spans):
