@@ -9,10 +9,12 @@ part. The processes are in `simulated_syncer` and `simulated_learner`.
 import dataclasses
 import random
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from diloco.protocol import learner_io, syncer_io
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.joining import Start
+from diloco.sim.contents import Contents, Symbols
 from diloco.sim.engine import Simulation
 from diloco.sim.simulated_learner import SimulatedLearner
 from diloco.sim.simulated_syncer import SimulatedSyncer
@@ -65,6 +67,7 @@ class Cluster:
     speeds: of each learner, the length of a step that begins at a time; None:
       drawn as `timing` says.
     tokens_per_step: of every learner.
+    contents: what the processes hold; None: symbols.
   """
 
   def __init__(
@@ -79,6 +82,7 @@ class Cluster:
     wires: Wires | None = None,
     speeds: Mapping[int, Callable[[float], float]] | None = None,
     tokens_per_step: int = 1024,
+    contents: Contents | None = None,
   ):
     self.config = config
     self.timing = timing
@@ -87,9 +91,11 @@ class Cluster:
     self.checkpoint_steps = checkpoint_steps
     self.wires = wires or SteadyWires(timing.transfer_s, timing.latency_s)
     self.tokens_per_step = tokens_per_step
+    self.contents = contents or Symbols(config.fragments)
     self.sim = Simulation()
     self.learners: dict[int, SimulatedLearner] = {}
-    self.saved: dict[int, Start] = {}  # Learners' own checkpoints.
+    # Learners' own checkpoints, and what was saved of the contents.
+    self.saved: dict[int, tuple[Start, Any]] = {}
     self.ended: syncer_io.End | None = None
     self.cut: set[int] = set()  # Learners that no message reaches or leaves.
     self._checkpoint_rounds = checkpoint_rounds
@@ -106,7 +112,7 @@ class Cluster:
     """Starts a process for `learner`, in place of a dead one if need be."""
     old = self.learners.get(learner)
     assert old is None or old.gone, f'learner {learner} is alive'
-    process = SimulatedLearner(self, learner, self.saved.get(learner))
+    process = SimulatedLearner(self, learner, *self.saved.get(learner, ()))
     self.learners[learner] = process
     process.connect()
 

@@ -2,6 +2,7 @@
 """What a dead syncer leaves on its simulated disk."""
 
 import dataclasses
+from typing import Any
 
 from diloco.protocol.state import Ledger
 
@@ -16,4 +17,5 @@ class Disk:
   ledger: Ledger
   crcs: tuple[int, ...]  # Of the bytes at the ledger's versions.
   held: tuple[int, ...]  # Versions in the checkpoint,
-  held_crcs: tuple[int, ...]  # and the CRCs of its bytes.
+  held_crcs: tuple[int, ...]  # and the CRCs of its bytes,
+  saved: Any  # and those, as the syncer's contents saved them.

@@ -6,6 +6,8 @@ import math
 
 from diloco.sim.wires import SYNCER, Cargo
 
+PIECES_MAX = 1000  # Of a state; each is an event.
+
 
 @dataclasses.dataclass(frozen=True)
 class Network:
@@ -109,14 +111,27 @@ class Links:
     self._window_s = window_s
     self._ways: dict[tuple[int, str], _Way] = {}
 
+  def pieces(self, cargo: Cargo) -> int:
+    """A state comes in pieces of about an offer: the two share a link."""
+    if cargo is not Cargo.STATE:
+      return 1
+    network = self._network
+    offer_bytes = sum(network.up_bytes) / len(network.up_bytes)
+    whole = math.ceil(network.state_bytes / offer_bytes)
+    return max(1, min(PIECES_MAX, whole))
+
   def arrival_s(
     self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
   ) -> float:
     """See `diloco.sim.wires.Wires`."""
-    latency_s = 2 * self._network.latency_s
-    if cargo is not Cargo.STATE and self._is_near(source, target, fragment):
-      return now_s + latency_s
-    bits = 8.0 * self._network.nbytes(cargo, fragment)
+    if cargo is Cargo.STATE:
+      latency_s = 0.0  # Its pieces are asked for beforehand.
+    else:
+      latency_s = 2 * self._network.latency_s
+      if self._is_near(source, target, fragment):
+        return now_s + latency_s
+    nbytes = self._network.nbytes(cargo, fragment) / self.pieces(cargo)
+    bits = 8.0 * nbytes
     ends_s = (
       self._way(source, 'out').through_s(now_s, bits),
       self._way(target, 'in').through_s(now_s, bits),

@@ -131,9 +131,9 @@ class Onlooker(Watch):
     if not syncer.alive or not syncer.machine.whole:
       return
     versions = syncer.machine.snapshot().versions
-    for p, version in enumerate(process.host_versions):
+    for p, version in enumerate(process.contents.versions):
       if version == versions[p]:
-        same = process.host_crcs[p] == syncer.crcs[p]
+        same = process.contents.crcs[p] == syncer.crcs[p]
         hold(same, '5: begins with other bytes', (process.id, p, version))
 
   def _check_effect(self, process, effect: learner_io.Effect):
@@ -163,7 +163,7 @@ class Onlooker(Watch):
     fragments = process.machine.snapshot().fragments
     held = [f.host for f in fragments]
     crcs = [f.crc for f in fragments]
-    theirs = process.host_versions, process.host_crcs
+    theirs = process.contents.versions, process.contents.crcs
     hold((held, crcs) == theirs, 'machine and host', (process.id, held, theirs))
     before = self._held.get(process, held)
     rose = all(now >= then for now, then in zip(held, before))
@@ -198,6 +198,6 @@ class Onlooker(Watch):
       donations = process.donations, process.machine.snapshot().donations
       hold(not any(donations), '8: donations at rest', (m, donations))
       for p, version in enumerate(versions):
-        if process.host_versions[p] == version:
-          same = process.host_crcs[p] == cluster.syncer.crcs[p]
+        if process.contents.versions[p] == version:
+          same = process.contents.crcs[p] == cluster.syncer.crcs[p]
           hold(same, '5: other bytes', (m, p, version))

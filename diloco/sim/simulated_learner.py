@@ -3,12 +3,13 @@
 
 import collections
 from collections.abc import Callable
+from typing import Any
 
 from diloco.protocol import learner_io, messages
 from diloco.protocol.joining import Start
 from diloco.protocol.learner import Learner
 from diloco.sim.alarm import Alarm
-from diloco.sim.contents import FINGERPRINTS, RUN, crc_after, crc_of
+from diloco.sim.contents import FINGERPRINTS, RUN, Carried
 from diloco.sim.inner_steps import InnerSteps
 from diloco.sim.wires import SYNCER, Cargo
 
@@ -22,11 +23,17 @@ class SimulatedLearner:
     cluster: that it is part of.
     learner: the id.
     saved: its own checkpoint; None: it starts from its seed.
+    contents: that were saved with it.
   """
 
-  def __init__(self, cluster, learner: int, saved: Start | None = None):
-    crcs = tuple(crc_of(p, 0) for p in range(cluster.config.fragments))
-    start = saved or Start.from_seed(crcs)
+  def __init__(
+    self,
+    cluster,
+    learner: int,
+    saved: Start | None = None,
+    contents: Any = None,
+  ):
+    start = saved or Start.from_seed(cluster.contents.first_crcs)
     self.id = learner
     self.incarnation = 0
     self.alive = True
@@ -41,11 +48,10 @@ class SimulatedLearner:
     self.position = start.position
     self.training = False
     self.left: learner_io.Leave | None = None
-    self.host_versions = list(start.versions)
-    self.host_crcs = list(start.crcs)
-    self.base_crcs = list(start.crcs)
+    self.contents = cluster.contents.learner(learner, start, contents)
     self.machine = Learner(cluster.config, RUN, learner, FINGERPRINTS, start)
     self.offers: dict[int, int | None] = {}  # The fragment, by handle.
+    # What it offers to which newcomer.
     self.donations: dict[tuple[int, int], messages.StateOffered] = {}
     self.started_s = cluster.sim.now
     self._cluster = cluster
@@ -141,13 +147,15 @@ class SimulatedLearner:
     if self.gone or not self.training:
       return
     tokens = round(self.capacity * self._cluster.tokens_per_step)
+    progress = self.machine.global_step
+    loss = self.contents.step(self.position, progress)
     self.steps += 1
     self.position += 1
     self.tokens += tokens
     self._cluster.watch.stepped(self, spans, tokens)
     self.handle(learner_io.Boundary(tokens))
     self._save_if_due()
-    self.handle(learner_io.Completed(tokens, self.position, step_s, 0.0, 1.0))
+    self.handle(learner_io.Completed(tokens, self.position, step_s, 0.0, loss))
 
   def _save_if_due(self):
     """Its own checkpoint, at a boundary: θ, and what its progress is of."""
@@ -155,9 +163,9 @@ class SimulatedLearner:
     if every is None or self.steps % every:
       return
     state = self.machine.snapshot()
-    self._cluster.saved[self.id] = Start(
+    start = Start(
       source=f'its checkpoint of step {state.step}',
-      crcs=tuple(self.base_crcs),
+      crcs=tuple(self.contents.base_crcs),
       versions=tuple(f.base for f in state.fragments),
       from_steps=tuple(f.from_step for f in state.fragments),
       from_tokens=tuple(f.from_tokens for f in state.fragments),
@@ -167,6 +175,7 @@ class SimulatedLearner:
       closed_round=state.closed_known,
       global_step=state.global_step,
     )
+    self._cluster.saved[self.id] = start, self.contents.save()
 
   # Effects ------------------------------------------------------------------
 
@@ -176,7 +185,8 @@ class SimulatedLearner:
       case learner_io.Send():
         cluster.to_syncer(self, effect.message)
       case learner_io.Snapshot():
-        self._later(lambda: self._offer(effect))
+        copy = self.contents.snapshot(effect)
+        self._later(lambda: self._offer(effect, copy))
       case learner_io.HandIn():
         self._later(lambda: cluster.to_syncer(self, messages.HandedIn()))
       case learner_io.SayLeaving():
@@ -205,9 +215,11 @@ class SimulatedLearner:
         self.left = effect
         cluster.lost(self, effect.reason)
       case learner_io.Apply():
-        self.base_crcs[effect.fragment] = self.host_crcs[effect.fragment]
-      case learner_io.Adopt() | learner_io.Reset():
-        pass  # No moments are held here.
+        self.contents.apply(effect, self.training)
+      case learner_io.Adopt():
+        self.contents.adopt_inner()
+      case learner_io.Reset():
+        self.contents.reset_inner()
       case _:
         raise TypeError(f'Not a learner effect: {effect!r}.')
 
@@ -232,26 +244,28 @@ class SimulatedLearner:
 
     sim.at(self._encoded_at_s, lambda: self.when_it_runs(encoded))
 
-  def _offer(self, snapshot: learner_io.Snapshot):
+  def _offer(self, snapshot: learner_io.Snapshot, copy: Any):
     if list(self.offers.values()).count(snapshot.fragment) >= OFFERS_MAX:
       return  # The syncer is stopped; it will find these.
     handle = self._cluster.next_handle()
-    payload = messages.Payload(handle, 'int4', 1, 0)
+    data = self.contents.offer(snapshot, copy)
+    payload = Carried(handle, 'up', 1, 0, data)
     self.offers[handle] = snapshot.fragment
     fields = vars(snapshot)
     self._cluster.to_syncer(self, messages.Offer(**fields, payload=payload))
 
   def _donate(self, effect: learner_io.DonateState):
-    """The host's Θ of this boundary."""
+    """The host's Θ of this boundary, and the inner state."""
+    donated = self.contents.donate()
     offered = messages.StateOffered(
       learner=effect.learner,
       incarnation=effect.incarnation,
-      versions=tuple(self.host_versions),
-      crcs=tuple(self.host_crcs),
+      versions=tuple(self.contents.versions),
+      crcs=tuple(self.contents.crcs),
       step=effect.step,
       payloads=tuple(
-        messages.Payload(self._cluster.next_handle(), 'f32', 1, 0)
-        for _ in self.host_versions
+        Carried(self._cluster.next_handle(), 'f32', 1, 0, donated)
+        for _ in self.contents.versions
       ),
       address=f'learner-{self.id}',
     )
@@ -263,9 +277,11 @@ class SimulatedLearner:
     self._later(offer)
 
   def _donate_fragment(self, p: int):
-    payload = messages.Payload(self._cluster.next_handle(), 'f32', 1, 0)
+    data = self.contents.fragment(p)
+    payload = Carried(self._cluster.next_handle(), 'f32', 1, 0, data)
     self.offers[payload.handle] = None  # Not for a round.
-    offered = messages.FragmentOffered(p, self.host_versions[p], payload)
+    version = self.contents.versions[p]
+    offered = messages.FragmentOffered(p, version, payload)
     self._cluster.to_syncer(self, offered)
 
   # Fetches ------------------------------------------------------------------
@@ -279,17 +295,23 @@ class SimulatedLearner:
   ):
     """Queues a pull on the one thread for it; always an event."""
 
+    sim, wires = self._cluster.sim, self._cluster.wires
+    missing = wires.pieces(cargo)
+
     def arrive():
-      self._pulls.popleft()
+      nonlocal missing
+      missing -= 1
       if self.gone:
         self._pulls.clear()
-        return
-      if self._pulls:
-        self._pulls[0]()
-      self.handle(arrived())
+      elif missing:
+        begin()
+      else:
+        self._pulls.popleft()
+        if self._pulls:
+          self._pulls[0]()
+        self.handle(arrived())
 
     def begin():
-      sim, wires = self._cluster.sim, self._cluster.wires
       when_s = wires.arrival_s(sim.now, source, self.id, cargo, fragment)
       sim.at(when_s, lambda: self.when_it_runs(arrive))
 
@@ -309,40 +331,35 @@ class SimulatedLearner:
         return learner_io.StateFailed('lost on the way')
       if donor.donations.get(session) is not offered:
         return learner_io.StateFailed('not offered')
-      self.host_versions = list(offered.versions)
-      self.host_crcs = list(offered.crcs)
+      self.contents.adopt(offered, offered.payloads[0].data)
       return learner_io.StateFetched(offered, state.donor)
 
     self._pull(state.donor, Cargo.STATE, 0, arrived)
 
   def _fetch_update(self, update: messages.Update):
-    p, version = update.fragment, update.version
-
-    def rebuild() -> str | None:
-      if self.host_versions[p] != version - 1:
-        return f'host has version {self.host_versions[p]}'
-      if crc_after(self.host_crcs[p], version) != update.crc:
-        return f'another CRC at version {version}'
-      return None
-
-    self._fetch(update, Cargo.UPDATE, rebuild)
+    self._fetch(update, Cargo.UPDATE, self.contents.update)
 
   def _fetch_fragment(self, message: messages.FullFragment):
-    self._fetch(message, Cargo.FRAGMENT, lambda: None)
+    self._fetch(message, Cargo.FRAGMENT, self.contents.replace)
 
-  def _fetch(self, message, cargo: Cargo, why_not: Callable[[], str | None]):
+  def _fetch(
+    self,
+    message: messages.Update | messages.FullFragment,
+    cargo: Cargo,
+    take_in: Callable[[int, int, Any, int], str | None],
+  ):
     p, version = message.fragment, message.version
     syncer = self._cluster.syncer
 
     def arrived() -> learner_io.Event:
-      reason = why_not()
       up = syncer.alive and not syncer.stopped
       here = up and self.id not in self._cluster.cut
       if not here or self._cluster.fails():
         reason = 'lost on the way'
+      else:
+        reason = take_in(p, version, message.payload.data, message.crc)
       if reason is not None:
         return learner_io.FetchFailed(p, version, reason)
-      self.host_versions[p], self.host_crcs[p] = version, message.crc
       handle = message.payload.handle
       return learner_io.Rebuilt(p, version, message.crc, handle)
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process of the syncer in a simulated cluster, around the real machine."""
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from diloco.protocol import messages, syncer_io
 from diloco.protocol.syncer import Syncer
 from diloco.sim.alarm import Alarm
-from diloco.sim.contents import FINGERPRINTS, RUN, crc_after, crc_of
+from diloco.sim.contents import FINGERPRINTS, RUN, Carried, Unusable
 from diloco.sim.disk import Disk
 from diloco.sim.wires import SYNCER, Cargo
 
@@ -25,6 +27,7 @@ class SimulatedSyncer:
     self.disk = disk
     self._cluster = cluster
     self._unread: list[syncer_io.Event] = []  # While it is stopped.
+    self._taken: dict[tuple[int, int], Any] = {}  # By round and learner.
     self._alarm = Alarm(
       cluster.sim,
       lambda: self.machine.deadline() if self.alive else None,
@@ -32,11 +35,16 @@ class SimulatedSyncer:
     )
     run = cluster.config, RUN, FINGERPRINTS
     if disk is None:
-      self.crcs = [crc_of(p, 0) for p in range(cluster.config.fragments)]
+      self.contents = cluster.contents.syncer(cluster.contents.first_crcs, None)
       self.machine = Syncer(*run)
     else:
-      self.crcs = list(disk.held_crcs)
+      self.contents = cluster.contents.syncer(disk.held_crcs, disk.saved)
       self.machine = Syncer.resume(*run, disk.ledger, disk.held, disk.crcs)
+
+  @property
+  def crcs(self) -> list[int]:
+    """Of Θ, by fragment."""
+    return self.contents.crcs
 
   @property
   def now(self) -> float:
@@ -78,7 +86,7 @@ class SimulatedSyncer:
       case syncer_io.Pull():
         self._pull(effect)
       case syncer_io.Merge():
-        self._later(cluster.timing.merge_s, syncer_io.Merged(effect.round))
+        self._merge(effect)
       case syncer_io.Publish():
         self._publish(effect)
       case syncer_io.Serve():
@@ -90,6 +98,7 @@ class SimulatedSyncer:
         cluster.ended = effect
       case syncer_io.Relabel():
         p = effect.fragment
+        self.contents.relabel(p, effect.version)
         cluster.watch.theta(p, effect.version, self.crcs[p])
       case syncer_io.Retire() | syncer_io.Record():
         pass  # No bytes are held here, no tape is written.
@@ -110,10 +119,20 @@ class SimulatedSyncer:
     )
     self._cluster.to_learner(effect.learner, effect.incarnation, welcome)
 
+  def _merge(self, effect: syncer_io.Merge):
+    merged = {
+      s.learner: self._taken[effect.round, s.learner] for s in effect.shares
+    }
+    self._taken = {
+      key: x for key, x in self._taken.items() if key[0] > effect.round
+    }
+    self.contents.merge(effect, merged)
+    self._later(self._cluster.timing.merge_s, syncer_io.Merged(effect.round))
+
   def _publish(self, effect: syncer_io.Publish):
     """First what must not be forgotten, then what others will know of."""
     p = effect.fragment
-    self.crcs[p] = crc_after(self.crcs[p], effect.version)
+    data = self.contents.publish(p, effect.version)
     self._cluster.watch.theta(p, effect.version, self.crcs[p])
     self._write_ledger(checkpoint=self._cluster.is_checkpoint(effect.round))
     update = messages.Update(
@@ -124,7 +143,7 @@ class SimulatedSyncer:
       participants=tuple(s.learner for s in effect.shares),
       weights=tuple(s.weight for s in effect.shares),
       ages_s=tuple(s.age_s for s in effect.shares),
-      payload=messages.Payload(self._cluster.next_handle(), 'int4', 1, 0),
+      payload=Carried(self._cluster.next_handle(), 'down', 1, 0, data),
       crc=self.crcs[p],
     )
     for learner, incarnation in effect.recipients:
@@ -133,22 +152,25 @@ class SimulatedSyncer:
   def _write_ledger(self, checkpoint: bool = False):
     ledger, crcs = self.machine.ledger(), tuple(self.crcs)
     if checkpoint:
-      self.disk = Disk(ledger, crcs, ledger.versions, crcs)
-      return
-    fragments = range(self._cluster.config.fragments)
-    held, held_crcs = (
-      (0,) * len(fragments),
-      tuple(crc_of(p, 0) for p in fragments),
-    )
-    if self.disk is not None:
-      held, held_crcs = self.disk.held, self.disk.held_crcs
-    self.disk = Disk(ledger, crcs, held, held_crcs)
+      saved = self.contents.save()
+      self.disk = Disk(ledger, crcs, ledger.versions, crcs, saved)
+    elif self.disk is None:
+      first = self._cluster.contents.first_crcs
+      self.disk = Disk(ledger, crcs, (0,) * len(first), first, None)
+    else:
+      self.disk = dataclasses.replace(self.disk, ledger=ledger, crcs=crcs)
 
   def _serve(self, effect: syncer_io.Serve):
     message = messages.FullFragment(
       effect.fragment,
       self.machine.snapshot().versions[effect.fragment],
-      messages.Payload(self._cluster.next_handle(), 'f32', 1, 0),
+      Carried(
+        self._cluster.next_handle(),
+        'f32',
+        1,
+        0,
+        self.contents.fragment(effect.fragment),
+      ),
       self.crcs[effect.fragment],
     )
     self._cluster.to_learner(effect.learner, effect.incarnation, message)
@@ -161,9 +183,12 @@ class SimulatedSyncer:
       if not self.alive:
         return
       here = self._cluster.reaches(*session) and not self._cluster.fails()
-      crc = self._cluster.learners[effect.learner].host_crcs[p]
+      crc = self._cluster.learners[effect.learner].contents.crcs[p]
       if here and crc == effect.crc:
-        self.crcs[p] = crc
+        offered = effect.offered
+        self.contents.take_fragment(
+          p, offered.version, offered.payload.data, crc
+        )
         self.deliver(syncer_io.FragmentTaken(p, *session))
       else:
         self.deliver(syncer_io.FragmentFailed(p, *session, 'lost on the way'))
@@ -183,11 +208,15 @@ class SimulatedSyncer:
         self.deliver(failed)
         return
       del process.offers[handle]
-      if process.unusable:
-        self.deliver(syncer_io.PullFailed(*session, 'not finite', True))
-      else:
-        norm = process.stretch * effect.offer.c_steps**0.5
-        self.deliver(syncer_io.Pulled(*session, norm))
+      try:
+        taken, norm = self.contents.take(effect.offer)
+        if process.unusable:
+          raise Unusable('not finite')
+      except Unusable as error:
+        self.deliver(syncer_io.PullFailed(*session, str(error), True))
+        return
+      self._taken[effect.round, effect.learner] = taken
+      self.deliver(syncer_io.Pulled(*session, process.stretch * norm))
 
     self._when_pulled(
       effect.learner, Cargo.OFFER, effect.offer.fragment, arrive

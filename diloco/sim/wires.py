@@ -19,10 +19,16 @@ class Cargo(enum.Enum):
 class Wires(Protocol):
   """Carries bytes; knows what is on the way."""
 
+  def pieces(self, cargo: Cargo) -> int:
+    """In how many pulls, one after another, it comes.
+
+    What is large comes in pieces, so that others get their turn on the link.
+    """
+
   def arrival_s(
     self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
   ) -> float:
-    """When a pull that begins now is over.
+    """When a pull of one piece that begins now is over.
 
     Args:
       now_s: never less than at the call before.
@@ -47,11 +53,14 @@ class SteadyWires:
     self._transfer_s = transfer_s
     self._latency_s = latency_s
 
+  def pieces(self, cargo: Cargo) -> int:
+    """See `Wires`."""
+    return self.STATE_FRAGMENTS if cargo is Cargo.STATE else 1
+
   def arrival_s(
     self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
   ) -> float:
     """See `Wires`."""
-    del source, fragment
-    times = self.STATE_FRAGMENTS if cargo is Cargo.STATE else 1
+    del source, cargo, fragment
     latency_s = self._latency_s if target == SYNCER else 0.0
-    return now_s + latency_s + times * self._transfer_s
+    return now_s + latency_s + self._transfer_s
