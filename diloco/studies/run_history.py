@@ -243,7 +243,13 @@ def _spoken(
     at_s = line['time_s'] - begin_s
     heard[SYNCER].append(at_s)
     if line['kind'] == 'joined':
-      heard[learner_name(line['learner'])].append(at_s)
+      name = learner_name(line['learner'])
+      if name not in heard:
+        raise NotReplayable(
+          f'{name} joined, whom the launcher did not start; only the '
+          "configuration's learners can be replayed"
+        )
+      heard[name].append(at_s)
   stepped: dict[str, list[float]] = {name: [] for name in lives}
   for step in steps:
     stepped[learner_name(step.learner)].append(step.end_s - step.step_s)

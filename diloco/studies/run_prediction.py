@@ -122,12 +122,12 @@ def _network(fragments: int, calibration: Calibration) -> Network:
   What a round takes is measured as a whole; a joiner's transfer is part of
   its start-up.
   """
-  nothing = (0.0,) * fragments
+  bytes_ = (1.0,) * fragments  # On links without a limit, any number will do.
   return Network(
-    up_bytes=nothing,
-    down_bytes=nothing,
-    full_bytes=nothing,
-    state_bytes=0.0,
+    up_bytes=bytes_,
+    down_bytes=bytes_,
+    full_bytes=bytes_,
+    state_bytes=1.0,
     latency_s=LATENCY_S,
     merge_s=calibration.sync_s,
     reconnect_s=RECONNECT_S,

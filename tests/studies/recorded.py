@@ -7,12 +7,17 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from diloco import config as configs
+from diloco.config import RunConfig
 from diloco.metrics import files, names
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter
 from experiments import tests_tiny
 
-CONFIG = configs.build(tests_tiny.get_config('learners=2'))
+
+def config(learners: int = 2) -> RunConfig:
+  return configs.build(tests_tiny.get_config(f'learners={learners}'))
+
+
 BEGAN_S = 1_700_000_000.0  # When the first learner was ready.
 STEP_S = 0.125
 STALL_S = 0.0125  # Of each step: a tenth.
@@ -28,21 +33,23 @@ def write(
   until_s: float,
   away: Mapping[int, Sequence[Absence]],
   every: int = 1,
+  learners: int = 2,
 ) -> Workdir:
-  """A run of two learners that step all the time but while they are away.
+  """Learners step all the time but while they are away.
 
   Args:
     root: its folder, not there yet.
     until_s: when the run was over; a multiple of STEP_S.
     away: of each learner, in the order of time.
     every: of so many steps of a process one is written, and the first.
+    learners: M.
   """
   workdir = Workdir(root)
   root.mkdir()
-  files.write_json(workdir.config, dataclasses.asdict(CONFIG))
+  files.write_json(workdir.config, dataclasses.asdict(config(learners)))
   events = [event(-FIRST_START_S, 'syncer', 'started', 'start 1')]
   tape = [line(-1.0, 'Started'), line(0.0, 'ready', learner=0)]
-  for m in range(2):
+  for m in range(learners):
     name, absences = learner_name(m), away.get(m, ())
     events.append(event(-FIRST_START_S, name, 'started', 'start 1'))
     tape.append(line(-0.5, 'joined', learner=m))
@@ -63,7 +70,11 @@ def write(
     writer.close()
   tape += [
     line(
-      ROUND_S * r, 'Publish', step=r, sync_s=0.01, shares=[{'learner': r % 2}]
+      ROUND_S * r,
+      'Publish',
+      step=r,
+      sync_s=0.01,
+      shares=[{'learner': r % learners}],
     )
     for r in range(1, round(until_s / ROUND_S))
   ]
