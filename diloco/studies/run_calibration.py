@@ -81,10 +81,10 @@ def calibrate(history: History, returns_max: int | None = None) -> Calibration:
     NotReplayable: nobody's start was undisturbed.
   """
   calm_s = min((d.ended_s for d in history.deaths()), default=history.until_s)
-  where = f'before the first death, {calm_s:.1f} s'
+  where = f'the {calm_s:.1f} s before the first death'
   steps = _by_learner(history, calm_s)
   if min(map(len, steps)) < CALM_STEPS_MIN:
-    where = f'in the whole run: too few steps {where}'
+    where = f'the whole run, {where} being too short'
     calm_s = history.until_s
     steps = _by_learner(history, calm_s)
   lengths = [[step.step_s for step in each] for each in steps]

@@ -136,7 +136,7 @@ def chart(history: History, predictions: Sequence[Prediction]) -> Chart:
     title=f'Goodput in windows of {edges[1]:.1f} s',
     x_label='seconds since the first learner was ready',
     y_label='goodput, %',
-    y_range=(0.0, 100.0),
+    y_range=(0.0, 105.0),
     lines=(
       Line('measured', 'measured', middles, tuple(measured)),
       Line(

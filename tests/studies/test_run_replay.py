@@ -147,7 +147,7 @@ def test_what_is_no_run_is_refused(tmp_path, workdir, spoil, reason):
 
 def test_calm_is_before_the_first_death(workdir):
   speeds = calibrate(run_history.read(workdir.root), returns_max=1)
-  assert speeds.where == 'before the first death, 14.0 s'
+  assert speeds.where == 'the 14.0 s before the first death'
   assert speeds.step_s == pytest.approx((recorded.STEP_S, recorded.STEP_S))
   assert speeds.stall_share == pytest.approx(0.1)
   assert speeds.learner_start_s.values == pytest.approx((4.0,), abs=0.01)
