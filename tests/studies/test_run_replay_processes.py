@@ -52,7 +52,10 @@ def kill_and_wait(run: LiveRun, learner: int):
 
 @pytest.mark.timeout(600)
 def test_a_chaos_run_and_its_simulation_agree_on_goodput(tmp_path):
-  """Learner 1's return says what a start-up takes, learner 2's is predicted."""
+  """Two kills; what else the machine does meanwhile must not matter here.
+
+  So what start-ups took is known: this is about what follows from them.
+  """
   root = tmp_path / 'run'
   root.mkdir()
   config, flags = settings()
@@ -98,9 +101,10 @@ def test_a_soak_and_its_simulation_agree_on_goodput(tmp_path, seed):
 
 
 def goodputs(root: pathlib.Path) -> tuple[float, float]:
-  """Measured and predicted, %."""
+  """Measured and predicted, %, where the length of start-ups is known."""
   page = run_replay.report(root, 8, lambda text: None)
   agreement = next(part for part in page.parts if part.name == 'agreement')
-  quantity, measured, predicted, *_ = agreement.rows[0]
-  assert quantity == 'goodput, %'
+  _, measured, predicted, *_ = next(
+    row for row in agreement.rows if row[0] == 'goodput, %, start-ups known'
+  )
   return measured, predicted
