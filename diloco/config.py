@@ -86,6 +86,13 @@ def build(config: Mapping) -> RunConfig:
     ConfigError: lists unknown keys with the nearest valid one, missing keys,
       wrong types and broken rules, all in one message.
   """
+  if 'study' in config:
+    raise ConfigError(
+      [
+        'this configuration is of a simulation, not of a training run: start '
+        'it with python -m diloco.simulate --config=…'
+      ]
+    )
   typed, problems = reading.typed_values(config, key_types())
   parts, broken = _parts(typed)
   problems += [*broken, *_broken_between(parts)]

@@ -22,6 +22,7 @@ from diloco.config_values import ConfigError
 
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h.
 CONFIG = 'config'
+EXAMPLE = 'experiments/quickstart.py'
 # Names of files; what is in them never stands on a command line.
 ACCESS_FILES = {
   'tls_ca': 'PEM: the CA of all peers. A server asks for their certificates.',
@@ -105,10 +106,10 @@ def run_without_config(main: Callable[[Sequence[str]], int | None]) -> None:
   app.run(main, flags_parser=parse_flags)
 
 
-def parse_or_exit(argv: Sequence[str]) -> list[str]:
+def parse_or_exit(argv: Sequence[str], example: str = EXAMPLE) -> list[str]:
   """`parse`, ending with exit code 78 where it fails."""
   try:
-    return parse(argv)
+    return parse(argv, example=example)
   except ConfigError as error:
     exit_config(error)
 
@@ -136,9 +137,16 @@ def exit_config(error: ConfigError) -> None:
 
 
 def parse(
-  argv: Sequence[str], values: flags.FlagValues = flags.FLAGS
+  argv: Sequence[str],
+  values: flags.FlagValues = flags.FLAGS,
+  example: str = EXAMPLE,
 ) -> list[str]:
   """Parses flags; returns what is left over, the program's name first.
+
+  Args:
+    argv: the command line.
+    values: get what it says.
+    example: a configuration that this main takes, named where there is none.
 
   Raises:
     ConfigError: an unknown flag or key, a value of the wrong type, no such
@@ -148,8 +156,8 @@ def parse(
   if path is None and not HELP.isdisjoint(argv):
     return values(list(argv))
   if path is None:
-    raise ConfigError([f'--config: is missing, such as {_example()}'])
-  _check_overrides(argv, _keys(path))
+    raise ConfigError([f'--config: is missing, such as --config={example}'])
+  _check_overrides(argv, _keys(path, example))
   try:
     return values(list(argv))
   except flags.Error as error:
@@ -175,11 +183,13 @@ def _config_path(argv: Sequence[str]) -> str | None:
   return None
 
 
-def _keys(path: str) -> dict[str, object]:
+def _keys(path: str, example: str) -> dict[str, object]:
   """Keys and values of the config file, before flags change any."""
   name, colon, arg = path.partition(':')
   if not pathlib.Path(name).is_file():
-    raise ConfigError([f'--config={path}: no such file, such as {_example()}'])
+    raise ConfigError(
+      [f'--config={path}: no such file, such as --config={example}']
+    )
   get_config = runpy.run_path(name).get('get_config')
   if get_config is None:
     raise ConfigError([f'--config={path}: the file has no get_config()'])
@@ -198,7 +208,3 @@ def _check_overrides(argv: Sequence[str], keys: Mapping[str, object]) -> None:
       problems.append(f'{word}: unknown key {match[2]}{near}')
   if problems:
     raise ConfigError(problems)
-
-
-def _example() -> str:
-  return '--config=experiments/quickstart.py'

@@ -245,6 +245,8 @@ class HeterogeneousStudy(Study):
     yield from super().broken_rules()
     yield from self._at_least(1, 'steps')
     yield from self._positive('timeline_s')
+    if not self.settings:
+      yield f'settings=(): must be some of {self.SETTINGS}'
     for setting in self.settings:
       if setting not in self.SETTINGS:
         yield f'settings: {setting!r} must be one of {self.SETTINGS}'
@@ -314,13 +316,18 @@ def build(config: Mapping) -> SimulationConfig:
     ConfigError: lists unknown keys with the nearest valid one, missing keys,
       wrong types and broken rules, all in one message.
   """
-  kind = config['study']['kind'] if 'study' in config else None
-  if kind not in STUDIES:
+  if 'study' not in config:
+    examples = ', '.join(f'experiments/{kind}.py' for kind in STUDIES)
     raise ConfigError(
       [
-        f'study.kind={kind!r}: must be one of {", ".join(STUDIES)}; a training '
-        'run is started by launch.local'
+        'this configuration is of a training run, which launch.local starts; '
+        f'a simulation takes one with a section study, such as {examples}'
       ]
+    )
+  kind = config['study'].get('kind')
+  if kind not in STUDIES:
+    raise ConfigError(
+      [f'study.kind={kind!r}: must be one of {", ".join(STUDIES)}']
     )
   sections = {**SECTIONS, 'study': STUDIES[kind]}
   typed, problems = reading.typed_values(

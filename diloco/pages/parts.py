@@ -65,6 +65,7 @@ class Chart:
   lines: tuple[Line, ...]
   log_x: bool = False
   log_y: bool = False
+  x_range: tuple[float, float] | None = None
   y_range: tuple[float, float] | None = None
   notes: tuple[str, ...] = ()
 
@@ -109,3 +110,8 @@ class Report:
   command: str
   paragraphs: tuple[str, ...]  # What is assumed; how to read it.
   parts: tuple[Part, ...]
+
+  def __post_init__(self):
+    for kinds in ((Table,), (Chart, Timeline)):  # CSV files, PNG files.
+      names = [part.name for part in self.parts if isinstance(part, kinds)]
+      assert len(names) == len(set(names)), f'{self.name}: two of {names}'

@@ -203,7 +203,9 @@ class Decoupled:
       uptime=tally.stepping.measure_s(until_s) / until_s,
       grace_s=tally.grace_s / tally.rounds if tally.rounds else 0.0,
       links=tuple(
-        LinkUse(process, way, meter.bits / until_s, meter.peak_bps)
+        LinkUse(
+          process, way, meter.bits_until(until_s) / until_s, meter.peak_bps
+        )
         for (process, way), meter in self.links.meters().items()
       ),
       tally=tally,

@@ -73,6 +73,12 @@ class Meter:
       share = inside_s / (end_s - begin_s) if end_s > begin_s else 1.0
       self._windows[window] = self._windows.get(window, 0.0) + share * bits
 
+  def bits_until(self, until_s: float) -> float:
+    """Of those that were through by then: what queues was added before."""
+    last, inside_s = divmod(until_s, self._window_s)
+    whole = sum(bits for at, bits in self._windows.items() if at < last)
+    return whole + self._windows.get(int(last), 0.0) * inside_s / self._window_s
+
   @property
   def peak_bps(self) -> float:
     """Of the window with the most bits."""

@@ -1,21 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many bytes a value takes on the wire, by the name of its codec."""
+"""How many bytes a codec takes, by its name: arithmetic without arrays.
 
+The same figures as `diloco.numerics.payload`, for who must not import jax; a
+test compares the two.
+"""
+
+BITS = {'int1': 1, 'int2': 2, 'int4': 4, 'int8': 8, 'bf16': 16, 'f32': 32}
 SCALE_BYTES = {'bf16': 2, 'f32': 4}
 
 
-def bytes_per_value(codec: str, block_size: int, scale: str) -> float:
+def nbytes(
+  values: int, codec: str, block_size: int = 128, scale: str = 'bf16'
+) -> int:
+  """Of one tensor of so many values, encoded.
+
+  Args:
+    values: of the tensor; no block spans two tensors.
+    codec: one of BITS.
+    block_size: values that share a scale ('int…' only).
+    scale: type of the scales, one of SCALE_BYTES ('int…' only).
+
+  Raises:
+    ValueError: an argument is out of range.
+  """
+  _check(codec, block_size, scale)
+  if values < 0:
+    raise ValueError(f'values={values}: must be at least 0')
+  bits = BITS[codec]
+  if not _in_blocks(codec):
+    return values * bits // 8
+  full, tail = divmod(values, block_size)
+  scales = (full + (tail > 0)) * SCALE_BYTES[scale]
+  return scales + full * (block_size * bits // 8) + -(-tail * bits // 8)
+
+
+def bytes_per_value(
+  codec: str, block_size: int = 128, scale: str = 'bf16'
+) -> float:
   """Of a long tensor: bits / 8 + the scale of a block / its values.
 
   Args:
-    codec: 'f32', 'bf16', or 'int' and its bits.
-    block_size: values that share one scale.
-    scale: of a block, 'bf16' or 'f32'.
+    codec: one of BITS.
+    block_size: values that share one scale ('int…' only).
+    scale: of a block, one of SCALE_BYTES ('int…' only).
+
+  Raises:
+    ValueError: an argument is out of range.
   """
-  if codec in ('f32', 'bf16'):
-    return {'f32': 4.0, 'bf16': 2.0}[codec]
-  bits = int(codec.removeprefix('int'))
-  return bits / 8 + SCALE_BYTES[scale] / block_size
+  _check(codec, block_size, scale)
+  scales = SCALE_BYTES[scale] / block_size if _in_blocks(codec) else 0.0
+  return BITS[codec] / 8 + scales
 
 
 def fragment_shares(
@@ -31,3 +65,20 @@ def fragment_shares(
     return (1 / fragments,) * fragments
   rest = (1 - embedding_share) / (fragments - 1)
   return (embedding_share,) + (rest,) * (fragments - 1)
+
+
+def _in_blocks(codec: str) -> bool:
+  return codec.startswith('int')
+
+
+def _check(codec: str, block_size: int, scale: str):
+  if codec not in BITS:
+    raise ValueError(f'codec={codec!r}: must be one of {", ".join(BITS)}')
+  if block_size < 1 or block_size % 8:
+    raise ValueError(
+      f'block_size={block_size}: must be a positive multiple of 8'
+    )
+  if scale not in SCALE_BYTES:
+    raise ValueError(
+      f'scale={scale!r}: must be one of {", ".join(SCALE_BYTES)}'
+    )

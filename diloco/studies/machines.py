@@ -4,6 +4,7 @@
 from diloco.sim import speeds
 from diloco.sim.decoupled import Fleet
 from diloco.sim.links import Network
+from diloco.sim.lockstep import Exchange
 from diloco.sim.payload_bytes import bytes_per_value, fragment_shares
 from diloco.simulation_config import SimulationConfig
 
@@ -38,3 +39,30 @@ def network_of(config: SimulationConfig) -> Network:
     encode_s=network.encode_s,
     merge_s=network.merge_s,
   )
+
+
+def exchange_of(
+  config: SimulationConfig, streams: bool, groups: int
+) -> Exchange:
+  """What groups in lock-step wait for.
+
+  An exchange is the bytes of all parameters, or of the largest fragment, up
+  and down a group's link and all groups' through the syncer's, and a round
+  trip. Encoding and merging are left out: all chips share in them.
+
+  Args:
+    config: of network and protocol.
+    streams: streaming DiLoCo, else synchronous DiLoCo.
+    groups: that share the syncer's link.
+  """
+  protocol = config.protocol
+  network = network_of(config)
+  of_all = max if streams else sum
+  bits = 8 * (of_all(network.up_bytes) + of_all(network.down_bytes))
+  transfer_s = max(
+    bits / network.learner_bps, groups * bits / network.syncer_bps
+  )
+  exchange_s = transfer_s + 2 * network.latency_s
+  if streams:
+    return Exchange(protocol.spacing_steps, protocol.overlap_steps, exchange_s)
+  return Exchange(protocol.sync_every_steps, 0, exchange_s)

@@ -54,3 +54,11 @@ def test_a_meter_spreads_bits_over_the_time_that_they_took():
   assert meter.peak_bps == pytest.approx(100.0)  # Between 1 and 2 s.
   meter.add(2.1, 2.2, 40.0)
   assert meter.peak_bps == pytest.approx(50.0 + 30.0 + 40.0)
+
+
+def test_what_still_queues_has_not_been_sent():
+  meter = Meter(window_s=1.0)
+  meter.add(0.5, 2.5, 200.0)
+  assert meter.bits_until(1.0) == pytest.approx(50.0)
+  assert meter.bits_until(1.5) == pytest.approx(100.0)
+  assert meter.bits_until(9.0) == pytest.approx(200.0)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report as one HTML file that asks nobody for anything.
+
+Pictures and CSV are in it; there is no script. Whatever the report says is
+escaped.
+"""
+
+import base64
+import html
+from collections.abc import Iterator, Mapping
+
+from diloco.pages import cells
+from diloco.pages.look import STYLE
+from diloco.pages.parts import Chart, Part, Report, Table, Timeline
+
+
+def of(
+  report: Report,
+  pictures: Mapping[str, bytes],
+  tables: Mapping[str, str],
+  missing: str | None,
+) -> str:
+  """The page.
+
+  Args:
+    report: what is shown.
+    pictures: PNG by the name of a part; those that are not there are named.
+    tables: CSV by the name of a part, to be saved from the page.
+    missing: why pictures are not there.
+  """
+  return '\n'.join(
+    [
+      '<!doctype html>',
+      '<html lang="en">',
+      '<head>',
+      '<meta charset="utf-8">',
+      '<meta name="viewport" content="width=device-width, initial-scale=1">',
+      '<meta name="color-scheme" content="light dark">',
+      f'<title>{_text(report.title)}</title>',
+      f'<style>{STYLE}</style>',
+      '</head>',
+      '<body>',
+      '<header>',
+      f'<h1>{_text(report.title)}</h1>',
+      *(f'<p>{_text(paragraph)}</p>' for paragraph in report.paragraphs),
+      '<p>To get this page again:</p>',
+      f'<pre><code>{_text(report.command)}</code></pre>',
+      *([f'<p class="missing">{_text(missing)}</p>'] if missing else []),
+      '</header>',
+      *_contents(report),
+      '<main>',
+      *(
+        line
+        for part in report.parts
+        for line in _section(part, pictures, tables)
+      ),
+      '</main>',
+      '</body>',
+      '</html>',
+      '',
+    ]
+  )
+
+
+def _contents(report: Report) -> Iterator[str]:
+  yield '<nav aria-label="Contents">'
+  yield '<ol>'
+  for part in report.parts:
+    yield f'<li><a href="#{_anchor(part)}">{_text(part.title)}</a></li>'
+  yield '</ol>'
+  yield '</nav>'
+
+
+def _section(
+  part: Part, pictures: Mapping[str, bytes], tables: Mapping[str, str]
+) -> Iterator[str]:
+  yield f'<section id="{_anchor(part)}">'
+  yield f'<h2>{_text(part.title)}</h2>'
+  if isinstance(part, Table):
+    yield from _table(part, tables[part.name])
+  elif part.name in pictures:
+    yield from _picture(part, pictures[part.name])
+  else:
+    yield f'<p class="missing">{_text(part.name)}.png was not drawn.</p>'
+  if part.notes:
+    yield '<ul class="notes">'
+    yield from (f'<li>{_text(note)}</li>' for note in part.notes)
+    yield '</ul>'
+  yield '</section>'
+
+
+def _table(table: Table, csv: str) -> Iterator[str]:
+  columns = cells.shown(table)
+  kinds = [' class="number"' if column.numeric else '' for column in columns]
+  title = _text(table.title)
+  # Reached by the keyboard too, where it has to be scrolled.
+  yield f'<div class="scroll" tabindex="0" role="region" aria-label="{title}">'
+  yield '<table>'
+  yield (
+    '<thead><tr>'
+    + ''.join(
+      f'<th scope="col"{kind}>{_text(column.name)}</th>'
+      for column, kind in zip(columns, kinds)
+    )
+    + '</tr></thead>'
+  )
+  yield '<tbody>'
+  for first, *others in zip(*(column.texts for column in columns)):
+    yield (
+      f'<tr><th scope="row"{kinds[0]}>{_text(first)}</th>'
+      + ''.join(
+        f'<td{kind}>{_text(text)}</td>' for text, kind in zip(others, kinds[1:])
+      )
+      + '</tr>'
+    )
+  yield '</tbody>'
+  yield '</table>'
+  yield '</div>'
+  yield (
+    f'<p class="save"><a download="{_text(table.name)}.csv" '
+    f'href="data:text/csv;base64,{_base64(csv.encode())}">'
+    f'{_text(table.name)}.csv</a>, with all digits</p>'
+  )
+
+
+def _picture(part: Chart | Timeline, image: bytes) -> Iterator[str]:
+  from diloco.pages import charts, timelines  # There is a picture: they load.
+
+  module = charts if isinstance(part, Chart) else timelines
+  kind = type(part).__name__.lower()
+  yield f'<figure class="{kind}">'
+  yield (
+    f'<img alt="{_text(module.alternative(part))}" '
+    f'src="data:image/png;base64,{_base64(image)}">'
+  )
+  yield '</figure>'
+
+
+def _anchor(part: Part) -> str:
+  return f'{type(part).__name__.lower()}-{_text(part.name)}'
+
+
+def _base64(data: bytes) -> str:
+  return base64.b64encode(data).decode()
+
+
+def _text(text: str) -> str:
+  return html.escape(text, quote=True)

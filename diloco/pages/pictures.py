@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report's charts and timelines as PNG, if matplotlib is installed.
+
+It is an extra of this package; without it the rest of a report is made, and
+it is said which pictures are missing.
+"""
+
+import importlib.util
+import io
+
+from diloco.pages.parts import Chart, Report, Timeline
+
+CHART_DPI = 150
+
+
+def of(report: Report) -> tuple[Chart | Timeline, ...]:
+  """The parts of a report that are pictures."""
+  return tuple(p for p in report.parts if isinstance(p, Chart | Timeline))
+
+
+def missing(report: Report) -> str | None:
+  """Which pictures can't be drawn here and what to do; None: all can."""
+  names = ', '.join(f'{part.name}.png' for part in of(report))
+  if not names or importlib.util.find_spec('matplotlib') is not None:
+    return None
+  return (
+    f'not drawn: {names}; matplotlib is not installed: pip install matplotlib, '
+    "or this package with its extra 'plot'"
+  )
+
+
+def draw(report: Report) -> dict[str, bytes]:
+  """PNG by the name of the part; empty where `missing` says why.
+
+  The same report gives the same bytes, whatever the user's settings are.
+  """
+  if missing(report) is not None:
+    return {}
+  import matplotlib  # Heavy, and an extra.
+  from matplotlib import style
+
+  from diloco.pages import charts, timelines
+
+  drawn = {}
+  with style.context('default', after_reset=True), matplotlib.rc_context(STYLE):
+    for part in of(report):
+      if isinstance(part, Chart):
+        page, dpi = charts.draw(part), CHART_DPI
+      else:
+        page, dpi = timelines.draw(part), timelines.DPI
+      buffer = io.BytesIO()
+      page.savefig(buffer, format='png', dpi=dpi, metadata={'Software': None})
+      drawn[part.name] = buffer.getvalue()
+  return drawn
+
+
+STYLE = {
+  'font.family': 'DejaVu Sans',  # Comes with matplotlib.
+  'font.size': 9.5,
+  'axes.titlesize': 11,
+  'axes.titleweight': 'bold',
+  'figure.facecolor': 'white',
+  'savefig.facecolor': 'white',
+  'axes.edgecolor': '#777777',
+}

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run would need, and how to set it up: python -m diloco.plan
+
+  python -m diloco.plan --params=12e9 --learners=4 --bandwidth_gbps=2 \\
+    --step_s=1.3 [--datacentres=4] [--chips=1200000] [--latency_s=0.05] …
+
+Answers at once, in one screen: suggested P, H, τ, K and grace window with the
+reasons, bytes, times, utilisation, memory of hosts, time lost to failures.
+"""
+
+import sys
+
+from absl import flags
+
+from diloco import flags as config_flags
+from diloco.config_values import ConfigError
+from diloco.studies import plan_text, planning
+from diloco.studies.situation import Situation
+
+NEEDED = {
+  'params': 'Of the model, such as 12e9.',
+  'learners': 'M.',
+  'bandwidth_gbps': "Of a learner's link, each way.",
+  'step_s': 'Of an inner step, such as 1.3.',
+}
+OTHERS = {
+  'datacentres': 'D, with a shard of the syncer in each; 1: it is elsewhere.',
+  'chips': 'Of all learners; 0: nothing is said of failures.',
+  'mtbi_days': 'Mean time between interruptions of a chip.',
+  'pause_s': 'Of one reconfiguration of an elastic learner, down or up.',
+  'codec': 'Both ways: int1, int2, int4, int8, bf16 or f32.',
+  'block_size': 'Values that share one scale.',
+  'scale': 'Of a block: bf16 or f32.',
+  'latency_s': 'Between learner and syncer, one way.',
+  'state_bytes_per_param': "Of θ and the inner optimizer's state.",
+  'host_speed': 'Of hosts, relative to the two cores that were measured.',
+}
+KINDS = {
+  int: flags.DEFINE_integer,
+  float: flags.DEFINE_float,
+  str: flags.DEFINE_string,
+}
+for _name, _help in (NEEDED | OTHERS).items():
+  _default = getattr(Situation, _name, None)  # Its fields have the defaults.
+  KINDS[Situation.__annotations__[_name]](_name, _default, _help)
+
+
+def main(argv) -> int:
+  """Prints the plan; 78 where a value is missing or makes no sense."""
+  try:
+    for line in plan_text.lines(planning.plan(_situation(argv[1:]))):
+      print(line)
+  except ConfigError as error:
+    config_flags.exit_config(error)
+  return 0
+
+
+def _situation(rest) -> Situation:
+  """What the flags say.
+
+  Raises:
+    ConfigError: names each value that is wrong, and what would be right.
+  """
+  values = {name: flags.FLAGS[name].value for name in NEEDED | OTHERS}
+  missing = [name for name in NEEDED if values[name] is None]
+  problems = [f'{word!r}: this takes flags only' for word in rest]
+  problems += [f'--{name}: is missing. {NEEDED[name]}' for name in missing]
+  if problems:
+    raise ConfigError(problems)
+  return Situation(**values)
+
+
+if __name__ == '__main__':
+  sys.stdout.reconfigure(errors='replace')
+  config_flags.run_without_config(main)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One link, first in first out, and how long steps wait for it (paper §6.2).
+
+An inner step takes T: a third of it forward, the rest backward. What it
+releases queues on the link, start = max(release, link free), finish = start +
+bits / bandwidth, and the step is stretched by the time that the last finish
+is behind the deadline. Compute utilisation is ΣT / (ΣT + Σstall).
+
+Traffic is periodic, so it is given as the steps of one cycle. Units: Gbit,
+Gbit/s and seconds. Latency is 0.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """What one inner step gives to the link.
+
+  Attributes:
+    releases: (seconds after the step's start, Gbit), in the link's order.
+    deadline_s: after the step's start; all must be through by then.
+  """
+
+  releases: tuple[tuple[float, float], ...] = ()
+  deadline_s: float = math.inf
+
+
+Cycle = tuple[Step, ...]
+
+
+def data_parallel(gbit: float, step_s: float, buckets: int) -> Cycle:
+  """Every step sends all, in equal buckets, as the backward pass makes them.
+
+  Bucket k of K is there at T/3 + (k+1)/K · 2T/3; all are due at the end.
+
+  Args:
+    gbit: that one step puts on the link.
+    step_s: T.
+    buckets: K.
+  """
+  backward_s = 2 * step_s / 3
+  releases = tuple(
+    (step_s / 3 + (k + 1) / buckets * backward_s, gbit / buckets)
+    for k in range(buckets)
+  )
+  return (Step(releases, step_s),)
+
+
+def diloco(gbit: float, step_s: float, buckets: int, every: int) -> Cycle:
+  """DiLoCo: what data-parallel sends each step, it sends each H-th.
+
+  Args:
+    gbit: that one sync puts on the link.
+    step_s: T.
+    buckets: K.
+    every: H, in steps.
+  """
+  return (Step(),) * (every - 1) + data_parallel(gbit, step_s, buckets)
+
+
+def streaming(
+  fragments: Sequence[float], step_s: float, every: int, overlap: int
+) -> Cycle:
+  """A fragment at the start of every (H/P)-th step, due after τ + 1 steps.
+
+  Args:
+    fragments: Gbit that each puts on the link, in the order of their rounds.
+    step_s: T.
+    every: H, in steps; a multiple of the number of fragments.
+    overlap: τ, in steps.
+
+  Raises:
+    ValueError: P does not divide H.
+  """
+  spacing, rest = divmod(every, len(fragments))
+  if rest or not spacing:
+    raise ValueError(f'P={len(fragments)} fragments do not divide H={every}')
+  idle = (Step(),) * (spacing - 1)
+  deadline_s = (overlap + 1) * step_s
+  return tuple(
+    step
+    for gbit in fragments
+    for step in (Step(((0.0, gbit),), deadline_s), *idle)
+  )
+
+
+def utilisation(cycle: Cycle, step_s: float, gbps: float, steps: int) -> float:
+  """ΣT / (ΣT + Σstall) over so many steps, event by event.
+
+  Once a cycle leaves the link as it found it, all later ones do, and are not
+  gone through again: the result is the same.
+
+  Args:
+    cycle: what repeats.
+    step_s: T.
+    gbps: of the link; above 0.
+    steps: to simulate.
+  """
+  assert gbps > 0 and steps > 0, f'{gbps=} {steps=}'
+  whole, rest = divmod(steps, len(cycle))
+  busy_s = stall_s = 0.0
+  while whole:
+    before_s = busy_s
+    stalled_s, busy_s = _through(cycle, step_s, gbps, busy_s)
+    alike = whole if busy_s == before_s else 1
+    stall_s += alike * stalled_s
+    whole -= alike
+  stall_s += _through(cycle[:rest], step_s, gbps, busy_s)[0]
+  return steps * step_s / (steps * step_s + stall_s)
+
+
+def _through(
+  steps: Sequence[Step], step_s: float, gbps: float, busy_s: float
+) -> tuple[float, float]:
+  """Stall of these steps, and for how long the link is busy after them.
+
+  Args:
+    steps: one after another.
+    step_s: T.
+    gbps: of the link.
+    busy_s: for how long it is, from the start of the first.
+  """
+  stall_s = 0.0
+  for step in steps:
+    for release_s, gbit in step.releases:
+      busy_s = max(busy_s, release_s) + gbit / gbps
+    stall_s += max(0.0, busy_s - step.deadline_s)
+    # A stall ends when the link is free: the next step finds the rest of it.
+    busy_s = max(0.0, min(busy_s, step.deadline_s) - step_s)
+  return stall_s, busy_s

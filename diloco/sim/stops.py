@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a group of slices stands still, given what of it breaks and is repaired.
+
+Pure functions from interruptions to stops, the same for every system.
+"""
+
+import dataclasses
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+
+from diloco.sim.failures import Interruption
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+  """A learner stands still in [begin_s, end_s).
+
+  Attributes:
+    begin_s: from here on nothing is computed.
+    end_s: it goes on; may lie behind the end of the run.
+    reason: 'down' and 'up', a reconfiguration with fewer or more slices;
+      'repair', waiting for a slice and the reconfiguration with it.
+  """
+
+  begin_s: float
+  end_s: float
+  reason: str
+
+
+def elastic(
+  interruptions: Iterable[Interruption], pause_s: float, until_s: float
+) -> tuple[Stop, ...]:
+  """Stops of a learner that goes on with fewer slices (paper §5.1).
+
+  An interruption while it runs is a pause, the slice's return another one if
+  the learner runs then. What breaks or comes back during a pause is taken into
+  account by the reconfiguration under way and costs nothing: neither then nor,
+  of what broke, when it is back. Hence 1 − g = t·λ·g·(1 + g) (§5.3).
+
+  Args:
+    interruptions: of this learner, in order of time.
+    pause_s: t, of one reconfiguration.
+    until_s: none begins at or after this.
+
+  Returns:
+    Disjoint stops in order of time.
+  """
+  stops: list[Stop] = []
+  returns: list[float] = []
+  runs_from_s = 0.0
+
+  def pause(at_s: float, reason: str) -> bool:
+    nonlocal runs_from_s
+    if at_s < runs_from_s or at_s >= until_s:
+      return False
+    runs_from_s = at_s + pause_s
+    stops.append(Stop(at_s, runs_from_s, reason))
+    return True
+
+  def bring_back(before_s: float):
+    while returns and returns[0] <= before_s:
+      pause(heapq.heappop(returns), 'up')
+
+  for interruption in interruptions:
+    bring_back(interruption.at_s)
+    if pause(interruption.at_s, 'down'):
+      heapq.heappush(returns, interruption.at_s + interruption.repair_s)
+  bring_back(math.inf)
+  return tuple(stops)
+
+
+def waiting(
+  interruptions: Iterable[Interruption], pause_s: float, until_s: float
+) -> tuple[Stop, ...]:
+  """Stops of a learner without elasticity: it waits for the broken slice.
+
+  It stands for the repair and one reconfiguration, R = repair_s + pause_s;
+  what breaks meanwhile is repaired meanwhile. Hence g = 1/(1 + λR) (§5.3).
+
+  Args:
+    interruptions: of this learner, in order of time.
+    pause_s: of the reconfiguration once the slice is back.
+    until_s: none begins at or after this.
+
+  Returns:
+    Disjoint stops in order of time.
+  """
+  stops: list[Stop] = []
+  runs_from_s = 0.0
+  for interruption in interruptions:
+    if runs_from_s <= interruption.at_s < until_s:
+      runs_from_s = interruption.at_s + interruption.repair_s + pause_s
+      stops.append(Stop(interruption.at_s, runs_from_s, 'repair'))
+  return tuple(stops)
+
+
+def capacities(
+  interruptions: Iterable[Interruption],
+  stops: Sequence[Stop],
+  slice_share: float,
+) -> tuple[tuple[float, float], ...]:
+  """What an elastic learner is left with while slices are away.
+
+  What broke during a pause has been replaced, and is not missed.
+
+  Args:
+    interruptions: of this learner, in order of time.
+    stops: `elastic` of these.
+    slice_share: of a slice in the learner, in (0, 1].
+
+  Returns:
+    (time, share of its slices that are there from then on), in order of time;
+    all are there at the start.
+  """
+  downs = {stop.begin_s for stop in stops if stop.reason == 'down'}
+  changes = sorted(
+    change
+    for interruption in interruptions
+    if interruption.at_s in downs
+    for change in (
+      (interruption.at_s, 1),
+      (interruption.at_s + interruption.repair_s, -1),
+    )
+  )
+  away, shares = 0, []
+  for at_s, change in changes:
+    away += change
+    shares.append((at_s, max(0.0, 1 - away * slice_share)))
+  return tuple(shares)
+
+
+def stops_from(stops: Iterable[Stop], from_s: float) -> tuple[Stop, ...]:
+  """The same stops on a clock that starts at `from_s`."""
+  return tuple(
+    Stop(max(0.0, s.begin_s - from_s), s.end_s - from_s, s.reason)
+    for s in stops
+    if s.end_s > from_s
+  )
+
+
+def capacities_from(
+  shares: Sequence[tuple[float, float]], from_s: float
+) -> tuple[tuple[float, float], ...]:
+  """The same capacities on a clock that starts at `from_s`."""
+  before = [share for at_s, share in shares if at_s <= from_s][-1:]
+  later = [(at_s - from_s, share) for at_s, share in shares if at_s > from_s]
+  return (*((0.0, share) for share in before), *later)

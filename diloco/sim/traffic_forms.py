@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Utilisation by bandwidth, and the reverse, in closed form (paper §6.2).
+
+What `fifo_link` simulates, over infinitely many steps. Units: Gbit, Gbit/s,
+seconds.
+"""
+
+import dataclasses
+
+
+def all_reduce_share(datacentres: int) -> float:
+  """f = 2(1 − 1/D): an all-reduce sends that much of the model per link."""
+  return 2 * one_way_share(datacentres)
+
+
+def one_way_share(datacentres: int) -> float:
+  """f' = 1 − 1/D: what leaves a data centre for shards spread over D evenly.
+
+  Raises:
+    ValueError: there is no data centre.
+  """
+  if datacentres < 1:
+    raise ValueError(f'datacentres={datacentres}: must be at least 1')
+  return 1 - 1 / datacentres
+
+
+@dataclasses.dataclass(frozen=True)
+class Bursts:
+  """Data-parallel (H = 1) and DiLoCo: S·f in K buckets in every H-th step.
+
+  The burst's step ends when the link has sent what began with the first
+  bucket, or, where the link is faster than that, when the last bucket, which
+  is there at T, is through:
+
+      t = max(T/3 + 2T/(3K) + G/B, T + G/(K·B)),   CU = H·T / ((H−1)·T + t)
+
+  Attributes:
+    gbit: G, of one burst.
+    step_s: T.
+    buckets: K.
+    every: H, in steps.
+  """
+
+  gbit: float
+  step_s: float
+  buckets: int
+  every: int = 1
+
+  def utilisation(self, gbps: float) -> float:
+    """CU at this bandwidth."""
+    burst_s = max(
+      self._first_s + self.gbit / gbps,
+      self.step_s + self.gbit / (self.buckets * gbps),
+    )
+    calm_s = (self.every - 1) * self.step_s
+    return self.every * self.step_s / (calm_s + burst_s)
+
+  def gbps(self, utilisation: float) -> float:
+    """B for this CU in (0, 1)."""
+    calm_s = (self.every - 1) * self.step_s
+    burst_s = self.every * self.step_s / utilisation - calm_s
+    return max(
+      self.gbit / (burst_s - self._first_s),
+      self.gbit / (self.buckets * (burst_s - self.step_s)),
+    )
+
+  @property
+  def _first_s(self) -> float:
+    """When the first bucket is there."""
+    return self.step_s / 3 + 2 * self.step_s / (3 * self.buckets)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+  """A fragment every s = H/P steps, due L = (τ+1)·T later.
+
+  One fragment of g_1 and P − 1 of g each (all even: g_1 = g); d = g/B. Where
+  L > s·T, a fragment may still be under way when the next one comes, and a
+  cycle of H steps is stretched by the largest of what is too much in all, in
+  the large fragment, and in the others in a row:
+
+      W = max(0, Σd − H·T, d_1 − L, (P−1)·(d − s·T) + s·T − L)
+
+  else each waits for itself: W = Σ max(0, d − L). CU = H·T / (H·T + W).
+
+  Attributes:
+    first_gbit: g_1.
+    other_gbit: g, of each other fragment.
+    fragments: P.
+    step_s: T.
+    every: H, in steps.
+    overlap: τ, in steps.
+  """
+
+  first_gbit: float
+  other_gbit: float
+  fragments: int
+  step_s: float
+  every: int
+  overlap: int
+
+  def utilisation(self, gbps: float) -> float:
+    """CU at this bandwidth."""
+    first_s, other_s = self.first_gbit / gbps, self.other_gbit / gbps
+    others = self.fragments - 1
+    if self._overtakes:
+      stall_s = max(
+        0.0,
+        first_s + others * other_s - self._cycle_s,
+        first_s - self._due_s,
+        others * (other_s - self._spacing_s) + self._spacing_s - self._due_s,
+      )
+    else:
+      stall_s = max(0.0, first_s - self._due_s)
+      stall_s += others * max(0.0, other_s - self._due_s)
+    return self._cycle_s / (self._cycle_s + stall_s)
+
+  def gbps(self, utilisation: float) -> float:
+    """B for this CU in (0, 1)."""
+    stall_s = self._cycle_s / utilisation - self._cycle_s
+    first, other = self.first_gbit, self.other_gbit
+    others = self.fragments - 1
+    due_s, spacing_s = self._due_s, self._spacing_s
+    if self._overtakes:
+      return max(
+        (first + others * other) / (self._cycle_s + stall_s),
+        first / (due_s + stall_s),
+        others * other / (others * spacing_s + due_s - spacing_s + stall_s),
+      )
+    # The convex sum of three pieces: each alone is too little, or just right.
+    return max(
+      first / (due_s + stall_s),
+      others * other / (others * due_s + stall_s),
+      (first + others * other) / (self.fragments * due_s + stall_s),
+    )
+
+  @property
+  def _spacing_s(self) -> float:
+    return self.every // self.fragments * self.step_s
+
+  @property
+  def _due_s(self) -> float:
+    return (self.overlap + 1) * self.step_s
+
+  @property
+  def _cycle_s(self) -> float:
+    return self.every * self.step_s
+
+  @property
+  def _overtakes(self) -> bool:
+    """Whether fragments can queue behind each other."""
+    return self._due_s > self._spacing_s

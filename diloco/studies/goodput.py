@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which share of a fleet's time goes into training when chips fail."""
+
+from collections.abc import Callable
+
+from diloco.pages import parts
+from diloco.simulation_config import SYSTEMS, SimulationConfig
+from diloco.studies import goodput_cells, goodput_tables, paper, traces
+from diloco.studies.goodput_cells import DECOUPLED, Cell
+from diloco.studies.goodput_pictures import chart, timeline
+
+TITLE = 'Goodput of fleets whose chips fail'
+
+
+def report(
+  config: SimulationConfig, say: Callable[[str], None]
+) -> parts.Report:
+  """Simulates every system on every fleet, on the same failures.
+
+  Args:
+    config: whose study is a `GoodputStudy`.
+    say: is told of every cell when it is done.
+
+  Raises:
+    TraceError: `failures.trace` names a file that can't be used.
+  """
+  cells = simulate(config, say)
+  grid = goodput_tables.Grid(
+    rows=tuple(goodput_cells.rows(config)),
+    chips=chips_of(config),
+    cells=cells,
+    is_paper=paper.is_calibration(config.failures),
+  )
+  pages: list[parts.Part] = [
+    goodput_tables.goodput_table(grid),
+    goodput_tables.uptime_table(grid),
+  ]
+  same = goodput_tables.same_goodput_table(grid)
+  if same.rows:
+    pages.append(same)
+  pages.append(chart(config, grid))
+  drawn = [cell for cell in cells.values() if cell.outcome is not None]
+  if drawn:
+    pages += [goodput_tables.rounds_table(grid), timeline(config, drawn[0])]
+  return parts.Report(
+    name=config.name,
+    title=TITLE,
+    command='python -m diloco.simulate --config=experiments/goodput.py',
+    paragraphs=tuple(_paragraphs(config)),
+    parts=tuple(pages),
+  )
+
+
+def chips_of(config: SimulationConfig) -> tuple[int, ...]:
+  """Fleet sizes; a record of failures is of one fleet."""
+  if config.failures.trace:
+    return (config.fleet.chips,)
+  return tuple(sorted(config.study.chips))
+
+
+def simulate(
+  config: SimulationConfig, say: Callable[[str], None]
+) -> dict[tuple[str, int, int], Cell]:
+  """All cells, by (system, learners, chips)."""
+  rows = goodput_cells.rows(config)
+  sizes = chips_of(config)
+  longest_s = max(goodput_cells.seconds(config, *row) for row in rows)
+  cells = {}
+  for chips in sizes:
+    fleet_traces = _traces(config, chips, longest_s)
+    for system, learners in rows:
+      is_drawn = (system, learners, chips) == (
+        DECOUPLED,
+        max(config.study.learners),
+        max(sizes),
+      )
+      cell = goodput_cells.simulate(
+        config,
+        system,
+        learners,
+        fleet_traces,
+        config.study.timeline_s if is_drawn else 0.0,
+      )
+      cells[system, learners, chips] = cell
+      say(
+        f'{system}, {learners} learners, {chips} chips: '
+        f'goodput {100 * cell.mean("goodput"):.1f} %, '
+        f'uptime {100 * cell.mean("uptime"):.1f} %'
+      )
+  return cells
+
+
+def _traces(
+  config: SimulationConfig, chips: int, until_s: float
+) -> list[traces.Trace]:
+  """One of each seed."""
+  seeds = range(config.seed, config.seed + config.study.seeds)
+  if config.failures.trace:
+    return [traces.recorded(config)] * len(seeds)
+  return [traces.drawn(config.failures, chips, s, until_s) for s in seeds]
+
+
+def _paragraphs(config: SimulationConfig):
+  failures, study, protocol = config.failures, config.study, config.protocol
+  if failures.trace:
+    yield (
+      f'Failures are those of {failures.trace}, a cluster of '
+      f'{config.fleet.chips:,} chips. No run is longer than the record.'
+    )
+  else:
+    yield (
+      f'Each chip is interrupted once in {failures.mtbi_days:g} days, at '
+      'random. Its slice is back after '
+      f'{failures.repair_s:g} s on average ({failures.repair}); a '
+      f'reconfiguration takes {failures.pause_s:g} s. Fleets have been at it '
+      'for a while when a run begins.'
+    )
+  yield _RECOVERIES[failures.recovery]
+  yield (
+    'Goodput is the share of the allocated time, and slices, that went into '
+    'training steps; uptime the share of the time in which somebody was '
+    'stepping. All systems of one fleet and seed have the same failures. '
+    f'± is the standard deviation over {study.seeds} seeds.'
+  )
+  if DECOUPLED in study.systems:
+    yield (
+      'Decoupled DiLoCo runs the protocol code of real runs, '
+      f'{study.learner_hours:g} learner-hours per cell and seed, with '
+      f'P = {protocol.fragments}, H = {protocol.sync_every_steps}, '
+      f'τ = {protocol.overlap_steps}, K = {protocol.quorum}. Programs in '
+      f'lock-step run {goodput_cells.LOCKSTEP_LONGER} times as long: they '
+      'are cheaper.'
+    )
+  yield (
+    'Closed forms (paper §5.3): g + t·λ·g·(1 + g) = 1 for an elastic learner '
+    'and g = 1/(1 + λR) for one that waits, λ = N/(M · MTBI); downtime of the '
+    'whole (1 - g)^M. The DiLoCos in lock-step have none that is sound: their '
+    'goodput is between g^M, where nobody may be ahead, and g.'
+  )
+  absent = [system for system in SYSTEMS if system not in study.systems]
+  if absent:
+    yield f'Not simulated: {", ".join(absent)}.'
+
+
+_RECOVERIES = {
+  'elastic': (
+    'A learner that loses a slice pauses, runs on without it, and pauses '
+    'again when it is back. Data-parallel without elasticity waits for it.'
+  ),
+  'wait': 'A learner that loses a slice waits for it.',
+  'restart': (
+    'A learner that loses a slice, or gets it back, starts again; its process '
+    'bootstraps through a peer. The closed form is without the bootstrap. '
+    'Data-parallel without elasticity waits for the slice.'
+  ),
+}

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One system on one fleet over some seeds: what a cell of the tables is of."""
+
+import dataclasses
+import random
+import statistics
+from collections.abc import Callable, Sequence
+
+from diloco.sim import closed_forms, decoupled, lockstep, speeds
+from diloco.sim.lockstep import Exchange
+from diloco.sim.wires import SYNCER
+from diloco.simulation_config import SimulationConfig
+from diloco.studies import machines, traces
+from diloco.studies.traces import Trace
+
+DECOUPLED = 'Decoupled DiLoCo'
+DILOCOS = ('synchronous DiLoCo', 'streaming DiLoCo')
+
+# Programs in lock-step cost next to nothing, so they run longer: their means
+# scatter less. Their failures begin with those of Decoupled DiLoCo.
+LOCKSTEP_LONGER = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """One seed; what only rounds have is None elsewhere.
+
+  Attributes:
+    goodput: share of the allocated time, and slices, that went into steps.
+    uptime: share of the time in which somebody stepped.
+    merges_per_hour: rounds that closed.
+    participation: mean share of the learners in a round.
+    participation_least: of the learner in the fewest rounds.
+    staleness: mean over merged offers of the versions that a base was behind.
+    learner_out_gbps: mean over time and learners.
+    learner_in_gbps: likewise.
+    syncer_in_peak_gbps: in its busiest step.
+    syncer_out_peak_gbps: likewise.
+    learner_steps: made by all.
+  """
+
+  goodput: float
+  uptime: float
+  learner_steps: int
+  merges_per_hour: float | None = None
+  participation: float | None = None
+  participation_least: float | None = None
+  staleness: float | None = None
+  learner_out_gbps: float | None = None
+  learner_in_gbps: float | None = None
+  syncer_in_peak_gbps: float | None = None
+  syncer_out_peak_gbps: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """One system with M learners on N chips.
+
+  Attributes:
+    closed_goodput: by formula; None where there is none that is sound.
+    closed_uptime: likewise.
+    outcome: of the first seed of Decoupled DiLoCo, if a picture was asked for.
+    stands: of each learner in that seed.
+  """
+
+  system: str
+  learners: int
+  chips: int
+  runs: tuple[Run, ...]
+  closed_goodput: float | None
+  closed_uptime: float | None
+  outcome: decoupled.Outcome | None = None
+  stands: tuple[traces.Standing, ...] = ()
+
+  def mean(self, name: str) -> float | None:
+    """Over the seeds, of an attribute of `Run`."""
+    values = self.values(name)
+    return statistics.fmean(values) if values else None
+
+  def spread(self, name: str) -> float | None:
+    """Standard deviation over the seeds; None of fewer than two."""
+    values = self.values(name)
+    return statistics.stdev(values) if len(values) > 1 else None
+
+  def values(self, name: str) -> list[float]:
+    every = (getattr(run, name) for run in self.runs)
+    return [value for value in every if value is not None]
+
+
+def rows(config: SimulationConfig) -> list[tuple[str, int]]:
+  """(system, M), as the tables list them."""
+  study = config.study
+  listed = []
+  for system in study.systems:
+    if system == DECOUPLED:
+      listed += [(system, learners) for learners in study.learners]
+    elif system in DILOCOS:
+      listed.append((system, max(study.learners)))
+    else:
+      listed.append((system, 1))
+  return listed
+
+
+def seconds(config: SimulationConfig, system: str, learners: int) -> float:
+  """Simulated time of one cell and seed."""
+  hours = config.study.learner_hours / learners
+  return 3600 * hours * (1 if system == DECOUPLED else LOCKSTEP_LONGER)
+
+
+def simulate(
+  config: SimulationConfig,
+  system: str,
+  learners: int,
+  fleet_traces: Sequence[Trace],
+  timeline_s: float = 0.0,
+) -> Cell:
+  """Runs a cell on the traces of a fleet, one of each seed.
+
+  Args:
+    config: all else.
+    system: of `simulation_config.SYSTEMS`.
+    learners: M.
+    fleet_traces: of `config.seed` and those after it.
+    timeline_s: how much of the first seed is kept for a picture.
+  """
+  recovery = recovery_of(config, system)
+  runs, first, stands = [], None, ()
+  for index, trace in enumerate(fleet_traces):
+    until_s = seconds(config, system, learners)
+    if trace.ends_s is not None:
+      until_s = min(until_s, trace.ends_s)
+    every = traces.standing(trace, recovery, learners, config, until_s)
+    seed = config.seed + index
+    if system == DECOUPLED:
+      keep_s = 0.0 if index else timeline_s
+      outcome = _decoupled(config, every, seed, until_s, keep_s)
+      runs.append(_counted(outcome))
+      if index == 0 and timeline_s:
+        first, stands = outcome, tuple(every)
+    else:
+      runs.append(_in_lockstep(config, system, every, seed, until_s))
+  goodput, uptime = _closed(config, system, learners, fleet_traces[0])
+  return Cell(
+    system,
+    learners,
+    fleet_traces[0].chips,
+    tuple(runs),
+    goodput,
+    uptime,
+    first,
+    stands,
+  )
+
+
+def recovery_of(config: SimulationConfig, system: str) -> str:
+  """What becomes of a group of slices of this system when one is lost."""
+  if system == 'data-parallel':
+    return 'wait'
+  if system == 'elastic data-parallel':
+    return 'elastic'
+  return config.failures.recovery
+
+
+def exchange_of(config: SimulationConfig, system: str) -> Exchange:
+  """What groups in lock-step wait for: others after each step, or DiLoCo's."""
+  if system not in DILOCOS:
+    return Exchange(1)
+  streams = system == 'streaming DiLoCo'
+  return machines.exchange_of(config, streams, max(config.study.learners))
+
+
+def _in_lockstep(
+  config: SimulationConfig,
+  system: str,
+  every: Sequence[traces.Standing],
+  seed: int,
+  until_s: float,
+) -> Run:
+  fleet = config.fleet
+  is_even = not (fleet.slow_learners or fleet.jitter or fleet.drift)
+  if system not in DILOCOS and not is_even:
+    # Parts of unequal speed wait for each other after every step.
+    every = list(every) * max(config.study.learners)
+  steps_s = speeds.mean_steps_s(
+    len(every), fleet.step_s, fleet.slow_learners, fleet.slow_gap
+  )
+  paces = [
+    speeds.Speeds(
+      step_s,
+      fleet.jitter,
+      fleet.drift,
+      random.Random(f'steps of {group}, seed {seed}'),
+    )
+    for group, step_s in enumerate(steps_s)
+  ]
+  done = lockstep.run(
+    [one.stops for one in every],
+    paces,
+    until_s,
+    exchange_of(config, system),
+    config.failures.redoes_step,
+    [one.capacities for one in every],
+  )
+  steps = sum(group.steps for group in done.groups)
+  return Run(done.goodput, done.uptime, steps)
+
+
+def _decoupled(
+  config: SimulationConfig,
+  every: Sequence[traces.Standing],
+  seed: int,
+  until_s: float,
+  timeline_s: float,
+) -> decoupled.Outcome:
+  learners = len(every)
+  protocol = dataclasses.replace(
+    config.protocol,
+    learners=learners,
+    quorum=min(config.protocol.quorum, learners),
+  )
+  return decoupled.run(
+    protocol,
+    machines.fleet_of(config, learners),
+    machines.network_of(config),
+    traces.happenings(every, config.failures, seed, until_s),
+    seed,
+    until_s,
+    config.failures.redoes_step,
+    timeline_s,
+  )
+
+
+def _counted(outcome: decoupled.Outcome) -> Run:
+  participations = [outcome.participation(m) for m in outcome.learners]
+  counts = outcome.learners.values()
+  merged = sum(count.merged for count in counts)
+  staleness = sum(count.staleness for count in counts)
+  return Run(
+    goodput=outcome.goodput,
+    uptime=outcome.uptime,
+    learner_steps=outcome.steps,
+    merges_per_hour=outcome.merges_per_hour,
+    participation=statistics.fmean(participations),
+    participation_least=min(participations),
+    staleness=staleness / merged if merged else None,
+    learner_out_gbps=_gbps(outcome, 'out', statistics.fmean),
+    learner_in_gbps=_gbps(outcome, 'in', statistics.fmean),
+    syncer_in_peak_gbps=_peak_gbps(outcome, 'in'),
+    syncer_out_peak_gbps=_peak_gbps(outcome, 'out'),
+  )
+
+
+def _gbps(
+  outcome: decoupled.Outcome,
+  direction: str,
+  over: Callable[[list[float]], float],
+) -> float:
+  return over(
+    [
+      use.mean_bps / 1e9
+      for use in outcome.links
+      if use.direction == direction and use.process != SYNCER
+    ]
+    or [0.0]
+  )
+
+
+def _peak_gbps(outcome: decoupled.Outcome, direction: str) -> float:
+  """Of the syncer's link."""
+  return max(
+    (
+      use.peak_bps / 1e9
+      for use in outcome.links
+      if use.direction == direction and use.process == SYNCER
+    ),
+    default=0.0,
+  )
+
+
+def _closed(
+  config: SimulationConfig, system: str, learners: int, trace: Trace
+) -> tuple[float | None, float | None]:
+  """(goodput, uptime) by formula."""
+  if system in DILOCOS:
+    return None, None
+  recovery = recovery_of(config, system)
+  goodput = traces.expected_goodput(
+    trace, recovery, learners, config.failures.pause_s
+  )
+  return goodput, closed_forms.uptime(goodput, learners)

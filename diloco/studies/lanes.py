@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a simulated fleet did, as the lanes of a timeline."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from diloco.pages.parts import Span, Timeline
+from diloco.sim.decoupled import Outcome
+
+ROUNDS_MAX = 4  # Lanes of rounds; more of them overlap.
+
+
+def timeline(
+  name: str,
+  title: str,
+  outcome: Outcome,
+  learners: Sequence[str],
+  until_s: float,
+  more: Iterable[Span] = (),
+  notes: tuple[str, ...] = (),
+) -> Timeline:
+  """A lane per learner, and below them as many as rounds overlap.
+
+  Args:
+    name: of the picture.
+    title: above it.
+    outcome: of the run; what its tally kept is drawn.
+    learners: names of the lanes, by learner id.
+    until_s: what is later is left out.
+    more: what befell the learners, such as pauses.
+    notes: below it.
+  """
+  tally = outcome.tally
+  spans = [
+    *more,
+    *(Span(m, begin, end, 'bootstrap') for m, begin, end in tally.bootstraps),
+    *(Span(m, begin, end, 'step') for m, begin, end in tally.steps_spans),
+  ]
+  lanes = _lanes_of([(due, merged) for _, due, _, merged in tally.round_spans])
+  for lane, round_span in zip(lanes, tally.round_spans):
+    number, due_s, quorum_s, merged_s = round_span
+    place, label = len(learners) + lane, f'round {number}'
+    spans.append(Span(place, due_s, quorum_s, 'round', label))
+    spans.append(Span(place, quorum_s, merged_s, 'grace', label))
+  return Timeline(
+    name,
+    title,
+    (*learners, *['rounds'] * (max(lanes, default=0) + 1)),
+    tuple(
+      sorted(_cut(spans, until_s), key=lambda s: (s.lane, s.begin_s, s.end_s))
+    ),
+    tuple(
+      (at_s, m, f'merged {number}')
+      for at_s, m, number in tally.merged_marks
+      if at_s <= until_s
+    ),
+    (*notes, 'A mark below a lane: a round took the learner in.'),
+  )
+
+
+def _lanes_of(spans: Sequence[tuple[float, float]]) -> list[int]:
+  """For each span the first lane that is free, of at most ROUNDS_MAX."""
+  free_s, lanes = [0.0] * ROUNDS_MAX, []
+  for begin_s, end_s in spans:
+    lane = next(
+      (i for i, at_s in enumerate(free_s) if at_s <= begin_s), ROUNDS_MAX - 1
+    )
+    free_s[lane] = end_s
+    lanes.append(lane)
+  return lanes
+
+
+def _cut(spans: Iterable[Span], until_s: float) -> Iterator[Span]:
+  """Those that begin before `until_s`, up to then."""
+  for span in spans:
+    end_s = min(span.end_s, until_s)
+    if span.begin_s < end_s:
+      yield Span(span.lane, span.begin_s, end_s, span.kind, span.label)

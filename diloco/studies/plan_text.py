@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan as text: one screen of 80 columns."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from diloco.studies.host_memory import Memory
+from diloco.studies.planning import INTERVALS, LATENCIES, Plan
+
+OVERLAP_ADVISED = 5  # Streaming DiLoCo: harmless up to 10, advised up to 5.
+
+
+def lines(plan: Plan) -> Iterator[str]:
+  """All that is to be said, line by line."""
+  yield from _given(plan)
+  yield ''
+  yield from _settings(plan)
+  yield ''
+  yield from _traffic(plan)
+  yield from _utilisation(plan)
+  yield from _failures(plan)
+  yield ''
+  yield from _memories(plan)
+
+
+def _given(plan: Plan) -> Iterator[str]:
+  given = plan.situation
+  where = 'the syncer elsewhere'
+  if given.datacentres > 1:
+    where = f'{given.datacentres} data centres, a shard of the syncer in each'
+  yield (
+    f'{_count(given.params)} parameters; {given.learners} learners, {where};'
+  )
+  yield (
+    f'links of {given.bandwidth_gbps:g} Gbit/s each way and '
+    f'{1e3 * given.latency_s:g} ms; T = {given.step_s:g} s; '
+    f'{given.codec}: b = {plan.value_bytes:.3f} bytes'
+  )
+
+
+def _settings(plan: Plan) -> Iterator[str]:
+  config = plan.protocol
+  yield _row('suggested', 'because')
+  yield _row(
+    f'P = {config.fragments}',
+    'P = H: one fragment a step, the lowest peaks, the shortest exchange',
+  )
+  yield _row(f'H = {config.sync_every_steps}', _why_interval(plan))
+  steps = plan.overlap_s / plan.situation.step_s
+  reason = f'an exchange takes {steps:.2g} steps if no stage is late; one more'
+  if config.overlap_steps <= steps:
+    reason = f'the most with this H; an exchange takes {steps:.2g} steps'
+  yield _row(f'τ = {config.overlap_steps}', reason)
+  if config.overlap_steps > OVERLAP_ADVISED:
+    yield _row('', f'(for quality, at most {OVERLAP_ADVISED} is advised)')
+  yield _row(
+    'K = 1',
+    'nobody waits; K = M repeats synchronous DiLoCo: the slowest leads',
+  )
+  late = 'no slack for late learners: exchanges take longer than τ steps'
+  if plan.grace_s:
+    late = f'the slack leaves {plan.grace_s:.2g} s to wait for late learners'
+  yield _row(f'grace ≤ {config.grace_cap_steps:g} T', late)
+
+
+def _why_interval(plan: Plan) -> str:
+  every = plan.protocol.sync_every_steps
+  if plan.links_on_time < 1:
+    needed = _up(plan.gbps_needed) if plan.gbps_needed < math.inf else None
+    remedy = f'{needed:g} Gbit/s would do' if needed else 'by latency alone'
+    return f'the most that is advised; links are too slow: {remedy}'
+  if every > INTERVALS[0]:
+    busy = plan.link_share * every / INTERVALS[0]
+    return (
+      f'at {INTERVALS[0]} links would be busy {_percent(busy)}; a longer one '
+      'costs quality'
+    )
+  return "the paper's; raise it only for links that are busy more than 90 %"
+
+
+def _traffic(plan: Plan) -> Iterator[str]:
+  given, x = plan.situation, plan.exchange
+  rate = plan.link_share * given.bandwidth_gbps
+  size = _size(plan.fragment_bytes)
+  yield _row(
+    'each step',
+    f'a fragment of {size} up, one down; a link busy '
+    f'{_percent(plan.link_share)} each way;',
+  )
+  yield _row(
+    '',
+    f'the syncer {given.learners} times {rate:.3g} = '
+    f'{given.learners * rate:.3g} Gbit/s each way',
+  )
+  yield _row(
+    'an exchange',
+    f'{_time(x.total_s)} = {x.total_s / given.step_s:.3g} steps: {LATENCIES} '
+    f'latencies {_time(x.latency_s)}, encode {_time(x.encode_s)},',
+  )
+  yield _row(
+    '',
+    f'up {_time(x.up_s)}, merge {_time(x.merge_s)}, down {_time(x.down_s)}, '
+    f'take in {_time(x.take_in_s)}',
+  )
+
+
+def _utilisation(plan: Plan) -> Iterator[str]:
+  yield _row('chips busy', '100 %: steps never wait')
+  yield _row(
+    '',
+    f'(data-parallel bf16, {plan.sites} sites: '
+    f'{_percent(plan.data_parallel)}; DiLoCo bf16: {_percent(plan.diloco)})',
+  )
+  yield _row(
+    'on time',
+    f'{_percent(plan.links_on_time)} of the rounds as far as links go, '
+    f'{_percent(plan.hosts_on_time)} on these hosts',
+  )
+  if plan.hosts_on_time < 1:
+    hosts = f'({plan.slowest_host} takes longest'
+    if math.isfinite(plan.host_speed_needed):
+      hosts += f'; all with --host_speed={_up(plan.host_speed_needed):g}'
+    yield _row('', hosts + ')')
+
+
+def _failures(plan: Plan) -> Iterator[str]:
+  if plan.goodput is None:
+    return
+  given = plan.situation
+  yield _row(
+    'failures',
+    f'one each {_time(plan.failures_s)} in {_count(given.chips)} chips; pauses '
+    f'of {given.pause_s:g} s, down and up, take',
+  )
+  yield _row(
+    '',
+    f"{_percent(1 - plan.goodput)} of a learner's time; somebody steps "
+    f'{100 * plan.uptime:.2f} % of the time',
+  )
+
+
+def _memories(plan: Plan) -> Iterator[str]:
+  yield "host memory of a learner, besides the process's own"
+  yield from _memory(plan.learner_memory)
+  yield 'of the syncer'
+  yield from _memory(plan.syncer_memory)
+
+
+def _memory(items: Sequence[Memory]) -> Iterator[str]:
+  for item in items:
+    yield f'  {item.what:37}{item.formula:20}{_size(item.nbytes):>9}'
+
+
+def _row(name: str, text: str) -> str:
+  return f'{name:13}{text}'.rstrip()
+
+
+def _time(seconds: float) -> str:
+  return f'{seconds:.0f} s' if seconds >= 100 else f'{seconds:.2g} s'
+
+
+def _size(nbytes: float) -> str:
+  for unit, scale in (('TB', 1e12), ('GB', 1e9), ('MB', 1e6), ('kB', 1e3)):
+    if nbytes >= scale:
+      digits = 0 if nbytes >= 100 * scale else 1
+      return f'{nbytes / scale:.{digits}f} {unit}'
+  return f'{nbytes:.0f} B'
+
+
+def _count(number: float) -> str:
+  for unit, scale in ((' T', 1e12), (' B', 1e9), (' M', 1e6)):
+    if number >= scale:
+      return f'{number / scale:.4g}{unit}'
+  return f'{number:,.0f}'
+
+
+def _percent(share: float) -> str:
+  percent = 100 * share
+  if percent < 0.1:
+    return '<0.1 %'
+  if 10 <= percent < 1000:
+    return f'{percent:.0f} %'
+  return f'{percent:.2g} %'
+
+
+def _up(number: float) -> float:
+  """Rounded up to two digits."""
+  scale = 10.0 ** (math.floor(math.log10(number)) - 1)
+  return round(math.ceil(number / scale) * scale, 12)

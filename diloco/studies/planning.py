@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to expect of a run, and how to set it up: arithmetic, no simulation.
+
+Stages of an exchange (`diloco/protocol/README.md`, `diloco/runtime`): encode at
+the learner, offer, pull by the syncer, merge, announce, pull by the learner,
+take in. Messages take one latency, pulls two, so six in all. The stages of
+successive rounds overlap; a round is on time if no stage takes longer than the
+s steps between two rounds.
+"""
+
+import dataclasses
+import math
+
+from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.grace import grace_window_s
+from diloco.sim import traffic_forms
+from diloco.sim.closed_forms import elastic_goodput, uptime
+from diloco.sim.payload_bytes import bytes_per_value
+from diloco.studies import host_memory, host_speeds
+from diloco.studies.situation import Situation
+
+F32_BYTES = 4
+BF16_BYTES = 2
+BUCKETS = 128  # Of data-parallel, as in paper §6.2.
+INTERVALS = (24, 30, 36, 48, 60, 72, 96)  # H: the paper's, and larger ones.
+LINK_SHARE_MAX = 0.9  # Of the time between rounds; the rest is for jitter.
+OVERLAP_LEAST = 2  # The paper's τ.
+GRACE_SAFETY = 0.8  # γ
+GRACE_CAP_STEPS = 1.0  # The paper's.
+LATENCIES = 6  # Of an exchange: two messages of one, two pulls of two.
+DAY_S = 86_400.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+  """The stages of one fragment's exchange, in seconds."""
+
+  latency_s: float  # All of them.
+  encode_s: float
+  up_s: float
+  merge_s: float  # With decoding what was pulled.
+  down_s: float
+  take_in_s: float
+
+  @property
+  def total_s(self) -> float:
+    return sum(dataclasses.astuple(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What comes of a situation.
+
+  Attributes:
+    situation: that was given.
+    protocol: the suggested settings.
+    value_bytes: of a value on the wire, b.
+    fragment_bytes: of a fragment, one way.
+    exchange: of one fragment.
+    overlap_s: how long it takes where no stage is late; decides τ.
+    grace_s: the window that is left for late learners.
+    link_share: how much of the time a learner's link is busy, one way, if
+      every round is on time; may be above 1.
+    links_on_time: share of the rounds that links let close on time.
+    gbps_needed: of a learner's link, for that to be all of them.
+    hosts_on_time: share that hosts and links let close on time.
+    slowest_host: the stage that takes longest on hosts.
+    host_speed_needed: with which hosts would be on time; inf: with none.
+    sites: that data-parallel is compared over.
+    data_parallel: its compute utilisation at that bandwidth.
+    diloco: the same of DiLoCo in lock-step.
+    learner_memory: of a learner's host.
+    syncer_memory: of the syncer's host.
+    goodput: of an elastic learner; None: no chips were given.
+    uptime: of the run; None likewise.
+  """
+
+  situation: Situation
+  protocol: ProtocolConfig
+  value_bytes: float
+  fragment_bytes: float
+  exchange: Exchange
+  overlap_s: float
+  grace_s: float
+  link_share: float
+  links_on_time: float
+  gbps_needed: float
+  hosts_on_time: float
+  slowest_host: str
+  host_speed_needed: float
+  sites: int
+  data_parallel: float
+  diloco: float
+  learner_memory: tuple[host_memory.Memory, ...]
+  syncer_memory: tuple[host_memory.Memory, ...]
+  goodput: float | None
+  uptime: float | None
+
+  @property
+  def failures_s(self) -> float | None:
+    """Between two interruptions anywhere in the fleet."""
+    chips = self.situation.chips
+    return self.situation.mtbi_days * DAY_S / chips if chips else None
+
+
+def plan(situation: Situation) -> Plan:
+  """Settings for a situation, and what they lead to."""
+  value_bytes = bytes_per_value(
+    situation.codec, situation.block_size, situation.scale
+  )
+  every = _interval(situation, value_bytes)
+  fragment_bytes = situation.params / every * value_bytes
+  exchange = _exchange(situation, every, fragment_bytes)
+  protocol = _protocol(situation, every, exchange)
+  spacing_s = protocol.spacing_steps * situation.step_s
+  stages = _host_stages(situation, exchange)
+  slowest = max(stages, key=stages.get)
+  sites = _sites(situation)
+  all_reduced = _gbit(
+    situation.params * BF16_BYTES * traffic_forms.all_reduce_share(sites)
+  )
+  bursts = [
+    traffic_forms.Bursts(all_reduced, situation.step_s, BUCKETS, h)
+    for h in (1, every)
+  ]
+  goodput = _goodput(situation)
+  return Plan(
+    situation=situation,
+    protocol=protocol,
+    value_bytes=value_bytes,
+    fragment_bytes=fragment_bytes,
+    exchange=exchange,
+    overlap_s=_overlap_s(situation, exchange),
+    grace_s=_grace_s(situation, protocol, exchange),
+    link_share=_crossing(situation) * exchange.up_s / spacing_s,
+    links_on_time=min(1.0, spacing_s / _link_stage_s(situation, exchange)),
+    gbps_needed=_gbps_needed(situation, fragment_bytes, spacing_s),
+    hosts_on_time=min(1.0, spacing_s / stages[slowest]),
+    slowest_host=slowest,
+    host_speed_needed=_speed_needed(situation, exchange, spacing_s),
+    sites=sites,
+    data_parallel=bursts[0].utilisation(situation.bandwidth_gbps),
+    diloco=bursts[1].utilisation(situation.bandwidth_gbps),
+    learner_memory=host_memory.of_learner(situation, protocol, value_bytes),
+    syncer_memory=host_memory.of_syncer(situation, protocol, value_bytes),
+    goodput=goodput,
+    uptime=None if goodput is None else uptime(goodput, situation.learners),
+  )
+
+
+# Settings --------------------------------------------------------------------
+
+
+def _interval(situation: Situation, value_bytes: float) -> int:
+  """H = P: the least with which links have their fragments through in time."""
+  for every in INTERVALS:
+    fragment_bytes = situation.params / every * value_bytes
+    exchange = _exchange(situation, every, fragment_bytes)
+    needed_s = _link_stage_s(situation, exchange)
+    if needed_s <= LINK_SHARE_MAX * situation.step_s:
+      return every
+  return INTERVALS[-1]
+
+
+def _overlap_s(situation: Situation, exchange: Exchange) -> float:
+  """Of an exchange whose stages are on time: more τ mends no slow stage."""
+  stages_s = dataclasses.astuple(exchange)[1:]
+  return exchange.latency_s + sum(min(s, situation.step_s) for s in stages_s)
+
+
+def _protocol(
+  situation: Situation, every: int, exchange: Exchange
+) -> ProtocolConfig:
+  needed_s = _overlap_s(situation, exchange)
+  overlap = math.ceil(needed_s / situation.step_s) + 1
+  return ProtocolConfig(
+    learners=situation.learners,
+    fragments=every,
+    sync_every_steps=every,
+    overlap_steps=min(max(overlap, OVERLAP_LEAST), every - 1),
+    quorum=1,
+    grace_safety=GRACE_SAFETY,
+    grace_cap_steps=GRACE_CAP_STEPS,
+    admission='latest',
+    max_staleness_versions=4,
+    patience=1.0,
+    total_steps=1,
+    blend='overwrite',
+  )
+
+
+def _grace_s(
+  situation: Situation, protocol: ProtocolConfig, exchange: Exchange
+) -> float:
+  """As the syncer will find it, with learners that are equally fast."""
+  return grace_window_s(
+    situation.step_s,
+    quorum_s=exchange.encode_s + situation.latency_s,
+    sync_s=exchange.total_s - exchange.encode_s - situation.latency_s,
+    overlap_steps=protocol.overlap_steps,
+    safety=protocol.grace_safety,
+    cap_steps=protocol.grace_cap_steps,
+  )
+
+
+# Times -----------------------------------------------------------------------
+
+
+def _exchange(
+  situation: Situation, fragments: int, fragment_bytes: float
+) -> Exchange:
+  wire_s = _gbit(fragment_bytes) / situation.bandwidth_gbps
+  f32_gb = situation.params / fragments * F32_BYTES / 1e9
+  host_s = f32_gb / situation.host_speed
+  merge_s = host_speeds.PULL_S + host_speeds.merge_s(situation.learners)
+  return Exchange(
+    latency_s=LATENCIES * situation.latency_s,
+    encode_s=host_s * host_speeds.ENCODE_S,
+    up_s=wire_s,
+    merge_s=host_s * merge_s,
+    down_s=wire_s,
+    take_in_s=host_s * host_speeds.TAKE_IN_S,
+  )
+
+
+def _link_stage_s(situation: Situation, exchange: Exchange) -> float:
+  """A learner pulls updates one after another: with two latencies each."""
+  down_s = exchange.down_s + 2 * situation.latency_s
+  return _crossing(situation) * max(exchange.up_s, down_s)
+
+
+def _host_stages(situation: Situation, exchange: Exchange) -> dict[str, float]:
+  """What one thread does for each round."""
+  return {
+    'encoding at the learner': exchange.encode_s,
+    'merging at the syncer': exchange.merge_s,
+    # The thread that pulls also takes in.
+    'taking in at the learner': exchange.take_in_s
+    + _link_stage_s(situation, exchange),
+  }
+
+
+def _speed_needed(
+  situation: Situation, exchange: Exchange, spacing_s: float
+) -> float:
+  """Host speed with which no stage takes longer than the time for it."""
+  left_s = spacing_s - _link_stage_s(situation, exchange)
+  if left_s <= 0:
+    return math.inf
+  return situation.host_speed * max(
+    exchange.encode_s / spacing_s,
+    exchange.merge_s / spacing_s,
+    exchange.take_in_s / left_s,
+  )
+
+
+def _gbps_needed(
+  situation: Situation, fragment_bytes: float, spacing_s: float
+) -> float:
+  """With which fragments take LINK_SHARE_MAX of the time; inf: with none."""
+  left_s = LINK_SHARE_MAX * spacing_s / _crossing(situation)
+  left_s -= 2 * situation.latency_s
+  return _gbit(fragment_bytes) / left_s if left_s > 0 else math.inf
+
+
+def _crossing(situation: Situation) -> float:
+  """Share of the fragments that use a learner's link."""
+  if situation.datacentres == 1:
+    return 1.0
+  return traffic_forms.one_way_share(situation.datacentres)
+
+
+def _sites(situation: Situation) -> int:
+  """D of the others; where none is given, each learner is a site."""
+  if situation.datacentres > 1:
+    return situation.datacentres
+  return situation.learners
+
+
+def _gbit(nbytes: float) -> float:
+  return 8 * nbytes / 1e9
+
+
+# Failures --------------------------------------------------------------------
+
+
+def _goodput(situation: Situation) -> float | None:
+  if not situation.chips:
+    return None
+  chips = situation.chips / situation.learners
+  rate_per_s = chips / (situation.mtbi_days * DAY_S)
+  return elastic_goodput(rate_per_s, situation.pause_s)

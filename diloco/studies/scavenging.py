@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learners that come for a part of the work and go again (paper Table 4)."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from diloco.pages.parts import Chart, Column, Line, Report, Table, Timeline
+from diloco.sim.closed_forms import scavenging_time
+from diloco.sim.decoupled import Decoupled, Outcome
+from diloco.simulation_config import SimulationConfig
+from diloco.studies import lanes, machines, paper, samples
+
+PATIENCE = 4.0  # Times as long as it takes without extra learners.
+
+COLUMNS = (
+  Column('extra %', 0),
+  Column('learners'),
+  Column('relative time', 3, spread='time spread'),
+  Column('time spread', hidden=True),
+  Column('closed form', 3),
+  Column('paper', 2),
+  Column('paper, data-parallel', 2),
+  Column('extra tokens %'),
+  Column('extra merged %', 0),
+  Column('bootstrap s'),
+  Column('from a peer'),
+  Column('seconds', hidden=True),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """One run, up to its last token.
+
+  Attributes:
+    time_s: that it took.
+    extra_tokens: share of the tokens that the extra learners trained.
+    extra_merged: their participation while they were there; None: of nobody.
+    bootstraps_s: of each, from hello to its first step.
+    peer_bootstraps: how many of those took their state from a learner.
+    outcome: for a timeline.
+  """
+
+  time_s: float
+  extra_tokens: float
+  extra_merged: float | None
+  bootstraps_s: tuple[float, ...]
+  peer_bootstraps: int
+  outcome: Outcome
+
+
+def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
+  """Runs every number of extra learners with every seed."""
+  study = config.study
+  results = {}
+  for extra in sorted({0, *study.extra}):
+    for i in range(study.seeds):
+      say(f'{extra} extra learners: run {i + 1} of {study.seeds}')
+      results.setdefault(extra, []).append(_run(config, extra, i))
+  return Report(
+    name=config.name,
+    title='Scavenging: learners that come for a part of the work',
+    command='python -m diloco.simulate --config=experiments/scavenging.py',
+    paragraphs=_paragraphs(config),
+    parts=(
+      _table(config, results),
+      _chart(config, results),
+      _timeline(config, results),
+    ),
+  )
+
+
+def _run(config: SimulationConfig, extra: int, i: int) -> Result:
+  """Until as many tokens are trained as those always there would."""
+  study, always = config.study, config.protocol.learners
+  tokens = study.steps * always * config.fleet.tokens
+  run = Decoupled(
+    config.protocol,
+    machines.fleet_of(config, always + extra),
+    machines.network_of(config),
+    config.seed + i,
+    timeline_s=math.inf,
+  )
+  comers = range(always, always + extra)
+  for learner in range(always):
+    run.join(learner)
+  _train(config, run, study.begin * tokens)
+  came_rounds = run.tally.rounds
+  for learner in comers:
+    run.join(learner)
+  _train(config, run, study.end * tokens)
+  rounds = run.tally.rounds - came_rounds
+  for learner in comers:
+    run.leave(learner, study.notice_s)
+  _train(config, run, tokens)
+  counts = [run.tally.count(learner) for learner in comers]
+  merged = sum(count.merged for count in counts)
+  return Result(
+    time_s=run.now_s,
+    extra_tokens=sum(count.tokens for count in counts) / run.tally.tokens,
+    extra_merged=merged / (rounds * extra) if rounds and extra else None,
+    bootstraps_s=tuple(
+      end_s - begin_s
+      for learner, begin_s, end_s in run.tally.bootstraps
+      if learner in comers
+    ),
+    peer_bootstraps=sum(count.peer_bootstraps for count in counts),
+    outcome=run.outcome(always),
+  )
+
+
+def _train(config: SimulationConfig, run: Decoupled, tokens: float) -> None:
+  """Goes on until so many tokens are trained in all."""
+  bound_s = PATIENCE * config.study.steps * config.fleet.step_s
+  run.run(run.now_s + bound_s, stop=lambda: run.tally.tokens >= tokens)
+  assert run.tally.tokens >= tokens, f'{tokens=} not trained in {bound_s=}'
+
+
+def _table(config: SimulationConfig, results: dict) -> Table:
+  always, study = config.protocol.learners, config.study
+  rows = []
+  for extra, several in results.items():
+    share = extra / always
+    times = _relative(results, extra)
+    bootstraps_s = [s for result in several for s in result.bootstraps_s]
+    merged = [r.extra_merged for r in several if r.extra_merged is not None]
+    rows.append(
+      (
+        100 * share,
+        always + extra,
+        samples.mean(times),
+        samples.spread(times),
+        scavenging_time(share, study.begin, study.end),
+        paper.SCAVENGING.get(share) if _is_papers(config) else None,
+        paper.SCAVENGING_DATA_PARALLEL.get(share)
+        if _is_papers(config)
+        else None,
+        100 * samples.mean([result.extra_tokens for result in several]),
+        100 * samples.mean(merged) if merged else None,
+        samples.mean(bootstraps_s) if bootstraps_s else None,
+        f'{sum(r.peer_bootstraps for r in several)} of {len(bootstraps_s)}',
+        samples.mean([result.time_s for result in several]),
+      )
+    )
+  return Table(
+    'scavenging',
+    'Time to train the same tokens',
+    COLUMNS,
+    tuple(rows),
+    notes=(
+      'extra: compute that comes, relative to the '
+      f'{always} learners that are always there.',
+      'relative time: until the same number of tokens was trained, relative to '
+      f'nobody coming. {samples.said(study.seeds)}',
+      'closed form: (1 - d) + d / (1 + x), coming and going for nothing; '
+      f'd = {study.end - study.begin:g}.',
+      'extra tokens, extra merged: the share of the tokens that the extra '
+      'learners trained; the share of the rounds while they were there that '
+      'took one in.',
+      'bootstrap: from hello to the first step; from a peer: how many took θ '
+      'and the inner optimizer from a learner.',
+    ),
+  )
+
+
+def _chart(config: SimulationConfig, results: dict) -> Chart:
+  always, study = config.protocol.learners, config.study
+  shares = tuple(100 * extra / always for extra in results)
+  most = max(shares) or 100.0
+  curve = tuple(most * i / 60 for i in range(61))
+  exact = tuple(scavenging_time(x / 100, study.begin, study.end) for x in curve)
+  times = [_relative(results, extra) for extra in results]
+  lines = [
+    Line(
+      'Decoupled DiLoCo',
+      'simulated',
+      shares,
+      tuple(samples.mean(several) for several in times),
+      tuple(samples.spread(several) or 0.0 for several in times),
+    ),
+    Line('Decoupled DiLoCo', 'closed form', curve, exact),
+  ]
+  if _is_papers(config):
+    for group, (label, figures) in enumerate(
+      (
+        ('Decoupled DiLoCo', paper.SCAVENGING),
+        ('data-parallel', paper.SCAVENGING_DATA_PARALLEL),
+      )
+    ):
+      xs = tuple(100 * share for share in figures)
+      lines.append(Line(label, 'paper', xs, tuple(figures.values()), (), group))
+  return Chart(
+    'scavenging',
+    'Time against extra compute',
+    'extra compute for a part of the work (%)',
+    'time relative to none',
+    tuple(lines),
+    y_range=(0.4, 1.2),
+  )
+
+
+def _timeline(config: SimulationConfig, results: dict) -> Timeline:
+  extra = max(results)
+  result = results[extra][0]
+  always = config.protocol.learners
+  names = [f'learner {m}' for m in range(always)]
+  names += [f'extra {m}' for m in range(always, always + extra)]
+  return lanes.timeline(
+    'timeline',
+    f'{extra} learners come and go',
+    result.outcome,
+    names,
+    result.time_s,
+    notes=(f'Seed {config.seed}.',),
+  )
+
+
+def _paragraphs(config: SimulationConfig) -> tuple[str, ...]:
+  network, study = config.network, config.study
+  state_gb = 1e-9 * network.params * network.state_bytes_per_param
+  return (
+    f'{config.protocol.learners} learners train '
+    f'{study.steps} steps of {config.fleet.step_s:g} s each. After '
+    f'{study.begin:.0%} of the tokens others join, after {study.end:.0%} they '
+    f'are told to go, with a notice of {study.notice_s:g} s. Work is counted '
+    'in tokens trained, whoever trained them.',
+    f'Who comes takes {state_gb:.3g} GB from a peer, over links of '
+    f'{network.learner_gbps:g} Gbit/s each way that donors share among those '
+    'who ask; nobody else stops. The machines are those of a real run.',
+  )
+
+
+def _relative(results: dict, extra: int) -> list[float]:
+  """Times of the runs relative to those of the same seeds without extra."""
+  return [
+    result.time_s / alone.time_s
+    for result, alone in zip(results[extra], results[0])
+  ]
+
+
+def _is_papers(config: SimulationConfig) -> bool:
+  """Whether others are there for as much of the work as in the paper."""
+  return config.study.end - config.study.begin == 0.5

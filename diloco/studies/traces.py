@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What befalls a fleet in one seed, the same for every system on it."""
+
+import dataclasses
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+
+from diloco.sim import closed_forms, failures, repair, stops
+from diloco.sim.failures import Interruption
+from diloco.sim.happenings import Death, Happenings
+from diloco.sim.stops import Stop
+from diloco.sim.wires import SYNCER
+from diloco.simulation_config import FailuresConfig, SimulationConfig
+
+# A drawn fleet has been at it for so many times the mean repair and pause: at
+# the start, slices are away, and some learners stand.
+WARM_UP = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+  """The failures of a fleet on a clock on which the run starts at `from_s`.
+
+  Attributes:
+    chips: N.
+    interruptions: in order of time.
+    from_s: start of the run; what was before still has its effects.
+    rate_per_s: of the whole fleet.
+    repair_s: mean.
+    ends_s: end of a record, as a time of the run; None: drawn, no end.
+  """
+
+  chips: int
+  interruptions: tuple[Interruption, ...]
+  from_s: float
+  rate_per_s: float
+  repair_s: float
+  ends_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+  """Of one learner: when it stands, and what it has left when it does not."""
+
+  stops: tuple[Stop, ...]
+  capacities: tuple[tuple[float, float], ...] = ()
+
+
+def drawn(
+  config: FailuresConfig, chips: int, seed: int, until_s: float
+) -> Trace:
+  """A fleet of N chips; a longer run begins with the same failures."""
+  rate_per_s = failures.rate_per_s(chips, config.mtbi_days)
+  from_s = WARM_UP * (config.repair_s + config.pause_s)
+  rng = random.Random(f'failures of {chips} chips, seed {seed}')
+  interruptions = failures.draw(
+    rate_per_s,
+    from_s + until_s,
+    repair.make(
+      config.repair, config.repair_s, config.repair_shape, config.repair_power
+    ),
+    rng,
+  )
+  return Trace(chips, interruptions, from_s, rate_per_s, config.repair_s)
+
+
+def recorded(config: SimulationConfig) -> Trace:
+  """That of `failures.trace`, a CSV file; the cluster has `fleet.chips`.
+
+  Raises:
+    TraceError: the file is not what `failures.read_csv` documents, or it holds
+      no failure.
+  """
+  path, chips = config.failures.trace, config.fleet.chips
+  interruptions = failures.read_csv(path, chips)
+  if not interruptions or not interruptions[-1].at_s > 0:
+    raise failures.TraceError(
+      f'{path}: no failure after 0 s; the record ends with the last one, so '
+      'it must hold some'
+    )
+  ends_s = interruptions[-1].at_s
+  mean_s = statistics.fmean(i.repair_s for i in interruptions)
+  rate_per_s = len(interruptions) / ends_s
+  return Trace(chips, interruptions, 0.0, rate_per_s, mean_s, ends_s)
+
+
+def standing(
+  trace: Trace,
+  recovery: str,
+  learners: int,
+  config: SimulationConfig,
+  until_s: float,
+) -> list[Standing]:
+  """Of each of M learners, from the start of the run.
+
+  Args:
+    trace: of the fleet.
+    recovery: 'wait', or 'elastic', also of processes that restart.
+    learners: M.
+    config: pause and slices.
+    until_s: end of the run.
+  """
+  ends_s = trace.from_s + until_s
+  within = [i for i in trace.interruptions if i.at_s < ends_s]
+  slices = trace.chips / learners / config.fleet.slice_chips
+  pause_s = config.failures.pause_s
+  every = []
+  for learner in range(learners):
+    own = failures.of_learner(within, learner, learners)
+    if recovery == 'wait':
+      stands = stops.waiting(own, pause_s, ends_s)
+      shares = ()
+    else:
+      stands = stops.elastic(own, pause_s, ends_s)
+      shares = stops.capacities(own, stands, 1 / max(slices, 1.0))
+    every.append(
+      Standing(
+        stops.stops_from(stands, trace.from_s),
+        stops.capacities_from(shares, trace.from_s),
+      )
+    )
+  return every
+
+
+def happenings(
+  every: Sequence[Standing], config: FailuresConfig, seed: int, until_s: float
+) -> Happenings:
+  """The same for Decoupled DiLoCo, with what befalls its syncer.
+
+  Of learners that restart, each reconfiguration, with fewer slices or with
+  more, is a death; the next process bootstraps after the pause.
+  """
+  deaths = _syncer_deaths(config, seed, until_s)
+  suspensions: Mapping[int, tuple] = {
+    m: one.stops for m, one in enumerate(every)
+  }
+  if config.recovery == 'restart':
+    deaths += [
+      Death(m, stop.begin_s, stop.end_s)
+      for m, one in enumerate(every)
+      for stop in one.stops
+    ]
+    suspensions = {}
+  return Happenings(
+    suspensions=suspensions,
+    capacities={m: one.capacities for m, one in enumerate(every)},
+    deaths=tuple(deaths),
+  )
+
+
+def _syncer_deaths(
+  config: FailuresConfig, seed: int, until_s: float
+) -> list[Death]:
+  """It can't die while it is away."""
+  outage = repair.make('constant', config.syncer_outage_s, 1.0, 1.0)
+  drawn_ones = failures.draw(
+    1 / (3600 * config.syncer_mtbi_hours),
+    until_s,
+    outage,
+    random.Random(f'deaths of the syncer, seed {seed}'),
+  )
+  away = stops.waiting(drawn_ones, 0.0, until_s)
+  return [Death(SYNCER, stop.begin_s, stop.end_s) for stop in away]
+
+
+def expected_goodput(
+  trace: Trace, recovery: str, learners: int, pause_s: float
+) -> float:
+  """g of one of M learners by the closed form of its recovery.
+
+  Of learners that restart, without their bootstrap.
+  """
+  rate_per_s = trace.rate_per_s / learners
+  if recovery == 'wait':
+    return closed_forms.waiting_goodput(rate_per_s, trace.repair_s + pause_s)
+  return closed_forms.elastic_goodput(rate_per_s, pause_s)

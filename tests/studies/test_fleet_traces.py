@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All systems on a fleet share its failures, as far as each of them runs."""
+
+import pytest
+
+from diloco import simulation_config
+from diloco.sim.wires import SYNCER
+from diloco.studies import traces
+from experiments import goodput as experiment
+
+PAUSE_S = 13.7
+
+
+def _config(**changes):
+  config = experiment.get_config()
+  config.failures.update(changes)
+  return simulation_config.build(config.lock())
+
+
+def _standing(config, learners, recovery='elastic', until_s=600.0):
+  trace = traces.drawn(config.failures, 1_200_000, 3, until_s)
+  return traces.standing(trace, recovery, learners, config, until_s)
+
+
+def test_a_longer_run_begins_with_the_same_failures():
+  config = _config()
+  short, long = (
+    traces.drawn(config.failures, 600_000, 1, until_s)
+    for until_s in (600.0, 6000.0)
+  )
+  count = len(short.interruptions)
+  assert long.interruptions[:count] == short.interruptions
+  assert len(long.interruptions) > count
+
+
+@pytest.mark.parametrize('change', [{'seed': 2}, {'chips': 150_000}])
+def test_another_seed_or_fleet_has_other_failures(change):
+  config = _config()
+  asked = {'chips': 600_000, 'seed': 1, 'until_s': 600.0}
+  one = traces.drawn(config.failures, **asked)
+  other = traces.drawn(config.failures, **(asked | change))
+  assert one.interruptions != other.interruptions
+
+
+def test_a_fleet_has_been_at_it_when_the_run_begins():
+  """59.4 % of the fleets of 2.4 M chips stand then, by the closed form."""
+  config = _config()
+  standing = 0
+  for seed in range(100):
+    trace = traces.drawn(config.failures, 2_400_000, seed, 10.0)
+    (one,) = traces.standing(trace, 'elastic', 1, config, 10.0)
+    standing += bool(one.stops) and one.stops[0].begin_s == 0
+  assert abs(standing - 59.4) < 4 * 4.9
+
+
+def test_stops_and_capacities_are_within_the_run():
+  for one in _standing(_config(), 4):
+    assert all(0 <= stop.begin_s < 600 for stop in one.stops)
+    assert all(at_s >= 0 and 0 < share <= 1 for at_s, share in one.capacities)
+
+
+def test_of_a_learner_a_slice_is_missed():
+  """256 chips of 300,000."""
+  shares = {share for _, share in _standing(_config(), 4)[0].capacities}
+  assert 1 - 256 / 300_000 in shares
+
+
+def test_who_waits_misses_no_slice():
+  for one in _standing(_config(), 4, recovery='wait'):
+    assert one.stops and not one.capacities
+
+
+def test_elastic_learners_are_suspended():
+  config = _config()
+  every = _standing(config, 4)
+  befalls = traces.happenings(every, config.failures, 0, 600.0)
+  assert befalls.suspensions[2] == every[2].stops
+  assert befalls.deaths == ()
+
+
+def test_learners_that_restart_die():
+  config = _config(recovery='restart')
+  every = _standing(config, 4)
+  befalls = traces.happenings(every, config.failures, 0, 600.0)
+  assert befalls.suspensions == {}
+  assert [(d.at_s, d.back_at_s) for d in befalls.deaths if d.process == 2] == [
+    (stop.begin_s, stop.end_s) for stop in every[2].stops
+  ]
+
+
+def test_the_syncer_dies_now_and_then():
+  """Once an hour for 100 hours, and stays away for 30 s."""
+  config = _config(syncer_mtbi_hours=1.0)
+  befalls = traces.happenings([], config.failures, 0, 360_000.0)
+  assert {death.process for death in befalls.deaths} == {SYNCER}
+  assert 60 < len(befalls.deaths) < 140
+  gaps = zip(befalls.deaths, befalls.deaths[1:])
+  assert all(one.back_at_s <= other.at_s for one, other in gaps)

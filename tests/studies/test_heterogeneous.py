@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unequal learners: the directions of the paper's Table 5, and the pictures."""
+
+import pytest
+
+from diloco import simulation_config
+from diloco.pages.parts import Chart, Timeline
+from diloco.studies import heterogeneous, paper
+from experiments import heterogeneous as experiment
+
+K_IS_1 = ('K=1', 'K=1 grace', 'K=1 latest', 'K=1 grace latest')
+
+
+def config_of(seed=0, steps=120, **study):
+  config = experiment.get_config()
+  config.seed = seed
+  config.study.update(steps=steps, seeds=1, **study)
+  return simulation_config.build(config)
+
+
+@pytest.fixture(scope='module')
+def report():
+  return heterogeneous.report(config_of(), lambda line: None)
+
+
+@pytest.fixture(scope='module')
+def rows(report):
+  table = report.parts[0]
+  names = [column.name for column in table.columns]
+  return {row[0]: dict(zip(names, row)) for row in table.rows}
+
+
+def test_waiting_for_all_costs_the_gap_and_waiting_for_one_nothing(rows):
+  assert rows['K=M']['pace %'] == pytest.approx(84, abs=5)
+  assert rows['K=M']['closed form'] == pytest.approx(82)
+  for setting in K_IS_1:
+    assert rows[setting]['pace %'] == pytest.approx(100, abs=3)
+    assert rows[setting]['closed form'] == 100
+
+
+def test_nobody_waits_at_any_quorum(rows):
+  assert all(rows[setting]['stepping %'] > 99 for setting in ('K=M', *K_IS_1))
+
+
+def test_in_lockstep_all_wait_and_all_are_merged(rows):
+  row = rows['streaming DiLoCo']
+  assert row['pace %'] == pytest.approx(82, abs=3)
+  # The fast half steps for 82 % of the time, the slow half for all of it.
+  assert row['stepping %'] == pytest.approx(91, abs=2)
+  assert row['merged %'] == 100
+
+
+def test_grace_raises_participation_and_latest_adds_more(rows):
+  merged = {setting: row['merged %'] for setting, row in rows.items()}
+  assert merged['K=M'] == 100
+  assert merged['K=1'] < 20
+  assert merged['K=1 grace'] > 60
+  assert merged['K=1 grace latest'] > merged['K=1 grace'] + 5
+  assert merged['K=1 latest'] > merged['K=1'] + 50
+
+
+def test_slow_learners_are_in_fewer_rounds_and_at_most_in_their_share(rows):
+  for setting in K_IS_1:
+    row = rows[setting]
+    assert row['merged slow %'] < row['merged fast %']
+    assert row['merged slow %'] < 82 + 3
+
+
+def test_each_setting_has_a_timeline_of_all_learners(report):
+  timelines = [part for part in report.parts if isinstance(part, Timeline)]
+  assert len(timelines) == 5
+  for timeline in timelines:
+    assert timeline.lanes[8] == 'rounds'
+    assert timeline.lanes[3:5] == ('learner 3', 'learner 4, slow')
+    assert {span.lane for span in timeline.spans if span.kind == 'step'} == set(
+      range(8)
+    )
+    assert max(span.end_s for span in timeline.spans) <= 30.0
+  (chart,) = (part for part in report.parts if isinstance(part, Chart))
+  assert [line.label for line in chart.lines] == [
+    *paper.HETEROGENEOUS,
+    'K=1 latest',
+    'K=1 grace latest',
+  ]
+
+
+def test_progress_names_every_run():
+  said = []
+  config = config_of(steps=10, settings=('K=1',))
+  heterogeneous.report(config, said.append)
+  assert said == ['K=1: run 1 of 1', 'streaming DiLoCo: 1 runs']
+
+
+@pytest.mark.parametrize(
+  ('slow', 'nobody'), [(0, 'merged slow %'), (8, 'merged fast %')]
+)
+def test_all_learners_may_be_alike(slow, nobody):
+  config = experiment.get_config()
+  config.fleet.slow_learners = slow
+  config.study.update(steps=10, seeds=1, settings=('K=M',))
+  table = heterogeneous.report(
+    simulation_config.build(config), lambda line: None
+  ).parts[0]
+  row = dict(zip([column.name for column in table.columns], table.rows[0]))
+  assert row[nobody] is None
+  assert row['closed form'] == 100
+
+
+def test_another_seed_is_another_run():
+  first, again, other = (
+    heterogeneous.report(
+      config_of(seed, steps=20, settings=('K=1 grace',)), lambda line: None
+    )
+    for seed in (5, 5, 6)
+  )
+  assert first == again
+  assert first.parts[0] != other.parts[0]

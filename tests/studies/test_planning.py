@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan's arithmetic by hand, its reasons, its screen, its errors."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+
+import pytest
+
+from diloco.config_values import ConfigError
+from diloco.studies import plan_text
+from diloco.studies.planning import plan
+from diloco.studies.situation import Situation
+
+# bf16, P = H = 24: fragments of 1e7 values, 20 MB, 0.16 Gbit, 0.04 GB of f32.
+SMALL = Situation(
+  params=2.4e8,
+  learners=2,
+  bandwidth_gbps=1.0,
+  step_s=1.0,
+  codec='bf16',
+  latency_s=0.02,
+)
+# 12 B parameters over 2 Gbit/s, as in the README's command.
+LARGE = Situation(params=12e9, learners=4, bandwidth_gbps=2.0, step_s=1.3)
+
+
+def _changed(situation=SMALL, **values):
+  return plan(dataclasses.replace(situation, **values))
+
+
+def _settings(found):
+  config = found.protocol
+  return config.fragments, config.sync_every_steps, config.overlap_steps
+
+
+def test_times_by_hand():
+  found = plan(SMALL)
+  assert found.fragment_bytes == 2e7
+  x = found.exchange
+  assert (x.up_s, x.down_s) == (0.16, 0.16)
+  assert x.latency_s == pytest.approx(0.12)  # Six of 20 ms.
+  assert x.encode_s == pytest.approx(0.04 * 1.0)
+  # Decoding 0.75; RDA 0.5 and 0.36 for each of two; the outer step 3.3.
+  assert x.merge_s == pytest.approx(0.04 * (0.75 + 0.5 + 0.72 + 3.3))
+  assert x.take_in_s == pytest.approx(0.04 * 1.1)
+  assert x.total_s == pytest.approx(0.7348)
+  assert found.link_share == pytest.approx(0.16)
+  assert found.links_on_time == found.hosts_on_time == 1.0
+
+
+def test_an_exchange_within_a_step_takes_the_papers_settings():
+  assert _settings(plan(SMALL)) == (24, 24, 2)
+  assert plan(SMALL).protocol.quorum == 1
+
+
+def test_grace_is_what_the_syncer_will_find():
+  # τ·T less the exchange is 1.2652 s; 0.8 of it is more than the cap of a step.
+  assert plan(SMALL).grace_s == 1.0
+  # At T = 0.4: exchange 0.7348 s, 2 steps, so τ = 3; 0.8 · (1.2 - 0.7348).
+  short = _changed(step_s=0.4)
+  assert _settings(short)[2] == 3
+  assert short.grace_s == pytest.approx(0.8 * (1.2 - 0.7348))
+
+
+def test_overlap_is_the_exchange_and_one_step():
+  # 6 · 0.3 + 0.16 + 0.16 + 0.2948 s of hosts = 2.41 s, 3 steps, and one more.
+  assert _settings(_changed(latency_s=0.3))[2] == 4
+
+
+def test_others_at_the_same_bandwidth_by_hand():
+  found = plan(SMALL)
+  # Two sites: f = 1, 3.84 Gbit; the first of 128 buckets is there at 0.3385.
+  burst_s = 1 / 3 + 2 / 384 + 3.84
+  assert found.sites == 2
+  assert found.data_parallel == pytest.approx(1 / burst_s)
+  assert found.diloco == pytest.approx(24 / (23 + burst_s))
+
+
+def test_a_narrow_link_takes_a_longer_interval():
+  # At H = 24 a fragment and two latencies take 1.64 s; at 48 0.84, at 36 1.11.
+  found = _changed(bandwidth_gbps=0.1)
+  assert _settings(found)[:2] == (48, 48)
+  assert found.links_on_time == 1.0
+
+
+def test_a_link_that_is_too_narrow_is_said_with_what_it_takes():
+  # At H = 96 0.04 Gbit and 40 ms; 4 s at 0.01 Gbit/s: 1 of 4.04 rounds.
+  found = _changed(bandwidth_gbps=0.01)
+  assert found.protocol.sync_every_steps == 96
+  assert found.links_on_time == pytest.approx(1 / 4.04)
+  assert found.gbps_needed == pytest.approx(0.04 / 0.86)
+  assert '0.047 Gbit/s would do' in '\n'.join(plan_text.lines(found))
+
+
+def test_no_link_mends_latency():
+  found = _changed(latency_s=1.0)
+  assert found.gbps_needed == math.inf
+  assert 'by latency alone' in '\n'.join(plan_text.lines(found))
+
+
+def test_between_data_centres_only_a_share_travels():
+  found = _changed(datacentres=2)
+  assert found.link_share == pytest.approx(0.08)
+
+
+def test_slow_hosts_are_named_with_the_speed_that_would_do():
+  found = plan(LARGE)  # 2 GB of f32 a fragment; 1.3 s a step.
+  merge_s = 2 * (0.75 + 0.5 + 4 * 0.36 + 3.3)
+  assert found.slowest_host == 'merging at the syncer'
+  assert found.hosts_on_time == pytest.approx(1.3 / merge_s)
+  # Taking in has what pulling leaves: 1.3 - 1.03125 - 0.1 s for 2.2 s.
+  assert found.host_speed_needed == pytest.approx(2.2 / 0.16875)
+  faster = _changed(LARGE, host_speed=found.host_speed_needed * 1.001)
+  assert faster.hosts_on_time == 1.0
+
+
+def test_memory_by_hand():
+  found = plan(SMALL)  # τ = 2: two rounds in flight.
+  assert [m.nbytes for m in found.learner_memory] == [
+    4 * 2.4e8,
+    (16 + 3 * 2) * 1e7,
+    12 * 2.4e8,
+    20 * 2.4e8,
+    24 * 2.4e8,
+  ]
+  assert [m.nbytes for m in found.syncer_memory] == [
+    12 * 2.4e8,
+    2 * 2 * 4 * 1e7,
+    6 * 4 * 1e7,
+    2 * 2 * 2 * 1e7,
+    4 * 2.4e8,
+  ]
+
+
+def test_failures_by_hand():
+  # A chip a learner, one failure a day; a pause of 0.1 days.
+  found = _changed(chips=2, mtbi_days=1.0, pause_s=8640.0)
+  g = found.goodput
+  assert 1 - g == pytest.approx(0.1 * g * (1 + g))
+  assert found.uptime == pytest.approx(1 - (1 - g) ** 2)
+  assert found.failures_s == 43_200
+  assert plan(SMALL).goodput is None
+
+
+@pytest.mark.parametrize(
+  'values',
+  [
+    {},
+    {'chips': 2_400_000, 'datacentres': 4},
+    {'params': 5e12, 'bandwidth_gbps': 0.1, 'chips': 10**7},
+    {'params': 1.0, 'latency_s': 0.0},
+    {'learners': 1000, 'step_s': 0.001, 'latency_s': 5.0, 'chips': 10**6},
+    {'codec': 'f32', 'bandwidth_gbps': 1000.0, 'host_speed': 1e4},
+  ],
+)
+def test_the_screen_fits(values):
+  shown = list(plan_text.lines(_changed(LARGE, **values)))
+  assert len(shown) <= 40
+  assert max(map(len, shown)) <= 80, max(shown, key=len)
+
+
+@pytest.mark.parametrize(
+  ('values', 'message'),
+  [
+    ({'params': 0.0}, '--params=0.0: must be finite, at least 1'),
+    ({'learners': 0}, '--learners=0: must be at least 1'),
+    ({'bandwidth_gbps': -1.0}, '--bandwidth_gbps=-1.0: must be finite and ab'),
+    ({'step_s': math.nan}, '--step_s=nan: must be finite and above 0'),
+    ({'datacentres': 3}, '--datacentres=3: at most one for each of learners=2'),
+    ({'chips': 1}, '--chips=1: must be at least learners=2'),
+    ({'latency_s': math.inf}, '--latency_s=inf: must be finite, at least 0'),
+    ({'codec': 'int3'}, "--codec='int3': must be one of int1"),
+    ({'scale': 'f16'}, "--scale='f16': must be one of bf16, f32"),
+    ({'block_size': 100}, '--block_size=100: must be a positive multiple of 8'),
+    ({'state_bytes_per_param': 2.0}, '--state_bytes_per_param=2.0: must be fi'),
+    ({'host_speed': 0.0}, '--host_speed=0.0: must be finite and above 0'),
+  ],
+)
+def test_a_wrong_value_is_named(values, message):
+  with pytest.raises(ConfigError) as caught:
+    dataclasses.replace(SMALL, **values)
+  [problem] = caught.value.problems
+  assert problem.startswith(message)
+
+
+# The command -----------------------------------------------------------------
+
+
+def _start(*argv):
+  return subprocess.run(
+    [sys.executable, '-m', 'diloco.plan', *argv],
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+
+
+def test_the_command_prints_the_plan():
+  done = _start(
+    '--params=12e9', '--learners=4', '--bandwidth_gbps=2', '--step_s=1.3'
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.splitlines() == list(plan_text.lines(plan(LARGE)))
+
+
+def test_the_command_lists_all_that_is_wrong():
+  done = _start('--params=12e9', '--learners=4', 'now')
+  assert done.returncode == 78
+  assert done.stderr.splitlines() == [
+    "error: 'now': this takes flags only",
+    "error: --bandwidth_gbps: is missing. Of a learner's link, each way.",
+    'error: --step_s: is missing. Of an inner step, such as 1.3.',
+  ]
+
+
+def test_planning_imports_no_jax():
+  code = "import sys, diloco.plan; print('jax' in sys.modules)"
+  done = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, timeout=60
+  )
+  assert done.stdout == 'False\n', done.stderr

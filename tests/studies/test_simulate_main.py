@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m diloco.simulate`, in processes of its own as users start it."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = '--config=experiments/heterogeneous.py'
+TINY = (
+  CONFIG,
+  "--config.study.settings=('K=1 grace',)",
+  '--config.study.steps=20',
+  '--config.study.seeds=1',
+)
+WHAT_IS_LOADED = """
+import sys
+sys.argv[1:] = {argv!r}
+from diloco import flags, simulate
+simulate.define_flags()
+try:
+  flags.run(simulate.main)
+finally:
+  print([m for m in ('jax', 'flax', 'optax', 'grain', 'grpc', 'msgpack',
+                     'matplotlib.pyplot') if m in sys.modules])
+"""
+
+
+def start(*argv, code=None):
+  entry = ('-m', 'diloco.simulate') if code is None else ('-c', code)
+  return subprocess.run(
+    [sys.executable, *entry, *map(str, argv)],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    timeout=60,
+  )
+
+
+def refused(*argv):
+  done = start(*argv)
+  assert done.returncode == 78, done.stderr
+  assert done.stdout == ''
+  return done.stderr
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  return tmp_path_factory.mktemp('simulate')
+
+
+@pytest.fixture(scope='module')
+def done(folder):
+  """Of a run into `folder`/one."""
+  return start(*TINY, f'--outdir={folder / "one"}')
+
+
+@pytest.fixture(scope='module')
+def again(folder):
+  """The same into `folder`/two; what was loaded is printed at last."""
+  argv = [*TINY, f'--outdir={folder / "two"}']
+  return start(code=WHAT_IS_LOADED.format(argv=argv))
+
+
+def test_the_same_seed_gives_the_same_bytes(folder, done, again):
+  assert done.returncode == 0, done.stderr
+  assert again.stdout.startswith(done.stdout)
+  assert len(done.stdout) > 500
+  for path in (folder / 'one').iterdir():
+    same = folder / 'two' / path.name
+    assert path.read_bytes() == same.read_bytes(), path.name
+
+
+def test_it_says_where_the_page_lies_and_how_to_get_it_again(folder, done):
+  said = done.stderr.splitlines()
+  assert said[-2] == f'page: {folder / "one" / "page.html"}'
+  assert said[-1].startswith('wall time: ')
+  assert 'K=1 grace: run 1 of 1' in said
+  command = (
+    'python -m diloco.simulate --config=experiments/heterogeneous.py '
+    "'--config.study.settings=('\"'\"'K=1 grace'\"'\"',)' "
+    '--config.study.steps=20 --config.study.seeds=1'
+  )
+  assert f'Again: {command}' in done.stdout
+
+
+def test_no_jax_is_loaded(again):
+  assert again.stdout.endswith('\n[]\n'), again.stderr
+
+
+def test_mistakes_end_in_one_line_each(tmp_path):
+  out = f'--outdir={tmp_path / "out"}'
+  assert refused(out) == (
+    'error: --config: is missing, such as --config=experiments/goodput.py\n'
+  )
+  assert refused(CONFIG, out, 'more') == 'error: more: unexpected argument\n'
+  assert refused(CONFIG, out, '--config.study.step=3') == (
+    'error: --config.study.step=3: unknown key study.step, did you mean '
+    'study.steps?\n'
+  )
+  assert refused(
+    CONFIG, out, '--config.study.seeds=0', '--config.fleet.slow_learners=9'
+  ).splitlines() == [
+    'error: study.seeds=0: must be at least 1',
+    'error: fleet.slow_learners=9: there are protocol.learners=8',
+  ]
+  assert not (tmp_path / 'out').exists()
+
+
+def test_a_folder_that_can_not_be_written_is_refused_at_once(tmp_path):
+  (tmp_path / 'file').write_text('')
+  for name in ('file', 'file/below'):
+    path = tmp_path / name
+    assert refused(*TINY, f'--outdir={path}').startswith(
+      f'error: --outdir={path}: '
+    )
+
+
+def test_a_trace_that_is_not_there_or_not_a_trace_is_named(tmp_path):
+  path = tmp_path / 'failures.csv'
+  argv = (
+    '--config=experiments/goodput.py:quicktest',
+    f'--config.failures.trace={path}',
+    f'--outdir={tmp_path}',
+  )
+  lines = [refused(*argv)]
+  path.write_text('one,two\n')
+  lines.append(refused(*argv))
+  for line in lines:
+    assert line.startswith('error: failures.trace: ')
+    assert str(path) in line
+    assert line.count('\n') == 1
+
+
+@pytest.mark.parametrize('name', ['quickstart', 'tests_tiny'])
+def test_the_configuration_of_a_training_run_is_told_where_it_belongs(
+  name, tmp_path
+):
+  assert refused(f'--config=experiments/{name}.py', f'--outdir={tmp_path}') == (
+    'error: this configuration is of a training run, which launch.local '
+    'starts; a simulation takes one with a section study, such as '
+    'experiments/goodput.py, experiments/bandwidth.py, '
+    'experiments/heterogeneous.py, experiments/scavenging.py\n'
+  )
+
+
+def test_the_launcher_says_so_of_a_simulation(tmp_path):
+  done = subprocess.run(
+    [
+      sys.executable, '-m', 'launch.local', CONFIG,
+      f'--workdir={tmp_path / "run"}',
+    ],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    timeout=60,
+  )  # fmt: skip
+  assert done.returncode == 78
+  assert done.stderr == (
+    'error: this configuration is of a simulation, not of a training run: '
+    'start it with python -m diloco.simulate --config=…\n'
+  )
+  assert not (tmp_path / 'run').exists()
