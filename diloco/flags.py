@@ -96,14 +96,15 @@ def run(
 
 def run_without_config(main: Callable[[Sequence[str]], int | None]) -> None:
   """The same for a main that has no --config."""
+  app.run(main, flags_parser=parse_without_config_or_exit)
 
-  def parse_flags(argv):
-    try:
-      return flags.FLAGS(list(argv))
-    except flags.Error as error:
-      exit_config(ConfigError([' '.join(str(error).split())]))
 
-  app.run(main, flags_parser=parse_flags)
+def parse_without_config_or_exit(argv: Sequence[str]) -> list[str]:
+  """Of a command that takes no configuration; exit code 78 where it fails."""
+  try:
+    return flags.FLAGS(list(argv))
+  except flags.Error as error:
+    exit_config(ConfigError([' '.join(str(error).split())]))
 
 
 def parse_or_exit(argv: Sequence[str], example: str = EXAMPLE) -> list[str]:

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulates a fleet: runs the study that a configuration asks for.
+"""Simulates a fleet: the study of a configuration, or a run that was made.
 
   python -m diloco.simulate --config=experiments/NAME.py[:quicktest] \\
     [--config.study.seeds=5 ...] [--outdir=DIR]
+  python -m diloco.simulate --replay=RUN [--calibration=RUN] [--seeds=8]
 
+The second takes the kills of a real run's folder and predicts its goodput.
 Tables go to standard output, progress to standard error, CSV, JSON, PNG and a
 page to DIR; same seed, same bytes. Exit code 78: it can't run as configured.
 """
 
 import dataclasses
-import functools
 import importlib
 import pathlib
 import shlex
@@ -20,7 +21,9 @@ from absl import flags as absl_flags
 from diloco import flags, simulation_config
 from diloco.config_values import ConfigError
 from diloco.pages import files, pictures, progress, terminal
+from diloco.pages.parts import Report
 from diloco.sim.failures import TraceError
+from diloco.studies import run_history, run_replay
 
 EXAMPLE = 'experiments/goodput.py'
 PARENT = pathlib.Path('runs', 'simulated')
@@ -30,21 +33,33 @@ def define_flags() -> None:
   flags.define_flags()
   said = f'Folder of the report; {PARENT}/NAME unless given.'
   absl_flags.DEFINE_string('outdir', None, said)
+  absl_flags.DEFINE_string('replay', None, 'Folder of a run that was made.')
+  said = 'Folder of another run, whose speeds --replay takes.'
+  absl_flags.DEFINE_string('calibration', None, said)
+  said = 'Predictions of --replay.'
+  absl_flags.DEFINE_integer('seeds', 8, said, lower_bound=1)
+
+
+def parse(argv) -> list[str]:
+  """--replay takes no --config: the run has its own."""
+  if any(word.lstrip('-').startswith('replay') for word in argv[1:]):
+    return flags.parse_without_config_or_exit(argv)
+  return flags.parse_or_exit(argv, example=EXAMPLE)
 
 
 def main(argv) -> int:
   began_s = time.monotonic()
-  config = flags.load(build=simulation_config.build)
+  replayed = absl_flags.FLAGS.replay
+  config = None if replayed else flags.load(build=simulation_config.build)
   line = progress.Line()
   try:
-    folder = _folder(argv, config.name)
-    report = _report(config, line.say)
+    name = config.name if config else f'replay-{pathlib.Path(replayed).name}'
+    folder = _folder(argv, name)
+    report = _study(config, line.say) if config else _replay(line.say)
   except ConfigError as error:
     line.end()
     flags.exit_config(error)
   line.end()
-  again = shlex.join(['python', '-m', 'diloco.simulate', *flags.arguments()])
-  report = dataclasses.replace(report, command=again)
   terminal.show(report)
   page, *_ = files.write(report, folder)
   if missing := pictures.missing(report):
@@ -54,12 +69,26 @@ def main(argv) -> int:
   return 0
 
 
-def _report(config, say):
+def _study(config, say) -> Report:
   study = importlib.import_module(f'diloco.studies.{config.study.kind}')
+  again = shlex.join(['python', '-m', 'diloco.simulate', *flags.arguments()])
   try:
-    return study.report(config, say)
+    return dataclasses.replace(study.report(config, say), command=again)
   except (TraceError, FileNotFoundError) as error:
     raise ConfigError([f'failures.trace: {error}']) from None
+
+
+def _replay(say) -> Report:
+  run, other = absl_flags.FLAGS.replay, absl_flags.FLAGS.calibration
+  try:
+    return run_replay.report(
+      pathlib.Path(run),
+      absl_flags.FLAGS.seeds,
+      say,
+      pathlib.Path(other) if other else None,
+    )
+  except run_history.NotReplayable as error:
+    raise ConfigError([f'--replay: {error}']) from None
 
 
 def _folder(argv, name: str) -> pathlib.Path:
@@ -76,4 +105,4 @@ def _folder(argv, name: str) -> pathlib.Path:
 
 if __name__ == '__main__':
   define_flags()
-  flags.run(main, functools.partial(flags.parse_or_exit, example=EXAMPLE))
+  flags.run(main, parse)

@@ -15,14 +15,29 @@ Result of one repetition, jax_transfer: longest stall of the others' steps, a
   fault 20 ms). Goodput while the syncer is away: 3.4 points higher. From
   "listens" to the next merge: 0.61 s. While a learner is stopped for 8 s: at
   most 1.0 s without a merge. Versions rise by one, always.
-Variants: faults.py:quicktest, faults.py:learners=2, faults.py:steps=2000.
+Variants: faults.py:quicktest, faults.py:learners=2, faults.py:steps=2000;
+  faults.py:chaos, six kills in one run of about 75 s, which the simulator then
+  predicts:
+  python -m launch.local --config=experiments/faults.py:chaos --workdir=DIR
+  python -m diloco.simulate --replay=DIR
 """
 
 from experiments import common
 
+CHAOS = (
+  'kill learner 0 at 0.15',
+  'kill learner 2 at 0.3',
+  'kill learner 0 at 0.42',
+  'kill syncer at 0.55',
+  'kill learner 1 at 0.7',
+  'kill learner 2 at 0.8',
+)
+
 
 def get_config(arg=None):
-  args = common.parse_arg(arg, quicktest=False, learners=3, steps=1000)
+  args = common.parse_arg(
+    arg, quicktest=False, chaos=False, learners=3, steps=1000
+  )
   config = common.base()
   config.name = 'faults'
   config.model.update(kind='bowl', layers=16, d_model=256, d_ff=256)
@@ -32,4 +47,7 @@ def get_config(arg=None):
   config.inner.update(optimizer='sgd', lr=0.02, schedule='constant')
   config.protocol.update(learners=args.learners, total_steps=args.steps)
   config.run.update(log_every_steps=1, cpu_threads=2, step_floor_s=0.02)
+  if args.chaos:
+    config.protocol.total_steps = 3200
+    config.faults = CHAOS
   return common.quicktest(config) if args.quicktest else config

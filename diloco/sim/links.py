@@ -123,8 +123,9 @@ class Links:
       return 1
     network = self._network
     offer_bytes = sum(network.up_bytes) / len(network.up_bytes)
-    whole = math.ceil(network.state_bytes / offer_bytes)
-    return max(1, min(PIECES_MAX, whole))
+    if PIECES_MAX * offer_bytes <= network.state_bytes:
+      return PIECES_MAX  # Also where offers have no bytes.
+    return max(1, math.ceil(network.state_bytes / offer_bytes))
 
   def arrival_s(
     self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int

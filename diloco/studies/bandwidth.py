@@ -19,7 +19,7 @@ PAPER_GBPS = {
   'Decoupled DiLoCo 4-bit': 0.43,
 }
 PAPER_UTILISATION = 0.9
-PAPER_MODEL = (5e9, 0.23)  # Parameters, and the share of the embedding.
+PAPER_MODEL = (5e9, 0.245)  # Parameters, and the share of the embedding.
 PAPER_PROTOCOL = (24, 24, 2)  # P, H, τ.
 SIMULATED_POINTS = 24  # Of a line in a chart.
 FORM_POINTS = 120

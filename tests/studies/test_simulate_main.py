@@ -163,3 +163,9 @@ def test_the_launcher_says_so_of_a_simulation(tmp_path):
     'start it with python -m diloco.simulate --config=…\n'
   )
   assert not (tmp_path / 'run').exists()
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+  said = refused(f'--replay={tmp_path}')
+  assert said.startswith('error: --replay: ')
+  assert str(tmp_path) in said

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the folder of a small run as a real one leaves it, times by hand."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from diloco import config as configs
+from diloco.config import RunConfig
+from diloco.metrics import files, names
+from diloco.metrics.workdir import Workdir, learner_name
+from diloco.metrics.writer import JsonlWriter
+from experiments import tests_tiny
+
+
+def config(learners: int = 2) -> RunConfig:
+  return configs.build(tests_tiny.get_config(f'learners={learners}'))
+
+
+BEGAN_S = 1_700_000_000.0  # When the first learner was ready.
+STEP_S = 0.125
+STALL_S = 0.0125  # Of each step: a tenth.
+ROUND_S = 0.25
+FIRST_START_S = 12.0
+
+# Killed at, started at, first step at; multiples of STEP_S.
+Absence = tuple[float, float, float]
+
+
+def write(
+  root: pathlib.Path,
+  until_s: float,
+  away: Mapping[int, Sequence[Absence]],
+  every: int = 1,
+  learners: int = 2,
+) -> Workdir:
+  """Learners step all the time but while they are away.
+
+  Args:
+    root: its folder, not there yet.
+    until_s: when the run was over; a multiple of STEP_S.
+    away: of each learner, in the order of time.
+    every: of so many steps of a process one is written, and the first.
+    learners: M.
+  """
+  workdir = Workdir(root)
+  root.mkdir()
+  files.write_json(workdir.config, dataclasses.asdict(config(learners)))
+  events = [event(-FIRST_START_S, 'syncer', 'started', 'start 1')]
+  tape = [line(-1.0, 'Started'), line(0.0, 'ready', learner=0)]
+  for m in range(learners):
+    name, absences = learner_name(m), away.get(m, ())
+    events.append(event(-FIRST_START_S, name, 'started', 'start 1'))
+    tape.append(line(-0.5, 'joined', learner=m))
+    for i, (killed_s, started_s, stepped_s) in enumerate(absences, start=2):
+      events += [
+        event(killed_s, name, 'killed', 'SIGKILL, planned'),
+        event(killed_s + 0.05, name, 'exited', 'died of SIGKILL; restart'),
+        event(started_s, name, 'started', f'start {i}'),
+      ]
+      tape.append(line(stepped_s - 0.05, 'joined', learner=m))
+    writer = JsonlWriter(workdir.metrics(name))
+    begins = [0.0, *(stepped_s for *_, stepped_s in absences)]
+    ends = [*(killed_s for killed_s, *_ in absences), until_s]
+    for begin_s, end_s in zip(begins, ends, strict=True):
+      for step in range(1, round((end_s - begin_s) / STEP_S) + 1):
+        if step % every == 0 or step == 1:
+          writer.write_scalars(step, scalars(begin_s + step * STEP_S - 1e-3))
+    writer.close()
+  tape += [
+    line(
+      ROUND_S * r,
+      'Publish',
+      step=r,
+      sync_s=0.01,
+      shares=[{'learner': r % learners}],
+    )
+    for r in range(1, round(until_s / ROUND_S))
+  ]
+  tape.append(line(until_s + 0.1, 'End'))
+  events.append(event(until_s + 0.2, 'syncer', 'exited', 'exited with code 0'))
+  append(workdir.events, *sorted(events, key=lambda e: e[names.TIME]))
+  append(workdir.tape, *sorted(tape, key=lambda e: e[names.TIME]))
+  return workdir
+
+
+def event(at_s: float, process: str, kind: str, detail: str) -> dict:
+  return {
+    names.TIME: BEGAN_S + at_s,
+    'process': process,
+    'event': kind,
+    'pid': 1,
+    'detail': detail,
+  }
+
+
+def line(at_s: float, kind: str, **said) -> dict:
+  return {names.TIME: BEGAN_S + at_s, 'kind': kind, **said}
+
+
+def scalars(end_s: float) -> dict[str, float]:
+  return {
+    names.TIME: BEGAN_S + end_s,
+    names.STEP_TIME: STEP_S,
+    names.STALL_TIME: STALL_S,
+  }
+
+
+def append(path: pathlib.Path, *records: Mapping):
+  with path.open('a') as file:
+    file.writelines(json.dumps(record) + '\n' for record in records)
