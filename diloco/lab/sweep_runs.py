@@ -22,7 +22,7 @@ ONE_THREAD = '--xla_cpu_multi_thread_eigen=false'
 def make(
   rows: Sequence[Variant], seeds: int, jobs: int, workdir: pathlib.Path
 ) -> int:
-  """Runs what is missing, seeds first; then prints the table. 1: some failed."""
+  """Runs what is missing, then prints the table; 1 where a run failed."""
   todo = [
     (variant, seed)
     for seed in range(seeds)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs in one process: the same bits again, and equalities with plain steps."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from diloco import config as configs
+from diloco.lab.training import train
+from diloco.runtime.blueprint import make_blueprint
+from experiments import common
+
+
+def _train(**changes):
+  """A small run with keys such as outer__lr=1.0 changed."""
+  config = common.quicktest(common.base())
+  config.model.update(layers=1)
+  config.protocol.update(total_steps=12)
+  for key, value in changes.items():
+    section, _, name = key.rpartition('__')
+    (config[section] if section else config)[name] = value
+  return train(make_blueprint(configs.build(config)))
+
+
+def _same(one, other) -> bool:
+  return all(
+    np.array_equal(x.view(np.uint32), other.parameters[path].view(np.uint32))
+    for path, x in one.parameters.items()
+  )
+
+
+DEADLY = {
+  'lab__mtbf_steps': 5.0,
+  'lab__away_steps': 2.0,
+  'checkpoint__learner_every_steps': 0,
+}
+
+
+def test_the_same_seed_gives_the_same_bits_also_with_deaths():
+  one, again = _train(**DEADLY), _train(**DEADLY)
+  assert _same(one, again)
+  assert one.points == again.points
+  assert one.goodput < 0.95, 'nobody died'
+
+
+def test_another_seed_gives_others():
+  assert not _same(_train(), _train(seed=1))
+
+
+def test_it_learns_and_tells_where_it_stood():
+  trained = _train(
+    protocol__total_steps=60, lab__eval_every_steps=20, inner__lr=1e-2
+  )
+  assert [point.step for point in trained.points[:-1]] == [20, 40]
+  losses = [point.loss for point in trained.points]
+  assert losses[-1] < losses[0] < 5.6
+  assert trained.participation > 0.9
+  assert trained.steps >= 2 * 60
+
+
+def test_data_parallel_of_one_learner_is_that_learner_alone():
+  one = _train(protocol__learners=1, lab__system='data_parallel')
+  assert _same(one, _train(protocol__learners=1, lab__system='alone'))
+
+
+def test_data_parallel_takes_the_batches_of_all():
+  assert not _same(
+    _train(lab__system='data_parallel'), _train(lab__system='alone')
+  )
+
+
+def test_one_learner_without_codec_or_outer_momentum_is_alone():
+  """τ = 0, f32, outer lr 1: Θ is θ, to rounding (design: §3)."""
+  plain = {'inner__progress': 'own', 'inner__schedule': 'constant'}
+  decoupled = _train(
+    protocol__learners=1,
+    protocol__quorum=1,
+    protocol__overlap_steps=0,
+    protocol__fragments=1,
+    codec__up='f32',
+    codec__down='f32',
+    outer__lr=1.0,
+    outer__momentum=0.0,
+    **plain,
+  )
+  alone = _train(protocol__learners=1, lab__system='alone', **plain)
+  for path, x in alone.parameters.items():
+    np.testing.assert_allclose(
+      decoupled.parameters[path], x, rtol=2e-3, atol=2e-5, err_msg=path
+    )
+
+
+def test_all_that_a_run_reports_is_a_number():
+  trained = _train()
+  fields = dataclasses.asdict(trained.points[-1])
+  assert all(value == pytest.approx(value) for value in fields.values())

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sweep makes of its runs."""
+
+import math
+
+import pytest
+
+from diloco.lab import sweep
+from diloco.lab.sweep import Result, Variant
+
+
+def result(loss: float) -> Result:
+  return Result(loss, loss, ((10, 100, loss),), 3, 1.0, 0.9, 2.0)
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path):
+  assert sweep.read(tmp_path, 'a b', 1) is None
+  sweep.write_into(sweep.folder(tmp_path, 'a b', 1), result(1.5))
+  assert sweep.read(tmp_path, 'a b', 1) == result(1.5)
+  assert sweep.read(tmp_path, 'a b', 0) is None
+
+
+def test_variants_in_their_order():
+  def make(add):
+    add('base', {})
+    add('other', {'outer.lr': 0.7}, against='base')
+
+  assert sweep.variants(make) == [
+    Variant('base', {}),
+    Variant('other', {'outer.lr': 0.7}, 'base'),
+  ]
+
+
+@pytest.mark.parametrize(
+  ('rows', 'reason'),
+  [
+    ([('a', {}), ('a', {})], "two variants are called 'a'"),
+    ([('a', {}, 'b')], "'a' is compared with 'b', which is none of a"),
+  ],
+)
+def test_variants_that_make_no_sense(rows, reason):
+  def make(add):
+    for row in rows:
+      add(*row)
+
+  with pytest.raises(ValueError, match=reason):
+    sweep.variants(make)
+
+
+def test_differences_are_paired_by_seed():
+  rows = [Variant('base', {}), Variant('better', {}, 'base')]
+  found = {
+    'base': {0: result(2.0), 1: result(4.0), 2: result(1.0)},
+    'better': {0: result(1.8), 1: result(3.68)},
+  }
+  base, better = sweep.compare(found, rows)
+  assert (base.mean, base.difference) == (pytest.approx(7 / 3), None)
+  assert better.difference == pytest.approx((-0.10 - 0.08) / 2)
+  # s = 0.01·√2, n = 2, t = 12.71: half of it is t · s / √2.
+  assert better.half_width == pytest.approx(12.71 * 0.01)
+
+
+def test_one_seed_has_no_interval():
+  assert math.isnan(sweep.half_width([0.1]))
+
+
+def test_a_variant_without_runs_is_left_out():
+  assert sweep.compare({}, [Variant('base', {})]) == []
