@@ -185,10 +185,13 @@ class OuterConfig(Section):
   lr: float
   momentum: float
   nesterov: bool
+  anneal_fraction: float
+  final_lr: float
 
   def broken_rules(self):
-    yield from self._positive('lr')
+    yield from self._positive('lr', 'final_lr')
     yield from self._share('momentum', one=False)
+    yield from self._share('anneal_fraction')
 
 
 @dataclasses.dataclass(frozen=True)

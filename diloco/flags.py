@@ -175,6 +175,11 @@ def arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
   return rendered
 
 
+def config_file(values: flags.FlagValues = flags.FLAGS) -> str:
+  """Path of the file of --config, without what stands behind its colon."""
+  return config_flags.get_config_filename(values[CONFIG]).partition(':')[0]
+
+
 def _config_path(argv: Sequence[str]) -> str | None:
   for i, word in enumerate(argv):
     if match := re.fullmatch(rf'--?{CONFIG}=(.*)', word):

@@ -59,6 +59,8 @@ def base() -> ml_collections.ConfigDict:
       'lr': 0.4,  # Of the outer step.
       'momentum': 0.8,  # Of the outer step.
       'nesterov': True,  # Nesterov's form of the momentum.
+      'anneal_fraction': 0.0,  # Of the run, at its end: momentum goes to 0,
+      'final_lr': 0.5,  # and lr to this one.
     }
   )
   config.fragments = ml_collections.ConfigDict(

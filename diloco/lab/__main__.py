@@ -17,7 +17,6 @@ import sys
 import time
 
 from absl import flags as absl_flags
-from ml_collections import config_flags
 
 from diloco import flags
 from diloco.config_values import ConfigError
@@ -39,8 +38,8 @@ def main(_) -> int:
   if _SWEEP.value:
     from diloco.lab import sweep_runs
 
-    path = config_flags.get_config_filename(absl_flags.FLAGS['config'])
-    make = runpy.run_path(path.partition(':')[0]).get('sweep')
+    path = flags.config_file()
+    make = runpy.run_path(path).get('sweep')
     if make is None:
       flags.exit_config(ConfigError([f'--config={path}: has no sweep(add)']))
     try:

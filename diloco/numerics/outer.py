@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -41,12 +42,43 @@ class FragmentState:
   version: int  # Closes so far.
 
 
+@dataclasses.dataclass(frozen=True)
+class Anneal:
+  """How η and μ end: linearly to `final_lr` and 0.
+
+  A momentum that was right for long rounds of a high inner learning rate
+  overshoots once that has fallen.
+
+  Attributes:
+    begin: rounds of a fragment after which it begins.
+    end: rounds of a fragment after which it is over.
+    final_lr: η from then on.
+  """
+
+  begin: float
+  end: float
+  final_lr: float
+
+  def share(self, rounds):
+    """0 before, 1 after; `rounds` may be traced."""
+    return jnp.clip((rounds - self.begin) / (self.end - self.begin), 0.0, 1.0)
+
+
 @functools.cache  # One object per setting, so that `step` compiles once.
 def make_outer(
-  lr: float, momentum: float, nesterov: bool = True
+  lr: float,
+  momentum: float,
+  nesterov: bool = True,
+  anneal: Anneal | None = None,
 ) -> optax.GradientTransformation:
   """SGD with Nesterov momentum: b' = μ·b + Δ, u = -η·(Δ + μ·b')."""
-  return optax.sgd(lr, momentum=momentum or None, nesterov=nesterov)
+  if anneal is None:
+    return optax.sgd(lr, momentum=momentum or None, nesterov=nesterov)
+  return optax.inject_hyperparams(optax.sgd, static_args='nesterov')(
+    learning_rate=lambda n: lr + anneal.share(n) * (anneal.final_lr - lr),
+    momentum=lambda n: momentum * (1.0 - anneal.share(n)),
+    nesterov=nesterov,
+  )
 
 
 def init(

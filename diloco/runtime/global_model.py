@@ -5,7 +5,9 @@ import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
+import optax
 
+from diloco.config import RunConfig
 from diloco.numerics import fragments, merge, outer, payload
 from diloco.runtime.blueprint import Blueprint
 
@@ -21,15 +23,29 @@ class Outcome:
   crc: int  # Of the resulting Θ_p.
 
 
+def make_optimizer(config: RunConfig) -> optax.GradientTransformation:
+  """The outer optimizer of one fragment; it counts the fragment's rounds."""
+  settings = config.outer
+  anneal = None
+  if settings.anneal_fraction:
+    rounds = config.protocol.total_steps / config.protocol.sync_every_steps
+    anneal = outer.Anneal(
+      begin=(1 - settings.anneal_fraction) * rounds,
+      end=rounds,
+      final_lr=settings.final_lr,
+    )
+  return outer.make_outer(
+    settings.lr, settings.momentum, settings.nesterov, anneal
+  )
+
+
 class GlobalModel:
   """One state per fragment, replaced as a whole when a round closes."""
 
   def __init__(self, blueprint: Blueprint):
     self._blueprint = blueprint
     config = blueprint.config
-    self._optimizer = outer.make_outer(
-      config.outer.lr, config.outer.momentum, config.outer.nesterov
-    )
+    self._optimizer = make_optimizer(config)
     self._states = [
       outer.init(theta, self._optimizer)
       for theta in blueprint.initial_fragments()

@@ -33,7 +33,7 @@ def problem_of(config):
 def test_the_defaults_are_valid_and_complete():
   config = configs.build(common.base())
   assert config.protocol.fragments == 8
-  assert config.outer == config_values.OuterConfig(0.4, 0.8, True)
+  assert config.outer == config_values.OuterConfig(0.4, 0.8, True, 0.0, 0.5)
   assert (
     config_reading.flatten(common.base()).keys() == configs.key_types().keys()
   )
@@ -148,7 +148,7 @@ def test_all_problems_stand_in_one_message():
 
 def test_a_section_checks_itself():
   with pytest.raises(ConfigError, match=r'outer\.lr=0: must be finite'):
-    config_values.OuterConfig(lr=0, momentum=0.5, nesterov=True)
+    config_values.OuterConfig(0, 0.5, True, 0.0, 0.5)
 
 
 @pytest.mark.parametrize('devices', [1, 2, 8])

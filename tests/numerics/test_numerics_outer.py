@@ -243,3 +243,21 @@ def test_rebuild_refuses_a_wrong_length():
   theta = normal(np.random.default_rng(8))
   with pytest.raises(ValueError, match='payload is uint8'):
     outer.rebuild(theta, np.zeros(5, np.uint8), F32, PIECES)
+
+
+def test_annealing_ends_with_plain_steps_of_the_final_rate():
+  """Constant Δ, η = 0.5, μ = 0.5 over rounds 2 to 4 to η = 1, μ = 0.
+
+  Nesterov: b' = μ·b + Δ, u = η·(Δ + μ·b'). Rounds 1, 2: η = μ = 0.5;
+  round 3 (n = 2) is still before the fall; n = 3: η = 0.75, μ = 0.25; then
+  η = 1, μ = 0. In units of Δ: b = 1, 1.5, 1.75, 1.4375; u = 0.75, 0.875,
+  0.9375, 1.01953125, 1, 1.
+  """
+  optimizer = outer.make_outer(0.5, 0.5, True, outer.Anneal(2, 4, 1.0))
+  state = optimizer.init({'a': np.zeros(1, np.float32)})
+  moves = []
+  for _ in range(6):
+    delta = {'a': np.ones(1, np.float32)}
+    update, state = optimizer.update(delta, state)
+    moves.append(-float(update['a'][0]))
+  assert moves == [0.75, 0.875, 0.9375, 1.01953125, 1.0, 1.0]

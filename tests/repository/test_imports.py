@@ -87,7 +87,7 @@ TABLE = {
   'diloco/lab': LOW
   | CONFIG
   | {'diloco.runtime', 'diloco.sim', 'absl', 'jax', 'numpy'},
-  'diloco/runtime': LOW | CONFIG | {'absl', 'jax', 'numpy'},
+  'diloco/runtime': LOW | CONFIG | {'absl', 'jax', 'numpy', 'optax'},
   'diloco/config.py': CONFIG | {'diloco.protocol'},
   'diloco/config_reading.py': {'diloco.config_values'},
   'diloco/config_values.py': CONFIG | {'diloco.protocol'},
