@@ -28,18 +28,20 @@ def get_config(arg=None):
 
 
 def sweep(add):
-  for lr in (4e-3, 8e-3):
-    base = f'data-parallel lr {lr}'
-    add(base, {'lab.system': 'data_parallel', 'inner.lr': lr})
-    for outer_lr, momentum in ((0.4, 0.8), (0.7, 0.0), (1.0, 0.0), (0.3, 0.8)):
-      for blend in ('overwrite', 'carry'):
-        add(
-          f'lr {lr} outer {outer_lr} {momentum} {blend}',
-          {
-            'inner.lr': lr,
-            'outer.lr': outer_lr,
-            'outer.momentum': momentum,
-            'protocol.blend': blend,
-          },
-          against=base,
-        )
+  add('dp 8e-3', {'lab.system': 'data_parallel'})
+  add('dp 4e-3', {'lab.system': 'data_parallel', 'inner.lr': 4e-3})
+  add('ref 0.4 0.8', {}, 'dp 8e-3')
+  carry = {'protocol.blend': 'carry', 'protocol.overlap_steps': 1}
+  add('carry tau1', carry, 'dp 8e-3')
+  for final in (0.5, 1.0):
+    ann = {**carry, 'outer.anneal_fraction': 0.5, 'outer.final_lr': final}
+    add(f'carry tau1 anneal 0.5 to {final}', ann, 'dp 8e-3')
+  mean = {**carry, 'merge.rule': 'mean', 'outer.anneal_fraction': 0.5, 'outer.final_lr': 1.0}
+  add('mean carry tau1 0.7 0.8 anneal to 1', {**mean, 'outer.lr': 0.7}, 'dp 8e-3')
+  add('mean carry tau1 0.7 0.9 anneal to 1', {**mean, 'outer.lr': 0.7, 'outer.momentum': 0.9}, 'dp 8e-3')
+  low = {**carry, 'inner.lr': 4e-3}
+  add('lr4 carry tau1', low, 'dp 8e-3')
+  add('lr4 carry tau1 anneal 1', {**low, 'outer.anneal_fraction': 0.5, 'outer.final_lr': 1.0}, 'dp 8e-3')
+  add('wsd carry tau1', {**carry, 'inner.schedule': 'wsd'}, 'dp 8e-3')
+  add('dp wsd', {'lab.system': 'data_parallel', 'inner.schedule': 'wsd'})
+  add('clip carry tau1 P24', {**carry, 'protocol.fragments': 24}, 'dp 8e-3')

@@ -2,6 +2,7 @@
 """Runs in one process: the same bits again, and equalities with plain steps."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -12,8 +13,13 @@ from diloco.runtime.blueprint import make_blueprint
 from experiments import common
 
 
+@functools.cache  # Most of a run is compilation.
 def _train(**changes):
   """A small run with keys such as outer__lr=1.0 changed."""
+  return _train_anew(**changes)
+
+
+def _train_anew(**changes):
   config = common.quicktest(common.base())
   config.model.update(layers=1)
   config.protocol.update(total_steps=12)
@@ -38,7 +44,7 @@ DEADLY = {
 
 
 def test_the_same_seed_gives_the_same_bits_also_with_deaths():
-  one, again = _train(**DEADLY), _train(**DEADLY)
+  one, again = _train(**DEADLY), _train_anew(**DEADLY)
   assert _same(one, again)
   assert one.points == again.points
   assert one.goodput < 0.95, 'nobody died'
