@@ -30,7 +30,8 @@ RUNTIME = [
   'tensorboardX>=2.6',
 ]
 PLOT = ['matplotlib>=3.9']
-TEST = [*PLOT, 'psutil>=5.9', 'pytest>=8', 'pytest-timeout>=2.3']
+EXPORT = ['safetensors>=0.8']
+TEST = [*PLOT, *EXPORT, 'psutil>=5.9', 'pytest>=8', 'pytest-timeout>=2.3']
 
 setuptools.setup(
   name='diloco',
@@ -48,6 +49,7 @@ setuptools.setup(
     'cuda12': ['jax[cuda12]'],
     'cuda13': ['jax[cuda13]'],
     'data': ['grain[parquet]', 'tokenizers', 'sentencepiece'],
+    'export': EXPORT,
     'plot': PLOT,
     'test': TEST,
     'dev': [*TEST, 'ruff>=0.17'],

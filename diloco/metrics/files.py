@@ -68,10 +68,15 @@ def _as_dataclass(value, cls, where: str):
   if not isinstance(value, dict):
     raise ValueError(f'{where}={value!r}: expected an object')
   kinds = _kinds(cls)
-  names = [field.name for field in dataclasses.fields(cls)]
-  if odd := sorted(value.keys() ^ set(names)):
+  fields = dataclasses.fields(cls)
+  known = {field.name for field in fields}
+  # What has a default was added later; older files lack it.
+  needed = {f.name for f in fields if f.default is dataclasses.MISSING}
+  if odd := sorted((value.keys() - known) | (needed - value.keys())):
     raise ValueError(f'{where}: missing or unknown fields {", ".join(odd)}')
-  return cls(**{n: as_type(value[n], kinds[n], f'{where}.{n}') for n in names})
+  return cls(
+    **{n: as_type(x, kinds[n], f'{where}.{n}') for n, x in value.items()}
+  )
 
 
 @functools.cache

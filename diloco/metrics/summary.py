@@ -5,7 +5,7 @@ import dataclasses
 import math
 import pathlib
 
-from diloco.metrics import files
+from diloco.metrics import files, scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +44,20 @@ class RunSummary:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """Loss of the global model on held-out text, nats per byte."""
+  """Loss of the global model on held-out text, nats per byte.
+
+  What has a default is not in the files of earlier versions, and is None where
+  it was not asked for or makes no sense: the loss of a bowl has no bits.
+  """
 
   parameters: int
   initial_loss: float
   final_loss: float
   bigram_loss: float  # Of a bigram model of the training text.
   unigram_loss: float
+  initial_bits_per_byte: float | None = None
+  final_bits_per_byte: float | None = None
+  task: scores.TaskScore | None = None  # Of the final model.
 
 
 def bits(nats: float) -> float:

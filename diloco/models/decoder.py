@@ -38,18 +38,21 @@ def make_decoder(config: DecoderConfig) -> interface.Model:
   def init(key):
     return nnx.to_pure_dict(nnx.state(Decoder(config, key), nnx.Param))
 
+  def logits(params, tokens_BL):
+    return nnx.merge(structure, params)(tokens_BL)
+
   def loss(params, batch, key):
     del key  # No dropout.
     tokens_BL = batch['tokens']
     assert tokens_BL.ndim == 2 and tokens_BL.shape[1] >= 2, tokens_BL.shape
-    decoder = nnx.merge(structure, params)
-    return cross_entropy(decoder(tokens_BL[:, :-1]), tokens_BL[:, 1:])
+    return cross_entropy(logits(params, tokens_BL[:, :-1]), tokens_BL[:, 1:])
 
   return interface.Model(
     init=init,
     loss=loss,
     axes={path: variable.axes for path, variable in variables.items()},
     roles={path: variable.role for path, variable in variables.items()},
+    logits=logits,
   )
 
 

@@ -2,8 +2,8 @@
 """What the rest of the system knows of a model: two functions, two tables.
 
 Any `init` and `loss` on nested dicts of arrays will do; nothing here knows of
-Flax. A parameter's *path* is its keys joined by '/', such as
-'layers/attention/query'.
+Flax. Only drawing text and scoring answers need a third function, `logits`. A
+parameter's *path* is its keys joined by '/', such as 'layers/attention/query'.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,12 +33,16 @@ class Model(NamedTuple):
       `sharding.RULES` maps the names to mesh axes.
     roles: path -> 'plain', 'stacked' or 'embedding'; how the parameter may be
       cut into fragments.
+    logits: (params, tokens) -> f32 [B, L, V] for int32 tokens [B, L];
+      position i sees the tokens 0 … i, and says what follows them. None for a
+      model that is no language model: training needs its loss alone.
   """
 
   init: Callable[[jax.Array], Params]
   loss: Callable[[Params, Batch, jax.Array], tuple[jax.Array, Metrics]]
   axes: Mapping[str, tuple[str | None, ...]]
   roles: Mapping[str, str]
+  logits: Callable[[Params, jax.Array], jax.Array] | None = None
 
 
 def flatten(params: Params) -> dict[str, Any]:

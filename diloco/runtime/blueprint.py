@@ -152,14 +152,25 @@ def make_blueprint(
 
 def make_model(config: configs.RunConfig) -> interface.Model:
   """The model of the configuration's section `model`."""
-  fields = dataclasses.asdict(config.model)
-  match fields.pop('kind'):
+  match config.model.kind:
     case 'decoder':
-      return make_decoder(DecoderConfig(**fields))
+      return make_decoder(decoder_config(config))
     case 'bowl':
       sizes = config.model
       return make_bowl(sizes.layers, sizes.d_model, sizes.d_ff)
   raise AssertionError(f'not checked: {config.model.kind=}')
+
+
+def decoder_config(config: configs.RunConfig) -> DecoderConfig:
+  """The size of the decoder of the section `model`.
+
+  Raises:
+    ValueError: it describes another kind of model.
+  """
+  fields = dataclasses.asdict(config.model)
+  if (kind := fields.pop('kind')) != 'decoder':
+    raise ValueError(f"model.kind={kind!r}: this takes a 'decoder'")
+  return DecoderConfig(**fields)
 
 
 def load_text(config: configs.RunConfig) -> corpus.Corpus:

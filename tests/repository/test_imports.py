@@ -58,6 +58,7 @@ TABLE = {
     'diloco.protocol',
     'diloco.transport.interface',
   },
+  'diloco/checkpoint/safetensors_files.py': {'numpy', 'safetensors'},
   'diloco/sim': {'diloco.protocol', 'diloco.metrics', 'numpy'},
   'diloco/swarm.py': {'diloco.sim', 'absl'},
   'diloco/pages': {'matplotlib', 'numpy', 'rich', 'diloco.metrics'},

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multiple-choice questions: one JSON object per line of a task file.
+
+  {"context": "…", "choices": ["…", "…"], "answer": 1}
+
+`answer` counts from 0. A model answers with the choice that it finds likeliest
+as a continuation of the context.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+
+FIELDS = ('context', 'choices', 'answer')
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+  """A context, what may follow it, and the index of what does."""
+
+  context: str
+  choices: tuple[str, ...]
+  answer: int
+
+
+def read_questions(
+  path: pathlib.Path, vocab: int, choice_bytes_max: int
+) -> list[Question]:
+  """The questions of a task file, checked for a model of bytes.
+
+  Args:
+    path: of the file.
+    vocab: bytes from here on are unknown to the model.
+    choice_bytes_max: a longer choice does not fit behind any context.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: a line is no question that the model can be asked; names the
+      first, by its number.
+  """
+  if not path.is_file():
+    raise FileNotFoundError(f'no task file at {path}')
+  questions = []
+  for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    try:
+      question = _question(line)
+      for problem in _problems(question, vocab, choice_bytes_max):
+        raise ValueError(problem)
+    except ValueError as error:  # Broken JSON and broken UTF-8 are such, too.
+      raise ValueError(f'{path}, line {number}: {error}') from None
+    questions.append(question)
+  if not questions:
+    raise ValueError(f'{path}: has no question')
+  return questions
+
+
+def write_questions(path: pathlib.Path, questions: Sequence[Question]) -> None:
+  """One line for each; ASCII, so that no editor changes a byte."""
+  lines = [json.dumps(dataclasses.asdict(question)) for question in questions]
+  path.write_text(''.join(line + '\n' for line in lines))
+
+
+def _question(line: bytes) -> Question:
+  if not line.strip():
+    raise ValueError('is empty')
+  value = json.loads(line.decode())
+  if not isinstance(value, dict):
+    raise ValueError(f'is a {type(value).__name__}, must be an object')
+  if odd := sorted(value.keys() ^ set(FIELDS)):
+    raise ValueError(f'missing or unknown fields {", ".join(odd)}')
+  context, choices, answer = (value[name] for name in FIELDS)
+  if not isinstance(context, str):
+    raise ValueError(f'context={context!r}: must be a string')
+  texts = isinstance(choices, list) and all(isinstance(c, str) for c in choices)
+  if not texts:
+    raise ValueError(f'choices={choices!r}: must be a list of strings')
+  if type(answer) is not int:  # True is an int, but no answer.
+    raise ValueError(f'answer={answer!r}: must be an integer')
+  return Question(context, tuple(choices), answer)
+
+
+def _problems(
+  question: Question, vocab: int, choice_bytes_max: int
+) -> Iterator[str]:
+  choices = question.choices
+  if len(choices) < 2:
+    yield f'choices: are {len(choices)}, must be at least 2'
+  if len(set(choices)) < len(choices):
+    yield 'choices: two are the same'
+  if not 0 <= question.answer < len(choices):
+    yield f'answer={question.answer}: must be in 0 … {len(choices) - 1}'
+  if not question.context:
+    yield 'context: is empty, the first byte of a choice follows nothing'
+  for i, choice in enumerate(choices):
+    size = len(choice.encode())
+    if not 1 <= size <= choice_bytes_max:
+      yield (
+        f'choices[{i}]: has {size} bytes, must be 1 … {choice_bytes_max}, '
+        'the length of the sequences that the model was trained on'
+      )
+  for name, text in [('context', question.context), *_named(choices)]:
+    if foreign := sorted({b for b in text.encode() if b >= vocab}):
+      names = ', '.join(f'0x{byte:02x}' for byte in foreign)
+      yield f'{name}: has the bytes {names}, the vocabulary is {vocab}'
+
+
+def _named(choices: Sequence[str]) -> Iterator[tuple[str, str]]:
+  return ((f'choices[{i}]', choice) for i, choice in enumerate(choices))

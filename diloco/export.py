@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a run's final model for other tools: python -m diloco.export …
+
+  python -m diloco.export --config=experiments/NAME.py --workdir=DIR \\
+    --outdir=DIR
+
+Leaves model.safetensors and config.json in --outdir: tensors one per layer,
+by the names of Llama, and a config of the kind `granite`, which is Llama with
+the two factors that our decoder has. `diloco/models/exported.py` says what
+maps to what. Needs the package safetensors: pip install -e '.[export]'.
+"""
+
+import importlib.util
+import os
+import pathlib
+import sys
+
+from absl import flags
+
+from diloco import flags as config_flags
+from diloco.config_values import ConfigError
+from diloco.metrics.workdir import Workdir
+from diloco.models import exported
+from diloco.runtime import logs
+from diloco.runtime.blueprint import decoder_config, make_blueprint
+from diloco.runtime.final_parameters import final_parameters
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
+_OUTDIR = flags.DEFINE_string('outdir', None, 'Folder to write into.')
+
+
+def main(_) -> int:
+  """Writes the folder; 78 where there is nothing that could be written."""
+  config = config_flags.load()
+  logs.keep_ours()
+  outdir = pathlib.Path(_OUTDIR.value)
+  try:
+    if importlib.util.find_spec('safetensors') is None:
+      raise ValueError(
+        "the package safetensors is missing: pip install -e '.[export]'"
+      )
+    if outdir.exists() and not outdir.is_dir():
+      raise ValueError(f'--outdir={outdir}: is not a folder')
+    sizes = decoder_config(config)
+    blueprint = make_blueprint(config)
+    params = final_parameters(blueprint, Workdir(pathlib.Path(_WORKDIR.value)))
+  except (ValueError, FileNotFoundError) as error:
+    config_flags.exit_config(ConfigError([str(error)]))
+  from diloco.checkpoint import safetensors_files
+
+  tensors = exported.to_exported(params, sizes)
+  settings = exported.exported_config(sizes, config.data.seq_len)
+  safetensors_files.write_exported(outdir, tensors, settings)
+  print(f'{len(tensors)} tensors in {outdir}', file=sys.stderr)
+  return 0
+
+
+if __name__ == '__main__':
+  config_flags.define_flags()
+  flags.mark_flags_as_required(['workdir', 'outdir'])
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  config_flags.run(main)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws text from the final model of a run: python -m diloco.generate …
+
+  python -m diloco.generate --config=experiments/NAME.py --workdir=DIR \\
+    [--prompt='def '] [--length=200] [--temperature=0.8] [--top_k=40] [--seed=0]
+
+Prints the prompt and what follows. The same seed gives the same text.
+"""
+
+import os
+import pathlib
+import sys
+
+from absl import flags
+
+from diloco import flags as config_flags
+from diloco.config_values import ConfigError
+from diloco.metrics.workdir import Workdir
+from diloco.runtime import logs, sampling
+from diloco.runtime.blueprint import make_blueprint
+from diloco.runtime.final_parameters import check_has_logits, final_parameters
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
+_PROMPT = flags.DEFINE_string('prompt', '\n', 'Text to go on from.')
+_LENGTH = flags.DEFINE_integer('length', 200, 'Bytes to draw.', lower_bound=1)
+_TEMPERATURE = flags.DEFINE_float(
+  'temperature', 0.8, 'Below 1 prefers likely bytes; 0 takes the likeliest.'
+)
+_TOP_K = flags.DEFINE_integer(
+  'top_k', 40, 'Draws from the k likeliest bytes; 0: from all.', lower_bound=0
+)
+_SEED = flags.DEFINE_integer(
+  'seed', 0, 'Of the draws.', lower_bound=0, upper_bound=2**32 - 1
+)
+
+
+def main(_) -> int:
+  """Prints; 78 where the model or the prompt will not do."""
+  config = config_flags.load()
+  logs.keep_ours()
+  # What the shell gave, to the byte, even where it is no UTF-8.
+  prompt = os.fsencode(_PROMPT.value)
+  try:
+    sampling.check_prompt(prompt, config.model.vocab)
+    blueprint = make_blueprint(config)
+    check_has_logits(blueprint.model, config.model.kind)
+    params = final_parameters(blueprint, Workdir(pathlib.Path(_WORKDIR.value)))
+    sampler = sampling.Sampler(
+      blueprint.model,
+      params,
+      config.data.seq_len,
+      _TEMPERATURE.value,
+      _TOP_K.value,
+    )
+  except (ValueError, FileNotFoundError) as error:
+    config_flags.exit_config(ConfigError([str(error)]))
+  drawn = bytes(sampler.sample(prompt, _LENGTH.value, _SEED.value))
+  print((prompt + drawn).decode(errors='replace'))
+  return 0
+
+
+if __name__ == '__main__':
+  config_flags.define_flags()
+  flags.mark_flag_as_required('workdir')
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  sys.stdout.reconfigure(errors='replace')
+  config_flags.run(main)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a task file of a run's held-out text: python -m diloco.make_task …
+
+  python -m diloco.make_task --config=experiments/quickstart.py \\
+    --outfile=FILE.jsonl [--questions=256] [--choices=4] \\
+    [--context_bytes=96] [--choice_bytes=32] [--seed=0]
+
+Each question shows the bytes before the beginning of a line; the choices are
+how it goes on there and how other lines do. The same text gives the same file.
+`python -m diloco.evaluate --task=FILE.jsonl` asks a model.
+"""
+
+import pathlib
+import sys
+
+from absl import flags
+
+from diloco import flags as config_flags
+from diloco.config_values import ConfigError
+from diloco.data.continuation import continuation_questions
+from diloco.data.questions import write_questions
+from diloco.runtime.blueprint import load_text
+
+_OUTFILE = flags.DEFINE_string('outfile', None, 'File to write.')
+_QUESTIONS = flags.DEFINE_integer('questions', 256, 'How many.')
+_CHOICES = flags.DEFINE_integer('choices', 4, 'Of each question.')
+_CONTEXT = flags.DEFINE_integer('context_bytes', 96, 'That are shown.')
+_CHOICE = flags.DEFINE_integer('choice_bytes', 32, 'In each choice.')
+_SEED = flags.DEFINE_integer(
+  'seed', 0, 'Of all draws.', lower_bound=0, upper_bound=2**32 - 1
+)
+
+
+def main(_) -> int:
+  """Writes the file; 78 where the text does not suffice."""
+  config = config_flags.load()
+  outfile = pathlib.Path(_OUTFILE.value)
+  try:
+    if not outfile.parent.is_dir():
+      raise ValueError(f'--outfile={outfile}: there is no such folder')
+    text = load_text(config)
+    questions = continuation_questions(
+      text.heldout,
+      _QUESTIONS.value,
+      _CHOICES.value,
+      _CONTEXT.value,
+      _CHOICE.value,
+      _SEED.value,
+    )
+  except (ValueError, FileNotFoundError) as error:
+    config_flags.exit_config(ConfigError([str(error)]))
+  write_questions(outfile, questions)
+  print(f'{len(questions)} questions of {text.name}', file=sys.stderr)
+  return 0
+
+
+if __name__ == '__main__':
+  config_flags.define_flags()
+  flags.mark_flag_as_required('outfile')
+  config_flags.run(main)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many questions of a task were answered rightly, and how sure that is."""
+
+import dataclasses
+import math
+
+NORMAL_95 = 1.959964  # Standard deviations; 95 % of a normal lie within.
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+  """Right answers as a share of all, with its 95 % interval."""
+
+  right: int
+  share: float
+  low: float
+  high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskScore:
+  """A model's answers to the questions of one task file.
+
+  Attributes:
+    file: its name.
+    questions: how many.
+    chance: the share that guessing would answer rightly.
+    cut: questions whose context was too long, and lost its beginning.
+    by_sum: the answer is the choice of the highest log-likelihood.
+    by_byte: the same, divided by the choice's length in bytes.
+  """
+
+  file: str
+  questions: int
+  chance: float
+  cut: int
+  by_sum: Share
+  by_byte: Share
+
+
+def share(right: int, questions: int) -> Share:
+  """The share and its interval by Wilson's formula.
+
+  (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n): unlike p ± z √(p(1−p)/n)
+  it is not empty where all answers are right, or none.
+
+  Raises:
+    ValueError: there are no questions, or more right answers than questions.
+  """
+  if not 0 <= right <= questions or not questions:
+    raise ValueError(f'{right=} of {questions=}')
+  p, z, n = right / questions, NORMAL_95, questions
+  middle = p + z * z / (2 * n)
+  spread = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+  whole = 1 + z * z / n
+  low, high = (middle - spread) / whole, (middle + spread) / whole
+  # Rounding must not put the interval beside a share of 0 or 1.
+  return Share(right, p, max(0.0, min(low, p)), min(1.0, max(high, p)))

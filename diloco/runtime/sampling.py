@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text drawn from a model, byte by byte, in a window of fixed length.
+
+Every byte costs a pass over the whole window: no keys or values are kept from
+the pass before. That is simple, compiles once, and is fast enough for models
+of a laptop's size.
+
+Suffixes of arrays give their shape:
+  L window, V vocab.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diloco.models import interface
+
+BYTES = 256  # Tokens from here on are no bytes, and are never drawn.
+
+
+class Sampler:
+  """A model's next byte, compiled once for one window, heat and k.
+
+  The same seed and prompt give the same text on one machine type.
+  """
+
+  def __init__(
+    self,
+    model: interface.Model,
+    params: Mapping[str, np.ndarray],
+    window: int,
+    temperature: float,
+    top_k: int,
+  ):
+    """Compiles nothing yet.
+
+    Args:
+      model: one that has `logits`.
+      params: path -> array.
+      window: L, how many bytes the model sees; those before are forgotten.
+      temperature: logits are divided by it; 0 takes the likeliest byte.
+      top_k: draws from the k likeliest alone; 0 draws from all.
+
+    Raises:
+      ValueError: a number is out of its range.
+    """
+    if window < 1:
+      raise ValueError(f'{window=}: must be at least 1')
+    if not 0 <= temperature < float('inf'):
+      raise ValueError(f'{temperature=}: must be finite and at least 0')
+    if top_k < 0:
+      raise ValueError(f'{top_k=}: must be at least 0, which is all')
+    self._params = {path: jnp.asarray(x) for path, x in params.items()}
+    self._window = window
+
+    def draw(params, tokens_L, count, key):
+      """The next byte after `tokens_L[:count]`, as an int32 scalar."""
+      logits_LV = model.logits(interface.unflatten(params), tokens_L[None])[0]
+      logits_V = logits_LV[count - 1, :BYTES]
+      if temperature == 0:
+        return jnp.argmax(logits_V).astype(jnp.int32)
+      # Before the k are chosen: equal logits stay equal.
+      heated_V = logits_V / temperature
+      if 0 < top_k < heated_V.shape[0]:
+        least = jax.lax.top_k(heated_V, top_k)[0][-1]
+        heated_V = jnp.where(heated_V >= least, heated_V, -jnp.inf)
+      return jax.random.categorical(key, heated_V).astype(jnp.int32)
+
+    self._draw = jax.jit(draw)
+
+  def sample(self, prompt: bytes, length: int, seed: int) -> Iterator[int]:
+    """Yields `length` bytes that follow `prompt`, one after the other.
+
+    Args:
+      prompt: checked by `check_prompt`.
+      length: how many.
+      seed: of all draws; byte i has a key of its own.
+    """
+    tokens = list(prompt[-self._window :])
+    root = jax.random.key(seed)
+    for i in range(length):
+      window_L = np.zeros(self._window, np.int32)
+      window_L[: len(tokens)] = tokens
+      key = jax.random.fold_in(root, i)
+      drawn = int(self._draw(self._params, window_L, len(tokens), key))
+      yield drawn
+      tokens = [*tokens, drawn][-self._window :]
+
+
+def check_prompt(prompt: bytes, vocab: int) -> None:
+  """Raises ValueError where it is empty, or names bytes the model can't know.
+
+  Args:
+    prompt: text to go on from.
+    vocab: tokens of the model are 0 … vocab - 1, and a byte is its own token.
+  """
+  if not prompt:
+    raise ValueError('prompt: is empty, there is nothing to go on from')
+  if foreign := sorted({byte for byte in prompt if byte >= vocab}):
+    names = ', '.join(f'0x{byte:02x}' for byte in foreign)
+    raise ValueError(
+      f'prompt: has the bytes {names}, but the vocabulary is 0 … '
+      f'0x{vocab - 1:02x}'
+    )

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions answered by a model: the likeliest choice is its answer.
+
+Suffixes of arrays give their shape:
+  B rows scored at once, L window, V vocab.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diloco.data.questions import Question
+from diloco.metrics import scores
+from diloco.models import interface
+
+
+def log_likelihoods(
+  model: interface.Model,
+  params: Mapping[str, np.ndarray],
+  questions: Sequence[Question],
+  window: int,
+  rows: int,
+) -> list[list[float]]:
+  """Σ log p(byte | all before it) over each choice's bytes, in nats.
+
+  A context that does not fit into the window with its choice loses its
+  beginning.
+
+  Args:
+    model: one that has `logits`.
+    params: path -> array.
+    questions: every choice has at most `window` bytes.
+    window: L, how many bytes the model sees.
+    rows: B, choices scored at once.
+
+  Returns:
+    For each question, the number of each choice.
+  """
+
+  @jax.jit
+  def score(params, tokens_BL, targets_BL, is_choice_BL):
+    logits_BLV = model.logits(interface.unflatten(params), tokens_BL)
+    chances_BLV = jax.nn.log_softmax(logits_BLV.astype(jnp.float32), axis=-1)
+    picked_BL1 = jnp.take_along_axis(
+      chances_BLV, targets_BL[..., None], axis=-1
+    )
+    return jnp.sum(jnp.where(is_choice_BL, picked_BL1[..., 0], 0.0), axis=-1)
+
+  placed = {path: jnp.asarray(x) for path, x in params.items()}
+  encoded = [
+    _row(question.context.encode(), choice.encode(), window)
+    for question in questions
+    for choice in question.choices
+  ]
+  summed: list[float] = []
+  for first in range(0, len(encoded), rows):
+    batch = encoded[first : first + rows]
+    # The last batch is filled up with its own first row: one compiled shape.
+    filled = batch + batch[:1] * (rows - len(batch))
+    scored = score(placed, *(np.stack(part) for part in zip(*filled)))
+    summed += np.asarray(scored)[: len(batch)].tolist()
+  answered = iter(summed)
+  return [[next(answered) for _ in q.choices] for q in questions]
+
+
+def task_score(
+  file: str,
+  questions: Sequence[Question],
+  likelihoods: Sequence[Sequence[float]],
+  window: int,
+) -> scores.TaskScore:
+  """Counts the right answers; who is only as good as another is not right.
+
+  Args:
+    file: name of the task.
+    questions: that were asked.
+    likelihoods: as `log_likelihoods` gives them.
+    window: L, that the model was given.
+  """
+  right_by_sum = right_by_byte = cut = 0
+  for question, sums in zip(questions, likelihoods):
+    sizes = [len(choice.encode()) for choice in question.choices]
+    per_byte = [total / size for total, size in zip(sums, sizes)]
+    right_by_sum += _is_right(sums, question.answer)
+    right_by_byte += _is_right(per_byte, question.answer)
+    cut += len(question.context.encode()) + max(sizes) > window + 1
+  count = len(questions)
+  return scores.TaskScore(
+    file=file,
+    questions=count,
+    chance=float(np.mean([1 / len(q.choices) for q in questions])),
+    cut=cut,
+    by_sum=scores.share(right_by_sum, count),
+    by_byte=scores.share(right_by_byte, count),
+  )
+
+
+def _row(
+  context: bytes, choice: bytes, window: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Tokens, what follows each, and whether that is of the choice; all [L]."""
+  assert context and 0 < len(choice) <= window, (context, choice, window)
+  text = np.frombuffer(context + choice, np.uint8)[-(window + 1) :]
+  padded = np.zeros(window + 1, np.int32)
+  padded[: len(text)] = text
+  positions = np.arange(1, window + 1)
+  is_choice = (positions >= len(text) - len(choice)) & (positions < len(text))
+  return padded[:-1], padded[1:], is_choice
+
+
+def _is_right(values: Sequence[float], answer: int) -> bool:
+  others = [value for i, value in enumerate(values) if i != answer]
+  return values[answer] > max(others)
