@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exported tensors: back to the bit, and the same loss by others' rules."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from diloco.models import blocks, exported, interface
+from diloco.models.decoder import make_decoder
+from diloco.models.decoder_config import DecoderConfig
+
+# No two sizes are equal, and no head_dim is d_model / heads.
+CONFIG = DecoderConfig(
+  vocab=19,
+  layers=3,
+  d_model=16,
+  heads=4,
+  kv_heads=2,
+  head_dim=6,
+  d_ff=24,
+  rope_theta=500.0,
+)
+LENGTH = 12
+
+
+def _params(config):
+  """Drawn, the scales of norms too: ones would hide a norm that lost them."""
+  rng = np.random.default_rng(7)
+  shapes = interface.check_model(make_decoder(config))
+  return {
+    path: (0.4 * rng.standard_normal(leaf.shape) + ('norm' in path)).astype('f')
+    for path, leaf in shapes.items()
+  }
+
+
+# A forward pass by the rules of `torch.nn.Linear` and of Llama in
+# `transformers`, from the exported tensors and their config alone.
+
+
+def _norm(x, scale, settings):
+  square = np.mean(x**2, axis=-1, keepdims=True)
+  return scale * (x / np.sqrt(square + settings['rms_norm_eps']))
+
+
+def _rotate_half(x):
+  first, second = np.split(x, 2, axis=-1)
+  return np.concatenate([-second, first], axis=-1)
+
+
+def _turn(x, settings):
+  """x: [heads, length, head_dim]."""
+  size = settings['head_dim']
+  frequencies = settings['rope_theta'] ** -(np.arange(0, size, 2) / size)
+  angles = np.outer(np.arange(x.shape[1]), frequencies)
+  angles = np.concatenate([angles, angles], axis=-1)
+  return x * np.cos(angles) + _rotate_half(x) * np.sin(angles)
+
+
+def _attention(x, layer, settings):
+  def heads(name, count):
+    projected = x @ layer(f'self_attn.{name}_proj').T
+    return projected.reshape(len(x), count, -1).transpose(1, 0, 2)
+
+  queries, keys = (
+    settings['num_attention_heads'],
+    settings['num_key_value_heads'],
+  )
+  query = _turn(heads('q', queries), settings)
+  key = _turn(heads('k', keys), settings).repeat(queries // keys, axis=0)
+  value = heads('v', keys).repeat(queries // keys, axis=0)
+  scores = query @ key.transpose(0, 2, 1) * settings['attention_multiplier']
+  scores[:, np.triu(np.ones(scores.shape[1:], bool), 1)] = -np.inf
+  chances = np.exp(scores - scores.max(axis=-1, keepdims=True))
+  chances /= chances.sum(axis=-1, keepdims=True)
+  mixed = (chances @ value).transpose(1, 0, 2).reshape(len(x), -1)
+  return mixed @ layer('self_attn.o_proj').T
+
+
+def _mlp(x, layer):
+  gate = x @ layer('mlp.gate_proj').T
+  silu = gate / (1 + np.exp(-gate))
+  return (silu * (x @ layer('mlp.up_proj').T)) @ layer('mlp.down_proj').T
+
+
+def _logits(tensors, settings, tokens):
+  tensors = {name: x.astype(np.float64) for name, x in tensors.items()}
+  table = tensors['model.embed_tokens.weight']
+  x = table[tokens] * settings['embedding_multiplier']
+  for i in range(settings['num_hidden_layers']):
+
+    def layer(name, i=i):
+      return tensors[f'model.layers.{i}.{name}.weight']
+
+    normed = _norm(x, layer('input_layernorm'), settings)
+    x = x + _attention(normed, layer, settings)
+    normed = _norm(x, layer('post_attention_layernorm'), settings)
+    x = x + _mlp(normed, layer)
+  x = _norm(x, tensors['model.norm.weight'], settings)
+  tied = settings['tie_word_embeddings']
+  head = table if tied else tensors['lm_head.weight']
+  return x @ head.T / settings['logits_scaling']
+
+
+@pytest.mark.parametrize('tied', [False, True])
+def test_their_forward_pass_gives_our_loss(tied):
+  config = dataclasses.replace(CONFIG, tied=tied)
+  params = _params(config)
+  tensors = exported.to_exported(params, config)
+  settings = json.loads(json.dumps(exported.exported_config(config, LENGTH)))
+  tokens = jax.random.randint(
+    jax.random.key(1), (2, LENGTH + 1), 0, config.vocab
+  )
+  loss, _ = jax.jit(make_decoder(config).loss)(
+    interface.unflatten(params), {'tokens': tokens}, jax.random.key(0)
+  )
+
+  losses = []
+  for row in np.asarray(tokens):
+    chances = np.exp(_logits(tensors, settings, row[:-1]))
+    chances /= chances.sum(axis=-1, keepdims=True)
+    losses.append(-np.log(chances[np.arange(LENGTH), row[1:]]))
+  np.testing.assert_allclose(loss, np.mean(losses), rtol=2e-6)
+
+
+@pytest.mark.parametrize('tied', [False, True])
+def test_round_trip_changes_no_bit(tied):
+  config = dataclasses.replace(CONFIG, tied=tied)
+  params = _params(config)
+  tensors = exported.to_exported(params, config)
+  back = exported.from_exported(tensors, config)
+  assert back.keys() == params.keys()
+  for path, x in params.items():
+    np.testing.assert_array_equal(back[path], x, err_msg=path)
+    assert back[path].dtype == x.dtype, path
+
+
+@pytest.mark.parametrize('tied', [False, True])
+def test_shapes_are_those_of_the_tensors(tied):
+  config = dataclasses.replace(CONFIG, tied=tied)
+  tensors = exported.to_exported(_params(config), config)
+  shapes = {name: x.shape for name, x in tensors.items()}
+  assert shapes == exported.exported_shapes(config)
+  assert shapes['model.layers.2.self_attn.k_proj.weight'] == (2 * 6, 16)
+  assert ('lm_head.weight' in shapes) != tied
+
+
+def test_every_parameter_is_exported_once():
+  tensors = exported.to_exported(_params(CONFIG), CONFIG)
+  assert sum(x.size for x in tensors.values()) == CONFIG.parameters
+
+
+def test_another_models_tensors_are_refused():
+  tensors = exported.to_exported(_params(CONFIG), CONFIG)
+  wider = dataclasses.replace(CONFIG, d_ff=32)
+  with pytest.raises(ValueError, match=r'mlp.down_proj.weight: \(16, 24\)'):
+    exported.from_exported(tensors, wider)
+  del tensors['lm_head.weight']
+  with pytest.raises(ValueError, match=r'lm_head.weight: None'):
+    exported.from_exported(tensors, CONFIG)
+
+
+def test_epsilon_is_that_of_the_decoder():
+  assert exported.NORM_EPSILON == blocks.NORM_EPSILON
+
+
+def test_notes_say_what_a_reader_must_know():
+  config = dataclasses.replace(CONFIG, dtype='bfloat16')
+  notes = ' '.join(exported.exported_config(config, LENGTH)['notes'])
+  for text in ('byte', 'embedding_multiplier', '12 tokens', 'bfloat16'):
+    assert text in notes
+  assert 'head_dim is not hidden_size / num_attention_heads' in notes

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be done with a finished run: evaluate, draw text, export."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from diloco import config as configs
+from diloco.checkpoint import safetensors_files
+from diloco.checkpoint.parameters import write_parameters
+from diloco.metrics import summary
+from diloco.metrics.workdir import Workdir
+from diloco.models import exported
+from diloco.runtime.blueprint import decoder_config, make_blueprint, make_model
+from diloco.runtime.final_parameters import check_has_logits, final_parameters
+from experiments import tests_tiny
+
+ROOT = pathlib.Path(__file__).parents[2]
+TASK = ROOT / 'experiments' / 'tasks' / 'continuation.jsonl'
+
+
+@pytest.fixture(scope='module')
+def blueprint():
+  return make_blueprint(configs.build(tests_tiny.get_config()))
+
+
+@pytest.fixture(scope='module')
+def workdir(blueprint, tmp_path_factory):
+  """Of a run that has learnt nothing: its Θ is as it was drawn."""
+  workdir = Workdir(tmp_path_factory.mktemp('run'))
+  write_parameters(workdir.parameters, blueprint.initial_parameters())
+  return workdir
+
+
+def _run(main, workdir, *arguments):
+  return subprocess.run(
+    [
+      sys.executable, '-m', f'diloco.{main}',
+      '--config=experiments/tests_tiny.py', f'--workdir={workdir.root}',
+      *arguments,
+    ],
+    cwd=ROOT,
+    env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+    capture_output=True,
+    text=True,
+  )  # fmt: skip
+
+
+def test_evaluate_scores_a_task(workdir):
+  ended = _run('evaluate', workdir, f'--task={TASK}')
+  assert ended.returncode == 0, ended.stderr
+  found = summary.read_evaluation(workdir.evaluation)
+  assert found.final_loss == found.initial_loss
+  assert found.final_bits_per_byte == summary.bits(found.final_loss)
+  assert found.task.file == 'continuation.jsonl'
+  assert found.task.questions == 256
+  # It has learnt nothing, and by chance 1 of 4 is right.
+  assert found.task.by_sum.low < found.task.chance == 0.25
+  assert found.task.by_sum.high > 0.25
+
+
+def test_generate_prints_prompt_and_text(workdir):
+  ended = _run('generate', workdir, '--prompt=abc', '--length=20', '--top_k=0')
+  assert ended.returncode == 0, ended.stderr
+  assert ended.stdout.startswith('abc')
+  assert len(ended.stdout) > len('abc\n')
+
+
+def test_export_writes_what_can_be_read_back(workdir, blueprint, tmp_path):
+  ended = _run('export', workdir, f'--outdir={tmp_path / "out"}')
+  assert ended.returncode == 0, ended.stderr
+  tensors, settings = safetensors_files.read_exported(tmp_path / 'out')
+  sizes = decoder_config(blueprint.config)
+  params = exported.from_exported(tensors, sizes)
+  for path, x in blueprint.initial_parameters().items():
+    np.testing.assert_array_equal(params[path], x, err_msg=path)
+  assert settings['max_position_embeddings'] == 32
+  assert settings == json.loads(json.dumps(exported.exported_config(sizes, 32)))
+
+
+def test_a_run_that_left_no_model_ends_in_78(tmp_path):
+  ended = _run('export', Workdir(tmp_path / 'none'), f'--outdir={tmp_path}')
+  assert ended.returncode == 78
+  assert 'no parameters at' in ended.stderr
+
+
+def test_the_model_of_another_config_is_named(workdir, blueprint):
+  changed = dataclasses.replace(
+    blueprint,
+    config=blueprint.config,
+    specs={
+      path: dataclasses.replace(spec, shape=(*spec.shape, 2))
+      for path, spec in blueprint.specs.items()
+    },
+  )
+  problem = r"'embedding' is of shape \[256, 32\], .* of shape \[256, 32, 2\]"
+  with pytest.raises(ValueError, match=problem):
+    final_parameters(changed, workdir)
+
+
+def test_a_model_without_logits_is_refused_by_name(blueprint):
+  model = make_model(blueprint.config)
+  check_has_logits(model, 'decoder')
+  with pytest.raises(ValueError, match=r"model\.kind='bowl' is no language"):
+    check_has_logits(model._replace(logits=None), 'bowl')
+
+
+def test_only_a_decoder_has_a_decoders_size():
+  raw = tests_tiny.get_config()
+  raw.model.kind = 'bowl'
+  with pytest.raises(ValueError, match="kind='bowl': this takes a 'decoder'"):
+    decoder_config(configs.build(raw))
