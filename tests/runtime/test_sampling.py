@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text drawn from models whose chances are known."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,9 +77,12 @@ def test_a_token_that_is_no_byte_is_never_drawn():
 @pytest.fixture(scope='module')
 def decoder():
   model = make_decoder(DECODER)
-  params = interface.flatten(jax.jit(model.init)(jax.random.key(0)))
-  # Sharper than at init, so that the likeliest byte is no toss-up.
-  return model, {path: 3 * np.asarray(x) for path, x in params.items()}
+  rng = np.random.default_rng(0)
+  shapes = interface.check_model(model)
+  return model, {
+    path: (0.4 * rng.standard_normal(leaf.shape) + ('norm' in path)).astype('f')
+    for path, leaf in shapes.items()
+  }
 
 
 def test_without_heat_each_byte_is_the_likeliest_of_all_before(decoder):
@@ -90,7 +91,7 @@ def test_without_heat_each_byte_is_the_likeliest_of_all_before(decoder):
   drawn = list(sampler.sample(PROMPT, 8, seed=5))
   text = [*PROMPT, *drawn]
   nested = interface.unflatten(params)
-  logits = model.logits(nested, jnp.asarray([text]))[0]
+  logits = jax.jit(model.logits)(nested, jnp.asarray([text]))[0]
   likeliest = np.argmax(logits, axis=-1).tolist()
   assert drawn == likeliest[len(PROMPT) - 1 : -1]
 
@@ -105,19 +106,10 @@ def test_what_left_the_window_is_forgotten(decoder):
 
 def test_a_seed_gives_the_same_text_and_another_another(decoder):
   model, params = decoder
-  texts = [
-    list(sampling.Sampler(model, params, 8, 1.0, 0).sample(PROMPT, 40, seed))
-    for seed in (5, 5, 6)
-  ]
+  sampler = sampling.Sampler(model, params, 8, 1.0, 0)
+  texts = [list(sampler.sample(PROMPT, 40, seed)) for seed in (5, 5, 6)]
   assert texts[0] == texts[1]
   assert texts[0] != texts[2]
-
-
-def test_a_longer_text_begins_with_the_shorter(decoder):
-  model, params = decoder
-  sampler = sampling.Sampler(model, params, 8, 1.0, 0)
-  first = list(itertools.islice(sampler.sample(PROMPT, 40, 5), 10))
-  assert list(sampler.sample(PROMPT, 10, 5)) == first
 
 
 def test_it_is_compiled_once():

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-likelihoods of choices against those of one text at a time."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -23,8 +25,12 @@ QUESTIONS = [
 @pytest.fixture(scope='module')
 def decoder():
   model = make_decoder(DECODER)
-  params = interface.flatten(jax.jit(model.init)(jax.random.key(0)))
-  return model, {path: 3 * np.asarray(x) for path, x in params.items()}
+  rng = np.random.default_rng(0)
+  shapes = interface.check_model(model)
+  return model, {
+    path: (0.4 * rng.standard_normal(leaf.shape) + ('norm' in path)).astype('f')
+    for path, leaf in shapes.items()
+  }
 
 
 def _alone(logits, context, choice):
@@ -43,7 +49,7 @@ def _alone(logits, context, choice):
 def test_a_choices_likelihood_is_that_of_its_bytes(decoder):
   model, params = decoder
   nested = interface.unflatten(params)
-  logits = jax.jit(lambda tokens: model.logits(nested, tokens))
+  logits = functools.partial(jax.jit(model.logits), nested)
   # Five choices, two at a time: the last batch is filled up.
   scored = scoring.log_likelihoods(model, params, QUESTIONS, 24, rows=2)
   assert [len(row) for row in scored] == [3, 2]
