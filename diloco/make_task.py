@@ -3,10 +3,10 @@
 
   python -m diloco.make_task --config=experiments/quickstart.py \\
     --outfile=FILE.jsonl [--questions=256] [--choices=4] \\
-    [--context_bytes=96] [--choice_bytes=32] [--seed=0]
+    [--context_bytes=112] [--choice_bytes=16] [--seed=0]
 
-Each question shows the bytes before the beginning of a line; the choices are
-how it goes on there and how other lines do. The same text gives the same file.
+Each question shows some bytes; the choices are how the text goes on there and
+what stands elsewhere in it. The same text gives the same file.
 `python -m diloco.evaluate --task=FILE.jsonl` asks a model.
 """
 
@@ -24,8 +24,8 @@ from diloco.runtime.blueprint import load_text
 _OUTFILE = flags.DEFINE_string('outfile', None, 'File to write.')
 _QUESTIONS = flags.DEFINE_integer('questions', 256, 'How many.')
 _CHOICES = flags.DEFINE_integer('choices', 4, 'Of each question.')
-_CONTEXT = flags.DEFINE_integer('context_bytes', 96, 'That are shown.')
-_CHOICE = flags.DEFINE_integer('choice_bytes', 32, 'In each choice.')
+_CONTEXT = flags.DEFINE_integer('context_bytes', 112, 'That are shown.')
+_CHOICE = flags.DEFINE_integer('choice_bytes', 16, 'In each choice.')
 _SEED = flags.DEFINE_integer(
   'seed', 0, 'Of all draws.', lower_bound=0, upper_bound=2**32 - 1
 )

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions made from a text: how does it go on after this line?
+"""Questions made from a text: how does it go on after this byte?
 
-The true continuation stands among others that begin a line elsewhere in the
-same text, all of the same length, so that neither length nor the start of a
-line gives the answer away.
+The true continuation stands among bytes from elsewhere in the same text, all of
+the same length. A text is cut at any byte, often within a word: what follows
+the beginning of a line is too hard for models of a laptop's size, which then
+all look like guessing.
 """
 
 from collections.abc import Iterator
@@ -15,16 +16,15 @@ from diloco.data.questions import Question
 
 # Streams of draws; the two of `grammar` are 0 and 1.
 _PLACES, _OTHERS, _ANSWERS = 16, 17, 18
-_DRAWS_PER_CHOICE_MAX = 64  # Then the text has too few different lines.
-_NEWLINE = ord('\n')
+_DRAWS_PER_CHOICE_MAX = 64  # Then the text repeats itself too much.
 
 
 def continuation_questions(
   text: np.ndarray,
   count: int,
   choices: int = 4,
-  context_bytes: int = 96,
-  choice_bytes: int = 32,
+  context_bytes: int = 112,
+  choice_bytes: int = 16,
   seed: int = 0,
 ) -> list[Question]:
   """Questions whose places in the text do not overlap.
@@ -69,13 +69,11 @@ def continuation_questions(
 def _places(
   text: np.ndarray, context_bytes: int, choice_bytes: int
 ) -> np.ndarray:
-  """Where a line begins with enough fit to be asked about around it."""
-  plain = (text == _NEWLINE) | ((text >= ord(' ')) & (text <= ord('~')))
+  """Where the bytes before and after are fit to be asked about."""
+  plain = (text == ord('\n')) | ((text >= ord(' ')) & (text <= ord('~')))
   foreign = np.concatenate([[0], np.cumsum(~plain)])
   inked = np.concatenate([[0], np.cumsum((text > ord(' ')) & plain)])
-  starts = 1 + np.flatnonzero(text == _NEWLINE)
-  fits = starts + choice_bytes <= len(text)
-  starts = starts[fits & (starts >= context_bytes)]
+  starts = np.arange(context_bytes, len(text) - choice_bytes + 1)
   ends = starts + choice_bytes
   clean = foreign[ends] == foreign[starts - context_bytes]
   return starts[clean & (2 * (inked[ends] - inked[starts]) >= choice_bytes)]

@@ -16,9 +16,8 @@ def test_the_shipped_task_fits_the_default_model():
   questions = read_questions(SHIPPED / 'continuation.jsonl', 128, 128)
   assert len(questions) == 256
   for question in questions:
-    assert [len(c) for c in question.choices] == [32] * 4
-    assert len(question.context) == 96
-    assert question.context.endswith('\n')
+    assert [len(c) for c in question.choices] == [16] * 4
+    assert len(question.context) == 112
   # No index is right so often that always naming it would look like skill.
   answers = [question.answer for question in questions]
   assert max(map(answers.count, range(4))) <= 256 * 0.32
