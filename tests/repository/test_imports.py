@@ -86,7 +86,14 @@ TABLE = {
   },
   'diloco/lab': LOW
   | CONFIG
-  | {'diloco.runtime', 'diloco.sim', 'absl', 'jax', 'numpy'},
+  | {
+    'diloco.runtime',
+    'diloco.sim',
+    'absl',
+    'jax',
+    'numpy',
+    'experiments.common',  # Of the benchmark.
+  },
   'diloco/runtime': LOW | CONFIG | {'absl', 'jax', 'numpy', 'optax'},
   'diloco/config.py': CONFIG | {'diloco.protocol'},
   'diloco/config_reading.py': {'diloco.config_values'},
