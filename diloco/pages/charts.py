@@ -32,6 +32,8 @@ def draw(chart: Chart) -> figure.Figure:
   computed = {line.group for line in chart.lines if line.kind == 'closed form'}
   for line, place in _placed(chart):
     _draw_line(axes, line, place, joined=line.group not in computed)
+  for x, group, _ in chart.moments:
+    axes.axvline(x, **_moment_style(group))
   axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
   axes.set_title(chart.title, loc='left')
   _set_axes(axes, chart)
@@ -73,6 +75,14 @@ def _draw_line(axes, line: Line, place: int, joined: bool) -> None:
     )
   else:
     axes.plot(line.xs, line.ys, zorder=4, **style)
+    if line.spreads:
+      low, high = (
+        [y + sign * spread for y, spread in zip(line.ys, line.spreads)]
+        for sign in (-1, 1)
+      )
+      axes.fill_between(
+        line.xs, low, high, color=style['color'], alpha=0.15, lw=0
+      )
 
 
 def _style(line: Line, place: int) -> dict:
@@ -102,7 +112,27 @@ def _style(line: Line, place: int) -> dict:
       'mec': 'black',
       'mew': 0.6,
     },
+    'training': {'color': colour, 'ls': DASHES[place % len(DASHES)], 'lw': 1.0},
+    'validation': {
+      'color': colour,
+      'marker': marker,
+      'ls': DASHES[(line.group // len(COLOURS) + place) % len(DASHES)],
+      'lw': 1.3,
+      'ms': 5,
+      'mec': 'white',
+      'mew': 0.5,
+    },
+    'course': {
+      'color': colour,
+      'ls': DASHES[(line.group // len(COLOURS) + place) % len(DASHES)],
+      'lw': 1.4,
+    },
   }[line.kind]
+
+
+def _moment_style(group: int) -> dict:
+  colour = COLOURS[group % len(COLOURS)]
+  return {'color': colour, 'ls': (0, (1, 3)), 'lw': 1.1, 'alpha': 0.8}
 
 
 def _set_axes(axes, chart: Chart) -> None:
@@ -147,6 +177,10 @@ def _add_legends(page, axes, chart: Chart) -> None:
       colour = COLOURS[group % len(COLOURS)]
       marker = MARKERS[group % len(MARKERS)]
       style = {'color': colour, 'marker': marker, 'ms': 5, 'lw': 1.3}
+    entries.append(lines.Line2D([], [], label=label, **style))
+  moments = {(label, group): None for _, group, label in chart.moments}
+  for label, group in moments:
+    style = _moment_style(group)
     entries.append(lines.Line2D([], [], label=label, **style))
   if len(kinds) > 1:
     entries.append(lines.Line2D([], [], ls='', label=''))

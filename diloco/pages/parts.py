@@ -7,7 +7,15 @@ Cell = str | int | float | None  # None: nothing to say, shown as a dash.
 
 # What a lane of a timeline can show, and a line of a chart can be.
 SPAN_KINDS = ('step', 'pause', 'dead', 'waiting', 'bootstrap', 'round', 'grace')
-LINE_KINDS = ('simulated', 'closed form', 'paper', 'measured')
+LINE_KINDS = (
+  'simulated',
+  'closed form',
+  'paper',
+  'measured',
+  'training',  # A loss, and
+  'validation',  # one on held-out text.
+  'course',  # What changes over time.
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +64,11 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-  """Lines over one pair of axes."""
+  """Lines over one pair of axes.
+
+  Attributes:
+    moments: (x, group, label): what happened there, in that group's colour.
+  """
 
   name: str  # Of its PNG file.
   title: str
@@ -67,6 +79,7 @@ class Chart:
   log_y: bool = False
   x_range: tuple[float, float] | None = None
   y_range: tuple[float, float] | None = None
+  moments: tuple[tuple[float, int, str], ...] = ()
   notes: tuple[str, ...] = ()
 
 

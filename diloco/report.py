@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes one page of real runs and of the lab's sweeps: python -m diloco.report
+
+  python -m diloco.report --workdir=DIR [--workdir=DIR …] [--outdir=DIR]
+
+A run's folder may be of a run that is still going, or was killed: the page
+shows what there is, and says what is missing. Tables go to standard output;
+page, PNG, CSV and JSON to --outdir. Exit code 78: a folder is neither a run
+nor a sweep.
+"""
+
+import pathlib
+import shlex
+
+from absl import flags
+
+from diloco import flags as config_flags
+from diloco.config_values import ConfigError
+from diloco.pages import files, pictures, progress, terminal
+from diloco.reports import folders
+from diloco.reports.setup import NoReport
+
+PARENT = pathlib.Path('runs', 'reports')
+_WORKDIR = flags.DEFINE_multi_string(
+  'workdir', [], 'Folder of a run or a sweep; may be given several times.'
+)
+_OUTDIR = flags.DEFINE_string(
+  'outdir', None, f'Folder of the report; {PARENT}/NAME unless given.'
+)
+
+
+def main(argv) -> int:
+  """Writes and shows the report; 78 where a folder is not what it should be."""
+  try:
+    report = folders.report(_folders(argv[1:]), _name(), _command())
+    outdir = pathlib.Path(_OUTDIR.value or PARENT / report.name)
+    page, *_ = files.write(report, _writable(outdir))
+  except NoReport as error:
+    config_flags.exit_config(ConfigError(str(error).splitlines()))
+  except ConfigError as error:
+    config_flags.exit_config(error)
+  terminal.show(report)
+  line = progress.Line()
+  if missing := pictures.missing(report):
+    line.stay(missing)
+  line.stay(f'page: {page}')
+  return 0
+
+
+def _folders(rest) -> list[pathlib.Path]:
+  """Raises ConfigError where the command line is not as it should be."""
+  problems = [f'{word}: unexpected argument' for word in rest]
+  if not _WORKDIR.value:
+    problems.append('--workdir: is missing, the folder of a run or of a sweep')
+  if problems:
+    raise ConfigError(problems)
+  return [pathlib.Path(each) for each in dict.fromkeys(_WORKDIR.value)]
+
+
+def _name() -> str:
+  return '-'.join(pathlib.Path(each).resolve().name for each in _WORKDIR.value)
+
+
+def _command() -> str:
+  given = [f'--workdir={each}' for each in _WORKDIR.value]
+  if _OUTDIR.value:
+    given.append(f'--outdir={_OUTDIR.value}')
+  return shlex.join(['python', '-m', 'diloco.report', *given])
+
+
+def _writable(folder: pathlib.Path) -> pathlib.Path:
+  try:
+    files.check_writable(folder)
+  except OSError as error:
+    raise ConfigError([f'--outdir={folder}: {error.strerror}']) from None
+  return folder
+
+
+if __name__ == '__main__':
+  config_flags.run_without_config(main)

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a page that real runs have, several side by side."""
+
+from collections.abc import Iterator, Sequence
+
+from diloco.pages.parts import Part
+from diloco.reports import run_charts, run_state, run_tables, run_timeline
+from diloco.reports.recorded_run import RecordedRun
+
+
+def paragraphs(runs: Sequence[RecordedRun]) -> Iterator[str]:
+  """What to know before one looks: runs without an end, and gaps."""
+  for run in runs:
+    if sentence := run_state.sentence(run):
+      yield sentence
+    if run.gaps:
+      yield f'{run.label} has gaps: {" ".join(run.gaps)}'
+
+
+def parts(runs: Sequence[RecordedRun]) -> Iterator[Part]:
+  """From what came out to how it went."""
+  yield run_tables.overview(runs)
+  yield from run_charts.losses(runs)
+  yield from run_charts.goodput(runs)
+  yield from run_tables.deaths(runs)
+  for i, run in enumerate(runs):
+    name = f'timeline-{i}' if len(runs) > 1 else 'timeline'
+    timeline = run_timeline.of(run, name, f'{run.label}: learners and rounds')
+    if timeline is not None:
+      yield timeline
+  yield run_tables.learners(runs)
+  yield run_tables.rounds(runs)
+  yield from run_charts.rounds(runs)
+  yield run_tables.traffic(runs)
+  yield run_tables.counts(runs)
