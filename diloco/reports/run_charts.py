@@ -2,14 +2,17 @@
 """Charts of real runs: what changed as they went, a colour for each run."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from diloco.metrics.workdir import learner_name
 from diloco.pages.parts import Chart, Line
 from diloco.reports import windows
 from diloco.reports.recorded_run import Loss, RecordedRun, Round
 from diloco.studies import run_lives
+from diloco.studies.run_history import SYNCER
 
 SINCE = 'seconds since the first learner was ready'
+LEARNERS_MAX = 6  # Lines of a chart of one run.
 Values = Iterator[tuple[float, float, float]]  # (x, value, weight).
 
 
@@ -49,7 +52,8 @@ def _loss(
 ) -> Iterator[Line]:
   last = max(map(x_of, run.training), default=0.0)
   values = ((x_of(each), each.loss, each.steps) for each in run.training)
-  if trained := windows.means(values, last):
+  many = windows.fitting(len(run.training), 2 * len(run.learners))
+  if trained := windows.means(values, last, many):
     yield Line(run.label, 'training', *zip(*trained), group=group)
   if run.validation:
     points = [(x_of(each), each.loss) for each in run.validation]
@@ -62,7 +66,7 @@ def goodput(runs: Sequence[RecordedRun]) -> Iterator[Chart]:
   for i, run in enumerate(runs):
     if not run.steps or run.until_s <= 0:
       continue
-    many = windows.WINDOWS
+    many = windows.fitting(len(run.steps), 5 * len(run.learners))
     edges = [run.until_s * n / many for n in range(many + 1)]
     shares = run_lives.windows(run.steps, len(run.learners), edges)
     middles = tuple((a + b) / 2 for a, b in itertools.pairwise(edges))
@@ -78,42 +82,50 @@ def goodput(runs: Sequence[RecordedRun]) -> Iterator[Chart]:
       moments=_deaths(runs),
       notes=(
         'Share of the time of all learners, dead or alive, that went into '
-        f'inner steps, in {windows.WINDOWS} windows of equal width.',
+        'inner steps, in windows of equal width.',
       ),
     )
 
 
 def rounds(runs: Sequence[RecordedRun]) -> Iterator[Chart]:
-  """Who took part, how stale it was, how long rounds waited for it."""
-  yield from _of_rounds(
+  """Who took part, how stale it was, how long rounds waited for it.
+
+  Of one run in more detail than of several, which have a line each.
+  """
+  alone = len(runs) == 1
+  by_learner = alone and len(runs[0].learners) <= LEARNERS_MAX
+  yield from _chart(
     runs,
     'participation',
     'Participation over time',
-    '% of the learners merged',
-    _participation,
+    '% of the rounds that merged it' if by_learner else '% of M merged',
+    _by_learner(runs[0]) if by_learner else _lines(runs, _participation),
     (0.0, 105.0),
-    ('Of the M learners of the configuration, dead or alive.',),
+    'Of the closed rounds in windows of equal width; M counts learners dead or '
+    'alive.',
   )
-  yield from _of_rounds(
+  behind = list(_lines(runs, _staleness))
+  yield from _chart(
     runs,
     'staleness',
     'Staleness over time',
     'versions behind',
-    _staleness,
-    None,
-    (
-      'How many versions of the fragment were published between the base of a '
-      'merged contribution and the round: 0 is the newest possible.',
-    ),
+    behind,
+    (0.0, max([1.0, *(1.1 * y for line in behind for y in line.ys)])),
+    'How many versions of the fragment were published between the base of a '
+    'merged contribution and its round, mean: 0 is the newest possible.',
   )
-  yield from _of_rounds(
+  yield from _chart(
     runs,
     'grace',
-    'Grace windows over time',
+    'What rounds wait for' if alone else 'Grace windows over time',
     'seconds',
-    _grace,
+    _waits(runs[0]) if alone else _lines(runs, _grace),
     None,
-    ('From quorum to the end of the window, mean of the rounds.',),
+    'Quorum: from due to quorum. Grace window: from there to its end. Sync: '
+    'from the first pull to the end of the merge. Means of the rounds.'
+    if alone
+    else 'From quorum to the end of the window, mean of the rounds.',
   )
 
 
@@ -132,40 +144,82 @@ def _grace(run: RecordedRun, each: Round) -> Values:
     yield each.at_s, each.grace_s, 1.0
 
 
-def _of_rounds(
+def _by_learner(run: RecordedRun) -> Iterator[Line]:
+  for learner in run.learners:
+    values = (
+      (each.at_s, 100.0 * any(s.learner == learner for s in each.shares), 1.0)
+      for each in run.rounds
+    )
+    many = windows.fitting(len(run.rounds), 8)  # These are shares of rounds.
+    if points := windows.means(values, run.until_s, many):
+      yield Line(f'learner {learner}', 'course', *zip(*points), group=learner)
+
+
+def _waits(run: RecordedRun) -> Iterator[Line]:
+  for i, (label, wait_of) in enumerate(
+    (
+      ('quorum', lambda each: each.quorum_s),
+      ('grace window', lambda each: each.grace_s),
+      ('sync', lambda each: each.sync_s),
+    )
+  ):
+    waits = ((each.at_s, wait_of(each)) for each in run.rounds)
+    values = (
+      (at_s, wait_s, 1.0) for at_s, wait_s in waits if wait_s is not None
+    )
+    many = windows.fitting(len(run.rounds), 4)
+    if points := windows.means(values, run.until_s, many):
+      yield Line(label, 'course', *zip(*points), group=i)
+
+
+def _lines(
+  runs: Sequence[RecordedRun],
+  values_of: Callable[[RecordedRun, Round], Values],
+) -> Iterator[Line]:
+  """One per run, means in windows."""
+  for i, run in enumerate(runs):
+    values = (v for each in run.rounds for v in values_of(run, each))
+    many = windows.fitting(len(run.rounds), 4)
+    if points := windows.means(values, run.until_s, many):
+      yield Line(run.label, 'course', *zip(*points), group=i)
+
+
+def _chart(
   runs: Sequence[RecordedRun],
   name: str,
   title: str,
   y_label: str,
-  values_of: Callable[[RecordedRun, Round], Values],
+  lines: Iterable[Line],
   y_range: tuple[float, float] | None,
-  notes: tuple[str, ...],
+  note: str,
 ) -> Iterator[Chart]:
-  lines = []
-  for i, run in enumerate(runs):
-    values = (v for each in run.rounds for v in values_of(run, each))
-    if points := windows.means(values, run.until_s):
-      lines.append(Line(run.label, 'course', *zip(*points), group=i))
-  if lines:
+  """Over time, with the deaths; none where there is no line."""
+  if lines := tuple(lines):
     yield Chart(
       name=name,
       title=title,
       x_label=SINCE,
       y_label=y_label,
       y_range=y_range,
-      lines=tuple(lines),
+      lines=lines,
       moments=_deaths(runs),
-      notes=notes,
+      notes=(note,),
     )
 
 
 def _deaths(
   runs: Sequence[RecordedRun],
 ) -> tuple[tuple[float, int, str], ...]:
-  """Of all runs; told apart where there are several."""
-  several = len(runs) > 1
+  """Of all runs; of one, in a colour of each process."""
+  if len(runs) > 1:
+    return tuple(
+      (life.ended_s, i, f'{run.label}: a death')
+      for i, run in enumerate(runs)
+      for life in run.deaths()
+    )
+  names = [*map(learner_name, runs[0].learners), SYNCER]
   return tuple(
-    (life.ended_s, i, f'{run.label}: a death' if several else 'a death')
-    for i, run in enumerate(runs)
-    for life in run.deaths()
+    (life.ended_s, names.index(life.process), f'{life.process} dies')
+    for life in runs[0].deaths()
+    if life.process in names
   )

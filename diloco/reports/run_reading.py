@@ -2,8 +2,9 @@
 """Reads the folder of a real run: whole, still going, killed, or with holes."""
 
 import collections
+import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from diloco.metrics.writer import CorruptLine, read_jsonl
 from diloco.reports import run_lines, setup
 from diloco.reports.recorded_run import Loss, RecordedRun
 from diloco.studies import run_history
+from diloco.studies.run_history import Life
 
 STEP = (names.TIME, 'step', names.STEP_TIME, names.STALL_TIME)
 
@@ -51,15 +53,15 @@ class _Reader:
     begin_s = _begin_s(tape, metrics, events)
     steps, training = self._trained(metrics, begin_s)
     evaluated = self._whole(summary.read_evaluation, workdir.evaluation)
-    times_s = [
-      record[names.TIME]
-      for records in (tape, *metrics, _of_run(events))
-      for record in records
-    ]
-    last_s = max(times_s, default=begin_s)
     rounds, broken = run_lines.rounds(tape, begin_s)
     self._gaps += [f'{workdir.tape}: {each}' for each in broken]
-    lives, pauses = run_lines.lives(_of_run(events), begin_s, last_s - begin_s)
+    ended = any(line['kind'] == 'End' for line in tape)
+    times_s = [step.end_s for step in steps] + [each.at_s for each in rounds]
+    if not ended:  # Whoever was heard of last.
+      heard = (*tape, *_of_run(events))
+      times_s += [line[names.TIME] - begin_s for line in heard]
+    until_s = max(times_s, default=0.0)
+    lives, pauses = run_lines.lives(_of_run(events), begin_s, until_s)
     return RecordedRun(
       label=label,
       folder=workdir.root,
@@ -69,11 +71,11 @@ class _Reader:
       validation=self._validated(metrics, steps, begin_s, evaluated),
       rounds=rounds,
       records=dict(sorted(collections.Counter(_decisions(tape)).items())),
-      lives=lives,
+      lives=_used(lives, tape, steps, begin_s),
       pauses=pauses,
-      until_s=last_s - begin_s,
-      last_s=last_s,
-      ended=any(line['kind'] == 'End' for line in tape),
+      until_s=until_s,
+      last_s=begin_s + until_s,
+      ended=ended,
       summary=self._whole(summary.read_summary, workdir.summary),
       status=self._whole(read_status, workdir.status),
       evaluation=evaluated,
@@ -170,6 +172,29 @@ def _begin_s(tape, metrics, events) -> float:
   ]
   heard = [record[names.TIME] for record in (*tape, *events)]
   return min(begins or heard, default=0.0)
+
+
+def _used(
+  lives: Mapping[str, Sequence[Life]],
+  tape: Sequence[dict],
+  steps: Sequence[StepRecord],
+  begin_s: float,
+) -> dict[str, tuple[Life, ...]]:
+  """Adds when syncers first spoke, and when learners first stepped."""
+  spoken = [line[names.TIME] - begin_s for line in tape]
+  stepped = collections.defaultdict(list)
+  for step in steps:
+    stepped[learner_name(step.learner)].append(step.end_s - step.step_s)
+  used = {}
+  for name, of_process in lives.items():
+    times_s = sorted(stepped[name])
+    used[name] = tuple(
+      dataclasses.replace(life, spoke_s=run_history.first(spoken, life))
+      if name == run_history.SYNCER
+      else dataclasses.replace(life, stepped_s=run_history.first(times_s, life))
+      for life in of_process
+    )
+  return used
 
 
 def _of_run(events: Sequence[dict]) -> list[dict]:

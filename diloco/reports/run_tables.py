@@ -16,7 +16,7 @@ from diloco.reports.recorded_run import RecordedRun, Round
 def overview(runs: Sequence[RecordedRun]) -> Table:
   """A row per run."""
   columns = (
-    Column('run'),
+    _run_column(runs),
     Column('state'),
     Column('learners'),
     Column('step'),
@@ -80,7 +80,7 @@ def _overview(run: RecordedRun) -> tuple[Cell, ...]:
 def learners(runs: Sequence[RecordedRun]) -> Table:
   """A row per run and learner."""
   columns = (
-    Column('run'),
+    _run_column(runs),
     Column('learner'),
     Column('inner steps'),
     Column('M tokens', 3),
@@ -138,7 +138,7 @@ def _learner(run: RecordedRun, learner: int) -> tuple[Cell, ...]:
 def rounds(runs: Sequence[RecordedRun]) -> Table:
   """A row per run: how long its rounds took."""
   columns = (
-    Column('run'),
+    _run_column(runs),
     Column('rounds'),
     Column('merged each', 2),
     Column('to quorum s', 3),
@@ -191,7 +191,7 @@ def _commonest(rounds: Sequence[Round]) -> Cell:
 def traffic(runs: Sequence[RecordedRun]) -> Table:
   """Payload bytes, as the syncer counted them."""
   columns = (
-    Column('run'),
+    _run_column(runs),
     Column('parameters'),
     Column('pulls up'),
     Column('pulls down'),
@@ -258,13 +258,23 @@ def deaths(runs: Sequence[RecordedRun]) -> Iterator[Table]:
         None,
       )
       away_s = back_s - life.ended_s if back_s is not None else None
-      rows.append((run.label, life.process, life.ended_s, life.death, away_s))
+      rows.append(
+        (
+          len(rows) + 1,
+          run.label,
+          life.process,
+          life.ended_s,
+          life.death,
+          away_s,
+        )
+      )
   if rows:
     yield Table(
       'deaths',
       'Deaths',
       (
-        Column('run'),
+        Column('death'),
+        _run_column(runs),
         Column('process'),
         Column('at s', 1),
         Column('how'),
@@ -307,7 +317,7 @@ def counts(runs: Sequence[RecordedRun]) -> Table:
     'counts',
     'What the syncer counted',
     (
-      Column('run'),
+      _run_column(runs),
       Column('file'),
       *(Column(name, 3) for name in names),
       *(Column(f'tape: {kind}') for kind in kinds),
@@ -315,6 +325,11 @@ def counts(runs: Sequence[RecordedRun]) -> Table:
     tuple(rows),
     notes=('Tape: how many lines of each kind, besides those of rounds.',),
   )
+
+
+def _run_column(runs: Sequence[RecordedRun]) -> Column:
+  """Files have it always; who sees one run knows which."""
+  return Column('run', hidden=len(runs) == 1)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -22,11 +22,11 @@ def of(run: RecordedRun, name: str, title: str) -> Timeline | None:
   ]
   for lane, process in enumerate(processes):
     spans += _absences(run, lane, process)
-  round_lanes, of_rounds = _rounds(run, len(processes))
+  round_lanes, of_rounds = _rounds(run, len(run.learners))
   return Timeline(
     name=name,
     title=title,
-    lanes=(*processes, *['rounds'] * round_lanes),
+    lanes=(*processes, *['rounds beside'] * (round_lanes - 1)),
     spans=tuple(
       sorted((*spans, *of_rounds), key=lambda s: (s.lane, s.begin_s, s.end_s))
     ),
@@ -37,8 +37,9 @@ def of(run: RecordedRun, name: str, title: str) -> Timeline | None:
       if share.learner in run.learners
     ),
     notes=(
-      "A mark below a learner's lane: a round took it in. Below the syncer: "
-      'rounds from due to quorum, and their grace windows.',
+      "A mark below a learner's lane: a round took it in. The syncer's lanes: "
+      'rounds from due to their update, with their grace windows; those that '
+      'are open at the same time lie below each other.',
     ),
   )
 
@@ -46,12 +47,9 @@ def of(run: RecordedRun, name: str, title: str) -> Timeline | None:
 def _absences(run: RecordedRun, lane: int, process: str) -> Iterator[Span]:
   """Deaths until the next start, starts until the first use, pauses."""
   lives = run.lives.get(process, ())
-  uses_s = _uses(run, lane)
   for life in lives:
-    ended_s = min(life.ended_s, run.until_s)
-    first_s = next(
-      (t for t in uses_s if life.started_s <= t < ended_s), ended_s
-    )
+    used_s = life.spoke_s if process == SYNCER else life.stepped_s
+    first_s = life.ended_s if used_s is None else used_s
     yield from _within(run, lane, life.started_s, first_s, 'bootstrap')
   for dead, back in itertools.pairwise(lives):
     yield from _within(run, lane, dead.ended_s, back.started_s, 'dead')
@@ -60,12 +58,6 @@ def _absences(run: RecordedRun, lane: int, process: str) -> Iterator[Span]:
   for paused, begin_s, end_s in run.pauses:
     if paused == process:
       yield from _within(run, lane, begin_s, end_s, 'pause')
-
-
-def _uses(run: RecordedRun, lane: int) -> list[float]:
-  if lane == len(run.learners):
-    return [each.at_s for each in run.rounds]
-  return sorted(s.end_s - s.step_s for s in run.steps if s.learner == lane)
 
 
 def _within(
@@ -84,9 +76,12 @@ def _rounds(run: RecordedRun, first: int) -> tuple[int, list[Span]]:
     window_s = max(0.0, each.at_s - each.sync_s)  # Its end.
     quorum_s = max(0.0, window_s - each.grace_s)
     times_s.append((max(0.0, quorum_s - each.quorum_s), quorum_s, window_s))
-  places = lanes.lanes_of([(due_s, end_s) for due_s, _, end_s in times_s])
+  places = lanes.lanes_of(
+    [(due_s, each.at_s) for each, (due_s, *_) in zip(known, times_s)]
+  )
   for each, place, (due_s, quorum_s, end_s) in zip(known, places, times_s):
     lane, label = first + place, f'round {each.number}'
     spans.append(Span(lane, due_s, quorum_s, 'round', label))
     spans.append(Span(lane, quorum_s, end_s, 'grace', label))
+    spans.append(Span(lane, end_s, each.at_s, 'round', label))
   return max(places, default=-1) + 1, spans

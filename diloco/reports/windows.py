@@ -4,15 +4,21 @@
 import math
 from collections.abc import Iterable
 
-WINDOWS = 60  # Of a chart's width.
+WINDOWS_MAX = 60  # Of a chart's width.
+WINDOWS_MIN = 4
 
 Point = tuple[float, float]
+
+
+def fitting(values: int, each: int) -> int:
+  """How many windows there are to be, with about so many values in each."""
+  return min(WINDOWS_MAX, max(WINDOWS_MIN, values // each))
 
 
 def means(
   values: Iterable[tuple[float, float, float]],
   until: float,
-  windows: int = WINDOWS,
+  windows: int,
 ) -> list[Point]:
   """(x, weighted mean) of each window of [0, until] in which there are some.
 

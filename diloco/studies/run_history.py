@@ -257,8 +257,8 @@ def _spoken(
     name: tuple(
       dataclasses.replace(
         life,
-        spoke_s=_first(heard[name], life),
-        stepped_s=_first(stepped[name], life),
+        spoke_s=first(heard[name], life),
+        stepped_s=first(stepped[name], life),
       )
       for life in of_process
     )
@@ -266,7 +266,8 @@ def _spoken(
   }
 
 
-def _first(times_s: Sequence[float], life: Life) -> float | None:
+def first(times_s: Sequence[float], life: Life) -> float | None:
+  """The first of ascending times that lies within a life."""
   inside = (t for t in times_s if life.started_s <= t < life.ended_s)
   return next(inside, None)
 
