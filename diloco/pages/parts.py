@@ -111,7 +111,24 @@ class Timeline:
   notes: tuple[str, ...] = ()
 
 
-Part = Table | Chart | Timeline
+@dataclasses.dataclass(frozen=True)
+class Intervals:
+  """Estimates below each other, each with its interval, and a line at zero.
+
+  Attributes:
+    rows: (label, estimate, half of its interval), first on top; None where
+      the interval is not known.
+  """
+
+  name: str  # Of its PNG file.
+  title: str
+  x_label: str
+  rows: tuple[tuple[str, float, float | None], ...]
+  notes: tuple[str, ...] = ()
+
+
+Picture = Chart | Timeline | Intervals
+Part = Table | Picture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +142,6 @@ class Report:
   parts: tuple[Part, ...]
 
   def __post_init__(self):
-    for kinds in ((Table,), (Chart, Timeline)):  # CSV files, PNG files.
+    for kinds in (Table, Picture):  # CSV files, PNG files.
       names = [part.name for part in self.parts if isinstance(part, kinds)]
       assert len(names) == len(set(names)), f'{self.name}: two of {names}'

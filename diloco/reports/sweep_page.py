@@ -1,13 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of a page that a sweep has: its table, losses, differences."""
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Iterator, Sequence
 
 from diloco.lab import sweep
 from diloco.lab.sweep import Comparison
-from diloco.pages.parts import Cell, Chart, Column, Line, Part, Table
+from diloco.pages.parts import (
+  Cell,
+  Chart,
+  Column,
+  Intervals,
+  Line,
+  Part,
+  Table,
+)
+from diloco.reports import sweep_curves
 from diloco.reports.sweep_reading import RecordedSweep
 
 LINES_MAX = 7  # Of a chart: as many as there are colours.
@@ -54,6 +64,7 @@ def parts(recorded: RecordedSweep, suffix: str) -> Iterator[Part]:
   """
   compared = sweep.compare(recorded.found, recorded.variants)
   yield _table(recorded, compared, suffix)
+  yield from _intervals(recorded, compared, suffix)
   yield from _charts(recorded, compared, suffix)
 
 
@@ -98,42 +109,98 @@ def _known(value: float) -> float | None:
   return None if math.isnan(value) else value
 
 
-def _charts(
+def _intervals(
   recorded: RecordedSweep, compared: Sequence[Comparison], suffix: str
-) -> Iterator[Chart]:
-  """So many that no line has another's colour."""
-  chunks = [
-    compared[i : i + LINES_MAX] for i in range(0, len(compared), LINES_MAX)
-  ]
-  for number, chunk in enumerate(chunks):
-    lines = [
-      Line(each.variant.label, 'validation', *curve, group=group)
-      for group, each in enumerate(chunk)
-      if (curve := _curve(each))[0]
+) -> Iterator[Intervals]:
+  """One picture for each variant that others are compared with."""
+  bases = dict.fromkeys(
+    each.variant.against for each in compared if each.difference is not None
+  )
+  for number, base in enumerate(bases):
+    rows = [
+      (
+        f'{each.variant.label} (n = {_pairs(recorded, each)})',
+        100 * each.difference,
+        _known(100 * each.half_width),
+      )
+      for each in compared
+      if each.variant.against == base and each.difference is not None
     ]
-    if lines:
-      more = f' ({number + 1} of {len(chunks)})' if len(chunks) > 1 else ''
-      part = f'-part-{number + 1}' if len(chunks) > 1 else ''
-      yield Chart(
-        f'sweep-loss{suffix}{part}',
-        f'{recorded.label}: loss against tokens{more}',
-        'tokens trained by all learners',
-        'validation loss, nats per token',
-        tuple(lines),
+    rows = [row for row in rows if math.isfinite(row[1])]
+    if rows:
+      part = f'-{number}' if len(bases) > 1 else ''
+      yield Intervals(
+        f'sweep-differences{suffix}{part}',
+        f'Final loss against {base!r}',
+        'difference of the loss, % (paired by seed, 95 % interval)',
+        tuple(rows),
         notes=(
-          'Mean over seeds at the same places of their curves; the band is the '
-          'standard deviation.',
+          'Left of zero is better; grey: the interval has both signs, or one '
+          'seed gives none (a cross).',
         ),
       )
 
 
-def _curve(each: Comparison) -> tuple[tuple[float, ...], ...]:
-  """Tokens, losses and their spreads, as far as all seeds have them."""
-  places = list(zip(*(result.curve for result in each.results)))
-  tokens = [statistics.fmean(t for _, t, _ in place) for place in places]
-  losses = [statistics.fmean(x for *_, x in place) for place in places]
-  spreads = [
-    statistics.stdev(x for *_, x in place) if len(place) > 1 else 0.0
-    for place in places
-  ]
-  return tuple(tokens), tuple(losses), tuple(spreads)
+def _pairs(recorded: RecordedSweep, each: Comparison) -> int:
+  mine = recorded.found[each.variant.label]
+  return len(mine.keys() & recorded.found[each.variant.against].keys())
+
+
+def _charts(
+  recorded: RecordedSweep, compared: Sequence[Comparison], suffix: str
+) -> Iterator[Chart]:
+  """Loss against tokens; then what is between each variant and its base."""
+  yield from _in_parts(
+    [
+      (each.variant.label, sweep_curves.mean(each.results)) for each in compared
+    ],
+    f'sweep-loss{suffix}',
+    f'{recorded.label}: loss against tokens',
+    'validation loss, nats per token',
+    'Mean over seeds at the same places of their curves; the band is the '
+    'standard deviation.',
+  )
+  yield from _in_parts(
+    [
+      (
+        f'{each.variant.label} against {each.variant.against}',
+        sweep_curves.gap(
+          recorded.found[each.variant.label],
+          recorded.found.get(each.variant.against, {}),
+        ),
+      )
+      for each in compared
+      if each.variant.against
+    ],
+    f'sweep-gap{suffix}',
+    f'{recorded.label}: difference to the variant compared with',
+    'difference of the loss at equal tokens, %',
+    'Paired by seed, mean and standard deviation over seeds; the other '
+    "variant's loss is interpolated between its evaluations. The first "
+    f'{sweep_curves.LEFT_OUT:.0%} of the tokens are left out.',
+  )
+
+
+def _in_parts(
+  curves: Sequence[tuple[str, sweep_curves.Curve]],
+  name: str,
+  title: str,
+  y_label: str,
+  note: str,
+) -> Iterator[Chart]:
+  """So many charts that in none two lines have one colour."""
+  curves = [(label, curve) for label, curve in curves if len(curve.tokens) > 1]
+  chunks = [curves[i : i + LINES_MAX] for i in range(0, len(curves), LINES_MAX)]
+  for number, chunk in enumerate(chunks, start=1):
+    several = len(chunks) > 1
+    yield Chart(
+      f'{name}-part-{number}' if several else name,
+      f'{title} ({number} of {len(chunks)})' if several else title,
+      'tokens trained by all learners',
+      y_label,
+      tuple(
+        Line(label, 'validation', *dataclasses.astuple(curve), group=group)
+        for group, (label, curve) in enumerate(chunk)
+      ),
+      notes=(note,),
+    )
