@@ -36,7 +36,9 @@ def main(argv) -> int:
     outdir = pathlib.Path(_OUTDIR.value or PARENT / report.name)
     page, *_ = files.write(report, _writable(outdir))
   except NoReport as error:
-    config_flags.exit_config(ConfigError(str(error).splitlines()))
+    config_flags.exit_config(
+      ConfigError([f'--workdir: {each}' for each in str(error).splitlines()])
+    )
   except ConfigError as error:
     config_flags.exit_config(error)
   terminal.show(report)
@@ -58,7 +60,9 @@ def _folders(rest) -> list[pathlib.Path]:
 
 
 def _name() -> str:
-  return '-'.join(pathlib.Path(each).resolve().name for each in _WORKDIR.value)
+  names = [pathlib.Path(each).resolve().name for each in _WORKDIR.value]
+  more = f'-and-{len(names) - 1}-more' if len(names) > 1 else ''
+  return f'{names[0]}{more}'
 
 
 def _command() -> str:

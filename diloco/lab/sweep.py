@@ -182,7 +182,7 @@ def compare(
         variant,
         tuple(result for _, result in sorted(mine.items())),
         statistics.fmean(losses),
-        _spread(losses),
+        spread(losses),
         statistics.fmean(pairs) if pairs else None,
         half_width(pairs),
       )
@@ -191,12 +191,15 @@ def compare(
 
 
 def half_width(values: Sequence[float]) -> float:
-  """Of the 95 % interval of their mean; NaN of less than two."""
+  """Of the 95 % interval of their mean; NaN where `spread` is."""
   if len(values) < 2:
     return math.nan
   t = T_95[min(len(values) - 1, len(T_95)) - 1]
-  return t * statistics.stdev(values) / math.sqrt(len(values))
+  return t * spread(values) / math.sqrt(len(values))
 
 
-def _spread(values: Sequence[float]) -> float:
-  return statistics.stdev(values) if len(values) > 1 else math.nan
+def spread(values: Sequence[float]) -> float:
+  """Standard deviation; NaN of less than two, or where a run diverged."""
+  if len(values) < 2 or not all(map(math.isfinite, values)):
+    return math.nan
+  return statistics.stdev(values)

@@ -22,7 +22,6 @@ def parts(runs: Sequence[RecordedRun]) -> Iterator[Part]:
   yield run_tables.overview(runs)
   yield from run_charts.losses(runs)
   yield from run_charts.goodput(runs)
-  yield from run_tables.deaths(runs)
   for i, run in enumerate(runs):
     name = f'timeline-{i}' if len(runs) > 1 else 'timeline'
     timeline = run_timeline.of(run, name, f'{run.label}: learners and rounds')
@@ -33,3 +32,4 @@ def parts(runs: Sequence[RecordedRun]) -> Iterator[Part]:
   yield from run_charts.rounds(runs)
   yield run_tables.traffic(runs)
   yield run_tables.counts(runs)
+  yield from run_tables.deaths(runs)

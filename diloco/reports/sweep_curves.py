@@ -2,11 +2,13 @@
 """Curves of a variant over its seeds: mean losses, differences to another."""
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from diloco.lab import sweep
 from diloco.lab.sweep import Result
 
 LEFT_OUT = 0.1  # Of the tokens: the beginning, where losses fall at once.
@@ -59,14 +61,21 @@ def _gap(mine: Result, theirs: Result) -> list[tuple[float, float]]:
 
 
 def _curve(of_seeds: Sequence[Sequence[tuple[float, float]]]) -> Curve:
-  """Place by place from the end: all seeds have that one."""
+  """Place by place from the end: all seeds have that one.
+
+  Where one has diverged, nothing is shown.
+  """
   shortest = min(map(len, of_seeds), default=0)
-  places = list(zip(*(each[len(each) - shortest :] for each in of_seeds)))
+  places = [
+    place
+    for place in zip(*(each[len(each) - shortest :] for each in of_seeds))
+    if all(math.isfinite(y) for _, y in place)
+  ]
   return Curve(
     tuple(statistics.fmean(tokens for tokens, _ in each) for each in places),
     tuple(statistics.fmean(y for _, y in each) for each in places),
     tuple(
-      statistics.stdev(y for _, y in each) if len(each) > 1 else 0.0
+      sweep.spread([y for _, y in each]) if len(each) > 1 else 0.0
       for each in places
     ),
   )

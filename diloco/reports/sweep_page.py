@@ -78,7 +78,8 @@ def _table(
     tuple(map(_row, compared)),
     notes=(
       'Loss of the global model on held-out text at the end, nats per token, ± '
-      'the standard deviation over seeds. Difference: mean of the paired '
+      'the standard deviation over seeds, after the tokens of the column at '
+      'the right. Difference: mean of the paired '
       'differences, seed by seed, relative to the variant in the column '
       'before, ± half of its 95 % interval (Student).',
     ),
