@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Charts of real runs: what changed as they went, a colour for each run."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -12,31 +13,59 @@ from diloco.studies import run_lives
 from diloco.studies.run_history import SYNCER
 
 SINCE = 'seconds since the first learner was ready'
+LATE_FROM = 0.25  # Of a run's tokens.
 LEARNERS_MAX = 6  # Lines of a chart of one run.
 Values = Iterator[tuple[float, float, float]]  # (x, value, weight).
 
 
 def losses(runs: Sequence[RecordedRun]) -> Iterator[Chart]:
   """Against tokens and against time; none where no loss is known."""
-  for name, words, x_label, x_of in (
-    ('loss-tokens', 'tokens', 'tokens trained by all learners', _tokens),
-    ('loss-time', 'wall-clock time', SINCE, _time),
-  ):
-    lines = [line for i, run in enumerate(runs) for line in _loss(run, i, x_of)]
-    if lines:
-      yield Chart(
-        name=name,
-        title=f'Loss against {words}',
-        x_label=x_label,
-        y_label='loss, nats per token',
-        lines=tuple(lines),
-        moments=_deaths(runs) if x_of is _time else (),
-        notes=(
-          'Training: the mean over all learners, each with its own parameters, '
-          'in windows of equal width. Validation: the global model on held-out '
-          'text.',
-        ),
-      )
+  note = (
+    'Training: the mean over all learners, each with its own parameters, in '
+    'windows of equal width. Validation: the global model on held-out text.'
+  )
+  by_tokens = [
+    line for i, run in enumerate(runs) for line in _loss(run, i, _tokens)
+  ]
+  by_time = [
+    line for i, run in enumerate(runs) for line in _loss(run, i, _time)
+  ]
+  if not by_tokens:
+    return
+  yield Chart(
+    name='loss-tokens',
+    title='Loss against tokens',
+    x_label='tokens trained by all learners',
+    y_label='loss, nats per token',
+    lines=tuple(by_tokens),
+    notes=(note,),
+  )
+  yield Chart(
+    name='loss-late',
+    title='Loss against tokens, without the beginning',
+    x_label='tokens trained by all learners',
+    y_label='loss, nats per token',
+    lines=tuple(map(_late, by_tokens)),
+    notes=(f'Each run without the first {LATE_FROM:.0%} of its tokens.',),
+  )
+  yield Chart(
+    name='loss-time',
+    title='Loss against wall-clock time',
+    x_label=SINCE,
+    y_label='loss, nats per token',
+    lines=tuple(by_time),
+    moments=_deaths(runs),
+    notes=(note,),
+  )
+
+
+def _late(line: Line) -> Line:
+  """Where the beginning does not make everything else look flat."""
+  late = [
+    (x, y) for x, y in zip(line.xs, line.ys) if x >= LATE_FROM * line.xs[-1]
+  ]
+  xs, ys = zip(*late)
+  return dataclasses.replace(line, xs=xs, ys=ys)
 
 
 def _tokens(loss: Loss) -> float:

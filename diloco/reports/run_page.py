@@ -9,12 +9,24 @@ from diloco.reports.recorded_run import RecordedRun
 
 
 def paragraphs(runs: Sequence[RecordedRun]) -> Iterator[str]:
-  """What to know before one looks: runs without an end, and gaps."""
+  """What was run, and what to know of it: without an end, with gaps."""
   for run in runs:
+    yield _what(run)
     if sentence := run_state.sentence(run):
       yield sentence
     if run.gaps:
       yield f'{run.label} has gaps: {" ".join(run.gaps)}'
+
+
+def _what(run: RecordedRun) -> str:
+  setup = run.setup
+  counted = run.evaluation
+  size = f'{counted.parameters:,} parameters, ' if counted else ''
+  return (
+    f'{run.label} is a run of {setup.name!r}: {size}{setup.learners} learners, '
+    f'{setup.tokens_per_step:,} tokens in an inner step of each, '
+    f'{setup.fragments} fragments.'
+  )
 
 
 def parts(runs: Sequence[RecordedRun]) -> Iterator[Part]:

@@ -31,7 +31,7 @@ def overview(runs: Sequence[RecordedRun]) -> Table:
   )
   return Table(
     'runs',
-    'The runs',
+    'The runs' if len(runs) > 1 else 'The run',
     columns,
     tuple(_overview(run) for run in runs),
     notes=(
@@ -143,7 +143,7 @@ def rounds(runs: Sequence[RecordedRun]) -> Table:
     Column('merged each', 2),
     Column('to quorum s', 3),
     Column('grace s', 3),
-    Column('grace s, 95 of 100', 3),
+    Column('95 % of grace below s', 3),
     Column('sync s', 3),
     Column('stale %', 1),
     Column('why most windows ended'),
