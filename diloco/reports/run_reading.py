@@ -4,7 +4,7 @@
 import collections
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class _Reader:
     self._workdir = workdir
     self._setup = configured
     self._gaps: list[str] = []
+    self._absent: list[pathlib.Path] = []
 
   def run(self, label: str) -> RecordedRun:
     workdir, learners = self._workdir, range(self._setup.learners)
@@ -62,6 +63,8 @@ class _Reader:
       times_s += [line[names.TIME] - begin_s for line in heard]
     until_s = max(times_s, default=0.0)
     lives, pauses = run_lines.lives(_of_run(events), begin_s, until_s)
+    counted = self._whole(summary.read_summary, workdir.summary)
+    status = self._whole(read_status, workdir.status)
     return RecordedRun(
       label=label,
       folder=workdir.root,
@@ -76,16 +79,22 @@ class _Reader:
       until_s=until_s,
       last_s=begin_s + until_s,
       ended=ended,
-      summary=self._whole(summary.read_summary, workdir.summary),
-      status=self._whole(read_status, workdir.status),
+      summary=counted,
+      status=status,
       evaluation=evaluated,
-      gaps=tuple(self._gaps),
+      gaps=(*self._missing(), *self._gaps),
     )
+
+  def _missing(self) -> Iterator[str]:
+    if self._absent:
+      root = self._workdir.root
+      names = (path.relative_to(root).as_posix() for path in self._absent)
+      yield f'There is no {", no ".join(names)}.'
 
   def _records(self, path: pathlib.Path, keys: Sequence[str]) -> list[dict]:
     """Whole lines that have all the keys; what is not there is a gap."""
     if not path.exists():
-      self._gaps.append(f'{path} is missing.')
+      self._absent.append(path)
       return []
     try:
       records = read_jsonl(path)
@@ -108,7 +117,7 @@ class _Reader:
       self._gaps.append(f'{error}.')
       return None
     if found is None:
-      self._gaps.append(f'{path} is missing.')
+      self._absent.append(path)
     return found
 
   def _trained(self, metrics: Sequence[Sequence[dict]], begin_s: float):

@@ -31,6 +31,8 @@ def sentence(run: RecordedRun) -> str | None:
     STOPPED: 'all its processes ended before it was over',
     GOING: 'it is still going, or everything was killed at once',
   }[how]
+  if not run.steps:
+    return f'{run.label} did not finish: {why}. No inner step of it is known.'
   step = max((each.step for each in run.rounds), default=0)
   last = datetime.datetime.fromtimestamp(run.last_s, datetime.UTC)
   return (

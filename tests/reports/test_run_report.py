@@ -207,7 +207,8 @@ def test_a_run_that_was_stopped_says_so(workdir):
 def test_a_missing_file_is_named(workdir, name):
   path = getattr(workdir, name)
   path.unlink(missing_ok=True)
-  assert any(f'{path} is missing' in p for p in report(workdir).paragraphs)
+  said = [p for p in report(workdir).paragraphs if 'There is no' in p]
+  assert len(said) == 1 and f'no {path.name}' in said[0]
 
 
 def test_nothing_but_a_configuration_is_a_page_too(workdir):
@@ -216,6 +217,7 @@ def test_nothing_but_a_configuration_is_a_page_too(workdir):
   found = report(workdir)
   assert column(found, 'runs', 'state') == [run_state.GOING]
   assert column(found, 'runs', 'training loss') == [None]
+  assert any('No inner step of it is known.' in p for p in found.paragraphs)
 
 
 def test_a_corrupt_file_is_left_out_and_named(workdir):
