@@ -56,7 +56,7 @@ def paragraphs(recorded: RecordedSweep) -> Iterator[str]:
 
 
 def parts(recorded: RecordedSweep, suffix: str) -> Iterator[Part]:
-  """Its table, then loss against tokens.
+  """Its table, differences, then loss against tokens.
 
   Args:
     recorded: the sweep.
@@ -64,8 +64,17 @@ def parts(recorded: RecordedSweep, suffix: str) -> Iterator[Part]:
   """
   compared = sweep.compare(recorded.found, recorded.variants)
   yield _table(recorded, compared, suffix)
-  yield from _intervals(recorded, compared, suffix)
-  yield from _charts(recorded, compared, suffix)
+  yield from _against(recorded, compared, suffix)
+  yield from _in_parts(
+    [
+      (each.variant.label, sweep_curves.mean(each.results)) for each in compared
+    ],
+    f'sweep-loss{suffix}',
+    f'{recorded.label}: loss against tokens',
+    'validation loss, nats per token',
+    'Mean over seeds at the same places of their curves; the band is the '
+    'standard deviation.',
+  )
 
 
 def _table(
@@ -110,76 +119,65 @@ def _known(value: float) -> float | None:
   return None if math.isnan(value) else value
 
 
-def _intervals(
+def _against(
   recorded: RecordedSweep, compared: Sequence[Comparison], suffix: str
-) -> Iterator[Intervals]:
-  """One picture for each variant that others are compared with."""
-  bases = dict.fromkeys(
-    each.variant.against for each in compared if each.difference is not None
-  )
+) -> Iterator[Part]:
+  """For each variant that others are compared with: at the end, on the way."""
+  with_pairs = [each for each in compared if each.difference is not None]
+  bases = list(dict.fromkeys(each.variant.against for each in with_pairs))
   for number, base in enumerate(bases):
-    rows = [
-      (
-        f'{each.variant.label} (n = {_pairs(recorded, each)})',
-        100 * each.difference,
-        _known(100 * each.half_width),
-      )
-      for each in compared
-      if each.variant.against == base and each.difference is not None
-    ]
-    rows = [row for row in rows if math.isfinite(row[1])]
-    if rows:
-      part = f'-{number}' if len(bases) > 1 else ''
-      yield Intervals(
-        f'sweep-differences{suffix}{part}',
-        f'Final loss against {base!r}',
-        'difference of the loss, % (paired by seed, 95 % interval)',
-        tuple(rows),
-        notes=(
-          'Left of zero is better; grey: the interval has both signs, or one '
-          'seed gives none (a cross).',
-        ),
-      )
+    several = f'-{number}' if len(bases) > 1 else ''
+    of_base = [each for each in with_pairs if each.variant.against == base]
+    yield from _intervals(
+      recorded, of_base, base, f'sweep-differences{suffix}{several}'
+    )
+    yield from _in_parts(
+      [(each.variant.label, _gap(recorded, each)) for each in of_base],
+      f'sweep-gap{suffix}{several}',
+      f'On the way, against {base!r}',
+      'difference of the loss at equal tokens, %',
+      'Paired by seed, mean and standard deviation over seeds; the loss of '
+      f'{base!r} is interpolated between its evaluations. The first '
+      f'{sweep_curves.LEFT_OUT:.0%} of the tokens are left out.',
+    )
+
+
+def _gap(recorded: RecordedSweep, each: Comparison) -> sweep_curves.Curve:
+  mine = recorded.found[each.variant.label]
+  return sweep_curves.gap(mine, recorded.found[each.variant.against])
+
+
+def _intervals(
+  recorded: RecordedSweep,
+  of_base: Sequence[Comparison],
+  base: str,
+  name: str,
+) -> Iterator[Intervals]:
+  rows = [
+    (
+      f'{each.variant.label} (n = {_pairs(recorded, each)})',
+      100 * each.difference,
+      _known(100 * each.half_width),
+    )
+    for each in of_base
+    if math.isfinite(each.difference)
+  ]
+  if rows:
+    yield Intervals(
+      name,
+      f'At the end, against {base!r}',
+      'difference of the loss, % (paired by seed, 95 % interval)',
+      tuple(rows),
+      notes=(
+        'Left of zero is better. Grey: the interval has both signs; a cross: '
+        'one seed gives none.',
+      ),
+    )
 
 
 def _pairs(recorded: RecordedSweep, each: Comparison) -> int:
   mine = recorded.found[each.variant.label]
   return len(mine.keys() & recorded.found[each.variant.against].keys())
-
-
-def _charts(
-  recorded: RecordedSweep, compared: Sequence[Comparison], suffix: str
-) -> Iterator[Chart]:
-  """Loss against tokens; then what is between each variant and its base."""
-  yield from _in_parts(
-    [
-      (each.variant.label, sweep_curves.mean(each.results)) for each in compared
-    ],
-    f'sweep-loss{suffix}',
-    f'{recorded.label}: loss against tokens',
-    'validation loss, nats per token',
-    'Mean over seeds at the same places of their curves; the band is the '
-    'standard deviation.',
-  )
-  yield from _in_parts(
-    [
-      (
-        f'{each.variant.label} against {each.variant.against}',
-        sweep_curves.gap(
-          recorded.found[each.variant.label],
-          recorded.found.get(each.variant.against, {}),
-        ),
-      )
-      for each in compared
-      if each.variant.against
-    ],
-    f'sweep-gap{suffix}',
-    f'{recorded.label}: difference to the variant compared with',
-    'difference of the loss at equal tokens, %',
-    'Paired by seed, mean and standard deviation over seeds; the other '
-    "variant's loss is interpolated between its evaluations. The first "
-    f'{sweep_curves.LEFT_OUT:.0%} of the tokens are left out.',
-  )
 
 
 def _in_parts(

@@ -52,7 +52,7 @@ def test_it_writes_a_page_pictures_and_tables(done, outdir):
   assert names >= {
     'page.html', 'report.json', 'runs.csv', 'sweep.csv', 'loss-tokens.png',
     'loss-time.png', 'goodput.png', 'timeline.png', 'sweep-loss.png',
-    'sweep-gap.png', 'sweep-differences-0.png',
+    'sweep-gap-0.png', 'sweep-differences-0.png',
   }  # fmt: skip
   assert f'page: {outdir / "page.html"}' in done.stderr
 
