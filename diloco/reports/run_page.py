@@ -4,7 +4,13 @@
 from collections.abc import Iterator, Sequence
 
 from diloco.pages.parts import Part
-from diloco.reports import run_charts, run_state, run_tables, run_timeline
+from diloco.reports import (
+  run_charts,
+  run_state,
+  run_tables,
+  run_timeline,
+  syncer_tables,
+)
 from diloco.reports.recorded_run import RecordedRun
 
 
@@ -40,8 +46,8 @@ def parts(runs: Sequence[RecordedRun]) -> Iterator[Part]:
     if timeline is not None:
       yield timeline
   yield run_tables.learners(runs)
-  yield run_tables.rounds(runs)
+  yield syncer_tables.rounds(runs)
   yield from run_charts.rounds(runs)
-  yield run_tables.traffic(runs)
-  yield run_tables.counts(runs)
+  yield syncer_tables.traffic(runs)
+  yield syncer_tables.counts(runs)
   yield from run_tables.deaths(runs)

@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of real runs: how they ended, their learners, deaths and rounds."""
+"""Tables of real runs: how they ended, their learners, their deaths."""
 
-import collections
-import re
 import statistics
 from collections.abc import Iterator, Sequence
 
-from diloco.metrics import goodput, summary
+from diloco.metrics import goodput
 from diloco.metrics.workdir import learner_name
 from diloco.pages.parts import Cell, Column, Table
 from diloco.reports import run_state
-from diloco.reports.recorded_run import RecordedRun, Round
+from diloco.reports.recorded_run import RecordedRun
 
 
 def overview(runs: Sequence[RecordedRun]) -> Table:
   """A row per run."""
   columns = (
-    _run_column(runs),
+    run_column(runs),
     Column('state'),
     Column('training loss', 4),
     Column('validation loss', 4),
@@ -38,7 +36,8 @@ def overview(runs: Sequence[RecordedRun]) -> Table:
       'Steps are those of the global clock, tokens those trained by all '
       'learners. Training loss: mean of the last tenth of the tokens. Goodput '
       'and uptime are of the steps that are known, from the first learner that '
-      'was ready to the last line that was written.',
+      'was ready to the last step or round; of a run that did not finish, to '
+      'the last line that was written.',
     ),
   )
 
@@ -80,7 +79,7 @@ def _overview(run: RecordedRun) -> tuple[Cell, ...]:
 def learners(runs: Sequence[RecordedRun]) -> Table:
   """A row per run and learner."""
   columns = (
-    _run_column(runs),
+    run_column(runs),
     Column('learner'),
     Column('inner steps'),
     Column('M tokens', 3),
@@ -123,124 +122,15 @@ def _learner(run: RecordedRun, learner: int) -> tuple[Cell, ...]:
     learner,
     len(own),
     len(own) * run.setup.tokens_per_step / 1e6,
-    _mean([step.step_s for step in own]),
+    mean([step.step_s for step in own]),
     100 * sum(step.stall_s for step in own) / all_s if all_s else None,
     len(lives) or None,
     sum(life.process == name for life in run.deaths()) if lives else None,
     100 * len(shares) / len(run.rounds) if run.rounds else None,
-    _mean([share.weight for share in shares]),
-    _mean([share.behind for share in shares]),
+    mean([share.weight for share in shares]),
+    mean([share.behind for share in shares]),
     max((share.behind for share in shares), default=None),
-    _mean([share.age_s for share in shares]),
-  )
-
-
-def rounds(runs: Sequence[RecordedRun]) -> Table:
-  """A row per run: how long its rounds took."""
-  columns = (
-    _run_column(runs),
-    Column('rounds'),
-    Column('merged each', 2),
-    Column('to quorum s', 3),
-    Column('grace s', 3),
-    Column('95 % of grace below s', 3),
-    Column('sync s', 3),
-    Column('stale %', 1),
-    Column('why most windows ended'),
-  )
-  return Table(
-    'rounds',
-    'Rounds',
-    columns,
-    tuple(_rounds(run) for run in runs),
-    notes=(
-      'From due to quorum, from there to the end of the grace window, from the '
-      'first pull to the end of the merge: means. Stale: merged contributions '
-      'whose base was not the newest version.',
-    ),
-  )
-
-
-def _rounds(run: RecordedRun) -> tuple[Cell, ...]:
-  graces = sorted(e.grace_s for e in run.rounds if e.grace_s is not None)
-  behind = [share.behind for each in run.rounds for share in each.shares]
-  return (
-    run.label,
-    len(run.rounds),
-    _mean([len(each.shares) for each in run.rounds]),
-    _mean([e.quorum_s for e in run.rounds if e.quorum_s is not None]),
-    _mean(graces),
-    graces[int(0.95 * (len(graces) - 1))] if graces else None,
-    _mean([each.sync_s for each in run.rounds]),
-    100 * sum(b > 0 for b in behind) / len(behind) if behind else None,
-    _commonest(run.rounds),
-  )
-
-
-def _commonest(rounds: Sequence[Round]) -> Cell:
-  """'everyone is in (92 %)'; reasons that differ in figures only are one."""
-  if not rounds:
-    return None
-  found = collections.Counter(
-    re.sub(r'\d[\d.]*', '…', each.reason) for each in rounds
-  )
-  (reason, many), *_ = found.most_common(1)
-  return f'{reason} ({many / len(rounds):.0%})'
-
-
-def traffic(runs: Sequence[RecordedRun]) -> Table:
-  """Payload bytes, as the syncer counted them."""
-  columns = (
-    _run_column(runs),
-    Column('parameters'),
-    Column('pulls up'),
-    Column('pulls down'),
-    Column('MB up', 2),
-    Column('MB down', 2),
-    Column('bytes per round, up', 0),
-    Column('bytes per round, down', 0),
-    Column('per parameter, up', 3),
-    Column('per parameter, down', 3),
-  )
-  return Table(
-    'bytes',
-    'Bytes',
-    columns,
-    tuple(_traffic(run) for run in runs),
-    notes=(
-      'Payloads that were pulled. Per parameter: of one leg, for one round of '
-      'each of the P fragments; f32 needs 4, bf16 needs 2. Unknown where '
-      'nothing was evaluated or the run did not finish.',
-    ),
-  )
-
-
-def _traffic(run: RecordedRun) -> tuple[Cell, ...]:
-  counted, evaluated = run.summary, run.evaluation
-  parameters = evaluated.parameters if evaluated else None
-  source = counted or run.status
-  if source is None:
-    return (run.label, parameters, *[None] * 8)
-  many = counted.rounds if counted else run.status.closed_round
-  per_parameter = (None, None)
-  if counted and parameters:
-    per_parameter = tuple(
-      summary.bytes_per_parameter(bytes_, pulls, counted.fragments, parameters)
-      for bytes_, pulls in (
-        (counted.bytes_up, counted.pulls_up),
-        (counted.bytes_down, counted.pulls_down),
-      )
-    )
-  return (
-    run.label,
-    parameters,
-    counted.pulls_up if counted else None,
-    counted.pulls_down if counted else None,
-    source.bytes_up / 1e6,
-    source.bytes_down / 1e6,
-    source.bytes_up / many if many else None,
-    source.bytes_down / many if many else None,
-    *per_parameter,
+    mean([share.age_s for share in shares]),
   )
 
 
@@ -274,7 +164,7 @@ def deaths(runs: Sequence[RecordedRun]) -> Iterator[Table]:
       'Deaths',
       (
         Column('death'),
-        _run_column(runs),
+        run_column(runs),
         Column('process'),
         Column('at s', 1),
         Column('how'),
@@ -284,53 +174,11 @@ def deaths(runs: Sequence[RecordedRun]) -> Iterator[Table]:
     )
 
 
-def counts(runs: Sequence[RecordedRun]) -> Table:
-  """What the syncer counted: summary.json, else the last status.json."""
-  names = ('step', 'rounds', 'wall_s', 'goodput', 'uptime', 'refused')
-  kinds = list(dict.fromkeys(kind for run in runs for kind in run.records))
-  rows = []
-  for run in runs:
-    told = run.summary or run.status
-    found = {'source': None}
-    if run.summary:
-      found = {'source': 'summary.json'}
-      found |= {name: getattr(run.summary, name) for name in names}
-    elif told:
-      found = {'source': 'status.json'}
-      found |= {
-        'step': told.step,
-        'rounds': told.closed_round,
-        'wall_s': None,
-        'goodput': told.goodput,
-        'uptime': told.uptime,
-        'refused': told.refused,
-      }
-    rows.append(
-      (
-        run.label,
-        found['source'],
-        *(found.get(name) for name in names),
-        *(run.records.get(kind, 0) for kind in kinds),
-      )
-    )
-  return Table(
-    'counts',
-    'What the syncer counted',
-    (
-      _run_column(runs),
-      Column('file'),
-      *(Column(name, 3) for name in names),
-      *(Column(f'tape: {kind}') for kind in kinds),
-    ),
-    tuple(rows),
-    notes=('Tape: how many lines of each kind, besides those of rounds.',),
-  )
-
-
-def _run_column(runs: Sequence[RecordedRun]) -> Column:
+def run_column(runs: Sequence[RecordedRun]) -> Column:
   """Files have it always; who sees one run knows which."""
   return Column('run', hidden=len(runs) == 1)
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean(values: Sequence[float]) -> float | None:
+  """None of nothing."""
   return statistics.fmean(values) if values else None
