@@ -144,7 +144,11 @@ def counts(runs: Sequence[RecordedRun]) -> Table:
       *(Column(f'tape: {kind}') for kind in kinds),
     ),
     tuple(rows),
-    notes=('Tape: how many lines of each kind, besides those of rounds.',),
+    notes=(
+      'A syncer that was started again counts goodput and uptime anew; those of '
+      'the first table are of the whole run.',
+      'Tape: how many lines of each kind, besides those of rounds.',
+    ),
   )
 
 
