@@ -33,14 +33,20 @@ def main(argv) -> int:
   """Writes and shows the report; 78 where a folder is not what it should be."""
   try:
     report = folders.report(_folders(argv[1:]), _name(), _command())
-    outdir = pathlib.Path(_OUTDIR.value or PARENT / report.name)
-    page, *_ = files.write(report, _writable(outdir))
   except NoReport as error:
     config_flags.exit_config(
       ConfigError([f'--workdir: {each}' for each in str(error).splitlines()])
     )
   except ConfigError as error:
     config_flags.exit_config(error)
+  outdir = pathlib.Path(_OUTDIR.value or PARENT / report.name)
+  try:
+    files.check_writable(outdir)
+  except OSError as error:
+    config_flags.exit_config(
+      ConfigError([f'--outdir={outdir}: {error.strerror}'])
+    )
+  page, *_ = files.write(report, outdir)
   terminal.show(report)
   line = progress.Line()
   if missing := pictures.missing(report):
@@ -70,14 +76,6 @@ def _command() -> str:
   if _OUTDIR.value:
     given.append(f'--outdir={_OUTDIR.value}')
   return shlex.join(['python', '-m', 'diloco.report', *given])
-
-
-def _writable(folder: pathlib.Path) -> pathlib.Path:
-  try:
-    files.check_writable(folder)
-  except OSError as error:
-    raise ConfigError([f'--outdir={folder}: {error.strerror}']) from None
-  return folder
 
 
 if __name__ == '__main__':
