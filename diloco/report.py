@@ -3,10 +3,9 @@
 
   python -m diloco.report --workdir=DIR [--workdir=DIR …] [--outdir=DIR]
 
-A run's folder may be of a run that is still going, or was killed: the page
-shows what there is, and says what is missing. Tables go to standard output;
-page, PNG, CSV and JSON to --outdir. Exit code 78: a folder is neither a run
-nor a sweep.
+A run may still be going, or have been killed: the page says what is missing.
+Tables go to standard output; page, PNG, CSV and JSON to --outdir. Exit code 78:
+a folder is neither a run nor a sweep.
 """
 
 import pathlib
@@ -48,10 +47,9 @@ def main(argv) -> int:
     )
   page, *_ = files.write(report, outdir)
   terminal.show(report)
-  line = progress.Line()
-  if missing := pictures.missing(report):
-    line.stay(missing)
-  line.stay(f'page: {page}')
+  for said in (pictures.missing(report), f'page: {page}'):
+    if said:
+      progress.Line().stay(said)
   return 0
 
 
