@@ -69,6 +69,15 @@ TABLE = {
     'numpy',
     *SIMULATED,
   },
+  'diloco/reports': {
+    'diloco.lab.sweep',  # No more of the lab: that needs jax.
+    'diloco.metrics',
+    'diloco.pages.parts',
+    'diloco.pages.words',
+    'diloco.studies',
+    'numpy',
+  },
+  'diloco/report.py': CONFIG | {'diloco.pages', 'diloco.reports', 'absl'},
   'diloco/simulation_config.py': CONFIG | {'diloco.protocol'},
   'diloco/simulate.py': {
     'diloco.pages',
