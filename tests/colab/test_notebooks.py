@@ -21,9 +21,25 @@ SMALL = {
   'four_learners': {
     'STEPS': '16',
     'LAYERS': '1',
-    'FRAGMENTS': '2',
-    'SYNC_EVERY_STEPS': '4',
-    'EVAL_EVERY_STEPS': '4',
+    'FRAGMENTS': '1',
+    'SYNC_EVERY_STEPS': '2',
+    'EVAL_EVERY_STEPS': '8',
+    'BASELINES': "('data_parallel',)",
+  },
+  'int4_and_rda': {
+    'LEARNERS': '3',
+    'LAYERS': '1',
+    'COMMON_STEPS': '(0, 4)',
+    'INNER_STEPS': '3',
+    'ROUNDS': '4',
+  },
+  'a_million_chips': {
+    'CHIPS': '(250_000, 1_000_000)',
+    'LEARNERS': '(2, 8)',
+    'LEARNER_HOURS': '0.1',
+    'SEEDS': '1',
+    'STEPS': '40',
+    'LINK_STEPS': '50',
   },
 }
 NAMES = sorted(path.stem for path in FOLDER.glob('*.ipynb'))
