@@ -30,7 +30,8 @@ RUNTIME = [
   'tensorboardX>=2.6',
 ]
 PLOT = ['matplotlib>=3.9']
-TEST = [*PLOT, 'psutil>=5.9', 'pytest>=8', 'pytest-timeout>=2.3']
+NOTEBOOKS = [*PLOT, 'ipykernel>=6.29', 'nbclient>=0.10', 'nbformat>=5.10']
+TEST = [*NOTEBOOKS, 'psutil>=5.9', 'pytest>=8', 'pytest-timeout>=2.3']
 
 setuptools.setup(
   name='diloco',
@@ -49,6 +50,7 @@ setuptools.setup(
     'cuda13': ['jax[cuda13]'],
     'data': ['grain[parquet]', 'tokenizers', 'sentencepiece'],
     'plot': PLOT,
+    'notebooks': NOTEBOOKS,
     'test': TEST,
     'dev': [*TEST, 'ruff>=0.17'],
   },
