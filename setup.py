@@ -31,7 +31,14 @@ RUNTIME = [
 ]
 PLOT = ['matplotlib>=3.9']
 EXPORT = ['safetensors>=0.8']
-TEST = [*PLOT, *EXPORT, 'psutil>=5.9', 'pytest>=8', 'pytest-timeout>=2.3']
+NOTEBOOKS = [*PLOT, 'ipykernel>=6.29', 'nbclient>=0.10', 'nbformat>=5.10']
+TEST = [
+  *EXPORT,
+  *NOTEBOOKS,
+  'psutil>=5.9',
+  'pytest>=8',
+  'pytest-timeout>=2.3',
+]
 
 setuptools.setup(
   name='diloco',
@@ -51,6 +58,7 @@ setuptools.setup(
     'data': ['grain[parquet]', 'tokenizers', 'sentencepiece'],
     'export': EXPORT,
     'plot': PLOT,
+    'notebooks': NOTEBOOKS,
     'test': TEST,
     'dev': [*TEST, 'ruff>=0.17'],
   },

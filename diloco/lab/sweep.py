@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 # Two-sided 95 % quantiles of Student's t, by degrees of freedom.
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 RESULT = 'result.json'
+VARIANTS = 'sweep.json'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +80,49 @@ def folder(workdir: pathlib.Path, label: str, seed: int) -> pathlib.Path:
 
 def read(workdir: pathlib.Path, label: str, seed: int) -> Result | None:
   """The result of a finished run; None where there is none."""
-  path = folder(workdir, label, seed) / RESULT
+  run = folder(workdir, label, seed)
+  return read_from(run) if (run / RESULT).exists() else None
+
+
+def read_from(run: pathlib.Path) -> Result:
+  """The result in the folder of a finished run.
+
+  Raises:
+    ValueError: it is not one that `write_into` writes; names the file.
+  """
+  path = run / RESULT
+  try:
+    fields = json.loads(path.read_text())
+    return Result(**fields | {'curve': tuple(map(tuple, fields['curve']))})
+  except (ValueError, TypeError, KeyError) as error:
+    raise ValueError(f'{path}: is no result of a run: {error}') from None
+
+
+def write_variants(workdir: pathlib.Path, rows: Sequence[Variant]):
+  """Beside the results, for whoever looks at them; adds to earlier ones."""
+  known = {v.label: v for v in read_variants(workdir) or ()}
+  known |= {v.label: v for v in rows}
+  workdir.mkdir(parents=True, exist_ok=True)
+  partial = workdir / (VARIANTS + '.partial')
+  partial.write_text(
+    json.dumps([dataclasses.asdict(v) for v in known.values()], indent=1)
+  )
+  partial.replace(workdir / VARIANTS)
+
+
+def read_variants(workdir: pathlib.Path) -> list[Variant] | None:
+  """What a sweep was of; None where no file says so.
+
+  Raises:
+    ValueError: the file is not one that `write_variants` writes.
+  """
+  path = workdir / VARIANTS
   if not path.exists():
     return None
-  fields = json.loads(path.read_text())
-  return Result(**fields | {'curve': tuple(map(tuple, fields['curve']))})
+  try:
+    return [Variant(**fields) for fields in json.loads(path.read_text())]
+  except (ValueError, TypeError) as error:
+    raise ValueError(f'{path}: does not list variants: {error}') from None
 
 
 def write_into(run: pathlib.Path, result: Result):
@@ -143,7 +182,7 @@ def compare(
         variant,
         tuple(result for _, result in sorted(mine.items())),
         statistics.fmean(losses),
-        _spread(losses),
+        spread(losses),
         statistics.fmean(pairs) if pairs else None,
         half_width(pairs),
       )
@@ -152,12 +191,15 @@ def compare(
 
 
 def half_width(values: Sequence[float]) -> float:
-  """Of the 95 % interval of their mean; NaN of less than two."""
+  """Of the 95 % interval of their mean; NaN where `spread` is."""
   if len(values) < 2:
     return math.nan
   t = T_95[min(len(values) - 1, len(T_95)) - 1]
-  return t * statistics.stdev(values) / math.sqrt(len(values))
+  return t * spread(values) / math.sqrt(len(values))
 
 
-def _spread(values: Sequence[float]) -> float:
-  return statistics.stdev(values) if len(values) > 1 else math.nan
+def spread(values: Sequence[float]) -> float:
+  """Standard deviation; NaN of less than two, or where a run diverged."""
+  if len(values) < 2 or not all(map(math.isfinite, values)):
+    return math.nan
+  return statistics.stdev(values)

@@ -23,6 +23,7 @@ def make(
   rows: Sequence[Variant], seeds: int, jobs: int, workdir: pathlib.Path
 ) -> int:
   """Runs what is missing, then prints the table; 1 where a run failed."""
+  sweep.write_variants(workdir, rows)
   todo = [
     (variant, seed)
     for seed in range(seeds)

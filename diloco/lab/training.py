@@ -10,6 +10,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterator
 
+import jax
 import numpy as np
 
 from diloco.lab.contents import LabContents
@@ -53,6 +54,8 @@ class Trained:
   participation: float  # Mean share of the learners that a round merged.
   goodput: float  # Share of the learners' time that went into steps.
   parameters: dict[str, np.ndarray]
+  tally: Tally  # What a timeline shows, as far as it was asked for.
+  deaths: tuple[tuple[int, float, float], ...] = ()  # Learner, dies, is back.
 
   @property
   def loss(self) -> float:
@@ -61,16 +64,19 @@ class Trained:
 
 
 def train(
-  blueprint: Blueprint, tell: Callable[[int, float], None] = lambda *_: None
+  blueprint: Blueprint,
+  tell: Callable[[int, float], None] = lambda *_: None,
+  timeline_s: float = 0.0,
 ) -> Trained:
   """The run that the configuration describes.
 
   Args:
     blueprint: of the run; its section `lab` names the system.
     tell: takes the global step and a training loss, often.
+    timeline_s: what happens before is kept for a picture, in `Trained.tally`.
   """
   if blueprint.config.lab.system == 'decoupled':
-    return _Decoupled(blueprint, tell).run()
+    return _Decoupled(blueprint, tell, timeline_s).run()
   learners = blueprint.config.protocol.learners
   if blueprint.config.lab.system == 'alone':
     learners = 1
@@ -78,7 +84,12 @@ def train(
 
 
 class _Decoupled:
-  def __init__(self, blueprint: Blueprint, tell: Callable[[int, float], None]):
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    tell: Callable[[int, float], None],
+    timeline_s: float,
+  ):
     config = blueprint.config
     lab, learners = config.lab, config.protocol.learners
     rng = random.Random(config.seed)
@@ -88,9 +99,10 @@ class _Decoupled:
     self._config = config
     self._tell = tell
     self._heldout = Heldout(blueprint)
-    self._tally = Tally()
+    self._tally = Tally(timeline_s)
     self._points: list[Point] = []
-    self._contents = LabContents(blueprint, Device(blueprint))
+    self._deaths: list[tuple[int, float, float]] = []
+    self._contents = LabContents(blueprint, _device(blueprint))
     self._cluster = Cluster(
       config.protocol,
       Timing(
@@ -142,6 +154,8 @@ class _Decoupled:
       participation=self._tally.participants / (rounds * protocol.learners),
       goodput=sum(count.useful_s for count in counts) / learner_s,
       parameters=cluster.syncer.contents.model.parameters(),
+      tally=self._tally,
+      deaths=tuple(self._deaths),
     )
 
   def _targets(self) -> Iterator[int]:
@@ -182,12 +196,13 @@ class _Decoupled:
     def live(learner: int, from_s: float):
       dies_s = from_s + lab.step_s * rng.expovariate(1 / lab.mtbf_steps)
       back_s = dies_s + lab.step_s * lab.away_steps
-      cluster.sim.at(dies_s, lambda: die(learner))
+      cluster.sim.at(dies_s, lambda: die(learner, dies_s, back_s))
       cluster.sim.at(back_s, lambda: come_back(learner, back_s))
 
-    def die(learner: int):
+    def die(learner: int, dies_s: float, back_s: float):
       if not cluster.learners[learner].gone:
         cluster.kill(learner)
+        self._deaths.append((learner, dies_s, back_s))
 
     def come_back(learner: int, now_s: float):
       if cluster.learners[learner].gone and not cluster.ended:
@@ -207,7 +222,7 @@ def _together(
   blueprint = dataclasses.replace(
     blueprint, config=dataclasses.replace(config, data=data)
   )
-  device, heldout = Device(blueprint), Heldout(blueprint)
+  device, heldout = _device(blueprint), Heldout(blueprint)
   schedule = blueprint.schedule()
   shards = [
     dataclasses.replace(blueprint, config=config).dataset(learner)
@@ -241,4 +256,11 @@ def _together(
     participation=1.0,
     goodput=1.0,
     parameters={path: np.asarray(x) for path, x in params.items()},
+    tally=Tally(),
   )
+
+
+def _device(blueprint: Blueprint) -> Device:
+  """On as many devices as the mesh asks for: here others may be left over."""
+  mesh = blueprint.config.mesh
+  return Device(blueprint, jax.devices()[: mesh.fsdp * mesh.tensor])

@@ -22,6 +22,8 @@ COLOURS = (
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>')
 DASHES = ('-', '--', ':', '-.')
 GREY = '#666666'
+MOMENT_ROW = 0.035  # Of the height of the axes.
+MOMENT_LINES_MAX = 12  # More of them hide what they mark.
 TICKS_MAX = 9  # Of a logarithmic axis, one under each x that there is.
 
 
@@ -32,6 +34,7 @@ def draw(chart: Chart) -> figure.Figure:
   computed = {line.group for line in chart.lines if line.kind == 'closed form'}
   for line, place in _placed(chart):
     _draw_line(axes, line, place, joined=line.group not in computed)
+  _draw_moments(axes, chart)
   axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
   axes.set_title(chart.title, loc='left')
   _set_axes(axes, chart)
@@ -73,6 +76,14 @@ def _draw_line(axes, line: Line, place: int, joined: bool) -> None:
     )
   else:
     axes.plot(line.xs, line.ys, zorder=4, **style)
+    if line.spreads:
+      low, high = (
+        [y + sign * spread for y, spread in zip(line.ys, line.spreads)]
+        for sign in (-1, 1)
+      )
+      axes.fill_between(
+        line.xs, low, high, color=style['color'], alpha=0.15, lw=0
+      )
 
 
 def _style(line: Line, place: int) -> dict:
@@ -102,7 +113,45 @@ def _style(line: Line, place: int) -> dict:
       'mec': 'black',
       'mew': 0.6,
     },
+    'training': {'color': colour, 'ls': DASHES[place % len(DASHES)], 'lw': 1.0},
+    'validation': {
+      'color': colour,
+      'marker': marker,
+      # Begin and end alone say nothing of the way between them.
+      'ls': DASHES[(line.group // len(COLOURS) + place) % len(DASHES)]
+      if len(line.xs) != 2
+      else '',
+      'lw': 1.3,
+      'ms': 5,
+      'mec': 'white',
+      'mew': 0.5,
+    },
+    'course': {
+      'color': colour,
+      'ls': DASHES[(line.group // len(COLOURS) + place) % len(DASHES)],
+      'lw': 1.4,
+    },
   }[line.kind]
+
+
+def _draw_moments(axes, chart: Chart) -> None:
+  """Crosses along the top, those of a group at one height.
+
+  Each with a line down to the axis, if there are few.
+  """
+  across = axes.get_xaxis_transform()  # x of the data, y of the axes.
+  groups = sorted({group for _, group, _ in chart.moments})
+  for x, group, _ in chart.moments:
+    style = _moment_style(group)
+    y = 1.0 - MOMENT_ROW * (0.5 + groups.index(group))
+    axes.plot([x], [y], transform=across, zorder=5, **style)
+    if len(chart.moments) <= MOMENT_LINES_MAX:
+      axes.axvline(x, color=style['color'], ls=':', lw=0.9, alpha=0.7)
+
+
+def _moment_style(group: int) -> dict:
+  colour = COLOURS[group % len(COLOURS)]
+  return {'color': colour, 'marker': 'x', 'ls': '', 'ms': 5, 'mew': 1.2}
 
 
 def _set_axes(axes, chart: Chart) -> None:
@@ -147,6 +196,10 @@ def _add_legends(page, axes, chart: Chart) -> None:
       colour = COLOURS[group % len(COLOURS)]
       marker = MARKERS[group % len(MARKERS)]
       style = {'color': colour, 'marker': marker, 'ms': 5, 'lw': 1.3}
+    entries.append(lines.Line2D([], [], label=label, **style))
+  moments = {(label, group): None for _, group, label in chart.moments}
+  for label, group in moments:
+    style = _moment_style(group)
     entries.append(lines.Line2D([], [], label=label, **style))
   if len(kinds) > 1:
     entries.append(lines.Line2D([], [], ls='', label=''))

@@ -13,7 +13,14 @@ import pathlib
 import tempfile
 
 from diloco.pages import page, pictures
-from diloco.pages.parts import Chart, Part, Report, Table, Timeline
+from diloco.pages.parts import (
+  Chart,
+  Intervals,
+  Part,
+  Report,
+  Table,
+  Timeline,
+)
 
 PAGE = 'page.html'
 DATA = 'report.json'
@@ -91,7 +98,7 @@ def _as_data(part: Part) -> dict:
         'columns': names,
         'rows': [dict(zip(names, row)) for row in part.rows],
       }
-    case Chart():
+    case Chart() | Intervals():
       data = dataclasses.asdict(part)
     case Timeline():
       data = {

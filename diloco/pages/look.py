@@ -52,7 +52,9 @@ figure {
   margin: 0; overflow-x: auto; padding: 0.5rem;
 }
 img { display: block; height: auto; margin: 0 auto; max-width: 100%; }
-figure.chart img { max-width: none; min-width: 34rem; width: min(100%, 48rem); }
+figure.chart img, figure.intervals img {
+  max-width: none; min-width: 34rem; width: min(100%, 48rem);
+}
 figure.timeline img { max-width: none; min-width: 44rem; width: 100%; }
 .notes { color: var(--faint); font-size: 0.9rem; margin: 0.7rem 0 0; }
 .save { font-size: 0.85rem; margin: 0.4rem 0 0; }

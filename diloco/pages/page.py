@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from diloco.pages import cells
 from diloco.pages.look import STYLE
-from diloco.pages.parts import Chart, Part, Report, Table, Timeline
+from diloco.pages.parts import Chart, Part, Picture, Report, Table, Timeline
 
 
 def of(
@@ -123,10 +123,17 @@ def _table(table: Table, csv: str) -> Iterator[str]:
   )
 
 
-def _picture(part: Chart | Timeline, image: bytes) -> Iterator[str]:
-  from diloco.pages import charts, timelines  # There is a picture: they load.
+def _picture(part: Picture, image: bytes) -> Iterator[str]:
+  # There is a picture: they load.
+  from diloco.pages import charts, intervals, timelines
 
-  module = charts if isinstance(part, Chart) else timelines
+  match part:
+    case Chart():
+      module = charts
+    case Timeline():
+      module = timelines
+    case _:
+      module = intervals
   kind = type(part).__name__.lower()
   yield f'<figure class="{kind}">'
   yield (

@@ -7,7 +7,15 @@ Cell = str | int | float | None  # None: nothing to say, shown as a dash.
 
 # What a lane of a timeline can show, and a line of a chart can be.
 SPAN_KINDS = ('step', 'pause', 'dead', 'waiting', 'bootstrap', 'round', 'grace')
-LINE_KINDS = ('simulated', 'closed form', 'paper', 'measured')
+LINE_KINDS = (
+  'simulated',
+  'closed form',
+  'paper',
+  'measured',
+  'training',  # A loss, and
+  'validation',  # one on held-out text.
+  'course',  # What changes over time.
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +64,11 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-  """Lines over one pair of axes."""
+  """Lines over one pair of axes.
+
+  Attributes:
+    moments: (x, group, label): what happened there, in that group's colour.
+  """
 
   name: str  # Of its PNG file.
   title: str
@@ -67,6 +79,7 @@ class Chart:
   log_y: bool = False
   x_range: tuple[float, float] | None = None
   y_range: tuple[float, float] | None = None
+  moments: tuple[tuple[float, int, str], ...] = ()
   notes: tuple[str, ...] = ()
 
 
@@ -98,7 +111,24 @@ class Timeline:
   notes: tuple[str, ...] = ()
 
 
-Part = Table | Chart | Timeline
+@dataclasses.dataclass(frozen=True)
+class Intervals:
+  """Estimates below each other, each with its interval, and a line at zero.
+
+  Attributes:
+    rows: (label, estimate, half of its interval), first on top; None where
+      the interval is not known.
+  """
+
+  name: str  # Of its PNG file.
+  title: str
+  x_label: str
+  rows: tuple[tuple[str, float, float | None], ...]
+  notes: tuple[str, ...] = ()
+
+
+Picture = Chart | Timeline | Intervals
+Part = Table | Picture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +142,6 @@ class Report:
   parts: tuple[Part, ...]
 
   def __post_init__(self):
-    for kinds in ((Table,), (Chart, Timeline)):  # CSV files, PNG files.
+    for kinds in (Table, Picture):  # CSV files, PNG files.
       names = [part.name for part in self.parts if isinstance(part, kinds)]
       assert len(names) == len(set(names)), f'{self.name}: two of {names}'

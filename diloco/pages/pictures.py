@@ -8,14 +8,14 @@ it is said which pictures are missing.
 import importlib.util
 import io
 
-from diloco.pages.parts import Chart, Report, Timeline
+from diloco.pages.parts import Chart, Picture, Report, Timeline
 
 CHART_DPI = 150
 
 
-def of(report: Report) -> tuple[Chart | Timeline, ...]:
+def of(report: Report) -> tuple[Picture, ...]:
   """The parts of a report that are pictures."""
-  return tuple(p for p in report.parts if isinstance(p, Chart | Timeline))
+  return tuple(p for p in report.parts if isinstance(p, Picture))
 
 
 def missing(report: Report) -> str | None:
@@ -39,15 +39,18 @@ def draw(report: Report) -> dict[str, bytes]:
   import matplotlib  # Heavy, and an extra.
   from matplotlib import style
 
-  from diloco.pages import charts, timelines
+  from diloco.pages import charts, intervals, timelines
 
   drawn = {}
   with style.context('default', after_reset=True), matplotlib.rc_context(STYLE):
     for part in of(report):
-      if isinstance(part, Chart):
-        page, dpi = charts.draw(part), CHART_DPI
-      else:
-        page, dpi = timelines.draw(part), timelines.DPI
+      match part:
+        case Chart():
+          page, dpi = charts.draw(part), CHART_DPI
+        case Timeline():
+          page, dpi = timelines.draw(part), timelines.DPI
+        case _:
+          page, dpi = intervals.draw(part), CHART_DPI
       buffer = io.BytesIO()
       page.savefig(buffer, format='png', dpi=dpi, metadata={'Software': None})
       drawn[part.name] = buffer.getvalue()

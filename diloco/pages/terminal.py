@@ -10,7 +10,7 @@ import rich.table
 import rich.text
 
 from diloco.pages import cells
-from diloco.pages.parts import Chart, Report, Table, Timeline
+from diloco.pages.parts import Picture, Report, Table
 
 BETWEEN = 2  # Blanks between two columns.
 KEYS_MAX = 0.6  # Of the width, for columns that are repeated.
@@ -34,7 +34,7 @@ def show(report: Report, console: rich.console.Console | None = None) -> None:
   for part in report.parts:
     if isinstance(part, Table):
       _show_table(part, console)
-  pictures = [p for p in report.parts if isinstance(p, Chart | Timeline)]
+  pictures = [p for p in report.parts if isinstance(p, Picture)]
   if pictures:
     console.print()
   for part in pictures:

@@ -35,7 +35,7 @@ def timeline(
     *(Span(m, begin, end, 'bootstrap') for m, begin, end in tally.bootstraps),
     *(Span(m, begin, end, 'step') for m, begin, end in tally.steps_spans),
   ]
-  lanes = _lanes_of([(due, merged) for _, due, _, merged in tally.round_spans])
+  lanes = lanes_of([(due, merged) for _, due, _, merged in tally.round_spans])
   for lane, round_span in zip(lanes, tally.round_spans):
     number, due_s, quorum_s, merged_s = round_span
     place, label = len(learners) + lane, f'round {number}'
@@ -57,7 +57,7 @@ def timeline(
   )
 
 
-def _lanes_of(spans: Sequence[tuple[float, float]]) -> list[int]:
+def lanes_of(spans: Sequence[tuple[float, float]]) -> list[int]:
   """For each span the first lane that is free, of at most ROUNDS_MAX."""
   free_s, lanes = [0.0] * ROUNDS_MAX, []
   for begin_s, end_s in spans:

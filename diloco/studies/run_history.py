@@ -204,7 +204,7 @@ def _lives(
         )
         of_process.append(life)
       case 'killed' | 'exited' | 'stopped':
-        of_process[-1] = _ended(of_process[-1], event, at_s)
+        of_process[-1] = ended(of_process[-1], event, at_s)
       case 'paused' | 'went on':
         raise NotReplayable(
           f'{where}: {event["process"]} was {event["event"]!r}; a stopped '
@@ -217,7 +217,7 @@ def _lives(
   return lives
 
 
-def _ended(life: Life, event: Mapping, at_s: float) -> Life:
+def ended(life: Life, event: Mapping, at_s: float) -> Life:
   """The first event of an end has its time; only 'exited' tells how it was."""
   ended_s = min(life.ended_s, at_s)
   match event['event'], event['detail']:
@@ -257,8 +257,8 @@ def _spoken(
     name: tuple(
       dataclasses.replace(
         life,
-        spoke_s=_first(heard[name], life),
-        stepped_s=_first(stepped[name], life),
+        spoke_s=first(heard[name], life),
+        stepped_s=first(stepped[name], life),
       )
       for life in of_process
     )
@@ -266,7 +266,8 @@ def _spoken(
   }
 
 
-def _first(times_s: Sequence[float], life: Life) -> float | None:
+def first(times_s: Sequence[float], life: Life) -> float | None:
+  """The first of ascending times that lies within a life."""
   inside = (t for t in times_s if life.started_s <= t < life.ended_s)
   return next(inside, None)
 
@@ -302,19 +303,42 @@ def _steps_of(
   A record then stands for all steps since the one before, its stall for
   theirs; what a process did after its last record is lost.
   """
-  steps, before, before_s = [], None, 0.0
+  steps, before = [], None
   for number, record in enumerate(records, start=1):
     end_s = record[names.TIME] - begin_s
     if not life.started_s <= end_s < life.ended_s:
       continue
-    many = record['step'] - before if before is not None else 1
-    step_s, stall_s = record[names.STEP_TIME], record[names.STALL_TIME]
-    if many < 1:
-      raise NotReplayable(f'{path}:{number}: step {record["step"]} again')
-    mean_s = step_s if many == 1 else (end_s - before_s) / many
-    steps += [
-      StepRecord(learner, end_s - later * mean_s, mean_s, min(stall_s, mean_s))
-      for later in reversed(range(many))
-    ]
-    before, before_s = record['step'], end_s
+    try:
+      steps += steps_of_record(learner, record, end_s, before)
+    except ValueError as error:
+      raise NotReplayable(f'{path}:{number}: {error}') from None
+    before = record['step'], end_s
   return steps
+
+
+def steps_of_record(
+  learner: int,
+  record: Mapping,
+  end_s: float,
+  before: tuple[int, float] | None,
+) -> list[StepRecord]:
+  """All that a process made since its record before.
+
+  Args:
+    learner: whose.
+    record: of its metrics.
+    end_s: when the last of them ended.
+    before: the step and the end of the record before; None: this is the first.
+
+  Raises:
+    ValueError: the record before is not of an earlier step.
+  """
+  many = record['step'] - before[0] if before else 1
+  if many < 1:
+    raise ValueError(f'step {record["step"]} again')
+  step_s, stall_s = record[names.STEP_TIME], record[names.STALL_TIME]
+  mean_s = step_s if many == 1 else (end_s - before[1]) / many
+  return [
+    StepRecord(learner, end_s - later * mean_s, mean_s, min(stall_s, mean_s))
+    for later in reversed(range(many))
+  ]

@@ -68,7 +68,7 @@ def _measured(history: History, process: int, lane: int) -> Iterator[Span]:
   else:
     lives = history.lives[learner_name(process)]
     ready = [life.stepped_s for life in lives]
-  yield from _work(history.steps, uses(history, process), process, lane)
+  yield from work(history.steps, uses(history, process), process, lane)
   for life, ready_s in zip(lives, ready, strict=True):
     up_s = life.ended_s if ready_s is None else ready_s
     yield from _inside(history, lane, life.started_s, up_s, 'bootstrap')
@@ -81,7 +81,7 @@ def _predicted(
 ) -> Iterator[Span]:
   plan = prediction.plan
   times_s = predicted_uses(prediction, process)
-  yield from _work(prediction.steps, times_s, process, lane)
+  yield from work(prediction.steps, times_s, process, lane)
   for death in prediction.deaths:
     if death.process == process:
       started_s = death.at_s + plan.restart_delay_s
@@ -99,7 +99,7 @@ def _inside(
     yield Span(lane, begin_s, end_s, kind)
 
 
-def _work(
+def work(
   steps: Sequence[StepRecord],
   uses_s: Sequence[float],
   process: int,
@@ -127,8 +127,8 @@ def chart(history: History, predictions: Sequence[Prediction]) -> Chart:
   """Goodput in windows of time: where the two differ."""
   edges = [history.until_s * i / WINDOWS for i in range(WINDOWS + 1)]
   learners = len(history.learners)
-  measured = _windows(history.steps, learners, edges)
-  predicted = [_windows(p.steps, learners, edges) for p in predictions]
+  measured = windows(history.steps, learners, edges)
+  predicted = [windows(p.steps, learners, edges) for p in predictions]
   by_window = list(zip(*predicted, strict=True))
   middles = tuple((a + b) / 2 for a, b in itertools.pairwise(edges))
   return Chart(
@@ -151,7 +151,7 @@ def chart(history: History, predictions: Sequence[Prediction]) -> Chart:
   )
 
 
-def _windows(
+def windows(
   steps: Sequence[StepRecord], learners: int, edges: Sequence[float]
 ) -> list[float]:
   """Percent, of each window; a step may lie in two of them."""

@@ -19,14 +19,15 @@ def _train(**changes):
   return _train_anew(**changes)
 
 
-def _train_anew(**changes):
+def _train_anew(timeline_s=0.0, **changes):
   config = common.quicktest(common.base())
   config.model.update(layers=1)
   config.protocol.update(total_steps=12)
   for key, value in changes.items():
     section, _, name = key.rpartition('__')
     (config[section] if section else config)[name] = value
-  return train(make_blueprint(configs.build(config)))
+  blueprint = make_blueprint(configs.build(config))
+  return train(blueprint, timeline_s=timeline_s)
 
 
 def _same(one, other) -> bool:
@@ -48,6 +49,15 @@ def test_the_same_seed_gives_the_same_bits_also_with_deaths():
   assert _same(one, again)
   assert one.points == again.points
   assert one.goodput < 0.95, 'nobody died'
+
+
+def test_it_tells_who_died_and_who_was_merged():
+  trained = _train_anew(timeline_s=100.0, **DEADLY)
+  assert trained.deaths
+  assert all(dies_s < back_s for _, dies_s, back_s in trained.deaths)
+  assert len(trained.tally.round_spans) == trained.rounds
+  merged = sum(count.merged for count in trained.tally.learners.values())
+  assert len(trained.tally.merged_marks) == merged
 
 
 def test_another_seed_gives_others():

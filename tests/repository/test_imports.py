@@ -70,6 +70,15 @@ TABLE = {
     'numpy',
     *SIMULATED,
   },
+  'diloco/reports': {
+    'diloco.lab.sweep',  # No more of the lab: that needs jax.
+    'diloco.metrics',
+    'diloco.pages.parts',
+    'diloco.pages.words',
+    'diloco.studies',
+    'numpy',
+  },
+  'diloco/report.py': CONFIG | {'diloco.pages', 'diloco.reports', 'absl'},
   'diloco/simulation_config.py': CONFIG | {'diloco.protocol'},
   'diloco/simulate.py': {
     'diloco.pages',
@@ -87,7 +96,14 @@ TABLE = {
   },
   'diloco/lab': LOW
   | CONFIG
-  | {'diloco.runtime', 'diloco.sim', 'absl', 'jax', 'numpy'},
+  | {
+    'diloco.runtime',
+    'diloco.sim',
+    'absl',
+    'jax',
+    'numpy',
+    'experiments.common',  # Of the benchmark.
+  },
   'diloco/runtime': LOW | CONFIG | {'absl', 'jax', 'numpy', 'optax'},
   'diloco/config.py': CONFIG | {'diloco.protocol'},
   'diloco/config_reading.py': {'diloco.config_values'},

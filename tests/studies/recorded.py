@@ -23,6 +23,9 @@ STEP_S = 0.125
 STALL_S = 0.0125  # Of each step: a tenth.
 ROUND_S = 0.25
 FIRST_START_S = 12.0
+QUORUM_S = 0.05
+GRACE_S = 0.1
+LOSS = 2.0  # Of every step.
 
 # Killed at, started at, first step at; multiples of STEP_S.
 Absence = tuple[float, float, float]
@@ -68,21 +71,32 @@ def write(
         if step % every == 0 or step == 1:
           writer.write_scalars(step, scalars(begin_s + step * STEP_S - 1e-3))
     writer.close()
-  tape += [
-    line(
-      ROUND_S * r,
-      'Publish',
-      step=r,
-      sync_s=0.01,
-      shares=[{'learner': r % learners}],
-    )
-    for r in range(1, round(until_s / ROUND_S))
-  ]
+  for r in range(1, round(until_s / ROUND_S)):
+    tape += closed(r, r % learners)
   tape.append(line(until_s + 0.1, 'End'))
   events.append(event(until_s + 0.2, 'syncer', 'exited', 'exited with code 0'))
   append(workdir.events, *sorted(events, key=lambda e: e[names.TIME]))
   append(workdir.tape, *sorted(tape, key=lambda e: e[names.TIME]))
   return workdir
+
+
+def closed(r: int, learner: int) -> list[dict]:
+  """The lines of a round that merged one learner, a version behind if r is 2.
+
+  After QUORUM_S it had its quorum, GRACE_S later its window was over.
+  """
+  share = {
+    'learner': learner,
+    'weight': 1.0,
+    'age_s': 0.5,
+    'base_version': r - (2 if r == 2 else 1),
+  }
+  both = {'round': r, 'version': r, 'step': r, 'shares': [share]}
+  waits = {'quorum_s': QUORUM_S, 'grace_s': GRACE_S}
+  return [
+    line(ROUND_S * r - 1e-3, 'Merge', **both, **waits, reason='all 1 are in'),
+    line(ROUND_S * r, 'Publish', **both, sync_s=0.01),
+  ]
 
 
 def event(at_s: float, process: str, kind: str, detail: str) -> dict:
@@ -104,6 +118,7 @@ def scalars(end_s: float) -> dict[str, float]:
     names.TIME: BEGAN_S + end_s,
     names.STEP_TIME: STEP_S,
     names.STALL_TIME: STALL_S,
+    names.TRAIN_LOSS: LOSS,
   }
 
 

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the folder of a real run: whole, still going, killed, or with holes."""
+
+import collections
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from diloco.metrics import names, summary
+from diloco.metrics.files import Malformed
+from diloco.metrics.goodput import StepRecord
+from diloco.metrics.status import read_status
+from diloco.metrics.workdir import Workdir, learner_name
+from diloco.metrics.writer import CorruptLine, read_jsonl
+from diloco.reports import run_lines, setup
+from diloco.reports.recorded_run import Loss, RecordedRun
+from diloco.studies import run_history
+from diloco.studies.run_history import Life
+
+STEP = (names.TIME, 'step', names.STEP_TIME, names.STALL_TIME)
+
+
+def read(folder: pathlib.Path, label: str) -> RecordedRun:
+  """The run in a folder that has a config.json.
+
+  Args:
+    folder: of the run.
+    label: what the page calls it.
+
+  Raises:
+    NoReport: config.json is not one of a run.
+  """
+  workdir = Workdir(folder)
+  reader = _Reader(workdir, setup.read(workdir.config))
+  return reader.run(label)
+
+
+class _Reader:
+  def __init__(self, workdir: Workdir, configured: setup.Setup):
+    self._workdir = workdir
+    self._setup = configured
+    self._gaps: list[str] = []
+    self._absent: list[pathlib.Path] = []
+
+  def run(self, label: str) -> RecordedRun:
+    workdir, learners = self._workdir, range(self._setup.learners)
+    tape = self._records(workdir.tape, run_lines.LINE)
+    events = self._records(workdir.events, run_lines.EVENT)
+    metrics = [
+      self._records(workdir.metrics(learner_name(m)), STEP) for m in learners
+    ]
+    begin_s = _begin_s(tape, metrics, events)
+    steps, training = self._trained(metrics, begin_s)
+    evaluated = self._whole(summary.read_evaluation, workdir.evaluation)
+    rounds, broken = run_lines.rounds(tape, begin_s)
+    self._gaps += [f'{workdir.tape}: {each}' for each in broken]
+    ended = any(line['kind'] == 'End' for line in tape)
+    times_s = [step.end_s for step in steps] + [each.at_s for each in rounds]
+    if not ended:  # Whoever was heard of last.
+      heard = (*tape, *_of_run(events))
+      times_s += [line[names.TIME] - begin_s for line in heard]
+    until_s = max(times_s, default=0.0)
+    lives, pauses = run_lines.lives(_of_run(events), begin_s, until_s)
+    counted = self._whole(summary.read_summary, workdir.summary)
+    status = self._whole(read_status, workdir.status)
+    return RecordedRun(
+      label=label,
+      folder=workdir.root,
+      setup=self._setup,
+      steps=steps,
+      training=training,
+      validation=self._validated(metrics, steps, begin_s, evaluated),
+      rounds=rounds,
+      records=dict(sorted(collections.Counter(_decisions(tape)).items())),
+      lives=_used(lives, tape, steps, begin_s),
+      pauses=pauses,
+      until_s=until_s,
+      last_s=begin_s + until_s,
+      ended=ended,
+      summary=counted,
+      status=status,
+      evaluation=evaluated,
+      gaps=(*self._missing(), *self._gaps),
+    )
+
+  def _missing(self) -> Iterator[str]:
+    if self._absent:
+      root = self._workdir.root
+      names = (path.relative_to(root).as_posix() for path in self._absent)
+      yield f'There is no {", no ".join(names)}.'
+
+  def _records(self, path: pathlib.Path, keys: Sequence[str]) -> list[dict]:
+    """Whole lines that have all the keys; what is not there is a gap."""
+    if not path.exists():
+      self._absent.append(path)
+      return []
+    try:
+      records = read_jsonl(path)
+    except CorruptLine as error:
+      self._gaps.append(f'{error}: nothing of this file is shown.')
+      return []
+    good = [record for record in records if all(key in record for key in keys)]
+    if len(good) < len(records):
+      self._gaps.append(
+        f'{path}: {len(records) - len(good)} of {len(records)} lines lack one '
+        f'of {", ".join(keys)}; they are left out.'
+      )
+    return good
+
+  def _whole(self, read_file: Callable, path: pathlib.Path):
+    """What one of the small files says; None where it says nothing."""
+    try:
+      found = read_file(path)
+    except Malformed as error:
+      self._gaps.append(f'{error}.')
+      return None
+    if found is None:
+      self._absent.append(path)
+    return found
+
+  def _trained(self, metrics: Sequence[Sequence[dict]], begin_s: float):
+    """Inner steps of all learners, and their losses."""
+    steps: list[StepRecord] = []
+    losses: list[tuple[float, int, float | None]] = []
+    for learner, records in enumerate(metrics):
+      before = None
+      for record in records:
+        end_s = record[names.TIME] - begin_s
+        if before and record['step'] <= before[0]:
+          before = None  # Another process.
+        made = run_history.steps_of_record(learner, record, end_s, before)
+        steps += made
+        losses.append((end_s, len(made), record.get(names.TRAIN_LOSS)))
+        before = record['step'], end_s
+    steps.sort(key=lambda step: step.end_s)
+    losses.sort(key=lambda loss: loss[0])
+    done = np.cumsum([many for _, many, _ in losses]).tolist()
+    per_step = self._setup.tokens_per_step
+    training = tuple(
+      Loss(at_s, per_step * all_steps, loss, many)
+      for (at_s, many, loss), all_steps in zip(losses, done, strict=True)
+      if loss is not None
+    )
+    return tuple(steps), training
+
+  def _validated(
+    self, metrics, steps: Sequence[StepRecord], begin_s: float, evaluated
+  ) -> tuple[Loss, ...]:
+    """What learners and the evaluation at the end found, in order of time."""
+    ends_s = np.array([step.end_s for step in steps])
+    per_step = self._setup.tokens_per_step
+
+    def at(time_s: float, loss: float) -> Loss:
+      done = int(np.searchsorted(ends_s, time_s, side='right'))
+      return Loss(time_s, per_step * done, loss)
+
+    found = [
+      at(record[names.TIME] - begin_s, record[names.EVAL_LOSS])
+      for records in metrics
+      for record in records
+      if names.EVAL_LOSS in record
+    ]
+    if evaluated is not None:
+      end_s = steps[-1].end_s if steps else 0.0
+      found += [at(0.0, evaluated.initial_loss)]
+      found += [at(end_s, evaluated.final_loss)]
+    return tuple(sorted(found, key=lambda loss: loss.at_s))
+
+
+def _begin_s(tape, metrics, events) -> float:
+  """When the first learner was ready; else the first that is known."""
+  ready = [line[names.TIME] for line in tape if line['kind'] == 'ready']
+  if ready:
+    return min(ready)
+  begins = [
+    record[names.TIME] - record[names.STEP_TIME]
+    for records in metrics
+    for record in records
+  ]
+  heard = [record[names.TIME] for record in (*tape, *events)]
+  return min(begins or heard, default=0.0)
+
+
+def _used(
+  lives: Mapping[str, Sequence[Life]],
+  tape: Sequence[dict],
+  steps: Sequence[StepRecord],
+  begin_s: float,
+) -> dict[str, tuple[Life, ...]]:
+  """Adds when syncers first spoke, and when learners first stepped."""
+  spoken = [line[names.TIME] - begin_s for line in tape]
+  stepped = collections.defaultdict(list)
+  for step in steps:
+    stepped[learner_name(step.learner)].append(step.end_s - step.step_s)
+  used = {}
+  for name, of_process in lives.items():
+    times_s = sorted(stepped[name])
+    used[name] = tuple(
+      dataclasses.replace(life, spoke_s=run_history.first(spoken, life))
+      if name == run_history.SYNCER
+      else dataclasses.replace(life, stepped_s=run_history.first(times_s, life))
+      for life in of_process
+    )
+  return used
+
+
+def _of_run(events: Sequence[dict]) -> list[dict]:
+  """Those of learners and syncer: an evaluation comes after the run."""
+  return [e for e in events if e['process'] != 'evaluate']
+
+
+def _decisions(tape: Sequence[dict]):
+  """Kinds of the tape's lines but those that every round has."""
+  return (
+    line['kind'] for line in tape if line['kind'] not in ('Merge', 'Publish')
+  )

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m diloco.lab` as users start it, with a sweep of their own."""
+
+import pathlib
+import subprocess
+import sys
+
+from diloco.lab import sweep
+
+ROOT = pathlib.Path(__file__).parents[2]
+EXPERIMENT = """
+from experiments import common
+
+def get_config(arg=None):
+  config = common.quicktest(common.base())
+  config.model.layers = 1
+  config.protocol.total_steps = 8
+  return config
+
+def sweep(add):
+  add('data-parallel', {'lab.system': 'data_parallel'})
+  add('int8', {'codec.up': 'int8', 'outer.lr': 0.5}, against='data-parallel')
+"""
+
+
+def start(*argv):
+  return subprocess.run(
+    [sys.executable, '-m', 'diloco.lab', *map(str, argv)],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    timeout=240,
+  )
+
+
+def test_a_sweep_is_made_once(tmp_path):
+  config = tmp_path / 'mine.py'
+  config.write_text(EXPERIMENT)
+  argv = (
+    f'--config={config}', f'--workdir={tmp_path / "runs"}', '--sweep',
+    '--seeds=1',
+  )  # fmt: skip
+  first = start(*argv)
+  assert first.returncode == 0, first.stderr
+  losses = {
+    label: sweep.read(tmp_path / 'runs', label, 0).loss
+    for label in ('data-parallel', 'int8')
+  }
+  difference = 100 * (losses['int8'] / losses['data-parallel'] - 1)
+  row = next(x for x in first.stdout.splitlines() if x.startswith('int8'))
+  assert f'{losses["int8"]:.4f}' in row
+  assert f'{difference:+.2f}' in row
+  assert '2/2' in first.stderr
+
+  again = start(*argv)
+  assert again.stdout == first.stdout
+  assert '1/' not in again.stderr, 'made again'
+
+
+def test_a_configuration_without_a_sweep_is_refused(tmp_path):
+  done = start(
+    '--config=experiments/tests_tiny.py', f'--workdir={tmp_path}', '--sweep'
+  )
+  assert done.returncode == 78
+  assert 'experiments/tests_tiny.py: has no sweep(add)' in done.stderr
