@@ -10,7 +10,7 @@ same work eight times as many failures are seen as with steps of 1 s.
 
 Command: python -m diloco.simulate --config=experiments/goodput.py
 Hardware: 1 CPU core of two that were shared. Wall time: 209 s (198 s of CPU),
-  89 MiB.
+  231 MiB.
 Result of three seeds: at 1.2 M chips 24.5 % for data-parallel without
   elasticity, 55.6 % elastic, 88.9 ± 0.5 % for Decoupled DiLoCo with M = 8,
   uptime 100.0 % (paper: 27, 58, 88, 100). Over the paper's 20 cells 1.3 points
