@@ -18,7 +18,7 @@ Variants: recipe.py:learners=2, recipe.py:steps=6000, recipe.py:quicktest.
 from experiments import common
 
 RATES = (4e-3, 8e-3, 16e-3)
-BEST = 8e-3  # Of data-parallel, of those.
+BEST = 16e-3  # Of data-parallel, of those.
 
 
 def get_config(arg=None):
@@ -29,7 +29,7 @@ def get_config(arg=None):
     layers=2, d_model=64, heads=4, kv_heads=2, head_dim=16, d_ff=192
   )
   config.data.update(seq_len=64, batch=8)
-  config.inner.update(lr=BEST, warmup_steps=50)
+  config.inner.update(lr=8e-3, warmup_steps=50)
   config.protocol.update(
     learners=args.learners,
     overlap_steps=1,
@@ -73,3 +73,7 @@ def sweep(add):
   attempt('mean 1 0', merge__rule='mean', outer__lr=1.0, outer__momentum=0.0)
   attempt('0.4 0.8, inner 4e-3', inner__lr=4e-3)
   attempt('0.4 0.8, inner 16e-3', inner__lr=16e-3)
+  for lr, momentum in ((0.5, 0.8), (0.3, 0.9), (0.6, 0.7), (0.4, 0.9)):
+    attempt(f'{lr:g} {momentum:g}', outer__lr=lr, outer__momentum=momentum)
+  attempt('0.4 0.8, P = 24', protocol__fragments=24)
+  attempt('0.4 0.8, H = 8', protocol__sync_every_steps=8)
