@@ -10,7 +10,8 @@ held-out text.
 Command: python -m diloco.lab --config=experiments/recipe.py --sweep \\
   --workdir=runs/recipe --seeds=1
 Hardware: 2 CPU cores, no accelerator. Wall time: see experiments/README.md.
-Result: stands in experiments/README.md; python -m diloco.report
+Result (one seed): data-parallel 1.2602, Decoupled DiLoCo 1.2989 at best, +3.1 %;
+  all that was tried stands in experiments/README.md, and python -m diloco.report
   --workdir=runs/recipe draws it.
 Variants: recipe.py:learners=2, recipe.py:steps=6000, recipe.py:quicktest.
 """
@@ -73,7 +74,10 @@ def sweep(add):
   attempt('mean 1 0', merge__rule='mean', outer__lr=1.0, outer__momentum=0.0)
   attempt('0.4 0.8, inner 4e-3', inner__lr=4e-3)
   attempt('0.4 0.8, inner 16e-3', inner__lr=16e-3)
-  for lr, momentum in ((0.5, 0.8), (0.3, 0.9), (0.6, 0.7), (0.4, 0.9)):
+  # The same gain lr / (1 - momentum) by a shorter memory, and others.
+  for lr, momentum in (
+    (0.6, 0.7), (0.8, 0.6), (1.0, 0.5), (0.5, 0.8), (0.3, 0.9),
+  ):  # fmt: skip
     attempt(f'{lr:g} {momentum:g}', outer__lr=lr, outer__momentum=momentum)
   attempt('0.4 0.8, P = 24', protocol__fragments=24)
   attempt('0.4 0.8, H = 8', protocol__sync_every_steps=8)
