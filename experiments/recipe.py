@@ -10,9 +10,9 @@ held-out text.
 Command: python -m diloco.lab --config=experiments/recipe.py --sweep \\
   --workdir=runs/recipe --seeds=1
 Hardware: 2 CPU cores, no accelerator. Wall time: see experiments/README.md.
-Result (one seed): data-parallel 1.2602, Decoupled DiLoCo 1.2989 at best, +3.1 %;
-  all that was tried stands in experiments/README.md, and python -m diloco.report
-  --workdir=runs/recipe draws it.
+Result (one seed): data-parallel 1.2602, Decoupled DiLoCo 1.2989 at best,
+  +3.1 %; all that was tried stands in experiments/README.md. A page of it:
+  python -m diloco.report --workdir=runs/recipe
 Variants: recipe.py:learners=2, recipe.py:steps=6000, recipe.py:quicktest.
 """
 
