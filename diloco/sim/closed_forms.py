@@ -5,10 +5,6 @@
 """
 
 import math
-from collections.abc import Sequence
-
-NORMAL_RANGE = 8.0  # Standard deviations, beyond which nothing is integrated.
-NODES = 4000
 
 
 def elastic_goodput(rate_per_s: float, pause_s: float) -> float:
@@ -58,14 +54,6 @@ def lockstep_least(goodput: float, learners: int) -> float:
   return goodput**learners
 
 
-def same_goodput_chips(chips: float, learners: int) -> float:
-  """N / M: a single learner of so many chips has the goodput of M of N chips.
-
-  Both have the same λ (paper §5.1).
-  """
-  return chips / learners
-
-
 def scavenging_time(extra: float, begin: float, end: float) -> float:
   """Time of a fixed work, relative to no extra learners.
 
@@ -78,43 +66,3 @@ def scavenging_time(extra: float, begin: float, end: float) -> float:
     end: share of the work after which they go.
   """
   return begin + (1 - end) + (end - begin) / (1 + extra)
-
-
-def slowest_pace(
-  mean_steps_s: Sequence[float], jitter: float, window_steps: int
-) -> float:
-  """Pace of a run that waits for its slowest, in steps of its fastest.
-
-  min(mean) / E[max over learners of the mean of W steps]. An approximation: it
-  lets all begin every window of W steps together, so it neglects that who was
-  slow in one window is behind in the next; and it takes lengths as normal,
-  without the cut of very short ones. It neglects drift, stops and the network.
-
-  Args:
-    mean_steps_s: of each learner.
-    jitter: standard deviation of a step's length, as a share of it.
-    window_steps: W ≥ 1, steps over which a learner's jitter evens out before
-      others wait: τ + s for rounds every s steps with an overlap of τ.
-  """
-  assert window_steps >= 1, f'{window_steps=}'
-  deviations_s = [s * jitter / math.sqrt(window_steps) for s in mean_steps_s]
-  return min(mean_steps_s) / _mean_of_largest(mean_steps_s, deviations_s)
-
-
-def _mean_of_largest(
-  means: Sequence[float], deviations: Sequence[float]
-) -> float:
-  """E[max] of independent normals: high − ∫ Π Φ((x − μ)/σ) dx up to high."""
-  if not any(deviations):
-    return max(means)
-  low = min(m - NORMAL_RANGE * d for m, d in zip(means, deviations))
-  high = max(m + NORMAL_RANGE * d for m, d in zip(means, deviations))
-  width = (high - low) / NODES
-  below = 0.0
-  for node in range(NODES):
-    x = low + (node + 0.5) * width
-    below += math.prod(
-      0.5 * math.erfc((m - x) / (d * math.sqrt(2)))
-      for m, d in zip(means, deviations)
-    )
-  return high - below * width

@@ -4,13 +4,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-
-@dataclasses.dataclass(frozen=True)
-class Suspension:
-  """A learner makes no steps, its process answers: machines are rearranged."""
-
-  begin_s: float
-  end_s: float
+from diloco.sim.stops import Stop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +35,17 @@ class Happenings:
   """All that befalls one fleet.
 
   Attributes:
-    suspensions: by learner, ascending, disjoint: anything with a `begin_s` and
-      an `end_s`.
+    suspensions: by learner, ascending, disjoint: it makes no steps, its process
+      answers.
     capacities: by learner, (time, share of its slices that are there from then
       on), ascending.
     deaths: in any order; those of one process don't overlap.
     arrivals: of learners that don't start at 0.
   """
 
-  suspensions: Mapping[int, tuple] = dataclasses.field(default_factory=dict)
+  suspensions: Mapping[int, tuple[Stop, ...]] = dataclasses.field(
+    default_factory=dict
+  )
   capacities: Mapping[int, tuple[tuple[float, float], ...]] = dataclasses.field(
     default_factory=dict
   )

@@ -132,7 +132,7 @@ def happenings(
   more, is a death; the next process bootstraps after the pause.
   """
   deaths = _syncer_deaths(config, seed, until_s)
-  suspensions: Mapping[int, tuple] = {
+  suspensions: Mapping[int, tuple[Stop, ...]] = {
     m: one.stops for m, one in enumerate(every)
   }
   if config.recovery == 'restart':

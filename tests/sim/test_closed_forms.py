@@ -121,12 +121,6 @@ def test_without_slack_lock_step_has_its_least_goodput():
   assert _meets(runs, closed_forms.lockstep_least(g, 8), off=0.02)
 
 
-def test_more_learners_are_one_learner_of_fewer_chips():
-  chips = closed_forms.same_goodput_chips(1_200_000, 8)
-  assert chips == 150_000
-  assert _rate(1_200_000, 8) == _rate(150_000)
-
-
 @pytest.mark.parametrize(
   ('extra', 'time'),
   [(0, 1.0), (0.25, 0.9), (0.5, 5 / 6), (1, 0.75), (3, 0.625)],
@@ -137,24 +131,3 @@ def test_scavenging_times_of_the_paper(extra, time):
 
 def test_scavenging_all_the_time_is_a_larger_fleet():
   assert closed_forms.scavenging_time(1.0, 0.0, 1.0) == 0.5
-
-
-def test_the_slowest_of_even_learners_sets_the_pace():
-  assert closed_forms.slowest_pace([1.0, 1 / 0.82], 0.0, 1) == pytest.approx(
-    0.82
-  )
-
-
-def test_the_larger_of_two_normals_is_that_much_larger():
-  """E[max] of two of them is μ + σ/√π."""
-  pace = closed_forms.slowest_pace([1.0, 1.0], 0.1, 1)
-  assert 1 / pace == pytest.approx(1 + 0.1 / math.sqrt(math.pi), rel=1e-6)
-
-
-def test_synchronous_learners_of_unequal_speed_have_that_pace():
-  """4 of 8 are 18 % slower, 10 % jitter, H = 4: windows begin together."""
-  means = [1.0] * 4 + [1 / 0.82] * 4
-  speeds = [Speeds(s, 0.1, 0.0, random.Random(i)) for i, s in enumerate(means)]
-  done = lockstep.run([()] * 8, speeds, 10_000.0, Exchange(4))
-  pace = closed_forms.slowest_pace(means, 0.1, 4)
-  assert done.groups[0].steps / 10_000 == pytest.approx(pace, rel=0.005)

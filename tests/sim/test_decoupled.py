@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from diloco.sim.happenings import Arrival, Death, Happenings, Suspension
+from diloco.sim.happenings import Arrival, Death, Happenings
+from diloco.sim.stops import Stop
 from diloco.sim.tally import Union
 from diloco.sim.wires import SYNCER
 from tests.sim.fleets import network_of, run
@@ -23,7 +24,7 @@ def test_nothing_happens_to_a_fleet():
 
 
 def test_a_suspended_learner_costs_nobody_else_anything():
-  befalls = Happenings(suspensions={1: (Suspension(10.5, 30.5),)})
+  befalls = Happenings(suspensions={1: (Stop(10.5, 30.5, 'down'),)})
   outcome = run(100.0, befalls)
   assert outcome.learners[0].steps == 100
   assert outcome.learners[1].stepping_s == pytest.approx(79.5, abs=0.51)
@@ -33,7 +34,7 @@ def test_a_suspended_learner_costs_nobody_else_anything():
 
 
 def test_a_redone_step_is_not_goodput():
-  befalls = Happenings(suspensions={1: (Suspension(10.75, 20.5),)})
+  befalls = Happenings(suspensions={1: (Stop(10.75, 20.5, 'down'),)})
   kept, redone = (run(100.0, befalls, redoes_step=x) for x in (False, True))
   # 90.25 s are left for steps of 1 s; 0.75 s of them were made in vain.
   assert kept.learners[1].stepping_s == pytest.approx(90.0)
@@ -41,7 +42,7 @@ def test_a_redone_step_is_not_goodput():
 
 
 def test_uptime_is_lost_when_all_stand_still():
-  standing = (Suspension(20.0, 45.0),)
+  standing = (Stop(20.0, 45.0, 'down'),)
   outcome = run(100.0, Happenings(suspensions={0: standing, 1: standing}))
   assert outcome.uptime == pytest.approx(0.75)
   assert outcome.goodput == pytest.approx(0.75)
@@ -101,7 +102,7 @@ def test_same_seed_same_outcome_other_seed_another():
 
 
 def test_what_befalls_one_learner_moves_no_step_of_another():
-  befalls = Happenings(suspensions={1: (Suspension(10.5, 30.5),)})
+  befalls = Happenings(suspensions={1: (Stop(10.5, 30.5, 'down'),)})
   alone, hit = (
     [
       span
