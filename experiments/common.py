@@ -95,6 +95,7 @@ def base() -> ml_collections.ConfigDict:
       'grace_cap_steps': 2.0,  # The longest grace window, in inner steps.
       'admission': 'latest',  # 'latest' or 'fresh'.
       'max_staleness_versions': 4,  # Offers on an older base are refused.
+      'weighting': 'tokens',  # Of what is merged: 'tokens' or 'equal'.
       'patience': 1.0,  # Stretches all time-outs; they are measured.
       'total_steps': 500,  # The run ends at this global step.
       'blend': 'overwrite',  # 'overwrite', 'mix' or 'carry'.

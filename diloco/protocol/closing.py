@@ -9,7 +9,7 @@ from diloco.protocol import patience, pulling, rounds, sessions, syncer_io
 from diloco.protocol.grace import grace_window_s
 from diloco.protocol.rounds import Round, Stage
 from diloco.protocol.state import State
-from diloco.protocol.weights import normalised, token_weight
+from diloco.protocol.weights import WEIGHTS, normalised
 
 
 def advance_rounds(state: State):
@@ -171,7 +171,7 @@ def _conclude(state: State, round_: Round):
       fragment=round_.fragment,
       version=state.versions[round_.fragment] + 1,
       step=state.pace.step,
-      shares=_shares(round_),
+      shares=_shares(state, round_),
       quorum_s=round_.quorum_at_s - round_.due_s,
       grace_s=round_.pull_began_s - round_.quorum_at_s,
       reason=round_.reason,
@@ -182,11 +182,12 @@ def _conclude(state: State, round_: Round):
 # MERGING, closed -------------------------------------------------------------
 
 
-def _shares(round_: Round) -> tuple[syncer_io.Share, ...]:
+def _shares(state: State, round_: Round) -> tuple[syncer_io.Share, ...]:
   """Who is merged with which weight (paper: Alg. 2 line 9)."""
   offers = {m: a.held.offer for m, a in round_.pulls}
+  weigh = WEIGHTS[state.config.weighting]
   weights = normalised(
-    {m: token_weight(o.c_tokens, o.c_steps) for m, o in offers.items()}
+    {m: weigh(o.c_tokens, o.c_steps) for m, o in offers.items()}
   )
   return tuple(
     syncer_io.Share(
@@ -208,7 +209,7 @@ def on_merged(state: State, number: int):
   round_ = state.rounds[number]
   assert round_.stage is Stage.MERGING, f'not merging: {round_}'
   fragment = round_.fragment
-  shares = _shares(round_)
+  shares = _shares(state, round_)
   for share in shares:
     account = state.accounts[share.learner]
     state.accounts[share.learner] = account.merged(

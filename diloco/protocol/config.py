@@ -6,6 +6,7 @@ import math
 
 ADMISSIONS = ('latest', 'fresh')
 BLENDS = ('overwrite', 'mix', 'carry')
+WEIGHTINGS = ('tokens', 'equal')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,8 @@ class ProtocolConfig:
     admission: 'latest' merges the newest offer of every live learner;
       'fresh' only of those whose pace clock has reached the round.
     max_staleness_versions: offers on an older base are refused.
+    weighting: 'tokens' weighs a contribution by quantity and quality of its
+      tokens (paper: §2.5); with 'equal' all that trained at all count alike.
     patience: stretches every time-out; all of them derive from measured step
       and transfer times (`patience.py`).
     total_steps: the run ends when the global step t reaches this.
@@ -40,6 +43,7 @@ class ProtocolConfig:
   grace_cap_steps: float
   admission: str
   max_staleness_versions: int
+  weighting: str
   patience: float
   total_steps: int
   blend: str
@@ -105,6 +109,8 @@ class ProtocolConfig:
       yield (
         f'max_staleness_versions={self.max_staleness_versions}, must be ≥ 0'
       )
+    if self.weighting not in WEIGHTINGS:
+      yield f'weighting={self.weighting!r}, must be one of {WEIGHTINGS}'
     if not 0 < self.patience < math.inf:
       yield f'patience={self.patience}, must be finite and > 0'
     if self.total_steps < 1:

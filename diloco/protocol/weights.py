@@ -9,6 +9,14 @@ def token_weight(c_tokens: int, c_steps: int) -> float:
   return c_tokens * (c_tokens / c_steps) if c_steps else 0.0
 
 
+def equal_weight(c_tokens: int, c_steps: int) -> float:
+  """w = 1; 0 without a step, which has nothing to say."""
+  return 1.0 if c_steps else 0.0
+
+
+WEIGHTS = {'tokens': token_weight, 'equal': equal_weight}
+
+
 def normalised(weights: Mapping[int, float]) -> dict[int, float]:
   """Weights that sum to 1, in ascending learner id; equal where all are 0."""
   total = sum(weights[m] for m in sorted(weights))

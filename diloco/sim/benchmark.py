@@ -67,6 +67,7 @@ def simulate(learners: int, steps: int) -> Outcome:
     grace_cap_steps=1.0,
     admission='latest',
     max_staleness_versions=4,
+    weighting='tokens',
     patience=1.0,
     total_steps=10**9,
     blend='overwrite',

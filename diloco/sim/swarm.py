@@ -110,6 +110,7 @@ def _draw_config(rng: random.Random) -> ProtocolConfig:
     grace_cap_steps=rng.choice((0.0, 1.0)),
     admission=rng.choice(ADMISSIONS),
     max_staleness_versions=rng.choice((0, 1, 3)),
+    weighting='tokens',
     patience=0.3,
     total_steps=rng.choice((12, 30, 10_000, 10_000, 10_000)),
     blend=rng.choice(BLENDS),

@@ -183,6 +183,7 @@ def _protocol(
     grace_cap_steps=GRACE_CAP_STEPS,
     admission='latest',
     max_staleness_versions=4,
+    weighting='tokens',
     patience=1.0,
     total_steps=1,
     blend='overwrite',

@@ -26,6 +26,7 @@ DEFAULTS = {
   'grace_cap_steps': 1.0,
   'admission': 'latest',
   'max_staleness_versions': 2,
+  'weighting': 'tokens',
   'patience': 0.5,  # 5 s of silence, and more with steps over 0.8 s.
   'total_steps': 1000,
   'blend': 'overwrite',

@@ -11,7 +11,7 @@ from diloco.protocol.grace import Ema, grace_window_s
 from diloco.protocol.offering import Standing, next_lead, next_offer
 from diloco.protocol.pace import PaceClock
 from diloco.protocol.rounds import Candidate, HeldOffer, decide
-from diloco.protocol.weights import normalised, token_weight
+from diloco.protocol.weights import equal_weight, normalised, token_weight
 from tests.protocol.stages import DEFAULTS, config_of
 
 
@@ -76,6 +76,11 @@ def test_first_sample_sets_the_average():
 
 def test_average_moves_a_fifth_of_the_way():
   assert Ema(1.0).add(2.0).value_s == pytest.approx(1.2)
+
+
+def test_equal_weight_counts_who_trained_once():
+  assert equal_weight(c_tokens=600, c_steps=3) == 1.0
+  assert equal_weight(0, 0) == 0.0
 
 
 def test_token_weight_is_quantity_times_quality():

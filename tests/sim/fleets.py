@@ -21,6 +21,7 @@ def config_of(**changes) -> ProtocolConfig:
     'grace_cap_steps': 1.0,
     'admission': 'latest',
     'max_staleness_versions': 4,
+    'weighting': 'tokens',
     'patience': 1.0,
     'total_steps': 10**9,
     'blend': 'overwrite',

@@ -29,6 +29,7 @@ CONFIG = ProtocolConfig(
   grace_cap_steps=0.0,
   admission='latest',
   max_staleness_versions=4,
+  weighting='tokens',
   patience=100.0,
   total_steps=1_000_000_000,
   blend='overwrite',
