@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variants of one configuration, each over several seeds, and what they show.
 
-An experiment's `sweep(add)` calls `add(label, changes, against=None)` for each
-variant. Runs that were finished are not made again: a sweep goes on where it
-was cut.
+An experiment's `sweep(add)` calls `add(label, changes, against=None, at=None)`
+for each variant. Runs that were finished are not made again: a sweep goes on
+where it was cut.
 """
 
 import dataclasses
@@ -27,11 +27,13 @@ class Variant:
     label: names its folder as well.
     changes: flat key to value, such as {'outer.lr': 0.7}.
     against: label of the variant that it is compared with, seed by seed.
+    at: (axis, line, x): where its difference stands in a chart of that axis.
   """
 
   label: str
   changes: Mapping[str, object]
   against: str | None = None
+  at: tuple[str, str, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,16 +53,25 @@ def variants(sweep: Callable) -> list[Variant]:
   """What `sweep(add)` adds, in its order.
 
   Raises:
-    ValueError: two have one label, or one is compared with none of them.
+    ValueError: two have one label, one is compared with none of them, or
+      stands in a chart and is compared with none.
   """
   found: dict[str, Variant] = {}
 
   def add(
-    label: str, changes: Mapping[str, object], against: str | None = None
+    label: str,
+    changes: Mapping[str, object],
+    against: str | None = None,
+    at: tuple[str, str, float] | None = None,
   ):
     if label in found:
       raise ValueError(f'sweep: two variants are called {label!r}')
-    found[label] = Variant(label, dict(changes), against)
+    if at is not None and against is None:
+      raise ValueError(
+        f'sweep: {label!r} stands at {at} in a chart of differences, but is '
+        'compared with none'
+      )
+    found[label] = Variant(label, dict(changes), against, at)
 
   sweep(add)
   for variant in found.values():
@@ -120,9 +131,14 @@ def read_variants(workdir: pathlib.Path) -> list[Variant] | None:
   if not path.exists():
     return None
   try:
-    return [Variant(**fields) for fields in json.loads(path.read_text())]
-  except (ValueError, TypeError) as error:
+    return [_variant(fields) for fields in json.loads(path.read_text())]
+  except (ValueError, TypeError, AttributeError) as error:
     raise ValueError(f'{path}: does not list variants: {error}') from None
+
+
+def _variant(fields: dict) -> Variant:
+  at = fields.get('at')
+  return Variant(**fields | {'at': None if at is None else tuple(at)})
 
 
 def write_into(run: pathlib.Path, result: Result):

@@ -17,7 +17,7 @@ from diloco.pages.parts import (
   Part,
   Table,
 )
-from diloco.reports import sweep_curves
+from diloco.reports import sweep_curves, sweep_trends
 from diloco.reports.sweep_reading import RecordedSweep
 
 LINES_MAX = 7  # Of a chart: as many as there are colours.
@@ -56,7 +56,7 @@ def paragraphs(recorded: RecordedSweep) -> Iterator[str]:
 
 
 def parts(recorded: RecordedSweep, suffix: str) -> Iterator[Part]:
-  """Its table, differences, then loss against tokens.
+  """Its table, trends, differences, then loss against tokens.
 
   Args:
     recorded: the sweep.
@@ -64,6 +64,7 @@ def parts(recorded: RecordedSweep, suffix: str) -> Iterator[Part]:
   """
   compared = sweep.compare(recorded.found, recorded.variants)
   yield _table(recorded, compared, suffix)
+  yield from sweep_trends.charts(compared, recorded.label, suffix)
   yield from _against(recorded, compared, suffix)
   yield from _in_parts(
     [

@@ -75,6 +75,22 @@ def test_losses_are_means_over_seeds(root):
   assert line.spreads == pytest.approx((0.5 * math.sqrt(2), math.sqrt(2)))
 
 
+def test_a_trend_has_the_differences_in_the_order_of_its_axis(tmp_path):
+  rows_of = [
+    Variant('base', {}),
+    Variant('far', {}, 'base', ('steps', 'H = 24', 800)),
+    Variant('near', {}, 'base', ('steps', 'H = 24', 100)),
+  ]
+  sweep.write_variants(tmp_path, rows_of)
+  for label, loss in (('base', 2.0), ('far', 2.2), ('near', 2.4)):
+    sweep.write_into(sweep.folder(tmp_path, label, 0), result(3.0, loss))
+  chart = part(report(tmp_path), 'sweep-trend-0')
+  assert (chart.x_label, chart.log_x) == ('steps', True)
+  (line,) = chart.lines
+  assert (line.label, line.xs) == ('H = 24', (100.0, 800.0))
+  assert line.ys == pytest.approx((20.0, 10.0))
+
+
 def test_differences_are_at_equal_tokens():
   """Halfway between 4 and 2 the other one is at 3."""
   mine = Result(3.3, 3.3, ((1, 150, 3.3), (2, 200, 2.2)), 3, 1.0, 1.0, 1.0)

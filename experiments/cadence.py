@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often should a fragment be synchronised, in how many?
+
+H inner steps between two syncs of a fragment, P fragments.
+
+Command: python -m diloco.lab --config=experiments/cadence.py --sweep \\
+  --workdir=runs/cadence
+Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
+Variants: cadence.py:quicktest, cadence.py:scale=150m; more in study.py.
+"""
+
+from experiments import study
+
+
+def get_config(arg=None):
+  return study.config_of('cadence', arg)
+
+
+def sweep(add):
+  study.add_references(add)
+  for every in (8, 48, 96):
+    add(
+      f'H = {every}',
+      {'protocol.sync_every_steps': every},
+      against=study.DATA_PARALLEL,
+      at=('H, inner steps between two syncs', 'P = 8', every),
+    )
+  for fragments in (1, 2, 4, 24):
+    add(
+      f'P = {fragments}',
+      {'protocol.fragments': fragments},
+      against=study.DATA_PARALLEL,
+      at=('P, fragments', 'H = 24', fragments),
+    )

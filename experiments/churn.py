@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What do failures cost in quality, at equal merged tokens?
+
+Each learner dies at random (a Poisson process) and is away for 20 steps, so
+that it lacks a tenth, about a third, or half of its time. The run is longer by
+what is lost: as many tokens are merged as by the twin without failures.
+
+Command: python -m diloco.lab --config=experiments/churn.py --sweep \\
+  --workdir=runs/churn
+Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
+Variants: churn.py:quicktest, churn.py:scale=150m; more in study.py.
+"""
+
+from experiments import study
+
+
+def get_config(arg=None):
+  return study.config_of('churn', arg)
+
+
+def sweep(add):
+  study.add_references(add)
+  away = 20.0
+  for share in (0.1, 0.3, 0.5):
+    add(
+      f'{share:.0%} lost',
+      {
+        'lab.away_steps': away,
+        'lab.mtbf_steps': away * (1 - share) / share,
+        'protocol.total_steps': round(study.STEPS / (1 - share)),
+      },
+      against=study.BASE,
+      at=("share of the learners' time that is lost", 'at equal tokens', share),
+    )

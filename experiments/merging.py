@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How should the outer gradients of many learners be merged?
+
+The mean, RDA, and RDA for all but the embeddings, with 2 to 16 learners that
+share the sequences of a step; the outer optimizer is the same for all.
+
+Command: python -m diloco.lab --config=experiments/merging.py --sweep \\
+  --workdir=runs/merging
+Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
+Variants: merging.py:quicktest, merging.py:scale=150m; more in study.py.
+"""
+
+from experiments import study
+
+
+def get_config(arg=None):
+  return study.config_of('merging', arg)
+
+
+def sweep(add):
+  study.add_references(add)
+  rules = {
+    'mean': ('mean', 'mean'),
+    'RDA': ('rda', 'rda'),
+    'RDA but for embeddings': ('rda', 'mean'),
+  }
+  for number in (2, 4, 8, 16):
+    for label, (rule, embedding) in rules.items():
+      changes = {'merge.rule': rule, 'merge.embedding': embedding}
+      add(
+        f'M = {number}, {label}',
+        study.learners(number) | changes,
+        against=study.DATA_PARALLEL,
+        at=('learners M', label, number),
+      )

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which outer learning rate and momentum, by M and by horizon?
+
+M learners share the sequences of a step; the longer horizon has three times
+the steps, and a data-parallel run of its own to be compared with.
+
+Command: python -m diloco.lab --config=experiments/outer.py --sweep \\
+  --workdir=runs/outer
+Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
+Variants: outer.py:quicktest, outer.py:scale=150m; more in study.py.
+"""
+
+from experiments import study
+
+
+def get_config(arg=None):
+  return study.config_of('outer', arg)
+
+
+def sweep(add):
+  study.add_references(add)
+  settings = ((1.0, 0.0), (0.4, 0.8), (0.6, 0.7), (0.6, 0.85), (0.7, 0.9))
+
+  def outer(lr, momentum):
+    return {'outer.lr': lr, 'outer.momentum': momentum}
+
+  for number in (2, 4, 8):
+    for lr, momentum in settings:
+      add(
+        f'M = {number}, {lr:g}, {momentum:g}',
+        study.learners(number) | outer(lr, momentum),
+        against=study.DATA_PARALLEL,
+        at=('learners M', f'{lr:g}, {momentum:g}', number),
+      )
+  longer = {'protocol.total_steps': 3 * study.STEPS}
+  reference = f'{study.DATA_PARALLEL}, three times the steps'
+  add(reference, longer | {'lab.system': 'data_parallel'})
+  for lr, momentum in settings:
+    add(
+      f'three times the steps, {lr:g}, {momentum:g}',
+      longer | outer(lr, momentum),
+      against=reference,
+    )

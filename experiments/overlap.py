@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How late may an update come, and how is it taken in?
+
+τ inner steps pass between the snapshot of a fragment and its update; these
+are kept (carry), lost (overwrite), or partly kept (mix).
+
+Command: python -m diloco.lab --config=experiments/overlap.py --sweep \\
+  --workdir=runs/overlap
+Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
+Variants: overlap.py:quicktest, overlap.py:scale=150m; more in study.py.
+"""
+
+from experiments import study
+
+
+def get_config(arg=None):
+  return study.config_of('overlap', arg)
+
+
+def sweep(add):
+  study.add_references(add)
+  for steps in (0, 2, 6, 12):
+    for blend in ('carry', 'overwrite') if steps else ('overwrite',):
+      add(
+        f'τ = {steps}, {blend}',
+        {'protocol.overlap_steps': steps, 'protocol.blend': blend},
+        against=study.DATA_PARALLEL,
+        at=('τ, inner steps', blend, steps),
+      )
+  mix = {'protocol.blend': 'mix', 'protocol.blend_alpha': 0.5}
+  add(
+    'τ = 6, mix',
+    {'protocol.overlap_steps': 6} | mix,
+    against=study.DATA_PARALLEL,
+  )

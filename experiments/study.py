@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run that the studies of quality vary, and what they are compared with.
+
+A byte-level decoder of 131 k parameters, 600 steps of 16 sequences of 64 bytes
+in all, learners in step; all settings that a study does not name are the
+library's defaults. Short on purpose: many variants, each over several seeds,
+in minutes. What is right at another horizon, `recipe.py` asks.
+
+Arguments of every study: quicktest, learners=4, steps=600, scale=small; the
+other scales stand in `scales.py`, their steps are their token budget's.
+"""
+
+import ml_collections
+
+from experiments import common, scales
+
+SEQUENCES = 16  # In one step of all learners together, whatever their number.
+STEPS = 600
+BASE = 'decoupled'  # The variant with nothing changed.
+DATA_PARALLEL = 'data-parallel'
+
+
+def config_of(name: str, arg: str | None) -> ml_collections.ConfigDict:
+  """The unchanged variant of the study of that name."""
+  args = common.parse_arg(
+    arg, quicktest=False, learners=4, steps=0, scale=scales.SMALL
+  )
+  config = common.base()
+  config.name = name
+  config.protocol.learners = args.learners
+  scales.apply(config, args.scale)
+  if args.scale == scales.SMALL:
+    config.data.batch = SEQUENCES // args.learners
+    config.protocol.total_steps = STEPS
+  if args.steps:  # 0: as many as the scale has.
+    config.protocol.total_steps = args.steps
+  return common.quicktest(config) if args.quicktest else config
+
+
+def add_references(add):
+  """Data-parallel, and the unchanged variant against it."""
+  add(DATA_PARALLEL, {'lab.system': 'data_parallel'})
+  add(BASE, {}, against=DATA_PARALLEL)
+
+
+def learners(number: int) -> dict[str, object]:
+  """Changes: so many learners with the sequences of a step between them."""
+  return {
+    'protocol.learners': number,
+    'data.batch': SEQUENCES // number,
+  }

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What do quorum, grace, admission and weights do for quality?
+
+Two of four learners lack 40 % of the steps of the others. Tokens differ
+between the variants: the run ends at the fastest learner's last step, and what
+a slow one did counts only if it is merged.
+
+Command: python -m diloco.lab --config=experiments/unequal.py --sweep \\
+  --workdir=runs/unequal
+Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
+Variants: unequal.py:quicktest, unequal.py:scale=150m; more in study.py.
+"""
+
+from experiments import study
+
+
+def get_config(arg=None):
+  return study.config_of('unequal', arg)
+
+
+def sweep(add):
+  study.add_references(add)
+  slow = {'lab.slow_learners': 2, 'lab.slow_gap': 0.4}
+  variants = {
+    'all, K = 4': {'protocol.quorum': 4},
+    'K = 2': {'protocol.quorum': 2},
+    'K = 1, no grace, fresh': {
+      'protocol.grace_cap_steps': 0.0,
+      'protocol.admission': 'fresh',
+    },
+    'K = 1, grace, fresh': {'protocol.admission': 'fresh'},
+    'K = 1, no grace, latest': {'protocol.grace_cap_steps': 0.0},
+    'K = 1, grace, latest': {},
+    'the same, equal weights': {'protocol.weighting': 'equal'},
+  }
+  for label, changes in variants.items():
+    add(label, slow | changes, against=study.DATA_PARALLEL)
