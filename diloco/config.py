@@ -235,14 +235,16 @@ def _shards_suffice(data, protocol) -> Iterator[str]:
 
 
 def _mesh_divides(model, data, mesh) -> Iterator[str]:
-  for key, value, axis in (
-    ('data.batch', data.batch, 'fsdp'),
+  rows = ('data.batch', data.batch, 'fsdp')
+  sizes = (
     ('model.d_model', model.d_model, 'fsdp'),
     ('model.heads', model.heads, 'tensor'),
     ('model.kv_heads', model.kv_heads, 'tensor'),
     ('model.d_ff', model.d_ff, 'tensor'),
     ('model.vocab', model.vocab, 'tensor'),
-  ):
+  )
+  # What lies where of a model of the user's own, its own table says.
+  for key, value, axis in (rows,) if model.own else (rows, *sizes):
     if value % getattr(mesh, axis):
       yield (
         f'{key}={value}: must be a multiple of '

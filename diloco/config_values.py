@@ -93,8 +93,18 @@ class ModelConfig(Section):
   remat: str
   tied: bool
 
+  @property
+  def own(self) -> tuple[str, str] | None:
+    """Module and function of the user's own model; None: it is one of ours."""
+    found = re.fullmatch(r'(\w+(?:\.\w+)*):(\w+)', self.kind, re.ASCII)
+    return (found[1], found[2]) if found else None
+
   def broken_rules(self):
-    yield from self._one_of('kind', MODEL_KINDS)
+    if self.kind not in MODEL_KINDS and not self.own:
+      yield (
+        f'kind={self.kind!r}: must be one of {", ".join(MODEL_KINDS)}, or the '
+        "'package.module:function' of a model of your own"
+      )
     yield from self._one_of('dtype', DTYPES)
     yield from self._one_of('remat', REMATS)
     yield from self._at_least(2, 'vocab')

@@ -15,7 +15,7 @@ def base() -> ml_collections.ConfigDict:
 
   config.model = ml_collections.ConfigDict(
     {
-      'kind': 'decoder',  # Dense: RMSNorm, RoPE, GQA, gated MLP; or 'bowl'.
+      'kind': 'decoder',  # 'decoder', 'bowl', or a 'module:function' of yours.
       'vocab': 256,  # One token per byte.
       'layers': 4,  # Decoder blocks.
       'd_model': 128,  # Width of the residual stream.

@@ -115,6 +115,11 @@ TABLE = {
     'experiments.common',
     'experiments.simulated',  # Its twin for simulations.
   },
+  'experiments/own_model.py': {  # Its model; the others only name theirs.
+    'diloco.models.interface',
+    'experiments.common',
+    'jax',
+  },
   'launch': CONFIG
   | {
     'absl',
