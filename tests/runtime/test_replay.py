@@ -8,6 +8,7 @@ from diloco.checkpoint.parameters import read_parameters
 from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import read_jsonl
 from diloco.runtime.incarnation import incarnation_of, process_of
+from diloco.runtime.replay_contents import DeviceContents
 from diloco.runtime.replay_plan import NotReplayable, make_plan
 from diloco.runtime.replaying import Replay, Replayed
 from diloco.runtime.tape_reading import read_tapes
@@ -36,7 +37,8 @@ def synchronous(tmp_path_factory):
 
 def _replay(run: Run, workdir: Workdir | None = None) -> Replayed:
   plan = make_plan(read_tapes(workdir or run.workdir))
-  return Replay(run.blueprint, plan, run.device).run()
+  contents = DeviceContents(run.blueprint, run.device)
+  return Replay(run.blueprint, plan, contents).run()
 
 
 def _assert_same_bytes(replayed: Replayed, run: Run):
