@@ -113,6 +113,7 @@ TABLE = {
   'experiments': {
     'ml_collections',
     'experiments.common',
+    'experiments.scales',
     'experiments.simulated',  # Its twin for simulations.
   },
   'experiments/own_model.py': {  # Its model; the others only name theirs.
