@@ -272,6 +272,16 @@ def _transfers_run(transport, run) -> Iterator[str]:
     )
 
 
+def _checkpoints_come(checkpoint, run) -> Iterator[str]:
+  """The evaluator reads what the syncer saves."""
+  every = checkpoint.syncer_every_rounds
+  if run.eval_every_rounds % every:
+    yield (
+      f'run.eval_every_rounds={run.eval_every_rounds}: must be a multiple of '
+      f'checkpoint.syncer_every_rounds={every}: checkpoints are evaluated'
+    )
+
+
 # What the arguments of a rule are called in RunConfig, and the rule.
 BETWEEN = (
   (('model', 'data'), _bytes_fit),
@@ -280,6 +290,7 @@ BETWEEN = (
   (('model', 'data', 'mesh'), _mesh_divides),
   (('protocol', 'blend_alpha'), _alpha_used),
   (('transport', 'run'), _transfers_run),
+  (('checkpoint', 'run'), _checkpoints_come),
 )
 
 

@@ -311,6 +311,7 @@ class ProcessConfig(Section):
   SECTION = 'run'
 
   log_every_steps: int
+  eval_every_rounds: int
   eval_batches: int
   eval_batch: int
   restarts_max: int
@@ -324,7 +325,11 @@ class ProcessConfig(Section):
       1, 'log_every_steps', 'eval_batches', 'eval_batch'
     )
     yield from self._at_least(
-      0, 'restarts_max', 'restart_delay_s', 'cpu_threads'
+      0,
+      'eval_every_rounds',
+      'restarts_max',
+      'restart_delay_s',
+      'cpu_threads',
     )
     if not 0 <= self.step_floor_s < float('inf'):
       yield f'step_floor_s={self.step_floor_s}: must be finite, at least 0'
