@@ -235,14 +235,16 @@ def _shards_suffice(data, protocol) -> Iterator[str]:
 
 
 def _mesh_divides(model, data, mesh) -> Iterator[str]:
-  for key, value, axis in (
-    ('data.batch', data.batch, 'fsdp'),
+  rows = ('data.batch', data.batch, 'fsdp')
+  sizes = (
     ('model.d_model', model.d_model, 'fsdp'),
     ('model.heads', model.heads, 'tensor'),
     ('model.kv_heads', model.kv_heads, 'tensor'),
     ('model.d_ff', model.d_ff, 'tensor'),
     ('model.vocab', model.vocab, 'tensor'),
-  ):
+  )
+  # What lies where of a model of the user's own, its own table says.
+  for key, value, axis in (rows,) if model.own else (rows, *sizes):
     if value % getattr(mesh, axis):
       yield (
         f'{key}={value}: must be a multiple of '
@@ -270,6 +272,16 @@ def _transfers_run(transport, run) -> Iterator[str]:
     )
 
 
+def _checkpoints_come(checkpoint, run) -> Iterator[str]:
+  """The evaluator reads what the syncer saves."""
+  every = checkpoint.syncer_every_rounds
+  if run.eval_every_rounds % every:
+    yield (
+      f'run.eval_every_rounds={run.eval_every_rounds}: must be a multiple of '
+      f'checkpoint.syncer_every_rounds={every}: checkpoints are evaluated'
+    )
+
+
 # What the arguments of a rule are called in RunConfig, and the rule.
 BETWEEN = (
   (('model', 'data'), _bytes_fit),
@@ -278,6 +290,7 @@ BETWEEN = (
   (('model', 'data', 'mesh'), _mesh_divides),
   (('protocol', 'blend_alpha'), _alpha_used),
   (('transport', 'run'), _transfers_run),
+  (('checkpoint', 'run'), _checkpoints_come),
 )
 
 

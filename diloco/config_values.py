@@ -93,8 +93,18 @@ class ModelConfig(Section):
   remat: str
   tied: bool
 
+  @property
+  def own(self) -> tuple[str, str] | None:
+    """Module and function of the user's own model; None: it is one of ours."""
+    found = re.fullmatch(r'(\w+(?:\.\w+)*):(\w+)', self.kind, re.ASCII)
+    return (found[1], found[2]) if found else None
+
   def broken_rules(self):
-    yield from self._one_of('kind', MODEL_KINDS)
+    if self.kind not in MODEL_KINDS and not self.own:
+      yield (
+        f'kind={self.kind!r}: must be one of {", ".join(MODEL_KINDS)}, or the '
+        "'package.module:function' of a model of your own"
+      )
     yield from self._one_of('dtype', DTYPES)
     yield from self._one_of('remat', REMATS)
     yield from self._at_least(2, 'vocab')
@@ -301,6 +311,7 @@ class ProcessConfig(Section):
   SECTION = 'run'
 
   log_every_steps: int
+  eval_every_rounds: int
   eval_batches: int
   eval_batch: int
   restarts_max: int
@@ -314,7 +325,11 @@ class ProcessConfig(Section):
       1, 'log_every_steps', 'eval_batches', 'eval_batch'
     )
     yield from self._at_least(
-      0, 'restarts_max', 'restart_delay_s', 'cpu_threads'
+      0,
+      'eval_every_rounds',
+      'restarts_max',
+      'restart_delay_s',
+      'cpu_threads',
     )
     if not 0 <= self.step_floor_s < float('inf'):
       yield f'step_floor_s={self.step_floor_s}: must be finite, at least 0'

@@ -15,7 +15,7 @@ def base() -> ml_collections.ConfigDict:
 
   config.model = ml_collections.ConfigDict(
     {
-      'kind': 'decoder',  # Dense: RMSNorm, RoPE, GQA, gated MLP; or 'bowl'.
+      'kind': 'decoder',  # 'decoder', 'bowl', or a 'module:function' of yours.
       'vocab': 256,  # One token per byte.
       'layers': 4,  # Decoder blocks.
       'd_model': 128,  # Width of the residual stream.
@@ -127,6 +127,7 @@ def base() -> ml_collections.ConfigDict:
   config.run = ml_collections.ConfigDict(
     {
       'log_every_steps': 10,  # Between two records of a learner's metrics.
+      'eval_every_rounds': 0,  # Θ is evaluated beside the run; 0: at its end.
       'eval_batches': 16,  # Held-out batches of one evaluation.
       'eval_batch': 16,  # Sequences in one of them.
       'restarts_max': 10,  # Of one process; then the run stops.
@@ -179,6 +180,8 @@ def quicktest(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   config.mesh.update(fsdp=1, tensor=1)
   config.checkpoint.update(syncer_every_rounds=8, learner_every_steps=10)
   config.run.update(log_every_steps=1, eval_batches=2, eval_batch=4)
+  if config.run.eval_every_rounds:
+    config.run.eval_every_rounds = 8
   return config
 
 

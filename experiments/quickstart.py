@@ -10,14 +10,15 @@ Command: bash launch/quickstart.sh, or
 Hardware: 2 CPU cores. Wall time: 107 s after installation, 84 s of training.
 Result of one run: validation loss of the global model from 5.565 to 1.508 nats
 per byte (the text's bigram entropy is 2.406), goodput 94.7 %, uptime 99.8 %.
-Variants: quickstart.py:quicktest (20 CPU seconds), quickstart.py:learners=4.
+Variants: quickstart.py:quicktest (20 CPU seconds), quickstart.py:learners=4,
+  quickstart.py:scale=150m (scales.py).
 """
 
-from experiments import common
+from experiments import common, scales
 
 
 def get_config(arg=None):
-  args = common.parse_arg(arg, quicktest=False, learners=3)
+  args = common.parse_arg(arg, quicktest=False, learners=3, scale=scales.SMALL)
   config = common.base()
   config.name = 'quickstart'
   config.model.update(
@@ -34,6 +35,10 @@ def get_config(arg=None):
     quorum=1,
     total_steps=800,
   )
+  config.run.eval_every_rounds = 32
   config.run.cpu_threads = 2  # Four processes share two cores.
+  if args.scale != scales.SMALL:  # That is smaller still than the above.
+    scales.apply(config, args.scale)
+    config.run.cpu_threads = 0
   config.faults = ('kill learner 1 at 0.33',)
   return common.quicktest(config) if args.quicktest else config

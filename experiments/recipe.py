@@ -13,31 +13,31 @@ Hardware: 2 CPU cores, no accelerator. Wall time: see experiments/README.md.
 Result (one seed): data-parallel 1.2602, Decoupled DiLoCo 1.2989 at best,
   +3.1 %; all that was tried stands in experiments/README.md. A page of it:
   python -m diloco.report --workdir=runs/recipe
-Variants: recipe.py:learners=2, recipe.py:steps=6000, recipe.py:quicktest.
+Variants: recipe.py:learners=2, recipe.py:steps=6000, recipe.py:quicktest,
+  recipe.py:scale=150m (scales.py).
 """
 
-from experiments import common
+from experiments import common, scales
 
 RATES = (4e-3, 8e-3, 16e-3)
 BEST = 16e-3  # Of data-parallel, of those.
 
 
 def get_config(arg=None):
-  args = common.parse_arg(arg, quicktest=False, learners=4, steps=2000)
+  args = common.parse_arg(
+    arg, quicktest=False, learners=4, steps=0, scale=scales.SMALL
+  )
   config = common.base()
   config.name = 'recipe'
-  config.model.update(
-    layers=2, d_model=64, heads=4, kv_heads=2, head_dim=16, d_ff=192
-  )
-  config.data.update(seq_len=64, batch=8)
-  config.inner.update(lr=8e-3, warmup_steps=50)
   config.protocol.update(
     learners=args.learners,
     overlap_steps=1,
-    total_steps=args.steps,
     grace_cap_steps=1.0,
     blend='carry',
   )
+  scales.apply(config, args.scale)
+  if args.steps:  # 0: as many as the scale has.
+    config.protocol.total_steps = args.steps
   return common.quicktest(config) if args.quicktest else config
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from diloco.config import RunConfig
-from diloco.metrics.workdir import Workdir, learner_name
+from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
 
 # glibc gives large blocks back to the kernel at once, and XLA's next step
 # faults them in again: on 2 cores the quickstart's first 150 steps took 22 s
@@ -29,6 +29,7 @@ class Role:
   name: str
   argv: tuple[str, ...]
   ends_run: bool = False  # Once it exits with 0, the others leave.
+  optional: bool = False  # The run goes on, and ends, without it.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ def program(
   address: str,
   access_arguments: Sequence[str] = (),
 ) -> Program:
-  """One syncer, M learners and the evaluation.
+  """One syncer, M learners, perhaps an evaluator, and the evaluation.
 
   Args:
     config: the run.
@@ -78,9 +79,14 @@ def program(
     )
     for i in range(config.protocol.learners)
   ]
+  beside = []
+  if config.run.eval_every_rounds:
+    beside = [Role(EVALUATOR, argv('diloco.evaluator'), optional=True)]
   evaluate = Role(EVALUATE, argv('diloco.evaluate'))
   return Program(
-    (syncer, *learners), evaluate, _environment(config, workdir.compiled)
+    (syncer, *learners, *beside),
+    evaluate,
+    _environment(config, workdir.compiled),
   )
 
 

@@ -57,7 +57,11 @@ class Decision:
 
 
 def after_exit(
-  code: int, restarts: int, restarts_max: int, run_is_over: bool
+  code: int,
+  restarts: int,
+  restarts_max: int,
+  run_is_over: bool,
+  optional: bool = False,
 ) -> Decision:
   """Decides about a process that exited with `code` (−n: by signal n)."""
   how = describe_exit(code)
@@ -66,10 +70,11 @@ def after_exit(
   if run_is_over:
     return Decision(DEAD, False, f'{how}; the run is over, no restart')
   if code == EXIT_CONFIG:
-    return Decision(DEAD, True, f'{how}: it can not run as configured')
+    reason = f'{how}: it can not run as configured'
+    return Decision(DEAD, not optional, reason)
   if restarts >= restarts_max:
     reason = f'{how}; restarts used up ({restarts} of {restarts_max})'
-    return Decision(DEAD, True, reason)
+    return Decision(DEAD, not optional, reason)
   return Decision(WAITING, False, f'{how}; restart {restarts + 1}')
 
 
@@ -230,6 +235,7 @@ class Supervisor:
       process.starts - 1,
       self._restarts_max,
       self._stop_at_s is not None,
+      process.role.optional,
     )
     process.state = decision.state
     process.start_at_s = time.monotonic() + self._restart_delay_s
@@ -251,7 +257,8 @@ class Supervisor:
   def _end_lingering(self) -> None:
     enders = [p for p in self._processes.values() if p.role.ends_run]
     others = [p for p in self._processes.values() if not p.role.ends_run]
-    for few, many in ((enders, others), (others, enders)):
+    needed = [p for p in others if not p.role.optional]
+    for few, many in ((enders, others), (needed, enders)):
       if few and many and all(p.state == FINISHED for p in few):
         break
     else:
@@ -265,7 +272,7 @@ class Supervisor:
     if now_s < self._stop_at_s or self.is_over:
       return
     stayed = ', '.join(p.role.name for p in many if p.popen)
-    if few is others:
+    if few is needed:
       self.failure = f'{stayed} goes on though all others have finished'
     self.stop()
 

@@ -256,6 +256,26 @@ class Checkpoints:
     return [int(p.name) for p in self._folder.iterdir() if p.name.isdecimal()]
 
 
+def newest_after(folder: pathlib.Path, step: int) -> Checkpoint | None:
+  """The newest checkpoint of later than `step`, for who only reads.
+
+  Its arrays are by path, such as '0/theta/NAME', not in their tree. None where
+  there is none that is whole: another process writes and removes them
+  meanwhile, and it alone sets aside what is broken.
+  """
+  found = folder.iterdir() if folder.is_dir() else ()
+  steps = (int(path.name) for path in found if path.name.isdecimal())
+  for each in sorted((s for s in steps if s > step), reverse=True):
+    path = (folder / str(each)).absolute()
+    try:
+      text = _read_text(path)
+      arrays = _read_arrays(path, text['arrays'])
+    except UNREADABLE:
+      continue
+    return Checkpoint(path, each, text['meta'], arrays)
+  return None
+
+
 class _LowestLoss:
   """Preserves the best, for Orbax.
 

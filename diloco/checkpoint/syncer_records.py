@@ -17,11 +17,44 @@ from typing import Any
 
 import jax
 
-from diloco.checkpoint.checkpoints import Checkpoints
+from diloco.checkpoint.checkpoints import Checkpoints, newest_after
 from diloco.checkpoint.volumes import BrokenRecord
 from diloco.protocol.grace import Ema
 from diloco.protocol.members import Account
 from diloco.protocol.state import Ledger
+
+STATES = 'states'  # Folder of the checkpoints, in the syncer's.
+
+
+def newest_theta_after(
+  folder: pathlib.Path, closed_round: int
+) -> tuple[int, list[dict[str, Any]]] | None:
+  """Θ as a syncer saved it after a later round, for who only reads.
+
+  Args:
+    folder: of the syncer.
+    closed_round: of the last that was read.
+
+  Returns:
+    The last round that is in it, and piece name -> f32 array by fragment; None
+    where there is nothing newer.
+  """
+  found = newest_after(folder / STATES, closed_round)
+  if found is None:
+    return None
+  return found.step, [
+    _under(f'{p}/theta/', found.arrays)
+    for p in range(len(found.meta['versions']))
+  ]
+
+
+def _under(place: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+  """The arrays at a place of the tree that was saved, by what is left."""
+  return {
+    name.removeprefix(place): array
+    for name, array in arrays.items()
+    if name.startswith(place)
+  }
 
 
 class SyncerRecords:
@@ -49,7 +82,7 @@ class SyncerRecords:
     self._folder = folder
     self._every_rounds = every_rounds
     self._say = say
-    self._states = Checkpoints(folder / 'states', keep_latest, keep_best, say)
+    self._states = Checkpoints(folder / STATES, keep_latest, keep_best, say)
 
   # The ledger ---------------------------------------------------------------
 

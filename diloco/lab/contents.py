@@ -85,7 +85,7 @@ class LearnerArrays:
   """See `diloco.sim.contents.LearnerContents`.
 
   Attributes:
-    losses: of the steps so far, as arrays that may still be computed.
+    steps: of its own, in all its processes.
   """
 
   def __init__(
@@ -110,7 +110,7 @@ class LearnerArrays:
     self._donated: Donated | None = None
     self._schedule = blueprint.schedule()
     self._dataset = blueprint.dataset(learner)
-    self._began = 0  # Steps of this process.
+    self.steps = start.step
 
   @property
   def versions(self) -> list[int]:
@@ -127,7 +127,7 @@ class LearnerArrays:
 
   def step(self, position: int, progress: int) -> float:
     if self._blueprint.config.inner.progress == 'own':
-      progress = self._began
+      progress = self.steps
     batch = self._device.put_batch(self._dataset[position])
     self._params, self._inner, metrics = self._device.step(
       self._params,
@@ -136,7 +136,7 @@ class LearnerArrays:
       self._schedule(progress),
       (self._learner, position),
     )
-    self._began += 1
+    self.steps += 1
     return float(metrics['loss'])
 
   def snapshot(self, effect: learner_io.Snapshot) -> tuple[dict, Arrays]:
@@ -211,13 +211,19 @@ class SyncerArrays:
     return list(self.model.crcs())
 
   def take(self, offer: messages.Offer) -> tuple[Arrays, float]:
-    pieces = self._blueprint.layout.fragments[offer.fragment]
+    return self.decode(offer.fragment, offer.payload.data)
+
+  def decode(self, p: int, data: np.ndarray) -> tuple[Arrays, float]:
+    """What `take` makes of the bytes alone."""
+    pieces = self._blueprint.layout.fragments[p]
     try:
-      return contributions.decode(
-        offer.payload.data, pieces, self._blueprint.up
-      )
+      return contributions.decode(data, pieces, self._blueprint.up)
     except contributions.Unusable as error:
       raise Unusable(str(error)) from None
+
+  def merged(self, p: int) -> Outcome:
+    """What the last merge of the fragment leads to, once published."""
+    return self._merged[p]
 
   def merge(self, merge: syncer_io.Merge, taken: dict[int, Arrays]):
     weights = {share.learner: share.weight for share in merge.shares}

@@ -16,3 +16,6 @@ TOKENS_PER_S = 'perf/tokens_per_s'
 SOCKET_SENT = 'perf/socket_sent_bytes'  # TCP payload since the start, all
 SOCKET_RECEIVED = 'perf/socket_received_bytes'  # of it; on Linux only.
 EVAL_LOSS = 'eval/loss'  # Nats per token, held-out text.
+EVAL_BITS = 'eval/bits_per_byte'  # The same in bits, of language models.
+MERGED_TOKENS = 'eval/merged_tokens'  # In the Θ that was evaluated.
+EVAL_TIME = 'perf/eval_s'  # Of one evaluation.

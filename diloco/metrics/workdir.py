@@ -124,3 +124,6 @@ class Workdir:
 def learner_name(learner: int) -> str:
   """The process name of a learner, also of its files."""
   return f'learner-{learner}'
+
+
+EVALUATOR = 'evaluator'  # The process that follows the syncer's checkpoints.

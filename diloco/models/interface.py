@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 PLAIN = 'plain'  # One tensor; merged as such.
 STACKED = 'stacked'  # Axis 0 counts layers; each slice is a logical tensor.
@@ -43,6 +44,40 @@ class Model(NamedTuple):
   axes: Mapping[str, tuple[str | None, ...]]
   roles: Mapping[str, str]
   logits: Callable[[Params, jax.Array], jax.Array] | None = None
+
+
+def plain_model(
+  init: Callable[[jax.Array], Params],
+  loss: Callable[[Params, Batch, jax.Array], tuple[jax.Array, Metrics]],
+  *,
+  axes: Mapping[str, tuple[str | None, ...]] | None = None,
+  roles: Mapping[str, str] | None = None,
+  logits: Callable[[Params, jax.Array], jax.Array] | None = None,
+) -> Model:
+  """A model of two functions; the tables say only what is special.
+
+  A parameter that `axes` does not name lies whole on every device, one that
+  `roles` does not name is one tensor. Computes nothing.
+
+  Args:
+    init: see `Model`.
+    loss: see `Model`.
+    axes: see `Model`; some paths.
+    roles: see `Model`; some paths.
+    logits: see `Model`.
+
+  Raises:
+    ValueError: the parameters are not nested dicts of arrays.
+  """
+  shapes = flatten(jax.eval_shape(lambda: init(jax.random.key(0))))
+  whole = {path: (None,) * len(leaf.shape) for path, leaf in shapes.items()}
+  return Model(
+    init=init,
+    loss=loss,
+    axes={**whole, **(axes or {})},
+    roles={**dict.fromkeys(shapes, PLAIN), **(roles or {})},
+    logits=logits,
+  )
 
 
 def flatten(params: Params) -> dict[str, Any]:
@@ -85,6 +120,39 @@ def check_model(model: Model) -> dict[str, jax.ShapeDtypeStruct]:
   if broken:
     raise ValueError('model: ' + '; '.join(broken))
   return shapes
+
+
+def check_loss(model: Model, batch: int, seq_len: int):
+  """Checks what `loss` gives for a batch of tokens; computes nothing.
+
+  Args:
+    model: whose tables fit.
+    batch: B.
+    seq_len: L.
+
+  Raises:
+    ValueError: it is not a pair of an f32 scalar and a dict of scalars.
+  """
+  tokens = jax.ShapeDtypeStruct((batch, seq_len + 1), jnp.int32)
+
+  def first_loss(tokens):
+    draw, key = jax.random.split(jax.random.key(0))
+    return model.loss(model.init(draw), {'tokens': tokens}, key)
+
+  found = jax.eval_shape(first_loss, tokens)
+  if not (isinstance(found, tuple) and len(found) == 2):
+    raise ValueError(
+      f'model: loss gives {found}, must give the pair (loss, metrics)'
+    )
+  loss, metrics = found
+  if getattr(loss, 'shape', None) != () or loss.dtype != jnp.float32:
+    raise ValueError(f'model: the loss is {loss}, must be an f32 scalar')
+  if not isinstance(metrics, dict) or any(
+    getattr(x, 'shape', None) != () for x in metrics.values()
+  ):
+    raise ValueError(
+      f'model: the metrics are {metrics}, must be a dict of scalars by name'
+    )
 
 
 def _flatten_into(flat: dict[str, Any], keys: tuple[str, ...], node: Any):

@@ -10,10 +10,21 @@ class PaceClock:
   Why not count offers: with K = 1 and M learners in jittered lock-step, "K
   offers close a round" would close M rounds per inner step. Clocks count
   steps, not wall time, so simulation and reality agree (design: §3).
+
+  Args:
+    step: t.
+    clocks: by learner id.
+    first: t stays 0 until so many learners are there at once.
   """
 
-  def __init__(self, step: int = 0, clocks: Mapping[int, int] | None = None):
+  def __init__(
+    self,
+    step: int = 0,
+    clocks: Mapping[int, int] | None = None,
+    first: int = 1,
+  ):
     self._step = step
+    self._first = first
     self._clocks = dict(clocks or {})
 
   @property
@@ -50,6 +61,8 @@ class PaceClock:
 
   def all_reach(self, step: int):
     """Everybody waits for this step: it has come."""
+    if self._gathering():
+      return
     for learner, clock in self._clocks.items():
       self._clocks[learner] = max(clock, step)
     self.at_least(step)
@@ -72,8 +85,11 @@ class PaceClock:
 
   def _raise_step(self, quorum: int):
     """t = the K-th largest clock, K at most the number of clocks."""
-    if not self._clocks:
+    if not self._clocks or self._gathering():
       return
     ranked = sorted(self._clocks.values(), reverse=True)
     kth = ranked[min(quorum, len(ranked)) - 1]
     self._step = max(self._step, kth)
+
+  def _gathering(self) -> bool:
+    return self._step == 0 and len(self._clocks) < self._first

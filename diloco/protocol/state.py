@@ -77,7 +77,7 @@ class State:
     self.run = run
     self.fingerprints = dict(fingerprints)
     self.now = float('-inf')
-    self.pace = PaceClock()
+    self.pace = PaceClock(first=self._first())
     self.closed_round = 0
     self.versions = [0] * config.fragments
     self.members: dict[int, Member] = {}  # In ascending id.
@@ -126,7 +126,7 @@ class State:
 
   def load(self, snapshot: Snapshot):
     self.now = snapshot.now
-    self.pace = PaceClock(snapshot.step, dict(snapshot.clocks))
+    self.pace = PaceClock(snapshot.step, dict(snapshot.clocks), self._first())
     self.closed_round = snapshot.closed_round
     self.versions = list(snapshot.versions)
     self.members = dict(snapshot.members)
@@ -160,7 +160,7 @@ class State:
 
   def resume(self, ledger: Ledger):
     """Goes on where another process left off; everyone has to join again."""
-    self.pace = PaceClock(ledger.step)
+    self.pace = PaceClock(ledger.step, first=self._first())
     self.left_clocks = dict(ledger.clocks)
     self.were_live = frozenset(self.left_clocks)
     self.closed_round = ledger.closed_round
@@ -197,6 +197,14 @@ class State:
       for r in self.rounds.values()
       for m, a in r.pulls
     )
+
+  def _first(self) -> int:
+    """How many learners the run begins with.
+
+    τ = 0 is synchronous: who was compiled first would else close rounds
+    alone, and no two runs would be alike. Later K is at most those who live.
+    """
+    return 1 if self.config.overlap_steps else self.config.quorum
 
   # Changes ------------------------------------------------------------------
 

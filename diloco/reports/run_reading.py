@@ -12,13 +12,14 @@ from diloco.metrics import names, summary
 from diloco.metrics.files import Malformed
 from diloco.metrics.goodput import StepRecord
 from diloco.metrics.status import read_status
-from diloco.metrics.workdir import Workdir, learner_name
+from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
 from diloco.metrics.writer import CorruptLine, read_jsonl
 from diloco.reports import run_lines, setup
 from diloco.reports.recorded_run import Loss, RecordedRun
 from diloco.studies import run_history
 from diloco.studies.run_history import Life
 
+EVALUATED = (names.TIME, names.EVAL_LOSS)
 STEP = (names.TIME, 'step', names.STEP_TIME, names.STALL_TIME)
 
 
@@ -156,9 +157,12 @@ class _Reader:
       done = int(np.searchsorted(ends_s, time_s, side='right'))
       return Loss(time_s, per_step * done, loss)
 
+    path, followed = self._workdir.metrics(EVALUATOR), []
+    if path.exists():  # Only where the configuration asks for it.
+      followed = self._records(path, EVALUATED)
     found = [
       at(record[names.TIME] - begin_s, record[names.EVAL_LOSS])
-      for records in metrics
+      for records in (*metrics, followed)
       for record in records
       if names.EVAL_LOSS in record
     ]
@@ -207,8 +211,8 @@ def _used(
 
 
 def _of_run(events: Sequence[dict]) -> list[dict]:
-  """Those of learners and syncer: an evaluation comes after the run."""
-  return [e for e in events if e['process'] != 'evaluate']
+  """Those of learners and syncer: nobody waits for an evaluation."""
+  return [e for e in events if e['process'] not in ('evaluate', EVALUATOR)]
 
 
 def _decisions(tape: Sequence[dict]):

@@ -20,6 +20,7 @@ from diloco.models.decoder_config import DecoderConfig
 from diloco.numerics.codec import Codec, make_codec
 from diloco.numerics.fragments import Layout, TensorSpec, make_layout, take
 from diloco.numerics.schedule import make_schedule
+from diloco.runtime.own_model import own_model
 
 FULL = 'f32'  # The codec of a full fragment.
 
@@ -119,7 +120,8 @@ def make_blueprint(
     model: in place of the one that `config.model` describes.
 
   Raises:
-    ValueError: the model can't be cut as the configuration asks.
+    ValueError: the model can't be cut as the configuration asks, or is the
+      user's own and can't be found or is none.
     FileNotFoundError: the text is missing.
   """
   text = load_text(config)  # First: it is what is most often missing.
@@ -151,7 +153,14 @@ def make_blueprint(
 
 
 def make_model(config: configs.RunConfig) -> interface.Model:
-  """The model of the configuration's section `model`."""
+  """The model of the configuration's section `model`.
+
+  Raises:
+    ValueError: it is the user's own, and can't be found or is none.
+  """
+  if config.model.own:
+    data = config.data
+    return own_model(config.model, data.batch, data.seq_len)
   match config.model.kind:
     case 'decoder':
       return make_decoder(decoder_config(config))

@@ -1,39 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One learner's process done again from its script: parameters and steps."""
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from diloco.data import pipeline
-from diloco.runtime import contributions, tape_lines
-from diloco.runtime.blueprint import Blueprint
-from diloco.runtime.device import Device
+from diloco.runtime import tape_lines
+from diloco.runtime.replay_contents import Given, Standing
 from diloco.runtime.replay_plan import Named, NotReplayable, Script
-
-Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
-
-
-@dataclasses.dataclass
-class Standing:
-  """What a process has; `Save` keeps a copy of it."""
-
-  params: dict[str, jax.Array]  # Path -> parameter.
-  inner: object  # State of the inner optimizer.
-  bases: dict[int, Arrays]  # By fragment.
-  snapshots: dict[int, dict[str, jax.Array]]  # By fragment, for blend 'carry'.
-
-  def copy(self) -> 'Standing':
-    """A step gives its arrays away; this one keeps them."""
-    return Standing(
-      jax.tree.map(jnp.copy, self.params),
-      jax.tree.map(jnp.copy, self.inner),
-      dict(self.bases),
-      dict(self.snapshots),
-    )
 
 
 class ReplayedLearner:
@@ -43,32 +17,27 @@ class ReplayedLearner:
   the lines of its boundary.
 
   Args:
-    blueprint: of the run.
-    device: compiled; shared by all.
     learner: the id.
     script: of the process.
     standing: at its beginning; is taken over.
+    carries: whether a snapshot matters though no round merged it.
     theta: gives Θ_p by its name; each use counts.
   """
 
   def __init__(
     self,
-    blueprint: Blueprint,
-    device: Device,
     learner: int,
     script: Script,
     standing: Standing,
-    theta: Callable[[Named], Arrays],
+    carries: bool,
+    theta: Callable[[Named], Given],
   ):
-    self._blueprint = blueprint
-    self._device = device
     self._learner = learner
+    self._carries = carries
     self._script = script
     self._standing: Standing | None = standing
     self._theta = theta
-    self._schedule = blueprint.schedule()
-    self._dataset = blueprint.dataset(learner)
-    self._batches = None  # Once it trains.
+    self._training = False
     self._position = 0
     self._progress = 0  # Of the next step.
     self._done = 0  # Lines.
@@ -95,12 +64,6 @@ class ReplayedLearner:
       return kept[0].copy()
     return self._saves.pop(index)[0]
 
-  def close(self):
-    """Ends the reading of data."""
-    if self._batches is not None:
-      self._batches.close()
-      self._batches = None
-
   def _advance(self, index: int):
     while self._done <= index:
       said = self._script.lines[self._done].said
@@ -110,24 +73,14 @@ class ReplayedLearner:
       self._done += 1
     if self._done == len(self._script.lines):
       self._standing = None  # All that is needed of it has been copied.
-      self.close()
 
   def _inner_step(self):
-    if self._batches is None:
+    if not self._training:
       raise NotReplayable(
         f'learner {self._learner}, process {self._script.begin.process}: its '
         f'step {self._step + 1} comes before its Begin'
       )
-    standing = self._standing
-    batch = self._device.put_batch(next(self._batches))
-    lr = self._schedule(self._progress)
-    standing.params, standing.inner, _ = self._device.step(
-      standing.params,
-      standing.inner,
-      batch,
-      lr,
-      (self._learner, self._position),
-    )
+    self._standing.step(self._position, self._progress)
     self._step += 1
     self._position += 1
     self._progress += 1
@@ -136,7 +89,7 @@ class ReplayedLearner:
     match said:
       case tape_lines.Begin():
         self._position = said.position
-        self._batches = pipeline.batches(self._dataset, said.position)
+        self._training = True
       case tape_lines.Progress():
         self._progress = said.progress
       case tape_lines.Snapshot():
@@ -153,29 +106,13 @@ class ReplayedLearner:
         raise TypeError(f'Not of a learner: {said!r}.')
 
   def _snapshot(self, index: int, said: tape_lines.Snapshot):
-    p, standing = said.fragment, self._standing
-    carries = self._blueprint.config.protocol.blend == 'carry'
     is_merged = index in self._script.offered
-    if not carries and not is_merged:
+    if not self._carries and not is_merged:
       return
-    theta = self._device.snapshot(p, standing.params)
-    if carries:
-      standing.snapshots[p] = theta
+    copy = self._standing.snapshot(said)
     if is_merged:
-      self._offers[index] = contributions.encode(
-        standing.bases[p],
-        theta,
-        self._blueprint.layout.fragments[p],
-        self._blueprint.up,
-      )
+      self._offers[index] = self._standing.offer(said, copy)
 
   def _apply(self, said: tape_lines.Apply):
-    p, standing = said.fragment, self._standing
-    host = self._theta((p, said.version, said.crc))
-    placed = self._device.put_fragment(p, host)
-    standing.bases[p] = host
-    if self._batches is None:  # Before the first step.
-      standing.params = self._device.overwrite(p, standing.params, placed)
-      return
-    snapshot = standing.snapshots[p] if said.carry else placed
-    standing.params = self._device.blend(p, standing.params, placed, snapshot)
+    given = self._theta((said.fragment, said.version, said.crc))
+    self._standing.apply(said, given, self._training)

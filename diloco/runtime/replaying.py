@@ -10,18 +10,16 @@ import collections
 import dataclasses
 from collections.abc import Callable, Mapping
 
-import jax
 import numpy as np
 
-from diloco.numerics import payload
 from diloco.numerics.outer import FragmentState
 from diloco.protocol import syncer_io
 from diloco.runtime import tape_lines
 from diloco.runtime.blueprint import Blueprint
-from diloco.runtime.device import Device
-from diloco.runtime.global_model import GlobalModel, Outcome
+from diloco.runtime.global_model import Outcome
 from diloco.runtime.incarnation import process_of
-from diloco.runtime.replay_learner import ReplayedLearner, Standing
+from diloco.runtime.replay_contents import Contents, Given, Standing
+from diloco.runtime.replay_learner import ReplayedLearner
 from diloco.runtime.replay_plan import (
   Bytes,
   Named,
@@ -76,7 +74,7 @@ class Replay:
   Args:
     blueprint: of the run.
     plan: from its tapes.
-    device: compiled; default: one for `blueprint`.
+    contents: what its processes hold; on the devices of the run.
     tell: called after each round with rounds and steps so far.
   """
 
@@ -84,17 +82,14 @@ class Replay:
     self,
     blueprint: Blueprint,
     plan: Plan,
-    device: Device | None = None,
+    contents: Contents,
     tell: Callable[[int, int], None] = lambda rounds, steps: None,
   ):
     self._blueprint = blueprint
     self._plan = plan
-    self._device = device or Device(blueprint)
+    self._contents = contents
     self._tell = tell
-    # The syncer is a process without other devices.
-    self._cpu = jax.local_devices(backend='cpu')[0]
-    with jax.default_device(self._cpu):
-      self._model = GlobalModel(blueprint)
+    self._model = contents.model
     self._first = blueprint.initial_fragments()
     self._learners: dict[Process, ReplayedLearner] = {}
     self._beginning: set[Process] = set()
@@ -102,7 +97,7 @@ class Replay:
     self._thetas: dict[Bytes, Arrays] = {}
     self._states: dict[Named, FragmentState] = {}
     self._resumed = {(p, crc) for p, _, crc in plan.resumed}
-    self._contents: dict[Bytes, Arrays] = {}  # Of Θ_p that a syncer resumes.
+    self._bytes: dict[Bytes, Arrays] = {}  # Of Θ_p that a syncer resumes.
     self._pending: dict[int, tuple[syncer_io.Merge, Outcome]] = {}
     self._rounds = 0
     for p, crc in enumerate(self._model.crcs()):
@@ -115,22 +110,18 @@ class Replay:
       NotReplayable: a line asks for what no earlier line gave.
     """
     difference, ended = None, False
-    try:
-      for line in self._plan.syncer:
-        match line.said:
-          case syncer_io.Merge() if line.number in self._plan.merges:
-            self._merge(line.number, line.said)
-          case tape_lines.Publish():
-            difference = self._close(line.said.fragment, line.said.crc)
-          case tape_lines.Started():
-            difference = self._start(line.said)
-          case syncer_io.End():
-            ended = True
-        if difference is not None:
-          break
-    finally:
-      for learner in self._learners.values():
-        learner.close()
+    for line in self._plan.syncer:
+      match line.said:
+        case syncer_io.Merge() if line.number in self._plan.merges:
+          self._merge(line.number, line.said)
+        case tape_lines.Publish():
+          difference = self._close(line.said.fragment, line.said.crc)
+        case tape_lines.Started():
+          difference = self._start(line.said)
+        case syncer_io.End():
+          ended = True
+      if difference is not None:
+        break
     return Replayed(
       self._rounds,
       self._steps(),
@@ -146,14 +137,13 @@ class Replay:
   # The syncer ---------------------------------------------------------------
 
   def _merge(self, number: int, merge: syncer_io.Merge):
-    pieces = self._blueprint.layout.fragments[merge.fragment]
-    taken = {}
-    for share, (process, index) in zip(merge.shares, self._plan.merges[number]):
-      data = self._learner(process).take_offer(index)
-      taken[share.learner] = payload.decode(data, pieces, self._blueprint.up)
-    weights = {share.learner: share.weight for share in merge.shares}
-    with jax.default_device(self._cpu):
-      outcome = self._model.outer_step(merge.fragment, taken, weights)
+    offered = {
+      share.learner: self._learner(process).take_offer(index)
+      for share, (process, index) in zip(
+        merge.shares, self._plan.merges[number]
+      )
+    }
+    outcome = self._contents.outer_step(merge, offered)
     self._pending[merge.fragment] = merge, outcome
 
   def _close(self, fragment: int, crc: int) -> Difference | None:
@@ -163,7 +153,7 @@ class Replay:
       return Difference(
         merge.round, fragment, merge.version, crc, outcome.crc, merge.shares
       )
-    self._model.install(fragment, outcome)
+    self._contents.install(merge, outcome)
     self._keep((fragment, merge.version, crc), outcome.state)
     self._rounds += 1
     self._tell(self._rounds, self._steps())
@@ -194,13 +184,13 @@ class Replay:
           f'the syncer went on with the outer state of {_words(outer_name)}, '
           'which no round gave'
         )
-      if (fragment, crc) not in self._contents:
+      if (fragment, crc) not in self._bytes:
         raise NotReplayable(
           f'the syncer went on with {_words(name)}, which no round gave'
         )
       state = dataclasses.replace(
         self._states[outer_name],
-        theta=self._contents[fragment, crc],
+        theta=self._bytes[fragment, crc],
         version=version,
       )
       self._model.restore(fragment, state)
@@ -217,7 +207,7 @@ class Replay:
     pending = self._pending.get(fragment)
     if pending is None or pending[0].version != version:
       return False
-    return pending[1].crc == crc or (fragment, crc) not in self._contents
+    return pending[1].crc == crc or (fragment, crc) not in self._bytes
 
   def _keep(self, name: Named, state: FragmentState):
     """Only what a line of the tapes will ask for."""
@@ -225,14 +215,14 @@ class Replay:
     if name in self._plan.resumed:
       self._states[name] = state
     if (fragment, crc) in self._resumed:
-      self._contents[fragment, crc] = state.theta
+      self._bytes[fragment, crc] = state.theta
     if self._uses[fragment, crc] > 0:
       self._thetas[fragment, crc] = state.theta
 
   # The learners -------------------------------------------------------------
 
-  def _theta(self, name: Named) -> Arrays:
-    fragment, _, crc = name
+  def _theta(self, name: Named) -> Given:
+    fragment, version, crc = name
     content = fragment, crc
     if content not in self._thetas:
       raise NotReplayable(
@@ -240,9 +230,10 @@ class Replay:
         'no round had given'
       )
     self._uses[content] -= 1
+    theta = self._thetas[content]
     if self._uses[content] == 0:
-      return self._thetas.pop(content)
-    return self._thetas[content]
+      del self._thetas[content]
+    return Given(version, crc, theta)
 
   def _learner(self, process: Process) -> ReplayedLearner:
     """Begins it where that has not been done."""
@@ -251,11 +242,10 @@ class Replay:
         raise NotReplayable(f'process {process[1]} began with itself')
       self._beginning.add(process)
       self._learners[process] = ReplayedLearner(
-        self._blueprint,
-        self._device,
         process[0],
         self._plan.scripts[process],
         self._standing(process),
+        self._blueprint.config.protocol.blend == 'carry',
         self._theta,
       )
     return self._learners[process]
@@ -263,20 +253,16 @@ class Replay:
   def _standing(self, process: Process) -> Standing:
     """What a process had when it began."""
     source = self._plan.scripts[process].begin.source
+    learner = process[0]
     if source.kind == tape_lines.SEED.kind:
-      params, inner = self._device.init(self._blueprint.initial_parameters())
-      return Standing(params, inner, dict(enumerate(self._first)), {})
+      return self._contents.from_seed(learner)
     donor, index = self._plan.sources[process]
     save = self._learner(donor).take_save(index)
     if source.kind == 'checkpoint':
-      return save
-    # θ is wholly made of fragments: what it is before matters not.
-    params, bases = save.params, {}
-    for name in states_of(source.versions, source.crcs):
-      bases[name[0]] = self._theta(name)
-      placed = self._device.put_fragment(name[0], bases[name[0]])
-      params = self._device.overwrite(name[0], params, placed)
-    return Standing(params, save.inner, bases, {})
+      return self._contents.from_checkpoint(learner, save)
+    names = states_of(source.versions, source.crcs)
+    given = [self._theta(name) for name in names]
+    return self._contents.from_peer(learner, save, given)
 
 
 def _words(name: Named) -> str:

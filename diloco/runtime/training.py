@@ -136,19 +136,16 @@ class Training:
     )
     self._step += 1
     self._position += 1
-    stall_s = self._boundary()
-    self._report()
-    self._pending = Dispatched(
-      self._step,
-      metrics,
-      self._position,
-      progress,
-      lr,
-      stall_s + self._waited_s,
+    done = Dispatched(
+      self._step, metrics, self._position, progress, lr, self._waited_s
     )
     self._waited_s = 0.0
-    if self._config.protocol.overlap_steps == 0:
-      self._wait_at_boundary()
+    if self._config.protocol.overlap_steps:
+      stall_s = done.stall_s + self._boundary()
+      self._report()
+      self._pending = dataclasses.replace(done, stall_s=stall_s)
+    else:
+      self._synchronous(done)
     self._waited_s += self._save_if_due()
 
   def _progress(self) -> int:
@@ -165,10 +162,18 @@ class Training:
       pass
     return time.monotonic() - began_s
 
+  def _synchronous(self, done: Dispatched):
+    """τ = 0: a step is reported before what is offered of it, and waits.
+
+    Who has offered makes no step, so the syncer counts the offer as the step
+    if that is all it has; a report behind it would be one step too many.
+    """
+    self._report()
+    self._pending = done
+    self._boundary()
+    self._wait_at_boundary()
+
   def _wait_at_boundary(self):
-    """τ = 0: the step must be reported, or its round would never be due."""
-    if self._exchange.waiting:
-      self._report()
     began_s = time.monotonic()
     while self._exchange.waiting and self._goes_on():
       self._perform_next(wait=True)
@@ -222,6 +227,8 @@ class Training:
     if self._config.protocol.blend == 'carry':
       self._snapshots[p] = theta
     self._tape.snapshot(self._step, effect)
+    if self._config.protocol.overlap_steps == 0:
+      self._report()
     self._exchange.offer(effect, theta, self._bases[p])
 
   def _apply(self, effect: learner_io.Apply):

@@ -71,7 +71,7 @@ def test_the_program_of_a_run():
     ['--token_file=t'],
   )
   assert [role.name for role in parts.roles] == [
-    'syncer', 'learner-0', 'learner-1', 'learner-2',
+    'syncer', 'learner-0', 'learner-1', 'learner-2', 'evaluator',
   ]  # fmt: skip
   common = ('--config=x.py', '--workdir=w')
   assert parts.roles[0].argv == (
@@ -85,7 +85,8 @@ def test_the_program_of_a_run():
   assert parts.evaluate.argv == (
     sys.executable, '-m', 'diloco.evaluate', *common,
   )  # fmt: skip
-  assert [role.ends_run for role in parts.roles] == [True, False, False, False]
+  assert [role.name for role in parts.roles if role.ends_run] == ['syncer']
+  assert [role.name for role in parts.roles if role.optional] == ['evaluator']
   assert ('NPROC', '2') in parts.environment
 
 

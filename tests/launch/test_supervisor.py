@@ -23,6 +23,10 @@ def role(name, code, ends_run=False):
   return Role(name, (sys.executable, '-c', code), ends_run)
 
 
+def optional(name, code):
+  return Role(name, (sys.executable, '-c', code), optional=True)
+
+
 def build(tmp_path, *roles, restarts_max=3, linger_s=0.3):
   events = []
   watched = Supervisor(
@@ -228,3 +232,22 @@ def wait_gone(pid):
       return  # Dead; whoever adopted it has not looked yet.
     assert time.monotonic() < give_up_at_s, f'{pid} lives on'
     time.sleep(0.01)
+
+
+def test_without_an_optional_process_the_run_goes_on(tmp_path):
+  """It can't run as configured; the one that is needed finishes."""
+  roles = role('a', 'import time; time.sleep(1)'), optional('b', 'exit(78)')
+  watched, _ = build(tmp_path, *roles)
+  with watched:
+    poll_until(watched, lambda: watched.is_over)
+    assert watched.failure is None
+    assert [each.state for each in watched.states()] == ['finished', 'dead']
+
+
+def test_an_optional_process_does_not_keep_a_run_alive(tmp_path):
+  """The learners have finished, the syncer has not: that is found out."""
+  roles = role('syncer', FOREVER, True), role('a', ''), optional('b', FOREVER)
+  watched, _ = build(tmp_path, *roles)
+  with watched:
+    poll_until(watched, lambda: watched.is_over)
+    assert watched.failure == ('syncer goes on though all others have finished')

@@ -7,7 +7,8 @@ import pytest
 
 from diloco.metrics import names, summary
 from diloco.metrics.summary import Evaluation, LearnerSummary, RunSummary
-from diloco.metrics.workdir import Workdir
+from diloco.metrics.workdir import EVALUATOR, Workdir
+from diloco.metrics.writer import JsonlWriter
 from diloco.pages.parts import Report
 from diloco.reports import folders, run_reading, run_state, windows
 from diloco.reports.setup import NoReport
@@ -139,6 +140,16 @@ def test_validation_loss_at_the_begin_and_at_the_end(whole):
   (line,) = [line for line in lines if line.kind == 'validation']
   assert line.ys == (5.5, 1.5)
   assert line.xs == (0, (320 + 112 + 174) * TOKENS)
+
+
+def test_what_an_evaluator_found_is_on_the_curve(workdir):
+  writer = JsonlWriter(workdir.metrics(EVALUATOR))
+  time_s = recorded.scalars(UNTIL_S / 2)[names.TIME]
+  writer.write_scalars(80, {names.TIME: time_s, names.EVAL_LOSS: 3.25})
+  writer.close()
+  lines = part(report(workdir), 'loss-time').lines
+  (line,) = [line for line in lines if line.kind == 'validation']
+  assert (line.xs, line.ys) == (pytest.approx((UNTIL_S / 2,)), (3.25,))
 
 
 def test_lanes_show_the_dead_and_the_returning(whole):

@@ -113,7 +113,13 @@ TABLE = {
   'experiments': {
     'ml_collections',
     'experiments.common',
+    'experiments.scales',
     'experiments.simulated',  # Its twin for simulations.
+  },
+  'experiments/own_model.py': {  # Its model; the others only name theirs.
+    'diloco.models.interface',
+    'experiments.common',
+    'jax',
   },
   'launch': CONFIG
   | {

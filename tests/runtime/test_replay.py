@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 from diloco.checkpoint.parameters import read_parameters
+from diloco.lab.following import LabFollowing
 from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import read_jsonl
 from diloco.runtime.incarnation import incarnation_of, process_of
+from diloco.runtime.replay_contents import DeviceContents
 from diloco.runtime.replay_plan import NotReplayable, make_plan
 from diloco.runtime.replaying import Replay, Replayed
 from diloco.runtime.tape_reading import read_tapes
@@ -34,9 +36,12 @@ def synchronous(tmp_path_factory):
   return run
 
 
-def _replay(run: Run, workdir: Workdir | None = None) -> Replayed:
+def _replay(
+  run: Run, workdir: Workdir | None = None, contents=DeviceContents
+) -> Replayed:
   plan = make_plan(read_tapes(workdir or run.workdir))
-  return Replay(run.blueprint, plan, run.device).run()
+  held = contents(run.blueprint, run.device)
+  return Replay(run.blueprint, plan, held).run()
 
 
 def _assert_same_bytes(replayed: Replayed, run: Run):
@@ -176,19 +181,24 @@ def _progress_after(lines: list[dict], step: int) -> int:
   return told[-1]['progress'] + step - told[-1]['step']
 
 
-def test_a_process_from_a_checkpoint(synchronous, tmp_path):
+WAYS = [DeviceContents, LabFollowing]  # The second is the lab's.
+
+
+@pytest.mark.parametrize('contents', WAYS)
+def test_a_process_from_a_checkpoint(synchronous, tmp_path, contents):
   """In the middle between two rounds: all that it had counts."""
 
   def source(process, step, applied):
     return _source('checkpoint', None, process, step)
 
   copied = _cut(synchronous, tmp_path, 18, source)
-  replayed = _replay(synchronous, copied)
+  replayed = _replay(synchronous, copied, contents)
   assert replayed.processes == 3
   _assert_same_bytes(replayed, synchronous)
 
 
-def test_a_process_from_a_peer(synchronous, tmp_path):
+@pytest.mark.parametrize('contents', WAYS)
+def test_a_process_from_a_peer(synchronous, tmp_path, contents):
   """At a boundary where θ = Θ: only the donor's inner state is of it."""
 
   def source(process, step, applied):
@@ -196,7 +206,8 @@ def test_a_process_from_a_peer(synchronous, tmp_path):
     versions, crcs = [applied['version']], [applied['crc']]
     return _source('peer', 1, process, step, versions, crcs)
 
-  replayed = _replay(synchronous, _cut(synchronous, tmp_path, 16, source))
+  copied = _cut(synchronous, tmp_path, 16, source)
+  replayed = _replay(synchronous, copied, contents)
   assert replayed.processes == 3
   _assert_same_bytes(replayed, synchronous)
 

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluates Θ at a cadence while a run goes on: python -m diloco.evaluator …
+
+  python -m diloco.evaluator --config=experiments/NAME.py --workdir=DIR
+
+Each `run.eval_every_rounds` rounds it takes the syncer's newest checkpoint and
+writes validation loss and bits per byte to metrics/evaluator.jsonl and to
+TensorBoard. It needs nothing but the folder, and nobody needs it. It works on
+one thread of the CPU, behind the others. Exit code 0: the run is over.
+"""
+
+import os
+import pathlib
+
+import jax
+from absl import flags
+
+from diloco import flags as config_flags
+from diloco.config_values import ConfigError
+from diloco.metrics.workdir import EVALUATOR, Workdir
+from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
+from diloco.runtime import logs
+from diloco.runtime.blueprint import make_blueprint
+from diloco.runtime.following import Following
+from diloco.runtime.machine import THREADS
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
+NICE = 10  # Learners on the same cores go first; 19 gets no turn at all.
+
+
+def main(_) -> int:
+  """Follows the run to its end."""
+  config = config_flags.load()
+  logs.keep_ours()
+  jax.config.update('jax_platforms', 'cpu')  # Devices are the learners'.
+  os.nice(NICE)
+  workdir = Workdir(pathlib.Path(_WORKDIR.value))
+  try:
+    blueprint = make_blueprint(config)
+  except (ValueError, FileNotFoundError) as error:
+    config_flags.exit_config(ConfigError([str(error)]))
+  writer = MultiWriter(
+    [
+      JsonlWriter(workdir.metrics(EVALUATOR)),
+      TensorBoardWriter(workdir.tensorboard(EVALUATOR)),
+    ]
+  )
+  try:
+    Following(blueprint, workdir, EVALUATOR, writer).run()
+  except ConfigError as error:
+    config_flags.exit_config(error)
+  finally:
+    writer.close()
+  return 0
+
+
+if __name__ == '__main__':
+  config_flags.define_flags()
+  flags.mark_flag_as_required('workdir')
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  os.environ[THREADS] = '1'  # Before jax looks for devices.
+  config_flags.run(main)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluates Θ at a cadence, from what the syncer saves; nobody waits for it."""
+
+import math
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from absl import logging
+
+from diloco.checkpoint.syncer_records import newest_theta_after
+from diloco.config_values import ConfigError
+from diloco.metrics import names, summary
+from diloco.metrics.workdir import Workdir
+from diloco.metrics.writer import Writer, read_jsonl
+from diloco.numerics import fragments
+from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.heldout import Heldout
+
+LOOK_EVERY_S = 0.5
+EVALUATED = 'round'  # Of the Θ of a record; where a restarted one goes on.
+
+
+class Following:
+  """One run's evaluator.
+
+  Args:
+    blueprint: of the run.
+    workdir: of the run; it reads, and writes nothing but its metrics.
+    name: of the process, which names the metrics that another one left.
+    writer: takes the scalars, by the global step.
+  """
+
+  def __init__(
+    self, blueprint: Blueprint, workdir: Workdir, name: str, writer: Writer
+  ):
+    self._blueprint = blueprint
+    self._workdir = workdir
+    self._writer = writer
+    self._heldout = Heldout(blueprint)
+    self._every = max(1, blueprint.config.run.eval_every_rounds)
+    done = read_jsonl(workdir.metrics(name))
+    self._round = max((int(each[EVALUATED]) for each in done), default=0)
+    self._tape = MergedTokens(workdir.tape, len(blueprint.layout.fragments))
+
+  def run(self):
+    """Until the run is over, and once more."""
+    over = False
+    while not over:
+      over = self._workdir.summary.exists()
+      if not self.look() and not over:
+        time.sleep(LOOK_EVERY_S)
+
+  def look(self) -> bool:
+    """Evaluates the newest Θ if it is its turn; whether it was.
+
+    Raises:
+      ConfigError: it is the Θ of another model.
+    """
+    due = (self._round // self._every + 1) * self._every
+    found = newest_theta_after(self._workdir.syncer, due - 1)
+    if found is None:
+      return False
+    began_s = time.monotonic()
+    self._round, thetas = found
+    loss = self._heldout.loss(self._parameters(thetas))
+    step, tokens = self._tape.at(self._round)
+    scalars = {
+      names.TIME: time.time(),
+      EVALUATED: self._round,
+      names.GLOBAL_STEP: step,
+      names.MERGED_TOKENS: tokens,
+      names.EVAL_LOSS: loss,
+      names.EVAL_TIME: time.monotonic() - began_s,
+    }
+    if self._blueprint.model.logits is not None:
+      scalars[names.EVAL_BITS] = summary.bits(loss)
+    self._writer.write_scalars(step, scalars)
+    self._writer.flush()
+    logging.info('round %d, step %d: loss %.4f', self._round, step, loss)
+    return True
+
+  def _parameters(
+    self, thetas: Sequence[Mapping[str, np.ndarray]]
+  ) -> dict[str, np.ndarray]:
+    params = {
+      path: np.empty(spec.shape, np.float32)
+      for path, spec in self._blueprint.specs.items()
+    }
+    for theta, pieces in zip(thetas, self._blueprint.layout.fragments):
+      shapes = {piece.name: piece.shape for piece in pieces}
+      if {name: x.shape for name, x in theta.items()} != shapes:
+        raise ConfigError(
+          [
+            f'{self._workdir.syncer} holds another model than that of --config;'
+            ' is it the config of this run?'
+          ]
+        )
+      params = fragments.put(params, pieces, theta)
+    return params
+
+
+class MergedTokens:
+  """Global step and tokens of each closed round, from the syncer's tape.
+
+  Every token is merged once with each fragment, so P merges count it once.
+  """
+
+  def __init__(self, tape: pathlib.Path, fragment_count: int):
+    self._path = tape
+    self._fragments = fragment_count
+
+  def at(self, closed_round: int) -> tuple[int, int]:
+    """Global step, and tokens merged up to a round."""
+    closed = {  # By round: a restarted syncer may say one twice.
+      line['round']: line
+      for line in read_jsonl(self._path)
+      if line['kind'] == 'Publish' and line['round'] <= closed_round
+    }
+    tokens = sum(
+      share['c_tokens'] for line in closed.values() for share in line['shares']
+    )
+    step = max((line['step'] for line in closed.values()), default=0)
+    return step, math.floor(tokens / self._fragments)

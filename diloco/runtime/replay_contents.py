@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the processes of a replayed run hold; the lab has a form of its own.
+
+A replay asks `Contents` for what a process has when it begins, and has it do
+what the tapes say. Here that is done straight on a device's functions.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diloco.numerics import payload
+from diloco.protocol import syncer_io
+from diloco.runtime import contributions, tape_lines
+from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.device import Device
+from diloco.runtime.global_model import GlobalModel, Outcome
+
+Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+  """Θ_p as a learner takes it in."""
+
+  version: int
+  crc: int  # Of its bytes.
+  theta: Arrays
+
+
+class Standing(Protocol):
+  """What a learner's process has."""
+
+  def step(self, position: int, progress: int):
+    """One inner step on the batch at `position`."""
+
+  def snapshot(self, said: tape_lines.Snapshot) -> object:
+    """A copy of θ_p, of this boundary."""
+
+  def offer(self, said: tape_lines.Snapshot, copy) -> np.ndarray:
+    """The bytes of that snapshot against its base."""
+
+  def apply(self, said: tape_lines.Apply, given: Given, training: bool):
+    """θ_p takes in Θ_p."""
+
+  def copy(self) -> 'Standing':
+    """Nothing that happens later changes it."""
+
+
+class Contents(Protocol):
+  """Makes them, and is the syncer.
+
+  Attributes:
+    model: Θ.
+  """
+
+  model: GlobalModel
+
+  def from_seed(self, learner: int) -> Standing:
+    """Of a process that began with the configuration alone."""
+
+  def from_checkpoint(self, learner: int, saved: Standing) -> Standing:
+    """Of one that went on where `saved` was; takes it over."""
+
+  def from_peer(
+    self, learner: int, donor: Standing, given: Sequence[Given]
+  ) -> Standing:
+    """Of one with a donor's inner state and Θ, by fragment; takes it over."""
+
+  def outer_step(
+    self, merge: syncer_io.Merge, offered: Mapping[int, np.ndarray]
+  ) -> Outcome:
+    """Of a round; `offered` are the bytes of its shares, by learner."""
+
+  def install(self, merge: syncer_io.Merge, outcome: Outcome):
+    """That round has closed."""
+
+
+class DeviceContents:
+  """See `Contents`.
+
+  Args:
+    blueprint: of the run.
+    device: compiled; shared by all.
+  """
+
+  def __init__(self, blueprint: Blueprint, device: Device):
+    self._blueprint = blueprint
+    self._device = device
+    # The syncer is a process without other devices.
+    self._cpu = jax.local_devices(backend='cpu')[0]
+    with jax.default_device(self._cpu):
+      self.model = GlobalModel(blueprint)
+
+  def from_seed(self, learner: int) -> 'DeviceStanding':
+    params, inner = self._device.init(self._blueprint.initial_parameters())
+    bases = dict(enumerate(self._blueprint.initial_fragments()))
+    return self._standing(learner, params, inner, bases)
+
+  def from_checkpoint(
+    self, learner: int, saved: 'DeviceStanding'
+  ) -> 'DeviceStanding':
+    return saved
+
+  def from_peer(
+    self, learner: int, donor: 'DeviceStanding', given: Sequence[Given]
+  ) -> 'DeviceStanding':
+    # θ is wholly made of fragments: what it is before matters not.
+    params = donor.params
+    for p, each in enumerate(given):
+      placed = self._device.put_fragment(p, each.theta)
+      params = self._device.overwrite(p, params, placed)
+    bases = {p: each.theta for p, each in enumerate(given)}
+    return self._standing(learner, params, donor.inner, bases)
+
+  def outer_step(
+    self, merge: syncer_io.Merge, offered: Mapping[int, np.ndarray]
+  ) -> Outcome:
+    pieces = self._blueprint.layout.fragments[merge.fragment]
+    taken = {
+      learner: payload.decode(data, pieces, self._blueprint.up)
+      for learner, data in offered.items()
+    }
+    weights = {share.learner: share.weight for share in merge.shares}
+    with jax.default_device(self._cpu):
+      return self.model.outer_step(merge.fragment, taken, weights)
+
+  def install(self, merge: syncer_io.Merge, outcome: Outcome):
+    self.model.install(merge.fragment, outcome)
+
+  def _standing(self, learner: int, params, inner, bases) -> 'DeviceStanding':
+    return DeviceStanding(
+      self._blueprint, self._device, learner, params, inner, bases, {}
+    )
+
+
+@dataclasses.dataclass
+class DeviceStanding:
+  """See `Standing`."""
+
+  blueprint: Blueprint
+  device: Device
+  learner: int
+  params: dict[str, jax.Array]  # Path -> parameter.
+  inner: object  # State of the inner optimizer.
+  bases: dict[int, Arrays]  # By fragment.
+  snapshots: dict[int, dict[str, jax.Array]]  # By fragment, for 'carry'.
+
+  def __post_init__(self):
+    self._schedule = self.blueprint.schedule()
+    self._dataset = self.blueprint.dataset(self.learner)
+
+  def copy(self) -> 'DeviceStanding':
+    """A step gives its arrays away; this one keeps them."""
+    return dataclasses.replace(
+      self,
+      params=jax.tree.map(jnp.copy, self.params),
+      inner=jax.tree.map(jnp.copy, self.inner),
+      bases=dict(self.bases),
+      snapshots=dict(self.snapshots),
+    )
+
+  def step(self, position: int, progress: int):
+    batch = self.device.put_batch(self._dataset[position])
+    lr = self._schedule(progress)
+    self.params, self.inner, _ = self.device.step(
+      self.params, self.inner, batch, lr, (self.learner, position)
+    )
+
+  def snapshot(self, said: tape_lines.Snapshot) -> dict[str, jax.Array]:
+    theta = self.device.snapshot(said.fragment, self.params)
+    if self.blueprint.config.protocol.blend == 'carry':
+      self.snapshots[said.fragment] = theta
+    return theta
+
+  def offer(self, said: tape_lines.Snapshot, copy) -> np.ndarray:
+    p = said.fragment
+    pieces = self.blueprint.layout.fragments[p]
+    return contributions.encode(self.bases[p], copy, pieces, self.blueprint.up)
+
+  def apply(self, said: tape_lines.Apply, given: Given, training: bool):
+    p = said.fragment
+    placed = self.device.put_fragment(p, given.theta)
+    self.bases[p] = given.theta
+    if not training:
+      self.params = self.device.overwrite(p, self.params, placed)
+      return
+    snapshot = self.snapshots[p] if said.carry else placed
+    self.params = self.device.blend(p, self.params, placed, snapshot)

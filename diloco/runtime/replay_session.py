@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's folder, opened to be made again: its tapes, its machine, its end."""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+
+from diloco import config as configs
+from diloco.checkpoint.parameters import read_parameters
+from diloco.metrics.files import Malformed
+from diloco.metrics.workdir import Workdir
+from diloco.runtime import machine
+from diloco.runtime.blueprint import Blueprint, make_blueprint
+from diloco.runtime.replay_plan import Plan, make_plan
+from diloco.runtime.replaying import Replayed
+from diloco.runtime.tape_reading import Tapes, read_tapes
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+  """A run that left its tapes, and a process that is like its own."""
+
+  workdir: Workdir
+  blueprint: Blueprint
+  tapes: Tapes
+  plan: Plan
+
+
+def open_run(workdir: Workdir) -> Recorded:
+  """Reads it; makes this process, which has no devices yet, like the run's.
+
+  Raises:
+    ConfigError: the run's configuration can't be run here.
+    NotReplayable: the tapes lack something.
+    Malformed: a file can't be read.
+    ValueError: the model can't be made.
+    FileNotFoundError: a file, or the text, is missing.
+  """
+  config = _read_config(workdir)
+  tapes = read_tapes(workdir)
+  plan = make_plan(tapes)
+  _become_like(plan, config, workdir)
+  blueprint = make_blueprint(config)
+  configs.check_devices(config, jax.local_device_count())
+  recorded = Recorded(workdir, blueprint, tapes, plan)
+  _say_what_is_unlike(recorded)
+  return recorded
+
+
+def _read_config(workdir: Workdir) -> configs.RunConfig:
+  try:
+    fields = json.loads(workdir.config.read_text())
+  except ValueError as error:
+    raise Malformed(f'{workdir.config}: {error}') from None
+  return configs.restore(fields)
+
+
+def _become_like(plan: Plan, config: configs.RunConfig, workdir: Workdir):
+  """Threads, XLA's flags and compiled programs of the run.
+
+  Before jax is asked for a device: that is when it looks at them.
+  """
+  machines = [script.begin.machine for script in plan.scripts.values()]
+  if machines:
+    os.environ |= machine.environment_like(machines[0])
+    if machines[0].platform == 'cpu':
+      jax.config.update('jax_platforms', 'cpu')
+  if config.run.compilation_cache and workdir.compiled.is_dir():
+    jax.config.update('jax_compilation_cache_dir', str(workdir.compiled))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+
+
+def _say_what_is_unlike(run: Recorded):
+  here = machine.describe(run.blueprint.config.mesh, os.environ)
+  for path in run.tapes.torn:
+    print(f'{path}: the last line is torn, left out', file=sys.stderr)
+  unlike = {
+    f'learner {learner}: {difference}'
+    for (learner, _), script in run.plan.scripts.items()
+    for difference in machine.differences(here, script.begin.machine)
+  }
+  for words in sorted(unlike):
+    print(f'bytes may differ: {words}', file=sys.stderr)
+  print(
+    f'{len(run.plan.merges)} rounds, {run.plan.steps} inner steps of '
+    f'{len(run.plan.scripts)} processes',
+    file=sys.stderr,
+  )
+
+
+def teller(plan: Plan) -> Callable[[int, int], None]:
+  """A line that is written over on a terminal, ten lines elsewhere."""
+  every = 1 if sys.stderr.isatty() else max(1, len(plan.merges) // 10)
+  end = '\r' if sys.stderr.isatty() else '\n'
+
+  def tell(rounds: int, steps: int):
+    if rounds % every == 0:
+      print(
+        f'round {rounds}/{len(plan.merges)}, step {steps}/{plan.steps}',
+        end=end,
+        file=sys.stderr,
+        flush=True,
+      )
+
+  return tell
+
+
+def compare(replayed: Replayed, workdir: Workdir) -> int:
+  """Says what came of it; the exit code."""
+  done = (
+    f'{replayed.rounds} rounds, {replayed.steps} inner steps of '
+    f'{replayed.processes} processes'
+  )
+  if replayed.difference is not None:
+    print(f'DIFFERS after {done}:\n{replayed.difference}')
+    return 1
+  print(f'{done}: every round has the CRC of the run')
+  if not replayed.ended:
+    print('the run has not come to its end, there are no parameters to compare')
+    return 0
+  return compare_parameters(replayed.parameters, workdir)
+
+
+def compare_parameters(
+  parameters: Mapping[str, np.ndarray], workdir: Workdir
+) -> int:
+  """0 where they are the bytes of the run's final Θ, else 1; says which."""
+  written = read_parameters(workdir.parameters)
+  unlike = _unlike(parameters, written)
+  if unlike:
+    print(f'DIFFERS: {workdir.parameters}: {", ".join(unlike)}')
+    return 1
+  print(f'{workdir.parameters}: the same bytes')
+  return 0
+
+
+def _unlike(
+  ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
+) -> list[str]:
+  """Paths of the parameters that have not the same bytes."""
+  return [
+    path
+    for path in sorted(ours.keys() | theirs.keys())
+    if path not in ours
+    or path not in theirs
+    or ours[path].shape != theirs[path].shape
+    or ours[path].tobytes() != theirs[path].tobytes()
+  ]

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How is a model trained that is the user's own, two functions and no Flax?
+
+Command: python -m diloco.lab --config=experiments/own_model.py --workdir=DIR
+  python -m launch.local --config=experiments/own_model.py --workdir=DIR
+Hardware: any CPU. Wall time: see experiments/README.md.
+Variants: own_model.py:learners=4, own_model.py:quicktest.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from diloco.models import interface
+from experiments import common
+
+
+def model(sizes):
+  def init(key):
+    draws, shape = jax.random.split(key), (sizes.vocab, sizes.d_model)
+    table, head = (0.1 * jax.random.normal(k, shape) for k in draws)
+    return {'table': table, 'mlp': {'head': head, 'bias': jnp.zeros(shape[0])}}
+
+  def loss(params, batch, key):
+    before, after = batch['tokens'][:, :-1], batch['tokens'][:, 1:]
+    hidden = jnp.tanh(params['table'][before])
+    scores = hidden @ params['mlp']['head'].T + params['mlp']['bias']
+    chances = jax.nn.log_softmax(scores)
+    return -jnp.take_along_axis(chances, after[..., None], -1).mean(), {}
+
+  return interface.plain_model(init, loss)
+
+
+def get_config(arg=None):
+  args = common.parse_arg(arg, quicktest=False, learners=2)
+  config = common.base()
+  config.name = 'own-model'
+  config.model.kind = 'experiments.own_model:model'
+  config.inner.lr = 1e-2
+  config.protocol.update(learners=args.learners, fragments=3)
+  return common.quicktest(config) if args.quicktest else config

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One study at several sizes: what of a run changes with the model, by name.
+
+  python -m launch.local --config=experiments/recipe.py:scale=150m \\
+    --config.data.path=FOLDER --workdir=DIR
+
+'small' is what the studies were made with, on 2 CPU cores. The others are for
+accelerators: so many devices per learner as their mesh says, 20 tokens per
+parameter for all learners together. A token is a byte there too: give them
+text of your own, the standard library's 11 MB are too few. Their inner rates
+are starting points of the usual size, not tuned, and none has been run yet.
+"""
+
+import ml_collections
+
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al., 2022: about compute-optimal.
+SMALL_STEPS = 2000
+SMALL = 'small'
+
+# parameters: of the model, rounded; batch: sequences per learner and step.
+SCALES = {
+  SMALL: {
+    'parameters': 131e3,
+    'model': {
+      'layers': 2, 'd_model': 64, 'heads': 4, 'kv_heads': 2, 'head_dim': 16,
+      'd_ff': 192,
+    },
+    'data': {'seq_len': 64, 'batch': 8},
+    'inner': {'lr': 8e-3, 'warmup_steps': 50},
+    'mesh': {'fsdp': 1},
+  },
+  '150m': {
+    'parameters': 150e6,
+    'model': {
+      'layers': 12, 'd_model': 1024, 'heads': 16, 'kv_heads': 4,
+      'head_dim': 64, 'd_ff': 3200, 'dtype': 'bfloat16', 'remat': 'none',
+    },
+    'data': {'source': 'text', 'seq_len': 2048, 'batch': 64},
+    'inner': {'lr': 1e-3, 'warmup_steps': 500},
+    'mesh': {'fsdp': 4},
+  },
+  '1b': {
+    'parameters': 1e9,
+    'model': {
+      'layers': 20, 'd_model': 2048, 'heads': 16, 'kv_heads': 4,
+      'head_dim': 128, 'd_ff': 6400, 'dtype': 'bfloat16',
+      'remat': 'dots_no_batch',
+    },
+    'data': {'source': 'text', 'seq_len': 2048, 'batch': 256},
+    'inner': {'lr': 4e-4, 'warmup_steps': 1000},
+    'mesh': {'fsdp': 8},
+  },
+  '5b': {
+    'parameters': 5e9,
+    'model': {
+      'layers': 26, 'd_model': 4096, 'heads': 32, 'kv_heads': 8,
+      'head_dim': 128, 'd_ff': 12288, 'dtype': 'bfloat16', 'remat': 'full',
+    },
+    'data': {'source': 'text', 'seq_len': 4096, 'batch': 256},
+    'inner': {'lr': 2e-4, 'warmup_steps': 2000},
+    'mesh': {'fsdp': 32},
+  },
+}  # fmt: skip
+
+
+def apply(
+  config: ml_collections.ConfigDict, scale: str
+) -> ml_collections.ConfigDict:
+  """Gives `config`, in place, the size of that name.
+
+  What a study is about (protocol, codecs, outer optimizer) stays; its steps
+  are those of the token budget over all its learners.
+
+  Raises:
+    ValueError: there is no such scale.
+  """
+  if scale not in SCALES:
+    raise ValueError(
+      f'scale={scale!r}: must be one of {", ".join(SCALES)}; it is a size of '
+      'experiments/scales.py'
+    )
+  for section, values in SCALES[scale].items():
+    if section != 'parameters':
+      config[section].update(values)
+  config.protocol.total_steps = total_steps(scale, config.protocol.learners)
+  return config
+
+
+def total_steps(scale: str, learners: int) -> int:
+  """Inner steps of each learner."""
+  if scale == SMALL:
+    return SMALL_STEPS
+  row = SCALES[scale]
+  per_step = learners * row['data']['batch'] * row['data']['seq_len']
+  return round(TOKENS_PER_PARAMETER * row['parameters'] / per_step)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every named size has the parameters, tokens and mesh that its row says.
+
+On abstract shapes: nothing of it is allocated.
+"""
+
+import math
+
+import jax
+import pytest
+
+from diloco import config as configs
+from diloco.models import interface, sharding
+from diloco.models.decoder import make_decoder
+from diloco.runtime.blueprint import decoder_config
+from experiments import quickstart, recipe, scales
+
+LARGE = sorted(set(scales.SCALES) - {scales.SMALL})
+
+
+def _build(study, scale):
+  config = study.get_config(f'scale={scale}')
+  if config.data.source == 'text':
+    config.data.path = 'texts'
+  return configs.build(config.lock())
+
+
+def _shapes(config):
+  model = make_decoder(decoder_config(config))
+  shapes = interface.check_model(model)
+  return model, {path: leaf.shape for path, leaf in shapes.items()}
+
+
+@pytest.mark.parametrize('scale', sorted(scales.SCALES))
+def test_a_scale_has_its_parameters(scale):
+  _, shapes = _shapes(_build(recipe, scale))
+  count = sum(math.prod(shape) for shape in shapes.values())
+  assert count == pytest.approx(scales.SCALES[scale]['parameters'], rel=0.02)
+
+
+@pytest.mark.parametrize('scale', LARGE)
+def test_a_scale_lies_evenly_on_its_mesh(scale):
+  config = _build(recipe, scale)
+  mesh = jax.sharding.AbstractMesh(
+    (config.mesh.fsdp, config.mesh.tensor), (sharding.FSDP, sharding.TENSOR)
+  )
+  model, shapes = _shapes(config)
+  assert sharding.param_shardings(model.axes, shapes, mesh).keys() == (
+    shapes.keys()
+  )
+
+
+@pytest.mark.parametrize('study', [recipe, quickstart])
+@pytest.mark.parametrize('scale', LARGE)
+def test_the_learners_share_the_token_budget(study, scale):
+  config = _build(study, scale)
+  data, protocol = config.data, config.protocol
+  per_step = protocol.learners * data.batch * data.seq_len
+  budget = scales.TOKENS_PER_PARAMETER * scales.SCALES[scale]['parameters']
+  assert protocol.total_steps * per_step == pytest.approx(budget, rel=0.01)
+
+
+def test_small_is_what_the_recipe_was_made_with():
+  config = _build(recipe, scales.SMALL)
+  assert config.protocol.total_steps == 2000
+  assert (config.model.d_model, config.inner.lr) == (64, 8e-3)
+  assert recipe.get_config('steps=6000').protocol.total_steps == 6000
+
+
+def test_no_such_scale():
+  with pytest.raises(ValueError, match='must be one of small, 150m, 1b, 5b'):
+    recipe.get_config('scale=2b')

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of the user's own, two functions: in the lab, and what is refused."""
+
+import ast
+import inspect
+import sys
+
+import pytest
+
+from diloco import config as configs
+from diloco.config_values import ConfigError
+from diloco.lab.training import train
+from diloco.runtime.blueprint import make_blueprint
+from experiments import own_model
+
+LINES_MAX = 30
+
+
+def _config(**model):
+  config = own_model.get_config('quicktest')
+  config.model.update(**model)
+  return configs.build(config)
+
+
+def test_the_example_is_thirty_lines():
+  """Of code: neither its docstring nor empty lines."""
+  source = inspect.getsource(own_model)
+  text = ast.parse(source).body[0]
+  lines = source.splitlines()[text.end_lineno :]
+  assert len([line for line in lines if line.strip()]) <= LINES_MAX
+  assert 'flax' not in source
+
+
+def test_it_learns_in_the_lab():
+  config = own_model.get_config('quicktest')
+  config.protocol.total_steps = 120
+  config.lab.eval_every_steps = 20
+  trained = train(make_blueprint(configs.build(config)))
+  losses = [point.loss for point in trained.points]
+  assert losses[-1] < losses[0] - 0.5
+
+
+def test_what_is_said_of_no_table_is_plain_and_whole():
+  blueprint = make_blueprint(_config())
+  assert blueprint.model.roles == dict.fromkeys(
+    ('table', 'mlp/head', 'mlp/bias'), 'plain'
+  )
+  assert blueprint.model.axes['mlp/head'] == (None, None)
+
+
+@pytest.mark.parametrize(
+  ('kind', 'message'),
+  [
+    ('nowhere.at_all:model', "No module named 'nowhere'; modules are looked"),
+    ('experiments.own_model:modle', 'own_model.py has no function modle'),
+  ],
+)
+def test_a_model_that_is_not_there_is_named(kind, message):
+  with pytest.raises(ValueError, match=message):
+    make_blueprint(_config(kind=kind))
+
+
+@pytest.mark.parametrize(
+  'kind', ['decodr', 'a.b', 'a:', ':b', 'a b:c', 'a:b:c']
+)
+def test_no_such_kind(kind):
+  with pytest.raises(ConfigError, match=r'the .package\.module:function. of'):
+    _config(kind=kind)
+
+
+BROKEN = {
+  'a_pair': r'gave a tuple, must give .* plain_model\(init, loss\)',
+  'vector': 'must be an f32 scalar',
+  'alone': 'must give the pair',
+  'listed': 'nested dicts of arrays',
+}
+
+MODULE = """
+import jax.numpy as jnp
+from diloco.models import interface
+
+def init(key):
+  return {'w': jnp.zeros(2), 'v': jnp.ones(2)}
+
+def mean(params, batch, key):
+  return jnp.mean(params['w']) + 0.0 * jnp.mean(batch['tokens']), {}
+
+def a_pair(sizes):
+  return init, mean
+
+def vector(sizes):
+  def loss(params, batch, key):
+    return jnp.float32(batch['tokens'][:, 1:]), {}
+  return interface.plain_model(init, loss)
+
+def alone(sizes):
+  return interface.plain_model(init, lambda *given: mean(*given)[0])
+
+def listed(sizes):
+  return interface.plain_model(lambda key: {'w': [jnp.zeros(2)]}, mean)
+"""
+
+
+@pytest.mark.parametrize('name', sorted(BROKEN))
+def test_a_model_that_is_none_says_why(name, tmp_path, monkeypatch):
+  (tmp_path / 'broken_model.py').write_text(MODULE)
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, 'broken_model', raising=False)
+  with pytest.raises(ValueError, match=BROKEN[name]) as found:
+    make_blueprint(_config(kind=f'broken_model:{name}'))
+  assert f"model.kind='broken_model:{name}'" in str(found.value)
