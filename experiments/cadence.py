@@ -6,7 +6,7 @@ H inner steps between two syncs of a fragment, P fragments.
 Command: python -m diloco.lab --config=experiments/cadence.py --sweep \\
   --workdir=runs/cadence
 Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: cadence.py:quicktest, cadence.py:scale=150m; more in study.py.
+Variants: cadence.py:quicktest, cadence.py:scale=150m; others in study.py.
 """
 
 from experiments import study

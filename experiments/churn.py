@@ -8,7 +8,7 @@ what is lost: as many tokens are merged as by the twin without failures.
 Command: python -m diloco.lab --config=experiments/churn.py --sweep \\
   --workdir=runs/churn
 Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: churn.py:quicktest, churn.py:scale=150m; more in study.py.
+Variants: churn.py:quicktest, churn.py:scale=150m; others in study.py.
 """
 
 from experiments import study

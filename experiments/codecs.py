@@ -7,7 +7,7 @@ the syncer's rounding on or off.
 Command: python -m diloco.lab --config=experiments/codecs.py --sweep \\
   --workdir=runs/codecs
 Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: codecs.py:quicktest, codecs.py:scale=150m; more in study.py.
+Variants: codecs.py:quicktest, codecs.py:scale=150m; others in study.py.
 """
 
 from experiments import study

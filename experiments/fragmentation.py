@@ -7,7 +7,7 @@ turn, or whole layers; the embedding split over all fragments or on its own.
 Command: python -m diloco.lab --config=experiments/fragmentation.py --sweep \\
   --workdir=runs/fragmentation
 Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: fragmentation.py:quicktest, fragmentation.py:scale=150m; more in study.py.
+Variants: fragmentation.py:quicktest; others in study.py.
 """
 
 from experiments import study

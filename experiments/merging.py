@@ -7,7 +7,7 @@ share the sequences of a step; the outer optimizer is the same for all.
 Command: python -m diloco.lab --config=experiments/merging.py --sweep \\
   --workdir=runs/merging
 Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: merging.py:quicktest, merging.py:scale=150m; more in study.py.
+Variants: merging.py:quicktest, merging.py:scale=150m; others in study.py.
 """
 
 from experiments import study

@@ -7,7 +7,7 @@ the steps, and a data-parallel run of its own to be compared with.
 Command: python -m diloco.lab --config=experiments/outer.py --sweep \\
   --workdir=runs/outer
 Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: outer.py:quicktest, outer.py:scale=150m; more in study.py.
+Variants: outer.py:quicktest, outer.py:scale=150m; others in study.py.
 """
 
 from experiments import study

@@ -7,7 +7,7 @@ are kept (carry), lost (overwrite), or partly kept (mix).
 Command: python -m diloco.lab --config=experiments/overlap.py --sweep \\
   --workdir=runs/overlap
 Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: overlap.py:quicktest, overlap.py:scale=150m; more in study.py.
+Variants: overlap.py:quicktest, overlap.py:scale=150m; others in study.py.
 """
 
 from experiments import study

@@ -8,7 +8,7 @@ a slow one did counts only if it is merged.
 Command: python -m diloco.lab --config=experiments/unequal.py --sweep \\
   --workdir=runs/unequal
 Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: unequal.py:quicktest, unequal.py:scale=150m; more in study.py.
+Variants: unequal.py:quicktest, unequal.py:scale=150m; others in study.py.
 """
 
 from experiments import study

@@ -16,7 +16,7 @@ FOLDER = pathlib.Path(experiments.__file__).parent
 NAMES = sorted(
   path.stem
   for path in FOLDER.glob('*.py')
-  if path.stem not in ('__init__', 'common', 'scales', 'simulated')
+  if path.stem not in ('__init__', 'common', 'scales', 'simulated', 'study')
 )
 SIMULATIONS = sorted(simulation_config.STUDIES)
 RUNS = sorted(set(NAMES) - set(SIMULATIONS))
