@@ -21,6 +21,7 @@ from absl import flags as absl_flags
 from diloco import flags
 from diloco.config_values import ConfigError
 from diloco.lab import sweep
+from diloco.metrics.workdir import Workdir
 
 _WORKDIR = absl_flags.DEFINE_string('workdir', None, 'Folder of the results.')
 _SWEEP = absl_flags.DEFINE_bool('sweep', False, 'All variants of the file.')
@@ -31,6 +32,12 @@ _JOBS = absl_flags.DEFINE_integer(
   'jobs', 2, 'Runs at a time, one thread each.', lower_bound=1
 )
 _ONLY = absl_flags.DEFINE_string('only', '', 'Variants whose label has this.')
+
+_COMPILED = absl_flags.DEFINE_string(
+  'compiled',
+  None,
+  'Folder of compiled programs; WORKDIR/compiled unless given.',
+)
 
 
 def main(_) -> int:
@@ -53,6 +60,8 @@ def main(_) -> int:
 def _one(workdir: pathlib.Path) -> int:
   """One run, whose label is the folder's name."""
   config = flags.load()
+  if config.run.compilation_cache:
+    _share_programs(pathlib.Path(_COMPILED.value or Workdir(workdir).compiled))
   from diloco.lab.training import train
   from diloco.runtime.blueprint import make_blueprint
 
@@ -79,6 +88,14 @@ def _one(workdir: pathlib.Path) -> int:
   sweep.write_into(workdir, result)
   print(f'loss {trained.loss:.4f} nats per token')
   return 0
+
+
+def _share_programs(folder: pathlib.Path):
+  """Programs that were compiled before are read from there: the same bits."""
+  import jax
+
+  jax.config.update('jax_compilation_cache_dir', str(folder.absolute()))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
 
 
 if __name__ == '__main__':

@@ -17,6 +17,7 @@ from diloco.lab.contents import LabContents
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.heldout import Heldout
+from diloco.runtime.inner_device import InnerDevice
 from diloco.sim import speeds
 from diloco.sim.cluster import Cluster, Timing
 from diloco.sim.tally import Tally
@@ -102,7 +103,7 @@ class _Decoupled:
     self._tally = Tally(timeline_s)
     self._points: list[Point] = []
     self._deaths: list[tuple[int, float, float]] = []
-    self._contents = LabContents(blueprint, _device(blueprint))
+    self._contents = LabContents(blueprint, Device(*_place(blueprint)))
     self._cluster = Cluster(
       config.protocol,
       Timing(
@@ -222,7 +223,7 @@ def _together(
   blueprint = dataclasses.replace(
     blueprint, config=dataclasses.replace(config, data=data)
   )
-  device, heldout = _device(blueprint), Heldout(blueprint)
+  device, heldout = InnerDevice(*_place(blueprint)), Heldout(blueprint)
   schedule = blueprint.schedule()
   shards = [
     dataclasses.replace(blueprint, config=config).dataset(learner)
@@ -260,7 +261,7 @@ def _together(
   )
 
 
-def _device(blueprint: Blueprint) -> Device:
-  """On as many devices as the mesh asks for: here others may be left over."""
+def _place(blueprint: Blueprint) -> tuple[Blueprint, list[jax.Device]]:
+  """As many devices as the mesh asks for: here others may be left over."""
   mesh = blueprint.config.mesh
-  return Device(blueprint, jax.devices()[: mesh.fsdp * mesh.tensor])
+  return blueprint, jax.devices()[: mesh.fsdp * mesh.tensor]
