@@ -13,8 +13,6 @@ Exit code 78: it can't run as configured.
 import os
 import pathlib
 import runpy
-import sys
-import time
 
 from absl import flags as absl_flags
 
@@ -32,7 +30,6 @@ _JOBS = absl_flags.DEFINE_integer(
   'jobs', 2, 'Runs at a time, one thread each.', lower_bound=1
 )
 _ONLY = absl_flags.DEFINE_string('only', '', 'Variants whose label has this.')
-
 _COMPILED = absl_flags.DEFINE_string(
   'compiled',
   None,
@@ -54,48 +51,14 @@ def main(_) -> int:
     except ValueError as error:
       flags.exit_config(ConfigError([str(error)]))
     return sweep_runs.make(rows, _SEEDS.value, _JOBS.value, workdir)
-  return _one(workdir)
-
-
-def _one(workdir: pathlib.Path) -> int:
-  """One run, whose label is the folder's name."""
   config = flags.load()
-  if config.run.compilation_cache:
-    _share_programs(pathlib.Path(_COMPILED.value or Workdir(workdir).compiled))
-  from diloco.lab.training import train
-  from diloco.runtime.blueprint import make_blueprint
+  from diloco.lab import one_run
 
-  began_s = time.monotonic()
-
-  def tell(step: int, loss: float):
-    total = config.protocol.total_steps
-    print(f'step {step}/{total}  loss {loss:.4f}', file=sys.stderr)
-
+  compiled = pathlib.Path(_COMPILED.value or Workdir(workdir).compiled)
   try:
-    blueprint = make_blueprint(config)
-  except (ValueError, FileNotFoundError) as error:
-    flags.exit_config(ConfigError([str(error)]))
-  trained = train(blueprint, tell)
-  result = sweep.Result(
-    loss=trained.loss,
-    learners_loss=trained.points[-1].learners_loss,
-    curve=tuple((p.step, p.tokens, p.loss) for p in trained.points),
-    rounds=trained.rounds,
-    participation=trained.participation,
-    goodput=trained.goodput,
-    wall_s=time.monotonic() - began_s,
-  )
-  sweep.write_into(workdir, result)
-  print(f'loss {trained.loss:.4f} nats per token')
-  return 0
-
-
-def _share_programs(folder: pathlib.Path):
-  """Programs that were compiled before are read from there: the same bits."""
-  import jax
-
-  jax.config.update('jax_compilation_cache_dir', str(folder.absolute()))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+    return one_run.make(config, workdir, compiled)
+  except ConfigError as error:
+    flags.exit_config(error)
 
 
 if __name__ == '__main__':
