@@ -5,7 +5,9 @@
   python -m diloco.lab --config=experiments/NAME.py --workdir=DIR --sweep \\
     [--seeds=3] [--jobs=2] [--only=TEXT]
 
-The first makes one run. The second makes those of the file's `sweep(add)`,
+The first makes one run, shows it as it goes, and writes what real runs write
+of it into DIR, with simulated times: `python -m diloco.report --workdir=DIR`
+makes a page of that. The second makes those of the file's `sweep(add)`,
 over several seeds, some at a time; what was finished before is not made again.
 Exit code 78: it can't run as configured.
 """

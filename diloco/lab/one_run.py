@@ -39,11 +39,11 @@ def make(
     blueprint = make_blueprint(config)
   except (ValueError, FileNotFoundError) as error:
     raise ConfigError([str(error)]) from None
-  protocol = config.protocol
+  learners = 1 if config.lab.system == 'alone' else config.protocol.learners
   journal = Journals(
     [
       Recording(workdir, config),
-      Bar(protocol.learners, protocol.total_steps),
+      Bar(learners, config.protocol.total_steps),
     ]
   )
   try:
