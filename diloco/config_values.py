@@ -13,7 +13,7 @@ CODECS = ('int1', 'int2', 'int4', 'int8', 'bf16', 'f32')
 DATA_PLANES = ('jax_transfer', 'grpc')
 DTYPES = ('float32', 'bfloat16')
 EMBEDDING_FRAGMENTS = ('split', 'own')
-LAB_SYSTEMS = ('decoupled', 'data_parallel', 'alone')
+LAB_SYSTEMS = ('decoupled', 'data_parallel', 'elastic', 'alone')
 MERGE_RULES = ('rda', 'mean')
 MODEL_KINDS = ('decoder', 'bowl')
 OPTIMIZERS = ('adamw', 'sgd')
@@ -341,7 +341,9 @@ class LabConfig(Section):
 
   Attributes:
     system: 'decoupled': the protocol's machines; 'data_parallel': one model on
-      the batches of all learners; 'alone': one learner on its own.
+      the batches of all learners, who wait for the dead; 'elastic': the same
+      on the batches of those alive, until as many tokens were trained; 'alone':
+      one learner on its own.
     step_s: simulated length of an inner step.
     slow_learners: how many of the learners are slower.
     slow_gap: the share of steps that a slow learner lacks.
@@ -350,6 +352,8 @@ class LabConfig(Section):
     transfer_s: of a fragment.
     mtbf_steps: mean time between two deaths of a learner, in steps; 0: none.
     away_steps: for how long a dead learner is away.
+    pause_steps: how long data-parallel stands still, besides, when its group
+      changes: with a death and, elastic, with a return.
     eval_every_steps: of the global step, between two evaluations; 0: only at
       the end.
   """
@@ -365,6 +369,7 @@ class LabConfig(Section):
   transfer_s: float
   mtbf_steps: float
   away_steps: float
+  pause_steps: float
   eval_every_steps: int
 
   def broken_rules(self):
@@ -372,6 +377,7 @@ class LabConfig(Section):
     yield from self._positive('step_s')
     yield from self._at_least(0, 'slow_learners', 'jitter', 'latency_s')
     yield from self._at_least(0, 'transfer_s', 'mtbf_steps', 'away_steps')
+    yield from self._at_least(0, 'pause_steps')
     yield from self._at_least(0, 'eval_every_steps')
     yield from self._share('slow_gap', one=False)
 

@@ -139,7 +139,7 @@ def base() -> ml_collections.ConfigDict:
   )
   config.lab = ml_collections.ConfigDict(
     {
-      'system': 'decoupled',  # 'decoupled', 'data_parallel' or 'alone'.
+      'system': 'decoupled',  # Or 'data_parallel', 'elastic', 'alone'.
       'step_s': 1.0,  # Simulated, as all times here.
       'slow_learners': 0,  # How many are slower than the others.
       'slow_gap': 0.18,  # The share of steps that a slow one lacks.
@@ -148,6 +148,7 @@ def base() -> ml_collections.ConfigDict:
       'transfer_s': 0.1,  # Of a fragment.
       'mtbf_steps': 0.0,  # Mean time between deaths of a learner; 0: none.
       'away_steps': 20.0,  # For how long a dead learner is away.
+      'pause_steps': 2.0,  # Data-parallel stands when its group changes.
       'eval_every_steps': 0,  # Between evaluations; 0: at the end only.
     }
   )

@@ -1,44 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The faults that a run is given on purpose: who is killed, and when."""
+"""Which of a run's faults are still to come, where the run goes on."""
 
-import dataclasses
-import re
 from collections.abc import Sequence
 
 from diloco.config import RunConfig
-from diloco.config_values import ConfigError
+from diloco.config_faults import Kill
 from diloco.metrics.status import read_status
-from diloco.metrics.workdir import Workdir, learner_name
-
-FORM = 'kill learner N at FRACTION, or kill syncer at FRACTION'
-
-
-@dataclasses.dataclass(frozen=True)
-class Kill:
-  """SIGKILL for one process once the run has come so far."""
-
-  process: str
-  fraction: float  # Of total_steps.
-
-  def is_due(self, step: int, total_steps: int) -> bool:
-    return step >= self.fraction * total_steps
-
-
-def plan(faults: Sequence[str], learners: int) -> tuple[Kill, ...]:
-  """The faults in the order in which they are due.
-
-  Raises:
-    ConfigError: names each fault that can't be read or can't happen.
-  """
-  kills, problems = [], []
-  for i, text in enumerate(faults):
-    try:
-      kills.append(_parse(text, learners))
-    except ValueError as error:
-      problems.append(f'faults[{i}]={text!r}: {error}')
-  if problems:
-    raise ConfigError(problems)
-  return tuple(sorted(kills, key=lambda kill: (kill.fraction, kill.process)))
+from diloco.metrics.workdir import Workdir
 
 
 def still_due(
@@ -49,18 +17,3 @@ def still_due(
   step = status.step if status else 0
   total_steps = config.protocol.total_steps
   return tuple(kill for kill in kills if not kill.is_due(step, total_steps))
-
-
-def _parse(text: str, learners: int) -> Kill:
-  match = re.fullmatch(r'kill (syncer|learner (\d+)) at (\d*\.?\d+)', text)
-  if not match:
-    raise ValueError(f'expected {FORM}')
-  fraction = float(match[3])
-  if not 0 <= fraction < 1:
-    raise ValueError(f'the fraction is {fraction}, must be in [0, 1)')
-  if match[2] is None:
-    return Kill(match[1], fraction)
-  learner = int(match[2])
-  if learner >= learners:
-    raise ValueError(f'learner {learner} of {learners}, ids start at 0')
-  return Kill(learner_name(learner), fraction)

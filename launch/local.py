@@ -15,7 +15,7 @@ import pathlib
 import rich.console
 from absl import flags as absl_flags
 
-from diloco import flags
+from diloco import config_faults, flags
 from diloco.config_values import ConfigError
 from launch import faults, session
 from launch.address import free_address
@@ -43,7 +43,7 @@ def main(argv) -> int:
       raise ConfigError([f'{argv[1]}: unexpected argument'])
     if not given.workdir:
       raise ConfigError(['--workdir: is missing, such as runs/first'])
-    planned = faults.plan(config.faults, config.protocol.learners)
+    planned = config_faults.plan(config.faults, config.protocol.learners)
     address = free_address(config.transport.host, config.transport.port)
     root = pathlib.Path(given.workdir)
     workdir, lock, goes_on = occupy(root, given.overwrite, config)

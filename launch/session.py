@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 import rich.console
 
 from diloco.config import RunConfig
+from diloco.config_faults import Kill
 from diloco.metrics import files
 from diloco.metrics.status import read_status
 from diloco.metrics.summary import read_evaluation, read_summary
 from diloco.metrics.workdir import Workdir
 from launch import plot, report
-from launch.faults import Kill
 from launch.program import Program, Role
 from launch.supervisor import ProcessEvent, Supervisor
 from launch.table import Display

@@ -5,7 +5,9 @@
   python -m diloco.lab --config=experiments/NAME.py --workdir=DIR --sweep \\
     [--seeds=3] [--jobs=2] [--only=TEXT]
 
-The first makes one run. The second makes those of the file's `sweep(add)`,
+The first makes one run, shows it as it goes, and writes what real runs write
+of it into DIR, with simulated times: `python -m diloco.report --workdir=DIR`
+makes a page of that. The second makes those of the file's `sweep(add)`,
 over several seeds, some at a time; what was finished before is not made again.
 Exit code 78: it can't run as configured.
 """
@@ -13,14 +15,13 @@ Exit code 78: it can't run as configured.
 import os
 import pathlib
 import runpy
-import sys
-import time
 
 from absl import flags as absl_flags
 
 from diloco import flags
 from diloco.config_values import ConfigError
 from diloco.lab import sweep
+from diloco.metrics.workdir import Workdir
 
 _WORKDIR = absl_flags.DEFINE_string('workdir', None, 'Folder of the results.')
 _SWEEP = absl_flags.DEFINE_bool('sweep', False, 'All variants of the file.')
@@ -31,6 +32,11 @@ _JOBS = absl_flags.DEFINE_integer(
   'jobs', 2, 'Runs at a time, one thread each.', lower_bound=1
 )
 _ONLY = absl_flags.DEFINE_string('only', '', 'Variants whose label has this.')
+_COMPILED = absl_flags.DEFINE_string(
+  'compiled',
+  None,
+  'Folder of compiled programs; WORKDIR/compiled unless given.',
+)
 
 
 def main(_) -> int:
@@ -47,38 +53,14 @@ def main(_) -> int:
     except ValueError as error:
       flags.exit_config(ConfigError([str(error)]))
     return sweep_runs.make(rows, _SEEDS.value, _JOBS.value, workdir)
-  return _one(workdir)
-
-
-def _one(workdir: pathlib.Path) -> int:
-  """One run, whose label is the folder's name."""
   config = flags.load()
-  from diloco.lab.training import train
-  from diloco.runtime.blueprint import make_blueprint
+  from diloco.lab import one_run
 
-  began_s = time.monotonic()
-
-  def tell(step: int, loss: float):
-    total = config.protocol.total_steps
-    print(f'step {step}/{total}  loss {loss:.4f}', file=sys.stderr)
-
+  compiled = pathlib.Path(_COMPILED.value or Workdir(workdir).compiled)
   try:
-    blueprint = make_blueprint(config)
-  except (ValueError, FileNotFoundError) as error:
-    flags.exit_config(ConfigError([str(error)]))
-  trained = train(blueprint, tell)
-  result = sweep.Result(
-    loss=trained.loss,
-    learners_loss=trained.points[-1].learners_loss,
-    curve=tuple((p.step, p.tokens, p.loss) for p in trained.points),
-    rounds=trained.rounds,
-    participation=trained.participation,
-    goodput=trained.goodput,
-    wall_s=time.monotonic() - began_s,
-  )
-  sweep.write_into(workdir, result)
-  print(f'loss {trained.loss:.4f} nats per token')
-  return 0
+    return one_run.make(config, workdir, compiled)
+  except ConfigError as error:
+    flags.exit_config(error)
 
 
 if __name__ == '__main__':

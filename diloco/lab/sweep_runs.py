@@ -3,6 +3,8 @@
 
 A small model's step is faster on one thread than on two (measured: 14 ms
 against 28 at 131 k parameters), and two runs fit side by side on two cores.
+All share their compiled programs: of a run of 131 k parameters, 13 to 15 s of
+20 to 23 s of CPU that do not grow with its steps.
 """
 
 import os
@@ -15,6 +17,7 @@ from concurrent import futures
 from diloco import flags
 from diloco.lab import sweep
 from diloco.lab.sweep import Variant
+from diloco.metrics.workdir import Workdir
 
 ONE_THREAD = '--xla_cpu_multi_thread_eigen=false'
 
@@ -95,6 +98,7 @@ def _run(variant: Variant, seed: int, workdir: pathlib.Path) -> int:
         *changes,
         f'--config.seed={seed}',
         f'--workdir={folder}',
+        f'--compiled={Workdir(workdir).compiled}',
       ],
       stdout=log,
       stderr=log,

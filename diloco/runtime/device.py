@@ -10,73 +10,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diloco.models import interface, sharding
-from diloco.numerics import inner
 from diloco.numerics.blend import make_blend
 from diloco.numerics.fragments import put, take
 from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.inner_device import InnerDevice, Params
 
-Params = dict[str, jax.Array]  # Path -> parameter.
 Arrays = Mapping[str, jax.Array]  # Piece name -> array.
 
 
-class Device:
-  """One learner's mesh and compiled functions.
-
-  Attributes:
-    tokens_per_step: B · L.
-  """
+class Device(InnerDevice):
+  """One learner's mesh and compiled functions: also those of the exchange."""
 
   def __init__(
     self, blueprint: Blueprint, devices: Sequence[jax.Device] | None = None
   ):
-    config = blueprint.config
-    self._blueprint = blueprint
-    self.tokens_per_step = config.data.batch * config.data.seq_len
-    self._inner = inner.make_inner(
-      optimizer=config.inner.optimizer,
-      b1=config.inner.b1,
-      b2=config.inner.b2,
-      eps=config.inner.eps,
-      weight_decay=config.inner.weight_decay,
-      clip_norm=config.inner.clip_norm,
-      specs=blueprint.specs,
-    )
-    self._mesh = sharding.make_mesh(
-      config.mesh.fsdp, config.mesh.tensor, devices
-    )
-    shapes = {path: spec.shape for path, spec in blueprint.specs.items()}
-    self._shardings = sharding.param_shardings(
-      blueprint.model.axes, shapes, self._mesh
-    )
-    self._rows = sharding.batch_sharding(self._mesh)
-    self._whole = jax.sharding.NamedSharding(
-      self._mesh, jax.sharding.PartitionSpec()
-    )
-    self._state_shardings = self._shardings_of_state()
-    self._compile()
-
-  def init(self, params: Mapping[str, np.ndarray]) -> tuple[Params, object]:
-    """Parameters and inner state on the devices; the state is fresh."""
-    placed = {
-      path: jax.device_put(x, self._shardings[path])
-      for path, x in params.items()
-    }
-    return placed, self._init_state(placed)
-
-  @property
-  def state_like(self):
-    """Shapes, dtypes and shardings of the inner state."""
-    return self._state_like
-
-  @property
-  def params_like(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes, dtypes and shardings of the parameters."""
-    return self._abstract(self._shardings)
-
-  def put_state(self, state):
-    """An inner state from the host, where its parameters lie."""
-    return jax.tree.map(jax.device_put, state, self._state_shardings)
+    super().__init__(blueprint, devices)
+    self._compile_exchange()
 
   def copy_state(self, state):
     """Dispatches a copy of the inner state, on its way to the host.
@@ -88,14 +37,6 @@ class Device:
     jax.tree.map(lambda x: x.copy_to_host_async(), copied)
     return copied
 
-  def fresh_state(self, params: Params):
-    """The inner state of a learner that has made no step."""
-    return self._init_state(params)
-
-  def put_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """A batch, rows spread over the mesh."""
-    return {key: jax.device_put(x, self._rows) for key, x in batch.items()}
-
   def put_fragment(
     self, fragment: int, arrays: Mapping[str, np.ndarray]
   ) -> dict[str, jax.Array]:
@@ -104,15 +45,6 @@ class Device:
       name: jax.device_put(arrays[name], self._whole) for name in arrays
     }
     return jax.block_until_ready(placed)
-
-  def step(self, params, state, batch, lr: float, draw: tuple[int, int]):
-    """Dispatches one inner step; `params` and `state` are given away.
-
-    `draw` is the learner's id and the position of the batch: together with
-    the run's seed they give the step its random key.
-    """
-    draw = np.array(draw, np.uint32)
-    return self._step(params, state, batch, np.float32(lr), draw)
 
   def snapshot(self, fragment: int, params: Params) -> dict[str, jax.Array]:
     """Dispatches a copy of one fragment, on its way to the host."""
@@ -132,61 +64,20 @@ class Device:
     pieces = self._blueprint.layout.fragments[fragment]
     return put(params, pieces, global_)
 
-  def _compile(self):
-    blueprint = self._blueprint
-    params = self._abstract(self._shardings)
-    self._state_like = state = jax.tree.map(
-      lambda leaf, place: jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=place
-      ),
-      jax.eval_shape(self._inner.init, params),
-      self._state_shardings,
-    )
-    batch = {
-      'tokens': jax.ShapeDtypeStruct(
-        (blueprint.config.data.batch, blueprint.config.data.seq_len + 1),
-        jnp.int32,
-        sharding=self._rows,
-      )
-    }
+  def _compile_exchange(self):
+    params = self.params_like
     with jax.set_mesh(self._mesh):
-      self._init_state = jax.jit(
-        self._inner.init, out_shardings=self._state_shardings
-      )
-      self._step = (
-        jax.jit(
-          self._inner_step,
-          donate_argnums=(0, 1),
-          out_shardings=(
-            self._shardings,
-            self._state_shardings,
-            self._whole,
-          ),
-        )
-        .lower(params, state, batch, np.float32(0), np.zeros(2, np.uint32))
-        .compile()
-      )
       self._copy_state = (
         jax.jit(
           lambda state: jax.tree.map(jnp.copy, state),
           out_shardings=self._state_shardings,
         )
-        .lower(state)
+        .lower(self._state_like)
         .compile()
       )
-      fragments = range(len(blueprint.layout.fragments))
+      fragments = range(len(self._blueprint.layout.fragments))
       self._snapshots = [self._compile_snapshot(p, params) for p in fragments]
       self._blends = [self._compile_blend(p, params) for p in fragments]
-
-  def _inner_step(self, params, state, batch, lr, draw):
-    """`numerics.inner.train_step` on flat parameters."""
-
-    def loss(flat, batch, key):
-      return self._blueprint.model.loss(interface.unflatten(flat), batch, key)
-
-    key = jax.random.key(self._blueprint.config.seed)
-    key = jax.random.fold_in(jax.random.fold_in(key, draw[0]), draw[1])
-    return inner.train_step(loss, self._inner, params, state, batch, lr, key)
 
   def _compile_snapshot(self, fragment: int, params):
     pieces = self._blueprint.layout.fragments[fragment]
@@ -236,24 +127,3 @@ class Device:
       return {**params, **changed}
 
     return apply
-
-  def _abstract(self, shardings):
-    return {
-      path: jax.ShapeDtypeStruct(
-        spec.shape, jnp.float32, sharding=shardings[path]
-      )
-      for path, spec in self._blueprint.specs.items()
-    }
-
-  def _shardings_of_state(self):
-    """Moments lie where their parameter lies, counters everywhere."""
-    params = self._abstract(self._shardings)
-
-    def place(path, leaf):
-      key = getattr(path[-1], 'key', None)
-      like = params.get(key)
-      same = like is not None and like.shape == leaf.shape
-      return self._shardings[key] if same else self._whole
-
-    state = jax.eval_shape(self._inner.init, params)
-    return jax.tree_util.tree_map_with_path(place, state)

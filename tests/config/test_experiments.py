@@ -8,9 +8,8 @@ import pytest
 
 import experiments
 from diloco import config as configs
-from diloco import simulation_config
+from diloco import config_faults, simulation_config
 from experiments import common
-from launch import faults
 
 FOLDER = pathlib.Path(experiments.__file__).parent
 NAMES = sorted(
@@ -27,7 +26,7 @@ RUNS = sorted(set(NAMES) - set(SIMULATIONS))
 def test_an_experiment_builds(name, arg):
   module = importlib.import_module(f'experiments.{name}')
   config = configs.build(module.get_config(arg).lock())
-  faults.plan(config.faults, config.protocol.learners)
+  config_faults.plan(config.faults, config.protocol.learners)
 
 
 @pytest.mark.parametrize('name', SIMULATIONS)

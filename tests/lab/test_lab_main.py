@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from diloco.lab import sweep
+from diloco.reports import run_reading
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXPERIMENT = """
@@ -51,6 +52,17 @@ def test_a_sweep_is_made_once(tmp_path):
   assert f'{losses["int8"]:.4f}' in row
   assert f'{difference:+.2f}' in row
   assert '2/2' in first.stderr
+
+  run = sweep.folder(tmp_path / 'runs', 'int8', 0)
+  recorded = run_reading.read(run, 'int8')
+  assert {step.learner for step in recorded.steps} == {0, 1}
+  assert len(recorded.rounds) == sweep.read_from(run).rounds
+  assert recorded.ended
+  assert recorded.validation[-1].loss == losses['int8']
+  assert [*run.glob('tensorboard/learner-0/events*')]
+  said = (run / 'log').read_text()
+  assert 'step 4/8  loss' in said, said
+  assert '●●' in said
 
   again = start(*argv)
   assert again.stdout == first.stdout

@@ -11,9 +11,10 @@ import sys
 import rich.console
 
 from diloco import config as configs
+from diloco import config_faults
 from diloco.metrics.workdir import Workdir
 from experiments import quickstart
-from launch import faults, session
+from launch import session
 from launch.program import Program, Role
 
 HERE = pathlib.Path(__file__).parent
@@ -47,7 +48,7 @@ def main(root, steps, what):
   if what == 'stubborn':
     learners[2] = Role('learner-2', (sys.executable, '-c', STUBBORN))
   roles = (Role('syncer', argv('syncer'), ends_run=True), *learners)
-  planned = faults.plan(config.faults, config.protocol.learners)
+  planned = config_faults.plan(config.faults, config.protocol.learners)
   console = rich.console.Console(width=100)
   return session.run(
     config, Program(roles, evaluate, ()), workdir, planned, console

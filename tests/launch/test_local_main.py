@@ -11,11 +11,11 @@ import sys
 import pytest
 
 from diloco import config as configs
+from diloco import config_faults
 from diloco.config_values import ConfigError
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from experiments import quickstart, tests_tiny
-from launch import faults
 from launch.address import free_address
 from launch.folder import occupy
 from launch.program import program
@@ -193,14 +193,16 @@ def test_an_address_of_another_machine_is_refused():
 
 
 def test_faults_are_read_and_ordered():
-  planned = faults.plan(['kill learner 1 at 0.5', 'kill syncer at 0.25'], 2)
+  planned = config_faults.plan(
+    ['kill learner 1 at 0.5', 'kill syncer at 0.25'], 2
+  )
   assert planned == (
-    faults.Kill('syncer', 0.25),
-    faults.Kill('learner-1', 0.5),
+    config_faults.Kill('syncer', 0.25),
+    config_faults.Kill('learner-1', 0.5),
   )
   assert not planned[1].is_due(49, 100)
   assert planned[1].is_due(50, 100)
-  assert faults.plan([], 1) == ()
+  assert config_faults.plan([], 1) == ()
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def test_faults_are_read_and_ordered():
 )
 def test_a_fault_that_can_not_be_read_is_named(text, message):
   with pytest.raises(ConfigError) as caught:
-    faults.plan(['kill learner 0 at 0.1', text], 2)
+    config_faults.plan(['kill learner 0 at 0.1', text], 2)
   (problem,) = caught.value.problems
   assert problem.startswith(f'faults[1]={text!r}: ')
   assert message in problem

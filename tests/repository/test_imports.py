@@ -23,6 +23,7 @@ PROTOCOL_STDLIB = {
 }
 CONFIG = {
   'diloco.config',
+  'diloco.config_faults',
   'diloco.config_reading',
   'diloco.config_values',
   'diloco.flags',
@@ -102,10 +103,12 @@ TABLE = {
     'absl',
     'jax',
     'numpy',
+    'rich',  # The bar.
     'experiments.common',  # Of the benchmark.
   },
   'diloco/runtime': LOW | CONFIG | {'absl', 'jax', 'numpy', 'optax'},
   'diloco/config.py': CONFIG | {'diloco.protocol'},
+  'diloco/config_faults.py': {'diloco.config_values'},
   'diloco/config_reading.py': {'diloco.config_values'},
   'diloco/config_values.py': CONFIG | {'diloco.protocol'},
   'diloco/flags.py': CONFIG | {'absl', 'ml_collections'},

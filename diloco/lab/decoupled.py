@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoupled DiLoCo in the lab: the real machines around real arrays.
+
+Synchronous and streaming DiLoCo are settings of it; see
+`experiments/baselines.py`.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from diloco.config_faults import Kill
+from diloco.lab.contents import LabContents
+from diloco.lab.journal import Journal
+from diloco.lab.lives import Lives
+from diloco.lab.onlooker import Onlooker
+from diloco.lab.placing import on_mesh
+from diloco.lab.trained import Point, Trained
+from diloco.metrics.workdir import learner_name
+from diloco.protocol.config import ProtocolConfig
+from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.device import Device
+from diloco.runtime.heldout import Heldout
+from diloco.sim.cluster import Cluster, Timing
+
+HORIZON_FACTOR = 100.0  # A run that takes so much longer than planned hangs.
+
+
+class Decoupled:
+  """One run.
+
+  Args:
+    blueprint: of the run.
+    kills: faults, in the order in which they are due.
+    tell: takes the global step and Θ's loss, at every evaluation.
+    timeline_s: what happens before is kept for a picture.
+    journal: is told of everything.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    kills: Sequence[Kill],
+    tell: Callable[[int, float], None],
+    timeline_s: float,
+    journal: Journal,
+  ):
+    config = blueprint.config
+    lab, protocol = config.lab, config.protocol
+    self._config = config
+    self._tell = tell
+    self._journal = journal
+    self._kills = kills
+    self._heldout = Heldout(blueprint)
+    self._tally = Onlooker(
+      timeline_s, protocol.fragments, journal, blueprint.schedule()
+    )
+    self._points: list[Point] = []
+    self._deaths: list[tuple[int, float, float]] = []
+    self._lives = Lives(config)
+    self._contents = LabContents(blueprint, Device(*on_mesh(blueprint)))
+    self._cluster = Cluster(
+      dataclasses.replace(protocol, total_steps=announced_step(protocol)),
+      Timing(
+        dict(enumerate(self._lives.steps_s)),
+        latency_s=lab.latency_s,
+        transfer_s=lab.transfer_s,
+        encode_s=0.01 * lab.step_s,
+        merge_s=0.01 * lab.step_s,
+      ),
+      config.seed,
+      watch=self._tally,
+      checkpoint_rounds=config.checkpoint.syncer_every_rounds,
+      speeds={m: own.next_s for m, own in self._lives.speeds.items()},
+      tokens_per_step=config.data.batch * config.data.seq_len,
+      contents=self._contents,
+    )
+    self._horizon_s = (
+      HORIZON_FACTOR * protocol.total_steps * max(self._lives.steps_s)
+    )
+    if self._lives.mortal:
+      for learner in range(protocol.learners):
+        self._live(learner, 0.0)
+
+  def run(self) -> Trained:
+    cluster, protocol = self._cluster, self._config.protocol
+    self._journal.happened(0.0, 'syncer', 'started')
+    for learner in range(protocol.learners):
+      self._start(learner)
+    for target, do in self._plan():
+      self._run_to(target)
+      if not cluster.ended:
+        do()
+    self._run_to(math.inf)
+    self._look()
+    counts = self._tally.learners.values()
+    learner_s = protocol.learners * cluster.sim.now
+    rounds = self._tally.rounds
+    return Trained(
+      points=tuple(self._points),
+      steps=sum(count.steps for count in counts),
+      rounds=rounds,
+      participation=self._tally.participants / (rounds * protocol.learners),
+      goodput=sum(count.useful_s for count in counts) / learner_s,
+      parameters=cluster.syncer.contents.model.parameters(),
+      tally=self._tally,
+      deaths=tuple(self._deaths),
+      merged_tokens=round(self._tally.merged_tokens),
+    )
+
+  def _plan(self) -> list[tuple[float, Callable[[], None]]]:
+    """What is to be done once t has come so far."""
+    total = self._config.protocol.total_steps
+    every = self._config.lab.eval_every_steps
+    looks = range(every, total, every) if every else ()
+    planned = [(float(step), self._look) for step in looks]
+    planned += [
+      (kill.fraction * total, functools.partial(self._strike, kill))
+      for kill in self._kills
+    ]
+    return sorted(planned, key=lambda each: each[0])
+
+  def _run_to(self, step: float):
+    """Until t is `step`, or the run has ended."""
+    cluster = self._cluster
+    cluster.sim.run(
+      self._horizon_s,
+      stop=lambda: cluster.ended is not None or self._step() >= step,
+    )
+    assert cluster.sim.now < self._horizon_s, f'hangs at step {self._step()}'
+
+  def _step(self) -> int:
+    return self._cluster.syncer.machine.step
+
+  def _look(self):
+    learners = [
+      process.contents.params
+      for process in self._cluster.learners.values()
+      if process.alive
+    ]
+    mean = {
+      path: np.mean([np.asarray(x[path]) for x in learners], axis=0)
+      for path in (learners[0] if learners else ())
+    }
+    theta = self._cluster.syncer.contents.model.parameters()
+    point = Point(
+      step=self._step(),
+      tokens=self._tally.tokens,
+      loss=self._heldout.loss(theta),
+      learners_loss=self._heldout.loss(mean) if mean else float('nan'),
+      at_s=self._cluster.sim.now,
+    )
+    self._points.append(point)
+    self._tell(point.step, point.loss)
+    self._journal.evaluated(point)
+
+  # Deaths -------------------------------------------------------------------
+
+  def _live(self, learner: int, from_s: float):
+    """A Poisson process of each; the next life begins once it is back."""
+    dies_s, back_s = self._lives.death(from_s)
+
+    def come_back():
+      self._start(learner)
+      self._live(learner, back_s)
+
+    sim = self._cluster.sim
+    sim.at(dies_s, lambda: self._die(learner, back_s))
+    sim.at(back_s, come_back)
+
+  def _strike(self, kill: Kill):
+    """Who is dead or has left already is let be."""
+    sim, learner = self._cluster.sim, kill.learner
+    back_s = sim.now + self._lives.away_s
+    if learner is not None:
+      self._die(learner, back_s)
+      sim.at(back_s, lambda: self._start(learner))
+    elif self._cluster.syncer.alive:
+      self._cluster.kill_syncer()
+      self._journal.happened(sim.now, 'syncer', 'killed')
+      sim.at(back_s, self._start_syncer)
+
+  def _die(self, learner: int, back_s: float):
+    if not self._cluster.learners[learner].gone:
+      now_s = self._cluster.sim.now
+      self._cluster.kill(learner)
+      self._deaths.append((learner, now_s, back_s))
+      self._journal.happened(now_s, learner_name(learner), 'killed')
+
+  def _start(self, learner: int):
+    """Unless another process of it lives, or the run is over."""
+    old = self._cluster.learners.get(learner)
+    if (old is None or old.gone) and not self._cluster.ended:
+      self._cluster.start(learner)
+      now_s = self._cluster.sim.now
+      self._journal.happened(now_s, learner_name(learner), 'started')
+
+  def _start_syncer(self):
+    self._cluster.start_syncer()
+    self._journal.happened(self._cluster.sim.now, 'syncer', 'started')
+
+
+def announced_step(protocol: ProtocolConfig) -> int:
+  """The step at which the syncer is to say that the run is over.
+
+  Whoever trains hears of it within the next step, finishes that and hands it
+  in: it says so one step before, for t to end at `total_steps` as in every
+  other system. Whoever waits at its boundary (τ = 0) hands in there.
+  """
+  total, spacing = protocol.total_steps, protocol.spacing_steps
+  waits = protocol.overlap_steps == 0 and total % spacing == 0
+  return total if waits else max(1, total - 1)

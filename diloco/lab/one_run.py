@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of the lab, shown as it goes and written into its folder."""
+
+import pathlib
+import time
+
+import jax
+
+from diloco.config import RunConfig
+from diloco.config_values import ConfigError
+from diloco.lab import faults, sweep
+from diloco.lab.bar import Bar
+from diloco.lab.journal import Journals
+from diloco.lab.recording import Recording
+from diloco.lab.training import train
+from diloco.runtime.blueprint import make_blueprint
+
+
+def make(
+  config: RunConfig, workdir: pathlib.Path, compiled: pathlib.Path
+) -> int:
+  """Makes it; exit code 0.
+
+  Args:
+    config: of the run.
+    workdir: folder of the run, whose name is its label.
+    compiled: programs that were compiled before are read from there, and
+      others are written there, unless `run.compilation_cache` is off.
+
+  Raises:
+    ConfigError: it can't be run.
+  """
+  began_s = time.monotonic()
+  if config.run.compilation_cache:
+    jax.config.update('jax_compilation_cache_dir', str(compiled.absolute()))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+  faults.plan(config)  # Before anything is written.
+  try:
+    blueprint = make_blueprint(config)
+  except (ValueError, FileNotFoundError) as error:
+    raise ConfigError([str(error)]) from None
+  learners = 1 if config.lab.system == 'alone' else config.protocol.learners
+  journal = Journals(
+    [
+      Recording(workdir, config),
+      Bar(learners, config.protocol.total_steps),
+    ]
+  )
+  try:
+    trained = train(blueprint, journal=journal)
+  finally:
+    journal.close()
+  result = sweep.Result(
+    loss=trained.loss,
+    learners_loss=trained.points[-1].learners_loss,
+    curve=tuple((p.step, p.tokens, p.loss) for p in trained.points),
+    rounds=trained.rounds,
+    participation=trained.participation,
+    goodput=trained.goodput,
+    wall_s=time.monotonic() - began_s,
+  )
+  sweep.write_into(workdir, result)
+  print(f'loss {trained.loss:.4f} nats per token')
+  return 0

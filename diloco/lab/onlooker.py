@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks on at the lab's cluster: counts, and tells a journal."""
+
+import dataclasses
+from collections.abc import Callable
+
+from diloco.lab.journal import Journal
+from diloco.metrics import names
+from diloco.protocol import learner_io, syncer_io
+from diloco.sim.tally import Tally
+
+
+class Onlooker(Tally):
+  """A tally that also tells.
+
+  Attributes:
+    merged_tokens: that contributions stood for, mean over the fragments.
+
+  Args:
+    timeline_s: see `Tally`.
+    fragments: P.
+    journal: is told.
+    schedule: learning rate at a progress.
+  """
+
+  def __init__(
+    self,
+    timeline_s: float,
+    fragments: int,
+    journal: Journal,
+    schedule: Callable[[int], float],
+  ):
+    super().__init__(timeline_s)
+    self.merged_tokens = 0.0
+    self._fragments = fragments
+    self._journal = journal
+    self._schedule = schedule
+    self._publishing: syncer_io.Publish | None = None
+
+  def at_syncer(self, syncer, event, effects):
+    super().at_syncer(syncer, event, effects)
+    for effect in effects:
+      match effect:
+        case syncer_io.Merge():
+          tokens = sum(share.c_tokens for share in effect.shares)
+          self.merged_tokens += tokens / self._fragments
+          self._decided(syncer.now, effect)
+        case syncer_io.Publish():
+          self._publishing = effect  # Its line has the CRC that comes of it.
+        case syncer_io.Record() | syncer_io.End() | syncer_io.Greet():
+          self._decided(syncer.now, effect)
+    self._now_s = syncer.now
+
+  def theta(self, fragment: int, version: int, crc: int):
+    published, self._publishing = self._publishing, None
+    if published is not None:
+      self._decided(self._now_s, published, crc=crc)
+
+  def at_learner(self, process, event, effects):
+    super().at_learner(process, event, effects)
+    if isinstance(event, learner_io.Completed):
+      scalars = {
+        names.TIME: process.now,
+        names.INCARNATION: process.incarnation,
+        names.GLOBAL_STEP: process.machine.global_step,
+        names.TRAIN_LOSS: event.loss,
+        names.LEARNING_RATE: self._schedule(process.machine.global_step - 1),
+        names.STEP_TIME: event.step_s,
+        names.STALL_TIME: 0.0,
+        names.TOKENS_PER_S: event.tokens / event.step_s,
+      }
+      self._journal.stepped(process.id, process.steps, scalars)
+
+  def _decided(self, at_s: float, effect: syncer_io.Effect, **more):
+    fields = dataclasses.asdict(effect) | more
+    self._journal.decided(at_s, type(effect).__name__, fields)

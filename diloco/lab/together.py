@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data-parallel in the lab: one model on the batches of several learners.
+
+Every system trains total_steps · M batches; an elastic one in more and smaller
+steps, if learners die. A learner takes its batches in order and loses none.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from diloco.config_faults import Kill
+from diloco.lab.group_steps import GroupStep, GroupSteps
+from diloco.lab.journal import Journal
+from diloco.lab.lives import Lives
+from diloco.lab.placing import on_mesh
+from diloco.lab.trained import Point, Trained
+from diloco.metrics import names
+from diloco.metrics.workdir import learner_name
+from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.heldout import Heldout
+from diloco.runtime.inner_device import InnerDevice
+from diloco.sim.tally import Tally
+
+
+class Together:
+  """One run; arguments are those of `Decoupled`."""
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    kills: Sequence[Kill],
+    tell: Callable[[int, float], None],
+    timeline_s: float,
+    journal: Journal,
+  ):
+    config = blueprint.config
+    lab = config.lab
+    self._blueprint = blueprint
+    self._config = config
+    self._kills = list(kills)
+    self._tell = tell
+    self._timeline_s = timeline_s
+    self._journal = journal
+    self._learners = 1 if lab.system == 'alone' else config.protocol.learners
+    self._group = GroupSteps(
+      Lives(config),
+      self._learners,
+      lab.step_s * lab.pause_steps,
+      elastic=lab.system == 'elastic',
+    )
+    self._shards = [blueprint.dataset(m) for m in range(self._learners)]
+    self._schedule = blueprint.schedule()
+    self._heldout = Heldout(blueprint)
+    self._device = functools.cache(self._make_device)
+    self._params, self._inner = self._device(self._learners).init(
+      blueprint.initial_parameters()
+    )
+    self._batches = [0] * self._learners  # That each learner has trained.
+    self._steps = 0
+    self._told = 0  # Of the group's deaths.
+    self._coming: list[tuple[float, int]] = []  # Who is back when.
+    self._points: list[Point] = []
+    self._tally = Tally(timeline_s)
+
+  def run(self) -> Trained:
+    total = self._config.protocol.total_steps
+    every = self._config.lab.eval_every_steps or total
+    for learner in range(self._learners):
+      self._journal.happened(0.0, learner_name(learner), 'started')
+    look_at = every
+    while self._step < total:
+      while self._kills and self._kills[0].is_due(self._step, total):
+        self._group.kill(self._kills.pop(0).learner)
+      self._make(self._group.step())
+      self._tell_of_deaths()
+      if look_at <= self._step < total:
+        self._look()
+        look_at += every
+    self._look()
+    counts = self._tally.learners.values()
+    useful_s = sum(count.useful_s for count in counts)
+    return Trained(
+      points=tuple(self._points),
+      steps=sum(self._batches) // self._learners,
+      rounds=0,
+      participation=sum(self._batches) / (self._steps * self._learners),
+      goodput=useful_s / (self._learners * self._group.now_s),
+      parameters={path: np.asarray(x) for path, x in self._params.items()},
+      tally=self._tally,
+      deaths=tuple(self._group.deaths),
+      merged_tokens=self._tally.tokens,
+    )
+
+  @property
+  def _step(self) -> int:
+    """t: steps of as many tokens as all learners have."""
+    return sum(self._batches) // self._learners
+
+  def _make(self, step: GroupStep):
+    """Takes no more batches than are left."""
+    total = self._config.protocol.total_steps * self._learners
+    members = step.members[: total - sum(self._batches)]
+    rows = [self._shards[m][self._batches[m]]['tokens'] for m in members]
+    device = self._device(len(members))
+    lr = self._schedule(self._step)
+    self._params, self._inner, metrics = device.step(
+      self._params,
+      self._inner,
+      device.put_batch({'tokens': np.concatenate(rows)}),
+      lr,
+      (0, self._steps),
+    )
+    self._steps += 1
+    for m in members:
+      self._batches[m] += 1
+    self._count(step, members)
+    self._write(step, members, float(metrics['loss']), lr)
+
+  def _count(self, step: GroupStep, members: Sequence[int]):
+    data = self._config.data
+    for m, length_s in zip(members, step.lengths_s):
+      count, span = (
+        self._tally.count(m),
+        (step.begin_s, step.begin_s + length_s),
+      )
+      count.steps += 1
+      count.stepping_s += length_s
+      count.useful_s += length_s
+      count.tokens += data.batch * data.seq_len
+      self._tally.tokens += data.batch * data.seq_len
+      self._tally.stepping.add([span])
+      if span[1] <= self._timeline_s:
+        self._tally.steps_spans.append((m, *span))
+
+  def _write(
+    self, step: GroupStep, members: Sequence[int], loss: float, lr: float
+  ):
+    """The loss is that of all their batches."""
+    data, step_s = self._config.data, step.end_s - step.begin_s
+    for m, length_s in zip(members, step.lengths_s):
+      scalars = {
+        names.TIME: step.end_s,
+        names.INCARNATION: 0,
+        names.GLOBAL_STEP: self._step,
+        names.TRAIN_LOSS: loss,
+        names.LEARNING_RATE: lr,
+        names.STEP_TIME: step_s,
+        names.STALL_TIME: step_s - length_s,
+        names.TOKENS_PER_S: data.batch * data.seq_len / step_s,
+      }
+      self._journal.stepped(m, self._batches[m], scalars)
+
+  def _tell_of_deaths(self):
+    """Those until now, and who is back."""
+    for learner, dies_s, back_s in self._group.deaths[self._told :]:
+      self._journal.happened(dies_s, learner_name(learner), 'killed')
+      self._coming.append((back_s, learner))
+    self._told = len(self._group.deaths)
+    for back_s, learner in sorted(self._coming):
+      if back_s <= self._group.now_s:
+        self._journal.happened(back_s, learner_name(learner), 'started')
+        self._coming.remove((back_s, learner))
+
+  def _look(self):
+    point = Point(
+      step=self._step,
+      tokens=self._tally.tokens,
+      loss=self._heldout.loss(self._params),
+      learners_loss=float('nan'),
+      at_s=self._group.now_s,
+    )
+    self._points.append(point)
+    self._tell(point.step, point.loss)
+    self._journal.evaluated(point)
+
+  def _make_device(self, members: int) -> InnerDevice:
+    """Of a step on the batches of so many."""
+    config = self._config
+    data = dataclasses.replace(config.data, batch=members * config.data.batch)
+    config = dataclasses.replace(config, data=data)
+    blueprint = dataclasses.replace(self._blueprint, config=config)
+    return InnerDevice(*on_mesh(blueprint))

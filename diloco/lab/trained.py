@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes of a run of the lab."""
+
+import dataclasses
+
+import numpy as np
+
+from diloco.sim.tally import Tally
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+  """Where a run stood.
+
+  Attributes:
+    step: t, the global step; of data-parallel, steps of so many tokens as all
+      learners have.
+    tokens: trained by all learners.
+    loss: of the global model on held-out text, nats per token.
+    learners_loss: of the mean of the learners' parameters, likewise; NaN where
+      there is none.
+    at_s: simulated.
+  """
+
+  step: int
+  tokens: int
+  loss: float
+  learners_loss: float
+  at_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+  """What came of a run."""
+
+  points: tuple[Point, ...]  # The last one is the end.
+  steps: int  # Inner steps of all learners.
+  rounds: int
+  participation: float  # Mean share of the learners that a round merged.
+  goodput: float  # Share of the learners' time that went into steps.
+  parameters: dict[str, np.ndarray]
+  tally: Tally  # What a timeline shows, as far as it was asked for.
+  deaths: tuple[tuple[int, float, float], ...] = ()  # Learner, dies, is back.
+  merged_tokens: int = 0  # That Θ has taken in: trained, and not lost since.
+
+  @property
+  def loss(self) -> float:
+    """At the end."""
+    return self.points[-1].loss
