@@ -10,7 +10,7 @@ source launch/environment.sh
 make_environment .venv-test '.[dev]'
 
 # Most of the time goes into compiling, often the same again: what one test or
-# process has compiled, the others of this run take. Never those of a run before.
+# process has compiled, the others take; those of another run do not.
 JAX_COMPILATION_CACHE_DIR=$(mktemp -d)
 trap 'rm -rf "$JAX_COMPILATION_CACHE_DIR"' EXIT
 export JAX_COMPILATION_CACHE_DIR JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.1

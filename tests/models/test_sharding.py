@@ -18,6 +18,8 @@ from diloco.models.decoder import make_decoder
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = pathlib.Path(__file__).parent / 'sharded_training.py'
+# What LLVM makes of it is not looked at, and takes a minute.
+FLAG, LEVEL = 'xla_backend_optimization_level', 0
 MESHES = {'4x1': (4, 1), '1x4': (1, 4), '2x2': (2, 2)}
 
 
@@ -30,8 +32,7 @@ def on_four():
     'JAX_NUM_CPU_DEVICES': '4',
     'JAX_PLATFORMS': 'cpu',
     'PYTHONPATH': str(ROOT),
-    # What LLVM makes of it is not looked at, and takes a minute.
-    'XLA_FLAGS': '--xla_backend_optimization_level=0',
+    'XLA_FLAGS': f'--{FLAG}={LEVEL}',
   }
   done = subprocess.run(
     [sys.executable, SCRIPT, *sizes],
@@ -52,8 +53,9 @@ def on_one():
   config = script['CONFIG']
   model = make_decoder(config)
   tokens = jax.random.randint(jax.random.key(1), (8, 17), 0, config.vocab)
-  params = jax.jit(model.init)(jax.random.key(0))
-  step = jax.jit(script['make_step'](model))
+  options = {FLAG: LEVEL}
+  params = jax.jit(model.init, compiler_options=options)(jax.random.key(0))
+  step = jax.jit(script['make_step'](model), compiler_options=options)
   losses = []
   for _ in range(script['STEPS']):
     params, loss = step(params, {'tokens': tokens})
