@@ -38,6 +38,7 @@ TEST = [
   'psutil>=5.9',
   'pytest>=8',
   'pytest-timeout>=2.3',
+  'pytest-xdist>=3.8',
 ]
 
 setuptools.setup(

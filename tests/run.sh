@@ -9,5 +9,28 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/environment.sh
 make_environment .venv-test '.[dev]'
 
+# Most of the time goes into compiling, often the same again: what one test or
+# process has compiled, the others take; those of another run do not.
+JAX_COMPILATION_CACHE_DIR=$(mktemp -d)
+trap 'rm -rf "$JAX_COMPILATION_CACHE_DIR"' EXIT
+export JAX_COMPILATION_CACHE_DIR JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.1
+
+FAILED=1 NONE_COLLECTED=5
+worst=$NONE_COLLECTED
+run_part() {
+  local status=0
+  .venv-test/bin/python -m pytest "--part=$@" || status=$?
+  case "$status" in
+    0) ((worst == FAILED)) || worst=0 ;;
+    "$FAILED") worst=$FAILED ;;
+    "$NONE_COLLECTED") ;;  # What was asked for is all in the other part.
+    *) exit "$status" ;;
+  esac
+}
+
 .venv-test/bin/python -m ruff check .
-.venv-test/bin/python -m pytest "$@"
+# A file stays with one worker, so that its fixtures are made once.
+run_part together -n 2 --dist=loadfile --no-loadscope-reorder "$@"
+# Tests with clocks, ports and processes of their own; the slowest come last.
+run_part alone "$@"
+exit "$worst"

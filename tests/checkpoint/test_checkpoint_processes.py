@@ -13,6 +13,8 @@ import pytest
 
 from launch.orphans import dying_with_parent
 
+pytestmark = pytest.mark.alone
+
 ROOT = pathlib.Path(__file__).parents[2]
 KILLS = 5
 LATEST_S = 0.25  # After the begin of a save; one takes about as long.

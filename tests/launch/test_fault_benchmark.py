@@ -13,6 +13,8 @@ from launch import fault_table
 from launch.fault_figures import figures
 from launch.live_run import Step, Tail
 
+pytestmark = pytest.mark.alone
+
 FLOOR_S = 0.02
 
 

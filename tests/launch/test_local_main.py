@@ -20,6 +20,8 @@ from launch.address import free_address
 from launch.folder import occupy
 from launch.program import program
 
+pytestmark = pytest.mark.alone
+
 FLAG = '--config=experiments/tests_tiny.py'
 CONFIG = configs.build(tests_tiny.get_config())
 

@@ -16,6 +16,8 @@ from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import read_jsonl
 from launch import plot
 
+pytestmark = pytest.mark.alone
+
 HERE = pathlib.Path(__file__).parent
 DEADLINE_S = 60.0
 

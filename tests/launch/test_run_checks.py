@@ -7,6 +7,8 @@ from launch import run_checks
 from launch.live_run import Step
 from launch.supervisor import ProcessEvent
 
+pytestmark = pytest.mark.alone
+
 TOKENS = 10  # Per step.
 
 

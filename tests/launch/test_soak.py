@@ -13,6 +13,8 @@ from launch.resources import Sample
 from launch.soak_run import Stillness
 from launch.supervisor import RUNNING, WAITING, ProcessState
 
+pytestmark = pytest.mark.alone
+
 ROLES = ('syncer', 'learner-0', 'learner-1', 'learner-2')
 KILLS = 100
 SEED = 0

@@ -13,6 +13,8 @@ from launch import supervisor
 from launch.program import Role
 from launch.supervisor import Supervisor, after_exit
 
+pytestmark = pytest.mark.alone
+
 DEADLINE_S = 20.0
 FOREVER = 'import time\nwhile True: time.sleep(1)'
 DEAF = 'import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n'

@@ -12,6 +12,8 @@ from diloco.metrics.workdir import Workdir
 from launch import report, table
 from launch.supervisor import ProcessState
 
+pytestmark = pytest.mark.alone
+
 LEARNERS = (
   status.LearnerStatus(
     0, 'live', 412, 2.1234, 15123.4, 137, 0, 123_456_789, 9_876, 0.93, 1, 0.01

@@ -2,6 +2,7 @@
 """The decoder: against numpy, against itself, against what it promises."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -23,6 +24,10 @@ CONFIG = DecoderConfig(
   head_dim=6,
   d_ff=24,
 )
+# Draws of random numbers are slow to compile, and then soon done.
+_jit = functools.partial(
+  jax.jit, compiler_options={'xla_backend_optimization_level': 0}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -36,17 +41,21 @@ def _tokens(config, rows=2, length=12, seed=1):
   return jax.random.randint(key, (rows, length + 1), 0, config.vocab)
 
 
+@functools.cache  # Compiled once; several tests compare with the same.
 def _loss_and_gradients(config):
   model = make_decoder(config)
-  params = jax.jit(model.init)(jax.random.key(0))
+  params = _jit(model.init)(jax.random.key(0))
   batch = {'tokens': _tokens(config)}
-  gradient = jax.jit(jax.value_and_grad(model.loss, has_aux=True))
+  gradient = _jit(jax.value_and_grad(model.loss, has_aux=True))
   (loss, _), gradients = gradient(params, batch, jax.random.key(0))
   return loss, interface.flatten(gradients)
 
 
 def _decoder(config, seed=0):
-  return Decoder(config, jax.random.key(seed))
+  key = jax.random.key(seed)
+  structure = nnx.graphdef(nnx.eval_shape(lambda: Decoder(config, key)))
+  arrays = _jit(lambda key: nnx.state(Decoder(config, key)))(key)
+  return nnx.merge(structure, arrays)
 
 
 # An independent forward pass: one row, f64, loops over positions and heads.
@@ -108,14 +117,15 @@ def _numpy_logits(params, tokens, config):
 def test_logits_and_loss_equal_a_numpy_implementation(kv_heads, tied):
   config = dataclasses.replace(CONFIG, kv_heads=kv_heads, tied=tied)
   model = make_decoder(config)
-  params = model.init(jax.random.key(0))
+  params = _jit(model.init)(jax.random.key(0))
   # Scales of one would hide a norm that forgets them.
   params = jax.tree.map(
     lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(7), leaf.shape),
     params,
   )
   tokens = _tokens(config)
-  loss, metrics = model.loss(params, {'tokens': tokens}, jax.random.key(0))
+  batch = {'tokens': tokens}
+  loss, metrics = _jit(model.loss)(params, batch, jax.random.key(0))
 
   tokens = np.asarray(tokens)
   losses, hits = [], []
@@ -223,7 +233,7 @@ def test_roles_say_what_axis_0_counts():
 
 
 def test_params_are_plain_dicts_of_arrays():
-  params = make_decoder(CONFIG).init(jax.random.key(0))
+  params = _jit(make_decoder(CONFIG).init)(jax.random.key(0))
   containers = [params]
   while containers:
     for value in containers.pop().values():
@@ -237,14 +247,18 @@ def test_params_are_plain_dicts_of_arrays():
 def test_first_loss_is_that_of_guessing(tied):
   config = DecoderConfig(256, 4, 64, 4, 2, 16, 128, tied=tied)
   model = make_decoder(config)
-  params = model.init(jax.random.key(0))
+  params = _jit(model.init)(jax.random.key(0))
   batch = {'tokens': _tokens(config, rows=4, length=64)}
-  loss, _ = model.loss(params, batch, jax.random.key(0))
+  loss, _ = _jit(model.loss)(params, batch, jax.random.key(0))
   assert abs(loss - math.log(256)) < 0.05
 
 
 def test_init_keeps_the_residual_stream_small_at_any_depth():
   # Residual branches are scaled so that depth adds one unit of variance.
+  apply = _jit(
+    lambda structure, layer, x, angles: nnx.merge(structure, layer)(x, angles),
+    static_argnums=0,
+  )
   spread = []
   for layers in (2, 16):
     config = dataclasses.replace(CONFIG, layers=layers, d_model=64, head_dim=16)
@@ -254,13 +268,13 @@ def test_init_keeps_the_residual_stream_small_at_any_depth():
     structure, stacked = nnx.split(decoder.layers)
     for number in range(layers):
       layer = jax.tree.map(lambda leaf: leaf[number], stacked)  # noqa: B023
-      x = nnx.merge(structure, layer)(x, angles)
+      x = apply(structure, layer, x, angles)
     spread.append(float(jnp.std(x)))
   assert all(0.9 < value < 1.6 for value in spread), spread
 
 
 def test_init_is_a_function_of_the_key():
-  init = make_decoder(CONFIG).init
+  init = _jit(make_decoder(CONFIG).init)
   first, again, other = (
     interface.flatten(init(jax.random.key(seed))) for seed in (0, 0, 1)
   )
@@ -290,6 +304,6 @@ def test_a_wrong_size_is_refused(change, text):
 
 def test_one_token_is_too_few_to_predict():
   model = make_decoder(CONFIG)
-  params = model.init(jax.random.key(0))
+  params = _jit(model.init)(jax.random.key(0))
   with pytest.raises(AssertionError, match=r'\(2, 1\)'):
     model.loss(params, {'tokens': jnp.zeros((2, 1), int)}, jax.random.key(0))

@@ -15,6 +15,8 @@ from diloco.protocol import messages, syncer_io
 from diloco.transport.faulty import Faults
 from tests.runtime.in_process import Living, Run
 
+pytestmark = pytest.mark.alone
+
 FLOOR_S = 0.02
 NEWCOMER = 2  # An id that the run has not seen.
 LAST = 3  # Another.

@@ -17,6 +17,8 @@ from diloco.transport.faulty import Faults
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from tests.runtime.in_process import LEARNERS, Run
 
+pytestmark = pytest.mark.alone
+
 DEADLINE_S = 30.0
 AT_ONCE_S = 10.0  # With results to write, on a machine that is busy.
 CUT_ROUND = 5

@@ -8,6 +8,8 @@ from diloco.metrics.writer import read_jsonl
 from diloco.transport.faulty import Faults
 from tests.runtime.in_process import LEARNERS, Run
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope='module')
 def broken(tmp_path_factory):

@@ -30,6 +30,8 @@ from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
 from tests.transport import malice
 
+pytestmark = pytest.mark.alone
+
 DEADLINE_S = 30.0
 FLOOD = 25_000  # More than the inbox holds; 100,000 took 50 s, and passed.
 GROWN_MAX = 64 << 20

@@ -8,6 +8,8 @@ import pytest
 
 from diloco.runtime.inbox import Inbox
 
+pytestmark = pytest.mark.alone
+
 SHARE, MANY = 4, 100
 WAIT_S = 10.0
 

@@ -8,6 +8,8 @@ import pytest
 from tests.runtime.processes import EXIT_CONFIG, Processes
 from tests.transport import credentials
 
+pytestmark = pytest.mark.alone
+
 NO_DEVICES = {'JAX_PLATFORMS': 'none'}  # Whoever touches a device fails.
 MISSING = '/no/such/text.txt'
 

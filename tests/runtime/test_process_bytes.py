@@ -6,6 +6,8 @@ import pytest
 from diloco.metrics import names
 from tests.runtime.processes import ENDLESS, START_S, Processes
 
+pytestmark = pytest.mark.alone
+
 FRAGMENTS = 4  # P.
 MODEL = (
   'model.layers=2',

@@ -3,8 +3,12 @@
 
 import signal
 
+import pytest
+
 from diloco.protocol.patience import SILENCE_FLOOR_S
 from tests.runtime.processes import ENDLESS, SLOW, START_S, Processes
+
+pytestmark = pytest.mark.alone
 
 STOP_S = 10.0
 BEFORE_S = 3.0  # The time over which the rate before a fault is taken.

@@ -7,6 +7,8 @@ import pytest
 
 from tests.runtime.processes import ENDLESS, EXIT_CONFIG, SLOW, Processes
 
+pytestmark = pytest.mark.alone
+
 
 def _write_text(path, seed: int):
   letters = random.Random(seed).choices(b'the quick brown fox\n', k=1 << 16)

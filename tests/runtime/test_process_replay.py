@@ -8,6 +8,8 @@ import pytest
 from diloco.runtime.incarnation import process_of
 from tests.runtime.processes import SLOW, START_S, Processes
 
+pytestmark = pytest.mark.alone
+
 STEPS = 150
 
 

@@ -11,6 +11,8 @@ from diloco.metrics.writer import read_jsonl
 from tests.runtime.processes import SLOW, START_S, Processes
 from tests.transport import credentials
 
+pytestmark = pytest.mark.alone
+
 FRAGMENTS = 2  # P of the tiny configuration.
 
 

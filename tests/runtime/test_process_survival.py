@@ -19,6 +19,8 @@ from tests.runtime import survival
 from tests.runtime.gate import Gate
 from tests.runtime.processes import ENDLESS, START_S, Processes
 
+pytestmark = pytest.mark.alone
+
 FRAGMENTS = 2  # P of the tiny configuration.
 FLOOR_S = 0.04  # Of a step.
 IN_FLIGHT = 3  # Reports that a killed process may not have got rid of.

@@ -17,6 +17,8 @@ from diloco.transport.faulty import Faults
 from tests.runtime.in_process import Run
 from tests.runtime.taped import changed
 
+pytestmark = pytest.mark.alone
+
 STEPS = 40
 
 

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`run.step_floor_s`: steps take at least so long, and it is no stall."""
 
+import pytest
+
 from diloco.metrics import names
 from diloco.metrics.writer import read_jsonl
 from diloco.transport.faulty import Faults
 from tests.runtime.in_process import Run
+
+pytestmark = pytest.mark.alone
 
 FLOOR_S = 0.02
 CLOCK_S = 0.001  # Two readings of the clock around one sleep.

@@ -16,6 +16,8 @@ import pytest
 from diloco.metrics.writer import read_jsonl
 from tests.runtime.processes import ENDLESS, SLOW, START_S, Processes
 
+pytestmark = pytest.mark.alone
+
 STRAY = b'\0\0\0\0'  # A frame of no bytes.
 ABORT_S = 60.0
 SEND_S = 1.0

@@ -8,6 +8,8 @@ from diloco.metrics.workdir import learner_name
 from diloco.transport.faulty import Faults
 from tests.runtime.in_process import LEARNERS, Run
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope='module')
 def without_disk(tmp_path_factory):

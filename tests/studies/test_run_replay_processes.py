@@ -13,6 +13,8 @@ from diloco.studies import run_history, run_replay
 from experiments import faults
 from launch.live_run import LiveRun
 
+pytestmark = pytest.mark.alone
+
 REPOSITORY = pathlib.Path(__file__).parents[2]
 LEARNERS = 3
 START_S = 120.0  # Until everybody is merged, on a busy machine.

@@ -20,6 +20,8 @@ from diloco.transport import (
 )
 from tests.transport import credentials
 
+pytestmark = pytest.mark.alone
+
 WAIT_S = 10.0
 REFUSED_S = 2.0  # A handshake that fails is tried again until then.
 DATA = np.arange(256, dtype=np.uint8)

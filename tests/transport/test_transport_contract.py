@@ -17,6 +17,8 @@ import pytest
 from diloco.protocol.messages import Payload
 from diloco.transport import faulty, interface, planes
 
+pytestmark = pytest.mark.alone
+
 SEED = 7
 WAIT_S = 10.0
 SHORT_S = 0.3

@@ -23,6 +23,8 @@ from diloco.transport import (
 )
 from diloco.transport.access import Access
 
+pytestmark = pytest.mark.alone
+
 WAIT_S = 10.0
 HELLO = messages.Hello(
   protocol=messages.PROTOCOL_VERSION,

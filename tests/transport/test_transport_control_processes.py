@@ -11,6 +11,8 @@ from diloco.protocol import messages
 from diloco.transport import control_client
 from tests.transport.peer_process import Process
 
+pytestmark = pytest.mark.alone
+
 WAIT_S = 30.0
 
 

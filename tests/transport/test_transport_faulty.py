@@ -12,6 +12,8 @@ import pytest
 from diloco.protocol.messages import Payload
 from diloco.transport import faulty, interface, memory
 
+pytestmark = pytest.mark.alone
+
 SEED = 11
 DATA = np.arange(256, dtype=np.uint8)
 

@@ -9,11 +9,14 @@ import statistics
 import threading
 
 import grpc
+import pytest
 
 from diloco.protocol import messages, syncer_io
 from diloco.transport import control_limits, wire
 from tests.transport import malice, small_syncer
 from tests.transport.small_syncer import CONFIG, HONEST, GoodLearner, Judge
+
+pytestmark = pytest.mark.alone
 
 SEED = 20_261_121
 OVER_THE_WIRE = 2500

@@ -19,6 +19,8 @@ from diloco.protocol import messages
 from diloco.transport import interface, meter, planes
 from tests.transport.peer_process import Process
 
+pytestmark = pytest.mark.alone
+
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
 WAIT_S = 30.0

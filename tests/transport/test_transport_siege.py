@@ -14,6 +14,8 @@ from diloco.transport import access, control_limits, listen, wire
 from tests.transport import credentials, small_syncer
 from tests.transport.small_syncer import GoodLearner, SmallSyncer
 
+pytestmark = pytest.mark.alone
+
 HANDSHAKE_S = 1.0
 GONE_S = 60.0
 SOCKETS = 50

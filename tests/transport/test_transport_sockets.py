@@ -26,6 +26,8 @@ from diloco.transport import (
   sockets,
 )
 
+pytestmark = pytest.mark.alone
+
 WAIT_S = 10.0
 
 
