@@ -17,6 +17,7 @@ from diloco.protocol.config import ProtocolConfig
 # Sources yield one token per byte; the grammar writes ASCII letters.
 VOCAB_MIN = {'stdlib': 256, 'text': 256, 'grammar': 128}
 SEED_MAX = 2**32 - 1
+EVERYBODY = 0  # As protocol.quorum.
 WSD_DECAY_FRACTION = 0.2  # Of total_steps, the fall of schedule 'wsd'.
 
 SECTIONS = {
@@ -97,6 +98,7 @@ def build(config: Mapping) -> RunConfig:
       ]
     )
   typed, problems = reading.typed_values(config, key_types())
+  _fill_quorum(typed)
   parts, broken = _parts(typed)
   problems += [*broken, *_broken_between(parts)]
   if problems:
@@ -178,6 +180,12 @@ def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     for key in keys
     if mine.get(key) != theirs.get(key)
   )
+
+
+def _fill_quorum(typed: dict[str, object]):
+  """A quorum of all follows whatever number of learners there is."""
+  if typed.get('protocol.quorum') == EVERYBODY and 'protocol.learners' in typed:
+    typed['protocol.quorum'] = typed['protocol.learners']
 
 
 def _parts(typed: Mapping[str, object]) -> tuple[dict, list[str]]:

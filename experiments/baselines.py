@@ -18,12 +18,10 @@ Variants: baselines.py:deaths, baselines.py:learners=2, baselines.py:steps=6000,
 
 from experiments import common
 
-LEARNERS = 4
-
 
 def get_config(arg=None):
   args = common.parse_arg(
-    arg, quicktest=False, deaths=False, learners=LEARNERS, steps=2000
+    arg, quicktest=False, deaths=False, learners=4, steps=2000
   )
   config = common.base()
   config.name = 'baselines'
@@ -45,10 +43,10 @@ def get_config(arg=None):
   return common.quicktest(config) if args.quicktest else config
 
 
-def systems(learners=LEARNERS):
+def systems():
   """Changes of a configuration such as the above, by the system's name."""
   everybody = {
-    'protocol.quorum': learners,
+    'protocol.quorum': 0,
     'protocol.grace_cap_steps': 0.0,
     'protocol.admission': 'fresh',
   }
@@ -72,7 +70,7 @@ def systems(learners=LEARNERS):
 
 
 def sweep(add):
-  """Each against data-parallel; of M = 4."""
+  """Each against data-parallel."""
   base = 'data_parallel'
   for name, changes in systems().items():
     add(name, changes, against=None if name == base else base)

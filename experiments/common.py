@@ -90,7 +90,7 @@ def base() -> ml_collections.ConfigDict:
       'fragments': 8,  # P; divides H.
       'sync_every_steps': 24,  # H, between two syncs of one fragment.
       'overlap_steps': 6,  # τ, inner steps that an exchange may overlap.
-      'quorum': 1,  # K, offers without which no round closes.
+      'quorum': 1,  # K, offers without which no round closes; 0: all, K = M.
       'grace_safety': 0.8,  # γ, the share of the slack that grace uses.
       'grace_cap_steps': 2.0,  # The longest grace window, in inner steps.
       'admission': 'latest',  # 'latest' or 'fresh'.

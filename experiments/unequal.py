@@ -22,7 +22,7 @@ def sweep(add):
   study.add_references(add)
   slow = {'lab.slow_learners': 2, 'lab.slow_gap': 0.4}
   variants = {
-    'all, K = 4': {'protocol.quorum': 4},
+    'all, K = M': {'protocol.quorum': 0},
     'K = 2': {'protocol.quorum': 2},
     'K = 1, no grace, fresh': {
       'protocol.grace_cap_steps': 0.0,

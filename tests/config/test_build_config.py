@@ -80,6 +80,12 @@ def test_a_wrong_type_is_named(key, value, expected):
   assert problem_of(config) == expected
 
 
+def test_a_quorum_of_all_follows_the_number_of_learners():
+  for learners in (2, 4):
+    config = changed(protocol__learners=learners, protocol__quorum=0)
+    assert configs.build(config).protocol.quorum == learners
+
+
 def test_an_int_is_a_float():
   config = common.base().to_dict()
   config['outer']['lr'] = 1

@@ -9,7 +9,8 @@ import pytest
 import experiments
 from diloco import config as configs
 from diloco import config_faults, simulation_config
-from experiments import common
+from diloco.lab import sweep
+from experiments import baselines, common
 
 FOLDER = pathlib.Path(experiments.__file__).parent
 NAMES = sorted(
@@ -27,6 +28,26 @@ def test_an_experiment_builds(name, arg):
   module = importlib.import_module(f'experiments.{name}')
   config = configs.build(module.get_config(arg).lock())
   config_faults.plan(config.faults, config.protocol.learners)
+
+
+@pytest.mark.parametrize('name', RUNS)
+def test_the_variants_of_a_sweep_build(name):
+  module = importlib.import_module(f'experiments.{name}')
+  if not hasattr(module, 'sweep'):
+    pytest.skip('one run, no sweep')
+  for variant in sweep.variants(module.sweep):
+    _build(module.get_config(), variant)
+
+
+@pytest.mark.parametrize('arg', ['quicktest', 'learners=2'])
+def test_the_baselines_build_with_other_learners(arg):
+  for variant in sweep.variants(baselines.sweep):
+    _build(baselines.get_config(arg), variant)
+
+
+def _build(config, variant):
+  config.update_from_flattened_dict(dict(variant.changes))
+  configs.build(config)
 
 
 @pytest.mark.parametrize('name', SIMULATIONS)

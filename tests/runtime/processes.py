@@ -21,7 +21,7 @@ from launch.orphans import dying_with_parent
 REPOSITORY = pathlib.Path(__file__).parents[2]
 EXIT_CONFIG = 78
 LOOK_EVERY_S = 0.05
-START_S = 120.0  # Until a process is where it can do its part, uncached.
+START_S = 240.0  # Until a process is where it can do its part, uncached.
 TAIL_LINES = 25  # Of each log, shown where a test fails.
 
 # Steps of some 20 ms on 2 cores, so that something can happen between two.
