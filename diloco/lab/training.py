@@ -263,4 +263,4 @@ def _together(
 def _device(blueprint: Blueprint) -> Device:
   """On as many devices as the mesh asks for: here others may be left over."""
   mesh = blueprint.config.mesh
-  return Device(blueprint, jax.devices()[: mesh.fsdp * mesh.tensor])
+  return Device(blueprint, jax.devices()[: mesh.devices])

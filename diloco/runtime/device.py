@@ -43,7 +43,7 @@ class Device:
       specs=blueprint.specs,
     )
     self._mesh = sharding.make_mesh(
-      config.mesh.fsdp, config.mesh.tensor, devices
+      config.mesh.fsdp, config.mesh.tensor, devices, expert=config.mesh.expert
     )
     shapes = {path: spec.shape for path, spec in blueprint.specs.items()}
     self._shardings = sharding.param_shardings(
@@ -186,7 +186,18 @@ class Device:
 
     key = jax.random.key(self._blueprint.config.seed)
     key = jax.random.fold_in(jax.random.fold_in(key, draw[0]), draw[1])
-    return inner.train_step(loss, self._inner, params, state, batch, lr, key)
+    params, state, metrics = inner.train_step(
+      loss,
+      self._inner,
+      params,
+      state,
+      batch,
+      lr,
+      key,
+      self._blueprint.specs,
+    )
+    loss_said = interface.reported_loss(metrics['loss'], metrics)
+    return params, state, metrics | {'loss': loss_said}
 
   def _compile_snapshot(self, fragment: int, params):
     pieces = self._blueprint.layout.fragments[fragment]
