@@ -85,7 +85,8 @@ class LearnerArrays:
   """See `diloco.sim.contents.LearnerContents`.
 
   Attributes:
-    losses: of the steps so far, as arrays that may still be computed.
+    losses: of the steps so far.
+    applied: how many steps were done when something was blended in.
   """
 
   def __init__(
@@ -111,6 +112,8 @@ class LearnerArrays:
     self._schedule = blueprint.schedule()
     self._dataset = blueprint.dataset(learner)
     self._began = 0  # Steps of this process.
+    self.losses: list[float] = []
+    self.applied: list[int] = []
 
   @property
   def versions(self) -> list[int]:
@@ -137,7 +140,8 @@ class LearnerArrays:
       (self._learner, position),
     )
     self._began += 1
-    return float(metrics['loss'])
+    self.losses.append(float(metrics['loss']))
+    return self.losses[-1]
 
   def snapshot(self, effect: learner_io.Snapshot) -> tuple[dict, Arrays]:
     p = effect.fragment
@@ -186,6 +190,7 @@ class LearnerArrays:
     if not training:
       self._params = self._device.overwrite(p, self._params, placed)
       return
+    self.applied.append(len(self.losses))
     snapshot = self._snapshots[p] if effect.carry else placed
     self._params = self._device.blend(p, self._params, placed, snapshot)
 

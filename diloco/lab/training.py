@@ -8,12 +8,14 @@ with one of them.
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import numpy as np
 
 from diloco.lab.contents import LabContents
+from diloco.lab.health import Health
+from diloco.models import routing_health
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.heldout import Heldout
@@ -35,6 +37,7 @@ class Point:
     learners_loss: of the mean of the learners' parameters, likewise; NaN where
       there is none.
     at_s: simulated.
+    health: of a mixture of experts, by name; see `diloco.lab.health`.
   """
 
   step: int
@@ -42,6 +45,7 @@ class Point:
   loss: float
   learners_loss: float
   at_s: float
+  health: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +102,7 @@ class _Decoupled:
     )
     self._config = config
     self._tell = tell
-    self._heldout = Heldout(blueprint)
+    self._heldout, self._health = Heldout(blueprint), Health(blueprint)
     self._tally = Tally(timeline_s)
     self._points: list[Point] = []
     self._deaths: list[tuple[int, float, float]] = []
@@ -167,11 +171,12 @@ class _Decoupled:
     return self._cluster.syncer.machine.step
 
   def _look(self):
-    learners = [
-      process.contents.params
+    alive = [
+      process.contents
       for process in self._cluster.learners.values()
       if process.alive
     ]
+    learners = [contents.params for contents in alive]
     mean = {
       path: np.mean([np.asarray(x[path]) for x in learners], axis=0)
       for path in (learners[0] if learners else ())
@@ -183,6 +188,11 @@ class _Decoupled:
       loss=self._heldout.loss(theta),
       learners_loss=self._heldout.loss(mean) if mean else float('nan'),
       at_s=self._cluster.sim.now,
+      health=self._health.of(
+        theta,
+        learners,
+        [routing_health.loss_spike(x.losses, x.applied) for x in alive],
+      ),
     )
     self._points.append(point)
     self._tell(point.step, point.loss)
@@ -223,6 +233,7 @@ def _together(
     blueprint, config=dataclasses.replace(config, data=data)
   )
   device, heldout = _device(blueprint), Heldout(blueprint)
+  health = Health(blueprint)
   schedule = blueprint.schedule()
   shards = [
     dataclasses.replace(blueprint, config=config).dataset(learner)
@@ -235,7 +246,9 @@ def _together(
     loss = heldout.loss(params)
     tokens = step * device.tokens_per_step
     at_s = step * config.lab.step_s
-    points.append(Point(step, tokens, loss, float('nan'), at_s))
+    points.append(
+      Point(step, tokens, loss, float('nan'), at_s, health.of(params))
+    )
     tell(step, loss)
 
   every = config.lab.eval_every_steps

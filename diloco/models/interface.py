@@ -53,9 +53,9 @@ class Model(NamedTuple):
   axes: Mapping[str, tuple[str | None, ...]]
   roles: Mapping[str, str]
   logits: Callable[[Params, jax.Array], jax.Array] | None = None
-  routing: (
-    Callable[[Params, jax.Array], tuple[jax.Array, jax.Array]] | None
-  ) = None
+  routing: Callable[[Params, jax.Array], tuple[jax.Array, jax.Array]] | None = (
+    None
+  )
 
 
 def reported_loss(loss: jax.Array, metrics: Metrics) -> jax.Array:

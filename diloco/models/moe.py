@@ -45,7 +45,9 @@ class Experts(nnx.Module):
     else:
       self.router_bias = None
     wide, back = ('experts', 'embed', 'mlp'), ('experts', 'mlp', 'embed')
-    self.gate = blocks.stacked_normal(keys[1], (experts, width, d_ff), std, wide)
+    self.gate = blocks.stacked_normal(
+      keys[1], (experts, width, d_ff), std, wide
+    )
     self.up = blocks.stacked_normal(keys[2], (experts, width, d_ff), std, wide)
     self.down = blocks.stacked_normal(
       keys[3],
@@ -62,7 +64,7 @@ class Experts(nnx.Module):
       'BLD,DE->BLE', x_BLD.astype(jnp.float32), self.router[...]
     )
     routing = route(logits_BLE, bias_E, self.top_k)
-    y_BLD = _spread(
+    y_BLD = spread(
       x_BLD,
       routing.chosen_BLK,
       routing.gates_BLK,
@@ -74,8 +76,20 @@ class Experts(nnx.Module):
     return y_BLD, routing
 
 
-def _spread(x_BLD, chosen_BLK, gates_BLK, *matrices) -> jax.Array:
-  """`_asked`, each device for its tokens and its experts."""
+def spread(
+  x_BLD: jax.Array,
+  chosen_BLK: jax.Array,
+  gates_BLK: jax.Array,
+  *matrices: jax.Array,
+) -> jax.Array:
+  """Σ_k gate_k · mlp_k(x); each device for its tokens and its experts.
+
+  Args:
+    x_BLD: the tokens.
+    chosen_BLK: which experts they are sent to.
+    gates_BLK: f32, with which weights.
+    matrices: gate [E, D, F], up [E, D, F] and down [E, F, D].
+  """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
     return _asked(x_BLD, chosen_BLK, gates_BLK, *matrices, experts=None)

@@ -69,7 +69,8 @@ def balance(routing: Routing, bias_rate: float) -> interface.Metrics:
   experts = routing.probs_BLE.shape[-1]
   batch, length, top_k = routing.chosen_BLK.shape
   # int32: sums of any order, on any mesh, have the same bits.
-  asked_BLKE = routing.chosen_BLK[..., None] == jnp.arange(experts)
+  names_E = jnp.arange(experts)[None, None, None, :]
+  asked_BLKE = routing.chosen_BLK[..., None] == names_E
   count_E = jnp.sum(asked_BLKE.astype(jnp.int32), axis=(0, 1, 2))
   count_E = count_E.astype(jnp.float32)
   tokens = batch * length
@@ -85,7 +86,9 @@ def balance(routing: Routing, bias_rate: float) -> interface.Metrics:
   if routing.bias_E is not None:
     against_E = bias_rate * jnp.sign(count_E - tokens * top_k / experts)
     bias_E = routing.bias_E
-    told['nudge'] = jnp.sum(against_E * (bias_E - jax.lax.stop_gradient(bias_E)))
+    told['nudge'] = jnp.sum(
+      against_E * (bias_E - jax.lax.stop_gradient(bias_E))
+    )
   return told
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the arrays of a model lie: logical axes, one table, a mesh of three axes.
+"""Where arrays of a model lie: logical axes, one table, a mesh of three axes.
 
 'fsdp' splits the batch and, at rest, the parameters; 'expert' splits the
-experts, each device with whole ones; 'tensor' splits heads, MLP and vocabulary. The axes are of type Auto: the compiler places what is not
-pinned here. Compile and run under `jax.set_mesh(mesh)`, else activations are
-not pinned at all.
+experts, each device with whole ones; 'tensor' splits heads, MLP and
+vocabulary. The axes are of type Auto: the compiler places what is not pinned
+here. Compile and run under `jax.set_mesh(mesh)`, else activations are not
+pinned at all.
 """
 
 import math

@@ -146,7 +146,9 @@ def train_step(
     update,
     free,
   )
-  optimized = jax.tree.map(lambda g, is_free: None if is_free else g, grads, free)
+  optimized = jax.tree.map(
+    lambda g, is_free: None if is_free else g, grads, free
+  )
   metrics |= {'loss': value, 'grad_norm': optax.tree.norm(_f32(optimized))}
   return params, inner_state, _f32(metrics)
 
