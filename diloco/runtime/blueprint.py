@@ -169,7 +169,9 @@ def decoder_config(config: configs.RunConfig) -> DecoderConfig:
   """
   model = config.model
   if model.kind not in ('decoder', 'moe'):
-    raise ValueError(f'model.kind={model.kind!r}: is no decoder')
+    raise ValueError(
+      f"model.kind={model.kind!r}: this takes a 'decoder' or a 'moe'"
+    )
   experts = ExpertsConfig(
     experts=model.experts,
     top_k=model.top_k,
