@@ -92,7 +92,8 @@ def spread(
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
-    return _asked(x_BLD, chosen_BLK, gates_BLK, *matrices, experts=None)
+    y_BLD = _asked(x_BLD, chosen_BLK, gates_BLK, *matrices, experts=None)
+    return y_BLD.astype(x_BLD.dtype)
   experts = matrices[0].shape[0]
 
   def axis(name: str, size: int) -> str | None:
@@ -117,12 +118,16 @@ def spread(
       PartitionSpec(of_experts, of_mlp, None),
     ),
     out_specs=rows,
+    # With the check, jax 0.10.2 loses gradients of arrays that are the same
+    # on all devices of an axis and indexed by what is not, silently.
+    check_vma=False,
   )
   def each(*arrays):
     part_BLD = _asked(*arrays, experts=(of_experts, experts))
     return jax.lax.psum(part_BLD, tuple(split)) if split else part_BLD
 
-  return each(x_BLD, chosen_BLK, gates_BLK, *matrices)
+  y_BLD = each(x_BLD, chosen_BLK, gates_BLK, *matrices)
+  return y_BLD.astype(x_BLD.dtype)
 
 
 def _asked(
@@ -145,6 +150,9 @@ def _asked(
     down_EFD: likewise.
     experts: the mesh axis over which they are spread, and how many there are
       on all of it; None: all are here.
+
+  Returns:
+    f32 [B, L, D].
   """
   here = gate_EDF.shape[0]
   axis, count = experts or (None, here)
@@ -168,4 +176,4 @@ def _asked(
     y_TKD.astype(jnp.float32),
     gates_BLK.reshape(-1, top_k),
   )
-  return y_TD.reshape(batch, length, width).astype(x_BLD.dtype)
+  return y_TD.reshape(batch, length, width)
