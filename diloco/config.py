@@ -131,12 +131,13 @@ def check_devices(config: RunConfig, device_count: int) -> None:
   Raises:
     ConfigError: the mesh needs more devices than there are, or leaves some.
   """
-  fsdp, tensor = config.mesh.fsdp, config.mesh.tensor
-  if fsdp * tensor != device_count:
+  mesh = config.mesh
+  if mesh.devices != device_count:
     raise ConfigError(
       [
-        f'mesh.fsdp={fsdp} * mesh.tensor={tensor} = {fsdp * tensor} devices: '
-        f'this learner has {device_count}'
+        f'mesh.fsdp={mesh.fsdp} * mesh.expert={mesh.expert} * '
+        f'mesh.tensor={mesh.tensor} = {mesh.devices} devices: this learner '
+        f'has {device_count}'
       ]
     )
 
@@ -258,6 +259,16 @@ def _mesh_divides(model, data, mesh) -> Iterator[str]:
         f'{key}={value}: must be a multiple of '
         f'mesh.{axis}={getattr(mesh, axis)}'
       )
+  if model.kind != 'moe' and mesh.expert > 1:
+    yield (
+      f"mesh.expert={mesh.expert}: has an effect only with model.kind='moe', "
+      f'not with {model.kind!r}'
+    )
+  elif model.kind == 'moe' and model.experts % mesh.expert:
+    yield (
+      f'model.experts={model.experts}: must be a multiple of '
+      f'mesh.expert={mesh.expert}'
+    )
 
 
 def _alpha_used(protocol, alpha) -> Iterator[str]:

@@ -15,7 +15,7 @@ DTYPES = ('float32', 'bfloat16')
 EMBEDDING_FRAGMENTS = ('split', 'own')
 LAB_SYSTEMS = ('decoupled', 'data_parallel', 'elastic', 'alone')
 MERGE_RULES = ('rda', 'mean')
-MODEL_KINDS = ('decoder', 'bowl')
+MODEL_KINDS = ('decoder', 'moe', 'bowl')
 OPTIMIZERS = ('adamw', 'sgd')
 PROGRESS = ('global', 'own')
 REMATS = ('none', 'full', 'dots', 'dots_no_batch')
@@ -92,6 +92,11 @@ class ModelConfig(Section):
   dtype: str
   remat: str
   tied: bool
+  experts: int
+  top_k: int
+  aux_weight: float
+  z_weight: float
+  router_bias_rate: float
 
   @property
   def own(self) -> tuple[str, str] | None:
@@ -117,6 +122,14 @@ class ModelConfig(Section):
       yield f'kv_heads={self.kv_heads}: must divide model.heads={self.heads}'
     if self.head_dim % 2:
       yield f'head_dim={self.head_dim}: must be even, RoPE turns pairs'
+    yield from self._at_least(1, 'experts', 'top_k')
+    for key in ('aux_weight', 'z_weight', 'router_bias_rate'):
+      if not 0 <= getattr(self, key) < float('inf'):
+        yield f'{key}={getattr(self, key)}: must be finite, at least 0'
+    if self.kind == 'moe' and self.top_k > self.experts:
+      yield (
+        f'top_k={self.top_k}: must be at most model.experts={self.experts}'
+      )
     if self.kind == 'bowl':
       yield from self._plain('dtype', 'float32')
       yield from self._plain('remat', 'none')
@@ -262,10 +275,16 @@ class MeshConfig(Section):
   SECTION = 'mesh'
 
   fsdp: int
+  expert: int
   tensor: int
 
+  @property
+  def devices(self) -> int:
+    """How many it takes."""
+    return self.fsdp * self.expert * self.tensor
+
   def broken_rules(self):
-    yield from self._at_least(1, 'fsdp', 'tensor')
+    yield from self._at_least(1, 'fsdp', 'expert', 'tensor')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,6 +42,7 @@ def main(_) -> int:
     if outdir.exists() and not outdir.is_dir():
       raise ValueError(f'--outdir={outdir}: is not a folder')
     sizes = decoder_config(config)
+    exported.check_exportable(sizes)
     blueprint = make_blueprint(config)
     params = final_parameters(blueprint, Workdir(pathlib.Path(_WORKDIR.value)))
   except (ValueError, FileNotFoundError) as error:

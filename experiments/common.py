@@ -15,18 +15,23 @@ def base() -> ml_collections.ConfigDict:
 
   config.model = ml_collections.ConfigDict(
     {
-      'kind': 'decoder',  # 'decoder', 'bowl', or a 'module:function' of yours.
+      'kind': 'decoder',  # Or 'moe', 'bowl', a 'module:function' of yours.
       'vocab': 256,  # One token per byte.
       'layers': 4,  # Decoder blocks.
       'd_model': 128,  # Width of the residual stream.
       'heads': 4,  # Query heads.
       'kv_heads': 2,  # Key and value heads; divides heads.
       'head_dim': 32,  # Width of one head; even, for RoPE.
-      'd_ff': 384,  # Width of the gated MLP.
+      'd_ff': 384,  # Width of the gated MLP; of each expert, where kind='moe'.
       'rope_theta': 10_000.0,  # Base of RoPE's wavelengths.
       'dtype': 'float32',  # Of activations; parameters stay float32.
       'remat': 'none',  # What the backward pass recomputes.
       'tied': False,  # Whether the output head is the embedding.
+      'experts': 8,  # Of each layer; this and all below of kind 'moe' only.
+      'top_k': 2,  # Experts that one token is sent to.
+      'aux_weight': 0.01,  # Of the load-balancing loss.
+      'z_weight': 1e-5,  # Of the router's z-loss.
+      'router_bias_rate': 0.0,  # What a step moves the bias by; 0: no bias.
     }
   )
   config.data = ml_collections.ConfigDict(
@@ -105,6 +110,7 @@ def base() -> ml_collections.ConfigDict:
   config.mesh = ml_collections.ConfigDict(
     {
       'fsdp': 1,  # Devices of one learner over which parameters are sharded.
+      'expert': 1,  # Devices over which the experts are spread.
       'tensor': 1,  # Devices over which heads and d_ff are split.
     }
   )
@@ -178,7 +184,7 @@ def quicktest(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     overlap_steps=min(protocol.overlap_steps, 2),
     total_steps=40,
   )
-  config.mesh.update(fsdp=1, tensor=1)
+  config.mesh.update(fsdp=1, expert=1, tensor=1)
   config.checkpoint.update(syncer_every_rounds=8, learner_every_steps=10)
   config.run.update(log_every_steps=1, eval_batches=2, eval_batch=4)
   if config.run.eval_every_rounds:

@@ -86,6 +86,8 @@ class LearnerArrays:
 
   Attributes:
     steps: of its own, in all its processes.
+    losses: of the steps of this process.
+    applied: how many of them were done when something was blended in.
   """
 
   def __init__(
@@ -111,6 +113,8 @@ class LearnerArrays:
     self._schedule = blueprint.schedule()
     self._dataset = blueprint.dataset(learner)
     self.steps = start.step
+    self.losses: list[float] = []
+    self.applied: list[int] = []
 
   @property
   def versions(self) -> list[int]:
@@ -137,7 +141,8 @@ class LearnerArrays:
       (self._learner, position),
     )
     self.steps += 1
-    return float(metrics['loss'])
+    self.losses.append(float(metrics['loss']))
+    return self.losses[-1]
 
   def snapshot(self, effect: learner_io.Snapshot) -> tuple[dict, Arrays]:
     p = effect.fragment
@@ -186,6 +191,7 @@ class LearnerArrays:
     if not training:
       self._params = self._device.overwrite(p, self._params, placed)
       return
+    self.applied.append(len(self.losses))
     snapshot = self._snapshots[p] if effect.carry else placed
     self._params = self._device.blend(p, self._params, placed, snapshot)
 

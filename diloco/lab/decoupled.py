@@ -14,12 +14,14 @@ import numpy as np
 
 from diloco.config_faults import Kill
 from diloco.lab.contents import LabContents
+from diloco.lab.health import Health
 from diloco.lab.journal import Journal
 from diloco.lab.lives import Lives
 from diloco.lab.onlooker import Onlooker
 from diloco.lab.placing import on_mesh
 from diloco.lab.trained import Point, Trained
 from diloco.metrics.workdir import learner_name
+from diloco.models import routing_health
 from diloco.protocol.config import ProtocolConfig
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
@@ -54,7 +56,7 @@ class Decoupled:
     self._tell = tell
     self._journal = journal
     self._kills = kills
-    self._heldout = Heldout(blueprint)
+    self._heldout, self._health = Heldout(blueprint), Health(blueprint)
     self._tally = Onlooker(
       timeline_s, protocol.fragments, journal, blueprint.schedule()
     )
@@ -136,11 +138,12 @@ class Decoupled:
     return self._cluster.syncer.machine.step
 
   def _look(self):
-    learners = [
-      process.contents.params
+    alive = [
+      process.contents
       for process in self._cluster.learners.values()
       if process.alive
     ]
+    learners = [contents.params for contents in alive]
     mean = {
       path: np.mean([np.asarray(x[path]) for x in learners], axis=0)
       for path in (learners[0] if learners else ())
@@ -152,6 +155,11 @@ class Decoupled:
       loss=self._heldout.loss(theta),
       learners_loss=self._heldout.loss(mean) if mean else float('nan'),
       at_s=self._cluster.sim.now,
+      health=self._health.of(
+        theta,
+        learners,
+        [routing_health.loss_spike(x.losses, x.applied) for x in alive],
+      ),
     )
     self._points.append(point)
     self._tell(point.step, point.loss)

@@ -58,6 +58,7 @@ def make(
     participation=trained.participation,
     goodput=trained.goodput,
     wall_s=time.monotonic() - began_s,
+    health=tuple(p.health for p in trained.points),
   )
   sweep.write_into(workdir, result)
   print(f'loss {trained.loss:.4f} nats per token')

@@ -9,4 +9,4 @@ from diloco.runtime.blueprint import Blueprint
 def on_mesh(blueprint: Blueprint) -> tuple[Blueprint, list[jax.Device]]:
   """With as many as the mesh asks for: here others may be left over."""
   mesh = blueprint.config.mesh
-  return blueprint, jax.devices()[: mesh.fsdp * mesh.tensor]
+  return blueprint, jax.devices()[: mesh.devices]

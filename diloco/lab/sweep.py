@@ -38,7 +38,11 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What one run of one seed ended with; losses in nats per token."""
+  """What one run of one seed ended with; losses in nats per token.
+
+  `health` has one entry per point of the curve, and is empty in results of
+  before there was any.
+  """
 
   loss: float
   learners_loss: float  # Of the mean of the learners' parameters.
@@ -47,6 +51,7 @@ class Result:
   participation: float
   goodput: float
   wall_s: float
+  health: tuple[Mapping[str, float], ...] = ()  # By name.
 
 
 def variants(sweep: Callable) -> list[Variant]:
@@ -104,7 +109,13 @@ def read_from(run: pathlib.Path) -> Result:
   path = run / RESULT
   try:
     fields = json.loads(path.read_text())
-    return Result(**fields | {'curve': tuple(map(tuple, fields['curve']))})
+    return Result(
+      **fields
+      | {
+        'curve': tuple(map(tuple, fields['curve'])),
+        'health': tuple(fields.get('health', ())),
+      }
+    )
   except (ValueError, TypeError, KeyError) as error:
     raise ValueError(f'{path}: is no result of a run: {error}') from None
 

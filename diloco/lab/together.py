@@ -13,6 +13,7 @@ import numpy as np
 
 from diloco.config_faults import Kill
 from diloco.lab.group_steps import GroupStep, GroupSteps
+from diloco.lab.health import Health
 from diloco.lab.journal import Journal
 from diloco.lab.lives import Lives
 from diloco.lab.placing import on_mesh
@@ -53,7 +54,7 @@ class Together:
     )
     self._shards = [blueprint.dataset(m) for m in range(self._learners)]
     self._schedule = blueprint.schedule()
-    self._heldout = Heldout(blueprint)
+    self._heldout, self._health = Heldout(blueprint), Health(blueprint)
     self._device = functools.cache(self._make_device)
     self._params, self._inner = self._device(self._learners).init(
       blueprint.initial_parameters()
@@ -171,6 +172,7 @@ class Together:
       loss=self._heldout.loss(self._params),
       learners_loss=float('nan'),
       at_s=self._group.now_s,
+      health=self._health.of(self._params),
     )
     self._points.append(point)
     self._tell(point.step, point.loss)

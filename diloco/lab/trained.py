@@ -2,6 +2,7 @@
 """What comes of a run of the lab."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -20,6 +21,7 @@ class Point:
     learners_loss: of the mean of the learners' parameters, likewise; NaN where
       there is none.
     at_s: simulated.
+    health: of a mixture of experts, by name; see `diloco.lab.health`.
   """
 
   step: int
@@ -27,6 +29,7 @@ class Point:
   loss: float
   learners_loss: float
   at_s: float
+  health: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

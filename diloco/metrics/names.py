@@ -9,6 +9,11 @@ TIME = 'time_s'  # Seconds since the epoch, so that processes compare.
 INCARNATION = 'incarnation'  # Of the learner that writes.
 GLOBAL_STEP = 'global_step'
 TRAIN_LOSS = 'train/loss'  # Nats per token, of one batch.
+# Of a model with experts, beside the loss; see `diloco/models/routing.py`.
+ROUTING = {
+  name: f'train/{name}'
+  for name in ('aux_loss', 'z_loss', 'expert_entropy', 'expert_load_max')
+}
 LEARNING_RATE = 'train/learning_rate'
 STEP_TIME = 'perf/step_s'
 STALL_TIME = 'perf/stall_s'  # Of step_s, waiting for the exchange.

@@ -22,19 +22,6 @@ from diloco.models.decoder_config import DecoderConfig
 NORM_EPSILON = 1e-6
 
 
-class Layer(nnx.Module):
-  """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-  def __init__(self, config: DecoderConfig, key: jax.Array):
-    attention_key, mlp_key = jax.random.split(key)
-    self.attention = Attention(config, attention_key)
-    self.mlp = Mlp(config, mlp_key)
-
-  def __call__(self, x_BLD: jax.Array, angles_LC: jax.Array) -> jax.Array:
-    x_BLD = x_BLD + self.attention(x_BLD, angles_LC)
-    return x_BLD + self.mlp(x_BLD)
-
-
 class Attention(nnx.Module):
   """Causal attention; each key head serves heads / kv_heads query heads."""
 
@@ -44,20 +31,20 @@ class Attention(nnx.Module):
     keys = jax.random.split(key, 4)
     std = 1 / math.sqrt(width)
     self.dtype = config.dtype
-    self.norm = _stacked_ones(width)
-    self.query = _stacked_normal(
+    self.norm = stacked_ones(width)
+    self.query = stacked_normal(
       keys[0], (width, heads, head_dim), std, ('embed', 'heads', None)
     )
-    self.key = _stacked_normal(
+    self.key = stacked_normal(
       keys[1], (width, kv_heads, head_dim), std, ('embed', 'kv_heads', None)
     )
-    self.value = _stacked_normal(
+    self.value = stacked_normal(
       keys[2], (width, kv_heads, head_dim), std, ('embed', 'kv_heads', None)
     )
-    self.out = _stacked_normal(
+    self.out = stacked_normal(
       keys[3],
       (heads, head_dim, width),
-      _residual_std(heads * head_dim, config.layers),
+      residual_std(heads * head_dim, config.layers),
       ('heads', None, 'embed'),
     )
 
@@ -86,13 +73,13 @@ class Mlp(nnx.Module):
     keys = jax.random.split(key, 3)
     std = 1 / math.sqrt(width)
     self.dtype = config.dtype
-    self.norm = _stacked_ones(width)
-    self.gate = _stacked_normal(keys[0], (width, d_ff), std, ('embed', 'mlp'))
-    self.up = _stacked_normal(keys[1], (width, d_ff), std, ('embed', 'mlp'))
-    self.down = _stacked_normal(
+    self.norm = stacked_ones(width)
+    self.gate = stacked_normal(keys[0], (width, d_ff), std, ('embed', 'mlp'))
+    self.up = stacked_normal(keys[1], (width, d_ff), std, ('embed', 'mlp'))
+    self.down = stacked_normal(
       keys[2],
       (d_ff, width),
-      _residual_std(d_ff, config.layers),
+      residual_std(d_ff, config.layers),
       ('mlp', 'embed'),
     )
 
@@ -137,7 +124,8 @@ def rope(x_BLNH: jax.Array, angles_LC: jax.Array) -> jax.Array:
   return turned_BLNH.astype(x_BLNH.dtype)
 
 
-def _residual_std(fan_in: int, layers: int) -> float:
+def residual_std(fan_in: int, layers: int) -> float:
+  """Of a matrix whose result is added to the residual stream."""
   # 2·layers branches add up in the stream; together they have unit variance.
   return 1 / math.sqrt(fan_in * 2 * layers)
 
@@ -155,11 +143,18 @@ def normal(
   return nnx.Param(value, axes=axes, role=role)
 
 
-def _stacked_normal(key, shape, std, axes) -> nnx.Param:
+def stacked_normal(
+  key: jax.Array,
+  shape: tuple[int, ...],
+  std: float,
+  axes: tuple[str | None, ...],
+) -> nnx.Param:
+  """As `normal`, of one layer: the axis 'layers' comes in front."""
   axes = ('layers', *axes)
   return normal(key, shape, std, axes=axes, role=interface.STACKED)
 
 
-def _stacked_ones(width: int) -> nnx.Param:
+def stacked_ones(width: int) -> nnx.Param:
+  """The scale of one layer's norm."""
   axes = ('layers', 'norm')
   return nnx.Param(jnp.ones((width,)), axes=axes, role=interface.STACKED)

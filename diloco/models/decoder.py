@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dense decoder: embedding, stacked layers, output head, cross-entropy.
+"""A decoder: embedding, stacked layers, output head, cross-entropy.
 
 Flax NNX in functional style: the layers are stacked at init, split into
 arrays, and run by `jax.lax.scan`, so that the compile time does not grow with
-depth. Modules stay in here and in `blocks`; a `Model` comes out.
+depth. Modules stay in here, in `blocks` and in `moe`; a `Model` comes out.
 
 Suffixes of arrays give their shape:
   B batch, L length, D d_model, C half of head_dim, V vocab.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from diloco.models import blocks, interface
+from diloco.models import blocks, interface, routing
 from diloco.models.decoder_config import DecoderConfig
+from diloco.models.moe import Experts
 from diloco.models.sharding import constrain
 
 _POLICIES = {  # The meaning of `DecoderConfig.remat`.
@@ -45,7 +48,20 @@ def make_decoder(config: DecoderConfig) -> interface.Model:
     del key  # No dropout.
     tokens_BL = batch['tokens']
     assert tokens_BL.ndim == 2 and tokens_BL.shape[1] >= 2, tokens_BL.shape
-    return cross_entropy(logits(params, tokens_BL[:, :-1]), tokens_BL[:, 1:])
+    decoder, experts = nnx.merge(structure, params), config.experts
+    if experts is None:
+      return cross_entropy(decoder(tokens_BL[:, :-1]), tokens_BL[:, 1:])
+    logits_BLV, told_N = decoder.run(
+      tokens_BL[:, :-1], lambda each: routing.balance(each, experts.bias_rate)
+    )
+    loss, metrics = cross_entropy(logits_BLV, tokens_BL[:, 1:])
+    more, load = routing.auxiliary(told_N, experts)
+    return loss + more, metrics | load | {interface.CROSS_ENTROPY: loss}
+
+  def routes(params, tokens_BL):
+    return nnx.merge(structure, params).run(
+      tokens_BL, lambda each: (each.probs_BLE, each.chosen_BLK)
+    )[1]
 
   return interface.Model(
     init=init,
@@ -53,6 +69,7 @@ def make_decoder(config: DecoderConfig) -> interface.Model:
     axes={path: variable.axes for path, variable in variables.items()},
     roles={path: variable.role for path, variable in variables.items()},
     logits=logits,
+    routing=routes if config.experts else None,
   )
 
 
@@ -74,6 +91,24 @@ def cross_entropy(
   return loss, {'accuracy': jnp.mean(right_BL.astype(jnp.float32))}
 
 
+class Layer(nnx.Module):
+  """x + attention(norm(x)), then x + mlp(norm(x)), or experts as MLP."""
+
+  def __init__(self, config: DecoderConfig, key: jax.Array):
+    attention_key, mlp_key = jax.random.split(key)
+    self.attention = blocks.Attention(config, attention_key)
+    self.mlp = (Experts if config.experts else blocks.Mlp)(config, mlp_key)
+
+  def __call__(
+    self, x_BLD: jax.Array, angles_LC: jax.Array
+  ) -> tuple[jax.Array, routing.Routing | None]:
+    x_BLD = x_BLD + self.attention(x_BLD, angles_LC)
+    if isinstance(self.mlp, blocks.Mlp):
+      return x_BLD + self.mlp(x_BLD), None
+    branch_BLD, routed = self.mlp(x_BLD)
+    return x_BLD + branch_BLD, routed
+
+
 class Decoder(nnx.Module):
   """Tokens in, logits out."""
 
@@ -88,7 +123,7 @@ class Decoder(nnx.Module):
       axes=('vocab', 'embed'),
       role=interface.EMBEDDING,
     )
-    self.layers = nnx.vmap(lambda key: blocks.Layer(config, key))(
+    self.layers = nnx.vmap(lambda key: Layer(config, key))(
       jax.random.split(layers_key, config.layers)
     )
     self.norm = nnx.Param(
@@ -105,6 +140,19 @@ class Decoder(nnx.Module):
 
   def __call__(self, tokens_BL: jax.Array) -> jax.Array:
     """Logits, f32 [B, L, V]; position i sees the tokens 0 … i."""
+    return self.run(tokens_BL)[0]
+
+  def run(
+    self,
+    tokens_BL: jax.Array,
+    tell: Callable[[routing.Routing], Any] = lambda _: None,
+  ) -> tuple[jax.Array, Any]:
+    """Logits, and what is to be told of each layer's routing, stacked.
+
+    Args:
+      tokens_BL: int32.
+      tell: takes a layer's routing; not called where there are no experts.
+    """
     config = self.config
     angles_LC = blocks.rope_angles(
       tokens_BL.shape[1], config.head_dim, config.rope_theta
@@ -118,15 +166,16 @@ class Decoder(nnx.Module):
     structure, stacked = nnx.split(self.layers)
 
     def block(x_BLD, layer):
-      x_BLD = nnx.merge(structure, layer)(x_BLD, angles_LC)
-      return constrain(x_BLD, 'batch', None, None), None
+      x_BLD, routed = nnx.merge(structure, layer)(x_BLD, angles_LC)
+      told = None if routed is None else tell(routed)
+      return constrain(x_BLD, 'batch', None, None), told
 
     if config.remat != 'none':
       # The scan is itself a barrier against merging the two computations.
       block = jax.checkpoint(
         block, policy=_POLICIES[config.remat], prevent_cse=False
       )
-    x_BLD, _ = jax.lax.scan(block, x_BLD, stacked)
+    x_BLD, told = jax.lax.scan(block, x_BLD, stacked)
     x_BLD = blocks.rms_norm(x_BLD, self.norm[...])
     if config.tied:
       # As small as an own head is at init: 1 / √D on top of the rows' 1 / √D.
@@ -139,4 +188,4 @@ class Decoder(nnx.Module):
       head_VD.astype(config.dtype),
       preferred_element_type=jnp.float32,
     )
-    return constrain(logits_BLV, 'batch', None, 'vocab')
+    return constrain(logits_BLV, 'batch', None, 'vocab'), told

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The size of a dense decoder; free of jax, so that a launcher can check it."""
+"""The size of a decoder; free of jax, so that a launcher can check it."""
 
 import dataclasses
 import math
@@ -25,6 +25,36 @@ REMATS = (
 
 
 @dataclasses.dataclass(frozen=True)
+class ExpertsConfig:
+  """A mixture of experts in place of each MLP, checked at construction.
+
+  Attributes:
+    experts: E, gated MLPs in each layer.
+    top_k: K, how many of them a token is sent to.
+    aux_weight: of the load-balancing loss.
+    z_weight: of the z-loss, which keeps the router's logits small.
+    bias_rate: what one step moves the router's bias by; 0: there is no bias.
+  """
+
+  experts: int
+  top_k: int
+  aux_weight: float = 0.01
+  z_weight: float = 1e-5
+  bias_rate: float = 0.0
+
+  def __post_init__(self):
+    if not 1 <= self.top_k <= self.experts:
+      raise ValueError(
+        f'experts: top_k={self.top_k}, must be in 1 … {self.experts}'
+      )
+    for name in ('aux_weight', 'z_weight', 'bias_rate'):
+      if not 0 <= getattr(self, name) < math.inf:
+        raise ValueError(
+          f'experts: {name}={getattr(self, name)}, must be finite and ≥ 0'
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class DecoderConfig:
   """The size of a decoder, checked at construction.
 
@@ -36,11 +66,12 @@ class DecoderConfig:
     heads: query heads.
     kv_heads: key and value heads; divides `heads`. Equal: plain multi-head.
     head_dim: width of one head; even, because RoPE turns pairs.
-    d_ff: width of the gated MLP.
+    d_ff: width of the gated MLP, or of each expert.
     rope_theta: base of the RoPE wavelengths.
     dtype: of the computation; parameters, norms and the loss are f32.
     remat: which policy of `REMATS` saves memory in the backward pass.
     tied: the embedding is the output head as well.
+    experts: None: one MLP for all tokens.
   """
 
   vocab: int
@@ -54,6 +85,7 @@ class DecoderConfig:
   dtype: str = 'float32'
   remat: str = 'none'
   tied: bool = False
+  experts: ExpertsConfig | None = None
 
   def __post_init__(self):
     broken = list(self._broken_rules())
@@ -66,6 +98,9 @@ class DecoderConfig:
     queries = self.d_model * self.heads * self.head_dim
     keys = self.d_model * self.kv_heads * self.head_dim
     mlp = 3 * self.d_model * self.d_ff
+    if self.experts:
+      router = self.d_model + (self.experts.bias_rate > 0)
+      mlp = self.experts.experts * (mlp + router)
     layer = 2 * queries + 2 * keys + mlp + 2 * self.d_model
     tables = (1 if self.tied else 2) * self.vocab * self.d_model
     return self.layers * layer + tables + self.d_model

@@ -55,6 +55,19 @@ _TOP = {
 }
 
 
+def check_exportable(config: DecoderConfig) -> None:
+  """Only a dense decoder has the tensors of Llama.
+
+  Raises:
+    ValueError: it is a mixture of experts.
+  """
+  if config.experts is not None:
+    raise ValueError(
+      f'model.experts={config.experts.experts}: a mixture of experts can not '
+      "be exported, only model.kind='decoder'"
+    )
+
+
 def to_exported(
   params: Mapping[str, np.ndarray], config: DecoderConfig
 ) -> dict[str, np.ndarray]:

@@ -15,7 +15,10 @@ import jax.numpy as jnp
 PLAIN = 'plain'  # One tensor; merged as such.
 STACKED = 'stacked'  # Axis 0 counts layers; each slice is a logical tensor.
 EMBEDDING = 'embedding'  # Axis 0 counts rows; may be cut between rows.
-ROLES = (PLAIN, STACKED, EMBEDDING)
+AVERAGED = 'averaged'  # Moved by its own gradient, and by plain means.
+ROLES = (PLAIN, STACKED, EMBEDDING, AVERAGED)
+
+CROSS_ENTROPY = 'cross_entropy'  # The metric that `reported_loss` looks for.
 
 Params = dict[str, Any]  # Nested; the leaves are arrays.
 Batch = Mapping[str, jax.Array]
@@ -29,14 +32,21 @@ class Model(NamedTuple):
     init: key -> params.
     loss: (params, batch, key) -> (loss, metrics). `batch['tokens']` is int32
       [B, L+1]; the loss is an f32 scalar, the mean next-token cross-entropy
-      in nats over B·L predictions; metrics are f32 scalars by name.
+      in nats over B·L predictions; metrics are f32 scalars by name. A loss
+      that has more terms says the cross-entropy alone in its metric
+      'cross_entropy': see `reported_loss`.
     axes: path -> the logical name of each axis, None for one never sharded.
       `sharding.RULES` maps the names to mesh axes.
-    roles: path -> 'plain', 'stacked' or 'embedding'; how the parameter may be
-      cut into fragments.
+    roles: path -> 'plain', 'stacked' or 'embedding': how the parameter may be
+      cut into fragments. Or 'averaged', of one that no optimizer is to touch:
+      an inner step subtracts its gradient as it is, and Θ's is the learners'
+      weighted mean.
     logits: (params, tokens) -> f32 [B, L, V] for int32 tokens [B, L];
       position i sees the tokens 0 … i, and says what follows them. None for a
       model that is no language model: training needs its loss alone.
+    routing: (params, tokens) -> (probs f32 [N, B, L, E], chosen int32
+      [N, B, L, K]), N layers: how likely each expert is, and which K were
+      asked. None for a model without experts.
   """
 
   init: Callable[[jax.Array], Params]
@@ -44,6 +54,19 @@ class Model(NamedTuple):
   axes: Mapping[str, tuple[str | None, ...]]
   roles: Mapping[str, str]
   logits: Callable[[Params, jax.Array], jax.Array] | None = None
+  routing: Callable[[Params, jax.Array], tuple[jax.Array, jax.Array]] | None = (
+    None
+  )
+
+
+def reported_loss(loss: jax.Array, metrics: Metrics) -> jax.Array:
+  """What is said of a loss, and compared: without auxiliary terms.
+
+  Args:
+    loss: that is descended.
+    metrics: of the same call.
+  """
+  return metrics.get(CROSS_ENTROPY, loss)
 
 
 def plain_model(

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the arrays of a model lie: logical axes, one table, a mesh of two axes.
+"""Where arrays of a model lie: logical axes, one table, a mesh of three axes.
 
-'fsdp' splits the batch and, at rest, the parameters; 'tensor' splits heads,
-MLP and vocabulary. The axes are of type Auto: the compiler places what is not
-pinned here. Compile and run under `jax.set_mesh(mesh)`, else activations are
-not pinned at all.
+'fsdp' splits the batch and, at rest, the parameters; 'expert' splits the
+experts, each device with whole ones; 'tensor' splits heads, MLP and
+vocabulary. The axes are of type Auto: the compiler places what is not pinned
+here. Compile and run under `jax.set_mesh(mesh)`, else activations are not
+pinned at all.
 """
 
 import math
@@ -14,12 +15,14 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 FSDP = 'fsdp'
+EXPERT = 'expert'
 TENSOR = 'tensor'
 
 # Logical axis -> mesh axis. None: every device holds the whole axis.
 RULES: Mapping[str, str | None] = {
   'batch': FSDP,
   'embed': FSDP,
+  'experts': EXPERT,
   'heads': TENSOR,
   'kv_heads': TENSOR,
   'layers': None,  # Each step of the scan needs one slice on every device.
@@ -30,31 +33,36 @@ RULES: Mapping[str, str | None] = {
 
 
 def make_mesh(
-  fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None
+  fsdp: int,
+  tensor: int,
+  devices: Sequence[jax.Device] | None = None,
+  *,
+  expert: int = 1,
 ) -> Mesh:
-  """A mesh of fsdp × tensor devices; 'tensor' runs over neighbours.
+  """A mesh of fsdp × expert × tensor devices; 'tensor' runs over neighbours.
 
   Args:
     fsdp: Devices along 'fsdp', at least 1.
     tensor: Devices along 'tensor', at least 1.
     devices: All that are to be used; None means all of this learner.
+    expert: Devices along 'expert', at least 1.
 
   Raises:
     ValueError: The mesh has not exactly as many places as there are devices.
   """
   devices = jax.devices() if devices is None else list(devices)
-  if fsdp < 1 or tensor < 1:
-    raise ValueError(f'mesh: {fsdp=}, {tensor=}, both must be at least 1')
-  if fsdp * tensor != len(devices):
+  sizes = (fsdp, expert, tensor)
+  if min(sizes) < 1:
     raise ValueError(
-      f'mesh: fsdp={fsdp} by tensor={tensor} needs {fsdp * tensor} devices, '
-      f'there are {len(devices)}'
+      f'mesh: {fsdp=}, {expert=}, {tensor=}, all must be at least 1'
+    )
+  if math.prod(sizes) != len(devices):
+    raise ValueError(
+      f'mesh: {fsdp=} by {expert=} by {tensor=} needs {math.prod(sizes)} '
+      f'devices, there are {len(devices)}'
     )
   return jax.make_mesh(
-    (fsdp, tensor),
-    (FSDP, TENSOR),
-    (AxisType.Auto, AxisType.Auto),
-    devices=devices,
+    sizes, (FSDP, EXPERT, TENSOR), (AxisType.Auto,) * 3, devices=devices
   )
 
 
@@ -87,7 +95,7 @@ def param_shardings(
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """For 'tokens' [B, L+1]: rows over 'fsdp', copies over 'tensor'."""
+  """For 'tokens' [B, L+1]: rows over 'fsdp', copies over the others."""
   return NamedSharding(mesh, PartitionSpec(RULES['batch'], None))
 
 

@@ -21,7 +21,7 @@ import numpy as np
 Array = np.ndarray | jax.Array
 Params = Mapping[str, Array]  # path -> array, such as 'layers/mlp/up'.
 
-ROLES = ('plain', 'stacked', 'embedding')
+ROLES = ('plain', 'stacked', 'embedding', 'averaged')
 SCHEMES = ('balanced', 'tensor', 'layer')
 EMBEDDINGS = ('split', 'own')
 
@@ -32,8 +32,9 @@ class TensorSpec:
 
   Attributes:
     shape: of the array; it holds at least one element.
-    role: 'plain'; 'stacked' (axis 0 is the layer); or 'embedding' (embedding
-      and output head: axis 0 is the vocabulary).
+    role: 'plain'; 'stacked' (axis 0 is the layer); 'embedding' (embedding
+      and output head: axis 0 is the vocabulary); or 'averaged' (one tensor
+      that neither the inner nor the outer optimizer touches).
   """
 
   shape: tuple[int, ...]
@@ -209,7 +210,7 @@ def _logical_tensors(specs: Mapping[str, TensorSpec]) -> list[Piece]:
   """Everything but the embedding-like, ordered by path, then by layer."""
   tensors = []
   for path, spec in sorted(specs.items()):
-    if spec.role == 'plain':
+    if spec.role in ('plain', 'averaged'):
       tensors.append(_whole(path, spec))
     elif spec.role == 'stacked':
       layers, *shape = spec.shape

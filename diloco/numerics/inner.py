@@ -6,6 +6,7 @@ scales them by its argument `lr`. So the schedule can follow the global step of
 the whole run, known only at run time, without compiling again.
 """
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,8 +43,8 @@ def make_inner(
       (norms, biases) do not decay.
     clip_norm: the gradient's norm is at most this; 0 does not clip.
     specs: the model's tensors. The layer axis of a 'stacked' one is not
-      counted, so that the norms of a scanned model are seen as 1-D. None:
-      every axis counts.
+      counted, so that the norms of a scanned model are seen as 1-D. An
+      'averaged' one is left out of it all. None: every axis counts.
 
   Raises:
     ValueError: an unknown optimizer, or a number out of range.
@@ -69,6 +70,11 @@ def make_inner(
       weight_decay, mask=lambda params: decays(params, specs)
     ),
   )
+  if any(spec.role == 'averaged' for spec in (specs or {}).values()):
+    # Its gradient passes through as it is, and it has no moments.
+    chain = optax.masked(
+      chain, lambda params: jax.tree.map(operator.not_, averaged(params, specs))
+    )
   return optax.GradientTransformation(
     lambda params: chain.init(_f32(params)),
     lambda grads, state, params: chain.update(_f32(grads), state, _f32(params)),
@@ -86,10 +92,19 @@ def decays(
   def decay(path, param) -> bool:
     if specs is None:
       return param.ndim >= 2
-    name = jax.tree_util.keystr(path, simple=True, separator='/')
-    return param.ndim - (specs[name].role == 'stacked') >= 2
+    return param.ndim - (specs[_name(path)].role == 'stacked') >= 2
 
   return jax.tree_util.tree_map_with_path(decay, params)
+
+
+def averaged(
+  params: PyTree, specs: Mapping[str, TensorSpec] | None = None
+) -> PyTree:
+  """Which tensors have the role 'averaged'; arguments as of `decays`."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, _: bool(specs) and specs[_name(path)].role == 'averaged',
+    params,
+  )
 
 
 def train_step(
@@ -100,8 +115,11 @@ def train_step(
   batch: PyTree,
   lr: jax.Array,
   rng: jax.Array,
+  specs: Mapping[str, TensorSpec] | None = None,
 ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
   """θ' = θ - lr·update(∇loss(θ)), to be jitted with static `loss`, `inner`.
+
+  An 'averaged' tensor is θ' = θ - ∇loss(θ): its model says how it moves.
 
   Args:
     loss: (params, batch, rng) -> (scalar, metrics).
@@ -111,20 +129,32 @@ def train_step(
     batch: handed to the loss.
     lr: scalar f32, see `schedule`.
     rng: handed to the loss.
+    specs: those of `make_inner`.
 
   Returns:
     Parameters, inner state, and metrics as f32 scalars: those of the loss,
-    'loss', and 'grad_norm' before clipping.
+    'loss', and 'grad_norm' before clipping, of what is optimized.
   """
   (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(
     params, batch, rng
   )
   update, inner_state = inner.update(grads, inner_state, params)
+  free = averaged(params, specs)
   params = jax.tree.map(
-    lambda p, u: (p - lr * u).astype(p.dtype), params, update
+    lambda p, u, is_free: (p - (u if is_free else lr * u)).astype(p.dtype),
+    params,
+    update,
+    free,
   )
-  metrics |= {'loss': value, 'grad_norm': optax.tree.norm(_f32(grads))}
+  optimized = jax.tree.map(
+    lambda g, is_free: None if is_free else g, grads, free
+  )
+  metrics |= {'loss': value, 'grad_norm': optax.tree.norm(_f32(optimized))}
   return params, inner_state, _f32(metrics)
+
+
+def _name(path) -> str:
+  return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
 def _f32(tree: PyTree) -> PyTree:

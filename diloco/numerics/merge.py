@@ -86,7 +86,7 @@ def merge(
     weights: w_m of the same learners: c_tokens · (c_tokens / c_steps).
     pieces: of the fragment; norms are taken per piece, which is the logical
       tensor.
-    rule: 'mean' or 'rda'.
+    rule: 'mean' or 'rda'; pieces with role 'averaged' take the mean.
     embedding_rule: the rule for pieces with role 'embedding'; the paper's is
       'mean', and only 'mean' is right for a piece that was cut by rows.
 
@@ -102,10 +102,10 @@ def merge(
       f'contributions of {sorted(contributions)}, weights of {sorted(weights)}'
     )
   learners = sorted(contributions)
+  rules = {'embedding': embedding_rule, 'averaged': 'mean'}
   merged = {}
   for piece in pieces:
-    chosen = RULES[embedding_rule if piece.role == 'embedding' else rule]
-    merged[piece.name] = chosen(
+    merged[piece.name] = RULES[rules.get(piece.role, rule)](
       [contributions[m][piece.name] for m in learners],
       [weights[m] for m in learners],
     )

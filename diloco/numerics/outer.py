@@ -106,7 +106,8 @@ def step(
     delta: Δ, the merged outer gradient, old minus new parameters.
     optimizer: from `make_outer`, or any other of optax.
     codec: of the bytes that the learners receive.
-    pieces: of the fragment.
+    pieces: of the fragment; one with role 'averaged' is outside OuterOpt: its
+      u is -Δ, so that its Θ is what the learners have on average.
     error_feedback: whether what rounding left is sent with the next round.
     rng: for stochastic rounding, see `Codec.encode`.
 
@@ -119,7 +120,8 @@ def step(
   update, optimizer_state = _optimize(
     optimizer, dict(delta), state.optimizer_state, dict(state.theta)
   )
-  wanted = _sum(_host(update), state.residual)
+  plain = {p.name: -delta[p.name] for p in pieces if p.role == 'averaged'}
+  wanted = _sum(_host(update) | plain, state.residual)
   for name, array in wanted.items():
     if not payload.is_finite({name: array}):
       raise ValueError(f'the outer update of {name} is not finite')

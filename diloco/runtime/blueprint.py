@@ -16,7 +16,7 @@ from diloco.data import corpus, grammar, pipeline
 from diloco.models import interface
 from diloco.models.bowl import make_bowl
 from diloco.models.decoder import make_decoder
-from diloco.models.decoder_config import DecoderConfig
+from diloco.models.decoder_config import DecoderConfig, ExpertsConfig
 from diloco.numerics.codec import Codec, make_codec
 from diloco.numerics.fragments import Layout, TensorSpec, make_layout, take
 from diloco.numerics.schedule import make_schedule
@@ -162,7 +162,7 @@ def make_model(config: configs.RunConfig) -> interface.Model:
     data = config.data
     return own_model(config.model, data.batch, data.seq_len)
   match config.model.kind:
-    case 'decoder':
+    case 'decoder' | 'moe':
       return make_decoder(decoder_config(config))
     case 'bowl':
       sizes = config.model
@@ -176,10 +176,32 @@ def decoder_config(config: configs.RunConfig) -> DecoderConfig:
   Raises:
     ValueError: it describes another kind of model.
   """
-  fields = dataclasses.asdict(config.model)
-  if (kind := fields.pop('kind')) != 'decoder':
-    raise ValueError(f"model.kind={kind!r}: this takes a 'decoder'")
-  return DecoderConfig(**fields)
+  model = config.model
+  if model.kind not in ('decoder', 'moe'):
+    raise ValueError(
+      f"model.kind={model.kind!r}: this takes a 'decoder' or a 'moe'"
+    )
+  experts = ExpertsConfig(
+    experts=model.experts,
+    top_k=model.top_k,
+    aux_weight=model.aux_weight,
+    z_weight=model.z_weight,
+    bias_rate=model.router_bias_rate,
+  )
+  return DecoderConfig(
+    vocab=model.vocab,
+    layers=model.layers,
+    d_model=model.d_model,
+    heads=model.heads,
+    kv_heads=model.kv_heads,
+    head_dim=model.head_dim,
+    d_ff=model.d_ff,
+    rope_theta=model.rope_theta,
+    dtype=model.dtype,
+    remat=model.remat,
+    tied=model.tied,
+    experts=experts if model.kind == 'moe' else None,
+  )
 
 
 def load_text(config: configs.RunConfig) -> corpus.Corpus:

@@ -24,9 +24,11 @@ class Heldout:
       config.run.eval_batches,
     )
     self._loss = jax.jit(
-      lambda params, batch: blueprint.model.loss(
-        interface.unflatten(params), batch, jax.random.key(0)
-      )[0]
+      lambda params, batch: interface.reported_loss(
+        *blueprint.model.loss(
+          interface.unflatten(params), batch, jax.random.key(0)
+        )
+      )
     )
 
   def loss(self, params: Mapping[str, np.ndarray]) -> float:

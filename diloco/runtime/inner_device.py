@@ -37,7 +37,7 @@ class InnerDevice:
       specs=blueprint.specs,
     )
     self._mesh = sharding.make_mesh(
-      config.mesh.fsdp, config.mesh.tensor, devices
+      config.mesh.fsdp, config.mesh.tensor, devices, expert=config.mesh.expert
     )
     shapes = {path: spec.shape for path, spec in blueprint.specs.items()}
     self._shardings = sharding.param_shardings(
@@ -134,7 +134,18 @@ class InnerDevice:
 
     key = jax.random.key(self._blueprint.config.seed)
     key = jax.random.fold_in(jax.random.fold_in(key, draw[0]), draw[1])
-    return inner.train_step(loss, self._inner, params, state, batch, lr, key)
+    params, state, metrics = inner.train_step(
+      loss,
+      self._inner,
+      params,
+      state,
+      batch,
+      lr,
+      key,
+      self._blueprint.specs,
+    )
+    loss_said = interface.reported_loss(metrics['loss'], metrics)
+    return params, state, metrics | {'loss': loss_said}
 
   def _abstract(self, shardings):
     return {

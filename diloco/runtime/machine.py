@@ -36,6 +36,7 @@ def describe(mesh: MeshConfig, environment: Mapping[str, str]) -> Machine:
     cores=os.cpu_count() or 1,
     threads=int(threads) if threads.isdecimal() else 0,
     xla_flags=environment.get(XLA_FLAGS, ''),
+    expert=mesh.expert,
   )
 
 

@@ -79,6 +79,7 @@ class Machine:
   cores: int
   threads: int  # NPROC; 0: as many as there are cores.
   xla_flags: str
+  expert: int = 1  # Of the mesh; older tapes do not have it.
 
 
 @dataclasses.dataclass(frozen=True)

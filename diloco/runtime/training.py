@@ -324,6 +324,11 @@ class Training:
         names.STEP_TIME: step_s,
         names.STALL_TIME: pending.stall_s,
         names.TOKENS_PER_S: self._device.tokens_per_step / step_s,
+        **{
+          name: float(pending.metrics[metric])
+          for metric, name in names.ROUTING.items()
+          if metric in pending.metrics
+        },
         **self._socket_bytes(),
       },
     )

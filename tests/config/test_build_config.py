@@ -121,6 +121,17 @@ def test_an_int_is_a_float():
     ({'data__source': 'grammar', 'data__grammar_bytes': 99}, 'takes 16385'),
     ({'mesh__fsdp': 16}, 'must be a multiple of mesh.fsdp=16'),
     ({'mesh__tensor': 4}, 'must be a multiple of mesh.tensor=4'),
+    ({'mesh__expert': 2}, "only with model.kind='moe', not with 'decoder'"),
+    (
+      {'mesh__expert': 3, 'model__kind': 'moe'},
+      'model.experts=8: must be a multiple of mesh.expert=3',
+    ),
+    (
+      {'model__kind': 'moe', 'model__top_k': 9},
+      'model.top_k=9: must be at most model.experts=8',
+    ),
+    ({'model__experts': 0}, 'model.experts=0: must be at least 1'),
+    ({'model__aux_weight': -1.0}, 'model.aux_weight=-1.0: must be finite'),
     ({'transport__port': 70000}, '0 … 65535'),
     ({'checkpoint__keep_latest': 0}, 'must be at least 1'),
     ({'checkpoint__keep_best': -1}, 'must be at least 0'),

@@ -112,3 +112,23 @@ def test_all_that_a_run_reports_is_a_number():
   trained = _train()
   fields = dataclasses.asdict(trained.points[-1])
   assert all(value == pytest.approx(value) for value in fields.values())
+
+
+def test_a_mixture_of_experts_tells_how_its_learners_route():
+  mixture = {'model__kind': 'moe', 'model__router_bias_rate': 2.0**-6}
+  trained = _train(**mixture, lab__eval_every_steps=6)
+  for point in trained.points:
+    health = point.health
+    assert set(health) == {
+      'post_sync_expert_utilisation_entropy',
+      'inter_replica_router_distance',
+      'top_k_routing_overlap',
+      'js_routing_divergence',
+      'post_sync_loss_spike',
+    }
+    assert 0 < health['top_k_routing_overlap'] < 1
+    assert 0 < health['js_routing_divergence'] < np.log(2)
+  # f32 both ways would be whole steps; int4 rounds them, once each way.
+  bias = trained.parameters['layers/mlp/router_bias']
+  assert 0 < np.abs(bias).max() < 12 * 2.0**-6
+  assert not _train().points[-1].health

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a sweep makes of its runs."""
 
+import dataclasses
+import json
 import math
 
 import pytest
@@ -18,6 +20,17 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
   sweep.write_into(sweep.folder(tmp_path, 'a b', 1), result(1.5))
   assert sweep.read(tmp_path, 'a b', 1) == result(1.5)
   assert sweep.read(tmp_path, 'a b', 0) is None
+
+
+def test_a_result_may_have_the_health_of_its_points_or_be_older(tmp_path):
+  told = dataclasses.replace(result(1.5), health=({'overlap': 0.5},))
+  run = sweep.folder(tmp_path, 'a b', 1)
+  sweep.write_into(run, told)
+  assert sweep.read_from(run) == told
+  fields = json.loads((run / sweep.RESULT).read_text())
+  del fields['health']
+  (run / sweep.RESULT).write_text(json.dumps(fields))
+  assert sweep.read_from(run) == result(1.5)
 
 
 def test_variants_in_their_order():

@@ -180,7 +180,7 @@ def test_scan_equals_a_loop_over_the_layers():
   structure, stacked = nnx.split(decoder.layers)
   for number in range(CONFIG.layers):
     layer = jax.tree.map(lambda leaf: leaf[number], stacked)  # noqa: B023
-    x = nnx.merge(structure, layer)(x, angles)
+    x, _ = nnx.merge(structure, layer)(x, angles)
   x = blocks.rms_norm(x, decoder.norm[...])
   np.testing.assert_allclose(
     decoder(tokens), x @ decoder.head[...].T, rtol=1e-5, atol=1e-6
@@ -268,7 +268,7 @@ def test_init_keeps_the_residual_stream_small_at_any_depth():
     structure, stacked = nnx.split(decoder.layers)
     for number in range(layers):
       layer = jax.tree.map(lambda leaf: leaf[number], stacked)  # noqa: B023
-      x = apply(structure, layer, x, angles)
+      x, _ = apply(structure, layer, x, angles)
     spread.append(float(jnp.std(x)))
   assert all(0.9 < value < 1.6 for value in spread), spread
 

@@ -10,7 +10,7 @@ import pytest
 
 from diloco.models import blocks, exported, interface
 from diloco.models.decoder import make_decoder
-from diloco.models.decoder_config import DecoderConfig
+from diloco.models.decoder_config import DecoderConfig, ExpertsConfig
 
 # No two sizes are equal, and no head_dim is d_model / heads.
 CONFIG = DecoderConfig(
@@ -172,3 +172,10 @@ def test_notes_say_what_a_reader_must_know():
   for text in ('byte', 'embedding_multiplier', '12 tokens', 'bfloat16'):
     assert text in notes
   assert 'head_dim is not hidden_size / num_attention_heads' in notes
+
+
+def test_a_mixture_of_experts_is_refused():
+  exported.check_exportable(CONFIG)
+  mixture = dataclasses.replace(CONFIG, experts=ExpertsConfig(4, 2))
+  with pytest.raises(ValueError, match='experts=4: a mixture of experts can'):
+    exported.check_exportable(mixture)

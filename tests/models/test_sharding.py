@@ -116,7 +116,7 @@ def test_given_parameters_are_donated(mesh, on_four):
 
 def test_mesh_axes_are_auto(on_four):
   # jax.make_mesh makes Explicit ones unless told; see the module's docstring.
-  assert on_four['2x2']['axis_types'] == ['AxisType.Auto'] * 2
+  assert on_four['2x2']['axis_types'] == ['AxisType.Auto'] * 3
 
 
 def test_the_partitioner_never_gives_up(on_four):
@@ -129,10 +129,10 @@ def _one_device_mesh():
 
 def test_a_mesh_that_does_not_fit_is_refused():
   devices = jax.devices()[:1]
-  text = 'fsdp=4 by tensor=2 needs 8 devices, there are 1'
+  text = 'fsdp=4 by expert=1 by tensor=2 needs 8 devices, there are 1'
   with pytest.raises(ValueError, match=text):
     sharding.make_mesh(4, 2, devices)
-  with pytest.raises(ValueError, match='fsdp=0, tensor=1, both must be'):
+  with pytest.raises(ValueError, match='fsdp=0, expert=1, tensor=1, all must'):
     sharding.make_mesh(0, 1, devices)
 
 

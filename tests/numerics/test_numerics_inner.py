@@ -147,6 +147,28 @@ def test_another_learning_rate_does_not_compile_again():
   assert len(traces) == 1
 
 
+def test_an_averaged_tensor_moves_by_its_gradient_and_nothing_else():
+  rng = np.random.default_rng(7)
+  params, grads = normal(rng), [normal(rng) for _ in range(3)]
+  specs = SPECS | {'layers/norm': TensorSpec((2, 4), 'averaged')}
+  optimizer = inner.make_inner(specs=specs)
+  state = optimizer.init(params)
+  assert all(x.shape != (2, 4) for x in jax.tree.leaves(state)), 'moments'
+  step = jax.jit(
+    functools.partial(inner.train_step, linear, optimizer, specs=specs)
+  )
+  after = params
+  for grad in grads:
+    after, state, metrics = step(after, state, grad, 0.0, RNG)
+  # The learning rate is 0: all else stays. Moved as it is, above the clip.
+  expected = params['layers/norm'] - sum(g['layers/norm'] for g in grads)
+  np.testing.assert_allclose(after['layers/norm'], expected, rtol=1e-5)
+  np.testing.assert_array_equal(after['w'], params['w'])
+  others = [grads[-1][k] for k in ('w', 'norm')]
+  norm = np.sqrt(sum(np.sum(np.square(g)) for g in others))
+  np.testing.assert_allclose(metrics['grad_norm'], norm, rtol=1e-6)
+
+
 def test_zero_learning_rate_moves_nothing():
   rng = np.random.default_rng(6)
   params = normal(rng)

@@ -170,6 +170,23 @@ def test_embedding_is_averaged_and_the_rest_is_rda_per_logical_tensor():
     np.testing.assert_allclose(merged[p.name], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize('rule', ['mean', 'rda'])
+def test_an_averaged_piece_is_the_mean_whatever_the_rules(rule):
+  specs = {'b': TensorSpec((9,), 'averaged')}
+  (pieces,) = make_layout(specs, 'tensor', 1).fragments
+  vs = vectors(3, n=9)
+  merged = merge.merge(
+    {m: {'b': v} for m, v in enumerate(vs)},
+    {0: 1.0, 1: 2.0, 2: 3.0},
+    pieces,
+    rule=rule,
+    embedding_rule=rule,
+  )
+  np.testing.assert_allclose(
+    merged['b'], reference_mean(vs, [1, 2, 3]), atol=1e-6
+  )
+
+
 def test_fragments_due_together_are_one_fragment():
   # Elementwise (mean) even where rows are cut; RDA only by whole tensors.
   given, weights = {}, {0: 1.0, 1: 2.5}

@@ -67,6 +67,28 @@ def test_sgd_with_momentum_is_its_formula(momentum, nesterov):
     np.testing.assert_allclose(state.theta[name], theta[name], atol=1e-5)
 
 
+def test_an_averaged_piece_takes_its_delta_as_it_is():
+  rng = np.random.default_rng(8)
+  (pieces,) = make_layout(
+    SPECS | {'b': TensorSpec((37,), 'averaged')}, 'balanced', 1
+  ).fragments
+  optimizer = outer.make_outer(0.25, 0.5)
+  state = plain = outer.init(normal(rng), optimizer)
+  sum_b = np.zeros(37, np.float32)
+  for _ in range(3):
+    delta = normal(rng)
+    sum_b += delta['b']
+    before = state
+    state, data = outer.step(state, delta, optimizer, F32, pieces)
+    plain, _ = outer.step(plain, delta, optimizer, F32, PIECES)
+    rebuilt = outer.rebuild(before.theta, data, F32, pieces)
+    np.testing.assert_array_equal(rebuilt['b'], state.theta['b'])
+    np.testing.assert_array_equal(plain.theta['c'], state.theta['c'])
+  first = outer.init(normal(np.random.default_rng(8)), optimizer).theta['b']
+  np.testing.assert_allclose(state.theta['b'], first - sum_b, atol=1e-5)
+  assert not np.allclose(plain.theta['b'], state.theta['b'])
+
+
 def test_closed_form_of_a_constant_gradient():
   # Δ = 1, η = 1/4, μ = 1/2, all exact in binary. b = 1, 3/2, 7/4, and
   # u = -1/4 · (1 + b/2) = -3/8, -7/16, -15/32: after three rounds -41/32.

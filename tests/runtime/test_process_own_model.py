@@ -12,6 +12,8 @@ from diloco.metrics.workdir import EVALUATOR
 from diloco.metrics.writer import read_jsonl
 from tests.runtime.processes import EXIT_CONFIG, START_S, Processes
 
+pytestmark = pytest.mark.alone
+
 RUN_S = 2 * START_S  # Two processes after each other.
 CONFIG = '--config=experiments/own_model.py:quicktest'
 SYNCHRONOUS = (

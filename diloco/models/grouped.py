@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gated MLPs of many experts on rows that are sorted by expert.
+
+`jax.lax.ragged_dot` where a compiler knows it. XLA's CPU backend does not: it
+multiplies all rows with all experts (measured at 1,024 rows, 8 experts and
+64×96 matrices: 2.3 ms forward, 9 to 11 backward, by blocks 0.5 and 1.5 to 1.9).
+So on a CPU the rows of each expert fill whole blocks, and a block is multiplied
+with the matrix of its expert.
+
+Suffixes of arrays give their shape:
+  R rows, E experts, D d_model, F d_ff, B blocks, S rows of a block, 1 one.
+"""
+
+import jax
+import jax.numpy as jnp
+
+BLOCKS_PER_EXPERT = 4  # On average; as many rows again / 4 are padding.
+BLOCK_ROWS_MIN = 8
+
+
+def mlps(
+  x_RD: jax.Array,
+  sizes_E: jax.Array,
+  gate_EDF: jax.Array,
+  up_EDF: jax.Array,
+  down_EFD: jax.Array,
+) -> jax.Array:
+  """down_e(silu(gate_e(x)) · up_e(x)) of each row's expert e.
+
+  Args:
+    x_RD: rows, sorted by expert.
+    sizes_E: int32, how many rows each expert has; the rows beyond their sum
+      belong to none.
+    gate_EDF: of the dtype of the rows, as the others.
+    up_EDF: likewise.
+    down_EFD: likewise.
+
+  Returns:
+    [R, D]; 0 where a row belongs to no expert.
+  """
+  return jax.lax.platform_dependent(
+    x_RD,
+    sizes_E,
+    gate_EDF,
+    up_EDF,
+    down_EFD,
+    cpu=by_blocks,
+    default=by_ragged_dot,
+  )
+
+
+def by_ragged_dot(x_RD, sizes_E, gate_EDF, up_EDF, down_EFD) -> jax.Array:
+  """See `mlps`."""
+  has_expert_R1 = (jnp.arange(x_RD.shape[0]) < jnp.sum(sizes_E))[:, None]
+
+  def product(rows, matrices):
+    # What a backend leaves in the rows of no expert must not spread.
+    found = jax.lax.ragged_dot(rows, matrices, sizes_E)
+    return jnp.where(has_expert_R1, found, 0)
+
+  gate_RF, up_RF = product(x_RD, gate_EDF), product(x_RD, up_EDF)
+  return product(jax.nn.silu(gate_RF) * up_RF, down_EFD)
+
+
+def by_blocks(x_RD, sizes_E, gate_EDF, up_EDF, down_EFD) -> jax.Array:
+  """See `mlps`."""
+  rows, width = x_RD.shape
+  experts = sizes_E.shape[0]
+  block = max(BLOCK_ROWS_MIN, rows // (BLOCKS_PER_EXPERT * experts))
+  blocks = rows // block + experts  # Enough, however the rows are spread.
+  ends_E = jnp.cumsum(sizes_E)
+  block_ends_E = jnp.cumsum(-(-sizes_E // block))
+  # Row r of expert e moves on by what the blocks before e are longer than
+  # the rows before e. A row of none goes beyond the end, and is dropped.
+  shifts_E = block * (block_ends_E - -(-sizes_E // block)) - (ends_E - sizes_E)
+  owner_R = jnp.searchsorted(ends_E, jnp.arange(rows), side='right')
+  slot_R = jnp.arange(rows) + shifts_E.at[owner_R].get(
+    mode='fill', fill_value=blocks * block
+  )
+  padded_BSD = (
+    jnp.zeros((blocks * block, width), x_RD.dtype)
+    .at[slot_R]
+    .set(x_RD, mode='drop', unique_indices=True)
+    .reshape(blocks, block, width)
+  )
+  # A block beyond the last holds zeros: any expert will do.
+  owner_B = jnp.searchsorted(block_ends_E, jnp.arange(blocks), side='right')
+  owner_B = jnp.minimum(owner_B, experts - 1)
+  gate_BSF = jnp.einsum('BSD,BDF->BSF', padded_BSD, gate_EDF[owner_B])
+  up_BSF = jnp.einsum('BSD,BDF->BSF', padded_BSD, up_EDF[owner_B])
+  y_BSD = jnp.einsum(
+    'BSF,BFD->BSD', jax.nn.silu(gate_BSF) * up_BSF, down_EFD[owner_B]
+  )
+  return (
+    y_BSD.reshape(-1, width)
+    .at[slot_R]
+    .get(mode='fill', fill_value=0, unique_indices=True)
+  )

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mixture of experts: each token goes through the MLPs that a router chooses.
+
+Dropless: an expert takes all tokens that chose it, so that what a token becomes
+does not depend on the others of its batch. Where the mesh has several devices,
+each sorts the tokens it has and does those of the experts it has; the parts of
+a token's result are added up over the axes 'expert' and 'tensor'.
+
+Suffixes of arrays give their shape:
+  B batch, L length, D d_model, E experts, K top_k, F d_ff, R rows = B·L·K,
+  T tokens = B·L.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from diloco.models import blocks, grouped, interface
+from diloco.models.decoder_config import DecoderConfig
+from diloco.models.routing import Routing, route
+from diloco.models.sharding import RULES
+
+
+class Experts(nnx.Module):
+  """Σ over the chosen experts of gate_e · down_e(silu(gate_e(x)) · up_e(x))."""
+
+  def __init__(self, config: DecoderConfig, key: jax.Array):
+    width, d_ff, experts = config.d_model, config.d_ff, config.experts.experts
+    keys = jax.random.split(key, 4)
+    std = 1 / math.sqrt(width)
+    self.dtype = config.dtype
+    self.top_k = config.experts.top_k
+    self.norm = blocks.stacked_ones(width)
+    self.router = blocks.stacked_normal(
+      keys[0], (width, experts), std, ('embed', None)
+    )
+    if config.experts.bias_rate:
+      self.router_bias = nnx.Param(
+        jnp.zeros((experts,)), axes=('layers', None), role=interface.AVERAGED
+      )
+    else:
+      self.router_bias = None
+    wide, back = ('experts', 'embed', 'mlp'), ('experts', 'mlp', 'embed')
+    self.gate = blocks.stacked_normal(
+      keys[1], (experts, width, d_ff), std, wide
+    )
+    self.up = blocks.stacked_normal(keys[2], (experts, width, d_ff), std, wide)
+    self.down = blocks.stacked_normal(
+      keys[3],
+      (experts, d_ff, width),
+      blocks.residual_std(d_ff, config.layers),
+      back,
+    )
+
+  def __call__(self, x_BLD: jax.Array) -> tuple[jax.Array, Routing]:
+    x_BLD = blocks.rms_norm(x_BLD, self.norm[...])
+    bias_E = None if self.router_bias is None else self.router_bias[...]
+    # In f32 whatever the dtype: a choice jumps where a logit is rounded.
+    logits_BLE = jnp.einsum(
+      'BLD,DE->BLE', x_BLD.astype(jnp.float32), self.router[...]
+    )
+    routing = route(logits_BLE, bias_E, self.top_k)
+    y_BLD = spread(
+      x_BLD,
+      routing.chosen_BLK,
+      routing.gates_BLK,
+      *(
+        matrix[...].astype(self.dtype)
+        for matrix in (self.gate, self.up, self.down)
+      ),
+    )
+    return y_BLD, routing
+
+
+def spread(
+  x_BLD: jax.Array,
+  chosen_BLK: jax.Array,
+  gates_BLK: jax.Array,
+  *matrices: jax.Array,
+) -> jax.Array:
+  """Σ_k gate_k · mlp_k(x); each device for its tokens and its experts.
+
+  Args:
+    x_BLD: the tokens.
+    chosen_BLK: which experts they are sent to.
+    gates_BLK: f32, with which weights.
+    matrices: gate [E, D, F], up [E, D, F] and down [E, F, D].
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1:
+    y_BLD = _asked(x_BLD, chosen_BLK, gates_BLK, *matrices, experts=None)
+    return y_BLD.astype(x_BLD.dtype)
+  experts = matrices[0].shape[0]
+
+  def axis(name: str, size: int) -> str | None:
+    """Of the mesh; None where it has none that divides `size`."""
+    target = RULES[name]
+    divides = target in mesh.shape and size % mesh.shape[target] == 0
+    return target if divides else None
+
+  rows = PartitionSpec(axis('batch', x_BLD.shape[0]), None, None)
+  of_experts = axis('experts', experts)
+  of_mlp = axis('mlp', matrices[0].shape[-1])
+  split = [name for name in (of_experts, of_mlp) if name is not None]
+
+  @functools.partial(
+    jax.shard_map,
+    in_specs=(
+      rows,
+      rows,
+      rows,
+      PartitionSpec(of_experts, None, of_mlp),
+      PartitionSpec(of_experts, None, of_mlp),
+      PartitionSpec(of_experts, of_mlp, None),
+    ),
+    out_specs=rows,
+    # With the check, jax 0.10.2 loses gradients of arrays that are the same
+    # on all devices of an axis and indexed by what is not, silently.
+    check_vma=False,
+  )
+  def each(*arrays):
+    part_BLD = _asked(*arrays, experts=(of_experts, experts))
+    return jax.lax.psum(part_BLD, tuple(split)) if split else part_BLD
+
+  y_BLD = each(x_BLD, chosen_BLK, gates_BLK, *matrices)
+  return y_BLD.astype(x_BLD.dtype)
+
+
+def _asked(
+  x_BLD: jax.Array,
+  chosen_BLK: jax.Array,
+  gates_BLK: jax.Array,
+  gate_EDF: jax.Array,
+  up_EDF: jax.Array,
+  down_EFD: jax.Array,
+  experts: tuple[str | None, int] | None,
+) -> jax.Array:
+  """Σ_k gate_k · mlp_k(x) over the experts whose matrices are here.
+
+  Args:
+    x_BLD: the tokens.
+    chosen_BLK: of all experts.
+    gates_BLK: of the chosen.
+    gate_EDF: of the experts that are here.
+    up_EDF: likewise.
+    down_EFD: likewise.
+    experts: the mesh axis over which they are spread, and how many there are
+      on all of it; None: all are here.
+
+  Returns:
+    f32 [B, L, D].
+  """
+  here = gate_EDF.shape[0]
+  axis, count = experts or (None, here)
+  batch, length, width = x_BLD.shape
+  top_k = chosen_BLK.shape[-1]
+  first = jax.lax.axis_index(axis) * here if axis else 0
+  # Those that are here come first, from 0 on.
+  expert_R = (chosen_BLK.reshape(-1) - first) % count
+  order_R = jnp.argsort(expert_R)  # Stable.
+  x_RD = jnp.repeat(x_BLD.reshape(-1, width), top_k, axis=0)
+  y_RD = grouped.mlps(
+    x_RD[order_R],
+    jnp.bincount(expert_R, length=count)[:here].astype(jnp.int32),
+    gate_EDF,
+    up_EDF,
+    down_EFD,
+  )
+  y_TKD = y_RD[jnp.argsort(order_R)].reshape(-1, top_k, width)
+  y_TD = jnp.einsum(
+    'TKD,TK->TD',
+    y_TKD.astype(jnp.float32),
+    gates_BLK.reshape(-1, top_k),
+  )
+  return y_TD.reshape(batch, length, width)

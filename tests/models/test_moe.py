@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mixture: against every expert on every token, and on meshes."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diloco.models import grouped, interface, moe
+from diloco.models.decoder import make_decoder
+from diloco.models.decoder_config import DecoderConfig, ExpertsConfig
+from tests.models import dense_experts, sharded_experts
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = sharded_experts.CONFIG
+MESHES = ('1x2x1', '2x2x2')
+E, D, F, K = 5, 6, 7, 2
+
+
+@pytest.fixture(autouse=True)
+def _no_rank_promotion():
+  with jax.numpy_rank_promotion('raise'):
+    yield
+
+
+def _drawn(rows=3, length=11):
+  keys = jax.random.split(jax.random.key(3), 6)
+  chances = jax.random.normal(keys[0], (rows, length, E))
+  chances = chances.at[..., 1].add(3.0).at[..., 4].add(-99.0)  # One has none.
+  gates, chosen = jax.lax.top_k(jax.nn.softmax(chances), K)
+  x = jax.random.normal(keys[1], (rows, length, D))
+  matrices = (
+    jax.random.normal(keys[2], (E, D, F)),
+    jax.random.normal(keys[3], (E, D, F)),
+    jax.random.normal(keys[4], (E, F, D)),
+  )
+  return x, chosen, gates, *matrices
+
+
+def _values_and_gradients(mixture, arrays):
+  x, chosen, *others = arrays
+  weights = jax.random.normal(jax.random.key(9), x.shape)
+
+  def value(x, *others):
+    y = mixture(x, chosen, *others)
+    return jnp.sum(weights * y), y
+
+  find = jax.jit(jax.value_and_grad(value, argnums=range(5), has_aux=True))
+  (_, y), gradients = find(x, *others)
+  return [y, *gradients]
+
+
+@pytest.mark.parametrize('product', [grouped.by_blocks, grouped.by_ragged_dot])
+def test_it_is_every_expert_on_every_token(product, monkeypatch):
+  monkeypatch.setattr(grouped, 'mlps', product)
+  arrays = _drawn()
+  expected = _values_and_gradients(dense_experts.mixture, arrays)
+  for x, y in zip(_values_and_gradients(moe.spread, arrays), expected):
+    np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize('product', [grouped.by_blocks, grouped.by_ragged_dot])
+def test_rows_of_no_expert_are_zero_and_have_no_gradient(product):
+  _, _, _, *matrices = _drawn()
+  x = jax.random.normal(jax.random.key(0), (40, D)).at[25:].set(jnp.nan)
+  sizes = jnp.array([7, 0, 18, 0, 0], jnp.int32)
+  y = jax.jit(product)(x, sizes, *matrices)
+  np.testing.assert_array_equal(y[25:], 0)
+  assert np.isfinite(y).all() and np.abs(y[:25]).min() > 0
+
+
+def test_both_ways_of_grouping_agree_however_rows_are_spread():
+  _, _, _, *matrices = _drawn()
+  x = jax.random.normal(jax.random.key(0), (40, D))
+  by_blocks = jax.jit(grouped.by_blocks)
+  by_ragged_dot = jax.jit(grouped.by_ragged_dot)
+  for sizes in ([40, 0, 0, 0, 0], [0, 0, 0, 0, 40], [8] * 5, [1, 9, 0, 17, 8]):
+    sizes = jnp.array(sizes, jnp.int32)
+    np.testing.assert_allclose(
+      by_blocks(x, sizes, *matrices),
+      by_ragged_dot(x, sizes, *matrices),
+      rtol=1e-5,
+      atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize('bias_rate', [0.0, 1e-3])
+def test_tables_and_count_fit_the_parameters(bias_rate):
+  experts = ExpertsConfig(4, 2, bias_rate=bias_rate)
+  config = dataclasses.replace(CONFIG, experts=experts)
+  model = make_decoder(config)
+  shapes = interface.check_model(model)
+  assert config.parameters == sum(leaf.size for leaf in shapes.values())
+  path = 'layers/mlp/router_bias'
+  assert (path in shapes) == (bias_rate > 0)
+  if bias_rate:
+    assert model.roles[path] == interface.AVERAGED
+
+
+def test_one_expert_is_the_dense_decoder():
+  sizes = (32, 2, 16, 4, 2, 8, 12)
+  dense = make_decoder(DecoderConfig(*sizes))
+  config = DecoderConfig(*sizes, experts=ExpertsConfig(1, 1))
+  model = make_decoder(config)
+  params = sharded_experts.params_of(model)
+  batch = sharded_experts.batch()
+  dense_params = {
+    path: params[path][:, 0] if path.split('/')[-1] in ('gate', 'up', 'down')
+    else params[path]
+    for path in interface.check_model(dense)
+  }  # fmt: skip
+  loss, metrics = jax.jit(model.loss)(interface.unflatten(params), batch, None)
+  dense_loss = jax.jit(dense.loss)
+  expected, _ = dense_loss(interface.unflatten(dense_params), batch, None)
+  said = interface.reported_loss(loss, metrics)
+  np.testing.assert_allclose(said, expected, rtol=1e-6)
+  assert loss > said, 'the auxiliary losses are not in the loss'
+
+
+def test_routing_is_that_of_the_loss(on_one):
+  model = make_decoder(CONFIG)
+  params = interface.unflatten(sharded_experts.params_of(model))
+  tokens = sharded_experts.batch()['tokens'][:, :-1]
+  probs, chosen = jax.jit(model.routing)(params, tokens)
+  assert probs.shape == (2, 4, 16, 4) and chosen.shape == (2, 4, 16, 2)
+  load = np.bincount(np.ravel(chosen[0]), minlength=4) / chosen[0].size
+  worst = np.bincount(np.ravel(chosen[1]), minlength=4) / chosen[1].size
+  expected = max(load.max(), worst.max())
+  np.testing.assert_allclose(on_one[1]['expert_load_max'], expected, rtol=1e-6)
+
+
+@pytest.fixture(scope='module')
+def on_one():
+  """Loss, metrics and gradients without any mesh."""
+  model = make_decoder(CONFIG)
+  params = interface.unflatten(sharded_experts.params_of(model))
+  return jax.jit(sharded_experts.step(model))(params, sharded_experts.batch())
+
+
+@pytest.fixture(scope='module')
+def on_meshes():
+  """What the script prints in a process with eight devices."""
+  sizes = [size for mesh in MESHES for size in mesh.split('x')]
+  env = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}
+  env |= {
+    'JAX_NUM_CPU_DEVICES': '8',
+    'JAX_PLATFORMS': 'cpu',
+    'PYTHONPATH': str(ROOT),
+  }
+  done = subprocess.run(
+    [sys.executable, sharded_experts.__file__, *sizes],
+    env=env,
+    capture_output=True,
+    text=True,
+    timeout=480,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout) | {'stderr': done.stderr}
+
+
+@pytest.mark.parametrize('mesh', MESHES)
+def test_a_step_on_a_mesh_is_that_of_one_device(mesh, on_one, on_meshes):
+  loss, metrics, gradients = on_one
+  found = on_meshes[mesh]
+  np.testing.assert_allclose(found['loss'], loss, rtol=1e-6)
+  for name, value in metrics.items():
+    np.testing.assert_allclose(
+      found['metrics'][name], value, rtol=1e-5, err_msg=name
+    )
+  for path, gradient in gradients.items():
+    np.testing.assert_allclose(
+      found['gradients'][path],
+      np.ravel(gradient),
+      rtol=1e-4,
+      atol=1e-6,
+      err_msg=path,
+    )
+
+
+def test_a_device_holds_only_its_experts(on_meshes):
+  held = on_meshes['1x2x1']['held']
+  for name in ('gate', 'up', 'down'):
+    assert held[f'layers/mlp/{name}'] == 0.5
+    assert on_meshes['2x2x2']['held'][f'layers/mlp/{name}'] == 0.125
+  assert held['layers/mlp/router'] == held['layers/attention/query'] == 1
+
+
+def test_the_partitioner_never_gives_up(on_meshes):
+  assert 'Involuntary full rematerialization' not in on_meshes['stderr']
