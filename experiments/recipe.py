@@ -20,7 +20,7 @@ Variants: recipe.py:learners=2, recipe.py:steps=6000, recipe.py:quicktest,
 from experiments import common, scales
 
 RATES = (4e-3, 8e-3, 16e-3)
-BEST = 16e-3  # Of data-parallel, of those.
+DATA_PARALLEL_LR = 16e-3  # Its best, of those.
 
 
 def get_config(arg=None):
@@ -46,7 +46,7 @@ def sweep(add):
   for lr in RATES:
     changes = {'lab.system': 'data_parallel', 'inner.lr': lr}
     add(f'data-parallel {lr:g}', changes)
-  base = f'data-parallel {BEST:g}'
+  base = f'data-parallel {DATA_PARALLEL_LR:g}'
 
   def attempt(label, **changes):
     flat = {key.replace('__', '.'): value for key, value in changes.items()}
