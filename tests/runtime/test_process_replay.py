@@ -6,43 +6,62 @@ import signal
 import pytest
 
 from diloco.runtime.incarnation import process_of
-from tests.runtime.processes import SLOW, START_S, Processes
+from tests.runtime.processes import START_S, Processes
 
 pytestmark = pytest.mark.alone
 
-STEPS = 150
+STEPS = 100
+# Of the tiny shape, made slow by sleep: the replays need not wait.
+SLEEPY = ('run.step_floor_s=0.04',)
 
 
 @pytest.fixture(scope='module')
 def killed(tmp_path_factory):
   """Learner 1 and the syncer die of SIGKILL and are started again.
 
-  Learner 0 is stopped while they start, so that the run is not over before
-  they are there.
+  While a process starts, whoever trains is stopped, so that the run is not over
+  before it is there, however slow the machine.
   """
   root = tmp_path_factory.mktemp('replayed')
   overrides = (
     f'protocol.total_steps={STEPS}',
     'protocol.patience=6.0',
     'protocol.blend=carry',
+    f'transport.connect_s={START_S}',  # Learner 1 waits for the new syncer.
   )
-  with Processes(root, *SLOW, *overrides) as processes:
+  with Processes(root, *SLEEPY, *overrides) as processes:
     syncer = processes.syncer()
-    first = [processes.learner(m) for m in (0, 1)]
+    dies = processes.learner(1)
+    _until_ready(processes, 1)
+    dies.send(signal.SIGSTOP)
+    stays = processes.learner(0)
+    _until_ready(processes, 0)
+    dies.send(signal.SIGCONT)
     processes.until_merged(1)
-    first[1].send(signal.SIGKILL)
+    dies.send(signal.SIGKILL)
     processes.until_merged(0)
-    first[0].send(signal.SIGSTOP)
+    stays.send(signal.SIGSTOP)
     syncer.send(signal.SIGKILL)
     again = processes.learner(1, name='learner-1-again')
     syncer = processes.syncer('syncer-again')
-    processes.until(
-      lambda: len(processes.tape('ready')) >= 3, START_S, 'learner 1 is back'
-    )
-    first[0].send(signal.SIGCONT)
-    for each in (syncer, first[0], again):
+    _until_ready(processes, 1)
+    stays.send(signal.SIGCONT)
+    for each in (syncer, stays, again):
       assert processes.exit_code(each) == 0, processes.tails()
     yield processes
+
+
+def _until_ready(processes: Processes, learner: int):
+  """Until the syncer has it among its own once more."""
+
+  def ready() -> int:
+    lines = processes.tape('ready')
+    return sum(line['learner'] == learner for line in lines)
+
+  before = ready()
+  processes.until(
+    lambda: ready() > before, START_S, f'learner {learner} is ready'
+  )
 
 
 def test_replays_to_the_same_bytes(killed):
