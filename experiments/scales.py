@@ -26,7 +26,7 @@ SCALES = {
       'd_ff': 192,
     },
     'data': {'seq_len': 64, 'batch': 8},
-    'inner': {'lr': 8e-3, 'warmup_steps': 50},
+    'inner': {'lr': 8e-3, 'warmup_steps': 200},
     'mesh': {'fsdp': 1},
   },
   '150m': {
