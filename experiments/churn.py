@@ -24,10 +24,10 @@ def sweep(add):
   for share in (0.1, 0.3, 0.5):
     add(
       f'{share:.0%} lost',
-      {
+      study.steps_of(round(study.STEPS / (1 - share)))
+      | {
         'lab.away_steps': away,
         'lab.mtbf_steps': away * (1 - share) / share,
-        'protocol.total_steps': round(study.STEPS / (1 - share)),
       },
       against=study.BASE,
       at=("share of the learners' time that is lost", 'at equal tokens', share),

@@ -61,11 +61,11 @@ def base() -> ml_collections.ConfigDict:
   )
   config.outer = ml_collections.ConfigDict(
     {
-      'lr': 0.4,  # Of the outer step.
-      'momentum': 0.8,  # Of the outer step.
+      'lr': 0.6,  # Of the outer step.
+      'momentum': 0.7,  # Of the outer step.
       'nesterov': True,  # Nesterov's form of the momentum.
-      'anneal_fraction': 0.0,  # Of the run, at its end: momentum goes to 0,
-      'final_lr': 0.5,  # and lr to this one.
+      'anneal_fraction': 0.1,  # Of the run, at its end: momentum goes to 0,
+      'final_lr': 0.8,  # and lr to this one.
     }
   )
   config.fragments = ml_collections.ConfigDict(
@@ -103,7 +103,7 @@ def base() -> ml_collections.ConfigDict:
       'weighting': 'tokens',  # Of what is merged: 'tokens' or 'equal'.
       'patience': 1.0,  # Stretches all time-outs; they are measured.
       'total_steps': 500,  # The run ends at this global step.
-      'blend': 'overwrite',  # 'overwrite', 'mix' or 'carry'.
+      'blend': 'carry',  # 'overwrite', 'mix' or 'carry'.
       'blend_alpha': 0.0,  # α of 'mix': the weight of what is overwritten.
     }
   )

@@ -22,20 +22,17 @@ def get_config(arg=None):
 
 
 def sweep(add):
-  rate = {'inner.lr': recipe.DATA_PARALLEL_LR, 'inner.final_fraction': 0.0}
-  reference = rate | {'lab.system': 'data_parallel'}
-
   def pair(what, changes, at):
-    add(f'data-parallel, {what}', reference | changes)
+    add(f'data-parallel, {what}', recipe.DATA_PARALLEL | changes)
     add(what, changes, against=f'data-parallel, {what}', at=at)
 
   for steps in (500, 1000, 2000, 4000):
     pair(
       f'{steps} steps',
-      {'protocol.total_steps': steps},
+      _steps(steps),
       ('inner steps of the run', 'H = 24', steps),
     )
-  shorter = {'protocol.total_steps': STEPS}
+  shorter = _steps(STEPS)
   for every in (8, 24, 48, 96):
     add(
       f'H = {every}',
@@ -55,3 +52,10 @@ def sweep(add):
       shorter | {'model.d_model': width, 'model.d_ff': 3 * width},
       ('parameters', f'{STEPS} steps', parameters),
     )
+
+
+def _steps(number):
+  return {
+    'protocol.total_steps': number,
+    'inner.warmup_steps': number // 10,
+  }

@@ -1,63 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does Decoupled DiLoCo train a mixture of experts as data-parallel does?
 
-A byte-level decoder with 8 experts of 96 in each of 2 layers, 2 of them for a
-token: 353 k parameters, of which a token passes 131 k, as many as in the dense
-decoder of `recipe.py`, which stands beside it. 2,000 steps of M = 4 learners
-with 8 sequences of 64 bytes each, int4 both ways, H = 24, P = 8, τ = 1, K = 1,
-grace window on, carry; the load is balanced by the auxiliary loss alone, or by
-the router's bias too, which is averaged outside the outer step. Losses are the
-cross-entropy of the global model on held-out text.
+The run of `study.py` with 8 experts of 96 in each layer, 2 of them for a token:
+a token passes as many parameters as in the dense decoder beside it. The load
+is balanced by the auxiliary loss alone, or by the router's bias too, which is
+averaged outside the outer step. Losses are the cross-entropy alone; results
+hold the health of the routing at every evaluation.
 
-Command: python -m diloco.lab --config=experiments/moe.py --sweep \\
-  --workdir=runs/moe --seeds=3
-Hardware: 2 CPU cores, no accelerator. Wall time, result: see
-  experiments/README.md. A page of it:
-  python -m diloco.report --workdir=runs/moe
-Variants: moe.py:learners=2, moe.py:steps=6000, moe.py:quicktest.
+Command: python -m diloco.lab --config=experiments/moe.py --sweep \
+  --workdir=runs/moe
+Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
+Variants: moe.py:quicktest, moe.py:scale=moe; others in study.py.
 """
 
-from experiments import common
+from experiments import recipe, study
 
 BIAS_RATE = 1e-3  # Of DeepSeek-V3.
+TOP_K = 2
 
 
 def get_config(arg=None):
-  args = common.parse_arg(arg, quicktest=False, learners=4, steps=2000)
-  config = common.base()
-  config.name = 'moe'
-  config.model.update(
-    kind='moe',
-    layers=2,
-    d_model=64,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    d_ff=96,
-    experts=8,
-    top_k=2,
-  )
-  config.data.update(seq_len=64, batch=8)
-  config.inner.update(lr=8e-3, warmup_steps=50)
-  config.protocol.update(
-    learners=args.learners,
-    overlap_steps=1,
-    total_steps=args.steps,
-    grace_cap_steps=1.0,
-    blend='carry',
-  )
-  config.lab.eval_every_steps = args.steps // 4
-  return common.quicktest(config) if args.quicktest else config
+  config = study.config_of('moe', arg)
+  if config.model.kind != 'moe':  # As it is at the scale of that name.
+    config.model.update(
+      kind='moe', d_ff=config.model.d_ff // TOP_K, experts=8, top_k=TOP_K
+    )
+  return config
 
 
 def sweep(add):
   """Dense and mixture, data-parallel and decoupled, without and with bias."""
   biased = {'model.router_bias_rate': BIAS_RATE}
-  parallel = {'lab.system': 'data_parallel'}
   dense = {'model.kind': 'decoder', 'model.d_ff': 192}
+  parallel = recipe.DATA_PARALLEL
   add('dense, data-parallel', parallel | dense)
   add('dense, decoupled', dense, against='dense, data-parallel')
-  add('moe, data-parallel', parallel, against='dense, data-parallel')
-  add('moe, decoupled', {}, against='moe, data-parallel')
-  add('moe with bias, data-parallel', parallel | biased, 'moe, data-parallel')
-  add('moe with bias, decoupled', biased, 'moe with bias, data-parallel')
+  add('MoE, data-parallel', parallel, against='dense, data-parallel')
+  add('MoE, decoupled', {}, against='MoE, data-parallel')
+  add(
+    'MoE with bias, data-parallel',
+    parallel | biased,
+    against='MoE, data-parallel',
+  )
+  add(
+    'MoE with bias, decoupled', biased, against='MoE with bias, data-parallel'
+  )

@@ -10,7 +10,7 @@ Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
 Variants: outer.py:quicktest, outer.py:scale=150m; others in study.py.
 """
 
-from experiments import study
+from experiments import recipe, study
 
 
 def get_config(arg=None):
@@ -32,9 +32,9 @@ def sweep(add):
         against=study.DATA_PARALLEL,
         at=('learners M', f'{lr:g}, {momentum:g}', number),
       )
-  longer = {'protocol.total_steps': 3 * study.STEPS}
+  longer = study.steps_of(3 * study.STEPS)
   reference = f'{study.DATA_PARALLEL}, three times the steps'
-  add(reference, longer | {'lab.system': 'data_parallel'})
+  add(reference, longer | recipe.DATA_PARALLEL)
   for lr, momentum in settings:
     add(
       f'three times the steps, {lr:g}, {momentum:g}',

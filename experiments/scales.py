@@ -17,7 +17,9 @@ TOKENS_PER_PARAMETER = 20  # Hoffmann et al., 2022: about compute-optimal.
 SMALL_STEPS = 2000
 SMALL = 'small'
 
-# parameters: of the model, rounded; batch: sequences per learner and step.
+# parameters: of the model, rounded; active: those that a token passes, where
+# these are fewer, and what its budget of tokens counts; batch: sequences per
+# learner and step.
 SCALES = {
   SMALL: {
     'parameters': 131e3,
@@ -26,7 +28,7 @@ SCALES = {
       'd_ff': 192,
     },
     'data': {'seq_len': 64, 'batch': 8},
-    'inner': {'lr': 8e-3, 'warmup_steps': 50},
+    'inner': {'lr': 8e-3, 'warmup_steps': 200},
     'mesh': {'fsdp': 1},
   },
   '150m': {
@@ -60,6 +62,18 @@ SCALES = {
     'inner': {'lr': 2e-4, 'warmup_steps': 2000},
     'mesh': {'fsdp': 32},
   },
+  'moe': {
+    'parameters': 4.9e9,
+    'active': 0.7e9,
+    'model': {
+      'kind': 'moe', 'layers': 16, 'd_model': 1536, 'heads': 12,
+      'kv_heads': 4, 'head_dim': 128, 'd_ff': 2048, 'experts': 32, 'top_k': 4,
+      'dtype': 'bfloat16', 'remat': 'full',
+    },
+    'data': {'source': 'text', 'seq_len': 2048, 'batch': 256},
+    'inner': {'lr': 4e-4, 'warmup_steps': 1000},
+    'mesh': {'fsdp': 4, 'expert': 8},
+  },
 }  # fmt: skip
 
 
@@ -80,10 +94,16 @@ def apply(
       'experiments/scales.py'
     )
   for section, values in SCALES[scale].items():
-    if section != 'parameters':
+    if section not in ('parameters', 'active'):
       config[section].update(values)
   config.protocol.total_steps = total_steps(scale, config.protocol.learners)
   return config
+
+
+def active_parameters(scale: str) -> float:
+  """Those that one token passes."""
+  row = SCALES[scale]
+  return row.get('active', row['parameters'])
 
 
 def total_steps(scale: str, learners: int) -> int:
@@ -92,4 +112,4 @@ def total_steps(scale: str, learners: int) -> int:
     return SMALL_STEPS
   row = SCALES[scale]
   per_step = learners * row['data']['batch'] * row['data']['seq_len']
-  return round(TOKENS_PER_PARAMETER * row['parameters'] / per_step)
+  return round(TOKENS_PER_PARAMETER * active_parameters(scale) / per_step)

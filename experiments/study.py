@@ -12,7 +12,7 @@ other scales stand in `scales.py`, their steps are their token budget's.
 
 import ml_collections
 
-from experiments import common, scales
+from experiments import common, recipe, scales
 
 SEQUENCES = 16  # In one step of all learners together, whatever their number.
 STEPS = 600
@@ -27,20 +27,31 @@ def config_of(name: str, arg: str | None) -> ml_collections.ConfigDict:
   )
   config = common.base()
   config.name = name
-  config.protocol.learners = args.learners
+  config.protocol.update(
+    learners=args.learners, overlap_steps=1, grace_cap_steps=1.0
+  )
   scales.apply(config, args.scale)
   if args.scale == scales.SMALL:
-    config.data.batch = SEQUENCES // args.learners
-    config.protocol.total_steps = STEPS
-  if args.steps:  # 0: as many as the scale has.
-    config.protocol.total_steps = args.steps
+    config.data.update(batch=SEQUENCES // args.learners, shards=args.learners)
+  steps = args.steps or (STEPS if args.scale == scales.SMALL else 0)
+  if steps:  # Else as many as the scale has.
+    config.protocol.total_steps = steps
+    config.inner.warmup_steps = steps // 10
   return common.quicktest(config) if args.quicktest else config
 
 
 def add_references(add):
   """Data-parallel, and the unchanged variant against it."""
-  add(DATA_PARALLEL, {'lab.system': 'data_parallel'})
+  add(DATA_PARALLEL, recipe.DATA_PARALLEL)
   add(BASE, {}, against=DATA_PARALLEL)
+
+
+def steps_of(number: int) -> dict[str, object]:
+  """Changes: so many inner steps, a tenth of them to warm up."""
+  return {
+    'protocol.total_steps': number,
+    'inner.warmup_steps': number // 10,
+  }
 
 
 def learners(number: int) -> dict[str, object]:
@@ -48,4 +59,5 @@ def learners(number: int) -> dict[str, object]:
   return {
     'protocol.learners': number,
     'data.batch': SEQUENCES // number,
+    'data.shards': number,
   }

@@ -33,7 +33,7 @@ def problem_of(config):
 def test_the_defaults_are_valid_and_complete():
   config = configs.build(common.base())
   assert config.protocol.fragments == 8
-  assert config.outer == config_values.OuterConfig(0.4, 0.8, True, 0.0, 0.5)
+  assert config.outer == config_values.OuterConfig(0.6, 0.7, True, 0.1, 0.8)
   assert (
     config_reading.flatten(common.base()).keys() == configs.key_types().keys()
   )
@@ -228,7 +228,7 @@ def test_another_process_finds_the_same_fingerprint():
 def test_differences_name_the_key_and_both_values():
   mine = configs.agreement(configs.build(common.base()))
   theirs = configs.agreement(configs.build(changed(outer__lr=0.7)))
-  assert configs.differences(mine, theirs) == 'outer.lr: 0.4 here, 0.7 there'
+  assert configs.differences(mine, theirs) == 'outer.lr: 0.6 here, 0.7 there'
   assert configs.differences(mine, mine) == ''
   del theirs['seed']
   assert 'seed: 0 here, absent there' in configs.differences(mine, theirs)

@@ -4,6 +4,7 @@
 On abstract shapes: nothing of it is allocated.
 """
 
+import dataclasses
 import math
 
 import jax
@@ -42,7 +43,8 @@ def test_a_scale_has_its_parameters(scale):
 def test_a_scale_lies_evenly_on_its_mesh(scale):
   config = _build(recipe, scale)
   mesh = jax.sharding.AbstractMesh(
-    (config.mesh.fsdp, config.mesh.tensor), (sharding.FSDP, sharding.TENSOR)
+    (config.mesh.fsdp, config.mesh.expert, config.mesh.tensor),
+    (sharding.FSDP, sharding.EXPERT, sharding.TENSOR),
   )
   model, shapes = _shapes(config)
   assert sharding.param_shardings(model.axes, shapes, mesh).keys() == (
@@ -56,7 +58,7 @@ def test_the_learners_share_the_token_budget(study, scale):
   config = _build(study, scale)
   data, protocol = config.data, config.protocol
   per_step = protocol.learners * data.batch * data.seq_len
-  budget = scales.TOKENS_PER_PARAMETER * scales.SCALES[scale]['parameters']
+  budget = scales.TOKENS_PER_PARAMETER * scales.active_parameters(scale)
   assert protocol.total_steps * per_step == pytest.approx(budget, rel=0.01)
 
 
@@ -70,3 +72,10 @@ def test_small_is_what_the_recipe_was_made_with():
 def test_no_such_scale():
   with pytest.raises(ValueError, match='must be one of small, 150m, 1b, 5b'):
     recipe.get_config('scale=2b')
+
+
+def test_a_token_passes_the_active_parameters():
+  config = decoder_config(_build(recipe, 'moe'))
+  chosen = dataclasses.replace(config.experts, experts=config.experts.top_k)
+  active = dataclasses.replace(config, experts=chosen).parameters
+  assert active == pytest.approx(scales.active_parameters('moe'), rel=0.02)

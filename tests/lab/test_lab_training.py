@@ -99,6 +99,7 @@ def test_one_learner_without_codec_or_outer_momentum_is_alone():
     codec__down='f32',
     outer__lr=1.0,
     outer__momentum=0.0,
+    outer__anneal_fraction=0.0,
     **plain,
   )
   alone = _train(protocol__learners=1, lab__system='alone', **plain)

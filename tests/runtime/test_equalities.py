@@ -45,7 +45,7 @@ def test_one_learner_without_outer_momentum_is_plain_training(
     quorum=1,
     blend=blend,
   )
-  config.outer.update(lr=1.0, momentum=0.0)
+  config.outer.update(lr=1.0, momentum=0.0, anneal_fraction=0.0)
   lock = Lockstep(config, 1, 0, lockstep.toy_model())
   lock.run(24)
   assert len(lock.published) == 6 * fragments
@@ -61,7 +61,7 @@ def test_with_carry_the_overlap_costs_one_learner_nothing():
     quorum=1,
     blend='carry',
   )
-  config.outer.update(lr=1.0, momentum=0.0)
+  config.outer.update(lr=1.0, momentum=0.0, anneal_fraction=0.0)
   lock = Lockstep(config, 1, 2, lockstep.toy_model())
   lock.run(24)
   assert len(lock.published) == 12
@@ -125,7 +125,7 @@ def test_all_learners_in_step_are_synchronous_or_streaming_diloco(
     overlap_steps=overlap,
     quorum=3,
   )
-  config.outer.update(lr=OUTER_LR, momentum=MOMENTUM)
+  config.outer.update(lr=OUTER_LR, momentum=MOMENTUM, anneal_fraction=0.0)
   lock = Lockstep(config, 3, overlap, lockstep.toy_model())
   lock.run(21)
   assert all(len(p.shares) == 3 for p in lock.published)
@@ -144,7 +144,7 @@ def test_learners_and_syncer_hold_the_same_bytes_of_every_version(codec):
     overlap_steps=1,
     quorum=2,
   )
-  config.outer.update(lr=OUTER_LR, momentum=MOMENTUM)
+  config.outer.update(lr=OUTER_LR, momentum=MOMENTUM, anneal_fraction=0.0)
   config.codec.update(up=codec, down=codec, block_size=8)
   lock = Lockstep(config, 2, 1, lockstep.toy_model())
   compared = 0
@@ -175,7 +175,7 @@ def test_error_feedback_brings_int4_where_f32_goes():
       overlap_steps=1,
       quorum=2,
     )
-    config.outer.update(lr=OUTER_LR, momentum=0.5)
+    config.outer.update(lr=OUTER_LR, momentum=0.5, anneal_fraction=0.0)
     config.codec.update(up=codec, down=codec, block_size=8)
     lock = Lockstep(config, 2, 1, lockstep.toy_model())
     start = lock.model.parameters()
