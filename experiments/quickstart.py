@@ -25,7 +25,7 @@ def get_config(arg=None):
     layers=2, d_model=128, heads=2, kv_heads=1, head_dim=64, d_ff=256
   )
   config.data.update(source='stdlib', seq_len=128, batch=8)
-  config.inner.update(lr=4e-3, schedule='cosine', warmup_steps=50)
+  config.inner.update(lr=4e-3, schedule='cosine', warmup_steps=80)
   config.protocol.update(
     learners=args.learners,
     fragments=8,

@@ -124,6 +124,7 @@ def test_all_learners_in_step_are_synchronous_or_streaming_diloco(
     sync_every_steps=4,
     overlap_steps=overlap,
     quorum=3,
+    blend='overwrite',
   )
   config.outer.update(lr=OUTER_LR, momentum=MOMENTUM, anneal_fraction=0.0)
   lock = Lockstep(config, 3, overlap, lockstep.toy_model())
