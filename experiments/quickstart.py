@@ -34,7 +34,6 @@ def get_config(arg=None):
     quorum=1,
     total_steps=800,
   )
-  config.run.eval_every_rounds = 32
   config.run.cpu_threads = 2  # Four processes share two cores.
   if args.scale != scales.SMALL:  # That is smaller still than the above.
     scales.apply(config, args.scale)

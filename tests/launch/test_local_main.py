@@ -64,9 +64,10 @@ def test_launching_imports_no_jax():
 
 
 def test_the_program_of_a_run():
-  config = configs.build(quickstart.get_config())
+  given = quickstart.get_config()
+  given.run.eval_every_rounds = 32
   parts = program(
-    config,
+    configs.build(given),
     ['--config=x.py'],
     Workdir(pathlib.Path('w')),
     'localhost:7',
