@@ -27,7 +27,7 @@ def killed(tmp_path_factory):
     f'protocol.total_steps={STEPS}',
     'protocol.patience=6.0',
     'protocol.blend=carry',
-    f'transport.connect_s={START_S}',  # Learner 1 waits for the new syncer.
+    f'transport.connect_s={START_S}',
   )
   with Processes(root, *SLEEPY, *overrides) as processes:
     syncer = processes.syncer()
@@ -42,9 +42,12 @@ def killed(tmp_path_factory):
     processes.until_merged(0)
     stays.send(signal.SIGSTOP)
     syncer.send(signal.SIGKILL)
+    syncer = processes.syncer(name='syncer-again')
+    stays.send(signal.SIGCONT)  # It gives back what the syncer lost.
+    processes.until_merged(0, rounds=1)
+    stays.send(signal.SIGSTOP)
     again = processes.learner(1, name='learner-1-again')
-    syncer = processes.syncer('syncer-again')
-    _until_ready(processes, 1)
+    processes.until_merged(1)
     stays.send(signal.SIGCONT)
     for each in (syncer, stays, again):
       assert processes.exit_code(each) == 0, processes.tails()
