@@ -19,6 +19,7 @@ from diloco.lab.lives import Lives
 from diloco.lab.onlooker import Onlooker
 from diloco.lab.placing import on_mesh
 from diloco.lab.trained import Point, Trained
+from diloco.lab.visits import Visits
 from diloco.metrics.workdir import learner_name
 from diloco.protocol.config import ProtocolConfig
 from diloco.runtime.blueprint import Blueprint
@@ -61,6 +62,7 @@ class Decoupled:
     self._points: list[Point] = []
     self._deaths: list[tuple[int, float, float]] = []
     self._lives = Lives(config)
+    self._visits = Visits(config)
     self._contents = LabContents(blueprint, Device(*on_mesh(blueprint)))
     self._cluster = Cluster(
       dataclasses.replace(protocol, total_steps=announced_step(protocol)),
@@ -89,7 +91,7 @@ class Decoupled:
     cluster, protocol = self._cluster, self._config.protocol
     self._journal.happened(0.0, 'syncer', 'started')
     for learner in range(protocol.learners):
-      self._start(learner)
+      self._start(learner)  # A visitor only if it is to be there by now.
     for target, do in self._plan():
       self._run_to(target)
       if not cluster.ended:
@@ -97,7 +99,7 @@ class Decoupled:
     self._run_to(math.inf)
     self._look()
     counts = self._tally.learners.values()
-    learner_s = protocol.learners * cluster.sim.now
+    learner_s = self._visits.learner_s(cluster.sim.now)
     rounds = self._tally.rounds
     return Trained(
       points=tuple(self._points),
@@ -121,6 +123,11 @@ class Decoupled:
       (kill.fraction * total, functools.partial(self._strike, kill))
       for kill in self._kills
     ]
+    visits = self._visits
+    if visits.visitors:
+      planned.append((visits.from_step, self._welcome_visitors))
+    if visits.visitors and visits.until_step < total:
+      planned.append((visits.until_step, self._dismiss_visitors))
     return sorted(planned, key=lambda each: each[0])
 
   def _run_to(self, step: float):
@@ -184,19 +191,37 @@ class Decoupled:
       sim.at(back_s, self._start_syncer)
 
   def _die(self, learner: int, back_s: float):
-    if not self._cluster.learners[learner].gone:
+    process = self._cluster.learners.get(learner)  # A visitor may not be there.
+    if process is not None and not process.gone:
       now_s = self._cluster.sim.now
       self._cluster.kill(learner)
       self._deaths.append((learner, now_s, back_s))
       self._journal.happened(now_s, learner_name(learner), 'killed')
 
   def _start(self, learner: int):
-    """Unless another process of it lives, or the run is over."""
+    """Unless another process of it lives, it is not to be there, or the end."""
+    now_s = self._cluster.sim.now
     old = self._cluster.learners.get(learner)
-    if (old is None or old.gone) and not self._cluster.ended:
+    free = old is None or old.gone
+    expected = self._visits.expects(learner, now_s)
+    if free and expected and not self._cluster.ended:
       self._cluster.start(learner)
-      now_s = self._cluster.sim.now
       self._journal.happened(now_s, learner_name(learner), 'started')
+
+  def _welcome_visitors(self):
+    self._visits.begin(self._cluster.sim.now)
+    for learner in self._visits.visitors:
+      self._start(learner)
+
+  def _dismiss_visitors(self):
+    """As a preempted machine: with notice; what they did is handed in."""
+    now_s = self._cluster.sim.now
+    self._visits.end(now_s)
+    for learner in self._visits.visitors:
+      process = self._cluster.learners.get(learner)
+      if process is not None and not process.gone:
+        self._cluster.preempt(learner, self._visits.notice_s)
+        self._journal.happened(now_s, learner_name(learner), 'stopped')
 
   def _start_syncer(self):
     self._cluster.start_syncer()
