@@ -33,6 +33,8 @@ class LabConfig(values.Section):
     visit_until: and at which they are told to go.
     eval_every_steps: of the global step, between two evaluations; 0: only at
       the end.
+    checkpoint_steps: of the global step, between two checkpoints, from which a
+      run that was cut goes on; 0: none.
   """
 
   SECTION = 'lab'
@@ -51,6 +53,7 @@ class LabConfig(values.Section):
   visit_from: float
   visit_until: float
   eval_every_steps: int
+  checkpoint_steps: int
 
   def broken_rules(self):
     yield from self._one_of('system', LAB_SYSTEMS)
@@ -58,7 +61,7 @@ class LabConfig(values.Section):
     yield from self._at_least(0, 'slow_learners', 'jitter', 'latency_s')
     yield from self._at_least(0, 'transfer_s', 'mtbf_steps', 'away_steps')
     yield from self._at_least(0, 'pause_steps')
-    yield from self._at_least(0, 'eval_every_steps')
+    yield from self._at_least(0, 'eval_every_steps', 'checkpoint_steps')
     yield from self._at_least(0, 'visitors')
     yield from self._share('slow_gap', one=False)
     yield from self._share('visit_from', 'visit_until')

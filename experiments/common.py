@@ -153,6 +153,7 @@ def base() -> ml_collections.ConfigDict:
       'visit_from': 0.0,  # Share of total_steps at which they start,
       'visit_until': 1.0,  # and at which they are told to go.
       'eval_every_steps': 0,  # Between evaluations; 0: at the end only.
+      'checkpoint_steps': 500,  # Between checkpoints; 0: none.
     }
   )
   config.faults = ()  # Such as 'kill learner 1 at 0.33' (of total_steps).

@@ -18,6 +18,8 @@ from diloco.lab.journal import Journal
 from diloco.lab.lives import Lives
 from diloco.lab.onlooker import Onlooker
 from diloco.lab.placing import on_mesh
+from diloco.lab.resumption import Resumption
+from diloco.lab.stubs import StubContents
 from diloco.lab.trained import Point, Trained
 from diloco.lab.visits import Visits
 from diloco.metrics.workdir import learner_name
@@ -39,6 +41,7 @@ class Decoupled:
     tell: takes the global step and Θ's loss, at every evaluation.
     timeline_s: what happens before is kept for a picture.
     journal: is told of everything.
+    resumption: where it goes on from.
   """
 
   def __init__(
@@ -48,6 +51,7 @@ class Decoupled:
     tell: Callable[[int, float], None],
     timeline_s: float,
     journal: Journal,
+    resumption: Resumption,
   ):
     config = blueprint.config
     lab, protocol = config.lab, config.protocol
@@ -63,7 +67,9 @@ class Decoupled:
     self._deaths: list[tuple[int, float, float]] = []
     self._lives = Lives(config)
     self._visits = Visits(config)
-    self._contents = LabContents(blueprint, Device(*on_mesh(blueprint)))
+    self._resumption = resumption
+    made = LabContents(blueprint, Device(*on_mesh(blueprint)))
+    self._contents = StubContents(made, resumption.answers)
     self._cluster = Cluster(
       dataclasses.replace(protocol, total_steps=announced_step(protocol)),
       Timing(
@@ -107,7 +113,7 @@ class Decoupled:
       rounds=rounds,
       participation=self._tally.participants / (rounds * protocol.learners),
       goodput=sum(count.useful_s for count in counts) / learner_s,
-      parameters=cluster.syncer.contents.model.parameters(),
+      parameters=cluster.syncer.contents.arrays.model.parameters(),
       tally=self._tally,
       deaths=tuple(self._deaths),
       merged_tokens=round(self._tally.merged_tokens),
@@ -128,6 +134,9 @@ class Decoupled:
       planned.append((visits.from_step, self._welcome_visitors))
     if visits.visitors and visits.until_step < total:
       planned.append((visits.until_step, self._dismiss_visitors))
+    for step in self._resumption.steps(total):
+      save = functools.partial(self._resumption.at, step, self._contents)
+      planned.append((float(step), save))
     return sorted(planned, key=lambda each: each[0])
 
   def _run_to(self, step: float):
@@ -142,9 +151,10 @@ class Decoupled:
   def _step(self) -> int:
     return self._cluster.syncer.machine.step
 
-  def _look(self):
+  def _losses(self) -> list[float]:
+    """Of Θ, and of the mean of the learners' parameters."""
     learners = [
-      process.contents.params
+      process.contents.arrays.params
       for process in self._cluster.learners.values()
       if process.alive
     ]
@@ -152,12 +162,17 @@ class Decoupled:
       path: np.mean([np.asarray(x[path]) for x in learners], axis=0)
       for path in (learners[0] if learners else ())
     }
-    theta = self._cluster.syncer.contents.model.parameters()
+    theta = self._cluster.syncer.contents.arrays.model.parameters()
+    of_mean = self._heldout.loss(mean) if mean else float('nan')
+    return [self._heldout.loss(theta), of_mean]
+
+  def _look(self):
+    loss, learners_loss = self._resumption.answers.of('look', self._losses)
     point = Point(
       step=self._step(),
       tokens=self._tally.tokens,
-      loss=self._heldout.loss(theta),
-      learners_loss=self._heldout.loss(mean) if mean else float('nan'),
+      loss=loss,
+      learners_loss=learners_loss,
       at_s=self._cluster.sim.now,
     )
     self._points.append(point)
