@@ -17,7 +17,7 @@ from diloco.lab.answers import Diverged
 from diloco.lab.bar import Bar
 from diloco.lab.journal import Journals
 from diloco.lab.recording import Recording
-from diloco.lab.resumption import KeptResumption
+from diloco.lab.resumption import KeptResumption, Resumption
 from diloco.lab.training import train
 from diloco.metrics.workdir import Workdir
 from diloco.runtime.blueprint import make_blueprint
@@ -53,7 +53,10 @@ def make(
       Bar(learners, config.protocol.total_steps),
     ]
   )
-  resumption = KeptResumption(Workdir(workdir).checkpoints('lab'), config)
+  resumption = Resumption()
+  if config.lab.checkpoint_steps:
+    kept = Workdir(workdir).checkpoints('lab')
+    resumption = KeptResumption(kept, config)
   if resumption.from_step:
     print(f'goes on from step {resumption.from_step}', file=sys.stderr)
   try:
