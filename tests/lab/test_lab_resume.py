@@ -20,7 +20,7 @@ from diloco.runtime.blueprint import make_blueprint
 
 pytestmark = pytest.mark.alone
 
-WAIT_S = 120.0
+WAIT_S = 600.0  # On a machine that has other work.
 STEPS, EVERY, CUT_AT_STEP = 24, 8, 20  # Two checkpoints come before the cut.
 LEARNERS = 2
 # A model that counts how often its loss is computed, and, so that the test
@@ -59,21 +59,37 @@ def get_config(arg=None):
 """
 
 
+@pytest.fixture
+def started():
+  """Processes, which end with the test, however it ends."""
+  processes = []
+  yield processes
+  for process in processes:
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    process.stderr.close()
+
+
 @pytest.mark.parametrize('system', ['decoupled', 'data_parallel'])
-def test_it_ends_as_if_it_had_not_been_cut(tmp_path, monkeypatch, system):
+def test_it_ends_as_if_it_had_not_been_cut(
+  tmp_path, monkeypatch, started, system
+):
   (tmp_path / 'counting.py').write_text(MODEL % (STEPS, EVERY))
   run = Workdir(tmp_path / 'cut')
   each = LEARNERS if system == 'decoupled' else 1
   process = _start(tmp_path, run, system, 'first', CUT_AT_STEP * each)
+  started.append(process)
   saved = run.checkpoints('lab') / 'arrays' / f'{2 * EVERY}'
   _wait(process, lambda: saved.exists())
   _wait(process, lambda: _seen(tmp_path, 'first') == CUT_AT_STEP * each)
   os.kill(process.pid, signal.SIGKILL)
-  process.communicate()
+  process.wait()
   before = _steps_before(run.checkpoints('lab'))
   assert before >= (2 * EVERY - 4) * each  # Who is dead makes none.
 
   process = _start(tmp_path, run, system, 'second', sys.maxsize)
+  started.append(process)
   said, errors = process.communicate(timeout=WAIT_S)
   assert process.returncode == 0, errors
   assert f'goes on from step {2 * EVERY}' in errors
