@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from diloco import config_reading as reading
 from diloco import config_values as values
+from diloco.config_lab import LabConfig
 from diloco.config_values import ConfigError
 from diloco.protocol.config import ProtocolConfig
 
@@ -33,7 +34,7 @@ SECTIONS = {
   'transport': values.TransportConfig,
   'checkpoint': values.CheckpointConfig,
   'run': values.ProcessConfig,
-  'lab': values.LabConfig,
+  'lab': LabConfig,
 }
 TOP = {'name': str, 'seed': int, 'faults': tuple[str, ...]}
 
@@ -75,7 +76,7 @@ class RunConfig:
   transport: values.TransportConfig
   checkpoint: values.CheckpointConfig
   run: values.ProcessConfig
-  lab: values.LabConfig
+  lab: LabConfig
 
   def __post_init__(self):
     broken = list(_broken_between(_shallow(self)))
@@ -291,6 +292,15 @@ def _transfers_run(transport, run) -> Iterator[str]:
     )
 
 
+def _somebody_stays(protocol, lab) -> Iterator[str]:
+  """Without a learner, t stands still and nobody's time ever comes."""
+  if lab.visitors >= protocol.learners:
+    yield (
+      f'lab.visitors={lab.visitors}: must be less than '
+      f'protocol.learners={protocol.learners}: somebody stays'
+    )
+
+
 def _checkpoints_come(checkpoint, run) -> Iterator[str]:
   """The evaluator reads what the syncer saves."""
   every = checkpoint.syncer_every_rounds
@@ -309,6 +319,7 @@ BETWEEN = (
   (('model', 'data', 'mesh'), _mesh_divides),
   (('protocol', 'blend_alpha'), _alpha_used),
   (('transport', 'run'), _transfers_run),
+  (('protocol', 'lab'), _somebody_stays),
   (('checkpoint', 'run'), _checkpoints_come),
 )
 

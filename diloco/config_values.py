@@ -13,7 +13,6 @@ CODECS = ('int1', 'int2', 'int4', 'int8', 'bf16', 'f32')
 DATA_PLANES = ('jax_transfer', 'grpc')
 DTYPES = ('float32', 'bfloat16')
 EMBEDDING_FRAGMENTS = ('split', 'own')
-LAB_SYSTEMS = ('decoupled', 'data_parallel', 'elastic', 'alone')
 MERGE_RULES = ('rda', 'mean')
 MODEL_KINDS = ('decoder', 'moe', 'bowl')
 OPTIMIZERS = ('adamw', 'sgd')
@@ -352,53 +351,6 @@ class ProcessConfig(Section):
     )
     if not 0 <= self.step_floor_s < float('inf'):
       yield f'step_floor_s={self.step_floor_s}: must be finite, at least 0'
-
-
-@dataclasses.dataclass(frozen=True)
-class LabConfig(Section):
-  """The section `lab`: what a run in one process is to look like.
-
-  Attributes:
-    system: 'decoupled': the protocol's machines; 'data_parallel': one model on
-      the batches of all learners, who wait for the dead; 'elastic': the same
-      on the batches of those alive, until as many tokens were trained; 'alone':
-      one learner on its own.
-    step_s: simulated length of an inner step.
-    slow_learners: how many of the learners are slower.
-    slow_gap: the share of steps that a slow learner lacks.
-    jitter: standard deviation of a step's length, as a share of it.
-    latency_s: of a message, one way.
-    transfer_s: of a fragment.
-    mtbf_steps: mean time between two deaths of a learner, in steps; 0: none.
-    away_steps: for how long a dead learner is away.
-    pause_steps: how long data-parallel stands still, besides, when its group
-      changes: with a death and, elastic, with a return.
-    eval_every_steps: of the global step, between two evaluations; 0: only at
-      the end.
-  """
-
-  SECTION = 'lab'
-
-  system: str
-  step_s: float
-  slow_learners: int
-  slow_gap: float
-  jitter: float
-  latency_s: float
-  transfer_s: float
-  mtbf_steps: float
-  away_steps: float
-  pause_steps: float
-  eval_every_steps: int
-
-  def broken_rules(self):
-    yield from self._one_of('system', LAB_SYSTEMS)
-    yield from self._positive('step_s')
-    yield from self._at_least(0, 'slow_learners', 'jitter', 'latency_s')
-    yield from self._at_least(0, 'transfer_s', 'mtbf_steps', 'away_steps')
-    yield from self._at_least(0, 'pause_steps')
-    yield from self._at_least(0, 'eval_every_steps')
-    yield from self._share('slow_gap', one=False)
 
 
 def broken_name(name: str) -> Iterator[str]:

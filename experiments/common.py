@@ -155,7 +155,11 @@ def base() -> ml_collections.ConfigDict:
       'mtbf_steps': 0.0,  # Mean time between deaths of a learner; 0: none.
       'away_steps': 20.0,  # For how long a dead learner is away.
       'pause_steps': 2.0,  # Data-parallel stands when its group changes.
+      'visitors': 0,  # The last so many learners are there for a while only.
+      'visit_from': 0.0,  # Share of total_steps at which they start,
+      'visit_until': 1.0,  # and at which they are told to go.
       'eval_every_steps': 0,  # Between evaluations; 0: at the end only.
+      'checkpoint_steps': 500,  # Between checkpoints; 0: none.
     }
   )
   config.faults = ()  # Such as 'kill learner 1 at 0.33' (of total_steps).

@@ -7,8 +7,10 @@
 
 The first makes one run, shows it as it goes, and writes what real runs write
 of it into DIR, with simulated times: `python -m diloco.report --workdir=DIR`
-makes a page of that. The second makes those of the file's `sweep(add)`,
-over several seeds, some at a time; what was finished before is not made again.
+makes a page of that. If it is cut, the same command goes on from its last
+checkpoint (`lab.checkpoint_steps`). The second makes those of the file's
+`sweep(add)`, over several seeds, some at a time; what was finished before is
+not made again.
 Exit code 78: it can't run as configured.
 """
 

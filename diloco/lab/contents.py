@@ -5,7 +5,6 @@ The same functions as in the runtime's processes, without their threads and
 transports: payloads are handed over as they are.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,34 +12,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diloco.numerics import payload
+from diloco.lab.contents_records import Arrays, Donated, Saved
+from diloco.lab.packing import Likes
+from diloco.numerics import outer, payload
 from diloco.protocol import learner_io, messages, syncer_io
 from diloco.protocol.joining import Start
 from diloco.runtime import contributions
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
-from diloco.runtime.global_model import GlobalModel, Outcome
-from diloco.runtime.host_copy import Held, HostCopy, Mismatch
+from diloco.runtime.global_model import (
+  GlobalModel,
+  Outcome,
+  make_optimizer,
+)
+from diloco.runtime.host_copy import HostCopy, Mismatch
 from diloco.sim.contents import Unusable
-
-Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
-
-
-@dataclasses.dataclass(frozen=True)
-class Donated:
-  """What a newcomer gets from a donor."""
-
-  held: list[Held]  # Θ, by fragment.
-  inner: Any  # A copy of the inner optimizer's state.
-
-
-@dataclasses.dataclass(frozen=True)
-class Saved:
-  """A learner's own checkpoint."""
-
-  params: dict[str, jax.Array]
-  inner: Any
-  bases: list[Arrays]
 
 
 class LabContents:
@@ -60,6 +46,15 @@ class LabContents:
       payload.crc(theta, pieces)
       for theta, pieces in zip(self.first, blueprint.layout.fragments)
     )
+
+  @property
+  def likes(self) -> Likes:
+    """Of what its learners and syncers hold."""
+    params = self.device.params_like
+    optimizer = make_optimizer(self.blueprint.config)
+    state = outer.init(self.first[0], optimizer).optimizer_state
+    mesh = next(iter(params.values())).sharding.mesh
+    return Likes(mesh, (self.device.state_like, state))
 
   def learner(
     self, learner: int, start: Start, saved: Saved | None
@@ -203,6 +198,30 @@ class LearnerArrays:
   def save(self) -> Saved:
     return Saved(_copy(self._params), _copy(self._inner), list(self._bases))
 
+  def state(self) -> dict[str, Any]:
+    """All of it, for another process; the next step gives some of it away."""
+    return {
+      'params': self._params,
+      'inner': self._inner,
+      'bases': self._bases,
+      'base_crcs': self.base_crcs,
+      'held': self._host.held(),
+      'snapshots': self._snapshots,
+      'donated': self._donated,
+      'steps': self.steps,
+      'losses': self.losses,
+      'applied': self.applied,
+    }
+
+  def go_on(self, state: Mapping[str, Any]):
+    """From what `state` gave."""
+    self._params, self._inner = state['params'], state['inner']
+    self._bases, self.base_crcs = state['bases'], state['base_crcs']
+    self._host.take_over(state['held'])
+    self._snapshots, self._donated = state['snapshots'], state['donated']
+    self.steps = state['steps']
+    self.losses, self.applied = list(state['losses']), list(state['applied'])
+
 
 class SyncerArrays:
   """See `diloco.sim.contents.SyncerContents`."""
@@ -256,6 +275,16 @@ class SyncerArrays:
 
   def save(self) -> list:
     return [self.model.state(p) for p in range(len(self.crcs))]
+
+  def state(self) -> dict[str, Any]:
+    """All of it, for another process."""
+    return {'model': self.save(), 'merged': self._merged}
+
+  def go_on(self, state: Mapping[str, Any]):
+    """From what `state` gave."""
+    for p, each in enumerate(state['model']):
+      self.model.restore(p, each)
+    self._merged = state['merged']
 
 
 def _copy(tree):

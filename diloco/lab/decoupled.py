@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,10 @@ from diloco.lab.journal import Journal
 from diloco.lab.lives import Lives
 from diloco.lab.onlooker import Onlooker
 from diloco.lab.placing import on_mesh
+from diloco.lab.resumption import Resumption
+from diloco.lab.stubs import StubContents
 from diloco.lab.trained import Point, Trained
+from diloco.lab.visits import Visits
 from diloco.metrics.workdir import learner_name
 from diloco.models import routing_health
 from diloco.protocol.config import ProtocolConfig
@@ -40,6 +44,7 @@ class Decoupled:
     tell: takes the global step and Θ's loss, at every evaluation.
     timeline_s: what happens before is kept for a picture.
     journal: is told of everything.
+    resumption: where it goes on from.
   """
 
   def __init__(
@@ -49,6 +54,7 @@ class Decoupled:
     tell: Callable[[int, float], None],
     timeline_s: float,
     journal: Journal,
+    resumption: Resumption,
   ):
     config = blueprint.config
     lab, protocol = config.lab, config.protocol
@@ -63,7 +69,10 @@ class Decoupled:
     self._points: list[Point] = []
     self._deaths: list[tuple[int, float, float]] = []
     self._lives = Lives(config)
-    self._contents = LabContents(blueprint, Device(*on_mesh(blueprint)))
+    self._visits = Visits(config)
+    self._resumption = resumption
+    made = LabContents(blueprint, Device(*on_mesh(blueprint)))
+    self._contents = StubContents(made, resumption.answers)
     self._cluster = Cluster(
       dataclasses.replace(protocol, total_steps=announced_step(protocol)),
       Timing(
@@ -91,7 +100,7 @@ class Decoupled:
     cluster, protocol = self._cluster, self._config.protocol
     self._journal.happened(0.0, 'syncer', 'started')
     for learner in range(protocol.learners):
-      self._start(learner)
+      self._start(learner)  # A visitor only if it is to be there by now.
     for target, do in self._plan():
       self._run_to(target)
       if not cluster.ended:
@@ -99,7 +108,7 @@ class Decoupled:
     self._run_to(math.inf)
     self._look()
     counts = self._tally.learners.values()
-    learner_s = protocol.learners * cluster.sim.now
+    learner_s = self._visits.learner_s(cluster.sim.now)
     rounds = self._tally.rounds
     return Trained(
       points=tuple(self._points),
@@ -107,7 +116,7 @@ class Decoupled:
       rounds=rounds,
       participation=self._tally.participants / (rounds * protocol.learners),
       goodput=sum(count.useful_s for count in counts) / learner_s,
-      parameters=cluster.syncer.contents.model.parameters(),
+      parameters=cluster.syncer.contents.arrays.model.parameters(),
       tally=self._tally,
       deaths=tuple(self._deaths),
       merged_tokens=round(self._tally.merged_tokens),
@@ -123,6 +132,14 @@ class Decoupled:
       (kill.fraction * total, functools.partial(self._strike, kill))
       for kill in self._kills
     ]
+    visits = self._visits
+    if visits.visitors:
+      planned.append((visits.from_step, self._welcome_visitors))
+    if visits.visitors and visits.until_step < total:
+      planned.append((visits.until_step, self._dismiss_visitors))
+    for step in self._resumption.steps(total):
+      save = functools.partial(self._resumption.at, step, self._contents)
+      planned.append((float(step), save))
     return sorted(planned, key=lambda each: each[0])
 
   def _run_to(self, step: float):
@@ -137,29 +154,32 @@ class Decoupled:
   def _step(self) -> int:
     return self._cluster.syncer.machine.step
 
-  def _look(self):
+  def _seen(self) -> dict[str, Any]:
+    """What the arrays say where the run stands: Θ, the learners, their mean."""
     alive = [
-      process.contents
+      process.contents.arrays
       for process in self._cluster.learners.values()
       if process.alive
     ]
-    learners = [contents.params for contents in alive]
+    learners = [arrays.params for arrays in alive]
     mean = {
       path: np.mean([np.asarray(x[path]) for x in learners], axis=0)
       for path in (learners[0] if learners else ())
     }
-    theta = self._cluster.syncer.contents.model.parameters()
+    theta = self._cluster.syncer.contents.arrays.model.parameters()
+    spikes = [routing_health.loss_spike(x.losses, x.applied) for x in alive]
+    return {
+      'loss': self._heldout.loss(theta),
+      'learners_loss': self._heldout.loss(mean) if mean else float('nan'),
+      'health': self._health.of(theta, learners, spikes),
+    }
+
+  def _look(self):
     point = Point(
       step=self._step(),
       tokens=self._tally.tokens,
-      loss=self._heldout.loss(theta),
-      learners_loss=self._heldout.loss(mean) if mean else float('nan'),
       at_s=self._cluster.sim.now,
-      health=self._health.of(
-        theta,
-        learners,
-        [routing_health.loss_spike(x.losses, x.applied) for x in alive],
-      ),
+      **self._resumption.answers.of('look', self._seen),
     )
     self._points.append(point)
     self._tell(point.step, point.loss)
@@ -192,19 +212,37 @@ class Decoupled:
       sim.at(back_s, self._start_syncer)
 
   def _die(self, learner: int, back_s: float):
-    if not self._cluster.learners[learner].gone:
+    process = self._cluster.learners.get(learner)  # A visitor may not be there.
+    if process is not None and not process.gone:
       now_s = self._cluster.sim.now
       self._cluster.kill(learner)
       self._deaths.append((learner, now_s, back_s))
       self._journal.happened(now_s, learner_name(learner), 'killed')
 
   def _start(self, learner: int):
-    """Unless another process of it lives, or the run is over."""
+    """Unless another process of it lives, it is not to be there, or the end."""
+    now_s = self._cluster.sim.now
     old = self._cluster.learners.get(learner)
-    if (old is None or old.gone) and not self._cluster.ended:
+    free = old is None or old.gone
+    expected = self._visits.expects(learner, now_s)
+    if free and expected and not self._cluster.ended:
       self._cluster.start(learner)
-      now_s = self._cluster.sim.now
       self._journal.happened(now_s, learner_name(learner), 'started')
+
+  def _welcome_visitors(self):
+    self._visits.begin(self._cluster.sim.now)
+    for learner in self._visits.visitors:
+      self._start(learner)
+
+  def _dismiss_visitors(self):
+    """As a preempted machine: with notice; what they did is handed in."""
+    now_s = self._cluster.sim.now
+    self._visits.end(now_s)
+    for learner in self._visits.visitors:
+      process = self._cluster.learners.get(learner)
+      if process is not None and not process.gone:
+        self._cluster.preempt(learner, self._visits.notice_s)
+        self._journal.happened(now_s, learner_name(learner), 'stopped')
 
   def _start_syncer(self):
     self._cluster.start_syncer()

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from diloco.lab.contents import Donated, LabContents, LearnerArrays
+from diloco.lab.contents import LabContents, LearnerArrays
+from diloco.lab.contents_records import Donated
 from diloco.numerics import payload
 from diloco.protocol import learner_io, syncer_io
 from diloco.protocol.joining import Start

@@ -10,7 +10,7 @@ class Journal:
   """Times are simulated seconds; processes are 'syncer' and 'learner-N'."""
 
   def happened(self, at_s: float, process: str, event: str, detail: str = ''):
-    """A process 'started' or was 'killed'."""
+    """A process 'started', was 'killed', or, told to go, 'stopped'."""
 
   def stepped(self, learner: int, step: int, scalars: Mapping[str, float]):
     """A learner finished an inner step; names are those of `metrics.names`."""

@@ -2,17 +2,24 @@
 """One run of the lab, shown as it goes and written into its folder."""
 
 import pathlib
+import sys
 import time
+import zlib
+from collections.abc import Mapping
 
 import jax
+import numpy as np
 
 from diloco.config import RunConfig
 from diloco.config_values import ConfigError
 from diloco.lab import faults, sweep
+from diloco.lab.answers import Diverged
 from diloco.lab.bar import Bar
 from diloco.lab.journal import Journals
 from diloco.lab.recording import Recording
+from diloco.lab.resumption import KeptResumption, Resumption
 from diloco.lab.training import train
+from diloco.metrics.workdir import Workdir
 from diloco.runtime.blueprint import make_blueprint
 
 
@@ -46,9 +53,23 @@ def make(
       Bar(learners, config.protocol.total_steps),
     ]
   )
+  resumption = Resumption()
+  if config.lab.checkpoint_steps:
+    kept = Workdir(workdir).checkpoints('lab')
+    resumption = KeptResumption(kept, config)
+  if resumption.from_step:
+    print(f'goes on from step {resumption.from_step}', file=sys.stderr)
   try:
-    trained = train(blueprint, journal=journal)
+    trained = train(blueprint, journal=journal, resumption=resumption)
+  except Diverged as error:
+    raise ConfigError(
+      [
+        f'--workdir={workdir}: holds a run that was cut, which this program '
+        f'makes otherwise ({error}): remove checkpoints/lab, or use another'
+      ]
+    ) from None
   finally:
+    resumption.close()
     journal.close()
   result = sweep.Result(
     loss=trained.loss,
@@ -57,9 +78,19 @@ def make(
     rounds=trained.rounds,
     participation=trained.participation,
     goodput=trained.goodput,
-    wall_s=time.monotonic() - began_s,
+    wall_s=resumption.earlier_s + time.monotonic() - began_s,
     health=tuple(p.health for p in trained.points),
   )
   sweep.write_into(workdir, result)
+  resumption.finish()
   print(f'loss {trained.loss:.4f} nats per token')
+  print(f'parameters {crc(trained.parameters):08x}')
   return 0
+
+
+def crc(parameters: Mapping[str, np.ndarray]) -> int:
+  """By which two runs can be seen to end in the same bits."""
+  crc = 0
+  for _, array in sorted(parameters.items()):
+    crc = zlib.crc32(np.ascontiguousarray(array), crc)
+  return crc

@@ -5,24 +5,18 @@ Every system trains total_steps · M batches; an elastic one in more and smaller
 steps, if learners die. A learner takes its batches in order and loses none.
 """
 
-import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from diloco.config_faults import Kill
+from diloco.lab.group_arrays import GroupArrays
 from diloco.lab.group_steps import GroupStep, GroupSteps
-from diloco.lab.health import Health
 from diloco.lab.journal import Journal
 from diloco.lab.lives import Lives
-from diloco.lab.placing import on_mesh
+from diloco.lab.resumption import Resumption
 from diloco.lab.trained import Point, Trained
 from diloco.metrics import names
 from diloco.metrics.workdir import learner_name
 from diloco.runtime.blueprint import Blueprint
-from diloco.runtime.heldout import Heldout
-from diloco.runtime.inner_device import InnerDevice
 from diloco.sim.tally import Tally
 
 
@@ -36,11 +30,13 @@ class Together:
     tell: Callable[[int, float], None],
     timeline_s: float,
     journal: Journal,
+    resumption: Resumption,
   ):
     config = blueprint.config
     lab = config.lab
-    self._blueprint = blueprint
     self._config = config
+    self._resumption = resumption
+    self._answers = resumption.answers
     self._kills = list(kills)
     self._tell = tell
     self._timeline_s = timeline_s
@@ -52,13 +48,8 @@ class Together:
       lab.step_s * lab.pause_steps,
       elastic=lab.system == 'elastic',
     )
-    self._shards = [blueprint.dataset(m) for m in range(self._learners)]
     self._schedule = blueprint.schedule()
-    self._heldout, self._health = Heldout(blueprint), Health(blueprint)
-    self._device = functools.cache(self._make_device)
-    self._params, self._inner = self._device(self._learners).init(
-      blueprint.initial_parameters()
-    )
+    self._arrays = GroupArrays(blueprint, self._learners)
     self._batches = [0] * self._learners  # That each learner has trained.
     self._steps = 0
     self._told = 0  # Of the group's deaths.
@@ -72,6 +63,7 @@ class Together:
     for learner in range(self._learners):
       self._journal.happened(0.0, learner_name(learner), 'started')
     look_at = every
+    checkpoints = list(self._resumption.steps(total))
     while self._step < total:
       while self._kills and self._kills[0].is_due(self._step, total):
         self._group.kill(self._kills.pop(0).learner)
@@ -80,6 +72,8 @@ class Together:
       if look_at <= self._step < total:
         self._look()
         look_at += every
+      if checkpoints and checkpoints[0] <= self._step < total:
+        self._resumption.at(checkpoints.pop(0), self._arrays)
     self._look()
     counts = self._tally.learners.values()
     useful_s = sum(count.useful_s for count in counts)
@@ -89,7 +83,7 @@ class Together:
       rounds=0,
       participation=sum(self._batches) / (self._steps * self._learners),
       goodput=useful_s / (self._learners * self._group.now_s),
-      parameters={path: np.asarray(x) for path, x in self._params.items()},
+      parameters=self._arrays.parameters(),
       tally=self._tally,
       deaths=tuple(self._group.deaths),
       merged_tokens=self._tally.tokens,
@@ -104,21 +98,17 @@ class Together:
     """Takes no more batches than are left."""
     total = self._config.protocol.total_steps * self._learners
     members = step.members[: total - sum(self._batches)]
-    rows = [self._shards[m][self._batches[m]]['tokens'] for m in members]
-    device = self._device(len(members))
+    positions = {m: self._batches[m] for m in members}
     lr = self._schedule(self._step)
-    self._params, self._inner, metrics = device.step(
-      self._params,
-      self._inner,
-      device.put_batch({'tokens': np.concatenate(rows)}),
-      lr,
-      (0, self._steps),
+    loss = self._answers.of(
+      f'step of {len(members)}',
+      lambda: self._arrays.step(positions, lr, self._steps),
     )
     self._steps += 1
     for m in members:
       self._batches[m] += 1
     self._count(step, members)
-    self._write(step, members, float(metrics['loss']), lr)
+    self._write(step, members, loss, lr)
 
   def _count(self, step: GroupStep, members: Sequence[int]):
     data = self._config.data
@@ -169,19 +159,10 @@ class Together:
     point = Point(
       step=self._step,
       tokens=self._tally.tokens,
-      loss=self._heldout.loss(self._params),
       learners_loss=float('nan'),
       at_s=self._group.now_s,
-      health=self._health.of(self._params),
+      **self._answers.of('look', self._arrays.seen),
     )
     self._points.append(point)
     self._tell(point.step, point.loss)
     self._journal.evaluated(point)
-
-  def _make_device(self, members: int) -> InnerDevice:
-    """Of a step on the batches of so many."""
-    config = self._config
-    data = dataclasses.replace(config.data, batch=members * config.data.batch)
-    config = dataclasses.replace(config, data=data)
-    blueprint = dataclasses.replace(self._blueprint, config=config)
-    return InnerDevice(*on_mesh(blueprint))

@@ -16,6 +16,7 @@ logs/NAME.log        output of one process, over all its starts
 compiled/            compiled programs, shared by all processes
 syncer/              what a restarted syncer goes on from
 checkpoints/NAME/    what a restarted learner goes on from
+checkpoints/lab/     what a run of the lab that was cut goes on from
 parameters/          the final parameters of the global model
 """
 

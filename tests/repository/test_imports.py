@@ -24,6 +24,7 @@ PROTOCOL_STDLIB = {
 CONFIG = {
   'diloco.config',
   'diloco.config_faults',
+  'diloco.config_lab',
   'diloco.config_reading',
   'diloco.config_values',
   'diloco.flags',
@@ -109,6 +110,7 @@ TABLE = {
   'diloco/runtime': LOW | CONFIG | {'absl', 'jax', 'numpy', 'optax'},
   'diloco/config.py': CONFIG | {'diloco.protocol'},
   'diloco/config_faults.py': {'diloco.config_values'},
+  'diloco/config_lab.py': {'diloco.config_values'},
   'diloco/config_reading.py': {'diloco.config_values'},
   'diloco/config_values.py': CONFIG | {'diloco.protocol'},
   'diloco/flags.py': CONFIG | {'absl', 'ml_collections'},

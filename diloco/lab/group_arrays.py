@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What data-parallel holds: one model, and the batches of all learners."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from diloco.lab.health import Health
+from diloco.lab.packing import Likes
+from diloco.lab.placing import on_mesh
+from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.heldout import Heldout
+from diloco.runtime.inner_device import InnerDevice
+
+
+class GroupArrays:
+  """See `diloco.lab.resumption.Holder`.
+
+  Args:
+    blueprint: of the run.
+    learners: how many there are.
+  """
+
+  def __init__(self, blueprint: Blueprint, learners: int):
+    self._blueprint = blueprint
+    self._shards = [blueprint.dataset(m) for m in range(learners)]
+    self._heldout, self._health = Heldout(blueprint), Health(blueprint)
+    self._device = functools.cache(self._make_device)
+    self._all = self._device(learners)
+    self._params, self._inner = self._all.init(blueprint.initial_parameters())
+
+  def step(self, positions: Mapping[int, int], lr: float, number: int) -> float:
+    """One step on a batch of each of some learners.
+
+    Args:
+      positions: of the batches, by learner.
+      lr: inner learning rate.
+      number: of the step.
+
+    Returns:
+      The loss of all these batches.
+    """
+    rows = [self._shards[m][at]['tokens'] for m, at in positions.items()]
+    device = self._device(len(rows))
+    self._params, self._inner, metrics = device.step(
+      self._params,
+      self._inner,
+      device.put_batch({'tokens': np.concatenate(rows)}),
+      lr,
+      (0, number),
+    )
+    return float(metrics['loss'])
+
+  def seen(self) -> dict[str, Any]:
+    """Loss on held-out text, nats per token, and the health of experts."""
+    return {
+      'loss': self._heldout.loss(self._params),
+      'health': self._health.of(self._params),
+    }
+
+  def parameters(self) -> dict[str, np.ndarray]:
+    """Path -> f32 array."""
+    return {path: np.asarray(x) for path, x in self._params.items()}
+
+  @property
+  def likes(self) -> Likes:
+    mesh = next(iter(self._all.params_like.values())).sharding.mesh
+    return Likes(mesh, self._all.state_like)
+
+  def state(self) -> Sequence[Any]:
+    return [self._params, self._inner]
+
+  def go_on(self, state: Sequence[Any]):
+    self._params, self._inner = state
+
+  def _make_device(self, members: int) -> InnerDevice:
+    """Of a step on the batches of so many."""
+    config = self._blueprint.config
+    data = dataclasses.replace(config.data, batch=members * config.data.batch)
+    config = dataclasses.replace(config, data=data)
+    blueprint = dataclasses.replace(self._blueprint, config=config)
+    return InnerDevice(*on_mesh(blueprint))

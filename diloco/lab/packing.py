@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any of the lab's array-valued things as plain JSON and a table of arrays.
+
+An array that is in several places is saved once, and is one again.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from diloco.lab.contents_records import Donated, Saved
+from diloco.numerics.outer import FragmentState
+from diloco.runtime.global_model import Outcome
+from diloco.runtime.host_copy import Held
+
+RECORDS = {
+  cls.__name__: cls for cls in (Donated, Saved, FragmentState, Outcome, Held)
+}
+HOST, DEVICE = 'host', 'device'  # Or the axes of the mesh, where it is spread.
+
+
+@dataclasses.dataclass(frozen=True)
+class Likes:
+  """What a run's arrays are like that can't be told from what was saved.
+
+  Attributes:
+    mesh: on which those lie that are spread over one.
+    trees: have every kind of named tuple that is packed.
+  """
+
+  mesh: jax.sharding.Mesh
+  trees: Any
+
+
+class Packer:
+  """Takes things apart.
+
+  Attributes:
+    arrays: name -> array, as a checkpoint takes them.
+  """
+
+  def __init__(self):
+    self.arrays: dict[str, Any] = {}
+    self._names: dict[int, str] = {}  # By identity; `arrays` keeps them alive.
+
+  def plain(self, value: Any) -> Any:
+    """JSON that `Unpacker` makes `value` of.
+
+    Raises:
+      TypeError: there is something else in it than arrays, numbers, text,
+        lists, tuples, dicts, and records of the kinds above.
+    """
+    match value:
+      case None | bool() | int() | float() | str():
+        return value
+      case np.ndarray() | jax.Array():
+        return {'array': self._name(value), 'on': _place(value)}
+      case dict():
+        return {'dict': [[key, self.plain(x)] for key, x in value.items()]}
+      case list():
+        return [self.plain(x) for x in value]
+      case tuple():
+        name = type(value).__name__ if hasattr(value, '_fields') else None
+        return {'tuple': [self.plain(x) for x in value], 'of': name}
+    if type(value) in RECORDS.values():
+      fields = dataclasses.fields(value)
+      return {
+        'record': {f.name: self.plain(getattr(value, f.name)) for f in fields},
+        'of': type(value).__name__,
+      }
+    raise TypeError(f'{type(value).__name__} can not be saved')
+
+  def _name(self, array) -> str:
+    if id(array) not in self._names:
+      name = self._names[id(array)] = f'{len(self.arrays):06d}'
+      self.arrays[name] = array
+    return self._names[id(array)]
+
+
+class Unpacker:
+  """Puts them together again.
+
+  Args:
+    arrays: name -> array on the host.
+    likes: of the run.
+  """
+
+  def __init__(self, arrays: Mapping[str, np.ndarray], likes: Likes):
+    self._arrays = arrays
+    self._mesh = likes.mesh
+    self._tuples = dict(_named_tuples(likes.trees))
+    self._placed: dict[str, Any] = {}
+
+  def value(self, plain: Any) -> Any:
+    """What `Packer.plain` was given."""
+    match plain:
+      case {'array': name, 'on': place}:
+        if name not in self._placed:
+          self._placed[name] = self._put(self._arrays[name], place)
+        return self._placed[name]
+      case {'dict': items}:
+        return {key: self.value(x) for key, x in items}
+      case {'tuple': items, 'of': None}:
+        return tuple(self.value(x) for x in items)
+      case {'tuple': items, 'of': name}:
+        return self._tuples[name](*(self.value(x) for x in items))
+      case {'record': fields, 'of': name}:
+        values = {key: self.value(x) for key, x in fields.items()}
+        return RECORDS[name](**values)
+      case list():
+        return [self.value(x) for x in plain]
+    return plain
+
+  def _put(self, array: np.ndarray, place) -> Any:
+    if place == HOST:
+      return array
+    array = np.array(array)  # A copy: a step may give it away.
+    if place == DEVICE:
+      return jax.device_put(array)
+    axes = (tuple(x) if isinstance(x, list) else x for x in place)
+    spec = jax.sharding.PartitionSpec(*axes)
+    return jax.device_put(array, jax.sharding.NamedSharding(self._mesh, spec))
+
+
+def _place(array) -> Any:
+  if isinstance(array, np.ndarray):
+    return HOST
+  if isinstance(array.sharding, jax.sharding.NamedSharding):
+    return [list(x) if isinstance(x, tuple) else x for x in array.sharding.spec]
+  return DEVICE
+
+
+def _named_tuples(tree: Any):
+  """Name and class of each in a tree."""
+  if isinstance(tree, Mapping):
+    tree = tuple(tree.values())
+  if isinstance(tree, tuple | list):
+    if hasattr(tree, '_fields'):
+      yield type(tree).__name__, type(tree)
+    for each in tree:
+      yield from _named_tuples(each)

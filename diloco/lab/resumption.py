@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a run goes on that was cut, and what it leaves in case it is cut.
+
+A checkpoint is the arrays of one moment, and how many answers (`answers.py`)
+came before it. The process after it makes the same run from its beginning,
+with the answers of the first instead of arrays, which costs next to nothing;
+where the checkpoint was made, it takes up the arrays. So the records of a run,
+which are told of all of it once more, are written anew and whole.
+"""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from diloco.checkpoint.checkpoints import Checkpoint, Checkpoints, newest_after
+from diloco.config import RunConfig
+from diloco.lab.answers import Answers
+from diloco.lab.packing import Likes, Packer, Unpacker
+
+SAVE_S_MAX = 600.0  # Of one save; what takes longer is lost.
+
+
+class Holder(Protocol):
+  """Holds arrays that can be taken out and put in again.
+
+  Attributes:
+    likes: of them.
+  """
+
+  likes: Likes
+
+  def state(self) -> Any:
+    """All that is needed to go on from here."""
+
+  def go_on(self, state: Any):
+    """From here, with what `state` gave."""
+
+
+class Resumption:
+  """Of one process of a run; as it is here, it begins anew, leaves nothing.
+
+  Attributes:
+    answers: of the run.
+    from_step: of the checkpoint that it goes on from; 0: it begins.
+    earlier_s: wall time of the processes before, up to their checkpoint.
+  """
+
+  def __init__(self):
+    self.answers = Answers(None, ())
+    self.from_step = 0
+    self.earlier_s = 0.0
+
+  def steps(self, total: int) -> range:
+    """Global steps at which `at` is to be called."""
+    return range(0)
+
+  def at(self, step: int, holder: Holder):
+    """The run has come to one of those; nothing else happens meanwhile."""
+
+  def close(self):
+    """The process ends."""
+
+  def finish(self):
+    """The run is over, and its result is written."""
+
+
+class KeptResumption(Resumption):
+  """Of a run with a folder.
+
+  Args:
+    folder: for this alone; what it holds of another configuration, or of
+      another version of jax, is removed.
+    config: of the run.
+  """
+
+  def __init__(self, folder: pathlib.Path, config: RunConfig):
+    super().__init__()
+    self._began_s = time.monotonic()
+    self._folder = folder
+    self._every = config.lab.checkpoint_steps
+    self._written = folder / 'answers.jsonl'
+    self._checkpoint = self._open(_header(config))
+    known = ()
+    if self._checkpoint is not None:
+      self.from_step = self._checkpoint.step
+      self.earlier_s = self._checkpoint.meta['wall_s']
+      known = self._cut(self._checkpoint.meta['answers'])
+    self.answers = Answers(self._written, known)
+    self._checkpoints = Checkpoints(
+      self._arrays, keep_latest=2, keep_best=0, say=_say
+    )
+
+  def steps(self, total: int) -> range:
+    return range(self._every, total, self._every) if self._every else range(0)
+
+  def at(self, step: int, holder: Holder):
+    if not self.answers.replaying:
+      self._save(step, holder)
+    elif step == self.from_step:
+      self.answers.go_live()
+      found = self._checkpoint
+      unpacker = Unpacker(found.arrays, holder.likes)
+      holder.go_on(unpacker.value(found.meta['state']))
+      self._checkpoint = None  # Its arrays are the run's now.
+
+  def close(self):
+    self._checkpoints.close(SAVE_S_MAX)
+    self.answers.close()
+
+  def finish(self):
+    shutil.rmtree(self._folder)
+
+  @property
+  def _arrays(self) -> pathlib.Path:
+    return self._folder / 'arrays'
+
+  def _save(self, step: int, holder: Holder):
+    self._checkpoints.wait(SAVE_S_MAX)
+    self.answers.sync()  # First: a checkpoint is of use only with them.
+    packer = Packer()
+    meta = {
+      'answers': self.answers.count,
+      'wall_s': self.earlier_s + time.monotonic() - self._began_s,
+      'state': packer.plain(holder.state()),
+    }
+    self._checkpoints.save(step, packer.arrays, meta, loss=None)
+
+  def _open(self, header: Mapping) -> Checkpoint | None:
+    """The checkpoint of this run, if any; the folder is ready for more."""
+    found = None
+    if self._written.exists():
+      with self._written.open() as lines:
+        if lines.readline() == json.dumps(header) + '\n':
+          found = newest_after(self._arrays, 0)
+    if found is None:
+      shutil.rmtree(self._folder, ignore_errors=True)
+      self._folder.mkdir(parents=True)
+      self._written.write_text(json.dumps(header) + '\n')
+      return None
+    for path in self._arrays.iterdir():  # Newer ones can't be read.
+      if path.name.isdecimal() and int(path.name) > found.step:
+        shutil.rmtree(path)
+    return found
+
+  def _cut(self, count: int) -> list[tuple[str, Any]]:
+    """The answers before the checkpoint; what came later is removed."""
+    with self._written.open('r+b') as file:
+      file.readline()
+      known = [tuple(json.loads(file.readline())) for _ in range(count)]
+      file.truncate(file.tell())
+    return known
+
+
+def _header(config: RunConfig) -> dict:
+  """What must be the same in every process of a run, as JSON."""
+  return {
+    'config': dataclasses.asdict(config),
+    'jax': jax.__version__,
+    'numpy': np.__version__,
+    'platform': jax.default_backend(),
+  }
+
+
+def _say(line: str):
+  print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learners that are there for a while only."""
+
+import pytest
+
+from diloco import config as configs
+from diloco.config_values import ConfigError
+from diloco.lab.journal import Journal
+from diloco.lab.training import train
+from diloco.lab.visits import Visits
+from diloco.runtime.blueprint import make_blueprint
+from experiments import common
+
+
+class Events(Journal):
+  """Keeps what happened to whom."""
+
+  def __init__(self):
+    self.seen = []
+
+  def happened(self, at_s, process, event, detail=''):
+    self.seen.append((process, event))
+
+
+def _config(begin=0.0, end=0.5, **lab):
+  config = common.quicktest(common.base())
+  config.model.update(kind='bowl', layers=2)  # Compiled at once.
+  config.protocol.update(total_steps=24, learners=3)
+  config.lab.update(visitors=1, visit_from=begin, visit_until=end, **lab)
+  return configs.build(config)
+
+
+@pytest.mark.parametrize(
+  ('begin', 'end', 'events'),
+  [
+    (0.0, 0.5, ['started', 'stopped']),
+    (0.5, 1.0, ['started']),
+  ],
+)
+def test_a_visitor_is_there_for_a_half(begin, end, events):
+  seen = Events()
+  trained = train(make_blueprint(_config(begin, end)), journal=seen)
+  assert [e for who, e in seen.seen if who == 'learner-2'] == events
+  assert trained.points[-1].step == 24
+  counts = trained.tally.learners
+  assert 9 <= counts[2].steps <= 15 < counts[0].steps
+  assert counts[2].merged > 0
+  assert trained.goodput > 0.9
+
+
+def test_a_visitor_that_dies_comes_back_only_if_it_is_to_be_there():
+  seen = Events()
+  config = _config(0.0, 0.5, mtbf_steps=8.0, away_steps=4.0)
+  trained = train(make_blueprint(config), journal=seen)
+  assert trained.points[-1].step == 24
+  mine = [e for who, e in seen.seen if who == 'learner-2']
+  assert mine.count('started') <= 1 + mine.count('killed')
+  assert mine.count('stopped') <= 1
+  if 'stopped' in mine:
+    assert 'started' not in mine[mine.index('stopped') :]
+
+
+def test_the_time_in_which_learners_should_be_there():
+  visits = Visits(_config())
+  assert visits.learner_s(10.0) == 2 * 10.0
+  visits.begin(4.0)
+  assert visits.learner_s(10.0) == 2 * 10.0 + 6.0
+  visits.end(7.0)
+  assert visits.learner_s(10.0) == 2 * 10.0 + 3.0
+  assert visits.expects(2, 5.0)
+  assert not visits.expects(2, 7.0)
+  assert visits.expects(1, 7.0)
+
+
+@pytest.mark.parametrize(
+  ('lab', 'message'),
+  [
+    ({'system': 'elastic'}, "lab.visitors=1: only system='decoupled'"),
+    ({'visitors': 3}, 'lab.visitors=3: must be less than protocol.learners=3'),
+    ({'visit_until': 0.0}, 'lab.visit_until=0.0: must be more than'),
+    ({'visit_from': -0.5}, 'lab.visit_from=-0.5: must be in'),
+  ],
+)
+def test_what_can_not_be_is_refused(lab, message):
+  with pytest.raises(ConfigError, match=message):
+    config = common.quicktest(common.base())
+    config.protocol.learners = 3
+    config.lab.update({'visitors': 1, 'visit_until': 0.5} | lab)
+    configs.build(config)
