@@ -28,11 +28,12 @@ def sweep(add):
   for half, (begin, end) in HALVES.items():
     visit = {
       'protocol.learners': STEADY + VISITORS,
+      'data.shards': STEADY + VISITORS,
       'lab.visitors': VISITORS,
       'lab.visit_from': begin,
       'lab.visit_until': end,
     }
     add(f'{half}, equal steps', visit, against=study.BASE)
     more = 1 + VISITORS / STEADY * (end - begin)  # Tokens of a step, mean.
-    shorter = {'protocol.total_steps': round(study.STEPS / more)}
+    shorter = study.steps_of(round(study.STEPS / more))
     add(f'{half}, equal tokens', visit | shorter, against=study.BASE)
