@@ -66,7 +66,7 @@ def test_another_seed_gives_others():
 
 def test_it_learns_and_tells_where_it_stood():
   trained = _train(
-    protocol__total_steps=60, lab__eval_every_steps=20, inner__lr=1e-2
+    protocol__total_steps=60, lab__eval_every_steps=20, inner__lr=3e-3
   )
   assert [point.step for point in trained.points[:-1]] == [20, 40]
   losses = [point.loss for point in trained.points]
