@@ -239,7 +239,9 @@ def test_without_a_donor_left_it_goes_on_from_its_own_checkpoint(story):
   assert begin['source']['kind'] == 'checkpoint'
   assert begin['source']['process'] == story.processes['donor']
   assert begin['step'] == begin['source']['step'] > 0
-  assert begin['position'] == story.reported[story.processes['donor']]
+  # Killed right after it had saved, it may not have come to report that step.
+  reported = story.reported[story.processes['donor']]
+  assert begin['position'] == max(reported, begin['source']['step'])
 
 
 def test_without_a_checkpoint_either_the_syncer_gives_it_all(story):
