@@ -258,7 +258,8 @@ def test_one_that_is_stopped_hands_in_its_last_steps(survived):
     if line['kind'] == 'Snapshot' and line['step'] == cease['step']
   ]
   tape = survived.tape[survived.notice :]
-  leaving = [line['kind'] == 'leaving' for line in tape].index(True)
+  # It goes without that word where its round was merging, and has closed.
+  leaving = [line['kind'] in ('leaving', 'left') for line in tape].index(True)
   merges = [line for line in tape[leaving:] if line['kind'] == 'Merge']
   merged = {
     (line['round'], share['learner'], share['step'])
