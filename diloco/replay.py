@@ -21,7 +21,6 @@ from diloco.runtime import logs, replay_session
 from diloco.runtime.device import Device
 from diloco.runtime.replay_contents import DeviceContents
 from diloco.runtime.replay_plan import NotReplayable
-from diloco.runtime.replaying import Replay
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 
@@ -33,9 +32,7 @@ def main(_) -> int:
   try:
     run = replay_session.open_run(workdir)
     contents = DeviceContents(run.blueprint, Device(run.blueprint))
-    tell = replay_session.teller(run.plan)
-    replayed = Replay(run.blueprint, run.plan, contents, tell).run()
-    return replay_session.compare(replayed, workdir)
+    return replay_session.make_again(run, contents)
   except ConfigError as error:
     config_flags.exit_config(error)
   except (NotReplayable, Malformed, ValueError, FileNotFoundError) as error:

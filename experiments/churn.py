@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do failures cost in quality, at equal merged tokens?
+"""What do failures cost in quality, at equal tokens?
 
 Each learner dies at random (a Poisson process) and is away for 20 steps, so
 that it lacks a tenth, about a third, or half of its time. The run is longer by
-what is lost: as many tokens are merged as by the twin without failures.
+what is lost: about as many tokens are trained as by the twin without failures.
 
 Command: python -m diloco.lab --config=experiments/churn.py --sweep \\
   --workdir=runs/churn

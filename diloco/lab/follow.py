@@ -27,7 +27,6 @@ from diloco.metrics.workdir import Workdir
 from diloco.runtime import logs, replay_session
 from diloco.runtime.device import Device
 from diloco.runtime.replay_plan import NotReplayable
-from diloco.runtime.replaying import Replay
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the real run.')
 _TAPES = flags.DEFINE_bool('tapes', True, 'Follow its tapes.')
@@ -42,9 +41,7 @@ def main(_) -> int:
     if not _TAPES.value:
       return _by_itself(run)
     contents = LabFollowing(run.blueprint, Device(run.blueprint))
-    tell = replay_session.teller(run.plan)
-    replayed = Replay(run.blueprint, run.plan, contents, tell).run()
-    return replay_session.compare(replayed, workdir)
+    return replay_session.make_again(run, contents)
   except ConfigError as error:
     config_flags.exit_config(error)
   except (NotReplayable, Malformed, ValueError, FileNotFoundError) as error:

@@ -16,8 +16,9 @@ from diloco.metrics.files import Malformed
 from diloco.metrics.workdir import Workdir
 from diloco.runtime import machine
 from diloco.runtime.blueprint import Blueprint, make_blueprint
+from diloco.runtime.replay_contents import Contents
 from diloco.runtime.replay_plan import Plan, make_plan
-from diloco.runtime.replaying import Replayed
+from diloco.runtime.replaying import Replay, Replayed
 from diloco.runtime.tape_reading import Tapes, read_tapes
 
 
@@ -93,7 +94,14 @@ def _say_what_is_unlike(run: Recorded):
   )
 
 
-def teller(plan: Plan) -> Callable[[int, int], None]:
+def make_again(run: Recorded, contents: Contents) -> int:
+  """By its tapes, and compares; the exit code."""
+  tell = _teller(run.plan)
+  replayed = Replay(run.blueprint, run.plan, contents, tell).run()
+  return _compare(replayed, run.workdir)
+
+
+def _teller(plan: Plan) -> Callable[[int, int], None]:
   """A line that is written over on a terminal, ten lines elsewhere."""
   every = 1 if sys.stderr.isatty() else max(1, len(plan.merges) // 10)
   end = '\r' if sys.stderr.isatty() else '\n'
@@ -110,7 +118,7 @@ def teller(plan: Plan) -> Callable[[int, int], None]:
   return tell
 
 
-def compare(replayed: Replayed, workdir: Workdir) -> int:
+def _compare(replayed: Replayed, workdir: Workdir) -> int:
   """Says what came of it; the exit code."""
   done = (
     f'{replayed.rounds} rounds, {replayed.steps} inner steps of '
