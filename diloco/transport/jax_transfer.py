@@ -18,8 +18,9 @@ Hence, each from an experiment on jax 0.10.2 and 0.12.0.1:
   12 of 20 MiB "succeeds", other wrong sizes hang or fail, by chance.
 * A retired offer is replaced by an empty one, which answers with an error,
   and which expires: an entry that does not is kept for ever (0.2 KB each).
-* A server that is dropped within a millisecond of its start leaks its
-  listening sockets; the probe at its birth prevents that.
+* A server that is dropped while it accepts crashes the process, and one that
+  is dropped within a millisecond of its start leaks its listening sockets:
+  before the drop its event loop is seen to accept nothing more (`listeners`).
 """
 
 import contextlib
@@ -30,10 +31,18 @@ import time
 
 import jax
 import numpy as np
+from absl import logging
 from jax.experimental import transfer
 
 from diloco.protocol.messages import Payload
-from diloco.transport import addresses, ends, interface, proof, sockets
+from diloco.transport import (
+  addresses,
+  ends,
+  interface,
+  listeners,
+  proof,
+  sockets,
+)
 
 SCHEME = 'jax_transfer'
 CHUNK_BYTES = 4 << 20  # Measured: fastest from 16 MiB up; bounds staging.
@@ -48,6 +57,7 @@ _SIZE_BYTES = 8
 
 # Two servers that start at once could not tell their listening ports apart.
 _starting = threading.Lock()
+_undroppable: list[transfer.TransferServer] = []
 
 
 def _cpu() -> jax.Device:
@@ -83,26 +93,19 @@ class _Server:
       )
       self._ports = sockets.shared_listening_ports() - before
     self.port = addresses.split(self.transfer.address())[1]
-    for port in sorted(self._ports):
-      addresses.probe(host, port, PROBE_S)
 
-  def cut(self) -> None:
-    """Ends the connections that there are; peers may connect again."""
+  def stop(self) -> None:
+    """Refuses peers from now on, and ends the connections that there are."""
+    if not listeners.end(self._ports, CLOSE_S):
+      # Dropping it could crash us; it does nothing more, and costs two threads.
+      logging.warning('the event loop of port %d hangs: kept', self.port)
+      _undroppable.append(self.transfer)
     sockets.shut_accepted(self._ports)
 
   def close(self) -> None:
-    """Cuts every peer off, drops the server, and waits until it is gone.
-
-    Its threads close the listening sockets a little later; a peer that came
-    in between would wait for its whole time-out instead of being refused.
-    """
-    self.cut()
+    """Stops and drops the server."""
+    self.stop()
     self.transfer = None
-    deadline = time.monotonic() + CLOSE_S
-    while self._ports & sockets.shared_listening_ports():
-      if time.monotonic() > deadline:
-        break  # Nothing more can be done; the peer has its own time-out.
-      time.sleep(POLL_MAX_S)
 
 
 class JaxOutlet:
@@ -142,7 +145,7 @@ class JaxOutlet:
       if self._server is None:
         return
       # First, or a pull that is under way hears that its offer is gone.
-      self._server.cut()
+      self._server.stop()
       for handle in list(self._offers):
         self._withdraw(handle)
       server, self._server = self._server, None

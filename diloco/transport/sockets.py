@@ -8,30 +8,41 @@ off; a duplicate of the file descriptor does. Linux only (`/proc/self/fd`).
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Iterator
 
 _FD_FOLDER = '/proc/self/fd'
 _TCP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
+# A scan must not find the duplicates of another; its own thread may nest.
+_scanning = threading.RLock()
+
 
 def tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
   """Inode and a duplicate of each TCP socket; the duplicate is closed here."""
-  for name in os.listdir(_FD_FOLDER):
-    try:
-      kind, _, inode = os.readlink(f'{_FD_FOLDER}/{name}').partition(':')
-      if kind != 'socket':
+  for _, inode, found in _tcp_sockets():
+    yield inode, found
+
+
+def _tcp_sockets() -> Iterator[tuple[int, int, socket.socket]]:
+  """The same, with the number of the descriptor."""
+  with _scanning:
+    for name in os.listdir(_FD_FOLDER):
+      try:
+        kind, _, inode = os.readlink(f'{_FD_FOLDER}/{name}').partition(':')
+        if kind != 'socket':
+          continue
+        duplicate = os.dup(int(name))
+      except OSError:  # Closed by its owner since the listing.
         continue
-      duplicate = os.dup(int(name))
-    except OSError:  # Closed by its owner since the listing.
-      continue
-    try:
-      found = socket.socket(fileno=duplicate)
-    except OSError:  # Its number was used again, for no socket.
-      os.close(duplicate)
-      continue
-    with found:
-      if found.family in _TCP_FAMILIES and found.type == socket.SOCK_STREAM:
-        yield int(inode.strip('[]')), found
+      try:
+        found = socket.socket(fileno=duplicate)
+      except OSError:  # Its number was used again, for no socket.
+        os.close(duplicate)
+        continue
+      with found:
+        if found.family in _TCP_FAMILIES and found.type == socket.SOCK_STREAM:
+          yield int(name), int(inode.strip('[]')), found
 
 
 def shared_listening_ports() -> set[int]:
@@ -48,6 +59,16 @@ def shared_listening_ports() -> set[int]:
       ):
         ports.add(found.getsockname()[1])
   return ports
+
+
+def listening(ports: set[int]) -> list[int]:
+  """Descriptors of the sockets that listen on `ports`."""
+  numbers = []
+  for number, _, found in _tcp_sockets():
+    with contextlib.suppress(OSError):  # Closed in the meantime.
+      if is_listening(found) and found.getsockname()[1] in ports:
+        numbers.append(number)
+  return numbers
 
 
 def shut_accepted(ports: set[int]) -> int:

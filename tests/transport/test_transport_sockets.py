@@ -21,6 +21,7 @@ from diloco.transport import (
   grpc_plane,
   jax_transfer,
   listen,
+  listeners,
   meter,
   planes,
   sockets,
@@ -201,3 +202,41 @@ def test_jax_outlets_that_are_opened_and_closed_leak_nothing():
     deadline = time.monotonic() + WAIT_S
     while (now := len(list(sockets.tcp_sockets()))) > before:
       assert time.monotonic() < deadline, f'{now} sockets, {before} before'
+
+
+def test_jax_servers_are_dropped_while_somebody_connects():
+  # In a process of its own: what is tested for is SIGSEGV.
+  code = """
+import socket, threading
+from diloco.transport.jax_transfer import _Server
+
+ports, dropped = [], threading.Event()
+
+def connect():
+  while not dropped.is_set():
+    for port in list(ports):
+      try:
+        socket.create_connection(('127.0.0.1', port), 1).close()
+      except OSError:  # Refused, or cut off.
+        pass
+
+connecting = threading.Thread(target=connect)
+connecting.start()
+for _ in range(500):
+  server = _Server('127.0.0.1')
+  ports[:] = server._ports
+  server.close()
+dropped.set()
+connecting.join()
+"""
+  ran = subprocess.run([sys.executable, '-c', code], stderr=subprocess.PIPE)
+  assert ran.returncode == 0, ran.stderr.decode()[-2000:]
+
+
+def test_listeners_say_whether_their_loop_came_round():
+  with socket.create_server(('127.0.0.1', 0)) as deaf:
+    port = deaf.getsockname()[1]
+    assert not listeners.end({port}, 0.1)
+    with pytest.raises(ConnectionRefusedError):
+      socket.create_connection(('127.0.0.1', port), WAIT_S)
+  assert listeners.end({port}, 0.1), 'nobody listens there'
