@@ -25,13 +25,13 @@ Hence, each from an experiment on jax 0.10.2 and 0.12.0.1:
 
 import contextlib
 import datetime
+import logging
 import secrets
 import threading
 import time
 
 import jax
 import numpy as np
-from absl import logging
 from jax.experimental import transfer
 
 from diloco.protocol.messages import Payload
@@ -98,7 +98,9 @@ class _Server:
     """Refuses peers from now on, and ends the connections that there are."""
     if not listeners.end(self._ports, CLOSE_S):
       # Dropping it could crash us; it does nothing more, and costs two threads.
-      logging.warning('the event loop of port %d hangs: kept', self.port)
+      logging.getLogger(__name__).warning(
+        'the event loop of port %d hangs: kept', self.port
+      )
       _undroppable.append(self.transfer)
     sockets.shut_accepted(self._ports)
 
