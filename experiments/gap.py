@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """How does the gap to data-parallel move with horizon, H, batch and model size?
 
-The recipe's settings with M = 4; every point has a data-parallel run of its own
-horizon, batch and size. `diloco.report` draws the differences as charts.
+The recipe's settings. By horizon with M = 2, 4 and 8, the rest with M = 4 and
+1,000 steps; every point has a data-parallel run of its own horizon, batch and
+size. `diloco.report` draws the differences as charts. At 2,000 steps the
+variants are the recipe's, and in its folder those that it made are taken.
 
 Command: python -m diloco.lab --config=experiments/gap.py --sweep \
-  --workdir=runs/gap
+  --workdir=runs/recipe
 Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
 Variants: those of recipe.py.
 """
 
 from experiments import recipe
 
-STEPS = 1000  # Where it is not the horizon that varies.
+HORIZONS = (500, 1000, 2000, 4000)
+SHORT = 1000  # Steps, where it is not the horizon that varies.
+LEARNERS = 4  # Where it is not their number.
+EVERY = 'H, inner steps between two syncs'
+SEQUENCES = 'sequences per learner and step'
+PARAMETERS = 'parameters'
+LINE = f'M = {LEARNERS}, {SHORT} steps'
 
 
 def get_config(arg=None):
@@ -22,36 +30,53 @@ def get_config(arg=None):
 
 
 def sweep(add):
-  def pair(what, changes, at):
-    add(f'data-parallel, {what}', recipe.DATA_PARALLEL | changes)
-    add(what, changes, against=f'data-parallel, {what}', at=at)
+  for steps in HORIZONS:
+    _horizon(add, steps)
 
-  for steps in (500, 1000, 2000, 4000):
-    pair(
-      f'{steps} steps',
-      _steps(steps),
-      ('inner steps of the run', 'H = 24', steps),
-    )
-  shorter = _steps(STEPS)
-  for every in (8, 24, 48, 96):
+  shorter = _steps(SHORT)
+  unchanged = _label(recipe.LABEL, SHORT)
+  for every in (8, 48, 96):
     add(
-      f'H = {every}',
+      f'{LINE}, H = {every}',
       shorter | {'protocol.sync_every_steps': every},
-      against=f'data-parallel, {STEPS} steps',
-      at=('H, inner steps between two syncs', f'{STEPS} steps', every),
+      against=unchanged,
+      at=(EVERY, LINE, every),
     )
-  for sequences in (4, 16, 32):
-    pair(
-      f'{sequences} sequences per learner',
-      shorter | {'data.batch': sequences},
-      ('sequences per learner and step', f'{STEPS} steps', sequences),
+
+  def pair(what, changes, axis, x):
+    base = f'{unchanged}, {what}'
+    add(base, shorter | changes | recipe.DATA_PARALLEL)
+    add(f'{LINE}, {what}', shorter | changes, base, (axis, LINE, x))
+
+  for number in (4, 16):
+    what = f'{number} sequences per learner'
+    pair(what, {'data.batch': number}, SEQUENCES, number)
+  for width, parameters in ((32, 47e3), (128, 410e3)):
+    changes = {'model.d_model': width, 'model.d_ff': 3 * width}
+    pair(f'width {width}', changes, PARAMETERS, parameters)
+
+
+def _horizon(add, steps):
+  """So many steps by each number of learners."""
+  base = _label(recipe.LABEL, steps)
+  add(base, _steps(steps) | recipe.DATA_PARALLEL)
+  for number in recipe.LEARNERS:
+    places = [('inner steps of the run', f'M = {number}', steps)]
+    if steps == recipe.STEPS:
+      places.append(recipe.place(number))
+    if (steps, number) == (SHORT, LEARNERS):  # On all the other charts too.
+      places += [(EVERY, LINE, 24), (SEQUENCES, LINE, 8)]
+      places.append((PARAMETERS, LINE, 131e3))
+    add(
+      _label(f'M = {number}', steps),
+      _steps(steps) | recipe.learners(number),
+      against=base,
+      at=places,
     )
-  for width, parameters in ((32, 47e3), (64, 131e3), (96, 252e3), (128, 410e3)):
-    pair(
-      f'width {width}',
-      shorter | {'model.d_model': width, 'model.d_ff': 3 * width},
-      ('parameters', f'{STEPS} steps', parameters),
-    )
+
+
+def _label(label, steps):
+  return label if steps == recipe.STEPS else f'{label}, {steps} steps'
 
 
 def _steps(number):

@@ -27,6 +27,8 @@ DATA_PARALLEL = {
   'inner.final_fraction': 0.0,
 }
 LABEL = 'data-parallel'
+STEPS = 2000  # The library's default.
+LEARNERS = (2, 4, 8)
 
 
 def get_config(arg=None):
@@ -49,14 +51,19 @@ def get_config(arg=None):
 
 def sweep(add):
   add(LABEL, DATA_PARALLEL)
-  for learners in (2, 4, 8):
-    add(
-      f'M = {learners}',
-      {
-        'protocol.learners': learners,
-        'data.batch': SEQUENCES // learners,
-        'data.shards': learners,
-      },
-      against=LABEL,
-      at=('learners M', 'H = 24', learners),
-    )
+  for number in LEARNERS:
+    add(f'M = {number}', learners(number), against=LABEL, at=place(number))
+
+
+def learners(number):
+  """Changes: so many learners with the sequences of a step between them."""
+  return {
+    'protocol.learners': number,
+    'data.batch': SEQUENCES // number,
+    'data.shards': number,
+  }
+
+
+def place(number):
+  """Where a variant stands in the chart of the recipe."""
+  return 'learners M', 'H = 24', number

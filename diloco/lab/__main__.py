@@ -44,7 +44,7 @@ _COMPILED = absl_flags.DEFINE_string(
 def main(_) -> int:
   workdir = pathlib.Path(_WORKDIR.value)
   if _SWEEP.value:
-    from diloco.lab import sweep_runs
+    from diloco.lab import sweep_configs, sweep_runs
 
     path = flags.config_file()
     make = runpy.run_path(path).get('sweep')
@@ -54,6 +54,11 @@ def main(_) -> int:
       rows = [v for v in sweep.variants(make) if _ONLY.value in v.label]
     except ValueError as error:
       flags.exit_config(ConfigError([str(error)]))
+    flags.load(
+      build=lambda base: sweep_configs.check(
+        sweep_configs.make(base.to_dict(), rows), _SEEDS.value, workdir
+      )
+    )
     return sweep_runs.make(rows, _SEEDS.value, _JOBS.value, workdir)
   config = flags.load()
   from diloco.lab import one_run

@@ -80,6 +80,7 @@ def make(
     goodput=trained.goodput,
     wall_s=resumption.earlier_s + time.monotonic() - began_s,
     health=tuple(p.health for p in trained.points),
+    merged_tokens=trained.merged_tokens,
   )
   sweep.write_into(workdir, result)
   resumption.finish()

@@ -19,6 +19,9 @@ RESULT = 'result.json'
 VARIANTS = 'sweep.json'
 
 
+Place = tuple[str, str, float]  # Axis, line, x.
+
+
 @dataclasses.dataclass(frozen=True)
 class Variant:
   """One row of a sweep.
@@ -27,13 +30,14 @@ class Variant:
     label: names its folder as well.
     changes: flat key to value, such as {'outer.lr': 0.7}.
     against: label of the variant that it is compared with, seed by seed.
-    at: (axis, line, x): where its difference stands in a chart of that axis.
+    at: (axis, line, x): where its difference stands in a chart of that axis,
+      of each chart that has it.
   """
 
   label: str
   changes: Mapping[str, object]
   against: str | None = None
-  at: tuple[str, str, float] | None = None
+  at: tuple[Place, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Result:
   goodput: float
   wall_s: float
   health: tuple[Mapping[str, float], ...] = ()  # By name.
+  merged_tokens: int | None = None  # That Θ has taken in; None in older ones.
 
 
 def variants(sweep: Callable) -> list[Variant]:
@@ -67,16 +72,16 @@ def variants(sweep: Callable) -> list[Variant]:
     label: str,
     changes: Mapping[str, object],
     against: str | None = None,
-    at: tuple[str, str, float] | None = None,
+    at: Place | Sequence[Place] = (),
   ):
     if label in found:
       raise ValueError(f'sweep: two variants are called {label!r}')
-    if at is not None and against is None:
+    if at and against is None:
       raise ValueError(
         f'sweep: {label!r} stands at {at} in a chart of differences, but is '
         'compared with none'
       )
-    found[label] = Variant(label, dict(changes), against, at)
+    found[label] = Variant(label, dict(changes), against, _places(at))
 
   sweep(add)
   for variant in found.values():
@@ -148,8 +153,13 @@ def read_variants(workdir: pathlib.Path) -> list[Variant] | None:
 
 
 def _variant(fields: dict) -> Variant:
-  at = fields.get('at')
-  return Variant(**fields | {'at': None if at is None else tuple(at)})
+  return Variant(**fields | {'at': _places(fields.get('at') or ())})
+
+
+def _places(at: Place | Sequence[Place]) -> tuple[Place, ...]:
+  """One place need not stand in a list."""
+  each = [at] if at and isinstance(at[0], str) else at
+  return tuple((axis, line, x) for axis, line, x in each)
 
 
 def write_into(run: pathlib.Path, result: Result):
@@ -178,6 +188,12 @@ class Comparison:
   spread: float
   difference: float | None
   half_width: float
+
+  @property
+  def merged_tokens(self) -> float | None:
+    """Mean over the seeds; None where a result is too old to say."""
+    merged = [result.merged_tokens for result in self.results]
+    return None if None in merged else statistics.fmean(merged)
 
 
 def compare(

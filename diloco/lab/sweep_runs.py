@@ -67,18 +67,21 @@ def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
   width = max((len(v.label) for v in rows), default=7)
   lines = [
     f'{"variant":{width}}  seeds    loss        ±  against it            '
-    'participation  goodput'
+    'participation  goodput  M tokens merged'
   ]
   for each in sweep.compare(found, rows):
     against = '-'
     if each.difference is not None:
       against = f'{100 * each.difference:+.2f} ± {100 * each.half_width:.2f} %'
     count = len(each.results)
+    merged = '-'
+    if each.merged_tokens is not None:
+      merged = f'{each.merged_tokens / 1e6:.2f}'
     lines.append(
       f'{each.variant.label:{width}}  {count:5}  {each.mean:.4f}  '
       f'{each.spread:7.4f}  {against:20}  '
       f'{sum(r.participation for r in each.results) / count:13.2f}  '
-      f'{sum(r.goodput for r in each.results) / count:7.2f}'
+      f'{sum(r.goodput for r in each.results) / count:7.2f}  {merged:>15}'
     )
   return '\n'.join(lines)
 

@@ -35,6 +35,7 @@ COLUMNS = (
   Column('goodput', 2),
   Column('rounds', 0),
   Column('M tokens', 3),
+  Column('of them merged', 3),
   Column('wall s', 0),
 )
 
@@ -88,7 +89,7 @@ def _table(
     tuple(map(_row, compared)),
     notes=(
       'Loss of the global model on held-out text at the end, nats per token, ± '
-      'the standard deviation over seeds, after the tokens of the column at '
+      'the standard deviation over seeds, after the tokens of a column at '
       'the right. Difference: mean of the paired '
       'differences, seed by seed, relative to the variant in the column '
       'before, ± half of its 95 % interval (Student).',
@@ -112,6 +113,7 @@ def _row(each: Comparison) -> tuple[Cell, ...]:
     statistics.fmean(r.goodput for r in results),
     statistics.fmean(r.rounds for r in results),
     statistics.fmean(r.curve[-1][1] for r in results if r.curve) / 1e6,
+    None if each.merged_tokens is None else each.merged_tokens / 1e6,
     statistics.fmean(r.wall_s for r in results),
   )
 

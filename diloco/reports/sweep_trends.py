@@ -20,40 +20,37 @@ def charts(
     label: of the sweep.
     suffix: of the charts' names, so that no two sweeps have the same.
   """
-  placed = [
-    each
-    for each in compared
-    if each.variant.at is not None and each.difference is not None
-  ]
-  for number, axis in enumerate(
-    dict.fromkeys(each.variant.at[0] for each in placed)
-  ):
-    here = [each for each in placed if each.variant.at[0] == axis]
-    xs = [each.variant.at[2] for each in here]
+  axes: dict[str, dict[str, list[tuple[float, Comparison]]]] = {}
+  for each in compared:
+    if each.difference is not None:
+      for axis, line, x in each.variant.at:
+        axes.setdefault(axis, {}).setdefault(line, []).append((x, each))
+  for number, (axis, lines) in enumerate(axes.items()):
+    xs = [x for points in lines.values() for x, _ in points]
     yield Chart(
       f'sweep-trend{suffix}-{number}',
       f'{label}: difference against {axis}',
       axis,
       'difference of the loss, % (paired by seed, 95 % interval)',
       tuple(
-        _line(name, group, [e for e in here if e.variant.at[1] == name])
-        for group, name in enumerate(
-          dict.fromkeys(each.variant.at[1] for each in here)
-        )
+        _line(name, group, points)
+        for group, (name, points) in enumerate(lines.items())
       ),
       log_x=min(xs) > 0 and max(xs) >= LOG_FROM * min(xs),
       notes=('Below zero is better. A point without a bar is of one seed.',),
     )
 
 
-def _line(name: str, group: int, here: Sequence[Comparison]) -> Line:
-  here = sorted(here, key=lambda each: each.variant.at[2])
-  half_widths = [100 * each.half_width for each in here]
+def _line(
+  name: str, group: int, points: Sequence[tuple[float, Comparison]]
+) -> Line:
+  points = sorted(points, key=lambda point: point[0])
+  half_widths = [100 * each.half_width for _, each in points]
   return Line(
     name,
     'simulated',
-    tuple(float(each.variant.at[2]) for each in here),
-    tuple(100 * each.difference for each in here),
+    tuple(float(x) for x, _ in points),
+    tuple(100 * each.difference for _, each in points),
     tuple(0.0 if math.isnan(half) else half for half in half_widths),
     group,
   )

@@ -79,3 +79,35 @@ def test_one_seed_has_no_interval():
 
 def test_a_variant_without_runs_is_left_out():
   assert sweep.compare({}, [Variant('base', {})]) == []
+
+
+def test_a_variant_may_stand_in_several_charts(tmp_path):
+  def make(add):
+    add('base', {})
+    add('one', {}, 'base', at=('M', 'H = 24', 2))
+    add('two', {}, 'base', at=[('M', 'H = 24', 4), ('steps', 'M = 4', 10.5)])
+
+  base, one, two = sweep.variants(make)
+  assert base.at == ()
+  assert one.at == (('M', 'H = 24', 2),)
+  assert two.at == (('M', 'H = 24', 4), ('steps', 'M = 4', 10.5))
+  sweep.write_variants(tmp_path, [base, one, two])
+  assert sweep.read_variants(tmp_path) == [base, one, two]
+
+
+@pytest.mark.parametrize('older', [None, ['M', 'H = 24', 2]])
+def test_a_variant_of_an_older_sweep_stands_in_one_chart_at_most(
+  tmp_path, older
+):
+  fields = {'label': 'a', 'changes': {}, 'against': None, 'at': older}
+  (tmp_path / sweep.VARIANTS).write_text(json.dumps([fields]))
+  [read] = sweep.read_variants(tmp_path)
+  assert read.at == (() if older is None else (('M', 'H = 24', 2),))
+
+
+def test_merged_tokens_are_unknown_where_a_result_is_older():
+  rows = [Variant('base', {})]
+  merged = dataclasses.replace(result(2.0), merged_tokens=200)
+  [known] = sweep.compare({'base': {0: merged, 1: merged}}, rows)
+  [unknown] = sweep.compare({'base': {0: merged, 1: result(2.0)}}, rows)
+  assert (known.merged_tokens, unknown.merged_tokens) == (200, None)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configurations of a sweep, and finished runs that have another."""
+
+import pytest
+
+from diloco.config_values import ConfigError
+from diloco.lab import sweep, sweep_configs
+from diloco.lab.sweep import Result, Variant
+from diloco.metrics import files
+from diloco.metrics.workdir import Workdir
+from experiments import common
+
+ROWS = [
+  Variant('base', {}),
+  Variant('other', {'outer.lr': 0.25, 'seed': 3, 'lab.system': 'alone'}),
+]
+
+
+def made(rows=ROWS):
+  return sweep_configs.make(common.base().to_dict(), rows)
+
+
+def finish(workdir, label, config):
+  run = sweep.folder(workdir, label, 0)
+  sweep.write_into(run, Result(1.0, 1.0, ((10, 100, 1.0),), 3, 1.0, 0.9, 2.0))
+  files.write_json(Workdir(run).config, config)
+
+
+def test_variants_change_keys_and_nothing_else():
+  base, other = made().values()
+  assert base.outer.lr == common.base().outer.lr
+  assert (other.outer.lr, other.seed, other.lab.system) == (0.25, 3, 'alone')
+  assert other.inner == base.inner
+
+
+def test_wrong_variants_are_named_all_at_once():
+  rows = [
+    Variant('a', {'outer.rl': 1.0}),
+    Variant('b', {'outer.lr': 'much'}),
+    Variant('c', {'protocol.learners': 0}),
+  ]
+  with pytest.raises(ConfigError) as refused:
+    made(rows)
+  problems = '\n'.join(refused.value.problems)
+  assert "'a': outer.rl" in problems
+  assert "'b': outer.lr" in problems
+  assert "'c': protocol: learners=0" in problems
+
+
+def test_a_finished_run_of_the_same_configuration_counts(tmp_path):
+  configs = made()
+  finish(tmp_path, 'other', configs['other'])
+  sweep_configs.check(configs, 1, tmp_path)
+
+
+def test_name_and_seed_do_not_make_it_another(tmp_path):
+  configs = made()
+  [older] = made([Variant('base', {'name': 'older', 'seed': 7})]).values()
+  finish(tmp_path, 'base', older)
+  sweep_configs.check(configs, 1, tmp_path)
+
+
+def test_a_finished_run_that_was_configured_otherwise_is_refused(tmp_path):
+  configs = made()
+  finish(tmp_path, 'other', configs['base'])
+  with pytest.raises(ConfigError) as refused:
+    sweep_configs.check(configs, 1, tmp_path)
+  [problem] = refused.value.problems
+  assert str(sweep.folder(tmp_path, 'other', 0)) in problem
+  assert 'outer.lr=0.6 there, 0.25 here' in problem
+  assert 'remove it, or use another --workdir' in problem
+
+
+def test_a_finished_run_without_its_configuration_is_refused(tmp_path):
+  configs = made()
+  finish(tmp_path, 'base', configs['base'])
+  Workdir(sweep.folder(tmp_path, 'base', 0)).config.unlink()
+  with pytest.raises(ConfigError, match=r'config\.json'):
+    sweep_configs.check(configs, 1, tmp_path)
