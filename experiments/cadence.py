@@ -17,18 +17,20 @@ def get_config(arg=None):
 
 
 def sweep(add):
-  study.add_references(add)
+  by_h = ('H, inner steps between two syncs', 'P = 8')
+  by_p = ('P, fragments', 'H = 24')
+  study.add_references(add, at=[(*by_h, 24), (*by_p, 8)])
   for every in (8, 48, 96):
     add(
       f'H = {every}',
       {'protocol.sync_every_steps': every},
       against=study.DATA_PARALLEL,
-      at=('H, inner steps between two syncs', 'P = 8', every),
+      at=(*by_h, every),
     )
   for fragments in (1, 2, 4, 24):
     add(
       f'P = {fragments}',
       {'protocol.fragments': fragments},
       against=study.DATA_PARALLEL,
-      at=('P, fragments', 'H = 24', fragments),
+      at=(*by_p, fragments),
     )

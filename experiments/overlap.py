@@ -2,7 +2,8 @@
 """How late may an update come, and how is it taken in?
 
 τ inner steps pass between the snapshot of a fragment and its update; these
-are kept (carry), lost (overwrite), or partly kept (mix).
+are kept (carry), lost (overwrite), or partly kept (mix). With τ = 0 everybody
+waits for the update; with K = 1 too, whoever is not in it has worked in vain.
 
 Command: python -m diloco.lab --config=experiments/overlap.py --sweep \\
   --workdir=runs/overlap
@@ -18,18 +19,27 @@ def get_config(arg=None):
 
 
 def sweep(add):
-  study.add_references(add)
-  for steps in (0, 2, 6, 12):
-    for blend in ('carry', 'overwrite') if steps else ('overwrite',):
+  axis = 'τ, inner steps'
+  study.add_references(add, at=(axis, 'carry', 1))
+  for steps in (2, 6, 12):
+    for blend in ('carry', 'overwrite'):
       add(
         f'τ = {steps}, {blend}',
         {'protocol.overlap_steps': steps, 'protocol.blend': blend},
         against=study.DATA_PARALLEL,
-        at=('τ, inner steps', blend, steps),
+        at=(axis, blend, steps),
       )
   mix = {'protocol.blend': 'mix', 'protocol.blend_alpha': 0.5}
   add(
     'τ = 6, mix',
     {'protocol.overlap_steps': 6} | mix,
     against=study.DATA_PARALLEL,
+  )
+  waiting = {'protocol.overlap_steps': 0, 'protocol.blend': 'overwrite'}
+  add('τ = 0, overwrite', waiting, against=study.DATA_PARALLEL)
+  add(
+    'τ = 0, overwrite, K = 4',
+    waiting | {'protocol.quorum': 0},
+    against=study.DATA_PARALLEL,
+    at=(axis, 'overwrite', 0),
   )

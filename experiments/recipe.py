@@ -27,7 +27,7 @@ DATA_PARALLEL = {
   'inner.final_fraction': 0.0,
 }
 LABEL = 'data-parallel'
-STEPS = 2000  # The library's default.
+STEPS = scales.SMALL_STEPS
 LEARNERS = (2, 4, 8)
 
 

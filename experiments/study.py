@@ -40,10 +40,10 @@ def config_of(name: str, arg: str | None) -> ml_collections.ConfigDict:
   return common.quicktest(config) if args.quicktest else config
 
 
-def add_references(add):
-  """Data-parallel, and the unchanged variant against it."""
+def add_references(add, at=()):
+  """Data-parallel; against it the unchanged variant, `at` these places."""
   add(DATA_PARALLEL, recipe.DATA_PARALLEL)
-  add(BASE, {}, against=DATA_PARALLEL)
+  add(BASE, {}, against=DATA_PARALLEL, at=at)
 
 
 def steps_of(number: int) -> dict[str, object]:
