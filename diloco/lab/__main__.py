@@ -56,7 +56,7 @@ def main(_) -> int:
       flags.exit_config(ConfigError([str(error)]))
     flags.load(
       build=lambda base: sweep_configs.check(
-        sweep_configs.make(base.to_dict(), rows), _SEEDS.value, workdir
+        sweep_configs.make(base.to_dict(), rows), rows, _SEEDS.value, workdir
       )
     )
     return sweep_runs.make(rows, _SEEDS.value, _JOBS.value, workdir)

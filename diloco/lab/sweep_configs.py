@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from diloco import config as configs
 from diloco import config_reading
@@ -40,12 +40,18 @@ def make(base: Mapping, rows: Sequence[Variant]) -> dict[str, RunConfig]:
 
 
 def check(
-  made: Mapping[str, RunConfig], seeds: int, workdir: pathlib.Path
+  made: Mapping[str, RunConfig],
+  rows: Sequence[Variant],
+  seeds: int,
+  workdir: pathlib.Path,
 ) -> None:
   """Refuses to take a finished run for one that is configured otherwise.
 
+  A run of before a key was there passes where its variant leaves that alone.
+
   Args:
     made: configurations by label.
+    rows: the variants.
     seeds: of each variant.
     workdir: of the sweep.
 
@@ -55,11 +61,11 @@ def check(
   problems = [
     f'{run}: was made otherwise ({differs}): remove it, or use another '
     '--workdir'
-    for label, config in made.items()
+    for variant in rows
     for seed in range(seeds)
-    if sweep.read(workdir, label, seed) is not None
-    for run in [sweep.folder(workdir, label, seed)]
-    if (differs := _difference(config, run))
+    if sweep.read(workdir, variant.label, seed) is not None
+    for run in [sweep.folder(workdir, variant.label, seed)]
+    if (differs := _difference(made[variant.label], variant.changes, run))
   ]
   if problems:
     raise ConfigError(problems)
@@ -77,20 +83,26 @@ def _changed(base: Mapping, changes: Mapping[str, object]) -> dict:
   return nested
 
 
-def _difference(config: RunConfig, run: pathlib.Path) -> str:
+def _difference(
+  config: RunConfig, changes: Mapping[str, object], run: pathlib.Path
+) -> str:
   """What differs from the configuration in the folder of a run; or ''."""
   path = Workdir(run).config
+  here = config_reading.flatten(_as_json(config))
   try:
-    other = configs.restore(json.loads(path.read_text()))
-  except (OSError, ValueError) as error:  # ConfigError is a ValueError.
+    there = config_reading.flatten(json.loads(path.read_text()))
+  except (OSError, ValueError, AttributeError) as error:
     return f'{path.name}: {error}'
-  return '; '.join(_differing_keys(config, other))
-
-
-def _differing_keys(here: RunConfig, there: RunConfig) -> Iterator[str]:
-  mine, theirs = (
-    config_reading.flatten(dataclasses.asdict(each)) for each in (here, there)
+  absent = here.keys() - there.keys() - changes.keys()
+  return '; '.join(
+    f'{key}={there.get(key)} there, {here.get(key)} here'
+    for key in sorted(here.keys() | there.keys())
+    if key not in absent
+    and key not in _OF_A_RUN
+    and here.get(key) != there.get(key)
   )
-  for key in sorted(mine):
-    if key not in _OF_A_RUN and mine[key] != theirs[key]:
-      yield f'{key}={theirs[key]} there, {mine[key]} here'
+
+
+def _as_json(config: RunConfig) -> dict:
+  """As it stands in a file: lists for tuples."""
+  return json.loads(json.dumps(dataclasses.asdict(config)))
