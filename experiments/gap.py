@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How does the gap to data-parallel move with horizon, H, batch and model size?
+"""How does the gap to data-parallel move with horizon, H and model size?
 
 The recipe's settings. By horizon with M = 2, 4 and 8, the rest with M = 4 and
-1,000 steps; every point has a data-parallel run of its own horizon, batch and
-size. `diloco.report` draws the differences as charts. At 2,000 steps the
+1,000 steps; every point has a data-parallel run of its own horizon and size.
+`diloco.report` draws the differences as charts. At 2,000 steps the
 variants are the recipe's, and in its folder those that it made are taken.
 
 Command: python -m diloco.lab --config=experiments/gap.py --sweep \
@@ -18,7 +18,6 @@ HORIZONS = (500, 1000, 2000, 4000)
 SHORT = 1000  # Steps, where it is not the horizon that varies.
 LEARNERS = 4  # Where it is not their number.
 EVERY = 'H, inner steps between two syncs'
-SEQUENCES = 'sequences per learner and step'
 PARAMETERS = 'parameters'
 LINE = f'M = {LEARNERS}, {SHORT} steps'
 
@@ -43,17 +42,16 @@ def sweep(add):
       at=(EVERY, LINE, every),
     )
 
-  def pair(what, changes, axis, x):
-    base = f'{unchanged}, {what}'
-    add(base, shorter | changes | recipe.DATA_PARALLEL)
-    add(f'{LINE}, {what}', shorter | changes, base, (axis, LINE, x))
-
-  for number in (4, 16):
-    what = f'{number} sequences per learner'
-    pair(what, {'data.batch': number}, SEQUENCES, number)
   for width, parameters in ((32, 47e3), (128, 410e3)):
-    changes = {'model.d_model': width, 'model.d_ff': 3 * width}
-    pair(f'width {width}', changes, PARAMETERS, parameters)
+    wide = shorter | {'model.d_model': width, 'model.d_ff': 3 * width}
+    base = f'{unchanged}, width {width}'
+    add(base, wide | recipe.DATA_PARALLEL)
+    add(
+      f'{LINE}, width {width}',
+      wide,
+      against=base,
+      at=(PARAMETERS, LINE, parameters),
+    )
 
 
 def _horizon(add, steps):
@@ -65,8 +63,7 @@ def _horizon(add, steps):
     if steps == recipe.STEPS:
       places.append(recipe.place(number))
     if (steps, number) == (SHORT, LEARNERS):  # On all the other charts too.
-      places += [(EVERY, LINE, 24), (SEQUENCES, LINE, 8)]
-      places.append((PARAMETERS, LINE, 131e3))
+      places += [(EVERY, LINE, 24), (PARAMETERS, LINE, 131e3)]
     add(
       _label(f'M = {number}', steps),
       _steps(steps) | recipe.learners(number),
