@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How does the gap to data-parallel move with horizon, H and model size?
 
-The recipe's settings. By horizon with M = 2, 4 and 8, the rest with M = 4 and
-1,000 steps; every point has a data-parallel run of its own horizon and size.
-`diloco.report` draws the differences as charts. At 2,000 steps the
-variants are the recipe's, and in its folder those that it made are taken.
+The recipe's settings. By horizon with M = 2, 4 and 8, the shortest with M = 4;
+by H and size with M = 4 and 1,000 steps. Every point has a data-parallel run of
+its own horizon and size. `diloco.report` draws the differences as charts. At
+2,000 steps the variants are the recipe's, and in its folder those that it made
+are taken.
 
 Command: python -m diloco.lab --config=experiments/gap.py --sweep \
   --workdir=runs/recipe
@@ -14,9 +15,10 @@ Variants: those of recipe.py.
 
 from experiments import recipe
 
-HORIZONS = (500, 1000, 2000, 4000)
 SHORT = 1000  # Steps, where it is not the horizon that varies.
 LEARNERS = 4  # Where it is not their number.
+# Steps, and numbers of learners.
+HORIZONS = {500: (4,), 1000: (4,), 2000: (2, 4, 8), 4000: (2, 4, 8)}
 EVERY = 'H, inner steps between two syncs'
 PARAMETERS = 'parameters'
 LINE = f'M = {LEARNERS}, {SHORT} steps'
@@ -29,8 +31,8 @@ def get_config(arg=None):
 
 
 def sweep(add):
-  for steps in HORIZONS:
-    _horizon(add, steps)
+  for steps, numbers in HORIZONS.items():
+    _horizon(add, steps, numbers)
 
   shorter = _steps(SHORT)
   unchanged = _label(recipe.LABEL, SHORT)
@@ -54,11 +56,11 @@ def sweep(add):
     )
 
 
-def _horizon(add, steps):
+def _horizon(add, steps, numbers):
   """So many steps by each number of learners."""
   base = _label(recipe.LABEL, steps)
   add(base, _steps(steps) | recipe.DATA_PARALLEL)
-  for number in recipe.LEARNERS:
+  for number in numbers:
     places = [('inner steps of the run', f'M = {number}', steps)]
     if steps == recipe.STEPS:
       places.append(recipe.place(number))
