@@ -43,31 +43,34 @@ _COMPILED = absl_flags.DEFINE_string(
 
 def main(_) -> int:
   workdir = pathlib.Path(_WORKDIR.value)
-  if _SWEEP.value:
-    from diloco.lab import sweep_configs, sweep_runs
+  try:
+    return (_sweep if _SWEEP.value else _run)(workdir)
+  except ConfigError as error:
+    flags.exit_config(error)
 
-    path = flags.config_file()
-    make = runpy.run_path(path).get('sweep')
-    if make is None:
-      flags.exit_config(ConfigError([f'--config={path}: has no sweep(add)']))
-    try:
-      rows = [v for v in sweep.variants(make) if _ONLY.value in v.label]
-    except ValueError as error:
-      flags.exit_config(ConfigError([str(error)]))
-    flags.load(
-      build=lambda base: sweep_configs.check(
-        sweep_configs.make(base.to_dict(), rows), rows, _SEEDS.value, workdir
-      )
-    )
-    return sweep_runs.make(rows, _SEEDS.value, _JOBS.value, workdir)
+
+def _run(workdir: pathlib.Path) -> int:
   config = flags.load()
   from diloco.lab import one_run
 
   compiled = pathlib.Path(_COMPILED.value or Workdir(workdir).compiled)
+  return one_run.make(config, workdir, compiled)
+
+
+def _sweep(workdir: pathlib.Path) -> int:
+  from diloco.lab import sweep_configs, sweep_runs
+
+  path = flags.config_file()
+  make = runpy.run_path(path).get('sweep')
+  if make is None:
+    raise ConfigError([f'--config={path}: has no sweep(add)'])
   try:
-    return one_run.make(config, workdir, compiled)
-  except ConfigError as error:
-    flags.exit_config(error)
+    rows = [v for v in sweep.variants(make) if _ONLY.value in v.label]
+  except ValueError as error:
+    raise ConfigError([str(error)]) from None
+  made = flags.load(build=lambda base: sweep_configs.make(dict(base), rows))
+  sweep_configs.check(made, rows, _SEEDS.value, workdir)
+  return sweep_runs.make(rows, _SEEDS.value, _JOBS.value, workdir)
 
 
 if __name__ == '__main__':

@@ -7,25 +7,57 @@ All share their compiled programs: of a run of 131 k parameters, 13 to 15 s of
 20 to 23 s of CPU that do not grow with its steps.
 """
 
+import contextlib
+import fcntl
 import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 
 from diloco import flags
+from diloco.config_values import ConfigError
 from diloco.lab import sweep
 from diloco.lab.sweep import Variant
 from diloco.metrics.workdir import Workdir
 
+LOCK = 'sweep.lock'
 ONE_THREAD = '--xla_cpu_multi_thread_eigen=false'
 
 
 def make(
   rows: Sequence[Variant], seeds: int, jobs: int, workdir: pathlib.Path
 ) -> int:
-  """Runs what is missing, then prints the table; 1 where a run failed."""
+  """Runs what is missing, then prints the table; 1 where a run failed.
+
+  Raises:
+    ConfigError: another sweep is making runs in the folder.
+  """
+  with _alone_in(workdir):
+    return _make(rows, seeds, jobs, workdir)
+
+
+@contextlib.contextmanager
+def _alone_in(workdir: pathlib.Path) -> Iterator[None]:
+  """Holds a lock, which the kernel takes back from whoever dies."""
+  workdir.mkdir(parents=True, exist_ok=True)
+  with (workdir / LOCK).open('a') as lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise ConfigError(
+        [
+          f'--workdir={workdir}: another sweep is making runs there; wait for '
+          'it, or use another folder'
+        ]
+      ) from None
+    yield
+
+
+def _make(
+  rows: Sequence[Variant], seeds: int, jobs: int, workdir: pathlib.Path
+) -> int:
   sweep.write_variants(workdir, rows)
   todo = [
     (variant, seed)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m diloco.lab` as users start it, with a sweep of their own."""
 
+import fcntl
 import pathlib
 import subprocess
 import sys
 
-from diloco.lab import sweep
+from diloco.lab import sweep, sweep_runs
 from diloco.reports import run_reading
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -67,6 +68,19 @@ def test_a_sweep_is_made_once(tmp_path):
   again = start(*argv)
   assert again.stdout == first.stdout
   assert '1/' not in again.stderr, 'made again'
+
+
+def test_two_sweeps_do_not_share_a_folder(tmp_path):
+  config = tmp_path / 'mine.py'
+  config.write_text(EXPERIMENT)
+  with (tmp_path / sweep_runs.LOCK).open('a') as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    refused = start(
+      f'--config={config}', f'--workdir={tmp_path}', '--sweep', '--seeds=1'
+    )
+  assert refused.returncode == 78
+  assert f'{tmp_path}: another sweep is making runs there' in refused.stderr
+  assert not sweep.folder(tmp_path, 'int8', 0).exists()
 
 
 def test_a_configuration_without_a_sweep_is_refused(tmp_path):
