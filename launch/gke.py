@@ -46,7 +46,7 @@ def manifests(
   shared = [_config_map(whole), _service(whole)]
   if not shared_claim:
     shared.append(_claim(whole, storage_gib, storage_class))
-  roles = (whole.syncer, *whole.learners)
+  roles = (whole.syncer, *whole.first_learners)
   return [*shared, *(job_set(whole, role, shared_claim) for role in roles)]
 
 

@@ -61,6 +61,7 @@ class Launch:
   name: str  # Of the run, as RFC 1123 has it; part of every name.
   syncer: Placed
   learners: tuple[Placed, ...]
+  at_first: int  # So many of them are started with the syncer.
   workdir: str  # On the machines that run it.
   port: int  # Of the syncer.
   restarts_max: int  # Of each role.
@@ -71,11 +72,16 @@ class Launch:
   python: str = 'python'  # There.
   image: str = ''  # Container; empty where the back end needs none.
   secret: str = ''  # Of TLS files and token; '{role}' is the role's name.
+  secret_files: tuple[str, ...] = ()  # Their names.
 
   @property
   def grace_s(self) -> int:
     """From SIGTERM to SIGKILL."""
     return self.notice_s + LEAVE_S
+
+  @property
+  def first_learners(self) -> tuple[Placed, ...]:
+    return self.learners[: self.at_first]
 
   def role_name(self, role: Placed) -> str:
     """'run-learner-0': unique in a namespace, a project, a queue."""
@@ -91,6 +97,7 @@ class Asked:
 
   workdir: str
   run_name: str = ''  # Default: the configuration's.
+  at_first: int | None = None  # Default: all learners.
   accelerator: str = CPU
   gpus_per_host: int = 0
   capacity: str = ON_DEMAND
@@ -105,6 +112,7 @@ class Asked:
   python: str = 'python'
   image: str = ''
   secret: str = ''
+  secret_files: tuple[str, ...] = ()
   knows_peers: bool = False  # TLS or a token.
   insecure: bool = False
   transfer_fenced: bool = False
@@ -132,11 +140,12 @@ def launch(
     ConfigError: it could not run like that; all problems at once.
   """
   name = asked.run_name or config.name
+  learners_max = config.protocol.learners
   chosen = accelerator(asked.accelerator, asked.gpus_per_host)
   check_one_host(chosen)
   if problems := [
     *_wrong_name(name),
-    *_wrong_numbers(asked),
+    *_wrong_numbers(asked, learners_max),
     *_wrong_capacity(asked),
     *_wrong_access(config, asked),
   ]:
@@ -153,6 +162,7 @@ def launch(
     name=name,
     syncer=syncer,
     learners=(),
+    at_first=learners_max if asked.at_first is None else asked.at_first,
     workdir=asked.workdir,
     port=asked.port,
     restarts_max=asked.restarts_max,
@@ -165,6 +175,7 @@ def launch(
     python=asked.python,
     image=asked.image,
     secret=asked.secret,
+    secret_files=asked.secret_files,
   )
   place = Resources(
     chosen,
@@ -182,7 +193,7 @@ def launch(
       place,
       i,
     )
-    for i in range(config.protocol.learners)
+    for i in range(learners_max)
   )
   return dataclasses.replace(parts, learners=learners)
 
@@ -211,7 +222,7 @@ def _wrong_name(name: str):
     )
 
 
-def _wrong_numbers(asked: Asked):
+def _wrong_numbers(asked: Asked, learners_max: int):
   if not asked.workdir.startswith('/'):
     yield f'--workdir={asked.workdir}: must be absolute, on other machines'
   if not 0 < asked.port < 65536:
@@ -219,6 +230,11 @@ def _wrong_numbers(asked: Asked):
   for name in ('restarts_max', 'syncer_cpus', 'syncer_memory_gib'):
     if getattr(asked, name) < 0:
       yield f'--{name}={getattr(asked, name)}: must not be negative'
+  if asked.at_first is not None and not 0 < asked.at_first <= learners_max:
+    yield (
+      f'--learners_at_first={asked.at_first}: must be in 1 … {learners_max} '
+      '(config.protocol.learners)'
+    )
   if asked.notice_s < 1:
     yield f'--notice_s={asked.notice_s}: must be a second at least'
 

@@ -34,7 +34,7 @@ class Submission:
 
 
 def submissions(whole: Launch, given: Sequence[str]) -> list[Submission]:
-  """The syncer's job and the array of all learners.
+  """The syncer's job and the array of the learners that start with it.
 
   Args:
     whole: the run.
@@ -42,7 +42,7 @@ def submissions(whole: Launch, given: Sequence[str]) -> list[Submission]:
   """
   return [
     syncer_submission(whole, given),
-    learners_submission(whole, whole.learners, given),
+    learners_submission(whole, whole.first_learners, given),
   ]
 
 
