@@ -22,7 +22,7 @@ while [[ $1 == --* ]]; do shift; done
 exec "$@"
 """
 # Stands for Python: writes what it got, then does as it is told.
-PYTHON = f"""#!{sys.executable}
+PYTHON = f"""#!{sys.executable} -IS
 import json, os, pathlib, signal, sys, time
 folder = pathlib.Path(os.environ['FAKES'])
 (folder / 'argv.json').write_text(json.dumps(sys.argv[1:]))
