@@ -110,11 +110,11 @@ class QueuedResources:
       recreation.create_syncer(whole, self.cloud, self._run)
     watched = self._recreation(whole)
     watched.want([each.learner for each in whole.first_learners], self.now_s())
-    return self._stay(whole, watched)
+    return self._stay(watched)
 
   def watch(self, whole: Launch) -> int:
     """The same for a run that somebody else has started."""
-    return self._stay(whole, self._recreation(whole))
+    return self._stay(self._recreation(whole))
 
   def add(self, whole: Launch, learner: int) -> int:
     syncer = self._known_syncer(whole)
@@ -126,11 +126,11 @@ class QueuedResources:
     self._run(queued.delete_learner(whole, learner, self.cloud))
     return 0
 
-  def _stay(self, whole: Launch, watched: Recreation) -> int:
+  def _stay(self, watched: Recreation) -> int:
     """Until the syncer has ended for good; 0 where that was a success."""
     while True:
       watched.step(self.now_s())
-      code = queued.syncer_exit(whole, self.cloud, self._run)
+      code = watched.syncer_exit()
       if code is not None:
         break
       self.sleep(recreation.LOOK_EVERY_S)

@@ -21,7 +21,7 @@ CONFIG_FOLDER = '/etc/diloco/config'
 SECRET_FOLDER = '/etc/diloco/secret'
 READABLE_BY_GROUP = 0o440  # Keys that everybody can read are refused.
 OWN_ADDRESS = '$(DILOCO_HOST)'  # Kubernetes fills it in.
-# A failure domain of GKE is a node pool: a slice fills one alone.
+# A node pool of TPU hosts that belong together is one slice, for one learner.
 EXCLUSIVE = 'alpha.jobset.sigs.k8s.io/exclusive-topology'
 POOL = 'cloud.google.com/gke-nodepool'
 SPOT_NODES = 'cloud.google.com/gke-spot'
@@ -54,7 +54,7 @@ def job_set(whole: Launch, role: Placed, shared_claim: str = '') -> dict:
   """The JobSet of one role."""
   hosts = role.resources.accelerator.hosts
   metadata = {'name': whole.role_name(role), 'labels': _labels(whole, role)}
-  if role.resources.accelerator.is_tpu:
+  if hosts > 1:  # Slices of one host share a pool, which is many of them.
     metadata['annotations'] = {EXCLUSIVE: POOL}
   job = {
     'parallelism': hosts,

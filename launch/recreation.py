@@ -23,8 +23,12 @@ BACKOFF_MIN_S = 60.0
 BACKOFF_MAX_S = 1800.0
 
 GONE = ('SUSPENDED', 'FAILED')  # Deleted, and asked for again.
-# Of gRPC, and their numbers in HTTP: they pass.
-PASSING = re.compile(r'\b(RESOURCE_EXHAUSTED|UNAVAILABLE|429|503)\b')
+# Of gRPC and HTTP, and of a network that is away: they pass.
+PASSING = re.compile(
+  r'\b(RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|INTERNAL|ABORTED'
+  r'|429|50[0234]|[Cc]onnection|timed out)\b'
+)
+EXISTS = 'ALREADY_EXISTS'  # Somebody was quicker.
 
 
 @dataclasses.dataclass
@@ -88,6 +92,14 @@ class Recreation:
       if learner not in held and now_s >= wanted.due_s:
         self._ask(learner, wanted, now_s)
 
+  def syncer_exit(self) -> int | None:
+    """Exit code with which the syncer has ended for good; None: it has not."""
+    try:
+      return queued.syncer_exit(self._whole, self._cloud, self._run)
+    except CommandFailed as error:
+      self._unless_passing(error)
+      return None
+
   def remove_all(self) -> None:
     """Gives back all slices and wants none."""
     self._wanted.clear()
@@ -125,6 +137,9 @@ class Recreation:
         self._run,
       )
     except CommandFailed as error:
+      if EXISTS in error.stderr:
+        del self._wanted[learner]
+        return
       self._unless_passing(error)
       wanted.due_s = now_s + self._failed(learner)
       self._say(f'learner-{learner}: again in {wanted.due_s - now_s:.0f} s')

@@ -78,7 +78,7 @@ printf %s {shlex.quote(whole.config_text)} \\
   >"$folder"/config/{shlex.quote(whole.config_name)}
 {_secrets(whole, role)}{_login(whole.image)}\
 host=$(metadata {METADATA}/network-interfaces/0/ip)
-for ((restarts = 0; ; restarts++)); do
+{_doors(role)}for ((restarts = 0; ; restarts++)); do
   docker rm --force diloco >/dev/null 2>&1
   {_container(whole, role, syncer)}
   code=$?
@@ -118,6 +118,13 @@ def _login(image: str) -> str:
     f'access_token | docker login --username oauth2accesstoken '
     f'--password-stdin https://{registry}\n'
   )
+
+
+def _doors(role: Placed) -> str:
+  """The syncer's system lets only ssh in, whatever the network allows."""
+  if role.kind != SYNCER:
+    return ''
+  return 'iptables --wait --insert INPUT --protocol tcp --jump ACCEPT\n'
 
 
 def _container(whole: Launch, role: Placed, syncer: str) -> str:

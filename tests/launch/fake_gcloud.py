@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands for gcloud: keeps machines and slices in a folder, as JSON.
 
-`state.json` there: 'instances' and 'slices' by name, and 'refusals', what the
-next creations of slices fail with. Every call is a line of `calls.jsonl`.
+`state.json` there: 'instances' and 'slices' by name; 'refusals', what the next
+creations of slices fail with; 'outages', the same of any call. Every call is a
+line of `calls.jsonl`.
 """
 
 import json
@@ -24,6 +25,8 @@ def main(argv):
   )
   if words[0] == 'alpha':
     words = words[1:]
+  if state['outages']:
+    refuse(state, 'outages')
   if words[:2] == ['compute', 'instances']:
     instance(state['instances'], *words[2:4], flags)
   else:
@@ -34,6 +37,12 @@ def main(argv):
 
 def fail(text):
   sys.exit(f'ERROR: (gcloud) {text}')
+
+
+def refuse(state, why):
+  reason = state[why].pop(0)
+  STATE.write_text(json.dumps(state))
+  fail(reason)
 
 
 def instance(instances, verb, name, flags):
@@ -56,9 +65,7 @@ def slices(state, verb, name=None, flags=None):
     print(json.dumps([described(name, held[name]) for name in held]))
   elif verb == 'create':
     if state['refusals']:
-      reason = state['refusals'].pop(0)
-      STATE.write_text(json.dumps(state))
-      fail(reason)
+      refuse(state, 'refusals')
     if name in held:
       fail(f'ALREADY_EXISTS: {name}')
     held[name] = {

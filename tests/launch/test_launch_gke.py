@@ -150,6 +150,13 @@ def test_one_learner_is_one_jobset_of_its_hosts():
   assert job['backoffLimit'] == 0
 
 
+@pytest.mark.parametrize('accelerator, alone', [('v5p-8', 0), ('v5p-16', 1)])
+def test_only_a_slice_of_many_hosts_has_a_node_pool_alone(accelerator, alone):
+  found = _all(on(_launch(accelerator='v5p-8'), accelerator))
+  annotations = found['JobSet/first-learner-0']['metadata'].get('annotations')
+  assert bool(annotations) == bool(alone)
+
+
 def test_the_secret_is_each_role_s_own():
   found = _all(_launch(secret='tls-{role}'))
   for role in ('syncer', 'learner-0', 'learner-1'):

@@ -36,7 +36,7 @@ class World:
     self.said: list[str] = []
     self.now_s = 0.0
     self.turns = []
-    self._write({'instances': {}, 'slices': {}, 'refusals': []})
+    self._write({'instances': {}, 'slices': {}, 'refusals': [], 'outages': []})
 
   @property
   def engine(self) -> QueuedResources:
@@ -165,6 +165,22 @@ def test_it_does_not_wait_for_what_will_never_be(world):
   world.change(lambda state: state['refusals'].append('PERMISSION_DENIED: no'))
   with pytest.raises(CommandFailed, match='PERMISSION_DENIED: no'):
     world.engine.start(_launch())
+
+
+def test_what_passes_does_not_end_the_watch(world):
+  def fails(state):
+    state['outages'] = ['UNAVAILABLE: 503 Service Unavailable'] * 2
+
+  world.turns = [fails, _nothing, _run_ends()]
+  assert world.engine.start(_launch()) == 0
+  assert sum('Service Unavailable' in line for line in world.said) == 2
+
+
+def test_one_that_somebody_else_has_made_meanwhile(world):
+  world.change(lambda state: state['refusals'].append('ALREADY_EXISTS: it'))
+  world.turns = [_nothing, _run_ends()]
+  assert world.engine.start(_launch(learners=1)) == 0
+  assert len(world.calls('create')) == 2
 
 
 def test_one_that_never_comes_up_is_not_asked_for_at_once(world):
@@ -309,6 +325,7 @@ def machine(tmp_path):
   for name, text in (
     ('curl', CURL),
     ('docker', DOCKER),
+    ('iptables', '#!/bin/sh\n'),
     ('sleep', '#!/bin/sh\n'),
   ):
     (tmp_path / name).write_text(text)
