@@ -60,7 +60,7 @@ class Launch:
 
   name: str  # Of the run, as RFC 1123 has it; part of every name.
   syncer: Placed
-  learners: tuple[Placed, ...]
+  learners: tuple[Placed, ...]  # All that may ever join, by id.
   at_first: int  # So many of them are started with the syncer.
   workdir: str  # On the machines that run it.
   port: int  # Of the syncer.
@@ -97,7 +97,7 @@ class Asked:
 
   workdir: str
   run_name: str = ''  # Default: the configuration's.
-  at_first: int | None = None  # Default: all learners.
+  at_first: int | None = None  # Default: config.protocol.learners.
   accelerator: str = CPU
   gpus_per_host: int = 0
   capacity: str = ON_DEMAND
@@ -126,7 +126,7 @@ def launch(
   access_arguments: Sequence[str],
   asked: Asked,
 ) -> Launch:
-  """One syncer and M learners, of one host each.
+  """One syncer and its learners, of one host each.
 
   Args:
     config: the run.
@@ -140,13 +140,14 @@ def launch(
     ConfigError: it could not run like that; all problems at once.
   """
   name = asked.run_name or config.name
-  learners_max = config.protocol.learners
+  learners_max = config.data.shards  # Each has a shard of its own.
   chosen = accelerator(asked.accelerator, asked.gpus_per_host)
   check_one_host(chosen)
   if problems := [
     *_wrong_name(name),
     *_wrong_numbers(asked, learners_max),
     *_wrong_capacity(asked),
+    *_wrong_mesh(config, chosen),
     *_wrong_access(config, asked),
   ]:
     raise ConfigError(problems)
@@ -162,7 +163,9 @@ def launch(
     name=name,
     syncer=syncer,
     learners=(),
-    at_first=learners_max if asked.at_first is None else asked.at_first,
+    at_first=(
+      config.protocol.learners if asked.at_first is None else asked.at_first
+    ),
     workdir=asked.workdir,
     port=asked.port,
     restarts_max=asked.restarts_max,
@@ -208,7 +211,7 @@ def only(whole: Launch, learner: int) -> Placed:
     raise ConfigError(
       [
         f'--learner={learner}: the run has learners 0 to '
-        f'{len(whole.learners) - 1} (config.protocol.learners)'
+        f'{len(whole.learners) - 1} (config.data.shards)'
       ]
     )
   return whole.learners[learner]
@@ -233,7 +236,7 @@ def _wrong_numbers(asked: Asked, learners_max: int):
   if asked.at_first is not None and not 0 < asked.at_first <= learners_max:
     yield (
       f'--learners_at_first={asked.at_first}: must be in 1 … {learners_max} '
-      '(config.protocol.learners)'
+      '(config.data.shards)'
     )
   if asked.notice_s < 1:
     yield f'--notice_s={asked.notice_s}: must be a second at least'
@@ -244,6 +247,17 @@ def _wrong_capacity(asked: Asked):
     yield (
       f'--capacity={asked.capacity}, --reservation={asked.reservation}: a '
       'reservation needs its name, and the others have none'
+    )
+
+
+def _wrong_mesh(config: RunConfig, chosen: Accelerator):
+  """JAX has one device for a chip, and one for all CPU cores."""
+  devices = chosen.hosts * max(chosen.chips_per_host, 1)
+  if config.mesh.devices != devices:
+    yield (
+      f'--accelerator={chosen.name}: a learner has {devices} devices there, '
+      f'and config.mesh asks for {config.mesh.devices}; such as '
+      f'--config.mesh.fsdp={devices}'
     )
 
 

@@ -63,7 +63,9 @@ def define_flags() -> None:
   absl_flags.DEFINE_bool('dry_run', False, 'Prints what it would do.')
   absl_flags.DEFINE_integer('learner', None, 'Who is added or removed.')
   absl_flags.DEFINE_integer(
-    'learners_at_first', None, 'Others wait for add-learner; default: all.'
+    'learners_at_first',
+    None,
+    "Others wait for add-learner; default: the config's.",
   )
   absl_flags.DEFINE_enum(
     'capacity', ON_DEMAND, CAPACITIES, 'What the learners run on.'

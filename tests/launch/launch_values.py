@@ -30,6 +30,7 @@ def a_launch(*arguments, learners=2, **changes) -> Launch:
   given.faults = ()
   given.run.compilation_cache = False
   given.transport.data_plane = 'grpc'
+  given.mesh.fsdp = _devices(**changes)
   return launch(
     configs.build(given),
     ['--config=experiments/quickstart.py', *arguments],
@@ -38,6 +39,12 @@ def a_launch(*arguments, learners=2, **changes) -> Launch:
     ['--token_file=/etc/diloco/secret/token'],
     asked(**changes),
   )
+
+
+def _devices(accelerator='cpu', gpus_per_host=0, **_) -> int:
+  if accelerator in TPUS:
+    return TPUS[accelerator].chips_per_host
+  return gpus_per_host or 1
 
 
 def on(whole: Launch, accelerator: str) -> Launch:

@@ -259,7 +259,7 @@ def test_nothing_is_added_to_a_run_that_is_not_there(world):
 
 
 def test_a_neighbour_with_a_similar_name_is_left_alone():
-  names = ('first-learner-0', 'second-first-learner-0', 'first-learner-10')
+  names = ('first-learner-0', 'second-first-learner-0', 'first-learner-16')
   listed = json.dumps(
     [{'name': f'p/{name}', 'state': {'state': 'ACTIVE'}} for name in names]
   )

@@ -64,13 +64,14 @@ def test_a_name_that_kubernetes_would_refuse(name):
   'changes, words',
   [
     ({'knows_peers': False}, 'nobody asks who they are'),
+    ({'accelerator': 'cpu', 'gpus_per_host': 4}, 'config.mesh asks for 4'),
     ({'workdir': 'runs/first'}, 'must be absolute'),
     ({'capacity': 'reservation'}, 'a reservation needs its name'),
     ({'reservation': 'ours'}, 'a reservation needs its name'),
     ({'port': 0}, '--port=0: must be in 1 … 65535'),
     ({'notice_s': 0}, '--notice_s=0'),
     ({'restarts_max': -1}, '--restarts_max=-1'),
-    ({'at_first': 3}, '--learners_at_first=3: must be in 1 … 2'),
+    ({'at_first': 17}, '--learners_at_first=17: must be in 1 … 16'),
   ],
 )
 def test_refused(changes, words):
@@ -92,7 +93,7 @@ def test_who_is_in_it():
   assert only(whole, 2).name == 'learner-2'
 
 
-@pytest.mark.parametrize('learner', [-1, 2])
+@pytest.mark.parametrize('learner', [-1, 16])
 def test_nobody_else_is(learner):
-  with pytest.raises(ConfigError, match='has learners 0 to 1'):
+  with pytest.raises(ConfigError, match='has learners 0 to 15'):
     only(a_launch(), learner)
