@@ -24,5 +24,10 @@ _Dumper.add_representer(str, _text)
 def as_yaml(manifests: Sequence[dict]) -> str:
   """One document for each, in their order."""
   return yaml.dump_all(
-    manifests, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=1000
+    manifests,
+    Dumper=_Dumper,
+    sort_keys=False,
+    explicit_start=True,
+    allow_unicode=True,
+    width=1000,
   )
