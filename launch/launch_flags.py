@@ -3,6 +3,7 @@
 
 import pathlib
 import sys
+from collections.abc import Iterator
 
 from absl import flags as absl_flags
 
@@ -20,6 +21,7 @@ SLURM = 'slurm'
 QUEUED_RESOURCES = 'queued_resources'
 ENGINES = (LOCAL, QUEUED_RESOURCES, GKE, SLURM)
 IN_CONTAINERS = (GKE, QUEUED_RESOURCES)
+REMOTE = (*IN_CONTAINERS, SLURM)
 
 # Name: default, help. The fields of `Asked` of the same names.
 TEXTS = {
@@ -43,18 +45,34 @@ INTEGERS = {
   'restarts_max': (1000, 'Of each role.'),
   'notice_s': (25, 'From SIGTERM, within which a learner leaves.'),
 }
-# Of one engine alone; given to another, they are refused.
+# Of one engine alone.
 OWN_TEXTS = {
   'namespace': (GKE, 'default', 'Of all objects.'),
   'storage_class': (GKE, '', "Of the syncer's volume; default: the cluster's."),
-  'shared_claim': (
-    GKE, '', 'Volume claim for many writers, as workdir of all roles.',
-  ),
+  'shared_claim': (GKE, '', 'Claim for many writers, as workdir of all roles.'),
   'project': (QUEUED_RESOURCES, '', 'Of all machines.'),
   'zone': (QUEUED_RESOURCES, '', 'Of all machines.'),
   'service_account': (QUEUED_RESOURCES, '', 'Of all machines.'),
   'subnetwork': (QUEUED_RESOURCES, '', 'Of all machines.'),
-}  # fmt: skip
+}
+# Given to another engine, a flag is refused: it would be ignored.
+ENGINES_OF = {
+  **dict.fromkeys((*TEXTS, *INTEGERS, 'learners_at_first'), REMOTE),
+  **{name: (engine,) for name, (engine, _, _) in OWN_TEXTS.items()},
+  **dict.fromkeys(('image', 'secret', 'storage_gib'), IN_CONTAINERS),
+  **dict.fromkeys(('capacity', 'reservation'), IN_CONTAINERS),
+  **dict.fromkeys(('learner_cpus', 'learner_memory_gib'), (GKE, SLURM)),
+  'gpus_per_host': (GKE, SLURM),
+  'internal_ips': (QUEUED_RESOURCES,),
+  'sbatch': (SLURM,),
+  'overwrite': (LOCAL,),
+}
+NEEDED_BY = {
+  'workdir': REMOTE,
+  'image': IN_CONTAINERS,
+  'project': (QUEUED_RESOURCES,),
+  'zone': (QUEUED_RESOURCES,),
+}
 
 
 def define_flags() -> None:
@@ -94,7 +112,7 @@ def read_launch(config: RunConfig) -> Launch:
     ConfigError: it can not be.
   """
   given = absl_flags.FLAGS
-  if problems := [*_wrong_engine(given), *_wrong_files(given)]:
+  if problems := [*wrong_for_engine(), *_wrong_files(given)]:
     raise ConfigError(problems)
   path = pathlib.Path(flags.config_file())
   arguments = flags.arguments()
@@ -137,41 +155,27 @@ def read_cloud() -> Cloud:
   )
 
 
-def _wrong_engine(given):
+def wrong_for_engine() -> Iterator[str]:
   """Flags that are missing, or that the engine would ignore."""
-  if not given.workdir:
-    yield '--workdir: is missing, such as /workdir'
-  if given.overwrite:
-    yield '--overwrite: is for --to=local only'
-  needed = {
-    GKE: ('image',),
-    QUEUED_RESOURCES: ('image', 'project', 'zone'),
-    SLURM: (),
-  }
-  for name in needed[given.to]:
-    if not getattr(given, name):
+  given = absl_flags.FLAGS
+  for name, engines in ENGINES_OF.items():
+    if given[name].present and given.to not in engines:
+      yield f'--{name}: is for --to={" and --to=".join(engines)} only'
+  for name, engines in NEEDED_BY.items():
+    if given.to in engines and not getattr(given, name):
       yield f'--{name}: is missing, --to={given.to} needs it'
-  for name, (engine, default, _) in OWN_TEXTS.items():
-    if given.to != engine and getattr(given, name) != default:
-      yield f'--{name}: is for --to={engine} only'
-  if given.to != SLURM and given.sbatch:
-    yield '--sbatch: is for --to=slurm only'
-  if given.to != QUEUED_RESOURCES and given.internal_ips:
-    yield '--internal_ips: is for --to=queued_resources only'
-  if given.to not in IN_CONTAINERS:
-    for name in ('image', 'secret'):
-      if getattr(given, name):
-        yield f'--{name}: is not for --to={given.to}'
   is_tpu = given.accelerator not in (CPU, GPU)
   if given.to == SLURM and is_tpu:
     yield f'--accelerator={given.accelerator}: --to=slurm takes cpu and gpu'
-  if given.to == SLURM and given.capacity != ON_DEMAND:
-    yield f'--capacity={given.capacity}: is what a partition is, see --sbatch'
   if given.to == QUEUED_RESOURCES and not is_tpu:
     yield (
       f'--accelerator={given.accelerator}: --to={given.to} takes TPUs, such '
       'as v5litepod-8'
     )
+  if given.shared_claim and (
+    given.storage_class or given['storage_gib'].present
+  ):
+    yield '--shared_claim: is there already, it has its size and class'
 
 
 def _wrong_files(given):

@@ -38,6 +38,8 @@ def main(argv) -> int:
       return perform(command, config, say)
     if command != START:
       raise ConfigError([f'{command}: is not for --to=local'])
+    if problems := [*launch_flags.wrong_for_engine()]:
+      raise ConfigError(problems)
   except ConfigError as error:
     flags.exit_config(error)
   except commands.CommandFailed as error:

@@ -127,8 +127,14 @@ def test_what_gke_prints_is_what_kubectl_reads():
   'arguments, words',
   [
     (['--to=gke', '--workdir=/w'], '--image: is missing'),
-    (['--to=slurm', *FLAGS['gke']], '--image: is not for --to=slurm'),
+    (
+      ['--to=queued_resources', *FLAGS['queued_resources'], '--learner_cpus=4'],
+      '--learner_cpus: is for --to=gke and --to=slurm only',
+    ),
+    (['--to=slurm', *FLAGS['gke']], '--image: is for --to=gke'),
     (['--to=mars'], 'mars'),
+    (['--to=local'], '--workdir: is missing'),
+    (['--to=local', '--port=1'], '--port: is for --to=gke'),
     (
       ['--to=gke', *FLAGS['gke'], '--config.mesh.fsdp=4'],
       'a learner has 8 devices there, and config.mesh asks for 4',
