@@ -14,6 +14,8 @@ from launch.manifest_text import as_yaml
 from launch.queued_resources import Cloud
 from launch.recreation import Recreation
 
+SYNCER_JOB = 'SYNCER_JOB'  # Known once it is submitted.
+
 Act = Callable[[Sequence[str], str], str]  # argv, standard input -> output.
 Say = Callable[[str], None]
 
@@ -65,8 +67,13 @@ class Slurm:
     if self.makes_folders:  # Slurm opens the logs before any script runs.
       logs = pathlib.Path(whole.workdir) / 'logs'
       logs.mkdir(parents=True, exist_ok=True)
-    for each in slurm.submissions(whole, self.given):
-      self.act(each.argv, each.script)
+    syncer = slurm.syncer_submission(whole, self.given)
+    # 'JOB' or 'JOB;CLUSTER'; nothing where this is a rehearsal.
+    job = self.act(syncer.argv, syncer.script).strip().partition(';')[0]
+    # No learner's machines stand idle before there is a syncer.
+    given = (f'--dependency=after:{job or SYNCER_JOB}', *self.given)
+    learners = slurm.learners_submission(whole, whole.first_learners, given)
+    self.act(learners.argv, learners.script)
     return 0
 
   def add(self, whole: Launch, learner: int) -> int:

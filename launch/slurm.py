@@ -33,21 +33,13 @@ class Submission:
   script: str
 
 
-def submissions(whole: Launch, given: Sequence[str]) -> list[Submission]:
-  """The syncer's job and the array of the learners that start with it.
+def syncer_submission(whole: Launch, given: Sequence[str]) -> Submission:
+  """The job of the syncer; two of one run never run at once.
 
   Args:
     whole: the run.
     given: options for sbatch, such as '--partition=a100'; they win.
   """
-  return [
-    syncer_submission(whole, given),
-    learners_submission(whole, whole.first_learners, given),
-  ]
-
-
-def syncer_submission(whole: Launch, given: Sequence[str]) -> Submission:
-  """The job of the syncer; two of one run never run at once."""
   name = whole.role_name(whole.syncer)
   address = shlex.quote(f'{whole.workdir}/{ADDRESS}')
   before = f"""\

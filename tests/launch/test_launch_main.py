@@ -65,13 +65,16 @@ SHOWN = {
   'local': '# learner-3',
   'gke': '  name: quickstart-learner-3',
   'queued_resources': 'gcloud compute tpus queued-resources list',
-  'slurm': '--array=0,1,2,3 --partition=a100',
+  'slurm': '--array=0,1,2,3 --dependency=after:SYNCER_JOB --partition=a100',
 }
 WHERE = list(FLAGS)
 STAND_IN = """#!/bin/bash
 echo "$(basename "$0") $*" >>"$FAKES/called"
 cat >"$FAKES/input"
-[[ $(basename "$0") != squeue ]] || cat "$FAKES/queue"
+case $(basename "$0") in
+  squeue) cat "$FAKES/queue" ;;
+  sbatch) echo '4711;cluster' ;;
+esac
 if [[ -e $FAKES/refusal ]]; then cat "$FAKES/refusal" >&2; exit 3; fi
 """
 
@@ -199,7 +202,7 @@ def test_slurm_starts_the_syncer_and_the_first_learners(programs, tmp_path):
   called = (programs / 'called').read_text().splitlines()
   jobs = [line for line in called if line.startswith('sbatch')]
   assert '--job-name=first-syncer' in jobs[0]
-  assert '--array=0,1 --partition=a' in jobs[1]
+  assert '--array=0,1 --dependency=after:4711 --partition=a' in jobs[1]
   assert (tmp_path / 'run' / 'logs').is_dir()
 
 

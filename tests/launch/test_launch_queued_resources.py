@@ -345,7 +345,7 @@ def machine(tmp_path):
       },
       text=True,
       check=True,
-      timeout=30,
+      timeout=120,
     )
     lines = (tmp_path / 'docker.jsonl').read_text().splitlines()
     return [call for call in map(json.loads, lines) if call[0] == 'run']

@@ -32,7 +32,7 @@ def leave(number, frame):
 signal.signal(signal.SIGTERM, leave)
 (folder / 'started').touch()
 if os.environ['CODE'] == 'wait':
-  time.sleep(60)
+  time.sleep(600)
 sys.exit(int(os.environ['CODE']))
 """
 SCONTROL = """#!/bin/bash
@@ -71,6 +71,13 @@ def _learner(folder, *arguments, **changes) -> str:
   return slurm.learners_submission(whole, whole.learners, ()).script
 
 
+def _both(whole, given=()) -> tuple[slurm.Submission, slurm.Submission]:
+  return (
+    slurm.syncer_submission(whole, given),
+    slurm.learners_submission(whole, whole.first_learners, given),
+  )
+
+
 def _run(script: str, environment: dict, code: int | str):
   return subprocess.run(
     ['bash'],
@@ -78,7 +85,7 @@ def _run(script: str, environment: dict, code: int | str):
     env={**environment, 'CODE': str(code)},
     capture_output=True,
     text=True,
-    timeout=30,
+    timeout=120,
   )
 
 
@@ -89,7 +96,7 @@ def _requeues(folder) -> list[str]:
 
 def test_what_is_submitted(request):
   rewrite = request.config.getoption('--rewrite')
-  parts = slurm.submissions(
+  parts = _both(
     a_launch(accelerator='gpu', gpus_per_host=8), ['--partition=a100']
   )
   assert [each.name for each in parts] == ['first-syncer', 'first-learner']
@@ -101,7 +108,7 @@ def test_what_is_submitted(request):
 @pytest.mark.parametrize('which', [0, 1])
 def test_bash_reads_it(which):
   whole = a_launch(f'--config.data.path={AWKWARD}')
-  script = slurm.submissions(whole, ())[which].script
+  script = _both(whole)[which].script
   subprocess.run(['bash', '-n'], input=script, text=True, check=True)
 
 
@@ -173,7 +180,7 @@ def test_a_signal_reaches_the_process(cluster, number, requeued):
   ) as job:
     _until((folder / 'started').exists)
     job.send_signal(number)
-    assert job.wait(timeout=20) == 0
+    assert job.wait(timeout=120) == 0
   assert (folder / 'told').read_text() == str(int(signal.SIGTERM))
   assert bool(_requeues(folder)) == requeued
 
@@ -206,12 +213,12 @@ def test_who_is_taken_out_of_the_queue():
 
 def test_one_learner_joins():
   whole = a_launch(learners=4)
-  one = slurm.learners_submission(whole, whole.learners[3:], ())
+  one = slurm.learners_submission(whole, whole.learners[3:4], ())
   assert '--array=3' in one.argv
 
 
 def _until(condition):
-  end_s = time.monotonic() + 20
+  end_s = time.monotonic() + 120
   while not condition():
     assert time.monotonic() < end_s, 'it never started'
     time.sleep(0.02)
