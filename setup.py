@@ -31,10 +31,14 @@ RUNTIME = [
 ]
 PLOT = ['matplotlib>=3.9']
 EXPORT = ['safetensors>=0.8']
+LAUNCH = ['pyyaml>=6']
 NOTEBOOKS = [*PLOT, 'ipykernel>=6.29', 'nbclient>=0.10', 'nbformat>=5.10']
 TEST = [
   *EXPORT,
+  *LAUNCH,
   *NOTEBOOKS,
+  'kubeflow-trainer-api>=2.3',  # Schemas of Kubernetes, for what is rendered.
+  'kubernetes-validate>=1.37',
   'psutil>=5.9',
   'pytest>=8',
   'pytest-timeout>=2.3',
@@ -58,6 +62,7 @@ setuptools.setup(
     'cuda13': ['jax[cuda13]'],
     'data': ['grain[parquet]', 'tokenizers', 'sentencepiece'],
     'export': EXPORT,
+    'launch': LAUNCH,
     'plot': PLOT,
     'notebooks': NOTEBOOKS,
     'test': TEST,

@@ -86,13 +86,14 @@ def program(
   return Program(
     (syncer, *learners, *beside),
     evaluate,
-    _environment(config, workdir.compiled),
+    environment(config, workdir.compiled),
   )
 
 
-def _environment(
+def environment(
   config: RunConfig, compiled: pathlib.Path
 ) -> tuple[tuple[str, str], ...]:
+  """What every process gets; `compiled` keeps the programs of XLA."""
   variables = [('PYTHONUNBUFFERED', '1'), *MALLOC]
   if config.run.cpu_threads:  # XLA's CPU client sizes its pools by NPROC.
     variables.append(('NPROC', str(config.run.cpu_threads)))

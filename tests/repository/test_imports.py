@@ -136,6 +136,7 @@ TABLE = {
     'diloco.metrics',
     'diloco.protocol',
   },
+  'launch/manifest_text.py': {'yaml'},
 }
 
 

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of launch.main, and the launch that they ask for."""
+
+import pathlib
+import sys
+from collections.abc import Iterator
+
+from absl import flags as absl_flags
+
+from diloco import flags
+from diloco.config import RunConfig
+from diloco.config_values import ConfigError
+from launch.accelerators import CPU, GPU, NAMES
+from launch.gke import CONFIG_FOLDER, SECRET_FOLDER
+from launch.launch import CAPACITIES, ON_DEMAND, Asked, Launch, launch
+from launch.queued_resources import Cloud
+
+LOCAL = 'local'
+GKE = 'gke'
+SLURM = 'slurm'
+QUEUED_RESOURCES = 'queued_resources'
+ENGINES = (LOCAL, QUEUED_RESOURCES, GKE, SLURM)
+IN_CONTAINERS = (GKE, QUEUED_RESOURCES)
+REMOTE = (*IN_CONTAINERS, SLURM)
+
+# Name: default, help. The fields of `Asked` of the same names.
+TEXTS = {
+  'run_name': ('', "Of the run on the engine; default: the config's."),
+  'accelerator': (CPU, f'Of each learner: {", ".join(NAMES)}.'),
+  'reservation': ('', 'Its name, with --capacity=reservation.'),
+  'image': ('', 'Container with this repository as working directory.'),
+  'secret': (
+    '',
+    f'Whose files the processes find in {SECRET_FOLDER}; {{role}} in it '
+    "becomes 'syncer', 'learner-0', …",
+  ),
+}
+INTEGERS = {
+  'gpus_per_host': (0, 'With --accelerator=gpu.'),
+  'learner_cpus': (0, 'Per host; 0: not asked for.'),
+  'learner_memory_gib': (0, 'Per host; 0: not asked for.'),
+  'syncer_cpus': (4, 'Of the syncer.'),
+  'syncer_memory_gib': (16, 'Of the syncer.'),
+  'port': (7777, 'Of the syncer.'),
+  'restarts_max': (1000, 'Of each role.'),
+  'notice_s': (25, 'From SIGTERM, within which a learner leaves.'),
+}
+# Of one engine alone.
+OWN_TEXTS = {
+  'namespace': (GKE, 'default', 'Of all objects.'),
+  'storage_class': (GKE, '', "Of the syncer's volume; default: the cluster's."),
+  'shared_claim': (GKE, '', 'Claim for many writers, as workdir of all roles.'),
+  'project': (QUEUED_RESOURCES, '', 'Of all machines.'),
+  'zone': (QUEUED_RESOURCES, '', 'Of all machines.'),
+  'service_account': (QUEUED_RESOURCES, '', 'Of all machines.'),
+  'subnetwork': (QUEUED_RESOURCES, '', 'Of all machines.'),
+}
+# Given to another engine, a flag is refused: it would be ignored.
+ENGINES_OF = {
+  **dict.fromkeys((*TEXTS, *INTEGERS, 'learners_at_first'), REMOTE),
+  **{name: (engine,) for name, (engine, _, _) in OWN_TEXTS.items()},
+  **dict.fromkeys(('image', 'secret', 'storage_gib'), IN_CONTAINERS),
+  **dict.fromkeys(('capacity', 'reservation'), IN_CONTAINERS),
+  **dict.fromkeys(('learner_cpus', 'learner_memory_gib'), (GKE, SLURM)),
+  'gpus_per_host': (GKE, SLURM),
+  'internal_ips': (QUEUED_RESOURCES,),
+  'sbatch': (SLURM,),
+  'overwrite': (LOCAL,),
+}
+NEEDED_BY = {
+  'workdir': REMOTE,
+  'image': IN_CONTAINERS,
+  'project': (QUEUED_RESOURCES,),
+  'zone': (QUEUED_RESOURCES,),
+}
+
+
+def define_flags() -> None:
+  """Besides those of launch.local."""
+  absl_flags.DEFINE_enum('to', LOCAL, ENGINES, 'Where the run is started.')
+  absl_flags.DEFINE_bool('dry_run', False, 'Prints what it would do.')
+  absl_flags.DEFINE_integer('learner', None, 'Who is added or removed.')
+  absl_flags.DEFINE_integer(
+    'learners_at_first',
+    None,
+    "Others wait for add-learner; default: the config's.",
+  )
+  absl_flags.DEFINE_enum(
+    'capacity', ON_DEMAND, CAPACITIES, 'What the learners run on.'
+  )
+  absl_flags.DEFINE_integer(
+    'storage_gib', 50, "Of the syncer's volume or disk.", lower_bound=1
+  )
+  absl_flags.DEFINE_bool(
+    'internal_ips', False, 'queued_resources: no addresses from outside.'
+  )
+  absl_flags.DEFINE_multi_string(
+    'sbatch', [], 'slurm: an option of its own, such as --partition=a100.'
+  )
+  for name, (default, text) in TEXTS.items():
+    absl_flags.DEFINE_string(name, default, text)
+  for name, (default, text) in INTEGERS.items():
+    absl_flags.DEFINE_integer(name, default, text)
+  for name, (engine, default, text) in OWN_TEXTS.items():
+    absl_flags.DEFINE_string(name, default, f'{engine}: {text}')
+
+
+def read_launch(config: RunConfig) -> Launch:
+  """The launch that the parsed flags ask for.
+
+  Raises:
+    ConfigError: it can not be.
+  """
+  given = absl_flags.FLAGS
+  if problems := [*wrong_for_engine(), *_wrong_files(given)]:
+    raise ConfigError(problems)
+  path = pathlib.Path(flags.config_file())
+  arguments = flags.arguments()
+  if given.to in IN_CONTAINERS:  # The file goes along.
+    arguments[0] = arguments[0].replace(
+      str(flags.config_file()), f'{CONFIG_FOLDER}/{path.name}', 1
+    )
+  access = flags.access_files()
+  vouched = flags.access_vouched()
+  asked = Asked(
+    workdir=given.workdir,
+    at_first=given.learners_at_first,
+    capacity=given.capacity,
+    python=sys.executable if given.to == SLURM else 'python',
+    secret_files=_secret_files() if given.secret else (),
+    knows_peers=bool(access['tls_ca'] or access['token_file']),
+    **vouched,
+    **{name: getattr(given, name) for name in (*TEXTS, *INTEGERS)},
+  )
+  return launch(
+    config,
+    arguments,
+    path.name,
+    path.read_text(),
+    flags.access_arguments(),
+    asked,
+  )
+
+
+def read_cloud() -> Cloud:
+  """Where --to=queued_resources makes machines."""
+  given = absl_flags.FLAGS
+  return Cloud(
+    given.project,
+    given.zone,
+    given.storage_gib,
+    given.service_account,
+    given.subnetwork,
+    given.internal_ips,
+  )
+
+
+def wrong_for_engine() -> Iterator[str]:
+  """Flags that are missing, or that the engine would ignore."""
+  given = absl_flags.FLAGS
+  for name, engines in ENGINES_OF.items():
+    if given[name].present and given.to not in engines:
+      yield f'--{name}: is for --to={" and --to=".join(engines)} only'
+  for name, engines in NEEDED_BY.items():
+    if given.to in engines and not getattr(given, name):
+      yield f'--{name}: is missing, --to={given.to} needs it'
+  is_tpu = given.accelerator not in (CPU, GPU)
+  if given.to == SLURM and is_tpu:
+    yield f'--accelerator={given.accelerator}: --to=slurm takes cpu and gpu'
+  if given.to == QUEUED_RESOURCES and not is_tpu:
+    yield (
+      f'--accelerator={given.accelerator}: --to={given.to} takes TPUs, such '
+      'as v5litepod-8'
+    )
+  if given.shared_claim and (
+    given.storage_class or given['storage_gib'].present
+  ):
+    yield '--shared_claim: is there already, it has its size and class'
+
+
+def _wrong_files(given):
+  """In a container there are the files of the secret, and no others."""
+  if given.to not in IN_CONTAINERS:
+    return
+  for name, value in flags.access_files().items():
+    if name == 'tls_name' or value is None:
+      continue
+    if not given.secret or pathlib.PurePath(value).parent != pathlib.PurePath(
+      SECRET_FOLDER
+    ):
+      yield (
+        f'--{name}={value}: in a container there are the files of --secret, '
+        f'in {SECRET_FOLDER}'
+      )
+
+
+def _secret_files() -> tuple[str, ...]:
+  files = flags.access_files()
+  return tuple(
+    pathlib.PurePath(value).name
+    for name, value in files.items()
+    if name != 'tls_name' and value is not None
+  )

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects of Kubernetes as the text that kubectl reads."""
+
+from collections.abc import Sequence
+
+import yaml
+
+
+class _Dumper(yaml.SafeDumper):
+  """Without anchors, which nobody wants to read; long texts as blocks."""
+
+  def ignore_aliases(self, data) -> bool:
+    return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str):
+  style = '|' if '\n' in text else None
+  return dumper.represent_scalar('tag:yaml.org,2002:str', text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def as_yaml(manifests: Sequence[dict]) -> str:
+  """One document for each, in their order."""
+  return yaml.dump_all(
+    manifests,
+    Dumper=_Dumper,
+    sort_keys=False,
+    explicit_start=True,
+    allow_unicode=True,
+    width=1000,
+  )

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A launch for the tests of the back ends, and their golden files."""
+
+import dataclasses
+import pathlib
+
+from diloco import config as configs
+from experiments import quickstart
+from launch.accelerators import TPUS
+from launch.launch import Asked, Launch, launch
+
+GOLDEN = pathlib.Path(__file__).parent / 'golden'
+AWKWARD = "a b'c$(d)"  # What must survive every kind of quoting.
+
+
+def asked(**changes) -> Asked:
+  values = {
+    'workdir': '/shared/runs/first',
+    'run_name': 'first',
+    'knows_peers': True,
+    'restarts_max': 20,
+  }
+  return Asked(**{**values, **changes})
+
+
+def a_launch(*arguments, learners=2, **changes) -> Launch:
+  """Of the quickstart; `arguments` are further ones of its configuration."""
+  given = quickstart.get_config()
+  given.protocol.learners = learners
+  given.faults = ()
+  given.run.compilation_cache = False
+  given.transport.data_plane = 'grpc'
+  given.mesh.fsdp = _devices(**changes)
+  return launch(
+    configs.build(given),
+    ['--config=experiments/quickstart.py', *arguments],
+    'quickstart.py',
+    'text of the configuration\n',
+    ['--token_file=/etc/diloco/secret/token'],
+    asked(**changes),
+  )
+
+
+def _devices(accelerator='cpu', gpus_per_host=0, **_) -> int:
+  if accelerator in TPUS:
+    return TPUS[accelerator].chips_per_host
+  return gpus_per_host or 1
+
+
+def on(whole: Launch, accelerator: str) -> Launch:
+  """The same on a TPU that the command line would still refuse."""
+  learners = tuple(
+    dataclasses.replace(
+      each,
+      resources=dataclasses.replace(
+        each.resources, accelerator=TPUS[accelerator]
+      ),
+    )
+    for each in whole.learners
+  )
+  return dataclasses.replace(whole, learners=learners)
+
+
+def check_golden(name: str, text: str, rewrite: bool) -> None:
+  """Compares with a file; `--rewrite` writes it."""
+  path = GOLDEN / name
+  if rewrite:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+  assert path.read_text() == text, f'{path} differs; look, then --rewrite'

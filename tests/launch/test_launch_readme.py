@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launches that launch/README.md tells, as dry runs."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+TEXT = (ROOT / 'launch' / 'README.md').read_text()
+SHARED = re.findall(r'^ +(export .*|RUN="[^"]*")', TEXT, re.MULTILINE)
+# What each engine's variable ends in, by a line of what is shown.
+ENDS = {
+  'GKE': 'name: first-learner-4',
+  'QR': '--labels=run=first,role=learner,attempt=1',
+  'SLURM': '--array=4',
+}
+
+
+def _dry_run(name: str, command: str) -> str:
+  (given,) = re.findall(rf'^ +({name}="[^"]*")', TEXT, re.MULTILINE)
+  script = [
+    'python() { "$PYTHON" "$@"; }',
+    *SHARED,
+    given,
+    f'python -m launch.main {command}$RUN ${name} --dry_run',
+  ]
+  ended = subprocess.run(
+    ['bash', '-eu'],
+    input='\n'.join(script),
+    cwd=ROOT,
+    env={**os.environ, 'PYTHON': sys.executable},
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert ended.returncode == 0, ended.stderr
+  return ended.stdout
+
+
+@pytest.mark.parametrize('name', ENDS)
+def test_four_learners_are_started(name):
+  shown = _dry_run(name, '')
+  assert f'python -m launch.main $RUN ${name} --dry_run' in TEXT
+  assert 'learner-3' in shown or '--array=0,1,2,3' in shown
+  assert 'learner-4' not in shown
+
+
+@pytest.mark.parametrize('name, end', ENDS.items())
+def test_a_fifth_is_added(name, end):
+  command = 'add-learner --learner=4 '
+  assert f'python -m launch.main {command}$RUN ${name}' in TEXT
+  assert end in _dry_run(name, command)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A launch as a value: what it holds, and what it refuses with which words."""
+
+import math
+
+import pytest
+
+from diloco.config_values import ConfigError
+from launch import accelerators
+from launch.launch import only
+from tests.launch.launch_values import a_launch
+
+
+def _refusal(**changes) -> str:
+  with pytest.raises(ConfigError) as caught:
+    a_launch(**changes)
+  return '\n'.join(caught.value.problems)
+
+
+@pytest.mark.parametrize('name', accelerators.TPUS)
+def test_chips_of_hosts_are_chips_of_the_topology(name):
+  chosen = accelerators.accelerator(name)
+  chips = math.prod(int(side) for side in chosen.topology.split('x'))
+  assert chosen.hosts * chosen.chips_per_host == chips
+  family, _, number = name.partition('-')
+  assert chips == int(number) // (2 if family == 'v5p' else 1)
+
+
+@pytest.mark.parametrize(
+  'name', [n for n, each in accelerators.TPUS.items() if each.hosts > 1]
+)
+def test_a_learner_of_several_hosts_is_refused(name):
+  hosts = accelerators.TPUS[name].hosts
+  told = _refusal(accelerator=name)
+  assert 'a learner of several hosts is not supported yet' in told
+  assert f'{name} has {hosts} hosts' in told
+
+
+def test_what_is_proposed_instead():
+  assert 'such as v5litepod-8' in _refusal(accelerator='v5litepod-16')
+  assert 'such as v5p-8' in _refusal(accelerator='v5p-128')
+
+
+def test_an_unknown_accelerator_names_the_known():
+  told = _refusal(accelerator='v5litepod8')
+  assert 'did you mean v5litepod-8?' in told
+  assert 'v5p-256' in told
+
+
+def test_gpus_need_their_number():
+  assert '--gpus_per_host=0' in _refusal(accelerator='gpu')
+
+
+@pytest.mark.parametrize(
+  'name', ['own_model', 'Run', '1st', 'run-', '-run', 'a' * 33, 'a b', "it's"]
+)
+def test_a_name_that_kubernetes_would_refuse(name):
+  assert f'--run_name={name}: must be a name of RFC 1123' in _refusal(
+    run_name=name
+  )
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    ({'knows_peers': False}, 'nobody asks who they are'),
+    ({'accelerator': 'cpu', 'gpus_per_host': 4}, 'config.mesh asks for 4'),
+    ({'workdir': 'runs/first'}, 'must be absolute'),
+    ({'capacity': 'reservation'}, 'a reservation needs its name'),
+    ({'reservation': 'ours'}, 'a reservation needs its name'),
+    ({'port': 0}, '--port=0: must be in 1 … 65535'),
+    ({'notice_s': 0}, '--notice_s=0'),
+    ({'restarts_max': -1}, '--restarts_max=-1'),
+    ({'at_first': 17}, '--learners_at_first=17: must be in 1 … 16'),
+  ],
+)
+def test_refused(changes, words):
+  assert words in _refusal(**changes)
+
+
+def test_all_problems_at_once():
+  told = _refusal(run_name='A', port=0, knows_peers=False)
+  assert len(told.splitlines()) == 3
+
+
+def test_who_is_in_it():
+  whole = a_launch(learners=3, at_first=2)
+  assert whole.role_name(whole.syncer) == 'first-syncer'
+  assert [whole.role_name(each) for each in whole.first_learners] == [
+    'first-learner-0',
+    'first-learner-1',
+  ]
+  assert only(whole, 2).name == 'learner-2'
+
+
+@pytest.mark.parametrize('learner', [-1, 16])
+def test_nobody_else_is(learner):
+  with pytest.raises(ConfigError, match='has learners 0 to 15'):
+    only(a_launch(), learner)
