@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What do failures cost in quality, at equal tokens?
 
-Each learner dies at random (a Poisson process) and is away for 20 steps, so
-that it lacks a tenth, about a third, or half of its time. The run is longer by
-what is lost: about as many tokens are merged as by the twin without failures.
-Longer than the other studies: at 600 steps the spread of seeds hides all.
+Each learner dies at random (a Poisson process) and is away for 100 steps, so
+that it lacks a tenth, about a third, or half of its time. What it had not
+handed in yet is lost too: half of H steps of each fragment on average. The run
+is longer by both, so that about as many tokens are merged as by the twin
+without failures. Longer than the other studies: at 600 steps the spread of
+seeds hides all.
 
 Command: python -m diloco.lab --config=experiments/churn.py --sweep \\
   --workdir=runs/churn
@@ -15,6 +17,8 @@ Variants: churn.py:quicktest, churn.py:scale=150m; others in study.py.
 from experiments import study
 
 STEPS = 2000
+AWAY = 100.0  # Steps.
+LOST = 12.0  # Steps of a dying learner that nobody has: H/2.
 TWIN = 'no failures'
 
 
@@ -24,15 +28,13 @@ def get_config(arg=None):
 
 def sweep(add):
   add(TWIN, study.steps_of(STEPS))
-  away = 20.0
   for share in (0.1, 0.3, 0.5):
+    life = AWAY * (1 - share) / share
+    merged = (1 - share) * (1 - LOST / life)
     add(
       f'{share:.0%} lost',
-      study.steps_of(round(STEPS / (1 - share)))
-      | {
-        'lab.away_steps': away,
-        'lab.mtbf_steps': away * (1 - share) / share,
-      },
+      study.steps_of(round(STEPS / merged))
+      | {'lab.away_steps': AWAY, 'lab.mtbf_steps': life},
       against=TWIN,
-      at=("share of the learners' time that is lost", 'at equal tokens', share),
+      at=("share of the learners' time that is lost", 'equal tokens', share),
     )
