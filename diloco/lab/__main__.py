@@ -68,7 +68,7 @@ def _sweep(workdir: pathlib.Path) -> int:
     rows = [v for v in sweep.variants(make) if _ONLY.value in v.label]
   except ValueError as error:
     raise ConfigError([str(error)]) from None
-  made = flags.load(build=lambda base: sweep_configs.make(dict(base), rows))
+  made = flags.load(build=lambda base: sweep_configs.make(base.to_dict(), rows))
   sweep_configs.check(made, rows, _SEEDS.value, workdir)
   return sweep_runs.make(rows, _SEEDS.value, _JOBS.value, workdir)
 

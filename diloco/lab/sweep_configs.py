@@ -18,11 +18,11 @@ from diloco.metrics.workdir import Workdir
 _OF_A_RUN = ('name', 'seed')  # May differ between runs that count as the same.
 
 
-def make(base: Mapping, rows: Sequence[Variant]) -> dict[str, RunConfig]:
+def make(base: dict, rows: Sequence[Variant]) -> dict[str, RunConfig]:
   """Each variant's configuration, by label.
 
   Args:
-    base: nested, as --config gave it.
+    base: nested and plain, of what --config gave.
     rows: change flat keys of it.
 
   Raises:
@@ -71,9 +71,9 @@ def check(
     raise ConfigError(problems)
 
 
-def _changed(base: Mapping, changes: Mapping[str, object]) -> dict:
+def _changed(base: dict, changes: Mapping[str, object]) -> dict:
   """A copy with other values; keys that are unknown are found later."""
-  nested = copy.deepcopy(dict(base))
+  nested = copy.deepcopy(base)
   for key, value in changes.items():
     *sections, last = key.split('.')
     inner = nested

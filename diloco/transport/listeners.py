@@ -49,5 +49,5 @@ def _end_one(number: int, timeout_s: float) -> bool:
       old.shutdown(socket.SHUT_RDWR)
       witness.shutdown(socket.SHUT_WR)
       return not witness.recv(1)
-  except OSError:
+  except OSError:  # No answer in time, no loopback, no descriptor left.
     return False
