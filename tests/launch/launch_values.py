@@ -41,6 +41,17 @@ def a_launch(*arguments, learners=2, **changes) -> Launch:
   )
 
 
+def a_slice_launch(*arguments, **changes) -> Launch:
+  """The same on TPU VMs, each learner a spot slice of one host."""
+  values = {
+    'accelerator': 'v5litepod-8',
+    'capacity': 'spot',
+    'workdir': '/workdir',
+    'image': 'example.org/diloco:1',
+  }
+  return a_launch(*arguments, **{**values, **changes})
+
+
 def _devices(accelerator='cpu', gpus_per_host=0, **_) -> int:
   if accelerator in TPUS:
     return TPUS[accelerator].chips_per_host

@@ -5,18 +5,17 @@ import json
 import os
 import pathlib
 import shlex
-import subprocess
 import sys
 
 import pytest
 
 from diloco.config_values import ConfigError
-from launch import commands, startup
+from launch import commands
 from launch import queued_resources as queued
 from launch.commands import CommandFailed
 from launch.engines import QueuedResources
 from launch.queued_resources import Cloud
-from tests.launch.launch_values import AWKWARD, a_launch, check_golden, on
+from tests.launch.launch_values import a_slice_launch, check_golden, on
 
 pytestmark = pytest.mark.alone
 
@@ -82,16 +81,6 @@ def world(tmp_path, monkeypatch):
   return World(tmp_path)
 
 
-def _launch(*arguments, **changes):
-  values = {
-    'accelerator': 'v5litepod-8',
-    'capacity': 'spot',
-    'workdir': '/workdir',
-    'image': 'example.org/diloco:1',
-  }
-  return a_launch(*arguments, **{**values, **changes})
-
-
 def _becomes(learner, state):
   def change(whole):
     whole['slices'][f'first-learner-{learner}']['state'] = state
@@ -127,7 +116,7 @@ def test_a_run_without_a_fault(world):
     _all(_becomes(0, 'ACTIVE'), _becomes(1, 'ACTIVE')),
     _run_ends(),
   ]
-  assert world.engine.start(_launch()) == 0
+  assert world.engine.start(a_slice_launch()) == 0
   slices = world.state['slices']
   assert {each['state'] for each in slices.values()} == {'DELETING'}
   assert len(world.calls('create')) == 3
@@ -143,7 +132,7 @@ def test_a_slice_that_is_gone_is_asked_for_again(world, gone):
     _becomes(1, 'ACTIVE'),
     _run_ends(),
   ]
-  assert world.engine.start(_launch()) == 0
+  assert world.engine.start(a_slice_launch()) == 0
   assert (world.attempt(0), world.attempt(1)) == ('1', '2')
   script = world.state['slices']['first-learner-1']['script']
   assert '--learner=1 ' in script
@@ -153,7 +142,7 @@ def test_a_slice_that_is_gone_is_asked_for_again(world, gone):
 def test_it_waits_longer_each_time_that_there_is_none(world):
   world.change(lambda state: state['refusals'].extend([EXHAUSTED] * 3))
   world.turns = [_nothing] * 8 + [_run_ends()]
-  assert world.engine.start(_launch(learners=1)) == 0
+  assert world.engine.start(a_slice_launch(learners=1)) == 0
   again = [line for line in world.said if 'again in' in line]
   assert again == [
     f'learner-0: again in {wait_s} s' for wait_s in (60, 120, 240)
@@ -164,7 +153,7 @@ def test_it_waits_longer_each_time_that_there_is_none(world):
 def test_it_does_not_wait_for_what_will_never_be(world):
   world.change(lambda state: state['refusals'].append('PERMISSION_DENIED: no'))
   with pytest.raises(CommandFailed, match='PERMISSION_DENIED: no'):
-    world.engine.start(_launch())
+    world.engine.start(a_slice_launch())
 
 
 def test_what_passes_does_not_end_the_watch(world):
@@ -172,14 +161,14 @@ def test_what_passes_does_not_end_the_watch(world):
     state['outages'] = ['UNAVAILABLE: 503 Service Unavailable'] * 2
 
   world.turns = [fails, _nothing, _run_ends()]
-  assert world.engine.start(_launch()) == 0
+  assert world.engine.start(a_slice_launch()) == 0
   assert sum('Service Unavailable' in line for line in world.said) == 2
 
 
 def test_one_that_somebody_else_has_made_meanwhile(world):
   world.change(lambda state: state['refusals'].append('ALREADY_EXISTS: it'))
   world.turns = [_nothing, _run_ends()]
-  assert world.engine.start(_launch(learners=1)) == 0
+  assert world.engine.start(a_slice_launch(learners=1)) == 0
   assert len(world.calls('create')) == 2
 
 
@@ -193,7 +182,7 @@ def test_one_that_never_comes_up_is_not_asked_for_at_once(world):
     _becomes(0, 'ACTIVE'),
     _run_ends(),
   ]
-  assert world.engine.start(_launch(learners=1)) == 0
+  assert world.engine.start(a_slice_launch(learners=1)) == 0
   assert world.attempt(0) == '3'
 
 
@@ -204,12 +193,12 @@ def test_what_somebody_deleted_is_not_missed(world):
     _nothing,
     _run_ends(),
   ]
-  assert world.engine.start(_launch()) == 0
+  assert world.engine.start(a_slice_launch()) == 0
   assert list(world.state['slices']) == ['first-learner-0']
 
 
 def test_who_watches_brings_back_what_another_has_started(world):
-  whole = _launch(at_first=1)
+  whole = a_slice_launch(at_first=1)
   world.turns = [_nothing, _run_ends()]
   assert world.engine.start(whole) == 0
   world.change(lambda state: state['slices'].clear())
@@ -228,20 +217,20 @@ def test_who_watches_brings_back_what_another_has_started(world):
 
 def test_the_same_command_again_goes_on(world):
   world.turns = [_nothing, _run_ends(1)]
-  assert world.engine.start(_launch()) == 1
+  assert world.engine.start(a_slice_launch()) == 1
   world.change(_run_ends(None))
   world.turns = [_run_ends()]
-  world.engine.start(_launch())
+  world.engine.start(a_slice_launch())
   assert len(world.calls('create')) == 3
 
 
 def test_the_end_of_the_syncer_is_the_end(world):
   world.turns = [_run_ends(78)]
-  assert world.engine.start(_launch()) == 78
+  assert world.engine.start(a_slice_launch()) == 78
 
 
 def test_one_learner_is_added_and_removed(world):
-  whole = _launch(learners=3, at_first=1)
+  whole = a_slice_launch(learners=3, at_first=1)
   world.turns = [_run_ends()]
   world.engine.start(whole)
   world.engine.add(whole, 2)
@@ -255,7 +244,7 @@ def test_one_learner_is_added_and_removed(world):
 
 def test_nothing_is_added_to_a_run_that_is_not_there(world):
   with pytest.raises(ConfigError, match='no such machine'):
-    world.engine.add(_launch(), 1)
+    world.engine.add(a_slice_launch(), 1)
 
 
 def test_a_neighbour_with_a_similar_name_is_left_alone():
@@ -263,7 +252,7 @@ def test_a_neighbour_with_a_similar_name_is_left_alone():
   listed = json.dumps(
     [{'name': f'p/{name}', 'state': {'state': 'ACTIVE'}} for name in names]
   )
-  (found,) = queued.slices(_launch(), listed)
+  (found,) = queued.slices(a_slice_launch(), listed)
   assert (found.learner, found.attempt) == (0, 1)
 
 
@@ -271,7 +260,9 @@ def test_a_neighbour_with_a_similar_name_is_left_alone():
 @pytest.mark.parametrize('capacity', ['spot', 'on_demand', 'reservation'])
 def test_what_is_asked_for(accelerator, capacity, request):
   reservation = 'ours' if capacity == 'reservation' else ''
-  whole = on(_launch(capacity=capacity, reservation=reservation), accelerator)
+  whole = on(
+    a_slice_launch(capacity=capacity, reservation=reservation), accelerator
+  )
   role = whole.learners[1]
   cloud = Cloud('p', 'z', 50, 'me@p', 'net', True)
   text = shlex.join(queued.create_learner(whole, role, cloud, 'x.sh', 3))
@@ -280,129 +271,3 @@ def test_what_is_asked_for(accelerator, capacity, request):
     text.replace(' --', ' \\\n  --') + '\n',
     request.config.getoption('--rewrite'),
   )
-
-
-@pytest.mark.parametrize('which', ['syncer', 'learner'])
-def test_the_startup_script(which, request):
-  whole = _launch(
-    secret='first-{role}',
-    secret_files=('tls.crt', 'token'),
-    image='us-docker.pkg.dev/p/r/diloco:1',
-  )
-  role = whole.syncer if which == 'syncer' else whole.learners[1]
-  script = startup.startup_script(whole, role, 'p', '10.0.0.1:7777', 2)
-  subprocess.run(['bash', '-n'], input=script, text=True, check=True)
-  check_golden(
-    f'startup-{which}.sh', script, request.config.getoption('--rewrite')
-  )
-
-
-# What the metadata server and the Secret Manager answer, and who has asked.
-CURL = """#!/bin/bash
-echo "$*" >>"$FAKES/asked"
-case "$*" in
-  *service-accounts*) echo '{"access_token":"t0k.en","expires_in":3599}' ;;
-  *network-interfaces*) echo 10.0.0.7 ;;
-  *secretmanager*) printf '{\\n  "payload": {"data": "aHVzaAo="}\\n}\\n' ;;
-esac
-"""
-DOCKER = f"""#!{sys.executable} -IS
-import json, os, pathlib, sys
-folder = pathlib.Path(os.environ['FAKES'])
-with (folder / 'docker').with_suffix('.jsonl').open('a') as file:
-  file.write(json.dumps(sys.argv[1:]) + chr(10))
-codes = folder / 'codes'
-left = codes.read_text().split()
-if sys.argv[1] == 'run':
-  codes.write_text(' '.join(left[1:]))
-  sys.exit(int(left[0]))
-"""
-
-
-@pytest.fixture
-def machine(tmp_path):
-  """Runs a startup script here; the containers end with these codes."""
-  for name, text in (
-    ('curl', CURL),
-    ('docker', DOCKER),
-    ('iptables', '#!/bin/sh\n'),
-    ('sleep', '#!/bin/sh\n'),
-  ):
-    (tmp_path / name).write_text(text)
-    (tmp_path / name).chmod(0o755)
-
-  def start(script: str, *codes: int) -> list[list[str]]:
-    (tmp_path / 'codes').write_text(' '.join(map(str, codes)))
-    (tmp_path / 'docker.jsonl').write_text('')
-    subprocess.run(
-      ['bash'],
-      input=script,
-      env={
-        **os.environ,
-        'PATH': f'{tmp_path}:{os.environ["PATH"]}',
-        'FAKES': str(tmp_path),
-        'DILOCO_FOLDER': str(tmp_path / 'machine'),
-      },
-      text=True,
-      check=True,
-      timeout=120,
-    )
-    lines = (tmp_path / 'docker.jsonl').read_text().splitlines()
-    return [call for call in map(json.loads, lines) if call[0] == 'run']
-
-  return tmp_path, start
-
-
-def _script(*arguments, **changes) -> str:
-  whole = _launch(*arguments, **changes)
-  return startup.startup_script(
-    whole, whole.learners[1], 'p', '10.0.0.1:7777', 1
-  )
-
-
-@pytest.mark.parametrize(
-  'codes, starts', [([0], 1), ([78], 1), ([1, 143, 0], 3), ([1, 64], 2)]
-)
-def test_which_exit_codes_end_it(machine, codes, starts):
-  folder, start = machine
-  assert len(start(_script(), *codes)) == starts
-  assert (folder / 'machine' / 'over').read_text() == f'{codes[-1]}\n'
-  assert f'--data {codes[-1]} ' in (folder / 'asked').read_text()
-
-
-def test_restarts_of_a_machine_are_used_up(machine):
-  _, start = machine
-  assert len(start(_script(restarts_max=2), 1, 1, 1, 1)) == 3
-
-
-def test_a_machine_that_starts_again_does_nothing_after_the_end(machine):
-  _, start = machine
-  start(_script(), 0)
-  assert start(_script(), 0) == []
-
-
-def test_what_the_container_gets(machine):
-  folder, start = machine
-  script = _script(
-    f'--config.data.path={AWKWARD}', secret='s', secret_files=('token',)
-  )
-  (call,) = start(script, 0)
-  behind = call[call.index('example.org/diloco:1') + 1 :]
-  assert behind == [
-    '-m',
-    'diloco.learner',
-    '--config=experiments/quickstart.py',
-    f'--config.data.path={AWKWARD}',
-    '--workdir=/workdir',
-    '--token_file=/etc/diloco/secret/token',
-    '--learner=1',
-    '--notice_s=25',
-    '--config.transport.host=10.0.0.7',
-    '--syncer=10.0.0.1:7777',
-  ]
-  secret = folder / 'machine' / 'secret' / 'token'
-  assert secret.read_text() == 'hush\n'
-  assert secret.stat().st_mode & 0o077 == 0
-  config = folder / 'machine' / 'config' / 'quickstart.py'
-  assert config.read_text() == 'text of the configuration\n'
-  assert 'Bearer t0k.en' in (folder / 'asked').read_text()
