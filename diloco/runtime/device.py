@@ -14,6 +14,7 @@ from diloco.numerics.blend import make_blend
 from diloco.numerics.fragments import put, take
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.inner_device import InnerDevice, Params
+from diloco.runtime.placement import piece_sharding, place
 
 Arrays = Mapping[str, jax.Array]  # Piece name -> array.
 
@@ -41,9 +42,8 @@ class Device(InnerDevice):
     self, fragment: int, arrays: Mapping[str, np.ndarray]
   ) -> dict[str, jax.Array]:
     """A fragment of Θ, ready to be blended in; waits until it is there."""
-    placed = {
-      name: jax.device_put(arrays[name], self._whole) for name in arrays
-    }
+    places = self._places[fragment]
+    placed = {name: place(x, places[name]) for name, x in arrays.items()}
     return jax.block_until_ready(placed)
 
   def snapshot(self, fragment: int, params: Params) -> dict[str, jax.Array]:
@@ -76,6 +76,13 @@ class Device(InnerDevice):
         .compile()
       )
       fragments = range(len(self._blueprint.layout.fragments))
+      self._places = [
+        {
+          piece.name: piece_sharding(piece, self._shardings[piece.path])
+          for piece in self._blueprint.layout.fragments[p]
+        }
+        for p in fragments
+      ]
       self._snapshots = [self._compile_snapshot(p, params) for p in fragments]
       self._blends = [self._compile_blend(p, params) for p in fragments]
 
@@ -88,7 +95,7 @@ class Device(InnerDevice):
 
     used = {piece.path for piece in pieces}
     compiled = (
-      jax.jit(copy, out_shardings=self._whole)
+      jax.jit(copy, out_shardings=self._places[fragment])
       .lower({path: params[path] for path in used})
       .compile()
     )
@@ -106,7 +113,7 @@ class Device(InnerDevice):
 
     arrays = {
       piece.name: jax.ShapeDtypeStruct(
-        piece.shape, jnp.float32, sharding=self._whole
+        piece.shape, jnp.float32, sharding=self._places[fragment][piece.name]
       )
       for piece in pieces
     }

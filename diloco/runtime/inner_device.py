@@ -10,6 +10,7 @@ import numpy as np
 from diloco.models import interface, sharding
 from diloco.numerics import inner
 from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.placement import place
 
 Params = dict[str, jax.Array]  # Path -> parameter.
 
@@ -53,8 +54,7 @@ class InnerDevice:
   def init(self, params: Mapping[str, np.ndarray]) -> tuple[Params, object]:
     """Parameters and inner state on the devices; the state is fresh."""
     placed = {
-      path: jax.device_put(x, self._shardings[path])
-      for path, x in params.items()
+      path: place(x, self._shardings[path]) for path, x in params.items()
     }
     return placed, self._init_state(placed)
 
@@ -70,7 +70,7 @@ class InnerDevice:
 
   def put_state(self, state):
     """An inner state from the host, where its parameters lie."""
-    return jax.tree.map(jax.device_put, state, self._state_shardings)
+    return jax.tree.map(place, state, self._state_shardings)
 
   def fresh_state(self, params: Params):
     """The inner state of a learner that has made no step."""
@@ -78,7 +78,7 @@ class InnerDevice:
 
   def put_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """A batch, rows spread over the mesh."""
-    return {key: jax.device_put(x, self._rows) for key, x in batch.items()}
+    return {key: place(x, self._rows) for key, x in batch.items()}
 
   def step(self, params, state, batch, lr: float, draw: tuple[int, int]):
     """Dispatches one inner step; `params` and `state` are given away.

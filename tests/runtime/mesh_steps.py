@@ -33,7 +33,7 @@ def losses(fsdp: int, tensor: int) -> dict:
   dataset = pipeline.make_dataset(
     blueprint.text.train, config.data.seq_len, config.data.batch, 4, 0, 0
   )
-  found = []
+  found, sizes = [], []
   for i in range(STEPS):
     batch = device.put_batch(dataset[i])
     params, state, metrics = device.step(params, state, batch, 0.01, (0, i))
@@ -47,6 +47,8 @@ def losses(fsdp: int, tensor: int) -> dict:
     assert moved > 0, 'the snapshot is not of the parameters after the step'
     placed = device.put_fragment(p, theta[p])
     params = device.blend(p, params, placed, placed)
+    for each in (*snapshot.values(), *placed.values()):
+      sizes += [shard.data.size for shard in each.addressable_shards]
   shards = {
     path: x.addressable_shards[0].data.shape for path, x in params.items()
   }
@@ -54,6 +56,7 @@ def losses(fsdp: int, tensor: int) -> dict:
   return {
     'losses': found,
     'largest_shard': max(int(np.prod(s)) for s in shards.values()),
+    'largest_exchanged_shard': max(sizes),
     'largest_moment_shard': max(
       int(np.prod(x.addressable_shards[0].data.shape)) for x in moments
     ),

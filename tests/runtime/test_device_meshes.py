@@ -40,3 +40,11 @@ def test_losses_with_snapshots_and_blends_are_those_of_one_device(fsdp, tensor):
 def test_parameters_and_moments_lie_in_quarters(fsdp, tensor):
   for key in ('largest_shard', 'largest_moment_shard'):
     assert _on(fsdp, tensor)[key] == _on(1, 1)[key] // 4
+
+
+@pytest.mark.parametrize('fsdp, tensor', [(4, 1), (1, 4), (2, 2)])
+def test_nothing_exchanged_is_larger_than_a_shard_of_a_parameter(fsdp, tensor):
+  found = _on(fsdp, tensor)
+  assert found['largest_exchanged_shard'] <= found['largest_shard']
+  whole = _on(1, 1)['largest_exchanged_shard']
+  assert found['largest_exchanged_shard'] < whole
