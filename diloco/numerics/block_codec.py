@@ -59,6 +59,21 @@ class BlockCodec:
   block_size: int
   scale: str  # 'bf16' or 'f32'.
 
+  @property
+  def block_values(self) -> int:
+    return self.block_size
+
+  def select(self, data: np.ndarray, n: int, blocks: np.ndarray) -> np.ndarray:
+    """Those blocks alone, as `Codec.select`."""
+    scales, codes = self._parts(data, n)
+    full, width = n // self.block_size, self._width(self.block_size)
+    rows = codes[: full * width].reshape(full, width)
+    whole = blocks[blocks < full]
+    parts = [scales[blocks].view(np.uint8), rows[whole].reshape(-1)]
+    if whole.size < blocks.size:
+      parts.append(codes[full * width :])  # The last block, which is shorter.
+    return np.concatenate(parts)
+
   def nbytes(self, n: int) -> int:
     """Exact size of n encoded values."""
     full, tail = divmod(n, self.block_size)

@@ -20,8 +20,21 @@ class Codec(Protocol):
 
   name: str
 
+  @property
+  def block_values(self) -> int:
+    """Values that are encoded together; of n, the last block may be shorter."""
+
   def nbytes(self, n: int) -> int:
     """Exact size of n encoded values."""
+
+  def select(self, data: np.ndarray, n: int, blocks: np.ndarray) -> np.ndarray:
+    """The encoding of those blocks alone, out of that of n values.
+
+    Args:
+      data: uint8 [nbytes(n)].
+      n: values in all.
+      blocks: their numbers, ascending.
+    """
 
   def encode(
     self, x: np.ndarray, rng: np.random.Generator | None = None
@@ -71,6 +84,11 @@ class Float32Codec:
   """The bytes as they are, little-endian."""
 
   name: str = 'f32'
+  block_values: int = 1
+
+  def select(self, data: np.ndarray, n: int, blocks: np.ndarray) -> np.ndarray:
+    _check_size(self, data, n)
+    return data.view('<f4')[blocks].view(np.uint8)
 
   def nbytes(self, n: int) -> int:
     return 4 * n
@@ -91,6 +109,11 @@ class Bfloat16Codec:
   """The nearest bfloat16, little-endian; cut to the largest one."""
 
   name: str = 'bf16'
+  block_values: int = 1
+
+  def select(self, data: np.ndarray, n: int, blocks: np.ndarray) -> np.ndarray:
+    _check_size(self, data, n)
+    return data.view('<u2')[blocks].view(np.uint8)
 
   def nbytes(self, n: int) -> int:
     return 2 * n

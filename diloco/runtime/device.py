@@ -78,7 +78,7 @@ class Device(InnerDevice):
       fragments = range(len(self._blueprint.layout.fragments))
       self._places = [
         {
-          piece.name: piece_sharding(piece, self._shardings[piece.path])
+          piece.name: piece_sharding(piece, self.partition, self._mesh)
           for piece in self._blueprint.layout.fragments[p]
         }
         for p in fragments

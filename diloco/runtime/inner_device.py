@@ -10,7 +10,7 @@ import numpy as np
 from diloco.models import interface, sharding
 from diloco.numerics import inner
 from diloco.runtime.blueprint import Blueprint
-from diloco.runtime.placement import place
+from diloco.runtime.placement import partition_of, place
 
 Params = dict[str, jax.Array]  # Path -> parameter.
 
@@ -20,6 +20,7 @@ class InnerDevice:
 
   Attributes:
     tokens_per_step: B · L.
+    partition: of the parameters over devices and hosts.
   """
 
   def __init__(
@@ -43,6 +44,11 @@ class InnerDevice:
     shapes = {path: spec.shape for path, spec in blueprint.specs.items()}
     self._shardings = sharding.param_shardings(
       blueprint.model.axes, shapes, self._mesh
+    )
+    self.partition = partition_of(
+      self._mesh,
+      self._shardings,
+      {path: len(shape) for path, shape in shapes.items()},
     )
     self._rows = sharding.batch_sharding(self._mesh)
     self._whole = jax.sharding.NamedSharding(

@@ -3,32 +3,48 @@
 
 Nothing of the exchange is whole on one device: a piece is spread as its
 parameter is, so a copy of a fragment leaves each device as that device's own
-shards, and comes back as them.
+shards, and comes back as them. The same for hosts: each has its own boxes.
 """
+
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from diloco.numerics.fragments import Piece
+from diloco.numerics.partition import Box, Partition
 
 
-def piece_sharding(piece: Piece, array: NamedSharding) -> NamedSharding:
-  """How a piece is spread, given how its whole parameter is.
-
-  The axis along which pieces are cut out (layers, rows of a table) is not
-  split again: what is left of it need not be divisible. A fragment has a P-th
-  of a table's rows, less than the devices of 'tensor' would have left of it.
+def partition_of(
+  mesh: Mesh,
+  shardings: Mapping[str, NamedSharding],
+  ranks: Mapping[str, int],
+) -> Partition:
+  """How `mesh` cuts parameters, in words that a syncer understands.
 
   Args:
-    piece: of the layout.
-    array: of the parameter `piece.path`.
+    mesh: of a learner.
+    shardings: of its parameters, by path.
+    ranks: their numbers of axes.
   """
-  if piece.layer is not None:
-    return NamedSharding(array.mesh, PartitionSpec(*array.spec[1:]))
-  if piece.rows is not None:
-    return NamedSharding(array.mesh, PartitionSpec(None, *array.spec[1:]))
-  return array
+  processes = [device.process_index for device in mesh.devices.flat]
+  hosts = sorted(set(processes))
+  return Partition(
+    axes=tuple((str(name), size) for name, size in mesh.shape.items()),
+    hosts=tuple(hosts.index(process) for process in processes),
+    splits={
+      path: (*sharding.spec, *(None,) * (ranks[path] - len(sharding.spec)))
+      for path, sharding in shardings.items()
+    },
+  )
+
+
+def piece_sharding(
+  piece: Piece, partition: Partition, mesh: Mesh
+) -> NamedSharding:
+  """How a piece is spread over the mesh that `partition` is of."""
+  return NamedSharding(mesh, PartitionSpec(*partition.piece_splits(piece)))
 
 
 def place(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
@@ -37,3 +53,72 @@ def place(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
   Every process of the mesh calls it with the same `x`; they don't meet.
   """
   return jax.make_array_from_callback(x.shape, sharding, lambda i: x[i])
+
+
+def place_boxes(
+  piece: Piece,
+  boxes: Sequence[Box],
+  arrays: Mapping[str, np.ndarray],
+  sharding: NamedSharding,
+) -> jax.Array:
+  """A piece of which each process has its own boxes.
+
+  Args:
+    piece: which.
+    boxes: that this process holds; together, all that its devices need.
+    arrays: box name -> f32 array of its shape.
+    sharding: of the piece.
+  """
+
+  def part(index: tuple[slice, ...]) -> np.ndarray:
+    wanted = _ranges(index, piece.shape)
+    for box in boxes:
+      if _within(wanted, box.ranges):
+        at = (
+          slice(a - first, b - first)
+          for (a, b), (first, _) in zip(wanted, box.ranges)
+        )
+        return arrays[box.name][(*at, ...)]
+    raise AssertionError(f'{piece.name}{wanted} is in none of {boxes}')
+
+  return jax.make_array_from_callback(piece.shape, sharding, part)
+
+
+def take_boxes(
+  boxes: Sequence[Box], arrays: Mapping[str, jax.Array]
+) -> dict[str, np.ndarray]:
+  """The boxes' values out of this process's shards, copied to the host.
+
+  Args:
+    boxes: each is tiled by whole shards.
+    arrays: piece name -> array.
+  """
+  taken = {}
+  for box in boxes:
+    shards = arrays[box.piece.name].addressable_shards
+    if box.is_whole and len(shards) == 1:
+      taken[box.name] = np.asarray(shards[0].data)
+      continue
+    values = np.empty(box.shape, np.float32)
+    for shard in shards:
+      ranges = _ranges(shard.index, box.piece.shape)
+      if _within(ranges, box.ranges):
+        at = (
+          slice(a - first, b - first)
+          for (a, b), (first, _) in zip(ranges, box.ranges)
+        )
+        values[(*at, ...)] = shard.data
+    taken[box.name] = values
+  return taken
+
+
+def _ranges(index: tuple[slice, ...], shape: tuple[int, ...]):
+  """(first, last + 1) by axis, of what jax says of a shard."""
+  return tuple(s.indices(size)[:2] for s, size in zip(index, shape))
+
+
+def _within(inner, outer) -> bool:
+  return all(
+    first <= a and b <= last
+    for (a, b), (first, last) in zip(inner, outer, strict=True)
+  )

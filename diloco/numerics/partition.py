@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a learner's mesh cuts arrays, and which of its hosts holds what.
+
+Pure arithmetic on names and sizes: a learner says it once, in its hello, and
+both sides know from then on which part of a fragment each host offers and
+needs. A host's part is made of *boxes*, rectangles of pieces.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from diloco.numerics.fragments import Piece
+
+Range = tuple[int, int]  # First index, index after the last.
+Splits = tuple[str | None, ...]  # Mesh axis of each axis of an array.
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+  """A rectangle of a piece; may be all of it."""
+
+  piece: Piece
+  ranges: tuple[Range, ...]  # By axis of the piece.
+
+  @property
+  def name(self) -> str:
+    """The piece's where it is all of it, else such as 'norm@0:8,16:32'."""
+    if self.is_whole:
+      return self.piece.name
+    return f'{self.piece.name}@' + ','.join(f'{a}:{b}' for a, b in self.ranges)
+
+  @property
+  def is_whole(self) -> bool:
+    return self.shape == self.piece.shape
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return tuple(b - a for a, b in self.ranges)
+
+  @property
+  def size(self) -> int:
+    """Values in the box."""
+    return math.prod(self.shape)
+
+  @property
+  def role(self) -> str:
+    return self.piece.role
+
+  @property
+  def index(self) -> tuple[Any, ...]:
+    """`array[box.index]` is the box, of an array with the piece's shape."""
+    return (*(slice(a, b) for a, b in self.ranges), ...)
+
+
+def whole_box(piece: Piece) -> Box:
+  """All of a piece."""
+  return Box(piece, tuple((0, size) for size in piece.shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+  """A mesh, whose devices belong to hosts, and how arrays are cut by it.
+
+  Attributes:
+    axes: name and size of each axis of the mesh.
+    hosts: the host of each device, in the mesh's row-major order.
+    splits: path -> the mesh axis that each axis of the parameter is split
+      over, None for one that is not.
+  """
+
+  axes: tuple[tuple[str, int], ...]
+  hosts: tuple[int, ...]
+  splits: Mapping[str, Splits]
+
+  def __post_init__(self):
+    places = math.prod(size for _, size in self.axes)
+    if len(self.hosts) != places or min(self.axes, key=_size)[1] < 1:
+      raise ValueError(
+        f'partition: {len(self.hosts)} devices, the mesh {self.axes} has '
+        f'{places}'
+      )
+    if sorted(set(self.hosts)) != list(range(max(self.hosts) + 1)):
+      raise ValueError(
+        f'partition: hosts {sorted(set(self.hosts))}, must be 0, 1, …'
+      )
+    names = {name for name, _ in self.axes}
+    for path, splits in self.splits.items():
+      used = [name for name in splits if name is not None]
+      if not names.issuperset(used) or len(set(used)) != len(used):
+        raise ValueError(
+          f'partition: {path} is split over {used}, the mesh has {self.axes}'
+        )
+
+  @property
+  def host_count(self) -> int:
+    return max(self.hosts) + 1
+
+  def piece_splits(self, piece: Piece) -> Splits:
+    """Over which mesh axes a piece is split: as its parameter, if it can be.
+
+    Of rows that were cut out of a table, the number may not be divisible. They
+    stay together then: a fragment has but a P-th of them.
+    """
+    splits = self.splits[piece.path]
+    sizes = dict(self.axes)
+    if piece.layer is not None:
+      return splits[1:]
+    return tuple(
+      name if name is not None and size % sizes[name] == 0 else None
+      for name, size in zip(splits, piece.shape, strict=True)
+    )
+
+  def needed(self, pieces: Sequence[Piece], host: int) -> tuple[Box, ...]:
+    """What the devices of a host hold of some pieces, in their order."""
+    return tuple(
+      box
+      for piece in pieces
+      for box in self._boxes(piece, self._held(piece), host)
+    )
+
+  def offered(self, pieces: Sequence[Piece], host: int) -> tuple[Box, ...]:
+    """The same, each value only by the first device that holds it."""
+    return tuple(
+      box
+      for piece in pieces
+      for box in self._boxes(piece, self._first(piece), host)
+    )
+
+  def to_text(self) -> str:
+    """As it travels in a hello."""
+    return json.dumps(
+      [self.axes, self.hosts, dict(self.splits)], separators=(',', ':')
+    )
+
+  def _boxes(
+    self, piece: Piece, found: Iterable[tuple[int, Box]], host: int
+  ) -> tuple[Box, ...]:
+    mine = {box.ranges: box for owner, box in found if owner == host}
+    return tuple(_joined(piece, list(mine)))
+
+  def _held(self, piece: Piece) -> Iterable[tuple[int, Box]]:
+    """(host, box) of every device."""
+    sizes = [size for _, size in self.axes]
+    splits = self.piece_splits(piece)
+    names = [name for name, _ in self.axes]
+    for place, host in enumerate(self.hosts):
+      at = np.unravel_index(place, sizes)
+      ranges = []
+      for name, size in zip(splits, piece.shape):
+        if name is None:
+          ranges.append((0, size))
+          continue
+        axis = names.index(name)
+        part = size // sizes[axis]
+        ranges.append((int(at[axis]) * part, (int(at[axis]) + 1) * part))
+      yield host, Box(piece, tuple(ranges))
+
+  def _first(self, piece: Piece) -> Iterable[tuple[int, Box]]:
+    """(host, box) of the first device of each box."""
+    seen = set()
+    for host, box in self._held(piece):
+      if box.ranges not in seen:
+        seen.add(box.ranges)
+        yield host, box
+
+
+def one_host(paths: Iterable[str], ranks: Mapping[str, int]) -> Partition:
+  """Of a learner of one process: it holds everything, whatever its mesh."""
+  return Partition(
+    (('device', 1),), (0,), {path: (None,) * ranks[path] for path in paths}
+  )
+
+
+def from_text(
+  text: str, shapes: Mapping[str, tuple[int, ...]], hosts_max: int
+) -> Partition:
+  """The inverse of `to_text`, of a peer that is not to be believed.
+
+  Args:
+    text: what it sent.
+    shapes: path -> shape of every parameter of the run.
+    hosts_max: how many hosts a learner may have.
+
+  Raises:
+    ValueError: it is none, or does not cut these parameters evenly.
+  """
+  try:
+    axes, hosts, splits = json.loads(text)
+    partition = Partition(
+      tuple((str(name), int(size)) for name, size in axes),
+      tuple(int(host) for host in hosts),
+      {str(path): tuple(names) for path, names in splits.items()},
+    )
+  except (TypeError, AttributeError, RecursionError) as error:
+    raise ValueError(f'partition: {error}') from error
+  if partition.host_count > hosts_max:
+    raise ValueError(
+      f'partition: {partition.host_count} hosts, at most {hosts_max}'
+    )
+  if partition.splits.keys() != shapes.keys():
+    differ = sorted(partition.splits.keys() ^ shapes.keys())
+    raise ValueError(f'partition: it differs from the run in {differ[:3]}')
+  sizes = dict(partition.axes)
+  for path, names in partition.splits.items():
+    if len(names) != len(shapes[path]) or any(
+      name is not None and size % sizes[name]
+      for name, size in zip(names, shapes[path])
+    ):
+      raise ValueError(
+        f'partition: {path} of shape {shapes[path]} is not split evenly over '
+        f'{names} of {partition.axes}'
+      )
+  return partition
+
+
+def _size(axis: tuple[str, int]) -> int:
+  return axis[1]
+
+
+def _joined(piece: Piece, found: list[tuple[Range, ...]]) -> Iterable[Box]:
+  """Neighbouring rectangles as one: less of them, and longer runs."""
+  for axis, _ in enumerate(piece.shape):
+    groups: dict = {}
+    for ranges in sorted(found):
+      others = ranges[:axis] + ranges[axis + 1 :]
+      groups.setdefault(others, []).append(ranges)
+    found = list(
+      itertools.chain.from_iterable(
+        _runs(axis, sorted(group, key=lambda r: r[axis]))
+        for group in groups.values()
+      )
+    )
+  return (Box(piece, ranges) for ranges in sorted(found))
+
+
+def _runs(axis: int, group: list[tuple[Range, ...]]):
+  """Rectangles that differ along `axis` alone, in order, joined where whole."""
+  run = group[0]
+  for ranges in group[1:]:
+    if ranges[axis][0] == run[axis][1]:
+      joined = (run[axis][0], ranges[axis][1])
+      run = (*run[:axis], joined, *run[axis + 1 :])
+    else:
+      yield run
+      run = ranges
+  yield run
