@@ -15,13 +15,12 @@ import os
 import pathlib
 import shutil
 import threading
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orbax.checkpoint import v1 as ocp
 
-from diloco.checkpoint import trees, volumes
+from diloco.checkpoint import orbax_files, trees, volumes
 from diloco.checkpoint.volumes import BrokenRecord
 
 FORMAT = 1  # Of what we lay into Orbax's checkpoint.
@@ -55,6 +54,7 @@ class Checkpoints:
     keep_latest: so many newest stay, at least 1.
     keep_best: so many of the lowest loss stay besides.
     say: takes one line on what went wrong; called from any thread.
+    files: how they are written; of one process among several, `HostFiles`.
   """
 
   def __init__(
@@ -63,12 +63,14 @@ class Checkpoints:
     keep_latest: int,
     keep_best: int,
     say: Callable[[str], None],
+    files: orbax_files.Files = orbax_files.SOLE,
   ):
     self._folder = folder.absolute()
+    self._files = files
     self._keep_latest = keep_latest
     self._keep_best = keep_best
     self._say = say
-    self._opened: ocp.training.Checkpointer | None = None  # The thread's.
+    self._opened: orbax_files.Opened | None = None  # The thread's.
     self._losses: dict[int, float | None] = {}  # By step, while it is open.
     self._thread: threading.Thread | None = None
     self._newest = max(self._steps(), default=-1)
@@ -111,7 +113,6 @@ class Checkpoints:
 
     Raises:
       TypeError: `meta` is no JSON.
-      ValueError: an array is not of this process alone.
     """
     path = self._folder / str(step)
     if self.saving:
@@ -166,32 +167,20 @@ class Checkpoints:
     if self._opened is None:
       self._opened = self._open()
     self._losses[step] = loss
-    self._opened.save_checkpointables(
-      step,
-      {'volumes': {f'{i:04d}': v for i, v in enumerate(vectors)}},
-      custom_metadata={'text': text, 'crc': zlib.crc32(text.encode())},
-      force=True,  # The caller has decided.
-    )
+    named = {f'{i:04d}': v for i, v in enumerate(vectors)}
+    self._opened.save(step, named, text)
     for removed in self._losses.keys() - set(self._steps()):
       del self._losses[removed]
 
-  def _open(self) -> ocp.training.Checkpointer:
+  def _open(self) -> orbax_files.Opened:
     policies = ocp.training.preservation_policies
     self._losses = self._read_losses() if self._keep_best else {}
-    context = ocp.Context()
-    context.array.saving.use_compression = False  # Nothing to gain in f32.
-    context.array.saving.enable_post_merge_validation = False
-    context.memory.deepcopy_host_arrays = False  # Nobody writes to them.
-    return ocp.training.Checkpointer(
+    return self._files.open(
       self._folder,
-      context=context,
-      preservation_policy=policies.AnyPreservationPolicy(
-        [
-          policies.LatestN(self._keep_latest),
-          _LowestLoss(self._keep_best, self._losses),
-        ]
-      ),
-      cleanup_tmp_directories=True,
+      [
+        policies.LatestN(self._keep_latest),
+        _LowestLoss(self._keep_best, self._losses),
+      ],
     )
 
   def _read_losses(self) -> dict[int, float]:
@@ -199,15 +188,29 @@ class Checkpoints:
     losses = {}
     for step in self._steps():
       try:
-        losses[step] = _read_text(self._folder / str(step))['loss']
+        losses[step] = self._read_text(self._folder / str(step))['loss']
       except UNREADABLE as error:
         self._say(f'the loss of {self._folder / str(step)}: {_line(error)}')
     return losses
 
   # Restoring ----------------------------------------------------------------
 
+  def readable(self) -> tuple[int, ...]:
+    """The steps of checkpoints whose text is whole, ascending."""
+    found = []
+    for step in sorted(self._steps()):
+      try:
+        self._read_text(self._folder / str(step))
+      except UNREADABLE:
+        continue
+      found.append(step)
+    return tuple(found)
+
   def restore(
-    self, likes: Any, check: Callable[[dict], None] = lambda meta: None
+    self,
+    likes: Any,
+    check: Callable[[dict], None] = lambda meta: None,
+    step: int | None = None,
   ) -> Checkpoint | None:
     """The newest that is whole; says why newer ones are not.
 
@@ -215,21 +218,23 @@ class Checkpoints:
       likes: the tree that is expected: leaves of shape and dtype. One with a
         sharding is put there, others stay on the host.
       check: gets `meta` first; what it raises is raised here.
+      step: that one or none.
     """
     if self._thread is not None:
       self._thread.join()
     for path in sorted(self._folder.glob('*' + UNFINISHED)):
       self._say(f'{path} is passed over: half written')
-    for step in sorted(self._steps(), reverse=True):
+    steps = [s for s in self._steps() if step in (None, s)]
+    for step in sorted(steps, reverse=True):
       path = self._folder / str(step)
       try:
-        text = _read_text(path)
+        text = self._read_text(path)
       except UNREADABLE as error:
         self._set_aside(path, error)
         continue
       check(text['meta'])
       try:
-        arrays = _read_arrays(path, text['arrays'])
+        arrays = _read_arrays(self._files, path, text['arrays'])
         trees.compare(arrays, likes)
       except UNREADABLE as error:
         self._set_aside(path, error)
@@ -250,6 +255,9 @@ class Checkpoints:
     self._opened = None  # It has listed what is there.
     self._newest = max(self._steps(), default=-1)
 
+  def _read_text(self, path: pathlib.Path) -> dict:
+    return _read_text(self._files, path)
+
   def _steps(self) -> list[int]:
     if not self._folder.is_dir():
       return []
@@ -268,8 +276,8 @@ def newest_after(folder: pathlib.Path, step: int) -> Checkpoint | None:
   for each in sorted((s for s in steps if s > step), reverse=True):
     path = (folder / str(each)).absolute()
     try:
-      text = _read_text(path)
-      arrays = _read_arrays(path, text['arrays'])
+      text = _read_text(orbax_files.SOLE, path)
+      arrays = _read_arrays(orbax_files.SOLE, path, text['arrays'])
     except UNREADABLE:
       continue
     return Checkpoint(path, each, text['meta'], arrays)
@@ -297,22 +305,18 @@ class _LowestLoss:
     return [checkpoint.step in best for checkpoint in checkpoints]
 
 
-def _read_text(path: pathlib.Path) -> dict:
+def _read_text(files: orbax_files.Files, path: pathlib.Path) -> dict:
   """What `Checkpoints` wrote besides arrays, proven by its CRC."""
-  custom = ocp.checkpointables_metadata(path).custom_metadata
-  if not custom:
-    raise BrokenRecord('it has no metadata')
-  written = str(custom['text'])
-  if zlib.crc32(written.encode()) != custom['crc']:
-    raise BrokenRecord('the CRC of its metadata is another')
-  text = json.loads(written)
+  text = json.loads(files.read_text(path))
   if text['format'] != FORMAT:
     raise BrokenRecord(f'its format is {text["format"]}, not {FORMAT}')
   return text
 
 
-def _read_arrays(path: pathlib.Path, index: Mapping) -> dict:
-  found = ocp.load(path, checkpointable_name='volumes')
+def _read_arrays(
+  files: orbax_files.Files, path: pathlib.Path, index: Mapping
+) -> dict:
+  found = files.read_volumes(path)
   return volumes.unpack([found[name] for name in sorted(found)], index)
 
 

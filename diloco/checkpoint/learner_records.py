@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from diloco.checkpoint import orbax_files
 from diloco.checkpoint.checkpoints import Checkpoints
 from diloco.checkpoint.volumes import BrokenRecord
 
@@ -51,6 +52,7 @@ class LearnerRecords:
     keep_latest: see `Checkpoints`.
     keep_best: see `Checkpoints`.
     say: see `Checkpoints`.
+    files: see `Checkpoints`.
   """
 
   def __init__(
@@ -61,11 +63,12 @@ class LearnerRecords:
     keep_latest: int,
     keep_best: int,
     say: Callable[[str], None],
+    files: orbax_files.Files = orbax_files.SOLE,
   ):
     self.learner = learner
     self._folder = folder
     self._identity = {**fingerprints, 'learner': str(learner)}
-    self._checkpoints = Checkpoints(folder, keep_latest, keep_best, say)
+    self._checkpoints = Checkpoints(folder, keep_latest, keep_best, say, files)
 
   @property
   def failed(self) -> int:
@@ -98,8 +101,16 @@ class LearnerRecords:
     tree = _tree(params, inner_state, bases)
     return self._checkpoints.save(step, tree, meta, loss)
 
+  def readable(self) -> tuple[int, ...]:
+    """The steps of which there seems to be a whole checkpoint."""
+    return self._checkpoints.readable()
+
   def restore(
-    self, params_like: Any, inner_like: Any, bases_like: Bases
+    self,
+    params_like: Any,
+    inner_like: Any,
+    bases_like: Bases,
+    step: int | None = None,
   ) -> Restored | None:
     """The newest checkpoint that is whole, or None.
 
@@ -107,13 +118,14 @@ class LearnerRecords:
       params_like: shape, dtype and sharding of each parameter.
       inner_like: the same of the inner state.
       bases_like: shape and dtype of each base.
+      step: that checkpoint or none.
 
     Raises:
       BrokenRecord: it is another learner's or another run's; names what
         differs.
     """
     likes = _tree(params_like, inner_like, bases_like)
-    found = self._checkpoints.restore(likes, self._check)
+    found = self._checkpoints.restore(likes, self._check, step)
     if found is None:
       return None
     return Restored(

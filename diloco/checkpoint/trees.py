@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any tree of arrays as named arrays on the host, and back to where it lay."""
+"""Any tree of arrays as named arrays on the host, and back to where it lay.
+
+Of an array that is spread over several processes, this one's are its shards,
+each under a name that says which, such as 'params/norm@0:8,16:32'.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,18 +21,13 @@ def to_host(tree: Any) -> dict[str, np.ndarray]:
 
   Arrays of jax are copied (all transfers side by side). Those of numpy are
   taken as they are: nobody may write to them any more.
-
-  Raises:
-    ValueError: an array is spread over several processes.
   """
-  leaves = _named(tree)
-  for name, leaf in leaves.items():
+  leaves = {}
+  for name, leaf in _named(tree).items():
+    for part, _, x in _parts(name, leaf):
+      leaves[part] = x
+  for leaf in leaves.values():
     if isinstance(leaf, jax.Array):
-      if not leaf.is_fully_addressable:
-        raise ValueError(
-          f'{name} is spread over several processes: only arrays of one '
-          f'process can be saved'
-        )
       leaf.copy_to_host_async()
   return {name: _host_copy(leaf) for name, leaf in leaves.items()}
 
@@ -43,7 +42,11 @@ def compare(arrays: Mapping[str, np.ndarray], likes: Any) -> None:
   Raises:
     BrokenRecord: names, shapes or dtypes are not those of `likes`.
   """
-  leaves = _named(likes)
+  leaves = {
+    part: jax.ShapeDtypeStruct(_shape(index, like), like.dtype)
+    for name, like in _named(likes).items()
+    for part, index in _expected(name, like)
+  }
   differing = [
     f'{name} is {_kind(arrays.get(name))}, expected {_kind(leaves.get(name))}'
     for name in sorted(arrays.keys() | leaves.keys())
@@ -62,13 +65,52 @@ def place(arrays: Mapping[str, np.ndarray], likes: Any) -> Any:
   Where a leaf of `likes` has a sharding, the array is put there, whatever mesh
   it lay on; else it stays on the host.
   """
-  placed = [
-    arrays[name]
-    if getattr(like, 'sharding', None) is None
-    else jax.device_put(arrays[name], like.sharding)
-    for name, like in _named(likes).items()
-  ]
+  placed = [_placed(name, arrays, like) for name, like in _named(likes).items()]
   return jax.tree.structure(likes).unflatten(placed)
+
+
+def _placed(name: str, arrays: Mapping[str, np.ndarray], like):
+  sharding = getattr(like, 'sharding', None)
+  if sharding is None:
+    return arrays[name]
+  if sharding.is_fully_addressable:
+    return jax.device_put(arrays[name], sharding)
+  return jax.make_array_from_callback(
+    like.shape, sharding, lambda index: arrays[_part_name(name, index, like)]
+  )
+
+
+def _parts(name: str, leaf):
+  """(name, index, array) of what this process has of a leaf."""
+  if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+    yield name, None, leaf
+    return
+  seen = set()
+  for shard in leaf.addressable_shards:
+    part = _part_name(name, shard.index, leaf)
+    if part not in seen:
+      seen.add(part)
+      yield part, shard.index, shard.data
+
+
+def _expected(name: str, like):
+  """(name, index) of what this process should have of a leaf."""
+  sharding = getattr(like, 'sharding', None)
+  if sharding is None or sharding.is_fully_addressable:
+    return {name: None}.items()
+  indices = sharding.addressable_devices_indices_map(like.shape).values()
+  return {_part_name(name, index, like): index for index in indices}.items()
+
+
+def _part_name(name: str, index: tuple[slice, ...], like) -> str:
+  ranges = (s.indices(n)[:2] for s, n in zip(index, like.shape))
+  return f'{name}@' + ','.join(f'{a}:{b}' for a, b in ranges)
+
+
+def _shape(index: tuple[slice, ...] | None, like) -> tuple[int, ...]:
+  if index is None:
+    return tuple(like.shape)
+  return tuple(len(range(*s.indices(n))) for s, n in zip(index, like.shape))
 
 
 def _named(tree: Any) -> dict[str, Any]:

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How volumes and a text lie in a folder that Orbax writes.
+
+Two ways, which the caller chooses: `SOLE`, by Orbax's v1, for a process that
+is in no world of several; and `HostFiles`, for one that is. There v1 takes
+every save for one of all processes, and waits for the others; the manager of
+v0 can be told that it writes alone. Each host saves its own part, and none
+waits for another beside the training.
+"""
+
+import pathlib
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import orbax.checkpoint as v0
+from orbax.checkpoint import v1
+
+from diloco.checkpoint.volumes import BrokenRecord
+
+Volumes = Mapping[str, np.ndarray]  # Number -> uint8 vector.
+
+
+class Opened(Protocol):
+  """A folder that is written to."""
+
+  def save(self, step: int, found: Volumes, text: str) -> None:
+    """Writes one checkpoint, all of it or nothing; removes old ones."""
+
+  def close(self) -> None:
+    """Nothing is written any more."""
+
+
+class Files(Protocol):
+  """How checkpoints are written and read."""
+
+  def open(self, folder: pathlib.Path, keep: Sequence[Any]) -> Opened:
+    """For writing.
+
+    Args:
+      folder: of the checkpoints.
+      keep: Orbax's preservation policies; what one of them wants, stays.
+    """
+
+  def read_text(self, path: pathlib.Path) -> str:
+    """The text of one checkpoint; `BrokenRecord` where it is another."""
+
+  def read_volumes(self, path: pathlib.Path) -> Volumes:
+    """The volumes of one checkpoint."""
+
+
+class _Sole:
+  def open(self, folder: pathlib.Path, keep: Sequence[Any]) -> Opened:
+    return _SoleOpened(folder, keep)
+
+  def read_text(self, path: pathlib.Path) -> str:
+    found = v1.checkpointables_metadata(path).custom_metadata
+    return _proven(found)
+
+  def read_volumes(self, path: pathlib.Path) -> Volumes:
+    return v1.load(path, checkpointable_name='volumes')
+
+
+SOLE = _Sole()
+
+
+class _SoleOpened:
+  def __init__(self, folder: pathlib.Path, keep: Sequence[Any]):
+    context = v1.Context()
+    context.array.saving.use_compression = False  # Nothing to gain in f32.
+    context.array.saving.enable_post_merge_validation = False
+    context.memory.deepcopy_host_arrays = False  # Nobody writes to them.
+    policies = v1.training.preservation_policies
+    self._checkpointer = v1.training.Checkpointer(
+      folder,
+      context=context,
+      preservation_policy=policies.AnyPreservationPolicy(keep),
+      cleanup_tmp_directories=True,
+    )
+
+  def save(self, step: int, found: Volumes, text: str) -> None:
+    self._checkpointer.save_checkpointables(
+      step,
+      {'volumes': dict(found)},
+      custom_metadata=_sealed(text),
+      force=True,  # The caller has decided.
+    )
+
+  def close(self) -> None:
+    self._checkpointer.close()
+
+
+class HostFiles:
+  """Of one process among several.
+
+  Args:
+    process: its index in the world of jax.
+  """
+
+  def __init__(self, process: int):
+    self._alone = v0.options.MultiprocessingOptions(
+      primary_host=process,
+      active_processes={process},
+      barrier_sync_key_prefix=f'process{process}',
+    )
+
+  def open(self, folder: pathlib.Path, keep: Sequence[Any]) -> Opened:
+    folder.mkdir(parents=True, exist_ok=True)
+    return _HostOpened(self._manager(folder, keep))
+
+  def read_text(self, path: pathlib.Path) -> str:
+    return _proven(self._read(path, 'text', v0.args.JsonRestore()))
+
+  def read_volumes(self, path: pathlib.Path) -> Volumes:
+    return self._read(path, 'volumes', v0.args.StandardRestore())
+
+  def _read(self, path: pathlib.Path, name: str, arguments):
+    manager = self._manager(path.parent, ())
+    try:
+      found = manager.restore(
+        int(path.name), args=v0.args.Composite(**{name: arguments})
+      )
+    finally:
+      manager.close()
+    return found[name]
+
+  def _manager(self, folder: pathlib.Path, keep: Sequence[Any]):
+    options = v0.CheckpointManagerOptions(
+      create=False,
+      cleanup_tmp_directories=bool(keep),
+      enable_async_checkpointing=False,  # The caller's thread is beside it.
+      multiprocessing_options=self._alone,
+      preservation_policy=(
+        v0.checkpoint_managers.AnyPreservationPolicy(keep) if keep else None
+      ),
+    )
+    handlers = {
+      'volumes': v0.StandardCheckpointHandler(
+        multiprocessing_options=self._alone
+      ),
+      'text': v0.JsonCheckpointHandler(multiprocessing_options=self._alone),
+    }
+    return v0.CheckpointManager(folder, options=options, item_handlers=handlers)
+
+
+class _HostOpened:
+  def __init__(self, manager: v0.CheckpointManager):
+    self._manager = manager
+
+  def save(self, step: int, found: Volumes, text: str) -> None:
+    self._manager.save(
+      step,
+      args=v0.args.Composite(
+        volumes=v0.args.StandardSave(dict(found)),
+        text=v0.args.JsonSave(_sealed(text)),
+      ),
+      force=True,
+    )
+
+  def close(self) -> None:
+    self._manager.close()
+
+
+def _sealed(text: str) -> dict:
+  return {'text': text, 'crc': zlib.crc32(text.encode())}
+
+
+def _proven(found: Mapping | None) -> str:
+  if not found:
+    raise BrokenRecord('it has no metadata')
+  text = str(found['text'])
+  if zlib.crc32(text.encode()) != found['crc']:
+    raise BrokenRecord('the CRC of its metadata is another')
+  return text

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the processes of one learner say to each other.
+
+Host 0, the *leading host*, alone speaks with the syncer. The others do at the
+same boundary what it does, so that all hosts run the same programs in the same
+order on the learner's devices; and each moves its own part of the bytes.
+"""
+
+import dataclasses
+
+from diloco.protocol.messages import Payload
+
+# From the leading host, for the loop of the others: in order, at boundaries ---
+
+
+@dataclasses.dataclass(frozen=True)
+class MakeStep:
+  """Dispatch one inner step."""
+
+  position: int  # Of its batch.
+  lr: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TakeSnapshot:
+  """Copy a fragment; offer this host's part of it, if there is a handle."""
+
+  fragment: int
+  session: int
+  handle: int  # 0: nobody asks for it.
+
+
+@dataclasses.dataclass(frozen=True)
+class ApplyFragment:
+  """Blend in what has arrived, or overwrite where nothing was trained yet."""
+
+  fragment: int
+  version: int
+  blended: bool
+  carry: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ResetState:
+  """The inner state begins anew."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BeginAt:
+  """Training begins with the batch at this position."""
+
+  position: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SaveAt:
+  """Begin a checkpoint of this boundary."""
+
+  step: int
+  loss: float
+  progress: str  # JSON of `checkpoint.learner_records.LearnerProgress`.
+
+
+@dataclasses.dataclass(frozen=True)
+class EndAt:
+  """The process ends with this exit code."""
+
+  code: int
+  reason: str
+
+
+# From the leading host, for the threads of the others -------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoreFrom:
+  """Which checkpoint all hosts go on from; −1: none."""
+
+  step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenSession:
+  """There is a new session with the syncer: make an outlet for it."""
+
+  session: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SyncerAt:
+  """Where this host pulls what the syncer offers to it."""
+
+  session: int
+  addresses: tuple[str, ...]  # By shard of the syncer.
+
+
+@dataclasses.dataclass(frozen=True)
+class CloseSession:
+  """It has ended, with all that was offered in it."""
+
+  session: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HostRetire:
+  """These offers will not be pulled (again)."""
+
+  session: int
+  handles: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class OfferHeld:
+  """Offer this host's part of Θ_p, for a syncer that has lost it."""
+
+  session: int
+  fragment: int
+  handle: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HostTake:
+  """Pull this host's part of an update or of a full fragment, and prove it."""
+
+  session: int
+  fragment: int
+  version: int
+  full: bool
+  payloads: tuple[Payload, ...]  # Of this host, by shard of the syncer.
+  crc: int  # Of this host's part of Θ_p.
+
+
+# From the other hosts ---------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class HostStarted:
+  """Its first message: who it is, and which checkpoints it has whole."""
+
+  host: int
+  steps: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionAt:
+  """Where the syncer pulls what this host offers in a session."""
+
+  session: int
+  addresses: tuple[str, ...]  # By shard of the syncer.
+
+
+@dataclasses.dataclass(frozen=True)
+class HostOffered:
+  """Its part is on offer."""
+
+  handle: int
+  payloads: tuple[Payload, ...]  # By shard of the syncer.
+
+
+@dataclasses.dataclass(frozen=True)
+class HostTook:
+  """What came of `HostTake`."""
+
+  fragment: int
+  version: int
+  reason: str  # Why it failed; empty: it is here, and proven.
+
+
+@dataclasses.dataclass(frozen=True)
+class StopWanted:
+  """This host was told to go: the learner is to leave in good order."""
+
+
+FROM_LEADING_HOST = (
+  MakeStep,
+  TakeSnapshot,
+  ApplyFragment,
+  ResetState,
+  BeginAt,
+  SaveAt,
+  EndAt,
+  RestoreFrom,
+  OpenSession,
+  SyncerAt,
+  CloseSession,
+  HostRetire,
+  OfferHeld,
+  HostTake,
+)
+FROM_OTHER_HOSTS = (
+  HostStarted,
+  SessionAt,
+  HostOffered,
+  HostTook,
+  StopWanted,
+)

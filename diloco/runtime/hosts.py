@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The other hosts of a learner, as its leading host sees them.
+
+What the loop does is told to all before it is done here; what moves bytes is
+asked of each, and counts when the last one has answered: all parts, or none.
+"""
+
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from typing import Protocol
+
+from diloco.protocol import host_messages, messages
+from diloco.transport.group import Connection, GroupLost, Listener
+
+ANSWER_S = 120.0  # A host that lives answers; jax ends the dead sooner.
+
+Addresses = tuple[str, ...]  # Of one host, by shard of the syncer.
+Payloads = tuple[messages.Payload, ...]  # Likewise.
+
+
+class Hosts(Protocol):
+  """What a learner's exchange and loop ask of the other hosts."""
+
+  count: int  # With the leading one.
+
+  def tell(self, message) -> None:
+    """Says one of `host_messages.FROM_LEADING_HOST` to all of them."""
+
+  def open_session(self, session: int) -> tuple[Addresses, ...]:
+    """A new session with the syncer: where each of them can be pulled from."""
+
+  def offered(self, handle: int) -> tuple[Payloads, ...]:
+    """What each of them has on offer under a handle; waits for it."""
+
+  def take(self, orders: Mapping[int, host_messages.HostTake]) -> str:
+    """Has each pull its part; why that failed, or '' where all have theirs."""
+
+  def close(self) -> None:
+    """Says what is queued, and ends."""
+
+
+class Alone:
+  """No other host."""
+
+  count = 1
+
+  def tell(self, message) -> None:
+    pass
+
+  def open_session(self, session: int) -> tuple[Addresses, ...]:
+    return ()
+
+  def offered(self, handle: int) -> tuple[Payloads, ...]:
+    return ()
+
+  def take(self, orders: Mapping[int, host_messages.HostTake]) -> str:
+    return ''
+
+  def close(self) -> None:
+    pass
+
+
+ALONE = Alone()
+
+
+class OtherHosts:
+  """Connections to the hosts 1 … N−1, all there at construction.
+
+  Args:
+    listener: that they have been told of; it is closed.
+    others: how many they are.
+
+  Attributes:
+    steps: host -> the checkpoints that it has whole.
+    on_stop: called on a thread when one of them is told to go.
+    on_lost: called on a thread with what ended a connection.
+
+  Raises:
+    GroupLost: they are not all there in time.
+  """
+
+  def __init__(self, listener: Listener, others: int):
+    self.count = others + 1
+    self.on_stop: Callable[[], None] = lambda: None
+    self.on_lost: Callable[[GroupLost], None] = lambda error: None
+    self._changed = threading.Condition()
+    self._answers: dict[Hashable, dict[int, object]] = {}
+    self._lost: GroupLost | None = None
+    self._connections: dict[int, Connection] = {}
+    self._unnamed: list[Connection] = []
+    for connection in listener.accept(others):
+      self._unnamed.append(self._open(connection))
+    listener.close()
+    started = self._wait('started')
+    self.steps = {host: each.steps for host, each in started.items()}
+
+  def tell(self, message) -> None:
+    for connection in self._connections.values():
+      connection.send(message)
+
+  def open_session(self, session: int) -> tuple[Addresses, ...]:
+    self.tell(host_messages.OpenSession(session))
+    found = self._wait(('session', session))
+    return tuple(each.addresses for each in found.values())
+
+  def offered(self, handle: int) -> tuple[Payloads, ...]:
+    found = self._wait(('offered', handle))
+    return tuple(each.payloads for each in found.values())
+
+  def take(self, orders: Mapping[int, host_messages.HostTake]) -> str:
+    for host, order in orders.items():
+      self._connections[host].send(order)
+    [what] = {(each.fragment, each.version) for each in orders.values()}
+    reasons = (
+      f'host {host}: {each.reason}'
+      for host, each in self._wait(('took', *what)).items()
+      if each.reason
+    )
+    return '; '.join(reasons)
+
+  def close(self) -> None:
+    for connection in self._connections.values():
+      connection.close(timeout_s=3.0)
+
+  def _open(self, connection) -> Connection:
+    opened: list[Connection] = []
+    there = threading.Event()
+
+    def heard(message):
+      there.wait()
+      self._hear(opened[0], message)
+
+    opened.append(
+      Connection(
+        connection,
+        host_messages.FROM_OTHER_HOSTS,
+        heard,
+        self._note_lost,
+        'another host',
+      )
+    )
+    there.set()
+    return opened[0]
+
+  def _hear(self, connection: Connection, message):
+    match message:
+      case host_messages.HostStarted():
+        self._connections[message.host] = connection
+        self._answer('started', connection, message)
+      case host_messages.SessionAt():
+        self._answer(('session', message.session), connection, message)
+      case host_messages.HostOffered():
+        self._answer(('offered', message.handle), connection, message)
+      case host_messages.HostTook():
+        key = 'took', message.fragment, message.version
+        self._answer(key, connection, message)
+      case host_messages.StopWanted():
+        self.on_stop()
+      case _:
+        raise TypeError(f'Not of another host: {message!r}.')
+
+  def _answer(self, key: Hashable, connection: Connection, message):
+    [host] = [h for h, c in self._connections.items() if c is connection]
+    with self._changed:
+      self._answers.setdefault(key, {})[host] = message
+      self._changed.notify_all()
+
+  def _wait(self, key: Hashable) -> dict[int, object]:
+    """By host, ascending."""
+
+    def complete():
+      found = self._answers.get(key, {})
+      return self._lost or len(found) == self.count - 1
+
+    with self._changed:
+      if not self._changed.wait_for(complete, ANSWER_S):
+        raise GroupLost(f'no answer of all hosts in {ANSWER_S} s: {key}')
+      if self._lost:
+        raise self._lost
+      return dict(sorted(self._answers.pop(key).items()))
+
+  def _note_lost(self, error: GroupLost):
+    with self._changed:
+      self._lost = self._lost or error
+      self._changed.notify_all()
+    self.on_lost(error)

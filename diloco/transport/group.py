@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections between the processes of one learner.
+
+The leading host listens, the others connect; each shows that it has the same
+secret before a message is read. What breaks here ends the learner: its hosts
+die together.
+"""
+
+import multiprocessing
+import multiprocessing.connection
+import queue
+import socket
+import threading
+from collections.abc import Callable
+
+from diloco.transport import wire
+
+CONNECT_S = 60.0  # Hosts start side by side, and compile before.
+QUEUE_MAX = 4096  # Messages that may wait to be sent to one host.
+
+
+class GroupLost(Exception):
+  """A host of this learner is gone; the others can't go on without it."""
+
+
+class Connection:
+  """One peer; a thread reads, another writes.
+
+  Args:
+    connection: open, and the peer has shown the secret.
+    allowed: the kinds that the peer may send.
+    on_message: called with each on the reading thread.
+    on_lost: called once with why the connection ended.
+    peer: its name, for errors.
+  """
+
+  def __init__(
+    self,
+    connection: multiprocessing.connection.Connection,
+    allowed: tuple[type, ...],
+    on_message: Callable[[object], None],
+    on_lost: Callable[[GroupLost], None],
+    peer: str,
+  ):
+    self._connection = connection
+    self._allowed = allowed
+    self._on_message = on_message
+    self._on_lost = on_lost
+    self._peer = peer
+    self._closed = threading.Event()
+    self._lost = threading.Lock()
+    self._queue: queue.Queue[bytes | None] = queue.Queue(QUEUE_MAX)
+    self._threads = [
+      threading.Thread(target=job, name=f'group {peer}', daemon=True)
+      for job in (self._read, self._write)
+    ]
+    for thread in self._threads:
+      thread.start()
+
+  def send(self, message) -> None:
+    """Queues a message; they arrive in this order.
+
+    Raises:
+      GroupLost: the peer reads nothing any more.
+    """
+    try:
+      self._queue.put_nowait(wire.encode(message))
+    except queue.Full:
+      raise GroupLost(f'{self._peer} does not read') from None
+
+  def close(self, timeout_s: float) -> None:
+    """Sends what is queued, then ends; loses nothing of what was said."""
+    self._closed.set()
+    self._queue.put(None)
+    self._threads[1].join(timeout_s)
+    self._connection.close()
+
+  def _read(self):
+    try:
+      while True:
+        data = self._connection.recv_bytes(wire.MESSAGE_BYTES_MAX)
+        self._on_message(wire.decode(data, self._allowed, self._peer))
+    except (EOFError, OSError) as error:
+      self._say_lost(str(error) or type(error).__name__)
+    except wire.Malformed as error:
+      self._say_lost(str(error))
+
+  def _write(self):
+    try:
+      while (data := self._queue.get()) is not None:
+        self._connection.send_bytes(data)
+    except (BrokenPipeError, OSError) as error:
+      self._say_lost(str(error) or type(error).__name__)
+
+  def _say_lost(self, reason: str):
+    if self._lost.acquire(blocking=False) and not self._closed.is_set():
+      self._on_lost(GroupLost(f'{self._peer}: {reason}'))
+
+
+class Listener:
+  """Where the leading host waits for the others.
+
+  Args:
+    host: IP literal of the interface that they reach.
+    secret: that they must have too.
+  """
+
+  def __init__(self, host: str, secret: bytes):
+    self._listener = multiprocessing.connection.Listener(
+      (host, 0), family='AF_INET', backlog=64, authkey=secret
+    )
+
+  @property
+  def address(self) -> tuple[str, int]:
+    return self._listener.address
+
+  def accept(self, count: int) -> list[multiprocessing.connection.Connection]:
+    """So many peers that show the secret; waits for them.
+
+    Raises:
+      GroupLost: not so many came in time.
+    """
+    found: queue.Queue = queue.Queue()
+
+    def accept_all():
+      left = count
+      while left:
+        try:
+          found.put(self._listener.accept())
+          left -= 1
+        except (multiprocessing.AuthenticationError, EOFError):
+          continue  # Not one of ours.
+
+    threading.Thread(target=accept_all, daemon=True).start()
+    try:
+      return [found.get(timeout=CONNECT_S) for _ in range(count)]
+    except queue.Empty:
+      raise GroupLost(
+        f'a host of this learner did not connect in {CONNECT_S} s'
+      ) from None
+
+  def close(self) -> None:
+    self._listener.close()
+
+
+def connect(
+  address: tuple[str, int], secret: bytes
+) -> multiprocessing.connection.Connection:
+  """To the leading host.
+
+  Raises:
+    GroupLost: it is not there, or is another learner's.
+  """
+  try:
+    connection = multiprocessing.connection.Client(
+      address, family='AF_INET', authkey=secret
+    )
+  except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
+    raise GroupLost(f'the leading host at {address}: {error}') from error
+  return connection
+
+
+def own_address(towards: str) -> str:
+  """The IP literal of the interface by which `towards` is reached.
+
+  Args:
+    towards: host name or address; nothing is sent to it.
+  """
+  with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    probe.connect((towards, 9))
+    return probe.getsockname()[0]
