@@ -30,6 +30,7 @@ SECTIONS = {
   'codec': values.CodecConfig,
   'merge': values.MergeConfig,
   'protocol': ProtocolConfig,
+  'syncer': values.SyncerConfig,
   'mesh': values.MeshConfig,
   'transport': values.TransportConfig,
   'checkpoint': values.CheckpointConfig,
@@ -72,6 +73,7 @@ class RunConfig:
   merge: values.MergeConfig
   protocol: ProtocolConfig
   blend_alpha: float  # Key protocol.blend_alpha; the protocol never sees it.
+  syncer: values.SyncerConfig
   mesh: values.MeshConfig
   transport: values.TransportConfig
   checkpoint: values.CheckpointConfig

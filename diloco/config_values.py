@@ -268,6 +268,18 @@ class MergeConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
+class SyncerConfig(Section):
+  """The syncer's processes."""
+
+  SECTION = 'syncer'
+
+  shards: int
+
+  def broken_rules(self):
+    yield from self._at_least(1, 'shards')
+
+
+@dataclasses.dataclass(frozen=True)
 class MeshConfig(Section):
   """Devices of one learner, by axis; their product is all it uses."""
 

@@ -107,6 +107,11 @@ def base() -> ml_collections.ConfigDict:
       'blend_alpha': 0.0,  # α of 'mix': the weight of what is overwritten.
     }
   )
+  config.syncer = ml_collections.ConfigDict(
+    {
+      'shards': 1,  # S, the processes that share Θ; one of them leads.
+    }
+  )
   config.mesh = ml_collections.ConfigDict(
     {
       'fsdp': 1,  # Devices of one learner over which parameters are sharded.

@@ -6,8 +6,9 @@ codec spans two tensors, and the fragmentation does not change what a piece
 decodes to.
 """
 
+import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -57,15 +58,28 @@ def decode(
 
 
 def crc(arrays: Arrays, pieces: Pieces) -> int:
-  """`zlib.crc32` of the little-endian f32 bytes, in the layout's order.
+  """Of the fragment: `crc_of` its pieces, in the layout's order.
 
   The bits count, not the values: -0.0 and 0.0 differ.
   """
-  value = 0
-  for piece in pieces:
-    vector = _vector(arrays, piece).astype('<f4', copy=False)
-    value = zlib.crc32(vector.view(np.uint8), value)
-  return value
+  return crc_of(piece_crcs(arrays, pieces))
+
+
+def piece_crcs(arrays: Arrays, pieces: Pieces) -> tuple[int, ...]:
+  """`zlib.crc32` of each piece's little-endian f32 bytes."""
+  vectors = (
+    _vector(arrays, piece).astype('<f4', copy=False) for piece in pieces
+  )
+  return tuple(zlib.crc32(vector.view(np.uint8)) for vector in vectors)
+
+
+def crc_of(crcs: Sequence[int]) -> int:
+  """One CRC of several, known without the bytes: those of their u32s.
+
+  So a fragment whose pieces are held by several processes has one CRC, which
+  any of them can tell from theirs.
+  """
+  return zlib.crc32(struct.pack(f'<{len(crcs)}I', *crcs))
 
 
 def is_finite(arrays: Arrays) -> bool:

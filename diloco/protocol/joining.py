@@ -88,7 +88,7 @@ def on_connected(core: Core, event: learner_io.Connected):
       versions=tuple(f.host for f in fragments),
       crcs=tuple(f.crc for f in fragments),
       began=core.state.began,
-      address=event.address,
+      addresses=event.addresses,
     )
   )
 

@@ -17,7 +17,8 @@ class Connected:
   """A stream to the syncer is open."""
 
   incarnation: int
-  address: str  # Where the syncer will pull this learner's offers.
+  # Where the syncer will pull this learner's offers, by part.
+  addresses: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)

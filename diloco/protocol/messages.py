@@ -8,17 +8,31 @@ checked on the wire by `diloco/transport/wire.py`, which reads them from here.
 
 import dataclasses
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """What of a payload goes between one process of a learner and one shard."""
+
+  nbytes: int  # 0: nothing, and it is not pulled.
+  crc: int  # zlib.crc32 of the bytes.
 
 
 @dataclasses.dataclass(frozen=True)
 class Payload:
-  """One offered array of bytes, as the receiver must find it."""
+  """One offered array of bytes, as the receiver must find it.
+
+  Where it has parts, each is offered at an outlet of its own, all under one
+  handle: part i = host·S + shard is between process `host` of the learner and
+  that shard of the syncer.
+  """
 
   handle: int  # Unique within the offering process.
   codec: str  # Name of the codec that wrote it, such as 'int4'.
-  nbytes: int
-  crc: int  # zlib.crc32 of the bytes.
+  nbytes: int  # Of all parts.
+  crc: int  # zlib.crc32 of the bytes, or of the parts' CRCs as u32s.
+  parts: tuple[Part, ...] = ()  # Empty where there is but one.
 
 
 # From a learner ------------------------------------------------------------
@@ -36,7 +50,8 @@ class Hello:
   versions: tuple[int, ...]  # What the learner holds, per fragment.
   crcs: tuple[int, ...]  # Of the bytes of those fragments.
   began: bool  # Its process has trained already: no bootstrap is to come.
-  address: str  # Where the syncer pulls this learner's offers.
+  # Where the syncer pulls this learner's offers, by part.
+  addresses: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +161,17 @@ class Welcome:
   position: int  # Next batch of this learner id's shard, as last reported.
   live: tuple[int, ...]
   clean: bool  # What the learner brings is not trusted: it was quarantined.
-  address: str  # Where this learner pulls the syncer's offers.
+  # Where this learner pulls the syncer's offers, by part; '' where the shard
+  # is still to say.
+  addresses: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardAt:
+  """A shard of the syncer is there (again): where its offers are pulled."""
+
+  shard: int
+  addresses: tuple[str, ...]  # By process of the learner.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,6 +302,7 @@ FROM_LEARNER = (
 )
 FROM_SYNCER = (
   Welcome,
+  ShardAt,
   Refusal,
   Donate,
   DonationOver,

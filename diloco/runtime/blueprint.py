@@ -19,6 +19,7 @@ from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import DecoderConfig, ExpertsConfig
 from diloco.numerics.codec import Codec, make_codec
 from diloco.numerics.fragments import Layout, TensorSpec, make_layout, take
+from diloco.numerics.owners import Owners, shards_of
 from diloco.numerics.schedule import make_schedule
 from diloco.runtime.own_model import own_model
 
@@ -34,6 +35,7 @@ class Blueprint:
     model: what is trained.
     specs: path -> shape and role of its parameters.
     layout: how they are cut into fragments.
+    owners: which shard of the syncer has which piece of those.
     text: to train on, and held out.
     up: the codec of a learner's delta to its base.
     down: the codec of the outer update.
@@ -44,6 +46,7 @@ class Blueprint:
   model: interface.Model
   specs: dict[str, TensorSpec]
   layout: Layout
+  owners: Owners
   text: corpus.Corpus
   up: Codec
   down: Codec
@@ -132,6 +135,13 @@ def make_blueprint(
     for path, leaf in shapes.items()
   }
 
+  layout = make_layout(
+    specs,
+    config.fragments.scheme,
+    config.protocol.fragments,
+    config.fragments.embedding,
+  )
+
   def codec(name):
     return make_codec(name, config.codec.block_size, config.codec.scale)
 
@@ -139,12 +149,8 @@ def make_blueprint(
     config=config,
     model=model,
     specs=specs,
-    layout=make_layout(
-      specs,
-      config.fragments.scheme,
-      config.protocol.fragments,
-      config.fragments.embedding,
-    ),
+    layout=layout,
+    owners=shards_of(layout, config.syncer.shards),
     text=text,
     up=codec(config.codec.up),
     down=codec(config.codec.down),

@@ -3,7 +3,6 @@
 
 import dataclasses
 import itertools
-import zlib
 from collections.abc import Mapping
 
 import jax
@@ -11,8 +10,9 @@ import numpy as np
 from absl import logging
 
 from diloco.numerics import payload
+from diloco.numerics.codec import Codec
 from diloco.protocol import learner_io, messages
-from diloco.runtime import contributions, donations
+from diloco.runtime import contributions, donations, parts
 from diloco.runtime.announced import why_unfit
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
@@ -21,7 +21,7 @@ from diloco.runtime.incarnation import process_of
 from diloco.runtime.link import Session
 from diloco.runtime.tape_lines import Source
 from diloco.runtime.transfer_pace import TransferPace
-from diloco.transport.interface import DataPlane, Inlet, TransferFailed
+from diloco.transport.interface import DataPlane, TransferFailed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Carrier:
       c_steps=snapshot.c_steps,
       c_tokens=snapshot.c_tokens,
       step=snapshot.step,
-      payload=self._offered(p, codec.name, data, session),
+      payload=self._offered(p, codec, data, session),
     )
 
   def donate_fragment(
@@ -125,39 +125,42 @@ class Carrier:
     pieces = self._blueprint.layout.fragments[fragment]
     full = self._blueprint.full
     data = payload.encode(held.theta, pieces, full)
-    found = self._offered(fragment, full.name, data, session)
+    found = self._offered(fragment, full, data, session)
     return messages.FragmentOffered(fragment, held.version, found)
 
   def _offered(
-    self, fragment: int, codec: str, data: np.ndarray, session: Session
+    self, fragment: int, codec: Codec, data: np.ndarray, session: Session
   ) -> messages.Payload:
     handle = next(self._handles)
-    session.offer(fragment, handle, data)
-    return messages.Payload(handle, codec, data.nbytes, zlib.crc32(data))
+    shares = self._blueprint.owners.split(data, fragment, codec)
+    session.offer(fragment, handle, shares)
+    return parts.announced(handle, codec.name, shares)
 
   # In -----------------------------------------------------------------------
 
   def pull_update(
-    self, update: messages.Update, inlet: Inlet | None
+    self, update: messages.Update, inlets: parts.Inlets | None
   ) -> learner_io.Event:
     """An outer update: to the host's copy and to the devices."""
-    return self._pull(update, self._host.update, self._blueprint.down, inlet)
+    return self._pull(update, self._host.update, self._blueprint.down, inlets)
 
   def pull_fragment(
-    self, message: messages.FullFragment, inlet: Inlet | None
+    self, message: messages.FullFragment, inlets: parts.Inlets | None
   ) -> learner_io.Event:
     """A full fragment, likewise."""
-    return self._pull(message, self._host.replace, self._blueprint.full, inlet)
+    return self._pull(message, self._host.replace, self._blueprint.full, inlets)
 
-  def _pull(self, message, take_in, codec, inlet) -> learner_io.Event:
+  def _pull(self, message, take_in, codec, inlets) -> learner_io.Event:
     p, version = message.fragment, message.version
+    owners = self._blueprint.owners
     try:
-      reason = why_unfit(message.payload, p, codec, self._blueprint.layout)
-      if reason is None and inlet is None:
+      reason = why_unfit(message.payload, p, codec, owners)
+      if reason is None and inlets is None:
         reason = 'the session has ended'
       if reason is not None:
         raise Mismatch(reason)
-      data = self._pace.pull(inlet, message.payload)
+      pulled = inlets.pull(message.payload, self._pace)
+      data = owners.join(pulled, p, codec)
       take_in(p, version, data, message.crc)
     except (TransferFailed, Mismatch) as error:
       reason = f'{type(error).__name__}: {error}'

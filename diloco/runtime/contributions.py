@@ -10,6 +10,7 @@ from diloco.numerics import payload
 from diloco.numerics.codec import Codec
 from diloco.numerics.fragments import Pieces
 from diloco.protocol import messages
+from diloco.runtime import parts
 from diloco.runtime.announced import why_unfit
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.transfer_pace import TransferPace
@@ -36,36 +37,33 @@ class Unusable(Exception):
 
 
 def pull_fragment(
-  offered: messages.FragmentOffered,
-  crc: int,
+  found: messages.Payload,
+  fragment: int,
+  shard: int,
   inlet: Inlet,
   blueprint: Blueprint,
   pace: TransferPace,
 ) -> dict[str, np.ndarray]:
-  """A learner's copy of Θ_p: piece name -> f32 array.
+  """A shard's part of a learner's copy of Θ_p: piece name -> f32 array.
 
   Raises:
     TransferFailed: as in `pull`.
-    Unusable: it has another size, or is not the fragment with this CRC.
+    Unusable: it has another codec or size.
   """
-  pieces = blueprint.layout.fragments[offered.fragment]
-  found, full = offered.payload, blueprint.full
-  reason = why_unfit(found, offered.fragment, full, blueprint.layout)
-  if reason is not None:
-    raise Unusable(reason)
-  theta = payload.decode(pace.pull(inlet, found), pieces, full)
-  if payload.crc(theta, pieces) != crc:
-    raise Unusable(
-      f'CRC {payload.crc(theta, pieces):08x} of fragment {offered.fragment}, '
-      f'the run has {crc:08x}'
-    )
-  return theta
+  full = blueprint.full
+  data = _pull_part(found, fragment, shard, full, inlet, blueprint, pace)
+  return payload.decode(data, blueprint.owners.pieces(fragment, shard), full)
 
 
 def pull(
-  offer: messages.Offer, inlet: Inlet, blueprint: Blueprint, pace: TransferPace
+  found: messages.Payload,
+  fragment: int,
+  shard: int,
+  inlet: Inlet,
+  blueprint: Blueprint,
+  pace: TransferPace,
 ) -> tuple[dict[str, np.ndarray], float]:
-  """v_m of one fragment, piece name -> f32 array; and its L2 norm.
+  """A shard's part of v_m, piece name -> f32 array; and its L2 norm.
 
   Raises:
     TransferFailed: the bytes did not come, or are not those announced.
@@ -73,11 +71,23 @@ def pull(
       decode to values that are not finite, or absurd.
   """
   codec = blueprint.up
-  pieces = blueprint.layout.fragments[offer.fragment]
-  reason = why_unfit(offer.payload, offer.fragment, codec, blueprint.layout)
+  data = _pull_part(found, fragment, shard, codec, inlet, blueprint, pace)
+  return decode(data, blueprint.owners.pieces(fragment, shard), codec)
+
+
+def _pull_part(
+  found: messages.Payload,
+  fragment: int,
+  shard: int,
+  codec: Codec,
+  inlet: Inlet,
+  blueprint: Blueprint,
+  pace: TransferPace,
+) -> np.ndarray:
+  reason = why_unfit(found, fragment, codec, blueprint.owners)
   if reason is not None:
     raise Unusable(reason)
-  return decode(pace.pull(inlet, offer.payload), pieces, codec)
+  return pace.pull(inlet, parts.only(found, shard))
 
 
 def decode(

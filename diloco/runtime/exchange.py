@@ -24,9 +24,10 @@ from diloco.runtime.carrier import Adopted, Arrived, Carrier
 from diloco.runtime.device import Device
 from diloco.runtime.host_copy import HostCopy
 from diloco.runtime.link import Link, Session
+from diloco.runtime.parts import Inlets
 from diloco.runtime.worker import Worker
 from diloco.transport import access as access_lib
-from diloco.transport.interface import Closed, DataPlane, Inlet
+from diloco.transport.interface import Closed, DataPlane
 
 # What the training loop performs, in order, at its boundary.
 BOUNDARY = (
@@ -86,7 +87,7 @@ class Exchange:
     self._lock = threading.Lock()
     self._todo: queue.SimpleQueue = queue.SimpleQueue()
     self._session: Session | None = None
-    self._inlet: Inlet | None = None
+    self._inlets: Inlets | None = None
     # At the end every fragment is offered at one boundary.
     room = JOBS_MAX + 2 * config.protocol.fragments
     self._up = Worker('up', room, self._on_crash)
@@ -94,6 +95,7 @@ class Exchange:
     self._link = Link(
       address,
       plane,
+      config.syncer.shards,
       config.transport.connect_s,
       on_open=self._on_open,
       on_message=self._on_message,
@@ -228,25 +230,28 @@ class Exchange:
 
   def _on_open(self, session: Session):
     self.handle(
-      learner_io.Connected(session.incarnation, session.outlet.address),
-      session,
+      learner_io.Connected(session.incarnation, session.addresses), session
     )
 
   def _on_message(self, message):
     try:
+      if isinstance(message, messages.ShardAt):  # No matter of the machine's.
+        if self._inlets is not None:
+          self._inlets.move(message.shard, message.addresses[0])
+        return
       if isinstance(message, messages.Welcome):
-        self._replace_inlet(self._plane.inlet(message.address))
+        self._replace_inlets(Inlets(self._plane, message.addresses))
       self.handle(learner_io.Heard(message))
     except Exception as error:  # noqa: BLE001 - handed on, not hidden.
       self._on_crash(error)  # gRPC's thread would keep it to itself.
 
   def _on_close(self, reason: str):
     self._session = None
-    self._replace_inlet(None)
+    self._replace_inlets(None)
     self.handle(learner_io.Disconnected(reason))
 
-  def _replace_inlet(self, inlet: Inlet | None):
-    before, self._inlet = self._inlet, inlet
+  def _replace_inlets(self, inlets: Inlets | None):
+    before, self._inlets = self._inlets, inlets
     if before is not None:
       before.close()
 
@@ -320,8 +325,8 @@ class Exchange:
 
   def _fetch(self, pull, message) -> list[learner_io.Event]:
     """Queues a pull of bytes that the syncer offers."""
-    inlet = self._inlet
-    if self._down.submit(lambda: self.handle(pull(message, inlet))):
+    inlets = self._inlets
+    if self._down.submit(lambda: self.handle(pull(message, inlets))):
       return []
     reason = f'{JOBS_MAX} fetches are waiting'
     return [learner_io.FetchFailed(message.fragment, message.version, reason)]

@@ -20,7 +20,12 @@ class Outcome:
 
   state: outer.FragmentState
   data: np.ndarray  # The bytes of the outer update.
-  crc: int  # Of the resulting Θ_p.
+  crcs: tuple[int, ...]  # Of the resulting pieces.
+
+  @property
+  def crc(self) -> int:
+    """Of the resulting Θ_p, where all its pieces are here."""
+    return payload.crc_of(self.crcs)
 
 
 def make_optimizer(config: RunConfig) -> optax.GradientTransformation:
@@ -40,18 +45,33 @@ def make_optimizer(config: RunConfig) -> optax.GradientTransformation:
 
 
 class GlobalModel:
-  """One state per fragment, replaced as a whole when a round closes."""
+  """One state per fragment, replaced as a whole when a round closes.
 
-  def __init__(self, blueprint: Blueprint):
+  Args:
+    blueprint: of the run.
+    shard: whose pieces are here; None: all are.
+
+  Attributes:
+    owned: the fragments of which any piece is here.
+  """
+
+  def __init__(self, blueprint: Blueprint, shard: int | None = None):
     self._blueprint = blueprint
+    owners, layout = blueprint.owners, blueprint.layout
+    if shard is None:
+      self._pieces = list(layout.fragments)
+    else:
+      fragments_ = range(len(layout.fragments))
+      self._pieces = [owners.pieces(p, shard) for p in fragments_]
+    self.owned = tuple(p for p, pieces in enumerate(self._pieces) if pieces)
     config = blueprint.config
     self._optimizer = make_optimizer(config)
     self._states = [
-      outer.init(theta, self._optimizer)
-      for theta in blueprint.initial_fragments()
+      outer.init({x.name: theta[x.name] for x in pieces}, self._optimizer)
+      for theta, pieces in zip(blueprint.initial_fragments(), self._pieces)
     ]
     self._crcs = [
-      self._crc(p, state.theta) for p, state in enumerate(self._states)
+      self._piece_crcs(p, state.theta) for p, state in enumerate(self._states)
     ]
     self._compile()
 
@@ -71,7 +91,7 @@ class GlobalModel:
       weights: w_m by learner id.
     """
     config = self._blueprint.config
-    pieces = self._blueprint.layout.fragments[fragment]
+    pieces = self._pieces[fragment]
     delta = merge.merge(
       contributions,
       weights,
@@ -87,19 +107,19 @@ class GlobalModel:
       pieces,
       config.codec.error_feedback,
     )
-    return Outcome(state, data, self._crc(fragment, state.theta))
+    return Outcome(state, data, self._piece_crcs(fragment, state.theta))
 
   def install(self, fragment: int, outcome: Outcome):
     """The round has closed: from now on this is Θ_p."""
     self._states[fragment] = outcome.state
-    self._crcs[fragment] = outcome.crc
+    self._crcs[fragment] = outcome.crcs
 
   def fragment(self, fragment: int) -> tuple[int, np.ndarray, int]:
     """Version, bytes in f32 and CRC of one fragment, belonging together."""
     state = self._states[fragment]
-    pieces = self._blueprint.layout.fragments[fragment]
+    pieces = self._pieces[fragment]
     data = payload.encode(state.theta, pieces, self._blueprint.full)
-    return state.version, data, self._crcs[fragment]
+    return state.version, data, payload.crc_of(self._crcs[fragment])
 
   def state(self, fragment: int) -> outer.FragmentState:
     """Everything of one fragment, as a checkpoint keeps it."""
@@ -108,7 +128,7 @@ class GlobalModel:
   def restore(self, fragment: int, state: outer.FragmentState):
     """Goes on from a checkpoint's state."""
     self._states[fragment] = state
-    self._crcs[fragment] = self._crc(fragment, state.theta)
+    self._crcs[fragment] = self._piece_crcs(fragment, state.theta)
 
   def go_on(self, fragment: int, version: int, theta: Arrays | None):
     """Θ_p is at `version` from now on, whatever it was here.
@@ -131,7 +151,11 @@ class GlobalModel:
 
   def crcs(self) -> tuple[int, ...]:
     """Of the bytes of every fragment."""
-    return tuple(self._crcs)
+    return tuple(payload.crc_of(crcs) for crcs in self._crcs)
+
+  def piece_crcs(self, fragment: int) -> tuple[int, ...]:
+    """Of the bytes of every piece of one fragment that is here."""
+    return self._crcs[fragment]
 
   def parameters(self) -> dict[str, np.ndarray]:
     """Θ as path -> f32 array."""
@@ -139,15 +163,16 @@ class GlobalModel:
       path: np.empty(spec.shape, np.float32)
       for path, spec in self._blueprint.specs.items()
     }
-    for state, pieces in zip(self._states, self._blueprint.layout.fragments):
+    for state, pieces in zip(self._states, self._pieces):
       params = fragments.put(params, pieces, state.theta)
     return params
 
   def _compile(self):
     """Makes a step of every fragment and forgets it: rounds must not wait."""
-    for fragment, state in enumerate(self._states):
-      zeros = {name: np.zeros_like(x) for name, x in state.theta.items()}
+    for fragment in self.owned:
+      theta = self._states[fragment].theta
+      zeros = {name: np.zeros_like(x) for name, x in theta.items()}
       self.outer_step(fragment, {0: zeros}, {0: 1.0})
 
-  def _crc(self, fragment: int, theta: Arrays) -> int:
-    return payload.crc(theta, self._blueprint.layout.fragments[fragment])
+  def _piece_crcs(self, fragment: int, theta: Arrays) -> tuple[int, ...]:
+    return payload.piece_crcs(theta, self._pieces[fragment])

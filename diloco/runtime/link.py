@@ -4,7 +4,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from absl import logging
@@ -34,12 +34,20 @@ class RunIsOver(Exception):
 
 
 class Session:
-  """One connection, and what is offered to the syncer over it."""
+  """One connection, and what is offered to the syncer over it.
 
-  def __init__(self, incarnation: int, client: ControlClient, outlet: Outlet):
+  Args:
+    incarnation: of the session.
+    client: speaks with the syncer.
+    outlets: one to each of its shards.
+  """
+
+  def __init__(
+    self, incarnation: int, client: ControlClient, outlets: Sequence[Outlet]
+  ):
     self.incarnation = incarnation
     self.client = client
-    self.outlet = outlet
+    self._outlets = tuple(outlets)
     self._unretired: dict[int, int] = {}  # Handle -> fragment.
 
   def has_room(self, fragment: int) -> bool:
@@ -51,15 +59,29 @@ class Session:
     offered = list(self._unretired.values())
     return offered.count(fragment) < OFFERS_MAX
 
-  def offer(self, fragment: int, handle: int, data: np.ndarray):
-    """Offers; raises `Closed` where the session has ended."""
-    self.outlet.offer(handle, data)
+  @property
+  def addresses(self) -> tuple[str, ...]:
+    """Where each shard pulls."""
+    return tuple(outlet.address for outlet in self._outlets)
+
+  def offer(self, fragment: int, handle: int, parts: Sequence[np.ndarray]):
+    """Offers each shard its part; raises `Closed` if the session has ended."""
+    for outlet, data in zip(self._outlets, parts, strict=True):
+      if data.size:
+        outlet.offer(handle, data)
     self._unretired[handle] = fragment
 
   def retire(self, handle: int):
     """The syncer does not need the offer any more."""
     self._unretired.pop(handle, None)
-    self.outlet.retire(handle)
+    for outlet in self._outlets:
+      outlet.retire(handle)
+
+  def close(self):
+    """Ends the connection, after what is queued, and the offers."""
+    self.client.close()
+    for outlet in self._outlets:
+      outlet.close()
 
 
 class Link:
@@ -67,7 +89,8 @@ class Link:
 
   Args:
     address: of the syncer, host:port.
-    plane: makes the outlet of each session.
+    plane: makes the outlets of each session.
+    shards: S, of the syncer.
     first_s: how long the first connection may take; later ones, for ever.
     on_open: called with each session.
     on_message: called with each message of the syncer.
@@ -86,6 +109,7 @@ class Link:
     self,
     address: str,
     plane: DataPlane,
+    shards: int,
     first_s: float,
     on_open: Callable[[Session], None],
     on_message: Callable[[object], None],
@@ -98,6 +122,7 @@ class Link:
   ):
     self._address = address
     self._plane = plane
+    self._shards = shards
     self._first_s = first_s
     self._on_open = on_open
     self._on_message = on_message
@@ -172,7 +197,8 @@ class Link:
         continue
       self._sessions += 1
       incarnation = incarnation_of(self.process, self._sessions)
-      return Session(incarnation, client, self._plane.outlet('syncer'))
+      outlets = [self._plane.outlet('syncer') for _ in range(self._shards)]
+      return Session(incarnation, client, outlets)
     return None
 
   def _hold(self, session: Session):
@@ -188,7 +214,6 @@ class Link:
         reason = self._wakes.get(timeout=left_s)
       except queue.Empty:
         self._on_deadline()
-    session.client.close()
-    session.outlet.close()
+    session.close()
     logging.info('the session ended: %s', reason)
     self._on_close(reason)

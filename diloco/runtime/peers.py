@@ -1,63 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The syncer's side of its sessions: who they are, what is offered to whom."""
+"""The syncer's side of its sessions: who they are, what is said to whom."""
 
-import itertools
-
-import numpy as np
+import collections
+from collections.abc import Callable
 
 from diloco.protocol import messages
 from diloco.transport.control_session import Session
-from diloco.transport.interface import Inlet, Outlet
 
 Key = tuple[int, int]  # (learner, incarnation)
 
 
 class Peer:
-  """One session of one learner.
+  """One session of one learner: what is said to it, in order.
 
-  Keeps one outer update and one full fragment per fragment on offer: whoever
-  is further behind than that needs the newest full one anyway.
+  What is to be said of bytes that a shard has still to offer keeps its place;
+  what comes after it waits.
   """
 
-  def __init__(
-    self,
-    session: Session,
-    outlet: Outlet,
-    inlet: Inlet,
-    handles: 'itertools.count[int]',
-  ):
+  def __init__(self, session: Session):
     self.session = session
-    self.inlet = inlet
-    self.address = outlet.address
-    self._outlet = outlet
-    self._handles = handles
-    self._offered: dict[
-      tuple[str, int], int
-    ] = {}  # (codec, fragment) → handle.
-    self._nbytes: dict[int, int] = {}
+    self._waiting: collections.deque[Place] = collections.deque()
+    # (codec, fragment) → handle; the older of a kind is not there any more.
+    self._offered: dict[tuple[str, int], int] = {}
+    self._nbytes: dict[int, int] = {}  # Of what is on offer, by handle.
 
-  def offer(self, codec: str, fragment: int, data: np.ndarray) -> int:
-    """Offers `data` in place of the last of its kind; returns the handle."""
-    handle = next(self._handles)
-    before = self._offered.get((codec, fragment))
-    self._outlet.offer(handle, data)
-    self._offered[codec, fragment] = handle
-    self._nbytes[handle] = data.nbytes
-    if before is not None:
-      self.retire(before)
-    return handle
+  def send(self, message):
+    """Says it after all that was said, or promised, before."""
+    self.promise().fill(message)
+
+  def promise(self) -> 'Place':
+    """Keeps a place for a message that is still to come."""
+    place = Place(self._flush)
+    self._waiting.append(place)
+    return place
+
+  def note_offer(self, fragment: int, payload: messages.Payload):
+    """It can be fetched from now on, and what it replaces no longer."""
+    before = self._offered.get((payload.codec, fragment), 0)
+    self.retire(before)
+    self._offered[payload.codec, fragment] = payload.handle
+    self._nbytes[payload.handle] = payload.nbytes
 
   def retire(self, handle: int) -> int:
-    """Withdraws an offer; how many bytes it was, 0 where it is gone."""
-    nbytes = self._nbytes.pop(handle, 0)
-    self._outlet.retire(handle)
-    return nbytes
+    """It was fetched; how many bytes it was, 0 where that is known."""
+    return self._nbytes.pop(handle, 0)
 
-  def close(self, reason: str):
-    """Ends the stream, the pulls and the offers."""
-    self.session.close(reason)
-    self.inlet.close()
-    self._outlet.close()
+  def _flush(self):
+    while self._waiting and self._waiting[0].filled:
+      message = self._waiting.popleft().message
+      if message is not None:
+        self.session.send(message)
+
+
+class Place:
+  """Of a message, among those to one peer."""
+
+  def __init__(self, flush: Callable[[], None]):
+    self._flush = flush
+    self.filled = False
+    self.message = None
+
+  def fill(self, message):
+    """Says `message` here; None: nothing."""
+    self.filled, self.message = True, message
+    self._flush()
 
 
 class Peers:

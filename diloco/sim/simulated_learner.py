@@ -101,8 +101,8 @@ class SimulatedLearner:
     self.incarnation = self._cluster.next_incarnation()
     self.offers.clear()
     self.donations.clear()
-    address = f'learner-{self.id}'
-    self.handle(learner_io.Connected(self.incarnation, address))
+    addresses = (f'learner-{self.id}',)
+    self.handle(learner_io.Connected(self.incarnation, addresses))
 
   def disconnect(self, reason: str):
     if not self.gone and self.online:
@@ -249,7 +249,7 @@ class SimulatedLearner:
       return  # The syncer is stopped; it will find these.
     handle = self._cluster.next_handle()
     data = self.contents.offer(snapshot, copy)
-    payload = Carried(handle, 'up', 1, 0, data)
+    payload = Carried(handle, 'up', 1, 0, data=data)
     self.offers[handle] = snapshot.fragment
     fields = vars(snapshot)
     self._cluster.to_syncer(self, messages.Offer(**fields, payload=payload))
@@ -264,7 +264,7 @@ class SimulatedLearner:
       crcs=tuple(self.contents.crcs),
       step=effect.step,
       payloads=tuple(
-        Carried(self._cluster.next_handle(), 'f32', 1, 0, donated)
+        Carried(self._cluster.next_handle(), 'f32', 1, 0, data=donated)
         for _ in self.contents.versions
       ),
       address=f'learner-{self.id}',
@@ -278,7 +278,7 @@ class SimulatedLearner:
 
   def _donate_fragment(self, p: int):
     data = self.contents.fragment(p)
-    payload = Carried(self._cluster.next_handle(), 'f32', 1, 0, data)
+    payload = Carried(self._cluster.next_handle(), 'f32', 1, 0, data=data)
     self.offers[payload.handle] = None  # Not for a round.
     version = self.contents.versions[p]
     offered = messages.FragmentOffered(p, version, payload)

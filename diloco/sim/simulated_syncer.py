@@ -115,7 +115,7 @@ class SimulatedSyncer:
       effect.position,
       effect.live,
       effect.clean,
-      'syncer',
+      ('syncer',),
     )
     self._cluster.to_learner(effect.learner, effect.incarnation, welcome)
 
@@ -143,7 +143,7 @@ class SimulatedSyncer:
       participants=tuple(s.learner for s in effect.shares),
       weights=tuple(s.weight for s in effect.shares),
       ages_s=tuple(s.age_s for s in effect.shares),
-      payload=Carried(self._cluster.next_handle(), 'down', 1, 0, data),
+      payload=Carried(self._cluster.next_handle(), 'down', 1, 0, data=data),
       crc=self.crcs[p],
     )
     for learner, incarnation in effect.recipients:
@@ -169,7 +169,7 @@ class SimulatedSyncer:
         'f32',
         1,
         0,
-        self.contents.fragment(effect.fragment),
+        data=self.contents.fragment(effect.fragment),
       ),
       self.crcs[effect.fragment],
     )

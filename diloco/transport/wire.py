@@ -2,8 +2,9 @@
 """Turns messages of the control plane into bytes and, strictly, back.
 
 A message is msgpack of `[kind, {field: value}]`. Kinds, fields and types are
-read from the dataclasses of `protocol/messages.py`; what does not match them
-exactly is `Malformed`, so that nothing behind this module meets a surprise.
+read from the dataclasses of `protocol/messages.py` and, between the shards of
+a syncer, of `protocol/shard_messages.py`; what does not match them exactly is
+`Malformed`, so that nothing behind this module meets a surprise.
 """
 
 import dataclasses
@@ -16,17 +17,21 @@ from collections.abc import Callable, Iterable
 
 import msgpack
 
-from diloco.protocol import messages
+from diloco.protocol import messages, shard_messages
 
 MESSAGE_BYTES_MAX = 1 << 20  # Control plane only; arrays go elsewhere.
 _INTS = range(-(1 << 63), 1 << 64)  # What msgpack can carry.
 # A loss may have diverged; every other figure must be finite.
 _MAY_DIVERGE = frozenset({(messages.Report, 'loss')})
 
-# The closed set of them, as a type.
-Message = functools.reduce(
-  operator.or_, messages.FROM_LEARNER + messages.FROM_SYNCER
+# The closed set of them, and as a type.
+_ALL = (
+  *messages.FROM_LEARNER,
+  *messages.FROM_SYNCER,
+  *shard_messages.FROM_SHARD,
+  *(each for each in shard_messages.FROM_LEAD if each is not messages.Refusal),
 )
+Message = functools.reduce(operator.or_, _ALL)
 
 
 # What may be wrong with a message; counted by the server. The last two are
@@ -264,6 +269,5 @@ def _short(value: object) -> str:
   return text if len(text) <= 64 else f'{text[:60]}…'
 
 
-_ALL = messages.FROM_LEARNER + messages.FROM_SYNCER
 _KINDS = types.MappingProxyType({cls.__name__: cls for cls in _ALL})
 _RECORDS = types.MappingProxyType({cls: _record(cls) for cls in _ALL})

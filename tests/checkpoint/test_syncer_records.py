@@ -179,7 +179,7 @@ def _hello(incarnation, versions):
       versions,
       CRCS,
       began=True,
-      address='address',
+      addresses=('address',),
     ),
   )
 

@@ -48,12 +48,21 @@ def test_wrong_length_is_refused():
       payload.decode(wrong, PIECES, chosen)
 
 
-def test_crc_is_that_of_the_little_endian_bytes():
+def test_crc_is_that_of_the_crcs_of_the_little_endian_bytes():
   values = arrays()
-  packed = b''.join(
-    struct.pack(f'<{p.size}f', *values[p.name].reshape(-1)) for p in PIECES
-  )
+  crcs = [
+    zlib.crc32(struct.pack(f'<{p.size}f', *values[p.name].reshape(-1)))
+    for p in PIECES
+  ]
+  packed = b''.join(crc.to_bytes(4, 'little') for crc in crcs)
   assert payload.crc(values, PIECES) == zlib.crc32(packed)
+
+
+def test_crc_is_known_to_who_knows_those_of_the_pieces():
+  values = arrays()
+  halves = PIECES[:2], PIECES[2:]
+  crcs = [c for half in halves for c in payload.piece_crcs(values, half)]
+  assert payload.crc_of(crcs) == payload.crc(values, PIECES)
 
 
 def test_crc_sees_every_bit_and_the_order_but_not_the_memory_layout():

@@ -107,7 +107,7 @@ class SyncerStage:
       versions,
       tuple(crcs),
       began,
-      address='address',
+      addresses=('address',),
     )
     yield self._heard(learner, hello, incarnation)
 
@@ -280,7 +280,7 @@ class LearnerStage:
 
   def _connect(self):
     self._incarnation += 1
-    yield learner_io.Connected(self._incarnation, 'address')
+    yield learner_io.Connected(self._incarnation, ('address',))
 
   def _disconnect(self):
     yield learner_io.Disconnected('stream closed')
@@ -292,7 +292,7 @@ class LearnerStage:
     crcs = tuple(crc_of(p, v) for p, v in enumerate(versions))
     yield self._heard(
       messages.Welcome(
-        step, closed, versions, crcs, position, live, clean, 'syncer'
+        step, closed, versions, crcs, position, live, clean, ('syncer',)
       )
     )
 

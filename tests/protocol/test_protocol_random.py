@@ -109,7 +109,7 @@ class _Storm:
       snapshot.versions,
       (0,) * len(snapshot.versions),
       began=self._rng.random() < 0.5,
-      address='address',
+      addresses=('address',),
     )
     return syncer_io.Heard(learner, self._incarnations[learner], hello)
 

@@ -244,7 +244,7 @@ class Lockstep:
     self.learners = [_LockstepLearner(self, m) for m in range(learners)]
     self._steps = 0
     for learner in self.learners:
-      learner.handle(learner_io.Connected(incarnation, 'here'))
+      learner.handle(learner_io.Connected(incarnation, ('here',)))
 
   def run(self, steps: int):
     for _ in range(steps):
@@ -296,7 +296,7 @@ class Lockstep:
           effect.position,
           effect.live,
           effect.clean,
-          'here',
+          ('here',),
         )
         self.learners[effect.learner].handle(learner_io.Heard(welcome))
       case syncer_io.Send():

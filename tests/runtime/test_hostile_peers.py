@@ -64,7 +64,7 @@ class Peer:
       versions=(0,) * stage.blueprint.config.protocol.fragments,
       crcs=stage.syncing._model.crcs(),
       began=False,
-      address=self._outlet.address,
+      addresses=(self._outlet.address,),
     )
 
   def say(self, *said):
@@ -313,7 +313,7 @@ def test_a_session_can_not_be_taken_over(stage):
 def test_an_address_of_no_use_ends_the_session(stage):
   """What is said right after the hello meets a session that has no inlet."""
   peer = stage.peer(0)
-  peer.say_hello(address='nonsense')
+  peer.say_hello(addresses=('nonsense',))
   peer.say(messages.Ready(0, 'the test'), REPORT)
   peer.offer(1, 1e-3)
   assert 'nonsense' in peer.end()

@@ -23,7 +23,7 @@ def _pull(inlet, handle):
 def ends():
   network = MemoryNetwork()
   outlet = MemoryPlane(network).outlet('syncer')
-  return Session(1, None, outlet), MemoryPlane(network).inlet(outlet.address)
+  return Session(1, None, [outlet]), MemoryPlane(network).inlet(outlet.address)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def full(ends):
   session, inlet = ends
   for handle in range(OFFERS_MAX):
     assert session.has_room(0)
-    session.offer(0, handle, DATA)
+    session.offer(0, handle, [DATA])
   return session, inlet
 
 

@@ -52,7 +52,7 @@ def hello(learner: int, incarnation: int) -> messages.Hello:
     versions=(0,) * CONFIG.fragments,
     crcs=(0,) * CONFIG.fragments,
     began=False,
-    address='memory://x/1',
+    addresses=('memory://x/1',),
   )
 
 

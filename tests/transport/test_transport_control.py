@@ -35,7 +35,7 @@ HELLO = messages.Hello(
   versions=(),
   crcs=(),
   began=False,
-  address='memory://0/1',
+  addresses=('memory://0/1',),
 )
 READY = messages.Ready(0, 'the test')
 

@@ -30,7 +30,7 @@ def connected():
         messages.Hello(
           *(messages.PROTOCOL_VERSION, 'run', 0, 1, {}, (), ()),
           began=False,
-          address='x',
+          addresses=('x',),
         )
       )
       assert seen.get(timeout=WAIT_S) == messages.Refusal('heard', final=False)

@@ -9,13 +9,25 @@ import typing
 import msgpack
 import pytest
 
-from diloco.protocol import messages
+from diloco.protocol import messages, shard_messages
 from diloco.transport import wire
 
-ALL = messages.FROM_LEARNER + messages.FROM_SYNCER
-PAYLOAD = messages.Payload(handle=7, codec='int4', nbytes=12, crc=1)
+ALL = (
+  *messages.FROM_LEARNER,
+  *messages.FROM_SYNCER,
+  *shard_messages.FROM_SHARD,
+  *shard_messages.FROM_LEAD,
+)
+PART = messages.Part(nbytes=6, crc=1)
+PAYLOAD = messages.Payload(
+  handle=7, codec='int4', nbytes=12, crc=1, parts=(PART, PART)
+)
 EXAMPLES = {
   tuple[messages.Payload, ...]: (PAYLOAD, PAYLOAD),
+  tuple[messages.Part, ...]: (PART, PART),
+  tuple[shard_messages.Recipient, ...]: (shard_messages.Recipient(1, 2, 3),),
+  tuple[tuple[int, ...], ...]: ((1, 2), (), (3,)),
+  tuple[str, ...]: ('grpc://a/1', ''),
   int: 1 << 40,
   float: 0.125,
   str: 'Θ of a run',

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A shard's bytes: its pieces of Θ, and what goes to learners and comes back.
+
+It decides nothing: the lead of the syncer orders, and this does it, in the
+order of the orders. Pulls run side by side on a pool, merges one after another
+on a worker; both answer later. What takes no time is answered at once.
+"""
+
+import concurrent.futures
+from collections.abc import Callable
+
+import numpy as np
+
+from diloco.numerics import payload
+from diloco.protocol import shard_messages as orders
+from diloco.runtime import contributions
+from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.global_model import GlobalModel, Outcome
+from diloco.runtime.parts import part_of
+from diloco.runtime.peer_ends import PeerEnds
+from diloco.runtime.transfer_pace import TransferPace
+from diloco.runtime.worker import Worker
+from diloco.transport.interface import DataPlane, TransferFailed
+
+MERGES_MAX = 64
+CLOSINGS_MAX = 1 << 14
+
+Arrays = dict[str, np.ndarray]  # Piece name -> f32 array.
+Key = tuple[int, int]  # (learner, incarnation)
+
+
+class Shard:
+  """One shard, in the process that has its bytes; orders are for one thread.
+
+  Args:
+    blueprint: of the run.
+    plane: carries the bytes.
+    shard: its number; that of the lead is 0.
+    answer: takes answers that come later, on any thread.
+    crash: takes what ended a thread.
+
+  Attributes:
+    model: the own pieces of Θ.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    plane: DataPlane,
+    shard: int,
+    answer: Callable[[object], None],
+    crash: Callable[[BaseException], None],
+  ):
+    config = blueprint.config
+    self.shard = shard
+    self.model = GlobalModel(blueprint, shard)
+    self._blueprint = blueprint
+    self._plane = plane
+    self._answer = answer
+    self._crash = crash
+    self._pace = TransferPace(config.protocol.patience)
+    self._ends: dict[Key, PeerEnds] = {}
+    # By job; with the round, as long as that may still be merged.
+    self._pulled: dict[int, tuple[int, Arrays]] = {}
+    self._taken: dict[int, tuple[int, Arrays]] = {}  # With the fragment.
+    self._outcomes: dict[int, Outcome] = {}
+    self._pulls = concurrent.futures.ThreadPoolExecutor(
+      max_workers=4 * config.protocol.learners, thread_name_prefix='pull'
+    )
+    self._merger = Worker('merger', MERGES_MAX, crash)
+    self._closer = Worker('closer', CLOSINGS_MAX, crash)
+
+  def perform(self, order) -> object | None:
+    """Does what the lead orders; what there is to say of it at once."""
+    match order:
+      case orders.Admit():
+        return self._admit(order)
+      case orders.Release():
+        self._release((order.learner, order.incarnation))
+      case orders.RetireParts():
+        self._retire(order)
+      case orders.PullPart():
+        self._start(self._pull, order)
+      case orders.TakePart():
+        self._start(self._take, order)
+      case orders.MergePart():
+        self._start_merge(order)
+      case orders.InstallPart():
+        self.model.install(order.fragment, self._outcomes[order.merge])
+      case orders.PublishPart():
+        return self._publish(order)
+      case orders.ServePart():
+        return self._serve(order)
+      case orders.GoOn():
+        self._go_on(order)
+      case _:
+        raise TypeError(f'Not an order to a shard: {order!r}.')
+    return None
+
+  def forget(self):
+    """Whoever gave the orders so far is gone, and the sessions with it."""
+    for key in list(self._ends):
+      self._release(key)
+    self._pulled.clear()
+    self._taken.clear()
+    self._outcomes.clear()
+
+  def close(self):
+    """Ends sessions and threads."""
+    for ends in self._ends.values():
+      ends.close()
+    self._pulls.shutdown(wait=False, cancel_futures=True)
+    self._merger.close(1.0)
+    self._closer.close(1.0)
+
+  # Sessions -----------------------------------------------------------------
+
+  def _admit(self, order: orders.Admit) -> orders.Admitted:
+    key = order.learner, order.incarnation
+    self._release(key)
+    try:
+      [address] = order.addresses
+      inlet = self._plane.inlet(address)
+    except ValueError:  # Of a wrong form, too many, or does not resolve.
+      return orders.Admitted(*key, '')
+    outlet = self._plane.outlet(f'learner {order.learner}')
+    self._ends[key] = ends = PeerEnds(outlet, inlet)
+    return orders.Admitted(*key, ends.address)
+
+  def _release(self, key: Key):
+    ends = self._ends.pop(key, None)
+    # Not here: it may wait for the peer's sockets.
+    if ends is not None and not self._closer.submit(ends.close):
+      ends.close()
+
+  def _retire(self, order: orders.RetireParts):
+    ends = self._ends.get((order.learner, order.incarnation))
+    for handle in order.handles if ends else ():
+      ends.retire(handle)
+
+  # In -----------------------------------------------------------------------
+
+  def _start(self, job, order: orders.PullPart | orders.TakePart):
+    ends = self._ends.get((order.learner, order.incarnation))
+    if ends is None:
+      failed = orders.PartFailed(order.job, 'the session has ended', False)
+      self._answer(failed)
+    else:
+      self._pulls.submit(self._guarded, job, order, ends.inlet)
+
+  def _guarded(self, job, order, inlet):
+    """Runs a job of the pool; what it raises ends the process."""
+    try:
+      self._answer(job(order, inlet))
+    except (TransferFailed, contributions.Unusable) as error:
+      reason = f'{type(error).__name__}: {error}'
+      unusable = isinstance(error, contributions.Unusable)
+      self._answer(orders.PartFailed(order.job, reason, unusable))
+    except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
+      self._crash(error)
+
+  def _pull(self, order: orders.PullPart, inlet) -> orders.PartPulled:
+    """On the pool: bytes to outer gradient, checked in full."""
+    v, norm = contributions.pull(
+      order.payload,
+      order.fragment,
+      self.shard,
+      inlet,
+      self._blueprint,
+      self._pace,
+    )
+    self._pulled[order.job] = order.round, v
+    return orders.PartPulled(order.job, norm)
+
+  def _take(self, order: orders.TakePart, inlet) -> orders.PartTaken:
+    """On the pool: a learner's copy of what is lost."""
+    theta = contributions.pull_fragment(
+      order.payload,
+      order.fragment,
+      self.shard,
+      inlet,
+      self._blueprint,
+      self._pace,
+    )
+    self._taken[order.job] = order.fragment, theta
+    pieces = self._blueprint.owners.pieces(order.fragment, self.shard)
+    return orders.PartTaken(order.job, payload.piece_crcs(theta, pieces))
+
+  # Merging ------------------------------------------------------------------
+
+  def _start_merge(self, order: orders.MergePart):
+    """Hands the contributions to the merger; drops what it does not take."""
+    taken = {
+      learner: self._pulled[job][1]
+      for learner, job in zip(order.learners, order.pulls)
+    }
+    for job, (round_, _) in list(self._pulled.items()):  # The pool adds to it.
+      if round_ <= order.round:
+        del self._pulled[job]
+    self._outcomes.clear()  # Of a merge that was given up.
+    weights = dict(zip(order.learners, order.weights))
+
+    def merge():
+      outcome = self.model.outer_step(order.fragment, taken, weights)
+      self._outcomes[order.job] = outcome
+      part = part_of(outcome.data)
+      self._answer(orders.PartMerged(order.job, outcome.crcs, part))
+
+    if not self._merger.submit(merge):
+      raise RuntimeError(f'{MERGES_MAX} merges are waiting')
+
+  def _publish(self, order: orders.PublishPart) -> orders.PartOffered:
+    data = self._outcomes.pop(order.merge).data
+    for recipient in order.recipients:
+      self._offer(recipient, self._blueprint.down.name, order.fragment, data)
+    return orders.PartOffered(order.job, part_of(data))
+
+  def _offer(
+    self,
+    to: orders.Recipient,
+    codec: str,
+    fragment: int,
+    data: np.ndarray,
+  ):
+    ends = self._ends.get((to.learner, to.incarnation))
+    if ends is not None:
+      ends.offer(codec, fragment, to.handle, data)
+
+  def _serve(self, order: orders.ServePart) -> orders.PartOffered:
+    _, data, _ = self.model.fragment(order.fragment)
+    full = self._blueprint.full.name
+    self._offer(order.recipient, full, order.fragment, data)
+    return orders.PartOffered(order.job, part_of(data))
+
+  def _go_on(self, order: orders.GoOn):
+    theta = self._taken[order.taken][1] if order.taken else None
+    self.model.go_on(order.fragment, order.version, theta)
+    for job, (fragment, _) in list(self._taken.items()):
+      if fragment == order.fragment:
+        del self._taken[job]
