@@ -11,32 +11,46 @@ from absl import flags, logging
 
 from diloco import config as configs
 from diloco import flags as config_flags
+from diloco.checkpoint import orbax_files
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.checkpoint.volumes import BrokenRecord
 from diloco.config_values import ConfigError
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
+from diloco.protocol import host_messages, learner_io
 from diloco.runtime import beginning as beginnings
 from diloco.runtime import logs
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.exchange import Exchange
 from diloco.runtime.exposure import open_access
+from diloco.runtime.hosts import ALONE
+from diloco.runtime.leading import Follower, gather
 from diloco.runtime.link import RunIsOver, SyncerAbsent
 from diloco.runtime.machine import describe
 from diloco.runtime.outputs import Outputs
+from diloco.runtime.part_beginning import CheckpointGone
 from diloco.runtime.tape import LearnerTape
 from diloco.runtime.training import Training, stop_on_signals
+from diloco.runtime.world import World
 from diloco.transport import addresses
 from diloco.transport.access import Access
 from diloco.transport.addresses import BadAddress, HostUnknown
 from diloco.transport.control_client import NotAdmitted
+from diloco.transport.group import GroupLost
 from diloco.transport.planes import make_plane
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _LEARNER = flags.DEFINE_integer('learner', None, 'Its id, from 0.')
 _SYNCER = flags.DEFINE_string('syncer', None, 'host:port of the syncer.')
 
+_HOSTS = flags.DEFINE_integer(
+  'hosts', 1, 'Processes of this learner, each with its own devices.'
+)
+_HOST = flags.DEFINE_integer('host', 0, 'Which of them; host 0 leads.')
+_COORDINATOR = flags.DEFINE_string(
+  'coordinator', '', 'host:port of host 0, for jax.distributed.'
+)
 _NOTICE_S = flags.DEFINE_float(
   'notice_s', 25.0, 'Seconds from SIGTERM within which it leaves.'
 )
@@ -55,8 +69,10 @@ def main(_) -> int:
       bind=None,
       **config_flags.access_vouched(),
     )
+    world = World(_HOSTS.value, _HOST.value, _COORDINATOR.value)
     blueprint = make_blueprint(config)
-    configs.check_devices(config, jax.local_device_count())
+    world.join()
+    configs.check_devices(config, jax.device_count())
   except ConfigError as error:
     config_flags.exit_config(error)
   except BadAddress as error:
@@ -65,7 +81,10 @@ def main(_) -> int:
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
   try:
-    left = _train(blueprint, Workdir(pathlib.Path(_WORKDIR.value)), access)
+    workdir = Workdir(pathlib.Path(_WORKDIR.value))
+    if not world.leads:
+      return _follow(blueprint, workdir, access, world)
+    left = _train(blueprint, workdir, access, world)
   except BrokenRecord as error:
     config_flags.exit_config(ConfigError([str(error)]))
   except RunIsOver as over:
@@ -74,34 +93,81 @@ def main(_) -> int:
   except (HostUnknown, SyncerAbsent) as error:
     print(f'error: --syncer={_SYNCER.value}: {error}', file=sys.stderr)
     return 1
+  except (GroupLost, CheckpointGone) as error:
+    print(f'error: host {world.host}: {error}', file=sys.stderr)
+    return 1
   except NotAdmitted as error:
     print(f'error: --token_file: {error}', file=sys.stderr)
     return config_flags.EXIT_CONFIG
   if left.refused:
     print(f'error: the syncer refused: {left.reason}', file=sys.stderr)
-    return config_flags.EXIT_CONFIG
   logging.info('left: %s', left.reason)
+  return _exit_code(left)
+
+
+def _exit_code(left: learner_io.Leave) -> int:
+  if left.refused:
+    return config_flags.EXIT_CONFIG
   if left.done:
     return 0
   # Stopped by a signal; or of no use, where another process would be.
   return 128 + signal.SIGTERM if left.stopped else 1
 
 
-def _train(blueprint, workdir: Workdir, access: Access):
-  config, learner = blueprint.config, _LEARNER.value
-  name = learner_name(learner)
-  transport = config.transport
-  plane = make_plane(transport.data_plane, transport.host, access)
-  device = Device(blueprint)
-  records = LearnerRecords(
-    workdir.checkpoints(name),
-    learner,
+def _records(blueprint, workdir: Workdir, world: World) -> LearnerRecords:
+  name = learner_name(_LEARNER.value)
+  folder, files = workdir.checkpoints(name), orbax_files.SOLE
+  if world.hosts > 1:
+    folder = workdir.host_checkpoints(name, world.host)
+    files = orbax_files.HostFiles(jax.process_index())
+  checkpoint = blueprint.config.checkpoint
+  return LearnerRecords(
+    folder,
+    _LEARNER.value,
     blueprint.fingerprints,
-    config.checkpoint.keep_latest,
-    config.checkpoint.keep_best,
+    checkpoint.keep_latest,
+    checkpoint.keep_best,
     say=logging.warning,
+    files=files,
   )
-  beginning = beginnings.begin(blueprint, device, records)
+
+
+def _plane(blueprint, access: Access):
+  transport = blueprint.config.transport
+  return make_plane(transport.data_plane, transport.host, access)
+
+
+def _follow(blueprint, workdir: Workdir, access: Access, world: World) -> int:
+  """On the hosts that do not lead; the exit code that host 0 says."""
+  plane = _plane(blueprint, access)
+  records = _records(blueprint, workdir, world)
+  device = Device(blueprint)
+  follower = Follower(
+    world, blueprint, _LEARNER.value, device, records, plane
+  )
+  stop_on_signals(follower)
+  try:
+    end = follower.run()
+  finally:
+    plane.close()
+  logging.info('left: %s', end.reason)
+  return end.code
+
+
+def _train(
+  blueprint, workdir: Workdir, access: Access, world: World
+) -> learner_io.Leave:
+  learner = _LEARNER.value
+  name = learner_name(learner)
+  plane = _plane(blueprint, access)
+  device = Device(blueprint)
+  records = _records(blueprint, workdir, world)
+  if world.hosts > 1:
+    hosts, step = gather(world, records)
+    beginning = beginnings.begin_leading(blueprint, device, records, step)
+  else:
+    hosts = ALONE
+    beginning = beginnings.begin(blueprint, device, records)
   exchange = Exchange(
     blueprint,
     learner,
@@ -112,6 +178,7 @@ def _train(blueprint, workdir: Workdir, access: Access):
     start=beginning.start,
     is_over=workdir.summary.exists,
     access=access,
+    hosts=hosts,
   )
   writer = MultiWriter(
     [
@@ -122,7 +189,7 @@ def _train(blueprint, workdir: Workdir, access: Access):
   tape = LearnerTape(
     workdir.learner_tape(learner),
     exchange.process,
-    describe(config.mesh, os.environ),
+    describe(blueprint.config.mesh, os.environ),
   )
   training = Training(
     blueprint,
@@ -132,12 +199,17 @@ def _train(blueprint, workdir: Workdir, access: Access):
     exchange,
     Outputs(records, writer, tape),
     _NOTICE_S.value,
+    hosts,
   )
+  hosts.watch(on_stop=training.stop, on_lost=exchange.crash)
   stop_on_signals(training)
   try:
-    return training.run()
+    left = training.run()
+    hosts.tell(host_messages.EndAt(_exit_code(left), left.reason))
+    return left
   finally:
     exchange.close()
+    hosts.close()
     writer.close()
     tape.close()
     plane.close()

@@ -132,7 +132,7 @@ class LearnerRecords:
       params=found.arrays['params'],
       inner_state=found.arrays['inner_state'],
       bases=found.arrays['bases'],
-      progress=_progress(found.meta['progress']),
+      progress=read_progress(found.meta['progress']),
       path=found.path,
     )
 
@@ -167,7 +167,8 @@ def _tree(params, inner_state, bases: Bases) -> dict[str, Any]:
   }
 
 
-def _progress(fields: dict) -> LearnerProgress:
+def read_progress(fields: dict) -> LearnerProgress:
+  """The inverse of `dataclasses.asdict`, through JSON."""
   return LearnerProgress(
     **{k: tuple(v) if type(v) is list else v for k, v in fields.items()}
   )

@@ -111,6 +111,10 @@ class Workdir:
     """Of one learner, such as 'learner-0'."""
     return self.root / 'checkpoints' / process
 
+  def host_checkpoints(self, process: str, host: int) -> pathlib.Path:
+    """Of one host of a learner of several."""
+    return self.checkpoints(process) / f'host-{host}'
+
   def metrics(self, process: str) -> pathlib.Path:
     """JSONL of one process, such as 'learner-0'."""
     return self.root / 'metrics' / f'{process}.jsonl'

@@ -141,7 +141,12 @@ def rebuild(
   Raises:
     ValueError: `data` has the wrong length.
   """
-  return _sum(theta, payload.decode(data, pieces, codec))
+  return add(theta, payload.decode(data, pieces, codec))
+
+
+def add(theta: Arrays, sent: Arrays) -> dict[str, np.ndarray]:
+  """Θ + Q⁻¹(bytes), by name; the one sum that both sides compute."""
+  return _sum(theta, sent)
 
 
 @functools.partial(jax.jit, static_argnums=0)

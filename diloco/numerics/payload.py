@@ -31,7 +31,8 @@ def encode(
 ) -> np.ndarray:
   """The fragment as uint8 [payload_bytes]; `rng`: see `Codec.encode`."""
   vectors = (_vector(arrays, piece) for piece in pieces)
-  return np.concatenate([codec.encode(vector, rng) for vector in vectors])
+  parts = [codec.encode(vector, rng) for vector in vectors]
+  return np.concatenate(parts) if parts else np.empty(0, np.uint8)
 
 
 def decode(

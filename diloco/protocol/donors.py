@@ -3,7 +3,8 @@
 
 The bytes go from peer to peer; the syncer only introduces the two. Whoever
 has not completed a bootstrap never donates, so that a fresh learner can't
-become "the state" (design: §3, Join and bootstrap).
+become "the state" (design: §3, Join and bootstrap). Nor does a learner of
+several hosts: each of them has but a part, and saves that itself.
 """
 
 from diloco.protocol import messages
@@ -36,7 +37,7 @@ def _introduce(state: State, learner: int):
   donors = [
     (busy.count((m, x.incarnation)), m, x.incarnation)
     for m, x in state.live().items()
-    if (m, x.incarnation) not in member.tried
+    if (m, x.incarnation) not in member.tried and not x.spread
   ]
   if not donors:
     failed = len(member.tried)

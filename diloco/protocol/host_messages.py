@@ -8,7 +8,7 @@ order on the learner's devices; and each moves its own part of the bytes.
 
 import dataclasses
 
-from diloco.protocol.messages import Payload
+from diloco.protocol.messages import Part, Payload
 
 # From the leading host, for the loop of the others: in order, at boundaries ---
 
@@ -95,6 +95,15 @@ class SyncerAt:
 
 
 @dataclasses.dataclass(frozen=True)
+class ShardMoved:
+  """A shard of the syncer has begun anew: where it offers from now on."""
+
+  session: int
+  shard: int
+  address: str
+
+
+@dataclasses.dataclass(frozen=True)
 class CloseSession:
   """It has ended, with all that was offered in it."""
 
@@ -127,7 +136,8 @@ class HostTake:
   version: int
   full: bool
   payloads: tuple[Payload, ...]  # Of this host, by shard of the syncer.
-  crc: int  # Of this host's part of Θ_p.
+  crc: int  # Of the whole Θ_p.
+  part_crcs: tuple[int, ...]  # Of this host's boxes of it, by shard.
 
 
 # From the other hosts ---------------------------------------------------------
@@ -154,7 +164,7 @@ class HostOffered:
   """Its part is on offer."""
 
   handle: int
-  payloads: tuple[Payload, ...]  # By shard of the syncer.
+  parts: tuple[Part, ...]  # By shard of the syncer; none: it could not.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +192,7 @@ FROM_LEADING_HOST = (
   RestoreFrom,
   OpenSession,
   SyncerAt,
+  ShardMoved,
   CloseSession,
   HostRetire,
   OfferHeld,

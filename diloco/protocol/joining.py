@@ -77,6 +77,7 @@ class Start:
 
 def on_connected(core: Core, event: learner_io.Connected):
   """A stream is open: hello."""
+  core.set(spread=bool(event.partition))
   fragments = core.state.fragments
   core.send(
     messages.Hello(
@@ -89,6 +90,7 @@ def on_connected(core: Core, event: learner_io.Connected):
       crcs=tuple(f.crc for f in fragments),
       began=core.state.began,
       addresses=event.addresses,
+      partition=event.partition,
     )
   )
 
@@ -137,7 +139,7 @@ def on_welcome(core: Core, welcome: messages.Welcome):
   core.set(position=max(state.position, welcome.position), clean=welcome.clean)
   # A peer's state is newer than one that the run has left behind.
   behind = any(f.unlike for f in core.state.fragments)
-  if behind and welcome.live and not state.settled:
+  if behind and welcome.live and not state.settled and not state.spread:
     core.set(seeking=True)
     core.send(messages.WantState('joins a run that has gone on'))
     return

@@ -19,6 +19,7 @@ class Connected:
   incarnation: int
   # Where the syncer will pull this learner's offers, by part.
   addresses: tuple[str, ...]
+  partition: str = ''  # Over several hosts; '': there is one.
 
 
 @dataclasses.dataclass(frozen=True)

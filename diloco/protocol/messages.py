@@ -52,6 +52,9 @@ class Hello:
   began: bool  # Its process has trained already: no bootstrap is to come.
   # Where the syncer pulls this learner's offers, by part.
   addresses: tuple[str, ...]
+  # How several hosts share its parameters, `numerics.partition`; '': it has
+  # one host. Only then is all of its state in one place, to be donated.
+  partition: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,6 +246,8 @@ class Update:
   ages_s: tuple[float, ...]  # How long each merged offer had waited.
   payload: Payload
   crc: int  # Of the bytes of Θ_p at `version`.
+  # Of what each part is of, where the learner has several hosts.
+  part_crcs: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,6 +258,7 @@ class FullFragment:
   version: int
   payload: Payload
   crc: int
+  part_crcs: tuple[int, ...] = ()  # As in `Update`.
 
 
 @dataclasses.dataclass(frozen=True)

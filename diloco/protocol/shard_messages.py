@@ -37,7 +37,8 @@ class Admitted:
 
   learner: int
   incarnation: int
-  address: str  # Where the learner pulls; '': its own was of no use.
+  # Where the learner's processes pull; none: theirs were of no use.
+  addresses: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +68,22 @@ class PartMerged:
 
 
 @dataclasses.dataclass(frozen=True)
+class HostParts:
+  """What of a part each host of a learner of several hosts is offered."""
+
+  learner: int
+  incarnation: int
+  parts: tuple[Part, ...]  # By host.
+  crcs: tuple[int, ...]  # Of its boxes of the resulting Θ_p, by host.
+
+
+@dataclasses.dataclass(frozen=True)
 class PartOffered:
   """Answer to `PublishPart`, `ServePart`, `CollectPart`: it is there."""
 
   job: int
-  part: Part
+  part: Part  # For a learner of one host.
+  hosts: tuple[HostParts, ...]  # For the others.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +116,7 @@ class Admit:
   learner: int
   incarnation: int
   addresses: tuple[str, ...]  # Where its part is pulled, by its processes.
+  partition: str  # As in its hello.
 
 
 @dataclasses.dataclass(frozen=True)

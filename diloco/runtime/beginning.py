@@ -11,6 +11,8 @@ from diloco.protocol.learner_state import State
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device, Params
 from diloco.runtime.host_copy import HostCopy
+from diloco.runtime.part_beginning import begin_part
+from diloco.runtime.part_copy import PartCopy
 from diloco.runtime.tape_lines import SEED, Source
 
 
@@ -28,7 +30,7 @@ class Beginning:
 
   params: Params
   inner_state: object
-  host: HostCopy
+  host: HostCopy | PartCopy
   start: Start
   source: Source
 
@@ -61,7 +63,9 @@ def begin(
   )
 
 
-def _start(progress: LearnerProgress, host: HostCopy) -> Start:
+def _start(
+  progress: LearnerProgress, host: HostCopy | PartCopy
+) -> Start:
   return Start(
     source=f'its checkpoint of step {progress.step}',
     crcs=host.crcs(),
@@ -74,6 +78,33 @@ def _start(progress: LearnerProgress, host: HostCopy) -> Start:
     closed_round=progress.closed_known,
     global_step=progress.global_step,
   )
+
+
+def begin_leading(
+  blueprint: Blueprint, device: Device, records: LearnerRecords, step: int
+) -> Beginning:
+  """Of the leading host of several: its part, and the learner's start.
+
+  Args:
+    blueprint: of the run.
+    device: of the learner.
+    records: of this host.
+    step: of the checkpoint that all hosts go on from; `part_beginning.NONE`.
+
+  Raises:
+    BrokenRecord: as `begin`.
+    CheckpointGone: as `part_beginning.begin_part`.
+  """
+  part = begin_part(blueprint, device, records, step)
+  progress, copy = part.progress, part.copy
+  if progress is None:
+    start, source = Start.from_seed(copy.crcs()), SEED
+  else:
+    start = _start(progress, copy)
+    source = Source(
+      'checkpoint', records.learner, progress.process, progress.step
+    )
+  return Beginning(part.params, part.inner_state, copy, start, source)
 
 
 def progress_of(

@@ -3,34 +3,27 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 from absl import logging
 
-from diloco.numerics import payload
 from diloco.numerics.codec import Codec
-from diloco.protocol import learner_io, messages
-from diloco.runtime import contributions, donations, parts
+from diloco.protocol import host_messages, learner_io, messages
+from diloco.runtime import donations, parts
 from diloco.runtime.announced import why_unfit
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.host_copy import HostCopy, Mismatch
+from diloco.runtime.host_part import Arrivals, Arrived, make_part
+from diloco.runtime.hosts import ALONE, Hosts
 from diloco.runtime.incarnation import process_of
 from diloco.runtime.link import Session
+from diloco.runtime.part_copy import PartCopy
 from diloco.runtime.tape_lines import Source
 from diloco.runtime.transfer_pace import TransferPace
-from diloco.transport.interface import DataPlane, TransferFailed
-
-
-@dataclasses.dataclass(frozen=True)
-class Arrived:
-  """A fragment of Θ at one version, in both places."""
-
-  host: Mapping[str, np.ndarray]  # Piece name -> f32 array.
-  device: Mapping[str, jax.Array]
-  crc: int  # Of the host's bytes.
+from diloco.transport.interface import Closed, DataPlane, TransferFailed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,35 +43,40 @@ class Carrier:
   Args:
     blueprint: of the run.
     device: takes fragments of Θ.
-    host: the copy of Θ.
+    copy: of Θ; of this host's part, where there are others.
     plane: carries the bytes.
+    hosts: the others, which carry their parts.
   """
 
   def __init__(
-    self, blueprint: Blueprint, device: Device, host: HostCopy, plane: DataPlane
+    self,
+    blueprint: Blueprint,
+    device: Device,
+    copy: HostCopy | PartCopy,
+    plane: DataPlane,
+    hosts: Hosts = ALONE,
   ):
     self._blueprint = blueprint
     self._device = device
-    self._host = host
+    self._copy = copy
+    self._part = make_part(blueprint, device, copy)
     self._plane = plane
+    self._hosts = hosts
     self._pace = TransferPace(blueprint.config.protocol.patience)
     self._handles = itertools.count(1)
-    self._arrived: dict[tuple[int, int], Arrived] = {}
+    self._arrivals = Arrivals()
     self._adopted: Adopted | None = None
     self.donations = donations.Donations(blueprint, plane, self._handles)
 
   # For the loop -------------------------------------------------------------
 
-  def take_arrived(self, fragment: int, version: int) -> Arrived | None:
-    """What is to be applied, and forgets what is older.
+  def next_handle(self) -> int:
+    """For an offer; in this process no other has it."""
+    return next(self._handles)
 
-    None where the same version has come twice, and was applied before.
-    """
-    taken = self._arrived.pop((fragment, version), None)
-    for key in list(self._arrived):
-      if key[0] == fragment and key[1] < version:
-        del self._arrived[key]
-    return taken
+  def take_arrived(self, fragment: int, version: int) -> Arrived | None:
+    """See `Arrivals.take`."""
+    return self._arrivals.take(fragment, version)
 
   def take_adopted(self) -> Adopted:
     """The inner state that a donor gave."""
@@ -93,16 +91,17 @@ class Carrier:
     theta: Mapping[str, jax.Array],
     base: Mapping[str, np.ndarray],
     session: Session,
+    handle: int,
   ) -> messages.Offer:
     """v = base − θ, encoded and offered; what to say of it.
+
+    The other hosts, told by the loop, offer theirs under the same handle.
 
     Raises:
       Closed: the session has ended.
     """
     p = snapshot.fragment
-    pieces = self._blueprint.layout.fragments[p]
-    codec = self._blueprint.up
-    data = contributions.encode(base, theta, pieces, codec)
+    shares = self._part.encode_delta(p, theta, base)
     return messages.Offer(
       round=snapshot.round,
       fragment=p,
@@ -110,7 +109,7 @@ class Carrier:
       c_steps=snapshot.c_steps,
       c_tokens=snapshot.c_tokens,
       step=snapshot.step,
-      payload=self._offered(p, codec, data, session),
+      payload=self._offered(p, self._blueprint.up, shares, session, handle),
     )
 
   def donate_fragment(
@@ -121,53 +120,108 @@ class Carrier:
     Raises:
       Closed: the session has ended.
     """
-    held = self._host.held()[fragment]
-    pieces = self._blueprint.layout.fragments[fragment]
+    handle = self.next_handle()
+    self._hosts.tell(
+      host_messages.OfferHeld(session.incarnation, fragment, handle)
+    )
+    version = self._part.held()[fragment].version
+    shares = self._part.encode_held(fragment)
     full = self._blueprint.full
-    data = payload.encode(held.theta, pieces, full)
-    found = self._offered(fragment, full, data, session)
-    return messages.FragmentOffered(fragment, held.version, found)
+    found = self._offered(fragment, full, shares, session, handle)
+    return messages.FragmentOffered(fragment, version, found)
 
   def _offered(
-    self, fragment: int, codec: Codec, data: np.ndarray, session: Session
+    self,
+    fragment: int,
+    codec: Codec,
+    shares: Sequence[np.ndarray],
+    session: Session,
+    handle: int,
   ) -> messages.Payload:
-    handle = next(self._handles)
-    shares = self._blueprint.owners.split(data, fragment, codec)
-    session.offer(fragment, handle, shares)
-    return parts.announced(handle, codec.name, shares)
+    """Own parts, then those of the other hosts: all of them, or none."""
+    try:
+      session.offer(fragment, handle, shares)
+    finally:
+      others = self._hosts.offered(handle)
+    said = [parts.part_of(data) for data in shares]
+    for each in others:
+      said += each
+    if any(part is None for part in said):
+      raise Closed('the session has ended at another host')
+    return parts.announced_parts(handle, codec.name, said)
 
   # In -----------------------------------------------------------------------
 
   def pull_update(
-    self, update: messages.Update, inlets: parts.Inlets | None
+    self,
+    update: messages.Update,
+    inlets: parts.Inlets | None,
+    session: int,
   ) -> learner_io.Event:
     """An outer update: to the host's copy and to the devices."""
-    return self._pull(update, self._host.update, self._blueprint.down, inlets)
+    return self._pull(update, False, self._blueprint.down, inlets, session)
 
   def pull_fragment(
-    self, message: messages.FullFragment, inlets: parts.Inlets | None
+    self,
+    message: messages.FullFragment,
+    inlets: parts.Inlets | None,
+    session: int,
   ) -> learner_io.Event:
     """A full fragment, likewise."""
-    return self._pull(message, self._host.replace, self._blueprint.full, inlets)
+    return self._pull(message, True, self._blueprint.full, inlets, session)
 
-  def _pull(self, message, take_in, codec, inlets) -> learner_io.Event:
+  def _pull(
+    self, message, full, codec, inlets, session: int
+  ) -> learner_io.Event:
     p, version = message.fragment, message.version
-    owners = self._blueprint.owners
     try:
-      reason = why_unfit(message.payload, p, codec, owners)
+      expected = self._part.cuts.down_bytes(p, codec)
+      reason = why_unfit(message.payload, p, codec, expected)
       if reason is None and inlets is None:
         reason = 'the session has ended'
+      if reason is None and len(message.part_crcs) != self._crcs_expected:
+        reason = f'{len(message.part_crcs)} CRCs of parts are announced'
       if reason is not None:
         raise Mismatch(reason)
-      pulled = inlets.pull(message.payload, self._pace)
-      data = owners.join(pulled, p, codec)
-      take_in(p, version, data, message.crc)
+      self._pull_parts(message, full, inlets, session)
     except (TransferFailed, Mismatch) as error:
       reason = f'{type(error).__name__}: {error}'
       logging.warning('fragment %d version %d: %s', p, version, reason)
       return learner_io.FetchFailed(p, version, reason)
     self._place(p)
     return learner_io.Rebuilt(p, version, message.crc, message.payload.handle)
+
+  @property
+  def _crcs_expected(self) -> int:
+    hosts = self._part.cuts.hosts
+    return hosts * self._blueprint.owners.shards if hosts > 1 else 0
+
+  def _pull_parts(self, message, full: bool, inlets, session: int):
+    """Each host its own, side by side."""
+    shards = self._blueprint.owners.shards
+    orders = [
+      host_messages.HostTake(
+        session,
+        message.fragment,
+        message.version,
+        full,
+        tuple(parts.only(message.payload, i) for i in mine),
+        message.crc,
+        tuple(message.part_crcs[i] for i in mine),
+      )
+      for host in range(1, self._hosts.count)
+      for mine in [range(host * shards, (host + 1) * shards)]
+    ]
+    with self._hosts.taking(orders):
+      data = inlets.pull(message.payload, self._pace)
+      self._part.take_in(
+        message.fragment,
+        message.version,
+        full,
+        data,
+        message.crc,
+        message.part_crcs[:shards],
+      )
 
   def fetch_state(self, state: messages.StateAt) -> learner_io.Event:
     """A donor's Θ and inner state."""
@@ -178,7 +232,7 @@ class Carrier:
         self._blueprint,
         self._plane,
         self._pace,
-        self._host,
+        self._copy,
         self._device.state_like,
       )
     except (TransferFailed, Mismatch) as error:
@@ -203,7 +257,5 @@ class Carrier:
 
   def _place(self, fragment: int):
     """The host's copy of a fragment, ready to be applied."""
-    held = self._host.held()[fragment]
-    device = self._device.put_fragment(fragment, held.theta)
-    arrived = Arrived(held.theta, device, held.crc)
-    self._arrived[fragment, held.version] = arrived
+    version = self._part.held()[fragment].version
+    self._arrivals.put(fragment, version, self._part.placed(fragment))

@@ -2,7 +2,7 @@
 """What a learner offers the syncer: made bytes there, checked here."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from diloco.protocol import messages
 from diloco.runtime import parts
 from diloco.runtime.announced import why_unfit
 from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.cuts import Cuts
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.transport.interface import Inlet
 
@@ -40,7 +41,8 @@ def pull_fragment(
   found: messages.Payload,
   fragment: int,
   shard: int,
-  inlet: Inlet,
+  inlets: Sequence[Inlet],
+  cuts: Cuts,
   blueprint: Blueprint,
   pace: TransferPace,
 ) -> dict[str, np.ndarray]:
@@ -51,19 +53,29 @@ def pull_fragment(
     Unusable: it has another codec or size.
   """
   full = blueprint.full
-  data = _pull_part(found, fragment, shard, full, inlet, blueprint, pace)
-  return payload.decode(data, blueprint.owners.pieces(fragment, shard), full)
+  data = _pull_parts(found, fragment, shard, full, inlets, cuts, pace)
+  return cuts.join(data, fragment, shard, full)
 
 
 def pull(
   found: messages.Payload,
   fragment: int,
   shard: int,
-  inlet: Inlet,
+  inlets: Sequence[Inlet],
+  cuts: Cuts,
   blueprint: Blueprint,
   pace: TransferPace,
 ) -> tuple[dict[str, np.ndarray], float]:
   """A shard's part of v_m, piece name -> f32 array; and its L2 norm.
+
+  Args:
+    found: as the learner announced it.
+    fragment: which.
+    shard: which.
+    inlets: by host of the learner.
+    cuts: of the learner.
+    blueprint: of the run.
+    pace: knows how long a pull may take.
 
   Raises:
     TransferFailed: the bytes did not come, or are not those announced.
@@ -71,23 +83,30 @@ def pull(
       decode to values that are not finite, or absurd.
   """
   codec = blueprint.up
-  data = _pull_part(found, fragment, shard, codec, inlet, blueprint, pace)
-  return decode(data, blueprint.owners.pieces(fragment, shard), codec)
+  data = _pull_parts(found, fragment, shard, codec, inlets, cuts, pace)
+  return checked(cuts.join(data, fragment, shard, codec))
 
 
-def _pull_part(
+def _pull_parts(
   found: messages.Payload,
   fragment: int,
   shard: int,
   codec: Codec,
-  inlet: Inlet,
-  blueprint: Blueprint,
+  inlets: Sequence[Inlet],
+  cuts: Cuts,
   pace: TransferPace,
-) -> np.ndarray:
-  reason = why_unfit(found, fragment, codec, blueprint.owners)
+) -> list[np.ndarray]:
+  """What each host has for this shard; all of it, or nothing."""
+  expected = cuts.up_bytes(fragment, codec)
+  reason = why_unfit(found, fragment, codec, expected)
   if reason is not None:
     raise Unusable(reason)
-  return pace.pull(inlet, parts.only(found, shard))
+  shards = len(expected) // cuts.hosts
+  wanted = (parts.only(found, h * shards + shard) for h in range(cuts.hosts))
+  return [
+    pace.pull(inlet, each) if each.nbytes else parts.NOTHING
+    for inlet, each in zip(inlets, wanted, strict=True)
+  ]
 
 
 def decode(
@@ -98,7 +117,15 @@ def decode(
   Raises:
     Unusable: values are not finite, or absurd.
   """
-  v = payload.decode(data, pieces, codec)
+  return checked(payload.decode(data, pieces, codec))
+
+
+def checked(v: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
+  """v_m, and its L2 norm.
+
+  Raises:
+    Unusable: values are not finite, or absurd.
+  """
   if not payload.is_finite(v):
     raise Unusable('not finite')
   largest = max(float(np.abs(array).max()) for array in v.values())

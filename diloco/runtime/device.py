@@ -13,19 +13,27 @@ import numpy as np
 from diloco.numerics.blend import make_blend
 from diloco.numerics.fragments import put, take
 from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.holding import Holding
 from diloco.runtime.inner_device import InnerDevice, Params
-from diloco.runtime.placement import piece_sharding, place
+from diloco.runtime.placement import piece_sharding, place_boxes
 
 Arrays = Mapping[str, jax.Array]  # Piece name -> array.
 
 
 class Device(InnerDevice):
-  """One learner's mesh and compiled functions: also those of the exchange."""
+  """One learner's mesh and compiled functions: also those of the exchange.
+
+  Attributes:
+    holding: what of each fragment this process has.
+  """
 
   def __init__(
     self, blueprint: Blueprint, devices: Sequence[jax.Device] | None = None
   ):
     super().__init__(blueprint, devices)
+    spread = self.partition.host_count > 1
+    host = jax.process_index() if spread else 0
+    self.holding = Holding(blueprint.layout, self.partition, host)
     self._compile_exchange()
 
   def copy_state(self, state):
@@ -41,9 +49,20 @@ class Device(InnerDevice):
   def put_fragment(
     self, fragment: int, arrays: Mapping[str, np.ndarray]
   ) -> dict[str, jax.Array]:
-    """A fragment of Θ, ready to be blended in; waits until it is there."""
+    """A fragment of Θ, ready to be blended in; waits until it is there.
+
+    Args:
+      fragment: which.
+      arrays: box name -> array; a learner's only process has whole pieces.
+    """
     places = self._places[fragment]
-    placed = {name: place(x, places[name]) for name, x in arrays.items()}
+    boxes = self.holding.by_piece[fragment]
+    placed = {
+      piece.name: place_boxes(
+        piece, boxes[piece.name], arrays, places[piece.name]
+      )
+      for piece in self._blueprint.layout.fragments[fragment]
+    }
     return jax.block_until_ready(placed)
 
   def snapshot(self, fragment: int, params: Params) -> dict[str, jax.Array]:

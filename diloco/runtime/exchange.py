@@ -7,23 +7,31 @@ must know at its very boundary what to do there (a queue to a machine's thread
 and back would cost a switch of threads for each inner step).
 """
 
+import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
 from absl import logging
 
-from diloco.protocol import learner_io, learner_state, messages
+from diloco.protocol import (
+  host_messages,
+  learner_io,
+  learner_state,
+  messages,
+)
 from diloco.protocol.joining import Start
 from diloco.protocol.learner import Learner
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.carrier import Adopted, Arrived, Carrier
 from diloco.runtime.device import Device
 from diloco.runtime.host_copy import HostCopy
+from diloco.runtime.hosts import ALONE, Hosts
 from diloco.runtime.link import Link, Session
+from diloco.runtime.part_copy import PartCopy
 from diloco.runtime.parts import Inlets
 from diloco.runtime.worker import Worker
 from diloco.transport import access as access_lib
@@ -46,6 +54,19 @@ JOBS_MAX = 64  # Of each worker; beyond it an offer or a fetch is given up.
 INTERRUPT = 'interrupt'  # For the loop: nothing to do, but look up.
 
 
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+  """An offer that is to be made."""
+
+  session: Session
+  handle: int
+
+  @property
+  def key(self) -> tuple[int, int]:
+    """Incarnation of the session, and handle."""
+    return self.session.incarnation, self.handle
+
+
 class Exchange:
   """Couples one learner's training loop with the syncer.
 
@@ -59,6 +80,7 @@ class Exchange:
     start: what the process has; None: what its seed gives.
     is_over: whether the results of the run are there, where that can be seen.
     access: what is shown to the syncer and asked of it.
+    hosts: the learner's others.
   """
 
   def __init__(
@@ -67,16 +89,19 @@ class Exchange:
     learner: int,
     address: str,
     device: Device,
-    host: HostCopy,
+    host: HostCopy | PartCopy,
     plane: DataPlane,
     start: Start | None = None,
     is_over: Callable[[], bool] = lambda: False,
     access: access_lib.Access = access_lib.OPEN,
+    hosts: Hosts = ALONE,
   ):
     config = blueprint.config
     self._plane = plane
     self._host = host
-    self._carrier = Carrier(blueprint, device, host, plane)
+    self._hosts = hosts
+    self._partition = device.partition.to_text() if hosts.count > 1 else ''
+    self._carrier = Carrier(blueprint, device, host, plane, hosts)
     self._machine = Learner(
       config.protocol,
       config.name,
@@ -182,22 +207,30 @@ class Exchange:
     """What the machine knows; at a boundary it fits θ."""
     return self._machine.snapshot()
 
+  def prepare_offer(self, snapshot: learner_io.Snapshot) -> Prepared | None:
+    """Under which handle, in which session; None: there is nobody for it."""
+    session = self._session
+    if session is None or not session.has_room(snapshot.fragment):
+      return None  # The syncer is away; it gets a newer one when it is back.
+    return Prepared(session, self._carrier.next_handle())
+
   def offer(
     self,
+    prepared: Prepared,
     snapshot: learner_io.Snapshot,
     theta: Mapping[str, jax.Array],
     base: Mapping[str, np.ndarray],
   ):
     """Encodes and offers a snapshot, on the worker for it."""
-    session = self._session
-    if session is None or not session.has_room(snapshot.fragment):
-      return  # The syncer is away; it gets a newer one when it is back.
+    session, handle = prepared.session, prepared.handle
 
     def job():
-      if session is not self._session:
-        return  # The syncer it was meant for is gone, and its round with it.
+      # Where the syncer it was meant for is gone, its round is, too.
+      gone = session is not self._session
+      if gone and self._hosts.count == 1:
+        return
       try:
-        offer = self._carrier.offer(snapshot, theta, base, session)
+        offer = self._carrier.offer(snapshot, theta, base, session, handle)
       except Closed:
         return  # It has just ended.
       session.client.send(offer)
@@ -220,6 +253,10 @@ class Exchange:
       lambda session: self._carrier.donations.offer(effect, held, state)
     )
 
+  def crash(self, error: BaseException):
+    """Ends the loop with `error`; from any thread."""
+    self._on_crash(error)
+
   def close(self):
     """Ends the threads; what was said before is still sent."""
     self._link.close(timeout_s=3.0)
@@ -229,23 +266,49 @@ class Exchange:
   # The session --------------------------------------------------------------
 
   def _on_open(self, session: Session):
-    self.handle(
-      learner_io.Connected(session.incarnation, session.addresses), session
+    others = self._hosts.open_session(session.incarnation)
+    addresses = sum(others, session.addresses)
+    connected = learner_io.Connected(
+      session.incarnation, addresses, self._partition
     )
+    self.handle(connected, session)
 
   def _on_message(self, message):
     try:
       if isinstance(message, messages.ShardAt):  # No matter of the machine's.
-        if self._inlets is not None:
-          self._inlets.move(message.shard, message.addresses[0])
+        self._move(message)
         return
       if isinstance(message, messages.Welcome):
-        self._replace_inlets(Inlets(self._plane, message.addresses))
+        self._find_syncer(message.addresses)
       self.handle(learner_io.Heard(message))
     except Exception as error:  # noqa: BLE001 - handed on, not hidden.
       self._on_crash(error)  # gRPC's thread would keep it to itself.
 
+  def _find_syncer(self, addresses: Sequence[str]):
+    """Where each host of this learner pulls."""
+    shards = len(addresses) // self._hosts.count
+    by_host = [
+      tuple(addresses[host * shards : (host + 1) * shards])
+      for host in range(self._hosts.count)
+    ]
+    self._replace_inlets(Inlets(self._plane, by_host[0]))
+    self._hosts.tell_each(
+      host_messages.SyncerAt(self.incarnation, each) for each in by_host[1:]
+    )
+
+  def _move(self, message: messages.ShardAt):
+    """A shard of the syncer has begun anew."""
+    if self._inlets is None:
+      return
+    self._inlets.move(message.shard, message.addresses[0])
+    self._hosts.tell_each(
+      host_messages.ShardMoved(self.incarnation, message.shard, address)
+      for address in message.addresses[1:]
+    )
+
   def _on_close(self, reason: str):
+    if self._session is not None:
+      self._hosts.tell(host_messages.CloseSession(self._session.incarnation))
     self._session = None
     self._replace_inlets(None)
     self.handle(learner_io.Disconnected(reason))
@@ -301,6 +364,8 @@ class Exchange:
     for handle in handles or ():
       if session is not None:
         session.retire(handle)
+    if session is not None and handles:
+      self._hosts.tell(host_messages.HostRetire(session.incarnation, handles))
     if handles is None:
       self._queue_up(self._carrier.donations.end_all)
 
@@ -325,8 +390,8 @@ class Exchange:
 
   def _fetch(self, pull, message) -> list[learner_io.Event]:
     """Queues a pull of bytes that the syncer offers."""
-    inlets = self._inlets
-    if self._down.submit(lambda: self.handle(pull(message, inlets))):
+    inlets, session = self._inlets, self.incarnation
+    if self._down.submit(lambda: self.handle(pull(message, inlets, session))):
       return []
     reason = f'{JOBS_MAX} fetches are waiting'
     return [learner_io.FetchFailed(message.fragment, message.version, reason)]

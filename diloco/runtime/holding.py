@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which boxes of each fragment a process of a learner holds, and its bytes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from diloco.numerics.fragments import Layout
-from diloco.numerics.partition import Box, Partition, whole_box
+from diloco.numerics.partition import Box, Partition
 
 Arrays = Mapping[str, np.ndarray]  # Box name -> f32 array of its shape.
 Boxes = tuple[Box, ...]
@@ -22,6 +22,7 @@ class Holding:
 
   Attributes:
     needed: by fragment, what the host's devices hold.
+    by_piece: the same by fragment and name of the piece.
     offered: by fragment, what it offers of that: together, the hosts offer
       every value once.
   """
@@ -32,6 +33,7 @@ class Holding:
     self.needed: tuple[Boxes, ...] = tuple(
       partition.needed(pieces, host) for pieces in layout.fragments
     )
+    self.by_piece = [_grouped(boxes) for boxes in self.needed]
     self.offered: tuple[Boxes, ...] = tuple(
       partition.offered(pieces, host) for pieces in layout.fragments
     )
@@ -63,20 +65,20 @@ class Holding:
     return {
       box.name: held[outer.name][_inside(box, outer)]
       for box in self.offered[fragment]
-      for outer in [_around(box, self.needed[fragment])]
+      for outer in [_around(box, self.by_piece[fragment][box.piece.name])]
     }
 
 
-def whole_holding(layout: Layout) -> tuple[Boxes, ...]:
-  """By fragment: all of it, as boxes."""
-  return tuple(
-    tuple(whole_box(piece) for piece in pieces) for pieces in layout.fragments
-  )
+def _grouped(boxes: Boxes) -> dict[str, list[Box]]:
+  groups: dict[str, list[Box]] = {}
+  for box in boxes:
+    groups.setdefault(box.piece.name, []).append(box)
+  return groups
 
 
-def _around(box: Box, held: Boxes) -> Box:
+def _around(box: Box, held: Sequence[Box]) -> Box:
   for outer in held:
-    if outer.piece == box.piece and all(
+    if all(
       first <= a and b <= last
       for (a, b), (first, last) in zip(box.ranges, outer.ranges)
     ):

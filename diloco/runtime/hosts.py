@@ -5,17 +5,19 @@ What the loop does is told to all before it is done here; what moves bytes is
 asked of each, and counts when the last one has answered: all parts, or none.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 
 from diloco.protocol import host_messages, messages
+from diloco.runtime.host_copy import Mismatch
 from diloco.transport.group import Connection, GroupLost, Listener
 
 ANSWER_S = 120.0  # A host that lives answers; jax ends the dead sooner.
 
 Addresses = tuple[str, ...]  # Of one host, by shard of the syncer.
-Payloads = tuple[messages.Payload, ...]  # Likewise.
+Parts = tuple[messages.Part | None, ...]  # Likewise; None: it could not.
 
 
 class Hosts(Protocol):
@@ -23,17 +25,33 @@ class Hosts(Protocol):
 
   count: int  # With the leading one.
 
+  def watch(
+    self,
+    on_stop: Callable[[], None],
+    on_lost: Callable[[GroupLost], None],
+  ) -> None:
+    """What to call, on a thread, when one of them is told to go, or is gone."""
+
   def tell(self, message) -> None:
     """Says one of `host_messages.FROM_LEADING_HOST` to all of them."""
+
+  def tell_each(self, said: Iterable) -> None:
+    """Says something else to each of them, from host 1 on."""
 
   def open_session(self, session: int) -> tuple[Addresses, ...]:
     """A new session with the syncer: where each of them can be pulled from."""
 
-  def offered(self, handle: int) -> tuple[Payloads, ...]:
+  def offered(self, handle: int) -> tuple[Parts, ...]:
     """What each of them has on offer under a handle; waits for it."""
 
-  def take(self, orders: Mapping[int, host_messages.HostTake]) -> str:
-    """Has each pull its part; why that failed, or '' where all have theirs."""
+  def taking(self, orders: Sequence[host_messages.HostTake]):
+    """A context in which host 0 takes its part, and each other its own.
+
+    At its end all have; or it raises `Mismatch`, saying who has not, and why.
+
+    Args:
+      orders: by host, from 1 on.
+    """
 
   def close(self) -> None:
     """Says what is queued, and ends."""
@@ -44,17 +62,23 @@ class Alone:
 
   count = 1
 
+  def watch(self, on_stop, on_lost) -> None:
+    pass
+
   def tell(self, message) -> None:
+    pass
+
+  def tell_each(self, said: Iterable) -> None:
     pass
 
   def open_session(self, session: int) -> tuple[Addresses, ...]:
     return ()
 
-  def offered(self, handle: int) -> tuple[Payloads, ...]:
+  def offered(self, handle: int) -> tuple[Parts, ...]:
     return ()
 
-  def take(self, orders: Mapping[int, host_messages.HostTake]) -> str:
-    return ''
+  def taking(self, orders: Sequence[host_messages.HostTake]):
+    return contextlib.nullcontext()
 
   def close(self) -> None:
     pass
@@ -72,8 +96,6 @@ class OtherHosts:
 
   Attributes:
     steps: host -> the checkpoints that it has whole.
-    on_stop: called on a thread when one of them is told to go.
-    on_lost: called on a thread with what ended a connection.
 
   Raises:
     GroupLost: they are not all there in time.
@@ -81,8 +103,8 @@ class OtherHosts:
 
   def __init__(self, listener: Listener, others: int):
     self.count = others + 1
-    self.on_stop: Callable[[], None] = lambda: None
-    self.on_lost: Callable[[GroupLost], None] = lambda error: None
+    self._on_stop: Callable[[], None] = lambda: None
+    self._on_lost: Callable[[GroupLost], None] = lambda error: None
     self._changed = threading.Condition()
     self._answers: dict[Hashable, dict[int, object]] = {}
     self._lost: GroupLost | None = None
@@ -94,29 +116,40 @@ class OtherHosts:
     started = self._wait('started')
     self.steps = {host: each.steps for host, each in started.items()}
 
+  def watch(self, on_stop, on_lost) -> None:
+    self._on_stop, self._on_lost = on_stop, on_lost
+    with self._changed:
+      lost = self._lost
+    if lost is not None:
+      on_lost(lost)
+
   def tell(self, message) -> None:
     for connection in self._connections.values():
       connection.send(message)
+
+  def tell_each(self, said: Iterable) -> None:
+    for host, message in enumerate(said, start=1):
+      self._connections[host].send(message)
 
   def open_session(self, session: int) -> tuple[Addresses, ...]:
     self.tell(host_messages.OpenSession(session))
     found = self._wait(('session', session))
     return tuple(each.addresses for each in found.values())
 
-  def offered(self, handle: int) -> tuple[Payloads, ...]:
+  def offered(self, handle: int) -> tuple[Parts, ...]:
     found = self._wait(('offered', handle))
-    return tuple(each.payloads for each in found.values())
+    return tuple(each.parts or (None,) for each in found.values())
 
-  def take(self, orders: Mapping[int, host_messages.HostTake]) -> str:
-    for host, order in orders.items():
-      self._connections[host].send(order)
-    [what] = {(each.fragment, each.version) for each in orders.values()}
-    reasons = (
-      f'host {host}: {each.reason}'
-      for host, each in self._wait(('took', *what)).items()
-      if each.reason
-    )
-    return '; '.join(reasons)
+  @contextlib.contextmanager
+  def taking(self, orders: Sequence[host_messages.HostTake]):
+    self.tell_each(orders)
+    try:
+      yield
+    finally:
+      took = self._wait(('took', orders[0].fragment, orders[0].version))
+    for host, each in took.items():
+      if each.reason:
+        raise Mismatch(f'host {host}: {each.reason}')
 
   def close(self) -> None:
     for connection in self._connections.values():
@@ -155,7 +188,7 @@ class OtherHosts:
         key = 'took', message.fragment, message.version
         self._answer(key, connection, message)
       case host_messages.StopWanted():
-        self.on_stop()
+        self._on_stop()
       case _:
         raise TypeError(f'Not of another host: {message!r}.')
 
@@ -183,4 +216,4 @@ class OtherHosts:
     with self._changed:
       self._lost = self._lost or error
       self._changed.notify_all()
-    self.on_lost(error)
+    self._on_lost(error)

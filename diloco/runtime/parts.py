@@ -12,7 +12,7 @@ from diloco.protocol.messages import Part, Payload
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.transport.interface import Closed, DataPlane, Inlet, Unreachable
 
-_NOTHING = np.empty(0, np.uint8)
+NOTHING = np.empty(0, np.uint8)
 
 
 def announced(handle: int, codec: str, parts: Sequence[np.ndarray]) -> Payload:
@@ -77,13 +77,19 @@ class Inlets:
     Raises:
       TransferFailed: as `Inlet.pull`, of the first part that did not come.
     """
+    shards = range(len(self._inlets))
+    return self.pull_each([only(payload, shard) for shard in shards], pace)
+
+  def pull_each(
+    self, payloads: Sequence[Payload], pace: TransferPace
+  ) -> list[np.ndarray]:
+    """The same of one payload for each shard."""
     parts = []
-    for shard in range(len(self._inlets)):
-      wanted = only(payload, shard)
+    for shard, wanted in enumerate(payloads):
       if wanted.nbytes:
         parts.append(pace.pull(self._inlet(shard), wanted))
       else:
-        parts.append(_NOTHING)
+        parts.append(NOTHING)
     return parts
 
   def close(self):

@@ -1,38 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a shard offers to, and pulls from, one session of a learner."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from diloco.runtime.cuts import Cuts
 from diloco.transport.interface import Inlet, Outlet
 
 
 class PeerEnds:
-  """An outlet and an inlet.
+  """An outlet and an inlet for each host of the learner.
 
   Keeps one outer update and one full fragment per fragment on offer: whoever
   is further behind than that needs the newest full one anyway.
+
+  Args:
+    outlets: by host.
+    inlets: by host.
+    cuts: what of a fragment each host has.
   """
 
-  def __init__(self, outlet: Outlet, inlet: Inlet):
-    self.inlet = inlet
-    self.address = outlet.address
-    self._outlet = outlet
+  def __init__(
+    self, outlets: Sequence[Outlet], inlets: Sequence[Inlet], cuts: Cuts
+  ):
+    self.inlets = tuple(inlets)
+    self.cuts = cuts
+    self.addresses = tuple(outlet.address for outlet in outlets)
+    self._outlets = tuple(outlets)
     # (codec, fragment) → handle.
     self._offered: dict[tuple[str, int], int] = {}
 
-  def offer(self, codec: str, fragment: int, handle: int, data: np.ndarray):
-    """Offers `data` in place of the last of its kind."""
+  def offer(
+    self, codec: str, fragment: int, handle: int, parts: Sequence[np.ndarray]
+  ):
+    """Offers each host its part in place of the last of its kind."""
     before = self._offered.get((codec, fragment))
-    self._outlet.offer(handle, data)
+    for outlet, data in zip(self._outlets, parts, strict=True):
+      if data.size:
+        outlet.offer(handle, data)
     self._offered[codec, fragment] = handle
     if before is not None:
       self.retire(before)
 
   def retire(self, handle: int):
     """Withdraws an offer, if it is there."""
-    self._outlet.retire(handle)
+    for outlet in self._outlets:
+      outlet.retire(handle)
 
   def close(self):
     """Ends the pulls and the offers."""
-    self.inlet.close()
-    self._outlet.close()
+    for end in (*self.inlets, *self._outlets):
+      end.close()

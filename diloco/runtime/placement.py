@@ -65,7 +65,7 @@ def place_boxes(
 
   Args:
     piece: which.
-    boxes: that this process holds; together, all that its devices need.
+    boxes: of it that this process holds; together, all that its devices need.
     arrays: box name -> f32 array of its shape.
     sharding: of the piece.
   """

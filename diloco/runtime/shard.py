@@ -7,14 +7,17 @@ on a worker; both answer later. What takes no time is answered at once.
 """
 
 import concurrent.futures
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from absl import logging
 
 from diloco.numerics import payload
+from diloco.numerics.codec import Codec
 from diloco.protocol import shard_messages as orders
 from diloco.runtime import contributions
 from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.cuts import read_cuts
 from diloco.runtime.global_model import GlobalModel, Outcome
 from diloco.runtime.parts import part_of
 from diloco.runtime.peer_ends import PeerEnds
@@ -118,14 +121,24 @@ class Shard:
   def _admit(self, order: orders.Admit) -> orders.Admitted:
     key = order.learner, order.incarnation
     self._release(key)
+    inlets = []
     try:
-      [address] = order.addresses
-      inlet = self._plane.inlet(address)
-    except ValueError:  # Of a wrong form, too many, or does not resolve.
-      return orders.Admitted(*key, '')
-    outlet = self._plane.outlet(f'learner {order.learner}')
-    self._ends[key] = ends = PeerEnds(outlet, inlet)
-    return orders.Admitted(*key, ends.address)
+      cuts = read_cuts(self._blueprint, order.partition)
+      if len(order.addresses) != cuts.hosts:
+        raise ValueError(
+          f'{len(order.addresses)} addresses, {cuts.hosts} hosts'
+        )
+      for address in order.addresses:
+        inlets.append(self._plane.inlet(address))
+    except ValueError as error:  # Of a wrong form, or does not resolve.
+      logging.warning('learner %d is not admitted: %s', order.learner, error)
+      for inlet in inlets:
+        inlet.close()
+      return orders.Admitted(*key, ())
+    name = f'learner {order.learner}'
+    outlets = [self._plane.outlet(name) for _ in inlets]
+    self._ends[key] = ends = PeerEnds(outlets, inlets, cuts)
+    return orders.Admitted(*key, ends.addresses)
 
   def _release(self, key: Key):
     ends = self._ends.pop(key, None)
@@ -146,12 +159,12 @@ class Shard:
       failed = orders.PartFailed(order.job, 'the session has ended', False)
       self._answer(failed)
     else:
-      self._pulls.submit(self._guarded, job, order, ends.inlet)
+      self._pulls.submit(self._guarded, job, order, ends)
 
-  def _guarded(self, job, order, inlet):
+  def _guarded(self, job, order, ends):
     """Runs a job of the pool; what it raises ends the process."""
     try:
-      self._answer(job(order, inlet))
+      self._answer(job(order, ends))
     except (TransferFailed, contributions.Unusable) as error:
       reason = f'{type(error).__name__}: {error}'
       unusable = isinstance(error, contributions.Unusable)
@@ -159,26 +172,28 @@ class Shard:
     except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
       self._crash(error)
 
-  def _pull(self, order: orders.PullPart, inlet) -> orders.PartPulled:
+  def _pull(self, order: orders.PullPart, ends: PeerEnds) -> orders.PartPulled:
     """On the pool: bytes to outer gradient, checked in full."""
     v, norm = contributions.pull(
       order.payload,
       order.fragment,
       self.shard,
-      inlet,
+      ends.inlets,
+      ends.cuts,
       self._blueprint,
       self._pace,
     )
     self._pulled[order.job] = order.round, v
     return orders.PartPulled(order.job, norm)
 
-  def _take(self, order: orders.TakePart, inlet) -> orders.PartTaken:
+  def _take(self, order: orders.TakePart, ends: PeerEnds) -> orders.PartTaken:
     """On the pool: a learner's copy of what is lost."""
     theta = contributions.pull_fragment(
       order.payload,
       order.fragment,
       self.shard,
-      inlet,
+      ends.inlets,
+      ends.cuts,
       self._blueprint,
       self._pace,
     )
@@ -211,26 +226,36 @@ class Shard:
 
   def _publish(self, order: orders.PublishPart) -> orders.PartOffered:
     data = self._outcomes.pop(order.merge).data
-    for recipient in order.recipients:
-      self._offer(recipient, self._blueprint.down.name, order.fragment, data)
-    return orders.PartOffered(order.job, part_of(data))
-
-  def _offer(
-    self,
-    to: orders.Recipient,
-    codec: str,
-    fragment: int,
-    data: np.ndarray,
-  ):
-    ends = self._ends.get((to.learner, to.incarnation))
-    if ends is not None:
-      ends.offer(codec, fragment, to.handle, data)
+    down = self._blueprint.down
+    return self._offer(order.job, order.recipients, down, order.fragment, data)
 
   def _serve(self, order: orders.ServePart) -> orders.PartOffered:
     _, data, _ = self.model.fragment(order.fragment)
-    full = self._blueprint.full.name
-    self._offer(order.recipient, full, order.fragment, data)
-    return orders.PartOffered(order.job, part_of(data))
+    full = self._blueprint.full
+    return self._offer(order.job, [order.recipient], full, order.fragment, data)
+
+  def _offer(
+    self,
+    job: int,
+    recipients: Sequence[orders.Recipient],
+    codec: Codec,
+    fragment: int,
+    data: np.ndarray,
+  ) -> orders.PartOffered:
+    """What was encoded of Θ_p as it is now, to each as its hosts need it."""
+    hosts = []
+    for to in recipients:
+      ends = self._ends.get((to.learner, to.incarnation))
+      if ends is None:
+        continue
+      parts = ends.cuts.cut(data, fragment, self.shard, codec)
+      ends.offer(codec.name, fragment, to.handle, parts)
+      if not ends.cuts.whole:
+        theta = self.model.state(fragment).theta
+        crcs = ends.cuts.crcs(theta, fragment, self.shard)
+        said = tuple(part_of(each) for each in parts)
+        hosts.append(orders.HostParts(to.learner, to.incarnation, said, crcs))
+    return orders.PartOffered(job, part_of(data), tuple(hosts))
 
   def _go_on(self, order: orders.GoOn):
     theta = self._taken[order.taken][1] if order.taken else None

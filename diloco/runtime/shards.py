@@ -90,14 +90,20 @@ class Shards:
   # Sessions -----------------------------------------------------------------
 
   def admit(
-    self, learner: int, incarnation: int, addresses: Sequence[str]
+    self,
+    learner: int,
+    incarnation: int,
+    addresses: Sequence[str],
+    partition: str,
   ) -> tuple[str, ...] | None:
-    """Where a learner pulls, by shard; None: its own address is of no use."""
+    """Where a learner pulls, by part; None: its own address is of no use."""
     if not addresses or len(addresses) % self._owners.shards:
       return None
     own = tuple(addresses[0 :: self._owners.shards])
-    admitted = self._lead.perform(orders.Admit(learner, incarnation, own))
-    return (admitted.address,) if admitted.address else None
+    admitted = self._lead.perform(
+      orders.Admit(learner, incarnation, own, partition)
+    )
+    return admitted.addresses or None
 
   def release(self, learner: int, incarnation: int):
     """A session has ended."""
@@ -175,7 +181,7 @@ class Shards:
     fragment: int,
     merged: Merged,
     recipients: Iterable[tuple[int, int]],
-    done: Callable[[tuple[int, int], Payload], None],
+    done: Callable[[tuple[int, int], Payload, tuple[int, ...]], None],
   ):
     """Offers the outer update.
 
@@ -183,7 +189,8 @@ class Shards:
       fragment: which.
       merged: what it led to.
       recipients: sessions.
-      done: called with each session and what to tell it.
+      done: called with each session and what to tell it: the payload, and of
+        a learner of several hosts the CRCs of their boxes of Θ_p, by part.
     """
     codec = self._blueprint.down.name
     to = tuple(
@@ -192,8 +199,9 @@ class Shards:
 
     def offered(answers: Answers):
       for each in to:
-        found = announced_parts(each.handle, codec, merged.parts)
-        done((each.learner, each.incarnation), found)
+        parts, crcs = self._by_part(each, answers, merged.parts)
+        found = announced_parts(each.handle, codec, parts)
+        done((each.learner, each.incarnation), found, crcs)
 
     job = self._begin(fragment, offered)
     self._order(job, orders.PublishPart(job, merged.job, fragment, to))
@@ -201,16 +209,17 @@ class Shards:
   def serve(
     self,
     effect: syncer_io.Serve,
-    done: Callable[[Payload], None],
+    done: Callable[[Payload, tuple[int, ...]], None],
   ):
     """Offers the full fragment to one session; `done`: what to tell it."""
     key = effect.learner, effect.incarnation
     to = orders.Recipient(*key, next(self._handles))
 
     def offered(answers: Answers):
-      parts = {s: answer.part for s, answer in answers.items()}
+      whole = {s: answer.part for s, answer in answers.items()}
+      parts, crcs = self._by_part(to, answers, self._by_shard(whole))
       codec = self._blueprint.full.name
-      done(announced_parts(to.handle, codec, self._by_shard(parts)))
+      done(announced_parts(to.handle, codec, parts), crcs)
 
     job = self._begin(effect.fragment, offered)
     self._order(job, orders.ServePart(job, effect.fragment, to))
@@ -293,6 +302,36 @@ class Shards:
     """The CRCs of a fragment's pieces, in its order, from those by shard."""
     left = {shard: iter(each) for shard, each in crcs.items()}
     return tuple(next(left[owner]) for owner in self._owners.of[fragment])
+
+  def _by_part(
+    self,
+    to: orders.Recipient,
+    answers: Answers,
+    whole: tuple[Part, ...],
+  ) -> tuple[tuple[Part, ...], tuple[int, ...]]:
+    """The parts for one session, and the CRCs of its hosts' boxes.
+
+    Args:
+      to: the session.
+      answers: `PartOffered` by shard.
+      whole: by shard, for a learner of one host.
+    """
+    found = {
+      shard: each
+      for shard, answer in answers.items()
+      for each in answer.hosts
+      if (each.learner, each.incarnation) == (to.learner, to.incarnation)
+    }
+    if not found:
+      return whole, ()
+    shards = range(self._owners.shards)
+    hosts = range(len(next(iter(found.values())).parts))
+    pairs = [
+      (found[s].parts[h], found[s].crcs[h]) if s in found else (NOTHING, 0)
+      for h in hosts
+      for s in shards
+    ]
+    return tuple(part for part, _ in pairs), tuple(crc for _, crc in pairs)
 
   def _by_shard(self, parts: Mapping[int, Part]) -> tuple[Part, ...]:
     shards = range(self._owners.shards)

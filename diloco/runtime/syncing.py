@@ -222,7 +222,7 @@ class Syncing:
   def _greet(self, effect: syncer_io.Greet):
     key = effect.learner, effect.incarnation
     session, hello = self._peers.take_stranger(key)
-    addresses = self._shards.admit(*key, hello.addresses)
+    addresses = self._shards.admit(*key, hello.addresses, hello.partition)
     if addresses is None:  # And the machine hears that it is lost.
       session.close(f'addresses {hello.addresses} are of no use')
       return
@@ -285,7 +285,7 @@ class Syncing:
       if (peer := self._peers.get(key)) is not None
     }
 
-    def say(key: Key, payload: messages.Payload):
+    def say(key: Key, payload: messages.Payload, part_crcs: tuple[int, ...]):
       peer = self._peers.get(key)
       if peer is not None:
         peer.note_offer(effect.fragment, payload)
@@ -300,6 +300,7 @@ class Syncing:
           ages_s=tuple(s.age_s for s in effect.shares),
           payload=payload,
           crc=merged.crc,
+          part_crcs=part_crcs,
         )
       )
 
@@ -325,9 +326,9 @@ class Syncing:
     version, crc = self._shards.versions()[p], self._shards.crcs()[p]
     place = peer.promise()
 
-    def say(payload: messages.Payload):
+    def say(payload: messages.Payload, part_crcs: tuple[int, ...]):
       peer.note_offer(p, payload)
-      place.fill(messages.FullFragment(p, version, payload, crc))
+      place.fill(messages.FullFragment(p, version, payload, crc, part_crcs))
 
     self._shards.serve(effect, say)
 

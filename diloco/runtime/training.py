@@ -8,6 +8,7 @@ have the next step.
 """
 
 import dataclasses
+import json
 import math
 import signal
 import sys
@@ -19,11 +20,13 @@ import numpy as np
 
 from diloco.data import pipeline
 from diloco.metrics import names
-from diloco.protocol import learner_io, messages
+from diloco.protocol import host_messages, learner_io, messages
 from diloco.runtime import exchange as exchange_lib
 from diloco.runtime.beginning import Beginning, progress_of
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
+from diloco.runtime.hosts import ALONE, Hosts
+from diloco.runtime.leading import Follower
 from diloco.runtime.outputs import Outputs
 from diloco.runtime.tape_lines import SEED
 from diloco.transport.meter import SocketMeter
@@ -54,6 +57,7 @@ class Training:
     exchange: with the syncer; not yet open.
     outputs: takes checkpoints, metrics and the tape.
     notice_s: how long leaving in good order may take.
+    hosts: the learner's others: they are told what is done here, before it is.
   """
 
   def __init__(
@@ -65,6 +69,7 @@ class Training:
     exchange: exchange_lib.Exchange,
     outputs: Outputs,
     notice_s: float,
+    hosts: Hosts = ALONE,
   ):
     config = blueprint.config
     self._config = config
@@ -75,6 +80,7 @@ class Training:
     self._writer = outputs.metrics
     self._tape = outputs.tape
     self._notice_s = notice_s
+    self._hosts = hosts
     self._schedule = blueprint.schedule()
     self._dataset = blueprint.dataset(learner)
     self._params, self._state = beginning.params, beginning.inner_state
@@ -130,6 +136,7 @@ class Training:
     progress = self._progress()
     self._tape.progress(self._step, progress)
     lr = self._schedule(progress)
+    self._hosts.tell(host_messages.MakeStep(self._position, lr))
     placed = self._device.put_batch(batch)
     self._params, self._state, metrics = self._device.step(
       self._params, self._state, placed, lr, (self._learner, self._position)
@@ -198,6 +205,7 @@ class Training:
       case learner_io.SayLeaving():
         self._exchange.say_after_offers(messages.Leaving())
       case learner_io.DonateState():
+        assert self._hosts.count == 1, 'nobody asks a learner of several hosts'
         self._tape.save(self._step)
         copied = self._device.copy_state(self._state)
         self._exchange.donate(effect, copied)
@@ -206,9 +214,11 @@ class Training:
         self._state = self._device.put_state(adopted.inner_state)
         self._source = adopted.source
       case learner_io.Reset():
+        self._hosts.tell(host_messages.ResetState())
         self._state = self._device.fresh_state(self._params)
         self._source = SEED
       case learner_io.Begin():
+        self._hosts.tell(host_messages.BeginAt(effect.position))
         self._tape.begin(self._step, effect.position, self._source)
         self._position = effect.position
         self._training = True
@@ -223,13 +233,17 @@ class Training:
 
   def _snapshot(self, effect: learner_io.Snapshot):
     p = effect.fragment
+    prepared = self._exchange.prepare_offer(effect)
+    session, handle = prepared.key if prepared else (0, 0)
+    self._hosts.tell(host_messages.TakeSnapshot(p, session, handle))
     theta = self._device.snapshot(p, self._params)
     if self._config.protocol.blend == 'carry':
       self._snapshots[p] = theta
     self._tape.snapshot(self._step, effect)
     if self._config.protocol.overlap_steps == 0:
       self._report()
-    self._exchange.offer(effect, theta, self._bases[p])
+    if prepared is not None:
+      self._exchange.offer(prepared, effect, theta, self._bases[p])
 
   def _apply(self, effect: learner_io.Apply):
     """Blends in Θ_p; before the first step there is nothing to blend."""
@@ -237,6 +251,11 @@ class Training:
     arrived = self._exchange.take_arrived(p, effect.version)
     if arrived is None:
       return
+    self._hosts.tell(
+      host_messages.ApplyFragment(
+        p, effect.version, self._training, effect.carry
+      )
+    )
     self._tape.apply(self._step, effect, arrived.crc)
     self._bases[p], self._base_crcs[p] = arrived.host, arrived.crc
     if not self._training:
@@ -297,6 +316,8 @@ class Training:
       self._exchange.process,
       tuple(self._base_crcs[p] for p in sorted(self._base_crcs)),
     )
+    text = json.dumps(dataclasses.asdict(progress))
+    self._hosts.tell(host_messages.SaveAt(self._step, self._loss, text))
     self._records.save(
       self._step, self._params, self._state, self._bases, progress, self._loss
     )
@@ -343,7 +364,7 @@ class Training:
     }
 
 
-def stop_on_signals(training: Training):
+def stop_on_signals(training: Training | Follower):
   """SIGTERM and SIGINT: leave in good order."""
 
   def stop(number, _):

@@ -65,6 +65,8 @@ class World:
   def join(self) -> None:
     """Becomes part of the world; before any device is asked for."""
     if self.hosts > 1:
+      # It would take SIGTERM for itself, and leave the learner without.
+      jax.config.update('jax_enable_preemption_service', False)
       jax.distributed.initialize(
         self.coordinator,
         self.hosts,

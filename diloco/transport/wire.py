@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 import msgpack
 
-from diloco.protocol import messages, shard_messages
+from diloco.protocol import host_messages, messages, shard_messages
 
 MESSAGE_BYTES_MAX = 1 << 20  # Control plane only; arrays go elsewhere.
 _INTS = range(-(1 << 63), 1 << 64)  # What msgpack can carry.
@@ -30,6 +30,8 @@ _ALL = (
   *messages.FROM_SYNCER,
   *shard_messages.FROM_SHARD,
   *(each for each in shard_messages.FROM_LEAD if each is not messages.Refusal),
+  *host_messages.FROM_LEADING_HOST,
+  *host_messages.FROM_OTHER_HOSTS,
 )
 Message = functools.reduce(operator.or_, _ALL)
 

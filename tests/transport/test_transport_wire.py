@@ -9,7 +9,7 @@ import typing
 import msgpack
 import pytest
 
-from diloco.protocol import messages, shard_messages
+from diloco.protocol import host_messages, messages, shard_messages
 from diloco.transport import wire
 
 ALL = (
@@ -17,6 +17,8 @@ ALL = (
   *messages.FROM_SYNCER,
   *shard_messages.FROM_SHARD,
   *shard_messages.FROM_LEAD,
+  *host_messages.FROM_LEADING_HOST,
+  *host_messages.FROM_OTHER_HOSTS,
 )
 PART = messages.Part(nbytes=6, crc=1)
 PAYLOAD = messages.Payload(
@@ -26,6 +28,9 @@ EXAMPLES = {
   tuple[messages.Payload, ...]: (PAYLOAD, PAYLOAD),
   tuple[messages.Part, ...]: (PART, PART),
   tuple[shard_messages.Recipient, ...]: (shard_messages.Recipient(1, 2, 3),),
+  tuple[shard_messages.HostParts, ...]: (
+    shard_messages.HostParts(1, 2, (PART, PART), (3, 4)),
+  ),
   tuple[tuple[int, ...], ...]: ((1, 2), (), (3,)),
   tuple[str, ...]: ('grpc://a/1', ''),
   int: 1 << 40,

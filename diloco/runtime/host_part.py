@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of one process of a learner: what it offers, what it takes in.
+
+`WholePart` where the process is the learner's only one, `HostPart` where it
+has a part of each fragment. Both give and take bytes by shard of the syncer.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from diloco.numerics import payload
+from diloco.runtime import contributions
+from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.cuts import Cuts
+from diloco.runtime.device import Device
+from diloco.runtime.host_copy import Held, HostCopy
+from diloco.runtime.part_copy import PartCopy
+from diloco.runtime.placement import take_boxes
+
+Arrays = Mapping[str, np.ndarray]  # Piece or box name -> f32 array.
+Parts = Sequence[np.ndarray]  # uint8, by shard of the syncer.
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrived:
+  """A fragment of Θ at one version, in both places."""
+
+  host: Arrays
+  device: Mapping[str, jax.Array]
+  crc: int  # Of the whole fragment.
+
+
+class Part(Protocol):
+  """What a carrier asks of it."""
+
+  cuts: Cuts
+  host: int
+
+  def encode_delta(
+    self, fragment: int, theta: Mapping[str, jax.Array], base: Arrays
+  ) -> Parts:
+    """v = base − θ."""
+
+  def encode_held(self, fragment: int) -> Parts:
+    """The host's copy of Θ_p, in f32."""
+
+  def held(self) -> list[Held]:
+    """The host's copy of Θ."""
+
+  def take_in(
+    self,
+    fragment: int,
+    version: int,
+    full: bool,
+    parts: Parts,
+    crc: int,
+    part_crcs: Sequence[int],
+  ) -> None:
+    """An update or a full fragment; `Mismatch` where it does not fit."""
+
+  def placed(self, fragment: int) -> Arrived:
+    """The host's copy of a fragment, on the devices too."""
+
+
+class WholePart:
+  """Of a learner's only process: whole pieces.
+
+  Args:
+    blueprint: of the run.
+    device: takes fragments of Θ.
+    copy: of Θ.
+  """
+
+  def __init__(self, blueprint: Blueprint, device: Device, copy: HostCopy):
+    self._blueprint = blueprint
+    self._device = device
+    self._copy = copy
+    self.cuts = Cuts(blueprint.owners, None)
+    self.host = 0
+
+  def encode_delta(self, fragment, theta, base) -> Parts:
+    pieces = self._blueprint.layout.fragments[fragment]
+    codec = self._blueprint.up
+    data = contributions.encode(base, theta, pieces, codec)
+    return self._blueprint.owners.split(data, fragment, codec)
+
+  def encode_held(self, fragment) -> Parts:
+    pieces = self._blueprint.layout.fragments[fragment]
+    full = self._blueprint.full
+    data = payload.encode(self._copy.held()[fragment].theta, pieces, full)
+    return self._blueprint.owners.split(data, fragment, full)
+
+  def held(self) -> list[Held]:
+    return self._copy.held()
+
+  def take_in(self, fragment, version, full, parts, crc, part_crcs) -> None:
+    codec = self._blueprint.full if full else self._blueprint.down
+    data = self._blueprint.owners.join(parts, fragment, codec)
+    take_in = self._copy.replace if full else self._copy.update
+    take_in(fragment, version, data, crc)
+
+  def placed(self, fragment) -> Arrived:
+    return _placed(self._device, fragment, self._copy.held()[fragment])
+
+
+class HostPart:
+  """Of one process among several: boxes of pieces.
+
+  Args:
+    blueprint: of the run.
+    device: takes fragments of Θ.
+    copy: of this host's boxes of Θ.
+    cuts: of the learner.
+    host: which of its processes.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    device: Device,
+    copy: PartCopy,
+    cuts: Cuts,
+    host: int,
+  ):
+    self._blueprint = blueprint
+    self._device = device
+    self._copy = copy
+    self.cuts = cuts
+    self.host = host
+
+  def encode_delta(self, fragment, theta, base) -> Parts:
+    held = self._device.holding.offered_of(fragment, base)
+    own = take_boxes(self._device.holding.offered[fragment], theta)
+    codec = self._blueprint.up
+    return tuple(
+      contributions.encode(
+        {box.name: held[box.name] for box in boxes}, own, boxes, codec
+      )
+      for boxes in self._by_shard(fragment)
+    )
+
+  def encode_held(self, fragment) -> Parts:
+    theta = self._copy.held()[fragment].theta
+    held = self._device.holding.offered_of(fragment, theta)
+    full = self._blueprint.full
+    return tuple(
+      payload.encode(held, boxes, full) for boxes in self._by_shard(fragment)
+    )
+
+  def held(self) -> list[Held]:
+    return self._copy.held()
+
+  def take_in(self, fragment, version, full, parts, crc, part_crcs) -> None:
+    take_in = self._copy.replace if full else self._copy.update
+    take_in(fragment, version, parts, crc, part_crcs)
+
+  def placed(self, fragment) -> Arrived:
+    return _placed(self._device, fragment, self._copy.held()[fragment])
+
+  def _by_shard(self, fragment: int):
+    for shard in range(self._blueprint.owners.shards):
+      yield self.cuts.offered(fragment, self.host, shard)
+
+
+def make_part(
+  blueprint: Blueprint, device: Device, copy: HostCopy | PartCopy
+) -> Part:
+  """What fits the copy."""
+  if isinstance(copy, HostCopy):
+    return WholePart(blueprint, device, copy)
+  return HostPart(blueprint, device, copy, copy.cuts, copy.host)
+
+
+class Arrivals:
+  """What is ready to be applied, until the loop takes it."""
+
+  def __init__(self):
+    self._arrived: dict[tuple[int, int], Arrived] = {}
+
+  def put(self, fragment: int, version: int, arrived: Arrived):
+    self._arrived[fragment, version] = arrived
+
+  def take(self, fragment: int, version: int) -> Arrived | None:
+    """What is to be applied, and forgets what is older.
+
+    None where the same version has come twice, and was applied before.
+    """
+    taken = self._arrived.pop((fragment, version), None)
+    for key in list(self._arrived):
+      if key[0] == fragment and key[1] < version:
+        del self._arrived[key]
+    return taken
+
+
+def _placed(device: Device, fragment: int, held: Held) -> Arrived:
+  placed = device.put_fragment(fragment, held.theta)
+  return Arrived(held.theta, placed, held.crc)

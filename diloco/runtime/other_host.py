@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process of a learner that does not lead: the same steps, its own bytes.
+
+Its loop does what the leading host says, in that order; a thread reads what is
+said, two workers move bytes, as in the leading host's `exchange`.
+"""
+
+import itertools
+import json
+import queue
+import threading
+
+import jax
+import numpy as np
+
+from diloco.checkpoint.learner_records import LearnerRecords, read_progress
+from diloco.data import pipeline
+from diloco.protocol import host_messages
+from diloco.runtime import parts
+from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.device import Device
+from diloco.runtime.host_copy import Mismatch
+from diloco.runtime.host_part import Arrivals, make_part
+from diloco.runtime.part_beginning import PartBeginning
+from diloco.runtime.transfer_pace import TransferPace
+from diloco.runtime.worker import Worker
+from diloco.transport.group import Connection, GroupLost
+from diloco.transport.interface import (
+  Closed,
+  DataPlane,
+  Outlet,
+  TransferFailed,
+)
+
+JOBS_MAX = 256  # Of each worker; the leading host waits for what it asked for.
+CLOSE_S = 30.0  # For the last checkpoint to be written.
+LOOP = (
+  host_messages.MakeStep,
+  host_messages.TakeSnapshot,
+  host_messages.ApplyFragment,
+  host_messages.ResetState,
+  host_messages.BeginAt,
+  host_messages.SaveAt,
+  host_messages.EndAt,
+)
+
+
+class OtherHost:
+  """One of the hosts 1 … N−1.
+
+  Args:
+    blueprint: of the run.
+    learner: its id, which names the data shard too.
+    device: compiled.
+    beginning: what the process has; it is used up.
+    records: takes this host's checkpoints.
+    plane: carries the bytes.
+    connection: to the leading host; its messages come to `hear`, its end to
+      `lost`.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    learner: int,
+    device: Device,
+    beginning: PartBeginning,
+    records: LearnerRecords,
+    plane: DataPlane,
+    connection: Connection,
+  ):
+    self._blueprint = blueprint
+    self._learner = learner
+    self._device = device
+    self._records = records
+    self._plane = plane
+    self._params, self._state = beginning.params, beginning.inner_state
+    self._part = make_part(blueprint, device, beginning.copy)
+    self._bases = {p: x.theta for p, x in enumerate(beginning.copy.held())}
+    self._snapshots: dict[int, dict[str, jax.Array]] = {}
+    self._arrivals = Arrivals()
+    self._pace = TransferPace(blueprint.config.protocol.patience)
+    self._dataset = blueprint.dataset(learner)
+    self._batches = iter(())
+    self._next_position = itertools.count()
+    self._todo: queue.SimpleQueue = queue.SimpleQueue()
+    self._sessions = Sessions(plane, blueprint.owners.shards)
+    self._up = Worker('up', JOBS_MAX, self._todo.put)
+    self._down = Worker('down', JOBS_MAX, self._todo.put)
+    self._connection = connection
+
+  def run(self) -> host_messages.EndAt:
+    """Does what it is told until it is told to end.
+
+    Raises:
+      GroupLost: the leading host is gone.
+    """
+    while True:
+      said = self._todo.get()
+      if isinstance(said, BaseException):
+        raise said
+      if isinstance(said, host_messages.EndAt):
+        self._records.close(CLOSE_S)
+        return said
+      self._do(said)
+
+  def close(self):
+    """Ends threads and sessions."""
+    self._up.close(1.0)
+    self._down.close(1.0)
+    self._sessions.close()
+
+  def lost(self, error: GroupLost):
+    """The connection has ended."""
+    self._todo.put(error)
+
+  # On the reading thread ------------------------------------------------------
+
+  def hear(self, message):
+    """Something that the leading host says."""
+    if isinstance(message, LOOP):
+      self._todo.put(message)
+      return
+    match message:
+      case host_messages.OpenSession():
+        addresses = self._sessions.open(message.session)
+        self._say(host_messages.SessionAt(message.session, addresses))
+      case host_messages.SyncerAt():
+        self._sessions.find_syncer(message.session, message.addresses)
+      case host_messages.ShardMoved():
+        self._sessions.move(message.session, message.shard, message.address)
+      case host_messages.CloseSession():
+        self._sessions.end(message.session)
+      case host_messages.HostRetire():
+        self._sessions.retire(message.session, message.handles)
+      case host_messages.OfferHeld():
+        p = message.fragment
+        self._offer(message, lambda: self._part.encode_held(p))
+      case host_messages.HostTake():
+        self._submit(self._down, lambda: self._take(message))
+      case _:
+        raise TypeError(f'Not for another host: {message!r}.')
+
+  def _say(self, message):
+    self._connection.send(message)
+
+  def _submit(self, worker: Worker, job):
+    if not worker.submit(job):
+      self._todo.put(RuntimeError('a worker has no room'))
+
+  # On the workers -------------------------------------------------------------
+
+  def _offer(self, order, encode):
+    """Offers this host's parts; says that it has, or could not."""
+
+    def job():
+      shares = encode()
+      said = tuple(parts.part_of(data) for data in shares)
+      try:
+        self._sessions.offer(order.session, order.handle, shares)
+      except Closed:
+        said = ()
+      self._say(host_messages.HostOffered(order.handle, said))
+
+    self._submit(self._up, job)
+
+  def _take(self, order: host_messages.HostTake):
+    p, version, reason = order.fragment, order.version, ''
+    try:
+      data = self._sessions.pull(order.session, order.payloads, self._pace)
+      self._part.take_in(
+        p, version, order.full, data, order.crc, order.part_crcs
+      )
+      self._arrivals.put(p, version, self._part.placed(p))
+    except (TransferFailed, Mismatch) as error:
+      reason = f'{type(error).__name__}: {error}'
+    self._say(host_messages.HostTook(p, version, reason))
+
+  # On the loop ----------------------------------------------------------------
+
+  def _do(self, said):
+    match said:
+      case host_messages.MakeStep():
+        self._step(said)
+      case host_messages.TakeSnapshot():
+        self._snapshot(said)
+      case host_messages.ApplyFragment():
+        self._apply(said)
+      case host_messages.ResetState():
+        self._state = self._device.fresh_state(self._params)
+      case host_messages.BeginAt():
+        self._batches = pipeline.batches(self._dataset, said.position)
+        self._next_position = itertools.count(said.position)
+      case host_messages.SaveAt():
+        self._save(said)
+      case _:
+        raise TypeError(f'Not for the loop: {said!r}.')
+
+  def _step(self, said: host_messages.MakeStep):
+    position = next(self._next_position)
+    assert position == said.position, f'{position=}, told {said.position}'
+    placed = self._device.put_batch(next(self._batches))
+    draw = self._learner, position
+    self._params, self._state, _ = self._device.step(
+      self._params, self._state, placed, said.lr, draw
+    )
+
+  def _snapshot(self, said: host_messages.TakeSnapshot):
+    p = said.fragment
+    theta = self._device.snapshot(p, self._params)
+    if self._blueprint.config.protocol.blend == 'carry':
+      self._snapshots[p] = theta
+    if said.handle:
+      base = self._bases[p]
+      self._offer(said, lambda: self._part.encode_delta(p, theta, base))
+
+  def _apply(self, said: host_messages.ApplyFragment):
+    p = said.fragment
+    arrived = self._arrivals.take(p, said.version)
+    assert arrived is not None, f'{said} has not arrived here'
+    self._bases[p] = arrived.host
+    if not said.blended:
+      self._params = self._device.overwrite(p, self._params, arrived.device)
+      return
+    snapshot = self._snapshots[p] if said.carry else arrived.device
+    self._params = self._device.blend(p, self._params, arrived.device, snapshot)
+
+  def _save(self, said: host_messages.SaveAt):
+    self._records.save(
+      said.step,
+      self._params,
+      self._state,
+      self._bases,
+      read_progress(json.loads(said.progress)),
+      said.loss,
+    )
+
+
+class Sessions:
+  """This host's outlets and inlets, by session with the syncer.
+
+  Args:
+    plane: makes them.
+    shards: S, of the syncer.
+  """
+
+  def __init__(self, plane: DataPlane, shards: int):
+    self._plane = plane
+    self._shards = shards
+    self._lock = threading.Lock()
+    self._outlets: dict[int, list[Outlet]] = {}
+    self._inlets: dict[int, parts.Inlets] = {}
+
+  def open(self, session: int) -> tuple[str, ...]:
+    """Outlets for a new session; where the syncer's shards find them."""
+    outlets = [self._plane.outlet('syncer') for _ in range(self._shards)]
+    with self._lock:
+      self._outlets[session] = outlets
+    return tuple(outlet.address for outlet in outlets)
+
+  def find_syncer(self, session: int, addresses: tuple[str, ...]):
+    """Where its offers to this host are, by shard."""
+    inlets = parts.Inlets(self._plane, addresses)
+    with self._lock:
+      self._inlets[session] = inlets
+
+  def move(self, session: int, shard: int, address: str):
+    """One of its shards has begun anew."""
+    with self._lock:
+      inlets = self._inlets.get(session)
+    if inlets is not None:
+      inlets.move(shard, address)
+
+  def end(self, session: int):
+    """It is over."""
+    with self._lock:
+      outlets = self._outlets.pop(session, [])
+      inlets = self._inlets.pop(session, None)
+    for each in (*outlets, *([inlets] if inlets else [])):
+      each.close()
+
+  def offer(self, session: int, handle: int, shares):
+    """Offers each shard its part; raises `Closed` where it is over."""
+    with self._lock:
+      outlets = self._outlets.get(session)
+    if outlets is None:
+      raise Closed('the session has ended')
+    for outlet, data in zip(outlets, shares, strict=True):
+      if data.size:
+        outlet.offer(handle, data)
+
+  def retire(self, session: int, handles: tuple[int, ...]):
+    """They will not be pulled (again)."""
+    with self._lock:
+      outlets = self._outlets.get(session, [])
+    for outlet in outlets:
+      for handle in handles:
+        outlet.retire(handle)
+
+  def pull(
+    self, session: int, payloads, pace: TransferPace
+  ) -> list[np.ndarray]:
+    """This host's parts, by shard; raises `TransferFailed`."""
+    with self._lock:
+      inlets = self._inlets.get(session)
+    if inlets is None:
+      raise Closed('the session has ended')
+    return inlets.pull_each(payloads, pace)
+
+  def close(self):
+    for session in list(self._outlets):
+      self.end(session)
