@@ -47,7 +47,7 @@ _SYNCER = flags.DEFINE_string('syncer', None, 'host:port of the syncer.')
 _HOSTS = flags.DEFINE_integer(
   'hosts', 1, 'Processes of this learner, each with its own devices.'
 )
-_HOST = flags.DEFINE_integer('host', 0, 'Which of them; host 0 leads.')
+_HOST = flags.DEFINE_integer('host', 0, 'Which of them, from 0.')
 _COORDINATOR = flags.DEFINE_string(
   'coordinator', '', 'host:port of host 0, for jax.distributed.'
 )
@@ -94,7 +94,7 @@ def main(_) -> int:
     print(f'error: --syncer={_SYNCER.value}: {error}', file=sys.stderr)
     return 1
   except (GroupLost, CheckpointGone) as error:
-    print(f'error: host {world.host}: {error}', file=sys.stderr)
+    print(f'error: host {world.index}: {error}', file=sys.stderr)
     return 1
   except NotAdmitted as error:
     print(f'error: --token_file: {error}', file=sys.stderr)
@@ -118,8 +118,8 @@ def _records(blueprint, workdir: Workdir, world: World) -> LearnerRecords:
   name = learner_name(_LEARNER.value)
   folder, files = workdir.checkpoints(name), orbax_files.SOLE
   if world.hosts > 1:
-    folder = workdir.host_checkpoints(name, world.host)
-    files = orbax_files.HostFiles(jax.process_index())
+    folder = workdir.host_checkpoints(name, world.index)
+    files = orbax_files.HostFiles(world.index)
   checkpoint = blueprint.config.checkpoint
   return LearnerRecords(
     folder,

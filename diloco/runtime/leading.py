@@ -60,7 +60,7 @@ class Follower:
       'the leading host',
     )
     self._connection.send(
-      host_messages.HostStarted(world.host, records.readable())
+      host_messages.HostStarted(world.index, records.readable())
     )
     step = self._answer.get()
     if isinstance(step, GroupLost):

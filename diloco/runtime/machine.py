@@ -37,6 +37,7 @@ def describe(mesh: MeshConfig, environment: Mapping[str, str]) -> Machine:
     threads=int(threads) if threads.isdecimal() else 0,
     xla_flags=environment.get(XLA_FLAGS, ''),
     expert=mesh.expert,
+    hosts=jax.process_count(),
   )
 
 

@@ -17,7 +17,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.runtime import machine
 from diloco.runtime.blueprint import Blueprint, make_blueprint
 from diloco.runtime.replay_contents import Contents
-from diloco.runtime.replay_plan import Plan, make_plan
+from diloco.runtime.replay_plan import NotReplayable, Plan, make_plan
 from diloco.runtime.replaying import Replay, Replayed
 from diloco.runtime.tape_reading import Tapes, read_tapes
 
@@ -45,6 +45,7 @@ def open_run(workdir: Workdir) -> Recorded:
   config = _read_config(workdir)
   tapes = read_tapes(workdir)
   plan = make_plan(tapes)
+  _check_hosts(plan)
   _become_like(plan, config, workdir)
   blueprint = make_blueprint(config)
   configs.check_devices(config, jax.local_device_count())
@@ -59,6 +60,17 @@ def _read_config(workdir: Workdir) -> configs.RunConfig:
   except ValueError as error:
     raise Malformed(f'{workdir.config}: {error}') from None
   return configs.restore(fields)
+
+
+def _check_hosts(plan: Plan):
+  """One process can't make the sums of several, in their order."""
+  for (learner, _), script in sorted(plan.scripts.items()):
+    hosts = script.begin.machine.hosts
+    if hosts > 1:
+      raise NotReplayable(
+        f'learner {learner} had {hosts} processes; only learners of one can '
+        'be made again'
+      )
 
 
 def _become_like(plan: Plan, config: configs.RunConfig, workdir: Workdir):

@@ -80,6 +80,7 @@ class Machine:
   threads: int  # NPROC; 0: as many as there are cores.
   xla_flags: str
   expert: int = 1  # Of the mesh; older tapes do not have it.
+  hosts: int = 1  # Processes of the learner; likewise.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ class World:
 
   Attributes:
     hosts: how many there are.
-    host: from 0; host 0 leads.
+    host: what the launcher calls this one, from 0.
     coordinator: host:port at which host 0 has the coordination service.
   """
 
@@ -59,8 +59,18 @@ class World:
       raise ConfigError(problems)
 
   @property
+  def index(self) -> int:
+    """This process among the hosts, once it has joined.
+
+    On TPUs the runtime numbers processes by where their chips are, whatever
+    the launcher called them.
+    """
+    return jax.process_index() if self.hosts > 1 else 0
+
+  @property
   def leads(self) -> bool:
-    return self.host == 0
+    """Whether it speaks with the syncer, once it has joined."""
+    return self.index == 0
 
   def join(self) -> None:
     """Becomes part of the world; before any device is asked for."""

@@ -6,8 +6,10 @@ secret before a message is read. What breaks here ends the learner: its hosts
 die together.
 """
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
+import os
 import queue
 import socket
 import threading
@@ -72,7 +74,15 @@ class Connection:
     """Sends what is queued, then ends; loses nothing of what was said."""
     self._closed.set()
     self._queue.put(None)
-    self._threads[1].join(timeout_s)
+    reader, writer = self._threads
+    writer.join(timeout_s)
+    # Closed under a thread that reads, its descriptor might be another's.
+    with (
+      contextlib.suppress(OSError),
+      socket.socket(fileno=os.dup(self._connection.fileno())) as same,
+    ):
+      same.shutdown(socket.SHUT_RDWR)
+    reader.join(timeout_s)
     self._connection.close()
 
   def _read(self):
