@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files by path, folder or pattern: local ones, and those of a URL (gs://…)."""
+"""Files by path, folder or pattern: local ones, and those of a URL (gs://…).
+
+URLs are listed by etils.epath, for which gs:// takes the extra `gcs`.
+"""
 
 import glob
 import os
@@ -26,11 +29,12 @@ def find(path: str, patterns: Sequence[str]) -> list[str]:
 
   Raises:
     FileNotFoundError: there is none; names the path.
+    ValueError: a URL is of an unknown kind, or its package is missing.
   """
   found = _remote(path, patterns) if is_remote(path) else _local(path, patterns)
   if not found:
     raise FileNotFoundError(
-      f'data.path={path!r}: there is no such file, nor a folder with files '
+      f'data: {path!r}: there is no such file, nor a folder with files '
       f'{" or ".join(patterns)}'
     )
   return sorted(set(found))
@@ -59,9 +63,18 @@ def _local(path: str, patterns: Sequence[str]) -> list[str]:
 
 def _remote(path: str, patterns: Sequence[str]) -> list[str]:
   folder, _, name = path.rstrip('/').rpartition('/')
-  if _WILD.search(name):
-    return [os.fspath(file) for file in epath.Path(folder).glob(name)]
-  whole = epath.Path(path)
-  if whole.is_dir():
-    return [os.fspath(file) for p in patterns for file in whole.glob(p)]
-  return [path] if whole.exists() else []
+  try:
+    if _WILD.search(name):
+      return [os.fspath(file) for file in epath.Path(folder).glob(name)]
+    whole = epath.Path(path)
+    if whole.is_dir():
+      return [os.fspath(file) for p in patterns for file in whole.glob(p)]
+    return [path] if whole.exists() else []
+  except KeyError:
+    raise ValueError(
+      f'data: {path!r}: nothing can be read by such a URL, gs:// can'
+    ) from None
+  except ImportError as error:
+    raise ValueError(
+      f"data: {path!r}: {error}: pip install 'diloco[gcs]'"
+    ) from None

@@ -38,22 +38,22 @@ def tfds_files(path: str, text_key: str) -> list[DocumentFile]:
   try:
     info = tfds.builder_from_directory(folder).info
   except (ValueError, KeyError) as error:
-    raise ValueError(f'data.path={path!r}: {_line(error)}') from None
+    raise ValueError(f'data: {path!r}: {_line(error)}') from None
   if info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
     raise ValueError(
-      f'data.path={path!r}: its files are {info.file_format.value}, only '
+      f'data: {path!r}: its files are {info.file_format.value}, only '
       "array_record can be read by number; TFDS's cli converts them"
     )
   if text_key not in info.features:
     raise ValueError(
-      f'data.path={path!r}: has no feature data.text_key={text_key!r}, those '
+      f'data: {path!r}: has no feature data.text_key={text_key!r}, those '
       f'there are: {", ".join(sorted(info.features))}'
     )
   try:
     instructions = info.splits[split].file_instructions
   except (ValueError, KeyError) as error:
     raise ValueError(
-      f'data.path={path!r}: no split {split!r}, those there are: '
+      f'data: {path!r}: no split {split!r}, those there are: '
       f'{", ".join(sorted(info.splits))} ({_line(error)})'
     ) from None
   decode = _decoder(info.features, text_key)

@@ -37,14 +37,8 @@ def _parquet(folder, texts):
   return ('parquet', f'{path}/text-*.parquet', name), ()
 
 
-def _tfds(folder, texts):
-  version = made_files.tfds(folder, texts)
-  held = f'data.heldout_path={version}#validation'
-  return ('tfds', version, 'bytes'), (held,)
-
-
 def _mix(folder, texts):
-  """Of documents that are tokens already and others that are examples."""
+  """Of documents that are tokens already and others of TFDS."""
   name = made_files.tiktoken_file(folder / 'ranks', texts)
   tokens = folder / 'tokens'
   documents = (text.encode() for text in texts if text)
@@ -52,13 +46,14 @@ def _mix(folder, texts):
   version = made_files.tfds(folder, made_files.texts(seed=1))
   mix = (
     f'0.7 array_record {tokens}',
-    f'0.3 array_record:text {version}/toy-train*',
+    f'0.3 tfds {version}',
   )
-  return ('mix', '', name), (f'data.mix={mix!r}',)
+  held = f'data.heldout_path=1 tfds {version}#validation'
+  return ('mix', '', name), (f'data.mix={mix!r}', held)
 
 
 @pytest.mark.parametrize(
-  'made', [_array_record, _parquet, _tfds, _mix]
+  'made', [_array_record, _parquet, _mix]
 )
 def test_a_killed_learner_goes_on_with_the_next_batch(made, tmp_path):
   (source, path, tokenizer), more = made(tmp_path, made_files.texts())
