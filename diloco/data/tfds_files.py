@@ -11,7 +11,11 @@ import functools
 from collections.abc import Callable
 
 from diloco.data import paths
-from diloco.data.array_record_files import open_records, read_records
+from diloco.data.array_record_files import (
+  allow_open,
+  open_records,
+  read_records,
+)
 from diloco.data.documents import DocumentFile
 from diloco.data.extras import needed
 
@@ -56,6 +60,7 @@ def tfds_files(path: str, text_key: str) -> list[DocumentFile]:
       f'data: {path!r}: no split {split!r}, those there are: '
       f'{", ".join(sorted(info.splits))} ({_line(error)})'
     ) from None
+  allow_open(len(instructions))
   decode = _decoder(info.features, text_key)
   files = []
   for each in instructions:

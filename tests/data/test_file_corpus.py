@@ -4,12 +4,14 @@
 import collections
 import contextlib
 import itertools
+import os
+import resource
 import sys
 
 import numpy as np
 import pytest
 
-from diloco.data import parquet_files, pipeline
+from diloco.data import array_record_files, parquet_files, pipeline
 from diloco.data.file_corpus import Source, file_corpus, heldout_documents
 from diloco.data.records_folder import write_records
 from diloco.data.token_stream import Mixture
@@ -265,6 +267,38 @@ def test_the_last_documents_of_a_file_are_held_out():
   assert heldout_documents(1, 1.0) == 0
   assert heldout_documents(1, 100.0) == 1
   assert heldout_documents(1000, 0.0) == 0
+
+
+# Open files ------------------------------------------------------------------
+
+
+@pytest.fixture
+def few_files():
+  """Few more files than are open may be opened, unless somebody raises that."""
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  used = max(map(int, os.listdir('/proc/self/fd')))
+  resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, hard))
+  yield
+  resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='counts files by /proc')
+def test_as_many_files_stay_open_as_there_are(tmp_path, few_files):
+  folder = made_files.array_records(tmp_path / 'records', TEXTS, files=40)
+  source = Source('array_record', str(folder), '')
+  corpus = file_corpus([source], None, 8.0, BYTES, str(tmp_path / 'i'), print)
+  assert len(corpus.train[: len(corpus.train)]) == len(corpus.train)
+  assert sum(
+    'array_record' in os.readlink(link.path)
+    for link in os.scandir('/proc/self/fd')
+    if os.path.lexists(link.path)
+  ) >= 40  # fmt: skip
+
+
+def test_more_files_than_the_machine_allows(monkeypatch):
+  monkeypatch.setattr(resource, 'getrlimit', lambda _: (100, 200))
+  with pytest.raises(ValueError, match=r'101 files would .* have 200 in all'):
+    array_record_files.allow_open(101)
 
 
 # Refusals --------------------------------------------------------------------
