@@ -8,7 +8,8 @@ is the whole state of a dataset.
 
 Where text is read in large pieces (row groups), windows are dealt and shuffled
 in runs of such a piece, and again within some runs that follow one another, so
-that few pieces are needed at a time. Of a mixture, each stream is a dataset of
+that few pieces are needed at a time; where an epoch ends, these may be of it and
+of the next one. Of a mixture, each stream is a dataset of
 its own, endless, and Grain draws rows from them by their weights.
 """
 
@@ -107,7 +108,8 @@ def make_dataset(
 
   Returns:
     Element i, for any i ≥ 0, is {'tokens': int32 [B, L+1]}. A batch may
-    begin in one epoch and end in the next: no window is left out.
+    begin in one epoch and end in the next: no window is left out, but for
+    those that make no whole run.
 
   Raises:
     ValueError: An argument is out of its range, or the shard has not enough
