@@ -8,9 +8,9 @@ is the whole state of a dataset.
 
 Where text is read in large pieces (row groups), windows are dealt and shuffled
 in runs of such a piece, and again within some runs that follow one another, so
-that few pieces are needed at a time; where an epoch ends, these may be of it and
-of the next one. Of a mixture, each stream is a dataset of
-its own, endless, and Grain draws rows from them by their weights.
+that few pieces are needed at a time; where an epoch ends, these may be of it
+and of the next one. Of a mixture, each stream is a dataset of its own, endless,
+and Grain draws rows from them by their weights.
 """
 
 from collections.abc import Iterator, Sequence
