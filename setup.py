@@ -17,6 +17,8 @@ VERSION = re.search(
 # jax 0.10.2; Python 3.12 and later take the newest.
 RUNTIME = [
   'absl-py>=1.4',
+  'array_record>=0.8.6',
+  'etils[epath]>=1.15',
   'flax>=0.12.8',
   'grain>=0.2.18',
   'grpcio>=1.80',
@@ -29,14 +31,24 @@ RUNTIME = [
   'rich>=13',
   'tensorboardX>=2.6',
 ]
+DATA = [
+  'pyarrow>=26',
+  'sentencepiece>=0.2.3',
+  'tiktoken>=0.14',
+  'tokenizers>=0.23',
+]
+GCS = ['etils[epath-gcs]']  # Paths such as gs://bucket/folder.
+TFDS = ['tensorflow-datasets>=4.9.10']  # Without TensorFlow.
 PLOT = ['matplotlib>=3.9']
 EXPORT = ['safetensors>=0.8']
 LAUNCH = ['pyyaml>=6']
 NOTEBOOKS = [*PLOT, 'ipykernel>=6.29', 'nbclient>=0.10', 'nbformat>=5.10']
 TEST = [
+  *DATA,
   *EXPORT,
   *LAUNCH,
   *NOTEBOOKS,
+  *TFDS,
   'kubeflow-trainer-api>=2.3',  # Schemas of Kubernetes, for what is rendered.
   'kubernetes-validate>=1.37',
   'psutil>=5.9',
@@ -57,10 +69,12 @@ setuptools.setup(
   package_data={'diloco': ['protocol/README.md']},
   install_requires=RUNTIME,
   extras_require={
-    'tpu': ['jax[tpu]', 'etils[epath-gcs]'],
+    'tpu': ['jax[tpu]', *GCS],
     'cuda12': ['jax[cuda12]'],
     'cuda13': ['jax[cuda13]'],
-    'data': ['grain[parquet]', 'tokenizers', 'sentencepiece'],
+    'data': DATA,
+    'tfds': TFDS,
+    'gcs': GCS,
     'export': EXPORT,
     'launch': LAUNCH,
     'plot': PLOT,

@@ -11,19 +11,22 @@ from collections.abc import Iterator, Mapping
 
 from diloco import config_reading as reading
 from diloco import config_values as values
+from diloco.config_data import BYTES, DataConfig
 from diloco.config_lab import LabConfig
 from diloco.config_values import ConfigError
 from diloco.protocol.config import ProtocolConfig
 
-# Sources yield one token per byte; the grammar writes ASCII letters.
-VOCAB_MIN = {'stdlib': 256, 'text': 256, 'grammar': 128}
+# Of sources of one token per byte; the grammar writes ASCII letters. Those of
+# other tokenizers are known when their files are read.
+VOCAB_MIN = {'grammar': 128}
+BYTE_VOCAB = 256
 SEED_MAX = 2**32 - 1
 EVERYBODY = 0  # As protocol.quorum.
 WSD_DECAY_FRACTION = 0.2  # Of total_steps, the fall of schedule 'wsd'.
 
 SECTIONS = {
   'model': values.ModelConfig,
-  'data': values.DataConfig,
+  'data': DataConfig,
   'inner': values.InnerConfig,
   'outer': values.OuterConfig,
   'fragments': values.FragmentsConfig,
@@ -48,7 +51,14 @@ FREE = frozenset(
     'mesh',
     'run',
     'lab',
-    'data.path',  # The text itself has its own fingerprint.
+    'data.path',  # The text itself has its own fingerprint: all of these
+    'data.mix',  # that decide about tokens are in it.
+    'data.text_key',
+    'data.tokenizer',
+    'data.end_token',
+    'data.heldout_path',
+    'data.index_path',
+    'data.threads',
     'model.remat',
     'transport.connect_s',
     'transport.host',
@@ -65,7 +75,7 @@ class RunConfig:
   seed: int
   faults: tuple[str, ...]
   model: values.ModelConfig
-  data: values.DataConfig
+  data: DataConfig
   inner: values.InnerConfig
   outer: values.OuterConfig
   fragments: values.FragmentsConfig
@@ -213,8 +223,8 @@ def _broken_between(parts: Mapping) -> Iterator[str]:
 
 
 def _bytes_fit(model, data) -> Iterator[str]:
-  needed = VOCAB_MIN[data.source]
-  if model.vocab < needed:
+  needed = VOCAB_MIN.get(data.source, BYTE_VOCAB)
+  if data.tokenizer == BYTES and model.vocab < needed:
     yield (
       f'model.vocab={model.vocab}: data.source={data.source!r} needs {needed}'
     )

@@ -21,7 +21,6 @@ REMATS = ('none', 'full', 'dots', 'dots_no_batch')
 SCALES = ('bf16', 'f32')
 SCHEDULES = ('constant', 'cosine', 'wsd')
 SCHEMES = ('balanced', 'tensor', 'layer')
-SOURCES = ('stdlib', 'grammar', 'text')
 
 BLOCK_MULTIPLE = 8  # A block of int1 values fills whole bytes.
 
@@ -137,37 +136,6 @@ class ModelConfig(Section):
   def _plain(self, key: str, value) -> Iterator[str]:
     if getattr(self, key) != value:
       yield f"{key}={getattr(self, key)!r}: kind='bowl' knows only {value!r}"
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig(Section):
-  """Where tokens come from, and how many a learner takes in a step."""
-
-  SECTION = 'data'
-
-  source: str
-  path: str
-  seq_len: int
-  batch: int
-  shards: int
-  grammar_bytes: int
-
-  def broken_rules(self):
-    yield from self._one_of('source', SOURCES)
-    yield from self._at_least(1, 'seq_len', 'batch', 'shards', 'grammar_bytes')
-    needed = self.shards * self.batch * self.seq_len + 1
-    if self.source == 'grammar' and self.grammar_bytes < needed:
-      yield (
-        f'grammar_bytes={self.grammar_bytes}: one batch of each of '
-        f'{self.shards} shards takes {needed}'
-      )
-    if self.source == 'text' and not self.path:
-      yield "path='': data.source='text' needs the path of a file or folder"
-    if self.source != 'text' and self.path:
-      yield (
-        f"path={self.path!r}: is read only with data.source='text', not with "
-        f'{self.source!r}'
-      )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,11 +12,13 @@ import os
 import pathlib
 import sys
 
+import numpy as np
 from absl import flags
 
 from diloco import flags as config_flags
 from diloco.config_values import ConfigError
-from diloco.data import corpus
+from diloco.data import corpus, pipeline
+from diloco.data.corpus import check_is_of_bytes
 from diloco.data.questions import read_questions
 from diloco.metrics import summary
 from diloco.metrics.workdir import Workdir
@@ -41,6 +43,7 @@ def main(_) -> int:
     model = blueprint.model
     if task is not None:
       check_has_logits(model, config.model.kind)
+      check_is_of_bytes(blueprint.text, f'--task={task}')
       questions = read_questions(task, config.model.vocab, window)
     final = final_parameters(blueprint, workdir)
   except (ValueError, FileNotFoundError) as error:
@@ -51,24 +54,40 @@ def main(_) -> int:
       model, final, questions, window, config.run.eval_batch
     )
     task_score = scoring.task_score(task.name, questions, likelihoods, window)
-  text, heldout = blueprint.text, Heldout(blueprint)
+  heldout = Heldout(blueprint)
   initial_loss = heldout.loss(blueprint.initial_parameters())
   final_loss = heldout.loss(final)
-  # A token is a byte; but the loss of a bowl is no cross-entropy.
-  has_bits = model.logits is not None
+  bigram_loss, unigram_loss = _entropies(blueprint.text)
+  bytes_per_token = pipeline.bytes_per_token(blueprint.text.heldout)
+
+  def bits(loss: float) -> float | None:
+    """Per byte; the loss of a bowl is no cross-entropy."""
+    return summary.bits(loss) / bytes_per_token if model.logits else None
+
   evaluation = summary.Evaluation(
     parameters=blueprint.parameters,
     initial_loss=initial_loss,
     final_loss=final_loss,
-    bigram_loss=corpus.bigram_entropy(text.train, text.heldout),
-    unigram_loss=corpus.unigram_entropy(text.train, text.heldout),
-    initial_bits_per_byte=summary.bits(initial_loss) if has_bits else None,
-    final_bits_per_byte=summary.bits(final_loss) if has_bits else None,
+    bigram_loss=bigram_loss,
+    unigram_loss=unigram_loss,
+    initial_bits_per_byte=bits(initial_loss),
+    final_bits_per_byte=bits(final_loss),
     task=task_score,
+    bytes_per_token=bytes_per_token,
   )
   summary.write_evaluation(workdir.evaluation, evaluation)
   print(evaluation, file=sys.stderr)
   return 0
+
+
+def _entropies(text: corpus.Corpus) -> tuple[float | None, float | None]:
+  """Of bigrams and of single bytes, of a text in memory."""
+  if not isinstance(text.train, np.ndarray):
+    return None, None
+  return (
+    corpus.bigram_entropy(text.train, text.heldout),
+    corpus.unigram_entropy(text.train, text.heldout),
+  )
 
 
 if __name__ == '__main__':

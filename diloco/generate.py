@@ -15,6 +15,7 @@ from absl import flags
 
 from diloco import flags as config_flags
 from diloco.config_values import ConfigError
+from diloco.data.tokenizer import BYTES
 from diloco.metrics.workdir import Workdir
 from diloco.runtime import logs, sampling
 from diloco.runtime.blueprint import make_blueprint
@@ -22,12 +23,12 @@ from diloco.runtime.final_parameters import check_has_logits, final_parameters
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _PROMPT = flags.DEFINE_string('prompt', '\n', 'Text to go on from.')
-_LENGTH = flags.DEFINE_integer('length', 200, 'Bytes to draw.', lower_bound=1)
+_LENGTH = flags.DEFINE_integer('length', 200, 'Tokens to draw.', lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float(
-  'temperature', 0.8, 'Below 1 prefers likely bytes; 0 takes the likeliest.'
+  'temperature', 0.8, 'Below 1 prefers likely tokens; 0 takes the likeliest.'
 )
 _TOP_K = flags.DEFINE_integer(
-  'top_k', 40, 'Draws from the k likeliest bytes; 0: from all.', lower_bound=0
+  'top_k', 40, 'Draws from the k likeliest tokens; 0: from all.', lower_bound=0
 )
 _SEED = flags.DEFINE_integer(
   'seed', 0, 'Of the draws.', lower_bound=0, upper_bound=2**32 - 1
@@ -41,8 +42,13 @@ def main(_) -> int:
   # What the shell gave, to the byte, even where it is no UTF-8.
   prompt = os.fsencode(_PROMPT.value)
   try:
-    sampling.check_prompt(prompt, config.model.vocab)
+    if config.data.tokenizer == BYTES.name:
+      sampling.check_prompt(prompt, config.model.vocab)
     blueprint = make_blueprint(config)
+    tokenizer = blueprint.text.tokenizer
+    begun = tokenizer.encode([prompt])[0][:-1]  # It goes on: without an end.
+    if not len(begun):
+      raise ValueError('prompt: is empty, there is nothing to go on from')
     check_has_logits(blueprint.model, config.model.kind)
     params = final_parameters(blueprint, Workdir(pathlib.Path(_WORKDIR.value)))
     sampler = sampling.Sampler(
@@ -51,11 +57,13 @@ def main(_) -> int:
       config.data.seq_len,
       _TEMPERATURE.value,
       _TOP_K.value,
+      tokenizer.vocab,
     )
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
-  drawn = bytes(sampler.sample(prompt, _LENGTH.value, _SEED.value))
-  print((prompt + drawn).decode(errors='replace'))
+  drawn = [*sampler.sample(begun.tolist(), _LENGTH.value, _SEED.value)]
+  text = tokenizer.decode([*begun.tolist(), *drawn])
+  print(text.decode(errors='replace'))
   return 0
 
 

@@ -13,6 +13,7 @@ what stands elsewhere in it. The same text gives the same file.
 import pathlib
 import sys
 
+import numpy as np
 from absl import flags
 
 from diloco import flags as config_flags
@@ -39,6 +40,11 @@ def main(_) -> int:
     if not outfile.parent.is_dir():
       raise ValueError(f'--outfile={outfile}: there is no such folder')
     text = load_text(config)
+    if not isinstance(text.heldout, np.ndarray):
+      raise ValueError(
+        f'data.source={config.data.source!r}: questions are made of a text in '
+        "memory, such as data.source='text'"
+      )
     questions = continuation_questions(
       text.heldout,
       _QUESTIONS.value,

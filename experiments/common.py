@@ -36,8 +36,18 @@ def base() -> ml_collections.ConfigDict:
   )
   config.data = ml_collections.ConfigDict(
     {
-      'source': 'stdlib',  # 'stdlib', 'grammar' or 'text'.
-      'path': '',  # File or folder of source 'text'.
+      'source': 'stdlib',  # Or 'grammar', 'text'; 'array_record', 'parquet',
+      # 'tfds': files of documents; 'mix' of these. Bytes, but for files.
+      'path': '',  # File, folder or pattern; of 'tfds' DIR or DIR#SPLIT.
+      'text_key': 'text',  # Column or feature with a document's text.
+      'tokenizer': 'bytes',  # Or 'sentencepiece:FILE', 'tokenizers:FILE',
+      # 'tiktoken:FILE'.
+      'end_token': '',  # Behind each document; '': the tokenizer's own.
+      'mix': (),  # Of 'mix': ('0.7 parquet PATH', '0.3 array_record PATH').
+      'heldout_path': '',  # Held-out files; '': the end of each file.
+      'heldout_percent': 1.0,  # Of documents, where there is no such path.
+      'index_path': '',  # Folder of indices of files; '': ~/.cache/diloco.
+      'threads': 1,  # Of a learner that read ahead.
       'seq_len': 128,  # Tokens in one sequence.
       'batch': 8,  # Sequences per learner and inner step.
       'shards': 16,  # Logical shards, fixed for the run; at least M.
@@ -181,7 +191,15 @@ def quicktest(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     layers=2, d_model=32, heads=2, kv_heads=1, head_dim=16, d_ff=64
   )
   config.data.update(
-    source='grammar', path='', seq_len=32, batch=4, grammar_bytes=1 << 16
+    source='grammar',
+    path='',
+    mix=(),
+    heldout_path='',
+    tokenizer='bytes',
+    end_token='',
+    seq_len=32,
+    batch=4,
+    grammar_bytes=1 << 16,
   )
   config.inner.warmup_steps = 4
   protocol = config.protocol

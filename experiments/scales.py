@@ -7,8 +7,10 @@
 'small' is what the studies were made with, on 2 CPU cores. The others are for
 accelerators: so many devices per learner as their mesh says, 20 tokens per
 parameter for all learners together. A token is a byte there too: give them
-text of your own, the standard library's 11 MB are too few. Their inner rates
-are starting points of the usual size, not tuned, and none has been run yet.
+text of your own, the standard library's 11 MB are too few. Text that is too
+long for memory is read from files, as `c4.py` does, and in word pieces. Their
+inner rates are starting points of the usual size, not tuned, and none has been
+run yet.
 """
 
 import ml_collections

@@ -56,6 +56,7 @@ def draw(
   """Writes a PNG; raises ImportError where matplotlib is not installed."""
   from matplotlib import figure  # Heavy, and an extra: `plot`.
 
+  token = 'byte' if evaluation.bytes_per_token == 1 else 'token'
   page = figure.Figure(figsize=(11, 4.2), layout='constrained')
   by_time, by_step = page.subplots(1, 2, sharey=True)
   for axes, horizontal, place in (
@@ -72,11 +73,12 @@ def draw(
       markersize=11,
       label='validation, global model',
     )
-    axes.axhline(
-      evaluation.bigram_loss, color='gray', ls='--', label='bigram entropy'
-    )
+    if evaluation.bigram_loss is not None:
+      axes.axhline(
+        evaluation.bigram_loss, color='gray', ls='--', label='bigram entropy'
+      )
     axes.grid(alpha=0.3)
-  by_time.set(xlabel='seconds', ylabel='loss (nats per byte)')
+  by_time.set(xlabel='seconds', ylabel=f'loss (nats per {token})')
   by_step.set(xlabel='global step')
   by_step.legend(fontsize='small')
   page.suptitle(title)

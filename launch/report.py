@@ -37,7 +37,8 @@ def report(
 
 def _losses(evaluation: Evaluation) -> rich.table.Table:
   view = _table('Validation loss of the global model')
-  for name in ('', 'nats/byte', 'bits/byte'):
+  token = 'byte' if evaluation.bytes_per_token == 1 else 'token'
+  for name in ('', f'nats/{token}', 'bits/byte'):
     view.add_column(name, justify='right' if name else 'left')
   for name, nats in (
     ('at the start', evaluation.initial_loss),
@@ -45,7 +46,9 @@ def _losses(evaluation: Evaluation) -> rich.table.Table:
     ('unigram entropy of the text', evaluation.unigram_loss),
     ('bigram entropy of the text', evaluation.bigram_loss),
   ):
-    view.add_row(name, f'{nats:.3f}', f'{bits(nats):.3f}')
+    if nats is not None:
+      per_byte = bits(nats) / evaluation.bytes_per_token
+      view.add_row(name, f'{nats:.3f}', f'{per_byte:.3f}')
   return view
 
 

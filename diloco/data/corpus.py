@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Corpora of bytes: text to train on, text held out, and a fingerprint.
+"""Corpora: text to train on, text held out, and a fingerprint.
 
 A fingerprint lets the syncer refuse a learner that would train on other text:
 the standard library differs between versions of Python.
@@ -13,6 +13,9 @@ import sysconfig
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+
+from diloco.data.token_stream import Mixture, TokenStream
+from diloco.data.tokenizer import BYTES, Tokenizer
 
 SEPARATOR = b'\0'  # Between files; in no text.
 
@@ -38,15 +41,17 @@ class Corpus:
 
   Attributes:
     name: where it came from, for logs.
-    train: uint8 [bytes].
-    heldout: uint8 [bytes], never trained on.
+    train: uint8 [bytes]; of files of documents what is read from them.
+    heldout: the same, never trained on.
     fingerprint: hex sha256 over both.
+    tokenizer: of both.
   """
 
   name: str
-  train: np.ndarray
-  heldout: np.ndarray
+  train: np.ndarray | TokenStream | Mixture
+  heldout: np.ndarray | TokenStream | Mixture
   fingerprint: str
+  tokenizer: Tokenizer = BYTES
 
 
 def make_corpus(name: str, train: bytes, heldout: bytes) -> Corpus:
@@ -151,6 +156,19 @@ def text_corpus(
     heldout.append(text[cut:])
   name = 'text of ' + ', '.join(map(str, paths))
   return make_corpus(name, SEPARATOR.join(train), SEPARATOR.join(heldout))
+
+
+def check_is_of_bytes(corpus: Corpus, what: str) -> None:
+  """Refuses a corpus of which `what` could not be done byte by byte.
+
+  Raises:
+    ValueError: a token is no byte.
+  """
+  if corpus.tokenizer is not BYTES:
+    raise ValueError(
+      f"{what}: takes a model of bytes, data.tokenizer='bytes', not "
+      f'{corpus.tokenizer.name!r}'
+    )
 
 
 def unigram_entropy(train: np.ndarray, heldout: np.ndarray) -> float:

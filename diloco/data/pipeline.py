@@ -5,44 +5,90 @@ The text is cut into windows of `seq_len` + 1 tokens, each one token over the
 next. Windows are dealt to a fixed number of logical shards, one per learner
 id, so that learners never share a window whoever else lives. A position alone
 is the whole state of a dataset.
+
+Where text is read in large pieces (row groups), windows are dealt and shuffled
+in runs of such a piece, and again within some runs that follow one another, so
+that few pieces are needed at a time; where an epoch ends, these may be of it
+and of the next one. Of a mixture, each stream is a dataset of its own, endless,
+and Grain draws rows from them by their weights.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import grain
 import numpy as np
 
-Dataset = grain.MapDataset  # Element i is the batch at position i.
-DTYPES = ('uint8', 'uint16', 'int32')
+from diloco.data.token_stream import Mixture, TokenStream
 
-# Three learners on a laptop: the default of Grain is 16 threads, 500 elements.
-_READ = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+Dataset = grain.MapDataset  # Element i is the batch at position i.
+Tokens = np.ndarray | TokenStream
+DTYPES = ('uint8', 'uint16', 'int32')
+RUNS_SHUFFLED = 4  # Runs whose windows are shuffled together.
+RUNS_MIN = 16  # In a shard; fewer would be no order to speak of.
+_SEED_MAX = 1 << 31  # Grain counts up from a seed, within 32 bits.
 
 
 class Windows:
-  """The windows of one shard: number i of it is number shard + i·shards."""
+  """The windows of one shard, in order.
 
-  def __init__(self, tokens: np.ndarray, seq_len: int, shards: int, shard: int):
+  Number i is window shard + i·shards or, in runs, the windows of run
+  shard + i·shards follow one another; what is no whole run is left out.
+  """
+
+  def __init__(
+    self, tokens: Tokens, seq_len: int, shards: int, shard: int, run: int = 1
+  ):
     self._tokens = tokens
     self._seq_len = seq_len
-    self._numbers = range(windows_in(tokens, seq_len))[shard::shards]
+    self._run = run
+    self._runs = range(windows_in(tokens, seq_len) // run)[shard::shards]
 
   def __len__(self) -> int:
-    return len(self._numbers)
+    return len(self._runs) * self._run
 
   def __getitem__(self, i: int) -> np.ndarray:
     """int32 [seq_len + 1]."""
-    start = self._numbers[i] * self._seq_len
+    run, within = divmod(i, self._run)
+    start = (self._runs[run] * self._run + within) * self._seq_len
     return self._tokens[start : start + self._seq_len + 1].astype(np.int32)
 
 
-def windows_in(tokens: np.ndarray, seq_len: int) -> int:
+class _Unrolled(grain.MapDataset):
+  """Of numbers of runs, the numbers of their windows.
+
+  Grain's own flat map may leave out elements, so that nothing can be batched
+  behind it; runs are all of one size.
+  """
+
+  def __init__(self, runs: grain.MapDataset, size: int):
+    super().__init__(runs)
+    self._size = size
+
+  def __len__(self) -> int:
+    return len(self._parent) * self._size
+
+  def __getitem__(self, i):
+    if isinstance(i, slice):
+      return self.slice(i)
+    run, within = divmod(i, self._size)
+    return self._parent[run] * self._size + within
+
+
+def windows_in(tokens: Tokens, seq_len: int) -> int:
   """How many whole windows the text has; a rest is left out."""
   return max(0, (len(tokens) - 1) // seq_len)
 
 
+def run_of(tokens: Tokens, seq_len: int, shards: int) -> int:
+  """How many windows stand together in a run; 1 where any is read by itself."""
+  if not isinstance(tokens, TokenStream):
+    return 1
+  most = windows_in(tokens, seq_len) // (shards * RUNS_MIN)
+  return max(1, min(tokens.run_tokens // seq_len, most))
+
+
 def make_dataset(
-  tokens: np.ndarray,
+  tokens: Tokens | Mixture,
   seq_len: int,
   batch: int,
   shards: int,
@@ -52,7 +98,8 @@ def make_dataset(
   """The endless batches of one shard, each epoch in an order of its own.
 
   Args:
-    tokens: uint8, uint16 or int32, [length]; a memory map will do.
+    tokens: uint8, uint16 or int32, [length]; a memory map will do, or what is
+      read from files.
     seq_len: L, predictions per row.
     batch: B, rows.
     shards: Logical shards of the run; fixed, at least as many as learners.
@@ -61,53 +108,91 @@ def make_dataset(
 
   Returns:
     Element i, for any i ≥ 0, is {'tokens': int32 [B, L+1]}. A batch may
-    begin in one epoch and end in the next: no window is left out.
+    begin in one epoch and end in the next: no window is left out, but for
+    those that make no whole run.
 
   Raises:
     ValueError: An argument is out of its range, or the shard has not enough
       windows for one batch.
   """
-  _check_tokens(tokens, seq_len, batch)
+  streams = tokens.streams if isinstance(tokens, Mixture) else (tokens,)
+  for each in streams:
+    _check_tokens(each, seq_len, batch)
   if shards < 1:
     raise ValueError(f'data: shards={shards}, must be at least 1')
   if not 0 <= shard < shards:
     raise ValueError(f'data: shard={shard}, must be from 0 to {shards - 1}')
-  windows = Windows(tokens, seq_len, shards, shard)
-  if len(windows) < batch:
-    # The last shard has the fewest windows, shards·batch suffice for all.
+  least = batch if len(streams) == 1 else 1
+  numbers = [(), *((k,) for k in range(1, len(streams)))]  # Shuffled apart.
+  rows = [
+    _rows(each, seq_len, least, shards, shard, (seed, shard, *number))
+    for each, number in zip(streams, numbers)
+  ]
+  if isinstance(tokens, Mixture):
+    rows = [grain.MapDataset.mix(rows, tokens.weights)]
+  return rows[0].batch(batch, batch_fn=_stack)
+
+
+def _rows(
+  tokens: Tokens,
+  seq_len: int,
+  least: int,
+  shards: int,
+  shard: int,
+  seeds: Sequence[int],
+) -> grain.MapDataset:
+  """The endless windows of one shard of one stream."""
+  run = run_of(tokens, seq_len, shards)
+  windows = Windows(tokens, seq_len, shards, shard, run)
+  if len(windows) < least:
+    # The last shard has the fewest windows, shards·least suffice for all.
     raise ValueError(
       f'data: {len(tokens)} tokens give shard {shard} of {shards} '
-      f'{len(windows)} windows of seq_len={seq_len}, one batch needs {batch}; '
-      f'that takes {shards * batch * seq_len + 1} tokens'
+      f'{len(windows)} windows of seq_len={seq_len}, one batch needs {least}; '
+      f'that takes {shards * least * seq_len + 1} tokens'
     )
-  shuffle_seed = np.random.SeedSequence([seed, shard]).generate_state(1)[0]
-  return (
-    grain.MapDataset.source(windows)
-    .shuffle(seed=int(shuffle_seed))
-    .repeat()
-    .batch(batch, batch_fn=_stack)
-  )
+  seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
+  if run == 1:
+    return grain.MapDataset.source(windows).shuffle(seed=seed).repeat()
+  runs = grain.MapDataset.source(range(len(windows) // run)).shuffle(seed=seed)
+  return grain.experimental.WindowShuffleMapDataset(
+    _Unrolled(runs, run).repeat(),
+    window_size=run * RUNS_SHUFFLED,
+    seed=seed % _SEED_MAX,
+  ).map(windows.__getitem__)
 
 
 def batches(
-  dataset: grain.MapDataset, start: int
+  dataset: grain.MapDataset, start: int, threads: int = 1
 ) -> Iterator[dict[str, np.ndarray]]:
-  """Elements `start`, start + 1, … of `dataset`, read ahead by one thread.
+  """Elements `start`, start + 1, … of `dataset`, read ahead.
+
+  Args:
+    dataset: of `make_dataset`.
+    start: position of the first.
+    threads: that read, each a batch at a time; two batches wait for each.
+      (Grain's default, 16 threads and 500 elements, is too much for some
+      learners on one machine.)
 
   Raises:
     ValueError: `start` is negative.
   """
   if start < 0:
     raise ValueError(f'data: start={start}, must be at least 0')
-  iterator = iter(dataset.to_iter_dataset(_READ))
+  options = grain.ReadOptions(
+    num_threads=threads, prefetch_buffer_size=2 * threads
+  )
+  iterator = iter(dataset.to_iter_dataset(options))
   grain.experimental.set_next_index(iterator, start)
   return iterator
 
 
 def heldout_batches(
-  tokens: np.ndarray, seq_len: int, batch: int, count: int
+  tokens: Tokens | Mixture, seq_len: int, batch: int, count: int
 ) -> list[dict[str, np.ndarray]]:
   """`count` fixed batches, their windows evenly spaced over the whole text.
+
+  Of a mixture, each stream has its share of them.
 
   Returns:
     A list of {'tokens': int32 [B, L+1]}; no prediction occurs twice.
@@ -116,27 +201,50 @@ def heldout_batches(
     ValueError: An argument is out of its range, or the text has fewer than
       batch·count windows.
   """
-  _check_tokens(tokens, seq_len, batch)
   if count < 1:
     raise ValueError(f'data: count={count}, must be at least 1')
-  windows = windows_in(tokens, seq_len)
   rows = batch * count
-  if windows < rows:
-    raise ValueError(
-      f'data: {len(tokens)} held-out tokens are {windows} windows of '
-      f'seq_len={seq_len}, {count} batches of {batch} need {rows}'
-    )
-  source = Windows(tokens, seq_len, shards=1, shard=0)
-  picked = [source[row * windows // rows] for row in range(rows)]
+  picked = []
+  for stream, share in heldout_shares(tokens, rows):
+    _check_tokens(stream, seq_len, batch)
+    windows = windows_in(stream, seq_len)
+    if windows < share:
+      raise ValueError(
+        f'data: {len(stream)} held-out tokens are {windows} windows of '
+        f'seq_len={seq_len}, {count} batches of {batch} need {share}'
+      )
+    source = Windows(stream, seq_len, shards=1, shard=0)
+    picked += [source[row * windows // share] for row in range(share)]
   return [_stack(picked[i : i + batch]) for i in range(0, rows, batch)]
+
+
+def heldout_shares(
+  tokens: Tokens | Mixture, rows: int
+) -> list[tuple[Tokens, int]]:
+  """How many of so many held-out rows are of which stream."""
+  if not isinstance(tokens, Mixture):
+    return [(tokens, rows)]
+  ends = np.cumsum(tokens.weights) / np.sum(tokens.weights) * rows
+  bounds = [0, *np.rint(ends).astype(int).tolist()]
+  return list(zip(tokens.streams, np.diff(bounds).tolist()))
+
+
+def bytes_per_token(tokens: Tokens | Mixture) -> float:
+  """Of text, on average; of a mixture by its weights."""
+  if isinstance(tokens, Mixture):
+    each = [stream.bytes_per_token for stream in tokens.streams]
+    return float(np.average(each, weights=tokens.weights))
+  return tokens.bytes_per_token if isinstance(tokens, TokenStream) else 1.0
 
 
 def _stack(windows: list[np.ndarray]) -> dict[str, np.ndarray]:
   return {'tokens': np.stack(windows)}
 
 
-def _check_tokens(tokens: np.ndarray, seq_len: int, batch: int):
-  if tokens.ndim != 1 or tokens.dtype.name not in DTYPES:
+def _check_tokens(tokens: Tokens, seq_len: int, batch: int):
+  if isinstance(tokens, np.ndarray) and (
+    tokens.ndim != 1 or tokens.dtype.name not in DTYPES
+  ):
     raise ValueError(
       f'data: tokens are {tokens.dtype.name} {list(tokens.shape)}, must be '
       f'one of {DTYPES} and 1-D'

@@ -44,20 +44,22 @@ class RunSummary:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """Loss of the global model on held-out text, nats per byte.
+  """Loss of the global model on held-out text, nats per token.
 
-  What has a default is not in the files of earlier versions, and is None where
-  it was not asked for or makes no sense: the loss of a bowl has no bits.
+  A token is a byte where the tokenizer is 'bytes'. What has a default is not in
+  the files of earlier versions. None is what was not asked for or makes no
+  sense: the loss of a bowl has no bits, only a text in memory has bigrams.
   """
 
   parameters: int
   initial_loss: float
   final_loss: float
-  bigram_loss: float  # Of a bigram model of the training text.
-  unigram_loss: float
+  bigram_loss: float | None  # Of a bigram model of the training text.
+  unigram_loss: float | None
   initial_bits_per_byte: float | None = None
   final_bits_per_byte: float | None = None
   task: scores.TaskScore | None = None  # Of the final model.
+  bytes_per_token: float = 1.0  # Of the held-out text, on average.
 
 
 def bits(nats: float) -> float:

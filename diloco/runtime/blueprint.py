@@ -10,9 +10,13 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from absl import logging
 
 from diloco import config as configs
+from diloco.config_data import MixItem
 from diloco.data import corpus, grammar, pipeline
+from diloco.data.file_corpus import Source, file_corpus
+from diloco.data.tokenizer_kinds import make_tokenizer
 from diloco.models import interface
 from diloco.models.bowl import make_bowl
 from diloco.models.decoder import make_decoder
@@ -213,14 +217,37 @@ def decoder_config(config: configs.RunConfig) -> DecoderConfig:
 def load_text(config: configs.RunConfig) -> corpus.Corpus:
   """The corpus of the configuration's section `data`.
 
+  Files of documents are indexed by the first process that needs them.
+
   Raises:
     FileNotFoundError: it is not there; the message names the path.
+    ValueError: files are not what they should be, a package that reads them is
+      missing, or the model knows fewer tokens than the tokenizer.
   """
-  match config.data.source:
+  data = config.data
+  match data.source:
     case 'stdlib':
       return corpus.stdlib_corpus()
     case 'grammar':
-      return grammar.grammar_corpus(config.seed, config.data.grammar_bytes)
+      return grammar.grammar_corpus(config.seed, data.grammar_bytes)
     case 'text':
-      return corpus.text_corpus([pathlib.Path(config.data.path)])
-  raise AssertionError(f'not checked: {config.data.source=}')
+      return corpus.text_corpus([pathlib.Path(data.path)])
+  tokenizer = make_tokenizer(data.tokenizer, data.end_token)
+  if config.model.vocab < tokenizer.vocab:  # Before hours go into an index.
+    raise ValueError(
+      f'model.vocab={config.model.vocab}: data.tokenizer={data.tokenizer!r} '
+      f'has {tokenizer.vocab} tokens, the model must know them all'
+    )
+  heldout = data.heldout
+  return file_corpus(
+    [_source(item) for item in data.items],
+    _source(heldout) if heldout else None,
+    data.heldout_percent,
+    tokenizer,
+    data.index_path,
+    say=logging.info,
+  )
+
+
+def _source(item: MixItem) -> Source:
+  return Source(item.format, item.path, item.text_key, item.weight)

@@ -11,6 +11,7 @@ from absl import logging
 
 from diloco.checkpoint.syncer_records import newest_theta_after
 from diloco.config_values import ConfigError
+from diloco.data import pipeline
 from diloco.metrics import names, summary
 from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import Writer, read_jsonl
@@ -75,7 +76,8 @@ class Following:
       names.EVAL_TIME: time.monotonic() - began_s,
     }
     if self._blueprint.model.logits is not None:
-      scalars[names.EVAL_BITS] = summary.bits(loss)
+      per_token = pipeline.bytes_per_token(self._blueprint.text.heldout)
+      scalars[names.EVAL_BITS] = summary.bits(loss) / per_token
     self._writer.write_scalars(step, scalars)
     self._writer.flush()
     logging.info('round %d, step %d: loss %.4f', self._round, step, loss)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text drawn from a model, byte by byte, in a window of fixed length.
+"""Text drawn from a model, token by token, in a window of fixed length.
 
-Every byte costs a pass over the whole window: no keys or values are kept from
+Every token costs a pass over the whole window: no keys or values are kept from
 the pass before. That is simple, compiles once, and is fast enough for models
 of a laptop's size.
 
@@ -9,7 +9,7 @@ Suffixes of arrays give their shape:
   L window, V vocab.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,11 @@ import numpy as np
 
 from diloco.models import interface
 
-BYTES = 256  # Tokens from here on are no bytes, and are never drawn.
+BYTES = 256  # Of a model of bytes, tokens from here on are none.
 
 
 class Sampler:
-  """A model's next byte, compiled once for one window, heat and k.
+  """A model's next token, compiled once for one window, heat and k.
 
   The same seed and prompt give the same text on one machine type.
   """
@@ -33,15 +33,17 @@ class Sampler:
     window: int,
     temperature: float,
     top_k: int,
+    vocab: int = BYTES,
   ):
     """Compiles nothing yet.
 
     Args:
       model: one that has `logits`.
       params: path -> array.
-      window: L, how many bytes the model sees; those before are forgotten.
-      temperature: logits are divided by it; 0 takes the likeliest byte.
+      window: L, how many tokens the model sees; those before are forgotten.
+      temperature: logits are divided by it; 0 takes the likeliest token.
       top_k: draws from the k likeliest alone; 0 draws from all.
+      vocab: tokens from here on are never drawn.
 
     Raises:
       ValueError: a number is out of its range.
@@ -56,9 +58,9 @@ class Sampler:
     self._window = window
 
     def draw(params, tokens_L, count, key):
-      """The next byte after `tokens_L[:count]`, as an int32 scalar."""
+      """The next token after `tokens_L[:count]`, as an int32 scalar."""
       logits_LV = model.logits(interface.unflatten(params), tokens_L[None])[0]
-      logits_V = logits_LV[count - 1, :BYTES]
+      logits_V = logits_LV[count - 1, :vocab]
       if temperature == 0:
         return jnp.argmax(logits_V).astype(jnp.int32)
       # Before the k are chosen: equal logits stay equal.
@@ -70,13 +72,15 @@ class Sampler:
 
     self._draw = jax.jit(draw)
 
-  def sample(self, prompt: bytes, length: int, seed: int) -> Iterator[int]:
-    """Yields `length` bytes that follow `prompt`, one after the other.
+  def sample(
+    self, prompt: Sequence[int], length: int, seed: int
+  ) -> Iterator[int]:
+    """Yields `length` tokens that follow `prompt`, one after the other.
 
     Args:
-      prompt: checked by `check_prompt`.
+      prompt: tokens that the model knows, one at least.
       length: how many.
-      seed: of all draws; byte i has a key of its own.
+      seed: of all draws; token i has a key of its own.
     """
     tokens = list(prompt[-self._window :])
     root = jax.random.key(seed)

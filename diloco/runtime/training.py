@@ -112,7 +112,9 @@ class Training:
     self._exchange.open()
     while not self._training and self._goes_on():
       self._perform_next(wait=True)
-    batches = pipeline.batches(self._dataset, self._position)
+    batches = pipeline.batches(
+      self._dataset, self._position, self._config.data.threads
+    )
     self._reported_s = self._free_s = time.monotonic()
     while self._training and self._goes_on():
       self._inner_step(next(batches))

@@ -10,6 +10,7 @@ import pytest
 
 from diloco import config as configs
 from diloco import config_reading, config_values
+from diloco.config_data import MixItem
 from diloco.config_values import ConfigError
 from experiments import common
 
@@ -118,6 +119,41 @@ def test_an_int_is_a_float():
     ({'data__shards': 1}, 'at least protocol.learners=2'),
     ({'data__source': 'text'}, 'needs the path'),
     ({'data__path': 'x.txt'}, "read only with data.source='text'"),
+    ({'data__source': 'parquet'}, "data.source='parquet' needs the path"),
+    (
+      {'data__source': 'tfds', 'data__path': 'x', 'data__text_key': ''},
+      "text_key='': format 'tfds' needs the name",
+    ),
+    ({'data__source': 'mix'}, "mix=(): data.source='mix' needs 'WEIGHT"),
+    ({'data__mix': ('1 tfds x',)}, "read only with data.source='mix'"),
+    (
+      {'data__source': 'mix', 'data__mix': ('1 parquet',)},
+      "data.mix: '1 parquet' is not 'WEIGHT FORMAT PATH'",
+    ),
+    (
+      {'data__source': 'mix', 'data__mix': ('x parquet y',)},
+      "weight 'x' must be a number above 0",
+    ),
+    (
+      {'data__source': 'mix', 'data__mix': ('0 parquet y',)},
+      "weight '0' must be a number above 0",
+    ),
+    (
+      {'data__source': 'mix', 'data__mix': ('1 csv y',)},
+      "format 'csv' must be one of array_record, parquet, tfds",
+    ),
+    (
+      {'data__source': 'mix', 'data__mix': ('1 parquet: y',)},
+      "text_key='': format 'parquet' needs the name",
+    ),
+    ({'data__heldout_path': 'x'}, "data.source='stdlib' holds out some of"),
+    ({'data__heldout_percent': 0.0}, 'above 0, at most 50'),
+    ({'data__heldout_percent': 51.0}, 'above 0, at most 50'),
+    ({'data__threads': 0}, 'data.threads=0: must be at least 1'),
+    ({'data__tokenizer': 'sentencepiece'}, "must be 'bytes' or 'KIND:FILE'"),
+    ({'data__tokenizer': 'gpt2:x'}, "must be 'bytes' or 'KIND:FILE'"),
+    ({'data__tokenizer': 'tokenizers:x'}, "source='stdlib' is of bytes"),
+    ({'data__end_token': 'x'}, "the end of 'bytes' is byte 0"),
     ({'data__source': 'grammar', 'data__grammar_bytes': 99}, 'takes 16385'),
     ({'mesh__fsdp': 16}, 'must be a multiple of mesh.fsdp=16'),
     ({'mesh__tensor': 4}, 'must be a multiple of mesh.tensor=4'),
@@ -166,6 +202,28 @@ def test_all_problems_stand_in_one_message():
 def test_a_section_checks_itself():
   with pytest.raises(ConfigError, match=r'outer\.lr=0: must be finite'):
     config_values.OuterConfig(0, 0.5, True, 0.0, 0.5)
+
+
+def test_a_mix_is_what_its_items_say():
+  mix = ('0.7 parquet /data/a b/*', '3 array_record: gs://bucket/x')
+  data = configs.build(changed(data__source='mix', data__mix=mix)).data
+  assert data.items == (
+    MixItem(0.7, 'parquet', 'text', '/data/a b/*'),
+    MixItem(3.0, 'array_record', '', 'gs://bucket/x'),
+  )
+  assert data.heldout is None
+  config = changed(data__source='tfds', data__path='c4', data__text_key='t')
+  config.data.heldout_path = 'c4#validation'
+  data = configs.build(config).data
+  assert data.items == (MixItem(1.0, 'tfds', 't', 'c4'),)
+  assert data.heldout == MixItem(1.0, 'tfds', 't', 'c4#validation')
+
+
+def test_bytes_need_their_vocabulary():
+  config = changed(data__source='parquet', data__path='x', model__vocab=200)
+  assert "data.source='parquet' needs 256" in problem_of(config)
+  config.data.tokenizer = 'tokenizers:x'  # Its file says how many it needs.
+  configs.build(config)
 
 
 @pytest.mark.parametrize('devices', [1, 2, 8])

@@ -23,6 +23,7 @@ PROTOCOL_STDLIB = {
 }
 CONFIG = {
   'diloco.config',
+  'diloco.config_data',
   'diloco.config_faults',
   'diloco.config_lab',
   'diloco.config_reading',
@@ -44,6 +45,24 @@ TABLE = {
   'diloco/numerics': {'jax', 'numpy', 'optax'},
   'diloco/models': {'jax', 'flax', 'numpy'},
   'diloco/data': {'grain', 'numpy'},
+  # Readers of files and tokenizers; but for those that Grain brings along, they
+  # are extras, imported where they are needed.
+  'diloco/data/paths.py': {'diloco.data', 'etils'},
+  'diloco/data/token_index.py': {'diloco.data', 'etils', 'numpy'},
+  'diloco/data/records_folder.py': {
+    'array_record',
+    'diloco.data',
+    'etils',
+    'numpy',
+  },
+  'diloco/data/parquet_files.py': {'diloco.data', 'pyarrow'},
+  'diloco/data/tfds_files.py': {'diloco.data', 'tensorflow_datasets'},
+  'diloco/data/tokenizer_kinds.py': {
+    'diloco.data',
+    'sentencepiece',
+    'tiktoken',
+    'tokenizers',
+  },
   'diloco/metrics': {'numpy', 'absl', 'tensorboardX', 'diloco.protocol'},
   'diloco/transport': {'diloco.protocol', 'grpc', 'msgpack', 'numpy'},
   'diloco/transport/jax_transfer.py': {
@@ -110,6 +129,7 @@ TABLE = {
   'diloco/runtime': LOW | CONFIG | {'absl', 'jax', 'numpy', 'optax'},
   'diloco/config.py': CONFIG | {'diloco.protocol'},
   'diloco/config_faults.py': {'diloco.config_values'},
+  'diloco/config_data.py': {'diloco.config_values'},
   'diloco/config_lab.py': {'diloco.config_values'},
   'diloco/config_reading.py': {'diloco.config_values'},
   'diloco/config_values.py': CONFIG | {'diloco.protocol'},

@@ -20,6 +20,7 @@ from diloco.models import exported
 from diloco.runtime.blueprint import decoder_config, make_blueprint, make_model
 from diloco.runtime.final_parameters import check_has_logits, final_parameters
 from experiments import tests_tiny
+from tests.data import made_files
 
 ROOT = pathlib.Path(__file__).parents[2]
 TASK = ROOT / 'experiments' / 'tasks' / 'continuation.jsonl'
@@ -78,6 +79,41 @@ def test_generate_prints_prompt_and_text(workdir):
   assert ended.returncode == 0, ended.stderr
   assert ended.stdout.startswith('abc')
   assert len(ended.stdout) > len('abc\n')
+
+
+def test_a_model_of_word_pieces(params, tmp_path):
+  """Evaluated per byte of text, too; what it draws is text again."""
+  texts = made_files.texts()
+  name = made_files.tokenizers_json(tmp_path / 'tokenizer.json', texts)
+  shapes = {
+    path: tuple(made_files.VOCAB if n == 256 else n for n in x.shape)
+    for path, x in params.items()
+  }
+  workdir = Workdir(tmp_path)
+  rng = np.random.default_rng(0)
+  write_parameters(
+    workdir.parameters,
+    {p: rng.standard_normal(s, np.float32) / 8 for p, s in shapes.items()},
+  )
+  pieces = (
+    '--config.data.source=parquet',
+    f'--config.data.path={made_files.parquet(tmp_path / "parquet", texts)}',
+    f'--config.data.tokenizer={name}',
+    f'--config.data.index_path={tmp_path / "indices"}',
+    f'--config.model.vocab={made_files.VOCAB}',
+  )
+  ended = _run('evaluate', workdir, *pieces)
+  assert ended.returncode == 0, ended.stderr
+  found = summary.read_evaluation(workdir.evaluation)
+  assert found.bigram_loss is found.unigram_loss is None
+  assert 1.05 < found.bytes_per_token < 4
+  assert found.final_bits_per_byte == pytest.approx(
+    summary.bits(found.final_loss) / found.bytes_per_token
+  )
+  drawn = _run('generate', workdir, *pieces, '--prompt=größer', '--length=9')
+  assert drawn.returncode == 0, drawn.stderr
+  assert drawn.stdout.startswith('größer')
+  assert len(drawn.stdout) > len('größer\n')
 
 
 def test_export_writes_what_can_be_read_back(

@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from tests.data import made_files
 from tests.runtime.processes import EXIT_CONFIG, Processes
 from tests.transport import credentials
 
@@ -78,6 +79,33 @@ def test_text_is_missing(tmp_path, module, flags):
   with Processes(tmp_path, *overrides) as processes:
     process = processes.start('it', module, *flags, environment=NO_DEVICES)
     assert MISSING in _error(processes, process, EXIT_CONFIG)
+
+
+def test_a_tokenizer_of_more_tokens_than_the_model(tmp_path):
+  """Issue: it is said before a device is touched, or anything is indexed."""
+  texts = made_files.texts()
+  name = made_files.tokenizers_json(tmp_path / 'tokenizer.json', texts)
+  overrides = (
+    'data.source=parquet',
+    f'data.path={made_files.parquet(tmp_path / "parquet", texts)}',
+    f'data.tokenizer={name}',
+    f'data.index_path={tmp_path / "indices"}',
+    f'model.vocab={made_files.VOCAB - 1}',
+  )
+  with Processes(tmp_path, *overrides) as processes:
+    learner = processes.start(
+      'learner',
+      'diloco.learner',
+      '--learner=0',
+      '--syncer=127.0.0.1:1',
+      environment=NO_DEVICES,
+    )
+    error = _error(processes, learner, EXIT_CONFIG)
+  assert error == (
+    f"error: model.vocab=299: data.tokenizer='{name}' has 300 tokens, the "
+    'model must know them all'
+  )
+  assert not (tmp_path / 'indices').exists()
 
 
 def test_learner_beyond_the_shards(tmp_path):

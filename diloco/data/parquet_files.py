@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parquet files: a column of text, read one row group at a time.
+
+gs:// is read by pyarrow itself. A group is the least that can be read, so a
+few are kept, and rows are visited group by group (`pipeline`): memory is
+`GROUPS_KEPT` groups of this one column, whatever the size of the files. Write
+them with some thousand rows each.
+"""
+
+import bisect
+import functools
+
+from diloco.data import paths
+from diloco.data.documents import DocumentFile
+from diloco.data.extras import needed
+
+PATTERNS = ('*.parquet',)
+# Of one source: those of the runs that are shuffled together, their ends, and
+# those that are read ahead.
+GROUPS_KEPT = 12
+
+
+def parquet_files(path: str, text_key: str) -> list[DocumentFile]:
+  """The files of a path; their footers are read.
+
+  Args:
+    path: of a file, a folder or a pattern, local or gs://.
+    text_key: name of the column.
+
+  Raises:
+    FileNotFoundError: there is none.
+    ValueError: pyarrow is missing; a file is no Parquet, or has no such column
+      of text.
+  """
+  with needed('data', "data.source='parquet'"):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyarrow import fs
+  files, metadata = [], []
+
+  def opened(name: str, footer=None):
+    if not paths.is_remote(name):
+      return pq.ParquetFile(name, metadata=footer)
+    system, inner = fs.FileSystem.from_uri(name)
+    return pq.ParquetFile(inner, metadata=footer, filesystem=system)
+
+  @functools.lru_cache(maxsize=GROUPS_KEPT)
+  def group(file: int, number: int):
+    # Opened each time: an open one must not be read by two threads.
+    with opened(names[file], metadata[file]) as source:
+      return source.read_row_group(number, columns=[text_key]).column(0)
+
+  names = paths.find(path, PATTERNS)
+  for file, name in enumerate(names):
+    try:
+      with opened(name) as source:
+        schema, footer = source.schema_arrow, source.metadata
+    except (pa.ArrowInvalid, OSError) as error:
+      raise ValueError(f'{name}: is no Parquet file ({error})') from None
+    _check_column(pa, schema, name, text_key)
+    metadata.append(footer)
+    ends, rows = [], 0
+    for number in range(footer.num_row_groups):
+      rows += footer.row_group(number).num_rows
+      ends.append(rows)
+    files.append(
+      DocumentFile(
+        name=name,
+        stamp=f'parquet|{text_key}|{paths.stamp(name)}',
+        count=rows,
+        groups=footer.num_row_groups,
+        read=functools.partial(_read, functools.partial(group, file), ends),
+      )
+    )
+  return files
+
+
+def _read(group, ends: list[int], start: int, stop: int) -> list[bytes]:
+  """Rows start … stop - 1; a null is an empty document."""
+  texts = []
+  number = bisect.bisect_right(ends, start)
+  while start < stop:
+    begin, end = ends[number - 1] if number else 0, min(stop, ends[number])
+    column = group(number)[start - begin : end - begin]
+    texts += [_bytes(value) for value in column.to_pylist()]
+    start, number = end, number + 1
+  return texts
+
+
+def _bytes(value: str | bytes | None) -> bytes:
+  return value.encode() if isinstance(value, str) else value or b''
+
+
+def _check_column(pa, schema, name: str, text_key: str):
+  if text_key not in schema.names:
+    raise ValueError(
+      f'{name}: has no column data.text_key={text_key!r}, those there are: '
+      f'{", ".join(schema.names)}'
+    )
+  kind = schema.field(text_key).type
+  tests = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+  )
+  if not any(test(kind) for test in tests):
+    raise ValueError(
+      f'{name}: column data.text_key={text_key!r} is of {kind}, must be text'
+    )

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepared datasets of TFDS in ArrayRecord files; TensorFlow is not needed.
+
+A path is the folder of a version, such as /data/c4/en/3.0.1, local or gs://,
+and names a split behind '#' where it is not 'train': DIR#validation,
+DIR#train[:10%]. TFDS reads the metadata and decodes records; the records
+themselves are read as of any other ArrayRecord file.
+"""
+
+import functools
+from collections.abc import Callable
+
+from diloco.data import paths
+from diloco.data.array_record_files import (
+  allow_open,
+  open_records,
+  read_records,
+)
+from diloco.data.documents import DocumentFile
+from diloco.data.extras import needed
+
+SPLIT = 'train'
+
+
+def tfds_files(path: str, text_key: str) -> list[DocumentFile]:
+  """The files of a split.
+
+  Args:
+    path: DIR or DIR#SPLIT.
+    text_key: the feature with the text.
+
+  Raises:
+    FileNotFoundError: there is no prepared dataset.
+    ValueError: tensorflow-datasets is missing; the dataset has other files than
+      ArrayRecord; there is no such split or feature.
+  """
+  with needed('tfds', "data.source='tfds'"):
+    import tensorflow_datasets as tfds
+  folder, _, split = path.partition('#')
+  split = split or SPLIT
+  paths.find(folder, ('dataset_info.json',))
+  try:
+    info = tfds.builder_from_directory(folder).info
+  except (ValueError, KeyError) as error:
+    raise ValueError(f'data: {path!r}: {_line(error)}') from None
+  if info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
+    raise ValueError(
+      f'data: {path!r}: its files are {info.file_format.value}, only '
+      "array_record can be read by number; TFDS's cli converts them"
+    )
+  if text_key not in info.features:
+    raise ValueError(
+      f'data: {path!r}: has no feature data.text_key={text_key!r}, those '
+      f'there are: {", ".join(sorted(info.features))}'
+    )
+  try:
+    instructions = info.splits[split].file_instructions
+  except (ValueError, KeyError) as error:
+    raise ValueError(
+      f'data: {path!r}: no split {split!r}, those there are: '
+      f'{", ".join(sorted(info.splits))} ({_line(error)})'
+    ) from None
+  allow_open(len(instructions))
+  decode = _decoder(info.features, text_key)
+  files = []
+  for each in instructions:
+    source = open_records(each)
+    part = f'{each.filename}[{each.skip}:{each.skip + len(source)}]'
+    files.append(
+      DocumentFile(
+        name=part,
+        stamp=f'tfds|{text_key}|{part}|{paths.stamp(each.filename)}',
+        count=len(source),
+        groups=0,
+        read=functools.partial(read_records, source, decode),
+      )
+    )
+  return files
+
+
+def _decoder(features, text_key: str) -> Callable[[bytes], bytes]:
+  """What takes the text out of a record."""
+  only = type(features)({text_key: features[text_key]})
+
+  def decode(record: bytes) -> bytes:
+    return only.deserialize_example_np(record)[text_key]
+
+  return decode
+
+
+def _line(error: Exception) -> str:
+  return ' '.join(str(error).split())[:200]

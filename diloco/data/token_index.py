@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where in the tokens of a file each document begins: built once, then mapped.
+
+With it any window of tokens can be read by its number alone, so that the
+position of a batch stays the whole state of a dataset. It takes one pass over
+the documents and 8 bytes for each on a local disk; processes of a machine
+share it, and share the work of building those of many files.
+"""
+
+import array
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from etils import epath
+
+from diloco.data import paths
+from diloco.data.documents import DocumentFile
+from diloco.data.tokenizer import Tokenizer
+
+FORMAT = 1
+DOCUMENTS_AT_ONCE = 256
+DEFAULT_FOLDER = '~/.cache/diloco/indices'
+OFFSETS, MEANING = '.tokens.npy', '.tokens.json'
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenIndex:
+  """Of one file.
+
+  Attributes:
+    offsets: uint64 [documents + 1]: document i has the tokens from offsets[i]
+      to offsets[i + 1]; a memory map.
+    digest: hex sha256 over all its tokens.
+    text_bytes: of its text in UTF-8.
+  """
+
+  offsets: np.ndarray
+  digest: str
+  text_bytes: int
+
+
+class IndexBuilder:
+  """Takes documents in order; `write` makes the two files of an index."""
+
+  def __init__(self):
+    self._offsets = array.array('Q', [0])
+    self._digest = hashlib.sha256()
+    self._text_bytes = 0
+
+  def add(self, tokens: Sequence[np.ndarray], text_bytes: int):
+    """Documents' tokens, int32, and the length of their texts together."""
+    for each in tokens:
+      self._digest.update(each.astype('<i4', copy=False))
+      self._offsets.append(self._offsets[-1] + len(each))
+    self._text_bytes += text_bytes
+
+  def write(self, folder: pathlib.Path, name: str):
+    """Atomically: the file of its meaning is there last."""
+    meaning = {
+      'format': FORMAT,
+      'documents': len(self._offsets) - 1,
+      'tokens': self._offsets[-1],
+      'text_bytes': self._text_bytes,
+      'digest': self._digest.hexdigest(),
+    }
+    with _replacing(folder / (name + OFFSETS)) as file:
+      np.save(file, np.frombuffer(self._offsets, np.uint64))
+    with _replacing(folder / (name + MEANING)) as file:
+      file.write(json.dumps(meaning, indent=1).encode() + b'\n')
+
+
+def load_or_build(
+  files: Sequence[DocumentFile],
+  tokenizer: Tokenizer,
+  folder: str,
+  say: Callable[[str], None],
+) -> list[TokenIndex]:
+  """The indices of files, in their order; those that are missing are built.
+
+  Args:
+    files: to index.
+    tokenizer: counts their tokens.
+    folder: of indices, local; '': `DEFAULT_FOLDER`.
+    say: is told of each file that is indexed.
+
+  Raises:
+    ValueError: a document can't be tokenised, an index is broken, or the
+      folder can't be written.
+  """
+  root = pathlib.Path(folder or DEFAULT_FOLDER).expanduser()
+  try:
+    root.mkdir(parents=True, exist_ok=True)
+    (root / 'lock').touch()
+  except OSError as error:
+    raise ValueError(
+      f'data.index_path={folder!r}: {root} can not be written '
+      f'({error.strerror})'
+    ) from None
+  places = [_place(file, tokenizer, root) for file in files]
+  # First what nobody is at, then what others were at.
+  for wait in (False, True):
+    for i, (file, place) in enumerate(zip(files, places)):
+      if _is_there(place):
+        continue
+      with _locked(place[0] / f'{place[1]}.lock', wait) as mine:
+        if mine and not _is_there(place):
+          say(f'index {i + 1} of {len(files)}: {file.name}')
+          _build(file, tokenizer, *place)
+  return [_read(file, *place) for file, place in zip(files, places)]
+
+
+def _place(
+  file: DocumentFile, tokenizer: Tokenizer, root: pathlib.Path
+) -> tuple[pathlib.Path, str]:
+  """Folder and name of the index of a file."""
+  key = f'{FORMAT}|{file.stamp}|{tokenizer.fingerprint}'
+  name = hashlib.sha256(key.encode()).hexdigest()[:32]
+  if file.index is None:
+    return root, name
+  folder, base = file.index
+  if not paths.is_remote(folder):
+    theirs = pathlib.Path(folder), base
+    return theirs if _is_there(theirs) else (root, name)
+  for suffix in (OFFSETS, MEANING):  # Copied: a remote one can't be mapped.
+    remote = epath.Path(f'{folder}/{base}{suffix}')
+    if not (root / (name + suffix)).exists() and remote.exists():
+      with _replacing(root / (name + suffix)) as copy:
+        copy.write(remote.read_bytes())
+  return root, name
+
+
+def _is_there(place: tuple[pathlib.Path, str]) -> bool:
+  folder, name = place
+  return (folder / (name + MEANING)).exists()
+
+
+def _build(
+  file: DocumentFile, tokenizer: Tokenizer, folder: pathlib.Path, name: str
+):
+  builder = IndexBuilder()
+  for start in range(0, file.count, DOCUMENTS_AT_ONCE):
+    stop = min(start + DOCUMENTS_AT_ONCE, file.count)
+    documents = file.read(start, stop)
+    tokens = file.encode(documents, tokenizer)
+    texts = map(tokenizer.decode, tokens) if file.dtype else documents
+    builder.add(tokens, sum(map(len, texts)))
+  builder.write(folder, name)
+
+
+def _read(file: DocumentFile, folder: pathlib.Path, name: str) -> TokenIndex:
+  path = folder / (name + MEANING)
+  try:
+    meaning = json.loads(path.read_text())
+    offsets = np.load(folder / (name + OFFSETS), mmap_mode='r')
+    fits = (
+      meaning['format'] == FORMAT
+      and meaning['documents'] == file.count == len(offsets) - 1
+      and meaning['tokens'] == int(offsets[-1])
+    )
+    index = TokenIndex(offsets, meaning['digest'], meaning['text_bytes'])
+  except (ValueError, KeyError, TypeError, FileNotFoundError):
+    fits = False
+  if not fits:
+    raise ValueError(
+      f'{path}: is no index of {file.name} with {file.count} documents; '
+      'delete it, and it is built again'
+    )
+  return index
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path, wait: bool) -> Iterator[bool]:
+  """Whether it is ours; it ends with the process, however that dies."""
+  with path.open('ab') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+      yield False
+    else:
+      yield True
+
+
+@contextlib.contextmanager
+def _replacing(path: pathlib.Path):
+  """A file that takes the place of `path` when it is whole."""
+  temporary = path.with_name(f'{path.name}.{os.getpid()}.partial')
+  try:
+    with temporary.open('wb') as file:
+      yield file
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
+  finally:
+    temporary.unlink(missing_ok=True)

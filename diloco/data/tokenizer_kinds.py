@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizers by name: 'bytes', or 'KIND:FILE' with a file of one's own.
+
+  sentencepiece:FILE   a model of sentencepiece
+  tokenizers:FILE      the JSON file of Hugging Face's tokenizers
+  tiktoken:FILE        lines of a token in base64 and its rank; a text is cut
+                       before by the pattern of GPT-4 and Llama 3
+  tiktoken:NAME        one of tiktoken's own, which fetches it from the network
+"""
+
+import base64
+import binascii
+import pathlib
+from collections.abc import Sequence
+
+from diloco.data.extras import needed
+from diloco.data.tokenizer import BYTES, Tokenizer, fingerprint, unicode_of
+
+# What usually ends a document, where a JSON file does not say.
+ENDS = ('<|endoftext|>', '<|end_of_text|>', '</s>', '<eos>', '<|eos|>', '[SEP]')
+TIKTOKEN_END = '<|endoftext|>'
+TIKTOKEN_PATTERN = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+  r'|[^\r\n\p{L}\p{N}]?\p{L}+'
+  r'|\p{N}{1,3}'
+  r'| ?[^\s\p{L}\p{N}]+[\r\n]*'
+  r'|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
+
+
+def make_tokenizer(name: str, end: str = '') -> Tokenizer:
+  """The tokenizer of that name.
+
+  Args:
+    name: 'bytes' or 'KIND:FILE'.
+    end: the token behind each document; '' takes the tokenizer's own.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: there is no such kind, its package is not installed, the file
+      is none of its files, or it has no such token.
+  """
+  kind, _, path = name.partition(':')
+  if kind == 'bytes':
+    if end:
+      raise ValueError(f"data.end_token={end!r}: the end of 'bytes' is byte 0")
+    return BYTES
+  match kind:
+    case 'sentencepiece':
+      return _sentencepiece(name, path, end)
+    case 'tokenizers':
+      return _tokenizers(name, path, end)
+    case 'tiktoken':
+      return _tiktoken(name, path, end)
+  raise ValueError(
+    f"data.tokenizer={name!r}: must be 'bytes', or 'KIND:FILE' with KIND one "
+    'of sentencepiece, tokenizers, tiktoken'
+  )
+
+
+def _sentencepiece(name: str, path: str, end: str) -> Tokenizer:
+  with needed('data', f'data.tokenizer={name!r}'):
+    import sentencepiece
+  model = _content(name, path)
+  try:
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+  except RuntimeError:
+    raise _no_file_of(name, 'sentencepiece') from None
+  vocab = processor.vocab_size()
+  if not end:
+    number = processor.eos_id()  # −1: it has none.
+  else:
+    number = processor.piece_to_id(end)
+    if processor.id_to_piece(number) != end:  # The unknown token instead.
+      number = -1
+  return Tokenizer(
+    name=name,
+    vocab=vocab,
+    end=_found(number, name, end, "its own ('eos')"),
+    fingerprint=fingerprint(b'sentencepiece', model, b'%d' % number),
+    raw_encode=lambda texts: processor.encode(unicode_of(texts), num_threads=1),
+    raw_decode=lambda tokens: processor.decode(list(map(int, tokens))).encode(),
+  )
+
+
+def _tokenizers(name: str, path: str, end: str) -> Tokenizer:
+  with needed('data', f'data.tokenizer={name!r}'):
+    import tokenizers
+  content = _content(name, path)
+  try:
+    tokenizer = tokenizers.Tokenizer.from_buffer(content)
+  except Exception as error:  # noqa: BLE001  It raises nothing narrower.
+    raise _no_file_of(name, 'tokenizers', str(error)) from None
+  tokenizer.no_truncation()
+  tokenizer.no_padding()
+  tokenizer.encode_special_tokens = True  # In a text they are but text.
+  tokens = tokenizer.get_vocab(with_added_tokens=True)
+  ends = [each for each in (end,) if each] or ENDS
+  number = next((tokens[each] for each in ends if each in tokens), -1)
+
+  def encode(texts: Sequence[bytes]) -> list[list[int]]:
+    encoded = tokenizer.encode_batch(
+      unicode_of(texts), add_special_tokens=False
+    )
+    return [each.ids for each in encoded]
+
+  return Tokenizer(
+    name=name,
+    vocab=max(tokens.values()) + 1,
+    end=_found(number, name, end, f'one of {", ".join(ENDS)}'),
+    fingerprint=fingerprint(b'tokenizers', content, b'%d' % number),
+    raw_encode=encode,
+    raw_decode=lambda ids: tokenizer.decode(
+      list(map(int, ids)), skip_special_tokens=False
+    ).encode(),
+  )
+
+
+def _tiktoken(name: str, path: str, end: str) -> Tokenizer:
+  with needed('data', f'data.tokenizer={name!r}'):
+    import tiktoken
+  if path in tiktoken.list_encoding_names():
+    encoding = _tiktoken_of_network(tiktoken, name, path)
+  else:
+    ranks = _ranks(name, _content(name, path))
+    encoding = tiktoken.Encoding(
+      path,
+      pat_str=TIKTOKEN_PATTERN,
+      mergeable_ranks=ranks,
+      special_tokens={end or TIKTOKEN_END: max(ranks.values()) + 1},
+    )
+  wanted = end or TIKTOKEN_END
+  number = encoding._special_tokens.get(wanted, -1)
+  table = b''.join(
+    rank.to_bytes(4, 'little') + token
+    for token, rank in sorted(encoding._mergeable_ranks.items())
+  )
+  return Tokenizer(
+    name=name,
+    vocab=encoding.max_token_value + 1,
+    end=_found(number, name, wanted, wanted),
+    fingerprint=fingerprint(
+      b'tiktoken',
+      encoding._pat_str.encode(),
+      table,
+      b'%d' % number,
+    ),
+    raw_encode=lambda texts: encoding.encode_ordinary_batch(
+      unicode_of(texts), num_threads=1
+    ),
+    raw_decode=lambda ids: encoding.decode_bytes(list(map(int, ids))),
+  )
+
+
+def _tiktoken_of_network(tiktoken, name: str, path: str):
+  """One of tiktoken's own encodings."""
+  try:
+    return tiktoken.get_encoding(path)
+  except OSError as error:  # All errors of `requests` are such.
+    raise ValueError(
+      f'data.tokenizer={name!r}: {path!r} is fetched from the network, which '
+      f'failed ({type(error).__name__}); give a file of it instead, '
+      "'tiktoken:FILE'"
+    ) from None
+
+
+def _ranks(name: str, content: bytes) -> dict[bytes, int]:
+  ranks = {}
+  try:
+    for line in content.splitlines():
+      if line:
+        token, rank = line.split()
+        ranks[base64.b64decode(token, validate=True)] = int(rank)
+  except (ValueError, binascii.Error):
+    raise _no_file_of(name, 'tiktoken', f'line {line[:40]!r}') from None
+  single = {bytes([byte]) for byte in range(256)}
+  if not single <= ranks.keys():
+    raise _no_file_of(name, 'tiktoken', 'some bytes have no token')
+  return ranks
+
+
+def _content(name: str, path: str) -> bytes:
+  file = pathlib.Path(path)
+  if not file.is_file():
+    raise FileNotFoundError(
+      f'data.tokenizer={name!r}: there is no file {path!r}'
+    )
+  return file.read_bytes()
+
+
+def _no_file_of(name: str, package: str, why: str = '') -> ValueError:
+  more = f' ({why})' if why else ''
+  return ValueError(f'data.tokenizer={name!r}: no file of {package}{more}')
+
+
+def _found(number: int, name: str, end: str, own: str) -> int:
+  if number < 0:
+    raise ValueError(
+      f'data.end_token={end!r}: {name!r} has no such token'
+      if end
+      else f"data.end_token='': {name!r} has no token that ends a document, "
+      f'such as {own}; name the one to take'
+    )
+  return number

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Indexes a run's data and says what it is: python -m diloco.index_data …
+
+  python -m diloco.index_data --config=experiments/NAME.py \\
+    --config.data.source=parquet --config.data.path=DIR
+
+A run does this by itself when it starts; of much text that takes long, and
+syncer and learners would wait. Several of these, also on several machines that
+share `data.index_path`, share the work. Touches no device.
+"""
+
+from diloco import flags as config_flags
+from diloco.config_values import ConfigError
+from diloco.data import pipeline
+from diloco.data.token_stream import Mixture
+from diloco.runtime import logs
+from diloco.runtime.blueprint import load_text
+
+
+def main(_) -> int:
+  """Indexes what is missing and prints; 78 where the data won't do."""
+  config = config_flags.load()
+  logs.keep_ours()
+  try:
+    text = load_text(config)
+  except (ValueError, FileNotFoundError) as error:
+    config_flags.exit_config(ConfigError([str(error)]))
+  data, protocol = config.data, config.protocol
+  print(f'{text.name}, fingerprint {text.fingerprint[:16]}')
+  taken = protocol.learners * protocol.total_steps * data.batch * data.seq_len
+  for part, tokens, takes in (
+    ('train', text.train, taken),
+    ('held out', text.heldout, None),
+  ):
+    streams, weights = (tokens,), (1.0,)
+    if isinstance(tokens, Mixture):
+      streams, weights = tokens.streams, tokens.weights
+    for stream, weight in zip(streams, weights):
+      line = (
+        f'{part}: {len(stream):,} tokens of '
+        f'{pipeline.bytes_per_token(stream):.2f} bytes'
+      )
+      if takes is not None:
+        epochs = takes * weight / sum(weights) / max(len(stream), 1)
+        line += f', of which the run takes {epochs:.3g} epochs'
+      print(line)
+  return 0
+
+
+if __name__ == '__main__':
+  config_flags.define_flags()
+  config_flags.run(main)

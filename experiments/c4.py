@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How does Decoupled DiLoCo train on C4, in word pieces, read from files?
+
+The recipe at a scale of `scales.py` on TFDS's c4/en, whose own validation split
+is held out. Documents are read by number and tokenised as they are needed; the
+index that this takes is built once (`diloco.index_data`, on as many machines as
+share `data.index_path`). Tokens that `diloco.write_records` has made take none,
+and no tokenizer's time in a step.
+
+Command: python -m launch.local --config=experiments/c4.py --workdir=DIR \\
+  --config.data.path=gs://BUCKET/c4/en/3.0.1 \\
+  --config.data.heldout_path=gs://BUCKET/c4/en/3.0.1#validation \\
+  --config.data.tokenizer=sentencepiece:FILE
+Hardware: devices as the scale's mesh says, per learner. Wall time and result:
+  TBD, filled in from the first run.
+Variants: c4.py:scale=1b, c4.py:learners=8, c4.py:quicktest.
+"""
+
+from experiments import common, scales
+
+VOCAB = 32_128  # Of T5's tokenizer, padded: it divides by all meshes here.
+PATH = '/data/c4/en/3.0.1'
+
+
+def get_config(arg=None):
+  args = common.parse_arg(arg, quicktest=False, learners=4, scale='150m')
+  config = common.base()
+  config.name = 'c4'
+  config.protocol.update(
+    learners=args.learners, overlap_steps=1, grace_cap_steps=1.0
+  )
+  scales.apply(config, args.scale)
+  config.model.vocab = VOCAB
+  config.data.update(
+    source='tfds',
+    path=PATH,
+    heldout_path=f'{PATH}#validation',
+    tokenizer='sentencepiece:/data/spiece.model',
+    threads=4,
+  )
+  return common.quicktest(config) if args.quicktest else config

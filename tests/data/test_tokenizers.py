@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizers of every kind: there and back, ends, fingerprints, refusals."""
+
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+from diloco.data.tokenizer_kinds import make_tokenizer
+from tests.data import made_files
+
+TEXTS = made_files.texts()
+MADE = {
+  'sentencepiece': made_files.sentencepiece_model,
+  'tokenizers': made_files.tokenizers_json,
+  'tiktoken': made_files.tiktoken_file,
+}
+KINDS = sorted(MADE)
+
+
+@pytest.fixture(scope='module')
+def names(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('tokenizers')
+  made = {kind: make(folder / kind, TEXTS) for kind, make in MADE.items()}
+  return {'bytes': 'bytes', **made}
+
+
+@pytest.mark.parametrize('kind', ['bytes', *KINDS])
+def test_texts_come_back(names, kind):
+  tokenizer = make_tokenizer(names[kind])
+  texts = [text.encode() for text in TEXTS]
+  for text, tokens in zip(texts, tokenizer.encode(texts)):
+    assert tokens.dtype == np.int32
+    assert tokenizer.decode(tokens) == text
+    if text:
+      assert tokens[-1] == tokenizer.end
+      assert tokenizer.end not in tokens[:-1]
+      assert 0 <= tokens.min() <= tokens.max() < tokenizer.vocab
+    else:
+      assert len(tokens) == 0
+
+
+@pytest.mark.parametrize('kind', ['tokenizers', 'tiktoken'])
+def test_the_end_is_but_text_in_a_text(names, kind):
+  """Whoever writes it into a document ends none."""
+  tokenizer = make_tokenizer(names[kind])
+  [tokens] = tokenizer.encode([b'a <|endoftext|> b'])
+  assert list(tokens).count(tokenizer.end) == 1
+  assert tokenizer.decode(tokens) == b'a <|endoftext|> b'
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_learnt_tokens_are_fewer_than_bytes(names, kind):
+  text = ' '.join(TEXTS).encode()
+  [tokens] = make_tokenizer(names[kind]).encode([text])
+  assert len(tokens) < 0.95 * len(text)
+
+
+def test_fingerprints_are_of_contents_not_of_places(names, tmp_path):
+  prints = {make_tokenizer(name).fingerprint for name in names.values()}
+  assert len(prints) == len(names)
+  for kind in KINDS:
+    path = pathlib.Path(names[kind].partition(':')[2])
+    copy = tmp_path / f'{kind}-copy'
+    copy.write_bytes(path.read_bytes())
+    assert make_tokenizer(f'{kind}:{copy}').fingerprint in prints
+    other = MADE[kind](tmp_path / f'{kind}-other', made_files.texts(seed=5))
+    assert make_tokenizer(other).fingerprint not in prints
+
+
+@pytest.mark.parametrize(
+  ('kind', 'token'), [('sentencepiece', '<s>'), ('tokenizers', 'e')]
+)
+def test_another_end_is_another_fingerprint(names, kind, token):
+  usual, other = make_tokenizer(names[kind]), make_tokenizer(names[kind], token)
+  assert other.end != usual.end
+  assert other.fingerprint != usual.fingerprint
+
+
+@pytest.mark.parametrize('kind', ['sentencepiece', 'tokenizers'])
+def test_an_end_that_is_no_token(names, kind):
+  with pytest.raises(ValueError, match=r"data\.end_token='<nope>': .*has no"):
+    make_tokenizer(names[kind], '<nope>')
+
+
+def test_a_json_file_that_has_no_end(names, tmp_path):
+  text = pathlib.Path(names['tokenizers'].partition(':')[2]).read_text()
+  path = tmp_path / 'endless.json'
+  path.write_text(text.replace('<|endoftext|>', '<|odd|>'))
+  with pytest.raises(ValueError, match='no token that ends a document'):
+    make_tokenizer(f'tokenizers:{path}')
+  assert make_tokenizer(f'tokenizers:{path}', '<|odd|>').end == 0
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_file_of_something_else(kind, tmp_path):
+  path = tmp_path / 'odd'
+  path.write_bytes(b'no such thing\n')
+  with pytest.raises(ValueError, match=f'{path}.*: no file of {kind}'):
+    make_tokenizer(f'{kind}:{path}')
+  with pytest.raises(FileNotFoundError, match="no file '/no/such'"):
+    make_tokenizer(f'{kind}:/no/such')
+
+
+def test_tiktoken_without_a_token_for_each_byte(tmp_path):
+  path = tmp_path / 'ranks'
+  path.write_bytes(b'YQ== 0\n')
+  with pytest.raises(ValueError, match='some bytes have no token'):
+    make_tokenizer(f'tiktoken:{path}')
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_missing_package_is_named_with_its_extra(names, kind, monkeypatch):
+  monkeypatch.setitem(sys.modules, kind, None)
+  with pytest.raises(ValueError, match=rf"{kind}.*install 'diloco\[data\]'"):
+    make_tokenizer(names[kind])
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_text_that_is_no_unicode(names, kind):
+  with pytest.raises(UnicodeDecodeError):
+    make_tokenizer(names[kind]).encode([b'\xff'])
