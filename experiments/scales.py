@@ -62,6 +62,16 @@ SCALES = {
     'inner': {'lr': 2e-4, 'warmup_steps': 2000},
     'mesh': {'fsdp': 32},
   },
+  '12b': {
+    'parameters': 12e9,
+    'model': {
+      'layers': 44, 'd_model': 5120, 'heads': 40, 'kv_heads': 8,
+      'head_dim': 128, 'd_ff': 13824, 'dtype': 'bfloat16', 'remat': 'full',
+    },
+    'data': {'source': 'text', 'seq_len': 4096, 'batch': 256},
+    'inner': {'lr': 1.6e-4, 'warmup_steps': 2000},
+    'mesh': {'fsdp': 128},
+  },
   'moe': {
     'parameters': 4.9e9,
     'active': 0.7e9,
