@@ -149,6 +149,7 @@ class InnerDevice:
       lr,
       key,
       self._blueprint.specs,
+      self._blueprint.config.inner.accumulate,
     )
     loss_said = interface.reported_loss(metrics['loss'], metrics)
     return params, state, metrics | {'loss': loss_said}
