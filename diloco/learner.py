@@ -11,6 +11,7 @@ from absl import flags, logging
 
 from diloco import config as configs
 from diloco import flags as config_flags
+from diloco import learner_environment
 from diloco.checkpoint import orbax_files
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.checkpoint.volumes import BrokenRecord
@@ -71,8 +72,9 @@ def main(_) -> int:
     )
     world = World(_HOSTS.value, _HOST.value, _COORDINATOR.value)
     blueprint = make_blueprint(config)
+    learner_environment.check(os.environ)
     world.join()
-    configs.check_devices(config, jax.device_count())
+    configs.check_devices(config, _device_count())
   except ConfigError as error:
     config_flags.exit_config(error)
   except BadAddress as error:
@@ -103,6 +105,23 @@ def main(_) -> int:
     print(f'error: the syncer refused: {left.reason}', file=sys.stderr)
   logging.info('left: %s', left.reason)
   return _exit_code(left)
+
+
+def _device_count() -> int:
+  """Of the whole learner; opens the devices of this process.
+
+  Raises:
+    ConfigError: they are not those that were asked for.
+    SystemExit: with 1, they can't be opened: perhaps another process has them.
+  """
+  try:
+    backend = jax.default_backend()
+  except RuntimeError as error:
+    platforms = os.environ.get(learner_environment.PLATFORMS, '')
+    print(f'error: JAX_PLATFORMS={platforms}: {error}', file=sys.stderr)
+    raise SystemExit(1) from None
+  learner_environment.check_backend(os.environ, backend)
+  return jax.device_count()
 
 
 def _exit_code(left: learner_io.Leave) -> int:

@@ -113,6 +113,8 @@ TABLE = {
   'diloco/config_lab.py': {'diloco.config_values'},
   'diloco/config_reading.py': {'diloco.config_values'},
   'diloco/config_values.py': CONFIG | {'diloco.protocol'},
+  'diloco/learner_environment.py': {'diloco.config_values'},
+  'diloco/topologies.py': {'diloco.config_values'},
   'diloco/flags.py': CONFIG | {'absl', 'ml_collections'},
   'diloco': LOW | CONFIG | {'diloco.runtime', 'absl', 'jax', 'numpy'},
   'experiments': {
@@ -135,6 +137,7 @@ TABLE = {
     'psutil',
     'diloco.metrics',
     'diloco.protocol',
+    'diloco.topologies',
   },
   'launch/manifest_text.py': {'yaml'},
 }

@@ -69,9 +69,7 @@ def losses(kind: str, fsdp: int, expert: int, tensor: int, parts: int) -> dict:
 
 
 def main(kind: str, *meshes: str):
-  found = {
-    mesh: losses(kind, *map(int, mesh.split('x'))) for mesh in meshes
-  }
+  found = {mesh: losses(kind, *map(int, mesh.split('x'))) for mesh in meshes}
   print(json.dumps(found))
 
 
