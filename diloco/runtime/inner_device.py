@@ -21,6 +21,7 @@ class InnerDevice:
   Attributes:
     tokens_per_step: B · L.
     partition: of the parameters over devices and hosts.
+    programs: what was compiled, by name.
   """
 
   def __init__(
@@ -55,6 +56,7 @@ class InnerDevice:
       self._mesh, jax.sharding.PartitionSpec()
     )
     self._state_shardings = self._shardings_of_state()
+    self.programs: dict[str, jax.stages.Compiled] = {}
     self._compile_step()
 
   def init(self, params: Mapping[str, np.ndarray]) -> tuple[Params, object]:
@@ -131,6 +133,7 @@ class InnerDevice:
         )
         .compile()
       )
+    self.programs['step'] = self._step
 
   def _inner_step(self, params, state, batch, lr, draw):
     """`numerics.inner.train_step` on flat parameters."""

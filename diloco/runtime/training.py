@@ -258,10 +258,13 @@ class Training:
     )
     self._tape.apply(self._step, effect, arrived.crc)
     self._bases[p], self._base_crcs[p] = arrived.host, arrived.crc
+    # What it was taken for has come: it would only fill the devices' memory.
+    snapshot = self._snapshots.pop(p, None)
     if not self._training:
       self._params = self._device.overwrite(p, self._params, arrived.device)
       return
-    snapshot = self._snapshots[p] if effect.carry else arrived.device
+    if not effect.carry:
+      snapshot = arrived.device
     self._params = self._device.blend(p, self._params, arrived.device, snapshot)
 
   def _report(self):
