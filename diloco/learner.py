@@ -34,6 +34,7 @@ from diloco.runtime.part_beginning import CheckpointGone
 from diloco.runtime.tape import LearnerTape
 from diloco.runtime.training import Training, stop_on_signals
 from diloco.runtime.world import World
+from diloco.sizing import dry_runs
 from diloco.transport import addresses
 from diloco.transport.access import Access
 from diloco.transport.addresses import BadAddress, HostUnknown
@@ -61,6 +62,8 @@ def main(_) -> int:
   """Trains to the end of the run: 0; 78 where the syncer refuses for good."""
   config = config_flags.load()
   logs.keep_ours()
+  if dry_runs.is_asked():
+    return dry_runs.run(config)
   try:
     configs.check_learner(config, _LEARNER.value)
     addresses.split(_SYNCER.value)
@@ -237,6 +240,6 @@ def _train(
 if __name__ == '__main__':
   config_flags.define_flags()
   config_flags.define_access_flags()
-  flags.mark_flags_as_required(['workdir', 'learner', 'syncer'])
+  dry_runs.define_flags(needed_else=['workdir', 'learner', 'syncer'])
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   config_flags.run(main)

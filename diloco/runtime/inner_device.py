@@ -56,6 +56,7 @@ class InnerDevice:
       self._mesh, jax.sharding.PartitionSpec()
     )
     self._state_shardings = self._shardings_of_state()
+    self._state_like = self._abstract_state()
     self.programs: dict[str, jax.stages.Compiled] = {}
     self._compile_step()
 
@@ -97,16 +98,18 @@ class InnerDevice:
     draw = np.array(draw, np.uint32)
     return self._step(params, state, batch, np.float32(lr), draw)
 
-  def _compile_step(self):
-    blueprint = self._blueprint
-    params = self._abstract(self._shardings)
-    self._state_like = jax.tree.map(
+  def _abstract_state(self):
+    return jax.tree.map(
       lambda leaf, place: jax.ShapeDtypeStruct(
         leaf.shape, leaf.dtype, sharding=place
       ),
-      jax.eval_shape(self._inner.init, params),
+      jax.eval_shape(self._inner.init, self._abstract(self._shardings)),
       self._state_shardings,
     )
+
+  def _compile_step(self):
+    blueprint = self._blueprint
+    params = self._abstract(self._shardings)
     batch = {
       'tokens': jax.ShapeDtypeStruct(
         (blueprint.config.data.batch, blueprint.config.data.seq_len + 1),
