@@ -45,6 +45,11 @@ def main(scale: str, name: str, *keys: str):
     json.dumps(
       {
         'parameters': blueprint.parameters,
+        'on_every_host': sum(
+          math.prod(like.shape)
+          for like in device.params_like.values()
+          if like.sharding.is_fully_replicated
+        ),
         'largest_shard': chip_memory.largest_shard(device.params_like),
         'programs': {
           name: chip_memory.largest_array(program)

@@ -74,8 +74,8 @@ def test_host_memory_is_that_of_the_shards(learner):
   found = _found(learner)
   n, s = found['values'], found['state_bytes']
   assert found['held_by_hosts'] == [n] * found['hosts']
-  # Norms lie on every host; all else on one.
-  assert 0 <= n * found['hosts'] - found['parameters'] < 1e-3 * n
+  norms = found['on_every_host']  # All else is on one.
+  assert n == (found['parameters'] - norms) / found['hosts'] + norms
   assert s == 2 * F32 * n + F32  # Two moments, and a counter.
   theta, _, checkpoint, giving, taking = host_memory.of_learner(
     n, n / 8, s, found['value_bytes'], found['ahead']
