@@ -11,12 +11,12 @@ from diloco.models.flops import StepFlops, step_flops
 from diloco.numerics.partition import Partition
 from diloco.runtime.blueprint import Blueprint, decoder_config
 from diloco.runtime.device import Device
+from diloco.runtime.utilisation import COUNTED
 from diloco.sizing.chip_memory import ChipMemory, chip_memory
 from diloco.sizing.described import described
 from diloco.sizing.host_share import HostShare, host_share
 from diloco.topologies import Chip, Topology
 
-WITH_FLOPS = ('decoder', 'moe')  # Of another model the arithmetic is unknown.
 OUT_OF_MEMORY = 'RESOURCE_EXHAUSTED'
 
 
@@ -138,7 +138,7 @@ def _estimate(
   ahead = protocol.inflight_max
   share = host_share(blueprint, partition, device.state_like)
   flops = None
-  if config.model.kind in WITH_FLOPS:
+  if config.model.kind in COUNTED:
     sizes = decoder_config(config)
     flops = step_flops(sizes, config.data.batch, config.data.seq_len)
   return Estimate(

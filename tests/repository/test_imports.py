@@ -110,7 +110,9 @@ TABLE = {
     'rich',  # The bar.
     'experiments.common',  # Of the benchmark.
   },
-  'diloco/runtime': LOW | CONFIG | {'absl', 'jax', 'numpy', 'optax'},
+  'diloco/runtime': LOW
+  | CONFIG
+  | {'absl', 'diloco.topologies', 'jax', 'numpy', 'optax'},
   'diloco/config.py': CONFIG | {'diloco.protocol'},
   'diloco/config_faults.py': {'diloco.config_values'},
   'diloco/config_lab.py': {'diloco.config_values'},
