@@ -22,6 +22,11 @@ class Memory:
   nbytes: float
 
 
+def rounds(number: int) -> str:
+  """Such as '2 rounds'."""
+  return f'{number} round' + ('s' if number > 1 else '')
+
+
 def of_learner(
   n: float, f: float, s: float, b: float, ahead: int
 ) -> tuple[Memory, ...]:
@@ -39,7 +44,7 @@ def of_learner(
     Memory('Θ, which the bases share', '4N', F32_BYTES * n),
     # Snapshot and delta; what is decoded and what is rebuilt of an update.
     Memory(
-      f'{ahead} rounds in flight',
+      f'{rounds(ahead)} in flight',
       f'4·4F + {ahead + 1}·bF',
       (4 * F32_BYTES + (ahead + 1) * b) * f,
     ),
@@ -65,7 +70,7 @@ def of_syncer(
   return (
     Memory('Θ, momentum, residual', '12N', 3 * F32_BYTES * n),
     Memory(
-      f'contributions of {ahead} rounds',
+      f'contributions of {rounds(ahead)}',
       f'{ahead}·M·4F',
       ahead * learners * F32_BYTES * f,
     ),

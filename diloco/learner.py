@@ -164,9 +164,7 @@ def _follow(blueprint, workdir: Workdir, access: Access, world: World) -> int:
   plane = _plane(blueprint, access)
   records = _records(blueprint, workdir, world)
   device = Device(blueprint)
-  follower = Follower(
-    world, blueprint, _LEARNER.value, device, records, plane
-  )
+  follower = Follower(world, blueprint, _LEARNER.value, device, records, plane)
   stop_on_signals(follower)
   try:
     end = follower.run()

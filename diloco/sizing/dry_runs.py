@@ -19,7 +19,6 @@ from diloco.runtime.blueprint import make_blueprint
 from diloco.sizing import estimate, estimate_text
 from diloco.sizing.described import NoCompiler
 
-
 DRY_RUN = 'dry_run'
 
 

@@ -95,8 +95,8 @@ def on_slice(
     hosts = tuple(i // of.chips_per_host for i in range(of.chips))
     partition = dataclasses.replace(partition, hosts=hosts)
   where = (
-    f'{of.name}: {of.chips} chips of {of.chip.name} ({of.shape}), {of.hosts} '
-    f'hosts of {of.chips_per_host}'
+    f'{of.name}: {of.chips} chips of {of.chip.name} ({of.shape}), '
+    f'{of.chips_per_host} a host'
   )
   return _estimate(blueprint, device, partition, where, found.compiler, of.chip)
 

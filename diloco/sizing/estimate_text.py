@@ -4,7 +4,7 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from diloco.host_memory import Memory
+from diloco.host_memory import Memory, rounds
 from diloco.sizing.estimate import Estimate
 
 WIDTH = 80
@@ -45,8 +45,7 @@ def _chip(found: Estimate) -> Iterator[str]:
   yield _row('inner state', memory.inner_state)
   yield _row('batch, and code of the step', memory.batch + memory.code)
   yield _row('gradients, activations: XLA temporaries', memory.temporaries)
-  flying = f'{ahead} round{"s" if ahead > 1 else ""} in flight'
-  yield _row(f'snapshots, {flying}', memory.snapshots)
+  yield _row(f'snapshots, {rounds(ahead)} in flight', memory.snapshots)
   yield _row('fragments of Θ that have arrived', memory.arrived)
   yield _row('a blend, while it runs', memory.exchange_temporaries)
   yield _row('all', memory.total)
