@@ -59,6 +59,7 @@ FREE = frozenset(
     'data.heldout_path',
     'data.index_path',
     'data.threads',
+    'inner.accumulate',
     'model.remat',
     'transport.connect_s',
     'transport.host',
@@ -256,8 +257,16 @@ def _shards_suffice(data, protocol) -> Iterator[str]:
     )
 
 
-def _mesh_divides(model, data, mesh) -> Iterator[str]:
-  rows = ('data.batch', data.batch, 'fsdp')
+def _parts_divide(data, inner, mesh) -> Iterator[str]:
+  parts = mesh.fsdp * inner.accumulate
+  if data.batch % parts:
+    yield (
+      f'data.batch={data.batch}: must be a multiple of mesh.fsdp={mesh.fsdp} '
+      f'* inner.accumulate={inner.accumulate} = {parts}'
+    )
+
+
+def _mesh_divides(model, mesh) -> Iterator[str]:
   sizes = (
     ('model.d_model', model.d_model, 'fsdp'),
     ('model.heads', model.heads, 'tensor'),
@@ -266,7 +275,7 @@ def _mesh_divides(model, data, mesh) -> Iterator[str]:
     ('model.vocab', model.vocab, 'tensor'),
   )
   # What lies where of a model of the user's own, its own table says.
-  for key, value, axis in (rows,) if model.own else (rows, *sizes):
+  for key, value, axis in () if model.own else sizes:
     if value % getattr(mesh, axis):
       yield (
         f'{key}={value}: must be a multiple of '
@@ -328,7 +337,8 @@ BETWEEN = (
   (('model', 'data'), _bytes_fit),
   (('inner', 'protocol'), _warmup_fits),
   (('data', 'protocol'), _shards_suffice),
-  (('model', 'data', 'mesh'), _mesh_divides),
+  (('data', 'inner', 'mesh'), _parts_divide),
+  (('model', 'mesh'), _mesh_divides),
   (('protocol', 'blend_alpha'), _alpha_used),
   (('transport', 'run'), _transfers_run),
   (('protocol', 'lab'), _somebody_stays),

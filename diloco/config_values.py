@@ -155,6 +155,7 @@ class InnerConfig(Section):
   eps: float
   weight_decay: float
   clip_norm: float
+  accumulate: int
 
   def broken_rules(self):
     yield from self._one_of('optimizer', OPTIMIZERS)
@@ -162,6 +163,7 @@ class InnerConfig(Section):
     yield from self._one_of('progress', PROGRESS)
     yield from self._positive('lr', 'eps')
     yield from self._at_least(0, 'warmup_steps', 'weight_decay', 'clip_norm')
+    yield from self._at_least(1, 'accumulate')
     yield from self._share('final_fraction')
     yield from self._share('b1', 'b2', one=False)
 

@@ -175,6 +175,11 @@ def arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
   return rendered
 
 
+def has_config(argv: Sequence[str]) -> bool:
+  """Whether a command line says --config."""
+  return _config_path(argv) is not None
+
+
 def config_file(values: flags.FlagValues = flags.FLAGS) -> str:
   """Path of the file of --config, without what stands behind its colon."""
   return config_flags.get_config_filename(values[CONFIG]).partition(':')[0]

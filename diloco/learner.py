@@ -11,6 +11,7 @@ from absl import flags, logging
 
 from diloco import config as configs
 from diloco import flags as config_flags
+from diloco import learner_environment
 from diloco.checkpoint import orbax_files
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.checkpoint.volumes import BrokenRecord
@@ -33,6 +34,7 @@ from diloco.runtime.part_beginning import CheckpointGone
 from diloco.runtime.tape import LearnerTape
 from diloco.runtime.training import Training, stop_on_signals
 from diloco.runtime.world import World
+from diloco.sizing import dry_runs
 from diloco.transport import addresses
 from diloco.transport.access import Access
 from diloco.transport.addresses import BadAddress, HostUnknown
@@ -60,6 +62,8 @@ def main(_) -> int:
   """Trains to the end of the run: 0; 78 where the syncer refuses for good."""
   config = config_flags.load()
   logs.keep_ours()
+  if dry_runs.is_asked():
+    return dry_runs.run(config)
   try:
     configs.check_learner(config, _LEARNER.value)
     addresses.split(_SYNCER.value)
@@ -71,8 +75,9 @@ def main(_) -> int:
     )
     world = World(_HOSTS.value, _HOST.value, _COORDINATOR.value)
     blueprint = make_blueprint(config)
+    learner_environment.check(os.environ)
     world.join()
-    configs.check_devices(config, jax.device_count())
+    configs.check_devices(config, _device_count())
   except ConfigError as error:
     config_flags.exit_config(error)
   except BadAddress as error:
@@ -103,6 +108,23 @@ def main(_) -> int:
     print(f'error: the syncer refused: {left.reason}', file=sys.stderr)
   logging.info('left: %s', left.reason)
   return _exit_code(left)
+
+
+def _device_count() -> int:
+  """Of the whole learner; opens the devices of this process.
+
+  Raises:
+    ConfigError: they are not those that were asked for.
+    SystemExit: with 1, they can't be opened: perhaps another process has them.
+  """
+  try:
+    backend = jax.default_backend()
+  except RuntimeError as error:
+    platforms = os.environ.get(learner_environment.PLATFORMS, '')
+    print(f'error: JAX_PLATFORMS={platforms}: {error}', file=sys.stderr)
+    raise SystemExit(1) from None
+  learner_environment.check_backend(os.environ, backend)
+  return jax.device_count()
 
 
 def _exit_code(left: learner_io.Leave) -> int:
@@ -142,9 +164,7 @@ def _follow(blueprint, workdir: Workdir, access: Access, world: World) -> int:
   plane = _plane(blueprint, access)
   records = _records(blueprint, workdir, world)
   device = Device(blueprint)
-  follower = Follower(
-    world, blueprint, _LEARNER.value, device, records, plane
-  )
+  follower = Follower(world, blueprint, _LEARNER.value, device, records, plane)
   stop_on_signals(follower)
   try:
     end = follower.run()
@@ -218,6 +238,6 @@ def _train(
 if __name__ == '__main__':
   config_flags.define_flags()
   config_flags.define_access_flags()
-  flags.mark_flags_as_required(['workdir', 'learner', 'syncer'])
+  dry_runs.define_flags(needed_else=['workdir', 'learner', 'syncer'])
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   config_flags.run(main)

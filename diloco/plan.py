@@ -6,6 +6,12 @@
 
 Answers at once, in one screen: suggested P, H, τ, K and grace window with the
 reasons, bytes, times, utilisation, memory of hosts, time lost to failures.
+
+  python -m diloco.plan --config=experiments/recipe.py:scale=12b \\
+    --topology=v5p-256 [--compiler=cpu]
+
+compiles that learner for that slice, without a chip: memory of a chip and of a
+host, bytes of a round, FLOPs. Takes a minute or two. See `diloco/sizing`.
 """
 
 import sys
@@ -13,6 +19,7 @@ import sys
 from absl import flags
 
 from diloco import flags as config_flags
+from diloco import slice_flags
 from diloco.config_values import ConfigError
 from diloco.studies import plan_text, planning
 from diloco.studies.situation import Situation
@@ -35,6 +42,7 @@ OTHERS = {
   'state_bytes_per_param': "Of θ and the inner optimizer's state.",
   'host_speed': 'Of hosts, relative to the two cores that were measured.',
 }
+EXAMPLE = 'experiments/recipe.py:scale=12b'
 KINDS = {
   int: flags.DEFINE_integer,
   float: flags.DEFINE_float,
@@ -45,14 +53,40 @@ for _name, _help in (NEEDED | OTHERS).items():
   KINDS[Situation.__annotations__[_name]](_name, _default, _help)
 
 
+slice_flags.define()
+
+
 def main(argv) -> int:
   """Prints the plan; 78 where a value is missing or makes no sense."""
+  if config_flags.CONFIG in flags.FLAGS:
+    return _of_config(argv[1:])
   try:
     for line in plan_text.lines(planning.plan(_situation(argv[1:]))):
       print(line)
   except ConfigError as error:
     config_flags.exit_config(error)
   return 0
+
+
+def _of_config(rest) -> int:
+  """Of a learner of a configuration, on a slice."""
+  problems = [f'{word!r}: this takes flags only' for word in rest]
+  problems += [
+    f'--{name}: is for a plan without --config'
+    for name in NEEDED | OTHERS
+    if flags.FLAGS[name].present
+  ]
+  if flags.FLAGS[slice_flags.TOPOLOGY].value is None:
+    problems.append('--topology: is missing, such as --topology=v5p-256')
+  if problems:
+    config_flags.exit_config(ConfigError(problems))
+  config = flags.FLAGS[config_flags.CONFIG].value
+  if config.data.source == 'text' and not config.data.path:
+    config.data.path = 'unread'  # A plan needs no text.
+  config = config_flags.load()
+  from diloco.sizing import dry_runs  # With jax, which the other mode spares.
+
+  return dry_runs.run(config)
 
 
 def _situation(rest) -> Situation:
@@ -64,12 +98,25 @@ def _situation(rest) -> Situation:
   values = {name: flags.FLAGS[name].value for name in NEEDED | OTHERS}
   missing = [name for name in NEEDED if values[name] is None]
   problems = [f'{word!r}: this takes flags only' for word in rest]
+  problems += [
+    f'--{name}: is for a plan with --config'
+    for name in slice_flags.NAMES
+    if flags.FLAGS[name].present
+  ]
   problems += [f'--{name}: is missing. {NEEDED[name]}' for name in missing]
   if problems:
     raise ConfigError(problems)
   return Situation(**values)
 
 
+def _parse(argv):
+  """By the mode that the command line has."""
+  if config_flags.has_config(argv):
+    config_flags.define_flags()
+    return config_flags.parse_or_exit(argv, EXAMPLE)
+  return config_flags.parse_without_config_or_exit(argv)
+
+
 if __name__ == '__main__':
   sys.stdout.reconfigure(errors='replace')
-  config_flags.run_without_config(main)
+  config_flags.run(main, _parse)

@@ -67,6 +67,7 @@ def base() -> ml_collections.ConfigDict:
       'eps': 1e-8,  # Added to AdamW's denominator.
       'weight_decay': 0.1,  # Decoupled, of AdamW.
       'clip_norm': 1.0,  # Global gradient norm; 0 does not clip.
+      'accumulate': 1,  # Parts of a batch, one after another on the devices.
     }
   )
   config.outer = ml_collections.ConfigDict(
@@ -201,7 +202,7 @@ def quicktest(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     batch=4,
     grammar_bytes=1 << 16,
   )
-  config.inner.warmup_steps = 4
+  config.inner.update(warmup_steps=4, accumulate=1)
   protocol = config.protocol
   protocol.update(
     learners=min(protocol.learners, 2),

@@ -37,21 +37,20 @@ SCALES = {
     'parameters': 150e6,
     'model': {
       'layers': 12, 'd_model': 1024, 'heads': 16, 'kv_heads': 4,
-      'head_dim': 64, 'd_ff': 3200, 'dtype': 'bfloat16', 'remat': 'none',
+      'head_dim': 64, 'd_ff': 3200, 'dtype': 'bfloat16', 'remat': 'full',
     },
     'data': {'source': 'text', 'seq_len': 2048, 'batch': 64},
-    'inner': {'lr': 1e-3, 'warmup_steps': 500},
+    'inner': {'lr': 1e-3, 'warmup_steps': 500, 'accumulate': 4},
     'mesh': {'fsdp': 4},
   },
   '1b': {
     'parameters': 1e9,
     'model': {
       'layers': 20, 'd_model': 2048, 'heads': 16, 'kv_heads': 4,
-      'head_dim': 128, 'd_ff': 6400, 'dtype': 'bfloat16',
-      'remat': 'dots_no_batch',
+      'head_dim': 128, 'd_ff': 6400, 'dtype': 'bfloat16', 'remat': 'full',
     },
     'data': {'source': 'text', 'seq_len': 2048, 'batch': 256},
-    'inner': {'lr': 4e-4, 'warmup_steps': 1000},
+    'inner': {'lr': 4e-4, 'warmup_steps': 1000, 'accumulate': 8},
     'mesh': {'fsdp': 8},
   },
   '5b': {
@@ -61,8 +60,18 @@ SCALES = {
       'head_dim': 128, 'd_ff': 12288, 'dtype': 'bfloat16', 'remat': 'full',
     },
     'data': {'source': 'text', 'seq_len': 4096, 'batch': 256},
-    'inner': {'lr': 2e-4, 'warmup_steps': 2000},
+    'inner': {'lr': 2e-4, 'warmup_steps': 2000, 'accumulate': 8},
     'mesh': {'fsdp': 32},
+  },
+  '12b': {
+    'parameters': 12e9,
+    'model': {
+      'layers': 44, 'd_model': 5120, 'heads': 40, 'kv_heads': 8,
+      'head_dim': 128, 'd_ff': 13824, 'dtype': 'bfloat16', 'remat': 'full',
+    },
+    'data': {'source': 'text', 'seq_len': 4096, 'batch': 256},
+    'inner': {'lr': 1.6e-4, 'warmup_steps': 2000, 'accumulate': 2},
+    'mesh': {'fsdp': 128},
   },
   'moe': {
     'parameters': 4.9e9,
@@ -73,7 +82,7 @@ SCALES = {
       'dtype': 'bfloat16', 'remat': 'full',
     },
     'data': {'source': 'text', 'seq_len': 2048, 'batch': 256},
-    'inner': {'lr': 4e-4, 'warmup_steps': 1000},
+    'inner': {'lr': 4e-4, 'warmup_steps': 1000, 'accumulate': 16},
     'mesh': {'fsdp': 4, 'expert': 8},
   },
 }  # fmt: skip

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One table of what a learner can run on: hosts, chips, and what each is
-called by the TPU API and by GKE.
+"""What a learner can run on, and what each is called by GKE and on a VM.
 
-The number in a name is the TPU API's: chips for v5litepod and v6e, TensorCores
-(two a chip) for v5p. A slice of up to 8 chips of v5e and v6e is one host; all
-larger ones have hosts of 4 chips.
+Chips and hosts of TPU slices stand in `diloco/topologies.py`.
 """
 
 import dataclasses
 import difflib
 
 from diloco.config_values import ConfigError
+from diloco.topologies import TOPOLOGIES, V5E, V5P, V6E, Topology
 
 CPU = 'cpu'
 GPU = 'gpu'
@@ -34,41 +32,21 @@ class Accelerator:
 
 
 # GKE label, machine type before the chips per host, runtime version.
-_V5E = ('tpu-v5-lite-podslice', 'ct5lp-hightpu', 'v2-alpha-tpuv5-lite')
-_V5P = ('tpu-v5p-slice', 'ct5p-hightpu', 'v2-alpha-tpuv5')
-_V6E = ('tpu-v6e-slice', 'ct6e-standard', 'v2-alpha-tpuv6e')
-
-# Name: family, topology, hosts, chips per host.
-_TPUS = {
-  'v5litepod-1': (_V5E, '1x1', 1, 1),
-  'v5litepod-4': (_V5E, '2x2', 1, 4),
-  'v5litepod-8': (_V5E, '2x4', 1, 8),
-  'v5litepod-16': (_V5E, '4x4', 4, 4),
-  'v5litepod-32': (_V5E, '4x8', 8, 4),
-  'v5litepod-64': (_V5E, '8x8', 16, 4),
-  'v5litepod-128': (_V5E, '8x16', 32, 4),
-  'v5litepod-256': (_V5E, '16x16', 64, 4),
-  'v5p-8': (_V5P, '2x2x1', 1, 4),
-  'v5p-16': (_V5P, '2x2x2', 2, 4),
-  'v5p-32': (_V5P, '2x2x4', 4, 4),
-  'v5p-64': (_V5P, '2x4x4', 8, 4),
-  'v5p-128': (_V5P, '4x4x4', 16, 4),
-  'v5p-256': (_V5P, '4x4x8', 32, 4),
-  'v6e-1': (_V6E, '1x1', 1, 1),
-  'v6e-4': (_V6E, '2x2', 1, 4),
-  'v6e-8': (_V6E, '2x4', 1, 8),
-  'v6e-16': (_V6E, '4x4', 4, 4),
+_FAMILIES = {
+  V5E: ('tpu-v5-lite-podslice', 'ct5lp-hightpu', 'v2-alpha-tpuv5-lite'),
+  V5P: ('tpu-v5p-slice', 'ct5p-hightpu', 'v2-alpha-tpuv5'),
+  V6E: ('tpu-v6e-slice', 'ct6e-standard', 'v2-alpha-tpuv6e'),
 }
 
 
-def _tpu(name: str) -> Accelerator:
-  (label, machine, runtime), topology, hosts, chips = _TPUS[name]
-  return Accelerator(
-    name, hosts, chips, topology, label, f'{machine}-{chips}t', runtime
-  )
+def _tpu(of: Topology) -> Accelerator:
+  label, machine, runtime = _FAMILIES[of.chip]
+  machine_type = f'{machine}-{of.chips_per_host}t'
+  sizes = of.hosts, of.chips_per_host, of.shape
+  return Accelerator(of.name, *sizes, label, machine_type, runtime)
 
 
-TPUS = {name: _tpu(name) for name in _TPUS}
+TPUS = {name: _tpu(each) for name, each in TOPOLOGIES.items()}
 NAMES = (CPU, GPU, *TPUS)
 
 

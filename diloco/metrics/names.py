@@ -18,6 +18,7 @@ LEARNING_RATE = 'train/learning_rate'
 STEP_TIME = 'perf/step_s'
 STALL_TIME = 'perf/stall_s'  # Of step_s, waiting for the exchange.
 TOKENS_PER_S = 'perf/tokens_per_s'
+MFU = 'perf/mfu'  # Share of the chips' peak, where that is known.
 SOCKET_SENT = 'perf/socket_sent_bytes'  # TCP payload since the start, all
 SOCKET_RECEIVED = 'perf/socket_received_bytes'  # of it; on Linux only.
 EVAL_LOSS = 'eval/loss'  # Nats per token, held-out text.

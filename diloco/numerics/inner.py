@@ -116,6 +116,7 @@ def train_step(
   lr: jax.Array,
   rng: jax.Array,
   specs: Mapping[str, TensorSpec] | None = None,
+  accumulate: int = 1,
 ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
   """θ' = θ - lr·update(∇loss(θ)), to be jitted with static `loss`, `inner`.
 
@@ -130,14 +131,13 @@ def train_step(
     lr: scalar f32, see `schedule`.
     rng: handed to the loss.
     specs: those of `make_inner`.
+    accumulate: see `accumulated`; static too.
 
   Returns:
     Parameters, inner state, and metrics as f32 scalars: those of the loss,
     'loss', and 'grad_norm' before clipping, of what is optimized.
   """
-  (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(
-    params, batch, rng
-  )
+  value, metrics, grads = accumulated(loss, params, batch, rng, accumulate)
   update, inner_state = inner.update(grads, inner_state, params)
   free = averaged(params, specs)
   params = jax.tree.map(
@@ -151,6 +151,52 @@ def train_step(
   )
   metrics |= {'loss': value, 'grad_norm': optax.tree.norm(_f32(optimized))}
   return params, inner_state, _f32(metrics)
+
+
+def accumulated(
+  loss: Loss, params: PyTree, batch: PyTree, rng: jax.Array, parts: int
+) -> tuple[jax.Array, dict[str, jax.Array], PyTree]:
+  """Loss, metrics and gradient of a batch, one of its parts after another.
+
+  ∇loss(B) = 1/n · Σ_i ∇loss(B_i): of a mean over rows that is the gradient of
+  the whole batch, to rounding, with the activations of one part. Part i has
+  the rows i, n + i, 2n + i, …, so that each device keeps its own where rows
+  are spread over devices. Metrics are means too; what is no mean over rows
+  (the balance of experts) is that of the parts.
+
+  Args:
+    loss: see `train_step`.
+    params: likewise.
+    batch: axis 0 of each array counts rows; a multiple of `parts`.
+    rng: the loss gets it with the number of the part folded in, if there are
+      several.
+    parts: n. 1: the loss is called once, with all that is given.
+
+  Returns:
+    In f32 where there are several parts, else as the loss gives them.
+  """
+  gradient = jax.value_and_grad(loss, has_aux=True)
+  if parts == 1:
+    (value, metrics), grads = gradient(params, batch, rng)
+    return value, metrics, grads
+  split = jax.tree.map(
+    lambda x: jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0), batch
+  )
+
+  def add(sums, part):
+    i, rows = part
+    (value, metrics), grads = gradient(params, rows, jax.random.fold_in(rng, i))
+    return jax.tree.map(jnp.add, sums, _f32((value, metrics, grads))), None
+
+  first = jax.tree.map(lambda x: x[0], split)
+  (value, metrics), grads = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, jnp.float32),
+    jax.eval_shape(gradient, params, first, rng),
+  )
+  sums, _ = jax.lax.scan(
+    add, (value, metrics, grads), (jnp.arange(parts), split)
+  )
+  return jax.tree.map(lambda x: x / parts, sums)
 
 
 def _name(path) -> str:

@@ -118,20 +118,24 @@ class Blueprint:
 
 
 def make_blueprint(
-  config: configs.RunConfig, model: interface.Model | None = None
+  config: configs.RunConfig,
+  model: interface.Model | None = None,
+  reads_text: bool = True,
 ) -> Blueprint:
   """Builds it; touches no device.
 
   Args:
     config: of the run.
     model: in place of the one that `config.model` describes.
+    reads_text: False: its text is that of no bytes, for who only compiles.
 
   Raises:
     ValueError: the model can't be cut as the configuration asks, or is the
       user's own and can't be found or is none.
     FileNotFoundError: the text is missing.
   """
-  text = load_text(config)  # First: it is what is most often missing.
+  # First: it is what is most often missing.
+  text = load_text(config) if reads_text else None
   model = model or make_model(config)
   shapes = interface.check_model(model)
   specs = {

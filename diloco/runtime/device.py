@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from diloco.numerics.blend import make_blend
-from diloco.numerics.fragments import put, take
+from diloco.numerics.fragments import change, take
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.holding import Holding
 from diloco.runtime.inner_device import InnerDevice, Params
 from diloco.runtime.placement import piece_sharding, place_boxes
 
+OVERWRITE = 'overwrite'  # The blend of who has made no step since.
 Arrays = Mapping[str, jax.Array]  # Piece name -> array.
 
 
@@ -79,9 +80,11 @@ class Device(InnerDevice):
     return self._blends[fragment](params, global_, snapshot)
 
   def overwrite(self, fragment: int, params: Params, global_: Arrays) -> Params:
-    """θ_p = Θ_p whatever the blend rule: on joining there is no progress."""
-    pieces = self._blueprint.layout.fragments[fragment]
-    return put(params, pieces, global_)
+    """θ_p = Θ_p whatever the rule: on joining there is no progress.
+
+    `params` is given away, as in `blend`.
+    """
+    return self._overwrites[fragment](params, global_, global_)
 
   def _compile_exchange(self):
     params = self.params_like
@@ -103,7 +106,18 @@ class Device(InnerDevice):
         for p in fragments
       ]
       self._snapshots = [self._compile_snapshot(p, params) for p in fragments]
-      self._blends = [self._compile_blend(p, params) for p in fragments]
+      config = self._blueprint.config
+      rule = make_blend(config.protocol.blend, config.blend_alpha)
+      self._blends = [
+        self._compile_blend('blend', rule, p, params) for p in fragments
+      ]
+      self._overwrites = self._blends
+      if config.protocol.blend != OVERWRITE:
+        rule = make_blend(OVERWRITE)
+        self._overwrites = [
+          self._compile_blend(OVERWRITE, rule, p, params) for p in fragments
+        ]
+    self.programs['copy of the inner state'] = self._copy_state
 
   def _compile_snapshot(self, fragment: int, params):
     pieces = self._blueprint.layout.fragments[fragment]
@@ -118,17 +132,22 @@ class Device(InnerDevice):
       .lower({path: params[path] for path in used})
       .compile()
     )
+    self.programs[f'snapshot {fragment}'] = compiled
     return lambda params: compiled({path: params[path] for path in used})
 
-  def _compile_blend(self, fragment: int, params):
+  def _compile_blend(self, name: str, rule, fragment: int, params):
     pieces = self._blueprint.layout.fragments[fragment]
-    config = self._blueprint.config
-    rule = make_blend(config.protocol.blend, config.blend_alpha)
     used = {piece.path for piece in pieces}
 
     def blend(params, global_, snapshot):
-      theta = take(params, pieces)
-      return put(params, pieces, rule(theta, global_, snapshot))
+      for piece in pieces:
+
+        def blended(theta, name=piece.name):
+          told = (x[name].reshape(theta.shape) for x in (global_, snapshot))
+          return rule({name: theta}, *({name: x} for x in told))[name]
+
+        params = change(params, piece, blended)
+      return params
 
     arrays = {
       piece.name: jax.ShapeDtypeStruct(
@@ -145,6 +164,7 @@ class Device(InnerDevice):
       .lower({path: params[path] for path in used}, arrays, arrays)
       .compile()
     )
+    self.programs[f'{name} {fragment}'] = compiled
 
     def apply(params, global_, snapshot):
       changed = compiled(

@@ -21,6 +21,7 @@ class InnerDevice:
   Attributes:
     tokens_per_step: B · L.
     partition: of the parameters over devices and hosts.
+    programs: what was compiled, by name.
   """
 
   def __init__(
@@ -55,6 +56,8 @@ class InnerDevice:
       self._mesh, jax.sharding.PartitionSpec()
     )
     self._state_shardings = self._shardings_of_state()
+    self._state_like = self._abstract_state()
+    self.programs: dict[str, jax.stages.Compiled] = {}
     self._compile_step()
 
   def init(self, params: Mapping[str, np.ndarray]) -> tuple[Params, object]:
@@ -95,16 +98,18 @@ class InnerDevice:
     draw = np.array(draw, np.uint32)
     return self._step(params, state, batch, np.float32(lr), draw)
 
-  def _compile_step(self):
-    blueprint = self._blueprint
-    params = self._abstract(self._shardings)
-    self._state_like = jax.tree.map(
+  def _abstract_state(self):
+    return jax.tree.map(
       lambda leaf, place: jax.ShapeDtypeStruct(
         leaf.shape, leaf.dtype, sharding=place
       ),
-      jax.eval_shape(self._inner.init, params),
+      jax.eval_shape(self._inner.init, self._abstract(self._shardings)),
       self._state_shardings,
     )
+
+  def _compile_step(self):
+    blueprint = self._blueprint
+    params = self._abstract(self._shardings)
     batch = {
       'tokens': jax.ShapeDtypeStruct(
         (blueprint.config.data.batch, blueprint.config.data.seq_len + 1),
@@ -131,6 +136,7 @@ class InnerDevice:
         )
         .compile()
       )
+    self.programs['step'] = self._step
 
   def _inner_step(self, params, state, batch, lr, draw):
     """`numerics.inner.train_step` on flat parameters."""
@@ -149,6 +155,7 @@ class InnerDevice:
       lr,
       key,
       self._blueprint.specs,
+      self._blueprint.config.inner.accumulate,
     )
     loss_said = interface.reported_loss(metrics['loss'], metrics)
     return params, state, metrics | {'loss': loss_said}

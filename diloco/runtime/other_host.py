@@ -222,10 +222,12 @@ class OtherHost:
     arrived = self._arrivals.take(p, said.version)
     assert arrived is not None, f'{said} has not arrived here'
     self._bases[p] = arrived.host
+    snapshot = self._snapshots.pop(p, None)  # As the leading host does.
     if not said.blended:
       self._params = self._device.overwrite(p, self._params, arrived.device)
       return
-    snapshot = self._snapshots[p] if said.carry else arrived.device
+    if not said.carry:
+      snapshot = arrived.device
     self._params = self._device.blend(p, self._params, arrived.device, snapshot)
 
   def _save(self, said: host_messages.SaveAt):

@@ -29,6 +29,7 @@ from diloco.runtime.hosts import ALONE, Hosts
 from diloco.runtime.leading import Follower
 from diloco.runtime.outputs import Outputs
 from diloco.runtime.tape_lines import SEED
+from diloco.runtime.utilisation import Utilisation
 from diloco.transport.meter import SocketMeter
 
 CLOSE_S = 30.0  # For the last checkpoint to be written.
@@ -88,6 +89,8 @@ class Training:
     self._bases = {p: each.theta for p, each in enumerate(held)}
     self._base_crcs = {p: each.crc for p, each in enumerate(held)}
     self._snapshots: dict[int, dict[str, jax.Array]] = {}
+    kind = jax.local_devices()[0].device_kind
+    self._utilisation = Utilisation(blueprint.config, kind)
     self._training = False
     self._source = beginning.source
     self._position = 0
@@ -260,10 +263,13 @@ class Training:
     )
     self._tape.apply(self._step, effect, arrived.crc)
     self._bases[p], self._base_crcs[p] = arrived.host, arrived.crc
+    # What it was taken for has come: it would only fill the devices' memory.
+    snapshot = self._snapshots.pop(p, None)
     if not self._training:
       self._params = self._device.overwrite(p, self._params, arrived.device)
       return
-    snapshot = self._snapshots[p] if effect.carry else arrived.device
+    if not effect.carry:
+      snapshot = arrived.device
     self._params = self._device.blend(p, self._params, arrived.device, snapshot)
 
   def _report(self):
@@ -347,6 +353,7 @@ class Training:
         names.STEP_TIME: step_s,
         names.STALL_TIME: pending.stall_s,
         names.TOKENS_PER_S: self._device.tokens_per_step / step_s,
+        **self._utilisation.scalars(step_s),
         **{
           name: float(pending.metrics[metric])
           for metric, name in names.ROUTING.items()

@@ -4,7 +4,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from diloco.studies.host_memory import Memory
+from diloco.host_memory import F32_BYTES, Memory
 from diloco.studies.planning import INTERVALS, LATENCIES, Plan
 
 OVERLAP_ADVISED = 5  # Streaming DiLoCo: harmless up to 10, advised up to 5.
@@ -140,7 +140,11 @@ def _failures(plan: Plan) -> Iterator[str]:
 
 
 def _memories(plan: Plan) -> Iterator[str]:
-  yield "host memory of a learner, besides the process's own"
+  state = plan.situation.state_bytes_per_param - F32_BYTES
+  yield (
+    "host memory of a learner, besides the process's own "
+    f'(F = N/P, S = {state:g}N)'
+  )
   yield from _memory(plan.learner_memory)
   yield 'of the syncer'
   yield from _memory(plan.syncer_memory)

@@ -11,12 +11,13 @@ s steps between two rounds.
 import dataclasses
 import math
 
+from diloco import host_memory
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import grace_window_s
 from diloco.sim import traffic_forms
 from diloco.sim.closed_forms import elastic_goodput, uptime
 from diloco.sim.payload_bytes import bytes_per_value
-from diloco.studies import host_memory, host_speeds
+from diloco.studies import host_speeds
 from diloco.studies.situation import Situation
 
 F32_BYTES = 4
@@ -124,6 +125,9 @@ def plan(situation: Situation) -> Plan:
     for h in (1, every)
   ]
   goodput = _goodput(situation)
+  n, f = situation.params, situation.params / every
+  s = (situation.state_bytes_per_param - F32_BYTES) * n
+  b, ahead = value_bytes, protocol.inflight_max
   return Plan(
     situation=situation,
     protocol=protocol,
@@ -141,8 +145,8 @@ def plan(situation: Situation) -> Plan:
     sites=sites,
     data_parallel=bursts[0].utilisation(situation.bandwidth_gbps),
     diloco=bursts[1].utilisation(situation.bandwidth_gbps),
-    learner_memory=host_memory.of_learner(situation, protocol, value_bytes),
-    syncer_memory=host_memory.of_syncer(situation, protocol, value_bytes),
+    learner_memory=host_memory.of_learner(n, f, s, b, ahead),
+    syncer_memory=host_memory.of_syncer(n, f, b, ahead, situation.learners),
     goodput=goodput,
     uptime=None if goodput is None else uptime(goodput, situation.learners),
   )

@@ -156,6 +156,11 @@ def test_an_int_is_a_float():
     ({'data__end_token': 'x'}, "the end of 'bytes' is byte 0"),
     ({'data__source': 'grammar', 'data__grammar_bytes': 99}, 'takes 16385'),
     ({'mesh__fsdp': 16}, 'must be a multiple of mesh.fsdp=16'),
+    (
+      {'mesh__fsdp': 4, 'inner__accumulate': 4},
+      'data.batch=8: must be a multiple of mesh.fsdp=4 * inner.accumulate=4 =',
+    ),
+    ({'inner__accumulate': 0}, 'inner.accumulate=0: must be at least 1'),
     ({'mesh__tensor': 4}, 'must be a multiple of mesh.tensor=4'),
     ({'mesh__expert': 2}, "only with model.kind='moe', not with 'decoder'"),
     (

@@ -169,6 +169,39 @@ def test_an_averaged_tensor_moves_by_its_gradient_and_nothing_else():
   np.testing.assert_allclose(metrics['grad_norm'], norm, rtol=1e-6)
 
 
+def rows_mean(params, batch, rng):
+  """Mean over rows of (x_r · w)², a loss that is no sum of its parts."""
+  del rng
+  y = batch['x'] @ params['w']
+  return jnp.mean(jnp.square(y)), {'largest': jnp.max(jnp.abs(y[:, 0]))}
+
+
+@pytest.mark.parametrize('parts', [2, 3, 6])
+def test_a_batch_in_parts_is_the_whole_batch_to_rounding(parts):
+  rng = np.random.default_rng(8)
+  params = {'w': normal(rng)['w']}
+  batch = {'x': rng.standard_normal((6, 3)).astype('f')}
+  whole = inner.accumulated(rows_mean, params, batch, RNG, 1)
+  found = inner.accumulated(rows_mean, params, batch, RNG, parts)
+  np.testing.assert_allclose(found[0], whole[0], rtol=1e-6)
+  np.testing.assert_allclose(found[2]['w'], whole[2]['w'], rtol=1e-5)
+  # A metric that is no mean over rows is the mean of what the parts say.
+  rows = np.abs(batch['x'] @ params['w'])[:, 0]
+  each = [rows[i::parts].max() for i in range(parts)]
+  np.testing.assert_allclose(found[1]['largest'], np.mean(each), rtol=1e-6)
+
+
+def test_each_part_has_a_key_of_its_own():
+  def drawn(params, batch, rng):
+    return jnp.mean(params['w']) * 0, {'draw': jax.random.uniform(rng)}
+
+  params, batch = {'w': jnp.ones((3, 4))}, {'x': jnp.ones((4, 3))}
+  _, metrics, _ = inner.accumulated(drawn, params, batch, RNG, 2)
+  draws = [jax.random.uniform(jax.random.fold_in(RNG, i)) for i in range(2)]
+  np.testing.assert_allclose(metrics['draw'], np.mean(draws), rtol=1e-6)
+  assert draws[0] != draws[1]
+
+
 def test_zero_learning_rate_moves_nothing():
   rng = np.random.default_rng(6)
   params = normal(rng)

@@ -84,6 +84,7 @@ TABLE = {
   'diloco/swarm.py': {'diloco.sim', 'absl'},
   'diloco/pages': {'matplotlib', 'numpy', 'rich', 'diloco.metrics'},
   'diloco/studies': {
+    'diloco.host_memory',
     'diloco.metrics',
     'diloco.pages.parts',
     'diloco.protocol',
@@ -111,6 +112,8 @@ TABLE = {
   'diloco/plan.py': {
     'diloco.pages',
     'diloco.sim',
+    'diloco.sizing',  # In its second mode only: it needs jax.
+    'diloco.slice_flags',
     'diloco.studies',
     'absl',
     *SIMULATED,
@@ -126,13 +129,31 @@ TABLE = {
     'rich',  # The bar.
     'experiments.common',  # Of the benchmark.
   },
-  'diloco/runtime': LOW | CONFIG | {'absl', 'jax', 'numpy', 'optax'},
+  'diloco/runtime': LOW
+  | CONFIG
+  | {'absl', 'diloco.topologies', 'jax', 'numpy', 'optax'},
   'diloco/config.py': CONFIG | {'diloco.protocol'},
   'diloco/config_faults.py': {'diloco.config_values'},
   'diloco/config_data.py': {'diloco.config_values'},
   'diloco/config_lab.py': {'diloco.config_values'},
   'diloco/config_reading.py': {'diloco.config_values'},
   'diloco/config_values.py': CONFIG | {'diloco.protocol'},
+  'diloco/learner_environment.py': {'diloco.config_values'},
+  'diloco/host_memory.py': set(),
+  'diloco/sizing': LOW
+  | CONFIG
+  | {
+    'absl',
+    'diloco.host_memory',
+    'diloco.learner_environment',
+    'diloco.runtime',
+    'diloco.slice_flags',
+    'diloco.topologies',
+    'jax',
+    'numpy',
+  },
+  'diloco/slice_flags.py': {'absl'},
+  'diloco/topologies.py': {'diloco.config_values'},
   'diloco/flags.py': CONFIG | {'absl', 'ml_collections'},
   'diloco': LOW | CONFIG | {'diloco.runtime', 'absl', 'jax', 'numpy'},
   'experiments': {
@@ -155,6 +176,7 @@ TABLE = {
     'psutil',
     'diloco.metrics',
     'diloco.protocol',
+    'diloco.topologies',
   },
   'launch/manifest_text.py': {'yaml'},
 }

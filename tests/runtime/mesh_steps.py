@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes inner steps on the mesh that is asked for; prints losses as JSON.
+"""Makes inner steps on the meshes that are asked for; prints losses as JSON.
 
 Run in a process of its own by `test_device_meshes.py`: the number of devices
-can't change within one.
+can't change within one. Arguments: 'decoder' or 'moe', then a word
+fsdp×expert×tensor×accumulate, such as 2x1x2x1, per mesh.
 """
 
 import json
@@ -20,14 +21,18 @@ from experiments import tests_tiny
 STEPS = 6
 
 
-def losses(fsdp: int, tensor: int) -> dict:
+def losses(kind: str, fsdp: int, expert: int, tensor: int, parts: int) -> dict:
   """Losses of AdamW steps with a snapshot and a blend after each."""
   config = tests_tiny.get_config()
-  config.model.update(heads=4, kv_heads=4, head_dim=8)
-  config.mesh.update(fsdp=fsdp, tensor=tensor)
+  config.model.update(kind=kind, heads=4, kv_heads=4, head_dim=8)
+  # The balance of experts is of a part of the batch: no mean over its rows.
+  config.model.update(experts=4, top_k=2, aux_weight=0.0)
+  config.data.batch = 8
+  config.inner.accumulate = parts
+  config.mesh.update(fsdp=fsdp, expert=expert, tensor=tensor)
   config.protocol.update(blend='mix', blend_alpha=0.5)
   blueprint = make_blueprint(configs.build(config))
-  device = Device(blueprint, jax.devices()[: fsdp * tensor])
+  device = Device(blueprint, jax.devices()[: fsdp * expert * tensor])
   params, state = device.init(blueprint.initial_parameters())
   theta = blueprint.initial_fragments()
   dataset = pipeline.make_dataset(
@@ -63,5 +68,10 @@ def losses(fsdp: int, tensor: int) -> dict:
   }
 
 
+def main(kind: str, *meshes: str):
+  found = {mesh: losses(kind, *map(int, mesh.split('x'))) for mesh in meshes}
+  print(json.dumps(found))
+
+
 if __name__ == '__main__':
-  print(json.dumps(losses(*map(int, sys.argv[1:]))))
+  main(*sys.argv[1:])

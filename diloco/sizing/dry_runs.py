@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A dry run: all that a learner compiles, for a slice or here, and no network.
+
+Shared by `diloco.learner --dry_run` and `diloco.plan --config=…`.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import jax
+from absl import flags
+
+from diloco import config as configs
+from diloco import flags as config_flags
+from diloco import learner_environment, slice_flags, topologies
+from diloco.config_values import ConfigError
+from diloco.runtime.blueprint import make_blueprint
+from diloco.sizing import estimate, estimate_text
+from diloco.sizing.described import NoCompiler
+
+DRY_RUN = 'dry_run'
+
+
+def define_flags(needed_else: Sequence[str] = ()) -> None:
+  """Those of a dry run, and the flags that are needed unless it is one."""
+  text = 'Compiles, says what it takes, and ends: no network.'
+  flags.DEFINE_bool(DRY_RUN, False, text)
+  slice_flags.define()
+  for name in needed_else:
+    flags.register_multi_flags_validator(
+      [DRY_RUN, name],
+      lambda given, name=name: given[DRY_RUN] or given[name] is not None,
+      message=f'Flag --{name} must have a value other than None.',
+    )
+
+
+def is_asked() -> bool:
+  """Whether it is to be a dry run."""
+  asked = flags.FLAGS[DRY_RUN].value
+  if not asked:
+    for name in slice_flags.NAMES:
+      if flags.FLAGS[name].present:
+        problem = f'--{name}: is of a dry run, with --{DRY_RUN}'
+        config_flags.exit_config(ConfigError([problem]))
+  return asked
+
+
+def run(config: configs.RunConfig) -> int:
+  """Prints what a learner takes.
+
+  Args:
+    config: of the run; its text is not read.
+
+  Returns:
+    The exit code: 1 where a learner does not fit, 78 where it makes no sense.
+  """
+  topology = flags.FLAGS[slice_flags.TOPOLOGY].value
+  compiler = flags.FLAGS[slice_flags.COMPILER].value
+  try:
+    found = _estimate(config, topology, compiler)
+  except ConfigError as error:
+    config_flags.exit_config(error)
+  except NoCompiler as error:
+    config_flags.exit_config(ConfigError([f'--compiler={compiler}: {error}']))
+  except estimate.DoesNotFit as error:
+    print(
+      f'error: it does not fit: {error}; more chips, a larger '
+      "inner.accumulate or model.remat='full' take less of each",
+      file=sys.stderr,
+    )
+    return 1
+  for line in estimate_text.lines(found):
+    print(line)
+  return 0 if found.fits else 1
+
+
+def _estimate(
+  config: configs.RunConfig, topology: str | None, compiler: str
+) -> estimate.Estimate:
+  slice_ = topologies.topology(topology) if topology else None
+  blueprint = make_blueprint(config, reads_text=False)
+  if slice_ is not None:
+    return estimate.on_slice(blueprint, slice_, compiler)
+  learner_environment.check(os.environ)
+  learner_environment.check_backend(os.environ, jax.default_backend())
+  configs.check_devices(config, jax.local_device_count())
+  return estimate.on_devices(blueprint)

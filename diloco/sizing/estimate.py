@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One learner on one slice: compiled as it will run, and what comes of it."""
+
+import dataclasses
+
+import jax
+
+from diloco import config as configs
+from diloco import host_memory, topologies
+from diloco.models.flops import StepFlops, step_flops
+from diloco.numerics.partition import Partition
+from diloco.runtime.blueprint import Blueprint, decoder_config
+from diloco.runtime.device import Device
+from diloco.runtime.utilisation import COUNTED
+from diloco.sizing.chip_memory import ChipMemory, chip_memory
+from diloco.sizing.described import described
+from diloco.sizing.host_share import HostShare, host_share
+from diloco.topologies import Chip, Topology
+
+OUT_OF_MEMORY = 'RESOURCE_EXHAUSTED'
+
+
+class DoesNotFit(Exception):
+  """The compiler says that a program needs more memory than a chip has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+  """What a learner takes.
+
+  Attributes:
+    config: of the run.
+    where: what it is compiled for, in words.
+    compiler: by whom, in words.
+    chips: devices of the learner.
+    chip: of which kind; None where its data are not known.
+    parameters: of the model.
+    chip_memory: of one chip.
+    share: of one host.
+    learner_memory: of one host of a learner.
+    syncer_memory: of the syncer's host.
+    flops: of a step, by convention; None where it has none.
+    xla_flops: of a step on one chip, as the compiler counts.
+  """
+
+  config: configs.RunConfig
+  where: str
+  compiler: str
+  chips: int
+  chip: Chip | None
+  parameters: int
+  chip_memory: ChipMemory
+  share: HostShare
+  learner_memory: tuple[host_memory.Memory, ...]
+  syncer_memory: tuple[host_memory.Memory, ...]
+  flops: StepFlops | None
+  xla_flops: float
+
+  @property
+  def fits(self) -> bool:
+    """False where a chip is known to have less memory."""
+    chip = self.chip
+    return chip is None or self.chip_memory.total <= chip.hbm_bytes
+
+  def tokens_per_s(self, mfu: float) -> float | None:
+    """Of a learner at this MFU; None where it can't be said."""
+    if self.flops is None or self.chip is None:
+      return None
+    peak = self.chips * self.chip.bf16_flops
+    return mfu * peak * self.flops.tokens / self.flops.total
+
+
+def on_slice(
+  blueprint: Blueprint, of: Topology, compiler: str = ''
+) -> Estimate:
+  """For a slice that need not be here; before jax has opened a device.
+
+  Args:
+    blueprint: of the run.
+    of: the slice.
+    compiler: see `described`.
+
+  Raises:
+    ConfigError: the mesh does not take all of its chips.
+    NoCompiler: the compiler that was asked for is not here.
+    DoesNotFit: on a chip.
+  """
+  mesh = blueprint.config.mesh
+  sizes = f'{mesh.fsdp=} * {mesh.expert=} * {mesh.tensor=}'
+  topologies.check_fits(of, mesh.devices, sizes)
+  found = described(of, compiler)
+  device = _compiled(blueprint, found.devices)
+  partition = device.partition
+  if not found.is_target:  # Forced devices are all of one process.
+    hosts = tuple(i // of.chips_per_host for i in range(of.chips))
+    partition = dataclasses.replace(partition, hosts=hosts)
+  where = (
+    f'{of.name}: {of.chips} chips of {of.chip.name} ({of.shape}), '
+    f'{of.chips_per_host} a host'
+  )
+  return _estimate(blueprint, device, partition, where, found.compiler, of.chip)
+
+
+def on_devices(blueprint: Blueprint) -> Estimate:
+  """For the devices of this process.
+
+  Raises:
+    DoesNotFit: on one of them.
+  """
+  devices = jax.devices()
+  kind = devices[0].device_kind
+  device = _compiled(blueprint, devices)
+  chip = topologies.chip_of(kind)
+  where = f'the {len(devices)} devices that are here, of kind {kind!r}'
+  compiler = f'the compiler of {jax.default_backend()!r}'
+  return _estimate(blueprint, device, device.partition, where, compiler, chip)
+
+
+def _compiled(blueprint: Blueprint, devices) -> Device:
+  try:
+    return Device(blueprint, devices)
+  except jax.errors.JaxRuntimeError as error:
+    if OUT_OF_MEMORY not in str(error):
+      raise
+    raise DoesNotFit(str(error).partition('\n')[0]) from error
+
+
+def _estimate(
+  blueprint: Blueprint,
+  device: Device,
+  partition: Partition,
+  where: str,
+  compiler: str,
+  chip: Chip | None,
+) -> Estimate:
+  config = blueprint.config
+  protocol = config.protocol
+  ahead = protocol.inflight_max
+  share = host_share(blueprint, partition, device.state_like)
+  flops = None
+  if config.model.kind in COUNTED:
+    sizes = decoder_config(config)
+    flops = step_flops(sizes, config.data.batch, config.data.seq_len)
+  return Estimate(
+    config=config,
+    where=where,
+    compiler=compiler,
+    chips=config.mesh.devices,
+    chip=chip,
+    parameters=blueprint.parameters,
+    chip_memory=chip_memory(device, ahead),
+    share=share,
+    learner_memory=host_memory.of_learner(
+      share.values,
+      share.fragment_values,
+      share.state_bytes,
+      share.value_bytes,
+      ahead,
+    ),
+    syncer_memory=host_memory.of_syncer(
+      blueprint.parameters,
+      max(blueprint.layout.sizes),
+      share.value_bytes,
+      ahead,
+      protocol.learners,
+    ),
+    flops=flops,
+    xla_flops=device.programs['step'].cost_analysis().get('flops', 0.0),
+  )

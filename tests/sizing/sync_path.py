@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the exchange of a scale on its mesh; prints what it takes, as JSON.
+
+Run by `test_sync_path.py` in a process of its own, with as many forced devices
+as the slice has chips. Arguments: scale, slice, then keys such as mesh.fsdp=2.
+"""
+
+import dataclasses
+import json
+import math
+import sys
+
+from diloco import config as configs
+from diloco import topologies
+from diloco.runtime.blueprint import make_blueprint
+from diloco.runtime.device import Device
+from diloco.sizing import chip_memory
+from diloco.sizing.described import described
+from diloco.sizing.host_share import host_share
+from experiments import recipe
+
+
+class Exchange(Device):
+  """All that a learner compiles but for its step, which takes minutes."""
+
+  def _compile_step(self):
+    pass
+
+
+def main(scale: str, name: str, *keys: str):
+  config = recipe.get_config(f'scale={scale}')
+  config.data.path = 'unread'
+  for key in keys:
+    section, _, rest = key.partition('.')
+    field, _, value = rest.partition('=')
+    config[section][field] = int(value)
+  blueprint = make_blueprint(configs.build(config), reads_text=False)
+  of = topologies.topology(name)
+  device = Exchange(blueprint, described(of, 'cpu').devices)
+  hosts = tuple(i // of.chips_per_host for i in range(of.chips))
+  partition = dataclasses.replace(device.partition, hosts=hosts)
+  ahead = blueprint.config.protocol.inflight_max
+  share = host_share(blueprint, partition, device.state_like)
+  print(
+    json.dumps(
+      {
+        'parameters': blueprint.parameters,
+        'on_every_host': sum(
+          math.prod(like.shape)
+          for like in device.params_like.values()
+          if like.sharding.is_fully_replicated
+        ),
+        'largest_shard': chip_memory.largest_shard(device.params_like),
+        'programs': {
+          name: chip_memory.largest_array(program)
+          for name, program in device.programs.items()
+          if name.partition(' ')[0] in chip_memory.EXCHANGING
+        },
+        'fragment_shards': [
+          sum(
+            math.prod(place.shard_shape(piece.shape)) * 4
+            for piece, place in placed(device, p)
+          )
+          for p in range(len(blueprint.layout.fragments))
+        ],
+        'ahead': ahead,
+        **chip_memory.exchange_memory(device.programs, ahead),
+        'hosts': share.hosts,
+        'values': share.values,
+        'state_bytes': share.state_bytes,
+        'value_bytes': share.value_bytes,
+        'held_by_hosts': held_by_hosts(device, of.chips_per_host),
+      }
+    )
+  )
+
+
+def placed(device: Device, fragment: int):
+  """Pieces of a fragment with their shardings."""
+  pieces = device._blueprint.layout.fragments[fragment]
+  return [(each, device._places[fragment][each.name]) for each in pieces]
+
+
+def held_by_hosts(device: Device, per_host: int) -> list[int]:
+  """Values of the different shards of all pieces, by host: out of jax alone."""
+  counts = [0] * (device._mesh.size // per_host)
+  order = {each: i for i, each in enumerate(device._mesh.devices.flat)}
+  for p in range(len(device._places)):
+    for piece, place in placed(device, p):
+      held = [set() for _ in counts]
+      for each, index in place.devices_indices_map(piece.shape).items():
+        ranges = tuple(s.indices(n)[:2] for s, n in zip(index, piece.shape))
+        held[order[each] // per_host].add(ranges)
+      size = math.prod(place.shard_shape(piece.shape))
+      for host, shards in enumerate(held):
+        counts[host] += size * len(shards)
+  return counts
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])

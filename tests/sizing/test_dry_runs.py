@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a learner takes, as the commands say it: two mains, one output."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+TINY = (
+  '--config=experiments/tests_tiny.py',
+  '--config.model.heads=4',
+  '--config.model.kv_heads=4',
+  '--config.model.head_dim=8',
+  '--config.mesh.fsdp=2',
+  '--config.mesh.tensor=2',
+)
+PLAN = ('diloco.plan', *TINY, '--topology=v5e-4')
+# Nothing is opened but the CPU, and nothing is asked of the network.
+ALONE = {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '1'}
+
+
+def _run(*argv: str, **environment: str) -> subprocess.CompletedProcess:
+  return subprocess.run(
+    [sys.executable, '-m', *argv],
+    capture_output=True,
+    text=True,
+    check=False,
+    timeout=400,
+    env=os.environ | ALONE | environment,
+  )
+
+
+def _lines(*argv: str, **environment: str) -> list[str]:
+  done = _run(*argv, **environment)
+  assert done.returncode == 0, done.stderr
+  return done.stdout.splitlines()
+
+
+@pytest.fixture(scope='module')
+def planned():
+  return _lines(*PLAN, '--compiler=cpu')
+
+
+def test_the_screen_fits_and_says_who_compiled(planned):
+  assert max(map(len, planned)) <= 80, max(planned, key=len)
+  assert len(planned) <= 44
+  text = ' '.join(' '.join(planned).split())
+  assert 'v5litepod-4: 4 chips of v5e (2x2)' in text
+  assert "the CPU's compiler, for 4 forced devices (as was asked)" in text
+  assert 'it fits: 0 % of the 16 GB of a v5e' in text
+
+
+def test_memory_of_a_chip_by_hand(planned):
+  # Tables 2·256·32; a layer: attention 4·32·32, MLP 3·32·32, two norms, and
+  # the last one. Norms lie whole on each chip, all else in quarters.
+  split, norms = 2 * 256 * 32 + 4 * 1024 + 3 * 1024, 3 * 32
+  parameters = split + 4 * norms
+  assert _size_of(planned, 'parameters, f32') == pytest.approx(
+    parameters, rel=1e-2
+  )
+  # Two moments of that, and a counter.
+  moments = 2 * parameters + 4
+  assert _size_of(planned, 'inner state') == pytest.approx(moments, rel=1e-2)
+
+
+def test_a_learner_says_the_same(planned):
+  learner = _lines(
+    'diloco.learner', *TINY, '--dry_run', '--topology=v5e-4', '--compiler=cpu'
+  )
+  assert learner == planned
+
+
+def test_a_learner_without_a_slice_takes_what_is_here():
+  lines = _lines('diloco.learner', *TINY, '--dry_run', JAX_NUM_CPU_DEVICES='4')
+  text = ' '.join(' '.join(lines).split())
+  assert "for the 4 devices that are here, of kind 'cpu'" in text
+  assert 'MFU' not in text  # Nobody knows the peak of a CPU.
+
+
+def test_the_chips_own_compiler():
+  pytest.importorskip('libtpu')
+  lines = _lines(*PLAN)
+  text = ' '.join(' '.join(lines).split())
+  assert "the chips' own compiler" in text
+  assert 'of a learner, ' in text
+
+
+def test_without_libtpu_the_other_compiler_is_named(tmp_path):
+  """It says what was missing, and what its figures are then worth."""
+  code = (
+    'import importlib.metadata as m, runpy, sys\n'
+    'found = m.version\n'
+    'def version(name):\n'
+    "  if name == 'libtpu': raise m.PackageNotFoundError(name)\n"
+    '  return found(name)\n'
+    'm.version = version\n'
+    "runpy.run_module('diloco.plan', run_name='__main__', alter_sys=True)\n"
+  )
+  script = tmp_path / 'without.py'
+  script.write_text(code)
+  done = subprocess.run(
+    [sys.executable, script, *PLAN[1:]],
+    capture_output=True,
+    text=True,
+    check=False,
+    timeout=400,
+    env=os.environ | ALONE | {'PYTHONPATH': os.getcwd()},
+  )
+  assert done.returncode == 0, done.stderr
+  text = ' '.join(done.stdout.split())
+  assert "libtpu is not installed; the package's extra 'tpu' has it" in text
+
+
+@pytest.mark.parametrize(
+  ('argv', 'error'),
+  [
+    (
+      ('diloco.plan', *TINY, '--topology=v5e-8'),
+      'error: --topology=v5litepod-8: has 8 chips, the mesh mesh.fsdp=2 * '
+      'mesh.expert=1 * mesh.tensor=2 takes 4: it fits v5litepod-4, v5p-8, '
+      'v6e-4; or make the product of the mesh 8',
+    ),
+    (
+      ('diloco.learner', *TINY, '--dry_run', '--topology=v5p-8000'),
+      'error: --topology=v5p-8000: unknown; did you mean v5p-8? known are',
+    ),
+    (
+      ('diloco.plan', *TINY),
+      'error: --topology: is missing, such as --topology=v5p-256',
+    ),
+    (
+      (*PLAN, '--learners=4'),
+      'error: --learners: is for a plan without --config',
+    ),
+    (
+      ('diloco.plan', '--topology=v5p-8'),
+      'error: --topology: is for a plan with --config',
+    ),
+    (
+      ('diloco.learner', *TINY, '--dry_run'),
+      'error: mesh.fsdp=2 * mesh.expert=1 * mesh.tensor=2 = 4 devices: this',
+    ),
+    (
+      (
+        *('diloco.learner', *TINY, '--topology=v5p-8', '--workdir=unused'),
+        *('--learner=0', '--syncer=127.0.0.1:1'),
+      ),
+      'error: --topology: is of a dry run, with --dry_run',
+    ),
+  ],
+)
+def test_what_makes_no_sense_is_named(argv, error):
+  done = _run(*argv)
+  assert done.returncode == 78, done.stderr
+  assert done.stderr.splitlines()[0].startswith(error), done.stderr
+
+
+def _size_of(lines: list[str], what: str) -> float:
+  (line,) = (each for each in lines if each.startswith(f'  {what}'))
+  number, unit = line.split()[-2:]
+  return float(number) * {'B': 1, 'kB': 1e3, 'MB': 1e6}[unit]
