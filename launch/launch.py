@@ -18,10 +18,6 @@ ON_DEMAND = 'on_demand'
 RESERVATION = 'reservation'
 CAPACITIES = (SPOT, ON_DEMAND, RESERVATION)
 
-EXIT_CONFIG = 78  # The same configuration would fail again.
-EXIT_USAGE = 64  # So would the same command line.
-EXITS_FATAL = (EXIT_USAGE, EXIT_CONFIG)  # All others but 0 are tried again.
-
 # From the end of a learner's notice to the end of its process.
 LEAVE_S = 5
 

@@ -66,9 +66,10 @@ ENGINES_OF = {
   'internal_ips': (QUEUED_RESOURCES,),
   'sbatch': (SLURM,),
   'overwrite': (LOCAL,),
+  'cpu_devices': (LOCAL,),
 }
 NEEDED_BY = {
-  'workdir': REMOTE,
+  'workdir': ENGINES,
   'image': IN_CONTAINERS,
   'project': (QUEUED_RESOURCES,),
   'zone': (QUEUED_RESOURCES,),

@@ -13,7 +13,8 @@ import signal
 from collections.abc import Sequence
 
 from launch.accelerators import GPU
-from launch.launch import EXITS_FATAL, LEARNER, SYNCER, Launch, Placed
+from launch.exits import EXITS_FATAL
+from launch.launch import LEARNER, SYNCER, Launch, Placed
 from launch.wiring import exports, shell_command
 
 # Slurm looks at time limits once a minute: a signal may come that much early,
