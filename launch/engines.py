@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from diloco.config_values import ConfigError
 from launch import gke, recreation, slurm
 from launch import queued_resources as queued
-from launch.exits import EXITS_FATAL
+from launch.exit_codes import EXITS_FATAL
 from launch.launch import Launch, Placed, only
 from launch.manifest_text import as_yaml
 from launch.queued_resources import Cloud

@@ -4,10 +4,7 @@
 import dataclasses
 import signal
 
-EXIT_CONFIG = 78  # The same configuration would fail again.
-EXIT_USAGE = 64  # So would the same command line.
-EXITS_FATAL = (EXIT_USAGE, EXIT_CONFIG)  # All others but 0 are tried again.
-EXIT_STOPPED = 128 + signal.SIGTERM  # It left within its notice.
+from launch.exit_codes import EXIT_CONFIG, EXIT_STOPPED
 
 # States of a process.
 RUNNING = 'running'

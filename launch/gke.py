@@ -7,7 +7,7 @@ StatefulSet would start it again after its run has ended. A Service gives it a
 name that stays, a volume claim what a restarted one goes on from.
 """
 
-from launch.exits import EXITS_FATAL
+from launch.exit_codes import EXITS_FATAL
 from launch.launch import (
   RESERVATION,
   SPOT,

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Sequence
 
 from launch.accelerators import GPU
-from launch.exits import EXITS_FATAL
+from launch.exit_codes import EXITS_FATAL
 from launch.launch import LEARNER, SYNCER, Launch, Placed
 from launch.wiring import exports, shell_command
 

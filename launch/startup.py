@@ -9,7 +9,7 @@ attribute, and in a file: a machine that starts again then does nothing.
 import re
 import shlex
 
-from launch.exits import EXITS_FATAL
+from launch.exit_codes import EXITS_FATAL
 from launch.gke import CONFIG_FOLDER, SECRET_FOLDER
 from launch.launch import SYNCER, Launch, Placed
 from launch.wiring import shell_command
