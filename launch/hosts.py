@@ -70,22 +70,21 @@ def on_this_machine(
 
 
 def hosts_of_all(asked: str) -> int:
-  """Of any learner, where all have equally many.
+  """Of every learner, where none can have a number of its own.
 
   Raises:
     ConfigError: it is not one number from 1.
   """
-  (number,) = _of_each(asked, 1)
-  return number
+  numbers = _numbers(asked)
+  if len(numbers) > 1:
+    raise ConfigError(
+      [f'--hosts={asked}: one number for all, but for --to=local']
+    )
+  return numbers[0]
 
 
 def _of_each(asked: str, learners: int) -> tuple[int, ...]:
-  words = asked.split(',')
-  if not all(word.isdecimal() and int(word) for word in words):
-    raise ConfigError(
-      [f'--hosts={asked}: must be a number from 1, or such as 2,1']
-    )
-  numbers = tuple(map(int, words))
+  numbers = _numbers(asked)
   if len(numbers) == 1:
     return numbers * learners
   if len(numbers) != learners:
@@ -96,3 +95,12 @@ def _of_each(asked: str, learners: int) -> tuple[int, ...]:
       ]
     )
   return numbers
+
+
+def _numbers(asked: str) -> tuple[int, ...]:
+  words = asked.split(',')
+  if not all(word.isdecimal() and int(word) for word in words):
+    raise ConfigError(
+      [f'--hosts={asked}: must be a number from 1, or such as 2,1']
+    )
+  return tuple(map(int, words))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from diloco.config import RunConfig
 from diloco.config_values import ConfigError
 from diloco.metrics.workdir import Workdir, learner_name
-from launch.accelerators import CPU, Accelerator, accelerator, check_one_host
+from launch.accelerators import CPU, Accelerator, accelerator
 from launch.program import SYNCER, environment
 
 LEARNER = 'learner'
@@ -96,6 +96,7 @@ class Asked:
   at_first: int | None = None  # Default: config.protocol.learners.
   accelerator: str = CPU
   gpus_per_host: int = 0
+  hosts: int = 0  # Of each learner; 0: as many as the accelerator has.
   capacity: str = ON_DEMAND
   reservation: str = ''
   learner_cpus: int = 0
@@ -119,17 +120,18 @@ def launch(
   config_arguments: Sequence[str],
   config_name: str,
   config_text: str,
-  access_arguments: Sequence[str],
+  peer_arguments: Sequence[str],
   asked: Asked,
 ) -> Launch:
-  """One syncer and its learners, of one host each.
+  """One syncer and its learners.
 
   Args:
     config: the run.
     config_arguments: the flags that give a process this configuration.
     config_name: of its file, without the folder.
     config_text: of that file.
-    access_arguments: the flags by which the processes know each other.
+    peer_arguments: the flags by which the processes know each other, and
+      those of how they log.
     asked: the rest of the command line.
 
   Raises:
@@ -137,8 +139,7 @@ def launch(
   """
   name = asked.run_name or config.name
   learners_max = config.data.shards  # Each has a shard of its own.
-  chosen = accelerator(asked.accelerator, asked.gpus_per_host)
-  check_one_host(chosen)
+  chosen = accelerator(asked.accelerator, asked.gpus_per_host, asked.hosts)
   if problems := [
     *_wrong_name(name),
     *_wrong_numbers(asked, learners_max),
@@ -147,7 +148,7 @@ def launch(
     *_wrong_access(config, asked),
   ]:
     raise ConfigError(problems)
-  shared = (*config_arguments, f'--workdir={asked.workdir}', *access_arguments)
+  shared = (*config_arguments, f'--workdir={asked.workdir}', *peer_arguments)
   syncer = Placed(
     SYNCER,
     SYNCER,

@@ -40,7 +40,7 @@ def define_flags() -> None:
     'overwrite', False, 'Remove the run that the workdir holds.'
   )
   absl_flags.DEFINE_string(
-    'hosts', '1', 'Of every learner; or of each, such as 2,1.'
+    'hosts', '1', 'Of every learner; here also of each, such as 2,1.'
   )
   absl_flags.DEFINE_bool(
     'cpu_devices',

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A launch for the tests of the back ends, and their golden files."""
 
-import dataclasses
 import pathlib
 
 from diloco import config as configs
@@ -23,14 +22,15 @@ def asked(**changes) -> Asked:
   return Asked(**{**values, **changes})
 
 
-def a_launch(*arguments, learners=2, **changes) -> Launch:
+def a_launch(*arguments, learners=2, mesh=0, **changes) -> Launch:
   """Of the quickstart; `arguments` are further ones of its configuration."""
   given = quickstart.get_config()
   given.protocol.learners = learners
   given.faults = ()
   given.run.compilation_cache = False
   given.transport.data_plane = 'grpc'
-  given.mesh.fsdp = _devices(**changes)
+  given.mesh.fsdp = mesh or _devices(**changes)
+  given.data.batch = 8 * given.mesh.fsdp
   return launch(
     configs.build(given),
     ['--config=experiments/quickstart.py', *arguments],
@@ -42,7 +42,7 @@ def a_launch(*arguments, learners=2, **changes) -> Launch:
 
 
 def a_slice_launch(*arguments, **changes) -> Launch:
-  """The same on TPU VMs, each learner a spot slice of one host."""
+  """The same on TPU VMs, each learner a spot slice; by default of one host."""
   values = {
     'accelerator': 'v5litepod-8',
     'capacity': 'spot',
@@ -52,24 +52,11 @@ def a_slice_launch(*arguments, **changes) -> Launch:
   return a_launch(*arguments, **{**values, **changes})
 
 
-def _devices(accelerator='cpu', gpus_per_host=0, **_) -> int:
+def _devices(accelerator='cpu', gpus_per_host=0, hosts=0, **_) -> int:
   if accelerator in TPUS:
-    return TPUS[accelerator].chips_per_host
-  return gpus_per_host or 1
-
-
-def on(whole: Launch, accelerator: str) -> Launch:
-  """The same on a TPU that the command line would still refuse."""
-  learners = tuple(
-    dataclasses.replace(
-      each,
-      resources=dataclasses.replace(
-        each.resources, accelerator=TPUS[accelerator]
-      ),
-    )
-    for each in whole.learners
-  )
-  return dataclasses.replace(whole, learners=learners)
+    chosen = TPUS[accelerator]
+    return chosen.hosts * chosen.chips_per_host
+  return max(gpus_per_host, 1) * max(hosts, 1)
 
 
 def check_golden(name: str, text: str, rewrite: bool) -> None:

@@ -59,7 +59,7 @@ def test_refused(asked, words):
 
 def test_elsewhere_all_have_equally_many():
   assert hosts_of_all('3') == 3
-  with pytest.raises(ConfigError, match='2,1'):
+  with pytest.raises(ConfigError, match='2,1: one number for all'):
     hosts_of_all('2,1')
 
 
