@@ -4,6 +4,7 @@
 import pathlib
 
 from diloco import config as configs
+from diloco.config import RunConfig
 from experiments import quickstart
 from launch.accelerators import TPUS
 from launch.launch import Asked, Launch, launch
@@ -22,17 +23,22 @@ def asked(**changes) -> Asked:
   return Asked(**{**values, **changes})
 
 
-def a_launch(*arguments, learners=2, mesh=0, **changes) -> Launch:
-  """Of the quickstart; `arguments` are further ones of its configuration."""
+def a_config(devices: int, learners: int = 2) -> RunConfig:
+  """The quickstart with so many devices for each learner."""
   given = quickstart.get_config()
   given.protocol.learners = learners
   given.faults = ()
   given.run.compilation_cache = False
   given.transport.data_plane = 'grpc'
-  given.mesh.fsdp = mesh or _devices(**changes)
-  given.data.batch = 8 * given.mesh.fsdp
+  given.mesh.fsdp = devices
+  given.data.batch = 8 * devices
+  return configs.build(given)
+
+
+def a_launch(*arguments, learners=2, mesh=0, **changes) -> Launch:
+  """Of the quickstart; `arguments` are further ones of its configuration."""
   return launch(
-    configs.build(given),
+    a_config(mesh or _devices(**changes), learners),
     ['--config=experiments/quickstart.py', *arguments],
     'quickstart.py',
     'text of the configuration\n',

@@ -3,18 +3,9 @@
 
 import pytest
 
-from diloco import config as configs
 from diloco.config_values import ConfigError
-from experiments import quickstart
 from launch.hosts import Processes, host_flags, hosts_of_all, on_this_machine
-
-
-def _config(fsdp=4, learners=2):
-  given = quickstart.get_config()
-  given.protocol.learners = learners
-  given.faults = ()
-  given.mesh.fsdp = fsdp
-  return configs.build(given)
+from tests.launch.launch_values import a_config
 
 
 def _forced(count):
@@ -22,20 +13,20 @@ def _forced(count):
 
 
 def test_two_processes_beside_one():
-  assert on_this_machine(_config(), '2,1', True, '') == (
+  assert on_this_machine(a_config(4), '2,1', True, '') == (
     Processes(2, _forced(2)),
     Processes(1, _forced(4)),
   )
 
 
 def test_one_number_is_for_all():
-  assert on_this_machine(_config(learners=3), '4', False, '') == (
+  assert on_this_machine(a_config(4, learners=3), '4', False, '') == (
     (Processes(4),) * 3
   )
 
 
 def test_other_flags_of_xla_are_kept():
-  (each,) = on_this_machine(_config(learners=1), '1', True, '--xla_a=b')
+  (each,) = on_this_machine(a_config(4, learners=1), '1', True, '--xla_a=b')
   assert each.environment == (
     ('XLA_FLAGS', '--xla_a=b --xla_force_host_platform_device_count=4'),
   )
@@ -54,7 +45,7 @@ def test_other_flags_of_xla_are_kept():
 )
 def test_refused(asked, words):
   with pytest.raises(ConfigError, match=words):
-    on_this_machine(_config(), asked, False, '')
+    on_this_machine(a_config(4), asked, False, '')
 
 
 def test_elsewhere_all_have_equally_many():
