@@ -92,8 +92,8 @@ def define_log_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 def asks_for_json(argv: Sequence[str]) -> bool:
   """Whether a command line says --log_json; it need not be right otherwise."""
-  given = [word.lstrip('-') for word in argv if word.startswith('-')]
-  return any(word in (LOG_JSON, f'{LOG_JSON}=true') for word in given)
+  pattern = rf'--?{LOG_JSON}(=(true|t|1))?'
+  return any(re.fullmatch(pattern, word, re.IGNORECASE) for word in argv)
 
 
 def log_arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from diloco import flags
+
 PROLOGUE = """
 import logging, sys, threading, warnings
 from absl import app
@@ -89,6 +91,21 @@ def test_a_traceback_is_one_record(does, code, parts):
 
 def test_what_libraries_say_below_a_warning_is_no_record():
   assert _said('logging.getLogger("x").info("theirs")') == []
+
+
+@pytest.mark.parametrize(
+  'word, asked',
+  [
+    ('--log_json', True),
+    ('-log_json', True),
+    ('--log_json=True', True),
+    ('--log_json=false', False),
+    ('--nolog_json', False),
+    ('--log_json_too', False),
+  ],
+)
+def test_it_is_known_before_flags_are_read(word, asked):
+  assert flags.asks_for_json(['main', word, '--colour']) == asked
 
 
 @pytest.mark.parametrize('main', ['syncer', 'learner', 'evaluator', 'evaluate'])
