@@ -145,6 +145,7 @@ def launch(
     *_wrong_numbers(asked, learners_max),
     *_wrong_capacity(asked),
     *_wrong_mesh(config, chosen),
+    *_wrong_syncer(config),
     *_wrong_access(config, asked),
   ]:
     raise ConfigError(problems)
@@ -255,6 +256,15 @@ def _wrong_mesh(config: RunConfig, chosen: Accelerator):
       f'--accelerator={chosen.name}: a learner has {devices} devices there, '
       f'and config.mesh asks for {config.mesh.devices}; such as '
       f'--config.mesh.fsdp={devices}'
+    )
+
+
+def _wrong_syncer(config: RunConfig):
+  shards = config.syncer.shards
+  if shards > 1:
+    yield (
+      f'config.syncer.shards={shards}: on other machines the syncer is one '
+      'process; give 1, or --to=local'
     )
 
 

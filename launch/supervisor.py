@@ -173,7 +173,8 @@ class Supervisor:
     told = f'{judged.process} {decision.reason}'
     if decision.stops_run and not self.failure:
       self.failure = told
-    detail = decision.reason if judged is last else told
+    is_of_last = judged is last or judged.code == last.code == 0
+    detail = decision.reason if is_of_last else told
     self._tell(last.process, 'exited', last.pid, detail)
 
   def _end_lingering(self) -> None:

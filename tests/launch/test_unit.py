@@ -115,6 +115,8 @@ def test_they_are_finished_when_all_have_left(tmp_path):
     run.until(lambda: run.supervisor.is_over)
     assert run.supervisor.failure is None
     assert run.supervisor.states()[0].state == 'finished'
+    for name in ('learner-0', 'learner-0.1', 'learner-0.2'):
+      assert run.told(name)[-1] == 'exited: exited with code 0'
 
 
 def test_one_that_stays_behind_is_ended(tmp_path):
