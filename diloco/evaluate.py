@@ -34,7 +34,7 @@ _TASK = flags.DEFINE_string('task', None, 'File of questions, JSON lines.')
 def main(_) -> int:
   """Evaluates the run's first and last Θ, writes `evaluation.json`."""
   config = config_flags.load()
-  logs.keep_ours()
+  logs.keep_ours(config.name, **config_flags.who())
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   task = pathlib.Path(_TASK.value) if _TASK.value is not None else None
   window = config.data.seq_len
@@ -92,6 +92,9 @@ def _entropies(text: corpus.Corpus) -> tuple[float | None, float | None]:
 
 if __name__ == '__main__':
   config_flags.define_flags()
+  config_flags.define_log_flags()
   flags.mark_flag_as_required('workdir')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  if config_flags.asks_for_json(sys.argv):
+    logs.write_json('evaluate')
   config_flags.run(main)

@@ -11,6 +11,7 @@ one thread of the CPU, behind the others. Exit code 0: the run is over.
 
 import os
 import pathlib
+import sys
 
 import jax
 from absl import flags
@@ -31,7 +32,7 @@ NICE = 10  # Learners on the same cores go first; 19 gets no turn at all.
 def main(_) -> int:
   """Follows the run to its end."""
   config = config_flags.load()
-  logs.keep_ours()
+  logs.keep_ours(config.name, **config_flags.who())
   jax.config.update('jax_platforms', 'cpu')  # Devices are the learners'.
   os.nice(NICE)
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
@@ -56,7 +57,10 @@ def main(_) -> int:
 
 if __name__ == '__main__':
   config_flags.define_flags()
+  config_flags.define_log_flags()
   flags.mark_flag_as_required('workdir')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   os.environ[THREADS] = '1'  # Before jax looks for devices.
+  if config_flags.asks_for_json(sys.argv):
+    logs.write_json('evaluator')
   config_flags.run(main)

@@ -38,6 +38,9 @@ ACCESS_VOUCHED = {
     "firewall that lets only the run's machines through."
   ),
 }
+LOG_JSON = 'log_json'
+# Flags by which a process is told which one of its kind it is.
+WHO = ('learner', 'host')
 HELP = frozenset({'-h', '-help', '--help', '--helpshort', '--helpfull'})
 
 
@@ -79,6 +82,29 @@ def access_arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
     *(f'--{name}={value}' for name, value in files if value is not None),
     *(f'--{name}' for name, yes in access_vouched(values).items() if yes),
   ]
+
+
+def define_log_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+  """Defines --log_json."""
+  text = 'Every record of the log is a line of JSON.'
+  flags.DEFINE_bool(LOG_JSON, False, text, flag_values=values)
+
+
+def asks_for_json(argv: Sequence[str]) -> bool:
+  """Whether a command line says --log_json; it need not be right otherwise."""
+  pattern = rf'--?{LOG_JSON}(=(true|t|1))?'
+  return any(re.fullmatch(pattern, word, re.IGNORECASE) for word in argv)
+
+
+def log_arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
+  """The flags that make another process log in the same way."""
+  return [f'--{LOG_JSON}'] if values[LOG_JSON].value else []
+
+
+def who(values: flags.FlagValues = flags.FLAGS) -> dict[str, int]:
+  """Which learner, which host of it: those flags of `WHO` that were given."""
+  given = ((name, values[name].value) for name in WHO if name in values)
+  return {name: value for name, value in given if value is not None}
 
 
 def run(

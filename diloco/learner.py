@@ -61,7 +61,7 @@ _NOTICE_S = flags.DEFINE_float(
 def main(_) -> int:
   """Trains to the end of the run: 0; 78 where the syncer refuses for good."""
   config = config_flags.load()
-  logs.keep_ours()
+  logs.keep_ours(config.name, **config_flags.who())
   if dry_runs.is_asked():
     return dry_runs.run(config)
   try:
@@ -237,7 +237,10 @@ def _train(
 
 if __name__ == '__main__':
   config_flags.define_flags()
+  config_flags.define_log_flags()
   config_flags.define_access_flags()
   dry_runs.define_flags(needed_else=['workdir', 'learner', 'syncer'])
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  if config_flags.asks_for_json(sys.argv):
+    logs.write_json('learner')
   config_flags.run(main)

@@ -33,7 +33,7 @@ _BIND = flags.DEFINE_string(
 def main(_) -> int:
   """Serves one run to its end: 0, or 143 where it was stopped before."""
   config = config_flags.load()
-  logs.keep_ours()
+  logs.keep_ours(config.name, **config_flags.who())
   jax.config.update('jax_platforms', 'cpu')  # Devices are the learners'.
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   transport = config.transport
@@ -76,7 +76,10 @@ def main(_) -> int:
 
 if __name__ == '__main__':
   config_flags.define_flags()
+  config_flags.define_log_flags()
   config_flags.define_access_flags()
   flags.mark_flag_as_required('workdir')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  if config_flags.asks_for_json(sys.argv):
+    logs.write_json('syncer')
   config_flags.run(main)

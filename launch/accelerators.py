@@ -50,51 +50,36 @@ TPUS = {name: _tpu(each) for name, each in TOPOLOGIES.items()}
 NAMES = (CPU, GPU, *TPUS)
 
 
-def accelerator(name: str, gpus_per_host: int = 0) -> Accelerator:
-  """Of `NAMES`; `gpus_per_host` is for GPU only.
+def accelerator(
+  name: str, gpus_per_host: int = 0, hosts: int = 0
+) -> Accelerator:
+  """What a learner runs on.
+
+  Args:
+    name: of `NAMES`.
+    gpus_per_host: for GPU only.
+    hosts: of CPU or GPU; a slice has as many as it has. 0: not said.
 
   Raises:
-    ConfigError: no such accelerator, or GPUs without their number.
+    ConfigError: no such accelerator, GPUs without their number, or a slice of
+      another number of hosts.
   """
   if name == CPU:
-    return Accelerator(CPU, hosts=1, chips_per_host=0)
+    return Accelerator(CPU, hosts or 1, chips_per_host=0)
   if name == GPU:
     if gpus_per_host < 1:
       raise ConfigError(
         [f'--gpus_per_host={gpus_per_host}: a learner on GPUs needs one']
       )
-    return Accelerator(GPU, hosts=1, chips_per_host=gpus_per_host)
+    return Accelerator(GPU, hosts or 1, gpus_per_host)
   if name not in TPUS:
     near = difflib.get_close_matches(name, NAMES, 1)
     hint = f'did you mean {near[0]}? ' if near else ''
     raise ConfigError(
       [f'--accelerator={name}: unknown; {hint}known are {", ".join(NAMES)}']
     )
-  return TPUS[name]
-
-
-def check_one_host(chosen: Accelerator) -> None:
-  """The one place that refuses a learner of several hosts.
-
-  Raises:
-    ConfigError: it has several.
-  """
-  if chosen.hosts > 1:
+  if hosts not in (0, TPUS[name].hosts):
     raise ConfigError(
-      [
-        'a learner of several hosts is not supported yet: '
-        f'{chosen.name} has {chosen.hosts} hosts; choose one of one host, '
-        f'such as {_sibling(chosen)}'
-      ]
+      [f'--hosts={hosts}: a slice {name} has {TPUS[name].hosts}']
     )
-
-
-def _sibling(chosen: Accelerator) -> str:
-  """The largest of the same family that is one host."""
-  family = chosen.name.partition('-')[0]
-  fitting = [
-    each
-    for each in TPUS.values()
-    if each.hosts == 1 and each.name.startswith(f'{family}-')
-  ]
-  return max(fitting, key=lambda each: each.chips_per_host).name
+  return TPUS[name]

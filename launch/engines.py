@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from diloco.config_values import ConfigError
 from launch import gke, recreation, slurm
 from launch import queued_resources as queued
-from launch.launch import EXITS_FATAL, Launch, Placed, only
+from launch.exit_codes import EXITS_FATAL
+from launch.launch import Launch, Placed, only
 from launch.manifest_text import as_yaml
 from launch.queued_resources import Cloud
 from launch.recreation import Recreation

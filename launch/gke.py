@@ -7,20 +7,23 @@ StatefulSet would start it again after its run has ended. A Service gives it a
 name that stays, a volume claim what a restarted one goes on from.
 """
 
+from launch.exit_codes import EXITS_FATAL
 from launch.launch import (
-  EXITS_FATAL,
   RESERVATION,
   SPOT,
   SYNCER,
   Launch,
   Placed,
 )
-from launch.wiring import addressed
+from launch.wiring import COORDINATOR_PORT, Known, addressed
 
 CONFIG_FOLDER = '/etc/diloco/config'
 SECRET_FOLDER = '/etc/diloco/secret'
 READABLE_BY_GROUP = 0o440  # Keys that everybody can read are refused.
-OWN_ADDRESS = '$(DILOCO_HOST)'  # Kubernetes fills it in.
+OWN_ADDRESS = '$(DILOCO_HOST)'  # Kubernetes fills these in.
+OWN_INDEX = '$(DILOCO_HOST_INDEX)'
+INDEX = 'batch.kubernetes.io/job-completion-index'
+SLICE = 'slice'  # The one Job of a JobSet.
 # A node pool of TPU hosts that belong together is one slice, for one learner.
 EXCLUSIVE = 'alpha.jobset.sigs.k8s.io/exclusive-topology'
 POOL = 'cloud.google.com/gke-nodepool'
@@ -54,11 +57,13 @@ def job_set(whole: Launch, role: Placed, shared_claim: str = '') -> dict:
   """The JobSet of one role."""
   hosts = role.resources.accelerator.hosts
   metadata = {'name': whole.role_name(role), 'labels': _labels(whole, role)}
-  if hosts > 1:  # Slices of one host share a pool, which is many of them.
+  # Slices of one host share a pool, which is many of them.
+  if hosts > 1 and role.resources.accelerator.is_tpu:
     metadata['annotations'] = {EXCLUSIVE: POOL}
   job = {
     'parallelism': hosts,
     'completions': hosts,
+    'completionMode': 'Indexed',  # A host's index is its --host.
     'backoffLimit': 0,  # One host is lost: the slice starts again as a whole.
     'podFailurePolicy': {
       'rules': [
@@ -97,7 +102,7 @@ def job_set(whole: Launch, role: Placed, shared_claim: str = '') -> dict:
       'network': {'enableDNSHostnames': role.kind != SYNCER},
       'replicatedJobs': [
         {
-          'name': 'slice',
+          'name': SLICE,
           'replicas': 1,  # More would be one JAX world of many slices.
           'template': {'spec': job},
         }
@@ -114,10 +119,8 @@ def _pod(whole: Launch, role: Placed, shared_claim: str) -> dict:
     'command': [whole.python, '-m', role.module],
     'args': _arguments(whole, role),
     'env': [
-      {
-        'name': 'DILOCO_HOST',
-        'valueFrom': {'fieldRef': {'fieldPath': 'status.podIP'}},
-      },
+      _field('DILOCO_HOST', 'status.podIP'),
+      *_index(role),
       *(
         {'name': name, 'value': _literal(value)}
         for name, value in whole.environment
@@ -126,10 +129,15 @@ def _pod(whole: Launch, role: Placed, shared_claim: str) -> dict:
     'resources': _resources(role),
     'volumeMounts': mounts,
   }
+  ports = []
   if role.kind == SYNCER:
-    container['ports'] = [_port('control', whole.port)]
-  elif role.resources.accelerator.is_tpu:
-    container['ports'] = [_port('discovery', DISCOVERY_PORT)]
+    ports.append(_port('control', whole.port))
+  if role.resources.accelerator.is_tpu:
+    ports.append(_port('discovery', DISCOVERY_PORT))
+  if role.resources.accelerator.hosts > 1:
+    ports.append(_port('coordinator', COORDINATOR_PORT))
+  if ports:
+    container['ports'] = ports
   pod = {
     'restartPolicy': 'Never',  # The exit code decides, above.
     'terminationGracePeriodSeconds': whole.grace_s,
@@ -144,14 +152,32 @@ def _pod(whole: Launch, role: Placed, shared_claim: str) -> dict:
   return pod
 
 
+def _index(role: Placed) -> list[dict]:
+  if role.resources.accelerator.hosts == 1:
+    return []
+  return [_field('DILOCO_HOST_INDEX', f"metadata.annotations['{INDEX}']")]
+
+
+def _field(name: str, path: str) -> dict:
+  """An environment variable that a pod's own field gives."""
+  return {'name': name, 'valueFrom': {'fieldRef': {'fieldPath': path}}}
+
+
 def _port(name: str, number: int) -> dict:
   return {'name': name, 'containerPort': number, 'protocol': 'TCP'}
 
 
 def _arguments(whole: Launch, role: Placed) -> list[str]:
-  syncer = f'{whole.role_name(whole.syncer)}:{whole.port}'
+  name = whole.role_name(role)
+  known = Known(
+    OWN_ADDRESS,
+    f'{whole.role_name(whole.syncer)}:{whole.port}',
+    OWN_INDEX,
+    # The first pod of the first Job, in the JobSet's own Service.
+    f'{name}-{SLICE}-0-0.{name}:{COORDINATOR_PORT}',
+  )
   fixed = (_literal(argument) for argument in role.arguments)
-  return [*fixed, *addressed(whole, role, OWN_ADDRESS, syncer)]
+  return [*fixed, *addressed(whole, role, known)]
 
 
 def _literal(text: str) -> str:

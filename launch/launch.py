@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from diloco.config import RunConfig
 from diloco.config_values import ConfigError
 from diloco.metrics.workdir import Workdir, learner_name
-from launch.accelerators import CPU, Accelerator, accelerator, check_one_host
+from launch.accelerators import CPU, Accelerator, accelerator
 from launch.program import SYNCER, environment
 
 LEARNER = 'learner'
@@ -17,10 +17,6 @@ SPOT = 'spot'
 ON_DEMAND = 'on_demand'
 RESERVATION = 'reservation'
 CAPACITIES = (SPOT, ON_DEMAND, RESERVATION)
-
-EXIT_CONFIG = 78  # The same configuration would fail again.
-EXIT_USAGE = 64  # So would the same command line.
-EXITS_FATAL = (EXIT_USAGE, EXIT_CONFIG)  # All others but 0 are tried again.
 
 # From the end of a learner's notice to the end of its process.
 LEAVE_S = 5
@@ -100,6 +96,7 @@ class Asked:
   at_first: int | None = None  # Default: config.protocol.learners.
   accelerator: str = CPU
   gpus_per_host: int = 0
+  hosts: int = 0  # Of each learner; 0: as many as the accelerator has.
   capacity: str = ON_DEMAND
   reservation: str = ''
   learner_cpus: int = 0
@@ -123,17 +120,18 @@ def launch(
   config_arguments: Sequence[str],
   config_name: str,
   config_text: str,
-  access_arguments: Sequence[str],
+  peer_arguments: Sequence[str],
   asked: Asked,
 ) -> Launch:
-  """One syncer and its learners, of one host each.
+  """One syncer and its learners.
 
   Args:
     config: the run.
     config_arguments: the flags that give a process this configuration.
     config_name: of its file, without the folder.
     config_text: of that file.
-    access_arguments: the flags by which the processes know each other.
+    peer_arguments: the flags by which the processes know each other, and
+      those of how they log.
     asked: the rest of the command line.
 
   Raises:
@@ -141,17 +139,17 @@ def launch(
   """
   name = asked.run_name or config.name
   learners_max = config.data.shards  # Each has a shard of its own.
-  chosen = accelerator(asked.accelerator, asked.gpus_per_host)
-  check_one_host(chosen)
+  chosen = accelerator(asked.accelerator, asked.gpus_per_host, asked.hosts)
   if problems := [
     *_wrong_name(name),
     *_wrong_numbers(asked, learners_max),
     *_wrong_capacity(asked),
     *_wrong_mesh(config, chosen),
+    *_wrong_syncer(config),
     *_wrong_access(config, asked),
   ]:
     raise ConfigError(problems)
-  shared = (*config_arguments, f'--workdir={asked.workdir}', *access_arguments)
+  shared = (*config_arguments, f'--workdir={asked.workdir}', *peer_arguments)
   syncer = Placed(
     SYNCER,
     SYNCER,
@@ -258,6 +256,15 @@ def _wrong_mesh(config: RunConfig, chosen: Accelerator):
       f'--accelerator={chosen.name}: a learner has {devices} devices there, '
       f'and config.mesh asks for {config.mesh.devices}; such as '
       f'--config.mesh.fsdp={devices}'
+    )
+
+
+def _wrong_syncer(config: RunConfig):
+  shards = config.syncer.shards
+  if shards > 1:
+    yield (
+      f'config.syncer.shards={shards}: on other machines the syncer is one '
+      'process; give 1, or --to=local'
     )
 
 

@@ -12,6 +12,7 @@ from diloco.config import RunConfig
 from diloco.config_values import ConfigError
 from launch.accelerators import CPU, GPU, NAMES
 from launch.gke import CONFIG_FOLDER, SECRET_FOLDER
+from launch.hosts import hosts_of_all
 from launch.launch import CAPACITIES, ON_DEMAND, Asked, Launch, launch
 from launch.queued_resources import Cloud
 
@@ -66,9 +67,10 @@ ENGINES_OF = {
   'internal_ips': (QUEUED_RESOURCES,),
   'sbatch': (SLURM,),
   'overwrite': (LOCAL,),
+  'cpu_devices': (LOCAL,),
 }
 NEEDED_BY = {
-  'workdir': REMOTE,
+  'workdir': ENGINES,
   'image': IN_CONTAINERS,
   'project': (QUEUED_RESOURCES,),
   'zone': (QUEUED_RESOURCES,),
@@ -125,6 +127,7 @@ def read_launch(config: RunConfig) -> Launch:
   asked = Asked(
     workdir=given.workdir,
     at_first=given.learners_at_first,
+    hosts=hosts_of_all(given.hosts) if given['hosts'].present else 0,
     capacity=given.capacity,
     python=sys.executable if given.to == SLURM else 'python',
     secret_files=_secret_files() if given.secret else (),
@@ -137,7 +140,7 @@ def read_launch(config: RunConfig) -> Launch:
     arguments,
     path.name,
     path.read_text(),
-    flags.access_arguments(),
+    [*flags.access_arguments(), *flags.log_arguments()],
     asked,
   )
 

@@ -18,7 +18,7 @@ from absl import flags as absl_flags
 
 from diloco import flags
 from diloco.config_values import ConfigError
-from launch import commands, launch_flags, local, rehearsal
+from launch import commands, launch_flags, local
 from launch.launching import ADD, COMMANDS, REMOVE, START, WATCH, perform
 
 
@@ -40,6 +40,9 @@ def main(argv) -> int:
       raise ConfigError([f'{command}: is not for --to=local'])
     if problems := [*launch_flags.wrong_for_engine()]:
       raise ConfigError(problems)
+    if given.dry_run:
+      local.rehearse(config, say)
+      return 0
   except ConfigError as error:
     flags.exit_config(error)
   except commands.CommandFailed as error:
@@ -48,8 +51,6 @@ def main(argv) -> int:
   except KeyboardInterrupt:
     print('stopped by SIGINT; what was started goes on', file=sys.stderr)
     return 130
-  if given.dry_run:
-    return rehearsal.local(config, say)
   return local.main(argv[:1])
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from diloco.config import RunConfig
 from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
+from launch.hosts import Processes, host_flags
 
 # glibc gives large blocks back to the kernel at once, and XLA's next step
 # faults them in again: on 2 cores the quickstart's first 150 steps took 22 s
@@ -24,12 +25,27 @@ EVALUATE = 'evaluate'
 
 @dataclasses.dataclass(frozen=True)
 class Role:
-  """One process: what it is called and how it is started, again and again."""
+  """One part: what it is called and how it is started, again and again."""
 
   name: str
   argv: tuple[str, ...]
   ends_run: bool = False  # Once it exits with 0, the others leave.
   optional: bool = False  # The run goes on, and ends, without it.
+  hosts: int = 1  # So many processes, which live and die together.
+  environment: tuple[tuple[str, str], ...] = ()  # Added to its processes'.
+
+  def process(self, host: int) -> str:
+    """Name of one of its processes; the first has the role's own."""
+    return f'{self.name}.{host}' if host else self.name
+
+  def command(self, host: int, coordinator: str) -> list[str]:
+    """What one of its processes is started by.
+
+    Args:
+      host: its number, from 0.
+      coordinator: 'host:port' where they meet; unused where there is one.
+    """
+    return [*self.argv, *host_flags(self.hosts, host, coordinator)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +63,8 @@ def program(
   workdir: Workdir,
   address: str,
   access_arguments: Sequence[str] = (),
+  log_arguments: Sequence[str] = (),
+  learners: Sequence[Processes] = (),
 ) -> Program:
   """One syncer, M learners, perhaps an evaluator, and the evaluation.
 
@@ -56,18 +74,20 @@ def program(
     workdir: of the run.
     address: 'host:port' at which the syncer listens.
     access_arguments: the flags by which its processes know each other.
+    log_arguments: the flags of how all processes log.
+    learners: of what each learner consists; empty: of one process.
   """
 
   def argv(module: str, *flags: str) -> tuple[str, ...]:
     command = (sys.executable, '-m', module, *config_arguments)
-    return (*command, f'--workdir={workdir.root}', *flags)
+    return (*command, f'--workdir={workdir.root}', *log_arguments, *flags)
 
   syncer = Role(
     SYNCER,
     argv('diloco.syncer', f'--bind={address}', *access_arguments),
     ends_run=True,
   )
-  learners = [
+  parts = [
     Role(
       learner_name(i),
       argv(
@@ -76,15 +96,19 @@ def program(
         f'--syncer={address}',
         *access_arguments,
       ),
+      hosts=each.hosts,
+      environment=each.environment,
     )
-    for i in range(config.protocol.learners)
+    for i, each in enumerate(
+      learners or [Processes()] * config.protocol.learners
+    )
   ]
   beside = []
   if config.run.eval_every_rounds:
     beside = [Role(EVALUATOR, argv('diloco.evaluator'), optional=True)]
   evaluate = Role(EVALUATE, argv('diloco.evaluate'))
   return Program(
-    (syncer, *learners, *beside),
+    (syncer, *parts, *beside),
     evaluate,
     environment(config, workdir.compiled),
   )

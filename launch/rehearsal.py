@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a launch would do, as text: nothing is started and nothing is asked."""
 
-import pathlib
 import shlex
 from collections.abc import Callable, Sequence
 
-from absl import flags as absl_flags
-
-from diloco import flags
-from diloco.config import RunConfig
-from diloco.config_values import ConfigError
-from diloco.metrics.workdir import Workdir
 from launch import queued_resources as queued
 from launch.launch import Launch, only
-from launch.program import program
+from launch.program import Program
 from launch.queued_resources import Cloud
 from launch.startup import startup_script
 
 SYNCER_IP = 'SYNCER_IP'  # Known once its machine is there.
+COORDINATOR = '127.0.0.1:PORT'  # Another one at each start.
 
 
 def shown(say: Callable[[str], None]) -> Callable[[Sequence[str], str], str]:
@@ -32,26 +26,16 @@ def shown(say: Callable[[str], None]) -> Callable[[Sequence[str], str], str]:
   return act
 
 
-def local(config: RunConfig, say: Callable[[str], None]) -> int:
-  """The processes of a local run, by the parsed flags."""
-  given = absl_flags.FLAGS
-  if not given.workdir:
-    flags.exit_config(
-      ConfigError(['--workdir: is missing, such as runs/first'])
-    )
-  parts = program(
-    config,
-    flags.arguments(),
-    Workdir(pathlib.Path(given.workdir)),
-    f'{config.transport.host}:{config.transport.port}',
-    flags.access_arguments(),
-  )
+def local(parts: Program, say: Callable[[str], None]) -> None:
+  """The processes of a local run."""
   for name, value in parts.environment:
     say(f'export {name}={shlex.quote(value)}')
   for role in (*parts.roles, parts.evaluate):
-    say(f'# {role.name}')
-    say(shlex.join(role.argv))
-  return 0
+    own = [f'{name}={shlex.quote(value)}' for name, value in role.environment]
+    for host in range(role.hosts):
+      say(f'# {role.process(host)}')
+      command = shlex.join(role.command(host, COORDINATOR))
+      say(' '.join([*own, command]))
 
 
 def queued_resources(

@@ -4,7 +4,8 @@
 The workdir is a folder that all nodes share. The syncer's job writes there at
 which host:port it listens; an element of the array is one learner, which reads
 that at each of its starts. Whoever ends with anything but success or a fatal
-exit code puts its own job back into the queue.
+exit code puts its own job back into the queue. The nodes of a learner are the
+tasks of one job step: srun ends all of them where one has failed.
 """
 
 import dataclasses
@@ -13,8 +14,9 @@ import signal
 from collections.abc import Sequence
 
 from launch.accelerators import GPU
-from launch.launch import EXITS_FATAL, LEARNER, SYNCER, Launch, Placed
-from launch.wiring import exports, shell_command
+from launch.exit_codes import EXIT_STOPPED, EXITS_FATAL
+from launch.launch import LEARNER, LEAVE_S, SYNCER, Launch, Placed
+from launch.wiring import Known, exports, shell_command
 
 # Slurm looks at time limits once a minute: a signal may come that much early,
 # and a process that has left early loses nothing but that minute.
@@ -22,6 +24,10 @@ SIGNAL_EARLY_S = 30
 # The first address that is not of loopback, unless the user knows better.
 HOST = 'host=${DILOCO_HOST:-$(hostname -I)}; host=${host%% *}'
 ADDRESS = 'logs/syncer.address'  # In the workdir.
+# Where the first node of a learner listens, as JAX itself does it under Slurm:
+# two learners on one node are two jobs.
+PORT_MIN = 61440
+PORTS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +84,7 @@ until [[ -s {address} ]]; do
 done
 syncer=$(cat {address})
 export syncer\
+{_meeting(whole, any_learner)}\
 """
   return _submission(
     whole,
@@ -159,9 +166,12 @@ def _script(
   whole: Launch, name: str, role: Placed, before: str, behind: str
 ) -> str:
   fatal = '|'.join(map(str, EXITS_FATAL))
-  command = shell_command([whole.python], whole, role, '$host', '$syncer')
+  known = Known('$host', '$syncer', '$SLURM_PROCID', '$coordinator')
+  command = f'{shell_command([whole.python], whole, role, known)}{behind}'
   # Each node of a learner has an address of its own, so this runs there.
-  on_node = shlex.quote(f'{HOST}\nexec {command}{behind}\n')
+  is_one_of_many = role.resources.accelerator.hosts > 1
+  run = _one_of_many(command) if is_one_of_many else f'exec {command}\n'
+  on_node = shlex.quote(f'{HOST}\n{run}')
   return f"""\
 #!/bin/bash
 # {name}: written by launch.main; read by sbatch.
@@ -208,5 +218,45 @@ while :; do
   code=$?
   [[ -n $told ]] || break  # Else it was the signal that ended the wait.
 done
-leave "$code"
+{_read_refusal(role)}leave "$code"
 """
+
+
+def _meeting(whole: Launch, role: Placed) -> str:
+  """Where the nodes of a learner find each other, and leave a refusal."""
+  if role.resources.accelerator.hosts == 1:
+    return ''
+  logs = shlex.quote(f'{whole.workdir}/logs')
+  # The file's name is new: a node that has once missed a file on a shared
+  # disk may go on missing it for a while.
+  return f"""
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+coordinator=$first:$(({PORT_MIN} + SLURM_JOB_ID % {PORTS}))
+refusal={logs}/refusal.$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}
+export coordinator refusal\
+"""
+
+
+def _one_of_many(command: str) -> str:
+  """What runs on each node: srun tells of the highest exit code alone.
+
+  A refusal on one node would be lost among the deaths that it causes on the
+  others. Who has left in good order stays a while, lest srun ends the others.
+  """
+  fatal = '|'.join(map(str, EXITS_FATAL))
+  return f"""\
+trap : TERM  # srun tells the program too, and this goes on behind it.
+{command}
+code=$?
+case $code in
+  {fatal}) echo "$code" >"$refusal" ;;
+  {EXIT_STOPPED}) sleep {LEAVE_S} ;;
+esac
+exit "$code"
+"""
+
+
+def _read_refusal(role: Placed) -> str:
+  if role.resources.accelerator.hosts == 1:
+    return ''
+  return '[[ ! -s $refusal ]] || code=$(cat "$refusal")\n'

@@ -4,20 +4,31 @@
 It reads secrets, starts the role's container, and starts it again unless it
 ended with success or a fatal exit code. That code it leaves as a guest
 attribute, and in a file: a machine that starts again then does nothing.
+
+The hosts of a slice run this side by side and don't speak with each other. When
+a learner dies on one, JAX ends it on all others within `DEAD_WITHIN_S`, and
+each waits for longer than that before it starts again. So none meets a process
+of the last attempt, all start within `DEAD_WITHIN_S` of each other, and the
+first to start wait for the last at the coordinator. Should one start earlier
+all the same, after a reboot, then that attempt dies too, everywhere, and the
+next begins as told.
 """
 
 import re
 import shlex
 
+from launch.exit_codes import EXITS_FATAL
 from launch.gke import CONFIG_FOLDER, SECRET_FOLDER
-from launch.launch import EXITS_FATAL, SYNCER, Launch, Placed
-from launch.wiring import shell_command
+from launch.launch import SYNCER, Launch, Placed
+from launch.wiring import COORDINATOR_PORT, Known, shell_command
 
 METADATA = 'http://metadata.google.internal/computeMetadata/v1/instance'
 SECRETS = 'https://secretmanager.googleapis.com/v1/projects'
 EXIT_ATTRIBUTE = 'diloco/exit'
 REGISTRIES = ('docker.pkg.dev', 'gcr.io')  # They want to know who asks.
 AGAIN_S = 10
+DEAD_WITHIN_S = 20  # The learner's own bound, by heartbeats.
+TOGETHER_AGAIN_S = DEAD_WITHIN_S + 10  # With what docker needs to end.
 
 
 def startup_script(
@@ -34,6 +45,8 @@ def startup_script(
   """
   name = whole.role_name(role)
   fatal = '|'.join(map(str, EXITS_FATAL))
+  is_one_of_many = role.resources.accelerator.hosts > 1
+  again_s = TOGETHER_AGAIN_S if is_one_of_many else AGAIN_S
   return f"""\
 #!/bin/bash
 # {name}, attempt {attempt}: written by launch.main.
@@ -78,7 +91,7 @@ printf %s {shlex.quote(whole.config_text)} \\
   >"$folder"/config/{shlex.quote(whole.config_name)}
 {_secrets(whole, role)}{_login(whole.image)}\
 host=$(metadata {METADATA}/network-interfaces/0/ip)
-{_doors(role)}for ((restarts = 0; ; restarts++)); do
+{_meeting(role)}{_doors(role)}for ((restarts = 0; ; restarts++)); do
   docker rm --force diloco >/dev/null 2>&1
   {_container(whole, role, syncer)}
   code=$?
@@ -88,8 +101,8 @@ host=$(metadata {METADATA}/network-interfaces/0/ip)
   if (( restarts >= {whole.restarts_max} )); then
     over "$code"
   fi
-  echo "{name}: exit code $code, again in {AGAIN_S} s"
-  sleep {AGAIN_S}
+  echo "{name}: exit code $code, again in {again_s} s"
+  sleep {again_s}
 done
 """
 
@@ -120,6 +133,25 @@ def _login(image: str) -> str:
   )
 
 
+def _meeting(role: Placed) -> str:
+  """Which host of its slice this machine is, and which is the first."""
+  if role.resources.accelerator.hosts == 1:
+    return ''
+  return f"""\
+attribute() {{ # $1: its name. One that is empty is not there yet.
+  local value
+  until value=$(metadata {METADATA}/attributes/$1) && [[ -n $value ]]; do
+    sleep {AGAIN_S}
+  done
+  echo "$value"
+}}
+index=$(attribute agent-worker-number)
+# 'ID:PORT:ADDRESS' of each host, by their numbers.
+first=$(attribute worker-network-endpoints | cut -d, -f1 | cut -d: -f3)
+coordinator=$first:{COORDINATOR_PORT}
+"""
+
+
 def _doors(role: Placed) -> str:
   """The syncer's system lets only ssh in, whatever the network allows."""
   if role.kind != SYNCER:
@@ -145,6 +177,9 @@ def _container(whole: Launch, role: Placed, syncer: str) -> str:
     )
   )
   command = shell_command(
-    [f'--entrypoint={whole.python}', whole.image], whole, role, '$host', syncer
+    [f'--entrypoint={whole.python}', whole.image],
+    whole,
+    role,
+    Known('$host', syncer, '$index', '$coordinator'),
   )
   return f'{fixed} {folders} {command}'

@@ -1,25 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the processes of a run alive, and leaves none behind."""
+"""Keeps the roles of a run alive, and leaves no process behind."""
 
-import contextlib
 import dataclasses
-import os
 import pathlib
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from launch.orphans import dying_with_parent
+from launch.exits import (
+  DEAD,
+  FINISHED,
+  RUNNING,
+  WAITING,
+  after_exit,
+  describe_exit,
+)
 from launch.program import Role
-
-EXIT_CONFIG = 78  # The same configuration would fail again.
-
-# States of a process.
-RUNNING = 'running'
-WAITING = 'waiting'  # Dead; will be started again.
-FINISHED = 'finished'  # Exited with 0.
-DEAD = 'dead'  # Will not be started again.
+from launch.unit import Fall, Unit
 
 TERM_S = 10.0  # From SIGTERM to SIGKILL.
 LINGER_S = 30.0  # From the run's end until those who stay are stopped.
@@ -39,61 +36,12 @@ class ProcessEvent:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessState:
-  """What is known of one process of the run."""
+  """What is known of one role of the run."""
 
   name: str
-  state: str
-  pid: int | None  # None unless running.
+  state: str  # One of `exits`.
+  pid: int | None  # Of its first process; None unless running.
   starts: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Decision:
-  """What becomes of a process that exited, and why."""
-
-  state: str  # FINISHED, WAITING or DEAD.
-  stops_run: bool
-  reason: str
-
-
-def after_exit(
-  code: int,
-  restarts: int,
-  restarts_max: int,
-  run_is_over: bool,
-  optional: bool = False,
-) -> Decision:
-  """Decides about a process that exited with `code` (−n: by signal n)."""
-  how = describe_exit(code)
-  if code == 0:
-    return Decision(FINISHED, False, how)
-  if run_is_over:
-    return Decision(DEAD, False, f'{how}; the run is over, no restart')
-  if code == EXIT_CONFIG:
-    reason = f'{how}: it can not run as configured'
-    return Decision(DEAD, not optional, reason)
-  if restarts >= restarts_max:
-    reason = f'{how}; restarts used up ({restarts} of {restarts_max})'
-    return Decision(DEAD, not optional, reason)
-  return Decision(WAITING, False, f'{how}; restart {restarts + 1}')
-
-
-def describe_exit(code: int) -> str:
-  """'exited with code 1', 'died of SIGKILL'."""
-  if code >= 0:
-    return f'exited with code {code}'
-  return f'died of {signal.Signals(-code).name}'
-
-
-class _Process:
-  """A role, its current process if any, and when it is started again."""
-
-  def __init__(self, role: Role):
-    self.role = role
-    self.popen: subprocess.Popen | None = None
-    self.state = WAITING
-    self.start_at_s = 0.0  # On the monotonic clock; for WAITING.
-    self.starts = 0
 
 
 class Supervisor:
@@ -117,16 +65,19 @@ class Supervisor:
     """Starts nothing yet.
 
     Args:
-      roles: the processes; their names are unique.
+      roles: the parts of the run; their names are unique.
       log: path of a process's log, by its name.
-      environment: the whole environment of every process.
-      restarts_max: of one process; one more death stops the run.
+      environment: of every process, but for what its role adds.
+      restarts_max: of one role; one more death stops the run.
       restart_delay_s: between a death and the restart.
       announce: is told every event.
-      linger_s: how long others may go on when the run has ended.
+      linger_s: how long others may go on when the run has ended, or when one
+        process of their role has.
     """
-    self._processes = {role.name: _Process(role) for role in roles}
-    assert len(self._processes) == len(roles), f'a name twice: {roles}'
+    self._units = {
+      role.name: Unit(role, self._tell, linger_s) for role in roles
+    }
+    assert len(self._units) == len(roles), f'a name twice: {roles}'
     self._log = log
     self._environment = dict(environment)
     self._restarts_max = restarts_max
@@ -148,148 +99,105 @@ class Supervisor:
     if self.failure:
       return True
     ends = (FINISHED, DEAD)
-    return all(p.state in ends for p in self._processes.values())
+    return all(unit.state in ends for unit in self._units.values())
 
   def states(self) -> list[ProcessState]:
-    """Of all processes, in the order of the roles."""
+    """Of all roles, in their order."""
     return [
-      ProcessState(name, p.state, p.popen.pid if p.popen else None, p.starts)
-      for name, p in self._processes.items()
+      ProcessState(name, unit.state, unit.pid, unit.starts)
+      for name, unit in self._units.items()
     ]
 
   def poll(self) -> None:
     """Notices exits, starts what is due, stops those who stay too long."""
-    for process in self._processes.values():
-      if process.popen and _has_exited(process.popen):
-        self._reap(process)
+    for unit in self._units.values():
+      if fall := unit.reap():
+        self._judge(unit, fall)
     self._end_lingering()
-    for process in self._processes.values():
-      is_due = time.monotonic() >= process.start_at_s
-      if process.state == WAITING and is_due and not self.failure:
-        self._start(process)
+    for unit in self._units.values():
+      is_due = time.monotonic() >= unit.start_at_s
+      if unit.state == WAITING and is_due and not self.failure:
+        unit.start(self._log, self._environment)
 
   def is_running(self, name: str) -> bool:
-    return self._processes[name].state == RUNNING
+    return self._units[name].state == RUNNING
 
   def kill(self, name: str, reason: str) -> None:
-    """SIGKILL for a running process, announced beforehand."""
+    """SIGKILL for a running role, announced beforehand."""
     self._send(name, signal.SIGKILL, 'killed', reason)
 
   def pause(self, name: str, reason: str) -> None:
-    """SIGSTOP for a running process, announced beforehand."""
+    """SIGSTOP for a running role, announced beforehand."""
     self._send(name, signal.SIGSTOP, 'paused', reason)
 
   def go_on(self, name: str, reason: str) -> None:
-    """SIGCONT for a paused process, announced beforehand."""
+    """SIGCONT for a paused role, announced beforehand."""
     self._send(name, signal.SIGCONT, 'went on', reason)
 
   def stop(self, deadline_s: float = TERM_S) -> None:
     """SIGTERM, then SIGKILL after the deadline; returns when all are gone."""
-    for process in self._processes.values():
-      if process.state == WAITING:
-        process.state = DEAD
-      if process.popen:
-        self._tell(process.role.name, 'stopped', process.popen.pid, 'SIGTERM')
-        _signal_group(process.popen, signal.SIGTERM)
+    for unit in self._units.values():
+      if unit.state == WAITING:
+        unit.state = DEAD
+      unit.send(signal.SIGTERM, 'stopped', 'SIGTERM')
     give_up_at_s = time.monotonic() + deadline_s
-    while running := [p for p in self._processes.values() if p.popen]:
-      for process in running:
-        if _has_exited(process.popen):
-          pid, name = process.popen.pid, process.role.name
-          code = self._bury(process, DEAD)
-          self._tell(name, 'exited', pid, describe_exit(code))
-        elif time.monotonic() >= give_up_at_s:
-          _signal_group(process.popen, signal.SIGKILL)
+    while running := [u for u in self._units.values() if u.state == RUNNING]:
+      for unit in running:
+        if time.monotonic() >= give_up_at_s:
+          unit.kill(f'{deadline_s:.0f} s after SIGTERM')
+        if fall := unit.reap():
+          last = fall.last
+          how = describe_exit(last.code)
+          self._tell(last.process, 'exited', last.pid, how)
       time.sleep(POLL_S)
 
   def _send(
     self, name: str, number: signal.Signals, event: str, reason: str
   ) -> None:
-    popen = self._processes[name].popen
-    assert popen is not None, f'{name} is not running'
-    self._tell(name, event, popen.pid, reason)
-    _signal_group(popen, number)
+    unit = self._units[name]
+    assert unit.state == RUNNING, f'{name} is not running'
+    unit.send(number, event, reason)
 
-  def _start(self, process: _Process) -> None:
-    path = self._log(process.role.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open('ab') as log:
-      process.popen = subprocess.Popen(
-        dying_with_parent(process.role.argv),
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env=self._environment,
-        process_group=0,
-      )
-    process.state = RUNNING
-    process.starts += 1
-    detail = f'start {process.starts}'
-    self._tell(process.role.name, 'started', process.popen.pid, detail)
-
-  def _reap(self, process: _Process) -> None:
-    pid = process.popen.pid
-    code = self._bury(process, DEAD)
+  def _judge(self, unit: Unit, fall: Fall) -> None:
+    """Decides what becomes of a unit that has ended."""
+    judged, last = fall.judged, fall.last
     decision = after_exit(
-      code,
-      process.starts - 1,
+      judged.code,
+      unit.starts - 1,
       self._restarts_max,
       self._stop_at_s is not None,
-      process.role.optional,
+      unit.role.optional,
     )
-    process.state = decision.state
-    process.start_at_s = time.monotonic() + self._restart_delay_s
-    name = process.role.name
+    unit.state = decision.state
+    unit.start_at_s = time.monotonic() + self._restart_delay_s
+    told = f'{judged.process} {decision.reason}'
     if decision.stops_run and not self.failure:
-      self.failure = f'{name} {decision.reason}'
-    self._tell(name, 'exited', pid, decision.reason)
-
-  def _bury(self, process: _Process, state: str) -> int:
-    """Ends what is left of the group, then reaps its leader."""
-    # In this order: as long as the leader is not reaped, its group's id can't
-    # belong to anybody else.
-    if process.popen.returncode is None:
-      _signal_group(process.popen, signal.SIGKILL)
-    code = process.popen.wait()
-    process.popen, process.state = None, state
-    return code
+      self.failure = told
+    is_of_last = judged is last or judged.code == last.code == 0
+    detail = decision.reason if is_of_last else told
+    self._tell(last.process, 'exited', last.pid, detail)
 
   def _end_lingering(self) -> None:
-    enders = [p for p in self._processes.values() if p.role.ends_run]
-    others = [p for p in self._processes.values() if not p.role.ends_run]
-    needed = [p for p in others if not p.role.optional]
+    enders = [u for u in self._units.values() if u.role.ends_run]
+    others = [u for u in self._units.values() if not u.role.ends_run]
+    needed = [u for u in others if not u.role.optional]
     for few, many in ((enders, others), (needed, enders)):
-      if few and many and all(p.state == FINISHED for p in few):
+      if few and many and all(unit.state == FINISHED for unit in few):
         break
     else:
       return
     now_s = time.monotonic()
     if self._stop_at_s is None:
       self._stop_at_s = now_s + self._linger_s
-    for process in many:
-      if process.state == WAITING and few is enders:
-        process.state = DEAD
+    for unit in many:
+      if unit.state == WAITING and few is enders:
+        unit.state = DEAD
     if now_s < self._stop_at_s or self.is_over:
       return
-    stayed = ', '.join(p.role.name for p in many if p.popen)
+    stayed = ', '.join(u.role.name for u in many if u.state == RUNNING)
     if few is needed:
       self.failure = f'{stayed} goes on though all others have finished'
     self.stop()
 
   def _tell(self, process: str, event: str, pid: int, detail: str) -> None:
     self._announce(ProcessEvent(time.time(), process, event, pid, detail))
-
-
-def _has_exited(popen: subprocess.Popen) -> bool:
-  """Whether a child has exited; does not reap it where that can be known."""
-  if not hasattr(os, 'waitid'):  # macOS before Python 3.13.
-    return popen.poll() is not None
-  flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-  return os.waitid(os.P_PID, popen.pid, flags) is not None
-
-
-def _signal_group(popen: subprocess.Popen, number: signal.Signals) -> None:
-  """Signals the group of a child that was not reaped yet."""
-  # Without rights or members: only a zombie is left of the group.
-  with contextlib.suppress(ProcessLookupError, PermissionError):
-    os.killpg(popen.pid, number)

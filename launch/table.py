@@ -11,7 +11,7 @@ import rich.table
 
 from diloco.metrics.status import LearnerStatus, RunStatus
 from diloco.metrics.workdir import learner_name
-from launch import supervisor
+from launch.exits import RUNNING
 from launch.supervisor import ProcessState
 
 TABLE_EVERY_S = 0.5
@@ -99,7 +99,7 @@ def line(status: RunStatus | None, processes: Sequence[ProcessState]) -> str:
   for process in processes:
     learner = learners.get(process.name)
     text = f'{process.name} {_state(process, learner)}'
-    if learner is not None and process.state == supervisor.RUNNING:
+    if learner is not None and process.state == RUNNING:
       text += f' step {learner.step} loss {_loss(learner)}'
     parts.append(text)
   return ' | '.join(parts)
@@ -155,7 +155,7 @@ def _row(process: ProcessState, learner: LearnerStatus | None) -> list[str]:
 
 def _state(process: ProcessState, learner: LearnerStatus | None) -> str:
   """The syncer's word for a learner, unless its process does not run."""
-  if process.state == supervisor.RUNNING and learner is not None:
+  if process.state == RUNNING and learner is not None:
     return learner.state
   return process.state
 

@@ -1,17 +1,148 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which log lines a process writes: all of ours, the libraries' warnings."""
+"""Which log lines a process writes: all of ours, the libraries' warnings.
 
+As text for people, or as lines of JSON for collectors such as Cloud Logging.
+What libraries in C++ write to stderr themselves, such as XLA when it aborts,
+stays text.
+"""
+
+import atexit
+import datetime
+import functools
+import io
+import json
 import logging
+import sys
+import threading
 
 from absl import logging as absl_logging
 
 ORBAX = '/orbax/checkpoint/'  # In the paths of its files.
+ERROR = 'error: '  # Begins what a main says before it ends.
+# Cloud Logging's names, from the highest level down.
+SEVERITIES = (
+  (logging.CRITICAL, 'CRITICAL'),
+  (logging.ERROR, 'ERROR'),
+  (logging.WARNING, 'WARNING'),
+  (logging.INFO, 'INFO'),
+)
+
+_labels: dict[str, str | int] = {}  # In every record of JSON.
 
 
-def keep_ours() -> None:
-  """Drops what other packages say below a warning, and all of Orbax's."""
+def keep_ours(run: str = '', **labels: int) -> None:
+  """Drops what other packages say below a warning, and all of Orbax's.
+
+  Args:
+    run: its name; from here on in every record, where they are JSON.
+    **labels: likewise; who the process is, such as learner=3.
+  """
+  if run:
+    _labels['run'] = run
+  _labels.update(labels)
   handler = absl_logging.get_absl_handler()
   handler.addFilter(_is_ours_or_grave)
+
+
+def write_json(role: str) -> None:
+  """From here on, all that Python writes to stderr are records of JSON.
+
+  Each is one line: `time`, `severity`, `message`, the role, and the labels of
+  `keep_ours` as soon as they are known. A traceback is part of its message.
+  Messages that are printed are records too, so that a process which ends with
+  a flag that it doesn't know has said so in the same way.
+
+  Args:
+    role: what the process is, such as 'syncer'.
+  """
+  _labels['role'] = role
+  # Installed, it removes those that imports have left. It can't itself write
+  # the records: before flags are parsed it writes to whatever sys.stderr is.
+  absl_logging.use_absl_handler()
+  absl_logging.get_absl_handler().addFilter(lambda record: False)
+  handler = logging.StreamHandler(sys.stderr)
+  handler.setFormatter(JsonLine())
+  handler.addFilter(_is_ours_or_grave)
+  logging.root.addHandler(handler)
+  logging.captureWarnings(True)
+  sys.stderr = PrintedLines(handler)
+  atexit.register(sys.stderr.end)
+  sys.excepthook = functools.partial(_on_exception, handler)
+  threading.excepthook = functools.partial(_on_exception_of_thread, handler)
+
+
+class JsonLine(logging.Formatter):
+  """A record as one line."""
+
+  def format(self, record: logging.LogRecord) -> str:
+    levels = (name for level, name in SEVERITIES if record.levelno >= level)
+    made_at = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+    message = record.getMessage()
+    if record.exc_info:
+      message = f'{message}\n{self.formatException(record.exc_info)}'
+    if record.stack_info:
+      message = f'{message}\n{record.stack_info}'
+    fields = {
+      'time': made_at.isoformat(timespec='microseconds'),
+      'severity': next(levels, 'DEBUG'),
+      'message': message,
+      **_labels,
+    }
+    return json.dumps(fields)
+
+
+class PrintedLines(io.TextIOBase):
+  """Takes the place of stderr: every line that is printed is a record.
+
+  Args:
+    handler: writes records to the real one.
+  """
+
+  def __init__(self, handler: logging.StreamHandler):
+    self._handler = handler
+    self._lock = threading.Lock()
+    self._begun = ''  # A line without its end.
+
+  def fileno(self) -> int:
+    return self._handler.stream.fileno()
+
+  def writable(self) -> bool:
+    return True
+
+  def write(self, text: str) -> int:
+    with self._lock:
+      *lines, self._begun = (self._begun + text).split('\n')
+    for line in filter(str.strip, lines):
+      level = logging.ERROR if line.startswith(ERROR) else logging.INFO
+      _record(self._handler, level, line.removeprefix(ERROR))
+    return len(text)
+
+  def end(self) -> None:
+    """What was printed without an end of line."""
+    if self._begun:
+      self.write('\n')
+
+
+def _record(handler, level: int, message: str, exception=None) -> None:
+  """Not through a logger: before flags are parsed, they drop most."""
+  handler.handle(
+    logging.LogRecord('diloco', level, __file__, 0, message, None, exception)
+  )
+
+
+def _on_exception(handler, kind, error, traceback) -> None:
+  exception = (kind, error, traceback)
+  _record(handler, logging.CRITICAL, 'uncaught exception', exception)
+
+
+def _on_exception_of_thread(handler, caught: threading.ExceptHookArgs) -> None:
+  name = caught.thread.name if caught.thread else 'unknown'
+  _record(
+    handler,
+    logging.CRITICAL,
+    f'uncaught exception in thread {name}',
+    (caught.exc_type, caught.exc_value, caught.exc_traceback),
+  )
 
 
 def _is_ours_or_grave(record: logging.LogRecord) -> bool:

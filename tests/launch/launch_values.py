@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A launch for the tests of the back ends, and their golden files."""
 
-import dataclasses
 import pathlib
 
 from diloco import config as configs
+from diloco.config import RunConfig
 from experiments import quickstart
 from launch.accelerators import TPUS
 from launch.launch import Asked, Launch, launch
@@ -23,16 +23,22 @@ def asked(**changes) -> Asked:
   return Asked(**{**values, **changes})
 
 
-def a_launch(*arguments, learners=2, **changes) -> Launch:
-  """Of the quickstart; `arguments` are further ones of its configuration."""
+def a_config(devices: int, learners: int = 2) -> RunConfig:
+  """The quickstart with so many devices for each learner."""
   given = quickstart.get_config()
   given.protocol.learners = learners
   given.faults = ()
   given.run.compilation_cache = False
   given.transport.data_plane = 'grpc'
-  given.mesh.fsdp = _devices(**changes)
+  given.mesh.fsdp = devices
+  given.data.batch = 8 * devices
+  return configs.build(given)
+
+
+def a_launch(*arguments, learners=2, mesh=0, **changes) -> Launch:
+  """Of the quickstart; `arguments` are further ones of its configuration."""
   return launch(
-    configs.build(given),
+    a_config(mesh or _devices(**changes), learners),
     ['--config=experiments/quickstart.py', *arguments],
     'quickstart.py',
     'text of the configuration\n',
@@ -42,7 +48,7 @@ def a_launch(*arguments, learners=2, **changes) -> Launch:
 
 
 def a_slice_launch(*arguments, **changes) -> Launch:
-  """The same on TPU VMs, each learner a spot slice of one host."""
+  """The same on TPU VMs, each learner a spot slice; by default of one host."""
   values = {
     'accelerator': 'v5litepod-8',
     'capacity': 'spot',
@@ -52,24 +58,11 @@ def a_slice_launch(*arguments, **changes) -> Launch:
   return a_launch(*arguments, **{**values, **changes})
 
 
-def _devices(accelerator='cpu', gpus_per_host=0, **_) -> int:
+def _devices(accelerator='cpu', gpus_per_host=0, hosts=0, **_) -> int:
   if accelerator in TPUS:
-    return TPUS[accelerator].chips_per_host
-  return gpus_per_host or 1
-
-
-def on(whole: Launch, accelerator: str) -> Launch:
-  """The same on a TPU that the command line would still refuse."""
-  learners = tuple(
-    dataclasses.replace(
-      each,
-      resources=dataclasses.replace(
-        each.resources, accelerator=TPUS[accelerator]
-      ),
-    )
-    for each in whole.learners
-  )
-  return dataclasses.replace(whole, learners=learners)
+    chosen = TPUS[accelerator]
+    return chosen.hosts * chosen.chips_per_host
+  return max(gpus_per_host, 1) * max(hosts, 1)
 
 
 def check_golden(name: str, text: str, rewrite: bool) -> None:

@@ -10,7 +10,7 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
 
 from launch import gke
 from launch.manifest_text import as_yaml
-from tests.launch.launch_values import AWKWARD, a_launch, check_golden, on
+from tests.launch.launch_values import AWKWARD, a_launch, check_golden
 
 KUBERNETES = '1.31'
 STORAGE_GIB = 50
@@ -26,6 +26,7 @@ WAYS = {
     'capacity': 'reservation',
     'reservation': 'ours',
   },
+  'slice': {'accelerator': 'v5litepod-16', 'capacity': 'spot'},
 }
 
 
@@ -71,7 +72,7 @@ def test_the_schemas_know_it(way, shared_claim):
 
 @pytest.mark.parametrize('accelerator', ['v5litepod-16', 'v5p-256'])
 def test_the_schemas_know_a_learner_of_many_hosts(accelerator):
-  whole = on(_launch(accelerator='v5p-8'), accelerator)
+  whole = _launch(accelerator=accelerator)
   for manifest in _all(whole).values():
     _check(manifest)
 
@@ -142,7 +143,7 @@ def test_no_two_services_of_one_name():
 
 
 def test_one_learner_is_one_jobset_of_its_hosts():
-  found = _all(on(_launch(accelerator='v5p-8'), 'v5p-32'))
+  found = _all(_launch(accelerator='v5p-32'))
   (replicated,) = found['JobSet/first-learner-0']['spec']['replicatedJobs']
   job = replicated['template']['spec']
   assert replicated['replicas'] == 1
@@ -150,11 +151,50 @@ def test_one_learner_is_one_jobset_of_its_hosts():
   assert job['backoffLimit'] == 0
 
 
-@pytest.mark.parametrize('accelerator, alone', [('v5p-8', 0), ('v5p-16', 1)])
-def test_only_a_slice_of_many_hosts_has_a_node_pool_alone(accelerator, alone):
-  found = _all(on(_launch(accelerator='v5p-8'), accelerator))
+@pytest.mark.parametrize(
+  'place, alone',
+  [
+    ({'accelerator': 'v5p-8'}, False),
+    ({'accelerator': 'v5p-16'}, True),
+    ({'accelerator': 'gpu', 'gpus_per_host': 8, 'hosts': 2}, False),
+  ],
+)
+def test_only_a_slice_of_many_hosts_has_a_node_pool_alone(place, alone):
+  found = _all(_launch(**place))
   annotations = found['JobSet/first-learner-0']['metadata'].get('annotations')
-  assert bool(annotations) == bool(alone)
+  assert bool(annotations) == alone
+
+
+def test_how_the_hosts_of_a_learner_find_each_other():
+  found = _all(_launch(accelerator='v5litepod-16'))
+  (container,) = _pod(found['JobSet/first-learner-1'])['containers']
+  assert container['args'][-3:] == [
+    '--hosts=4',
+    '--host=$(DILOCO_HOST_INDEX)',
+    # JOBSET-REPLICATEDJOB-JOB-POD.JOBSET, as JobSet names its pods.
+    '--coordinator=first-learner-1-slice-0-0.first-learner-1:8476',
+  ]
+  fields = {
+    each['name']: each['valueFrom']['fieldRef']['fieldPath']
+    for each in container['env']
+    if 'valueFrom' in each
+  }
+  assert fields['DILOCO_HOST_INDEX'] == (
+    "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+  )
+  network = found['JobSet/first-learner-1']['spec']['network']
+  assert network == {'enableDNSHostnames': True}
+  ports = {each['name']: each['containerPort'] for each in container['ports']}
+  assert ports == {'discovery': 8471, 'coordinator': 8476}
+
+
+def test_slices_never_become_one_world():
+  """That of several slices, which GKE makes of a JobSet with replicas."""
+  for name, each in _all(_launch(accelerator='v5litepod-16')).items():
+    if name.startswith('JobSet/'):
+      replicated = each['spec']['replicatedJobs']
+      assert [part['replicas'] for part in replicated] == [1]
+    assert 'MEGASCALE' not in as_yaml([each])
 
 
 def test_the_secret_is_each_role_s_own():

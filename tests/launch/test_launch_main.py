@@ -117,6 +117,16 @@ def test_a_dry_run_starts_nothing_and_imports_no_jax(where, tmp_path):
   assert 'imported: []' in ended.stderr
 
 
+@pytest.mark.parametrize('where', WHERE)
+def test_all_roles_log_in_the_same_way(where):
+  shown = _main(
+    CONFIG, f'--to={where}', '--dry_run', '--log_json', *FLAGS[where]
+  ).stdout
+  # Slurm's learners are one script; locally the evaluation is a process too.
+  times = {'slurm': 2, 'local': 6}.get(where, 5)
+  assert shown.count('--log_json') == times
+
+
 def test_what_gke_prints_is_what_kubectl_reads():
   shown = _main(CONFIG, '--to=gke', '--dry_run', *FLAGS['gke']).stdout
   kinds = [each['kind'] for each in yaml.safe_load_all(shown)]
@@ -141,6 +151,23 @@ def test_what_gke_prints_is_what_kubectl_reads():
     (
       ['--to=gke', *FLAGS['gke'], '--config.mesh.fsdp=4'],
       'a learner has 8 devices there, and config.mesh asks for 4',
+    ),
+    (
+      ['--to=gke', *FLAGS['gke'], '--hosts=2,1'],
+      '--hosts=2,1: one number for all, but for --to=local',
+    ),
+    (
+      ['--to=gke', *FLAGS['gke'], '--hosts=2'],
+      '--hosts=2: a slice v5litepod-8 has 1',
+    ),
+    (
+      ['--to=gke', *FLAGS['gke'], '--config.syncer.shards=2'],
+      'config.syncer.shards=2: on other machines the syncer is one process',
+    ),
+    (['--to=gke', *FLAGS['gke'], '--cpu_devices'], '--cpu_devices: is for'),
+    (
+      ['--to=local', '--workdir=/tmp/run', '--hosts=3', '--dry_run'],
+      '--hosts=3: the 3 of learner 0 do not share the devices',
     ),
     (['start-over', '--to=gke', *FLAGS['gke']], 'start-over: must be one of'),
     (

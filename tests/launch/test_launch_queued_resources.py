@@ -15,7 +15,7 @@ from launch import queued_resources as queued
 from launch.commands import CommandFailed
 from launch.engines import QueuedResources
 from launch.queued_resources import Cloud
-from tests.launch.launch_values import a_slice_launch, check_golden, on
+from tests.launch.launch_values import a_slice_launch, check_golden
 
 pytestmark = pytest.mark.alone
 
@@ -260,8 +260,8 @@ def test_a_neighbour_with_a_similar_name_is_left_alone():
 @pytest.mark.parametrize('capacity', ['spot', 'on_demand', 'reservation'])
 def test_what_is_asked_for(accelerator, capacity, request):
   reservation = 'ours' if capacity == 'reservation' else ''
-  whole = on(
-    a_slice_launch(capacity=capacity, reservation=reservation), accelerator
+  whole = a_slice_launch(
+    accelerator=accelerator, capacity=capacity, reservation=reservation
   )
   role = whole.learners[1]
   cloud = Cloud('p', 'z', 50, 'me@p', 'net', True)

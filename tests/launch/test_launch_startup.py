@@ -14,9 +14,10 @@ from tests.launch.launch_values import AWKWARD, a_slice_launch, check_golden
 pytestmark = pytest.mark.alone
 
 
-@pytest.mark.parametrize('which', ['syncer', 'learner'])
+@pytest.mark.parametrize('which', ['syncer', 'learner', 'slice'])
 def test_the_startup_script(which, request):
   whole = a_slice_launch(
+    accelerator='v5litepod-16' if which == 'slice' else 'v5litepod-8',
     secret='first-{role}',
     secret_files=('tls.crt', 'token'),
     image='us-docker.pkg.dev/p/r/diloco:1',
@@ -35,6 +36,8 @@ echo "$*" >>"$FAKES/asked"
 case "$*" in
   *service-accounts*) echo '{"access_token":"t0k.en","expires_in":3599}' ;;
   *network-interfaces*) echo 10.0.0.7 ;;
+  *agent-worker-number*) [[ -e $FAKES/named ]] && echo 2; touch $FAKES/named ;;
+  *worker-network-endpoints*) echo 'a:8470:10.0.0.5,b:8470:10.0.0.6,c:8470:' ;;
   *secretmanager*) printf '{\\n  "payload": {"data": "aHVzaAo="}\\n}\\n' ;;
 esac
 """
@@ -58,7 +61,7 @@ def machine(tmp_path):
     ('curl', CURL),
     ('docker', DOCKER),
     ('iptables', '#!/bin/sh\n'),
-    ('sleep', '#!/bin/sh\n'),
+    ('sleep', '#!/bin/sh\necho "$1" >>"$FAKES/slept"\n'),
   ):
     (tmp_path / name).write_text(text)
     (tmp_path / name).chmod(0o755)
@@ -138,3 +141,24 @@ def test_what_the_container_gets(machine):
   config = folder / 'machine' / 'config' / 'quickstart.py'
   assert config.read_text() == 'text of the configuration\n'
   assert 'Bearer t0k.en' in (folder / 'asked').read_text()
+
+
+def test_a_host_of_a_slice_knows_itself_and_the_first(machine):
+  """Its number is not there at once: it is asked for until it is."""
+  folder, start = machine
+  (call,) = start(_script(accelerator='v5litepod-16'), 0)
+  assert call[-4:] == [
+    '--syncer=10.0.0.1:7777',
+    '--hosts=4',
+    '--host=2',
+    '--coordinator=10.0.0.5:8476',
+  ]
+  assert (folder / 'slept').read_text() == f'{startup.AGAIN_S}\n'
+
+
+def test_a_host_of_a_slice_waits_until_all_others_are_dead(machine):
+  folder, start = machine
+  (folder / 'named').touch()
+  start(_script(accelerator='v5litepod-16'), 134, 0)
+  (slept_s,) = map(int, (folder / 'slept').read_text().split())
+  assert slept_s > startup.DEAD_WITHIN_S

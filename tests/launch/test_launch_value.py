@@ -26,19 +26,19 @@ def test_chips_of_hosts_are_chips_of_the_topology(name):
   assert chips == int(number) // (2 if family == 'v5p' else 1)
 
 
-@pytest.mark.parametrize(
-  'name', [n for n, each in accelerators.TPUS.items() if each.hosts > 1]
-)
-def test_a_learner_of_several_hosts_is_refused(name):
-  hosts = accelerators.TPUS[name].hosts
-  told = _refusal(accelerator=name)
-  assert 'a learner of several hosts is not supported yet' in told
-  assert f'{name} has {hosts} hosts' in told
+def test_the_mesh_counts_the_devices_of_all_hosts():
+  a_launch(accelerator='v5litepod-16')  # Of 4 hosts; the mesh has 16.
+  a_launch(accelerator='gpu', gpus_per_host=8, hosts=2)
+  with pytest.raises(ConfigError, match='has 16 devices there, and config'):
+    a_launch(accelerator='v5litepod-16', mesh=4)
 
 
-def test_what_is_proposed_instead():
-  assert 'such as v5litepod-8' in _refusal(accelerator='v5litepod-16')
-  assert 'such as v5p-8' in _refusal(accelerator='v5p-128')
+def test_a_slice_has_the_hosts_that_it_has():
+  a_launch(accelerator='v5litepod-16', hosts=4)
+  with pytest.raises(
+    ConfigError, match='--hosts=2: a slice v5litepod-16 has 4'
+  ):
+    a_launch(accelerator='v5litepod-16', hosts=2)
 
 
 def test_an_unknown_accelerator_names_the_known():

@@ -18,6 +18,7 @@ from diloco.metrics.workdir import Workdir
 from experiments import quickstart, tests_tiny
 from launch.address import free_address
 from launch.folder import occupy
+from launch.hosts import on_this_machine
 from launch.program import program
 
 pytestmark = pytest.mark.alone
@@ -91,6 +92,31 @@ def test_the_program_of_a_run():
   assert [role.name for role in parts.roles if role.ends_run] == ['syncer']
   assert [role.name for role in parts.roles if role.optional] == ['evaluator']
   assert ('NPROC', '2') in parts.environment
+
+
+def test_a_learner_of_two_processes_beside_one_of_one():
+  given = quickstart.get_config()
+  given.protocol.learners = 2
+  given.faults = ()
+  given.mesh.fsdp = 4
+  config = configs.build(given)
+  _, first, second = program(
+    config,
+    ['--config=x.py'],
+    Workdir(pathlib.Path('w')),
+    'localhost:7',
+    log_arguments=['--log_json'],
+    learners=on_this_machine(config, '2,1', True, ''),
+  ).roles
+  assert (first.hosts, second.hosts) == (2, 1)
+  assert first.command(1, 'here:5') == [
+    *first.argv, '--hosts=2', '--host=1', '--coordinator=here:5',
+  ]  # fmt: skip
+  assert second.command(0, '') == list(second.argv)
+  assert '--log_json' in first.argv
+  ((name, value),) = second.environment
+  assert name == 'XLA_FLAGS'
+  assert value.endswith('device_count=4')
 
 
 def test_an_empty_or_absent_folder_is_taken(tmp_path):

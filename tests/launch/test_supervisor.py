@@ -9,9 +9,9 @@ import time
 import psutil
 import pytest
 
-from launch import supervisor
+from launch.exits import FINISHED, after_exit, describe_exit
 from launch.program import Role
-from launch.supervisor import Supervisor, after_exit
+from launch.supervisor import Supervisor
 
 pytestmark = pytest.mark.alone
 
@@ -92,7 +92,7 @@ def test_a_process_that_exits_with_0_is_not_started_again(tmp_path):
   with watched:
     poll_until(watched, lambda: watched.is_over)
   assert watched.failure is None
-  assert watched.states()[0].state == supervisor.FINISHED
+  assert watched.states()[0].state == FINISHED
   assert told(events, 'started') == ['a']
 
 
@@ -224,7 +224,7 @@ def test_what_becomes_of_a_process(code, restarts, over, state, stops, reason):
 
 
 def test_signals_have_names():
-  assert supervisor.describe_exit(-signal.SIGSEGV) == 'died of SIGSEGV'
+  assert describe_exit(-signal.SIGSEGV) == 'died of SIGSEGV'
 
 
 def wait_gone(pid):

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an exit code says, and what becomes of the process that left it."""
+
+import dataclasses
+import signal
+
+from launch.exit_codes import EXIT_CONFIG, EXIT_STOPPED
+
+# States of a process.
+RUNNING = 'running'
+WAITING = 'waiting'  # Dead; will be started again.
+FINISHED = 'finished'  # Exited with 0.
+DEAD = 'dead'  # Will not be started again.
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+  """What becomes of a process that exited, and why."""
+
+  state: str  # FINISHED, WAITING or DEAD.
+  stops_run: bool
+  reason: str
+
+
+def after_exit(
+  code: int,
+  restarts: int,
+  restarts_max: int,
+  run_is_over: bool,
+  optional: bool = False,
+) -> Decision:
+  """Decides about a process that exited with `code` (−n: by signal n)."""
+  how = describe_exit(code)
+  if code == 0:
+    return Decision(FINISHED, False, how)
+  if run_is_over:
+    return Decision(DEAD, False, f'{how}; the run is over, no restart')
+  if code == EXIT_CONFIG:
+    reason = f'{how}: it can not run as configured'
+    return Decision(DEAD, not optional, reason)
+  if restarts >= restarts_max:
+    reason = f'{how}; restarts used up ({restarts} of {restarts_max})'
+    return Decision(DEAD, not optional, reason)
+  return Decision(WAITING, False, f'{how}; restart {restarts + 1}')
+
+
+def describe_exit(code: int) -> str:
+  """'exited with code 1', 'died of SIGKILL'."""
+  if code >= 0:
+    return f'exited with code {code}'
+  return f'died of {signal.Signals(-code).name}'
+
+
+def has_left(code: int) -> bool:
+  """Whether it ended in good order: at the end of the run, or when told to."""
+  return code in (0, EXIT_STOPPED, -signal.SIGTERM)
+
+
+def gravity(code: int) -> int:
+  """Of processes that are one, the exit code of the highest gravity counts."""
+  if code == EXIT_CONFIG:
+    return 3
+  if not has_left(code):
+    return 2
+  return 1 if code else 0

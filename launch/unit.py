@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of one role, which live and die together.
+
+A learner of several hosts is one computation: where one of its processes is
+dead, the others wait for it in a collective until a heartbeat is missed. So
+the first death ends all of them at once; nothing of theirs is worth saving.
+Who leaves in good order gives the others time to do the same.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+
+from launch.address import free_address
+from launch.exits import (
+  DEAD,
+  RUNNING,
+  WAITING,
+  describe_exit,
+  gravity,
+  has_left,
+)
+from launch.orphans import dying_with_parent
+from launch.program import Role
+
+LOOPBACK = '127.0.0.1'  # All processes are on this machine.
+
+Tell = Callable[[str, str, int, str], None]  # Process, event, pid, detail.
+
+
+@dataclasses.dataclass(frozen=True)
+class Exit:
+  """A process that was reaped."""
+
+  process: str
+  pid: int
+  code: int  # −n: by signal n.
+
+
+@dataclasses.dataclass(frozen=True)
+class Fall:
+  """None of a unit's processes is left."""
+
+  judged: Exit  # The one by which all of them are judged.
+  last: Exit  # The one that went last; nobody was told of it yet.
+
+
+class Unit:
+  """A role, its running processes if any, and when they are started again.
+
+  Attributes:
+    role: what is started.
+    state: one of `exits`.
+    start_at_s: on the monotonic clock; for WAITING.
+    starts: how often it was started.
+
+  Args:
+    role: what is started.
+    tell: is told what happens to each process.
+    leave_s: how long the others may go on after one has left in good order.
+  """
+
+  def __init__(self, role: Role, tell: Tell, leave_s: float):
+    self.role = role
+    self.state = WAITING
+    self.start_at_s = 0.0
+    self.starts = 0
+    self._tell = tell
+    self._leave_s = leave_s
+    self._running: dict[str, subprocess.Popen] = {}
+    self._exits: list[Exit] = []  # Of this start.
+    self._told_to_leave = False
+    self._leave_at_s = float('inf')  # On the monotonic clock.
+    self._coordinator = ''
+
+  @property
+  def pid(self) -> int | None:
+    """Of its first process that runs; None: none of them does."""
+    return next((popen.pid for popen in self._running.values()), None)
+
+  def start(
+    self, log: Callable[[str], pathlib.Path], environment: Mapping[str, str]
+  ) -> None:
+    """Starts all processes; they find each other at an address of their own.
+
+    Args:
+      log: path of a process's log, by its name.
+      environment: of every process, but for what the role adds.
+    """
+    role = self.role
+    if role.hosts > 1:
+      self._coordinator = _another_address(self._coordinator)
+    self._exits.clear()
+    self._told_to_leave = False
+    self._leave_at_s = float('inf')
+    self.state = RUNNING
+    self.starts += 1
+    for host in range(role.hosts):
+      name = role.process(host)
+      path = log(name)
+      path.parent.mkdir(parents=True, exist_ok=True)
+      with path.open('ab') as file:
+        self._running[name] = subprocess.Popen(
+          dying_with_parent(role.command(host, self._coordinator)),
+          stdin=subprocess.DEVNULL,
+          stdout=file,
+          stderr=subprocess.STDOUT,
+          env={**environment, **dict(role.environment)},
+          process_group=0,
+        )
+      detail = f'start {self.starts}'
+      self._tell(name, 'started', self._running[name].pid, detail)
+
+  def send(self, number: signal.Signals, event: str, reason: str) -> None:
+    """Signals all processes that run, each announced beforehand."""
+    self._told_to_leave |= number == signal.SIGTERM
+    for name, popen in self._running.items():
+      self._tell(name, event, popen.pid, reason)
+      _signal_group(popen, number)
+
+  def reap(self) -> Fall | None:
+    """Notices exits, and lets nobody go on alone.
+
+    Returns:
+      What is to be judged, once none is left; it is told once.
+    """
+    ended = [n for n, each in self._running.items() if _has_exited(each)]
+    for name in ended:
+      self._bury(name)
+    if self._running and ended:
+      self._end_the_others()
+    if self._running and time.monotonic() >= self._leave_at_s:
+      self.kill('the others have left')
+    if self._running or self.state != RUNNING:
+      return None
+    self.state = DEAD
+    judged = max(self._exits, key=lambda each: gravity(each.code))
+    return Fall(judged, self._exits[-1])
+
+  def kill(self, reason: str) -> None:
+    """Ends all processes at once, and reaps them."""
+    self.send(signal.SIGKILL, 'stopped', f'SIGKILL: {reason}')
+    for name in list(self._running):
+      self._bury(name)
+
+  def _end_the_others(self) -> None:
+    """Of a death they die; where one has left, they get time to leave."""
+    gravest = max(self._exits, key=lambda each: gravity(each.code))
+    if not has_left(gravest.code):
+      self.kill(f'{gravest.process} is dead')
+      return
+    leave_at_s = time.monotonic() + self._leave_s
+    self._leave_at_s = min(self._leave_at_s, leave_at_s)
+    if gravest.code and not self._told_to_leave:
+      reason = f'SIGTERM: {gravest.process} has left'
+      self.send(signal.SIGTERM, 'stopped', reason)
+
+  def _bury(self, name: str) -> None:
+    """Ends what is left of a process's group, then reaps the process."""
+    # In this order: as long as the leader is not reaped, its group's id can't
+    # belong to anybody else.
+    popen = self._running[name]
+    if popen.returncode is None:
+      _signal_group(popen, signal.SIGKILL)
+    ended = Exit(name, popen.pid, popen.wait())
+    del self._running[name]
+    self._exits.append(ended)
+    if self._running:
+      self._tell(name, 'exited', ended.pid, describe_exit(ended.code))
+
+
+def _another_address(last: str) -> str:
+  """Where nobody listens, and where nobody of the last start looks."""
+  while (address := free_address(LOOPBACK, 0)) == last:
+    pass
+  return address
+
+
+def _has_exited(popen: subprocess.Popen) -> bool:
+  """Whether a child has exited; does not reap it where that can be known."""
+  if not hasattr(os, 'waitid'):  # macOS before Python 3.13.
+    return popen.poll() is not None
+  flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+  return os.waitid(os.P_PID, popen.pid, flags) is not None
+
+
+def _signal_group(popen: subprocess.Popen, number: signal.Signals) -> None:
+  """Signals the group of a child that was not reaped yet."""
+  # Without rights or members: only a zombie is left of the group.
+  with contextlib.suppress(ProcessLookupError, PermissionError):
+    os.killpg(popen.pid, number)

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stands for one host of a learner: says who it is, then does as it is told.
+
+  python member.py WHAT --hosts=N --host=I --coordinator=ADDRESS
+
+WHAT: 'stay', until a signal; 'deaf', also behind SIGTERM; 'exit:CODE,CODE,…',
+host i leaves with the i-th code, and stays where that is '-'.
+"""
+
+import signal
+import sys
+import time
+
+
+def main(what, *flags):
+  given = dict(flag.lstrip('-').split('=') for flag in flags)
+  if what == 'deaf':
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+  else:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+  print(f'{given["host"]} of {given["hosts"]} at {given["coordinator"]}')
+  sys.stdout.flush()
+  if what.startswith('exit:'):
+    code = what.removeprefix('exit:').split(',')[int(given['host'])]
+    if code != '-':
+      sys.exit(int(code))
+  while True:
+    time.sleep(1)
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])

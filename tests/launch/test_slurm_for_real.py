@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm's scripts with what they are for: a real syncer and real learners."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from diloco import config as configs
+from diloco.metrics.summary import read_summary
+from diloco.metrics.workdir import Workdir
+from experiments import tests_tiny
+from launch import slurm
+from launch.address import free_address
+from launch.launch import Launch, launch
+from tests.launch.launch_values import asked
+
+pytestmark = pytest.mark.alone
+
+STEPS = 20
+DEADLINE_S = 300.0  # On a machine that others work on too.
+# Each runs the rest of its command line, as on the first node of a job.
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+exec "$@"
+"""
+SCONTROL = """#!/bin/bash
+echo "$@" >>"$FAKES/requeues"
+"""
+
+
+def _whole(folder, port: int) -> Launch:
+  text = f'steps={STEPS}'
+  given = tests_tiny.get_config(text)
+  given.transport.data_plane = 'grpc'
+  return launch(
+    configs.build(given),
+    [
+      f'--config=experiments/tests_tiny.py:{text}',
+      '--config.transport.data_plane=grpc',
+    ],
+    'tests_tiny.py',
+    '',
+    ['--log_json'],
+    asked(workdir=str(folder), port=port, python=sys.executable),
+  )
+
+
+def test_a_run_comes_to_its_end(tmp_path):
+  for name, text in (('srun', SRUN), ('scontrol', SCONTROL)):
+    (tmp_path / name).write_text(text)
+    (tmp_path / name).chmod(0o755)
+  workdir = Workdir(tmp_path / 'run')
+  workdir.log('x').parent.mkdir(parents=True)
+  port = int(free_address('127.0.0.1', 0).rpartition(':')[2])
+  whole = _whole(workdir.root, port)
+  learners = slurm.learners_submission(whole, whole.first_learners, ()).script
+  scripts = {
+    'syncer': slurm.syncer_submission(whole, ()).script,
+    'learner-0': learners,
+    'learner-1': learners,
+  }
+  jobs = {}
+  try:
+    for name, script in scripts.items():
+      with workdir.log(name).open('w') as log:
+        jobs[name] = subprocess.Popen(
+          ['bash', '-c', script.replace('sleep 5', 'sleep 0.1')],
+          env={
+            **os.environ,
+            'PATH': f'{tmp_path}:{os.environ["PATH"]}',
+            'FAKES': str(tmp_path),
+            'DILOCO_HOST': '127.0.0.1',
+            'SLURM_JOB_ID': '4711',
+            'SLURM_ARRAY_TASK_ID': name[-1],
+          },
+          stdout=log,
+          stderr=subprocess.STDOUT,
+        )
+    for name, job in jobs.items():
+      assert job.wait(timeout=DEADLINE_S) == 0, workdir.log(name).read_text()
+  finally:
+    for job in jobs.values():
+      job.terminate()
+      job.wait()
+  assert not (tmp_path / 'requeues').exists()
+  assert read_summary(workdir.summary).step >= STEPS
+  _check_said(workdir, 'syncer', {'role': 'syncer'}, 'run tests-tiny: ')
+  for i in (0, 1):
+    who = {'role': 'learner', 'learner': i}
+    _check_said(workdir, f'learner-{i}', who, 'left: ')
+
+
+def _check_said(workdir, name, who, message):
+  """A record says who said it; libraries in C++ write lines of their own."""
+  lines = workdir.log(name).read_text().splitlines()
+  records = [json.loads(line) for line in lines if line.startswith('{')]
+  said = [each for each in records if each['message'].startswith(message)]
+  assert len(said) == 1
+  assert {**said[0], **who, 'run': 'tests-tiny'} == said[0]
