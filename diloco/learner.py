@@ -227,6 +227,12 @@ def _train(
     left = training.run()
     hosts.tell(host_messages.EndAt(_exit_code(left), left.reason))
     return left
+  except RunIsOver as over:
+    hosts.tell(host_messages.EndAt(0, str(over)))
+    raise
+  except NotAdmitted as error:
+    hosts.tell(host_messages.EndAt(config_flags.EXIT_CONFIG, str(error)))
+    raise
   finally:
     exchange.close()
     hosts.close()
