@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import sys
+from typing import NoReturn
 
 import jax
 from absl import flags, logging
@@ -100,14 +101,26 @@ def main(_) -> int:
     return 1
   except (GroupLost, CheckpointGone) as error:
     print(f'error: host {world.index}: {error}', file=sys.stderr)
-    return 1
+    _die(told=True)
   except NotAdmitted as error:
     print(f'error: --token_file: {error}', file=sys.stderr)
     return config_flags.EXIT_CONFIG
+  except Exception:
+    if world.hosts == 1:
+      raise
+    _die()  # Most likely a collective, for want of another host.
   if left.refused:
     print(f'error: the syncer refused: {left.reason}', file=sys.stderr)
   logging.info('left: %s', left.reason)
   return _exit_code(left)
+
+
+def _die(told: bool = False) -> NoReturn:
+  """Without a farewell: jax would wait for hosts that are gone, and abort."""
+  if not told:
+    sys.excepthook(*sys.exc_info())
+  sys.stderr.flush()
+  os._exit(1)
 
 
 def _device_count() -> int:

@@ -8,6 +8,7 @@ v0 can be told that it writes alone. Each host saves its own part, and none
 waits for another beside the training.
 """
 
+import dataclasses
 import pathlib
 import zlib
 from collections.abc import Mapping, Sequence
@@ -91,6 +92,34 @@ class _SoleOpened:
     self._checkpointer.close()
 
 
+class _Vectors(v0.CheckpointHandler):
+  """Writes vectors as .npy files: Orbax itself writes those of process 0."""
+
+  def save(self, directory, args: '_SaveVectors'):
+    for name, vector in args.vectors.items():
+      with (directory / f'{name}.npy').open('wb') as file:
+        np.save(file, vector)
+
+  def restore(self, directory, args: '_RestoreVectors | None' = None):
+    found = {}
+    for path in directory.glob('*.npy'):
+      with path.open('rb') as file:
+        found[path.stem] = np.load(file)
+    return found
+
+
+@v0.args.register_with_handler(_Vectors, for_save=True)
+@dataclasses.dataclass
+class _SaveVectors(v0.args.CheckpointArgs):
+  vectors: Volumes
+
+
+@v0.args.register_with_handler(_Vectors, for_restore=True)
+@dataclasses.dataclass
+class _RestoreVectors(v0.args.CheckpointArgs):
+  pass
+
+
 class HostFiles:
   """Of one process among several.
 
@@ -113,7 +142,7 @@ class HostFiles:
     return _proven(self._read(path, 'text', v0.args.JsonRestore()))
 
   def read_volumes(self, path: pathlib.Path) -> Volumes:
-    return self._read(path, 'volumes', v0.args.StandardRestore())
+    return self._read(path, 'volumes', _RestoreVectors())
 
   def _read(self, path: pathlib.Path, name: str, arguments):
     manager = self._manager(path.parent, ())
@@ -136,9 +165,7 @@ class HostFiles:
       ),
     )
     handlers = {
-      'volumes': v0.StandardCheckpointHandler(
-        multiprocessing_options=self._alone
-      ),
+      'volumes': _Vectors(),
       'text': v0.JsonCheckpointHandler(multiprocessing_options=self._alone),
     }
     return v0.CheckpointManager(folder, options=options, item_handlers=handlers)
@@ -152,7 +179,7 @@ class _HostOpened:
     self._manager.save(
       step,
       args=v0.args.Composite(
-        volumes=v0.args.StandardSave(dict(found)),
+        volumes=_SaveVectors(found),
         text=v0.args.JsonSave(_sealed(text)),
       ),
       force=True,
