@@ -15,14 +15,18 @@ from jax.experimental import topologies
 
 from diloco.topologies import Topology
 
-# libtpu asks the machine's metadata server, and writes logs, unless told. It
-# opens no chip here, so another process may have them.
+# libtpu asks the machine's metadata server where it runs, and writes logs,
+# unless told; what it compiles for is said by name. It opens no chip here, so
+# another process may have them.
 LIBTPU = {
   'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+  'TPU_ACCELERATOR_TYPE': 'v5p-8',
   'TPU_LOG_DIR': 'disabled',
   'TPU_MIN_LOG_LEVEL': '3',
   'TPU_SKIP_MDS_QUERY': '1',
   'TPU_STDERR_LOG_LEVEL': '3',
+  'TPU_WORKER_HOSTNAMES': 'localhost',
+  'TPU_WORKER_ID': '0',
 }
 TPU = 'tpu'
 CPU = 'cpu'
