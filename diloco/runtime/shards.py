@@ -6,7 +6,6 @@ piece of the fragment, and what to do once all have answered. Only the thread
 of the machine comes here.
 """
 
-import dataclasses
 import itertools
 import math
 import time
@@ -19,53 +18,11 @@ from diloco.protocol.messages import Part, Payload
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.parts import announced_parts
 from diloco.runtime.shard import Shard
+from diloco.runtime.shard_jobs import Answers, FromShard, Job, Merged
 from diloco.runtime.shard_roll import Remote, Roll
 from diloco.transport.control_session import Session
 
 NOTHING = Part(0, 0)
-Answers = Mapping[int, object]  # By shard.
-
-
-@dataclasses.dataclass(frozen=True)
-class FromShard:
-  """Something a shard says, on its way to the machine's thread."""
-
-  shard: int
-  answer: object  # One of shard_messages.FROM_SHARD.
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardLost:
-  """The stream of a shard's session closed."""
-
-  shard: int
-  reason: str
-
-
-@dataclasses.dataclass
-class _Job:
-  """An order that was given to some shards."""
-
-  fragment: int
-  waiting: set[int]  # Shards that have not answered.
-  done: Callable[[Answers], syncer_io.Event | None]
-  failed: Callable[[orders.PartFailed], syncer_io.Event | None]
-  given_up: Callable[[Answers], None] | None  # None: nobody waits for it.
-  answers: dict[int, object] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Merged:
-  """An outer step that all owners of the fragment have made."""
-
-  job: int
-  crcs: tuple[int, ...]  # Of the resulting pieces, in the layout's order.
-  parts: tuple[Part, ...]  # Of the outer update, by shard.
-
-  @property
-  def crc(self) -> int:
-    """Of the resulting Θ_p."""
-    return payload.crc_of(self.crcs)
 
 
 def _never(answer: orders.PartFailed):
@@ -99,7 +56,7 @@ class Shards:
     # No two leads give the same numbers: a shard outlives its lead.
     self._numbers = itertools.count(time.time_ns() // 1000)
     self._handles = itertools.count(1)
-    self._jobs: dict[int, _Job] = {}
+    self._jobs: dict[int, Job] = {}
     self._pulled: dict[tuple[int, int, int], int] = {}  # Jobs.
     self._merged: dict[int, Merged] = {}  # By round.
     # Job, and CRCs of pieces by shard.
@@ -442,7 +399,7 @@ class Shards:
   def _begin(self, fragment: int, done, failed=_never, given_up=None) -> int:
     number = next(self._numbers)
     waiting = set(self._owners.of_fragment(fragment))
-    self._jobs[number] = _Job(fragment, waiting, done, failed, given_up)
+    self._jobs[number] = Job(fragment, waiting, done, failed, given_up)
     return number
 
   def _order(self, job: int, order):

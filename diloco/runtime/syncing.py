@@ -25,8 +25,9 @@ from diloco.runtime.inbox import Inbox
 from diloco.runtime.peers import Key, Peer, Peers
 from diloco.runtime.regaining import Regaining
 from diloco.runtime.shard import Shard
+from diloco.runtime.shard_jobs import FromShard, ShardLost
 from diloco.runtime.shard_roll import Roll
-from diloco.runtime.shards import FromShard, ShardLost, Shards
+from diloco.runtime.shards import Shards
 from diloco.runtime.silence import SilenceLimits
 from diloco.runtime.syncer_disk import SyncerDisk
 from diloco.runtime.tape import Tape, closing_line, line_of
