@@ -50,6 +50,8 @@ class Gathering:
       peers: learners that could still give a fragment back.
       parameters: path -> f32 array; the pieces are put there.
     """
+    if self._shards.unsaved:
+      return False  # Who dies from here on has lost nothing.
     while self._left:
       p = self._left[0]
       if not self._asked:

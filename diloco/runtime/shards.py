@@ -37,6 +37,9 @@ class Shards:
     lead: the shard of this process.
     roll: knows which others are here, and with what.
     say: sends a message to a session of a learner, in its order.
+
+  Attributes:
+    unsaved: those that are writing their last checkpoint.
   """
 
   def __init__(
@@ -51,6 +54,7 @@ class Shards:
     self._lead = lead
     self._roll = roll
     self._say = say
+    self.unsaved: set[int] = set()
     # Of each session, and how its hosts cut a fragment.
     self._addresses: dict[tuple[int, int], tuple[tuple[str, ...], str]] = {}
     # No two leads give the same numbers: a shard outlives its lead.
@@ -94,6 +98,7 @@ class Shards:
   def lose(self, shard: int, reason: str) -> syncer_io.Absent:
     """A shard has gone; what was ordered of its fragments is given up."""
     del self._roll.remote[shard]
+    self.unsaved.discard(shard)
     fragments = self._owners.of_shard(shard)
     for number, job in list(self._jobs.items()):
       if job.fragment in fragments:
@@ -320,12 +325,17 @@ class Shards:
     crc = payload.crc_of(self._roll.compose(p, found))
     self._roll.run[p] = effect.version, crc
 
-  def save(self, closed_round: int, loss: float | None):
-    """All other shards write a checkpoint, as they are after a round."""
+  def save(self, closed_round: int, loss: float | None, last: bool):
+    """All other shards write a checkpoint, as they are after a round.
+
+    Where it is the last, they are `unsaved` until they have said that it is
+    on their disks.
+    """
     losses = () if loss is None else (loss,)
+    self.unsaved = set(self._roll.remote) if last else set()
     for shard in self._roll.remote:
       job = next(self._numbers)
-      self._tell(shard, orders.SaveParts(job, closed_round, losses, wait=False))
+      self._tell(shard, orders.SaveParts(job, closed_round, losses, wait=last))
 
   def collect(
     self,
@@ -373,7 +383,10 @@ class Shards:
     if said.shard in self._roll.remote:
       self._roll.remote[said.shard].heard_s = time.monotonic()
     match answer:
-      case messages.Alive() | orders.Saved():
+      case messages.Alive():
+        return None
+      case orders.Saved():
+        self.unsaved.discard(said.shard)
         return None
       case orders.Admitted():
         self._tell_where(said.shard, answer)

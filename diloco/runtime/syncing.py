@@ -369,7 +369,9 @@ class Syncing:
     self._disk.keep(self._machine.ledger(), self._roll.crcs(), published)
     self._shards.install_there(effect, merged)
     if self._disk.saved_round != saved_round:
-      self._shards.save(effect.round, self._board.mean_loss())
+      loss = self._board.mean_loss()
+      last = self._machine.ledger().ended
+      self._shards.save(effect.round, loss, last)
     # Of who is not here, the address was of no use: that it is lost is on its
     # way.
     places = {

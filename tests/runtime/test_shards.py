@@ -43,8 +43,3 @@ def test_shards_make_the_parameters_that_one_syncer_makes(tmp_path, options):
     for each in (run, sharded)
   ]
   assert rounds[0] == rounds[1] != []
-
-
-def test_more_shards_than_fragments(tmp_path):
-  _, found = _final(tmp_path / 'four', shards=4, fragments=2)
-  assert all(np.isfinite(array).all() for array in found.values())
