@@ -7,7 +7,12 @@ import sys
 from collections.abc import Sequence
 
 from diloco.config import RunConfig
-from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
+from diloco.metrics.workdir import (
+  EVALUATOR,
+  Workdir,
+  learner_name,
+  shard_name,
+)
 from launch.hosts import Processes, host_flags
 
 # glibc gives large blocks back to the kernel at once, and XLA's next step
@@ -66,7 +71,7 @@ def program(
   log_arguments: Sequence[str] = (),
   learners: Sequence[Processes] = (),
 ) -> Program:
-  """One syncer, M learners, perhaps an evaluator, and the evaluation.
+  """The syncer's S processes, M learners, perhaps an evaluator; evaluation.
 
   Args:
     config: the run.
@@ -87,6 +92,18 @@ def program(
     argv('diloco.syncer', f'--bind={address}', *access_arguments),
     ends_run=True,
   )
+  shards = [
+    Role(
+      shard_name(s),
+      argv(
+        'diloco.syncer_shard',
+        f'--shard={s}',
+        f'--lead={address}',
+        *access_arguments,
+      ),
+    )
+    for s in range(1, config.syncer.shards)
+  ]
   parts = [
     Role(
       learner_name(i),
@@ -108,7 +125,7 @@ def program(
     beside = [Role(EVALUATOR, argv('diloco.evaluator'), optional=True)]
   evaluate = Role(EVALUATE, argv('diloco.evaluate'))
   return Program(
-    (syncer, *parts, *beside),
+    (syncer, *shards, *parts, *beside),
     evaluate,
     environment(config, workdir.compiled),
   )

@@ -39,13 +39,20 @@ def newest_theta_after(
     The last round that is in it, and piece name -> f32 array by fragment; None
     where there is nothing newer.
   """
+  others = sorted(folder.glob('shard-*'))
   found = newest_after(folder / STATES, closed_round)
   if found is None:
     return None
-  return found.step, [
-    _under(f'{p}/theta/', found.arrays)
-    for p in range(len(found.meta['versions']))
-  ]
+  thetas: dict[int, dict[str, Any]] = {}
+  for each in [folder, *others]:
+    # All shards save after the same rounds, but not at the same time.
+    part = newest_after(each / STATES, found.step - 1)
+    if part is None or part.step != found.step:
+      return None
+    for i, p in enumerate(part.meta['fragments']):
+      theta = _under(f'{i}/theta/', part.arrays)
+      thetas[p] = thetas.get(p, {}) | theta
+  return found.step, [thetas[p] for p in sorted(thetas)]
 
 
 def _under(place: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +164,11 @@ class SyncerRecords:
     return closed_round % self._every_rounds == 0
 
   def save(
-    self, closed_round: int, states: Sequence, loss: float | None
+    self,
+    closed_round: int,
+    states: Sequence,
+    loss: float | None,
+    fragments: Sequence[int] | None = None,
   ) -> bool:
     """Begins to save all fragments; see `Checkpoints.save`.
 
@@ -166,8 +177,12 @@ class SyncerRecords:
       states: a `numerics.outer.FragmentState` per fragment. Their arrays are
         replaced as a whole and never written to.
       loss: of Θ, for `keep_best`.
+      fragments: whose states these are; None: all, in order.
     """
-    meta = {'versions': [state.version for state in states]}
+    meta = {
+      'versions': [state.version for state in states],
+      'fragments': list(range(len(states)) if fragments is None else fragments),
+    }
     return self._states.save(closed_round, _tree(states), meta, loss)
 
   def restore(self, like: Sequence) -> tuple[tuple[int, ...], list] | None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder of ArrayRecord shards with documents, as this project writes it.
 
-  NAME-00000-of-00004.array_record   a record is a document: UTF-8, or tokens
-  NAME-00000-of-00004.tokens.*       of tokens: the shard's `token_index`
-  contents.json                      what the records are, and how many
+NAME-00000-of-00004.array_record   a record is a document: UTF-8, or tokens
+NAME-00000-of-00004.tokens.*       of tokens: the shard's `token_index`
+contents.json                      what the records are, and how many
 """
 
 import contextlib

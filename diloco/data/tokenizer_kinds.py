@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers by name: 'bytes', or 'KIND:FILE' with a file of one's own.
 
-  sentencepiece:FILE   a model of sentencepiece
-  tokenizers:FILE      the JSON file of Hugging Face's tokenizers
-  tiktoken:FILE        lines of a token in base64 and its rank; a text is cut
-                       before by the pattern of GPT-4 and Llama 3
-  tiktoken:NAME        one of tiktoken's own, which fetches it from the network
+sentencepiece:FILE   a model of sentencepiece
+tokenizers:FILE      the JSON file of Hugging Face's tokenizers
+tiktoken:FILE        lines of a token in base64 and its rank; a text is cut
+                     before by the pattern of GPT-4 and Llama 3
+tiktoken:NAME        one of tiktoken's own, which fetches it from the network
 """
 
 import base64

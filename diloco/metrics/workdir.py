@@ -100,6 +100,10 @@ class Workdir:
   def syncer(self) -> pathlib.Path:
     return self.root / 'syncer'
 
+  def syncer_shard(self, shard: int) -> pathlib.Path:
+    """What a restarted shard goes on from; shard 0 is the lead's."""
+    return self.syncer / f'shard-{shard}' if shard else self.syncer
+
   @property
   def parameters(self) -> pathlib.Path:
     return self.root / 'parameters'
@@ -129,6 +133,11 @@ class Workdir:
 def learner_name(learner: int) -> str:
   """The process name of a learner, also of its files."""
   return f'learner-{learner}'
+
+
+def shard_name(shard: int) -> str:
+  """What a shard's process that does not lead is called in files."""
+  return f'shard-{shard}'
 
 
 EVALUATOR = 'evaluator'  # The process that follows the syncer's checkpoints.

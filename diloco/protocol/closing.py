@@ -5,7 +5,15 @@ After every event each open round is moved as far as it will go. Rounds may
 collect and pull side by side; they merge and close in order.
 """
 
-from diloco.protocol import patience, pulling, rounds, sessions, syncer_io
+from diloco.protocol import (
+  absence,
+  messages,
+  patience,
+  pulling,
+  rounds,
+  sessions,
+  syncer_io,
+)
 from diloco.protocol.grace import grace_window_s
 from diloco.protocol.rounds import Round, Stage
 from diloco.protocol.state import State
@@ -14,7 +22,9 @@ from diloco.protocol.weights import WEIGHTS, normalised
 
 def advance_rounds(state: State):
   """Opens what is due and moves every open round as far as it will go."""
-  if state.lost:
+  if absence.holds_up(state):
+    return  # A new process of the lead waits for its shards.
+  if any(not lost.alone for lost in state.lost.values()):
     return  # Θ is not whole: a restarted syncer waits for donations.
   _begin_to_finish(state)
   closed_before = None
@@ -33,6 +43,7 @@ def window_deadlines(state: State) -> list[float]:
     r
     for r in state.rounds.values()
     if r.stage in (Stage.COLLECTING, Stage.GRACE)
+    and not absence.is_away(state, r.fragment)
   ]
   late = (pulling.late_at_s(state, r) for r in state.rounds.values())
   times = [t for t in late if t is not None]
@@ -60,6 +71,10 @@ def _is_due(state: State, number: int) -> bool:
 
 
 def _advance(state: State, round_: Round):
+  if absence.is_away(state, round_.fragment):
+    if not state.finishing and round_.number == state.closed_round + 1:
+      _skip(state, round_)
+    return
   if round_.stage in (Stage.COLLECTING, Stage.GRACE):
     round_ = _collect(state, round_)
   round_ = pulling.give_up_late(state, round_)
@@ -202,6 +217,16 @@ def _shares(state: State, round_: Round) -> tuple[syncer_io.Share, ...]:
     )
     for m, a in round_.pulls
   )
+
+
+def _skip(state: State, round_: Round):
+  """Its fragment is away, and others wait for their turn: nothing is merged."""
+  reason = f'round {round_.number}: fragment {round_.fragment} is away'
+  state.record('skipped', -1, reason)
+  _close(state, round_)
+  for learner in sorted(state.members):
+    skipped = messages.Skipped(round_.number, state.pace.step)
+    state.send(learner, skipped)
 
 
 def on_merged(state: State, number: int):

@@ -148,7 +148,7 @@ class Learner:
     )
     self._core.effects.append(learner_io.Forget(None))
     for p in range(self._core.config.fragments):
-      self._core.set_fragment(p, wanted=False, ask_at_s=None)
+      self._core.set_fragment(p, wanted=False, postponed=False, ask_at_s=None)
     if self._core.state.done:
       self._core.leave(f'run is over; {event.reason}')
 
@@ -174,11 +174,16 @@ class Learner:
         self._core.effects.append(learner_io.DonateFragment(p, held))
       case messages.Update():
         receiving.on_update(self._core, message)
+      case messages.Skipped():
+        receiving.on_skipped(self._core, message)
+      case messages.Postponed():
+        self._core.set_fragment(message.fragment, postponed=True)
       case messages.FullFragment():
         self._core.set_fragment(
           message.fragment,
           coming=message.version,
           wanted=False,
+          postponed=False,
           ask_at_s=None,
         )
         self._core.effects.append(learner_io.FetchFragment(message))
@@ -289,7 +294,7 @@ class Learner:
     state = self._core.state
     return state.connected and (
       state.closed_known < state.last_offered
-      or not all(f.current for f in state.fragments)
+      or not all(f.current or f.postponed for f in state.fragments)
     )
 
   # Offers -------------------------------------------------------------------
@@ -301,22 +306,32 @@ class Learner:
       return
     if self._offer_again():
       return
-    choice = next_offer(
-      Standing(
-        step=state.step,
-        closed_known=state.closed_known,
-        last_offered=state.last_offered,
-        offered_at_step=state.offered_at_step,
-        lead=state.lead,
-      ),
-      self._core.config,
-    )
+    choice = self._next_offer(state.lead)
+    if choice.round is not None and self._is_postponed(choice.round):
+      choice = self._next_offer(lead=0)  # Rounds before it wait for an offer.
     if choice.round is None or (choice.refresh and self._keeps_offer(choice)):
       return
     if not self._snapshot(choice.round):
       return
     if not choice.refresh:
       self._core.set(last_offered=choice.round, offered_at_step=state.step)
+
+  def _next_offer(self, lead: int) -> NextOffer:
+    state = self._core.state
+    return next_offer(
+      Standing(
+        step=state.step,
+        closed_known=state.closed_known,
+        last_offered=state.last_offered,
+        offered_at_step=state.offered_at_step,
+        lead=lead,
+      ),
+      self._core.config,
+    )
+
+  def _is_postponed(self, round_: int) -> bool:
+    p = self._core.config.fragment_of(round_)
+    return self._core.state.fragments[p].postponed
 
   def _offer_again(self) -> bool:
     """The oldest that is asked for and can be made; the others wait."""

@@ -27,6 +27,7 @@ class Fragment:
   offered_step: int | None = None  # Of that snapshot, if since the base.
   offered_tokens: int = 0
   wanted: bool = False  # The full fragment is asked for, or will be.
+  postponed: bool = False  # It comes once the shard that has it is back.
   ask_at_s: float | None = None  # When it will be; None: it is.
   asked_at_s: float = float('-inf')
 

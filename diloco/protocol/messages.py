@@ -141,6 +141,7 @@ class FragmentOffered:
   fragment: int
   version: int
   payload: Payload
+  crc: int  # Of the bytes of that Θ_p.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,6 +252,21 @@ class Update:
 
 
 @dataclasses.dataclass(frozen=True)
+class Skipped:
+  """Round `round` closed without a merge: the shard of its fragment is away."""
+
+  round: int
+  step: int  # t, the global step at the close.
+
+
+@dataclasses.dataclass(frozen=True)
+class Postponed:
+  """Answer to `WantFragment`: it comes once its shard is back."""
+
+  fragment: int
+
+
+@dataclasses.dataclass(frozen=True)
 class FullFragment:
   """The fragment itself, in f32: the answer to `WantFragment`."""
 
@@ -317,6 +333,8 @@ FROM_SYNCER = (
   DonateFragment,
   Quarantine,
   Update,
+  Skipped,
+  Postponed,
   FullFragment,
   Retired,
   OfferAgain,

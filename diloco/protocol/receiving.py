@@ -29,6 +29,14 @@ def on_update(core: Core, update: messages.Update):
     want(core, p, f'missed version {fragment.coming + 1}')
 
 
+def on_skipped(core: Core, skipped: messages.Skipped):
+  """A round closed, and no update comes: what was offered stays good."""
+  core.set(
+    closed_known=max(core.state.closed_known, skipped.round),
+    global_step=skipped.step,
+  )
+
+
 def _adapt_lead(core: Core, update: messages.Update):
   fragment = core.state.fragments[update.fragment]
   if fragment.offered_round != update.round:

@@ -9,10 +9,10 @@ that nobody brings in time goes on from the newest copy that there is, under
 the number that it had: versions never fall (design: §3, Syncer restart).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 from diloco.protocol import messages, patience, syncer_io
-from diloco.protocol.state import LostFragment, State
+from diloco.protocol.state import Away, LostFragment, State
 from diloco.protocol.values import changed
 
 # Of one session, for one fragment: a link may fail twice, and the version is
@@ -29,6 +29,8 @@ def begin(state: State, held: tuple[int, ...], crcs: tuple[int, ...]):
     crcs: by fragment, of the bytes at the ledger's versions.
   """
   for p, version in enumerate(state.versions):
+    if p in state.away:
+      continue  # Its shard will say.
     assert held[p] <= version, f'{held=} is newer than the ledger'
     if held[p] < version:
       state.lost[p] = LostFragment(version, crcs[p], held[p])
@@ -49,12 +51,36 @@ def adopt(state: State, hello: messages.Hello):
   No session is open: whoever was told of less has to join again.
   """
   assert state.knows_less and not state.members, f'{state.members}'
+  told = {p: (v, hello.crcs[p]) for p, v in enumerate(hello.versions)}
+  _adopt(state, hello.learner, told)
+
+
+def adopt_held(state: State, newer: Sequence[syncer_io.Held]):
+  """The same of what a shard has kept, whose lead has lost its ledger."""
+  assert state.knows_less and not state.members, f'{state.members}'
+  _adopt(state, -1, {x.fragment: (x.version, x.crc) for x in newer})
+
+
+def why_not_back(state: State, versions: Mapping[int, int]) -> str | None:
+  """Why a shard is refused that holds these versions; None where not."""
+  for p, version in sorted(versions.items()):
+    if version > state.versions[p] and not state.knows_less:
+      return (
+        f'version {version} of fragment {p}, the lead has only '
+        f'{state.versions[p]} and has merged rounds itself: another run'
+      )
+  return None
+
+
+def _adopt(
+  state: State, learner: int, told: Mapping[int, tuple[int, int | None]]
+):
+  """`told`: version and CRC by fragment."""
   closed = max(
-    (v - 1) * state.config.fragments + p + 1
-    for p, v in enumerate(hello.versions)
+    (v - 1) * state.config.fragments + p + 1 for p, (v, _) in told.items()
   )
   reason = f'round {closed} closed, not {state.closed_round} as recorded'
-  state.record('adopted', hello.learner, reason)
+  state.record('adopted', learner, reason)
   before = state.versions
   state.closed_round = closed
   state.versions = list(state.config.versions_at(closed))
@@ -67,14 +93,19 @@ def adopt(state: State, hello: messages.Hello):
     if version > before[p]:
       lost = state.lost.get(p)
       held = lost.held if lost else before[p]
-      here = hello.versions[p] == version
-      crc = hello.crcs[p] if here else None
+      said, crc = told.get(p, (None, None))
+      crc = crc if said == version else None
+      if p in state.away:
+        wanted_by = state.away[p].wanted_by
+        state.away[p] = Away(wanted_by, adopted=True, crc=crc)
+        continue
       state.lost[p] = LostFragment(version, crc, held)
 
 
 def ask(state: State):
   """Asks for each lost fragment whoever holds it; gives up in time."""
   if not state.lost:
+    state.give_up_lost_s = None
     return
   if state.give_up_lost_s is None and state.members:
     floor_s = patience.silence_floor_s(state.config.patience)
@@ -84,17 +115,32 @@ def ask(state: State):
   for p, lost in sorted(state.lost.items()):
     if lost.asked is not None:
       continue
+    if lost.alone:
+      unheard = _unheard(state, lost)
+      if unheard:
+        state.lost[p] = changed(lost, asked=unheard[0])
+        request = messages.DonateFragment(p, lost.version)
+        state.send(unheard[0][0], request)
+        continue
+    # Alone: all have said what they have.
+    over = late or (lost.alone and bool(state.members))
     version = lost.version
     holders = _holders(state, p, lost, version)
-    if not holders and late:
+    if not holders and over:
       version = _newest_elsewhere(state, p, lost)
       holders = _holders(state, p, lost, version)
     if holders:
       state.lost[p] = changed(lost, asked=holders[0])
       request = messages.DonateFragment(p, version)
       state.send(holders[0][0], request)
-    elif late:
+    elif over:
       _go_on_with_less(state, p, f'{lost.held}', None)
+
+
+def _unheard(state: State, lost: LostFragment) -> list[tuple[int, int]]:
+  """The sessions that have not said which version they have by now."""
+  sessions_ = [(m, x.incarnation) for m, x in sorted(state.members.items())]
+  return [x for x in sessions_ if x not in lost.answered]
 
 
 def _all_are_here(state: State) -> bool:
@@ -164,6 +210,13 @@ def on_fragment_offered(
     state.retire(learner, offered.payload.handle)
     return
   p = offered.fragment
+  if lost.alone and session not in lost.answered:
+    lost = _note_answer(state, session, offered)
+    if offered.version != lost.version:
+      state.lost[p] = changed(lost, asked=None)
+      state.retire(learner, offered.payload.handle)
+      return
+  member = state.members[learner]
   as_said = offered.version == member.versions[p] > lost.held
   exact = offered.version == lost.version and lost.crc is not None
   state.lost[p] = changed(lost, offered=offered)
@@ -174,6 +227,20 @@ def on_fragment_offered(
   # Of an older version the learner's own word is all that there is.
   crc = lost.crc if exact else member.crcs[p]
   state.emit(syncer_io.TakeFragment(*session, lost.version, crc, offered))
+
+
+def _note_answer(
+  state: State, session: tuple[int, int], offered: messages.FragmentOffered
+) -> LostFragment:
+  """What it said in its hello is long past: what it has now counts."""
+  p = offered.fragment
+  versions = list(state.members[session[0]].versions)
+  crcs = list(state.members[session[0]].crcs)
+  versions[p], crcs[p] = offered.version, offered.crc
+  state.change(session[0], versions=tuple(versions), crcs=tuple(crcs))
+  lost = state.lost[p]
+  state.lost[p] = changed(lost, answered=(*lost.answered, session))
+  return state.lost[p]
 
 
 def on_taken(state: State, event: syncer_io.FragmentTaken):
@@ -222,6 +289,7 @@ def on_end_of_session(state: State, session: tuple[int, int]):
       offered=None if gone else lost.offered,
       tried=tuple(s for s in lost.tried if s != session),
       wanted_by=tuple(m for m in lost.wanted_by if m != session[0]),
+      answered=tuple(s for s in lost.answered if s != session),
     )
 
 
@@ -243,7 +311,18 @@ def _found(
 ):
   lost = state.lost.pop(p)
   state.emit(syncer_io.Relabel(p, lost.version, taken_of))
-  for learner in sorted(serve_to):
+  serve(state, p, serve_to)
+
+
+def lost_crcs(state: State) -> dict[int, int | None]:
+  """Of the run's bytes where they are not here, as far as that is known."""
+  lost = {p: lost.crc for p, lost in state.lost.items()}
+  return lost | {p: x.crc for p, x in state.away.items() if x.adopted}
+
+
+def serve(state: State, p: int, learners: Collection[int]):
+  """Whoever had to wait for a fragment gets it."""
+  for learner in sorted(learners):
     incarnation = state.members[learner].incarnation
     reason = f'fragment {p} is here again'
     state.emit(syncer_io.Serve(learner, incarnation, p, reason))

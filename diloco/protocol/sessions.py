@@ -3,7 +3,14 @@
 
 import math
 
-from diloco.protocol import donors, messages, patience, recovery, syncer_io
+from diloco.protocol import (
+  absence,
+  donors,
+  messages,
+  patience,
+  recovery,
+  syncer_io,
+)
 from diloco.protocol import members as members_lib
 from diloco.protocol.grace import Ema
 from diloco.protocol.members import Account, Member
@@ -109,8 +116,8 @@ def on_hello(state: State, hello: messages.Hello):
       clean=bool(account.quarantined),
       # Where nobody knows the CRC, the learner's own is as good as any.
       lost_crcs=tuple(
-        (p, hello.crcs[p] if lost.crc is None else lost.crc)
-        for p, lost in sorted(state.lost.items())
+        (p, hello.crcs[p] if crc is None else crc)
+        for p, crc in sorted(recovery.lost_crcs(state).items())
       ),
     )
   )
@@ -118,6 +125,17 @@ def on_hello(state: State, hello: messages.Hello):
     state.send(hello.learner, finish_message(state))
   if state.ended:
     state.send(hello.learner, done_message(state))
+
+
+def on_back(state: State, event: syncer_io.Back):
+  """Shards are back; one may know of later rounds than a lost ledger."""
+  newer = [x for x in event.held if x.version > state.versions[x.fragment]]
+  if newer:
+    for learner in sorted(state.members):
+      reason = 'was told of less than a shard of the syncer has'
+      end_session(state, learner, reason)
+    recovery.adopt_held(state, newer)
+  absence.on_back(state, event)
 
 
 def on_ready(state: State, learner: int, ready: messages.Ready):
@@ -294,7 +312,7 @@ def on_want(state: State, learner: int, want: messages.WantFragment):
   if not 0 <= want.fragment < state.config.fragments:
     break_off(state, learner, f'wants fragment {want.fragment}')
     return
-  if recovery.postpone(state, learner, want.fragment):
+  if absence.postpone(state, learner, want.fragment):
     return
   incarnation = state.members[learner].incarnation
   reason = members_lib.brief(want.reason)
@@ -320,6 +338,7 @@ def end_session(state: State, learner: int, reason: str):
   state.emit(syncer_io.Drop(learner, member.incarnation, reason))
   donors.on_end_of_session(state, learner, member.incarnation)
   recovery.on_end_of_session(state, (learner, member.incarnation))
+  absence.on_end_of_session(state, learner)
 
 
 def quarantine(state: State, learner: int, reason: str):

@@ -27,7 +27,8 @@ class ShardHello:
   fragments: tuple[int, ...]  # Of which it owns any, in ascending order.
   versions: tuple[int, ...]  # Of the Θ_p that it holds,
   crcs: tuple[tuple[int, ...], ...]  # and of its pieces' bytes;
-  outer_versions: tuple[int, ...]  # to which its outer state belongs.
+  outer_versions: tuple[int, ...]  # the outer state belongs to these,
+  outer_crcs: tuple[tuple[int, ...], ...]  # with these bytes.
   address: str  # Where the lead pulls what it collects.
 
 
@@ -165,6 +166,7 @@ class InstallPart:
   """What `merge` led to is Θ_p from now on."""
 
   merge: int  # A job of `MergePart`.
+  round: int
   fragment: int
 
 
@@ -241,6 +243,7 @@ class Depart:
 
 FROM_SHARD = (
   ShardHello,
+  messages.Alive,
   Admitted,
   PartPulled,
   PartFailed,

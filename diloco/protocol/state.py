@@ -24,6 +24,28 @@ class LostFragment:
   offered: messages.FragmentOffered | None = None  # By that session.
   tried: tuple[tuple[int, int], ...] = ()  # Those that were, in vain.
   wanted_by: tuple[int, ...] = ()  # Who waits for it, in ascending id.
+  # Of a shard that is back: no other fragment waits for it, and sessions that
+  # went on meanwhile are asked what they have.
+  alone: bool = False
+  answered: tuple[tuple[int, int], ...] = ()  # The sessions that have said so.
+
+
+@dataclasses.dataclass(frozen=True)
+class Away:
+  """A fragment whose shard is away."""
+
+  wanted_by: tuple[int, ...] = ()  # Who waits for it, in ascending id.
+  # What learners say that the run has of it, where the ledger was lost.
+  adopted: bool = False
+  crc: int | None = None
+
+  def wanted(self, learner: int) -> 'Away':
+    wanted_by = tuple(sorted({*self.wanted_by, learner}))
+    return changed(self, wanted_by=wanted_by)
+
+  def without(self, learner: int) -> 'Away':
+    wanted_by = tuple(m for m in self.wanted_by if m != learner)
+    return changed(self, wanted_by=wanted_by)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +66,9 @@ class Snapshot:
   usual_norms: tuple[float | None, ...]
   left_clocks: tuple[tuple[int, int], ...]
   lost: tuple[tuple[int, LostFragment], ...]
+  away: tuple[tuple[int, Away], ...]
+  awaits_shards: bool
+  give_up_shards_s: float | None
   give_up_lost_s: float | None
   knows_less: bool
   were_live: frozenset[int]
@@ -93,6 +118,11 @@ class State:
     # whether learners may know of later rounds than it does.
     self.lost: dict[int, LostFragment] = {}
     self.give_up_lost_s: float | None = None
+    # Of a sharded one (`absence.py`): the fragments whose shard is away, and
+    # whether this process has still to see all of its shards.
+    self.away: dict[int, Away] = {}
+    self.awaits_shards = False
+    self.give_up_shards_s: float | None = None
     self.were_live: frozenset[int] = frozenset()  # At the ledger's close.
     self.knows_less = True  # Until its own first merge.
     self.last_round: int | None = None  # Set once the run is finishing.
@@ -116,6 +146,9 @@ class State:
       usual_norms=tuple(self.usual_norms),
       left_clocks=tuple(sorted(self.left_clocks.items())),
       lost=tuple(sorted(self.lost.items())),
+      away=tuple(sorted(self.away.items())),
+      awaits_shards=self.awaits_shards,
+      give_up_shards_s=self.give_up_shards_s,
       give_up_lost_s=self.give_up_lost_s,
       knows_less=self.knows_less,
       were_live=self.were_live,
@@ -138,6 +171,9 @@ class State:
     self.usual_norms = list(snapshot.usual_norms)
     self.left_clocks = dict(snapshot.left_clocks)
     self.lost = dict(snapshot.lost)
+    self.away = dict(snapshot.away)
+    self.awaits_shards = snapshot.awaits_shards
+    self.give_up_shards_s = snapshot.give_up_shards_s
     self.give_up_lost_s = snapshot.give_up_lost_s
     self.knows_less = snapshot.knows_less
     self.were_live = snapshot.were_live

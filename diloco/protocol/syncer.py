@@ -5,11 +5,18 @@ It reads no clock and touches no bytes: time and events are handed in, what it
 wants done it returns. Sessions are in `sessions`, rounds in `closing`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from diloco.protocol import closing, pulling, recovery, sessions, syncer_io
+from diloco.protocol import (
+  absence,
+  closing,
+  pulling,
+  recovery,
+  sessions,
+  syncer_io,
+)
 from diloco.protocol.config import ProtocolConfig
-from diloco.protocol.state import Ledger, Snapshot, State
+from diloco.protocol.state import Away, Ledger, Snapshot, State
 
 
 class Syncer:
@@ -19,12 +26,20 @@ class Syncer:
     config: of the run.
     run: its name; learners of other runs are refused.
     fingerprints: what a learner must have in common: config, layout, data.
+    away: the fragments whose bytes other shards have; they come back with
+      those.
   """
 
   def __init__(
-    self, config: ProtocolConfig, run: str, fingerprints: Mapping[str, str]
+    self,
+    config: ProtocolConfig,
+    run: str,
+    fingerprints: Mapping[str, str],
+    away: Collection[int] = (),
   ):
     self._state = State(config, run, fingerprints)
+    self._state.away = {p: Away() for p in sorted(away)}
+    self._state.awaits_shards = bool(away)
 
   def handle(
     self, event: syncer_io.Event, now: float
@@ -52,6 +67,10 @@ class Syncer:
         recovery.on_taken(state, event)
       case syncer_io.FragmentFailed():
         recovery.on_failed(state, event)
+      case syncer_io.Absent():
+        absence.on_absent(state, event)
+      case syncer_io.Back():
+        sessions.on_back(state, event)
       case syncer_io.Tick():
         pass
       case _:
@@ -67,6 +86,7 @@ class Syncer:
       *sessions.silence_deadlines(self._state),
       *closing.window_deadlines(self._state),
       *recovery.deadlines(self._state),
+      *absence.deadlines(self._state),
     ]
     return min(deadlines, default=None)
 
@@ -79,6 +99,20 @@ class Syncer:
   def whole(self) -> bool:
     """Whether no fragment of Θ is lost; always, but after a restart."""
     return not self._state.lost
+
+  @property
+  def away(self) -> tuple[int, ...]:
+    """The fragments whose shard is away."""
+    return tuple(self._state.away)
+
+  @property
+  def lost(self) -> tuple[int, ...]:
+    """The fragments that are older here than in the run."""
+    return tuple(self._state.lost)
+
+  def why_not_back(self, versions: Mapping[int, int]) -> str | None:
+    """Why a shard is refused that holds these versions; None where not."""
+    return recovery.why_not_back(self._state, versions)
 
   def silence_max_s(self, learner: int) -> float | None:
     """How long a learner may say nothing; None: it has no session."""
@@ -101,6 +135,7 @@ class Syncer:
     ledger: Ledger,
     held: tuple[int, ...],
     crcs: tuple[int, ...],
+    away: Collection[int] = (),
   ) -> 'Syncer':
     """The machine of a new process; learners join it again.
 
@@ -111,8 +146,9 @@ class Syncer:
       ledger: of the last close.
       held: the version of each fragment that is here, at most the ledger's.
       crcs: of the bytes of each fragment at the ledger's version.
+      away: as in `Syncer`; what is held of those, their shards will say.
     """
-    syncer = cls(config, run, fingerprints)
+    syncer = cls(config, run, fingerprints, away)
     syncer._state.resume(ledger)
     recovery.begin(syncer._state, held, crcs)
     return syncer

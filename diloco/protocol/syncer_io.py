@@ -78,6 +78,31 @@ class Merged:
 
 
 @dataclasses.dataclass(frozen=True)
+class Absent:
+  """A shard has gone, and with it all that was under way with these."""
+
+  fragments: tuple[int, ...]
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+  """A fragment whose shards are all here (again), as they have it."""
+
+  fragment: int
+  version: int  # The oldest of its pieces'.
+  crc: int | None  # Of the run's bytes, as the ledger has it.
+  same: bool = True  # False: other bytes than the run's at that version.
+
+
+@dataclasses.dataclass(frozen=True)
+class Back:
+  """Shards are here (again)."""
+
+  held: tuple[Held, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Tick:
   """Nothing but the passing of time: a deadline was reached."""
 
@@ -240,6 +265,8 @@ Event = (
   | Merged
   | FragmentTaken
   | FragmentFailed
+  | Absent
+  | Back
   | Tick
 )
 Effect = (

@@ -63,9 +63,7 @@ def begin(
   )
 
 
-def _start(
-  progress: LearnerProgress, host: HostCopy | PartCopy
-) -> Start:
+def _start(progress: LearnerProgress, host: HostCopy | PartCopy) -> Start:
   return Start(
     source=f'its checkpoint of step {progress.step}',
     crcs=host.crcs(),

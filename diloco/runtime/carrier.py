@@ -128,7 +128,8 @@ class Carrier:
     shares = self._part.encode_held(fragment)
     full = self._blueprint.full
     found = self._offered(fragment, full, shares, session, handle)
-    return messages.FragmentOffered(fragment, version, found)
+    crc = self._part.held()[fragment].crc
+    return messages.FragmentOffered(fragment, version, found, crc)
 
   def _offered(
     self,

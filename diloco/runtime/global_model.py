@@ -73,6 +73,8 @@ class GlobalModel:
     self._crcs = [
       self._piece_crcs(p, state.theta) for p, state in enumerate(self._states)
     ]
+    # The version and bytes to which each outer state belongs.
+    self._outer = [(0, crcs) for crcs in self._crcs]
     self._compile()
 
   def outer_step(
@@ -113,6 +115,7 @@ class GlobalModel:
     """The round has closed: from now on this is Θ_p."""
     self._states[fragment] = outcome.state
     self._crcs[fragment] = outcome.crcs
+    self._outer[fragment] = outcome.state.version, outcome.crcs
 
   def fragment(self, fragment: int) -> tuple[int, np.ndarray, int]:
     """Version, bytes in f32 and CRC of one fragment, belonging together."""
@@ -127,8 +130,8 @@ class GlobalModel:
 
   def restore(self, fragment: int, state: outer.FragmentState):
     """Goes on from a checkpoint's state."""
-    self._states[fragment] = state
-    self._crcs[fragment] = self._piece_crcs(fragment, state.theta)
+    self._set(fragment, state)
+    self._outer[fragment] = state.version, self._crcs[fragment]
 
   def go_on(self, fragment: int, version: int, theta: Arrays | None):
     """Θ_p is at `version` from now on, whatever it was here.
@@ -143,7 +146,11 @@ class GlobalModel:
     state = dataclasses.replace(self._states[fragment], version=version)
     if theta is not None:
       state = dataclasses.replace(state, theta=theta)
-    self.restore(fragment, state)
+    self._set(fragment, state)
+
+  def outer_of(self, fragment: int) -> tuple[int, tuple[int, ...]]:
+    """To which version, with which CRCs of pieces, its outer state belongs."""
+    return self._outer[fragment]
 
   def versions(self) -> tuple[int, ...]:
     """Of every fragment."""
@@ -166,6 +173,10 @@ class GlobalModel:
     for state, pieces in zip(self._states, self._pieces):
       params = fragments.put(params, pieces, state.theta)
     return params
+
+  def _set(self, fragment: int, state: outer.FragmentState):
+    self._states[fragment] = state
+    self._crcs[fragment] = self._piece_crcs(fragment, state.theta)
 
   def _compile(self):
     """Makes a step of every fragment and forgets it: rounds must not wait."""

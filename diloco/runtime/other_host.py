@@ -190,9 +190,7 @@ class OtherHost:
         self._state = self._device.fresh_state(self._params)
       case host_messages.BeginAt():
         threads = self._blueprint.config.data.threads
-        self._batches = pipeline.batches(
-          self._dataset, said.position, threads
-        )
+        self._batches = pipeline.batches(self._dataset, said.position, threads)
         self._next_position = itertools.count(said.position)
       case host_messages.SaveAt():
         self._save(said)

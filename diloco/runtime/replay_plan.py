@@ -16,6 +16,7 @@ from diloco.runtime import tape_lines
 from diloco.runtime.incarnation import process_of
 from diloco.runtime.tape_reading import Line, Tapes
 
+BEHIND = 'behind'  # Kind of a record, see `protocol/absence.py`.
 Process = tuple[int, int]  # (learner, process).
 Named = tuple[int, int, int]  # (fragment, version, CRC): a state of the run.
 # (fragment, CRC): Θ_p by its content. Of two versions it may be the same: what
@@ -85,6 +86,14 @@ def make_plan(tapes: Tapes) -> Plan:
   """
   if not any(isinstance(x.said, tape_lines.Started) for x in tapes.syncer[:1]):
     raise NotReplayable(f'{tapes.workdir.tape}: does not begin with Started')
+  behind = [
+    line for line in tapes.syncer if getattr(line.said, 'kind', None) == BEHIND
+  ]
+  if behind:
+    raise NotReplayable(
+      f'{tapes.workdir.tape}:{behind[0].number}: a shard came back with an '
+      'older outer state, and no line says with which'
+    )
   processes = _Processes(tapes)
   merges = {
     line.number: tuple(

@@ -14,6 +14,7 @@ from absl import logging
 
 from diloco.numerics import payload
 from diloco.numerics.codec import Codec
+from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
 from diloco.runtime import contributions
 from diloco.runtime.blueprint import Blueprint
@@ -23,7 +24,7 @@ from diloco.runtime.parts import part_of
 from diloco.runtime.peer_ends import PeerEnds
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.runtime.worker import Worker
-from diloco.transport.interface import DataPlane, TransferFailed
+from diloco.transport.interface import DataPlane, Outlet, TransferFailed
 
 MERGES_MAX = 64
 CLOSINGS_MAX = 1 << 14
@@ -44,6 +45,8 @@ class Shard:
 
   Attributes:
     model: the own pieces of Θ.
+    closed_round: the last that was installed here.
+    collected: where the lead pulls what it collects; None at the lead.
   """
 
   def __init__(
@@ -57,6 +60,8 @@ class Shard:
     config = blueprint.config
     self.shard = shard
     self.model = GlobalModel(blueprint, shard)
+    self.closed_round = 0
+    self.collected: Outlet | None = None
     self._blueprint = blueprint
     self._plane = plane
     self._answer = answer
@@ -90,15 +95,39 @@ class Shard:
         self._start_merge(order)
       case orders.InstallPart():
         self.model.install(order.fragment, self._outcomes[order.merge])
+        self.closed_round = order.round
       case orders.PublishPart():
         return self._publish(order)
       case orders.ServePart():
         return self._serve(order)
+      case orders.CollectPart():
+        return self._collect(order)
       case orders.GoOn():
         self._go_on(order)
       case _:
         raise TypeError(f'Not an order to a shard: {order!r}.')
     return None
+
+  def hello(self, process: int) -> orders.ShardHello:
+    """What there is to say to a lead, old or new."""
+    config, model = self._blueprint.config, self.model
+    if self.collected is not None:
+      self.collected.close()
+    self.collected = self._plane.outlet('lead')
+    outer = [model.outer_of(p) for p in model.owned]
+    return orders.ShardHello(
+      protocol=messages.PROTOCOL_VERSION,
+      run=config.name,
+      shard=self.shard,
+      process=process,
+      fingerprints=self._blueprint.fingerprints,
+      fragments=model.owned,
+      versions=tuple(model.versions()[p] for p in model.owned),
+      crcs=tuple(model.piece_crcs(p) for p in model.owned),
+      outer_versions=tuple(version for version, _ in outer),
+      outer_crcs=tuple(crcs for _, crcs in outer),
+      address=self.collected.address,
+    )
 
   def forget(self):
     """Whoever gave the orders so far is gone, and the sessions with it."""
@@ -256,6 +285,12 @@ class Shard:
         said = tuple(part_of(each) for each in parts)
         hosts.append(orders.HostParts(to.learner, to.incarnation, said, crcs))
     return orders.PartOffered(job, part_of(data), tuple(hosts))
+
+  def _collect(self, order: orders.CollectPart) -> orders.PartOffered:
+    """Under the number of the job; the lead pulls it but once."""
+    _, data, _ = self.model.fragment(order.fragment)
+    self.collected.offer(order.job, data)
+    return orders.PartOffered(order.job, part_of(data))
 
   def _go_on(self, order: orders.GoOn):
     theta = self._taken[order.taken][1] if order.taken else None

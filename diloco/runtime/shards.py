@@ -6,54 +6,23 @@ piece of the fragment, and what to do once all have answered. Only the thread
 of the machine comes here.
 """
 
-import dataclasses
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from diloco.numerics import payload
+from diloco.protocol import messages, syncer_io
 from diloco.protocol import shard_messages as orders
-from diloco.protocol import syncer_io
 from diloco.protocol.messages import Part, Payload
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.parts import announced_parts
 from diloco.runtime.shard import Shard
+from diloco.runtime.shard_jobs import Answers, FromShard, Job, Merged
+from diloco.runtime.shard_roll import Remote, Roll
+from diloco.transport.control_session import Session
 
 NOTHING = Part(0, 0)
-Answers = Mapping[int, object]  # By shard.
-
-
-@dataclasses.dataclass(frozen=True)
-class FromShard:
-  """Something a shard says, on its way to the machine's thread."""
-
-  shard: int
-  answer: object  # One of shard_messages.FROM_SHARD.
-
-
-@dataclasses.dataclass
-class _Job:
-  """An order that was given to some shards."""
-
-  fragment: int
-  waiting: set[int]  # Shards that have not answered.
-  done: Callable[[Answers], syncer_io.Event | None]
-  failed: Callable[[orders.PartFailed], syncer_io.Event | None]
-  answers: dict[int, object] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Merged:
-  """An outer step that all owners of the fragment have made."""
-
-  job: int
-  crcs: tuple[int, ...]  # Of the resulting pieces, in the layout's order.
-  parts: tuple[Part, ...]  # Of the outer update, by shard.
-
-  @property
-  def crc(self) -> int:
-    """Of the resulting Θ_p."""
-    return payload.crc_of(self.crcs)
 
 
 def _never(answer: orders.PartFailed):
@@ -66,26 +35,77 @@ class Shards:
   Args:
     blueprint: of the run.
     lead: the shard of this process.
+    roll: knows which others are here, and with what.
+    say: sends a message to a session of a learner, in its order.
+
+  Attributes:
+    unsaved: those that are writing their last checkpoint.
   """
 
-  def __init__(self, blueprint: Blueprint, lead: Shard):
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    lead: Shard,
+    roll: Roll,
+    say: Callable[[tuple[int, int], object], None],
+  ):
     self._blueprint = blueprint
     self._owners = blueprint.owners
     self._lead = lead
-    self._numbers = itertools.count(1)
+    self._roll = roll
+    self._say = say
+    self.unsaved: set[int] = set()
+    # Of each session, and how its hosts cut a fragment.
+    self._addresses: dict[tuple[int, int], tuple[tuple[str, ...], str]] = {}
+    # No two leads give the same numbers: a shard outlives its lead.
+    self._numbers = itertools.count(time.time_ns() // 1000)
     self._handles = itertools.count(1)
-    self._jobs: dict[int, _Job] = {}
+    self._jobs: dict[int, Job] = {}
     self._pulled: dict[tuple[int, int, int], int] = {}  # Jobs.
     self._merged: dict[int, Merged] = {}  # By round.
-    self._taken: dict[tuple[int, tuple[int, int]], int] = {}  # Jobs.
+    # Job, and CRCs of pieces by shard.
+    self._taken: dict[tuple[int, tuple[int, int]], tuple[int, dict]] = {}
 
-  def crcs(self) -> tuple[int, ...]:
-    """Of the bytes of every fragment."""
-    return self._lead.model.crcs()
+  # Shards -------------------------------------------------------------------
 
-  def versions(self) -> tuple[int, ...]:
-    """Of every fragment."""
-    return self._lead.model.versions()
+  def join(
+    self, session: Session, hello: orders.ShardHello
+  ) -> syncer_io.Back | None:
+    """A shard is here; which fragments are now."""
+    shard = hello.shard
+    assert shard not in self._roll.remote, f'{shard=} is here'
+    outer = zip(hello.outer_versions, hello.outer_crcs)
+    self._roll.remote[shard] = Remote(
+      session,
+      hello.process,
+      hello.address,
+      time.monotonic(),
+      dict(zip(hello.fragments, zip(hello.versions, hello.crcs))),
+      dict(zip(hello.fragments, outer)),
+    )
+    session.send(orders.Accepted())
+    for key, known in sorted(self._addresses.items()):
+      session.send(self._admission(shard, key, *known))
+    held = tuple(
+      self._roll.held(p)
+      for p in hello.fragments
+      if all(
+        not s or s in self._roll.remote for s in self._owners.of_fragment(p)
+      )
+    )
+    return syncer_io.Back(held) if held else None
+
+  def lose(self, shard: int, reason: str) -> syncer_io.Absent:
+    """A shard has gone; what was ordered of its fragments is given up."""
+    del self._roll.remote[shard]
+    self.unsaved.discard(shard)
+    fragments = self._owners.of_shard(shard)
+    for number, job in list(self._jobs.items()):
+      if job.fragment in fragments:
+        del self._jobs[number]
+        if job.given_up is not None:
+          job.given_up(job.answers)
+    return syncer_io.Absent(fragments, f'shard {shard} is away: {reason}')
 
   # Sessions -----------------------------------------------------------------
 
@@ -96,17 +116,37 @@ class Shards:
     addresses: Sequence[str],
     partition: str,
   ) -> tuple[str, ...] | None:
-    """Where a learner pulls, by part; None: its own address is of no use."""
-    if not addresses or len(addresses) % self._owners.shards:
+    """Where a learner pulls, by part; None: its own address is of no use.
+
+    The other shards say so themselves, in a `ShardAt`.
+    """
+    shards = self._owners.shards
+    if not addresses or len(addresses) % shards:
       return None
-    own = tuple(addresses[0 :: self._owners.shards])
-    admitted = self._lead.perform(
-      orders.Admit(learner, incarnation, own, partition)
-    )
-    return admitted.addresses or None
+    key = learner, incarnation
+    known = tuple(addresses), partition
+    admitted = self._lead.perform(self._admission(0, key, *known))
+    if not admitted.addresses:
+      return None
+    self._addresses[key] = known
+    for shard, remote in self._roll.remote.items():
+      remote.session.send(self._admission(shard, key, *known))
+    others = [''] * (shards - 1)
+    return tuple(x for own in admitted.addresses for x in (own, *others))
+
+  def _admission(
+    self,
+    shard: int,
+    key: tuple[int, int],
+    addresses: Sequence[str],
+    partition: str,
+  ) -> orders.Admit:
+    own = tuple(addresses[shard :: self._owners.shards])
+    return orders.Admit(*key, own, partition)
 
   def release(self, learner: int, incarnation: int):
     """A session has ended."""
+    self._addresses.pop((learner, incarnation), None)
     self._tell_all(orders.Release(learner, incarnation))
 
   def retire(self, effect: syncer_io.Retire):
@@ -151,7 +191,7 @@ class Shards:
       crcs = {s: answer.crcs for s, answer in answers.items()}
       parts = {s: answer.part for s, answer in answers.items()}
       self._merged[effect.round] = Merged(
-        job, self._compose(effect.fragment, crcs), self._by_shard(parts)
+        job, self._roll.compose(effect.fragment, crcs), self._by_shard(parts)
       )
       return syncer_io.Merged(effect.round)
 
@@ -172,9 +212,22 @@ class Shards:
     """What the merge of a round led to; it is to be published."""
     return self._merged.pop(round_)
 
-  def install(self, fragment: int, merged: Merged):
-    """It is Θ_p from now on."""
-    self._order_owners(fragment, orders.InstallPart(merged.job, fragment))
+  def install_here(self, effect: syncer_io.Publish, merged: Merged):
+    """The lead's pieces are the new ones; the run's version is."""
+    p = effect.fragment
+    self._roll.run[p] = effect.version, merged.crc
+    if 0 in self._owners.of_fragment(p):
+      self._tell(0, orders.InstallPart(merged.job, effect.round, p))
+
+  def install_there(self, effect: syncer_io.Publish, merged: Merged):
+    """The other shards' are; not before the ledger has it."""
+    p = effect.fragment
+    for shard in self._owners.of_fragment(p):
+      if shard in self._roll.remote:
+        self._tell(shard, orders.InstallPart(merged.job, effect.round, p))
+        crcs = self._roll.crcs_of(shard, p, merged.crcs)
+        self._roll.remote[shard].held[p] = effect.version, crcs
+        self._roll.remote[shard].outer[p] = effect.version, crcs
 
   def publish(
     self,
@@ -203,7 +256,8 @@ class Shards:
         found = announced_parts(each.handle, codec, parts)
         done((each.learner, each.incarnation), found, crcs)
 
-    job = self._begin(fragment, offered)
+    # Who is told of what a dead shard would offer asks for all of it.
+    job = self._begin(fragment, offered, given_up=offered)
     self._order(job, orders.PublishPart(job, merged.job, fragment, to))
 
   def serve(
@@ -221,7 +275,17 @@ class Shards:
       codec = self._blueprint.full.name
       done(announced_parts(to.handle, codec, parts), crcs)
 
-    job = self._begin(effect.fragment, offered)
+    def given_up(answers: Answers):
+      """Of a part that is not there it is known how long it would be."""
+      parts = {s: answer.part for s, answer in answers.items()}
+      full = self._blueprint.full
+      for s in self._owners.of_fragment(effect.fragment):
+        pieces = self._owners.pieces(effect.fragment, s)
+        nbytes = payload.payload_bytes(pieces, full)
+        parts.setdefault(s, Part(nbytes, 0))
+      done(announced_parts(to.handle, full.name, self._by_shard(parts)), ())
+
+    job = self._begin(effect.fragment, offered, given_up=given_up)
     self._order(job, orders.ServePart(job, effect.fragment, to))
 
   def take(self, effect: syncer_io.TakeFragment):
@@ -230,14 +294,14 @@ class Shards:
 
     def done(answers: Answers):
       crcs = {s: answer.crcs for s, answer in answers.items()}
-      crc = payload.crc_of(self._compose(p, crcs))
+      crc = payload.crc_of(self._roll.compose(p, crcs))
       if crc != effect.crc:
         reason = (
           f'Unusable: CRC {crc:08x} of fragment {p}, the run has '
           f'{effect.crc:08x}'
         )
         return syncer_io.FragmentFailed(p, *session, reason)
-      self._taken[p, session] = job
+      self._taken[p, session] = job, crcs
       return syncer_io.FragmentTaken(p, *session)
 
     def failed(answer: orders.PartFailed):
@@ -249,15 +313,84 @@ class Shards:
   def relabel(self, effect: syncer_io.Relabel):
     """What a learner gave, or else what is here, is Θ_p."""
     p = effect.fragment
-    taken = effect.taken_of and self._taken[p, effect.taken_of]
-    self._taken = {k: job for k, job in self._taken.items() if k[0] != p}
-    self._order_owners(p, orders.GoOn(p, effect.version, taken or 0))
+    job, crcs = (effect.taken_of and self._taken[p, effect.taken_of]) or (0, {})
+    self._taken = {k: x for k, x in self._taken.items() if k[0] != p}
+    order = orders.GoOn(p, effect.version, job)
+    found = {}
+    for shard in self._owners.of_fragment(p):
+      self._tell(shard, order)
+      found[shard] = crcs.get(shard) or self._roll.part_held(shard, p)[1]
+      if shard:
+        self._roll.remote[shard].held[p] = effect.version, found[shard]
+    crc = payload.crc_of(self._roll.compose(p, found))
+    self._roll.run[p] = effect.version, crc
+
+  def save(self, closed_round: int, loss: float | None, last: bool):
+    """All other shards write a checkpoint, as they are after a round.
+
+    Where it is the last, they are `unsaved` until they have said that it is
+    on their disks.
+    """
+    losses = () if loss is None else (loss,)
+    self.unsaved = set(self._roll.remote) if last else set()
+    for shard in self._roll.remote:
+      job = next(self._numbers)
+      self._tell(shard, orders.SaveParts(job, closed_round, losses, wait=last))
+
+  def collect(
+    self,
+    fragment: int,
+    done: Callable[[Mapping[int, tuple[str, Payload]]], None],
+  ):
+    """The bytes of a fragment from the shards that own any, but the lead.
+
+    Args:
+      fragment: which.
+      done: called with address and payload by shard; with nothing where one
+        of them is away.
+    """
+    others = [s for s in self._owners.of_fragment(fragment) if s]
+    if any(s not in self._roll.remote for s in others):
+      done({})
+      return
+
+    def offered(answers: Answers):
+      full = self._blueprint.full.name
+      done(
+        {
+          s: (
+            self._roll.remote[s].address,
+            Payload(job, full, answer.part.nbytes, answer.part.crc),
+          )
+          for s, answer in answers.items()
+        }
+      )
+
+    job = self._begin(fragment, offered, given_up=lambda answers: done({}))
+    self._jobs[job].waiting = set(others)
+    self._order(job, orders.CollectPart(job, fragment))
+
+  def depart(self):
+    """The run is over, for all other shards too."""
+    for shard in self._roll.remote:
+      self._tell(shard, orders.Depart())
 
   # Jobs ---------------------------------------------------------------------
 
   def heard(self, said: FromShard) -> syncer_io.Event | None:
     """An answer; what the machine is to know of it."""
     answer = said.answer
+    if said.shard in self._roll.remote:
+      self._roll.remote[said.shard].heard_s = time.monotonic()
+    match answer:
+      case messages.Alive():
+        return None
+      case orders.Saved():
+        self.unsaved.discard(said.shard)
+        return None
+      case orders.Admitted():
+        self._tell_where(said.shard, answer)
+        return None
     job = self._jobs.get(answer.job)
     if job is None:
       return None  # It was given up.
@@ -271,37 +404,34 @@ class Shards:
     del self._jobs[answer.job]
     return job.done(job.answers)
 
-  def _begin(self, fragment: int, done, failed=_never) -> int:
+  def _tell_where(self, shard: int, admitted: orders.Admitted):
+    key = admitted.learner, admitted.incarnation
+    if admitted.addresses and key in self._addresses:
+      self._say(key, messages.ShardAt(shard, admitted.addresses))
+
+  def _begin(self, fragment: int, done, failed=_never, given_up=None) -> int:
     number = next(self._numbers)
     waiting = set(self._owners.of_fragment(fragment))
-    self._jobs[number] = _Job(fragment, waiting, done, failed)
+    self._jobs[number] = Job(fragment, waiting, done, failed, given_up)
     return number
 
   def _order(self, job: int, order):
     for shard in sorted(self._jobs[job].waiting):
       self._tell(shard, order)
 
-  def _order_owners(self, fragment: int, order):
-    for shard in self._owners.of_fragment(fragment):
-      self._tell(shard, order)
-
   def _tell_all(self, order):
-    for shard in range(self._owners.shards):
+    for shard in (0, *self._roll.remote):
       self._tell(shard, order)
 
   def _tell(self, shard: int, order):
-    assert shard == self._lead.shard, f'{shard=} is not here'
+    if shard:
+      # Where that session has just ended, the machine will hear of it.
+      self._roll.remote[shard].session.send(order)
+      return
     answer = self._lead.perform(order)
     if answer is not None:
       event = self.heard(FromShard(shard, answer))
       assert event is None, f'{event=} while effects are performed'
-
-  def _compose(
-    self, fragment: int, crcs: Mapping[int, Sequence[int]]
-  ) -> tuple[int, ...]:
-    """The CRCs of a fragment's pieces, in its order, from those by shard."""
-    left = {shard: iter(each) for shard, each in crcs.items()}
-    return tuple(next(left[owner]) for owner in self._owners.of[fragment])
 
   def _by_part(
     self,

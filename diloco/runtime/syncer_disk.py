@@ -9,6 +9,7 @@ from diloco import config as configs
 from diloco.checkpoint.syncer_records import SyncerRecords
 from diloco.checkpoint.volumes import BrokenRecord
 from diloco.metrics.workdir import Workdir
+from diloco.numerics import payload
 from diloco.protocol.state import Ledger
 from diloco.protocol.syncer import Syncer
 from diloco.runtime.blueprint import Blueprint
@@ -28,6 +29,8 @@ class Found:
     versions: of each fragment, as it is here; learners may have newer ones.
     crcs: of their bytes.
     published: what the tape must have of the last close; None: none has been.
+    run_versions: of each fragment, as the ledger has it.
+    run_crcs: of their bytes.
   """
 
   machine: Syncer
@@ -35,6 +38,8 @@ class Found:
   versions: tuple[int, ...]
   crcs: tuple[int, ...]
   published: dict | None
+  run_versions: tuple[int, ...]
+  run_crcs: tuple[int, ...]
 
 
 class SyncerDisk:
@@ -68,7 +73,15 @@ class SyncerDisk:
     )
     config = blueprint.config
     self._identity = {**blueprint.fingerprints, 'name': config.name}
-    self._saved_round = 0
+    owners, own = blueprint.owners, model.owned
+    self._owned = own
+    # Of which other shards own pieces, too: those say what is held.
+    self._away = tuple(
+      p
+      for p in range(config.protocol.fragments)
+      if owners.of_fragment(p) != (0,)
+    )
+    self.saved_round = 0
     self._published: dict | None = None
 
   def begin(self) -> Found:
@@ -82,7 +95,10 @@ class SyncerDisk:
     found = self._records.read_ledger()
     if found is None:
       versions = (0,) * config.protocol.fragments
-      return Found(Syncer(*run), False, versions, self._model.crcs(), None)
+      machine = Syncer(*run, self._away)
+      crcs = self._initial_crcs()
+      own = self._model.crcs()
+      return Found(machine, False, versions, own, None, versions, crcs)
     ledger, counts, crcs = found
     differing = configs.differences(self._identity, counts['fingerprints'])
     if differing:
@@ -96,18 +112,35 @@ class SyncerDisk:
       ledger.versions,
       held,
     )
-    machine = Syncer.resume(*run, ledger, held, crcs)
+    machine = Syncer.resume(*run, ledger, held, crcs, self._away)
     self._published = counts['published']
     return Found(
-      machine, ledger.ended, held, self._model.crcs(), self._published
+      machine,
+      ledger.ended,
+      held,
+      self._model.crcs(),
+      self._published,
+      ledger.versions,
+      crcs,
     )
 
+  def _initial_crcs(self) -> tuple[int, ...]:
+    """Of the bytes of every fragment of a run that begins, whoever has it."""
+    if not self._away:
+      return self._model.crcs()
+    initial = self._blueprint.initial_fragments()
+    layout = self._blueprint.layout
+    return tuple(map(payload.crc, initial, layout.fragments))
+
   def _restore_fragments(self, ledger: Ledger) -> tuple[int, ...]:
-    fragments = range(len(ledger.versions))
+    fragments = self._owned
     restored = self._records.restore([self._model.state(p) for p in fragments])
+    held = [0] * len(ledger.versions)
     if restored is None:
-      return (0,) * len(fragments)
-    versions, states = restored
+      return tuple(held)
+    for p, version in zip(fragments, restored[0]):
+      held[p] = version
+    versions, states = tuple(held), dict(zip(fragments, restored[1]))
     newer = [p for p in fragments if versions[p] > ledger.versions[p]]
     if newer:
       p = newer[0]
@@ -153,12 +186,12 @@ class SyncerDisk:
 
   def save(self, ledger: Ledger):
     """Begins to save all fragments as they are now, unless they are saved."""
-    if ledger.closed_round == self._saved_round:
+    if ledger.closed_round == self.saved_round:
       return
-    states = [self._model.state(p) for p in range(len(ledger.versions))]
+    states = [self._model.state(p) for p in self._owned]
     loss = self._board.mean_loss()
-    if self._records.save(ledger.closed_round, states, loss):
-      self._saved_round = ledger.closed_round
+    if self._records.save(ledger.closed_round, states, loss, self._owned):
+      self.saved_round = ledger.closed_round
 
   def save_last(self, ledger: Ledger):
     """The same for a process that leaves, after what is being written."""

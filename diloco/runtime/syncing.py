@@ -17,13 +17,17 @@ from diloco.metrics.status import write_status
 from diloco.metrics.summary import write_summary
 from diloco.metrics.workdir import Workdir
 from diloco.protocol import messages, syncer_io
+from diloco.protocol import shard_messages as orders
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.board import Board
+from diloco.runtime.gathering import Gathering
 from diloco.runtime.inbox import Inbox
 from diloco.runtime.peers import Key, Peer, Peers
 from diloco.runtime.regaining import Regaining
 from diloco.runtime.shard import Shard
-from diloco.runtime.shards import FromShard, Shards
+from diloco.runtime.shard_jobs import FromShard, ShardLost
+from diloco.runtime.shard_roll import Roll
+from diloco.runtime.shards import Shards
 from diloco.runtime.silence import SilenceLimits
 from diloco.runtime.syncer_disk import SyncerDisk
 from diloco.runtime.tape import Tape, closing_line, line_of
@@ -33,6 +37,8 @@ from diloco.transport.control_server import ControlServer
 from diloco.transport.control_session import Session
 from diloco.transport.interface import DataPlane
 
+SHARD_SILENCE_S = 6.0  # At patience 1; it speaks at least once a second.
+LOOK_SLACK_S = 1.0
 INBOX_MAX = 1 << 14  # Events; a full inbox holds back the sessions' readers.
 SHARE_MAX = 64  # Of them, messages of one session.
 STATUS_EVERY_S = 1.0
@@ -61,7 +67,9 @@ class Syncing:
     config = blueprint.config
     self._blueprint = blueprint
     self._config = config
+    self._plane = plane
     self._workdir = workdir
+    self._gathers = config.syncer.shards > 1
     self._inbox = Inbox(INBOX_MAX, SHARE_MAX)
     self._lead = Shard(
       blueprint,
@@ -71,14 +79,25 @@ class Syncing:
       crash=self._inbox.tell,
     )
     self._model = self._lead.model
-    self._shards = Shards(blueprint, self._lead)
     self._board = Board(config)
     self._disk = SyncerDisk(blueprint, workdir, self._model, self._board)
     found = self._disk.begin()
     self._machine, self._ended = found.machine, found.ended
+    self._roll = Roll(blueprint, self._lead, found.run_versions, found.run_crcs)
+    self._shards = Shards(
+      blueprint,
+      self._lead,
+      self._roll,
+      say=lambda key, message: self._send(*key, message),
+    )
+    self._shard_sessions: dict[Session, int] = {}  # As `_keys`.
+    self._farewells: list[tuple[Key, messages.Done]] = []
+    self._looked_s = time.monotonic()
     self._silence = SilenceLimits(self._machine)
     self._tape = Tape(workdir.tape)
-    self._regaining = Regaining(self._shards, self._disk, self._tape, found)
+    self._regaining = Regaining(
+      self._shards, self._roll, self._disk, self._tape, found
+    )
     self._keys: dict[Session, Key] = {}  # Changed by the sessions' threads.
     self._peers = Peers(ids=config.data.shards)
     self._stop = threading.Event()
@@ -110,7 +129,11 @@ class Syncing:
       # First: whoever dies from here on has not lost the run.
       self._write_results()
       self._say_farewell()
-    return self._ended
+      if not self._stop.is_set():
+        self._shards.depart()
+    return self._ended and (
+      self._config.syncer.shards == 1 or not self._gathers
+    )
 
   def close(self):
     """Ends sessions and threads."""
@@ -134,11 +157,19 @@ class Syncing:
     """On a thread of the session; waits where too much is unread."""
     if isinstance(message, messages.Hello):
       self._keys[session] = message.learner, message.incarnation
-    event = syncer_io.Heard(*self._keys[session], message)
+    if isinstance(message, orders.ShardHello):
+      self._shard_sessions[session] = message.shard
+    if session in self._shard_sessions:
+      event = FromShard(self._shard_sessions[session], message)
+    else:
+      event = syncer_io.Heard(*self._keys[session], message)
     self._inbox.tell_from(session, (event, session))
 
   def _on_closed(self, session: Session, reason: str):
-    event = syncer_io.Lost(*self._keys.pop(session), reason)
+    if session in self._shard_sessions:
+      event = ShardLost(self._shard_sessions.pop(session), reason)
+    else:
+      event = syncer_io.Lost(*self._keys.pop(session), reason)
     self._inbox.tell((event, session))
 
   def _handle_next(self):
@@ -154,25 +185,79 @@ class Syncing:
     if isinstance(item, BaseException):
       raise item
     event, session = item
-    if isinstance(event, syncer_io.Lost):
+    if isinstance(event, syncer_io.Lost | ShardLost):
       self._inbox.forget(session)
     elif session is not None:
       self._inbox.was_read(session)
-    if session is not None and not self._may_speak(session, event):
+    if isinstance(event, FromShard | ShardLost):
+      for each in self._of_shard(session, event):
+        self._handle(each)
+    elif session is None or self._may_speak(session, event):
+      self._handle(event)
+    self._end_silent_shards()
+
+  def _of_shard(self, session: Session | None, said: FromShard | ShardLost):
+    """What the machine is to know of what a shard says; None: the lead's."""
+    shard = said.shard
+    if session is None:
+      event = self._shards.heard(said)
+    elif isinstance(said, ShardLost):
+      if self._roll.session_of(shard) is not session:
+        return
+      event = self._shards.lose(shard, said.reason)
+    elif isinstance(said.answer, orders.ShardHello):
+      yield from self._welcome_shard(session, said.answer)
       return
-    if isinstance(event, FromShard):
-      event = self._shards.heard(event)
+    elif self._roll.session_of(shard) is session:
+      event = self._shards.heard(said)
+    else:
+      return  # Of a session that was replaced.
     if event is not None:
+      yield event
+
+  def _welcome_shard(self, session: Session, hello: orders.ShardHello):
+    versions = dict(zip(hello.fragments, hello.versions))
+    reason = self._roll.why_refused(hello) or self._machine.why_not_back(
+      versions
+    )
+    if reason is not None:
+      logging.warning('shard %d refused: %s', hello.shard, reason)
+      session.send(messages.Refusal(reason, final=True))
+      session.close(reason)
+      return
+    older = self._roll.session_of(hello.shard)
+    if older is not None:
+      yield self._shards.lose(hello.shard, 'a newer process took its place')
+      older.close('a newer process took its place')
+    logging.info('shard %d is here', hello.shard)
+    back = self._shards.join(session, hello)
+    if back is not None:
+      yield back
+
+  def _end_silent_shards(self):
+    """One that is stopped is as good as dead: others wait for its bytes."""
+    now_s = time.monotonic()
+    away_s, self._looked_s = now_s - self._looked_s, now_s
+    limit_s = SHARD_SILENCE_S * self._config.protocol.patience
+    if away_s > STATUS_EVERY_S + LOOK_SLACK_S:
+      self._roll.excuse_silence(away_s)  # It was this process that slept.
+    for shard in self._roll.silent(now_s - limit_s):
+      reason = f'silent for {limit_s:.1f} s'
+      session = self._roll.session_of(shard)
+      event = self._shards.lose(shard, reason)
+      session.close(reason)
       self._handle(event)
 
   def _handle(self, event: syncer_io.Event):
     effects = self._machine.handle(event, time.monotonic())
+    if isinstance(event, syncer_io.Back):
+      self._regaining.note(self._machine)
     self._board.note_event(event)
     self._silence.note_event(event)
     for effect in effects:
       self._perform(effect)
       self._board.note_effect(effect)
-      self._tape.write(effect, self._shards.crcs())
+      self._tape.write(effect, self._roll.crcs())
 
   def _may_speak(self, session: Session, event) -> bool:
     """Whether a session's event counts; who it is, only one may be."""
@@ -214,7 +299,7 @@ class Syncing:
           '%s: learner %d, %s', effect.kind, effect.learner, effect.reason
         )
       case syncer_io.End():
-        self._disk.keep(self._machine.ledger(), self._shards.crcs())
+        self._disk.keep(self._machine.ledger(), self._roll.crcs())
         self._ended = True
       case _:
         raise TypeError(f'Not a syncer effect: {effect!r}.')
@@ -242,6 +327,10 @@ class Syncing:
     )
 
   def _send(self, learner: int, incarnation: int, message):
+    if isinstance(message, messages.Done) and self._gathers:
+      # Who leaves could give nothing back that a shard may still lose.
+      self._farewells.append(((learner, incarnation), message))
+      return
     peer = self._peers.get((learner, incarnation))
     if peer is not None:
       peer.send(message)
@@ -273,10 +362,16 @@ class Syncing:
 
   def _publish(self, effect: syncer_io.Publish):
     merged = self._shards.take_merged(effect.round)
-    self._shards.install(effect.fragment, merged)
+    self._shards.install_here(effect, merged)
     # First what must not be forgotten, then what others will know of.
     published = line_of(closing_line(effect, merged.crc))
-    self._disk.keep(self._machine.ledger(), self._shards.crcs(), published)
+    saved_round = self._disk.saved_round
+    self._disk.keep(self._machine.ledger(), self._roll.crcs(), published)
+    self._shards.install_there(effect, merged)
+    if self._disk.saved_round != saved_round:
+      loss = self._board.mean_loss()
+      last = self._machine.ledger().ended
+      self._shards.save(effect.round, loss, last)
     # Of who is not here, the address was of no use: that it is lost is on its
     # way.
     places = {
@@ -309,7 +404,7 @@ class Syncing:
   def _crcs(self, lost_crcs: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
     """Of Θ as the run has it; of what is lost, by the ledger."""
     return tuple(
-      (dict(enumerate(self._shards.crcs())) | dict(lost_crcs)).values()
+      (dict(enumerate(self._roll.crcs())) | dict(lost_crcs)).values()
     )
 
   def _serve(self, effect: syncer_io.Serve):
@@ -323,7 +418,7 @@ class Syncing:
     if peer is None:
       return
     p = effect.fragment
-    version, crc = self._shards.versions()[p], self._shards.crcs()[p]
+    version, crc = self._roll.versions()[p], self._roll.crcs()[p]
     place = peer.promise()
 
     def say(payload: messages.Payload, part_crcs: tuple[int, ...]):
@@ -345,6 +440,18 @@ class Syncing:
       logging.warning('learner %d did not say goodbye', learner)
 
   def _write_results(self):
-    write_parameters(self._workdir.parameters, self._model.parameters())
+    parameters = self._model.parameters()
+    if self._gathers:
+      gathering = Gathering(
+        self._blueprint, self._plane, self._shards, self._roll.elsewhere
+      )
+      while not gathering.done(self._machine, len(self._peers), parameters):
+        if self._stop.is_set():
+          return
+        self._handle_next()
+      self._gathers = False
+    write_parameters(self._workdir.parameters, parameters)
     write_status(self._workdir.status, self._board.status(True))
     write_summary(self._workdir.summary, self._board.summary())
+    for key, message in self._farewells:
+      self._send(*key, message)

@@ -17,6 +17,7 @@ from diloco.protocol.joining import Start
 from diloco.sim.contents import Contents, Symbols
 from diloco.sim.engine import Simulation
 from diloco.sim.simulated_learner import SimulatedLearner
+from diloco.sim.simulated_shard import SimulatedShard
 from diloco.sim.simulated_syncer import SimulatedSyncer
 from diloco.sim.watch import Watch
 from diloco.sim.wires import SteadyWires, Wires
@@ -68,6 +69,7 @@ class Cluster:
       drawn as `timing` says.
     tokens_per_step: of every learner.
     contents: what the processes hold; None: symbols.
+    shards: S, the processes of the syncer; more than 1 with symbols only.
   """
 
   def __init__(
@@ -83,6 +85,7 @@ class Cluster:
     speeds: Mapping[int, Callable[[float], float]] | None = None,
     tokens_per_step: int = 1024,
     contents: Contents | None = None,
+    shards: int = 1,
   ):
     self.config = config
     self.timing = timing
@@ -103,8 +106,10 @@ class Cluster:
     self._speeds = speeds
     self._incarnations = 0
     self._handles = 0
+    self.shards = shards
+    self.others = {s: SimulatedShard(self, s) for s in range(1, shards)}
     self.syncer = SimulatedSyncer(self, disk=None)
-    self.watch.syncer_started(self.syncer)
+    self._syncer_started()
 
   # What a scenario does -----------------------------------------------------
 
@@ -162,6 +167,8 @@ class Cluster:
     """kill -9; what it had written stays."""
     assert self.syncer.alive, 'the syncer is dead'
     self.syncer.alive = False
+    for shard in self.others.values():
+      shard.lose_lead()
     for process in self.learners.values():
       self._disconnect(process, 'stream closed')
 
@@ -181,7 +188,21 @@ class Cluster:
     """A new process of the syncer goes on from the disk."""
     assert not self.syncer.alive, 'the syncer is alive'
     self.syncer = SimulatedSyncer(self, self.syncer.disk)
+    self._syncer_started()
+
+  def _syncer_started(self):
     self.watch.syncer_started(self.syncer)
+    for shard in self.others.values():
+      if shard.alive:
+        shard.greet()
+
+  def kill_shard(self, shard: int):
+    """kill -9 of a process of the syncer that does not lead."""
+    self.others[shard].kill()
+
+  def start_shard(self, shard: int):
+    """A new process of it goes on from its own checkpoint."""
+    self.others[shard].start()
 
   def run(self, until: float):
     """Runs up to a time, or to the end of the run."""

@@ -23,6 +23,7 @@ class Carried(messages.Payload):
   """A payload with its bytes: nothing but a reference travels here."""
 
   data: Any = None
+  order: Any = None  # Of the shard that offers it; see `simulated_shard`.
 
 
 class Unusable(Exception):

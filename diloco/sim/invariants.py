@@ -51,12 +51,14 @@ class Invariants:
   ):
     """Raises `Violation` for the first invariant that does not hold."""
     self._note_event(event)
+    self._away = dict(snapshot.away)
     for effect in effects:
       self._check_effect(event, effect, snapshot)
     self._check_progress(snapshot)
     self._check_clocks(event, snapshot)
     self._check_bounds(snapshot)
     self._check_silence(snapshot)
+    self._check_turn(snapshot)
 
   def _forget_all(self):
     """A ledger that is lost takes with it what was merged."""
@@ -100,6 +102,8 @@ class Invariants:
           del self._incarnations[effect.learner]
           self._ready.discard(effect.learner)
         self._held.pop((effect.learner, effect.incarnation), None)
+      case syncer_io.Record(kind='adopted'):
+        self._note_versions(after.versions, effect)
       case syncer_io.Record(kind='ready'):
         self._check_ready(effect.learner)
       case syncer_io.Record(kind='quarantined'):
@@ -112,10 +116,14 @@ class Invariants:
         self._check_publish(effect, after)
 
   def _note_adopted(self, greet: syncer_io.Greet):
-    """Only upwards: what learners know of rounds that the ledger does not."""
-    for p, version in enumerate(greet.versions):
+    """What learners know of rounds that the ledger does not."""
+    self._note_versions(greet.versions, greet)
+
+  def _note_versions(self, versions: tuple[int, ...], evidence):
+    """Only upwards."""
+    for p, version in enumerate(versions):
       fell = version < self._versions[p]
-      hold(not fell, '1: versions fell', (greet, self._versions))
+      hold(not fell, '1: versions fell', (evidence, self._versions))
       self._versions[p] = version
 
   def _check_ready(self, learner: int):
@@ -135,6 +143,8 @@ class Invariants:
         hold(fact, 'a donor that has not completed a bootstrap', send)
 
   def _check_merge(self, merge: syncer_io.Merge):
+    here = merge.fragment not in self._away
+    hold(here, '9: merged while its shard is away', merge)
     learners = [share.learner for share in merge.shares]
     hold(learners == sorted(set(learners)), 'sums run in id order', merge)
     total = sum(share.weight for share in merge.shares)
@@ -231,6 +241,8 @@ class Invariants:
     match event:
       case syncer_io.Heard(message=messages.Hello() | messages.HandedIn()):
         return True
+      case syncer_io.Back():
+        return True
     return False
 
   def _check_silence(self, snapshot: Snapshot):
@@ -241,6 +253,18 @@ class Invariants:
       silent_s = snapshot.now - member.heard_s
       most_s = patience.silence_max_s(member.step_s, self._config.patience)
       hold(silent_s < most_s, '7: silent and still here', (learner, silent_s))
+
+  def _check_turn(self, snapshot: Snapshot):
+    """9: others do not wait for a fragment whose shard is away."""
+    waits = snapshot.awaits_shards or any(
+      not lost.alone for _, lost in snapshot.lost
+    )
+    if waits or snapshot.last_round is not None:
+      return
+    for round_ in snapshot.open_rounds:
+      if round_.number == snapshot.closed_round + 1:
+        gone = round_.fragment in dict(snapshot.away) | dict(snapshot.lost)
+        hold(not gone, '9: a round waits for who is away', round_)
 
   def _check_bounds(self, snapshot: Snapshot):
     """8: what is kept is bounded by M, the ids that ever came, and by P."""
@@ -255,6 +279,9 @@ class Invariants:
       tries = len(lost.tried), recovery.TRIES_MAX * ids
       sizes[f'tried for {p}'] = tries
       sizes[f'waiting for {p}'] = len(lost.wanted_by), ids
+      sizes[f'answers about {p}'] = len(lost.answered), ids
+    for p, away in snapshot.away:
+      sizes[f'waiting for {p}, away'] = len(away.wanted_by), ids
     for m, member in snapshot.members:
       sizes[f'donors of {m}'] = len(member.tried), ids
       sizes[f'offers of {m}'] = len(member.offers), fragments

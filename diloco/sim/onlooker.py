@@ -132,7 +132,7 @@ class Onlooker(Watch):
       return
     versions = syncer.machine.snapshot().versions
     for p, version in enumerate(process.contents.versions):
-      if version == versions[p]:
+      if version == versions[p] and p not in syncer.machine.away:
         same = process.contents.crcs[p] == syncer.crcs[p]
         hold(same, '5: begins with other bytes', (process.id, p, version))
 
@@ -192,6 +192,10 @@ class Onlooker(Watch):
     is kept for newcomers that are none any more.
     """
     versions = cluster.syncer.machine.snapshot().versions
+    for shard in cluster.others.values():
+      for p, held in shard.held.items():
+        run = versions[p], cluster.syncer.crcs[p]
+        hold(held == run, '5: a shard has other bytes', (shard.shard, p))
     for m, process in sorted(cluster.learners.items()):
       if process.gone:
         continue

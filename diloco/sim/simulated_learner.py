@@ -281,7 +281,9 @@ class SimulatedLearner:
     payload = Carried(self._cluster.next_handle(), 'f32', 1, 0, data=data)
     self.offers[payload.handle] = None  # Not for a round.
     version = self.contents.versions[p]
-    offered = messages.FragmentOffered(p, version, payload)
+    offered = messages.FragmentOffered(
+      p, version, payload, self.contents.crcs[p]
+    )
     self._cluster.to_syncer(self, offered)
 
   # Fetches ------------------------------------------------------------------
@@ -354,6 +356,7 @@ class SimulatedLearner:
     def arrived() -> learner_io.Event:
       up = syncer.alive and not syncer.stopped
       here = up and self.id not in self._cluster.cut
+      here = here and message.payload.order.holds
       if not here or self._cluster.fails():
         reason = 'lost on the way'
       else:

@@ -10,6 +10,7 @@ from diloco.protocol.syncer import Syncer
 from diloco.sim.alarm import Alarm
 from diloco.sim.contents import FINGERPRINTS, RUN, Carried, Unusable
 from diloco.sim.disk import Disk
+from diloco.sim.simulated_shard import BackFrom, Order, owner_of
 from diloco.sim.wires import SYNCER, Cargo
 
 
@@ -34,12 +35,23 @@ class SimulatedSyncer:
       lambda: self.deliver(syncer_io.Tick()),
     )
     run = cluster.config, RUN, FINGERPRINTS
+    away = [p for shard in cluster.others.values() for p in shard.fragments]
+    self._processes: dict[int, int] = {}  # That it talks to, by shard.
+    # The run's version and CRC of each fragment, as far as this process knows.
+    self._known = dict(enumerate(cluster.contents.first_crcs))
+    self._known = {p: (0, crc) for p, crc in self._known.items()}
     if disk is None:
       self.contents = cluster.contents.syncer(cluster.contents.first_crcs, None)
-      self.machine = Syncer(*run)
+      self.machine = Syncer(*run, away)
     else:
       self.contents = cluster.contents.syncer(disk.held_crcs, disk.saved)
-      self.machine = Syncer.resume(*run, disk.ledger, disk.held, disk.crcs)
+      self.machine = Syncer.resume(
+        *run, disk.ledger, disk.held, disk.crcs, away
+      )
+      known = zip(disk.ledger.versions, disk.crcs)
+      self._known = dict(enumerate(known))
+      for p in away:  # To say in a welcome, until the shard has said.
+        self.contents.crcs[p] = disk.crcs[p]
 
   @property
   def crcs(self) -> list[int]:
@@ -57,6 +69,8 @@ class SimulatedSyncer:
     if self.stopped:
       self._unread.append(event)
       return
+    if isinstance(event, BackFrom):
+      self._processes[event.shard] = event.process
     effects = self.machine.handle(event, self._cluster.sim.now)
     self._cluster.watch.at_syncer(self, event, effects)
     for effect in effects:
@@ -69,6 +83,21 @@ class SimulatedSyncer:
     unread, self._unread = self._unread, []
     for event in unread:
       self.deliver(event)
+
+  def shard_is_back(
+    self, shard: int, process: int, held: dict[int, tuple[int, int]]
+  ):
+    """A shard has said what it has."""
+    if self.alive:
+      found = tuple(self._held(p, *x) for p, x in sorted(held.items()))
+      self.deliver(BackFrom(found, shard, process))
+
+  def _held(self, p: int, version: int, crc: int) -> syncer_io.Held:
+    known_version, known_crc = self._known[p]
+    same = version != known_version or crc == known_crc
+    self.contents.crcs[p] = crc
+    run_crc = known_crc if version <= known_version else None
+    return syncer_io.Held(p, version, run_crc, same)
 
   def _later(self, delay_s: float, event: syncer_io.Event):
     """An event that this process makes for itself; it may die before."""
@@ -100,6 +129,7 @@ class SimulatedSyncer:
         p = effect.fragment
         self.contents.relabel(p, effect.version)
         cluster.watch.theta(p, effect.version, self.crcs[p])
+        self._install(p, effect.version)
       case syncer_io.Retire() | syncer_io.Record():
         pass  # No bytes are held here, no tape is written.
       case _:
@@ -127,14 +157,38 @@ class SimulatedSyncer:
       key: x for key, x in self._taken.items() if key[0] > effect.round
     }
     self.contents.merge(effect, merged)
-    self._later(self._cluster.timing.merge_s, syncer_io.Merged(effect.round))
+    order = self._order(effect.fragment)
+
+    def done():
+      if order.holds:
+        self.deliver(syncer_io.Merged(effect.round))
+
+    self._cluster.sim.after(self._cluster.timing.merge_s, done)
+
+  def _install(self, p: int, version: int):
+    """Θ_p is at `version`, where it lies; the ledger has it already."""
+    self._known[p] = version, self.crcs[p]
+    order = self._order(p)
+    if order.shard is not None and order.holds:
+      order.shard.install(p, version, self.crcs[p])
+
+  def _order(self, fragment: int) -> Order:
+    """To the process that this one knows to have the fragment."""
+    number = owner_of(fragment, self._cluster.shards)
+    shard = self._cluster.others.get(number)
+    return Order(shard, self._processes.get(number, 0))
 
   def _publish(self, effect: syncer_io.Publish):
     """First what must not be forgotten, then what others will know of."""
     p = effect.fragment
     data = self.contents.publish(p, effect.version)
     self._cluster.watch.theta(p, effect.version, self.crcs[p])
-    self._write_ledger(checkpoint=self._cluster.is_checkpoint(effect.round))
+    checkpoint = self._cluster.is_checkpoint(effect.round)
+    self._write_ledger(checkpoint)
+    self._install(p, effect.version)
+    for shard in self._cluster.others.values() if checkpoint else ():
+      shard.save()
+    order = self._order(p)
     update = messages.Update(
       round=effect.round,
       fragment=p,
@@ -143,7 +197,9 @@ class SimulatedSyncer:
       participants=tuple(s.learner for s in effect.shares),
       weights=tuple(s.weight for s in effect.shares),
       ages_s=tuple(s.age_s for s in effect.shares),
-      payload=Carried(self._cluster.next_handle(), 'down', 1, 0, data=data),
+      payload=Carried(
+        self._cluster.next_handle(), 'down', 1, 0, data=data, order=order
+      ),
       crc=self.crcs[p],
     )
     for learner, incarnation in effect.recipients:
@@ -170,6 +226,7 @@ class SimulatedSyncer:
         1,
         0,
         data=self.contents.fragment(effect.fragment),
+        order=self._order(effect.fragment),
       ),
       self.crcs[effect.fragment],
     )
@@ -178,9 +235,10 @@ class SimulatedSyncer:
   def _take_fragment(self, effect: syncer_io.TakeFragment):
     p = effect.offered.fragment
     session = effect.learner, effect.incarnation
+    order = self._order(p)
 
     def arrive():
-      if not self.alive:
+      if not self.alive or not order.holds:
         return
       here = self._cluster.reaches(*session) and not self._cluster.fails()
       crc = self._cluster.learners[effect.learner].contents.crcs[p]
@@ -198,8 +256,11 @@ class SimulatedSyncer:
   def _pull(self, effect: syncer_io.Pull):
     cluster = self._cluster
     session = effect.round, effect.learner, effect.incarnation
+    order = self._order(effect.offer.fragment)
 
     def arrive():
+      if not order.holds:
+        return  # The machine hears of its death, and expects nothing more.
       process = cluster.learners[effect.learner]
       here = cluster.reaches(effect.learner, effect.incarnation)
       handle = effect.offer.payload.handle

@@ -8,6 +8,7 @@ within a bound; nobody waits for ever.
 
 import dataclasses
 import random
+from collections.abc import Callable
 
 from diloco.protocol import patience
 from diloco.protocol.config import ADMISSIONS, BLENDS, ProtocolConfig
@@ -28,6 +29,7 @@ FAULTS = {
   'stop_syncer': 3,  # Stopped, or resumed.
   'lose_disk': 1,  # The syncer's, ledger and all.
 }
+SHARDS = (1, 2, 4)  # S.
 NEWCOMERS_MAX = 2
 LOOK_S = 1.0  # Between two looks at how far the healed run has come.
 
@@ -37,9 +39,10 @@ class Fault:
   """What happens to whom; what is broken already is mended instead."""
 
   at_s: float
-  kind: str  # One of FAULTS.
+  kind: str  # One of FAULTS, or 'shard'.
   learner: int
   notice_s: float
+  shard: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Scenario:
   checkpoint_rounds: int
   checkpoint_steps: int | None
   faults: tuple[Fault, ...]
+  shards: int  # S, the processes of the syncer.
+  last_shard: int  # That is mended last: the others go on without it.
 
   @property
   def bound_s(self) -> float:
@@ -85,15 +90,43 @@ def draw(seed: int) -> Scenario:
     reconnect_s=rng.choice((0.1, 0.5)),
     slow_share=rng.choice((0.0, 0.0, 0.05)),
   )
+  loss = rng.choice((0.0, 0.0, 0.05, 0.3))
+  checkpoint_rounds = rng.choice((1, 3, 10))
+  checkpoint_steps = rng.choice((None, 3, 10))
+  drawn = _draw_faults(rng, ids)
+  shards, faults, last_shard = _with_shards(seed, drawn)
   return Scenario(
     seed,
     config,
     timing,
-    loss=rng.choice((0.0, 0.0, 0.05, 0.3)),
-    checkpoint_rounds=rng.choice((1, 3, 10)),
-    checkpoint_steps=rng.choice((None, 3, 10)),
-    faults=_draw_faults(rng, ids),
+    loss=loss,
+    checkpoint_rounds=checkpoint_rounds,
+    checkpoint_steps=checkpoint_steps,
+    faults=faults,
+    shards=shards,
+    last_shard=last_shard,
   )
+
+
+def _with_shards(
+  seed: int, faults: tuple[Fault, ...]
+) -> tuple[int, tuple[Fault, ...], int]:
+  """S, the faults and those of shards, and the shard that is mended last.
+
+  Drawn apart, so that a scenario of one process is what it always was.
+  """
+  rng = random.Random(f'shards of {seed}')
+  shards = rng.choice(SHARDS)
+  if shards == 1:
+    return shards, faults, 0
+  others = range(1, shards)
+  until_s = faults[-1].at_s
+  of_shards = [
+    Fault(rng.uniform(0.0, until_s), 'shard', 0, 0.0, rng.choice(others))
+    for _ in range(rng.randint(1, 8))
+  ]
+  together = sorted([*faults, *of_shards], key=lambda fault: fault.at_s)
+  return shards, tuple(together), rng.choice(others)
 
 
 def _draw_config(rng: random.Random) -> ProtocolConfig:
@@ -144,6 +177,7 @@ class Swarm:
       watch=self.onlooker,
       checkpoint_rounds=scenario.checkpoint_rounds,
       checkpoint_steps=scenario.checkpoint_steps,
+      shards=scenario.shards,
     )
 
   def run(self):
@@ -157,6 +191,8 @@ class Swarm:
         break
       self._apply(fault)
     self._heal()
+    if self.scenario.shards > 1:
+      self._check_that_others_go_on()
     self._check_liveness()
 
   # The safety phase ---------------------------------------------------------
@@ -175,6 +211,12 @@ class Swarm:
           cluster.resume_syncer()
         else:
           cluster.stop_syncer()
+        return
+      case 'shard':
+        if cluster.others[fault.shard].alive:
+          cluster.kill_shard(fault.shard)
+        else:
+          cluster.start_shard(fault.shard)
         return
       case 'lose_disk':
         if not cluster.syncer.alive:
@@ -229,12 +271,48 @@ class Swarm:
     cluster.resume_syncer()
     if not cluster.syncer.alive:
       cluster.start_syncer()
+    for shard, process in cluster.others.items():
+      if not process.alive:
+        cluster.start_shard(shard)
     for learner, process in sorted(cluster.learners.items()):
       cluster.heal(learner)
       cluster.spoil(learner)
       cluster.resume(learner)
       if process.gone:
         cluster.start(learner)
+
+  def _check_that_others_go_on(self):
+    """9: while one shard is away, the fragments of all others are merged."""
+    cluster = self.cluster
+    first = cluster.syncer.machine.snapshot().versions
+    # Whoever begins needs all of Θ: the shard goes once all have begun.
+    self._run_until(lambda: self._is_ending() or self._got_on(first))
+    if self._is_ending():
+      return
+    last = cluster.others[self.scenario.last_shard]
+    cluster.kill_shard(last.shard)
+    before = cluster.syncer.machine.snapshot().versions
+    got_on = self._run_until(
+      lambda: self._is_ending() or self._got_on(before, last.fragments)
+    )
+    hold(got_on, '9: all wait for one shard', self._why() if not got_on else '')
+    if not last.alive:
+      cluster.start_shard(last.shard)
+
+  def _is_ending(self) -> bool:
+    """The end of a run waits for all of its shards."""
+    return self.cluster.syncer.machine.snapshot().last_round is not None
+
+  def _run_until(self, holds: Callable[[], bool]) -> bool:
+    """Runs on; whether it came to that in the time of the scenario."""
+    cluster = self.cluster
+    until = cluster.sim.now + self.scenario.bound_s
+    while cluster.sim.now < until and not cluster.ended:
+      if holds():
+        return True
+      cluster.run(cluster.sim.now + LOOK_S)
+      self._start_again()
+    return cluster.ended is not None or holds()
 
   def _check_liveness(self):
     cluster = self.cluster
@@ -260,17 +338,23 @@ class Swarm:
       if process.gone and not process.left.done:
         self.cluster.start(learner)
 
-  def _got_on(self, before: tuple[int, ...]) -> bool:
+  def _got_on(
+    self, before: tuple[int, ...], without: tuple[int, ...] = ()
+  ) -> bool:
+    """Every fragment twice, but for those `without` a shard."""
     snapshot = self.cluster.syncer.machine.snapshot()
     rounds = all(
-      now >= then + 2 for now, then in zip(snapshot.versions, before)
+      now >= then + 2
+      for p, (now, then) in enumerate(zip(snapshot.versions, before))
+      if p not in without
     )
     members = dict(snapshot.members)
     ready = all(
       m in members and members[m].ready and not members[m].leaving
       for m in self.cluster.learners
     )
-    return rounds and ready and not snapshot.lost
+    lost = {*dict(snapshot.lost), *dict(snapshot.away)} - {*without}
+    return rounds and ready and not lost
 
   def _check_end(self):
     """Everybody leaves once the run is over."""

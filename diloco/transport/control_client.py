@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learner's end of the control plane: one stream to the syncer."""
+"""A learner's, or a shard's, end of the control plane: one stream to it."""
 
 import queue
 import threading
@@ -34,6 +34,8 @@ class ControlClient:
     on_closed: called once, after the last message, if `connect` succeeded.
     limits: see there.
     access: what is shown to the server and asked of it.
+    heard: the kinds of messages that may come: the syncer's to a learner, or
+      the lead's to a shard.
 
   Attributes:
     bytes_sent, bytes_received: bodies of messages handed to and by gRPC.
@@ -49,6 +51,7 @@ class ControlClient:
     on_closed: Callable[[str], None],
     limits: control_limits.ControlLimits = control_limits.DEFAULT,
     access: access_lib.Access = access_lib.OPEN,
+    heard: tuple[type, ...] = messages.FROM_SYNCER,
   ):
     self.bytes_sent = 0
     self.bytes_received = 0
@@ -58,6 +61,7 @@ class ControlClient:
     self._on_closed = on_closed
     self._limits = limits
     self._access = access
+    self._heard = heard
     self._outbox = Outbox(limits.outgoing_max)
     self._lock = threading.Lock()
     self._reason: str | None = None  # Of the end, where it began here.
@@ -173,7 +177,7 @@ class ControlClient:
     try:
       for body in self._call:
         self.bytes_received += len(body)
-        message = wire.decode(body, messages.FROM_SYNCER, self._address)
+        message = wire.decode(body, self._heard, self._address)
         self._on_message(message)
     except wire.Malformed as error:
       return str(error)

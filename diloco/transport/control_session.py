@@ -12,11 +12,18 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from diloco.protocol import messages
+from diloco.protocol import messages, shard_messages
 from diloco.transport import control_limits, wire
 from diloco.transport.outbox import Outbox
 
 _REASON_CHARS_MAX = 512  # It travels in a header.
+
+# What opens a session, and what may follow it.
+_FOLLOWING = {
+  messages.Hello: messages.FROM_LEARNER,
+  shard_messages.ShardHello: shard_messages.FROM_SHARD,
+}
+_OPENING = (*messages.FROM_LEARNER, shard_messages.ShardHello)
 
 _CODES = {
   'malformed': grpc.StatusCode.INVALID_ARGUMENT,
@@ -52,6 +59,7 @@ class Session:
     self._lock = threading.Lock()
     self._end: tuple[str, str] | None = None  # Cause and reason.
     self._greeted = threading.Event()
+    self._allowed: tuple[type, ...] = _OPENING
     self._giving_up = threading.Timer(limits.close_s, context.cancel)
     self._giving_up.daemon = True
     if not context.add_callback(self._outbox.discard):
@@ -137,12 +145,13 @@ class Session:
         f'from {self.peer}: {len(body)} bytes, at most '
         f'{self._limits.message_bytes_max}',
       )
-    message = wire.decode(body, messages.FROM_LEARNER, self.peer)
-    hello = isinstance(message, messages.Hello)
+    message = wire.decode(body, self._allowed, self.peer)
+    hello = type(message) in _FOLLOWING
     if hello == self._greeted.is_set():
       wrong = 'a second Hello' if hello else f'{message} before Hello'
       raise wire.Malformed('wrong order', f'from {self.peer}: {wrong}')
     if hello:
+      self._allowed = _FOLLOWING[type(message)]
       self._greeted.set()
     return message
 

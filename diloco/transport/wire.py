@@ -25,13 +25,17 @@ _INTS = range(-(1 << 63), 1 << 64)  # What msgpack can carry.
 _MAY_DIVERGE = frozenset({(messages.Report, 'loss')})
 
 # The closed set of them, and as a type.
-_ALL = (
-  *messages.FROM_LEARNER,
-  *messages.FROM_SYNCER,
-  *shard_messages.FROM_SHARD,
-  *(each for each in shard_messages.FROM_LEAD if each is not messages.Refusal),
-  *host_messages.FROM_LEADING_HOST,
-  *host_messages.FROM_OTHER_HOSTS,
+_ALL = tuple(
+  dict.fromkeys(
+    (
+      *messages.FROM_LEARNER,
+      *messages.FROM_SYNCER,
+      *shard_messages.FROM_SHARD,
+      *shard_messages.FROM_LEAD,
+      *host_messages.FROM_LEADING_HOST,
+      *host_messages.FROM_OTHER_HOSTS,
+    )
+  )
 )
 Message = functools.reduce(operator.or_, _ALL)
 

@@ -139,6 +139,10 @@ def of_message(message) -> str:
       return f'no state, {message.reason}'
     case messages.DonateFragment():
       return f'donate fragment {message.fragment} version {message.version}'
+    case messages.Skipped():
+      return f'round {message.round} is skipped'
+    case messages.Postponed():
+      return f'fragment {message.fragment} comes later'
     case messages.Quarantine():
       return f'quarantine, {message.reason}'
     case messages.Ready():

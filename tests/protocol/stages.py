@@ -40,9 +40,9 @@ def config_of(options: dict) -> ProtocolConfig:
 class SyncerStage:
   """One syncer machine; the author of the transcript plays the learners."""
 
-  def __init__(self, **options):
+  def __init__(self, away=(), **options):
     self._config = config_of(options)
-    self._machine = Syncer(self._config, RUN, FINGERPRINTS)
+    self._machine = Syncer(self._config, RUN, FINGERPRINTS, away)
     self._now = 0.0
     self._handle = 0
     self._ledger = None  # Of the last close.
@@ -190,7 +190,9 @@ class SyncerStage:
   def _offer_fragment(self, learner, fragment, version):
     self._handle += 1
     payload = messages.Payload(self._handle, 'f32', 1, 0)
-    offered = messages.FragmentOffered(fragment, version, payload)
+    offered = messages.FragmentOffered(
+      fragment, version, payload, crc_of(fragment, version)
+    )
     yield self._heard(learner, offered)
 
   def _taken(self, learner, fragment):
@@ -203,6 +205,19 @@ class SyncerStage:
 
   def _merged(self, _, round):
     yield syncer_io.Merged(round)
+
+  def _absent(self, _, fragments):
+    yield syncer_io.Absent(fragments, 'shard 1 is away')
+
+  def _back(self, _, fragments, versions):
+    """With these versions; the CRCs are those of a run that lost nothing."""
+    run = self._machine.snapshot().versions
+    yield syncer_io.Back(
+      tuple(
+        syncer_io.Held(p, version, crc_of(p, run[p]))
+        for p, version in zip(fragments, versions)
+      )
+    )
 
   def _want(self, learner, fragment):
     yield self._heard(learner, messages.WantFragment(fragment, 'wrong CRC'))

@@ -7,6 +7,7 @@ A plant changes one function of the real machines, as a wrong edit would.
 import pytest
 
 from diloco.protocol import (
+  absence,
   closing,
   donating,
   joining,
@@ -17,6 +18,7 @@ from diloco.protocol import (
   rounds,
   sessions,
   state,
+  syncer_io,
 )
 from diloco.protocol.learner import Learner
 from diloco.protocol.learner_state import Core
@@ -218,6 +220,45 @@ def _stays_after_its_time(patch):
   patch.setattr(leaving, 'leave_in_time', leave_in_time)
 
 
+def _merges_without_the_shard(patch):
+  def skip(state, round_):
+    now = changed(round_, quorum_at_s=round_.due_s, pull_began_s=round_.due_s)
+    version = state.versions[round_.fragment] + 1
+    state.emit(
+      syncer_io.Merge(
+        *(now.number, now.fragment, version, state.pace.step),
+        shares=closing._shares(state, now),
+        quorum_s=0.0,
+        grace_s=0.0,
+        reason='its turn',
+      )
+    )
+
+  patch.setattr(closing, '_skip', skip)
+
+
+def _waits_for_who_is_away(patch):
+  patch.setattr(closing, '_skip', lambda *_: None)
+
+
+def _goes_on_with_all_or_nobody(patch):
+  patch.setattr(absence, 'holds_up', lambda state: bool(state.away))
+
+
+def _believes_what_a_shard_has(patch):
+  """Whatever its version: what is older than the run's is not regained."""
+  original = absence.on_back
+
+  def on_back(state, event):
+    held = tuple(
+      changed(x, version=state.versions[x.fragment], same=True)
+      for x in event.held
+    )
+    original(state, changed(event, held=held))
+
+  patch.setattr(absence, 'on_back', on_back)
+
+
 RARE = {
   _stays_after_its_time: 2985,
   _believes_in_its_own_bytes: 129,
@@ -247,6 +288,10 @@ RARE = {
     (_retires_nothing, '8: offers of learner'),
     (_keeps_every_offer, '8: offers of'),
     (_keeps_donations, '8: donations'),
+    (_merges_without_the_shard, '9: merged while its shard is away'),
+    (_waits_for_who_is_away, '9: a round waits for who is away'),
+    (_goes_on_with_all_or_nobody, '9: all wait for one shard'),
+    (_believes_what_a_shard_has, '5: '),
     (_lets_the_quarantined_in, 'quarantined without a clean bootstrap'),
     (_forgets_positions, 'data are repeated'),
     (_skips_batches, 'data are skipped'),

@@ -142,12 +142,12 @@ class _Storm:
       case 'fragment':
         p = rng.randrange(config.fragments)
         version = max(0, snapshot.versions[p] - rng.choice((0, 0, 1)))
-        return messages.FragmentOffered(p, version, self._payload())
+        return messages.FragmentOffered(p, version, self._payload(), 0)
       case _:
         p = rng.randrange(config.fragments + 1)
         return rng.choice(
           (
-            messages.FragmentOffered(p, rng.randrange(3), self._payload()),
+            messages.FragmentOffered(p, rng.randrange(3), self._payload(), 0),
             self._state_offered(),
             messages.HandedIn(),
             messages.Leaving(),

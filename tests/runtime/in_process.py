@@ -20,9 +20,11 @@ from diloco.runtime.exchange import Exchange
 from diloco.runtime.incarnation import process_of
 from diloco.runtime.machine import describe
 from diloco.runtime.outputs import Outputs
+from diloco.runtime.sharding import Sharding
 from diloco.runtime.syncing import Syncing
 from diloco.runtime.tape import LearnerTape
 from diloco.runtime.training import Training
+from diloco.transport.access import OPEN
 from diloco.transport.faulty import Faults, faulty
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
@@ -114,6 +116,8 @@ class Run:
     faults: of every data plane.
     step_floor_s: of `config.run`.
     checkpoint: what differs from `tests_tiny` in its section.
+    shards: of the syncer.
+    embedding: of the section `fragments`.
     **protocol: what differs from `tests_tiny` in its section `protocol`.
   """
 
@@ -123,6 +127,8 @@ class Run:
     faults: Faults,
     step_floor_s: float = 0.0,
     checkpoint: Mapping | None = None,
+    shards: int = 1,
+    embedding: str = 'split',
     **protocol,
   ):
     config = tests_tiny.get_config()
@@ -130,6 +136,8 @@ class Run:
     config.protocol.update(protocol)
     config.checkpoint.update(checkpoint or {})
     config.run.step_floor_s = step_floor_s
+    config.syncer.shards = shards
+    config.fragments.embedding = embedding
     self.blueprint = make_blueprint(configs.build(config))
     # Its planes lose bytes on purpose: nobody is to wait long for them.
     self._quick = mock.patch.object(patience, 'TRANSFER_FLOOR_S', PULL_S)
@@ -143,6 +151,20 @@ class Run:
       self.blueprint, '127.0.0.1:0', self.plane(0), self.workdir
     )
     self._syncer = threading.Thread(target=self.guard(self.syncing.run))
+    self.shardings = [
+      Sharding(
+        self.blueprint,
+        shard,
+        self.syncing.address,
+        self.plane(100 + shard),
+        self.workdir,
+        OPEN,
+      )
+      for shard in range(1, shards)
+    ]
+    self._shards = [
+      threading.Thread(target=self.guard(each.run)) for each in self.shardings
+    ]
     self.said: list[str] = []  # Of checkpoints.
     self.learners: list[Living] = []  # Of all that were started.
     self._errors = []
@@ -166,7 +188,8 @@ class Run:
     return plane
 
   def start_syncer(self):
-    self._syncer.start()
+    for thread in (self._syncer, *self._shards):
+      thread.start()
 
   def start(self, learner: int, plane=None, device=None) -> Living:
     """Starts a learner, beside whatever runs."""
@@ -185,7 +208,11 @@ class Run:
 
   def join(self):
     """Waits for the end; raises what any thread raised."""
-    threads = [self._syncer, *(each.thread for each in self.learners)]
+    threads = [
+      self._syncer,
+      *self._shards,
+      *(each.thread for each in self.learners),
+    ]
     for thread in threads:
       thread.join(DEADLINE_S)
     late = [thread for thread in threads if thread.is_alive()]
@@ -197,9 +224,18 @@ class Run:
     for each in self.learners:
       each.training.stop()
     self.syncing.stop()
-    for thread in (self._syncer, *(each.thread for each in self.learners)):
-      thread.join(DEADLINE_S)
+    for each in self.shardings:
+      each.stop()
+    for thread in (
+      self._syncer,
+      *self._shards,
+      *(each.thread for each in self.learners),
+    ):
+      if thread.ident is not None:
+        thread.join(DEADLINE_S)
     self.syncing.close()
+    for each in self.shardings:
+      each.close()
     for plane in self._planes:
       plane.close()
     self._quick.stop()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from diloco.metrics.workdir import Workdir, learner_name
+from diloco.metrics.workdir import Workdir, learner_name, shard_name
 from diloco.metrics.writer import read_jsonl
 from launch.orphans import dying_with_parent
 
@@ -145,6 +145,15 @@ class Processes:
     syncer = self.start(name, 'diloco.syncer', bind, *flags)
     self.until(lambda: self._listens(syncer), START_S, 'the syncer listens')
     return syncer
+
+  def shard(self, shard: int, name: str | None = None) -> Running:
+    """Starts one beside the syncer that listens."""
+    return self.start(
+      name or shard_name(shard),
+      'diloco.syncer_shard',
+      f'--shard={shard}',
+      f'--lead={self._address}',
+    )
 
   def learner(
     self,

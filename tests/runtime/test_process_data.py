@@ -52,9 +52,7 @@ def _mix(folder, texts):
   return ('mix', '', name), (f'data.mix={mix!r}', held)
 
 
-@pytest.mark.parametrize(
-  'made', [_array_record, _parquet, _mix]
-)
+@pytest.mark.parametrize('made', [_array_record, _parquet, _mix])
 def test_a_killed_learner_goes_on_with_the_next_batch(made, tmp_path):
   (source, path, tokenizer), more = made(tmp_path, made_files.texts())
   overrides = (

@@ -12,13 +12,17 @@ import pytest
 from diloco.protocol import host_messages, messages, shard_messages
 from diloco.transport import wire
 
-ALL = (
-  *messages.FROM_LEARNER,
-  *messages.FROM_SYNCER,
-  *shard_messages.FROM_SHARD,
-  *shard_messages.FROM_LEAD,
-  *host_messages.FROM_LEADING_HOST,
-  *host_messages.FROM_OTHER_HOSTS,
+ALL = tuple(
+  dict.fromkeys(
+    (
+      *messages.FROM_LEARNER,
+      *messages.FROM_SYNCER,
+      *shard_messages.FROM_SHARD,
+      *shard_messages.FROM_LEAD,
+      *host_messages.FROM_LEADING_HOST,
+      *host_messages.FROM_OTHER_HOSTS,
+    )
+  )
 )
 PART = messages.Part(nbytes=6, crc=1)
 PAYLOAD = messages.Payload(

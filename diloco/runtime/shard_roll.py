@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which shards are here, what they hold, and what the run has."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from diloco import config as configs
+from diloco.numerics import payload
+from diloco.protocol import messages, syncer_io
+from diloco.protocol import shard_messages as orders
+from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.shard import Shard
+from diloco.transport.control_session import Session
+
+UNKNOWN = (-1, 0)  # A version and a CRC that no fragment has.
+
+
+@dataclasses.dataclass
+class Remote:
+  """A shard in another process, while it has a session."""
+
+  session: Session
+  process: int
+  address: str  # Where what is collected of it is pulled.
+  heard_s: float
+  # By fragment: version and CRCs of the pieces that it has, and the same of
+  # what its outer state belongs to.
+  held: dict[int, tuple[int, tuple[int, ...]]]
+  outer: dict[int, tuple[int, tuple[int, ...]]]
+
+
+class Roll:
+  """The shards of one syncer, as its lead sees them.
+
+  Args:
+    blueprint: of the run.
+    lead: the shard of this process.
+    versions: of every fragment, as far as the ledger knows.
+    crcs: of their bytes.
+
+  Attributes:
+    remote: the others that have a session, by number.
+    run: version and CRC that the run has of each fragment.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    lead: Shard,
+    versions: Sequence[int],
+    crcs: Sequence[int],
+  ):
+    self._blueprint = blueprint
+    self._owners = blueprint.owners
+    self._lead = lead
+    self.remote: dict[int, Remote] = {}
+    self.run = list(zip(versions, crcs))
+
+  @property
+  def elsewhere(self) -> tuple[int, ...]:
+    """The fragments of which other shards than the lead own any piece."""
+    fragments = range(len(self.run))
+    return tuple(p for p in fragments if not self._is_here(p))
+
+  def crcs(self) -> tuple[int, ...]:
+    """Of the bytes of every fragment, as the run has them."""
+    here = self._lead.model.crcs()
+    return tuple(
+      here[p] if self._is_here(p) else crc
+      for p, (_, crc) in enumerate(self.run)
+    )
+
+  def versions(self) -> tuple[int, ...]:
+    """Of every fragment, likewise."""
+    here = self._lead.model.versions()
+    return tuple(
+      here[p] if self._is_here(p) else version
+      for p, (version, _) in enumerate(self.run)
+    )
+
+  def outer(self, fragment: int) -> tuple[int, int]:
+    """To which version, of which CRC, the outer state of a fragment belongs.
+
+    `UNKNOWN` where its shards do not agree, or one of them is not here.
+    """
+    owners = self._owners.of_fragment(fragment)
+    if not self.is_whole(fragment):
+      return UNKNOWN
+    found = {
+      s: self.remote[s].outer[fragment]
+      if s
+      else self._lead.model.outer_of(fragment)
+      for s in owners
+    }
+    versions = {version for version, _ in found.values()}
+    if len(versions) > 1:
+      return UNKNOWN
+    crcs = self.compose(fragment, {s: crcs for s, (_, crcs) in found.items()})
+    return versions.pop(), payload.crc_of(crcs)
+
+  def session_of(self, shard: int) -> Session | None:
+    """Whose messages count for a shard."""
+    remote = self.remote.get(shard)
+    return remote and remote.session
+
+  def excuse_silence(self, away_s: float):
+    """This process has heard nobody for so long."""
+    for remote in self.remote.values():
+      remote.heard_s += away_s
+
+  def silent(self, since_s: float) -> list[int]:
+    """The shards of which nothing was heard since then."""
+    return [s for s, x in self.remote.items() if x.heard_s < since_s]
+
+  def why_refused(self, hello: orders.ShardHello) -> str | None:
+    """Why a shard is not let in; None where it is."""
+    config = self._blueprint.config
+    if hello.protocol != messages.PROTOCOL_VERSION:
+      return f'protocol {hello.protocol}, not {messages.PROTOCOL_VERSION}'
+    if hello.run != config.name:
+      return f'run {hello.run!r}, this lead serves {config.name!r}'
+    if not 0 < hello.shard < self._owners.shards:
+      return f'shard {hello.shard}: must be in 1 … {self._owners.shards - 1}'
+    differing = configs.differences(
+      self._blueprint.fingerprints, hello.fingerprints
+    )
+    if differing:
+      return f'another configuration: {differing}'
+    pieces = tuple(
+      len(self._owners.pieces(p, hello.shard))
+      for p in self._owners.of_shard(hello.shard)
+    )
+    said = (hello.versions, hello.crcs, hello.outer_versions, hello.outer_crcs)
+    if (
+      hello.fragments != self._owners.of_shard(hello.shard)
+      or any(len(each) != len(pieces) for each in said)
+      or tuple(len(each) for each in hello.crcs) != pieces
+      or tuple(len(each) for each in hello.outer_crcs) != pieces
+    ):
+      return f'shard {hello.shard} speaks of other pieces than it owns'
+    older = self.remote.get(hello.shard)
+    if older is not None and older.process > hello.process:
+      return f'shard {hello.shard} has a newer process than this'
+    return None
+
+  def is_whole(self, fragment: int) -> bool:
+    """Whether all shards that own any of it are here."""
+    owners = self._owners.of_fragment(fragment)
+    return all(not s or s in self.remote for s in owners)
+
+  def held(self, p: int) -> syncer_io.Held:
+    """What its shards have of a fragment, now that all are here."""
+    found = {s: self.part_held(s, p) for s in self._owners.of_fragment(p)}
+    versions = {version for version, _ in found.values()}
+    version, crc = self.run[p]
+    least = min(versions)
+    same = True
+    if len(versions) == 1:
+      crcs = {s: crcs for s, (_, crcs) in found.items()}
+      here = payload.crc_of(self.compose(p, crcs))
+      same = least != version or here == crc
+      if least > version:  # The ledger was lost, and knows of nothing.
+        self.run[p] = least, here
+    return syncer_io.Held(p, least, crc if least <= version else None, same)
+
+  def part_held(self, shard: int, p: int) -> tuple[int, tuple[int, ...]]:
+    if shard:
+      return self.remote[shard].held[p]
+    model = self._lead.model
+    return model.versions()[p], model.piece_crcs(p)
+
+  def _is_here(self, fragment: int) -> bool:
+    return self._owners.of_fragment(fragment) == (0,)
+
+  def crcs_of(
+    self, shard: int, fragment: int, crcs: Sequence[int]
+  ) -> tuple[int, ...]:
+    """Of a shard's own pieces, from those of all."""
+    pairs = zip(crcs, self._owners.of[fragment])
+    return tuple(crc for crc, owner in pairs if owner == shard)
+
+  def compose(
+    self, fragment: int, crcs: Mapping[int, Sequence[int]]
+  ) -> tuple[int, ...]:
+    """The CRCs of a fragment's pieces, in its order, from those by shard."""
+    left = {shard: iter(each) for shard, each in crcs.items()}
+    return tuple(next(left[owner]) for owner in self._owners.of[fragment])
