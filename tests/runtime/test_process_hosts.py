@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learner of two processes, FSDP 4, beside one of a single process.
+"""A learner of two processes, FSDP 4, beside one of a single process; a syncer
+of two shards.
 
 Both learners have four devices. With τ = 0 and K = M the run is the same as
-one in which both have one process: only the sums over devices are made in
-another order.
+one in which learners and syncer have one process each: only the sums over
+devices are made in another order.
 """
 
 import signal
@@ -38,27 +39,36 @@ SLOWLY = (
   'run.step_floor_s=0.1',
   'checkpoint.learner_every_steps=5',
   'protocol.patience=2.0',
+  'syncer.shards=2',
 )
 
 
 @pytest.fixture(scope='module')
 def finals(tmp_path_factory):
-  """Final Θ with the learners of one process, and with one of two."""
+  """Final Θ and losses: all of one process; a learner and the syncer of two."""
   found = []
   for hosts in (1, 2):
     root = tmp_path_factory.mktemp(f'hosts{hosts}')
-    with Processes(root, *TOGETHER) as processes:
+    with Processes(root, *TOGETHER, f'syncer.shards={hosts}') as processes:
       syncer = processes.syncer()
+      for shard in range(1, hosts):
+        processes.shard(shard)
       groups = [Group(processes, 0, hosts, 4), Group(processes, 1, 1, 4)]
       for group in groups:
         assert group.exit_codes() == [0] * len(group.members)
       assert processes.exit_code(syncer) == 0
-      found.append(read_parameters(processes.workdir.parameters))
+      losses = [[step['loss'] for step in processes.steps(m)] for m in (0, 1)]
+      found.append((read_parameters(processes.workdir.parameters), losses))
   return found
 
 
-def test_two_processes_train_to_what_one_does(finals):
-  one, two = finals
+def test_losses_are_those_of_the_run_in_one_piece(finals):
+  (_, one), (_, two) = finals
+  np.testing.assert_allclose(two, one, rtol=1e-5)
+
+
+def test_the_result_is_that_of_the_run_in_one_piece(finals):
+  (one, _), (two, _) = finals
   for path in one:
     np.testing.assert_allclose(two[path], one[path], rtol=0, atol=2e-5)
 
@@ -70,9 +80,15 @@ def saved(processes, host: int) -> list[int]:
   return [int(name) for name in names if name.isdecimal()]
 
 
-def test_a_learner_of_two_processes_survives_every_death(tmp_path):
+def merged_into(processes, fragment: int) -> int:
+  """How many rounds of a fragment have been closed with a merge."""
+  rounds = processes.tape('Publish')
+  return len([line for line in rounds if line['fragment'] == fragment])
+
+
+def test_the_run_survives_the_death_of_each_process(tmp_path):
   with Processes(tmp_path, *SLOWLY) as processes:
-    syncer = processes.syncer()
+    syncer, shard = processes.syncer(), processes.shard(1)
     group, single = Group(processes, 0, 2, 4), Group(processes, 1, 1, 4)
     processes.until_merged(0)
     processes.until_merged(1)
@@ -95,6 +111,21 @@ def test_a_learner_of_two_processes_survives_every_death(tmp_path):
       group = Group(processes, 0, 2, 4)
       processes.until_merged(0)
       assert 'goes on from' in group.members[0].output
+
+    shard.send(signal.SIGKILL)
+    before = merged_into(processes, 0)
+    processes.until(
+      lambda: merged_into(processes, 0) >= before + 3,
+      START_S,
+      'the fragment of the other shard goes on',
+    )
+    before = merged_into(processes, 1)
+    processes.shard(1, name='shard-again')
+    processes.until(
+      lambda: merged_into(processes, 1) >= before + 3,
+      START_S,
+      'its own fragment goes on',
+    )
 
     syncer.send(signal.SIGKILL)
     syncer = processes.syncer(name='syncer-again')
