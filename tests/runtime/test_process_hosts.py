@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from diloco.checkpoint.parameters import read_parameters
+from diloco.metrics import names
 from tests.runtime.groups import Group
 from tests.runtime.processes import ENDLESS, START_S, Processes
 
@@ -57,7 +58,7 @@ def finals(tmp_path_factory):
       for group in groups:
         assert group.exit_codes() == [0] * len(group.members)
       assert processes.exit_code(syncer) == 0
-      losses = [[step['loss'] for step in processes.steps(m)] for m in (0, 1)]
+      losses = [[step[names.TRAIN_LOSS] for step in processes.steps(m)] for m in (0, 1)]
       found.append((read_parameters(processes.workdir.parameters), losses))
   return found
 
