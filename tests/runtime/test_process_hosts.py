@@ -58,7 +58,9 @@ def finals(tmp_path_factory):
       for group in groups:
         assert group.exit_codes() == [0] * len(group.members)
       assert processes.exit_code(syncer) == 0
-      losses = [[step[names.TRAIN_LOSS] for step in processes.steps(m)] for m in (0, 1)]
+      losses = [
+        [step[names.TRAIN_LOSS] for step in processes.steps(m)] for m in (0, 1)
+      ]
       found.append((read_parameters(processes.workdir.parameters), losses))
   return found
 
