@@ -11,7 +11,7 @@ from tests.runtime.processes import START_S, Processes
 
 pytestmark = pytest.mark.alone
 
-STEPS = 2500
+STEPS = 1500
 
 
 @pytest.fixture(scope='module')
