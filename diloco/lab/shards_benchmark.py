@@ -80,7 +80,7 @@ class _Feeder:
     plane = MemoryPlane(network)
     self._outlets = [plane.outlet('syncer') for _ in range(size.learners)]
     for learner, outlet in enumerate(self._outlets):
-      self._shard.perform(orders.Admit(learner, 1, (outlet.address,)))
+      self._shard.perform(orders.Admit(learner, 1, (outlet.address,), ''))
     self._job = 0
     self._data = {
       p: self._contribution(p) for p in blueprint.owners.of_shard(shard)

@@ -290,7 +290,7 @@ class Shard:
     """Under the number of the job; the lead pulls it but once."""
     _, data, _ = self.model.fragment(order.fragment)
     self.collected.offer(order.job, data)
-    return orders.PartOffered(order.job, part_of(data))
+    return orders.PartOffered(order.job, part_of(data), ())
 
   def _go_on(self, order: orders.GoOn):
     theta = self._taken[order.taken][1] if order.taken else None

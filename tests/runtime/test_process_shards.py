@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from diloco.checkpoint.parameters import read_parameters
+from diloco.metrics import names
 from tests.runtime.processes import START_S, Processes
 
 pytestmark = pytest.mark.alone
 
-STEPS = 2500
+STEPS = 1500
 
 
 @pytest.fixture(scope='module')
@@ -103,7 +104,7 @@ def test_it_has_learned_and_written_all_of_it(survived):
   run, _, _ = survived
   parameters = read_parameters(run.workdir.parameters)
   assert all(np.isfinite(array).all() for array in parameters.values())
-  losses = [step['loss'] for step in run.steps(0)]
+  losses = [step[names.TRAIN_LOSS] for step in run.steps(0)]
   assert np.mean(losses[-20:]) < np.mean(losses[:5]) - 1.0
 
 
