@@ -237,6 +237,7 @@ class Exchange:
 
     if not self._up.submit(job):
       logging.warning('%d snapshots wait to be encoded, one is lost', JOBS_MAX)
+      self._hosts.forget(handle)
 
   def leave(self, reason: str):
     """Says goodbye, though the machine did not ask for it."""

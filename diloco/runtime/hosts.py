@@ -44,6 +44,9 @@ class Hosts(Protocol):
   def offered(self, handle: int) -> tuple[Parts, ...]:
     """What each of them has on offer under a handle; waits for it."""
 
+  def forget(self, handle: int) -> None:
+    """Nobody will wait for what they offer under it."""
+
   def taking(self, orders: Sequence[host_messages.HostTake]):
     """A context in which host 0 takes its part, and each other its own.
 
@@ -77,6 +80,9 @@ class Alone:
   def offered(self, handle: int) -> tuple[Parts, ...]:
     return ()
 
+  def forget(self, handle: int) -> None:
+    pass
+
   def taking(self, orders: Sequence[host_messages.HostTake]):
     return contextlib.nullcontext()
 
@@ -107,6 +113,7 @@ class OtherHosts:
     self._on_lost: Callable[[GroupLost], None] = lambda error: None
     self._changed = threading.Condition()
     self._answers: dict[Hashable, dict[int, object]] = {}
+    self._unwanted: dict[Hashable, int] = {}  # Answers that are to come.
     self._lost: GroupLost | None = None
     self._connections: dict[int, Connection] = {}
     self._unnamed: list[Connection] = []
@@ -139,6 +146,13 @@ class OtherHosts:
   def offered(self, handle: int) -> tuple[Parts, ...]:
     found = self._wait(('offered', handle))
     return tuple(each.parts or (None,) for each in found.values())
+
+  def forget(self, handle: int) -> None:
+    key = 'offered', handle
+    with self._changed:
+      left = self.count - 1 - len(self._answers.pop(key, {}))
+      if left:
+        self._unwanted[key] = left
 
   @contextlib.contextmanager
   def taking(self, orders: Sequence[host_messages.HostTake]):
@@ -195,6 +209,11 @@ class OtherHosts:
   def _answer(self, key: Hashable, connection: Connection, message):
     [host] = [h for h, c in self._connections.items() if c is connection]
     with self._changed:
+      if key in self._unwanted:
+        self._unwanted[key] -= 1
+        if not self._unwanted[key]:
+          del self._unwanted[key]
+        return
       self._answers.setdefault(key, {})[host] = message
       self._changed.notify_all()
 
