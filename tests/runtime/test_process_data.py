@@ -37,6 +37,10 @@ def _parquet(folder, texts):
   return ('parquet', f'{path}/text-*.parquet', name), ()
 
 
+def _tfds(folder, texts):
+  return ('tfds', made_files.tfds(folder, texts), 'bytes'), ()
+
+
 def _mix(folder, texts):
   """Of documents that are tokens already and others of TFDS."""
   name = made_files.tiktoken_file(folder / 'ranks', texts)
@@ -52,7 +56,7 @@ def _mix(folder, texts):
   return ('mix', '', name), (f'data.mix={mix!r}', held)
 
 
-@pytest.mark.parametrize('made', [_array_record, _parquet, _mix])
+@pytest.mark.parametrize('made', [_array_record, _parquet, _tfds, _mix])
 def test_a_killed_learner_goes_on_with_the_next_batch(made, tmp_path):
   (source, path, tokenizer), more = made(tmp_path, made_files.texts())
   overrides = (
