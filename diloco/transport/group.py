@@ -13,6 +13,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from diloco.transport import wire
@@ -110,14 +111,19 @@ class Connection:
 class Listener:
   """Where the leading host waits for the others.
 
+  Each who comes is greeted on a thread of its own: one that says nothing, or
+  goes away, keeps nobody waiting.
+
   Args:
     host: IP literal of the interface that they reach.
     secret: that they must have too.
   """
 
   def __init__(self, host: str, secret: bytes):
+    self._secret = secret
+    self._closed = threading.Event()
     self._listener = multiprocessing.connection.Listener(
-      (host, 0), family='AF_INET', backlog=64, authkey=secret
+      (host, 0), family='AF_INET', backlog=64
     )
 
   @property
@@ -131,26 +137,44 @@ class Listener:
       GroupLost: not so many came in time.
     """
     found: queue.Queue = queue.Queue()
-
-    def accept_all():
-      left = count
-      while left:
-        try:
-          found.put(self._listener.accept())
-          left -= 1
-        except (multiprocessing.AuthenticationError, EOFError):
-          continue  # Not one of ours.
-
-    threading.Thread(target=accept_all, daemon=True).start()
+    threading.Thread(target=self._listen, args=[found], daemon=True).start()
+    give_up_s = time.monotonic() + CONNECT_S
     try:
-      return [found.get(timeout=CONNECT_S) for _ in range(count)]
+      return [
+        found.get(timeout=max(0.0, give_up_s - time.monotonic()))
+        for _ in range(count)
+      ]
     except queue.Empty:
       raise GroupLost(
         f'a host of this learner did not connect in {CONNECT_S} s'
       ) from None
 
   def close(self) -> None:
+    """Nobody else is let in."""
+    self._closed.set()
+    # Else the thread would sit in accept on a descriptor that is closed.
+    with contextlib.suppress(OSError):
+      socket.create_connection(self.address, timeout=1.0).close()
     self._listener.close()
+
+  def _listen(self, found: queue.Queue):
+    while not self._closed.is_set():
+      try:
+        connection = self._listener.accept()
+      except OSError:
+        continue  # It was gone before it was here; or this is closed.
+      threading.Thread(
+        target=self._greet, args=[connection, found], daemon=True
+      ).start()
+
+  def _greet(self, connection, found: queue.Queue):
+    try:
+      multiprocessing.connection.deliver_challenge(connection, self._secret)
+      multiprocessing.connection.answer_challenge(connection, self._secret)
+    except (OSError, EOFError, multiprocessing.AuthenticationError):
+      connection.close()  # Not one of ours.
+      return
+    found.put(connection)
 
 
 def connect(
@@ -159,15 +183,28 @@ def connect(
   """To the leading host.
 
   Raises:
-    GroupLost: it is not there, or is another learner's.
+    GroupLost: it is not there, is another learner's, or does not answer.
   """
+  found: queue.Queue = queue.Queue()
+
+  def greet():
+    try:
+      found.put(
+        multiprocessing.connection.Client(
+          address, family='AF_INET', authkey=secret
+        )
+      )
+    except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
+      found.put(error)
+
+  threading.Thread(target=greet, daemon=True).start()
   try:
-    connection = multiprocessing.connection.Client(
-      address, family='AF_INET', authkey=secret
-    )
-  except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
-    raise GroupLost(f'the leading host at {address}: {error}') from error
-  return connection
+    met = found.get(timeout=CONNECT_S)
+  except queue.Empty:
+    met = TimeoutError(f'no answer in {CONNECT_S} s')
+  if isinstance(met, Exception):
+    raise GroupLost(f'the leading host at {address}: {met}') from met
+  return met
 
 
 def own_address(towards: str) -> str:
