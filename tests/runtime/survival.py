@@ -82,15 +82,14 @@ class Survived:
 def spoil(folder: pathlib.Path):
   """A newer checkpoint, whole and sound, whose moments are not numbers."""
   store = checkpoints.Checkpoints(folder, 2, 0, print)
-  newest = folder / str(store.newest_step)
-  text = checkpoints._read_text(newest)
+  newest = checkpoints.newest_after(folder, -1)
   arrays = {
     name: array * np.float32(np.nan)
     if name.startswith('inner_state/') and array.dtype == np.float32
     else array
-    for name, array in checkpoints._read_arrays(newest, text['arrays']).items()
+    for name, array in newest.arrays.items()
   }
-  assert store.save(store.newest_step + 1, arrays, text['meta'], None)
+  assert store.save(store.newest_step + 1, arrays, newest.meta, None)
   store.close(START_S)
   assert store.failed == 0
 
