@@ -14,7 +14,7 @@ import pytest
 
 from tests.checkpoint.host_checkpoints import SHAPE
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 ROOT = pathlib.Path(__file__).parents[2]
 

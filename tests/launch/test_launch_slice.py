@@ -15,11 +15,11 @@ import pytest
 from launch import startup
 from tests.launch.launch_values import a_slice_launch
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 HERE = pathlib.Path(__file__).parent
 HOSTS = 4
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0  # On a machine that others work on too.
 # A second of a script is 1/40 here: 30 s become 0.75 s, and the stand-ins of
 # the learner, which are to be dead within 20 s, are within 0.5 s.
 SLEEP = f"""#!{sys.executable} -IS

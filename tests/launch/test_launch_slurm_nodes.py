@@ -15,10 +15,10 @@ import pytest
 from launch import slurm
 from tests.launch.launch_values import a_launch, check_golden
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 HERE = pathlib.Path(__file__).parent
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0  # On a machine that others work on too.
 SRUN = f'#!/bin/sh\nexec {sys.executable} -IS {HERE}/fake_srun.py "$@"\n'
 SCONTROL = """#!/bin/bash
 case $1 in

@@ -18,7 +18,7 @@ from launch.address import free_address
 from launch.launch import Launch, launch
 from tests.launch.launch_values import asked
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 STEPS = 20
 DEADLINE_S = 300.0  # On a machine that others work on too.

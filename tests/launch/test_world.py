@@ -14,9 +14,9 @@ from launch.program import Role
 from launch.supervisor import Supervisor
 from tests.launch.launch_values import a_config
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0  # On a machine that others work on too.
 MEMBER = pathlib.Path(__file__).parent / 'world_member.py'
 SUM = '4 devices of 2 hosts: 6.0'
 

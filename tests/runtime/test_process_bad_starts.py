@@ -9,7 +9,7 @@ from tests.data import made_files
 from tests.runtime.processes import EXIT_CONFIG, Processes
 from tests.transport import credentials
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 NO_DEVICES = {'JAX_PLATFORMS': 'none'}  # Whoever touches a device fails.
 MISSING = '/no/such/text.txt'

@@ -18,7 +18,7 @@ from diloco.runtime.incarnation import process_of
 from tests.data import made_files
 from tests.runtime.processes import START_S, Processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 STEPS = 24
 KILLED_AFTER = 10

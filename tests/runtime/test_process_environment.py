@@ -5,7 +5,7 @@ import pytest
 
 from tests.runtime.processes import EXIT_CONFIG, Processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 LEARNER = ('diloco.learner', '--learner=0', '--syncer=127.0.0.1:1')
 

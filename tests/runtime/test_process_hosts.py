@@ -17,7 +17,7 @@ from diloco.metrics import names
 from tests.runtime.groups import Group
 from tests.runtime.processes import ENDLESS, START_S, Processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 ON_FOUR = (
   'model.heads=4',

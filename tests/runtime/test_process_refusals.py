@@ -7,7 +7,7 @@ import pytest
 
 from tests.runtime.processes import ENDLESS, EXIT_CONFIG, SLOW, Processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 
 def _write_text(path, seed: int):

@@ -10,7 +10,7 @@ from diloco.checkpoint.parameters import read_parameters
 from diloco.metrics import names
 from tests.runtime.processes import START_S, Processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 STEPS = 1500
 
