@@ -145,7 +145,11 @@ def test_siege_by_huge_messages():
       body = bytes(8 * wire.MESSAGE_BYTES_MAX)
       with pytest.raises(grpc.RpcError) as caught:
         next(converse(iter([body])))
-      assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+      # UNAVAILABLE where the reset of the stream overtakes its status.
+      assert caught.value.code() in (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.UNAVAILABLE,
+      )
 
 
 def _silence(over: threading.Event):
