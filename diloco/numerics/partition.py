@@ -58,11 +58,6 @@ class Box:
     return (*(slice(a, b) for a, b in self.ranges), ...)
 
 
-def whole_box(piece: Piece) -> Box:
-  """All of a piece."""
-  return Box(piece, tuple((0, size) for size in piece.shape))
-
-
 @dataclasses.dataclass(frozen=True)
 class Partition:
   """A mesh, whose devices belong to hosts, and how arrays are cut by it.
@@ -168,13 +163,6 @@ class Partition:
       if box.ranges not in seen:
         seen.add(box.ranges)
         yield host, box
-
-
-def one_host(paths: Iterable[str], ranks: Mapping[str, int]) -> Partition:
-  """Of a learner of one process: it holds everything, whatever its mesh."""
-  return Partition(
-    (('device', 1),), (0,), {path: (None,) * ranks[path] for path in paths}
-  )
 
 
 def from_text(

@@ -38,11 +38,6 @@ class Holding:
       partition.offered(pieces, host) for pieces in layout.fragments
     )
 
-  @property
-  def alone(self) -> bool:
-    """Whether there is no other process: boxes are whole pieces."""
-    return self.partition.host_count == 1
-
   def needed_of(self, fragment: int, whole: Arrays) -> dict[str, np.ndarray]:
     """This host's boxes of a whole fragment.
 

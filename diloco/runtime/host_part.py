@@ -114,23 +114,14 @@ class HostPart:
     blueprint: of the run.
     device: takes fragments of Θ.
     copy: of this host's boxes of Θ.
-    cuts: of the learner.
-    host: which of its processes.
   """
 
-  def __init__(
-    self,
-    blueprint: Blueprint,
-    device: Device,
-    copy: PartCopy,
-    cuts: Cuts,
-    host: int,
-  ):
+  def __init__(self, blueprint: Blueprint, device: Device, copy: PartCopy):
     self._blueprint = blueprint
     self._device = device
     self._copy = copy
-    self.cuts = cuts
-    self.host = host
+    self.cuts = copy.cuts
+    self.host = copy.host
 
   def encode_delta(self, fragment, theta, base) -> Parts:
     held = self._device.holding.offered_of(fragment, base)
@@ -172,7 +163,7 @@ def make_part(
   """What fits the copy."""
   if isinstance(copy, HostCopy):
     return WholePart(blueprint, device, copy)
-  return HostPart(blueprint, device, copy, copy.cuts, copy.host)
+  return HostPart(blueprint, device, copy)
 
 
 class Arrivals:

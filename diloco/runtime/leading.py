@@ -99,5 +99,5 @@ class Follower:
 
   def _lost(self, error: GroupLost):
     self._answer.put(error)
-    if self._made.is_set():
-      self._host.lost(error)
+    self._made.wait()  # Else it would not be heard of by who is being made.
+    self._host.lost(error)

@@ -30,7 +30,6 @@ LIBTPU = {
 }
 TPU = 'tpu'
 CPU = 'cpu'
-COMPILERS = (TPU, CPU)
 
 
 class NoCompiler(Exception):
