@@ -9,7 +9,7 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema
 from diloco.protocol.members import Account, Member
 from diloco.protocol.pace import PaceClock
-from diloco.protocol.rounds import HeldOffer, Round, why_void
+from diloco.protocol.rounds import HeldOffer, MergedSteps, Round, why_void
 from diloco.protocol.values import changed
 
 
@@ -222,6 +222,13 @@ class State:
     """K, but no more than there are live learners, and at least 1."""
     return max(1, min(self.config.quorum, len(self.live())))
 
+  def merged(self, learner: int, fragment: int) -> MergedSteps:
+    """What has been merged of a learner's steps on a fragment."""
+    return MergedSteps(
+      self.accounts[learner].merged_bases.get(fragment, -1),
+      self.members[learner].merged_steps.get(fragment),
+    )
+
   def is_current(self, learner: int, incarnation: int) -> bool:
     member = self.members.get(learner)
     return member is not None and member.incarnation == incarnation
@@ -252,9 +259,21 @@ class State:
     self.rounds[round_.number] = round_
     return round_
 
-  def retire(self, learner: int, handle: int):
-    """Tells a learner that one of its offers need not be held any longer."""
-    self.send(learner, messages.Retired((handle,)))
+  def retire(self, learner: int, handle: int, pulled: bool = False):
+    """Tells a learner that one of its offers need not be held any longer.
+
+    Args:
+      learner: whose.
+      handle: of the offer.
+      pulled: a round has its bytes, and may merge them.
+    """
+    self.send(learner, messages.Retired((handle,), pulled))
+
+  def serve(self, learner: int, fragment: int, reason: str):
+    """Has the full fragment sent to a session."""
+    merged = self.accounts[learner].merged_offers.get(fragment, (0, 0))
+    incarnation = self.members[learner].incarnation
+    self.emit(syncer_io.Serve(learner, incarnation, fragment, reason, merged))
 
   def discard_void(self, learner: int, fragment: int):
     """Drops an offer that can't be merged any more: used up, or too old.
@@ -266,13 +285,13 @@ class State:
     held = member.offers.get(fragment)
     if held is None or self.is_pulling(learner, held):
       return
-    merged = self.accounts[learner].merged_bases.get(fragment, -1)
+    merged = self.merged(learner, fragment)
     reason = why_void(held.offer, merged, self.versions[fragment], self.config)
     if reason is None:
       return
     self.members[learner] = member.without_offer(fragment)
     self.retire(learner, held.offer.payload.handle)
-    if held.offer.base_version > merged:  # Else nothing is lost with it.
+    if not merged.has(held.offer):  # Else nothing is lost with it.
       self.record('stale', learner, f'offer of fragment {fragment}: {reason}')
 
   # Effects ------------------------------------------------------------------

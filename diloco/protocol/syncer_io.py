@@ -193,6 +193,7 @@ class Publish:
   step: int
   shares: tuple[Share, ...]
   recipients: tuple[tuple[int, int], ...]  # (learner, incarnation).
+  reported_steps: tuple[int, ...]  # By recipient, as in `messages.Update`.
   sync_s: float  # From the first pull to the end of the merge.
 
 
@@ -204,6 +205,7 @@ class Serve:
   incarnation: int
   fragment: int
   reason: str
+  merged: tuple[int, int]  # Incarnation, handle; see `messages.FullFragment`.
 
 
 @dataclasses.dataclass(frozen=True)

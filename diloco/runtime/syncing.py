@@ -380,6 +380,8 @@ class Syncing:
       if (peer := self._peers.get(key)) is not None
     }
 
+    reported_steps = dict(zip(effect.recipients, effect.reported_steps))
+
     def say(key: Key, payload: messages.Payload, part_crcs: tuple[int, ...]):
       peer = self._peers.get(key)
       if peer is not None:
@@ -390,8 +392,10 @@ class Syncing:
           fragment=effect.fragment,
           version=effect.version,
           step=effect.step,
+          reported_step=reported_steps[key],
           participants=tuple(s.learner for s in effect.shares),
           weights=tuple(s.weight for s in effect.shares),
+          incarnations=tuple(s.incarnation for s in effect.shares),
           handles=tuple(s.handle for s in effect.shares),
           ages_steps=tuple(s.age_steps for s in effect.shares),
           payload=payload,
@@ -424,7 +428,11 @@ class Syncing:
 
     def say(payload: messages.Payload, part_crcs: tuple[int, ...]):
       peer.note_offer(p, payload)
-      place.fill(messages.FullFragment(p, version, payload, crc, part_crcs))
+      place.fill(
+        messages.FullFragment(
+          p, version, payload, crc, *effect.merged, part_crcs
+        )
+      )
 
     self._shards.serve(effect, say)
 

@@ -28,6 +28,7 @@ from diloco.runtime.device import Device
 from diloco.runtime.hosts import ALONE, Hosts
 from diloco.runtime.leading import Follower
 from diloco.runtime.outputs import Outputs
+from diloco.runtime.own_progress import OwnProgress
 from diloco.runtime.tape_lines import SEED
 from diloco.runtime.utilisation import Utilisation
 from diloco.transport.meter import SocketMeter
@@ -86,9 +87,12 @@ class Training:
     self._dataset = blueprint.dataset(learner)
     self._params, self._state = beginning.params, beginning.inner_state
     held = beginning.host.held()
-    self._bases = {p: each.theta for p, each in enumerate(held)}
+    self._own = OwnProgress(
+      device,
+      config.protocol.blend,
+      {p: each.theta for p, each in enumerate(held)},
+    )
     self._base_crcs = {p: each.crc for p, each in enumerate(held)}
-    self._snapshots: dict[int, dict[str, jax.Array]] = {}
     kind = jax.local_devices()[0].device_kind
     self._utilisation = Utilisation(blueprint.config, kind)
     self._training = False
@@ -239,16 +243,15 @@ class Training:
   def _snapshot(self, effect: learner_io.Snapshot):
     p = effect.fragment
     prepared = self._exchange.prepare_offer(effect)
-    session, handle = prepared.key if prepared else (0, 0)
-    self._hosts.tell(host_messages.TakeSnapshot(p, session, handle))
-    theta = self._device.snapshot(p, self._params)
-    if self._config.protocol.blend == 'carry':
-      self._snapshots[p] = theta
+    session = prepared.session.incarnation if prepared else 0
+    handle, keep = effect.handle, effect.keep
+    self._hosts.tell(host_messages.TakeSnapshot(p, session, handle, keep))
+    theta = self._own.snapshot(p, self._params, handle, keep)
     self._tape.snapshot(self._step, effect)
     if self._config.protocol.overlap_steps == 0:
       self._report()
     if prepared is not None:
-      self._exchange.offer(prepared, effect, theta, self._bases[p])
+      self._exchange.offer(prepared, effect, theta, self._own.reference(p))
 
   def _apply(self, effect: learner_io.Apply):
     """Blends in Θ_p; before the first step there is nothing to blend."""
@@ -258,19 +261,19 @@ class Training:
       return
     self._hosts.tell(
       host_messages.ApplyFragment(
-        p, effect.version, self._training, effect.carry
+        p,
+        effect.version,
+        self._training,
+        effect.carry,
+        effect.handle,
+        effect.keep,
       )
     )
     self._tape.apply(self._step, effect, arrived.crc)
-    self._bases[p], self._base_crcs[p] = arrived.host, arrived.crc
-    # What it was taken for has come: it would only fill the devices' memory.
-    snapshot = self._snapshots.pop(p, None)
-    if not self._training:
-      self._params = self._device.overwrite(p, self._params, arrived.device)
-      return
-    if not effect.carry:
-      snapshot = arrived.device
-    self._params = self._device.blend(p, self._params, arrived.device, snapshot)
+    self._base_crcs[p] = arrived.crc
+    self._params = self._own.take_in(
+      p, self._params, arrived.host, arrived.device, effect, self._training
+    )
 
   def _report(self):
     """Waits for the step before the one just dispatched, and tells of it."""
@@ -327,7 +330,12 @@ class Training:
     text = json.dumps(dataclasses.asdict(progress))
     self._hosts.tell(host_messages.SaveAt(self._step, self._loss, text))
     self._records.save(
-      self._step, self._params, self._state, self._bases, progress, self._loss
+      self._step,
+      self._params,
+      self._state,
+      self._own.bases,
+      progress,
+      self._loss,
     )
 
   def _compute_to_floor(self):

@@ -13,7 +13,8 @@ from diloco.sim.contents import FINGERPRINTS, RUN, Carried
 from diloco.sim.inner_steps import InnerSteps
 from diloco.sim.wires import SYNCER, Cargo
 
-OFFERS_MAX = 4  # Per fragment, that the syncer has not retired; as in a run.
+OTHER_HANDLES = 1 << 40  # Of what is not offered for a round.
+OFFERS_MAX = 8  # Per fragment, that the syncer has not retired; as in a run.
 
 
 class SimulatedLearner:
@@ -246,13 +247,22 @@ class SimulatedLearner:
 
   def _offer(self, snapshot: learner_io.Snapshot, copy: Any):
     if list(self.offers.values()).count(snapshot.fragment) >= OFFERS_MAX:
-      return  # The syncer is stopped; it will find these.
-    handle = self._cluster.next_handle()
+      # The syncer is stopped; it will find these.
+      self.handle(learner_io.NotOffered(snapshot.fragment, snapshot.handle))
+      return
     data = self.contents.offer(snapshot, copy)
-    payload = Carried(handle, 'up', 1, 0, data=data)
-    self.offers[handle] = snapshot.fragment
-    fields = vars(snapshot)
-    self._cluster.to_syncer(self, messages.Offer(**fields, payload=payload))
+    payload = Carried(snapshot.handle, 'up', 1, 0, data=data)
+    self.offers[snapshot.handle] = snapshot.fragment
+    offer = messages.Offer(
+      round=snapshot.round,
+      fragment=snapshot.fragment,
+      base_version=snapshot.base_version,
+      c_steps=snapshot.c_steps,
+      c_tokens=snapshot.c_tokens,
+      step=snapshot.step,
+      payload=payload,
+    )
+    self._cluster.to_syncer(self, offer)
 
   def _donate(self, effect: learner_io.DonateState):
     """The host's Θ of this boundary, and the inner state."""
@@ -278,7 +288,8 @@ class SimulatedLearner:
 
   def _donate_fragment(self, p: int):
     data = self.contents.fragment(p)
-    payload = Carried(self._cluster.next_handle(), 'f32', 1, 0, data=data)
+    handle = OTHER_HANDLES + self._cluster.next_handle()
+    payload = Carried(handle, 'f32', 1, 0, data=data)
     self.offers[payload.handle] = None  # Not for a round.
     version = self.contents.versions[p]
     offered = messages.FragmentOffered(

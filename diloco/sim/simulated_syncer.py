@@ -194,8 +194,10 @@ class SimulatedSyncer:
       fragment=p,
       version=effect.version,
       step=effect.step,
+      reported_step=0,
       participants=tuple(s.learner for s in effect.shares),
       weights=tuple(s.weight for s in effect.shares),
+      incarnations=tuple(s.incarnation for s in effect.shares),
       handles=tuple(s.handle for s in effect.shares),
       ages_steps=tuple(s.age_steps for s in effect.shares),
       payload=Carried(
@@ -203,8 +205,9 @@ class SimulatedSyncer:
       ),
       crc=self.crcs[p],
     )
-    for learner, incarnation in effect.recipients:
-      self._cluster.to_learner(learner, incarnation, update)
+    for session, step in zip(effect.recipients, effect.reported_steps):
+      said = dataclasses.replace(update, reported_step=step)
+      self._cluster.to_learner(*session, said)
 
   def _write_ledger(self, checkpoint: bool = False):
     ledger, crcs = self.machine.ledger(), tuple(self.crcs)
@@ -230,6 +233,7 @@ class SimulatedSyncer:
         order=self._order(effect.fragment),
       ),
       self.crcs[effect.fragment],
+      *effect.merged,
     )
     self._cluster.to_learner(effect.learner, effect.incarnation, message)
 
