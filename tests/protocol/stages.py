@@ -48,6 +48,7 @@ class SyncerStage:
     self._ledger = None  # Of the last close.
     self._steps: dict[int, int] = {}
     self._incarnations: dict[int, int] = {}
+    self._pulls: dict[tuple[int, int], int] = {}  # The newest handle.
 
   def say(self, command: str, options: dict) -> list[str]:
     """Performs one command; what the machine wants, in lines."""
@@ -61,6 +62,10 @@ class SyncerStage:
         effects = self._machine.handle(event, self._now)
         if any(isinstance(e, syncer_io.Publish) for e in effects):
           self._ledger = self._machine.ledger()
+        for effect in effects:
+          if isinstance(effect, syncer_io.Pull):
+            pulled = effect.round, effect.learner
+            self._pulls[pulled] = effect.offer.payload.handle
         lines += [reading.of_syncer(effect) for effect in effects]
     return lines
 
@@ -164,13 +169,19 @@ class SyncerStage:
     )
     yield self._heard(learner, offer, incarnation)
 
-  def _pulled(self, learner, round, norm=1.0):
-    yield syncer_io.Pulled(round, learner, self._incarnations[learner], norm)
+  def _pulled(self, learner, round, norm=1.0, handle=None):
+    """The newest pull ends; that of an older offer where `handle` says so."""
+    pull = self._pull(learner, round, handle)
+    yield syncer_io.Pulled(*pull, norm)
 
-  def _fail(self, learner, round, unusable=False):
-    incarnation = self._incarnations[learner]
+  def _fail(self, learner, round, unusable=False, handle=None):
     reason = 'not finite' if unusable else 'timed out'
-    yield syncer_io.PullFailed(round, learner, incarnation, reason, unusable)
+    pull = self._pull(learner, round, handle)
+    yield syncer_io.PullFailed(*pull, reason, unusable)
+
+  def _pull(self, learner, round, handle):
+    handle = handle or self._pulls.get((round, learner), 0)
+    return round, learner, self._incarnations[learner], handle
 
   def _restart(self, _, held=None):
     """A new process, with the ledger and a checkpoint of these versions."""
