@@ -8,6 +8,7 @@ objects, goes on from there.
 """
 
 import pathlib
+import threading
 import zlib
 
 import jax
@@ -239,7 +240,9 @@ class Lockstep:
     self._incarnation = incarnation
     self._workdir = Workdir(folder or pathlib.Path('nowhere'))
     board = Board(self.blueprint.config)
-    self._disk = SyncerDisk(self.blueprint, self._workdir, self.model, board)
+    self._disk = SyncerDisk(
+      self.blueprint, self._workdir, self.model, board, threading.Event()
+    )
     self.syncer: Syncer = self._disk.begin().machine
     self.learners = [_LockstepLearner(self, m) for m in range(learners)]
     self._steps = 0
@@ -273,7 +276,7 @@ class Lockstep:
     """All of it, to its folder."""
     ledger = self.syncer.ledger()
     self._disk.commit(ledger, self.model.crcs())
-    self._disk.save_last(ledger)
+    self._disk.save_last(ledger, self.model.crcs())
     self._disk.close()
     for learner in self.learners:
       learner.save()
