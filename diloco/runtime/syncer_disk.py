@@ -56,7 +56,7 @@ class SyncerDisk:
     workdir: of the run.
     model: Θ; takes what a checkpoint has.
     board: counts on from what the ledger has.
-    stop: is set when the process has to leave.
+    stop: is set when the process has to leave; None: it never has.
 
   Attributes:
     saved_round: the last that is in a checkpoint of this process.
@@ -69,13 +69,13 @@ class SyncerDisk:
     workdir: Workdir,
     model: GlobalModel,
     board: Board,
-    stop: threading.Event,
+    stop: threading.Event | None = None,
   ):
     self._blueprint = blueprint
     self._folder = workdir.syncer
     self._model = model
     self._board = board
-    self._stop = stop
+    self._stop = stop or threading.Event()
     checkpoint = blueprint.config.checkpoint
     self._records = SyncerRecords(
       workdir.syncer,

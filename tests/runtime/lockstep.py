@@ -8,7 +8,6 @@ objects, goes on from there.
 """
 
 import pathlib
-import threading
 import zlib
 
 import jax
@@ -240,9 +239,7 @@ class Lockstep:
     self._incarnation = incarnation
     self._workdir = Workdir(folder or pathlib.Path('nowhere'))
     board = Board(self.blueprint.config)
-    self._disk = SyncerDisk(
-      self.blueprint, self._workdir, self.model, board, threading.Event()
-    )
+    self._disk = SyncerDisk(self.blueprint, self._workdir, self.model, board)
     self.syncer: Syncer = self._disk.begin().machine
     self.learners = [_LockstepLearner(self, m) for m in range(learners)]
     self._steps = 0
