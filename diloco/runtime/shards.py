@@ -18,15 +18,11 @@ from diloco.protocol.messages import Part, Payload
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.parts import announced_parts
 from diloco.runtime.shard import Shard
-from diloco.runtime.shard_jobs import Answers, FromShard, Job, Merged
+from diloco.runtime.shard_jobs import Answers, FromShard, Job, Merged, PullKey
 from diloco.runtime.shard_roll import Remote, Roll
 from diloco.transport.control_session import Session
 
 NOTHING = Part(0, 0)
-
-# (round, learner, incarnation, handle): two offers of one learner for the
-# same round differ in nothing but the handle.
-PullKey = tuple[int, int, int, int]
 
 
 def _never(answer: orders.PartFailed):

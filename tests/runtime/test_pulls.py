@@ -20,7 +20,9 @@ from diloco.runtime.shards import Shards
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
 
-WAIT_S = 30.0
+pytestmark = pytest.mark.beside
+
+WAIT_S = 300.0
 ROUND = 1  # Of fragment 0.
 LEARNER, INCARNATION = 0, 1
 
