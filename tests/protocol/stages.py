@@ -391,6 +391,12 @@ class LearnerStage:
   def _again(self, round):
     yield self._heard(messages.OfferAgain(round, 'timed out'))
 
+  def _retired(self, handles, pulled=False):
+    yield self._heard(messages.Retired(handles, pulled))
+
+  def _not_offered(self, fragment, handle):
+    yield learner_io.NotOffered(fragment, handle)
+
   def _finish(self, last_round):
     yield self._heard(messages.Finish(0, last_round))
 
