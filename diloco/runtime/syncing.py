@@ -392,29 +392,11 @@ class Syncing:
       if (peer := self._peers.get(key)) is not None
     }
 
-    reported_steps = dict(zip(effect.recipients, effect.reported_steps))
-
     def say(key: Key, payload: messages.Payload, part_crcs: tuple[int, ...]):
       peer = self._peers.get(key)
       if peer is not None:
         peer.note_offer(effect.fragment, payload)
-      places[key].fill(
-        messages.Update(
-          round=effect.round,
-          fragment=effect.fragment,
-          version=effect.version,
-          step=effect.step,
-          reported_step=reported_steps[key],
-          participants=tuple(s.learner for s in effect.shares),
-          weights=tuple(s.weight for s in effect.shares),
-          incarnations=tuple(s.incarnation for s in effect.shares),
-          handles=tuple(s.handle for s in effect.shares),
-          ages_steps=tuple(s.age_steps for s in effect.shares),
-          payload=payload,
-          crc=merged.crc,
-          part_crcs=part_crcs,
-        )
-      )
+      places[key].fill(effect.update(key, payload, merged.crc, part_crcs))
 
     self._shards.publish(effect.fragment, merged, places, say)
 

@@ -203,25 +203,11 @@ class SimulatedSyncer:
     for shard in self._cluster.others.values() if checkpoint else ():
       shard.save()
     order = self._order(p)
-    update = messages.Update(
-      round=effect.round,
-      fragment=p,
-      version=effect.version,
-      step=effect.step,
-      reported_step=0,
-      participants=tuple(s.learner for s in effect.shares),
-      weights=tuple(s.weight for s in effect.shares),
-      incarnations=tuple(s.incarnation for s in effect.shares),
-      handles=tuple(s.handle for s in effect.shares),
-      ages_steps=tuple(s.age_steps for s in effect.shares),
-      payload=Carried(
-        self._cluster.next_handle(), 'down', 1, 0, data=data, order=order
-      ),
-      crc=self.crcs[p],
-    )
-    for session, step in zip(effect.recipients, effect.reported_steps):
-      said = dataclasses.replace(update, reported_step=step)
-      self._cluster.to_learner(*session, said)
+    handle = self._cluster.next_handle()
+    payload = Carried(handle, 'down', 1, 0, data=data, order=order)
+    for session in effect.recipients:
+      update = effect.update(session, payload, self.crcs[p])
+      self._cluster.to_learner(*session, update)
 
   def _write_ledger(self, checkpoint: bool = False):
     ledger, crcs = self.machine.ledger(), tuple(self.crcs)

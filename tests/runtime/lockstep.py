@@ -344,22 +344,10 @@ class Lockstep:
   def _publish(self, effect: syncer_io.Publish):
     self.published.append(effect)
     data = self.sent[effect.fragment, effect.version]
-    update = messages.Update(
-      effect.round,
-      effect.fragment,
-      effect.version,
-      effect.step,
-      effect.reported_steps[0],  # All are in step.
-      tuple(s.learner for s in effect.shares),
-      tuple(s.weight for s in effect.shares),
-      tuple(s.incarnation for s in effect.shares),
-      tuple(s.handle for s in effect.shares),
-      tuple(s.age_steps for s in effect.shares),
-      messages.Payload(
-        effect.round, self.blueprint.down.name, data.nbytes, zlib.crc32(data)
-      ),
-      self._crc,
+    offered = messages.Payload(
+      effect.round, self.blueprint.down.name, data.nbytes, zlib.crc32(data)
     )
+    update = effect.update(effect.recipients[0], offered, self._crc)
     if self._delay_steps:
       self._due.append((self._steps + self._delay_steps, update))
     else:
