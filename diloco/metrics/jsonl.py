@@ -150,10 +150,16 @@ def from_the_end(path: pathlib.Path) -> Iterator[dict]:
 
 
 class Tail:
-  """Reads what is appended to a file, over its parts, whole lines only."""
+  """Reads what is appended to a file, over its parts, whole lines only.
 
-  def __init__(self, path: pathlib.Path):
+  Args:
+    path: of the file, which need not be there yet.
+    strict: a line that can't be read raises; else it is said, and passed over.
+  """
+
+  def __init__(self, path: pathlib.Path, strict: bool = True):
     self._path = path
+    self._strict = strict
     self._part = 0
     self._offset = 0  # Bytes of that part that were read.
 
@@ -178,7 +184,12 @@ class Tail:
       for line in file:
         if not line.endswith(b'\n'):
           return
-        yield _record(line[:-1], f'{path} at byte {self._offset}')
+        try:
+          yield _record(line[:-1], f'{path} at byte {self._offset}')
+        except CorruptLine as error:
+          if self._strict:
+            raise
+          logging.error('a line is passed over: %s', error)
         self._offset += len(line)
 
 

@@ -114,7 +114,7 @@ class MergedTokens:
   """
 
   def __init__(self, tape: pathlib.Path, fragment_count: int):
-    self._tail = Tail(tape)
+    self._tail = Tail(tape, strict=False)
     self._fragments = fragment_count
     self._rounds: dict[int, tuple[int, int]] = {}  # Round -> step, tokens.
     self._summed = (0, 0, 0)  # The last of them, its step, tokens of all.
