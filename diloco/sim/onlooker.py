@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold of a whole simulated cluster after every event (§3)."""
 
+from collections.abc import Callable
+
 from diloco.protocol import learner_io, messages, syncer_io
 from diloco.protocol.config import ProtocolConfig
 from diloco.sim.contents import crc_of
@@ -18,6 +20,8 @@ class Onlooker(Watch):
 
   def __init__(self, config: ProtocolConfig):
     self.events = 0
+    # Called once, when the run begins to finish.
+    self.when_finishing: Callable[[], None] | None = None
     self._config = config
     self._syncer = None
     self._invariants = Invariants(config)
@@ -62,11 +66,25 @@ class Onlooker(Watch):
   def theta(self, fragment: int, version: int, crc: int):
     self._theta.add((fragment, version, crc))
 
+  def merging(self, merge, offers):
+    """2: what is counted is what is merged."""
+    for share in merge.shares:
+      offer = offers.get(share.handle)
+      counted = share.c_steps, share.c_tokens, share.base_version, share.step
+      fact = offer is not None and counted == (
+        *(offer.c_steps, offer.c_tokens),
+        *(offer.base_version, offer.step),
+      )
+      hold(fact, '2: other bytes than were counted', (share, offer))
+
   def at_syncer(self, syncer, event, effects):
     self.events += 1
     snapshot = syncer.machine.snapshot()
     self._invariants.check(event, effects, snapshot)
     self._check_tick(event, syncer.machine, snapshot.now)
+    if self.when_finishing is not None and snapshot.last_round is not None:
+      finishing, self.when_finishing = self.when_finishing, None
+      finishing()
     match event:
       case syncer_io.Heard(message=messages.Report(position=position)):
         member = dict(snapshot.members).get(event.learner)

@@ -13,6 +13,18 @@ from diloco.sim.disk import Disk
 from diloco.sim.simulated_shard import BackFrom, Order, owner_of
 from diloco.sim.wires import SYNCER, Cargo
 
+HANG_S = 3.0  # After which a pull that hangs has failed.
+LOOK_S = 0.25  # Between two looks whether it still does.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Taken:
+  """A contribution, and the offer that was pulled for it."""
+
+  round: int
+  offer: messages.Offer
+  data: Any
+
 
 class SimulatedSyncer:
   """The machine, what stands for Θ, and the disk that it writes to.
@@ -28,7 +40,8 @@ class SimulatedSyncer:
     self.disk = disk
     self._cluster = cluster
     self._unread: list[syncer_io.Event] = []  # While it is stopped.
-    self._taken: dict[tuple[int, int], Any] = {}  # By round and learner.
+    self._taken: dict[int, _Taken] = {}  # By handle.
+    self._waits_for_disk: list[Callable[[], None]] = []
     self._alarm = Alarm(
       cluster.sim,
       lambda: self.machine.deadline() if self.alive else None,
@@ -83,6 +96,12 @@ class SimulatedSyncer:
     unread, self._unread = self._unread, []
     for event in unread:
       self.deliver(event)
+
+  def disk_is_free(self):
+    """Closes the round whose ledger could not be written."""
+    waiting, self._waits_for_disk = self._waits_for_disk, []
+    for callback in waiting:
+      callback()
 
   def shard_is_back(
     self, shard: int, process: int, held: dict[int, tuple[int, int]]
@@ -150,17 +169,19 @@ class SimulatedSyncer:
     self._cluster.to_learner(effect.learner, effect.incarnation, welcome)
 
   def _merge(self, effect: syncer_io.Merge):
-    merged = {
-      s.learner: self._taken[effect.round, s.learner] for s in effect.shares
-    }
+    offers = {h: x.offer for h, x in self._taken.items()}
+    self._cluster.watch.merging(effect, offers)
+    taken = {s.learner: self._taken[s.handle].data for s in effect.shares}
     self._taken = {
-      key: x for key, x in self._taken.items() if key[0] > effect.round
+      handle: x for handle, x in self._taken.items() if x.round > effect.round
     }
-    self.contents.merge(effect, merged)
+    self.contents.merge(effect, taken)
     order = self._order(effect.fragment)
 
     def done():
-      if order.holds:
+      if self._cluster.disk_full:
+        self._waits_for_disk.append(done)
+      elif order.holds:
         self.deliver(syncer_io.Merged(effect.round))
 
     self._cluster.sim.after(self._cluster.timing.merge_s, done)
@@ -258,31 +279,44 @@ class SimulatedSyncer:
     cluster = self._cluster
     session = effect.round, effect.learner, effect.incarnation
     order = self._order(effect.offer.fragment)
+    handle = effect.offer.payload.handle
+    process = cluster.learners[effect.learner]
+    # What has begun goes on, though the offer is retired meanwhile.
+    begun = cluster.lingering and handle in process.offers
+    over_s = cluster.sim.now + HANG_S
 
     def arrive():
       if not order.holds:
         return  # The machine hears of its death, and expects nothing more.
-      process = cluster.learners[effect.learner]
+      hangs = cluster.hangs(effect.learner, effect.incarnation)
+      if hangs and cluster.sim.now < over_s:
+        cluster.sim.after(LOOK_S, arrive)
+        return
       here = cluster.reaches(effect.learner, effect.incarnation)
-      handle = effect.offer.payload.handle
-      if not here or handle not in process.offers or cluster.fails():
+      offered = begun or handle in process.offers
+      if not here or not offered or cluster.fails():
         failed = syncer_io.PullFailed(*session, 'lost on the way', False)
         self.deliver(failed)
         return
-      del process.offers[handle]
-      try:
-        taken, norm = self.contents.take(effect.offer)
-        if process.unusable:
-          raise Unusable('not finite')
-      except Unusable as error:
-        self.deliver(syncer_io.PullFailed(*session, str(error), True))
-        return
-      self._taken[effect.round, effect.learner] = taken
-      self.deliver(syncer_io.Pulled(*session, process.stretch * norm))
+      process.offers.pop(handle, None)
+      self._take(effect, process)
 
     self._when_pulled(
       effect.learner, Cargo.OFFER, effect.offer.fragment, arrive
     )
+
+  def _take(self, effect: syncer_io.Pull, process):
+    session = effect.round, effect.learner, effect.incarnation
+    try:
+      data, norm = self.contents.take(effect.offer)
+      if process.unusable:
+        raise Unusable('not finite')
+    except Unusable as error:
+      self.deliver(syncer_io.PullFailed(*session, str(error), True))
+      return
+    handle = effect.offer.payload.handle
+    self._taken[handle] = _Taken(effect.round, effect.offer, data)
+    self.deliver(syncer_io.Pulled(*session, process.stretch * norm))
 
   def _when_pulled(
     self, learner: int, cargo: Cargo, fragment: int, arrive: Callable[[], None]

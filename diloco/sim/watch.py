@@ -17,6 +17,9 @@ class Watch:
   def theta(self, fragment: int, version: int, crc: int):
     """The bytes of Θ_p at the syncer, whenever they or their number change."""
 
+  def merging(self, merge, offers):
+    """The syncer merges; the offers whose bytes are there, by handle."""
+
   def at_syncer(self, syncer, event, effects):
     """The syncer's machine has handled an event."""
 
