@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from diloco.protocol import learner_io, syncer_io
+from diloco.protocol import learner_io, patience, syncer_io
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.joining import Start
 from diloco.sim.contents import Contents, Symbols
@@ -41,6 +41,8 @@ class Timing:
     reconnect_s: from a lost stream to the next attempt.
     slow_share: of the steps; those take three times as long.
     links: of learners whose link is not the usual one, by id.
+    late_share: of the syncer's pulls; those take `late_s` more, and succeed.
+    late_s: see `late_share`.
   """
 
   step_s: dict[int, float]
@@ -51,6 +53,8 @@ class Timing:
   merge_s: float = 0.002
   reconnect_s: float = 0.2
   slow_share: float = 0.0
+  late_share: float = 0.0
+  late_s: float = 0.0
   links: Mapping[int, Link] = dataclasses.field(default_factory=dict)
 
   def up_s(self, learner: int) -> float:
@@ -86,8 +90,6 @@ class Cluster:
     shards: S, the processes of the syncer; more than 1 with symbols only.
 
   Attributes:
-    lingering: pulls from a process that does not answer go on, and may be
-      over late: with the bytes, where it answers again.
     partitions: how learners of several hosts share their state, by id.
     disk_full: the syncer's, no ledger can be written.
   """
@@ -123,11 +125,12 @@ class Cluster:
     self.cut: set[int] = set()  # Learners that no message reaches or leaves.
     # What is stuck where bytes vanish, and no stream closes, by way.
     self.silent: dict[tuple[int, str], list[Callable[[], None]]] = {}
-    self.lingering = False
     self.partitions: Mapping[int, str] = {}
     self.disk_full = False
     self._checkpoint_rounds = checkpoint_rounds
     self._random = random.Random(seed)
+    # Apart, so that a seed's other draws do not depend on it.
+    self._late_random = random.Random(f'late {seed}')
     self._speeds = speeds
     self._incarnations = 0
     self._handles = 0
@@ -372,13 +375,14 @@ class Cluster:
     """Whether anything comes through to it now."""
     return learner not in self.cut and not self.is_silent(learner)
 
-  def hangs(self, learner: int, incarnation: int) -> bool:
-    """Whether a pull from it neither goes on nor fails now."""
-    process = self.learners[learner]
-    if not self.lingering or process.gone or learner in self.cut:
-      return False
-    same = process.incarnation == incarnation
-    return same and (process.stopped or self.is_silent(learner))
+  def when_reached(
+    self, process: SimulatedLearner, callback: Callable[[], None]
+  ):
+    """Calls it once bytes come through and the process runs."""
+    ways = [way for way in BOTH_WAYS if (process.id, way) in self.silent]
+    self._on_the_way(
+      process.id, (*ways, 'up')[0], lambda: process.when_it_runs(callback)
+    )
 
   def is_checkpoint(self, round_: int) -> bool:
     """Whether the syncer writes Θ once this round has closed."""
@@ -396,6 +400,18 @@ class Cluster:
     ):
       drawn_s *= 3.0
     return max(drawn_s, 0.1 * mean_s)
+
+  def draw_late_s(self) -> float:
+    """How much longer than usual a pull of the syncer takes."""
+    share = self.timing.late_share
+    late = share > 0.0 and self._late_random.random() < share
+    return self.timing.late_s if late else 0.0
+
+  def transfer_max_s(self, usual_s: float) -> float:
+    """When a pull from a stopped process times out."""
+    knob = self.config.patience
+    factor_s = patience.TRANSFER_FACTOR * usual_s
+    return knob * max(patience.TRANSFER_FLOOR_S, factor_s)
 
   def fails(self) -> bool:
     return self._random.random() < self.loss

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from diloco.protocol import learner_io, messages, syncer_io
 from diloco.protocol.config import ProtocolConfig
-from diloco.sim.contents import crc_of
+from diloco.sim.contents import Counters, counters_of, crc_of
 from diloco.sim.invariants import Invariants, hold
 from diloco.sim.simulated_learner import OFFERS_MAX
 from diloco.sim.watch import Watch
@@ -66,17 +66,6 @@ class Onlooker(Watch):
   def theta(self, fragment: int, version: int, crc: int):
     self._theta.add((fragment, version, crc))
 
-  def merging(self, merge, offers):
-    """2: what is counted is what is merged."""
-    for share in merge.shares:
-      offer = offers.get(share.handle)
-      counted = share.c_steps, share.c_tokens, share.base_version, share.step
-      fact = offer is not None and counted == (
-        *(offer.c_steps, offer.c_tokens),
-        *(offer.base_version, offer.step),
-      )
-      hold(fact, '2: other bytes than were counted', (share, offer))
-
   def at_syncer(self, syncer, event, effects):
     self.events += 1
     snapshot = syncer.machine.snapshot()
@@ -100,6 +89,11 @@ class Onlooker(Watch):
         case syncer_io.Relabel(fragment=p, version=version):
           if isinstance(event, syncer_io.FragmentTaken):
             self._check_recovered(p, version, syncer.crcs[p])
+
+  def merging(self, merge, taken: dict[int, Counters]):
+    for share in merge.shares:
+      said, found = counters_of(share), taken[share.learner]
+      hold(said == found, '2: the bytes are of another offer', (share, found))
 
   def _check_recovered(self, p: int, version: int, crc: int):
     """What was taken at its own version is what the ledger speaks of."""

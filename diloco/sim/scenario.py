@@ -141,6 +141,7 @@ def draw(seed: int) -> Scenario:
     encode_s=rng.choice((0.001, 0.05)),
     reconnect_s=rng.choice((0.1, 0.5)),
     slow_share=rng.choice((0.0, 0.0, 0.05)),
+    **_draw_late_pulls(seed),
   )
   loss = rng.choice((0.0, 0.0, 0.05, 0.3))
   checkpoint_rounds = rng.choice((1, 3, 10))
@@ -159,6 +160,15 @@ def draw(seed: int) -> Scenario:
     last_shard=last_shard,
   )
   return scenario if seed < WIDE_FROM else _widened(scenario)
+
+
+def _draw_late_pulls(seed: int) -> dict[str, float]:
+  """Drawn apart, so that the rest of a scenario is what it always was."""
+  rng = random.Random(f'late pulls of {seed}')
+  return {
+    'late_share': rng.choice((0.0, 0.0, 0.1, 0.3)),
+    'late_s': rng.choice((0.3, 1.0, 4.0)),
+  }
 
 
 def _with_shards(

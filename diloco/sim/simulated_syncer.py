@@ -13,17 +13,15 @@ from diloco.sim.disk import Disk
 from diloco.sim.simulated_shard import BackFrom, Order, owner_of
 from diloco.sim.wires import SYNCER, Cargo
 
-HANG_S = 3.0  # After which a pull that hangs has failed.
-LOOK_S = 0.25  # Between two looks whether it still does.
+# (round, learner, incarnation, handle).
+PullKey = tuple[int, int, int, int]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Taken:
-  """A contribution, and the offer that was pulled for it."""
-
-  round: int
-  offer: messages.Offer
-  data: Any
+def pull_key(
+  round_: int, learner: int, incarnation: int, handle: int
+) -> PullKey:
+  """What distinguishes a pull from all others."""
+  return round_, learner, incarnation, handle
 
 
 class SimulatedSyncer:
@@ -40,7 +38,8 @@ class SimulatedSyncer:
     self.disk = disk
     self._cluster = cluster
     self._unread: list[syncer_io.Event] = []  # While it is stopped.
-    self._taken: dict[int, _Taken] = {}  # By handle.
+    self._pulling: set[PullKey] = set()  # Under way.
+    self._taken: dict[PullKey, Any] = {}  # What they brought.
     self._waits_for_disk: list[Callable[[], None]] = []
     self._alarm = Alarm(
       cluster.sim,
@@ -133,6 +132,10 @@ class SimulatedSyncer:
         cluster.drop(effect)
       case syncer_io.Pull():
         self._pull(effect)
+      case syncer_io.CancelPull():
+        key = pull_key(*dataclasses.astuple(effect))
+        self._pulling.discard(key)
+        self._taken.pop(key, None)
       case syncer_io.Merge():
         self._merge(effect)
       case syncer_io.Publish():
@@ -169,13 +172,12 @@ class SimulatedSyncer:
     self._cluster.to_learner(effect.learner, effect.incarnation, welcome)
 
   def _merge(self, effect: syncer_io.Merge):
-    offers = {h: x.offer for h, x in self._taken.items()}
-    self._cluster.watch.merging(effect, offers)
-    taken = {s.learner: self._taken[s.handle].data for s in effect.shares}
-    self._taken = {
-      handle: x for handle, x in self._taken.items() if x.round > effect.round
-    }
-    self.contents.merge(effect, taken)
+    merged = {}
+    for s in effect.shares:
+      key = pull_key(effect.round, s.learner, s.incarnation, s.handle)
+      merged[s.learner] = self._taken.pop(key)
+    self._cluster.watch.merging(effect, merged)
+    self.contents.merge(effect, merged)
     order = self._order(effect.fragment)
 
     def done():
@@ -276,47 +278,72 @@ class SimulatedSyncer:
     self._when_pulled(effect.learner, Cargo.FRAGMENT, p, arrive)
 
   def _pull(self, effect: syncer_io.Pull):
-    cluster = self._cluster
-    session = effect.round, effect.learner, effect.incarnation
-    order = self._order(effect.offer.fragment)
-    handle = effect.offer.payload.handle
+    """Bytes that are under way come, though the offer is retired meanwhile.
+
+    Those of a process that is stopped, or silent, wait until it goes on, or
+    time out.
+    """
+    cluster, offer = self._cluster, effect.offer
     process = cluster.learners[effect.learner]
-    # What has begun goes on, though the offer is retired meanwhile.
-    begun = cluster.lingering and handle in process.offers
-    over_s = cluster.sim.now + HANG_S
-
-    def arrive():
-      if not order.holds:
-        return  # The machine hears of its death, and expects nothing more.
-      hangs = cluster.hangs(effect.learner, effect.incarnation)
-      if hangs and cluster.sim.now < over_s:
-        cluster.sim.after(LOOK_S, arrive)
-        return
-      here = cluster.reaches(effect.learner, effect.incarnation)
-      offered = begun or handle in process.offers
-      if not here or not offered or cluster.fails():
-        failed = syncer_io.PullFailed(*session, 'lost on the way', False)
-        self.deliver(failed)
-        return
-      process.offers.pop(handle, None)
-      self._take(effect, process)
-
-    self._when_pulled(
-      effect.learner, Cargo.OFFER, effect.offer.fragment, arrive
+    session, handle = (effect.learner, effect.incarnation), offer.payload.handle
+    key = pull_key(effect.round, *session, handle)
+    self._pulling.add(key)
+    order = self._order(offer.fragment)
+    began_s = self.now
+    arrival_s = cluster.wires.arrival_s(
+      began_s, effect.learner, SYNCER, Cargo.OFFER, offer.fragment
     )
+    usual_s, late_s = arrival_s - began_s, cluster.draw_late_s()
 
-  def _take(self, effect: syncer_io.Pull, process):
-    session = effect.round, effect.learner, effect.incarnation
+    def when_it_runs(callback: Callable[[], None]):
+      if process.stopped or cluster.is_silent(effect.learner):
+        limit_s = cluster.transfer_max_s(usual_s)
+        cluster.sim.at(max(began_s + limit_s, self.now), time_out)
+      cluster.when_reached(process, callback)
+
+    def begin():
+      found = cluster.reaches(*session) and handle in process.offers
+      if found:
+        del process.offers[handle]  # An offer can be pulled once.
+      cluster.sim.at(
+        max(arrival_s, self.now) + late_s,
+        lambda: when_it_runs(lambda: arrive(found)),
+      )
+
+    def arrive(found: bool):
+      if self._ends(key, order):
+        here = found and cluster.reaches(*session) and not cluster.fails()
+        self._take(effect, process, key, here)
+
+    def time_out():
+      if self._ends(key, order):
+        failed = effect.round, *session, handle, 'timed out', False
+        self.deliver(syncer_io.PullFailed(*failed))
+
+    when_it_runs(begin)
+
+  def _ends(self, key: PullKey, order: Order) -> bool:
+    """Whether the machine still waits for a pull that is over now."""
+    wanted = key in self._pulling
+    self._pulling.discard(key)
+    # It hears of a shard's death, and expects nothing more.
+    return wanted and order.holds
+
+  def _take(self, effect: syncer_io.Pull, process, key: PullKey, here: bool):
+    handle = effect.offer.payload.handle
+    pull = effect.round, effect.learner, effect.incarnation, handle
+    if not here:
+      self.deliver(syncer_io.PullFailed(*pull, 'lost on the way', False))
+      return
     try:
-      data, norm = self.contents.take(effect.offer)
+      taken, norm = self.contents.take(effect.offer)
       if process.unusable:
         raise Unusable('not finite')
     except Unusable as error:
-      self.deliver(syncer_io.PullFailed(*session, str(error), True))
+      self.deliver(syncer_io.PullFailed(*pull, str(error), True))
       return
-    handle = effect.offer.payload.handle
-    self._taken[handle] = _Taken(effect.round, effect.offer, data)
-    self.deliver(syncer_io.Pulled(*session, process.stretch * norm))
+    self._taken[key] = taken
+    self.deliver(syncer_io.Pulled(*pull, process.stretch * norm))
 
   def _when_pulled(
     self, learner: int, cargo: Cargo, fragment: int, arrive: Callable[[], None]

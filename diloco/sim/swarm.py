@@ -39,7 +39,6 @@ class Swarm:
     )
     self._healed = False
     if scenario.wide is not None:
-      self.cluster.lingering = True
       self.cluster.partitions = scenario.wide.partitions
 
   def run(self):
@@ -160,6 +159,7 @@ class Swarm:
     cluster = self.cluster
     self._healed = True
     cluster.loss = 0.0
+    cluster.timing = dataclasses.replace(cluster.timing, late_share=0.0)
     if self.scenario.wide is not None:
       cluster.wires.throttled.clear()
       cluster.wires.stall_share = 0.0

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an onlooker of a simulated cluster is told."""
 
+from typing import Any
+
 from diloco.protocol import syncer_io
 
 
@@ -17,11 +19,11 @@ class Watch:
   def theta(self, fragment: int, version: int, crc: int):
     """The bytes of Θ_p at the syncer, whenever they or their number change."""
 
-  def merging(self, merge, offers):
-    """The syncer merges; the offers whose bytes are there, by handle."""
-
   def at_syncer(self, syncer, event, effects):
     """The syncer's machine has handled an event."""
+
+  def merging(self, merge, taken: dict[int, Any]):
+    """The syncer merges these contents, by learner."""
 
   def at_learner(self, process, event, effects):
     """A learner's machine has handled an event."""
