@@ -154,9 +154,10 @@ CONFIG = config_of(
   'fields,round_',
   [
     ({}, 5),  # Due at step 10.
-    ({'t': 9.5}, 5),  # The nearest boundary.
-    ({'t': 9.4}, None),
-    ({'t': 9.0, 'lead': 1}, 5),
+    ({'t': 9.2}, 5),  # Rather early: it will be refreshed.
+    ({'t': 9.0}, None),
+    ({'t': 8.2, 'lead': 1}, 5),
+    ({'t': 8.0, 'lead': 1}, None),
     ({'t': 9.0, 'lead': 4}, 5),  # One at a boundary, the oldest first.
     ({'last_offered': 5}, None),
     ({'t': 12.0, 'last_offered': 5}, 6),
@@ -177,17 +178,17 @@ def test_next_offer_says_why_not():
 
 
 @pytest.mark.parametrize(
-  'lead,merged,age_steps,expected',
+  'lead,waited_steps,expected',
   [
-    (0, False, 0.0, 1),
-    (4, False, 0.0, 4),  # τ − 1.
-    (2, True, 1.3, 1),
-    (2, True, 1.1, 2),
-    (0, True, 9.0, 0),
+    (0, None, 1),  # Not merged.
+    (4, None, 4),  # τ − 1.
+    (2, 2.3, 1),  # s = 2: it may be refreshed once.
+    (2, 2.1, 2),
+    (0, 9.0, 0),
   ],
 )
-def test_next_lead(lead, merged, age_steps, expected):
-  assert next_lead(lead, merged, age_steps, CONFIG) == expected
+def test_next_lead(lead, waited_steps, expected):
+  assert next_lead(lead, waited_steps, CONFIG) == expected
 
 
 @pytest.mark.parametrize(
