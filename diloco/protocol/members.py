@@ -74,13 +74,13 @@ class Account:
   incarnation: int = -1  # The newest that was ever accepted.
   position: int = 0  # Next batch of its data shard, as last reported.
   merged_bases: Mapping[int, int] = dataclasses.field(default_factory=dict)
+  merged_tokens: int = 0
+  strikes: int = 0  # Contributions refused since the last merged one.
+  quarantined: str = ''  # Why; '' where it is not.
   # By fragment, incarnation and handle of the last offer that was merged.
   merged_offers: Mapping[int, tuple[int, int]] = dataclasses.field(
     default_factory=dict
   )
-  merged_tokens: int = 0
-  strikes: int = 0  # Contributions refused since the last merged one.
-  quarantined: str = ''  # Why; '' where it is not.
 
   def merged(
     self,
