@@ -329,6 +329,12 @@ class Carrier:
         f'a donor of {len(addresses)} hosts, this learner has '
         f'{self._hosts.count}'
       )
+    fragments = len(self._blueprint.layout.fragments)
+    if not len(offered.versions) == len(offered.crcs) == fragments:
+      raise Mismatch(
+        f'{len(offered.versions)} versions and {len(offered.crcs)} CRCs, the '
+        f'run has {fragments} fragments'
+      )
     by_host = [
       tuple(parts.only(each, host) for each in offered.payloads)
       for host in range(len(addresses))
@@ -343,7 +349,7 @@ class Carrier:
           by_host[0],
           offered.address,
           self._part,
-          len(self._blueprint.layout.fragments),
+          fragments,
           self._blueprint.full.name,
           self._plane,
           self._pace,
