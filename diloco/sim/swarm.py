@@ -232,7 +232,8 @@ class Swarm:
   def _start_again(self):
     """As the launcher would: a learner may have been told to leave."""
     for learner, process in sorted(self.cluster.learners.items()):
-      if process.gone and not process.left.done:
+      done = process.left is not None and process.left.done
+      if process.gone and not done:
         self.cluster.start(learner)
 
   def _got_on(
