@@ -98,6 +98,17 @@ class Scenario:
       + self.timing.transfer_s * largest * max(max(x.up, x.down) for x in links)
     )
 
+  @property
+  def longest_step_s(self) -> float:
+    """Of the slowest learner, but for those that `slow_share` stretches."""
+    return max(self.timing.step_s.values()) * (1 + 4 * self.timing.jitter)
+
+  def end_bound_s(self, steps_left: int) -> float:
+    """In which a healed run must end: every step may wait for a round."""
+    exchange_s = 2 * self.pull_s + 2 * self.timing.encode_s
+    step_s = self.longest_step_s + exchange_s
+    return 2 * self.bound_s + steps_left * step_s
+
   def wires(self) -> UnequalWires | None:
     """Those of a wide scenario; None: alike for all."""
     if self.wide is None:
@@ -116,15 +127,14 @@ class Scenario:
   def bound_s(self) -> float:
     """In which a healed run must get on, whatever had happened before.
 
-    What a throttled link has begun ends. Whoever is silent is found out, twice over (a session and its successor);
-    fragments that nobody has are given up; a whole cycle of rounds, and one
-    more for those that were under way, at the pace of the slowest.
+    What a throttled link has begun ends. Whoever is silent is found out,
+    twice over (a session and its successor); fragments that nobody has are
+    given up; a whole cycle of rounds, and one more for those that were under
+    way, at the pace of the slowest.
     """
     floor_s = patience.silence_floor_s(self.config.patience)
-    step_s = max(self.timing.step_s.values()) * (1 + 4 * self.timing.jitter)
-    cycle_s = (
-      self.config.sync_every_steps + self.config.overlap_steps
-    ) * step_s
+    steps = self.config.sync_every_steps + self.config.overlap_steps
+    cycle_s = steps * self.longest_step_s
     under_way_s = UnequalWires.LONGEST_S if self.wide else 0.0
     return 4 * floor_s + 3 * cycle_s + 20 * self.pull_s + under_way_s
 
