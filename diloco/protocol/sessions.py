@@ -78,7 +78,9 @@ def on_hello(state: State, hello: messages.Hello):
   if reason is not None:
     reason = members_lib.brief(reason)
     session = hello.learner, hello.incarnation
-    refusal = messages.Refusal(reason, final=never is not None)
+    old = never is None and hello.incarnation <= account.incarnation
+    newest = account.incarnation if old else -1
+    refusal = messages.Refusal(reason, never is not None, newest)
     state.record('refused', hello.learner, reason)
     state.emit(syncer_io.Send(*session, refusal))
     state.emit(syncer_io.Drop(*session, reason))
@@ -282,7 +284,9 @@ def _go_on_if_all_wait(state: State, offer: messages.Offer):
   """
   held = (x.offers.get(offer.fragment) for x in state.live().values())
   if all(x is not None and x.offer.round >= offer.round for x in held):
-    state.pace.all_reach(offer.round * state.config.spacing_steps)
+    # It is the next round that all wait for, whatever one of them says.
+    round_ = min(offer.round, state.closed_round + 1)
+    state.pace.all_reach(round_ * state.config.spacing_steps)
 
 
 def _broken_rule(state: State, offer: messages.Offer) -> str | None:

@@ -298,7 +298,11 @@ class Exchange:
       if isinstance(message, messages.ShardAt):  # No matter of the machine's.
         self._move(message)
         return
+      refused = isinstance(message, messages.Refusal)
+      if refused and self._link.rise(message.newest):
+        return  # The syncer ends the session; the next one is newer.
       if isinstance(message, messages.Welcome):
+        self._link.let_in()
         self._find_syncer(message.addresses)
       if isinstance(message, messages.NoState):
         logging.info('goes on without a peer: %s', message.reason)
