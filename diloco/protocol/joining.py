@@ -79,7 +79,7 @@ class Start:
 
 def on_connected(core: Core, event: learner_io.Connected):
   """A stream is open: hello."""
-  core.set(spread=bool(event.partition), incarnation=event.incarnation)
+  core.set(incarnation=event.incarnation)
   fragments = core.state.fragments
   core.send(
     messages.Hello(
@@ -100,6 +100,12 @@ def on_connected(core: Core, event: learner_io.Connected):
 def on_welcome(core: Core, welcome: messages.Welcome):
   """Accepted: counts again, or looks for what it lacks."""
   state = core.state
+  known = zip(state.fragments, welcome.versions)
+  if any(fragment.host > version for fragment, version in known):
+    # Something has come since the hello. A syncer that has lost its ledger
+    # would send what is older: it must be told first.
+    core.send(messages.Goodbye('knows of later rounds than its hello said'))
+    return
   # May be less than it knew, where a syncer has lost its ledger.
   closed = welcome.closed_round
   # Its clock will start so many steps after where it was. Not at τ = 0: it
@@ -142,7 +148,7 @@ def on_welcome(core: Core, welcome: messages.Welcome):
   core.set(position=max(state.position, welcome.position), clean=welcome.clean)
   # A peer's state is newer than one that the run has left behind.
   behind = any(f.unlike for f in core.state.fragments)
-  if behind and welcome.live and not state.settled and not state.spread:
+  if behind and welcome.live and not state.settled:
     core.set(seeking=True)
     core.send(messages.WantState('joins a run that has gone on'))
     return
