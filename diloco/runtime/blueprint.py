@@ -85,6 +85,15 @@ class Blueprint:
       inner.final_fraction,
     )
 
+  def progress(self, global_step: int, position: int) -> int:
+    """What the schedule is a function of: t, or the learner's own steps.
+
+    Its own are the batches that it has taken of its data shard: the syncer
+    knows their number, so that a learner whose disk is lost goes on there.
+    """
+    own = self.config.inner.progress == 'own'
+    return position if own else global_step
+
   def dataset(self, learner: int) -> pipeline.Dataset:
     """The batches of one learner id, by position."""
     data = self.config.data
