@@ -140,11 +140,14 @@ def make_blueprint(
 
   Raises:
     ValueError: the model can't be cut as the configuration asks, or is the
-      user's own and can't be found or is none.
+      user's own and can't be found or is none, or the text is too short.
     FileNotFoundError: the text is missing.
   """
   # First: it is what is most often missing.
-  text = load_text(config) if reads_text else None
+  text = None
+  if reads_text:
+    text = load_text(config)
+    check_text(config, text)
   model = model or make_model(config)
   shapes = interface.check_model(model)
   specs = {
@@ -224,6 +227,19 @@ def decoder_config(config: configs.RunConfig) -> DecoderConfig:
     remat=model.remat,
     tied=model.tied,
     experts=experts if model.kind == 'moe' else None,
+  )
+
+
+def check_text(config: configs.RunConfig, text: corpus.Corpus) -> None:
+  """Refuses a text on which the run could not be trained, or not evaluated.
+
+  Raises:
+    ValueError: it is too short; says what it takes.
+  """
+  data = config.data
+  pipeline.check_shards(text.train, data.seq_len, data.batch, data.shards)
+  pipeline.heldout_shape(
+    text.heldout, data.seq_len, config.run.eval_batch, config.run.eval_batches
   )
 
 
