@@ -18,6 +18,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.runtime import logs
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.exposure import open_access
+from diloco.runtime.results import ResultLost
 from diloco.runtime.syncing import Syncing
 from diloco.transport import addresses
 from diloco.transport.addresses import HostUnknown
@@ -56,7 +57,10 @@ def main(_) -> int:
     return 1
   except BrokenRecord as error:
     config_flags.exit_config(ConfigError([str(error)]))
-  files.write_json(workdir.config, dataclasses.asdict(config))
+  try:
+    files.write_json(workdir.config, dataclasses.asdict(config))
+  except OSError as error:  # Of a run that goes on it is there already.
+    logging.error('the configuration is not written: %s', error)
   signal.signal(signal.SIGTERM, syncing.stop)
   signal.signal(signal.SIGINT, syncing.stop)
   logging.info(
@@ -68,6 +72,9 @@ def main(_) -> int:
   )
   try:
     finished = syncing.run()
+  except ResultLost as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 1  # Started again, it looks for learners once more.
   finally:
     syncing.close()
     plane.close()

@@ -2,10 +2,14 @@
 """Keeps the roles of a run alive, and leaves no process behind."""
 
 import dataclasses
+import os
 import pathlib
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+
+from absl import logging
 
 from launch.exits import (
   DEAD,
@@ -18,9 +22,11 @@ from launch.exits import (
 from launch.program import Role
 from launch.unit import Fall, Unit
 
-TERM_S = 10.0  # From SIGTERM to SIGKILL.
 LINGER_S = 30.0  # From the run's end until those who stay are stopped.
 POLL_S = 0.05
+LOG_LOOK_S = 10.0
+LOG_BYTES = 64 << 20  # Of one process; then its log is cut, and
+LOGS_KEPT = 4  # so many older ones stay: NAME.log.1 is the newest of them.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +67,7 @@ class Supervisor:
     restart_delay_s: float,
     announce: Callable[[ProcessEvent], None],
     linger_s: float = LINGER_S,
+    hurry: Callable[[], bool] = lambda: False,
   ):
     """Starts nothing yet.
 
@@ -73,6 +80,7 @@ class Supervisor:
       announce: is told every event.
       linger_s: how long others may go on when the run has ended, or when one
         process of their role has.
+      hurry: whether to wait for nobody any more who was told to leave.
     """
     self._units = {
       role.name: Unit(role, self._tell, linger_s) for role in roles
@@ -84,7 +92,9 @@ class Supervisor:
     self._restart_delay_s = restart_delay_s
     self._announce = announce
     self._linger_s = linger_s
+    self._hurry = hurry
     self._stop_at_s: float | None = None
+    self._looked_s = time.monotonic()
     self.failure: str | None = None  # Why the run can't go on.
 
   def __enter__(self) -> 'Supervisor':
@@ -114,6 +124,9 @@ class Supervisor:
       if fall := unit.reap():
         self._judge(unit, fall)
     self._end_lingering()
+    if time.monotonic() - self._looked_s >= LOG_LOOK_S:
+      self._looked_s = time.monotonic()
+      self._rotate_logs()
     for unit in self._units.values():
       is_due = time.monotonic() >= unit.start_at_s
       if unit.state == WAITING and is_due and not self.failure:
@@ -134,17 +147,23 @@ class Supervisor:
     """SIGCONT for a paused role, announced beforehand."""
     self._send(name, signal.SIGCONT, 'went on', reason)
 
-  def stop(self, deadline_s: float = TERM_S) -> None:
-    """SIGTERM, then SIGKILL after the deadline; returns when all are gone."""
+  def stop(self, deadline_s: float | None = None) -> None:
+    """SIGTERM, later SIGKILL; returns when all are gone.
+
+    Args:
+      deadline_s: between the two; None: what each role was promised.
+    """
     for unit in self._units.values():
       if unit.state == WAITING:
         unit.state = DEAD
       unit.send(signal.SIGTERM, 'stopped', 'SIGTERM')
-    give_up_at_s = time.monotonic() + deadline_s
+    began_s = time.monotonic()
     while running := [u for u in self._units.values() if u.state == RUNNING]:
       for unit in running:
-        if time.monotonic() >= give_up_at_s:
-          unit.kill(f'{deadline_s:.0f} s after SIGTERM')
+        leave_s = unit.role.leave_s if deadline_s is None else deadline_s
+        passed_s = time.monotonic() - began_s
+        if passed_s >= leave_s or self._hurry():
+          unit.kill(f'{passed_s:.0f} s after SIGTERM')
         if fall := unit.reap():
           last = fall.last
           how = describe_exit(last.code)
@@ -199,5 +218,29 @@ class Supervisor:
       self.failure = f'{stayed} goes on though all others have finished'
     self.stop()
 
+  def _rotate_logs(self) -> None:
+    for unit in self._units.values():
+      for host in range(unit.role.hosts):
+        rotate_log(self._log(unit.role.process(host)), LOG_BYTES)
+
   def _tell(self, process: str, event: str, pid: int, detail: str) -> None:
     self._announce(ProcessEvent(time.time(), process, event, pid, detail))
+
+
+def rotate_log(path: pathlib.Path, bytes_max: int) -> None:
+  """Cuts a log that has grown beyond `bytes_max`; a copy stays beside it.
+
+  It stays the same file, which its process appends to: what that writes
+  between copy and cut is lost.
+  """
+  try:
+    if not path.exists() or path.stat().st_size <= bytes_max:
+      return
+    for n in range(LOGS_KEPT - 1, 0, -1):
+      older = path.with_name(f'{path.name}.{n}')
+      if older.exists():
+        os.replace(older, path.with_name(f'{path.name}.{n + 1}'))
+    shutil.copyfile(path, path.with_name(f'{path.name}.1'))
+  except OSError as error:
+    logging.warning('%s: no copy is kept: %s', path, error)
+  os.truncate(path, 0)

@@ -3,6 +3,7 @@
 
 import dataclasses
 import fcntl
+import json
 import pathlib
 import socket
 import subprocess
@@ -68,6 +69,23 @@ def test_missing_data_end_in_one_line(tmp_path, flags):
   assert said.startswith(f"error: data.{flags[1].partition('=')[0]}='/no/such/")
   assert said.endswith('there is nothing at this path\n')
   assert not (tmp_path / 'run').exists()
+
+
+def test_two_shards_take_the_flag_of_how_all_log():
+  done = subprocess.run(
+    [
+      *(sys.executable, '-m', 'diloco.syncer_shard', FLAG, '--log_json'),
+      *('--workdir=nowhere', '--shard=9', '--lead=127.0.0.1:1'),
+    ],
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert done.returncode == 78
+  [line] = done.stderr.splitlines()
+  record = json.loads(line)
+  assert record['role'] == 'syncer_shard'
+  assert '--shard=9: must be in' in record['message']
 
 
 def test_launching_imports_no_jax():
@@ -269,3 +287,22 @@ def test_a_fault_that_can_not_be_read_is_named(text, message):
   (problem,) = caught.value.problems
   assert problem.startswith(f'faults[1]={text!r}: ')
   assert message in problem
+
+
+def test_what_a_full_disk_leaves_behind_keeps_no_run_from_going_on(tmp_path):
+  workdir, lock, _ = occupy(tmp_path, False, CONFIG)
+  files.write_json(workdir.config, dataclasses.asdict(CONFIG))
+  lock.close()
+  leftovers = (
+    'status.json.123.tmp',
+    'tape.jsonl.000001',
+    'parameters.orbax-checkpoint-tmp-7',
+  )
+  for name in leftovers:
+    (tmp_path / name).write_text('')
+  _, lock, goes_on = occupy(tmp_path, False, CONFIG)
+  lock.close()
+  assert goes_on
+  _, lock, _ = occupy(tmp_path, True, CONFIG)
+  lock.close()
+  assert [path.name for path in tmp_path.iterdir()] == ['lock']

@@ -273,7 +273,7 @@ class Lockstep:
     """All of it, to its folder."""
     ledger = self.syncer.ledger()
     self._disk.commit(ledger, self.model.crcs())
-    self._disk.save_last(ledger)
+    self._disk.save_last(ledger, self.model.crcs())
     self._disk.close()
     for learner in self.learners:
       learner.save()
@@ -309,7 +309,8 @@ class Lockstep:
         v = payload.decode(data, pieces, self.blueprint.up)
         self._contributions[effect.round, effect.learner] = v
         norm = sum(float((x**2).sum()) for x in v.values()) ** 0.5
-        session = effect.round, effect.learner, effect.incarnation
+        handle = effect.offer.payload.handle
+        session = effect.round, effect.learner, effect.incarnation, handle
         self._deliver(syncer_io.Pulled(*session, norm))
       case syncer_io.Merge():
         self._merge(effect)
