@@ -134,6 +134,7 @@ class SyncerRecords:
         quorum_s=Ema(**fields['quorum_s']),
         sync_s=Ema(**fields['sync_s']),
         usual_norms=tuple(fields['usual_norms']),
+        last_round=fields['last_round'],
         ended=fields['ended'],
       )
       return ledger, fields['counts'], tuple(fields['crcs'])

@@ -48,7 +48,8 @@ def window_deadlines(state: State) -> list[float]:
   late = (pulling.late_at_s(state, r) for r in state.rounds.values())
   times = [t for t in late if t is not None]
   if state.finishing:
-    return [*times, state.finish_at_s] if waiting else times
+    is_timed = waiting and state.finish_at_s is not None
+    return [*times, state.finish_at_s] if is_timed else times
   graces = [r.closes_at_s for r in waiting if r.stage is Stage.GRACE]
   return [*times, *graces]
 
@@ -122,9 +123,12 @@ def _collect_last(
   state: State, round_: Round, decision: rounds.Decision
 ) -> Round:
   """Finishing: whoever answers by `finish_at_s`, even fewer than K."""
-  live = state.live().values()
+  if state.finish_at_s is None:
+    return round_
+  live = state.live()
   over = state.now >= state.finish_at_s
-  if not over and not (live and all(m.handed_in for m in live)):
+  all_in = live and all(m.handed_in for m in live.values())
+  if not over and not (all_in and _are_all_back(state)):
     return round_
   round_ = state.put(round_, quorum_at_s=round_.quorum_at_s or state.now)
   reason = 'finish, ' + ('time is over' if over else 'everyone handed in')
@@ -275,26 +279,39 @@ def _close(state: State, round_: Round):
 def _begin_to_finish(state: State):
   """At the last step: one more round per fragment, and it is over.
 
-  The time to answer is that after which a learner would be taken for dead.
+  The time to answer is that after which a learner would be taken for dead. A
+  restarted syncer grants it anew, from when the first learner is back.
   """
   live = state.live()
-  if state.finishing or not live:
+  if state.finish_at_s is not None or state.ended or not live:
     return
-  if state.pace.step < state.config.total_steps:
-    return
-  state.last_round = state.closed_round + state.config.fragments
+  if not state.finishing:
+    if state.pace.step < state.config.total_steps:
+      return
+    last_round = state.closed_round + state.config.fragments
+    sessions.begin_to_finish(state, last_round)
   state.finish_at_s = state.now + max(
     patience.silence_max_s(m.step_s, state.config.patience)
     for m in live.values()
   )
-  for learner in sorted(state.members):
-    state.send(learner, sessions.finish_message(state))
+
+
+def _are_all_back(state: State) -> bool:
+  """Whether nobody is to be waited for who was told before a restart.
+
+  Where the ledger was lost, it is not known who that is: one that is back
+  may know of less than others, and must not end the run for them.
+  """
+  if not state.finish_was_told:
+    return True
+  return bool(state.were_live) and state.were_live <= state.live().keys()
 
 
 def _end_if_over(state: State):
   if state.ended or state.closed_round != state.last_round:
     return
   state.ended = True
+  state.knows_less = False  # Who comes now goes along with what is written.
   for learner in sorted(state.members):
     state.send(learner, sessions.done_message(state))
   state.emit(syncer_io.End(state.pace.step, state.closed_round))

@@ -390,5 +390,8 @@ class Learner:
     for round_ in range(first, state.last_round + 1):
       if state.connected and round_ > state.closed_known:
         self._snapshot(round_)
-    self._core.effects += [learner_io.HandIn(), learner_io.Cease()]
+    self._core.effects += [
+      learner_io.HandIn(state.last_round),
+      learner_io.Cease(),
+    ]
     self._core.set(ceased=True, parked=False)

@@ -126,6 +126,8 @@ class Snapshot:
 class HandIn:
   """Boundary: after the snapshots before it are offered, say `HandedIn`."""
 
+  last_round: int
+
 
 @dataclasses.dataclass(frozen=True)
 class SayLeaving:

@@ -128,6 +128,8 @@ class WantFragment:
 class HandedIn:
   """After `Finish`: the learner's last offers have been sent."""
 
+  last_round: int  # As `Finish` said; a syncer may have lost its ledger.
+
 
 @dataclasses.dataclass(frozen=True)
 class Leaving:

@@ -182,6 +182,11 @@ class Merge:
 
 
 @dataclasses.dataclass(frozen=True)
+class KeepLedger:
+  """Write the ledger before any effect that follows is performed."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Publish:
   """Offer the outer update to every session and announce it."""
 
@@ -275,6 +280,7 @@ Effect = (
   | Drop
   | Pull
   | Merge
+  | KeepLedger
   | Publish
   | Serve
   | TakeFragment

@@ -206,7 +206,7 @@ class Training:
       case learner_io.Apply():
         self._apply(effect)
       case learner_io.HandIn():
-        self._exchange.say_after_offers(messages.HandedIn())
+        self._exchange.say_after_offers(messages.HandedIn(effect.last_round))
       case learner_io.SayLeaving():
         self._exchange.say_after_offers(messages.Leaving())
       case learner_io.DonateState():

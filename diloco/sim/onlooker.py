@@ -61,6 +61,8 @@ class Onlooker(Watch):
 
   def theta(self, fragment: int, version: int, crc: int):
     self._theta.add((fragment, version, crc))
+    # Of a close, and where nobody has its version: the run goes on from these.
+    self._ledger_crcs[fragment] = version, crc
 
   def at_syncer(self, syncer, event, effects):
     self.events += 1

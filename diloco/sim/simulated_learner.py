@@ -188,7 +188,8 @@ class SimulatedLearner:
         copy = self.contents.snapshot(effect)
         self._later(lambda: self._offer(effect, copy))
       case learner_io.HandIn():
-        self._later(lambda: cluster.to_syncer(self, messages.HandedIn()))
+        handed_in = messages.HandedIn(effect.last_round)
+        self._later(lambda: cluster.to_syncer(self, handed_in))
       case learner_io.SayLeaving():
         self._later(lambda: cluster.to_syncer(self, messages.Leaving()))
       case learner_io.DonateState():

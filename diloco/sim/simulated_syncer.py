@@ -27,7 +27,7 @@ class SimulatedSyncer:
     self.stopped = False
     self.disk = disk
     self._cluster = cluster
-    self._unread: list[syncer_io.Event] = []  # While it is stopped.
+    self._unread: list[Callable[[], None]] = []  # While it is stopped.
     self._taken: dict[tuple[int, int], Any] = {}  # By round and learner.
     self._alarm = Alarm(
       cluster.sim,
@@ -67,7 +67,7 @@ class SimulatedSyncer:
     if not self.alive:
       return
     if self.stopped:
-      self._unread.append(event)
+      self._unread.append(lambda: self.deliver(event))
       return
     if isinstance(event, BackFrom):
       self._processes[event.shard] = event.process
@@ -81,14 +81,16 @@ class SimulatedSyncer:
     """Reads what came while it was stopped."""
     self.stopped = False
     unread, self._unread = self._unread, []
-    for event in unread:
-      self.deliver(event)
+    for read in unread:
+      read()
 
   def shard_is_back(
     self, shard: int, process: int, held: dict[int, tuple[int, int]]
   ):
     """A shard has said what it has."""
-    if self.alive:
+    if self.stopped:
+      self._unread.append(lambda: self.shard_is_back(shard, process, held))
+    elif self.alive:
       found = tuple(self._held(p, *x) for p, x in sorted(held.items()))
       self.deliver(BackFrom(found, shard, process))
 
@@ -116,6 +118,8 @@ class SimulatedSyncer:
         self._pull(effect)
       case syncer_io.Merge():
         self._merge(effect)
+      case syncer_io.KeepLedger():
+        self._write_ledger()
       case syncer_io.Publish():
         self._publish(effect)
       case syncer_io.Serve():
@@ -130,6 +134,8 @@ class SimulatedSyncer:
         self.contents.relabel(p, effect.version)
         cluster.watch.theta(p, effect.version, self.crcs[p])
         self._install(p, effect.version)
+        if self.machine.whole:
+          self._write_ledger()
       case syncer_io.Retire() | syncer_io.Record():
         pass  # No bytes are held here, no tape is written.
       case _:

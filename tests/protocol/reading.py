@@ -29,6 +29,8 @@ def of_syncer(effect: syncer_io.Effect) -> str:
         f'({effect.reason}; quorum {effect.quorum_s:.2f} s, '
         f'grace {effect.grace_s:.2f} s)'
       )
+    case syncer_io.KeepLedger():
+      return 'keep the ledger'
     case syncer_io.Publish():
       to = ' '.join(str(m) for m, _ in effect.recipients)
       return (
@@ -67,7 +69,7 @@ def of_learner(effect: learner_io.Effect) -> str:
         f'{effect.c_steps} steps on version {effect.base_version}'
       )
     case learner_io.HandIn():
-      return 'hand in'
+      return f'hand in, last round {effect.last_round}'
     case learner_io.SayLeaving():
       return 'say leaving, after the offers'
     case learner_io.DonateState():

@@ -16,6 +16,7 @@ from diloco.sim.watch import Log
 from tests.protocol import reading
 
 TOKENS_PER_STEP = 100
+KEEPS = syncer_io.Publish | syncer_io.KeepLedger  # Written with the ledger.
 DEFAULTS = {
   'learners': 3,
   'fragments': 2,
@@ -59,7 +60,7 @@ class SyncerStage:
     for learner in learners or [None]:
       for event in getattr(self, f'_{command}')(learner, **options):
         effects = self._machine.handle(event, self._now)
-        if any(isinstance(e, syncer_io.Publish) for e in effects):
+        if any(isinstance(e, KEEPS) for e in effects):
           self._ledger = self._machine.ledger()
         lines += [reading.of_syncer(effect) for effect in effects]
     return lines
@@ -222,8 +223,9 @@ class SyncerStage:
   def _want(self, learner, fragment):
     yield self._heard(learner, messages.WantFragment(fragment, 'wrong CRC'))
 
-  def _hand_in(self, learner):
-    yield self._heard(learner, messages.HandedIn())
+  def _hand_in(self, learner, last_round=None):
+    last_round = last_round or self._machine.snapshot().last_round
+    yield self._heard(learner, messages.HandedIn(last_round))
 
   def _alive(self, learner):
     yield self._heard(learner, messages.Alive())
