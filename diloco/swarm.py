@@ -2,32 +2,90 @@
 """Random scenarios of failures against the protocol's invariants.
 
 python -m diloco.swarm --seeds=0:1000
+python -m diloco.swarm --seeds=0:200000 --jobs=2
 python -m diloco.swarm --seed=17
+
+A seed that fails does not stop the others. All failures are listed at the
+end, with how to see each again, and the exit code is 1.
 """
 
+import multiprocessing
+import sys
 import time
+from collections.abc import Iterator, Sequence
+from concurrent import futures
 
 from absl import app, flags
 
 from diloco.sim import swarm
 
 _SEEDS = flags.DEFINE_string('seeds', '0:1000', 'first:last, without the last.')
-_SEED = flags.DEFINE_integer('seed', None, 'Only this one.')
+_SEED = flags.DEFINE_integer(
+  'seed', None, 'Only this one; a failure shows its whole evidence.'
+)
+_JOBS = flags.DEFINE_integer('jobs', 1, 'Processes.', lower_bound=1)
+
+AT_ONCE = 50  # Seeds that a process is given at a time.
+PROGRESS_S = 10.0  # Between two lines of progress.
 
 
 def main(_):
-  """Stops at the first seed that fails, and says how to see it again."""
+  """Runs all seeds; exits with 1 where any of them failed."""
+  if _SEED.value is not None:
+    events = swarm.run(_SEED.value)
+    print(f'1 seeds, {events} events, no violation')
+    return
   seeds = _seeds()
-  began_s, events = time.monotonic(), 0
-  for seed in seeds:
-    events += swarm.run(seed)
+  began_s = told_s = time.monotonic()
+  done = swarm.Survey()
+  for survey in _surveys(seeds, _JOBS.value):
+    done = done.plus(survey)
+    now_s = time.monotonic()
+    if now_s >= told_s + PROGRESS_S:
+      told_s = now_s
+      print(progress(done, len(seeds), now_s - began_s), file=sys.stderr)
+  for line in failure_lines(done.failures):
+    print(line)
+  found = f'{len(done.failures)} FAILED' if done.failures else 'no violation'
   took_s = time.monotonic() - began_s
-  print(f'{len(seeds)} seeds, {events} events, no violation, {took_s:.1f} s')
+  print(f'{done.seeds} seeds, {done.events} events, {found}, {took_s:.1f} s')
+  if done.failures:
+    sys.exit(1)
+
+
+def progress(done: swarm.Survey, seeds: int, took_s: float) -> str:
+  """A line on how far it has come, and when it will be over."""
+  per_s = done.seeds / took_s
+  left_min = (seeds - done.seeds) / per_s / 60
+  return (
+    f'{done.seeds} of {seeds} seeds, {len(done.failures)} failed, '
+    f'{per_s:.0f} seeds/s, {left_min:.1f} min left'
+  )
+
+
+def failure_lines(failures: Sequence[tuple[int, str]]) -> list[str]:
+  """What went wrong with each seed, and the command that shows it again."""
+  lines = []
+  for seed, symptom in sorted(failures):
+    lines.append(f'FAILED {seed}: {symptom}')
+    lines.append(f'rerun: {swarm.rerun(seed)}')
+  return lines
+
+
+def _surveys(seeds: range, jobs: int) -> Iterator[swarm.Survey]:
+  """The results of batches of seeds, in whatever order they are done."""
+  batches = [seeds[i : i + AT_ONCE] for i in range(0, len(seeds), AT_ONCE)]
+  if jobs == 1:
+    yield from map(swarm.survey, batches)
+    return
+  context = multiprocessing.get_context('spawn')
+  with futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    results = [pool.submit(swarm.survey, batch) for batch in batches]
+    for result in futures.as_completed(results):
+      yield result.result()
 
 
 def _seeds() -> range:
-  if _SEED.value is not None:
-    return range(_SEED.value, _SEED.value + 1)
   first, colon, last = _SEEDS.value.partition(':')
   if not (first.isdecimal() and colon and last.isdecimal()):
     raise app.UsageError(f'--seeds={_SEEDS.value}, must be first:last')

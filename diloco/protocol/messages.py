@@ -8,7 +8,7 @@ checked on the wire by `diloco/transport/wire.py`, which reads them from here.
 
 import dataclasses
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +246,8 @@ class Update:
   step: int  # t, the global step at the close.
   participants: tuple[int, ...]
   weights: tuple[float, ...]  # Normalised; in the order of participants.
-  ages_s: tuple[float, ...]  # How long each merged offer had waited.
+  handles: tuple[int, ...]  # Of the merged offers.
+  ages_steps: tuple[float, ...]  # How old they were, in their learner's steps.
   payload: Payload
   crc: int  # Of the bytes of Θ_p at `version`.
   # Of what each part is of, where the learner has several hosts.

@@ -50,8 +50,7 @@ def next_offer(standing: Standing, config: ProtocolConfig) -> NextOffer:
 def next_lead(
   lead: int,
   merged: bool,
-  age_s: float,
-  step_s: float,
+  age_steps: float,
   config: ProtocolConfig,
 ) -> int:
   """The lead after a round that the learner had offered closed.
@@ -62,12 +61,12 @@ def next_lead(
   Args:
     lead: before.
     merged: whether the learner was among the participants.
-    age_s: how long its offer had waited; ignored where not merged.
-    step_s: of its own inner steps.
+    age_steps: how long its offer had waited, in own inner steps; ignored
+      where not merged.
     config: of the run.
   """
   if not merged:
     return min(lead + 1, config.inflight_max - 1)
-  if age_s > EARLY_AGE_STEPS * step_s:
+  if age_steps > EARLY_AGE_STEPS:
     return max(lead - 1, 0)
   return lead

@@ -22,7 +22,7 @@ def begin(
       continue
     member = state.members[learner]
     held = member.offers[round_.fragment]
-    pulls[learner] = Admitted(member.incarnation, held)
+    pulls[learner] = Admitted(member.incarnation, held, member.step_s.or_zero())
     state.emit(
       syncer_io.Pull(round_.number, learner, member.incarnation, held.offer)
     )

@@ -42,16 +42,10 @@ def _adapt_lead(core: Core, update: messages.Update):
   if fragment.offered_round != update.round:
     return
   merged = core.learner in update.participants
-  age_s = 0.0
+  age_steps = 0.0
   if merged:
-    age_s = update.ages_s[update.participants.index(core.learner)]
-  lead = next_lead(
-    core.state.lead,
-    merged,
-    age_s,
-    core.state.step_s.or_zero(),
-    core.config,
-  )
+    age_steps = update.ages_steps[update.participants.index(core.learner)]
+  lead = next_lead(core.state.lead, merged, age_steps, core.config)
   core.set(lead=lead)
 
 

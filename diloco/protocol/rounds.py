@@ -36,6 +36,13 @@ class Admitted:
 
   incarnation: int
   held: HeldOffer
+  step_s: float = 0.0  # ξ_step of the learner when its pull began; 0: unknown.
+
+  def age_steps(self, at_s: float) -> float:
+    """How long the offer had waited by then, in the learner's steps."""
+    if self.step_s == 0.0:
+      return 0.0
+    return (at_s - self.held.arrived_s) / self.step_s
 
 
 @dataclasses.dataclass(frozen=True)

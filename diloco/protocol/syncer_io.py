@@ -117,7 +117,9 @@ class Share:
   learner: int
   incarnation: int
   weight: float  # Normalised over the round.
+  handle: int  # Of the offer whose bytes were merged.
   age_s: float  # From the arrival of the offer to the end of the window.
+  age_steps: float  # The same in the learner's own steps.
   base_version: int
   c_steps: int
   c_tokens: int

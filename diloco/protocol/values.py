@@ -7,11 +7,12 @@ Value = TypeVar('Value')
 
 
 def changed(value: Value, **fields) -> Value:
-  """`dataclasses.replace` for values that check nothing, in a sixth of it.
+  """`dataclasses.replace` for values that check nothing, in a tenth of it.
 
   A machine changes several at each inner step, a swarm test runs millions.
   """
-  copy = object.__new__(type(value))
-  copy.__dict__.update(value.__dict__, **fields)
-  assert len(copy.__dict__) == len(value.__dict__), f'{fields=} of {value}'
+  copy = object.__new__(value.__class__)
+  values = value.__dict__ | fields
+  assert len(values) == len(value.__dict__), f'{fields=} of {value}'
+  object.__setattr__(copy, '__dict__', values)
   return copy

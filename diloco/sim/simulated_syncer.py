@@ -202,7 +202,8 @@ class SimulatedSyncer:
       step=effect.step,
       participants=tuple(s.learner for s in effect.shares),
       weights=tuple(s.weight for s in effect.shares),
-      ages_s=tuple(s.age_s for s in effect.shares),
+      handles=tuple(s.handle for s in effect.shares),
+      ages_steps=tuple(s.age_steps for s in effect.shares),
       payload=Carried(
         self._cluster.next_handle(), 'down', 1, 0, data=data, order=order
       ),

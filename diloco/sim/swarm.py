@@ -8,7 +8,7 @@ within a bound; nobody waits for ever.
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from diloco.protocol import patience
 from diloco.protocol.config import ADMISSIONS, BLENDS, ProtocolConfig
@@ -31,6 +31,9 @@ FAULTS = {
 }
 SHARDS = (1, 2, 4)  # S.
 NEWCOMERS_MAX = 2
+# A violation, or a machine that trips over itself.
+TRIPS = AssertionError, AttributeError, LookupError, TypeError, ValueError
+SYMPTOM_CHARS = 200  # Of a failure, in a list of many.
 LOOK_S = 1.0  # Between two looks at how far the healed run has come.
 
 
@@ -371,6 +374,11 @@ class Swarm:
     return f'{snapshot}; {learners}'
 
 
+def rerun(seed: int) -> str:
+  """The command that shows a seed again."""
+  return f'python -m diloco.swarm --seed={seed}'
+
+
 def run(seed: int) -> int:
   """Runs the scenario of a seed; the number of events.
 
@@ -387,5 +395,42 @@ def run(seed: int) -> int:
   finally:
     if not whole:
       print(f'FAILED {swarm.scenario}')
-      print(f'rerun: python -m diloco.swarm --seed={seed}')
+      print(f'rerun: {rerun(seed)}')
   return swarm.onlooker.events
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+  """What came of several seeds.
+
+  Attributes:
+    seeds: how many.
+    events: of all machines.
+    failures: (seed, what went wrong in it).
+  """
+
+  seeds: int = 0
+  events: int = 0
+  failures: tuple[tuple[int, str], ...] = ()
+
+  def plus(self, other: 'Survey') -> 'Survey':
+    return Survey(
+      self.seeds + other.seeds,
+      self.events + other.events,
+      self.failures + other.failures,
+    )
+
+
+def survey(seeds: Iterable[int]) -> Survey:
+  """Runs all of these seeds, whatever goes wrong in some of them."""
+  total = Survey()
+  for seed in seeds:
+    swarm = Swarm(draw(seed))
+    failures = ()
+    try:
+      swarm.run()
+    except TRIPS as error:
+      symptom = f'{type(error).__name__}: {error}'[:SYMPTOM_CHARS]
+      failures = ((seed, symptom),)
+    total = total.plus(Survey(1, swarm.onlooker.events, failures))
+  return total

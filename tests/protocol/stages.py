@@ -318,7 +318,7 @@ class LearnerStage:
       yield learner_io.Boundary(TOKENS_PER_STEP)
       yield learner_io.Completed(TOKENS_PER_STEP, position, 1.0, 0.0, 1.0)
 
-  def _update(self, round, step=0, merged=True, age=0.1):
+  def _update(self, round, step=0, merged=True, age=0.1, handle=1):
     self._handle += 1
     p = self._config.fragment_of(round)
     version = self._config.version_after(round)
@@ -330,7 +330,8 @@ class LearnerStage:
         step=step,
         participants=(0,) if merged else (1,),
         weights=(1.0,),
-        ages_s=(age,),
+        handles=(handle,),
+        ages_steps=(age,),
         payload=messages.Payload(self._handle, 'int4', 1, 0),
         crc=crc_of(p, version),
       )

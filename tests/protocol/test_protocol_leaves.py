@@ -138,7 +138,7 @@ def test_next_offer_says_why_not():
 
 
 @pytest.mark.parametrize(
-  'lead,merged,age_s,expected',
+  'lead,merged,age_steps,expected',
   [
     (0, False, 0.0, 1),
     (2, False, 0.0, 2),  # At the limit: in flight 3.
@@ -147,8 +147,8 @@ def test_next_offer_says_why_not():
     (0, True, 9.0, 0),
   ],
 )
-def test_next_lead(lead, merged, age_s, expected):
-  assert next_lead(lead, merged, age_s, 1.0, CONFIG) == expected
+def test_next_lead(lead, merged, age_steps, expected):
+  assert next_lead(lead, merged, age_steps, CONFIG) == expected
 
 
 def _candidate(clock=2, **fields):

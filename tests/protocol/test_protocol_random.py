@@ -11,7 +11,7 @@ from diloco.sim.contents import FINGERPRINTS, RUN
 from diloco.sim.invariants import Invariants, Violation
 from tests.protocol.stages import config_of
 
-SEQUENCES = 1000
+SEQUENCES = 2000
 EVENTS = 80
 
 

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Swarms of random scenarios, and that planted faults would be found."""
+"""Swarms of random scenarios: fixed seeds, and others at each run."""
 
+import hashlib
+import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
 
-from diloco.sim import swarm
+from diloco import swarm as command
+from diloco.sim import invariants, swarm
 
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[1]
-QUICK, SOAK = 1000, 20_000
+FIXED, FRESH, SOAK = 1000, 750, 20_000
+FRESH_FROM = 10**7
 AT_ONCE = 250
 
 
@@ -21,27 +25,72 @@ def _known() -> list[int]:
   return [int(line.split()[0]) for line in lines if not line.startswith('#')]
 
 
+@pytest.fixture(name='fresh', scope='session')
+def _fresh() -> int:
+  """The first of the seeds of this run; the same in all of its processes."""
+  run = os.environ.get('PYTEST_XDIST_TESTRUNUID') or os.urandom(8).hex()
+  digest = hashlib.sha256(run.encode()).digest()
+  return FRESH_FROM + int.from_bytes(digest[:5])
+
+
 @pytest.mark.parametrize('seed', _known())
 def test_a_seed_that_once_failed(seed):
   swarm.run(seed)
 
 
-@pytest.mark.parametrize('first', range(0, QUICK, AT_ONCE))
-def test_quick_swarm(first):
-  for seed in range(first, first + AT_ONCE):
-    swarm.run(seed)
+@pytest.mark.parametrize('first', range(0, FIXED, AT_ONCE))
+def test_fixed_swarm(first):
+  _all_hold(first, AT_ONCE)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize('first', range(0, SOAK, AT_ONCE))
-def test_soak_swarm(first):
-  for seed in range(first, first + AT_ONCE):
-    swarm.run(seed)
+@pytest.mark.parametrize('offset', range(0, FRESH, AT_ONCE))
+def test_fresh_swarm(offset, fresh):
+  """A seed that fails goes to `seeds.txt`, with what it has found."""
+  _all_hold(fresh + offset, AT_ONCE)
 
 
-def test_the_command_runs_seeds_without_jax():
+@pytest.mark.soak
+@pytest.mark.parametrize('offset', range(0, SOAK, AT_ONCE))
+def test_soak_swarm(offset, fresh):
+  _all_hold(fresh + FRESH + offset, AT_ONCE)
+
+
+def _all_hold(first: int, count: int):
+  print(f'seeds from {first} to {first + count - 1}')
+  done = swarm.survey(range(first, first + count))
+  assert done.seeds == count
+  assert not done.failures, '\n'.join(command.failure_lines(done.failures))
+
+
+def test_a_failed_seed_does_not_stop_the_others(monkeypatch):
+  original = swarm.Swarm.run
+
+  def run(self):
+    if self.scenario.seed == 1:
+      raise invariants.Violation('planted')
+    original(self)
+
+  monkeypatch.setattr(swarm.Swarm, 'run', run)
+  done = swarm.survey(range(3))
+  assert done.seeds == 3 and done.events > 0
+  assert command.failure_lines(done.failures) == [
+    'FAILED 1: Violation: planted',
+    'rerun: python -m diloco.swarm --seed=1',
+  ]
+
+
+def test_progress_says_when_it_will_be_over():
+  done = swarm.Survey(50, 1000, ((7, 'Violation'),))
+  line = command.progress(done, seeds=650, took_s=5.0)
+  assert line == '50 of 650 seeds, 1 failed, 10 seeds/s, 1.0 min left'
+
+
+@pytest.mark.parametrize('jobs', (1, 2))
+def test_the_command_runs_seeds_without_jax(jobs):
   code = (
-    'import sys, runpy; sys.argv = ["swarm", "--seeds=0:3"]\n'
+    'import sys, runpy\n'
+    f'sys.argv = ["swarm", "--seeds=0:3", "--jobs={jobs}"]\n'
     'try:\n'
     '  runpy.run_module("diloco.swarm", run_name="__main__")\n'
     'finally:\n'
@@ -52,3 +101,25 @@ def test_the_command_runs_seeds_without_jax():
   )
   words = done.stdout.split()
   assert words[:2] == ['3', 'seeds,'] and words[-1] == 'False', done
+
+
+def test_a_failure_is_listed_at_the_end_and_is_the_exit_code():
+  code = (
+    'import sys\n'
+    'from absl import app\n'
+    'from diloco import swarm\n'
+    'from diloco.sim.swarm import Survey\n'
+    'swarm.swarm.survey = lambda seeds: Survey(\n'
+    '  len(seeds), 9, tuple((s, "planted") for s in seeds if s % 60 == 0))\n'
+    'app.run(swarm.main, ["swarm", "--seeds=1:130"])\n'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
+  )
+  assert done.returncode == 1, done
+  lines = done.stdout.splitlines()
+  assert [x for x in lines if x.startswith('FAILED')] == [
+    'FAILED 60: planted',
+    'FAILED 120: planted',
+  ]
+  assert lines[-1].startswith('129 seeds, 27 events, 2 FAILED'), lines

@@ -174,6 +174,7 @@ TABLE = {
     'rich',
     'matplotlib',
     'psutil',
+    'diloco.learner_environment',
     'diloco.metrics',
     'diloco.protocol',
     'diloco.topologies',

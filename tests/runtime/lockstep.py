@@ -342,7 +342,8 @@ class Lockstep:
       effect.step,
       tuple(s.learner for s in effect.shares),
       tuple(s.weight for s in effect.shares),
-      tuple(s.age_s for s in effect.shares),
+      tuple(s.handle for s in effect.shares),
+      tuple(s.age_steps for s in effect.shares),
       messages.Payload(
         effect.round, self.blueprint.down.name, data.nbytes, zlib.crc32(data)
       ),

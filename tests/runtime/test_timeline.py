@@ -23,7 +23,9 @@ FIRST, AGAIN, OTHER = 1000, 2000, 1001  # Processes of learners 1, 1 and 0.
 
 def _share(learner, process, weight, base, step):
   incarnation = incarnation_of(process, 1)
-  return syncer_io.Share(learner, incarnation, weight, 0.25, base, 4, 512, step)
+  return syncer_io.Share(
+    learner, incarnation, weight, 7, 0.25, 0.5, base, 4, 512, step
+  )
 
 
 def _round(time_s, number, version, shares, reason, closes=True):
