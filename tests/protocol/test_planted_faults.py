@@ -272,28 +272,11 @@ def _believes_any_donation(patch):
   patch.setattr(recovery, '_may_donate', lambda *_: True)
 
 
-def _forgets_that_it_finishes(patch):
-  patch.setattr(
-    sessions, 'begin_to_finish', _without_the_ledger(sessions.begin_to_finish)
-  )
-
-
-def _without_the_ledger(original):
-  def begin_to_finish(state, last_round):
-    original(state, last_round)
-    state.effects = [
-      x for x in state.effects if not isinstance(x, syncer_io.KeepLedger)
-    ]
-
-  return begin_to_finish
-
-
 RARE = {
   _stays_after_its_time: 2985,
   _believes_in_its_own_bytes: 129,
   _lets_the_quarantined_in: 718,
   _forgets_who_refused_to_be_merged: 57,
-  _forgets_that_it_finishes: 5000776,
 }
 
 
@@ -323,7 +306,6 @@ RARE = {
     (_goes_on_with_all_or_nobody, '9: all wait for one shard'),
     (_believes_what_a_shard_has, '5: '),
     (_believes_any_donation, '5: recovered other bytes'),
-    (_forgets_that_it_finishes, '3: more rounds than the pace allows'),
     (_lets_the_quarantined_in, 'quarantined without a clean bootstrap'),
     (_forgets_positions, 'data are repeated'),
     (_skips_batches, 'data are skipped'),
