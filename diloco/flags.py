@@ -41,7 +41,7 @@ ACCESS_VOUCHED = {
 }
 LOG_JSON = 'log_json'
 # Flags by which a process is told which one of its kind it is.
-WHO = ('learner', 'host')
+WHO = ('learner', 'host', 'shard')
 HELP = frozenset({'-h', '-help', '--help', '--helpshort', '--helpfull'})
 
 

@@ -76,6 +76,7 @@ TABLE = {
     'jax',
     'grain',
     'numpy',
+    'diloco.metrics.files',
     'diloco.protocol',
     'diloco.transport.interface',
   },
