@@ -178,9 +178,9 @@ def on_handed_in(state: State, learner: int, handed_in: messages.HandedIn):
     # Believed only then: whoever says so later would end the run for all.
     state.pace.at_least(state.config.total_steps)
     state.finish_was_told = True
-    closed = state.closed_round
-    most = closed + state.config.fragments
-    begin_to_finish(state, min(max(closed, handed_in.last_round), most))
+    least = max(state.rounds, default=state.closed_round)  # They are open.
+    most = state.closed_round + state.config.fragments
+    begin_to_finish(state, min(max(least, handed_in.last_round), most))
 
 
 def begin_to_finish(state: State, last_round: int):
