@@ -346,7 +346,7 @@ def end_session(state: State, learner: int, reason: str):
   state.left_clocks |= state.pace.leave(learner, state.config.quorum)
   for round_ in list(state.rounds.values()):
     if round_.stage is not Stage.MERGING:
-      state.put(round_, **round_.without(learner))
+      state.drop_pull(round_, learner)
   state.record('left', learner, reason)
   state.emit(syncer_io.Drop(learner, member.incarnation, reason))
   donors.on_end_of_session(state, learner, member.incarnation)

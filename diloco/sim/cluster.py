@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from diloco.protocol import learner_io, syncer_io
+from diloco.protocol import learner_io, patience, syncer_io
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.joining import Start
 from diloco.sim.contents import Contents, Symbols
@@ -36,6 +36,8 @@ class Timing:
     merge_s: of the outer step.
     reconnect_s: from a lost stream to the next attempt.
     slow_share: of the steps; those take three times as long.
+    late_share: of the syncer's pulls; those take `late_s` more, and succeed.
+    late_s: see `late_share`.
   """
 
   step_s: dict[int, float]
@@ -46,6 +48,8 @@ class Timing:
   merge_s: float = 0.002
   reconnect_s: float = 0.2
   slow_share: float = 0.0
+  late_share: float = 0.0
+  late_s: float = 0.0
 
   @property
   def pull_s(self) -> float:
@@ -103,6 +107,8 @@ class Cluster:
     self.cut: set[int] = set()  # Learners that no message reaches or leaves.
     self._checkpoint_rounds = checkpoint_rounds
     self._random = random.Random(seed)
+    # Apart, so that a seed's other draws do not depend on it.
+    self._late_random = random.Random(f'late {seed}')
     self._speeds = speeds
     self._incarnations = 0
     self._handles = 0
@@ -288,6 +294,18 @@ class Cluster:
     ):
       drawn_s *= 3.0
     return max(drawn_s, 0.1 * mean_s)
+
+  def draw_late_s(self) -> float:
+    """How much longer than usual a pull of the syncer takes."""
+    share = self.timing.late_share
+    late = share > 0.0 and self._late_random.random() < share
+    return self.timing.late_s if late else 0.0
+
+  def transfer_max_s(self, usual_s: float) -> float:
+    """When a pull from a stopped process times out."""
+    knob = self.config.patience
+    factor_s = patience.TRANSFER_FACTOR * usual_s
+    return knob * max(patience.TRANSFER_FLOOR_S, factor_s)
 
   def fails(self) -> bool:
     return self._random.random() < self.loss

@@ -3,7 +3,7 @@
 
 from diloco.protocol import learner_io, messages, syncer_io
 from diloco.protocol.config import ProtocolConfig
-from diloco.sim.contents import crc_of
+from diloco.sim.contents import Counters, counters_of, crc_of
 from diloco.sim.invariants import Invariants, hold
 from diloco.sim.simulated_learner import OFFERS_MAX
 from diloco.sim.watch import Watch
@@ -84,6 +84,11 @@ class Onlooker(Watch):
         case syncer_io.Relabel(fragment=p, version=version):
           if isinstance(event, syncer_io.FragmentTaken):
             self._check_recovered(p, version, syncer.crcs[p])
+
+  def merging(self, merge, taken: dict[int, Counters]):
+    for share in merge.shares:
+      said, found = counters_of(share), taken[share.learner]
+      hold(said == found, '2: the bytes are of another offer', (share, found))
 
   def _check_recovered(self, p: int, version: int, crc: int):
     """What was taken at its own version is what the ledger speaks of."""

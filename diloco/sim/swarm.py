@@ -92,6 +92,7 @@ def draw(seed: int) -> Scenario:
     encode_s=rng.choice((0.001, 0.05)),
     reconnect_s=rng.choice((0.1, 0.5)),
     slow_share=rng.choice((0.0, 0.0, 0.05)),
+    **_draw_late_pulls(seed),
   )
   loss = rng.choice((0.0, 0.0, 0.05, 0.3))
   checkpoint_rounds = rng.choice((1, 3, 10))
@@ -109,6 +110,15 @@ def draw(seed: int) -> Scenario:
     shards=shards,
     last_shard=last_shard,
   )
+
+
+def _draw_late_pulls(seed: int) -> dict[str, float]:
+  """Drawn apart, so that the rest of a scenario is what it always was."""
+  rng = random.Random(f'late pulls of {seed}')
+  return {
+    'late_share': rng.choice((0.0, 0.0, 0.1, 0.3)),
+    'late_s': rng.choice((0.3, 1.0, 4.0)),
+  }
 
 
 def _with_shards(
@@ -271,6 +281,7 @@ class Swarm:
     """The network is whole, nothing is lost, every process is up again."""
     cluster = self.cluster
     cluster.loss = 0.0
+    cluster.timing = dataclasses.replace(cluster.timing, late_share=0.0)
     cluster.resume_syncer()
     if not cluster.syncer.alive:
       cluster.start_syncer()
