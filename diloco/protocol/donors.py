@@ -8,7 +8,6 @@ several hosts: each of them has but a part, and saves that itself.
 """
 
 from diloco.protocol import messages
-from diloco.protocol.members import Member
 from diloco.protocol.state import State
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """After a mass failure newcomers share the donors that are left, in turn."""
 
+import itertools
+
 import pytest
 
 from diloco.protocol import learner_io, syncer_io
@@ -96,7 +98,7 @@ def test_rounds_go_on_closing_meanwhile(cluster):
   _kill_all_but(cluster, survivor=0)
   back_s = _run_until_all_are_ready(cluster, began_s + 10 * STATE_S)
   times = [t for t in cluster.watch.published_s if began_s < t < back_s]
-  gaps = [after - before for before, after in zip(times, times[1:])]
+  gaps = [after - before for before, after in itertools.pairwise(times)]
   assert max(gaps) < STATE_S
 
 
