@@ -198,6 +198,8 @@ def on_state_fetched(core: Core, event: learner_io.StateFetched):
       applied=False,
       unlike=False,
     )
+  if core.state.connected:
+    core.send(messages.StateTaken())
   if core.state.settled:
     return  # It was told to go on alone meanwhile.
   _settle(core, f'learner {event.donor} at its step {offered.step}')

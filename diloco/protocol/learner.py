@@ -144,7 +144,12 @@ class Learner:
   def _on_disconnected(self, event: learner_io.Disconnected):
     """Offers die with the session; training goes on."""
     self._core.set(
-      connected=False, again_rounds=(), fetched=(), seeking=False, donations=()
+      connected=False,
+      again_rounds=(),
+      fetched=(),
+      seeking=False,
+      donations=(),
+      giving=None,
     )
     self._core.effects.append(learner_io.Forget(None))
     for p in range(self._core.config.fragments):

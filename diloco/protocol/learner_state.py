@@ -81,7 +81,8 @@ class State:
   again_rounds: tuple[int, ...] = ()  # To be offered again, ascending.
   global_step: int = 0  # t at the last update, plus own steps since.
   asking: tuple[int, ...] = ()  # Fragments with an `ask_at_s`, ascending.
-  donations: tuple[Donation, ...] = ()
+  donations: tuple[Donation, ...] = ()  # That are asked for.
+  giving: tuple[int, int] | None = None  # The newcomer whose copy is out.
   leave_at_s: float | None = None  # Set by `Stop`.
   last_round: int | None = None  # Set by `Finish`.
   done: bool = False

@@ -78,6 +78,11 @@ class StateOffered:
 
 
 @dataclasses.dataclass(frozen=True)
+class StateTaken:
+  """The donor's copy is with the newcomer: it may serve another."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Ready:
   """Bootstrap is complete: from now on the learner counts."""
 
@@ -321,6 +326,7 @@ FROM_LEARNER = (
   HandedIn,
   Leaving,
   WantState,
+  StateTaken,
   StateOffered,
   FragmentOffered,
   Goodbye,

@@ -48,6 +48,8 @@ def on_heard(state: State, event: syncer_io.Heard):
       on_leaving(state, learner)
     case messages.WantState():
       on_want_state(state, learner)
+    case messages.StateTaken():
+      donors.on_state_taken(state, learner)
     case messages.StateOffered():
       on_state_offered(state, learner, event.message)
     case messages.FragmentOffered():

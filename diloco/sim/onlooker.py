@@ -179,12 +179,10 @@ class Onlooker(Watch):
 
   def _check_bounds(self, process):
     """8: what a process holds for others is bounded by M and P."""
-    # Per newcomer one, and one that is being withdrawn.
-    most = 2 * len({x.id for x in self._processes.values()})
     waiting = len(process.machine.snapshot().donations)
-    hold(waiting <= most, '8: donations asked for', (process.id, waiting))
+    hold(waiting <= 1, '8: donations asked for', (process.id, waiting))
     given = len(process.donations)
-    hold(given <= most, '8: donations', (process.id, given))
+    hold(given <= 1, '8: donations', (process.id, given))
     # And one copy of each, where the syncer has lost it.
     most = (OFFERS_MAX + 1) * self._config.fragments
     offers = len(process.offers)

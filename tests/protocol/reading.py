@@ -157,6 +157,7 @@ def of_message(message) -> str:
       return f'ready with {message.source}{away}'
     case (
       messages.Alive()
+      | messages.StateTaken()
       | messages.HandedIn()
       | messages.Leaving()
       | messages.Goodbye()

@@ -125,6 +125,9 @@ class SyncerStage:
     )
     yield self._heard(learner, offered)
 
+  def _state_taken(self, learner):
+    yield self._heard(learner, messages.StateTaken())
+
   def _leave(self, learner):
     yield self._heard(learner, messages.Leaving())
 

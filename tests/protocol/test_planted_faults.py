@@ -10,6 +10,7 @@ from diloco.protocol import (
   absence,
   closing,
   donating,
+  donors,
   joining,
   leaving,
   messages,
@@ -165,6 +166,17 @@ def _retires_nothing(patch):
 
 def _keeps_donations(patch):
   patch.setattr(donating, 'on_donation_over', lambda *_: None)
+
+
+def _gives_to_all_at_once(patch):
+  original = donating.donate
+
+  def donate(core):
+    core.set(giving=None)
+    original(core)
+
+  patch.setattr(donors, '_busy', lambda state: set())
+  patch.setattr(donating, 'donate', donate)
 
 
 def _forgets_positions(patch):
@@ -326,6 +338,7 @@ RARE = {
     (_retires_nothing, '8: offers of learner'),
     (_keeps_every_offer, '8: offers of'),
     (_keeps_donations, '8: donations'),
+    (_gives_to_all_at_once, '8: donations'),
     (_merges_without_the_shard, '9: merged while its shard is away'),
     (_waits_for_who_is_away, '9: a round waits for who is away'),
     (_goes_on_with_all_or_nobody, '9: all wait for one shard'),
