@@ -80,7 +80,9 @@ def on_hello(state: State, hello: messages.Hello):
   if reason is not None:
     reason = members_lib.brief(reason)
     session = hello.learner, hello.incarnation
-    refusal = messages.Refusal(reason, final=never is not None)
+    old = never is None and hello.incarnation <= account.incarnation
+    newest = account.incarnation if old else -1
+    refusal = messages.Refusal(reason, never is not None, newest)
     state.record('refused', hello.learner, reason)
     state.emit(syncer_io.Send(*session, refusal))
     state.emit(syncer_io.Drop(*session, reason))

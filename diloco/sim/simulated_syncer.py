@@ -40,6 +40,7 @@ class SimulatedSyncer:
     self._unread: list[Callable[[], None]] = []  # While it is stopped.
     self._pulling: set[PullKey] = set()  # Under way.
     self._taken: dict[PullKey, Any] = {}  # What they brought.
+    self._waits_for_disk: list[Callable[[], None]] = []
     self._alarm = Alarm(
       cluster.sim,
       lambda: self.machine.deadline() if self.alive else None,
@@ -94,6 +95,12 @@ class SimulatedSyncer:
     unread, self._unread = self._unread, []
     for read in unread:
       read()
+
+  def disk_is_free(self):
+    """Closes the round whose ledger could not be written."""
+    waiting, self._waits_for_disk = self._waits_for_disk, []
+    for callback in waiting:
+      callback()
 
   def shard_is_back(
     self, shard: int, process: int, held: dict[int, tuple[int, int]]
@@ -180,7 +187,9 @@ class SimulatedSyncer:
     order = self._order(effect.fragment)
 
     def done():
-      if order.holds:
+      if self._cluster.disk_full:
+        self._waits_for_disk.append(done)
+      elif order.holds:
         self.deliver(syncer_io.Merged(effect.round))
 
     self._cluster.sim.after(self._cluster.timing.merge_s, done)
@@ -277,7 +286,8 @@ class SimulatedSyncer:
   def _pull(self, effect: syncer_io.Pull):
     """Bytes that are under way come, though the offer is retired meanwhile.
 
-    Those of a stopped process wait until it goes on, or time out.
+    Those of a process that is stopped, or silent, wait until it goes on, or
+    time out.
     """
     cluster, offer = self._cluster, effect.offer
     process = cluster.learners[effect.learner]
@@ -292,10 +302,10 @@ class SimulatedSyncer:
     usual_s, late_s = arrival_s - began_s, cluster.draw_late_s()
 
     def when_it_runs(callback: Callable[[], None]):
-      if process.stopped:
+      if process.stopped or cluster.is_silent(effect.learner):
         limit_s = cluster.transfer_max_s(usual_s)
         cluster.sim.at(max(began_s + limit_s, self.now), time_out)
-      process.when_it_runs(callback)
+      cluster.when_reached(process, callback)
 
     def begin():
       found = cluster.reaches(*session) and handle in process.offers
