@@ -14,6 +14,7 @@ from diloco.protocol import (
   joining,
   leaving,
   messages,
+  pace,
   pulling,
   receiving,
   recovery,
@@ -28,7 +29,10 @@ from diloco.protocol.members import Account, Member
 from diloco.protocol.pace import PaceClock
 from diloco.protocol.values import changed
 from diloco.sim import simulated_syncer, swarm
+from diloco.sim.cluster import Timing
 from diloco.sim.invariants import Violation
+from diloco.sim.scenario import Fault, Scenario
+from tests.protocol.stages import config_of
 
 SEEDS = 1500  # Most need one. RARE says where to begin for the others.
 State = state.State
@@ -89,6 +93,22 @@ def _credits_a_step_on_joining(patch):
     original(self, learner, self.step + 1, quorum)
 
   patch.setattr(PaceClock, 'join', join)
+
+
+def _lets_clocks_run_ahead(patch):
+  def after_steps(clock, steps, step, ahead_max):
+    return clock + steps
+
+  patch.setattr(pace, 'after_steps', after_steps)
+
+
+def _leaps_to_who_is_left(patch):
+  original = pace.step_after
+
+  def step_after(clocks, quorum, step, rise_max):
+    return original(clocks, quorum, step, None)
+
+  patch.setattr(pace, 'step_after', step_after)
 
 
 def _always_says_that_it_was_away(patch):
@@ -310,7 +330,6 @@ def _knows_pulls_by_their_learner(patch):
 
 RARE = {
   _stays_after_its_time: 2985,
-  _believes_in_its_own_bytes: 465,
   _lets_the_quarantined_in: 718,
   _forgets_who_refused_to_be_merged: 57,
 }
@@ -326,10 +345,11 @@ RARE = {
     (_knows_pulls_by_their_learner, '2: the bytes are of another offer'),
     (_counts_newcomers, 'a donor that has not completed a bootstrap'),
     (_credits_a_step_on_joining, '3: the clock of learner'),
+    (_lets_clocks_run_ahead, '3: learner'),
+    (_leaps_to_who_is_left, '3: t leaps'),
     (_always_says_that_it_was_away, '3: more steps told of than made'),
     (_every_round_is_due, '3: more rounds than the pace allows'),
     (_waits_at_its_boundary, '4: the loop waits'),
-    (_believes_in_its_own_bytes, '5: begins with other bytes'),
     (_counts_tokens_twice, '6: tokens of the accounts'),
     (_counts_tokens_from_the_start, '6: merged, not trained'),
     (_waits_for_the_silent, '7: silent and still here'),
@@ -364,3 +384,49 @@ def test_a_planted_fault_is_found(plant, words, monkeypatch, capsys):
   assert found is not None, f'not found by {SEEDS} seeds'
   assert found.startswith(words), found
   assert f'--seed={seed}' in capsys.readouterr().out
+
+
+def _other_bytes_under_one_number() -> Scenario:
+  """No seed of the first thousands draws it.
+
+  Learner 1 is cut off while learner 0 goes on to later versions, and saves
+  them. Both the syncer and learner 0 die; the syncer goes on from what learner
+  1 has, under the number that was reached; before the next version is there,
+  learner 0 comes back with its own bytes of that number.
+  """
+  ids = range(4)
+  faults = [
+    (6.0, 'partition', 1),
+    (20.0, 'kill', 0),
+    (20.2, 'syncer', 0),
+    (21.0, 'syncer', 0),
+    (21.1, 'partition', 1),
+    (25.2, 'kill', 0),
+  ]
+  return Scenario(
+    seed=0,
+    config=config_of(
+      {
+        'learners': 2,
+        'fragments': 1,
+        'sync_every_steps': 3,
+        'patience': 0.3,
+        'total_steps': 10_000,
+      }
+    ),
+    timing=Timing(dict.fromkeys(ids, 0.3), merge_s=2.0),
+    loss=0.0,
+    checkpoint_rounds=10,
+    checkpoint_steps=3,
+    faults=tuple(Fault(*fault, notice_s=2.0) for fault in faults),
+    shards=1,
+    last_shard=0,
+  )
+
+
+def test_one_that_begins_with_other_bytes_is_found(monkeypatch):
+  scenario = _other_bytes_under_one_number()
+  swarm.Swarm(scenario).run()
+  _believes_in_its_own_bytes(monkeypatch)
+  with pytest.raises(Violation, match='5: begins with other bytes'):
+    swarm.Swarm(scenario).run()
