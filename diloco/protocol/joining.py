@@ -110,6 +110,7 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     )
   core.set(
     connected=True,
+    give_up_at_s=None,
     closed_known=closed,
     last_offered=closed,  # Of what was offered before, nothing is left.
     offered_at_step=state.step - away,

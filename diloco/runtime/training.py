@@ -156,6 +156,8 @@ class Training:
       stall_s = done.stall_s + self._boundary()
       self._report()
       self._pending = dataclasses.replace(done, stall_s=stall_s)
+      if self._exchange.waiting:  # At the end of the run, for its syncer.
+        self._wait_at_boundary()
     else:
       self._synchronous(done)
     self._waited_s += self._save_if_due()
@@ -227,6 +229,9 @@ class Training:
         self._tape.begin(self._step, effect.position, self._source)
         self._position = effect.position
         self._training = True
+      case learner_io.Save():
+        self._records.wait(self._notice_s)  # Else it would not be begun.
+        self._save()
       case learner_io.Cease():
         self._tape.cease(self._step)
         self._training = False

@@ -133,11 +133,19 @@ class Onlooker(Watch):
     for effect in effects:
       self._check_effect(process, effect)
     if self._config.overlap_steps > 0:
-      hold(not process.machine.waiting, '4: the loop waits', process.id)
+      waits = process.machine.waiting and not self._is_cut_off(process)
+      hold(not waits, '4: the loop waits', process.id)
     self._check_host(process)
     self._check_bounds(process)
     now = process.machine.snapshot().now
     self._check_tick(event, process.machine, now)
+
+  def _is_cut_off(self, process) -> bool:
+    """At the end of the run, as far as it knows: no step is left to make."""
+    state = process.machine.snapshot()
+    return (
+      not state.connected and state.global_step >= self._config.total_steps
+    )
 
   def _check_same_bytes(self, process):
     """5: at the first step, what both hold is the same."""

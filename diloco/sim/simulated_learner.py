@@ -161,8 +161,10 @@ class SimulatedLearner:
   def _save_if_due(self):
     """Its own checkpoint, at a boundary: θ, and what its progress is of."""
     every = self._cluster.checkpoint_steps
-    if every is None or self.steps % every:
-      return
+    if every is not None and self.steps % every == 0:
+      self._save()
+
+  def _save(self):
     state = self.machine.snapshot()
     start = Start(
       source=f'its checkpoint of step {state.step}',
@@ -211,6 +213,8 @@ class SimulatedLearner:
       case learner_io.Begin():
         self.training = True
         self.position = effect.position
+      case learner_io.Save():
+        self._save()
       case learner_io.Cease():
         self.training = False
       case learner_io.Leave():

@@ -94,6 +94,8 @@ def of_learner(effect: learner_io.Effect) -> str:
       return f'apply fragment {effect.fragment} version {effect.version}{how}'
     case learner_io.Begin():
       return f'begin at data position {effect.position}'
+    case learner_io.Save():
+      return 'save'
     case learner_io.Cease():
       return 'cease'
     case learner_io.FetchUpdate():
