@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learner with a disk of its own, whose syncer is gone before the run ends."""
+"""A learner with a disk of its own loses its syncer before the run ends."""
 
 import signal
 
