@@ -3,11 +3,13 @@
 
 The bytes go from peer to peer; the syncer only introduces the two. Whoever
 has not completed a bootstrap never donates, so that a fresh learner can't
-become "the state" (design: §3, Join and bootstrap). Nor does a learner of
-several hosts: each of them has but a part, and saves that itself.
+become "the state" (design: §3, Join and bootstrap). Of a learner of several
+hosts each has but a part, and gives it to the host of the same number: so
+only learners of one partition give to each other.
 """
 
 from diloco.protocol import messages
+from diloco.protocol.members import Member
 from diloco.protocol.state import State
 
 
@@ -52,13 +54,11 @@ def _introduce(state: State, learner: int):
   donors = [
     (m, x.incarnation)
     for m, x in state.live().items()
-    if (m, x.incarnation) not in member.tried and not x.spread
+    if (m, x.incarnation) not in member.tried and not why_unlike(x, member)
   ]
   if not donors:
     state.change(learner, seeks_since_s=None)
-    failed = len(member.tried)
-    reason = f'no live peer is left, {failed} failed' if failed else 'no peer'
-    state.send(learner, messages.NoState(reason))
+    state.send(learner, messages.NoState(_why_none(state, member)))
     return
   busy = _busy(state)
   free = [donor for donor in donors if donor not in busy]
@@ -79,6 +79,20 @@ def _introduce(state: State, learner: int):
 def _busy(state: State) -> set[tuple[int, int]]:
   """The sessions that give their state to a newcomer now."""
   return {x.donor for x in state.members.values() if x.donor is not None}
+
+
+def why_unlike(donor: Member, newcomer: Member) -> str:
+  """Why a donor's state does not fit a newcomer; '' where it does."""
+  if donor.partition == newcomer.partition:
+    return ''
+  return 'no live peer has the same hosts and mesh'
+
+
+def _why_none(state: State, member: Member) -> str:
+  if member.tried:
+    return f'no live peer is left, {len(member.tried)} failed'
+  unlike = [why_unlike(x, member) for x in state.live().values()]
+  return next(filter(None, unlike), 'no peer')
 
 
 def on_state_offered(state: State, donor: int, offered: messages.StateOffered):
