@@ -78,6 +78,7 @@ def _advance(state: State, round_: Round):
     return
   if round_.stage in (Stage.COLLECTING, Stage.GRACE):
     round_ = _collect(state, round_)
+  round_ = pulling.take_last_offers(state, round_)
   round_ = pulling.give_up_late(state, round_)
   if round_.stage is Stage.PULLING and round_.all_pulled():
     _conclude(state, round_)
@@ -246,6 +247,7 @@ def on_merged(state: State, number: int):
     state.accounts[share.learner] = account.merged(
       fragment, share.base_version, share.c_tokens
     )
+  _say_what_is_left(state, round_, shares)
   state.versions[fragment] += 1
   sync_s = state.now - round_.pull_began_s
   if not round_.waited:  # Else it would close the grace windows to come.
@@ -266,6 +268,23 @@ def on_merged(state: State, number: int):
       sync_s=sync_s,
     )
   )
+
+
+def _say_what_is_left(
+  state: State, round_: Round, shares: tuple[syncer_io.Share, ...]
+):
+  """Of learners that leave: whether their last steps are in Θ now."""
+  for share in shares:
+    if not state.is_current(share.learner, share.incarnation):
+      continue
+    member = state.members[share.learner]
+    if not member.leaving:
+      continue
+    held = member.offers.get(round_.fragment)
+    reason = f'round {round_.number} has merged it up to step {share.step}'
+    if held is not None and held.offer.step > share.step:
+      reason += f', not to step {held.offer.step}: it was merging already'
+    state.record('last_steps', share.learner, reason)
 
 
 def _close(state: State, round_: Round):
