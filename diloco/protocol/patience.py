@@ -21,6 +21,7 @@ REST_MAX_S = 600.0
 TRANSFER_FLOOR_S = 10.0
 TRANSFER_FACTOR = 8.0  # Slower than usual by this much: stalled.
 UNMEASURED_S_PER_BYTE = 1e-6  # 1 MB/s, until a transfer was timed.
+END_WAIT_S = 300.0  # A syncer is started anew within it.
 LOOK_FLOORS = 0.25  # Between two looks at the clock, in silence floors.
 
 
@@ -80,6 +81,11 @@ def rest_s(waited_s: float, patience: float) -> float:
   """
   longest_s = patience * REST_MAX_S
   return min(max(silence_floor_s(patience), REST_FACTOR * waited_s), longest_s)
+
+
+def end_wait_s(patience: float) -> float:
+  """How long a learner that has made all steps looks for its syncer."""
+  return patience * END_WAIT_S
 
 
 def look_s(patience: float) -> float:

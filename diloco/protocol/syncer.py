@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from diloco.protocol import (
   absence,
   closing,
+  donors,
   pulling,
   recovery,
   sessions,
@@ -77,6 +78,7 @@ class Syncer:
         raise TypeError(f'Not a syncer event: {event!r}.')
     sessions.give_up_silent(state)
     pulling.give_up_stragglers(state)
+    donors.introduce(state)
     recovery.ask(state)
     closing.advance_rounds(state)
     return state.effects
