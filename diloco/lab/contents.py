@@ -81,7 +81,6 @@ class LearnerArrays:
   """See `diloco.sim.contents.LearnerContents`.
 
   Attributes:
-    steps: of its own, in all its processes.
     losses: of the steps of this process.
     applied: how many of them were done when something was blended in.
   """
@@ -109,7 +108,6 @@ class LearnerArrays:
     self._donated: Donated | None = None
     self._schedule = blueprint.schedule()
     self._dataset = blueprint.dataset(learner)
-    self.steps = start.step
     self.losses: list[float] = []
     self.applied: list[int] = []
 
@@ -127,8 +125,7 @@ class LearnerArrays:
     return self._params
 
   def step(self, position: int, progress: int) -> float:
-    if self._blueprint.config.inner.progress == 'own':
-      progress = self.steps
+    progress = self._blueprint.progress(progress, position)
     batch = self._device.put_batch(self._dataset[position])
     self._params, self._inner, metrics = self._device.step(
       self._params,
@@ -137,7 +134,6 @@ class LearnerArrays:
       self._schedule(progress),
       (self._learner, position),
     )
-    self.steps += 1
     self.losses.append(float(metrics['loss']))
     return self.losses[-1]
 
@@ -214,7 +210,6 @@ class LearnerArrays:
       'base_crcs': self.base_crcs,
       'held': self._host.held(),
       'donated': self._donated,
-      'steps': self.steps,
       'losses': self.losses,
       'applied': self.applied,
     }
@@ -226,7 +221,6 @@ class LearnerArrays:
     self.base_crcs = state['base_crcs']
     self._host.take_over(state['held'])
     self._donated = state['donated']
-    self.steps = state['steps']
     self.losses, self.applied = list(state['losses']), list(state['applied'])
 
 

@@ -10,6 +10,7 @@ from diloco.protocol.grace import Ema
 from diloco.protocol.members import Account, Member
 from diloco.protocol.pace import PaceClock
 from diloco.protocol.rounds import HeldOffer, MergedSteps, Round, why_void
+from diloco.protocol.transfer_time import TransferTime
 from diloco.protocol.values import changed
 
 
@@ -62,7 +63,9 @@ class Snapshot:
   open_rounds: tuple[Round, ...]
   quorum_s: Ema
   sync_s: Ema
-  pull_s: Ema
+  transfers: tuple[tuple[int, TransferTime], ...]
+  resting: tuple[tuple[int, float], ...]
+  hold_again_s: float
   usual_norms: tuple[float | None, ...]
   left_clocks: tuple[tuple[int, int], ...]
   lost: tuple[tuple[int, LostFragment], ...]
@@ -74,6 +77,7 @@ class Snapshot:
   were_live: frozenset[int]
   last_round: int | None
   finish_at_s: float | None
+  finish_was_told: bool
   ended: bool
 
 
@@ -89,6 +93,7 @@ class Ledger:
   quorum_s: Ema
   sync_s: Ema
   usual_norms: tuple[float | None, ...]
+  last_round: int | None  # Set once the run is finishing.
   ended: bool
 
 
@@ -110,7 +115,9 @@ class State:
     self.rounds: dict[int, Round] = {}  # Open ones, in ascending number.
     self.quorum_s = Ema()
     self.sync_s = Ema()  # From the first pull to the end of the merge.
-    self.pull_s = Ema()  # Of one contribution.
+    self.transfers: dict[int, TransferTime] = {}  # Of pulls, by learner.
+    self.resting: dict[int, float] = {}  # By learner: not pulled until then.
+    self.hold_again_s = float('-inf')  # No round waits for the slow before.
     # Of outer gradients, per √step, by fragment (`strikes.py`).
     self.usual_norms: list[float | None] = [None] * config.fragments
     self.left_clocks: dict[int, int] = {}  # Of those who may be back.
@@ -126,7 +133,9 @@ class State:
     self.were_live: frozenset[int] = frozenset()  # At the ledger's close.
     self.knows_less = True  # Until its own first merge.
     self.last_round: int | None = None  # Set once the run is finishing.
+    # Until then learners may hand in; None: nobody is live that could.
     self.finish_at_s: float | None = None
+    self.finish_was_told = False  # Of the finish, by a process before this one.
     self.ended = False
     self.effects: list[syncer_io.Effect] = []
 
@@ -142,7 +151,9 @@ class State:
       open_rounds=tuple(self.rounds.values()),
       quorum_s=self.quorum_s,
       sync_s=self.sync_s,
-      pull_s=self.pull_s,
+      transfers=tuple(sorted(self.transfers.items())),
+      resting=tuple(sorted(self.resting.items())),
+      hold_again_s=self.hold_again_s,
       usual_norms=tuple(self.usual_norms),
       left_clocks=tuple(sorted(self.left_clocks.items())),
       lost=tuple(sorted(self.lost.items())),
@@ -154,6 +165,7 @@ class State:
       were_live=self.were_live,
       last_round=self.last_round,
       finish_at_s=self.finish_at_s,
+      finish_was_told=self.finish_was_told,
       ended=self.ended,
     )
 
@@ -167,7 +179,9 @@ class State:
     self.rounds = {r.number: r for r in snapshot.open_rounds}
     self.quorum_s = snapshot.quorum_s
     self.sync_s = snapshot.sync_s
-    self.pull_s = snapshot.pull_s
+    self.transfers = dict(snapshot.transfers)
+    self.resting = dict(snapshot.resting)
+    self.hold_again_s = snapshot.hold_again_s
     self.usual_norms = list(snapshot.usual_norms)
     self.left_clocks = dict(snapshot.left_clocks)
     self.lost = dict(snapshot.lost)
@@ -179,6 +193,7 @@ class State:
     self.were_live = snapshot.were_live
     self.last_round = snapshot.last_round
     self.finish_at_s = snapshot.finish_at_s
+    self.finish_was_told = snapshot.finish_was_told
     self.ended = snapshot.ended
 
   def ledger(self) -> Ledger:
@@ -191,6 +206,7 @@ class State:
       quorum_s=self.quorum_s,
       sync_s=self.sync_s,
       usual_norms=tuple(self.usual_norms),
+      last_round=self.last_round,
       ended=self.ended,
     )
 
@@ -204,9 +220,11 @@ class State:
     self.accounts = dict(ledger.accounts)
     self.quorum_s, self.sync_s = ledger.quorum_s, ledger.sync_s
     self.usual_norms = list(ledger.usual_norms)
+    self.last_round = ledger.last_round
+    self.finish_was_told = ledger.last_round is not None
     if ledger.ended:
       self.ended = True
-      self.last_round = self.closed_round
+      self.knows_less = False
 
   # Questions ----------------------------------------------------------------
 
@@ -219,8 +237,18 @@ class State:
     return {m: x for m, x in self.members.items() if x.ready and not x.leaving}
 
   def quorum_now(self) -> int:
-    """K, but no more than there are live learners, and at least 1."""
-    return max(1, min(self.config.quorum, len(self.live())))
+    """K, but no more than there are learners to pull from, and at least 1."""
+    awake = [m for m in self.live() if not self.rests(m)]
+    return max(1, min(self.config.quorum, len(awake)))
+
+  def rests(self, learner: int) -> bool:
+    """Whether nothing is pulled from it for now; never from nobody at all."""
+    if self.now >= self.resting.get(learner, self.now):
+      return False
+    return any(self.now >= self.resting.get(m, self.now) for m in self.live())
+
+  def transfer_time(self, learner: int) -> TransferTime:
+    return self.transfers.get(learner, TransferTime())
 
   def merged(self, learner: int, fragment: int) -> MergedSteps:
     """What has been merged of a learner's steps on a fragment."""
@@ -295,6 +323,15 @@ class State:
     merged = self.accounts[learner].merged_offers.get(fragment, (0, 0))
     incarnation = self.members[learner].incarnation
     self.emit(syncer_io.Serve(learner, incarnation, fragment, reason, merged))
+
+  def drop_straggler(self, learner: int):
+    """Its bytes are wanted no more, if any are under way for no round."""
+    member = self.members[learner]
+    straggler = member.straggler
+    if straggler is not None:
+      pull = straggler.round, learner, member.incarnation, straggler.handle
+      self.emit(syncer_io.CancelPull(*pull))
+      self.change(learner, straggler=None)
 
   def discard_void(self, learner: int, fragment: int):
     """Drops an offer that can't be merged any more: used up, or too old.

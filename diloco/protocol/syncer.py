@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from diloco.protocol import (
   absence,
   closing,
+  donors,
   pulling,
   recovery,
   sessions,
@@ -76,6 +77,8 @@ class Syncer:
       case _:
         raise TypeError(f'Not a syncer event: {event!r}.')
     sessions.give_up_silent(state)
+    pulling.give_up_stragglers(state)
+    donors.introduce(state)
     recovery.ask(state)
     closing.advance_rounds(state)
     return state.effects
@@ -85,6 +88,7 @@ class Syncer:
     deadlines = [
       *sessions.silence_deadlines(self._state),
       *closing.window_deadlines(self._state),
+      *pulling.straggler_deadlines(self._state),
       *recovery.deadlines(self._state),
       *absence.deadlines(self._state),
     ]

@@ -75,6 +75,7 @@ class Training:
     hosts: Hosts = ALONE,
   ):
     config = blueprint.config
+    self._blueprint = blueprint
     self._config = config
     self._learner = learner
     self._device = device
@@ -144,7 +145,8 @@ class Training:
     return self._left is None
 
   def _inner_step(self, batch: dict[str, np.ndarray]):
-    progress = self._progress()
+    global_step = self._exchange.global_step
+    progress = self._blueprint.progress(global_step, self._position)
     self._tape.progress(self._step, progress)
     lr = self._schedule(progress)
     self._hosts.tell(host_messages.MakeStep(self._position, lr))
@@ -155,22 +157,18 @@ class Training:
     self._step += 1
     self._position += 1
     done = Dispatched(
-      self._step, metrics, self._position, progress, lr, self._waited_s
+      self._step, metrics, self._position, global_step, lr, self._waited_s
     )
     self._waited_s = 0.0
     if self._config.protocol.overlap_steps:
       stall_s = done.stall_s + self._boundary()
       self._report()
       self._pending = dataclasses.replace(done, stall_s=stall_s)
+      if self._exchange.waiting:  # At the end of the run, for its syncer.
+        self._wait_at_boundary()
     else:
       self._synchronous(done)
     self._waited_s += self._save_if_due()
-
-  def _progress(self) -> int:
-    """What the schedule is a function of: t, or the learner's own steps."""
-    if self._config.inner.progress == 'own':
-      return self._step
-    return self._exchange.global_step
 
   def _boundary(self) -> float:
     """Between two steps; returns the seconds that it took."""
@@ -212,7 +210,7 @@ class Training:
       case learner_io.Apply():
         self._apply(effect)
       case learner_io.HandIn():
-        self._exchange.say_after_offers(messages.HandedIn())
+        self._exchange.say_after_offers(messages.HandedIn(effect.last_round))
       case learner_io.SayLeaving():
         self._exchange.say_after_offers(messages.Leaving())
       case learner_io.DonateState():
@@ -231,6 +229,9 @@ class Training:
         self._tape.begin(self._step, effect.position, self._source)
         self._position = effect.position
         self._training = True
+      case learner_io.Save():
+        self._records.wait(self._notice_s)  # Else it would not be begun.
+        self._save()
       case learner_io.Cease():
         self._tape.cease(self._step)
         self._training = False

@@ -47,6 +47,7 @@ class SimulatedLearner:
     self.steps = start.step
     self.tokens = start.tokens
     self.position = start.position
+    self.stepped_at = start.global_step  # t, as the newest step knew it.
     self.training = False
     self.left: learner_io.Leave | None = None
     self.contents = cluster.contents.learner(learner, start, contents)
@@ -149,8 +150,8 @@ class SimulatedLearner:
     if self.gone or not self.training:
       return
     tokens = round(self.capacity * self._cluster.tokens_per_step)
-    progress = self.machine.global_step
-    loss = self.contents.step(self.position, progress)
+    self.stepped_at = self.machine.global_step
+    loss = self.contents.step(self.position, self.stepped_at)
     self.steps += 1
     self.position += 1
     self.tokens += tokens
@@ -162,8 +163,10 @@ class SimulatedLearner:
   def _save_if_due(self):
     """Its own checkpoint, at a boundary: θ, and what its progress is of."""
     every = self._cluster.checkpoint_steps
-    if every is None or self.steps % every:
-      return
+    if every is not None and self.steps % every == 0:
+      self._save()
+
+  def _save(self):
     state = self.machine.snapshot()
     start = Start(
       source=f'its checkpoint of step {state.step}',
@@ -190,7 +193,8 @@ class SimulatedLearner:
         copy = self.contents.snapshot(effect)
         self._later(lambda: self._offer(effect, copy))
       case learner_io.HandIn():
-        self._later(lambda: cluster.to_syncer(self, messages.HandedIn()))
+        handed_in = messages.HandedIn(effect.last_round)
+        self._later(lambda: cluster.to_syncer(self, handed_in))
       case learner_io.SayLeaving():
         self._later(lambda: cluster.to_syncer(self, messages.Leaving()))
       case learner_io.DonateState():
@@ -211,6 +215,8 @@ class SimulatedLearner:
       case learner_io.Begin():
         self.training = True
         self.position = effect.position
+      case learner_io.Save():
+        self._save()
       case learner_io.Cease():
         self.training = False
       case learner_io.Leave():
@@ -252,7 +258,8 @@ class SimulatedLearner:
       self.handle(learner_io.NotOffered(snapshot.fragment, snapshot.handle))
       return
     data = self.contents.offer(snapshot, copy)
-    payload = Carried(snapshot.handle, 'up', 1, 0, data=data)
+    nbytes = self._cluster.wires.offer_bytes(snapshot.fragment)
+    payload = Carried(snapshot.handle, 'up', nbytes, 0, data=data)
     self.offers[snapshot.handle] = snapshot.fragment
     offer = messages.Offer(
       round=snapshot.round,
