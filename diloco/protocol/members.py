@@ -19,12 +19,13 @@ class Member:
   silent_at_s: float  # When it will be given up, unless it speaks.
   versions: tuple[int, ...] = ()  # As it said in its hello.
   crcs: tuple[int, ...] = ()
-  spread: bool = False  # Over several hosts: its state is nowhere whole.
+  partition: str = ''  # Likewise; '': it has one host.
   ready: bool = False
   leaving: bool = False
   donor: tuple[int, int] | None = None  # Asked for a state, for this one.
   state_offered: bool = False  # By that donor, to this one.
   tried: tuple[tuple[int, int], ...] = ()  # Donors that have failed.
+  seeks_since_s: float | None = None  # It waits for a donor.
   step: int = 0  # Last reported, of its own.
   step_s: Ema = dataclasses.field(default=Ema())
   offers: Mapping[int, HeldOffer] = dataclasses.field(default_factory=dict)

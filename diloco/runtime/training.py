@@ -25,6 +25,7 @@ from diloco.runtime import exchange as exchange_lib
 from diloco.runtime.beginning import Beginning, progress_of
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
+from diloco.runtime.host_copy import Held
 from diloco.runtime.hosts import ALONE, Hosts
 from diloco.runtime.leading import Follower
 from diloco.runtime.outputs import Outputs
@@ -88,6 +89,7 @@ class Training:
     held = beginning.host.held()
     self._bases = {p: each.theta for p, each in enumerate(held)}
     self._base_crcs = {p: each.crc for p, each in enumerate(held)}
+    self._base_versions = {p: each.version for p, each in enumerate(held)}
     self._snapshots: dict[int, dict[str, jax.Array]] = {}
     kind = jax.local_devices()[0].device_kind
     self._utilisation = Utilisation(blueprint.config, kind)
@@ -156,6 +158,8 @@ class Training:
       stall_s = done.stall_s + self._boundary()
       self._report()
       self._pending = dataclasses.replace(done, stall_s=stall_s)
+      if self._exchange.waiting:  # At the end of the run, for its syncer.
+        self._wait_at_boundary()
     else:
       self._synchronous(done)
     self._waited_s += self._save_if_due()
@@ -206,16 +210,14 @@ class Training:
       case learner_io.Apply():
         self._apply(effect)
       case learner_io.HandIn():
-        self._exchange.say_after_offers(messages.HandedIn())
+        self._exchange.say_after_offers(messages.HandedIn(effect.last_round))
       case learner_io.SayLeaving():
         self._exchange.say_after_offers(messages.Leaving())
       case learner_io.DonateState():
-        assert self._hosts.count == 1, 'nobody asks a learner of several hosts'
-        self._tape.save(self._step)
-        copied = self._device.copy_state(self._state)
-        self._exchange.donate(effect, copied)
+        self._donate(effect)
       case learner_io.Adopt():
         adopted = self._exchange.take_adopted()
+        self._hosts.tell(host_messages.AdoptState())
         self._state = self._device.put_state(adopted.inner_state)
         self._source = adopted.source
       case learner_io.Reset():
@@ -227,6 +229,9 @@ class Training:
         self._tape.begin(self._step, effect.position, self._source)
         self._position = effect.position
         self._training = True
+      case learner_io.Save():
+        self._records.wait(self._notice_s)  # Else it would not be begun.
+        self._save()
       case learner_io.Cease():
         self._tape.cease(self._step)
         self._training = False
@@ -250,6 +255,20 @@ class Training:
     if prepared is not None:
       self._exchange.offer(prepared, effect, theta, self._bases[p])
 
+  def _donate(self, effect: learner_io.DonateState):
+    """Copies the inner state of this boundary, at all hosts, for a newcomer."""
+    donation = self._exchange.prepare_donation(effect)
+    self._hosts.tell(
+      host_messages.DonateAt(*donation.newcomer, donation.handles)
+    )
+    self._tape.save(self._step)
+    copied = self._device.copy_state(self._state)
+    held = [
+      Held(self._base_versions[p], self._bases[p], self._base_crcs[p])
+      for p in sorted(self._bases)
+    ]
+    self._exchange.donate(donation, held, copied)
+
   def _apply(self, effect: learner_io.Apply):
     """Blends in Θ_p; before the first step there is nothing to blend."""
     p = effect.fragment
@@ -263,6 +282,7 @@ class Training:
     )
     self._tape.apply(self._step, effect, arrived.crc)
     self._bases[p], self._base_crcs[p] = arrived.host, arrived.crc
+    self._base_versions[p] = effect.version
     # What it was taken for has come: it would only fill the devices' memory.
     snapshot = self._snapshots.pop(p, None)
     if not self._training:
