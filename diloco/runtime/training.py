@@ -74,6 +74,7 @@ class Training:
     hosts: Hosts = ALONE,
   ):
     config = blueprint.config
+    self._blueprint = blueprint
     self._config = config
     self._learner = learner
     self._device = device
@@ -140,7 +141,8 @@ class Training:
     return self._left is None
 
   def _inner_step(self, batch: dict[str, np.ndarray]):
-    progress = self._progress()
+    global_step = self._exchange.global_step
+    progress = self._blueprint.progress(global_step, self._position)
     self._tape.progress(self._step, progress)
     lr = self._schedule(progress)
     self._hosts.tell(host_messages.MakeStep(self._position, lr))
@@ -151,7 +153,7 @@ class Training:
     self._step += 1
     self._position += 1
     done = Dispatched(
-      self._step, metrics, self._position, progress, lr, self._waited_s
+      self._step, metrics, self._position, global_step, lr, self._waited_s
     )
     self._waited_s = 0.0
     if self._config.protocol.overlap_steps:
@@ -163,12 +165,6 @@ class Training:
     else:
       self._synchronous(done)
     self._waited_s += self._save_if_due()
-
-  def _progress(self) -> int:
-    """What the schedule is a function of: t, or the learner's own steps."""
-    if self._config.inner.progress == 'own':
-      return self._step
-    return self._exchange.global_step
 
   def _boundary(self) -> float:
     """Between two steps; returns the seconds that it took."""

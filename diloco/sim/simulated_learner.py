@@ -49,6 +49,7 @@ class SimulatedLearner:
     self.steps = start.step
     self.tokens = start.tokens
     self.position = start.position
+    self.stepped_at = start.global_step  # t, as the newest step knew it.
     self.training = False
     self.left: learner_io.Leave | None = None
     self.contents = cluster.contents.learner(learner, start, contents)
@@ -168,8 +169,8 @@ class SimulatedLearner:
     if self.gone or not self.training:
       return
     tokens = round(self.capacity * self._cluster.tokens_per_step)
-    progress = self.machine.global_step
-    loss = self.contents.step(self.position, progress)
+    self.stepped_at = self.machine.global_step
+    loss = self.contents.step(self.position, self.stepped_at)
     self.steps += 1
     self.position += 1
     self.tokens += tokens
