@@ -144,9 +144,7 @@ class Onlooker(Watch):
   def _is_cut_off(self, process) -> bool:
     """At the end of the run, as far as it knows: no step is left to make."""
     state = process.machine.snapshot()
-    return (
-      not state.connected and state.global_step >= self._config.total_steps
-    )
+    return not state.connected and state.global_step >= self._config.total_steps
 
   def _check_same_bytes(self, process):
     """5: at the first step, what both hold is the same."""
