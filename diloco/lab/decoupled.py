@@ -252,10 +252,13 @@ class Decoupled:
 def announced_step(protocol: ProtocolConfig) -> int:
   """The step at which the syncer is to say that the run is over.
 
-  Whoever trains hears of it within the next step, finishes that and hands it
-  in: it says so one step before, for t to end at `total_steps` as in every
-  other system. Whoever waits at its boundary (τ = 0) hands in there.
+  A learner hears of it within its next step, and hands in what it has at the
+  boundary after that: with τ > 0 that of the step behind it, which has been
+  dispatched by then (see `diloco.runtime.training`). The syncer says so as
+  many steps before, for t to end at `total_steps` as in every other system. A
+  learner that waits at its boundary (τ = 0) hands in there.
   """
   total, spacing = protocol.total_steps, protocol.spacing_steps
-  waits = protocol.overlap_steps == 0 and total % spacing == 0
-  return total if waits else max(1, total - 1)
+  if protocol.overlap_steps:
+    return max(1, total - 2)
+  return total if total % spacing == 0 else max(1, total - 1)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts what a simulated fleet does, and keeps what a timeline shows."""
 
+import collections
 import dataclasses
 from collections.abc import Iterable
 
@@ -57,6 +58,10 @@ class LearnerCount:
 class Tally(Watch):
   """Looks on at a cluster.
 
+  Attributes:
+    delays: how often so many steps of a learner lay between a copy of a
+      fragment and the next version of it.
+
   Args:
     timeline_s: what happens before is kept for a picture.
   """
@@ -73,6 +78,8 @@ class Tally(Watch):
     self.bootstraps: list[tuple[int, float, float]] = []
     # Of a round: its number, when it was due, had its quorum, was merged.
     self.round_spans: list[tuple[int, float, float, float]] = []
+    self.delays: collections.Counter[int] = collections.Counter()
+    self._copied: dict[tuple[object, int], int] = {}  # Step, by process and p.
     self.merged_marks: list[
       tuple[float, int, int]
     ] = []  # Time, learner, round.
@@ -103,9 +110,16 @@ class Tally(Watch):
 
   def at_learner(self, process, event, effects):
     self.events += 1
+    step = process.machine.snapshot().step
     for effect in effects:
-      if isinstance(effect, learner_io.Begin):
-        self._begin(process)
+      match effect:
+        case learner_io.Begin():
+          self._begin(process)
+        case learner_io.Snapshot(fragment=p):
+          self._copied[process, p] = step
+        case learner_io.Apply(fragment=p):
+          if (copied := self._copied.pop((process, p), None)) is not None:
+            self.delays[step - copied] += 1
 
   def _merge(self, now_s: float, merge: syncer_io.Merge):
     self.rounds += 1
