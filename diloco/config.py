@@ -303,6 +303,21 @@ def _alpha_used(protocol, alpha) -> Iterator[str]:
     )
 
 
+def _rda_of_whole_tables(merge, fragments, protocol) -> Iterator[str]:
+  """RDA takes the norm of a tensor; a slice of rows has another."""
+  if (
+    merge.embedding == 'rda'
+    and fragments.embedding == 'split'
+    and protocol.fragments > 1
+  ):
+    yield (
+      "merge.embedding='rda': fragments.embedding='split' cuts the tables by "
+      f'rows over protocol.fragments={protocol.fragments}, and RDA is of a '
+      "whole tensor; give fragments.embedding='own', or "
+      "merge.embedding='mean'"
+    )
+
+
 def _transfers_run(transport, run) -> Iterator[str]:
   """XLA's pool runs steps first; on one thread no transfer gets its turn."""
   if transport.data_plane == 'jax_transfer' and run.cpu_threads == 1:
@@ -340,6 +355,7 @@ BETWEEN = (
   (('data', 'inner', 'mesh'), _parts_divide),
   (('model', 'mesh'), _mesh_divides),
   (('protocol', 'blend_alpha'), _alpha_used),
+  (('merge', 'fragments', 'protocol'), _rda_of_whole_tables),
   (('transport', 'run'), _transfers_run),
   (('protocol', 'lab'), _somebody_stays),
   (('checkpoint', 'run'), _checkpoints_come),

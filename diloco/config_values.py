@@ -298,6 +298,7 @@ class CheckpointConfig(Section):
   keep_best: int
   syncer_every_rounds: int
   learner_every_steps: int
+  fsync: bool
 
   def broken_rules(self):
     yield from self._at_least(1, 'keep_latest', 'syncer_every_rounds')

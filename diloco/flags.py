@@ -34,13 +34,14 @@ ACCESS_FILES = {
 ACCESS_VOUCHED = {
   'insecure': 'Listens beyond loopback: the network is private.',
   'transfer_fenced': (
-    'The ports of jax_transfer, which asks nobody who he is, are behind a '
-    "firewall that lets only the run's machines through."
+    'The ports of jax_transfer, and of jax.distributed between the hosts of '
+    'a learner, which ask nobody who he is, are behind a firewall that lets '
+    "only the run's machines through."
   ),
 }
 LOG_JSON = 'log_json'
 # Flags by which a process is told which one of its kind it is.
-WHO = ('learner', 'host')
+WHO = ('learner', 'host', 'shard')
 HELP = frozenset({'-h', '-help', '--help', '--helpshort', '--helpfull'})
 
 

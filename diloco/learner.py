@@ -25,11 +25,16 @@ from diloco.runtime import logs
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.exchange import Exchange
-from diloco.runtime.exposure import open_access
+from diloco.runtime.exposure import (
+  check_group,
+  group_secret,
+  open_access,
+)
 from diloco.runtime.hosts import ALONE
 from diloco.runtime.leading import Follower, gather
 from diloco.runtime.link import RunIsOver, SyncerAbsent
 from diloco.runtime.machine import describe
+from diloco.runtime.meeting import Meeting
 from diloco.runtime.outputs import Outputs
 from diloco.runtime.part_beginning import CheckpointGone
 from diloco.runtime.tape import LearnerTape
@@ -74,10 +79,10 @@ def main(_) -> int:
       bind=None,
       **config_flags.access_vouched(),
     )
-    world = World(_HOSTS.value, _HOST.value, _COORDINATOR.value)
+    world = _world(config, access)
     blueprint = make_blueprint(config)
     learner_environment.check(os.environ)
-    world.join()
+    met = _join(world)
     configs.check_devices(config, _device_count())
   except ConfigError as error:
     config_flags.exit_config(error)
@@ -89,8 +94,8 @@ def main(_) -> int:
   try:
     workdir = Workdir(pathlib.Path(_WORKDIR.value))
     if not world.leads:
-      return _follow(blueprint, workdir, access, world)
-    left = _train(blueprint, workdir, access, world)
+      return _follow(blueprint, workdir, access, world, met)
+    left = _train(blueprint, workdir, access, world, met)
   except BrokenRecord as error:
     config_flags.exit_config(ConfigError([str(error)]))
   except RunIsOver as over:
@@ -113,6 +118,51 @@ def main(_) -> int:
     print(f'error: the syncer refused: {left.reason}', file=sys.stderr)
   logging.info('left: %s', left.reason)
   return _exit_code(left)
+
+
+def _world(config, access: Access) -> World:
+  """Which process of the learner this is.
+
+  Raises:
+    ConfigError: the flags do not fit.
+    ValueError: a stranger could be one of its hosts.
+  """
+  given = os.environ.get(learner_environment.GROUP_SECRET, '')
+  world = World(
+    _HOSTS.value,
+    _HOST.value,
+    _COORDINATOR.value,
+    config.transport.host,
+    group_secret(access, given, _LEARNER.value),
+  )
+  if world.hosts > 1:
+    has_secret = bool(access.token or given)
+    check_group(
+      world.coordinator,
+      config.transport,
+      has_secret,
+      **config_flags.access_vouched(),
+    )
+    if not has_secret:
+      logging.warning(
+        '--coordinator=%s: without --token_file every process that reaches it '
+        'passes for a host of this learner',
+        world.coordinator,
+      )
+  return world
+
+
+def _join(world: World) -> Meeting | None:
+  """Ends the process where the learner's hosts do not all come together."""
+
+  def lost(error: GroupLost) -> NoReturn:
+    print(f'error: --host={world.host}: {error}', file=sys.stderr)
+    _die(told=True)
+
+  try:
+    return world.join(lost)
+  except GroupLost as error:
+    lost(error)
 
 
 def _die(told: bool = False) -> NoReturn:
@@ -172,12 +222,16 @@ def _plane(blueprint, access: Access):
   return make_plane(transport.data_plane, transport.host, access)
 
 
-def _follow(blueprint, workdir: Workdir, access: Access, world: World) -> int:
+def _follow(
+  blueprint, workdir: Workdir, access: Access, world: World, met: Meeting
+) -> int:
   """On the hosts that do not lead; the exit code that host 0 says."""
   plane = _plane(blueprint, access)
   records = _records(blueprint, workdir, world)
   device = Device(blueprint)
-  follower = Follower(world, blueprint, _LEARNER.value, device, records, plane)
+  follower = Follower(
+    world, met, blueprint, _LEARNER.value, device, records, plane
+  )
   stop_on_signals(follower)
   try:
     end = follower.run()
@@ -188,7 +242,11 @@ def _follow(blueprint, workdir: Workdir, access: Access, world: World) -> int:
 
 
 def _train(
-  blueprint, workdir: Workdir, access: Access, world: World
+  blueprint,
+  workdir: Workdir,
+  access: Access,
+  world: World,
+  met: Meeting | None,
 ) -> learner_io.Leave:
   learner = _LEARNER.value
   name = learner_name(learner)
@@ -196,7 +254,7 @@ def _train(
   device = Device(blueprint)
   records = _records(blueprint, workdir, world)
   if world.hosts > 1:
-    hosts, step = gather(world, records)
+    hosts, step = gather(world, met, records)
     beginning = beginnings.begin_leading(blueprint, device, records, step)
   else:
     hosts = ALONE

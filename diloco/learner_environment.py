@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping
 from diloco.config_values import ConfigError
 
 PLATFORMS = 'JAX_PLATFORMS'
+# By which a launcher lets the hosts of one learner know each other; made anew
+# at each start, beside the token of the run.
+GROUP_SECRET = 'DILOCO_GROUP_SECRET'
 CPU = 'cpu'
 WORLD_OF_SLICES = 'MEGASCALE_'  # libtpu joins slices that have these.
 # Shares of a GPU's memory that jax may take; the older name, and the newer.

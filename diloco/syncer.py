@@ -18,6 +18,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.runtime import logs
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.exposure import open_access
+from diloco.runtime.results import ResultLost
 from diloco.runtime.syncing import Syncing
 from diloco.transport import addresses
 from diloco.transport.addresses import HostUnknown
@@ -68,6 +69,9 @@ def main(_) -> int:
   )
   try:
     finished = syncing.run()
+  except ResultLost as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 1  # Started again, it looks for learners once more.
   finally:
     syncing.close()
     plane.close()

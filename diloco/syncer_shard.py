@@ -33,7 +33,7 @@ _LEAD = flags.DEFINE_string('lead', None, 'host:port of the lead.')
 def main(_) -> int:
   """Serves one run to its end: 0, or 143 where it was stopped before."""
   config = config_flags.load()
-  logs.keep_ours()
+  logs.keep_ours(config.name, **config_flags.who())
   jax.config.update('jax_platforms', 'cpu')  # Devices are the learners'.
   transport, shards = config.transport, config.syncer.shards
   if not 0 < _SHARD.value < shards:
@@ -79,7 +79,10 @@ def main(_) -> int:
 
 if __name__ == '__main__':
   config_flags.define_flags()
+  config_flags.define_log_flags()
   config_flags.define_access_flags()
   flags.mark_flags_as_required(['workdir', 'shard', 'lead'])
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  if config_flags.asks_for_json(sys.argv):
+    logs.write_json('syncer_shard')
   config_flags.run(main)

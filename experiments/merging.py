@@ -2,7 +2,9 @@
 """How should the outer gradients of many learners be merged?
 
 The mean, RDA, and RDA for all but the embeddings, with 2 to 16 learners that
-share the sequences of a step; the outer optimizer is the same for all.
+share the sequences of a step; the outer optimizer is the same for all. RDA of
+an embedding needs it whole, in a fragment of its own, which is a change by
+itself: RDA for all but the embeddings is run with that too.
 
 Command: python -m diloco.lab --config=experiments/merging.py --sweep \\
   --workdir=runs/merging
@@ -20,13 +22,18 @@ def get_config(arg=None):
 def sweep(add):
   study.add_references(add)
   rules = {
-    'mean': ('mean', 'mean'),
-    'RDA': ('rda', 'rda'),
-    'RDA but for embeddings': ('rda', 'mean'),
+    'mean': ('mean', 'mean', 'split'),
+    'RDA but for embeddings': ('rda', 'mean', 'split'),
+    'RDA but for embeddings, these apart': ('rda', 'mean', 'own'),
+    'RDA, embeddings apart': ('rda', 'rda', 'own'),
   }
   for number in (2, 4, 8, 16):
-    for label, (rule, embedding) in rules.items():
-      changes = {'merge.rule': rule, 'merge.embedding': embedding}
+    for label, (rule, embedding, fragment) in rules.items():
+      changes = {
+        'merge.rule': rule,
+        'merge.embedding': embedding,
+        'fragments.embedding': fragment,
+      }
       add(
         f'M = {number}, {label}',
         study.learners(number) | changes,

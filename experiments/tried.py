@@ -53,7 +53,11 @@ def sweep(add):
     'outer 0.8, 0.6': _outer(0.8, 0.6),
     'outer 1, 0.5': _outer(1.0, 0.5),
     'mean, outer 1, 0': {'merge.rule': 'mean'} | _outer(1.0, 0.0),
-    'RDA for embeddings too': {'merge.embedding': 'rda'},
+    'embeddings apart': {'fragments.embedding': 'own'},
+    'embeddings apart, RDA for them too': {
+      'fragments.embedding': 'own',
+      'merge.embedding': 'rda',
+    },
     'overwrite': {'protocol.blend': 'overwrite'},
     'P = 24': {'protocol.fragments': 24},
     'P = 2': {'protocol.fragments': 2},

@@ -111,6 +111,7 @@ class Asked:
   secret: str = ''
   secret_files: tuple[str, ...] = ()
   knows_peers: bool = False  # TLS or a token.
+  has_token: bool = False
   insecure: bool = False
   transfer_fenced: bool = False
 
@@ -147,6 +148,7 @@ def launch(
     *_wrong_mesh(config, chosen),
     *_wrong_syncer(config),
     *_wrong_access(config, asked),
+    *_wrong_hosts(chosen, asked),
   ]:
     raise ConfigError(problems)
   shared = (*config_arguments, f'--workdir={asked.workdir}', *peer_arguments)
@@ -282,4 +284,22 @@ def _wrong_access(config: RunConfig, asked: Asked):
       f'config.transport.data_plane={plane}: lets everybody in who reaches its '
       'ports; give --transfer_fenced behind a firewall, or '
       '--config.transport.data_plane=grpc'
+    )
+
+
+def _wrong_hosts(chosen: Accelerator, asked: Asked):
+  """The ports of a learner's own hosts: likewise."""
+  if chosen.hosts == 1 or asked.insecure:
+    return
+  if not asked.has_token:
+    yield (
+      f'--accelerator={chosen.name}: the {chosen.hosts} hosts of a learner '
+      'know each other by the token; give --token_file, or on a private '
+      'network --insecure'
+    )
+  if not asked.transfer_fenced:
+    yield (
+      f'--accelerator={chosen.name}: the {chosen.hosts} hosts of a learner '
+      'are joined by jax.distributed, which lets everybody in who reaches its '
+      'ports; give --transfer_fenced behind a firewall'
     )

@@ -132,6 +132,7 @@ def read_launch(config: RunConfig) -> Launch:
     python=sys.executable if given.to == SLURM else 'python',
     secret_files=_secret_files() if given.secret else (),
     knows_peers=bool(access['tls_ca'] or access['token_file']),
+    has_token=bool(access['token_file']),
     **vouched,
     **{name: getattr(given, name) for name in (*TEXTS, *INTEGERS)},
   )

@@ -100,7 +100,9 @@ def main(argv) -> int:
     flags.exit_config(error)
   console = rich.console.Console()
   if goes_on:
-    console.print(f'goes on with the run in {workdir.root}', highlight=False)
+    console.print(
+      f'goes on with the run in {workdir.root}', markup=False, highlight=False
+    )
     planned = faults.still_due(planned, config, workdir)
   with lock:
     return session.run(config, parts, workdir, planned, console)

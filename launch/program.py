@@ -25,6 +25,9 @@ MALLOC = (
 )
 
 SYNCER = 'syncer'
+# From SIGTERM to SIGKILL: what each promises, and some seconds to end in.
+SYNCER_LEAVE_S = 65.0  # It may wait for one checkpoint, and write another.
+LEARNER_LEAVE_S = 30.0  # Its notice is 25.
 EVALUATE = 'evaluate'
 
 
@@ -36,6 +39,7 @@ class Role:
   argv: tuple[str, ...]
   ends_run: bool = False  # Once it exits with 0, the others leave.
   optional: bool = False  # The run goes on, and ends, without it.
+  leave_s: float = 10.0  # From SIGTERM to SIGKILL.
   hosts: int = 1  # So many processes, which live and die together.
   environment: tuple[tuple[str, str], ...] = ()  # Added to its processes'.
 
@@ -91,6 +95,7 @@ def program(
     SYNCER,
     argv('diloco.syncer', f'--bind={address}', *access_arguments),
     ends_run=True,
+    leave_s=SYNCER_LEAVE_S,
   )
   shards = [
     Role(
@@ -101,6 +106,7 @@ def program(
         f'--lead={address}',
         *access_arguments,
       ),
+      leave_s=SYNCER_LEAVE_S,
     )
     for s in range(1, config.syncer.shards)
   ]
@@ -113,6 +119,7 @@ def program(
         f'--syncer={address}',
         *access_arguments,
       ),
+      leave_s=LEARNER_LEAVE_S,
       hosts=each.hosts,
       environment=each.environment,
     )

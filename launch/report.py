@@ -3,6 +3,7 @@
 
 import rich.box
 import rich.console
+import rich.markup
 import rich.table
 
 from diloco.metrics.summary import (
@@ -104,7 +105,7 @@ def _run(summary: RunSummary, evaluation: Evaluation) -> rich.table.Table:
     ('uptime', f'{summary.uptime:.1%} of the time somebody trained'),
   )
   returned = (
-    (f'back again: {learner_name(each.learner)}', each.beginning)
+    (f'back again: {learner_name(each.learner)}', _plain(each.beginning))
     for each in summary.learners
     if each.incarnations > 1
   )
@@ -117,10 +118,10 @@ def _places(workdir: Workdir, plot: str) -> rich.table.Table:
   view = _table('Where to look', header=False)
   view.add_column('', no_wrap=True)
   view.add_column('', overflow='fold')
-  view.add_row('logs', str(workdir.log('*').parent))
-  view.add_row('scalars (JSONL)', str(workdir.metrics('*').parent))
-  view.add_row('TensorBoard', str(workdir.tensorboard('*').parent))
-  view.add_row('loss plot', plot)
+  view.add_row('logs', _plain(workdir.log('*').parent))
+  view.add_row('scalars (JSONL)', _plain(workdir.metrics('*').parent))
+  view.add_row('TensorBoard', _plain(workdir.tensorboard('*').parent))
+  view.add_row('loss plot', _plain(plot))
   return view
 
 
@@ -134,6 +135,11 @@ def _table(title: str, header: bool = True) -> rich.table.Table:
     padding=(0, 1, 0, 0),
     show_edge=False,
   )
+
+
+def _plain(text: object) -> str:
+  """Text that others have chosen: brackets in it are no markup."""
+  return rich.markup.escape(str(text))
 
 
 def _ratio(value: float | None) -> str:

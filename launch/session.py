@@ -60,7 +60,9 @@ def run(
       session.evaluate()
     _show_end(config, workdir, console)
   except Interrupted as stopped:
-    console.print(f'{stopped}; no process is left', highlight=False)
+    console.print(
+      f'{stopped}; no process is left', markup=False, highlight=False
+    )
     return 128 + stopped.number
   except (RunFailed, files.Malformed) as error:
     console.print(f'failed: {error}', markup=False, highlight=False)
@@ -132,6 +134,7 @@ class _Session:
       restarts_max=restarts_max,
       restart_delay_s=self._config.run.restart_delay_s,
       announce=announce,
+      hurry=lambda: len(self._received) > 1,
     )
 
   def _until_over(self, running: Supervisor) -> Iterator[None]:

@@ -18,7 +18,6 @@ from launch.exits import (
 from launch.program import Role
 from launch.unit import Fall, Unit
 
-TERM_S = 10.0  # From SIGTERM to SIGKILL.
 LINGER_S = 30.0  # From the run's end until those who stay are stopped.
 POLL_S = 0.05
 
@@ -61,6 +60,7 @@ class Supervisor:
     restart_delay_s: float,
     announce: Callable[[ProcessEvent], None],
     linger_s: float = LINGER_S,
+    hurry: Callable[[], bool] = lambda: False,
   ):
     """Starts nothing yet.
 
@@ -73,6 +73,7 @@ class Supervisor:
       announce: is told every event.
       linger_s: how long others may go on when the run has ended, or when one
         process of their role has.
+      hurry: whether to wait for nobody any more who was told to leave.
     """
     self._units = {
       role.name: Unit(role, self._tell, linger_s) for role in roles
@@ -84,6 +85,7 @@ class Supervisor:
     self._restart_delay_s = restart_delay_s
     self._announce = announce
     self._linger_s = linger_s
+    self._hurry = hurry
     self._stop_at_s: float | None = None
     self.failure: str | None = None  # Why the run can't go on.
 
@@ -134,17 +136,23 @@ class Supervisor:
     """SIGCONT for a paused role, announced beforehand."""
     self._send(name, signal.SIGCONT, 'went on', reason)
 
-  def stop(self, deadline_s: float = TERM_S) -> None:
-    """SIGTERM, then SIGKILL after the deadline; returns when all are gone."""
+  def stop(self, deadline_s: float | None = None) -> None:
+    """SIGTERM, later SIGKILL; returns when all are gone.
+
+    Args:
+      deadline_s: between the two; None: what each role was promised.
+    """
     for unit in self._units.values():
       if unit.state == WAITING:
         unit.state = DEAD
       unit.send(signal.SIGTERM, 'stopped', 'SIGTERM')
-    give_up_at_s = time.monotonic() + deadline_s
+    began_s = time.monotonic()
     while running := [u for u in self._units.values() if u.state == RUNNING]:
       for unit in running:
-        if time.monotonic() >= give_up_at_s:
-          unit.kill(f'{deadline_s:.0f} s after SIGTERM')
+        leave_s = unit.role.leave_s if deadline_s is None else deadline_s
+        passed_s = time.monotonic() - began_s
+        if passed_s >= leave_s or self._hurry():
+          unit.kill(f'{passed_s:.0f} s after SIGTERM')
         if fall := unit.reap():
           last = fall.last
           how = describe_exit(last.code)

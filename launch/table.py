@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import rich.box
 import rich.console
 import rich.live
+import rich.markup
 import rich.table
 
 from diloco.metrics.status import LearnerStatus, RunStatus
@@ -77,7 +78,7 @@ def table(
 ) -> rich.table.Table:
   """One row per process, the run's state above them."""
   view = rich.table.Table(
-    title=_headline(status),
+    title=rich.markup.escape(_headline(status)),
     title_justify='left',
     box=rich.box.SIMPLE_HEAD,
     padding=0,  # Fits a terminal of 80 columns.

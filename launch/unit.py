@@ -11,11 +11,13 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import secrets
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 
+from diloco.learner_environment import GROUP_SECRET
 from launch.address import free_address
 from launch.exits import (
   DEAD,
@@ -95,6 +97,7 @@ class Unit:
     role = self.role
     if role.hosts > 1:
       self._coordinator = _another_address(self._coordinator)
+      environment = {**environment, GROUP_SECRET: secrets.token_hex(16)}
     self._exits.clear()
     self._told_to_leave = False
     self._leave_at_s = float('inf')

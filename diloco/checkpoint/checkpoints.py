@@ -195,6 +195,15 @@ class Checkpoints:
 
   # Restoring ----------------------------------------------------------------
 
+  def newest_meta(self) -> dict | None:
+    """What was given to `save` of the newest whose text is whole."""
+    for step in sorted(self._steps(), reverse=True):
+      try:
+        return self._read_text(self._folder / str(step))['meta']
+      except UNREADABLE as error:
+        self._say(f'{self._folder / str(step)}: {_line(error)}')
+    return None
+
   def readable(self) -> tuple[int, ...]:
     """The steps of checkpoints whose text is whole, ascending."""
     found = []

@@ -6,24 +6,36 @@ The ledger is small and written at each close, before the update leaves
 restarted syncer has not heard of. The arrays of all fragments are saved beside
 the rounds, every so many. So the fragments of a checkpoint may be older than
 the ledger says; learners hold the newer ones, and the ledger holds their CRCs.
+
+The ledger carries a checksum; the one before it is kept, and each checkpoint
+has within it the ledger of its round. A process goes on from the newest of
+them that is whole.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import pathlib
+import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 
-from diloco.checkpoint.checkpoints import Checkpoints, newest_after
+from diloco.checkpoint.checkpoints import BROKEN, Checkpoints, newest_after
 from diloco.checkpoint.volumes import BrokenRecord
+from diloco.metrics import files
 from diloco.protocol.grace import Ema
 from diloco.protocol.members import Account
 from diloco.protocol.state import Ledger
 
 STATES = 'states'  # Folder of the checkpoints, in the syncer's.
+LOCK = 'lock'
+LOCK_S = 10.0  # For a process before this one that is about to end.
+LOCK_AGAIN_S = 0.1
 
 
 def newest_theta_after(
@@ -76,6 +88,8 @@ class SyncerRecords:
     keep_best: see `Checkpoints`.
     every_rounds: the cadence of `due`.
     say: see `Checkpoints`.
+    sync: a ledger that was written outlives a loss of power, see
+      `files.replace`.
   """
 
   def __init__(
@@ -85,11 +99,48 @@ class SyncerRecords:
     keep_best: int,
     every_rounds: int,
     say: Callable[[str], None],
+    sync: bool = False,
   ):
     self._folder = folder
     self._every_rounds = every_rounds
     self._say = say
+    self._sync = sync
+    self._said: set[str] = set()  # Of the ledger; it is read twice.
+    self._lock: BinaryIO | None = None
     self._states = Checkpoints(folder / STATES, keep_latest, keep_best, say)
+
+  def occupy(self) -> None:
+    """Keeps other processes off the folder until `close`.
+
+    The kernel lets go of it when this process dies, however it does.
+
+    Raises:
+      BrokenRecord: another process has it, and keeps it for `LOCK_S`.
+    """
+    self._folder.mkdir(parents=True, exist_ok=True)
+    lock = (self._folder / LOCK).open('a+b')
+    give_up_s = time.monotonic() + LOCK_S
+    while True:
+      try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        break
+      except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().decode(errors='replace').strip()
+        if time.monotonic() >= give_up_s:
+          lock.close()
+          raise BrokenRecord(
+            f'{self._folder} is in use by {holder or "another process"}'
+          ) from None
+        time.sleep(LOCK_AGAIN_S)
+      except OSError as error:
+        self._say(f'{self._folder} is not locked: {error}')
+        break
+    self._lock = lock
+    with contextlib.suppress(OSError):  # It is held all the same.
+      lock.truncate(0)
+      lock.write(f'process {os.getpid()} of {socket.gethostname()}'.encode())
+      lock.flush()
 
   # The ledger ---------------------------------------------------------------
 
@@ -106,51 +157,82 @@ class SyncerRecords:
     Raises:
       OSError: it could not be written; the round has not closed.
     """
-    assert len(crcs) == len(ledger.versions), f'{crcs=} {ledger.versions=}'
-    fields = {
-      **dataclasses.asdict(ledger),
-      'counts': counts,
-      'crcs': list(crcs),
-    }
     self._folder.mkdir(parents=True, exist_ok=True)
-    unfinished = self._ledger.with_suffix('.tmp')
-    unfinished.write_text(json.dumps(fields))
-    os.replace(unfinished, self._ledger)
+    text = json.dumps(_record(ledger, counts, crcs)).encode()
+    files.replace(self._ledger, files.seal(text), self._sync, self._previous)
 
   def read_ledger(self) -> tuple[Ledger, dict, tuple[int, ...]] | None:
-    """Ledger, counts and CRCs; None where no round has closed here.
+    """The newest ledger, counts and CRCs; None where no round has closed here.
+
+    Looks at the file, at the one before it, and at what the newest checkpoint
+    has within it. A file that is broken is renamed, and said.
 
     Raises:
-      BrokenRecord: the file can't be read, or is gone from beside checkpoints.
+      BrokenRecord: there is no ledger, but a checkpoint that has none within
+        it; or the file is one of another version of this program.
     """
-    try:
-      fields = json.loads(self._ledger.read_text())
-      ledger = Ledger(
-        step=fields['step'],
-        clocks=tuple((m, clock) for m, clock in fields['clocks']),
-        closed_round=fields['closed_round'],
-        versions=tuple(fields['versions']),
-        accounts=tuple((m, _account(a)) for m, a in fields['accounts']),
-        quorum_s=Ema(**fields['quorum_s']),
-        sync_s=Ema(**fields['sync_s']),
-        usual_norms=tuple(fields['usual_norms']),
-        ended=fields['ended'],
-      )
-      return ledger, fields['counts'], tuple(fields['crcs'])
-    except FileNotFoundError:
-      if self._states.newest_step is None:
+    found, unsealed = [], []
+    for path in (self._ledger, self._previous):
+      try:
+        record = self._read_file(path)
+      except BrokenRecord as error:
+        self._say_once(f'{error}: it is passed over')
+        unsealed.append(error)
+      else:
+        found += [(path, record)] if record is not None else []
+    meta = self._states.newest_meta() or {}
+    if 'record' in meta:
+      name = f'the checkpoint of round {self._states.newest_step}'
+      found.append((name, meta['record']))
+    if not found and unsealed:
+      raise unsealed[0]
+    if not found:
+      if not meta:
         return None
       raise BrokenRecord(
         f'{self._ledger} is missing, though {self._folder} holds a checkpoint '
         f'of round {self._states.newest_step}: bring it back, or remove the '
         f'folder to begin anew'
-      ) from None
+      )
+    source, record = max(found, key=lambda each: _closed_round(each[1]))
+    if source != self._ledger:
+      self._say_once(
+        f'goes on from {source}, round {_closed_round(record)}: '
+        f'{self._ledger} is older, or can not be read'
+      )
+    try:
+      return _from_record(record)
     except (ValueError, KeyError, TypeError) as error:
-      raise BrokenRecord(f'{self._ledger}: {error!r}') from error
+      raise BrokenRecord(f'{source}: {error!r}') from error
+
+  def _read_file(self, path: pathlib.Path) -> dict | None:
+    try:
+      data = path.read_bytes()
+    except FileNotFoundError:
+      return None
+    try:
+      text = files.unseal(data)
+    except ValueError as error:
+      aside = path.with_name(path.name + BROKEN)
+      self._say(f'{path} is passed over, as {aside.name}: it {error}')
+      os.replace(path, aside)
+      return None
+    if text is None:  # Perhaps it is not damaged, but of an older program.
+      raise BrokenRecord(f'{path} has no checksum')
+    return json.loads(text)
+
+  def _say_once(self, line: str):
+    if line not in self._said:
+      self._said.add(line)
+      self._say(line)
 
   @property
   def _ledger(self) -> pathlib.Path:
     return self._folder / 'ledger.json'
+
+  @property
+  def _previous(self) -> pathlib.Path:
+    return self._folder / 'ledger.previous.json'
 
   # The states ---------------------------------------------------------------
 
@@ -169,20 +251,24 @@ class SyncerRecords:
     states: Sequence,
     loss: float | None,
     fragments: Sequence[int] | None = None,
+    ledger: tuple[Ledger, Mapping, Sequence[int]] | None = None,
   ) -> bool:
     """Begins to save all fragments; see `Checkpoints.save`.
 
     Args:
-      closed_round: the last round that is in `states`, in the ledger already.
+      closed_round: the last round that is in `states`.
       states: a `numerics.outer.FragmentState` per fragment. Their arrays are
         replaced as a whole and never written to.
       loss: of Θ, for `keep_best`.
       fragments: whose states these are; None: all, in order.
+      ledger: what `write_ledger` would take now; None: it is elsewhere.
     """
-    meta = {
+    meta: dict[str, Any] = {
       'versions': [state.version for state in states],
       'fragments': list(range(len(states)) if fragments is None else fragments),
     }
+    if ledger is not None:
+      meta['record'] = _record(*ledger)
     return self._states.save(closed_round, _tree(states), meta, loss)
 
   def restore(self, like: Sequence) -> tuple[tuple[int, ...], list] | None:
@@ -211,8 +297,12 @@ class SyncerRecords:
     return self._states.wait(timeout_s)
 
   def close(self, timeout_s: float) -> None:
-    """Waits for the save under way."""
+    """Waits for the save under way; others may have the folder."""
     self._states.close(timeout_s)
+    if self._lock is not None:
+      with contextlib.suppress(OSError):
+        self._lock.close()
+      self._lock = None
 
 
 def _tree(states: Sequence) -> list[dict[str, Any]]:
@@ -228,6 +318,33 @@ def _tree(states: Sequence) -> list[dict[str, Any]]:
 
 def _on_host(leaf) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _record(ledger: Ledger, counts: Mapping, crcs: Sequence[int]) -> dict:
+  """What is written of a close, as JSON."""
+  assert len(crcs) == len(ledger.versions), f'{crcs=} {ledger.versions=}'
+  return {**dataclasses.asdict(ledger), 'counts': counts, 'crcs': list(crcs)}
+
+
+def _closed_round(record: Mapping) -> int:
+  found = record.get('closed_round')
+  return found if type(found) is int else -1
+
+
+def _from_record(fields: Mapping) -> tuple[Ledger, dict, tuple[int, ...]]:
+  """The inverse of `_record`, through JSON."""
+  ledger = Ledger(
+    step=fields['step'],
+    clocks=tuple((m, clock) for m, clock in fields['clocks']),
+    closed_round=fields['closed_round'],
+    versions=tuple(fields['versions']),
+    accounts=tuple((m, _account(a)) for m, a in fields['accounts']),
+    quorum_s=Ema(**fields['quorum_s']),
+    sync_s=Ema(**fields['sync_s']),
+    usual_norms=tuple(fields['usual_norms']),
+    ended=fields['ended'],
+  )
+  return ledger, fields['counts'], tuple(fields['crcs'])
 
 
 def _account(fields: dict) -> Account:

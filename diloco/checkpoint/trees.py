@@ -119,7 +119,8 @@ def _named(tree: Any) -> dict[str, Any]:
     jax.tree_util.keystr(path, simple=True, separator='/'): leaf
     for path, leaf in paths
   }
-  assert len(named) == len(paths), 'two leaves of the tree have one name'
+  if len(named) != len(paths):
+    raise ValueError('two leaves of the tree have one name')
   return named
 
 

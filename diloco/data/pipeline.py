@@ -130,6 +130,8 @@ def make_dataset(
   ]
   if isinstance(tokens, Mixture):
     rows = [grain.MapDataset.mix(rows, tokens.weights)]
+  if batch == 1:  # The length of Grain's own, of endless rows, is no index.
+    return rows[0].map(lambda row: _stack([row]))
   return rows[0].batch(batch, batch_fn=_stack)
 
 

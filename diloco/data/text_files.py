@@ -23,7 +23,8 @@ def read_documents(
     FileNotFoundError: a file is missing; before anything is read.
     ValueError: something is not UTF-8 or no such object; names file and line.
   """
-  assert kind in KINDS, kind
+  if kind not in KINDS:
+    raise ValueError(f'kind={kind!r}, must be one of {KINDS}')
   for file in files:
     if not file.is_file():
       raise FileNotFoundError(f'{file}: there is no such file')

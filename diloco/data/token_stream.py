@@ -83,7 +83,8 @@ class TokenStream:
   def __getitem__(self, where: slice) -> np.ndarray:
     """int32 [stop - start]; steps but 1 are not for tokens."""
     start, stop, step = where.indices(len(self))
-    assert step == 1, where
+    if step != 1:
+      raise ValueError(f'{where}: tokens are read without gaps')
     parts = [np.empty(0, np.int32)]
     k = int(np.searchsorted(self._bounds, start, 'right')) - 1
     while start < stop:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frozen dataclasses as JSON files that are never seen half written."""
+"""Frozen dataclasses as JSON files that are never seen half written.
+
+A JSON object may be sealed: its last key, `check`, is then the CRC-32 of the
+text without that key, so that one changed bit is noticed.
+"""
 
 import dataclasses
 import functools
@@ -8,19 +12,82 @@ import os
 import pathlib
 import types
 import typing
+import zlib
+
+UNFINISHED = '.tmp'  # Ends the name of a file that is still being written.
+_SEAL = b', "check": "'
+_SEAL_BYTES = len(_SEAL) + 8 + len(b'"}')
 
 
 class Malformed(Exception):
   """A file is not what it should be; says which file and what is wrong."""
 
 
+def seal(text: bytes) -> bytes:
+  """The JSON object `text`, which is not empty, with its checksum."""
+  return b'%s%s%08x"}' % (text[:-1], _SEAL, zlib.crc32(text))
+
+
+def unseal(data: bytes) -> bytes | None:
+  """What `seal` was given; None where `data` has no seal.
+
+  Raises:
+    ValueError: the checksum is that of another text.
+  """
+  text, mark = data[:-_SEAL_BYTES] + b'}', data[-_SEAL_BYTES:]
+  if not mark.startswith(_SEAL):
+    return None
+  if seal(text) != data:
+    raise ValueError(f'has the checksum {zlib.crc32(text):08x}, not {mark!r}')
+  return text
+
+
+def replace(
+  path: pathlib.Path,
+  data: bytes,
+  sync: bool = False,
+  previous: pathlib.Path | None = None,
+) -> None:
+  """Replaces `path` atomically; what can't be written leaves nothing behind.
+
+  Args:
+    path: the file.
+    data: all that it will hold.
+    sync: the bytes and their name are on the disk when this returns, so that
+      they survive the loss of power; else only the end of the process.
+    previous: what `path` held until now stays there. Where a process dies in
+      between, it is all that there is.
+
+  Raises:
+    OSError: it could not be written; `path` holds what it held.
+  """
+  temporary = path.with_name(f'{path.name}.{os.getpid()}{UNFINISHED}')
+  try:
+    with temporary.open('wb') as file:
+      file.write(data)
+      if sync:
+        file.flush()
+        os.fsync(file.fileno())
+    if previous is not None and path.exists():
+      os.replace(path, previous)
+    os.replace(temporary, path)
+  except OSError:
+    temporary.unlink(missing_ok=True)
+    raise
+  if sync:
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+      os.fsync(folder)
+    finally:
+      os.close(folder)
+
+
 def write_json(path: pathlib.Path, value) -> None:
   """Replaces `path` atomically; `value` is a dataclass or plain data."""
   if dataclasses.is_dataclass(value):
     value = dataclasses.asdict(value)
-  temporary = path.with_name(f'{path.name}.{os.getpid()}.tmp')
-  temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + '\n')
-  os.replace(temporary, path)
+  text = json.dumps(value, indent=1, allow_nan=False) + '\n'
+  replace(path, text.encode())
 
 
 def read_json(path: pathlib.Path, cls):

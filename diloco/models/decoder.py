@@ -47,7 +47,8 @@ def make_decoder(config: DecoderConfig) -> interface.Model:
   def loss(params, batch, key):
     del key  # No dropout.
     tokens_BL = batch['tokens']
-    assert tokens_BL.ndim == 2 and tokens_BL.shape[1] >= 2, tokens_BL.shape
+    if tokens_BL.ndim != 2 or tokens_BL.shape[1] < 2:
+      raise ValueError(f'tokens {tokens_BL.shape}, must be [B, L + 1], L ≥ 1')
     decoder, experts = nnx.merge(structure, params), config.experts
     if experts is None:
       return cross_entropy(decoder(tokens_BL[:, :-1]), tokens_BL[:, 1:])

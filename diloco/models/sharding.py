@@ -112,7 +112,8 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return x
-  assert len(names) == x.ndim, f'{names=} {x.shape=}'
+  if len(names) != x.ndim:
+    raise ValueError(f'axes {names} do not fit the shape {x.shape}')
   targets = [name and RULES[name] for name in names]
   spec = [
     target if target in mesh.shape and size % mesh.shape[target] == 0 else None
@@ -135,7 +136,8 @@ def _spec(path, names, shape, mesh, rules) -> PartitionSpec:
       raise ValueError(
         f'{path}: axes {names} use mesh axis {target!r} more than once'
       )
-  assert math.prod(shape) > 0, f'{path}: empty shape {shape}'
+  if not math.prod(shape):
+    raise ValueError(f'{path}: its shape {shape} holds no element')
   return PartitionSpec(*targets)
 
 

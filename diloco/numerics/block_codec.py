@@ -97,9 +97,9 @@ class BlockCodec:
         for int4 and int8.
 
     Raises:
-      ValueError: stochastic rounding of 1 or 2 bits.
+      ValueError: not f32 [n], or stochastic rounding of 1 or 2 bits.
     """
-    assert x.dtype == np.float32 and x.ndim == 1, f'{x.dtype=} {x.shape=}'
+    check_values(self.name, x)
     if rng is not None and self.bits < 4:
       raise ValueError(
         f'stochastic rounding needs int4 or int8, not {self.name}'
@@ -250,3 +250,15 @@ class BlockCodec:
       values = slice(full * self.block_size, n)
       codes = slice(full * packed, full * packed + self._width(tail))
       yield slice(full, full + 1), tail, values, codes
+
+
+def check_values(name: str, x: np.ndarray):
+  """Refuses what no codec encodes.
+
+  Raises:
+    ValueError: not f32 [n].
+  """
+  if x.dtype != np.float32 or x.ndim != 1:
+    raise ValueError(
+      f'{name}: {x.dtype} {x.shape} can not be encoded, only float32 (n,)'
+    )

@@ -143,7 +143,7 @@ def _chunks(n: int):
 
 
 def _check(name: str, x: np.ndarray, rng: np.random.Generator | None):
-  assert x.dtype == np.float32 and x.ndim == 1, f'{x.dtype=} {x.shape=}'
+  block_codec.check_values(name, x)
   if rng is not None:
     raise ValueError(f'stochastic rounding needs int4 or int8, not {name}')
 

@@ -168,11 +168,14 @@ def make_layout(
 
 
 def take(params: Params, pieces: Pieces) -> dict[str, Array]:
-  """The pieces by name. Of numpy arrays these are views, not copies."""
+  """The pieces by name; of numpy arrays as views, not copies.
+
+  Raises:
+    ValueError: an array has not the shape of the layout.
+  """
   taken = {piece.name: params[piece.path][piece.index] for piece in pieces}
   for piece in pieces:
-    shape = taken[piece.name].shape
-    assert shape == piece.shape, f'{piece.name}: {shape=}, not {piece.shape}'
+    _check_shape(piece, taken[piece.name])
   return taken
 
 
@@ -181,6 +184,9 @@ def put(params: Params, pieces: Pieces, arrays: Params) -> dict[str, Array]:
 
   Pure: the arrays of `params` are copied where they change, once each, and
   shared where they do not. Under `jit` with donation XLA updates in place.
+
+  Raises:
+    ValueError: an array has not the shape of its piece.
   """
   result = dict(params)
   for path in {piece.path for piece in pieces}:
@@ -188,9 +194,7 @@ def put(params: Params, pieces: Pieces, arrays: Params) -> dict[str, Array]:
       result[path] = result[path].copy()
   for piece in pieces:
     array, values = result[piece.path], arrays[piece.name]
-    assert values.shape == piece.shape, (
-      f'{piece.name}: shape={values.shape}, not {piece.shape}'
-    )
+    _check_shape(piece, values)
     if isinstance(array, np.ndarray):
       array[piece.index] = values
     else:
@@ -222,6 +226,13 @@ def change(
       array, rule(part).astype(array.dtype), piece.layer, 0
     )
   return {**params, piece.path: changed}
+
+
+def _check_shape(piece: Piece, array: Array):
+  if array.shape != piece.shape:
+    raise ValueError(
+      f'{piece.name}: shape={array.shape}, must be {piece.shape}'
+    )
 
 
 def _order(piece: Piece):

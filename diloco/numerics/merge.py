@@ -47,10 +47,13 @@ def rda(vs: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
   Outer gradients of different learners are nearly orthogonal, and their plain
   mean shrinks by √M; this one does not. Where there is no direction (all
   vectors zero, or cancelling: the mean of the φ(v_m) is shorter than
-  `DIRECTION_MIN`) Δ is the weighted mean.
+  `DIRECTION_MIN`) Δ is the weighted mean. So it is of one element, whose
+  direction is a sign: learners would vote on it.
 
   Args, Raises: as `weighted_mean`.
   """
+  if vs[0].size == 1:
+    return weighted_mean(vs, weights)
   shares = _shares(weights)
   norms = [norm(v) if share else 0.0 for share, v in zip(shares, vs)]
   directed = [
@@ -88,7 +91,8 @@ def merge(
       tensor.
     rule: 'mean' or 'rda'; pieces with role 'averaged' take the mean.
     embedding_rule: the rule for pieces with role 'embedding'; the paper's is
-      'mean', and only 'mean' is right for a piece that was cut by rows.
+      'mean', and only 'mean' is right for a piece that was cut by rows
+      (`config.build` refuses the other).
 
   Raises:
     ValueError: an unknown rule, learners without weight or the reverse, a

@@ -12,16 +12,17 @@ next round (error feedback), so Θ is by definition what they can rebuild:
 
 Both sides compute the last line by the same code, with numpy: a product and a
 sum, rounded one after the other. A fused multiply-add on one side would fail
-every CRC (design: §3, Update).
+every CRC. OuterOpt is optax's, computed with numpy too: a syncer that restarts
+on another CPU, or a replay there, must get the same bits, and XLA contracts a
+product and a sum that it compiles together, on the CPUs that can.
 """
 
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -59,12 +60,18 @@ class Anneal:
   end: float
   final_lr: float
 
-  def share(self, rounds):
-    """0 before, 1 after; `rounds` may be traced."""
-    return jnp.clip((rounds - self.begin) / (self.end - self.begin), 0.0, 1.0)
+  def share(self, rounds: int) -> float:
+    """0 before, 1 after."""
+    return min(max((rounds - self.begin) / (self.end - self.begin), 0.0), 1.0)
 
 
-@functools.cache  # One object per setting, so that `step` compiles once.
+class _Annealed(NamedTuple):
+  """The state of SGD whose η and μ change."""
+
+  rounds: np.ndarray  # Of the fragment so far; int32 [].
+  sgd: Any  # Of optax.
+
+
 def make_outer(
   lr: float,
   momentum: float,
@@ -74,11 +81,24 @@ def make_outer(
   """SGD with Nesterov momentum: b' = μ·b + Δ, u = -η·(Δ + μ·b')."""
   if anneal is None:
     return optax.sgd(lr, momentum=momentum or None, nesterov=nesterov)
-  return optax.inject_hyperparams(optax.sgd, static_args='nesterov')(
-    learning_rate=lambda n: lr + anneal.share(n) * (anneal.final_lr - lr),
-    momentum=lambda n: momentum * (1.0 - anneal.share(n)),
-    nesterov=nesterov,
-  )
+
+  def start(params):
+    sgd = optax.sgd(lr, momentum=momentum, nesterov=nesterov)
+    return _Annealed(np.zeros((), np.int32), sgd.init(params))
+
+  def update(updates, state, params=None):
+    # Not `inject_hyperparams`: it makes arrays of jax of η and μ, and so of
+    # all that they are multiplied with.
+    share = anneal.share(int(state.rounds))
+    sgd = optax.sgd(
+      lr + share * (anneal.final_lr - lr),
+      momentum=momentum * (1.0 - share),
+      nesterov=nesterov,
+    )
+    updates, inner = sgd.update(updates, state.sgd, params)
+    return updates, _Annealed(np.asarray(state.rounds + np.int32(1)), inner)
+
+  return optax.GradientTransformation(start, update)
 
 
 def init(
@@ -87,7 +107,8 @@ def init(
   """The state before the first round; `theta` is copied."""
   theta = {name: np.array(v, np.float32) for name, v in theta.items()}
   residual = {name: np.zeros_like(v) for name, v in theta.items()}
-  return FragmentState(theta, optimizer.init(theta), residual, version)
+  state = jax.tree.map(np.asarray, optimizer.init(theta))
+  return FragmentState(theta, state, residual, version)
 
 
 def step(
@@ -149,10 +170,14 @@ def add(theta: Arrays, sent: Arrays) -> dict[str, np.ndarray]:
   return _sum(theta, sent)
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def _optimize(optimizer, delta, optimizer_state, theta):
-  """u = OuterOpt(Δ), in one pass; only the syncer computes it."""
-  return optimizer.update(delta, optimizer_state, theta)
+  """u = OuterOpt(Δ) of arrays of numpy; what is jax's is not compiled."""
+  on_host = functools.partial(jax.tree.map, np.asarray)
+  with jax.disable_jit():
+    update, state = optimizer.update(
+      on_host(delta), on_host(optimizer_state), on_host(theta)
+    )
+  return on_host(update), on_host(state)
 
 
 def _host(arrays) -> dict[str, np.ndarray]:

@@ -29,7 +29,11 @@ def encode(
   codec: Codec,
   rng: np.random.Generator | None = None,
 ) -> np.ndarray:
-  """The fragment as uint8 [payload_bytes]; `rng`: see `Codec.encode`."""
+  """The fragment as uint8 [payload_bytes]; `rng`: see `Codec.encode`.
+
+  Raises:
+    ValueError: an array is not f32 or not of its piece's shape.
+  """
   vectors = (_vector(arrays, piece) for piece in pieces)
   parts = [codec.encode(vector, rng) for vector in vectors]
   return np.concatenate(parts) if parts else np.empty(0, np.uint8)
@@ -90,6 +94,9 @@ def is_finite(arrays: Arrays) -> bool:
 
 def _vector(arrays: Arrays, piece) -> np.ndarray:
   array = arrays[piece.name]
-  assert array.dtype == np.float32, f'{piece.name}: {array.dtype=}'
-  assert array.shape == piece.shape, f'{piece.name}: {array.shape=}'
+  if array.dtype != np.float32 or array.shape != piece.shape:
+    raise ValueError(
+      f'{piece.name}: {array.dtype} {array.shape}, must be float32 '
+      f'{piece.shape}'
+    )
   return np.ascontiguousarray(array).reshape(-1)

@@ -61,7 +61,8 @@ def make_schedule(
     )
 
   def rate(step: float) -> float:
-    assert step >= 0, f'{step=}'
+    if step < 0:
+      raise ValueError(f'step={step}, must be at least 0')
     if step + 1 < warmup_steps:
       return lr * (step + 1) / warmup_steps
     match name:

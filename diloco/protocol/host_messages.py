@@ -10,6 +10,29 @@ import dataclasses
 
 from diloco.protocol.messages import Part, Payload
 
+# While the hosts meet, before JAX connects them -------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class HostHere:
+  """The first message of hosts 1 … N−1 to host 0, once both have proven to
+  be of this learner."""
+
+  host: int  # By the launcher's number.
+
+
+@dataclasses.dataclass(frozen=True)
+class JaxAt:
+  """All are here: where host 0 has the coordination service of JAX."""
+
+  address: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AllConnected:
+  """This host has its connections; the meeting is over for it."""
+
+
 # From the leading host, for the loop of the others: in order, at boundaries ---
 
 
@@ -181,6 +204,8 @@ class StopWanted:
   """This host was told to go: the learner is to leave in good order."""
 
 
+FROM_FIRST_HOST = (JaxAt, AllConnected)
+TO_FIRST_HOST = (HostHere, AllConnected)
 FROM_LEADING_HOST = (
   MakeStep,
   TakeSnapshot,

@@ -112,7 +112,7 @@ class Blueprint:
     """The same, cut into fragments: piece name -> array."""
     params = self.initial_parameters()
     return [
-      {name: np.ascontiguousarray(x) for name, x in take(params, p).items()}
+      {name: np.asarray(x, order='C') for name, x in take(params, p).items()}
       for p in self.layout.fragments
     ]
 

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may connect to a process; refuses to listen where strangers could."""
 
+import hashlib
+import hmac
 from collections.abc import Mapping
 
 from absl import logging
 
 from diloco.config_values import TransportConfig
 from diloco.transport import access as access_lib
-from diloco.transport.addresses import is_loopback
+from diloco.transport.addresses import (
+  HostUnknown,
+  is_literal,
+  is_loopback,
+  split,
+)
 
 
 def open_access(
@@ -25,8 +32,9 @@ def open_access(
     bind: where the control plane will listen; None: a learner, which connects.
     insecure: the operator vouches for the network.
     transfer_fenced: the operator says that only this run's machines reach the
-      ports of jax_transfer. They know neither TLS nor tokens, and stray bytes
-      on one abort the process, however well the control plane is guarded.
+      ports of jax_transfer and of JAX itself. They know neither TLS nor
+      tokens, and stray bytes on one may abort the process, however well the
+      control plane is guarded.
 
   Raises:
     access_lib.BadAccess: a file can't be used.
@@ -51,6 +59,70 @@ def open_access(
       '--transfer_fenced, or use --config.transport.data_plane=grpc'
     )
   return access
+
+
+def group_secret(access: access_lib.Access, given: str, learner: int) -> bytes:
+  """The secret by which the hosts of one learner know each other.
+
+  It is made of what each host has been given beforehand, the run's token and
+  the launcher's secret, and is never sent. Where neither is given, which
+  `check_group` allows on loopback or a private network only, any process
+  could make it.
+
+  Args:
+    access: of this process.
+    given: by the launcher, new at each start; '': nothing.
+    learner: its id.
+  """
+  known = f'{access.token or ""}\n{given}'
+  text = f'hosts of learner {learner}'
+  return hmac.digest(known.encode(), text.encode(), hashlib.sha256)
+
+
+def check_group(
+  coordinator: str,
+  transport: TransportConfig,
+  has_secret: bool,
+  insecure: bool,
+  transfer_fenced: bool,
+) -> None:
+  """Refuses a learner of several hosts where a stranger could be one of them.
+
+  Args:
+    coordinator: host:port where its hosts meet.
+    transport: of the configuration.
+    has_secret: whether they know each other by one.
+    insecure: the operator vouches for the network.
+    transfer_fenced: see `open_access`.
+
+  Raises:
+    ValueError: strangers could connect, and the operator did not vouch.
+  """
+  if insecure or _within(coordinator, transport.host):
+    return
+  flag = f'--coordinator={coordinator}'
+  if not has_secret:
+    raise ValueError(
+      f'{flag}: the hosts of this learner know each other by the token; give '
+      '--token_file, or on a private network --insecure'
+    )
+  if not transfer_fenced:
+    raise ValueError(
+      f'{flag}: jax.distributed, and what runs between the devices of several '
+      'hosts, lets everybody in who reaches its ports; let a firewall keep all '
+      "but the run's machines out and pass --transfer_fenced"
+    )
+
+
+def _within(coordinator: str, own: str) -> bool:
+  """Whether all hosts of a learner are on this machine, by their addresses."""
+  host, _ = split(coordinator)
+  try:
+    met = is_loopback(host)
+  except HostUnknown:  # Not yet: the first host may be coming up.
+    return False
+  # A machine may take its own name for loopback where others do not.
+  return met and (host == 'localhost' or is_literal(host) or is_loopback(own))
 
 
 def _refuse_strangers(

@@ -40,14 +40,11 @@ class Gathering:
     self._asked = False
     self._found: Offered | None = None
 
-  def done(
-    self, machine: Syncer, peers: int, parameters: dict[str, np.ndarray]
-  ) -> bool:
+  def done(self, machine: Syncer, parameters: dict[str, np.ndarray]) -> bool:
     """Goes as far as it goes now; to be called again after each event.
 
     Args:
       machine: knows what is away, and what is lost.
-      peers: learners that could still give a fragment back.
       parameters: path -> f32 array; the pieces are put there.
     """
     if self._shards.unsaved:
@@ -55,7 +52,7 @@ class Gathering:
     while self._left:
       p = self._left[0]
       if not self._asked:
-        if p in machine.away or (p in machine.lost and peers):
+        if p in machine.away or p in machine.lost:
           return False
         self._asked = True
         self._shards.collect(p, self._take)

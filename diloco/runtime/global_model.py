@@ -75,7 +75,6 @@ class GlobalModel:
     ]
     # The version and bytes to which each outer state belongs.
     self._outer = [(0, crcs) for crcs in self._crcs]
-    self._compile()
 
   def outer_step(
     self,
@@ -177,13 +176,6 @@ class GlobalModel:
   def _set(self, fragment: int, state: outer.FragmentState):
     self._states[fragment] = state
     self._crcs[fragment] = self._piece_crcs(fragment, state.theta)
-
-  def _compile(self):
-    """Makes a step of every fragment and forgets it: rounds must not wait."""
-    for fragment in self.owned:
-      theta = self._states[fragment].theta
-      zeros = {name: np.zeros_like(x) for name, x in theta.items()}
-      self.outer_step(fragment, {0: zeros}, {0: 1.0})
 
   def _piece_crcs(self, fragment: int, theta: Arrays) -> tuple[int, ...]:
     return payload.piece_crcs(theta, self._pieces[fragment])

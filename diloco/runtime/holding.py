@@ -46,7 +46,7 @@ class Holding:
       whole: piece name -> array.
     """
     return {
-      box.name: np.ascontiguousarray(whole[box.piece.name][box.index])
+      box.name: np.asarray(whole[box.piece.name][box.index], order='C')
       for box in self.needed[fragment]
     }
 

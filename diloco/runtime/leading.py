@@ -9,6 +9,7 @@ from diloco.protocol import host_messages
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.hosts import OtherHosts
+from diloco.runtime.meeting import Meeting
 from diloco.runtime.other_host import OtherHost
 from diloco.runtime.part_beginning import begin_part, common_step
 from diloco.runtime.world import World
@@ -16,13 +17,18 @@ from diloco.transport.group import Connection, GroupLost
 from diloco.transport.interface import DataPlane
 
 
-def gather(world: World, records: LearnerRecords) -> tuple[OtherHosts, int]:
+def gather(
+  world: World, met: Meeting, records: LearnerRecords
+) -> tuple[OtherHosts, int]:
   """On the leading host: the others, and the step that all go on from.
+
+  `met` is closed once they are connected.
 
   Raises:
     GroupLost: one of them is gone.
   """
   hosts = OtherHosts(world.listen(), world.hosts - 1)
+  met.close()
   step = common_step([records.readable(), *hosts.steps.values()])
   hosts.tell(host_messages.RestoreFrom(step))
   return hosts, step
@@ -33,6 +39,7 @@ class Follower:
 
   Args:
     world: of the learner.
+    met: its hosts; it is closed once this one is connected.
     blueprint: of the run.
     learner: its id.
     device: compiled.
@@ -43,6 +50,7 @@ class Follower:
   def __init__(
     self,
     world: World,
+    met: Meeting,
     blueprint: Blueprint,
     learner: int,
     device: Device,
@@ -59,6 +67,7 @@ class Follower:
       self._lost,
       'the leading host',
     )
+    met.close()
     self._connection.send(
       host_messages.HostStarted(world.index, records.readable())
     )

@@ -3,6 +3,7 @@
 
 from diloco.protocol import syncer_io
 from diloco.protocol.syncer import Syncer
+from diloco.runtime.results import ResultLost
 from diloco.runtime.shard_roll import Roll
 from diloco.runtime.shards import Shards
 from diloco.runtime.syncer_disk import Found, SyncerDisk
@@ -43,13 +44,21 @@ class Regaining:
       self._say_standing(machine)
 
   def relabel(self, effect: syncer_io.Relabel, machine: Syncer):
-    """What a learner gave, or else what is here, is Θ_p."""
-    self._shards.relabel(effect)
+    """What a learner gave, or else what is here, is Θ_p.
+
+    Raises:
+      ResultLost: the run is over, and this is not what it came to.
+    """
     ledger = machine.ledger()
+    self._shards.relabel(effect)
+    p, final = effect.fragment, self._disk.final_crcs
+    if final is not None and self._roll.crcs()[p] != final[p]:
+      raise ResultLost(f'fragment {p} of the final parameters: nobody has it')
     # The machine may know of two at once; here they become so in turn.
     if machine.whole and self._roll.versions() == ledger.versions:
-      self._disk.commit(ledger, self._roll.crcs())
-      self._disk.save(ledger)
+      crcs = self._roll.crcs()
+      self._disk.commit(ledger, crcs)
+      self._disk.save(ledger, crcs)
       self.note(machine)
 
   def _say_standing(self, machine: Syncer):

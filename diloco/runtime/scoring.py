@@ -101,7 +101,11 @@ def _row(
   context: bytes, choice: bytes, window: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Tokens, what follows each, and whether that is of the choice; all [L]."""
-  assert context and 0 < len(choice) <= window, (context, choice, window)
+  if not (context and 0 < len(choice) <= window):
+    raise ValueError(
+      f'a choice of {len(choice)} bytes after {len(context)} of context, the '
+      f'window has {window}'
+    )
   text = np.frombuffer(context + choice, np.uint8)[-(window + 1) :]
   padded = np.zeros(window + 1, np.int32)
   padded[: len(text)] = text

@@ -6,6 +6,7 @@ may be older, and is then regained from learners.
 """
 
 import json
+import pathlib
 
 from absl import logging
 
@@ -30,7 +31,7 @@ class ShardDisk:
     shard: takes what there is.
 
   Raises:
-    BrokenRecord: what is there is of another run.
+    BrokenRecord: what is there is of another run, or another process has it.
   """
 
   def __init__(self, blueprint: Blueprint, workdir: Workdir, shard: Shard):
@@ -45,16 +46,14 @@ class ShardDisk:
       every_rounds=checkpoint.syncer_every_rounds,
       say=logging.warning,
     )
+    self._records.occupy()
     identity = {**blueprint.fingerprints, 'name': blueprint.config.name}
     path = folder / IDENTITY
-    if path.exists():
-      found = json.loads(path.read_text())
-      differing = configs.differences(identity, found)
-      if differing:
-        raise BrokenRecord(f'{folder} is of another run: {differing}')
-    else:
-      folder.mkdir(parents=True, exist_ok=True)
+    found = _read_identity(path)
+    if found is None:
       files.write_json(path, identity)
+    elif differing := configs.differences(identity, found):
+      raise BrokenRecord(f'{folder} is of another run: {differing}')
     self._restore()
 
   def _restore(self):
@@ -80,3 +79,14 @@ class ShardDisk:
   def close(self):
     """Waits for the save under way."""
     self._records.close(CLOSE_S)
+
+
+def _read_identity(path: pathlib.Path) -> dict | None:
+  """Of which run the folder is; None where that is not known."""
+  try:
+    return json.loads(path.read_text())
+  except FileNotFoundError:
+    return None
+  except ValueError as error:  # The lead will see whose these pieces are.
+    logging.error('%s is passed over: %s', path, error)
+    return None

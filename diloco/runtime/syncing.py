@@ -12,9 +12,6 @@ import time
 
 from absl import logging
 
-from diloco.checkpoint.parameters import write_parameters
-from diloco.metrics.status import write_status
-from diloco.metrics.summary import write_summary
 from diloco.metrics.workdir import Workdir
 from diloco.protocol import messages, syncer_io
 from diloco.protocol import shard_messages as orders
@@ -24,12 +21,13 @@ from diloco.runtime.gathering import Gathering
 from diloco.runtime.inbox import Inbox
 from diloco.runtime.peers import Key, Peer, Peers
 from diloco.runtime.regaining import Regaining
+from diloco.runtime.results import ResultLost, Results
 from diloco.runtime.shard import Shard
 from diloco.runtime.shard_jobs import FromShard, ShardLost
 from diloco.runtime.shard_roll import Roll
 from diloco.runtime.shards import Shards
 from diloco.runtime.silence import SilenceLimits
-from diloco.runtime.syncer_disk import SyncerDisk
+from diloco.runtime.syncer_disk import NotKept, SyncerDisk
 from diloco.runtime.tape import Tape, closing_line, line_of
 from diloco.runtime.worker import Worker
 from diloco.transport import access as access_lib
@@ -68,8 +66,8 @@ class Syncing:
     self._blueprint = blueprint
     self._config = config
     self._plane = plane
-    self._workdir = workdir
-    self._gathers = config.syncer.shards > 1
+    self._unwritten = True  # The run's results.
+    self._stop = threading.Event()
     self._inbox = Inbox(INBOX_MAX, SHARE_MAX)
     self._lead = Shard(
       blueprint,
@@ -80,9 +78,13 @@ class Syncing:
     )
     self._model = self._lead.model
     self._board = Board(config)
-    self._disk = SyncerDisk(blueprint, workdir, self._model, self._board)
+    self._disk = SyncerDisk(
+      blueprint, workdir, self._model, self._board, self._stop
+    )
+    self._disk.occupy()
     found = self._disk.begin()
     self._machine, self._ended = found.machine, found.ended
+    self._results = Results(blueprint, workdir, self._board, self._stop)
     self._roll = Roll(blueprint, self._lead, found.run_versions, found.run_crcs)
     self._shards = Shards(
       blueprint,
@@ -100,7 +102,6 @@ class Syncing:
     )
     self._keys: dict[Session, Key] = {}  # Changed by the sessions' threads.
     self._peers = Peers(ids=config.data.shards)
-    self._stop = threading.Event()
     self._closer = Worker('closer', INBOX_MAX, self._inbox.tell)
     self._control = ControlServer(
       bind, self._on_message, self._on_closed, access=access
@@ -116,24 +117,33 @@ class Syncing:
     self._stop.set()
 
   def run(self) -> bool:
-    """Until the run is over; False where it was stopped before."""
+    """Until the run is over; False where it was stopped before.
+
+    Raises:
+      ResultLost: the run has ended, and nobody has its result any more.
+    """
+    try:
+      self._serve_run()
+      if not self._ended:
+        self._disk.save_last(self._machine.ledger(), self._roll.crcs())
+        return False
+      # First: whoever dies from here on has not lost the run.
+      self._write_results()
+      self._say_farewell()
+    except NotKept as error:
+      logging.error('stopped: %s', error)
+      return False
+    if not self._stop.is_set():
+      self._shards.depart()
+    return not self._unwritten
+
+  def _serve_run(self):
     told_s = 0.0
     while not self._ended and not self._stop.is_set():
       self._handle_next()
       if time.monotonic() - told_s >= STATUS_EVERY_S:
         told_s = time.monotonic()
-        write_status(self._workdir.status, self._board.status(False))
-    if not self._ended:
-      self._disk.save_last(self._machine.ledger())
-    else:
-      # First: whoever dies from here on has not lost the run.
-      self._write_results()
-      self._say_farewell()
-      if not self._stop.is_set():
-        self._shards.depart()
-    return self._ended and (
-      self._config.syncer.shards == 1 or not self._gathers
-    )
+        self._results.tell_status()
 
   def close(self):
     """Ends sessions and threads."""
@@ -327,8 +337,8 @@ class Syncing:
     )
 
   def _send(self, learner: int, incarnation: int, message):
-    if isinstance(message, messages.Done) and self._gathers:
-      # Who leaves could give nothing back that a shard may still lose.
+    if isinstance(message, messages.Done) and self._unwritten:
+      # Who leaves could give nothing back that may still be lost.
       self._farewells.append(((learner, incarnation), message))
       return
     peer = self._peers.get((learner, incarnation))
@@ -441,18 +451,25 @@ class Syncing:
       logging.warning('learner %d did not say goodbye', learner)
 
   def _write_results(self):
+    """What is lost here is waited for, as long as learners look for this."""
+    give_up_s = time.monotonic() + self._config.transport.connect_s
+    while self._machine.lost:
+      if self._stop.is_set():
+        return
+      if time.monotonic() >= give_up_s:
+        p = self._machine.lost[0]
+        raise ResultLost(f'fragment {p} of the final parameters: nobody has it')
+      self._handle_next()
     parameters = self._model.parameters()
-    if self._gathers:
-      gathering = Gathering(
-        self._blueprint, self._plane, self._shards, self._roll.elsewhere
-      )
-      while not gathering.done(self._machine, len(self._peers), parameters):
-        if self._stop.is_set():
-          return
-        self._handle_next()
-      self._gathers = False
-    write_parameters(self._workdir.parameters, parameters)
-    write_status(self._workdir.status, self._board.status(True))
-    write_summary(self._workdir.summary, self._board.summary())
+    gathering = Gathering(
+      self._blueprint, self._plane, self._shards, self._roll.elsewhere
+    )
+    while not gathering.done(self._machine, parameters):
+      if self._stop.is_set():
+        return
+      self._handle_next()
+    if not self._results.write(parameters, self._disk.final_crcs):
+      return
+    self._unwritten = False
     for key, message in self._farewells:
       self._send(*key, message)

@@ -4,22 +4,26 @@
 A learner is one failure unit: `jax.distributed` ends every process of it when
 one is gone, and so do the connections of `transport.group`, at once. Two
 learners are never in one world, and the syncer is in none.
+
+The coordination service of JAX asks no process who it is. So the hosts meet
+first, and prove to each other that they have the learner's secret; only then
+does host 0 start the service, at an address that it tells to these alone.
 """
 
 import dataclasses
 import json
-import secrets
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from diloco.config_values import ConfigError
+from diloco.runtime.meeting import Meeting, OnLost, attend, convene
 from diloco.transport import addresses, group
 
 HEARTBEAT_S = 10  # After which a silent host is taken for dead.
 SHUTDOWN_S = 10  # How long hosts wait for each other at the end.
-GREETING_BYTES = 512  # Address and secret of the leading host.
+GREETING_BYTES = 512  # Address of the leading host.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +33,16 @@ class World:
   Attributes:
     hosts: how many there are.
     host: what the launcher calls this one, from 0.
-    coordinator: host:port at which host 0 has the coordination service.
+    coordinator: host:port at which host 0 meets the others.
+    own: address or name of this machine for its peers; see `listens_at`.
+    secret: that all hosts have, and no other process.
   """
 
   hosts: int
   host: int
   coordinator: str
+  own: str = '127.0.0.1'
+  secret: bytes = dataclasses.field(default=b'', repr=False)
 
   def __post_init__(self):
     problems = []
@@ -51,10 +59,7 @@ class World:
         'host:port of host 0'
       )
     if self.coordinator:
-      try:
-        addresses.split(self.coordinator)
-      except addresses.BadAddress as error:
-        problems.append(f'--coordinator={self.coordinator}: {error}')
+      problems += _wrong_coordinator(self.coordinator)
     if problems:
       raise ConfigError(problems)
 
@@ -72,37 +77,98 @@ class World:
     """Whether it speaks with the syncer, once it has joined."""
     return self.index == 0
 
-  def join(self) -> None:
-    """Becomes part of the world; before any device is asked for."""
-    if self.hosts > 1:
-      # It would take SIGTERM for itself, and leave the learner without.
-      jax.config.update('jax_enable_preemption_service', False)
+  @property
+  def listens_at(self) -> str:
+    """The IP literal at which this process listens for the other hosts.
+
+    The coordinator's own address where that is a literal of this machine; a
+    name may mean loopback on the machine that has it.
+
+    Raises:
+      HostUnknown: a name does not resolve.
+    """
+    host, _ = addresses.split(self.coordinator)
+    if addresses.is_literal(host) and (
+      self.host == 0 or addresses.is_loopback(host)
+    ):
+      return host
+    if not addresses.is_loopback(self.own):
+      return addresses.routable(self.own)
+    return group.own_address(addresses.resolve(host))
+
+  def join(self, on_lost: OnLost) -> Meeting | None:
+    """Becomes part of the world; before any device is asked for.
+
+    Args:
+      on_lost: called on a thread, once, where another host ends before the
+        meeting is closed. It must end the process: JAX may wait for ever.
+
+    Returns:
+      What is to be closed once this host has its connections to the others.
+
+    Raises:
+      GroupLost: not all hosts came, or one has not the secret.
+      HostUnknown: a name does not resolve.
+    """
+    if self.hosts == 1:
+      return None
+    if self.host == 0:
+      met = convene(
+        self.listens_at,
+        addresses.split(self.coordinator)[1],
+        self.secret,
+        self.hosts - 1,
+        on_lost,
+      )
+    else:
+      at = addresses.split(self.coordinator)
+      met = attend(at, self.secret, self.host, on_lost)
+    # It would take SIGTERM for itself, and leave the learner without.
+    jax.config.update('jax_enable_preemption_service', False)
+    try:
       jax.distributed.initialize(
-        self.coordinator,
+        met.jax_at,
         self.hosts,
         self.host,
         heartbeat_timeout_seconds=HEARTBEAT_S,
         shutdown_timeout_seconds=SHUTDOWN_S,
+        coordinator_bind_address=met.jax_at,  # Default: all addresses.
       )
+    except RuntimeError as error:
+      first, *_ = str(error).splitlines()
+      raise group.GroupLost(f'jax.distributed at {met.jax_at}: {first}') from (
+        error
+      )
+    return met
 
   def listen(self) -> group.Listener:
     """On the leading host: tells the others where, and waits for nobody."""
-    secret = secrets.token_hex(16)
-    own = group.own_address(addresses.split(self.coordinator)[0])
-    listener = group.Listener(own, secret.encode())
-    _spread([*listener.address, secret])
+    listener = group.Listener(self.listens_at, self.secret)
+    _spread(list(listener.address))
     return listener
 
   def connect(self):
     """On the others: a connection to the leading host."""
-    host, port, secret = _spread(None)
-    return group.connect((host, port), secret.encode())
+    host, port = _spread(None)
+    return group.connect((host, port), self.secret)
+
+
+def _wrong_coordinator(coordinator: str) -> list[str]:
+  try:
+    host, port = addresses.split(coordinator)
+  except addresses.BadAddress as error:
+    return [f'--coordinator={coordinator}: {error}']
+  if ':' in host:
+    return [f'--coordinator={coordinator}: hosts meet by IPv4 only']
+  if not port:
+    return [f'--coordinator={coordinator}: port 0 can not be connected to']
+  return []
 
 
 def _spread(greeting: list | None) -> list:
   """What the leading host says, at every host; all of them call it.
 
-  By the devices' own collectives: whoever is in this world may know.
+  By the devices' own collectives: no secret may be said here.
   """
   text = json.dumps(greeting).encode().ljust(GREETING_BYTES)
   sent = np.frombuffer(text, np.uint8)

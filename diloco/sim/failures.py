@@ -54,7 +54,8 @@ def draw(
     repair: draws the time until a slice is back.
     rng: seeded by the caller; only this trace draws from it.
   """
-  assert rate_per_s >= 0, f'a negative rate: {rate_per_s=}'
+  if not rate_per_s >= 0:
+    raise ValueError(f'rate_per_s={rate_per_s}, must be at least 0')
   drawn, at_s = [], 0.0
   while rate_per_s > 0:
     at_s += rng.expovariate(rate_per_s)
@@ -68,7 +69,8 @@ def of_learner(
   interruptions: Iterable[Interruption], learner: int, learners: int
 ) -> tuple[Interruption, ...]:
   """Those that hit `learner` when M learners share the fleet evenly."""
-  assert 0 <= learner < learners, f'{learner=} of {learners=}'
+  if not 0 <= learner < learners:
+    raise ValueError(f'learner={learner}, must be in 0 … {learners - 1}')
   return tuple(i for i in interruptions if int(i.place * learners) == learner)
 
 

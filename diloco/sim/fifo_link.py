@@ -99,7 +99,8 @@ def utilisation(cycle: Cycle, step_s: float, gbps: float, steps: int) -> float:
     gbps: of the link; above 0.
     steps: to simulate.
   """
-  assert gbps > 0 and steps > 0, f'{gbps=} {steps=}'
+  if not (gbps > 0 and steps > 0):
+    raise ValueError(f'gbps={gbps}, steps={steps}: both must be above 0')
   whole, rest = divmod(steps, len(cycle))
   busy_s = stall_s = 0.0
   while whole:

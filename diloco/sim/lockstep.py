@@ -102,7 +102,8 @@ def run(
       `stops.capacities` has it; (): all of them, always.
   """
   assert len(stops) == len(speeds) > 0, f'{len(stops)=} {len(speeds)=}'
-  assert 0 < until_s < math.inf, f'{until_s=}'
+  if not 0 < until_s < math.inf:
+    raise ValueError(f'until_s={until_s}, must be finite and above 0')
   groups = [
     _Running(own, pace, until_s, redoes_step)
     for own, pace in zip(stops, speeds)

@@ -80,7 +80,8 @@ class ControlClient:
       NotAdmitted: our token is not the server's.
     """
     deadline = time.monotonic() + timeout_s
-    assert self._call is None, 'connect() is for once; make another client'
+    if self._call is not None:
+      raise RuntimeError('connect() is for once; make another client')
     host = addresses.resolve(self._host)
     try:
       addresses.probe(host, self._port, timeout_s)

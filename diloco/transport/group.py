@@ -19,6 +19,7 @@ from collections.abc import Callable
 from diloco.transport import wire
 
 CONNECT_S = 60.0  # Hosts start side by side, and compile before.
+AGAIN_S = 0.2  # Between two attempts where nothing listens yet.
 QUEUE_MAX = 4096  # Messages that may wait to be sent to one host.
 
 
@@ -117,28 +118,35 @@ class Listener:
   Args:
     host: IP literal of the interface that they reach.
     secret: that they must have too.
+    port: 0: any that is free.
+
+  Raises:
+    OSError: the address is not of this machine, or is taken.
   """
 
-  def __init__(self, host: str, secret: bytes):
+  def __init__(self, host: str, secret: bytes, port: int = 0):
     self._secret = secret
     self._closed = threading.Event()
+    self._refused = 0  # Peers that did not show the secret.
     self._listener = multiprocessing.connection.Listener(
-      (host, 0), family='AF_INET', backlog=64
+      (host, port), family='AF_INET', backlog=64
     )
 
   @property
   def address(self) -> tuple[str, int]:
     return self._listener.address
 
-  def accept(self, count: int) -> list[multiprocessing.connection.Connection]:
-    """So many peers that show the secret; waits for them.
+  def accept(
+    self, count: int, timeout_s: float = CONNECT_S
+  ) -> list[multiprocessing.connection.Connection]:
+    """Waits for so many peers that show the secret.
 
     Raises:
       GroupLost: not so many came in time.
     """
     found: queue.Queue = queue.Queue()
     threading.Thread(target=self._listen, args=[found], daemon=True).start()
-    give_up_s = time.monotonic() + CONNECT_S
+    give_up_s = time.monotonic() + timeout_s
     try:
       return [
         found.get(timeout=max(0.0, give_up_s - time.monotonic()))
@@ -146,7 +154,8 @@ class Listener:
       ]
     except queue.Empty:
       raise GroupLost(
-        f'a host of this learner did not connect in {CONNECT_S} s'
+        f'a host of this learner did not connect in {timeout_s:g} s; '
+        f'{self._refused} that came did not show its secret'
       ) from None
 
   def close(self) -> None:
@@ -172,36 +181,55 @@ class Listener:
       multiprocessing.connection.deliver_challenge(connection, self._secret)
       multiprocessing.connection.answer_challenge(connection, self._secret)
     except (OSError, EOFError, multiprocessing.AuthenticationError):
+      self._refused += 1
       connection.close()  # Not one of ours.
       return
     found.put(connection)
 
 
 def connect(
-  address: tuple[str, int], secret: bytes
+  address: tuple[str, int], secret: bytes, absent_s: float = 0.0
 ) -> multiprocessing.connection.Connection:
-  """To the leading host.
+  """Connects to the leading host.
+
+  Args:
+    address: host and port; a name is resolved at each attempt.
+    secret: that it must show, and is shown.
+    absent_s: how long nothing need listen there.
 
   Raises:
     GroupLost: it is not there, is another learner's, or does not answer.
   """
   found: queue.Queue = queue.Queue()
+  give_up_s = time.monotonic() + absent_s
 
   def greet():
-    try:
-      found.put(
-        multiprocessing.connection.Client(
-          address, family='AF_INET', authkey=secret
+    while True:
+      try:
+        found.put(
+          multiprocessing.connection.Client(
+            address, family='AF_INET', authkey=secret
+          )
         )
-      )
-    except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
-      found.put(error)
+      except (ConnectionRefusedError, socket.gaierror) as error:
+        if time.monotonic() < give_up_s:
+          time.sleep(AGAIN_S)
+          continue
+        found.put(error)
+      except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
+        found.put(error)
+      return
 
   threading.Thread(target=greet, daemon=True).start()
   try:
-    met = found.get(timeout=CONNECT_S)
+    met = found.get(timeout=CONNECT_S + absent_s)
   except queue.Empty:
-    met = TimeoutError(f'no answer in {CONNECT_S} s')
+    met = TimeoutError(f'no answer in {CONNECT_S + absent_s:g} s')
+  if isinstance(met, multiprocessing.AuthenticationError):
+    raise GroupLost(
+      f'the host at {address[0]}:{address[1]} has another secret '
+      '(--token_file), or is of another learner'
+    ) from met
   if isinstance(met, Exception):
     raise GroupLost(f'the leading host at {address}: {met}') from met
   return met

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A restarted syncer goes on from the last close, to the bit."""
 
+import dataclasses
+import os
+import resource
+
 import numpy as np
 import pytest
 
 from diloco import config as configs
+from diloco.checkpoint import syncer_records
 from diloco.checkpoint.parameters import read_parameters, write_parameters
 from diloco.checkpoint.syncer_records import SyncerRecords
 from diloco.checkpoint.volumes import BrokenRecord
@@ -92,6 +97,94 @@ def test_a_ledger_of_something_else_is_named(tmp_path):
   (tmp_path / 'ledger.json').write_text('{"step": 1}')
   with pytest.raises(BrokenRecord, match=r'ledger\.json'):
     _records(tmp_path).read_ledger()
+
+
+def _later(ledger):
+  return dataclasses.replace(ledger, closed_round=2, versions=(1, 1))
+
+
+def _write_two(folder):
+  """Two closes; the file of the second."""
+  records = _records(folder)
+  records.write_ledger(LEDGER, {}, CRCS)
+  records.write_ledger(_later(LEDGER), {}, CRCS)
+  return folder / 'ledger.json'
+
+
+def test_one_changed_bit_of_a_ledger_is_never_another_run(tmp_path):
+  path = _write_two(tmp_path)
+  previous = tmp_path / 'ledger.previous.json'
+  whole, before = path.read_bytes(), previous.read_bytes()
+  for bit in range(8 * len(whole)):
+    changed = bytearray(whole)
+    changed[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(changed)
+    previous.write_bytes(before)
+    said = []
+    assert _records(tmp_path, said).read_ledger() == (LEDGER, {}, CRCS), bit
+    assert any('passed over' in line for line in said), (bit, said)
+
+
+def test_a_changed_digit_of_the_only_ledger_is_said_or_refused(tmp_path):
+  records = _records(tmp_path)
+  records.write_ledger(LEDGER, {}, CRCS)
+  path = tmp_path / 'ledger.json'
+  whole = path.read_bytes()
+  digits = [i for i, c in enumerate(whole) if chr(c).isdigit()]
+  assert len(digits) > 20
+  for at in digits:
+    changed = bytearray(whole)
+    changed[at] = ord('9') - (changed[at] - ord('0'))
+    path.write_bytes(changed)
+    said = []
+    assert _records(tmp_path, said).read_ledger() is None  # Learners know.
+    assert any('passed over' in line for line in said), (at, said)
+
+
+def test_a_crash_between_two_names_of_the_ledger_goes_on_from_the_last(
+  tmp_path,
+):
+  _write_two(tmp_path).unlink()
+  said = []
+  assert _records(tmp_path, said).read_ledger() == (LEDGER, {}, CRCS)
+  assert any('ledger.previous.json, round 1' in line for line in said)
+
+
+@pytest.mark.parametrize('sync', [False, True])
+def test_a_full_disk_leaves_the_last_ledger_and_nothing_else(tmp_path, sync):
+  records = SyncerRecords(tmp_path, 2, 0, 4, print, sync)
+  records.write_ledger(LEDGER, {}, CRCS)
+  limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+  try:
+    with pytest.raises(OSError, match='too large'):
+      records.write_ledger(_later(LEDGER), {}, CRCS)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+  assert [path.name for path in tmp_path.iterdir()] == ['ledger.json']
+  assert records.read_ledger() == (LEDGER, {}, CRCS)
+
+
+def test_a_checkpoint_newer_than_the_ledger_is_gone_on_from(trained, tmp_path):
+  said = []
+  records = _records(tmp_path, said)
+  records.write_ledger(LEDGER, {}, CRCS)
+  record = _later(LEDGER), {'a': 2}, CRCS
+  assert records.save(2, _states(trained), None, ledger=record)
+  records.close(SAVE_S)
+  assert _records(tmp_path, said).read_ledger() == record
+  assert any('goes on from the checkpoint of round 2' in x for x in said), said
+
+
+def test_a_folder_is_one_process_s(tmp_path, monkeypatch):
+  monkeypatch.setattr(syncer_records, 'LOCK_S', 0.2)
+  first, second = _records(tmp_path), _records(tmp_path)
+  first.occupy()
+  with pytest.raises(BrokenRecord, match=f'in use by process {os.getpid()} of'):
+    second.occupy()
+  first.close(SAVE_S)
+  second.occupy()
+  second.close(SAVE_S)
 
 
 def test_checkpoints_without_their_ledger_are_no_new_run(trained, tmp_path):

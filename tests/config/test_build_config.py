@@ -224,6 +224,18 @@ def test_a_mix_is_what_its_items_say():
   assert data.heldout == MixItem(1.0, 'tfds', 't', 'c4#validation')
 
 
+def test_rda_is_of_whole_tables():
+  config = changed(merge__embedding='rda')
+  problem = problem_of(config)
+  assert "merge.embedding='rda': fragments.embedding='split' cuts" in problem
+  assert "give fragments.embedding='own'" in problem
+  config.fragments.embedding = 'own'
+  configs.build(config)
+  config.fragments.embedding = 'split'
+  config.protocol.fragments = 1  # Nothing is cut.
+  configs.build(config)
+
+
 def test_bytes_need_their_vocabulary():
   config = changed(data__source='parquet', data__path='x', model__vocab=200)
   assert "data.source='parquet' needs 256" in problem_of(config)

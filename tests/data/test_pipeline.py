@@ -68,6 +68,17 @@ def test_any_position_can_be_resumed(start):
       )
 
 
+@pytest.mark.parametrize('start', [0, 1000])
+def test_a_batch_of_one_row_is_read_as_any(start):
+  dataset = pipeline.make_dataset(TOKENS, SEQ_LEN, 1, SHARDS, 1, 0)
+  rows = np.concatenate([_dataset()[i]['tokens'] for i in range(start + 2)])
+  with contextlib.closing(pipeline.batches(dataset, start)) as resumed:
+    for position in range(start, start + 4):
+      found = next(resumed)['tokens']
+      np.testing.assert_array_equal(found, dataset[position]['tokens'])
+      np.testing.assert_array_equal(found, rows[position : position + 1])
+
+
 def test_a_dataset_is_a_function_of_its_arguments():
   first, again = _dataset(), _dataset()
   for position in (0, 3, 99, 10**6):

@@ -10,7 +10,9 @@ import pytest
 from diloco import config as configs
 from diloco.config_values import ConfigError
 from diloco.lab.training import train
+from diloco.numerics.partition import Partition
 from diloco.runtime.blueprint import make_blueprint
+from diloco.runtime.holding import Holding
 from experiments import own_model
 
 LINES_MAX = 30
@@ -88,6 +90,18 @@ def mean(params, batch, key):
 def a_pair(sizes):
   return init, mean
 
+def scalars(sizes):
+  def loss(params, batch, key):
+    off = params['w'] - 1 + params['scale'] + jnp.sum(params['gates'] - 0.5)
+    return jnp.mean(off ** 2) + 0.0 * jnp.mean(batch['tokens']), {}
+  return interface.plain_model(
+    lambda key: {
+      'w': jnp.zeros(2), 'scale': jnp.ones(()), 'gates': jnp.zeros(4)
+    },
+    loss,
+    roles={'gates': 'stacked'},
+  )
+
 def vector(sizes):
   def loss(params, batch, key):
     return jnp.float32(batch['tokens'][:, 1:]), {}
@@ -101,11 +115,45 @@ def listed(sizes):
 """
 
 
-@pytest.mark.parametrize('name', sorted(BROKEN))
-def test_a_model_that_is_none_says_why(name, tmp_path, monkeypatch):
-  (tmp_path / 'broken_model.py').write_text(MODULE)
+@pytest.fixture
+def some_models(tmp_path, monkeypatch):
+  """The module `some_models`, where a user's modules are looked for."""
+  (tmp_path / 'some_models.py').write_text(MODULE)
   monkeypatch.syspath_prepend(tmp_path)
-  monkeypatch.delitem(sys.modules, 'broken_model', raising=False)
+  monkeypatch.delitem(sys.modules, 'some_models', raising=False)
+
+
+@pytest.mark.usefixtures('some_models')
+@pytest.mark.parametrize('codec', ['f32', 'int4'])
+def test_a_parameter_may_be_one_number(codec):
+  """Of shape (), and one of each layer: every fragment moves all of its own."""
+  config = own_model.get_config('quicktest')
+  config.model.kind = 'some_models:scalars'
+  config.protocol.total_steps = 120
+  config.lab.eval_every_steps = 40
+  config.codec.update(up=codec, down=codec)
+  trained = train(make_blueprint(configs.build(config)))
+  assert trained.points[-1].loss < 0.1 < trained.points[0].loss
+
+
+@pytest.mark.usefixtures('some_models')
+def test_hosts_hold_single_numbers_as_they_are():
+  blueprint = make_blueprint(_config(kind='some_models:scalars'))
+  splits = {
+    path: (None,) * len(spec.shape) for path, spec in blueprint.specs.items()
+  }
+  partition = Partition((('fsdp', 1),), (0,), splits)
+  holding = Holding(blueprint.layout, partition, 0)
+  for p, whole in enumerate(blueprint.initial_fragments()):
+    held = holding.needed_of(p, whole)
+    assert {name: x.shape for name, x in held.items()} == {
+      piece.name: piece.shape for piece in blueprint.layout.fragments[p]
+    }
+
+
+@pytest.mark.usefixtures('some_models')
+@pytest.mark.parametrize('name', sorted(BROKEN))
+def test_a_model_that_is_none_says_why(name):
   with pytest.raises(ValueError, match=BROKEN[name]) as found:
-    make_blueprint(_config(kind=f'broken_model:{name}'))
-  assert f"model.kind='broken_model:{name}'" in str(found.value)
+    make_blueprint(_config(kind=f'some_models:{name}'))
+  assert f"model.kind='some_models:{name}'" in str(found.value)

@@ -18,6 +18,8 @@ def asked(**changes) -> Asked:
     'workdir': '/shared/runs/first',
     'run_name': 'first',
     'knows_peers': True,
+    'has_token': True,
+    'transfer_fenced': True,
     'restarts_max': 20,
   }
   return Asked(**{**values, **changes})

@@ -26,6 +26,20 @@ def test_chips_of_hosts_are_chips_of_the_topology(name):
   assert chips == int(number) // (2 if family == 'v5p' else 1)
 
 
+@pytest.mark.parametrize(
+  'flag, missing',
+  [
+    ('--token_file', {'has_token': False}),
+    ('--transfer_fenced', {'transfer_fenced': False}),
+  ],
+)
+def test_what_the_hosts_of_a_learner_would_refuse(flag, missing):
+  with pytest.raises(ConfigError, match=f'4 hosts .*give {flag}'):
+    a_launch(accelerator='v5litepod-16', **missing)
+  a_launch(accelerator='v5litepod-16', insecure=True, **missing)
+  a_launch(accelerator='v5litepod-4', **missing)
+
+
 def test_the_mesh_counts_the_devices_of_all_hosts():
   a_launch(accelerator='v5litepod-16')  # Of 4 hosts; the mesh has 16.
   a_launch(accelerator='gpu', gpus_per_host=8, hosts=2)

@@ -3,6 +3,7 @@
 
 import dataclasses
 import fcntl
+import json
 import pathlib
 import socket
 import subprocess
@@ -50,6 +51,23 @@ def test_a_mistake_ends_in_one_line(tmp_path):
   assert refused(FLAG, run, fault).endswith('learner 9 of 2, ids start at 0\n')
   assert refused(FLAG, run, 'more') == 'error: more: unexpected argument\n'
   assert not (tmp_path / 'run').exists()
+
+
+def test_two_shards_take_the_flag_of_how_all_log():
+  done = subprocess.run(
+    [
+      *(sys.executable, '-m', 'diloco.syncer_shard', FLAG, '--log_json'),
+      *('--workdir=nowhere', '--shard=9', '--lead=127.0.0.1:1'),
+    ],
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert done.returncode == 78
+  [line] = done.stderr.splitlines()
+  record = json.loads(line)
+  assert record['role'] == 'syncer_shard'
+  assert '--shard=9: must be in' in record['message']
 
 
 def test_launching_imports_no_jax():

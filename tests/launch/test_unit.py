@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 
+from diloco.learner_environment import GROUP_SECRET
 from launch.program import Role
 from launch.supervisor import Supervisor
 
@@ -108,6 +109,20 @@ def test_a_role_of_one_process_is_told_nothing(tmp_path):
   with Run(tmp_path, one) as run:
     run.until(lambda: run.supervisor.is_over)
   assert run.said('learner-0') == ["['x']"]
+
+
+def test_they_share_a_secret_that_is_new_at_each_start(tmp_path):
+  """Its name is the learner's own; a role of one process has none."""
+  code = f'import os, sys; print(os.environ.get({GROUP_SECRET!r}, "none"))'
+  argv = (sys.executable, '-c', f'{code}; sys.exit(1)')
+  many, one = Role('learner-0', argv, hosts=2), Role('learner-1', argv)
+  with Run(tmp_path, many, one, restarts_max=1) as run:
+    run.until(lambda: run.supervisor.is_over)
+  by_process = [run.said(f'learner-0{i}') for i in ('', '.1')]
+  said = [set(each) for each in by_process if each]
+  assert len(set.union(*said)) == 2
+  assert all(len(each) == 32 for each in set.union(*said))
+  assert set(run.said('learner-1')) == {'none'}
 
 
 def test_they_are_finished_when_all_have_left(tmp_path):

@@ -72,6 +72,16 @@ def test_worked_example():
   )
 
 
+@pytest.mark.parametrize('shape', [(), (1,), (1, 1)])
+def test_of_one_element_rda_is_the_mean(shape):
+  """Its direction is a sign: two small against one large would outvote it."""
+  vs = [np.full(shape, x, np.float32) for x in (-8.0, 1.0, 1.0)]
+  merged = merge.rda(vs, [1, 1, 2])
+  assert merged.shape == shape
+  np.testing.assert_array_equal(merged, merge.weighted_mean(vs, [1, 1, 2]))
+  assert merged == np.float32(-1.25)
+
+
 def test_rda_keeps_the_length_of_orthogonal_vectors_and_the_mean_shrinks():
   vs = [3 * row for row in np.eye(16, dtype=np.float32)]
   assert merge.norm(merge.rda(vs, [1] * 16)) == pytest.approx(3, rel=1e-6)

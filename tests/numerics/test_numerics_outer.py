@@ -5,6 +5,7 @@ import io
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from diloco.numerics import codec, merge, outer, payload
@@ -65,6 +66,47 @@ def test_sgd_with_momentum_is_its_formula(momentum, nesterov):
   assert state.version == 9
   for name in theta:
     np.testing.assert_allclose(state.theta[name], theta[name], atol=1e-5)
+
+
+def _fused(a, b, c):
+  """a·b + c with one rounding: products of f32 are exact in f64."""
+  exact = np.multiply(a, b, dtype=np.float64)
+  return (exact + np.asarray(c, np.float64)).astype(np.float32)
+
+
+@pytest.mark.parametrize('anneal', [None, outer.Anneal(1, 4, 0.8)])
+def test_products_and_sums_are_rounded_one_after_the_other(anneal):
+  """The bits of every CPU, also of one that fuses them in one instruction."""
+  rng = np.random.default_rng(11)
+  optimizer = outer.make_outer(0.6, 0.7, True, anneal)
+  state = outer.init({n: 0 * v for n, v in normal(rng).items()}, optimizer)
+  b = theta = state.theta
+  differ = 0
+  for n in range(5):
+    share = anneal.share(n) if anneal else 0.0
+    lr = np.float32(0.6 + share * (0.8 - 0.6))
+    momentum = np.float32(0.7 * (1.0 - share))
+    delta = normal(rng)
+    state, _ = outer.step(state, delta, optimizer, F32, PIECES)
+    for name, v in delta.items():
+      differ += np.sum(_fused(momentum, b[name], v) != momentum * b[name] + v)
+    b = {name: momentum * b[name] + v for name, v in delta.items()}
+    moved = {name: -lr * (momentum * b[name] + v) for name, v in delta.items()}
+    theta = {name: theta[name] + v for name, v in moved.items()}
+    for name, v in theta.items():
+      np.testing.assert_array_equal(state.theta[name], v)
+  assert differ > 20  # So a fused step would not have passed.
+
+
+def test_any_optimizer_of_optax_takes_the_step():
+  """One that compiles parts of itself, too: what is jax's comes back."""
+  rng = np.random.default_rng(12)
+  optimizer = optax.adam(0.1)
+  state = outer.init(normal(rng), optimizer)
+  for _ in range(2):
+    state, _ = outer.step(state, normal(rng), optimizer, F32, PIECES)
+  leaves = jax.tree.leaves((state.theta, state.optimizer_state))
+  assert {type(x) for x in leaves} == {np.ndarray}
 
 
 def test_an_averaged_piece_takes_its_delta_as_it_is():

@@ -48,6 +48,22 @@ def test_wrong_length_is_refused():
       payload.decode(wrong, PIECES, chosen)
 
 
+@pytest.mark.parametrize(
+  'wrong', [np.zeros((2, 2), np.float32), np.zeros(4, np.float64)]
+)
+def test_wrong_arrays_are_refused_by_a_named_error(wrong):
+  """Not by an `assert`, which `python -O` leaves out."""
+  (pieces,) = make_layout({'w': TensorSpec((4,))}, 'balanced', 1).fragments
+  for refused in (
+    lambda: payload.encode({'w': wrong}, pieces, codec.make_codec('int4')),
+    lambda: payload.crc({'w': wrong}, pieces),
+    lambda: codec.make_codec('int4').encode(wrong.astype(np.float64)),
+    lambda: codec.make_codec('bf16').encode(wrong.astype(np.float64)),
+  ):
+    with pytest.raises(ValueError, match='float32'):
+      refused()
+
+
 def test_crc_is_that_of_the_crcs_of_the_little_endian_bytes():
   values = arrays()
   crcs = [

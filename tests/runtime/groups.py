@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A learner of one or several real processes, for the tests."""
 
-import itertools
 import socket
+from collections.abc import Mapping
 
 from tests.runtime.processes import START_S, Processes
-
-_numbers = itertools.count()
 
 
 class Group:
@@ -17,28 +15,22 @@ class Group:
     learner: its id.
     hosts: how many processes.
     devices: of the learner, over all of them.
+    environment: of each, besides.
   """
 
   def __init__(
-    self, processes: Processes, learner: int, hosts: int, devices: int
+    self,
+    processes: Processes,
+    learner: int,
+    hosts: int,
+    devices: int,
+    environment: Mapping[str, str] | None = None,
   ):
     self._processes = processes
     with socket.create_server(('127.0.0.1', 0)) as free:
       port = free.getsockname()[1]
-    number = next(_numbers)
     self.members = [
-      processes.learner(
-        learner,
-        name=f'learner-{learner}-host-{host}-{number}',
-        flags=(
-          f'--hosts={hosts}',
-          f'--host={host}',
-          f'--coordinator=127.0.0.1:{port}',
-        )
-        if hosts > 1
-        else (),
-        environment={'JAX_NUM_CPU_DEVICES': str(devices // hosts)},
-      )
+      processes.host(learner, host, hosts, port, devices, environment or {})
       for host in range(hosts)
     ]
 

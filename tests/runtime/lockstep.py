@@ -273,7 +273,7 @@ class Lockstep:
     """All of it, to its folder."""
     ledger = self.syncer.ledger()
     self._disk.commit(ledger, self.model.crcs())
-    self._disk.save_last(ledger)
+    self._disk.save_last(ledger, self.model.crcs())
     self._disk.close()
     for learner in self.learners:
       learner.save()

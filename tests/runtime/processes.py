@@ -44,6 +44,10 @@ class Running:
     return self._popen.poll()
 
   @property
+  def pid(self) -> int:
+    return self._popen.pid
+
+  @property
   def output(self) -> str:
     return self.log.read_text(errors='replace')
 
@@ -172,6 +176,41 @@ class Processes:
       *(f'--config.{override}' for override in overrides),
       *flags,
       environment=environment,
+    )
+
+  def host(
+    self,
+    learner: int,
+    host: int,
+    hosts: int,
+    port: int,
+    devices: int,
+    environment: Mapping[str, str],
+  ) -> Running:
+    """Starts one host of a learner, which meets the others at a local port.
+
+    Args:
+      learner: its id.
+      host: its number.
+      hosts: of the learner.
+      port: of the coordinator.
+      devices: of the learner.
+      environment: its own.
+    """
+    return self.learner(
+      learner,
+      name=f'learner-{learner}-host-{host}-{len(self.running)}',
+      flags=(
+        f'--hosts={hosts}',
+        f'--host={host}',
+        f'--coordinator=127.0.0.1:{port}',
+      )
+      if hosts > 1
+      else (),
+      environment={
+        'JAX_NUM_CPU_DEVICES': str(devices // hosts),
+        **environment,
+      },
     )
 
   def _listens(self, syncer: Running) -> bool:

@@ -5,8 +5,8 @@ import dataclasses
 
 import pytest
 
-from diloco.runtime.exposure import open_access
-from diloco.transport.access import AccessFiles
+from diloco.runtime.exposure import check_group, group_secret, open_access
+from diloco.transport.access import Access, AccessFiles
 from tests.transport import credentials
 
 PUBLIC, LOCAL = '192.0.2.1', '127.0.0.1'
@@ -94,3 +94,37 @@ def test_exposure_a_fence_does_not_open_the_control_plane():
 def test_exposure_a_token_in_the_clear_is_warned_of(folder, caplog):
   opened(given(folder, 'token'), bind=PUBLIC)
   assert 'travels in the clear' in caplog.text
+
+
+def checked(coordinator, host=LOCAL, secret=True, insecure=False, fenced=False):
+  check_group(coordinator, Transport('grpc', host), secret, insecure, fenced)
+
+
+@pytest.mark.parametrize('coordinator', ['127.0.0.1:9', 'localhost:9'])
+def test_exposure_hosts_on_one_machine_need_nothing(coordinator):
+  checked(coordinator, secret=False)
+  checked(coordinator, host=PUBLIC, secret=False)
+
+
+@pytest.mark.parametrize(
+  'coordinator', [f'{PUBLIC}:9', '0.0.0.0:9', 'not-yet.invalid:9']
+)
+def test_exposure_hosts_elsewhere_need_a_secret_and_a_fence(coordinator):
+  with pytest.raises(ValueError, match='--token_file') as caught:
+    checked(coordinator, secret=False, fenced=True)
+  assert str(caught.value).startswith(f'--coordinator={coordinator}: ')
+  with pytest.raises(ValueError, match='--transfer_fenced'):
+    checked(coordinator)
+  checked(coordinator, fenced=True)
+  checked(coordinator, secret=False, insecure=True)
+
+
+def test_exposure_a_secret_is_made_of_all_that_is_known():
+  one = group_secret(Access(token='t'), 's', 0)
+  assert one == group_secret(Access(token='t'), 's', 0)
+  others = {
+    group_secret(Access(token='t'), 's', 1),
+    group_secret(Access(token='t'), '', 0),
+    group_secret(Access(), 's', 0),
+  }
+  assert len(others | {one}) == 4

@@ -23,7 +23,7 @@ def without_disk(tmp_path_factory):
       Faults(),
       checkpoint={'learner_every_steps': 10, 'syncer_every_rounds': 4},
     )
-    run.workdir.syncer.mkdir()
+    run.workdir.syncer.mkdir(exist_ok=True)
     (run.workdir.syncer / 'states').write_text('no folder')
     for learner in range(LEARNERS):
       path = run.workdir.checkpoints(learner_name(learner))

@@ -94,7 +94,7 @@ def test_bytes_that_are_no_message_cut_off_who_sent_them(ends):
 def test_who_lacks_the_secret_is_not_let_in():
   listener = group.Listener('127.0.0.1', SECRET)
   accepted = accepting(listener)
-  with pytest.raises(group.GroupLost, match='the leading host'):
+  with pytest.raises(group.GroupLost, match='has another secret'):
     group.connect(listener.address, b'guessed')
   silent = multiprocessing.connection.Client(listener.address)
   for _ in range(20):  # Gone at once: what it was asked is never read.

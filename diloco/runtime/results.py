@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run leaves: its final Θ, proven to be the ledger's, and a summary.
+
+Written while the learners are still there: they hold Θ too, and are only let
+go when it is on the disk.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from absl import logging
+
+from diloco.checkpoint.parameters import write_parameters
+from diloco.metrics.status import write_status
+from diloco.metrics.summary import write_summary
+from diloco.metrics.workdir import Workdir
+from diloco.numerics import fragments, payload
+from diloco.runtime.blueprint import Blueprint
+from diloco.runtime.board import Board
+
+AGAIN_S = 0.5  # Between two attempts to write to a disk that is full.
+
+
+class ResultLost(Exception):
+  """Nobody has the final Θ that the ledger names."""
+
+
+class Results:
+  """Writes `status.json` while the run lasts, and what is left of it.
+
+  Args:
+    blueprint: of the run.
+    workdir: of the run.
+    board: what is told.
+    stop: is set when the process has to leave.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    workdir: Workdir,
+    board: Board,
+    stop: threading.Event,
+  ):
+    self._layout = blueprint.layout
+    self._workdir = workdir
+    self._board = board
+    self._stop = stop
+    self._silent = False  # The last status could not be written.
+
+  def tell_status(self):
+    """Replaces `status.json`; where the disk is full, it says so once."""
+    try:
+      write_status(self._workdir.status, self._board.status(False))
+      self._silent = False
+    except OSError as error:
+      if not self._silent:
+        logging.warning('the status is not written: %s', error)
+      self._silent = True
+
+  def write(
+    self, parameters: Mapping[str, np.ndarray], crcs: Sequence[int]
+  ) -> bool:
+    """Writes all of it; waits for a disk that does not take it.
+
+    Args:
+      parameters: path -> f32 array.
+      crcs: of every fragment's bytes, as the ledger has them.
+
+    Returns:
+      False where the process has to leave before.
+
+    Raises:
+      ResultLost: the parameters are others; nothing is written.
+    """
+    found = tuple(
+      payload.crc(fragments.take(parameters, pieces), pieces)
+      for pieces in self._layout.fragments
+    )
+    if found != tuple(crcs):
+      raise ResultLost(_say_lost(found, crcs))
+    workdir, board = self._workdir, self._board
+    # The summary comes last: where it is, the run is over.
+    return (
+      self._insist(lambda: write_parameters(workdir.parameters, parameters))
+      and self._insist(lambda: write_status(workdir.status, board.status(True)))
+      and self._insist(lambda: write_summary(workdir.summary, board.summary()))
+    )
+
+  def _insist(self, write: Callable[[], None]) -> bool:
+    """Whether it was written before the process has to leave."""
+    waits = False
+    while True:
+      try:
+        write()
+        return True
+      except (OSError, ValueError) as error:  # TensorStore's are ValueErrors.
+        if not waits:
+          logging.error('the result waits for the disk: %s', error)
+        waits = True
+      if self._stop.wait(AGAIN_S):
+        return False
+
+
+def _say_lost(found: Sequence[int], crcs: Sequence[int]) -> str:
+  wrong = [
+    f'fragment {p} has the CRC {here:08x}, the ledger {crc:08x}'
+    for p, (here, crc) in enumerate(zip(found, crcs, strict=True))
+    if here != crc
+  ]
+  return f'the final parameters are not those of the run: {"; ".join(wrong)}'
