@@ -79,7 +79,7 @@ class Tally(Watch):
     # Of a round: its number, when it was due, had its quorum, was merged.
     self.round_spans: list[tuple[int, float, float, float]] = []
     self.delays: collections.Counter[int] = collections.Counter()
-    self._copied: dict[tuple[object, int], int] = {}  # Step, by process and p.
+    self._copied: dict[tuple[int, int], int] = {}  # Step, by learner and p.
     self.merged_marks: list[
       tuple[float, int, int]
     ] = []  # Time, learner, round.
@@ -116,9 +116,9 @@ class Tally(Watch):
         case learner_io.Begin():
           self._begin(process)
         case learner_io.Snapshot(fragment=p):
-          self._copied[process, p] = step
+          self._copied[process.id, p] = step
         case learner_io.Apply(fragment=p):
-          if (copied := self._copied.pop((process, p), None)) is not None:
+          if (copied := self._copied.pop((process.id, p), None)) is not None:
             self.delays[step - copied] += 1
 
   def _merge(self, now_s: float, merge: syncer_io.Merge):
@@ -139,6 +139,8 @@ class Tally(Watch):
   def _begin(self, process):
     count = self.count(process.id)
     count.bootstraps += 1
+    for key in [key for key in self._copied if key[0] == process.id]:
+      del self._copied[key]  # By a process that is dead.
     if process.machine.snapshot().source.startswith('learner'):
       count.peer_bootstraps += 1
     if process.now <= self._timeline_s:

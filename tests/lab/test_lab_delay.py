@@ -43,9 +43,8 @@ def _in_a_run(tape: tuple) -> collections.Counter[int]:
 
 @pytest.mark.parametrize(
   'latency_s,expected',
-  # Report and offer, the pull there and back, the update, the pull there and
-  # back: six ways in all, transfers of 0.1 s, and two steps.
-  [(0.01, 2), (0.2, 3), (0.4, 4)],
+  # Three latencies and two transfers of 0.1 s, in steps of 1 s.
+  [(0.01, 2), (0.3, 3), (0.7, 4)],
 )
 def test_the_lab_takes_in_an_update_as_late_as_the_loop_would(
   latency_s, expected
