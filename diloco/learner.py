@@ -279,7 +279,7 @@ def _train(
   )
   tape = LearnerTape(
     workdir.learner_tape(learner),
-    exchange.process,
+    lambda: exchange.process,
     describe(blueprint.config.mesh, os.environ),
   )
   training = Training(

@@ -57,7 +57,10 @@ def main(_) -> int:
     return 1
   except BrokenRecord as error:
     config_flags.exit_config(ConfigError([str(error)]))
-  files.write_json(workdir.config, dataclasses.asdict(config))
+  try:
+    files.write_json(workdir.config, dataclasses.asdict(config))
+  except OSError as error:  # Of a run that goes on it is there already.
+    logging.error('the configuration is not written: %s', error)
   signal.signal(signal.SIGTERM, syncing.stop)
   signal.signal(signal.SIGINT, syncing.stop)
   logging.info(

@@ -36,7 +36,7 @@ def occupy(
   if root.exists() and not root.is_dir():
     raise ConfigError([f'--workdir={root}: is a file, give a folder'])
   found = {path.name for path in root.iterdir()} if root.exists() else set()
-  if foreign := sorted(found - set(Workdir.CONTENTS)):
+  if foreign := sorted(n for n in found if not Workdir.owns(n)):
     raise ConfigError(
       [
         f'--workdir={root}: holds {foreign[0]!r}, which is not of a run; give '

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from diloco import flags
 from diloco.config import RunConfig
 from diloco.metrics import files, names
+from diloco.metrics.jsonl import Tail
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.address import free_address
 from launch.program import program
@@ -44,36 +45,6 @@ class Step:
   step: int  # 1 after the first of a process.
   step_s: float
   stall_s: float
-
-
-class Tail:
-  """Reads what is appended to a JSONL file, whole lines only."""
-
-  def __init__(self, path: pathlib.Path):
-    self._path = path
-    self._read_bytes = 0
-
-  def new_records(self) -> list[dict]:
-    """Records since the last call; none where there is no file yet.
-
-    Raises:
-      ValueError: a line is not JSON; names the file and where it begins.
-    """
-    if not self._path.exists():
-      return []
-    with self._path.open('rb') as file:
-      file.seek(self._read_bytes)
-      data = file.read()
-    whole = data[: data.rfind(b'\n') + 1]
-    records = []
-    for line in whole.splitlines():
-      try:
-        records.append(json.loads(line))
-      except ValueError as error:
-        where = f'{self._path} at byte {self._read_bytes}'
-        raise ValueError(f'{where}: {error}: {line[:80]!r}') from None
-      self._read_bytes += len(line) + 1
-    return records
 
 
 class LiveRun:

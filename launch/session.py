@@ -15,7 +15,8 @@ import rich.console
 from diloco.config import RunConfig
 from diloco.config_faults import Kill
 from diloco.metrics import files
-from diloco.metrics.status import read_status
+from diloco.metrics.jsonl import Lines
+from diloco.metrics.status import RunStatus, read_status
 from diloco.metrics.summary import read_evaluation, read_summary
 from diloco.metrics.workdir import Workdir
 from launch import plot, report
@@ -87,6 +88,8 @@ class _Session:
     self._console = console
     self._received = received  # Signals, as they come.
     self._pids: dict[str, int] = {}
+    self._status_is_broken = False
+    self._events = Lines(workdir.events)
 
   def train(self, faults: Sequence[Kill]) -> None:
     """Until the syncer has finished and everybody has left."""
@@ -97,7 +100,7 @@ class _Session:
       self._supervisor(display, self._program.roles, restarts_max) as running,
     ):
       for _ in self._until_over(running):
-        status = read_status(self._workdir.status)
+        status = self._status(display)
         if status is not None:
           pending = _perform(pending, status.step, self._config, running)
         display.update(status, running.states())
@@ -117,6 +120,16 @@ class _Session:
         pass
     if read_evaluation(self._workdir.evaluation) is None:
       raise RunFailed(f'no {self._workdir.evaluation} was written')
+
+  def _status(self, display: Display) -> RunStatus | None:
+    """As the syncer wrote it last; a broken one is said, it decides nothing."""
+    try:
+      return read_status(self._workdir.status)
+    except files.Malformed as error:
+      if not self._status_is_broken:
+        display.say(f'no status until the syncer writes the next: {error}')
+      self._status_is_broken = True
+      return None
 
   def _supervisor(
     self, display: Display, roles: Sequence[Role], restarts_max: int
@@ -152,14 +165,20 @@ class _Session:
 
   def _record(self, event: ProcessEvent) -> None:
     """One line of events.jsonl, and who runs now."""
-    with self._workdir.events.open('a') as file:
-      file.write(json.dumps(dataclasses.asdict(event)) + '\n')
+    self._events.append(json.dumps(dataclasses.asdict(event)).encode())
     if event.event == 'started':
       self._pids[event.process] = event.pid
     elif event.event == 'exited':
       self._pids.pop(event.process, None)
     pids = {'launcher': os.getpid(), 'processes': self._pids}
-    files.write_json(self._workdir.pids, pids)
+    try:
+      files.write_json(self._workdir.pids, pids)
+    except OSError as error:
+      self._console.print(
+        f'{self._workdir.pids} is not written: {error}',
+        markup=False,
+        highlight=False,
+      )
 
   def _last_lines(self, failure: str) -> str:
     """The end of the log of the process that a failure begins with."""

@@ -2,10 +2,14 @@
 """Keeps the roles of a run alive, and leaves no process behind."""
 
 import dataclasses
+import os
 import pathlib
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+
+from absl import logging
 
 from launch.exits import (
   DEAD,
@@ -20,6 +24,9 @@ from launch.unit import Fall, Unit
 
 LINGER_S = 30.0  # From the run's end until those who stay are stopped.
 POLL_S = 0.05
+LOG_LOOK_S = 10.0
+LOG_BYTES = 64 << 20  # Of one process; then its log is cut, and
+LOGS_KEPT = 4  # so many older ones stay: NAME.log.1 is the newest of them.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +94,7 @@ class Supervisor:
     self._linger_s = linger_s
     self._hurry = hurry
     self._stop_at_s: float | None = None
+    self._looked_s = time.monotonic()
     self.failure: str | None = None  # Why the run can't go on.
 
   def __enter__(self) -> 'Supervisor':
@@ -116,6 +124,9 @@ class Supervisor:
       if fall := unit.reap():
         self._judge(unit, fall)
     self._end_lingering()
+    if time.monotonic() - self._looked_s >= LOG_LOOK_S:
+      self._looked_s = time.monotonic()
+      self._rotate_logs()
     for unit in self._units.values():
       is_due = time.monotonic() >= unit.start_at_s
       if unit.state == WAITING and is_due and not self.failure:
@@ -207,5 +218,29 @@ class Supervisor:
       self.failure = f'{stayed} goes on though all others have finished'
     self.stop()
 
+  def _rotate_logs(self) -> None:
+    for unit in self._units.values():
+      for host in range(unit.role.hosts):
+        rotate_log(self._log(unit.role.process(host)), LOG_BYTES)
+
   def _tell(self, process: str, event: str, pid: int, detail: str) -> None:
     self._announce(ProcessEvent(time.time(), process, event, pid, detail))
+
+
+def rotate_log(path: pathlib.Path, bytes_max: int) -> None:
+  """Cuts a log that has grown beyond `bytes_max`; a copy stays beside it.
+
+  It stays the same file, which its process appends to: what that writes
+  between copy and cut is lost.
+  """
+  try:
+    if not path.exists() or path.stat().st_size <= bytes_max:
+      return
+    for n in range(LOGS_KEPT - 1, 0, -1):
+      older = path.with_name(f'{path.name}.{n}')
+      if older.exists():
+        os.replace(older, path.with_name(f'{path.name}.{n + 1}'))
+    shutil.copyfile(path, path.with_name(f'{path.name}.1'))
+  except OSError as error:
+    logging.warning('%s: no copy is kept: %s', path, error)
+  os.truncate(path, 0)

@@ -97,11 +97,13 @@ def read_json(path: pathlib.Path, cls):
     Malformed: not JSON, a field is missing or unknown, or of another type.
   """
   try:
-    text = path.read_text()
+    data = path.read_bytes().rstrip()
   except FileNotFoundError:
     return None
   try:
-    return as_type(json.loads(text), cls, cls.__name__)
+    text = unseal(data)
+    found = json.loads(data if text is None else text)
+    return as_type(found, cls, cls.__name__)
   except ValueError as error:
     raise Malformed(f'{path}: {error}') from None
 

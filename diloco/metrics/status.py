@@ -6,6 +6,7 @@ launcher's table reads it. Nobody decides about training from it.
 """
 
 import dataclasses
+import json
 import pathlib
 
 from diloco.metrics import files
@@ -59,8 +60,9 @@ class RunStatus:
 
 
 def write_status(path: pathlib.Path, status: RunStatus) -> None:
-  """Replaces the file atomically."""
-  files.write_json(path, status)
+  """Replaces the file atomically; it is sealed."""
+  text = json.dumps(dataclasses.asdict(status), allow_nan=False)
+  files.replace(path, files.seal(text.encode()) + b'\n')
 
 
 def read_status(path: pathlib.Path) -> RunStatus | None:

@@ -5,7 +5,7 @@ config.json          the whole configuration as it was run
 status.json          the syncer's state, replaced about every second
 summary.json         written by the syncer when the run ends
 evaluation.json      written by `python -m diloco.evaluate`
-tape.jsonl           the syncer's event tape
+tape.jsonl           the syncer's event tape; its older parts: tape.jsonl.NNNNNN
 tapes/NAME.jsonl     the event tape of one learner, over all its processes
 events.jsonl         starts, deaths and kills of processes
 pids.json            the processes that the launcher started
@@ -22,6 +22,7 @@ parameters/          the final parameters of the global model
 
 import dataclasses
 import pathlib
+import re
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +51,16 @@ class Workdir:
     'syncer',
     'checkpoints',
   )
+
+  @classmethod
+  def owns(cls, name: str) -> bool:
+    """Whether a run leaves a file or folder of this name.
+
+    Also parts of what grows, and what was being written when its process died
+    or the disk was full.
+    """
+    stem = re.sub(r'(\.\d+(\.tmp)?|\.orbax-checkpoint-tmp.*)$', '', name)
+    return stem in cls.CONTENTS
 
   @property
   def config(self) -> pathlib.Path:

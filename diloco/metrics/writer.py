@@ -1,13 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes scalars: JSONL as the truth, TensorBoard as a view of it."""
 
+import contextlib
 import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from absl import logging
+
 from diloco.metrics import names
+from diloco.metrics.jsonl import CorruptLine, Lines, read_jsonl
+
+__all__ = [
+  'CorruptLine',
+  'JsonlWriter',
+  'MultiWriter',
+  'TensorBoardWriter',
+  'Writer',
+  'read_jsonl',
+]
+
+PREFIX = 'diloco:'  # Of the paths that tensorboardX has us open.
+UNWRITTEN_BYTES_MAX = 1 << 20
 
 
 class Writer(Protocol):
@@ -24,27 +40,21 @@ class Writer(Protocol):
 
 
 class JsonlWriter:
-  """One JSON object a line, appended, so a restarted process goes on.
-
-  A line reaches the file in one write, so that a killed process tears at most
-  the last one; the next process cuts what is torn. One writer at a time.
-  """
+  """One JSON object a line, appended, so a restarted process goes on."""
 
   def __init__(self, path: pathlib.Path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    self._file = path.open('ab', buffering=0)
-    cut_torn_line(path)
+    self._lines = Lines(path)
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     record = {'step': int(step)}
     record |= {name: float(value) for name, value in scalars.items()}
-    self._file.write(json.dumps(record).encode() + b'\n')
+    self._lines.append(json.dumps(record).encode())
 
   def flush(self) -> None:
     pass  # Every line is written at once.
 
   def close(self) -> None:
-    self._file.close()
+    self._lines.close()
 
 
 class TensorBoardWriter:
@@ -53,8 +63,12 @@ class TensorBoardWriter:
   def __init__(self, folder: pathlib.Path):
     # Here, since the launcher reads JSONL and never writes event files.
     import tensorboardX
+    from tensorboardX import record_writer
 
-    self._summary = tensorboardX.SummaryWriter(str(folder))
+    record_writer.REGISTERED_FACTORIES.setdefault(
+      PREFIX.rstrip(':'), _EventFiles()
+    )
+    self._summary = tensorboardX.SummaryWriter(PREFIX + str(folder.absolute()))
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     time_s = scalars.get(names.TIME)
@@ -88,38 +102,59 @@ class MultiWriter:
       writer.close()
 
 
-class CorruptLine(ValueError):
-  """A whole line of a JSONL file is not a JSON object."""
-
-
-def read_jsonl(path: pathlib.Path) -> list[dict]:
-  """All records of a file; an empty list where there is none.
-
-  A last line without its newline is left out: it is being written, or its
-  process was killed while it wrote.
-
-  Raises:
-    CorruptLine: any other line is not a JSON object.
+class _EventFiles:
+  """Opens the files of tensorboardX: an error would end its thread, and the
+  queue before it would fill, and hold up the training.
   """
-  try:
-    lines = path.read_bytes().split(b'\n')
-  except FileNotFoundError:
-    return []
-  records = []
-  for number, line in enumerate(lines[:-1], start=1):
+
+  def open(self, path: str) -> '_EventFile':
+    return _EventFile(path.removeprefix(PREFIX))
+
+  def directory_check(self, path: str) -> None:
+    with contextlib.suppress(OSError):  # The file will say it.
+      os.makedirs(path.removeprefix(PREFIX), exist_ok=True)
+
+
+class _EventFile:
+  """Records reach the file whole, at each flush; a full disk ends nothing."""
+
+  def __init__(self, path: str):
+    self._path = path
+    self._unwritten = b''
+    self._bytes = 0  # Whole records in the file.
+    self._failed = False
+
+  def write(self, data: bytes) -> None:
+    self._unwritten += data
+
+  def flush(self) -> None:
+    if not self._unwritten:
+      return
     try:
-      record = json.loads(line)
-    except ValueError as error:
-      raise CorruptLine(f'{path}:{number}: {error}') from None
-    if not isinstance(record, dict):
-      raise CorruptLine(f'{path}:{number}: {record!r}, expected an object')
-    records.append(record)
-  return records
+      self._write_out()
+      self._failed = False
+    except OSError as error:
+      if not self._failed:
+        logging.error('%s waits for the disk: %s', self._path, error)
+      self._failed = True
+      if len(self._unwritten) > UNWRITTEN_BYTES_MAX:
+        logging.error('%s: %d bytes lost', self._path, len(self._unwritten))
+        self._unwritten = b''
 
+  def close(self) -> None:
+    self.flush()
 
-def cut_torn_line(path: pathlib.Path) -> None:
-  """Drops what a killed process left behind the last newline."""
-  data = path.read_bytes()
-  whole = data.rfind(b'\n') + 1
-  if whole < len(data):
-    os.truncate(path, whole)
+  def _write_out(self):
+    descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+      os.lseek(descriptor, self._bytes, os.SEEK_SET)
+      left = self._unwritten
+      while left:
+        left = left[os.write(descriptor, left) :]
+      self._bytes += len(self._unwritten)
+      self._unwritten = b''
+    except OSError:
+      os.ftruncate(descriptor, self._bytes)
+      raise
+    finally:
+      os.close(descriptor)

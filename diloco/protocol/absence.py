@@ -34,6 +34,8 @@ def on_absent(state: State, event: syncer_io.Absent):
 def _give_up(state: State, number: int, reason: str):
   """Its bytes are gone: whoever gave some is asked for them again."""
   round_ = state.rounds[number]
+  for learner, _ in round_.pulls:
+    state.drop_pull(state.rounds[number], learner)
   state.put(
     round_,
     stage=Stage.COLLECTING,

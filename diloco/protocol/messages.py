@@ -184,6 +184,8 @@ class Refusal:
 
   reason: str
   final: bool  # Another process of the learner would be refused as well.
+  # Because of which this one was: it has to be newer. −1: not the reason.
+  newest: int = -1
 
 
 @dataclasses.dataclass(frozen=True)

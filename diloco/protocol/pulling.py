@@ -57,7 +57,8 @@ def on_pull_failed(state: State, event: syncer_io.PullFailed):
   if found is not None:
     round_, admitted = found
     state.record('pull_failed', event.learner, event.reason)
-    _give_up(state, round_, event.learner, admitted)
+    state.put(round_, **round_.without(event.learner))
+    _use_up(state, event.learner, admitted)
     if event.unusable and _strike(state, event.learner, event.reason):
       return  # Its session is over.
     _ask_again(state, round_, event.learner, event.reason)
@@ -80,7 +81,8 @@ def give_up_late(state: State, round_: Round) -> Round:
       state.record('late', learner, f'round {round_.number}: {reason}')
       state.change(learner, late=True)
       round_ = state.put(state.rounds[round_.number], waited=True)
-      _give_up(state, round_, learner, admitted)
+      state.drop_pull(round_, learner)
+      _use_up(state, learner, admitted)
       _ask_again(state, round_, learner, reason)
   return state.rounds[round_.number]
 
@@ -91,11 +93,6 @@ def late_at_s(state: State, round_: Round) -> float | None:
     return None
   wait_s = patience.pull_max_s(state.pull_s, state.config.patience)
   return None if wait_s is None else round_.pull_began_s + wait_s
-
-
-def _give_up(state: State, round_: Round, learner: int, admitted: Admitted):
-  state.put(round_, **round_.without(learner))
-  _use_up(state, learner, admitted)
 
 
 def _ask_again(state: State, round_: Round, learner: int, reason: str):
@@ -111,12 +108,19 @@ def _ask_again(state: State, round_: Round, learner: int, reason: str):
 def _awaited(
   state: State, event: syncer_io.Pulled | syncer_io.PullFailed
 ) -> tuple[Round, Admitted] | None:
-  """The round that still waits for this very pull."""
+  """The round that still waits for this very pull.
+
+  The handle decides: a pull of an older offer of the same learner, for the
+  same round, may end after the round has begun to pull a newer one.
+  """
   round_ = state.rounds.get(event.round)
   if round_ is None or round_.stage is not Stage.PULLING:
     return None
   admitted = dict(round_.pulls).get(event.learner)
-  if admitted is None or admitted.incarnation != event.incarnation:
+  if admitted is None or event.learner in round_.pulled:
+    return None
+  pulled = admitted.incarnation, admitted.held.offer.payload.handle
+  if pulled != (event.incarnation, event.handle):
     return None
   return round_, admitted
 
@@ -137,7 +141,7 @@ def refuse_outliers(state: State, round_: Round) -> Round:
   usual = state.usual_norms[round_.fragment]
   refused = strikes.outliers(norms, usual)
   for learner, reason in refused.items():
-    round_ = state.put(round_, **round_.without(learner))
+    round_ = state.drop_pull(round_, learner)
     state.record('outlier', learner, f'round {round_.number}: {reason}')
     if not _strike(state, learner, reason):
       # It may be what the quorum waits for, and (τ = 0) may wait itself.

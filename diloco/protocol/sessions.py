@@ -78,7 +78,9 @@ def on_hello(state: State, hello: messages.Hello):
   if reason is not None:
     reason = members_lib.brief(reason)
     session = hello.learner, hello.incarnation
-    refusal = messages.Refusal(reason, final=never is not None)
+    old = never is None and hello.incarnation <= account.incarnation
+    newest = account.incarnation if old else -1
+    refusal = messages.Refusal(reason, never is not None, newest)
     state.record('refused', hello.learner, reason)
     state.emit(syncer_io.Send(*session, refusal))
     state.emit(syncer_io.Drop(*session, reason))
@@ -333,7 +335,7 @@ def end_session(state: State, learner: int, reason: str):
   state.left_clocks |= state.pace.leave(learner, state.config.quorum)
   for round_ in list(state.rounds.values()):
     if round_.stage is not Stage.MERGING:
-      state.put(round_, **round_.without(learner))
+      state.drop_pull(round_, learner)
   state.record('left', learner, reason)
   state.emit(syncer_io.Drop(learner, member.incarnation, reason))
   donors.on_end_of_session(state, learner, member.incarnation)

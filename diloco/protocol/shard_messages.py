@@ -141,6 +141,13 @@ class PullPart:
 
 
 @dataclasses.dataclass(frozen=True)
+class CancelPart:
+  """What `pull` brings, or has brought, is wanted no more."""
+
+  pull: int  # A job of `PullPart`.
+
+
+@dataclasses.dataclass(frozen=True)
 class MergePart:
   """Merge what these jobs pulled, by ascending learner; step, encode."""
 
@@ -258,6 +265,7 @@ FROM_LEAD = (
   Admit,
   Release,
   PullPart,
+  CancelPart,
   MergePart,
   InstallPart,
   PublishPart,

@@ -252,6 +252,15 @@ class State:
     self.rounds[round_.number] = round_
     return round_
 
+  def drop_pull(self, round_: Round, learner: int) -> Round:
+    """Takes a contribution out of a round; its bytes are wanted no more."""
+    admitted = dict(round_.pulls).get(learner)
+    if admitted is not None:
+      handle = admitted.held.offer.payload.handle
+      pull = round_.number, learner, admitted.incarnation, handle
+      self.emit(syncer_io.CancelPull(*pull))
+    return self.put(round_, **round_.without(learner))
+
   def retire(self, learner: int, handle: int):
     """Tells a learner that one of its offers need not be held any longer."""
     self.send(learner, messages.Retired((handle,)))

@@ -37,6 +37,7 @@ class Pulled:
   round: int
   learner: int
   incarnation: int
+  handle: int  # Of the offer, as in the `Pull` that this answers.
   norm: float  # L2, of the whole outer gradient v_m.
 
 
@@ -47,6 +48,7 @@ class PullFailed:
   round: int
   learner: int
   incarnation: int
+  handle: int  # Of the offer, as in the `Pull` that this answers.
   reason: str
   unusable: bool  # They came, and must not be merged: a strike.
 
@@ -161,12 +163,29 @@ class Drop:
 
 @dataclasses.dataclass(frozen=True)
 class Pull:
-  """Pull an offer; answer with `Pulled` or `PullFailed`, always."""
+  """Pull an offer; answer with `Pulled` or `PullFailed`.
+
+  There is one answer, with the handle of the offer, unless the pull is
+  cancelled first.
+  """
 
   round: int
   learner: int
   incarnation: int
   offer: messages.Offer
+
+
+@dataclasses.dataclass(frozen=True)
+class CancelPull:
+  """The bytes of that offer are not wanted any more: free their memory.
+
+  A pull that has not begun is dropped; one under way ends unheard.
+  """
+
+  round: int
+  learner: int
+  incarnation: int
+  handle: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,6 +295,7 @@ Effect = (
   | Send
   | Drop
   | Pull
+  | CancelPull
   | Merge
   | Publish
   | Serve

@@ -279,7 +279,11 @@ class Exchange:
       if isinstance(message, messages.ShardAt):  # No matter of the machine's.
         self._move(message)
         return
+      refused = isinstance(message, messages.Refusal)
+      if refused and self._link.rise(message.newest):
+        return  # The syncer ends the session; the next one is newer.
       if isinstance(message, messages.Welcome):
+        self._link.let_in()
         self._find_syncer(message.addresses)
       self.handle(learner_io.Heard(message))
     except Exception as error:  # noqa: BLE001 - handed on, not hidden.

@@ -13,13 +13,15 @@ from diloco.checkpoint.syncer_records import newest_theta_after
 from diloco.config_values import ConfigError
 from diloco.data import pipeline
 from diloco.metrics import names, summary
+from diloco.metrics.jsonl import Tail, from_the_end
 from diloco.metrics.workdir import Workdir
-from diloco.metrics.writer import Writer, read_jsonl
+from diloco.metrics.writer import Writer
 from diloco.numerics import fragments
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.heldout import Heldout
 
 LOOK_EVERY_S = 0.5
+AGAIN_ROUNDS = 1024  # So far back a restarted syncer may begin.
 EVALUATED = 'round'  # Of the Θ of a record; where a restarted one goes on.
 
 
@@ -41,8 +43,8 @@ class Following:
     self._writer = writer
     self._heldout = Heldout(blueprint)
     self._every = max(1, blueprint.config.run.eval_every_rounds)
-    done = read_jsonl(workdir.metrics(name))
-    self._round = max((int(each[EVALUATED]) for each in done), default=0)
+    done = from_the_end(workdir.metrics(name))
+    self._round = next((int(each[EVALUATED]) for each in done), 0)
     self._tape = MergedTokens(workdir.tape, len(blueprint.layout.fragments))
 
   def run(self):
@@ -107,21 +109,29 @@ class MergedTokens:
   """Global step and tokens of each closed round, from the syncer's tape.
 
   Every token is merged once with each fragment, so P merges count it once.
+  A restarted syncer may say a round twice; the last time counts, as far as
+  `AGAIN_ROUNDS` back: of older rounds only the sum is kept.
   """
 
   def __init__(self, tape: pathlib.Path, fragment_count: int):
-    self._path = tape
+    self._tail = Tail(tape, strict=False)
     self._fragments = fragment_count
+    self._rounds: dict[int, tuple[int, int]] = {}  # Round -> step, tokens.
+    self._summed = (0, 0, 0)  # The last of them, its step, tokens of all.
 
   def at(self, closed_round: int) -> tuple[int, int]:
-    """Global step, and tokens merged up to a round."""
-    closed = {  # By round: a restarted syncer may say one twice.
-      line['round']: line
-      for line in read_jsonl(self._path)
-      if line['kind'] == 'Publish' and line['round'] <= closed_round
-    }
-    tokens = sum(
-      share['c_tokens'] for line in closed.values() for share in line['shares']
-    )
-    step = max((line['step'] for line in closed.values()), default=0)
-    return step, math.floor(tokens / self._fragments)
+    """Global step, and tokens merged up to a round; it never falls."""
+    for line in self._tail.new_records():
+      if line['kind'] == 'Publish' and line['round'] > self._summed[0]:
+        tokens = sum(share['c_tokens'] for share in line['shares'])
+        self._rounds[line['round']] = line['step'], tokens
+    for r in sorted(
+      r for r in self._rounds if r <= closed_round - AGAIN_ROUNDS
+    ):
+      step, tokens = self._rounds.pop(r)
+      _, newest, total = self._summed
+      self._summed = r, max(step, newest), total + tokens
+    closed = [x for r, x in self._rounds.items() if r <= closed_round]
+    step = max((step for step, _ in closed), default=self._summed[1])
+    total = self._summed[2] + sum(tokens for _, tokens in closed)
+    return step, math.floor(total / self._fragments)

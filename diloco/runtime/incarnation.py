@@ -2,7 +2,10 @@
 """What an incarnation says: which process of a learner, which session of it.
 
 It rises with every process start and every session; 12 bits are the session's
-number within the process, the rest is when the process started.
+number within the process, the rest is when the process started. Clocks may be
+set back: a process that the syncer refuses because it knows a newer one takes
+the number after that. Once it has been let in it never does again: from then
+on whoever is newer has taken its place.
 """
 
 SESSION_BITS = 12
@@ -16,6 +19,11 @@ def incarnation_of(process: int, session: int) -> int:
     session: how many sessions it has had, this one included.
   """
   return (process << SESSION_BITS) + session
+
+
+def process_after(incarnation: int) -> int:
+  """The first process that is newer than the one that had a session."""
+  return process_of(incarnation) + 1
 
 
 def process_of(incarnation: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from absl import logging
 
-from diloco.runtime.incarnation import incarnation_of
+from diloco.runtime.incarnation import incarnation_of, process_after
 from diloco.transport.access import Access
 from diloco.transport.addresses import HostUnknown
 from diloco.transport.control_client import (
@@ -22,6 +22,7 @@ from diloco.transport.interface import DataPlane, Outlet
 ATTEMPT_S = 2.0  # For one attempt to connect.
 RETRY_S = (0.1, 0.5)  # Between attempts: the first pause, the longest.
 TELL_EVERY_S = 5.0  # That there is no syncer.
+RISES_MAX = 8  # Of a process that others overtake before it is let in.
 OFFERS_MAX = 4  # Per fragment, that the syncer has not retired.
 
 
@@ -133,6 +134,7 @@ class Link:
     self._is_over = is_over
     self._access = access
     self._sessions = 0
+    self._rises: int | None = RISES_MAX
     self.process = time.time_ns() // 1_000_000
     self._closing = threading.Event()
     self._wakes: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -144,6 +146,26 @@ class Link:
   def wake(self):
     """The deadline has changed."""
     self._wakes.put(None)
+
+  def let_in(self):
+    """Who is newer from here on has taken this one's place."""
+    self._rises = None
+
+  def rise(self, newest: int) -> bool:
+    """Becomes newer than the incarnation because of which it was refused.
+
+    Its clock may have been set back since that one began. The next session is
+    of the new number.
+
+    Returns:
+      Whether it may: not where it was let in before, and not for ever.
+    """
+    if newest < 0 or not self._rises:
+      return False
+    self._rises -= 1
+    self.process = max(self.process, process_after(newest))
+    logging.warning('a newer process is known: this is now %d', self.process)
+    return True
 
   def leave(self):
     """The session that is open is the last one."""

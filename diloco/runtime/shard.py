@@ -7,6 +7,7 @@ on a worker; both answer later. What takes no time is answered at once.
 """
 
 import concurrent.futures
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -68,8 +69,9 @@ class Shard:
     self._crash = crash
     self._pace = TransferPace(config.protocol.patience)
     self._ends: dict[Key, PeerEnds] = {}
-    # By job; with the round, as long as that may still be merged.
-    self._pulled: dict[int, tuple[int, Arrays]] = {}
+    self._lock = threading.Lock()  # Of the three that follow.
+    self._wanted: set[int] = set()  # Jobs of the pool.
+    self._pulled: dict[int, Arrays] = {}  # By job.
     self._taken: dict[int, tuple[int, Arrays]] = {}  # With the fragment.
     self._outcomes: dict[int, Outcome] = {}
     self._pulls = concurrent.futures.ThreadPoolExecutor(
@@ -91,6 +93,8 @@ class Shard:
         self._start(self._pull, order)
       case orders.TakePart():
         self._start(self._take, order)
+      case orders.CancelPart():
+        self._cancel(order.pull)
       case orders.MergePart():
         self._start_merge(order)
       case orders.InstallPart():
@@ -133,8 +137,10 @@ class Shard:
     """Whoever gave the orders so far is gone, and the sessions with it."""
     for key in list(self._ends):
       self._release(key)
-    self._pulled.clear()
-    self._taken.clear()
+    with self._lock:
+      self._wanted.clear()
+      self._pulled.clear()
+      self._taken.clear()
     self._outcomes.clear()
 
   def close(self):
@@ -188,18 +194,32 @@ class Shard:
       failed = orders.PartFailed(order.job, 'the session has ended', False)
       self._answer(failed)
     else:
+      with self._lock:
+        self._wanted.add(order.job)
       self._pulls.submit(self._guarded, job, order, ends)
 
   def _guarded(self, job, order, ends):
-    """Runs a job of the pool; what it raises ends the process."""
+    """Runs a job of the pool, unless it was cancelled before its turn.
+
+    What it raises ends the process; of one that was cancelled meanwhile
+    nothing is kept, and the lead expects no answer.
+    """
+    if order.job not in self._wanted:
+      return
     try:
-      self._answer(job(order, ends))
+      answer = job(order, ends)
     except (TransferFailed, contributions.Unusable) as error:
       reason = f'{type(error).__name__}: {error}'
       unusable = isinstance(error, contributions.Unusable)
-      self._answer(orders.PartFailed(order.job, reason, unusable))
+      answer = orders.PartFailed(order.job, reason, unusable)
     except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
       self._crash(error)
+      return
+    with self._lock:
+      wanted = order.job in self._wanted
+      self._wanted.discard(order.job)
+    if wanted:
+      self._answer(answer)
 
   def _pull(self, order: orders.PullPart, ends: PeerEnds) -> orders.PartPulled:
     """On the pool: bytes to outer gradient, checked in full."""
@@ -212,7 +232,7 @@ class Shard:
       self._blueprint,
       self._pace,
     )
-    self._pulled[order.job] = order.round, v
+    self._keep(self._pulled, order.job, v)
     return orders.PartPulled(order.job, norm)
 
   def _take(self, order: orders.TakePart, ends: PeerEnds) -> orders.PartTaken:
@@ -226,21 +246,31 @@ class Shard:
       self._blueprint,
       self._pace,
     )
-    self._taken[order.job] = order.fragment, theta
+    self._keep(self._taken, order.job, (order.fragment, theta))
     pieces = self._blueprint.owners.pieces(order.fragment, self.shard)
     return orders.PartTaken(order.job, payload.piece_crcs(theta, pieces))
+
+  def _keep(self, where: dict, job: int, found):
+    """What a job has brought, unless it was cancelled."""
+    with self._lock:
+      if job in self._wanted:
+        where[job] = found
+
+  def _cancel(self, job: int):
+    """A pull is wanted no more: not begun, under way or done."""
+    with self._lock:
+      self._wanted.discard(job)
+      self._pulled.pop(job, None)
 
   # Merging ------------------------------------------------------------------
 
   def _start_merge(self, order: orders.MergePart):
-    """Hands the contributions to the merger; drops what it does not take."""
-    taken = {
-      learner: self._pulled[job][1]
-      for learner, job in zip(order.learners, order.pulls)
-    }
-    for job, (round_, _) in list(self._pulled.items()):  # The pool adds to it.
-      if round_ <= order.round:
-        del self._pulled[job]
+    """Hands the contributions to the merger."""
+    with self._lock:
+      taken = {
+        learner: self._pulled.pop(job)
+        for learner, job in zip(order.learners, order.pulls)
+      }
     self._outcomes.clear()  # Of a merge that was given up.
     weights = dict(zip(order.learners, order.weights))
 

@@ -9,6 +9,9 @@ from diloco.protocol import shard_messages as orders
 from diloco.protocol import syncer_io
 from diloco.protocol.messages import Part
 
+# (round, learner, incarnation, handle): two offers of one learner for the
+# same round differ in nothing but the handle.
+PullKey = tuple[int, int, int, int]
 Answers = Mapping[int, object]  # By shard.
 
 

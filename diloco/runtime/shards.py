@@ -18,7 +18,7 @@ from diloco.protocol.messages import Part, Payload
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.parts import announced_parts
 from diloco.runtime.shard import Shard
-from diloco.runtime.shard_jobs import Answers, FromShard, Job, Merged
+from diloco.runtime.shard_jobs import Answers, FromShard, Job, Merged, PullKey
 from diloco.runtime.shard_roll import Remote, Roll
 from diloco.transport.control_session import Session
 
@@ -61,7 +61,9 @@ class Shards:
     self._numbers = itertools.count(time.time_ns() // 1000)
     self._handles = itertools.count(1)
     self._jobs: dict[int, Job] = {}
-    self._pulled: dict[tuple[int, int, int], int] = {}  # Jobs.
+    # Jobs of pulls under way, and of those whose bytes are here.
+    self._pulling: dict[PullKey, int] = {}
+    self._pulled: dict[PullKey, int] = {}
     self._merged: dict[int, Merged] = {}  # By round.
     # Job, and CRCs of pieces by shard.
     self._taken: dict[tuple[int, tuple[int, int]], tuple[int, dict]] = {}
@@ -159,33 +161,42 @@ class Shards:
 
   def pull(self, effect: syncer_io.Pull):
     """An offer's bytes; the event comes with the last answer."""
-    key = effect.round, effect.learner, effect.incarnation
+    handle = effect.offer.payload.handle
+    key = effect.round, effect.learner, effect.incarnation, handle
     p = effect.offer.fragment
 
     def done(answers: Answers):
-      self._pulled[key] = job
+      self._pulled[key] = self._pulling.pop(key)
       norms = (answer.norm for answer in answers.values())
       return syncer_io.Pulled(*key, math.hypot(*norms))
 
     def failed(answer: orders.PartFailed):
+      # The other parts are of no use alone.
+      self._tell_all(orders.CancelPart(self._pulling.pop(key)))
       return syncer_io.PullFailed(*key, answer.reason, answer.unusable)
 
-    job = self._begin(p, done, failed)
+    job = self._pulling[key] = self._begin(p, done, failed)
     session = effect.learner, effect.incarnation
     self._order(
       job,
       orders.PullPart(job, effect.round, *session, p, effect.offer.payload),
     )
 
+  def cancel(self, effect: syncer_io.CancelPull):
+    """The bytes of a pull are wanted no more, wherever it stands."""
+    key = effect.round, effect.learner, effect.incarnation, effect.handle
+    job = self._pulling.pop(key, None) or self._pulled.pop(key, None)
+    if job is not None:
+      self._jobs.pop(job, None)
+      self._tell_all(orders.CancelPart(job))
+
   def merge(self, effect: syncer_io.Merge):
     """The outer step; the event comes with the last answer."""
     shares = effect.shares
     pulls = tuple(
-      self._pulled[effect.round, share.learner, share.incarnation]
-      for share in shares
+      self._pulled.pop((effect.round, s.learner, s.incarnation, s.handle))
+      for s in shares
     )
-    for key in [key for key in self._pulled if key[0] <= effect.round]:
-      del self._pulled[key]
 
     def done(answers: Answers):
       crcs = {s: answer.crcs for s, answer in answers.items()}

@@ -292,6 +292,8 @@ class Syncing:
         self._drop(effect)
       case syncer_io.Pull():
         self._shards.pull(effect)
+      case syncer_io.CancelPull():
+        self._shards.cancel(effect)
       case syncer_io.Merge():
         self._shards.merge(effect)
       case syncer_io.Publish():

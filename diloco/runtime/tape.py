@@ -5,33 +5,28 @@ import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from diloco.metrics.writer import cut_torn_line, read_jsonl
+from diloco.metrics import files, jsonl
 from diloco.protocol import learner_io, syncer_io
 from diloco.runtime import tape_lines
 
 
 class Lines:
-  """Appends to a file, each line in one write, at once.
-
-  So a killed process tears at most its last line, which the next one cuts.
-  """
+  """Appends lines to a tape, each sealed by a checksum."""
 
   def __init__(self, path: pathlib.Path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    self._file = path.open('ab', buffering=0)
-    cut_torn_line(path)
+    self._lines = jsonl.Lines(path)
 
   def append(self, said):
     """`said` is of one of the classes of `tape_lines`."""
     self.append_line(line_of(said))
 
   def append_line(self, line: dict):
-    self._file.write(json.dumps(line).encode() + b'\n')
+    self._lines.append(files.seal(json.dumps(line).encode()))
 
   def close(self):
-    self._file.close()
+    self._lines.close()
 
 
 def line_of(said) -> dict:
@@ -65,12 +60,12 @@ class Tape:
     Args:
       published: its line, as the ledger has it.
     """
-    rounds = [
+    rounds = (
       line['round']
-      for line in read_jsonl(self._path)
-      if line['kind'] == published['kind']
-    ]
-    if max(rounds, default=0) < published['round']:
+      for line in jsonl.from_the_end(self._path)
+      if line.get('kind') == published['kind']
+    )
+    if next(rounds, 0) < published['round']:
       self._lines.append_line(published)
 
   def start(self, started: tape_lines.Started):
@@ -108,19 +103,24 @@ class LearnerTape:
 
   Args:
     path: of the learner's tape.
-    process: see `runtime.incarnation`.
+    process: see `runtime.incarnation`; asked when it begins.
     machine: what it runs on.
   """
 
   def __init__(
-    self, path: pathlib.Path, process: int, machine: tape_lines.Machine
+    self,
+    path: pathlib.Path,
+    process: Callable[[], int],
+    machine: tape_lines.Machine,
   ):
     self._lines = Lines(path)
-    self._process = process
+    self._ask_process = process
+    self._process = 0  # Until then it writes nothing.
     self._machine = machine
     self._expected = 0  # The next step's progress, if nothing happens.
 
   def begin(self, step: int, position: int, source: tape_lines.Source):
+    self._process = self._ask_process()
     self._lines.append(
       tape_lines.Begin(self._process, step, position, source, self._machine)
     )

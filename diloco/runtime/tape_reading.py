@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Mapping
 
 from diloco.metrics import files
+from diloco.metrics.jsonl import CorruptLine, parts, read_jsonl
 from diloco.metrics.workdir import Workdir, learner_name
-from diloco.metrics.writer import CorruptLine, read_jsonl
 from diloco.runtime import tape_lines
 
 
@@ -45,7 +45,7 @@ def read_tapes(workdir: Workdir) -> Tapes:
     FileNotFoundError: the run has no tape.
     Malformed: a line is not what a tape can say; names file and line.
   """
-  if not workdir.tape.exists():
+  if not parts(workdir.tape):
     raise FileNotFoundError(f'no event tape at {workdir.tape}')
   learners = {}
   for path in sorted(workdir.tapes.glob('*.jsonl')):
@@ -105,6 +105,8 @@ def _is_record(name, kinds: Mapping[str, type]) -> bool:
 
 
 def _is_torn(path: pathlib.Path) -> bool:
+  if not path.exists():
+    return False  # It has become a part, and holds whole lines.
   with path.open('rb') as file:
     if not file.seek(0, os.SEEK_END):
       return False

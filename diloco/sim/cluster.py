@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from diloco.protocol import learner_io, syncer_io
+from diloco.protocol import learner_io, patience, syncer_io
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.joining import Start
 from diloco.sim.contents import Contents, Symbols
@@ -20,7 +20,11 @@ from diloco.sim.simulated_learner import SimulatedLearner
 from diloco.sim.simulated_shard import SimulatedShard
 from diloco.sim.simulated_syncer import SimulatedSyncer
 from diloco.sim.watch import Watch
-from diloco.sim.wires import SteadyWires, Wires
+from diloco.sim.wires import USUAL, Link, SteadyWires, Wires
+
+Ways = tuple[str, ...]  # Of 'up' and 'down': to the syncer, and from it.
+BOTH_WAYS = ('up', 'down')
+KEEPALIVE_S = 5.0  # After which silence breaks a stream on both sides.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +40,9 @@ class Timing:
     merge_s: of the outer step.
     reconnect_s: from a lost stream to the next attempt.
     slow_share: of the steps; those take three times as long.
+    links: of learners whose link is not the usual one, by id.
+    late_share: of the syncer's pulls; those take `late_s` more, and succeed.
+    late_s: see `late_share`.
   """
 
   step_s: dict[int, float]
@@ -46,6 +53,17 @@ class Timing:
   merge_s: float = 0.002
   reconnect_s: float = 0.2
   slow_share: float = 0.0
+  late_share: float = 0.0
+  late_s: float = 0.0
+  links: Mapping[int, Link] = dataclasses.field(default_factory=dict)
+
+  def up_s(self, learner: int) -> float:
+    """Latency of a message to the syncer."""
+    return self.latency_s + self.links.get(learner, USUAL).up_s
+
+  def down_s(self, learner: int) -> float:
+    """Latency of a message from it."""
+    return self.latency_s + self.links.get(learner, USUAL).down_s
 
   @property
   def pull_s(self) -> float:
@@ -70,6 +88,10 @@ class Cluster:
     tokens_per_step: of every learner.
     contents: what the processes hold; None: symbols.
     shards: S, the processes of the syncer; more than 1 with symbols only.
+
+  Attributes:
+    partitions: how learners of several hosts share their state, by id.
+    disk_full: the syncer's, no ledger can be written.
   """
 
   def __init__(
@@ -101,8 +123,14 @@ class Cluster:
     self.saved: dict[int, tuple[Start, Any]] = {}
     self.ended: syncer_io.End | None = None
     self.cut: set[int] = set()  # Learners that no message reaches or leaves.
+    # What is stuck where bytes vanish, and no stream closes, by way.
+    self.silent: dict[tuple[int, str], list[Callable[[], None]]] = {}
+    self.partitions: Mapping[int, str] = {}
+    self.disk_full = False
     self._checkpoint_rounds = checkpoint_rounds
     self._random = random.Random(seed)
+    # Apart, so that a seed's other draws do not depend on it.
+    self._late_random = random.Random(f'late {seed}')
     self._speeds = speeds
     self._incarnations = 0
     self._handles = 0
@@ -143,10 +171,23 @@ class Cluster:
     """They are in place again; the step of before is finished, or redone."""
     self.learners[learner].go_on(redoes_step)
 
-  def preempt(self, learner: int, notice_s: float):
-    """SIGTERM: leaves in good order, as far as the time allows."""
+  def preempt(self, learner: int, notice_s: float, kills: bool = False):
+    """SIGTERM: leaves in good order, as far as the time allows.
+
+    Args:
+      learner: the id.
+      notice_s: that it is told.
+      kills: SIGKILL follows then.
+    """
     process = self.learners[learner]
     process.when_it_runs(lambda: process.handle(learner_io.Stop(notice_s)))
+
+    def over():
+      if self.learners[learner] is process and not process.gone:
+        self.kill(learner)
+
+    if kills:
+      self.sim.after(notice_s, over)
 
   def spoil(self, learner: int, stretch: float = 1.0, unusable: bool = False):
     """What this process offers from now on is too long, or unusable."""
@@ -162,6 +203,56 @@ class Cluster:
 
   def heal(self, learner: int):
     self.cut.discard(learner)
+
+  def silence(self, learner: int, ways: Ways):
+    """Bytes vanish on these ways; the streams notice only in `KEEPALIVE_S`."""
+    stuck = {(learner, way): [] for way in ways}
+    self.silent |= stuck
+    process, incarnation = (
+      self.learners[learner],
+      self.learners[learner].incarnation,
+    )
+
+    def noticed():
+      if not all(self.silent.get(key) is held for key, held in stuck.items()):
+        return  # It was over before that.
+      for held in stuck.values():
+        held.clear()  # With the socket.
+      lost = syncer_io.Lost(learner, incarnation, 'no answer to a keepalive')
+      self.syncer.deliver(lost)
+
+      def read():
+        if process.incarnation == incarnation:
+          process.disconnect('no answer to a keepalive')
+
+      process.when_it_runs(read)
+
+    self.sim.after(KEEPALIVE_S, noticed)
+
+  def speak(self, learner: int):
+    """What was stuck is sent again, and arrives."""
+    for way in BOTH_WAYS:
+      for callback in self.silent.pop((learner, way), ()):
+        callback()
+
+  def is_silent(self, learner: int) -> bool:
+    return any((learner, way) in self.silent for way in BOTH_WAYS)
+
+  def _on_the_way(self, learner: int, way: str, callback: Callable[[], None]):
+    """Calls it once the message is through."""
+    stuck = self.silent.get((learner, way))
+    if stuck is None:
+      callback()
+    else:
+      stuck.append(callback)
+
+  def fill_disk(self):
+    """The syncer's: ledgers wait, and with them what is told after them."""
+    self.disk_full = True
+
+  def free_disk(self):
+    self.disk_full = False
+    self.syncer.disk_is_free()
 
   def kill_syncer(self):
     """kill -9; what it had written stays."""
@@ -217,9 +308,9 @@ class Cluster:
 
     def arrive():
       if process.id not in self.cut:
-        syncer.deliver(event)
+        self._on_the_way(process.id, 'up', lambda: syncer.deliver(event))
 
-    self.sim.after(self.timing.latency_s, arrive)
+    self.sim.after(self.timing.up_s(process.id), arrive)
 
   def lost(
     self, process: SimulatedLearner, reason: str, through_the_cut: bool = False
@@ -229,10 +320,12 @@ class Cluster:
     syncer = self.syncer
 
     def arrive():
-      if through_the_cut or process.id not in self.cut:
+      if through_the_cut:
         syncer.deliver(event)
+      elif process.id not in self.cut:
+        self._on_the_way(process.id, 'up', lambda: syncer.deliver(event))
 
-    self.sim.after(self.timing.latency_s, arrive)
+    self.sim.after(self.timing.up_s(process.id), arrive)
 
   def to_learner(self, learner: int, incarnation: int, message):
     """A message of a session; a stopped process reads it later."""
@@ -242,7 +335,10 @@ class Cluster:
       if process.incarnation == incarnation and learner not in self.cut:
         process.handle(learner_io.Heard(message))
 
-    self.sim.after(self.timing.latency_s, lambda: process.when_it_runs(read))
+    def arrive():
+      self._on_the_way(learner, 'down', lambda: process.when_it_runs(read))
+
+    self.sim.after(self.timing.down_s(learner), arrive)
 
   def drop(self, effect: syncer_io.Drop):
     """The syncer closes a stream."""
@@ -257,19 +353,35 @@ class Cluster:
       if process.incarnation == incarnation:
         process.disconnect(reason)
 
-    self.sim.after(self.timing.latency_s, lambda: process.when_it_runs(read))
+    def arrive():
+      self._on_the_way(process.id, 'down', lambda: process.when_it_runs(read))
+
+    self.sim.after(self.timing.down_s(process.id), arrive)
 
   def reaches_syncer(self, learner: int) -> bool:
     """Whether a learner can open a stream to the syncer now."""
     syncer = self.syncer
-    return syncer.alive and not syncer.stopped and learner not in self.cut
+    runs = syncer.alive and not syncer.stopped
+    return runs and learner not in self.cut and not self.is_silent(learner)
 
   def reaches(self, learner: int, incarnation: int) -> bool:
     """Whether bytes can be pulled from a session's process now."""
     process = self.learners[learner]
     runs = not process.gone and not process.stopped
-    return (
-      runs and learner not in self.cut and process.incarnation == incarnation
+    here = learner not in self.cut and not self.is_silent(learner)
+    return runs and here and process.incarnation == incarnation
+
+  def is_reached(self, learner: int) -> bool:
+    """Whether anything comes through to it now."""
+    return learner not in self.cut and not self.is_silent(learner)
+
+  def when_reached(
+    self, process: SimulatedLearner, callback: Callable[[], None]
+  ):
+    """Calls it once bytes come through and the process runs."""
+    ways = [way for way in BOTH_WAYS if (process.id, way) in self.silent]
+    self._on_the_way(
+      process.id, (*ways, 'up')[0], lambda: process.when_it_runs(callback)
     )
 
   def is_checkpoint(self, round_: int) -> bool:
@@ -288,6 +400,18 @@ class Cluster:
     ):
       drawn_s *= 3.0
     return max(drawn_s, 0.1 * mean_s)
+
+  def draw_late_s(self) -> float:
+    """How much longer than usual a pull of the syncer takes."""
+    share = self.timing.late_share
+    late = share > 0.0 and self._late_random.random() < share
+    return self.timing.late_s if late else 0.0
+
+  def transfer_max_s(self, usual_s: float) -> float:
+    """When a pull from a stopped process times out."""
+    knob = self.config.patience
+    factor_s = patience.TRANSFER_FACTOR * usual_s
+    return knob * max(patience.TRANSFER_FLOOR_S, factor_s)
 
   def fails(self) -> bool:
     return self._random.random() < self.loss

@@ -144,6 +144,22 @@ class Symbols:
     return _SyncerSymbols(crcs)
 
 
+# (base_version, c_steps, c_tokens, step): they stand for an offer's bytes.
+Counters = tuple[int, int, int, int]
+
+
+def counters_of(
+  snapshot: learner_io.Snapshot | messages.Offer | syncer_io.Share,
+) -> Counters:
+  """What of the bytes of a snapshot is known, or is said of them."""
+  return (
+    snapshot.base_version,
+    snapshot.c_steps,
+    snapshot.c_tokens,
+    snapshot.step,
+  )
+
+
 class _LearnerSymbols:
   def __init__(self, start: Start):
     self.versions = list(start.versions)
@@ -156,8 +172,8 @@ class _LearnerSymbols:
   def snapshot(self, effect: learner_io.Snapshot):
     return None
 
-  def offer(self, effect: learner_io.Snapshot, copy: None):
-    return None
+  def offer(self, effect: learner_io.Snapshot, copy: None) -> Counters:
+    return counters_of(effect)
 
   def donate(self):
     return None
@@ -197,10 +213,10 @@ class _SyncerSymbols:
   def __init__(self, crcs: tuple[int, ...]):
     self.crcs = list(crcs)
 
-  def take(self, offer: messages.Offer) -> tuple[None, float]:
-    return None, offer.c_steps**0.5
+  def take(self, offer: messages.Offer) -> tuple[Counters, float]:
+    return offer.payload.data, offer.c_steps**0.5
 
-  def merge(self, merge: syncer_io.Merge, taken: dict[int, None]):
+  def merge(self, merge: syncer_io.Merge, taken: dict[int, Counters]):
     pass
 
   def publish(self, p: int, version: int):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold of a whole simulated cluster after every event (§3)."""
 
+from collections.abc import Callable
+
 from diloco.protocol import learner_io, messages, syncer_io
 from diloco.protocol.config import ProtocolConfig
-from diloco.sim.contents import crc_of
+from diloco.sim.contents import Counters, counters_of, crc_of
 from diloco.sim.invariants import Invariants, hold
 from diloco.sim.simulated_learner import OFFERS_MAX
 from diloco.sim.watch import Watch
@@ -18,6 +20,8 @@ class Onlooker(Watch):
 
   def __init__(self, config: ProtocolConfig):
     self.events = 0
+    # Called once, when the run begins to finish.
+    self.when_finishing: Callable[[], None] | None = None
     self._config = config
     self._syncer = None
     self._invariants = Invariants(config)
@@ -67,6 +71,9 @@ class Onlooker(Watch):
     snapshot = syncer.machine.snapshot()
     self._invariants.check(event, effects, snapshot)
     self._check_tick(event, syncer.machine, snapshot.now)
+    if self.when_finishing is not None and snapshot.last_round is not None:
+      finishing, self.when_finishing = self.when_finishing, None
+      finishing()
     match event:
       case syncer_io.Heard(message=messages.Report(position=position)):
         member = dict(snapshot.members).get(event.learner)
@@ -82,6 +89,11 @@ class Onlooker(Watch):
         case syncer_io.Relabel(fragment=p, version=version):
           if isinstance(event, syncer_io.FragmentTaken):
             self._check_recovered(p, version, syncer.crcs[p])
+
+  def merging(self, merge, taken: dict[int, Counters]):
+    for share in merge.shares:
+      said, found = counters_of(share), taken[share.learner]
+      hold(said == found, '2: the bytes are of another offer', (share, found))
 
   def _check_recovered(self, p: int, version: int, crc: int):
     """What was taken at its own version is what the ledger speaks of."""

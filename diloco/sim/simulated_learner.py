@@ -132,7 +132,8 @@ class SimulatedLearner:
     self.donations.clear()
     self.withdrawn.clear()
     addresses = (f'learner-{self.id}',)
-    self.handle(learner_io.Connected(self.incarnation, addresses))
+    partition = self._cluster.partitions.get(self.id, '')
+    self.handle(learner_io.Connected(self.incarnation, addresses, partition))
 
   def disconnect(self, reason: str):
     if not self.gone and self.online:
@@ -404,7 +405,8 @@ class SimulatedLearner:
       offered = state.offered
       session = offered.learner, offered.incarnation
       here = self._cluster.reaches(state.donor, state.incarnation)
-      if self.id in self._cluster.cut or self._cluster.fails() or not here:
+      reached = self._cluster.is_reached(self.id)
+      if not reached or self._cluster.fails() or not here:
         return learner_io.StateFailed('lost on the way')
       if donor.donations.get(session) is not offered:
         return learner_io.StateFailed('not offered')
@@ -430,7 +432,7 @@ class SimulatedLearner:
 
     def arrived() -> learner_io.Event:
       up = syncer.alive and not syncer.stopped
-      here = up and self.id not in self._cluster.cut
+      here = up and self._cluster.is_reached(self.id)
       here = here and message.payload.order.holds
       if not here or self._cluster.fails():
         reason = 'lost on the way'

@@ -13,6 +13,16 @@ from diloco.sim.disk import Disk
 from diloco.sim.simulated_shard import BackFrom, Order, owner_of
 from diloco.sim.wires import SYNCER, Cargo
 
+# (round, learner, incarnation, handle).
+PullKey = tuple[int, int, int, int]
+
+
+def pull_key(
+  round_: int, learner: int, incarnation: int, handle: int
+) -> PullKey:
+  """What distinguishes a pull from all others."""
+  return round_, learner, incarnation, handle
+
 
 class SimulatedSyncer:
   """The machine, what stands for Θ, and the disk that it writes to.
@@ -28,7 +38,9 @@ class SimulatedSyncer:
     self.disk = disk
     self._cluster = cluster
     self._unread: list[syncer_io.Event] = []  # While it is stopped.
-    self._taken: dict[tuple[int, int], Any] = {}  # By round and learner.
+    self._pulling: set[PullKey] = set()  # Under way.
+    self._taken: dict[PullKey, Any] = {}  # What they brought.
+    self._waits_for_disk: list[Callable[[], None]] = []
     self._alarm = Alarm(
       cluster.sim,
       lambda: self.machine.deadline() if self.alive else None,
@@ -84,6 +96,12 @@ class SimulatedSyncer:
     for event in unread:
       self.deliver(event)
 
+  def disk_is_free(self):
+    """Closes the round whose ledger could not be written."""
+    waiting, self._waits_for_disk = self._waits_for_disk, []
+    for callback in waiting:
+      callback()
+
   def shard_is_back(
     self, shard: int, process: int, held: dict[int, tuple[int, int]]
   ):
@@ -114,6 +132,10 @@ class SimulatedSyncer:
         cluster.drop(effect)
       case syncer_io.Pull():
         self._pull(effect)
+      case syncer_io.CancelPull():
+        key = pull_key(*dataclasses.astuple(effect))
+        self._pulling.discard(key)
+        self._taken.pop(key, None)
       case syncer_io.Merge():
         self._merge(effect)
       case syncer_io.Publish():
@@ -150,17 +172,18 @@ class SimulatedSyncer:
     self._cluster.to_learner(effect.learner, effect.incarnation, welcome)
 
   def _merge(self, effect: syncer_io.Merge):
-    merged = {
-      s.learner: self._taken[effect.round, s.learner] for s in effect.shares
-    }
-    self._taken = {
-      key: x for key, x in self._taken.items() if key[0] > effect.round
-    }
+    merged = {}
+    for s in effect.shares:
+      key = pull_key(effect.round, s.learner, s.incarnation, s.handle)
+      merged[s.learner] = self._taken.pop(key)
+    self._cluster.watch.merging(effect, merged)
     self.contents.merge(effect, merged)
     order = self._order(effect.fragment)
 
     def done():
-      if order.holds:
+      if self._cluster.disk_full:
+        self._waits_for_disk.append(done)
+      elif order.holds:
         self.deliver(syncer_io.Merged(effect.round))
 
     self._cluster.sim.after(self._cluster.timing.merge_s, done)
@@ -255,34 +278,72 @@ class SimulatedSyncer:
     self._when_pulled(effect.learner, Cargo.FRAGMENT, p, arrive)
 
   def _pull(self, effect: syncer_io.Pull):
-    cluster = self._cluster
-    session = effect.round, effect.learner, effect.incarnation
-    order = self._order(effect.offer.fragment)
+    """Bytes that are under way come, though the offer is retired meanwhile.
 
-    def arrive():
-      if not order.holds:
-        return  # The machine hears of its death, and expects nothing more.
-      process = cluster.learners[effect.learner]
-      here = cluster.reaches(effect.learner, effect.incarnation)
-      handle = effect.offer.payload.handle
-      if not here or handle not in process.offers or cluster.fails():
-        failed = syncer_io.PullFailed(*session, 'lost on the way', False)
-        self.deliver(failed)
-        return
-      del process.offers[handle]
-      try:
-        taken, norm = self.contents.take(effect.offer)
-        if process.unusable:
-          raise Unusable('not finite')
-      except Unusable as error:
-        self.deliver(syncer_io.PullFailed(*session, str(error), True))
-        return
-      self._taken[effect.round, effect.learner] = taken
-      self.deliver(syncer_io.Pulled(*session, process.stretch * norm))
-
-    self._when_pulled(
-      effect.learner, Cargo.OFFER, effect.offer.fragment, arrive
+    Those of a process that is stopped, or silent, wait until it goes on, or
+    time out.
+    """
+    cluster, offer = self._cluster, effect.offer
+    process = cluster.learners[effect.learner]
+    session, handle = (effect.learner, effect.incarnation), offer.payload.handle
+    key = pull_key(effect.round, *session, handle)
+    self._pulling.add(key)
+    order = self._order(offer.fragment)
+    began_s = self.now
+    arrival_s = cluster.wires.arrival_s(
+      began_s, effect.learner, SYNCER, Cargo.OFFER, offer.fragment
     )
+    usual_s, late_s = arrival_s - began_s, cluster.draw_late_s()
+
+    def when_it_runs(callback: Callable[[], None]):
+      if process.stopped or cluster.is_silent(effect.learner):
+        limit_s = cluster.transfer_max_s(usual_s)
+        cluster.sim.at(max(began_s + limit_s, self.now), time_out)
+      cluster.when_reached(process, callback)
+
+    def begin():
+      found = cluster.reaches(*session) and handle in process.offers
+      if found:
+        del process.offers[handle]  # An offer can be pulled once.
+      cluster.sim.at(
+        max(arrival_s, self.now) + late_s,
+        lambda: when_it_runs(lambda: arrive(found)),
+      )
+
+    def arrive(found: bool):
+      if self._ends(key, order):
+        here = found and cluster.reaches(*session) and not cluster.fails()
+        self._take(effect, process, key, here)
+
+    def time_out():
+      if self._ends(key, order):
+        failed = effect.round, *session, handle, 'timed out', False
+        self.deliver(syncer_io.PullFailed(*failed))
+
+    when_it_runs(begin)
+
+  def _ends(self, key: PullKey, order: Order) -> bool:
+    """Whether the machine still waits for a pull that is over now."""
+    wanted = key in self._pulling
+    self._pulling.discard(key)
+    # It hears of a shard's death, and expects nothing more.
+    return wanted and order.holds
+
+  def _take(self, effect: syncer_io.Pull, process, key: PullKey, here: bool):
+    handle = effect.offer.payload.handle
+    pull = effect.round, effect.learner, effect.incarnation, handle
+    if not here:
+      self.deliver(syncer_io.PullFailed(*pull, 'lost on the way', False))
+      return
+    try:
+      taken, norm = self.contents.take(effect.offer)
+      if process.unusable:
+        raise Unusable('not finite')
+    except Unusable as error:
+      self.deliver(syncer_io.PullFailed(*pull, str(error), True))
+      return
+    self._taken[key] = taken
+    self.deliver(syncer_io.Pulled(*pull, process.stretch * norm))
 
   def _when_pulled(
     self, learner: int, cargo: Cargo, fragment: int, arrive: Callable[[], None]

@@ -7,163 +7,17 @@ within a bound; nobody waits for ever.
 """
 
 import dataclasses
-import random
 from collections.abc import Callable, Iterable
 
-from diloco.protocol import patience
-from diloco.protocol.config import ADMISSIONS, BLENDS, ProtocolConfig
-from diloco.sim.cluster import Cluster, Timing
+from diloco.sim.cluster import Cluster
 from diloco.sim.invariants import hold
 from diloco.sim.onlooker import Onlooker
+from diloco.sim.scenario import THROTTLED, Fault, Scenario, draw
 
-FAULTS = {
-  'kill': 6,
-  'kill_donor': 3,  # While a newcomer waits for its state.
-  'stop': 4,
-  'partition': 4,
-  'preempt': 3,
-  'outlier': 2,
-  'unusable': 2,
-  'newcomer': 3,  # An id that was not seen before.
-  'syncer': 5,  # Killed, or started again.
-  'stop_syncer': 3,  # Stopped, or resumed.
-  'lose_disk': 1,  # The syncer's, ledger and all.
-}
-SHARDS = (1, 2, 4)  # S.
-NEWCOMERS_MAX = 2
 # A violation, or a machine that trips over itself.
 TRIPS = AssertionError, AttributeError, LookupError, TypeError, ValueError
 SYMPTOM_CHARS = 200  # Of a failure, in a list of many.
 LOOK_S = 1.0  # Between two looks at how far the healed run has come.
-
-
-@dataclasses.dataclass(frozen=True)
-class Fault:
-  """What happens to whom; what is broken already is mended instead."""
-
-  at_s: float
-  kind: str  # One of FAULTS, or 'shard'.
-  learner: int
-  notice_s: float
-  shard: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Scenario:
-  """All that a seed draws but the lengths of single steps."""
-
-  seed: int
-  config: ProtocolConfig
-  timing: Timing
-  loss: float
-  checkpoint_rounds: int
-  checkpoint_steps: int | None
-  faults: tuple[Fault, ...]
-  shards: int  # S, the processes of the syncer.
-  last_shard: int  # That is mended last: the others go on without it.
-
-  @property
-  def bound_s(self) -> float:
-    """In which a healed run must get on, whatever had happened before.
-
-    Whoever is silent is found out, twice over (a session and its successor);
-    fragments that nobody has are given up; a whole cycle of rounds, and one
-    more for those that were under way, at the pace of the slowest.
-    """
-    floor_s = patience.silence_floor_s(self.config.patience)
-    step_s = max(self.timing.step_s.values()) * (1 + 4 * self.timing.jitter)
-    cycle_s = (
-      self.config.sync_every_steps + self.config.overlap_steps
-    ) * step_s
-    return 4 * floor_s + 3 * cycle_s + 20 * self.timing.pull_s
-
-
-def draw(seed: int) -> Scenario:
-  """The scenario of a seed."""
-  rng = random.Random(seed)
-  config = _draw_config(rng)
-  ids = config.learners + NEWCOMERS_MAX
-  step_s = rng.choice((0.3, 0.6))
-  timing = Timing(
-    {m: step_s * rng.choice((1.0, 1.0, 1.2, 2.0)) for m in range(ids)},
-    jitter=rng.choice((0.0, 0.1, 0.3)),
-    latency_s=rng.choice((0.001, 0.01, 0.1, 0.4)),
-    transfer_s=rng.choice((0.001, 0.02, 0.2)),
-    encode_s=rng.choice((0.001, 0.05)),
-    reconnect_s=rng.choice((0.1, 0.5)),
-    slow_share=rng.choice((0.0, 0.0, 0.05)),
-  )
-  loss = rng.choice((0.0, 0.0, 0.05, 0.3))
-  checkpoint_rounds = rng.choice((1, 3, 10))
-  checkpoint_steps = rng.choice((None, 3, 10))
-  drawn = _draw_faults(rng, ids)
-  shards, faults, last_shard = _with_shards(seed, drawn)
-  return Scenario(
-    seed,
-    config,
-    timing,
-    loss=loss,
-    checkpoint_rounds=checkpoint_rounds,
-    checkpoint_steps=checkpoint_steps,
-    faults=faults,
-    shards=shards,
-    last_shard=last_shard,
-  )
-
-
-def _with_shards(
-  seed: int, faults: tuple[Fault, ...]
-) -> tuple[int, tuple[Fault, ...], int]:
-  """S, the faults and those of shards, and the shard that is mended last.
-
-  Drawn apart, so that a scenario of one process is what it always was.
-  """
-  rng = random.Random(f'shards of {seed}')
-  shards = rng.choice(SHARDS)
-  if shards == 1:
-    return shards, faults, 0
-  others = range(1, shards)
-  until_s = faults[-1].at_s
-  of_shards = [
-    Fault(rng.uniform(0.0, until_s), 'shard', 0, 0.0, rng.choice(others))
-    for _ in range(rng.randint(1, 8))
-  ]
-  together = sorted([*faults, *of_shards], key=lambda fault: fault.at_s)
-  return shards, tuple(together), rng.choice(others)
-
-
-def _draw_config(rng: random.Random) -> ProtocolConfig:
-  learners = rng.choice((1, 2, 2, 3, 3, 4))
-  fragments = rng.choice((1, 2, 3))
-  every = fragments * rng.choice((1, 2, 3))
-  return ProtocolConfig(
-    learners=learners,
-    fragments=fragments,
-    sync_every_steps=every,
-    overlap_steps=rng.choice((0, rng.randrange(every), every - 1)),
-    quorum=rng.choice((1, learners, rng.randint(1, learners))),
-    grace_safety=0.5,
-    grace_cap_steps=rng.choice((0.0, 1.0)),
-    admission=rng.choice(ADMISSIONS),
-    max_staleness_versions=rng.choice((0, 1, 3)),
-    weighting='tokens',
-    patience=0.3,
-    total_steps=rng.choice((12, 30, 10_000, 10_000, 10_000)),
-    blend=rng.choice(BLENDS),
-  )
-
-
-def _draw_faults(rng: random.Random, ids: int) -> tuple[Fault, ...]:
-  # What comes often differs between scenarios, so that some see it twice.
-  weights = [w * rng.choice((0.2, 1.0, 4.0)) for w in FAULTS.values()]
-  calm_s = rng.choice((0.3, 1.0, 2.0))
-  faults, at_s = [], 0.0
-  for _ in range(rng.randint(4, 24)):
-    at_s += rng.expovariate(1 / calm_s)
-    kind = rng.choices(list(FAULTS), weights)[0]
-    learner = rng.randrange(ids - NEWCOMERS_MAX)
-    faults.append(Fault(at_s, kind, learner, rng.choice((0.1, 2.0, 6.0))))
-  return tuple(faults)
 
 
 class Swarm:
@@ -180,14 +34,21 @@ class Swarm:
       watch=self.onlooker,
       checkpoint_rounds=scenario.checkpoint_rounds,
       checkpoint_steps=scenario.checkpoint_steps,
+      wires=scenario.wires(),
       shards=scenario.shards,
     )
+    self._healed = False
+    if scenario.wide is not None:
+      self.cluster.partitions = scenario.wide.partitions
 
   def run(self):
     """Raises `Violation` where an invariant does not hold."""
     cluster = self.cluster
     for learner in range(self.scenario.config.learners):
       cluster.start(learner)
+    wide = self.scenario.wide
+    if wide is not None and wide.finish:
+      self.onlooker.when_finishing = self._break_the_finish
     for fault in self.scenario.faults:
       cluster.run(fault.at_s)
       if cluster.ended:
@@ -199,6 +60,16 @@ class Swarm:
     self._check_liveness()
 
   # The safety phase ---------------------------------------------------------
+
+  def _break_the_finish(self):
+    """The run has begun to finish, for the first time."""
+    sim = self.cluster.sim
+    for fault in self.scenario.wide.finish:
+      sim.after(fault.at_s, lambda fault=fault: self._apply_late(fault))
+
+  def _apply_late(self, fault: Fault):
+    if not self._healed:
+      self._apply(fault)
 
   def _apply(self, fault: Fault):
     cluster, learner = self.cluster, fault.learner
@@ -221,6 +92,12 @@ class Swarm:
         else:
           cluster.start_shard(fault.shard)
         return
+      case 'fill_disk':
+        if cluster.disk_full:
+          cluster.free_disk()
+        else:
+          cluster.fill_disk()
+        return
       case 'lose_disk':
         if not cluster.syncer.alive:
           cluster.lose_disk()
@@ -239,6 +116,8 @@ class Swarm:
       cluster.resume(learner)
     elif learner in cluster.cut:
       cluster.heal(learner)
+    elif cluster.is_silent(learner):
+      cluster.speak(learner)
     else:
       self._break(fault, learner)
 
@@ -260,6 +139,14 @@ class Swarm:
         cluster.partition(learner)
       case 'preempt':
         cluster.preempt(learner, fault.notice_s)
+      case 'short_notice':
+        cluster.preempt(learner, fault.notice_s, kills=True)
+      case 'silence':
+        cluster.silence(learner, fault.ways)
+      case 'throttle':
+        throttled = cluster.wires.throttled
+        if throttled.pop(learner, None) is None:
+          throttled[learner] = THROTTLED
       case 'outlier':
         cluster.spoil(learner, stretch=1000.0)
       case 'unusable':
@@ -270,7 +157,13 @@ class Swarm:
   def _heal(self):
     """The network is whole, nothing is lost, every process is up again."""
     cluster = self.cluster
+    self._healed = True
     cluster.loss = 0.0
+    cluster.timing = dataclasses.replace(cluster.timing, late_share=0.0)
+    if self.scenario.wide is not None:
+      cluster.wires.throttled.clear()
+      cluster.wires.stall_share = 0.0
+      cluster.free_disk()
     cluster.resume_syncer()
     if not cluster.syncer.alive:
       cluster.start_syncer()
@@ -279,6 +172,7 @@ class Swarm:
         cluster.start_shard(shard)
     for learner, process in sorted(cluster.learners.items()):
       cluster.heal(learner)
+      cluster.speak(learner)
       cluster.spoil(learner)
       cluster.resume(learner)
       if process.gone:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an onlooker of a simulated cluster is told."""
 
+from typing import Any
+
 from diloco.protocol import syncer_io
 
 
@@ -19,6 +21,9 @@ class Watch:
 
   def at_syncer(self, syncer, event, effects):
     """The syncer's machine has handled an event."""
+
+  def merging(self, merge, taken: dict[int, Any]):
+    """The syncer merges these contents, by learner."""
 
   def at_learner(self, process, event, effects):
     """A learner's machine has handled an event."""

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long bytes take from one simulated process to another."""
 
+import dataclasses
 import enum
+import random
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 SYNCER = -1  # Among the ids of learners.
@@ -14,6 +17,26 @@ class Cargo(enum.Enum):
   UPDATE = 'update'  # A fragment, by the codec of the way down.
   FRAGMENT = 'fragment'  # A fragment, f32.
   STATE = 'state'  # All of θ and the inner optimizer's state, f32.
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+  """How one learner's link differs from the usual one; up is to the syncer.
+
+  Attributes:
+    up_s: added to the latency of a message.
+    down_s: likewise.
+    up: how many times as long bytes take.
+    down: likewise.
+  """
+
+  up_s: float = 0.0
+  down_s: float = 0.0
+  up: float = 1.0
+  down: float = 1.0
+
+
+USUAL = Link()
 
 
 class Wires(Protocol):
@@ -64,3 +87,62 @@ class SteadyWires:
     del source, cargo, fragment
     latency_s = self._latency_s if target == SYNCER else 0.0
     return now_s + latency_s + self._transfer_s
+
+
+class UnequalWires:
+  """Links of their own, fragments of several sizes, stalls, throttled links.
+
+  Args:
+    transfer_s: of a fragment of size 1 over the usual link.
+    latency_s: added where the syncer pulls.
+    links: by learner id; the usual one for all others.
+    sizes: of the fragments, relative to the usual one.
+    stall_share: of the pulls; those take `STALL` times as long.
+    seed: of which pulls those are.
+
+  Attributes:
+    throttled: how many times as long bytes take for now, by learner id.
+  """
+
+  STALL = 30.0
+
+  def __init__(
+    self,
+    transfer_s: float,
+    latency_s: float,
+    links: Mapping[int, Link],
+    sizes: Sequence[float],
+    stall_share: float,
+    seed: int,
+  ):
+    self.throttled: dict[int, float] = {}
+    self.stall_share = stall_share
+    self._transfer_s = transfer_s
+    self._latency_s = latency_s
+    self._links = links
+    self._sizes = sizes
+    self._random = random.Random(f'stalls of {seed}')
+
+  def pieces(self, cargo: Cargo) -> int:
+    """See `Wires`."""
+    return SteadyWires.STATE_FRAGMENTS if cargo is Cargo.STATE else 1
+
+  def arrival_s(
+    self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
+  ) -> float:
+    """See `Wires`."""
+    size = 1.0 if cargo is Cargo.STATE else self._sizes[fragment]
+    transfer_s = self._transfer_s * size
+    if source != SYNCER:
+      transfer_s *= self._links.get(source, USUAL).up
+    if target != SYNCER:
+      transfer_s *= self._links.get(target, USUAL).down
+    for learner in {source, target} & self.throttled.keys():
+      transfer_s *= self.throttled[learner]
+    if self.stall_share and self._random.random() < self.stall_share:
+      transfer_s *= self.STALL
+    latency_s = 0.0
+    if target == SYNCER:
+      link = self._links.get(source, USUAL)
+      latency_s = self._latency_s + (link.up_s + link.down_s) / 2
+    return now_s + latency_s + transfer_s

@@ -269,3 +269,22 @@ def test_a_fault_that_can_not_be_read_is_named(text, message):
   (problem,) = caught.value.problems
   assert problem.startswith(f'faults[1]={text!r}: ')
   assert message in problem
+
+
+def test_what_a_full_disk_leaves_behind_keeps_no_run_from_going_on(tmp_path):
+  workdir, lock, _ = occupy(tmp_path, False, CONFIG)
+  files.write_json(workdir.config, dataclasses.asdict(CONFIG))
+  lock.close()
+  leftovers = (
+    'status.json.123.tmp',
+    'tape.jsonl.000001',
+    'parameters.orbax-checkpoint-tmp-7',
+  )
+  for name in leftovers:
+    (tmp_path / name).write_text('')
+  _, lock, goes_on = occupy(tmp_path, False, CONFIG)
+  lock.close()
+  assert goes_on
+  _, lock, _ = occupy(tmp_path, True, CONFIG)
+  lock.close()
+  assert [path.name for path in tmp_path.iterdir()] == ['lock']

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor with real processes: what it restarts, and what it leaves."""
 
+import dataclasses
 import os
+import pathlib
 import signal
 import sys
 import time
@@ -9,9 +11,13 @@ import time
 import psutil
 import pytest
 
+from diloco import config as configs
+from diloco.metrics.workdir import Workdir
+from diloco.runtime import syncer_disk
+from experiments import tests_tiny
 from launch.exits import FINISHED, after_exit, describe_exit
-from launch.program import Role
-from launch.supervisor import Supervisor
+from launch.program import Role, program
+from launch.supervisor import Supervisor, rotate_log
 
 pytestmark = pytest.mark.alone
 
@@ -134,6 +140,70 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path):
   poll_until(watched, lambda: log.exists() and 'ready' in log.read_text())
   watched.stop(deadline_s=0.2)
   assert not psutil.pid_exists(events[0].pid)
+
+
+def test_each_role_has_as_long_to_leave_as_it_was_promised(tmp_path):
+  slow = (
+    'import signal, sys, time\n'
+    'def leave(*_): time.sleep(0.6); print("left"); sys.exit(0)\n'
+    'signal.signal(signal.SIGTERM, leave)\n'
+  )
+  roles = [
+    dataclasses.replace(role(name, slow + READY + FOREVER), leave_s=leave_s)
+    for name, leave_s in (('a', 30.0), ('b', 0.1))
+  ]
+  watched, _ = build(tmp_path, *roles)
+  logs = [tmp_path / 'a.log', tmp_path / 'b.log']
+  poll_until(
+    watched,
+    lambda: all(x.exists() and 'ready' in x.read_text() for x in logs),
+  )
+  watched.stop()
+  assert ['left' in x.read_text() for x in logs] == [True, False]
+
+
+def test_the_roles_of_a_run_have_as_long_as_they_promise():
+  config = configs.build(tests_tiny.get_config())
+  roles = program(config, [], Workdir(pathlib.Path('runs/a')), 'here:1').roles
+  promised_s = {
+    'syncer': 2 * syncer_disk.CLOSE_S,
+    'learner-0': 25.0,
+    'learner-1': 25.0,
+  }
+  assert {each.name for each in roles} == set(promised_s)
+  for each in roles:
+    assert each.leave_s > promised_s[each.name], each.name
+
+
+def test_nobody_is_waited_for_in_a_hurry(tmp_path):
+  watched = Supervisor(
+    [dataclasses.replace(role('a', DEAF + READY + FOREVER), leave_s=1e6)],
+    log=lambda name: tmp_path / f'{name}.log',
+    environment=os.environ,
+    restarts_max=0,
+    restart_delay_s=0.05,
+    announce=lambda event: None,
+    hurry=lambda: True,
+  )
+  log = tmp_path / 'a.log'
+  poll_until(watched, lambda: log.exists() and 'ready' in log.read_text())
+  pid = watched.states()[0].pid
+  watched.stop()
+  assert not psutil.pid_exists(pid)
+
+
+def test_a_log_that_has_grown_is_cut_and_kept_beside(tmp_path):
+  path = tmp_path / 'a.log'
+  with path.open('ab', buffering=0) as file:  # As a process has it.
+    for number in range(7):
+      file.write(b'%d' % number * 10)
+      rotate_log(path, bytes_max=9)
+    file.write(b'end')
+  assert path.read_text() == 'end'
+  kept = sorted(each.name for each in tmp_path.iterdir())
+  assert kept == ['a.log', *(f'a.log.{n}' for n in range(1, 5))]
+  assert (tmp_path / 'a.log.1').read_text() == '6' * 10
+  assert (tmp_path / 'a.log.4').read_text() == '3' * 10
 
 
 def test_children_of_a_dead_process_die_too(tmp_path):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user sees of a run, as text."""
 
+import dataclasses
 import io
 import pathlib
 
@@ -61,6 +62,12 @@ def test_the_headline_tells_about_the_run():
     'goodput 87%',
   ):  # fmt: skip
     assert part in text
+
+
+def test_brackets_in_a_run_s_name_are_no_markup():
+  odd = dataclasses.replace(STATUS, run='a [/b] [red]c')
+  text = ' '.join(text_of(table.table(odd, PROCESSES)).split())
+  assert 'a [/b] [red]c step' in text
 
 
 def test_before_the_first_status_processes_are_shown():

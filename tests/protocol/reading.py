@@ -22,6 +22,11 @@ def of_syncer(effect: syncer_io.Effect) -> str:
         f'pull round {effect.round} fragment {effect.offer.fragment} '
         f'from learner {effect.learner}'
       )
+    case syncer_io.CancelPull():
+      return (
+        f'cancel the pull of offer {effect.handle} of learner '
+        f'{effect.learner}, round {effect.round}'
+      )
     case syncer_io.Merge():
       return (
         f'merge round {effect.round} into fragment {effect.fragment} '

@@ -5,36 +5,19 @@ Handles of offers are numbered from 1; a learner's tokens are 100 per step.
 """
 
 from diloco.protocol import learner_io, messages, syncer_io
-from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.joining import Start
 from diloco.protocol.learner import Learner
 from diloco.protocol.rounds import Stage
 from diloco.protocol.syncer import Syncer
-from diloco.sim.cluster import Cluster, Timing
 from diloco.sim.contents import FINGERPRINTS, RUN, crc_of
-from diloco.sim.watch import Log
 from tests.protocol import reading
+from tests.protocol.cluster_stage import (  # noqa: F401 - for the tests.
+  DEFAULTS,
+  ClusterStage,
+  config_of,
+)
 
 TOKENS_PER_STEP = 100
-DEFAULTS = {
-  'learners': 3,
-  'fragments': 2,
-  'sync_every_steps': 4,
-  'overlap_steps': 2,
-  'quorum': 1,
-  'grace_safety': 0.5,
-  'grace_cap_steps': 1.0,
-  'admission': 'latest',
-  'max_staleness_versions': 2,
-  'weighting': 'tokens',
-  'patience': 0.5,  # 5 s of silence, and more with steps over 0.8 s.
-  'total_steps': 1000,
-  'blend': 'overwrite',
-}
-
-
-def config_of(options: dict) -> ProtocolConfig:
-  return ProtocolConfig(**{**DEFAULTS, **options})
 
 
 class SyncerStage:
@@ -48,6 +31,7 @@ class SyncerStage:
     self._ledger = None  # Of the last close.
     self._steps: dict[int, int] = {}
     self._incarnations: dict[int, int] = {}
+    self._pulls: dict[tuple[int, int], int] = {}  # The newest handle.
 
   def say(self, command: str, options: dict) -> list[str]:
     """Performs one command; what the machine wants, in lines."""
@@ -61,6 +45,10 @@ class SyncerStage:
         effects = self._machine.handle(event, self._now)
         if any(isinstance(e, syncer_io.Publish) for e in effects):
           self._ledger = self._machine.ledger()
+        for effect in effects:
+          if isinstance(effect, syncer_io.Pull):
+            pulled = effect.round, effect.learner
+            self._pulls[pulled] = effect.offer.payload.handle
         lines += [reading.of_syncer(effect) for effect in effects]
     return lines
 
@@ -164,13 +152,19 @@ class SyncerStage:
     )
     yield self._heard(learner, offer, incarnation)
 
-  def _pulled(self, learner, round, norm=1.0):
-    yield syncer_io.Pulled(round, learner, self._incarnations[learner], norm)
+  def _pulled(self, learner, round, norm=1.0, handle=None):
+    """The newest pull ends; that of an older offer where `handle` says so."""
+    pull = self._pull(learner, round, handle)
+    yield syncer_io.Pulled(*pull, norm)
 
-  def _fail(self, learner, round, unusable=False):
-    incarnation = self._incarnations[learner]
+  def _fail(self, learner, round, unusable=False, handle=None):
     reason = 'not finite' if unusable else 'timed out'
-    yield syncer_io.PullFailed(round, learner, incarnation, reason, unusable)
+    pull = self._pull(learner, round, handle)
+    yield syncer_io.PullFailed(*pull, reason, unusable)
+
+  def _pull(self, learner, round, handle):
+    handle = handle or self._pulls.get((round, learner), 0)
+    return round, learner, self._incarnations[learner], handle
 
   def _restart(self, _, held=None):
     """A new process, with the ledger and a checkpoint of these versions."""
@@ -406,69 +400,6 @@ class LearnerStage:
 
   def _heard(self, message):
     return learner_io.Heard(message)
-
-
-class ClusterStage:
-  """A syncer and its learners, all real machines, under a simulated clock."""
-
-  def __init__(
-    self,
-    step_s=1.0,
-    slow=(),
-    jitter=0.0,
-    seed=1,
-    checkpoint_rounds=1,
-    checkpoint_steps=None,
-    **options,
-  ):
-    self._config = config_of(options)
-    learners = self._config.learners
-    factors = dict.fromkeys(range(learners), 1.0) | dict(slow)
-    self._log = Log()
-    self._cluster = Cluster(
-      self._config,
-      Timing({m: step_s * f for m, f in factors.items()}, jitter=jitter),
-      seed,
-      watch=self._log,
-      checkpoint_rounds=checkpoint_rounds,
-      checkpoint_steps=checkpoint_steps,
-    )
-    self._reported = 0
-    self._recorded = 0
-    for learner in range(learners):
-      self._cluster.start(learner)
-
-  def say(self, command: str, options: dict) -> list[str]:
-    if command == 'run':
-      self._cluster.run(options['until'])
-    else:
-      getattr(self._cluster, command)(**options)
-    return []
-
-  def status(self) -> list[str]:
-    """Rounds and participation since the last time that it was asked."""
-    cluster = self._cluster
-    snapshot = cluster.syncer.machine.snapshot()
-    steps = ' '.join(f'{m}:{p.steps}' for m, p in cluster.learners.items())
-    merges = self._log.merges[self._reported :]
-    self._reported = len(self._log.merges)
-    lines = [
-      f'at {cluster.sim.now:.1f} s: step {snapshot.step}, '
-      f'{len(merges)} rounds more, own steps {steps}'
-    ]
-    for learner in cluster.learners:
-      row = ''.join(
-        'x' if any(s.learner == learner for s in merge.shares) else '.'
-        for _, merge in merges[-40:]
-      )
-      lines.append(f'  {learner} |{row}|')
-    return lines
-
-  def records(self) -> list[str]:
-    """What the syncer has decided since the last time that it was asked."""
-    records = self._log.records[self._recorded :]
-    self._recorded = len(self._log.records)
-    return [f'{at:.2f} s: {reading.of_syncer(r)}' for at, r in records]
 
 
 STAGES = {

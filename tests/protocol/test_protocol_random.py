@@ -68,7 +68,8 @@ class _Storm:
     rng = self._rng
     if self._pulls and rng.random() < 0.4:
       pull = self._pulls.pop(rng.randrange(len(self._pulls)))
-      session = pull.round, pull.learner, pull.incarnation
+      handle = pull.offer.payload.handle
+      session = pull.round, pull.learner, pull.incarnation, handle
       if rng.random() < 0.2:
         return syncer_io.PullFailed(*session, 'drawn', rng.random() < 0.3)
       return syncer_io.Pulled(*session, 10.0 ** rng.choice((0, 0, 0, 1, 2)))

@@ -77,7 +77,7 @@ class Living:
     self._writer = JsonlWriter(workdir.metrics(learner_name(learner)))
     self._tape = LearnerTape(
       workdir.learner_tape(learner),
-      self.exchange.process,
+      lambda: self.exchange.process,
       describe(blueprint.config.mesh, {}),
     )
     self.training = Training(

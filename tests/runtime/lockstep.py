@@ -309,7 +309,8 @@ class Lockstep:
         v = payload.decode(data, pieces, self.blueprint.up)
         self._contributions[effect.round, effect.learner] = v
         norm = sum(float((x**2).sum()) for x in v.values()) ** 0.5
-        session = effect.round, effect.learner, effect.incarnation
+        handle = effect.offer.payload.handle
+        session = effect.round, effect.learner, effect.incarnation, handle
         self._deliver(syncer_io.Pulled(*session, norm))
       case syncer_io.Merge():
         self._merge(effect)

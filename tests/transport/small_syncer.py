@@ -87,7 +87,8 @@ class Judge:
         wanted.append(effect)
         match effect:
           case syncer_io.Pull():
-            key = effect.round, effect.learner, effect.incarnation
+            handle = effect.offer.payload.handle
+            key = effect.round, effect.learner, effect.incarnation, handle
             # Per √step all alike, whatever number of steps is claimed.
             norm = max(effect.offer.c_steps, 1) ** 0.5
             events.append(syncer_io.Pulled(*key, norm))

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of JSON lines that grow for weeks: appended to, rotated, read again.
+
+The newest lines of NAME are in NAME, older ones in its parts, NAME.000001 and
+so on, which are read before it. A line may be sealed (see `files`).
+"""
+
+import collections
+import glob
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+
+from absl import logging
+
+from diloco.metrics import files
+
+PART_BYTES = 64 << 20  # A file of so many is a part, and another begins.
+WAITING_BYTES_MAX = 1 << 20  # Of lines that the disk has not taken.
+BLOCK_BYTES = 1 << 16  # Read at once, from the end.
+
+
+class CorruptLine(ValueError):
+  """A whole line of a JSONL file is not a JSON object, or was changed."""
+
+
+class Lines:
+  """Appends lines at once, each whole; one writer at a time.
+
+  A killed process tears at most its last line, which the next one cuts. A disk
+  that is full ends nothing: lines wait, `WAITING_BYTES_MAX` of them, are
+  written as soon as it takes them, and what is lost of them is said.
+
+  Args:
+    path: of the file; its folder is made.
+    part_bytes: beyond so many, another part begins.
+  """
+
+  def __init__(self, path: pathlib.Path, part_bytes: int = PART_BYTES):
+    self._path = path
+    self._part_bytes = part_bytes
+    self._file = None
+    self._bytes = 0  # Of the file.
+    self._waiting: collections.deque[bytes] = collections.deque()
+    self._waiting_bytes = 0
+    self._lost = 0
+    self._failed = False
+    self._write()
+
+  def append(self, line: bytes):
+    """Writes a line, which has no end of line."""
+    self._waiting.append(line + b'\n')
+    self._waiting_bytes += len(line) + 1
+    while self._waiting_bytes > WAITING_BYTES_MAX and len(self._waiting) > 1:
+      self._waiting_bytes -= len(self._waiting.popleft())
+      self._lost += 1
+    self._write()
+
+  def close(self):
+    """What the disk does not take by now is lost."""
+    self._write()
+    if self._waiting:
+      logging.error('%s: %d lines are lost', self._path, len(self._waiting))
+    self._abandon()
+
+  def _write(self):
+    try:
+      if self._file is None:
+        self._open()
+      while self._waiting:
+        self._write_whole(self._waiting[0])
+        self._waiting_bytes -= len(self._waiting.popleft())
+    except OSError as error:
+      self._abandon()  # Opened again, it is cut back to whole lines.
+      if not self._failed:
+        logging.error('%s waits for the disk: %s', self._path, error)
+      self._failed = True
+      return
+    if self._failed:
+      logging.warning('%s goes on; %d lines are lost', self._path, self._lost)
+    self._failed, self._lost = False, 0
+
+  def _open(self):
+    self._path.parent.mkdir(parents=True, exist_ok=True)
+    self._file = self._path.open('ab', buffering=0)
+    cut_torn_line(self._path)
+    self._bytes = self._path.stat().st_size
+
+  def _write_whole(self, line: bytes):
+    if self._bytes and self._bytes + len(line) > self._part_bytes:
+      self._abandon()
+      os.rename(self._path, _next_part(self._path))
+      self._open()
+    written = 0
+    while written < len(line):
+      written += self._file.write(line[written:])
+    self._bytes += len(line)
+
+  def _abandon(self):
+    if self._file is not None:
+      self._file.close()
+      self._file = None
+
+
+def parts(path: pathlib.Path) -> list[pathlib.Path]:
+  """All that there is of a file of lines, the oldest first."""
+  older = path.parent.glob(f'{glob.escape(path.name)}.[0-9]*')
+  found = sorted(each for each in older if each.suffix[1:].isdecimal())
+  return [*found, path] if path.exists() else found
+
+
+def _next_part(path: pathlib.Path) -> pathlib.Path:
+  last = [int(each.suffix[1:]) for each in parts(path) if each != path]
+  return path.with_name(f'{path.name}.{max(last, default=0) + 1:06d}')
+
+
+def iterate(path: pathlib.Path) -> Iterator[dict]:
+  """The records of a file and its parts, one by one; none where it is absent.
+
+  A last line without its newline is left out: it is being written, or its
+  process was killed while it wrote.
+
+  Raises:
+    CorruptLine: any other line is not a JSON object, or was changed.
+  """
+  for part in parts(path):
+    with part.open('rb') as file:
+      for number, line in enumerate(file, start=1):
+        if line.endswith(b'\n'):
+          yield _record(line[:-1], f'{part}:{number}')
+
+
+def read_jsonl(path: pathlib.Path) -> list[dict]:
+  """All that `iterate` yields."""
+  return list(iterate(path))
+
+
+def from_the_end(path: pathlib.Path) -> Iterator[dict]:
+  """The records of a file and its parts, the newest first.
+
+  What can't be read is said and passed over: this is for processes that go on.
+  """
+  for part in reversed(parts(path)):
+    for line in _lines_from_the_end(part):
+      try:
+        yield _record(line, str(part))
+      except CorruptLine as error:
+        logging.error('a line is passed over: %s', error)
+
+
+class Tail:
+  """Reads what is appended to a file, over its parts, whole lines only.
+
+  Args:
+    path: of the file, which need not be there yet.
+    strict: a line that can't be read raises; else it is said, and passed over.
+  """
+
+  def __init__(self, path: pathlib.Path, strict: bool = True):
+    self._path = path
+    self._strict = strict
+    self._part = 0
+    self._offset = 0  # Bytes of that part that were read.
+
+  def new_records(self) -> list[dict]:
+    """Records since the last call; none where there is no file yet.
+
+    Raises:
+      CorruptLine: as `iterate`.
+    """
+    records: list[dict] = []
+    while True:
+      found = parts(self._path)
+      if self._part < len(found):
+        records += self._read(found[self._part])
+      if self._part >= len(found) - 1:
+        return records
+      self._part, self._offset = self._part + 1, 0
+
+  def _read(self, path: pathlib.Path) -> Iterator[dict]:
+    with path.open('rb') as file:
+      file.seek(self._offset)
+      for line in file:
+        if not line.endswith(b'\n'):
+          return
+        try:
+          yield _record(line[:-1], f'{path} at byte {self._offset}')
+        except CorruptLine as error:
+          if self._strict:
+            raise
+          logging.error('a line is passed over: %s', error)
+        self._offset += len(line)
+
+
+def cut_torn_line(path: pathlib.Path) -> None:
+  """Drops what a killed process left behind the last newline."""
+  with path.open('rb') as file:
+    end = whole = file.seek(0, os.SEEK_END)
+    while whole:
+      start = max(0, whole - BLOCK_BYTES)
+      file.seek(start)
+      newline = file.read(whole - start).rfind(b'\n')
+      if newline >= 0:
+        whole = start + newline + 1
+        break
+      whole = start
+  if whole < end:
+    os.truncate(path, whole)
+
+
+def _lines_from_the_end(path: pathlib.Path) -> Iterator[bytes]:
+  """Whole lines of one file; holds a block and a line at a time."""
+  with path.open('rb') as file:
+    start = file.seek(0, os.SEEK_END)
+    rest = b''  # The beginning of a line whose begin is further ahead.
+    torn = True  # What is behind the last newline.
+    while start:
+      size = min(BLOCK_BYTES, start)
+      start -= size
+      file.seek(start)
+      rest, *lines = (file.read(size) + rest).split(b'\n')
+      for line in reversed(lines):
+        if not torn:
+          yield line
+        torn = False
+    if not torn:
+      yield rest
+
+
+def _record(line: bytes, where: str) -> dict:
+  try:
+    text = files.unseal(line)
+    record = json.loads(line if text is None else text)
+  except ValueError as error:
+    raise CorruptLine(f'{where}: {error}') from None
+  if not isinstance(record, dict):
+    raise CorruptLine(f'{where}: {record!r}, expected an object')
+  return record
