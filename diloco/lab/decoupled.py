@@ -24,6 +24,7 @@ from diloco.lab.resumption import Resumption
 from diloco.lab.stubs import StubContents
 from diloco.lab.trained import Point, Trained
 from diloco.lab.visits import Visits
+from diloco.metrics import ages
 from diloco.metrics.workdir import learner_name
 from diloco.models import routing_health
 from diloco.protocol.config import ProtocolConfig
@@ -110,6 +111,7 @@ class Decoupled:
     counts = self._tally.learners.values()
     learner_s = self._visits.learner_s(cluster.sim.now)
     rounds = self._tally.rounds
+    merged = ages.total(count.ages for count in counts)
     return Trained(
       points=tuple(self._points),
       steps=sum(count.steps for count in counts),
@@ -120,6 +122,8 @@ class Decoupled:
       tally=self._tally,
       deaths=tuple(self._deaths),
       merged_tokens=round(self._tally.merged_tokens),
+      age_steps=merged.mean_steps,
+      old_share=merged.old_share,
     )
 
   def _plan(self) -> list[tuple[float, Callable[[], None]]]:

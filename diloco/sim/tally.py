@@ -5,6 +5,7 @@ import collections
 import dataclasses
 from collections.abc import Iterable
 
+from diloco.metrics.ages import Ages
 from diloco.protocol import learner_io, syncer_io
 from diloco.sim.watch import Watch
 
@@ -51,6 +52,7 @@ class LearnerCount:
   tokens: int = 0
   merged: int = 0  # Rounds that took it in.
   staleness: int = 0  # Versions that its bases were behind, over all of them.
+  ages: Ages = dataclasses.field(default_factory=Ages)  # Of what was merged.
   bootstraps: int = 0
   peer_bootstraps: int = 0
 
@@ -84,6 +86,12 @@ class Tally(Watch):
       tuple[float, int, int]
     ] = []  # Time, learner, round.
     self._timeline_s = timeline_s
+
+  @property
+  def mean_delay_steps(self) -> float | None:
+    """Of `delays`; None where nothing was taken in."""
+    many = self.delays.total()
+    return sum(x * n for x, n in self.delays.items()) / many if many else None
 
   def count(self, learner: int) -> LearnerCount:
     if learner not in self.learners:
@@ -128,6 +136,7 @@ class Tally(Watch):
     for share in merge.shares:
       count = self.count(share.learner)
       count.merged += 1
+      count.ages.add(share.age_steps)
       count.staleness += merge.version - 1 - share.base_version
     if now_s <= self._timeline_s:
       due_s = now_s - merge.quorum_s - merge.grace_s

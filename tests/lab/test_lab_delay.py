@@ -14,6 +14,8 @@ from diloco.transport.faulty import Faults
 from experiments import common
 from tests.runtime.in_process import Run
 
+pytestmark = pytest.mark.beside
+
 STEP_FLOOR_S = 0.05
 
 
