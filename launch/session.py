@@ -15,7 +15,7 @@ import rich.console
 from diloco.config import RunConfig
 from diloco.config_faults import Kill
 from diloco.metrics import files
-from diloco.metrics.jsonl import Lines
+from diloco.metrics.jsonl import CorruptLine, Lines
 from diloco.metrics.status import RunStatus, read_status
 from diloco.metrics.summary import read_evaluation, read_summary
 from diloco.metrics.workdir import Workdir
@@ -53,8 +53,8 @@ def run(
   last log lines were shown. 128 + n: stopped by signal n. No process is left
   in any case.
   """
-  files.write_json(workdir.config, dataclasses.asdict(config))
   try:
+    files.write_json(workdir.config, dataclasses.asdict(config))
     with signals() as received:
       session = _Session(config, program, workdir, console, received)
       session.train(faults)
@@ -65,7 +65,7 @@ def run(
       f'{stopped}; no process is left', markup=False, highlight=False
     )
     return 128 + stopped.number
-  except (RunFailed, files.Malformed) as error:
+  except (RunFailed, files.Malformed, CorruptLine, OSError) as error:
     console.print(f'failed: {error}', markup=False, highlight=False)
     return 1
   return 0

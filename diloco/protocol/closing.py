@@ -268,7 +268,7 @@ def _close(state: State, round_: Round):
   assert round_.number == state.closed_round + 1, f'out of order: {round_}'
   del state.rounds[round_.number]
   state.closed_round = round_.number
-  state.pace.close(state.config.spacing_steps)
+  state.pace.close()
 
 
 # The end of the run ----------------------------------------------------------

@@ -63,6 +63,11 @@ class ProtocolConfig:
     """Rounds that a learner may be ahead of the last close: max(1, ⌈τ/s⌉)."""
     return max(1, math.ceil(self.overlap_steps / self.spacing_steps))
 
+  @property
+  def clock_ahead_max(self) -> int:
+    """Inner steps that a pace clock may be beyond t: rounds in flight."""
+    return self.spacing_steps * self.inflight_max
+
   def fragment_of(self, round_: int) -> int:
     """The fragment of round r = 1, 2, …: cyclic, the same everywhere."""
     assert round_ >= 1, f'rounds start at 1: {round_=}'

@@ -1,7 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pace clock: how far the run is, in inner steps of its K-th fastest."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+
+
+def after_steps(clock: int, steps: int, step: int, ahead_max: int) -> int:
+  """A clock after more inner steps: never more than `ahead_max` beyond t.
+
+  With K = M the slowest learner sets t. If the clock of one that is twice as
+  fast went on without a bound, it would be as far ahead as the run is long,
+  and t would leap there when the slow one goes. What is trained beyond the
+  bound is offered and merged all the same; it only counts for no pace.
+
+  Args:
+    clock: before, in inner steps.
+    steps: made since.
+    step: t.
+    ahead_max: rounds that may be in flight, in inner steps.
+  """
+  return max(clock, min(clock + steps, step + ahead_max))
+
+
+def step_after(
+  clocks: Collection[int], quorum: int, step: int, rise_max: int | None
+) -> int:
+  """t = the K-th largest clock, K at most the number of clocks; never falls.
+
+  Args:
+    clocks: of the live learners; at least one.
+    quorum: K.
+    step: t before.
+    rise_max: by how much t may rise at most; None: by what was trained.
+  """
+  ranked = sorted(clocks, reverse=True)
+  kth = ranked[min(quorum, len(ranked)) - 1]
+  most = kth if rise_max is None else step + rise_max
+  return max(step, min(kth, most))
 
 
 class PaceClock:
@@ -9,9 +43,15 @@ class PaceClock:
 
   Why not count offers: with K = 1 and M learners in jittered lock-step, "K
   offers close a round" would close M rounds per inner step. Clocks count
-  steps, not wall time, so simulation and reality agree (design: §3).
+  steps, not wall time, so simulation and reality agree.
+
+  Who is live changes which clock is the K-th. Such a change raises t by one
+  spacing at most, and whoever was beyond that goes on from there: the first
+  round after it may be due at once, and no flood follows.
 
   Args:
+    spacing_steps: s, inner steps between two rounds.
+    ahead_max: how far a clock may be beyond t, in inner steps; at least s.
     step: t.
     clocks: by learner id.
     first: t stays 0 until so many learners are there at once.
@@ -19,10 +59,15 @@ class PaceClock:
 
   def __init__(
     self,
+    spacing_steps: int,
+    ahead_max: int,
     step: int = 0,
     clocks: Mapping[int, int] | None = None,
     first: int = 1,
   ):
+    assert ahead_max >= spacing_steps, f'{ahead_max=} {spacing_steps=}'
+    self._spacing_steps = spacing_steps
+    self._ahead_max = ahead_max
     self._step = step
     self._first = first
     self._clocks = dict(clocks or {})
@@ -43,16 +88,18 @@ class PaceClock:
   def join(self, learner: int, clock: int, quorum: int):
     """A learner starts at t: it neither drives nor delays the others.
 
-    At `clock`, if that is more: it trained on while there was no syncer.
+    At `clock`, if that is more: it trained on while there was no syncer. Like
+    any clock it is at most `ahead_max` beyond t.
     """
-    self._clocks[learner] = max(clock, self._step)
-    self._raise_step(quorum)
+    ahead = min(clock, self._step + self._ahead_max)
+    self._clocks[learner] = max(ahead, self._step)
+    self._on_change(quorum)
 
   def leave(self, learner: int, quorum: int) -> dict[int, int]:
     """It does not count any more; its clock, if it had one."""
     left = {m: c for m, c in self._clocks.items() if m == learner}
     self._clocks.pop(learner, None)
-    self._raise_step(quorum)
+    self._on_change(quorum)
     return left
 
   def at_least(self, step: int):
@@ -70,26 +117,32 @@ class PaceClock:
   def advance(self, learner: int, steps: int, quorum: int):
     """`learner` reported `steps` more inner steps."""
     assert steps >= 0, f'{learner=} went back by {-steps} steps'
-    self._clocks[learner] += steps
-    self._raise_step(quorum)
+    clock = self._clocks[learner]
+    clock = after_steps(clock, steps, self._step, self._ahead_max)
+    self._clocks[learner] = clock
+    if not self._gathering():
+      self._step = step_after(self._clocks.values(), quorum, self._step, None)
 
-  def close(self, spacing_steps: int):
+  def close(self):
     """A round closed: nobody is further behind than one spacing.
 
     A slow learner would else stay behind for ever, and a leader's death would
     stop the run until the next one had caught up with all its lead.
     """
-    floor = self._step - spacing_steps
+    floor = self._step - self._spacing_steps
     for learner, clock in self._clocks.items():
       self._clocks[learner] = max(clock, floor)
 
-  def _raise_step(self, quorum: int):
-    """t = the K-th largest clock, K at most the number of clocks."""
+  def _on_change(self, quorum: int):
+    """Others are live than before."""
     if not self._clocks or self._gathering():
       return
-    ranked = sorted(self._clocks.values(), reverse=True)
-    kth = ranked[min(quorum, len(ranked)) - 1]
-    self._step = max(self._step, kth)
+    clocks = self._clocks.values()
+    kth = step_after(clocks, quorum, self._step, None)
+    self._step = step_after(clocks, quorum, self._step, self._spacing_steps)
+    if kth > self._step:  # Else the next report would make up for it.
+      for learner, clock in self._clocks.items():
+        self._clocks[learner] = min(clock, self._step)
 
   def _gathering(self) -> bool:
     return self._step == 0 and len(self._clocks) < self._first

@@ -284,7 +284,9 @@ def _go_on_if_all_wait(state: State, offer: messages.Offer):
   """
   held = (x.offers.get(offer.fragment) for x in state.live().values())
   if all(x is not None and x.offer.round >= offer.round for x in held):
-    state.pace.all_reach(offer.round * state.config.spacing_steps)
+    # It is the next round that all wait for, whatever one of them says.
+    round_ = min(offer.round, state.closed_round + 1)
+    state.pace.all_reach(round_ * state.config.spacing_steps)
 
 
 def _broken_rule(state: State, offer: messages.Offer) -> str | None:

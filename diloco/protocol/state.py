@@ -102,7 +102,7 @@ class State:
     self.run = run
     self.fingerprints = dict(fingerprints)
     self.now = float('-inf')
-    self.pace = PaceClock(first=self._first())
+    self.pace = self._pace_clock()
     self.closed_round = 0
     self.versions = [0] * config.fragments
     self.members: dict[int, Member] = {}  # In ascending id.
@@ -159,7 +159,7 @@ class State:
 
   def load(self, snapshot: Snapshot):
     self.now = snapshot.now
-    self.pace = PaceClock(snapshot.step, dict(snapshot.clocks), self._first())
+    self.pace = self._pace_clock(snapshot.step, dict(snapshot.clocks))
     self.closed_round = snapshot.closed_round
     self.versions = list(snapshot.versions)
     self.members = dict(snapshot.members)
@@ -196,7 +196,7 @@ class State:
 
   def resume(self, ledger: Ledger):
     """Goes on where another process left off; everyone has to join again."""
-    self.pace = PaceClock(ledger.step, first=self._first())
+    self.pace = self._pace_clock(ledger.step)
     self.left_clocks = dict(ledger.clocks)
     self.were_live = frozenset(self.left_clocks)
     self.closed_round = ledger.closed_round
@@ -232,6 +232,18 @@ class State:
       m == learner and m not in r.pulled and a.held is held
       for r in self.rounds.values()
       for m, a in r.pulls
+    )
+
+  def _pace_clock(
+    self, step: int = 0, clocks: Mapping[int, int] | None = None
+  ) -> PaceClock:
+    config = self.config
+    return PaceClock(
+      config.spacing_steps,
+      config.clock_ahead_max,
+      step,
+      clocks,
+      first=self._first(),
     )
 
   def _first(self) -> int:

@@ -98,6 +98,7 @@ class SyncerDisk:
     self.saved_round = 0
     self.final_crcs: tuple[int, ...] | None = None
     self._published: dict | None = None
+    self._kept: tuple | None = None  # What the ledger has.
 
   def occupy(self):
     """Before anything is written; see `SyncerRecords.occupy`."""
@@ -214,6 +215,9 @@ class SyncerDisk:
     """
     if ledger.ended and self.final_crcs is None:
       self.final_crcs = crcs
+    kept = ledger, crcs, self._published
+    if kept == self._kept:
+      return  # The run's end is that of its last round.
     waits = False
     while True:
       try:
@@ -227,6 +231,7 @@ class SyncerDisk:
         waits = True
       if self._stop.wait(AGAIN_S):
         raise NotKept(f'round {ledger.closed_round} is not in the ledger')
+    self._kept = kept
     if waits:
       logging.warning('round %d is in the ledger', ledger.closed_round)
 

@@ -55,7 +55,7 @@ class Invariants:
     for effect in effects:
       self._check_effect(event, effect, snapshot)
     self._check_progress(snapshot)
-    self._check_clocks(event, snapshot)
+    self._check_clocks(event, effects, snapshot)
     self._check_bounds(snapshot)
     self._check_silence(snapshot)
     self._check_turn(snapshot)
@@ -201,8 +201,32 @@ class Invariants:
       most = config.fragments + room
       hold(len(handles) <= most, f'8: offers of learner {learner}', handles)
 
-  def _check_clocks(self, event: syncer_io.Event, snapshot: Snapshot):
+  def _check_leap(
+    self,
+    event: syncer_io.Event,
+    effects: list[syncer_io.Effect],
+    snapshot: Snapshot,
+  ):
+    """3: t rises step by step; by a spacing where who is live changes."""
+    if self._is_told(event) or self._config.overlap_steps == 0:
+      return  # Of τ = 0: all wait for a round, and it has come.
+    changes = sum(
+      isinstance(effect, syncer_io.Record)
+      and effect.kind in ('ready', 'leaving', 'left')
+      for effect in effects
+    )
+    steps = sum(self._steps_said(event).values())
+    most = self._step + steps + changes * self._config.spacing_steps
+    hold(snapshot.step <= most, '3: t leaps', (self._step, event, effects))
+
+  def _check_clocks(
+    self,
+    event: syncer_io.Event,
+    effects: list[syncer_io.Effect],
+    snapshot: Snapshot,
+  ):
     """3: a clock grows by the steps that its learner says it has made."""
+    config = self._config
     clocks = dict(snapshot.clocks)
     said = self._steps_said(event)
     for learner, clock in clocks.items():
@@ -211,6 +235,10 @@ class Invariants:
       due = self._due_step(event, learner)
       fact = clock <= max(snapshot.step, most, due)
       hold(fact, f'3: the clock of learner {learner}', (before, event, clock))
+      # τ = 0: as far as the round that all wait for.
+      bound = max(snapshot.step + config.clock_ahead_max, due)
+      hold(clock <= bound, f'3: learner {learner} is too far ahead', clock)
+    self._check_leap(event, effects, snapshot)
     if snapshot.step > self._step and not self._is_told(event):
       reported = [c + said.get(m, 0) for m, c in self._clocks.items()]
       most = max([*clocks.values(), *reported], default=0)

@@ -39,6 +39,7 @@ SHARDS = (1, 2, 4)  # S.
 LARGE = 10.0  # A fragment, as times of the others.
 THROTTLED = 20.0  # Times as long bytes take then.
 PULL_MAX_S = 2.0  # Of a healed run.
+UPDATE_SHARE = 0.4  # Of the time of a round, for its update.
 NEWCOMERS_MAX = 2
 
 
@@ -97,6 +98,17 @@ class Scenario:
       + self.timing.transfer_s * largest * max(max(x.up, x.down) for x in links)
     )
 
+  @property
+  def longest_step_s(self) -> float:
+    """Of the slowest learner, but for those that `slow_share` stretches."""
+    return max(self.timing.step_s.values()) * (1 + 4 * self.timing.jitter)
+
+  def end_bound_s(self, steps_left: int) -> float:
+    """In which a healed run must end: every step may wait for a round."""
+    exchange_s = 2 * self.pull_s + 2 * self.timing.encode_s
+    step_s = self.longest_step_s + exchange_s
+    return 2 * self.bound_s + steps_left * step_s
+
   def wires(self) -> UnequalWires | None:
     """Those of a wide scenario; None: alike for all."""
     if self.wide is None:
@@ -115,16 +127,16 @@ class Scenario:
   def bound_s(self) -> float:
     """In which a healed run must get on, whatever had happened before.
 
-    Whoever is silent is found out, twice over (a session and its successor);
-    fragments that nobody has are given up; a whole cycle of rounds, and one
-    more for those that were under way, at the pace of the slowest.
+    What a throttled link has begun ends. Whoever is silent is found out,
+    twice over (a session and its successor); fragments that nobody has are
+    given up; a whole cycle of rounds, and one more for those that were under
+    way, at the pace of the slowest.
     """
     floor_s = patience.silence_floor_s(self.config.patience)
-    step_s = max(self.timing.step_s.values()) * (1 + 4 * self.timing.jitter)
-    cycle_s = (
-      self.config.sync_every_steps + self.config.overlap_steps
-    ) * step_s
-    return 4 * floor_s + 3 * cycle_s + 20 * self.pull_s
+    steps = self.config.sync_every_steps + self.config.overlap_steps
+    cycle_s = steps * self.longest_step_s
+    under_way_s = UnequalWires.LONGEST_S if self.wide else 0.0
+    return 4 * floor_s + 3 * cycle_s + 20 * self.pull_s + under_way_s
 
 
 def draw(seed: int) -> Scenario:
@@ -255,7 +267,7 @@ def _widened(scenario: Scenario) -> Scenario:
     partitions=partitions,
     finish=finish,
   )
-  timing = _widened_timing(rng, scenario.timing, ids, max(sizes))
+  timing = _widened_timing(rng, scenario.timing, config, max(sizes))
   faults = _widened_faults(rng, scenario.faults, config.learners)
   return dataclasses.replace(
     scenario, config=config, timing=timing, faults=faults, wide=wide
@@ -285,19 +297,27 @@ def _widened_config(
 
 
 def _widened_timing(
-  rng: random.Random, timing: Timing, ids: int, largest: float
+  rng: random.Random, timing: Timing, config: ProtocolConfig, largest: float
 ) -> Timing:
-  """Links that differ by learner and by direction."""
+  """Links that differ by learner and by direction, and can bear the run."""
+  ids = range(config.learners + NEWCOMERS_MAX)
   usual_s = min(timing.step_s.values())
   step_s = {
     m: timing.step_s.get(m, usual_s * rng.choice((1.0, 1.0, 1.2, 2.0)))
-    for m in range(ids)
+    for m in ids
   }
   links = {}
   if rng.random() < 0.5:
-    links = {m: _draw_link(rng) for m in range(ids) if rng.random() < 0.5}
-  slowest = max([max(x.up, x.down) for x in links.values()], default=1.0)
-  transfer_s = min(timing.transfer_s, PULL_MAX_S / (largest * slowest))
+    links = {m: _draw_link(rng) for m in ids if rng.random() < 0.5}
+  up = max([x.up for x in links.values()], default=1.0)
+  down = max([x.down for x in links.values()], default=1.0)
+  round_s = config.spacing_steps * min(step_s.values())
+  transfer_s = min(
+    timing.transfer_s,
+    PULL_MAX_S / (largest * up),
+    # Who can't fetch updates as fast as they come falls behind for ever.
+    UPDATE_SHARE * round_s / (largest * down),
+  )
   return dataclasses.replace(
     timing, step_s=step_s, links=links, transfer_s=transfer_s
   )

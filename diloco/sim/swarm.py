@@ -17,6 +17,7 @@ from diloco.sim.scenario import THROTTLED, Fault, Scenario, draw
 # A violation, or a machine that trips over itself.
 TRIPS = AssertionError, AttributeError, LookupError, TypeError, ValueError
 SYMPTOM_CHARS = 200  # Of a failure, in a list of many.
+END_IN_SIGHT_STEPS = 30  # What is further is not waited for.
 LOOK_S = 1.0  # Between two looks at how far the healed run has come.
 
 
@@ -223,6 +224,7 @@ class Swarm:
         heard_s = 4 * timing.latency_s + 4 * timing.encode_s
         cluster.sim.run(cluster.sim.now + heard_s)
         self.onlooker.check_at_rest(cluster)
+        self._run_to_the_end()
         return
     if cluster.ended:
       self._check_end()
@@ -232,7 +234,8 @@ class Swarm:
   def _start_again(self):
     """As the launcher would: a learner may have been told to leave."""
     for learner, process in sorted(self.cluster.learners.items()):
-      if process.gone and not process.left.done:
+      done = process.left is not None and process.left.done
+      if process.gone and not done:
         self.cluster.start(learner)
 
   def _got_on(
@@ -252,6 +255,20 @@ class Swarm:
     )
     lost = {*dict(snapshot.lost), *dict(snapshot.away)} - {*without}
     return rounds and ready and not lost
+
+  def _run_to_the_end(self):
+    """7: a run that has an end in sight comes to it."""
+    cluster, scenario = self.cluster, self.scenario
+    left = scenario.config.total_steps - cluster.syncer.machine.step
+    if left > END_IN_SIGHT_STEPS:
+      return
+    until = cluster.sim.now + scenario.end_bound_s(max(left, 0))
+    while cluster.sim.now < until and not cluster.ended:
+      cluster.run(cluster.sim.now + LOOK_S)
+      self._start_again()
+    ended = cluster.ended is not None
+    hold(ended, '7: the run does not end', '' if ended else self._why())
+    self._check_end()
 
   def _check_end(self):
     """Everybody leaves once the run is over."""

@@ -97,14 +97,15 @@ class UnequalWires:
     latency_s: added where the syncer pulls.
     links: by learner id; the usual one for all others.
     sizes: of the fragments, relative to the usual one.
-    stall_share: of the pulls; those take `STALL` times as long.
+    stall_share: of the pulls; those take up to `STALL_S` longer.
     seed: of which pulls those are.
 
   Attributes:
     throttled: how many times as long bytes take for now, by learner id.
   """
 
-  STALL = 30.0
+  STALL_S = 5.0
+  LONGEST_S = 10.0  # Of a pull: a time-out would end it.
 
   def __init__(
     self,
@@ -140,9 +141,9 @@ class UnequalWires:
     for learner in {source, target} & self.throttled.keys():
       transfer_s *= self.throttled[learner]
     if self.stall_share and self._random.random() < self.stall_share:
-      transfer_s *= self.STALL
+      transfer_s += self._random.uniform(0.0, self.STALL_S)
     latency_s = 0.0
     if target == SYNCER:
       link = self._links.get(source, USUAL)
       latency_s = self._latency_s + (link.up_s + link.down_s) / 2
-    return now_s + latency_s + transfer_s
+    return now_s + latency_s + min(transfer_s, self.LONGEST_S)

@@ -13,6 +13,7 @@ from diloco.protocol import (
   joining,
   leaving,
   messages,
+  pace,
   pulling,
   receiving,
   recovery,
@@ -88,6 +89,22 @@ def _credits_a_step_on_joining(patch):
     original(self, learner, self.step + 1, quorum)
 
   patch.setattr(PaceClock, 'join', join)
+
+
+def _lets_clocks_run_ahead(patch):
+  def after_steps(clock, steps, step, ahead_max):
+    return clock + steps
+
+  patch.setattr(pace, 'after_steps', after_steps)
+
+
+def _leaps_to_who_is_left(patch):
+  original = pace.step_after
+
+  def step_after(clocks, quorum, step, rise_max):
+    return original(clocks, quorum, step, None)
+
+  patch.setattr(pace, 'step_after', step_after)
 
 
 def _always_says_that_it_was_away(patch):
@@ -301,6 +318,8 @@ RARE = {
     (_knows_pulls_by_their_learner, '2: the bytes are of another offer'),
     (_counts_newcomers, 'a donor that has not completed a bootstrap'),
     (_credits_a_step_on_joining, '3: the clock of learner'),
+    (_lets_clocks_run_ahead, '3: learner'),
+    (_leaps_to_who_is_left, '3: t leaps'),
     (_always_says_that_it_was_away, '3: more steps told of than made'),
     (_every_round_is_due, '3: more rounds than the pace allows'),
     (_waits_at_its_boundary, '4: the loop waits'),

@@ -9,14 +9,14 @@ from diloco.protocol import messages
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema, grace_window_s
 from diloco.protocol.offering import Standing, next_lead, next_offer
-from diloco.protocol.pace import PaceClock
+from diloco.protocol.pace import PaceClock, after_steps
 from diloco.protocol.rounds import Candidate, HeldOffer, decide
 from diloco.protocol.weights import equal_weight, normalised, token_weight
 from tests.protocol.stages import DEFAULTS, config_of
 
 
-def _pace(clocks, quorum):
-  pace = PaceClock()
+def _pace(clocks, quorum, spacing_steps=10, ahead_max=10):
+  pace = PaceClock(spacing_steps, ahead_max)
   for learner in clocks:
     pace.join(learner, 0, quorum)
   for learner, steps in clocks.items():
@@ -39,8 +39,8 @@ def test_global_step_never_falls_when_a_leader_leaves():
 
 
 def test_a_close_leaves_nobody_more_than_one_spacing_behind():
-  pace = _pace({0: 9, 1: 5}, quorum=1)
-  pace.close(spacing_steps=2)
+  pace = _pace({0: 9, 1: 5}, quorum=1, spacing_steps=2)
+  pace.close()
   assert pace.clocks == {0: 9, 1: 7}
 
 
@@ -50,10 +50,44 @@ def test_a_learner_joins_at_the_global_step():
   assert pace[1] == 9
 
 
+def test_a_clock_is_at_most_the_rounds_in_flight_beyond_t():
+  pace = _pace({0: 40, 1: 3}, quorum=2, spacing_steps=4, ahead_max=8)
+  assert (pace.step, pace.clocks) == (3, {0: 8, 1: 3})
+  pace.advance(0, 1, quorum=2)
+  assert pace[0] == 9  # t had been 0 when it was counted last.
+
+
+def test_the_rest_is_not_counted_later():
+  """Who trained beyond the bound, and is slower now, sets the pace at once."""
+  assert after_steps(clock=8, steps=5, step=3, ahead_max=8) == 11
+  assert after_steps(clock=11, steps=1, step=3, ahead_max=8) == 11
+  assert after_steps(clock=20, steps=0, step=3, ahead_max=8) == 20
+
+
+def test_t_leaps_by_no_more_than_a_spacing_when_the_slowest_leaves():
+  pace = _pace({0: 12, 1: 0}, quorum=2, spacing_steps=4, ahead_max=12)
+  pace.leave(1, quorum=2)
+  assert pace.step == 4
+  pace.advance(0, 1, quorum=2)  # Nor with the next report.
+  assert pace.step == 5
+
+
+def test_a_change_that_needs_no_leap_takes_nothing_from_anybody():
+  pace = _pace({0: 7, 1: 5, 2: 4}, quorum=3, spacing_steps=4, ahead_max=12)
+  pace.leave(2, quorum=3)
+  assert (pace.step, pace.clocks) == (5, {0: 7, 1: 5})
+
+
+def test_a_clock_from_before_counts_on_joining_as_far_as_any_may():
+  pace = PaceClock(4, 8, step=100)
+  pace.join(0, 500, quorum=1)
+  assert (pace.step, pace.clocks) == (104, {0: 104})
+
+
 def test_no_learner_no_progress():
   pace = _pace({0: 9}, quorum=1)
   pace.leave(0, quorum=1)
-  pace.close(1)
+  pace.close()
   assert pace.step == 9
 
 
