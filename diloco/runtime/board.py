@@ -10,7 +10,7 @@ import math
 import time
 
 from diloco.config import RunConfig
-from diloco.metrics import ages
+from diloco.metrics import ages as ages_lib
 from diloco.metrics import status as status_lib
 from diloco.metrics import summary as summary_lib
 from diloco.metrics.goodput import RunningGoodput, StepRecord
@@ -39,7 +39,7 @@ class Row:
   bytes_up: int = 0
   bytes_down: int = 0
   stall_max_s: float = 0.0
-  ages: ages.Ages = dataclasses.field(default_factory=ages.Ages)
+  ages: ages_lib.Ages = dataclasses.field(default_factory=ages_lib.Ages)
 
 
 class Board:
@@ -71,7 +71,7 @@ class Board:
   def resume(self, ledger: Ledger, counts: dict):
     """Goes on counting; goodput and uptime begin anew."""
     for learner, fields in counts['rows'].items():
-      known = ages.Ages(**fields.get('ages', {}))
+      known = ages_lib.Ages(**fields.get('ages', {}))
       gone = {**fields, 'state': status_lib.GONE, 'ages': known}
       self._rows[int(learner)] = Row(**gone)
     self._pulls_up, self._pulls_down = counts['pulls']
@@ -255,7 +255,7 @@ class Board:
 
   def _ages(self) -> dict[str, float | None]:
     """Of all that was merged."""
-    merged = ages.total(row.ages for row in self._rows.values())
+    merged = ages_lib.total(row.ages for row in self._rows.values())
     return {'age_steps': merged.mean_steps, 'old_share': merged.old_share}
 
   def _goodput_until(self, now_s: float) -> tuple[float, float]:
