@@ -2,7 +2,9 @@
 """Types and rules of the keys of section `data`: what is trained on."""
 
 import dataclasses
+import glob
 import math
+import os
 from collections.abc import Iterator
 
 from diloco import config_values as values
@@ -164,6 +166,26 @@ class DataConfig(values.Section):
       )
     if self.end_token and self.tokenizer == BYTES:
       yield f"end_token={self.end_token!r}: the end of 'bytes' is byte 0"
+
+
+def missing_paths(data: DataConfig) -> Iterator[str]:
+  """Yields 'key=path: …' for each local path where there is nothing.
+
+  Looks at the file system only: a launcher asks before it starts a process.
+  """
+  kind, _, file = data.tokenizer.partition(':')
+  named = [
+    ('path', data.path),
+    *(('mix', item.path) for item in data.items if data.source == MIX),
+    ('heldout_path', data.heldout.path if data.heldout else ''),
+    ('tokenizer', file if kind in ('sentencepiece', 'tokenizers') else ''),
+  ]
+  for key, path in named:
+    if data.source == 'tfds' or (key == 'mix' and '#' in path):
+      path = path.partition('#')[0]
+    found = not path or '://' in path or glob.glob(os.path.expanduser(path))
+    if not found and not os.path.exists(path):  # A name may hold brackets.
+      yield f'data.{key}={path!r}: there is nothing at this path'
 
 
 def mix_item(text: str, text_key: str) -> MixItem:

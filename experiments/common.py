@@ -61,7 +61,7 @@ def base() -> ml_collections.ConfigDict:
       'schedule': 'cosine',  # 'constant', 'cosine' or 'wsd'.
       'warmup_steps': 20,  # Linear warm-up, in steps of `progress`.
       'final_fraction': 0.1,  # Last learning rate, as a share of lr.
-      'progress': 'global',  # The schedule follows t, or the 'own' steps.
+      'progress': 'global',  # The schedule follows t, or its 'own' steps.
       'b1': 0.9,  # Decay of AdamW's first moment.
       'b2': 0.95,  # Decay of AdamW's second moment.
       'eps': 1e-8,  # Added to AdamW's denominator.

@@ -20,6 +20,7 @@ from absl import flags as absl_flags
 
 from diloco import config_faults, flags
 from diloco.config import RunConfig
+from diloco.config_data import missing_paths
 from diloco.config_values import ConfigError
 from diloco.metrics.workdir import Workdir
 from launch import faults, hosts, rehearsal, session
@@ -91,6 +92,8 @@ def main(argv) -> int:
       raise ConfigError([f'{argv[1]}: unexpected argument'])
     if not given.workdir:
       raise ConfigError(['--workdir: is missing, such as runs/first'])
+    if missing := list(missing_paths(config.data)):
+      raise ConfigError(missing)  # Before a process starts for it.
     planned = config_faults.plan(config.faults, config.protocol.learners)
     address = free_address(config.transport.host, config.transport.port)
     root = pathlib.Path(given.workdir)

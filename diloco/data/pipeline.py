@@ -144,15 +144,8 @@ def _rows(
   seeds: Sequence[int],
 ) -> grain.MapDataset:
   """The endless windows of one shard of one stream."""
+  windows = _windows(tokens, seq_len, least, shards, shard)
   run = run_of(tokens, seq_len, shards)
-  windows = Windows(tokens, seq_len, shards, shard, run)
-  if len(windows) < least:
-    # The last shard has the fewest windows, shards·least suffice for all.
-    raise ValueError(
-      f'data: {len(tokens)} tokens give shard {shard} of {shards} '
-      f'{len(windows)} windows of seq_len={seq_len}, one batch needs {least}; '
-      f'that takes {shards * least * seq_len + 1} tokens'
-    )
   seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
   if run == 1:
     return grain.MapDataset.source(windows).shuffle(seed=seed).repeat()
@@ -162,6 +155,21 @@ def _rows(
     window_size=run * RUNS_SHUFFLED,
     seed=seed % _SEED_MAX,
   ).map(windows.__getitem__)
+
+
+def _windows(
+  tokens: Tokens, seq_len: int, least: int, shards: int, shard: int
+) -> Windows:
+  run = run_of(tokens, seq_len, shards)
+  windows = Windows(tokens, seq_len, shards, shard, run)
+  if len(windows) < least:
+    # The last shard has the fewest windows, shards·least suffice for all.
+    raise ValueError(
+      f'data: {len(tokens)} tokens give shard {shard} of {shards} '
+      f'{len(windows)} windows of seq_len={seq_len}, one batch needs {least}; '
+      f'that takes {shards * least * seq_len + 1} tokens'
+    )
+  return windows
 
 
 def batches(
@@ -187,6 +195,54 @@ def batches(
   iterator = iter(dataset.to_iter_dataset(options))
   grain.experimental.set_next_index(iterator, start)
   return iterator
+
+
+def check_shards(
+  tokens: Tokens | Mixture, seq_len: int, batch: int, shards: int
+) -> None:
+  """Refuses a text that gives not every shard its batch.
+
+  Args:
+    tokens: that are trained on.
+    seq_len: as of `make_dataset`, like the others.
+
+  Raises:
+    ValueError: it is too short; says what it takes.
+  """
+  streams = tokens.streams if isinstance(tokens, Mixture) else (tokens,)
+  for each in streams:  # The last shard has the fewest windows.
+    _windows(
+      each, seq_len, batch if len(streams) == 1 else 1, shards, shards - 1
+    )
+
+
+def heldout_shape(
+  tokens: Tokens | Mixture, seq_len: int, batch: int, count: int
+) -> tuple[int, int]:
+  """Rows of a batch and number of batches that a text suffices for.
+
+  All of `batch` and `count` if it does; else fewer batches, and where it has
+  not even one, that with fewer rows.
+
+  Raises:
+    ValueError: it has no window at all; says what it takes.
+  """
+  shapes = [
+    *((batch, fewer) for fewer in range(count, 0, -1)),
+    *((fewer, 1) for fewer in range(batch - 1, 0, -1)),
+  ]
+  for rows, batches_ in shapes:
+    if all(
+      windows_in(stream, seq_len) >= share
+      for stream, share in heldout_shares(tokens, rows * batches_)
+    ):
+      return rows, batches_
+  streams = [stream for stream, _ in heldout_shares(tokens, 1)]
+  length = max(map(len, streams))
+  raise ValueError(
+    f'data: {length} held-out tokens hold no window of seq_len={seq_len}, '
+    f'that takes {seq_len + 1}: hold out more, or make seq_len shorter'
+  )
 
 
 def heldout_batches(

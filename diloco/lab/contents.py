@@ -80,7 +80,6 @@ class LearnerArrays:
   """See `diloco.sim.contents.LearnerContents`.
 
   Attributes:
-    steps: of its own, in all its processes.
     losses: of the steps of this process.
     applied: how many of them were done when something was blended in.
   """
@@ -107,7 +106,6 @@ class LearnerArrays:
     self._donated: Donated | None = None
     self._schedule = blueprint.schedule()
     self._dataset = blueprint.dataset(learner)
-    self.steps = start.step
     self.losses: list[float] = []
     self.applied: list[int] = []
 
@@ -125,8 +123,7 @@ class LearnerArrays:
     return self._params
 
   def step(self, position: int, progress: int) -> float:
-    if self._blueprint.config.inner.progress == 'own':
-      progress = self.steps
+    progress = self._blueprint.progress(progress, position)
     batch = self._device.put_batch(self._dataset[position])
     self._params, self._inner, metrics = self._device.step(
       self._params,
@@ -135,7 +132,6 @@ class LearnerArrays:
       self._schedule(progress),
       (self._learner, position),
     )
-    self.steps += 1
     self.losses.append(float(metrics['loss']))
     return self.losses[-1]
 
@@ -208,7 +204,6 @@ class LearnerArrays:
       'held': self._host.held(),
       'snapshots': self._snapshots,
       'donated': self._donated,
-      'steps': self.steps,
       'losses': self.losses,
       'applied': self.applied,
     }
@@ -219,7 +214,6 @@ class LearnerArrays:
     self._bases, self.base_crcs = state['bases'], state['base_crcs']
     self._host.take_over(state['held'])
     self._snapshots, self._donated = state['snapshots'], state['donated']
-    self.steps = state['steps']
     self.losses, self.applied = list(state['losses']), list(state['applied'])
 
 

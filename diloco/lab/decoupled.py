@@ -64,9 +64,7 @@ class Decoupled:
     self._journal = journal
     self._kills = kills
     self._heldout, self._health = Heldout(blueprint), Health(blueprint)
-    self._tally = Onlooker(
-      timeline_s, protocol.fragments, journal, blueprint.schedule()
-    )
+    self._tally = Onlooker(timeline_s, protocol.fragments, journal, blueprint)
     self._points: list[Point] = []
     self._deaths: list[tuple[int, float, float]] = []
     self._lives = Lives(config)

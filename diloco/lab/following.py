@@ -104,7 +104,6 @@ class Following:
     return Following(self._blueprint, self._lab, self._learner, arrays)
 
   def step(self, position: int, progress: int):
-    self.arrays.steps = progress  # Where the schedule follows its own.
     self.arrays.step(position, progress)
 
   def snapshot(self, said: tape_lines.Snapshot):

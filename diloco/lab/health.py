@@ -27,9 +27,9 @@ class Health:
     if blueprint.model.routing is None:
       return
     self._experts = config.model.experts
-    (batch,) = pipeline.heldout_batches(
-      blueprint.text.heldout, config.data.seq_len, config.run.eval_batch, 1
-    )
+    text, seq_len = blueprint.text.heldout, config.data.seq_len
+    rows, _ = pipeline.heldout_shape(text, seq_len, config.run.eval_batch, 1)
+    (batch,) = pipeline.heldout_batches(text, seq_len, rows, 1)
     self._tokens = jnp.asarray(batch['tokens'][:, :-1])
     self._routing = jax.jit(
       lambda params, tokens: blueprint.model.routing(

@@ -2,11 +2,11 @@
 """Looks on at the lab's cluster: counts, and tells a journal."""
 
 import dataclasses
-from collections.abc import Callable
 
 from diloco.lab.journal import Journal
 from diloco.metrics import names
 from diloco.protocol import learner_io, syncer_io
+from diloco.runtime.blueprint import Blueprint
 from diloco.sim.tally import Tally
 
 
@@ -20,7 +20,7 @@ class Onlooker(Tally):
     timeline_s: see `Tally`.
     fragments: P.
     journal: is told.
-    schedule: learning rate at a progress.
+    blueprint: tells the learning rate.
   """
 
   def __init__(
@@ -28,13 +28,14 @@ class Onlooker(Tally):
     timeline_s: float,
     fragments: int,
     journal: Journal,
-    schedule: Callable[[int], float],
+    blueprint: Blueprint,
   ):
     super().__init__(timeline_s)
     self.merged_tokens = 0.0
     self._fragments = fragments
     self._journal = journal
-    self._schedule = schedule
+    self._blueprint = blueprint
+    self._schedule = blueprint.schedule()
     self._publishing: syncer_io.Publish | None = None
 
   def at_syncer(self, syncer, event, effects):
@@ -59,12 +60,15 @@ class Onlooker(Tally):
   def at_learner(self, process, event, effects):
     super().at_learner(process, event, effects)
     if isinstance(event, learner_io.Completed):
+      progress = self._blueprint.progress(
+        process.stepped_at, process.position - 1
+      )
       scalars = {
         names.TIME: process.now,
         names.INCARNATION: process.incarnation,
         names.GLOBAL_STEP: process.machine.global_step,
         names.TRAIN_LOSS: event.loss,
-        names.LEARNING_RATE: self._schedule(process.machine.global_step - 1),
+        names.LEARNING_RATE: self._schedule(progress),
         names.STEP_TIME: event.step_s,
         names.STALL_TIME: 0.0,
         names.TOKENS_PER_S: event.tokens / event.step_s,

@@ -3,8 +3,9 @@
 
 The bytes go from peer to peer; the syncer only introduces the two. Whoever
 has not completed a bootstrap never donates, so that a fresh learner can't
-become "the state" (design: §3, Join and bootstrap). Nor does a learner of
-several hosts: each of them has but a part, and saves that itself.
+become "the state" (design: §3, Join and bootstrap). Of a learner of several
+hosts each has but a part, and gives it to the host of the same number: so
+only learners of one partition give to each other.
 """
 
 from diloco.protocol import messages
@@ -37,18 +38,30 @@ def _introduce(state: State, learner: int):
   donors = [
     (busy.count((m, x.incarnation)), m, x.incarnation)
     for m, x in state.live().items()
-    if (m, x.incarnation) not in member.tried and not x.spread
+    if (m, x.incarnation) not in member.tried and not why_unlike(x, member)
   ]
   if not donors:
-    failed = len(member.tried)
-    reason = f'no live peer is left, {failed} failed' if failed else 'no peer'
-    state.send(learner, messages.NoState(reason))
+    state.send(learner, messages.NoState(_why_none(state, member)))
     return
   _, donor, incarnation = min(donors)
   state.change(learner, donor=(donor, incarnation), state_offered=False)
   state.record('donor', learner, f'learner {donor} is asked for its state')
   request = messages.Donate(learner, member.incarnation, tuple(state.versions))
   state.send(donor, request)
+
+
+def why_unlike(donor: Member, newcomer: Member) -> str:
+  """Why a donor's state does not fit a newcomer; '' where it does."""
+  if donor.partition == newcomer.partition:
+    return ''
+  return 'no live peer has the same hosts and mesh'
+
+
+def _why_none(state: State, member: Member) -> str:
+  if member.tried:
+    return f'no live peer is left, {len(member.tried)} failed'
+  unlike = [why_unlike(x, member) for x in state.live().values()]
+  return next(filter(None, unlike), 'no peer')
 
 
 def on_state_offered(state: State, donor: int, offered: messages.StateOffered):

@@ -69,6 +69,20 @@ class ResetState:
 
 
 @dataclasses.dataclass(frozen=True)
+class DonateAt:
+  """Copy this host's Θ and inner state of this boundary; offer them."""
+
+  learner: int  # The newcomer, and its session.
+  incarnation: int
+  handles: tuple[int, ...]  # As many as any host can need.
+
+
+@dataclasses.dataclass(frozen=True)
+class AdoptState:
+  """The inner state becomes what this host has taken of a donor's."""
+
+
+@dataclasses.dataclass(frozen=True)
 class BeginAt:
   """Training begins with the batch at this position."""
 
@@ -163,6 +177,36 @@ class HostTake:
   part_crcs: tuple[int, ...]  # Of this host's boxes of it, by shard.
 
 
+@dataclasses.dataclass(frozen=True)
+class HostFetch:
+  """Pull this host's part of a donor's state, prove it, and keep it apart."""
+
+  address: str  # Of the donor's host of the same number.
+  payloads: tuple[Payload, ...]  # Of this host, P fragments first.
+  versions: tuple[int, ...]
+  crcs: tuple[int, ...]  # Of the whole fragments.
+
+
+@dataclasses.dataclass(frozen=True)
+class FetchOver:
+  """All hosts have what they were to fetch: take it. Or forget it."""
+
+  taken: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class HostDonationOver:
+  """A newcomer needs this host's offer no longer."""
+
+  learner: int
+  incarnation: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HostDonationsOver:
+  """No newcomer does."""
+
+
 # From the other hosts ---------------------------------------------------------
 
 
@@ -200,6 +244,28 @@ class HostTook:
 
 
 @dataclasses.dataclass(frozen=True)
+class HostDonated:
+  """Its part of Θ and of the inner state is on offer to a newcomer."""
+
+  learner: int
+  incarnation: int
+  address: str  # '': it could not.
+  parts: tuple[Part, ...]  # P fragments, then the inner state.
+
+
+@dataclasses.dataclass(frozen=True)
+class HostFetched:
+  """What came of `HostFetch`."""
+
+  reason: str  # Why it failed; empty: it is here, and proven.
+
+
+@dataclasses.dataclass(frozen=True)
+class HostAdopted:
+  """What it fetched has become its copy of Θ."""
+
+
+@dataclasses.dataclass(frozen=True)
 class StopWanted:
   """This host was told to go: the learner is to leave in good order."""
 
@@ -211,6 +277,8 @@ FROM_LEADING_HOST = (
   TakeSnapshot,
   ApplyFragment,
   ResetState,
+  DonateAt,
+  AdoptState,
   BeginAt,
   SaveAt,
   EndAt,
@@ -222,11 +290,18 @@ FROM_LEADING_HOST = (
   HostRetire,
   OfferHeld,
   HostTake,
+  HostFetch,
+  FetchOver,
+  HostDonationOver,
+  HostDonationsOver,
 )
 FROM_OTHER_HOSTS = (
   HostStarted,
   SessionAt,
   HostOffered,
   HostTook,
+  HostDonated,
+  HostFetched,
+  HostAdopted,
   StopWanted,
 )

@@ -77,7 +77,6 @@ class Start:
 
 def on_connected(core: Core, event: learner_io.Connected):
   """A stream is open: hello."""
-  core.set(spread=bool(event.partition))
   fragments = core.state.fragments
   core.send(
     messages.Hello(
@@ -139,7 +138,7 @@ def on_welcome(core: Core, welcome: messages.Welcome):
   core.set(position=max(state.position, welcome.position), clean=welcome.clean)
   # A peer's state is newer than one that the run has left behind.
   behind = any(f.unlike for f in core.state.fragments)
-  if behind and welcome.live and not state.settled and not state.spread:
+  if behind and welcome.live and not state.settled:
     core.set(seeking=True)
     core.send(messages.WantState('joins a run that has gone on'))
     return

@@ -58,7 +58,6 @@ class State:
   fragments: tuple[Fragment, ...]
   now: float = float('-inf')
   connected: bool = False  # Welcomed, that is.
-  spread: bool = False  # Over several hosts: takes no peer's state, gives none.
   source: str = 'the seed'  # Where the inner state is from, for people.
   settled: bool = False  # It is known where it is to be from.
   seeking: bool = False  # A peer is asked for it.

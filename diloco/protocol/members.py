@@ -19,7 +19,7 @@ class Member:
   silent_at_s: float  # When it will be given up, unless it speaks.
   versions: tuple[int, ...] = ()  # As it said in its hello.
   crcs: tuple[int, ...] = ()
-  spread: bool = False  # Over several hosts: its state is nowhere whole.
+  partition: str = ''  # Likewise; '': it has one host.
   ready: bool = False
   leaving: bool = False
   donor: tuple[int, int] | None = None  # Asked for a state, for this one.

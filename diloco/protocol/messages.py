@@ -53,7 +53,7 @@ class Hello:
   # Where the syncer pulls this learner's offers, by part.
   addresses: tuple[str, ...]
   # How several hosts share its parameters, `numerics.partition`; '': it has
-  # one host. Only then is all of its state in one place, to be donated.
+  # one host. Learners that say the same here can give each other their state.
   partition: str = ''
 
 
@@ -73,8 +73,11 @@ class StateOffered:
   versions: tuple[int, ...]  # Of the fragments of Θ.
   crcs: tuple[int, ...]  # Of their bytes.
   step: int  # The donor's own step, whose inner state it is.
-  payloads: tuple[Payload, ...]  # The P fragments, then the inner state.
-  address: str  # Where the newcomer pulls them.
+  # The P fragments, then the inner state; each in parts, by host, where the
+  # donor has several.
+  payloads: tuple[Payload, ...]
+  address: str  # Where the newcomer pulls them; its host 0, of several.
+  other_addresses: tuple[str, ...] = ()  # Where its hosts 1, 2, … do.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,7 +102,7 @@ def on_hello(state: State, hello: messages.Hello):
     + patience.silence_max_s(Ema(), state.config.patience),
     versions=hello.versions,
     crcs=hello.crcs,
-    spread=bool(hello.partition),
+    partition=hello.partition,
   )
   state.members = dict(sorted(state.members.items()))
   state.record('joined', hello.learner, f'incarnation {hello.incarnation}')

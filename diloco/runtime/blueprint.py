@@ -85,6 +85,15 @@ class Blueprint:
       inner.final_fraction,
     )
 
+  def progress(self, global_step: int, position: int) -> int:
+    """What the schedule is a function of: t, or the learner's own steps.
+
+    Its own are the batches that it has taken of its data shard: the syncer
+    knows their number, so that a learner whose disk is lost goes on there.
+    """
+    own = self.config.inner.progress == 'own'
+    return position if own else global_step
+
   def dataset(self, learner: int) -> pipeline.Dataset:
     """The batches of one learner id, by position."""
     data = self.config.data
@@ -131,11 +140,14 @@ def make_blueprint(
 
   Raises:
     ValueError: the model can't be cut as the configuration asks, or is the
-      user's own and can't be found or is none.
+      user's own and can't be found or is none, or the text is too short.
     FileNotFoundError: the text is missing.
   """
   # First: it is what is most often missing.
-  text = load_text(config) if reads_text else None
+  text = None
+  if reads_text:
+    text = load_text(config)
+    check_text(config, text)
   model = model or make_model(config)
   shapes = interface.check_model(model)
   specs = {
@@ -215,6 +227,19 @@ def decoder_config(config: configs.RunConfig) -> DecoderConfig:
     remat=model.remat,
     tied=model.tied,
     experts=experts if model.kind == 'moe' else None,
+  )
+
+
+def check_text(config: configs.RunConfig, text: corpus.Corpus) -> None:
+  """Refuses a text on which the run could not be trained, or not evaluated.
+
+  Raises:
+    ValueError: it is too short; says what it takes.
+  """
+  data = config.data
+  pipeline.check_shards(text.train, data.seq_len, data.batch, data.shards)
+  pipeline.heldout_shape(
+    text.heldout, data.seq_len, config.run.eval_batch, config.run.eval_batches
   )
 
 

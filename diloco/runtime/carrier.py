@@ -15,7 +15,7 @@ from diloco.runtime import donations, parts
 from diloco.runtime.announced import why_unfit
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
-from diloco.runtime.host_copy import HostCopy, Mismatch
+from diloco.runtime.host_copy import Held, HostCopy, Mismatch
 from diloco.runtime.host_part import Arrivals, Arrived, make_part
 from diloco.runtime.hosts import ALONE, Hosts
 from diloco.runtime.incarnation import process_of
@@ -32,6 +32,21 @@ class Adopted:
 
   inner_state: object  # A pytree of host arrays.
   source: Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Donation:
+  """A state that is to be given.
+
+  Attributes:
+    newcomer: its learner and incarnation.
+    step: own step of this learner, at whose boundary it is.
+    handles: of what is offered.
+  """
+
+  newcomer: donations.Newcomer
+  step: int
+  handles: tuple[int, ...]
 
 
 class Carrier:
@@ -58,7 +73,6 @@ class Carrier:
   ):
     self._blueprint = blueprint
     self._device = device
-    self._copy = copy
     self._part = make_part(blueprint, device, copy)
     self._plane = plane
     self._hosts = hosts
@@ -66,13 +80,18 @@ class Carrier:
     self._handles = itertools.count(1)
     self._arrivals = Arrivals()
     self._adopted: Adopted | None = None
-    self.donations = donations.Donations(blueprint, plane, self._handles)
+    self._donations = donations.Donations(self._part, plane)
 
   # For the loop -------------------------------------------------------------
 
   def next_handle(self) -> int:
     """For an offer; in this process no other has it."""
     return next(self._handles)
+
+  def donation_handles(self) -> tuple[int, ...]:
+    """As many as a donation can need, of whichever host."""
+    most = donations.payloads_max(self._blueprint, self._device.state_like)
+    return tuple(next(self._handles) for _ in range(most))
 
   def take_arrived(self, fragment: int, version: int) -> Arrived | None:
     """See `Arrivals.take`."""
@@ -111,6 +130,56 @@ class Carrier:
       step=snapshot.step,
       payload=self._offered(p, self._blueprint.up, shares, session, handle),
     )
+
+  def donate(
+    self, donation: Donation, held: Sequence[Held], state
+  ) -> messages.StateOffered | None:
+    """Offers a newcomer this boundary's Θ and inner state.
+
+    The other hosts, told by the loop, offer theirs under the same handles.
+
+    Args:
+      donation: to whom.
+      held: Θ of the boundary, by fragment.
+      state: a copy of the inner state.
+
+    Returns:
+      What to say of it; None: a host could not, and nothing is on offer.
+    """
+    newcomer, handles = donation.newcomer, donation.handles
+    mine = self._donations.offer(
+      newcomer, handles, [each.theta for each in held], state
+    )
+    others = self._hosts.donated(newcomer)
+    addresses = tuple(each.address for each in others)
+    if not all(addresses):
+      self.end_donation(newcomer)
+      return None
+    return messages.StateOffered(
+      learner=newcomer[0],
+      incarnation=newcomer[1],
+      versions=tuple(each.version for each in held),
+      crcs=tuple(each.crc for each in held),
+      step=donation.step,
+      payloads=donations.announced(
+        handles,
+        self._blueprint.full.name,
+        len(held),
+        [mine, *(donations.Offered(x.address, x.parts) for x in others)],
+      ),
+      address=mine.address,
+      other_addresses=addresses,
+    )
+
+  def end_donation(self, newcomer: donations.Newcomer):
+    """It needs the offer no longer."""
+    self._donations.end(newcomer)
+    self._hosts.tell(host_messages.HostDonationOver(*newcomer))
+
+  def end_donations(self):
+    """No newcomer does."""
+    self._donations.end_all()
+    self._hosts.tell(host_messages.HostDonationsOver())
 
   def donate_fragment(
     self, fragment: int, session: Session
@@ -225,17 +294,10 @@ class Carrier:
       )
 
   def fetch_state(self, state: messages.StateAt) -> learner_io.Event:
-    """A donor's Θ and inner state."""
+    """A donor's Θ and inner state: all hosts' parts of it, or nothing."""
     offered = state.offered
     try:
-      inner_state = donations.fetch(
-        offered,
-        self._blueprint,
-        self._plane,
-        self._pace,
-        self._copy,
-        self._device.state_like,
-      )
+      fetched = self._fetch_parts(offered)
     except (TransferFailed, Mismatch) as error:
       reason = f'donor {state.donor}: {type(error).__name__}: {error}'
       logging.warning('%s', reason)
@@ -246,7 +308,7 @@ class Carrier:
       versions=offered.versions,
       crcs=offered.crcs,
     )
-    self._adopted = Adopted(inner_state, source)
+    self._adopted = Adopted(fetched.inner_state, source)
     for p in range(len(self._blueprint.layout.fragments)):
       self._place(p)
     logging.info(
@@ -255,6 +317,49 @@ class Carrier:
       offered.step,
     )
     return learner_io.StateFetched(offered, state.donor)
+
+  def _fetch_parts(self, offered: messages.StateOffered) -> donations.Fetched:
+    """Each host its own, side by side; then all take what they have."""
+    addresses = (offered.address, *offered.other_addresses)
+    if len(addresses) != self._hosts.count or any(
+      len(each.parts) != (len(addresses) if len(addresses) > 1 else 0)
+      for each in offered.payloads
+    ):
+      raise Mismatch(
+        f'a donor of {len(addresses)} hosts, this learner has '
+        f'{self._hosts.count}'
+      )
+    fragments = len(self._blueprint.layout.fragments)
+    if not len(offered.versions) == len(offered.crcs) == fragments:
+      raise Mismatch(
+        f'{len(offered.versions)} versions and {len(offered.crcs)} CRCs, the '
+        f'run has {fragments} fragments'
+      )
+    by_host = [
+      tuple(parts.only(each, host) for each in offered.payloads)
+      for host in range(len(addresses))
+    ]
+    orders = [
+      host_messages.HostFetch(address, payloads, offered.versions, offered.crcs)
+      for address, payloads in zip(addresses[1:], by_host[1:])
+    ]
+    try:
+      with self._hosts.fetching(orders):
+        fetched = donations.fetch(
+          by_host[0],
+          offered.address,
+          self._part,
+          fragments,
+          self._blueprint.full.name,
+          self._plane,
+          self._pace,
+        )
+      self._part.adopt(offered.versions, fetched.data, offered.crcs)
+    except (TransferFailed, Mismatch):
+      self._hosts.end_fetch(taken=False)
+      raise
+    self._hosts.end_fetch(taken=True)
+    return fetched
 
   def _place(self, fragment: int):
     """The host's copy of a fragment, ready to be applied."""

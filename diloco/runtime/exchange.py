@@ -26,9 +26,9 @@ from diloco.protocol import (
 from diloco.protocol.joining import Start
 from diloco.protocol.learner import Learner
 from diloco.runtime.blueprint import Blueprint
-from diloco.runtime.carrier import Adopted, Arrived, Carrier
+from diloco.runtime.carrier import Adopted, Arrived, Carrier, Donation
 from diloco.runtime.device import Device
-from diloco.runtime.host_copy import HostCopy
+from diloco.runtime.host_copy import Held, HostCopy
 from diloco.runtime.hosts import ALONE, Hosts
 from diloco.runtime.link import Link, Session
 from diloco.runtime.part_copy import PartCopy
@@ -98,7 +98,6 @@ class Exchange:
   ):
     config = blueprint.config
     self._plane = plane
-    self._host = host
     self._hosts = hosts
     self._partition = device.partition.to_text() if hosts.count > 1 else ''
     self._carrier = Carrier(blueprint, device, host, plane, hosts)
@@ -247,12 +246,32 @@ class Exchange:
     """Sends `message` once all offers before it have been made."""
     self._send_from_up(lambda session: message)
 
-  def donate(self, effect: learner_io.DonateState, state):
-    """Offers a newcomer the host's Θ and a copy of the inner state."""
-    held = self._host.held()
-    self._send_from_up(
-      lambda session: self._carrier.donations.offer(effect, held, state)
-    )
+  def prepare_donation(self, effect: learner_io.DonateState) -> Donation:
+    """What is to be said to the other hosts of it."""
+    newcomer = effect.learner, effect.incarnation
+    return Donation(newcomer, effect.step, self._carrier.donation_handles())
+
+  def donate(self, donation: Donation, held: Sequence[Held], state):
+    """Offers a newcomer Θ and the inner state of a boundary.
+
+    Args:
+      donation: as `prepare_donation` gave it.
+      held: Θ of the boundary, by fragment.
+      state: a copy of the inner state.
+    """
+    session = self._session
+
+    def job():
+      gone = session is None or session is not self._session
+      if gone and self._hosts.count == 1:
+        return  # The syncer it was meant for is gone.
+      offered = self._carrier.donate(donation, held, state)
+      if session is None or session is not self._session:
+        self._carrier.end_donation(donation.newcomer)
+      elif offered is not None:
+        session.client.send(offered)
+
+    self._queue_up(job)
 
   def crash(self, error: BaseException):
     """Ends the loop with `error`; from any thread."""
@@ -285,6 +304,8 @@ class Exchange:
       if isinstance(message, messages.Welcome):
         self._link.let_in()
         self._find_syncer(message.addresses)
+      if isinstance(message, messages.NoState):
+        logging.info('goes on without a peer: %s', message.reason)
       self.handle(learner_io.Heard(message))
     except Exception as error:  # noqa: BLE001 - handed on, not hidden.
       self._on_crash(error)  # gRPC's thread would keep it to itself.
@@ -347,7 +368,7 @@ class Exchange:
         )
       case learner_io.EndDonation():
         newcomer = effect.learner, effect.incarnation
-        self._queue_up(lambda: self._carrier.donations.end(newcomer))
+        self._queue_up(lambda: self._carrier.end_donation(newcomer))
       case learner_io.Forget():
         self._forget(effect.handles)
       case _ if isinstance(effect, BOUNDARY):
@@ -372,7 +393,7 @@ class Exchange:
     if session is not None and handles:
       self._hosts.tell(host_messages.HostRetire(session.incarnation, handles))
     if handles is None:
-      self._queue_up(self._carrier.donations.end_all)
+      self._queue_up(self._carrier.end_donations)
 
   def _send_from_up(self, make: Callable[[Session], object]):
     """On the worker: makes a message for the session of now, and sends it."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
 from diloco.data import pipeline
 from diloco.models import interface
@@ -17,12 +18,17 @@ class Heldout:
 
   def __init__(self, blueprint: Blueprint):
     config = blueprint.config
-    self._batches = pipeline.heldout_batches(
-      blueprint.text.heldout,
-      config.data.seq_len,
-      config.run.eval_batch,
-      config.run.eval_batches,
-    )
+    text, seq_len = blueprint.text.heldout, config.data.seq_len
+    asked = config.run.eval_batch, config.run.eval_batches
+    shape = pipeline.heldout_shape(text, seq_len, *asked)
+    if shape != asked:
+      logging.warning(
+        'evaluates on %d batches of %d, all that the held-out text gives: '
+        'run.eval_batches=%d of run.eval_batch=%d are asked for',
+        *reversed(shape),
+        *reversed(asked),
+      )
+    self._batches = pipeline.heldout_batches(text, seq_len, *shape)
     self._loss = jax.jit(
       lambda params, batch: interface.reported_loss(
         *blueprint.model.loss(

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from diloco.numerics import payload
-from diloco.runtime import contributions
+from diloco.runtime import contributions, inner_state
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.cuts import Cuts
 from diloco.runtime.device import Device
@@ -65,6 +65,29 @@ class Part(Protocol):
   def placed(self, fragment: int) -> Arrived:
     """The host's copy of a fragment, on the devices too."""
 
+  def donated_bytes(self, fragment: int) -> int:
+    """Of Θ_p, as this process gives it to a newcomer."""
+
+  def encode_donated(self, fragment: int, theta: Arrays) -> np.ndarray:
+    """The same as bytes, in f32; may be none."""
+
+  def state_bytes(self) -> int:
+    """Of the inner state that this process gives."""
+
+  def state_chunks(self, state) -> list[np.ndarray]:
+    """The same, of a copy on the devices."""
+
+  def state_from_chunks(self, chunks: Sequence[np.ndarray]):
+    """For `Device.put_state`; `ValueError` where it is not as many bytes."""
+
+  def adopt(
+    self,
+    versions: Sequence[int],
+    data: Sequence[np.ndarray],
+    crcs: Sequence[int],
+  ) -> None:
+    """A donor's Θ, by fragment; `Mismatch`, and nothing taken, else."""
+
 
 class WholePart:
   """Of a learner's only process: whole pieces.
@@ -105,6 +128,26 @@ class WholePart:
 
   def placed(self, fragment) -> Arrived:
     return _placed(self._device, fragment, self._copy.held()[fragment])
+
+  def donated_bytes(self, fragment) -> int:
+    pieces = self._blueprint.layout.fragments[fragment]
+    return payload.payload_bytes(pieces, self._blueprint.full)
+
+  def encode_donated(self, fragment, theta) -> np.ndarray:
+    pieces = self._blueprint.layout.fragments[fragment]
+    return payload.encode(theta, pieces, self._blueprint.full)
+
+  def state_bytes(self) -> int:
+    return inner_state.size_bytes(self._device.state_like)
+
+  def state_chunks(self, state) -> list[np.ndarray]:
+    return inner_state.to_chunks(state)
+
+  def state_from_chunks(self, chunks):
+    return inner_state.from_chunks(chunks, self._device.state_like)
+
+  def adopt(self, versions, data, crcs) -> None:
+    self._copy.adopt(versions, data, crcs)
 
 
 class HostPart:
@@ -151,6 +194,30 @@ class HostPart:
 
   def placed(self, fragment) -> Arrived:
     return _placed(self._device, fragment, self._copy.held()[fragment])
+
+  def donated_bytes(self, fragment) -> int:
+    boxes = self._device.holding.needed[fragment]
+    return payload.payload_bytes(boxes, self._blueprint.full)
+
+  def encode_donated(self, fragment, theta) -> np.ndarray:
+    boxes = self._device.holding.needed[fragment]
+    return payload.encode(theta, boxes, self._blueprint.full)
+
+  def state_bytes(self) -> int:
+    return inner_state.shards_size_bytes(self._device.state_like)
+
+  def state_chunks(self, state) -> list[np.ndarray]:
+    return inner_state.shards_to_chunks(state)
+
+  def state_from_chunks(self, chunks):
+    return inner_state.shards_from_chunks(chunks, self._device.state_like)
+
+  def adopt(self, versions, data, crcs) -> None:
+    needed, full = self._device.holding.needed, self._blueprint.full
+    thetas = [payload.decode(x, boxes, full) for x, boxes in zip(data, needed)]
+    self._copy.take_over(
+      [Held(*each) for each in zip(versions, thetas, crcs, strict=True)]
+    )
 
   def _by_shard(self, fragment: int):
     for shard in range(self._blueprint.owners.shards):

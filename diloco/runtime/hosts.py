@@ -7,7 +7,7 @@ asked of each, and counts when the last one has answered: all parts, or none.
 
 import contextlib
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from diloco.protocol import host_messages, messages
@@ -16,8 +16,11 @@ from diloco.transport.group import Connection, GroupLost, Listener
 
 ANSWER_S = 120.0  # A host that lives answers; jax ends the dead sooner.
 
+STATE_S = 3600.0  # Likewise, where all of a host's state is moved.
+
 Addresses = tuple[str, ...]  # Of one host, by shard of the syncer.
 Parts = tuple[messages.Part | None, ...]  # Likewise; None: it could not.
+Donated = host_messages.HostDonated
 
 
 class Hosts(Protocol):
@@ -56,6 +59,15 @@ class Hosts(Protocol):
       orders: by host, from 1 on.
     """
 
+  def donated(self, newcomer: tuple[int, int]) -> tuple[Donated, ...]:
+    """What each of them offers to a newcomer; waits for it."""
+
+  def fetching(self, orders: Sequence[host_messages.HostFetch]):
+    """As `taking`, of parts of a donor's state, which are only kept apart."""
+
+  def end_fetch(self, taken: bool) -> None:
+    """What they keep becomes theirs, which is waited for; or is forgotten."""
+
   def close(self) -> None:
     """Says what is queued, and ends."""
 
@@ -85,6 +97,15 @@ class Alone:
 
   def taking(self, orders: Sequence[host_messages.HostTake]):
     return contextlib.nullcontext()
+
+  def donated(self, newcomer: tuple[int, int]) -> tuple[Donated, ...]:
+    return ()
+
+  def fetching(self, orders: Sequence[host_messages.HostFetch]):
+    return contextlib.nullcontext()
+
+  def end_fetch(self, taken: bool) -> None:
+    pass
 
   def close(self) -> None:
     pass
@@ -161,9 +182,24 @@ class OtherHosts:
       yield
     finally:
       took = self._wait(('took', orders[0].fragment, orders[0].version))
-    for host, each in took.items():
-      if each.reason:
-        raise Mismatch(f'host {host}: {each.reason}')
+    _check_all(took)
+
+  def donated(self, newcomer: tuple[int, int]) -> tuple[Donated, ...]:
+    return tuple(self._wait(('donated', *newcomer), STATE_S).values())
+
+  @contextlib.contextmanager
+  def fetching(self, orders: Sequence[host_messages.HostFetch]):
+    self.tell_each(orders)
+    try:
+      yield
+    finally:
+      fetched = self._wait('fetched', STATE_S)
+    _check_all(fetched)
+
+  def end_fetch(self, taken: bool) -> None:
+    self.tell(host_messages.FetchOver(taken))
+    if taken:
+      self._wait('adopted')
 
   def close(self) -> None:
     for connection in self._connections.values():
@@ -201,6 +237,13 @@ class OtherHosts:
       case host_messages.HostTook():
         key = 'took', message.fragment, message.version
         self._answer(key, connection, message)
+      case host_messages.HostDonated():
+        key = 'donated', message.learner, message.incarnation
+        self._answer(key, connection, message)
+      case host_messages.HostFetched():
+        self._answer('fetched', connection, message)
+      case host_messages.HostAdopted():
+        self._answer('adopted', connection, message)
       case host_messages.StopWanted():
         self._on_stop()
       case _:
@@ -217,7 +260,9 @@ class OtherHosts:
       self._answers.setdefault(key, {})[host] = message
       self._changed.notify_all()
 
-  def _wait(self, key: Hashable) -> dict[int, object]:
+  def _wait(
+    self, key: Hashable, timeout_s: float = ANSWER_S
+  ) -> dict[int, object]:
     """By host, ascending."""
 
     def complete():
@@ -225,8 +270,8 @@ class OtherHosts:
       return self._lost or len(found) == self.count - 1
 
     with self._changed:
-      if not self._changed.wait_for(complete, ANSWER_S):
-        raise GroupLost(f'no answer of all hosts in {ANSWER_S} s: {key}')
+      if not self._changed.wait_for(complete, timeout_s):
+        raise GroupLost(f'no answer of all hosts in {timeout_s} s: {key}')
       if self._lost:
         raise self._lost
       return dict(sorted(self._answers.pop(key).items()))
@@ -236,3 +281,10 @@ class OtherHosts:
       self._lost = self._lost or error
       self._changed.notify_all()
     self._on_lost(error)
+
+
+def _check_all(answers: Mapping[int, object]) -> None:
+  """Raises `Mismatch` for the first host that could not do what it was told."""
+  for host, each in answers.items():
+    if each.reason:
+      raise Mismatch(f'host {host}: {each.reason}')

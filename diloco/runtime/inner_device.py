@@ -9,6 +9,7 @@ import numpy as np
 
 from diloco.models import interface, sharding
 from diloco.numerics import inner
+from diloco.runtime import inner_state
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.placement import partition_of, place
 
@@ -78,7 +79,14 @@ class InnerDevice:
     return self._abstract(self._shardings)
 
   def put_state(self, state):
-    """An inner state from the host, where its parameters lie."""
+    """An inner state from the host, where its parameters lie.
+
+    Args:
+      state: a pytree of arrays; of `inner_state.Shards` where the learner has
+        several processes, each of which gives its own.
+    """
+    if self.partition.host_count > 1:
+      return inner_state.place_shards(state, self._state_like)
     return jax.tree.map(place, state, self._state_shardings)
 
   def fresh_state(self, params: Params):

@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An inner optimizer state as bytes that travel from peer to peer, and back."""
+"""An inner optimizer state as bytes that travel from peer to peer, and back.
 
-from collections.abc import Sequence
+Whole where a learner has one process. Of several, each host sends the shards
+of its own devices to the host of the same number in another learner, whose
+devices hold the same ones where both are partitioned alike.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -24,12 +30,7 @@ def to_chunks(state) -> list[np.ndarray]:
   The bits count: nothing is converted. None for a state of no bytes, such as
   that of SGD without momentum.
   """
-  leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
-  whole = _joined(
-    [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in leaves]
-  )
-  starts = range(0, whole.size, CHUNK_BYTES_MAX)
-  return [whole[start : start + CHUNK_BYTES_MAX] for start in starts]
+  return _cut(np.asarray(leaf) for leaf in jax.tree.leaves(state))
 
 
 def from_chunks(chunks: Sequence[np.ndarray], like):
@@ -51,6 +52,120 @@ def from_chunks(chunks: Sequence[np.ndarray], like):
     arrays.append(part)
     start = stop
   return structure.unflatten(arrays)
+
+
+Ranges = tuple[tuple[int, int], ...]  # (first, last + 1) by axis.
+Shards = Mapping[Ranges, np.ndarray]  # Of one leaf, those of one host.
+
+
+def shards_to_chunks(state) -> list[np.ndarray]:
+  """As `to_chunks`, of the different shards that this process's devices hold.
+
+  Args:
+    state: a pytree of arrays on the devices of several processes.
+  """
+  return _cut(
+    np.asarray(data)
+    for leaf in jax.tree.leaves(state)
+    for _, data in sorted(_held(leaf).items(), key=lambda item: item[0])
+  )
+
+
+def shards_size_bytes(like) -> int:
+  """How many bytes `shards_to_chunks` gives of a state of this structure.
+
+  Args:
+    like: a pytree of `jax.ShapeDtypeStruct`, with shardings.
+  """
+  return sum(
+    _shard_nbytes(leaf, ranges)
+    for leaf in jax.tree.leaves(like)
+    for ranges in _ranges_here(leaf)
+  )
+
+
+def shards_from_chunks(chunks: Sequence[np.ndarray], like):
+  """What `shards_to_chunks` cut: a pytree of `Shards`.
+
+  Raises:
+    ValueError: it is not as many bytes.
+  """
+  whole, wanted = _joined(chunks), shards_size_bytes(like)
+  if whole.size != wanted:
+    raise ValueError(
+      f'{whole.size} bytes of inner state, this host has {wanted}'
+    )
+  leaves, structure = jax.tree.flatten(like)
+  found, start = [], 0
+  for leaf in leaves:
+    shards = {}
+    for ranges in _ranges_here(leaf):
+      stop = start + _shard_nbytes(leaf, ranges)
+      shape = tuple(b - a for a, b in ranges)
+      shards[ranges] = whole[start:stop].view(leaf.dtype).reshape(shape)
+      start = stop
+    found.append(shards)
+  return structure.unflatten(found)
+
+
+def place_shards(state, like):
+  """A state of which each process has its own shards, on the devices.
+
+  Args:
+    state: as `shards_from_chunks` gives it.
+    like: shapes, dtypes and shardings.
+  """
+  leaves, structure = jax.tree.flatten(like)
+  return structure.unflatten(
+    jax.make_array_from_callback(
+      leaf.shape,
+      leaf.sharding,
+      lambda index, leaf=leaf, shards=shards: shards[
+        _ranges(index, leaf.shape)
+      ],
+    )
+    for leaf, shards in zip(leaves, structure.flatten_up_to(state))
+  )
+
+
+def _held(leaf: jax.Array) -> dict[Ranges, jax.Array]:
+  return {
+    _ranges(shard.index, leaf.shape): shard.data
+    for shard in leaf.addressable_shards
+  }
+
+
+def _ranges_here(leaf) -> list[Ranges]:
+  here = leaf.sharding.addressable_devices_indices_map(leaf.shape)
+  return sorted({_ranges(index, leaf.shape) for index in here.values()})
+
+
+def _ranges(index: tuple[slice, ...], shape: tuple[int, ...]) -> Ranges:
+  return tuple(s.indices(size)[:2] for s, size in zip(index, shape))
+
+
+def _shard_nbytes(leaf, ranges: Ranges) -> int:
+  size = math.prod(b - a for a, b in ranges)
+  return size * np.dtype(leaf.dtype).itemsize
+
+
+def _cut(arrays: Iterable[np.ndarray]) -> list[np.ndarray]:
+  """Their bytes in chunks; besides these, one array is here at a time."""
+  chunks: list[np.ndarray] = []
+  open_parts: list[np.ndarray] = []
+  room = CHUNK_BYTES_MAX
+  for array in arrays:
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    while data.size:
+      part, data = data[:room], data[room:]
+      open_parts.append(part)
+      room -= part.size
+      if not room:
+        chunks.append(_joined(open_parts))
+        open_parts, room = [], CHUNK_BYTES_MAX
+  if open_parts:
+    chunks.append(_joined(open_parts))
+  return chunks
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 from diloco.checkpoint.learner_records import LearnerRecords, read_progress
 from diloco.data import pipeline
 from diloco.protocol import host_messages
-from diloco.runtime import parts
+from diloco.runtime import donations, parts
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.host_copy import Mismatch
@@ -39,6 +39,8 @@ LOOP = (
   host_messages.TakeSnapshot,
   host_messages.ApplyFragment,
   host_messages.ResetState,
+  host_messages.DonateAt,
+  host_messages.AdoptState,
   host_messages.BeginAt,
   host_messages.SaveAt,
   host_messages.EndAt,
@@ -85,6 +87,10 @@ class OtherHost:
     self._next_position = itertools.count()
     self._todo: queue.SimpleQueue = queue.SimpleQueue()
     self._sessions = Sessions(plane, blueprint.owners.shards)
+    self._donations = donations.Donations(self._part, plane)
+    self._fetched: tuple[host_messages.HostFetch, donations.Fetched] | None
+    self._fetched = None  # Of a donor; for the worker 'down'.
+    self._adopted = None  # Its inner state, until the loop takes it.
     self._up = Worker('up', JOBS_MAX, self._todo.put)
     self._down = Worker('down', JOBS_MAX, self._todo.put)
     self._connection = connection
@@ -108,6 +114,7 @@ class OtherHost:
     """Ends threads and sessions."""
     self._up.close(1.0)
     self._down.close(1.0)
+    self._donations.end_all()
     self._sessions.close()
 
   def lost(self, error: GroupLost):
@@ -138,6 +145,15 @@ class OtherHost:
         self._offer(message, lambda: self._part.encode_held(p))
       case host_messages.HostTake():
         self._submit(self._down, lambda: self._take(message))
+      case host_messages.HostFetch():
+        self._submit(self._down, lambda: self._fetch(message))
+      case host_messages.FetchOver():
+        self._submit(self._down, lambda: self._end_fetch(message.taken))
+      case host_messages.HostDonationOver():
+        newcomer = message.learner, message.incarnation
+        self._submit(self._up, lambda: self._donations.end(newcomer))
+      case host_messages.HostDonationsOver():
+        self._submit(self._up, self._donations.end_all)
       case _:
         raise TypeError(f'Not for another host: {message!r}.')
 
@@ -176,6 +192,36 @@ class OtherHost:
       reason = f'{type(error).__name__}: {error}'
     self._say(host_messages.HostTook(p, version, reason))
 
+  def _fetch(self, order: host_messages.HostFetch):
+    """This host's part of a donor's state; it is only kept until the end."""
+    self._fetched, reason = None, ''
+    try:
+      fetched = donations.fetch(
+        order.payloads,
+        order.address,
+        self._part,
+        len(self._blueprint.layout.fragments),
+        self._blueprint.full.name,
+        self._plane,
+        self._pace,
+      )
+      self._fetched = order, fetched
+    except (TransferFailed, Mismatch) as error:
+      reason = f'{type(error).__name__}: {error}'
+    self._say(host_messages.HostFetched(reason))
+
+  def _end_fetch(self, taken: bool):
+    """Of all hosts at once; what is taken is there before it is said."""
+    fetched, self._fetched = self._fetched, None
+    if not taken:
+      return
+    order, found = fetched
+    self._part.adopt(order.versions, found.data, order.crcs)
+    for p, version in enumerate(order.versions):
+      self._arrivals.put(p, version, self._part.placed(p))
+    self._adopted = found.inner_state
+    self._say(host_messages.HostAdopted())
+
   # On the loop ----------------------------------------------------------------
 
   def _do(self, said):
@@ -188,6 +234,11 @@ class OtherHost:
         self._apply(said)
       case host_messages.ResetState():
         self._state = self._device.fresh_state(self._params)
+      case host_messages.DonateAt():
+        self._donate(said)
+      case host_messages.AdoptState():
+        adopted, self._adopted = self._adopted, None
+        self._state = self._device.put_state(adopted)
       case host_messages.BeginAt():
         threads = self._blueprint.config.data.threads
         self._batches = pipeline.batches(self._dataset, said.position, threads)
@@ -214,6 +265,22 @@ class OtherHost:
     if said.handle:
       base = self._bases[p]
       self._offer(said, lambda: self._part.encode_delta(p, theta, base))
+
+  def _donate(self, said: host_messages.DonateAt):
+    copied = self._device.copy_state(self._state)
+    thetas = [self._bases[p] for p in sorted(self._bases)]
+    newcomer = said.learner, said.incarnation
+
+    def job():
+      try:
+        offered = self._donations.offer(newcomer, said.handles, thetas, copied)
+      except Closed:
+        offered = donations.Offered('', ())
+      self._say(
+        host_messages.HostDonated(*newcomer, offered.address, offered.parts)
+      )
+
+    self._submit(self._up, job)
 
   def _apply(self, said: host_messages.ApplyFragment):
     p = said.fragment

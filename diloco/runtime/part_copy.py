@@ -47,6 +47,10 @@ class PartCopy:
     """Of the bytes of every whole fragment."""
     return tuple(held.crc for held in self._held)
 
+  def take_over(self, held: Sequence[Held]):
+    """A donor's whole part, of which the data plane has proven the bytes."""
+    self._held = list(held)
+
   def update(
     self,
     fragment: int,

@@ -39,6 +39,7 @@ from diloco.runtime import exchange as exchange_lib
 from diloco.runtime.beginning import Beginning, progress_of
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
+from diloco.runtime.host_copy import Held
 from diloco.runtime.hosts import ALONE, Hosts
 from diloco.runtime.leading import Follower
 from diloco.runtime.outputs import Outputs
@@ -87,6 +88,7 @@ class Training:
     hosts: Hosts = ALONE,
   ):
     config = blueprint.config
+    self._blueprint = blueprint
     self._config = config
     self._learner = learner
     self._device = device
@@ -102,6 +104,7 @@ class Training:
     held = beginning.host.held()
     self._bases = {p: each.theta for p, each in enumerate(held)}
     self._base_crcs = {p: each.crc for p, each in enumerate(held)}
+    self._base_versions = {p: each.version for p, each in enumerate(held)}
     self._snapshots: dict[int, dict[str, jax.Array]] = {}
     kind = jax.local_devices()[0].device_kind
     self._utilisation = Utilisation(blueprint.config, kind)
@@ -152,7 +155,8 @@ class Training:
     return self._left is None
 
   def _inner_step(self, batch: dict[str, np.ndarray]):
-    progress = self._progress()
+    global_step = self._exchange.global_step
+    progress = self._blueprint.progress(global_step, self._position)
     self._tape.progress(self._step, progress)
     lr = self._schedule(progress)
     self._hosts.tell(host_messages.MakeStep(self._position, lr))
@@ -163,7 +167,7 @@ class Training:
     self._step += 1
     self._position += 1
     done = Dispatched(
-      self._step, metrics, self._position, progress, lr, self._waited_s
+      self._step, metrics, self._position, global_step, lr, self._waited_s
     )
     self._waited_s = 0.0
     if self._config.protocol.overlap_steps:
@@ -173,12 +177,6 @@ class Training:
     else:
       self._synchronous(done)
     self._waited_s += self._save_if_due()
-
-  def _progress(self) -> int:
-    """What the schedule is a function of: t, or the learner's own steps."""
-    if self._config.inner.progress == 'own':
-      return self._step
-    return self._exchange.global_step
 
   def _boundary(self) -> float:
     """Between two steps; returns the seconds that it took."""
@@ -224,12 +222,10 @@ class Training:
       case learner_io.SayLeaving():
         self._exchange.say_after_offers(messages.Leaving())
       case learner_io.DonateState():
-        assert self._hosts.count == 1, 'nobody asks a learner of several hosts'
-        self._tape.save(self._step)
-        copied = self._device.copy_state(self._state)
-        self._exchange.donate(effect, copied)
+        self._donate(effect)
       case learner_io.Adopt():
         adopted = self._exchange.take_adopted()
+        self._hosts.tell(host_messages.AdoptState())
         self._state = self._device.put_state(adopted.inner_state)
         self._source = adopted.source
       case learner_io.Reset():
@@ -264,6 +260,20 @@ class Training:
     if prepared is not None:
       self._exchange.offer(prepared, effect, theta, self._bases[p])
 
+  def _donate(self, effect: learner_io.DonateState):
+    """Copies the inner state of this boundary, at all hosts, for a newcomer."""
+    donation = self._exchange.prepare_donation(effect)
+    self._hosts.tell(
+      host_messages.DonateAt(*donation.newcomer, donation.handles)
+    )
+    self._tape.save(self._step)
+    copied = self._device.copy_state(self._state)
+    held = [
+      Held(self._base_versions[p], self._bases[p], self._base_crcs[p])
+      for p in sorted(self._bases)
+    ]
+    self._exchange.donate(donation, held, copied)
+
   def _apply(self, effect: learner_io.Apply):
     """Blends in Θ_p; before the first step there is nothing to blend."""
     p = effect.fragment
@@ -277,6 +287,7 @@ class Training:
     )
     self._tape.apply(self._step, effect, arrived.crc)
     self._bases[p], self._base_crcs[p] = arrived.host, arrived.crc
+    self._base_versions[p] = effect.version
     # What it was taken for has come: it would only fill the devices' memory.
     snapshot = self._snapshots.pop(p, None)
     if not self._training:

@@ -70,6 +70,7 @@ class SimulatedLearner:
     self.steps = start.step
     self.tokens = start.tokens
     self.position = start.position
+    self.stepped_at = start.global_step  # t, as the newest step knew it.
     self.training = False
     self.left: learner_io.Leave | None = None
     self.contents = cluster.contents.learner(learner, start, contents)
@@ -184,7 +185,8 @@ class SimulatedLearner:
   def _boundary(self):
     """Makes the step whose boundary it is, and does what is due there."""
     tokens = round(self.capacity * self._cluster.tokens_per_step)
-    loss = self.contents.step(self.position, self._progress)
+    self.stepped_at = self._progress
+    loss = self.contents.step(self.position, self.stepped_at)
     self.position += 1
     self.tokens += tokens
     self._dispatched = _Dispatched(tokens, self.position, loss)

@@ -16,8 +16,6 @@ _SPARE_WORKERS = 16  # For who is refused, and for sessions that are ending.
 # So much above the limit gRPC hands over, so that it is refused by name; what
 # is larger ends the session as 'lost'.
 _OVERSIZED_BYTES = 1 << 16
-_STREAMS_MAX = 8  # Of one connection; a learner needs one.
-_IDLE_S = 10.0  # A connection without a session is closed.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +75,6 @@ class ControlServer(grpc.GenericRpcHandler):
       options=(
         *limits.channel_options(),
         ('grpc.http2.min_ping_interval_without_data_ms', 1_000),
-        ('grpc.max_concurrent_streams', _STREAMS_MAX),
-        ('grpc.max_connection_idle_ms', int(_IDLE_S * 1000)),
       ),
     )
     self.address = self._server.address

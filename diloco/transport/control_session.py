@@ -68,10 +68,16 @@ class Session:
   def send(self, message: wire.Message) -> bool:
     """Queues `message`; whether the session was still open. Never waits.
 
-    A reader that leaves `outgoing_max` messages waiting is cut off.
+    A reader that leaves `outgoing_max` messages waiting is cut off, and one
+    for which a message would be larger than messages may be.
     """
     try:
-      return self._outbox.put(wire.encode(message))
+      body = wire.encode(message)
+    except ValueError as error:
+      self.end('overflow', str(error))
+      return False
+    try:
+      return self._outbox.put(body)
     except queue.Full:
       self.end('overflow', f'{self._limits.outgoing_max} messages are waiting')
       self._outbox.discard()

@@ -10,6 +10,8 @@ from diloco.transport import addresses
 from diloco.transport.access import Access
 
 HANDSHAKE_S = 5.0
+IDLE_S = 10.0  # A connection without a call is closed; the next one opens it.
+STREAMS_MAX = 8  # Calls of one connection at a time.
 
 
 class BindFailed(OSError):
@@ -17,7 +19,11 @@ class BindFailed(OSError):
 
 
 class ListeningServer:
-  """A gRPC server with its threads; `address` is where it really listens."""
+  """A gRPC server with its threads; `address` is where it really listens.
+
+  Whoever connects and then says nothing, or makes no call, is disconnected:
+  nobody holds a socket by silence.
+  """
 
   def __init__(
     self,
@@ -39,8 +45,10 @@ class ListeningServer:
       handlers=(calls,),
       options=(
         ('grpc.so_reuseport', 0),  # Else two processes share one port.
-        # Of TLS and HTTP/2, together: nobody holds a socket by silence.
+        # Of TLS and HTTP/2, together.
         ('grpc.server_handshake_timeout_ms', int(HANDSHAKE_S * 1000)),
+        ('grpc.max_connection_idle_ms', int(IDLE_S * 1000)),
+        ('grpc.max_concurrent_streams', STREAMS_MAX),
         ('grpc.max_receive_message_length', message_bytes_max),
         ('grpc.max_send_message_length', message_bytes_max),
         *options,

@@ -20,7 +20,12 @@ import msgpack
 from diloco.protocol import host_messages, messages, shard_messages
 
 MESSAGE_BYTES_MAX = 1 << 20  # Control plane only; arrays go elsewhere.
-_INTS = range(-(1 << 63), 1 << 64)  # What msgpack can carry.
+# What a syncer hands on, to a learner or a shard, stands in a message of its
+# own: what comes to it must leave room for that.
+ENVELOPE_BYTES = 1 << 12
+INCOMING_BYTES_MAX = MESSAGE_BYTES_MAX - ENVELOPE_BYTES
+# No figure of a peer is so large that one more, or twice that, is not sent on.
+_INTS = range(-(1 << 62), 1 << 62)
 # A loss may have diverged; every other figure must be finite.
 _MAY_DIVERGE = frozenset({(messages.Report, 'loss')})
 
@@ -40,6 +45,8 @@ _ALL = tuple(
   )
 )
 Message = functools.reduce(operator.or_, _ALL)
+# To a syncer.
+_INCOMING = frozenset((*messages.FROM_LEARNER, *shard_messages.FROM_SHARD))
 
 
 # What may be wrong with a message; counted by the server. The last two are
@@ -82,7 +89,8 @@ def encode(message: Message) -> bytes:
 
   Raises:
     TypeError: a field does not hold what its annotation says (our bug).
-    ValueError: the message is larger than `MESSAGE_BYTES_MAX`.
+    ValueError: the message is larger than `MESSAGE_BYTES_MAX`, or one to a
+      syncer than `INCOMING_BYTES_MAX`.
   """
   kind = type(message).__name__
   if _KINDS.get(kind) is not type(message):
@@ -92,11 +100,14 @@ def encode(message: Message) -> bytes:
   except _Wrong as wrong:
     raise TypeError(f'{kind}: {wrong}') from wrong
   data = msgpack.packb([kind, fields])
-  if len(data) > MESSAGE_BYTES_MAX:
-    raise ValueError(
-      f'{kind} has {len(data)} bytes, at most {MESSAGE_BYTES_MAX}'
-    )
+  bytes_max = _bytes_max(type(message))
+  if len(data) > bytes_max:
+    raise ValueError(f'{kind} has {len(data)} bytes, at most {bytes_max}')
   return data
+
+
+def _bytes_max(kind: type) -> int:
+  return INCOMING_BYTES_MAX if kind in _INCOMING else MESSAGE_BYTES_MAX
 
 
 def decode(
@@ -137,6 +148,9 @@ def _decode(data: bytes, allowed: tuple[type, ...]) -> Message:
     raise _Wrong(f'unknown kind {_short(kind)}', 'unknown kind')
   if cls not in allowed:
     raise _Wrong(f'{kind} may not come from there', 'wrong side')
+  if len(data) > _bytes_max(cls):
+    text = f'{kind}: {len(data)} bytes, at most {_bytes_max(cls)}'
+    raise _Wrong(text, 'oversized')
   try:
     return _RECORDS[cls].read(fields)
   except _Wrong as wrong:
@@ -219,7 +233,7 @@ def _scalar(cls: type) -> Callable:
     if type(value) is not cls:  # bool is an int to isinstance, not to us.
       raise _Wrong(f'{_short(value)} is no {cls.__name__}')
     if cls is int and value not in _INTS:
-      raise _Wrong(f'{value} does not fit 64 bits')
+      raise _Wrong(f'{value} is not between ±2⁶²')
     if cls is str:
       _check_text(value)
     return value

@@ -68,7 +68,7 @@ def test_any_position_can_be_resumed(start):
       )
 
 
-@pytest.mark.parametrize('start', [0, 1000])
+@pytest.mark.parametrize('start', [0, 17])
 def test_a_batch_of_one_row_is_read_as_any(start):
   dataset = pipeline.make_dataset(TOKENS, SEQ_LEN, 1, SHARDS, 1, 0)
   rows = np.concatenate([_dataset()[i]['tokens'] for i in range(start + 2)])
@@ -166,6 +166,36 @@ def test_heldout_batches_never_overlap():
   made = pipeline.heldout_batches(TOKENS, SEQ_LEN, batch=7, count=7)
   predicted = np.concatenate([batch['tokens'][:, 1:] for batch in made])
   assert len(np.unique(predicted)) == predicted.size
+
+
+@pytest.mark.parametrize(
+  ('asked', 'found'),
+  [
+    ((2, 5), (2, 5)),
+    ((10, 9), (10, 5)),
+    ((17, 3), (17, 2)),
+    ((64, 4), (50, 1)),
+  ],
+)
+def test_of_heldout_text_is_taken_what_there_is(asked, found):
+  """Fewer batches; fewer rows only where there is not one whole batch."""
+  assert pipeline.heldout_shape(TOKENS, SEQ_LEN, *asked) == found
+  made = pipeline.heldout_batches(TOKENS, SEQ_LEN, *found)
+  shapes = [batch['tokens'].shape for batch in made]
+  assert shapes == [(found[0], SEQ_LEN + 1)] * found[1]
+
+
+def test_without_a_heldout_window_nothing_is_evaluated():
+  text = '5 held-out tokens hold no window of seq_len=5, that takes 6'
+  with pytest.raises(ValueError, match=text):
+    pipeline.heldout_shape(TOKENS[:5], SEQ_LEN, 2, 5)
+
+
+def test_every_shard_must_have_a_batch():
+  pipeline.check_shards(TOKENS, SEQ_LEN, 12, SHARDS)
+  needs = r'12 windows .* needs 13; that takes 261 tokens'
+  with pytest.raises(ValueError, match=needs):
+    pipeline.check_shards(TOKENS, SEQ_LEN, 13, SHARDS)
 
 
 def test_too_little_heldout_text_is_refused():

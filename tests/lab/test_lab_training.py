@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs in one process: the same bits again, and equalities with plain steps."""
 
+import collections
 import dataclasses
 import functools
 
@@ -8,8 +9,12 @@ import numpy as np
 import pytest
 
 from diloco import config as configs
+from diloco.lab.journal import Journal
 from diloco.lab.training import train
+from diloco.metrics import names
+from diloco.numerics.schedule import make_schedule
 from diloco.runtime.blueprint import make_blueprint
+from diloco.runtime.device import Device
 from experiments import common
 
 
@@ -19,7 +24,7 @@ def _train(**changes):
   return _train_anew(**changes)
 
 
-def _train_anew(timeline_s=0.0, **changes):
+def _train_anew(timeline_s=0.0, journal=None, **changes):
   config = common.quicktest(common.base())
   config.model.update(layers=1)
   config.protocol.update(total_steps=12)
@@ -27,7 +32,7 @@ def _train_anew(timeline_s=0.0, **changes):
     section, _, name = key.rpartition('__')
     (config[section] if section else config)[name] = value
   blueprint = make_blueprint(configs.build(config))
-  return train(blueprint, timeline_s=timeline_s)
+  return train(blueprint, timeline_s=timeline_s, journal=journal)
 
 
 def _same(one, other) -> bool:
@@ -58,6 +63,46 @@ def test_it_tells_who_died_and_who_was_merged():
   assert len(trained.tally.round_spans) == trained.rounds
   merged = sum(count.merged for count in trained.tally.learners.values())
   assert len(trained.tally.merged_marks) == merged
+
+
+class _Rates(Journal):
+  """Keeps the learning rates that are recorded, by learner."""
+
+  def __init__(self):
+    self.of = collections.defaultdict(list)
+    self.incarnations = set()
+
+  def stepped(self, learner, step, scalars):
+    self.of[learner].append(scalars[names.LEARNING_RATE])
+    self.incarnations.add((learner, scalars[names.INCARNATION]))
+
+
+@pytest.mark.parametrize('progress', ['own', 'global'])
+def test_who_returns_goes_on_with_its_schedule(progress, monkeypatch):
+  """By its own steps: those before its death are its too, whatever is left.
+
+  And what is recorded is the rate of the step.
+  """
+  taken = collections.defaultdict(list)
+  step = Device.step
+
+  def recorded_step(device, params, state, batch, lr, draw):
+    taken[draw[0]].append((draw[1], float(lr)))
+    return step(device, params, state, batch, lr, draw)
+
+  monkeypatch.setattr(Device, 'step', recorded_step)
+  rates = _Rates()
+  changes = {**DEADLY, 'inner__progress': progress, 'lab__slow_learners': 1}
+  trained = _train_anew(
+    journal=rates, protocol__total_steps=40, lab__slow_gap=0.5, **changes
+  )
+  assert trained.deaths and len(rates.incarnations) > 2
+  rate_at = make_schedule('cosine', 3e-3, 4, 40, 0.1)
+  for learner, steps in taken.items():
+    assert rates.of[learner] == [rate for _, rate in steps]
+    positions = [position for position, _ in steps]
+    by_own = [rate_at(position) for position in positions]
+    assert (rates.of[learner] == by_own) == (progress == 'own')
 
 
 def test_another_seed_gives_others():

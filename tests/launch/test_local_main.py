@@ -53,6 +53,24 @@ def test_a_mistake_ends_in_one_line(tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.parametrize(
+  'flags',
+  [
+    ('source=text', 'path=/no/such/text.txt'),
+    ('source=parquet', 'path=/no/such/train-*.parquet'),
+    ('source=mix', "mix=('1 parquet /no/such/web',)"),
+  ],
+  ids=['text', 'pattern', 'mix'],
+)
+def test_missing_data_end_in_one_line(tmp_path, flags):
+  """Before any process is started for it."""
+  run = f'--workdir={tmp_path / "run"}'
+  said = refused(FLAG, run, *(f'--config.data.{each}' for each in flags))
+  assert said.startswith(f"error: data.{flags[1].partition('=')[0]}='/no/such/")
+  assert said.endswith('there is nothing at this path\n')
+  assert not (tmp_path / 'run').exists()
+
+
 def test_two_shards_take_the_flag_of_how_all_log():
   done = subprocess.run(
     [

@@ -80,6 +80,7 @@ class SyncerStage:
     versions=None,
     other=(),
     began=False,
+    partition='',
     **fingerprints,
   ):
     """A new session. `other`: fragments of which it has other bytes."""
@@ -96,17 +97,18 @@ class SyncerStage:
       tuple(crcs),
       began,
       addresses=('address',),
+      partition=partition,
     )
     yield self._heard(learner, hello, incarnation)
 
   def _ready(self, learner, steps_away=0, source='the seed'):
     yield self._heard(learner, messages.Ready(steps_away, source))
 
-  def _come(self, learner, versions=None, other=(), began=False):
+  def _come(self, learner, **more):
     """A hello of the incarnation after the last."""
     incarnation = self._incarnations.get(learner, 0) + 1
     self._incarnations[learner] = incarnation
-    yield from self._hello(learner, incarnation, versions, other, began)
+    yield from self._hello(learner, incarnation, **more)
 
   def _want_state(self, learner, reason='joins'):
     yield self._heard(learner, messages.WantState(reason))

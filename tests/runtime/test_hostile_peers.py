@@ -2,7 +2,6 @@
 """Peers that break the protocol lose their session, and harm nobody else."""
 
 import dataclasses
-import itertools
 import json
 import math
 import queue
@@ -10,187 +9,25 @@ import random
 import statistics
 import threading
 import time
-import zlib
 
-import grpc
-import numpy as np
 import psutil
 import pytest
 
-from diloco import config as configs
-from diloco.metrics.workdir import Workdir
-from diloco.numerics import payload
 from diloco.protocol import messages
 from diloco.runtime import syncing as syncing_lib
-from diloco.runtime.blueprint import make_blueprint
-from diloco.runtime.syncing import Syncing
-from diloco.transport import control_limits, wire
-from diloco.transport.control_client import ControlClient
-from diloco.transport.memory import MemoryNetwork, MemoryPlane
-from experiments import tests_tiny
+from tests.runtime.spoken import DEADLINE_S, REPORT, Stage, small_blueprint
 from tests.transport import malice
 
 pytestmark = pytest.mark.alone
 
-DEADLINE_S = 30.0
 FLOOD = 25_000  # More than the inbox holds; 100,000 took 50 s, and passed.
 GROWN_MAX = 64 << 20
 CLOSE_S = 10.0  # Time-outs of about 3 s, on a machine that is busy.
-REPORT = messages.Report(
-  step=1, tokens=8, position=1, step_s=0.1, stall_s=0.0, loss=1.0, fetched=()
-)
-
-
-class Peer:
-  """A learner of which the test says every word."""
-
-  def __init__(self, stage: 'Stage', learner: int, incarnation: int = 1):
-    self._stage = stage
-    self._plane = MemoryPlane(stage.network)
-    self._outlet = self._plane.outlet('syncer')
-    self._handles = itertools.count(1)
-    self._heard: queue.SimpleQueue = queue.SimpleQueue()
-    self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
-    self._client = ControlClient(
-      stage.syncing.address, self._heard.put, self._ended.put
-    )
-    self._client.connect(DEADLINE_S)
-    self._hello = messages.Hello(
-      protocol=messages.PROTOCOL_VERSION,
-      run=stage.blueprint.config.name,
-      learner=learner,
-      incarnation=incarnation,
-      fingerprints=stage.blueprint.fingerprints,
-      versions=(0,) * stage.blueprint.config.protocol.fragments,
-      crcs=stage.syncing._model.crcs(),
-      began=False,
-      addresses=(self._outlet.address,),
-    )
-
-  def say(self, *said):
-    for message in said:
-      self._client.send(message)
-
-  def say_hello(self, **changes):
-    self.say(dataclasses.replace(self._hello, **changes))
-
-  def join(self) -> 'Peer':
-    self.say_hello()
-    self.hear(messages.Welcome)
-    self.say(messages.Ready(0, 'the test'))
-    return self
-
-  def train(self, steps: int):
-    for step in range(1, steps + 1):
-      self.say(dataclasses.replace(REPORT, step=step, position=step))
-
-  def flood(self, reports: int, said: threading.Event):
-    """Joins and reports as fast as the syncer reads; not over `_client`, whose
-    outbox is bounded."""
-    self._client.close()
-    bodies = itertools.chain(
-      (self._hello, messages.Ready(0, 'the test')),
-      (
-        dataclasses.replace(REPORT, step=step, position=step)
-        for step in range(1, reports + 1)
-      ),
-    )
-    try:
-      with grpc.insecure_channel(self._stage.syncing.address) as channel:
-        converse = channel.stream_stream(control_limits.METHOD)
-        for _ in converse(map(wire.encode, bodies)):
-          pass  # The welcome; the end, once everything was said.
-    finally:
-      said.set()
-
-  def offer(self, round_: int, value: float, c_steps: int = 2):
-    """Offers a delta to version 0 of which every number is `value`."""
-    blueprint = self._stage.blueprint
-    p = blueprint.config.protocol.fragment_of(round_)
-    pieces = blueprint.layout.fragments[p]
-    arrays = {x.name: np.full(x.shape, value, np.float32) for x in pieces}
-    data = payload.encode(arrays, pieces, blueprint.up)
-    handle = next(self._handles)
-    self._outlet.offer(handle, data)
-    found = messages.Payload(
-      handle, blueprint.up.name, data.nbytes, zlib.crc32(data)
-    )
-    self.say(messages.Offer(round_, p, 0, c_steps, 16, c_steps, found))
-
-  def hear(self, kind):
-    """The next message of this kind; passes over the others."""
-    while True:
-      message = self._heard.get(timeout=DEADLINE_S)
-      if isinstance(message, kind):
-        return message
-
-  def end(self) -> str:
-    """Waits until the syncer has ended the session; why it did."""
-    return self._ended.get(timeout=DEADLINE_S)
-
-  def close(self):
-    self._client.close()
-    self._plane.close()
-
-
-class Stage:
-  """A syncer, in a thread once it is started, and peers."""
-
-  def __init__(self, blueprint, folder):
-    self.blueprint = blueprint
-    self.workdir = Workdir(folder)
-    self.network = MemoryNetwork()
-    self.plane = MemoryPlane(self.network)
-    self.syncing = Syncing(blueprint, '127.0.0.1:0', self.plane, self.workdir)
-    self._peers: list[Peer] = []
-    self._errors: list[BaseException] = []
-    self._thread = threading.Thread(target=self._run)
-
-  def start(self):
-    self._thread.start()
-
-  def peer(self, learner: int, incarnation: int = 1) -> Peer:
-    self._peers.append(Peer(self, learner, incarnation))
-    return self._peers[-1]
-
-  def close(self):
-    """Raises what the syncer's thread raised."""
-    self.syncing.stop()
-    if self._thread.ident is not None:
-      self._thread.join(DEADLINE_S)
-    self.syncing.close()
-    for peer in self._peers:
-      peer.close()
-    self.plane.close()
-    if self._errors:
-      raise self._errors[0]
-
-  def steps_of(self, learner: int) -> int:
-    """How many the syncer has read of."""
-    rows = self.syncing._board.status(False).learners
-    return next(row.step for row in rows if row.learner == learner)
-
-  def assert_lives(self):
-    """Somebody new is welcome."""
-    self.peer(15).join()
-
-  def _run(self):
-    try:
-      self.syncing.run()
-    except BaseException as error:  # noqa: BLE001 - raised by `close`.
-      self._errors.append(error)
-
-
-def _blueprint(quorum: int = 1, **codec):
-  config = tests_tiny.get_config()
-  config.protocol.update(learners=2, quorum=quorum, total_steps=1000)
-  config.codec.update(codec)
-  return make_blueprint(configs.build(config))
 
 
 @pytest.fixture(scope='module')
 def blueprint():
-  return _blueprint()
+  return small_blueprint()
 
 
 @pytest.fixture
@@ -337,7 +174,7 @@ def test_an_id_without_a_shard_is_refused(stage, beyond):
 @pytest.mark.parametrize('codec', ['f32', 'int4'])
 def test_huge_values_are_not_merged(codec, tmp_path):
   """3e38 is finite; the sum of two is not. The rounds of others close."""
-  stage = Stage(_blueprint(up=codec), tmp_path)
+  stage = Stage(small_blueprint(up=codec), tmp_path)
   stage.start()
   try:
     good, bad = stage.peer(0).join(), stage.peer(1).join()
@@ -362,7 +199,7 @@ def test_huge_values_are_not_merged(codec, tmp_path):
 def test_a_flood_of_reports_delays_nobody(tmp_path):
   """All as they should be, but too many: another session is answered, and what
   is unread stays bounded. K = 2: one alone can't drive the run on."""
-  stage = Stage(_blueprint(quorum=2), tmp_path)
+  stage = Stage(small_blueprint(quorum=2), tmp_path)
   stage.start()
   inbox, said = stage.syncing._inbox, threading.Event()
   try:

@@ -123,6 +123,45 @@ def test_where_the_own_part_fails_the_others_are_waited_for(hosts):
   assert not leading._answers
 
 
+FETCH = said.HostFetch('there', (), (1,), (2,))
+
+
+def test_a_donation_has_the_parts_of_all(hosts):
+  leading, first, second = hosts
+  second.say(said.HostDonated(3, 4096, 'second', (PART, PART)))
+  first.say(said.HostDonated(3, 4096, '', ()))
+  found = leading.donated((3, 4096))
+  assert [each.address for each in found] == ['', 'second']
+  assert [each.parts for each in found] == [(), (PART, PART)]
+
+
+def test_a_fetched_state_is_taken_by_all_at_once(hosts):
+  leading, first, second = hosts
+  for other in (first, second):
+    other.say(said.HostFetched(''))
+    other.say(said.HostAdopted())
+  with leading.fetching([FETCH, FETCH]):
+    pass
+  leading.end_fetch(taken=True)
+  for other in (first, second):
+    assert [other.hear(), other.hear()] == [FETCH, said.FetchOver(True)]
+  assert not leading._answers
+
+
+def test_a_state_that_one_could_not_fetch_is_taken_by_none(hosts):
+  leading, first, second = hosts
+  first.say(said.HostFetched(''))
+  second.say(said.HostFetched('Corrupt: crc'))
+  with (
+    pytest.raises(Mismatch, match='host 2: Corrupt: crc'),
+    leading.fetching([FETCH, FETCH]),
+  ):
+    pass
+  leading.end_fetch(taken=False)
+  for other in (first, second):
+    assert [other.hear(), other.hear()] == [FETCH, said.FetchOver(False)]
+
+
 def test_a_host_that_is_gone_ends_all_waiting(hosts):
   leading, first, second = hosts
   lost: queue.Queue = queue.Queue()

@@ -81,6 +81,33 @@ def test_text_is_missing(tmp_path, module, flags):
     assert MISSING in _error(processes, process, EXIT_CONFIG)
 
 
+@pytest.mark.parametrize(
+  'module, flags',
+  [
+    ('diloco.syncer', ()),
+    ('diloco.learner', ('--learner=0', '--syncer=127.0.0.1:1')),
+  ],
+  ids=['syncer', 'learner'],
+)
+@pytest.mark.parametrize(
+  'length, reason',
+  [(700, 'held-out tokens hold no window of'), (5000, 'one batch needs 4')],
+)
+def test_text_is_too_short(tmp_path, module, flags, length, reason):
+  """For the evaluation at the end, too: it is said before the first step."""
+  (tmp_path / 'text.txt').write_text('x' * length)
+  overrides = (
+    'data.source=text',
+    f'data.path={tmp_path / "text.txt"}',
+    'data.seq_len=32',
+    'data.batch=4',
+    f'data.shards={4 if length < 1000 else 64}',
+  )
+  with Processes(tmp_path, *overrides) as processes:
+    process = processes.start('it', module, *flags, environment=NO_DEVICES)
+    assert reason in _error(processes, process, EXIT_CONFIG)
+
+
 def test_a_tokenizer_of_more_tokens_than_the_model(tmp_path):
   """Issue: it is said before a device is touched, or anything is indexed."""
   texts = made_files.texts()

@@ -14,6 +14,7 @@ import pytest
 
 from diloco.checkpoint.parameters import read_parameters
 from diloco.metrics import names
+from diloco.metrics.writer import read_jsonl
 from tests.runtime.groups import Group
 from tests.runtime.processes import ENDLESS, START_S, Processes
 
@@ -145,3 +146,46 @@ def test_the_run_survives_the_death_of_each_process(tmp_path):
 
     group.members[1].send(signal.SIGTERM)  # One host is told: all leave.
     assert group.exit_codes() == [143, 143]
+
+
+def begun(processes, learner: int) -> list[dict]:
+  """Where each process of a learner began from, by its tape."""
+  lines = read_jsonl(processes.workdir.learner_tape(learner))
+  return [line['source'] for line in lines if line['kind'] == 'Begin']
+
+
+def test_a_killed_learner_takes_its_peers_moments_host_to_host(tmp_path):
+  """Nothing is on its disk: what it has, it has of its peer."""
+  without_disk = (*SLOWLY, 'checkpoint.learner_every_steps=0')
+  with Processes(tmp_path, *without_disk) as processes:
+    processes.syncer()
+    processes.shard(1)
+    groups = [Group(processes, learner, 2, 4) for learner in (0, 1)]
+    for learner in (0, 1):
+      processes.until_merged(learner)
+
+    groups[0].members[1].send(signal.SIGKILL)
+    groups[0].exit_codes()
+    again = Group(processes, 0, 2, 4)
+    processes.until_merged(0)
+    source = begun(processes, 0)[-1]
+    assert (source['kind'], source['learner']) == ('peer', 1)
+    assert source['step'] > 0
+    took = 'took Θ and the inner state of learner 1'
+    assert took in again.members[0].output
+
+    # What was taken is whole: it is given on, and both go on being merged.
+    groups[1].members[0].send(signal.SIGKILL)
+    groups[1].exit_codes()
+    Group(processes, 1, 2, 4)
+    processes.until_merged(1)
+    processes.until_merged(0)
+    assert begun(processes, 1)[-1]['kind'] == 'peer'
+    assert begun(processes, 1)[-1]['learner'] == 0
+
+    # One of a single process can't take it, and says so.
+    alone = Group(processes, 2, 1, 4)
+    processes.until_merged(2)
+    assert begun(processes, 2)[-1]['kind'] == 'seed'
+    reason = 'goes on without a peer: no live peer has the same hosts and mesh'
+    assert reason in alone.members[0].output

@@ -15,7 +15,7 @@ STRANGE = (
   b'\0', [], [[]], {}, {'a': 1}, [1, 'two'], {'handle': None},
 )  # fmt: skip
 EXTREME = {
-  int: (-(1 << 63), -1, 0, 1, 7, (1 << 64) - 1),
+  int: (-(1 << 62), -1, 0, 1, 7, (1 << 62) - 1),
   float: (-1.0, -0.0, 0.0, 1e-300, 1e300),
   str: ('', 'int4', 'Θ', '\0', 'x' * 2000),
   bool: (False, True),
@@ -98,3 +98,50 @@ def _changed(kind: str, good: bytes, rng: random.Random) -> bytes:
   if rng.random() < 0.1:
     name = rng.choice((None, 7, 'Payload', 'object', [name]))
   return msgpack.packb([name, fields])
+
+
+def largest(
+  cls: type, base, nbytes: int
+) -> typing.Iterator[tuple[str, object]]:
+  """Messages of this kind, near `nbytes` long, and what each is like.
+
+  Args:
+    cls: one of `messages.FROM_LEARNER`.
+    base: a message of it that would do; its other fields stay.
+    nbytes: that no body exceeds.
+  """
+  for name, hint in typing.get_type_hints(cls).items():
+    if hint in (int, float):
+      for value in EXTREME[hint]:
+        yield f'{name}={value}', dataclasses.replace(base, **{name: value})
+    elif hint is not bool:
+      yield f'long {name}', _longest(base, name, hint, nbytes)
+
+
+def _longest(base, name: str, hint, nbytes: int):
+  """`base` with as long a field `name` as fits, but for some bytes."""
+
+  def grown(count: int):
+    return dataclasses.replace(base, **{name: _grown(hint, count)})
+
+  def size(count: int) -> int:
+    fields = dataclasses.asdict(grown(count))
+    return len(msgpack.packb([type(base).__name__, fields]))
+
+  more = (size(3000) - size(2000)) // 1000  # Bytes of each.
+  return grown((nbytes - size(1000)) // more + 1000 - 4)
+
+
+def _grown(hint, count: int):
+  if hint is str:
+    return 'x' * count
+  if typing.get_origin(hint) is dict:
+    return {f'{i:07}': '' for i in range(count)}
+  if typing.get_origin(hint) is tuple:
+    item = typing.get_args(hint)[0]
+    one = {int: 1 << 31, str: 'memory://x/1'}.get(item)
+    return (one if one is not None else _PAYLOAD,) * count
+  return dataclasses.replace(_PAYLOAD, parts=(messages.Part(1, 1),) * count)
+
+
+_PAYLOAD = messages.Payload(handle=1, codec='int4', nbytes=10, crc=1)

@@ -3,14 +3,25 @@
 gone after a while, and an honest session beside them is answered."""
 
 import contextlib
+import dataclasses
 import socket
 import threading
 import time
+import zlib
 
 import grpc
+import numpy as np
 import pytest
 
-from diloco.transport import access, control_limits, listen, wire
+from diloco.protocol import messages
+from diloco.transport import (
+  access,
+  addresses,
+  control_limits,
+  grpc_plane,
+  listen,
+  wire,
+)
 from tests.transport import credentials, small_syncer
 from tests.transport.small_syncer import GoodLearner, SmallSyncer
 
@@ -20,9 +31,11 @@ HANDSHAKE_S = 1.0
 GONE_S = 60.0
 SOCKETS = 50
 SILENT = 10
+IDLE = 1000
 OWN_CONNECTION = (('grpc.use_local_subchannel_pool', 1),)
 PREFACE = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n'
 SETTINGS = bytes(3) + b'\x04' + bytes(5)
+ACK = bytes(3) + b'\x04\x01' + bytes(4)  # Of the server's settings.
 CLIENT_HELLO = b'\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03'  # Its start.
 OPENINGS = {
   'silence': b'',
@@ -66,6 +79,42 @@ def test_siege_by_what_is_no_grpc(siege, opening):
   assert syncer.server.ended() == {}
   assert syncer.server.heard().refused == {}
   assert max(good.answers_s) < HANDSHAKE_S + 5.0
+
+
+def test_siege_of_the_control_plane_by_idle_connections(monkeypatch):
+  monkeypatch.setattr(listen, 'IDLE_S', HANDSHAKE_S)
+  with (
+    contextlib.closing(SmallSyncer()) as syncer,
+    contextlib.closing(GoodLearner(syncer.address)) as good,
+    idle_strangers(syncer.address) as strangers,
+  ):
+    with small_syncer.stepping(good):
+      for each in strangers:
+        hung_up(each)
+    good.step()
+
+
+def test_siege_of_the_data_plane_by_idle_connections(monkeypatch):
+  """A thousand, half again as many as one process may open by default."""
+  monkeypatch.setattr(listen, 'IDLE_S', HANDSHAKE_S)
+  data = np.arange(100, dtype=np.uint8)
+  found = messages.Payload(1, 'f32', data.nbytes, zlib.crc32(data))
+  with (
+    contextlib.closing(grpc_plane.GrpcPlane('127.0.0.1')) as plane,
+    contextlib.closing(grpc_plane.GrpcPlane('127.0.0.1')) as puller,
+  ):
+    outlet = plane.outlet('peer')
+    inlet = puller.inlet(outlet.address)
+    place = addresses.parse_outlet(outlet.address, grpc_plane.SCHEME)
+    with idle_strangers(place.endpoint) as strangers:
+      outlet.offer(1, data)
+      np.testing.assert_array_equal(inlet.pull(found, GONE_S), data)
+      for each in strangers:
+        hung_up(each)
+    # The inlet's own connection was idle as long: it comes back by itself.
+    outlet.offer(2, data)
+    again = dataclasses.replace(found, handle=2)
+    np.testing.assert_array_equal(inlet.pull(again, GONE_S), data)
 
 
 @pytest.mark.parametrize('siege', ['plain'], indirect=True)
@@ -163,6 +212,16 @@ def stranger(address: str, opening: bytes) -> socket.socket:
   connection = socket.create_connection((host, int(port)), GONE_S)
   connection.sendall(opening)
   return connection
+
+
+@contextlib.contextmanager
+def idle_strangers(address: str):
+  """A thousand that shake hands as they should, and make no call."""
+  with contextlib.ExitStack() as stack:
+    yield [
+      stack.enter_context(stranger(address, PREFACE + SETTINGS + ACK))
+      for _ in range(IDLE)
+    ]
 
 
 def wait_until(holds):
