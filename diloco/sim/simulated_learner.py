@@ -289,12 +289,7 @@ class SimulatedLearner:
       self.offers.pop(handle, None)
 
   def _later(self, do: Callable[[], None], copied: bool = False):
-    """Queues work of this session on the one encoding thread.
-
-    Args:
-      do: the work.
-      copied: it takes what the devices copy at this boundary.
-    """
+    """Queues work; `copied`: it takes what is copied at this boundary."""
     waits = copied and self._overlaps
     of_step = self.machine.snapshot().step if waits else 0
     self._jobs.append(_Job(self.incarnation, of_step, do))
