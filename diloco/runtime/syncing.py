@@ -31,6 +31,7 @@ from diloco.runtime.syncer_disk import NotKept, SyncerDisk
 from diloco.runtime.tape import Tape, closing_line, line_of
 from diloco.runtime.worker import Worker
 from diloco.transport import access as access_lib
+from diloco.transport.control_limits import ControlLimits
 from diloco.transport.control_server import ControlServer
 from diloco.transport.control_session import Session
 from diloco.transport.interface import DataPlane
@@ -104,7 +105,11 @@ class Syncing:
     self._peers = Peers(ids=config.data.shards)
     self._closer = Worker('closer', INBOX_MAX, self._inbox.tell)
     self._control = ControlServer(
-      bind, self._on_message, self._on_closed, access=access
+      bind,
+      self._on_message,
+      self._on_closed,
+      limits=ControlLimits(sessions_max=blueprint.limits.sessions),
+      access=access,
     )
 
   @property
