@@ -104,12 +104,9 @@ class Syncing:
     self._keys: dict[Session, Key] = {}  # Changed by the sessions' threads.
     self._peers = Peers(ids=config.data.shards)
     self._closer = Worker('closer', INBOX_MAX, self._inbox.tell)
+    limits = ControlLimits(sessions_max=blueprint.limits.sessions)
     self._control = ControlServer(
-      bind,
-      self._on_message,
-      self._on_closed,
-      limits=ControlLimits(sessions_max=blueprint.limits.sessions),
-      access=access,
+      bind, self._on_message, self._on_closed, limits, access
     )
 
   @property
