@@ -75,7 +75,7 @@ class Shard:
     self._taken: dict[int, tuple[int, Arrays]] = {}  # With the fragment.
     self._outcomes: dict[int, Outcome] = {}
     self._pulls = concurrent.futures.ThreadPoolExecutor(
-      max_workers=4 * config.protocol.learners, thread_name_prefix='pull'
+      max_workers=blueprint.limits.pulls, thread_name_prefix='pull'
     )
     self._merger = Worker('merger', MERGES_MAX, crash)
     self._closer = Worker('closer', CLOSINGS_MAX, crash)
