@@ -21,6 +21,7 @@ from diloco import config_reading
 from diloco.config_values import ConfigError
 
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h.
+EXIT_CUT_OFF = 69  # EX_UNAVAILABLE: a learner made all steps; no syncer.
 CONFIG = 'config'
 EXAMPLE = 'experiments/quickstart.py'
 # Names of files; what is in them never stands on a command line.

@@ -65,7 +65,12 @@ _NOTICE_S = flags.DEFINE_float(
 
 
 def main(_) -> int:
-  """Trains to the end of the run: 0; 78 where the syncer refuses for good."""
+  """Trains to the end of the run.
+
+  Returns:
+    0; 69 where it was cut off from the syncer when all steps were made; 78
+    where the syncer refuses it for good; 143 where it was stopped.
+  """
   config = config_flags.load()
   logs.keep_ours(config.name, **config_flags.who())
   if dry_runs.is_asked():
@@ -116,6 +121,8 @@ def main(_) -> int:
     _die()  # Most likely a collective, for want of another host.
   if left.refused:
     print(f'error: the syncer refused: {left.reason}', file=sys.stderr)
+  if left.cut_off:
+    print(f'error: {left.reason}', file=sys.stderr)
   logging.info('left: %s', left.reason)
   return _exit_code(left)
 
@@ -195,6 +202,8 @@ def _exit_code(left: learner_io.Leave) -> int:
     return config_flags.EXIT_CONFIG
   if left.done:
     return 0
+  if left.cut_off:
+    return config_flags.EXIT_CUT_OFF
   # Stopped by a signal; or of no use, where another process would be.
   return 128 + signal.SIGTERM if left.stopped else 1
 

@@ -4,7 +4,7 @@
 import dataclasses
 import signal
 
-from launch.exit_codes import EXIT_CONFIG, EXIT_STOPPED
+from launch.exit_codes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_STOPPED
 
 # States of a process.
 RUNNING = 'running'
@@ -38,6 +38,8 @@ def after_exit(
   if code == EXIT_CONFIG:
     reason = f'{how}: it can not run as configured'
     return Decision(DEAD, not optional, reason)
+  if code == EXIT_CUT_OFF:
+    return Decision(DEAD, False, f'{how}: its steps are made, no syncer')
   if restarts >= restarts_max:
     reason = f'{how}; restarts used up ({restarts} of {restarts_max})'
     return Decision(DEAD, not optional, reason)

@@ -342,6 +342,7 @@ def _from_record(fields: Mapping) -> tuple[Ledger, dict, tuple[int, ...]]:
     quorum_s=Ema(**fields['quorum_s']),
     sync_s=Ema(**fields['sync_s']),
     usual_norms=tuple(fields['usual_norms']),
+    last_round=fields['last_round'],
     ended=fields['ended'],
   )
   return ledger, fields['counts'], tuple(fields['crcs'])

@@ -48,7 +48,8 @@ def window_deadlines(state: State) -> list[float]:
   late = (pulling.late_at_s(state, r) for r in state.rounds.values())
   times = [t for t in late if t is not None]
   if state.finishing:
-    return [*times, state.finish_at_s] if waiting else times
+    is_timed = waiting and state.finish_at_s is not None
+    return [*times, state.finish_at_s] if is_timed else times
   graces = [r.closes_at_s for r in waiting if r.stage is Stage.GRACE]
   return [*times, *graces]
 
@@ -77,6 +78,7 @@ def _advance(state: State, round_: Round):
     return
   if round_.stage in (Stage.COLLECTING, Stage.GRACE):
     round_ = _collect(state, round_)
+  round_ = pulling.take_last_offers(state, round_)
   round_ = pulling.give_up_late(state, round_)
   if round_.stage is Stage.PULLING and round_.all_pulled():
     _conclude(state, round_)
@@ -122,9 +124,12 @@ def _collect_last(
   state: State, round_: Round, decision: rounds.Decision
 ) -> Round:
   """Finishing: whoever answers by `finish_at_s`, even fewer than K."""
-  live = state.live().values()
+  if state.finish_at_s is None:
+    return round_
+  live = state.live()
   over = state.now >= state.finish_at_s
-  if not over and not (live and all(m.handed_in for m in live)):
+  all_in = live and all(m.handed_in for m in live.values())
+  if not over and not (all_in and _are_all_back(state)):
     return round_
   round_ = state.put(round_, quorum_at_s=round_.quorum_at_s or state.now)
   reason = 'finish, ' + ('time is over' if over else 'everyone handed in')
@@ -242,6 +247,7 @@ def on_merged(state: State, number: int):
     state.accounts[share.learner] = account.merged(
       fragment, share.base_version, share.c_tokens
     )
+  _say_what_is_left(state, round_, shares)
   state.versions[fragment] += 1
   sync_s = state.now - round_.pull_began_s
   if not round_.waited:  # Else it would close the grace windows to come.
@@ -264,6 +270,23 @@ def on_merged(state: State, number: int):
   )
 
 
+def _say_what_is_left(
+  state: State, round_: Round, shares: tuple[syncer_io.Share, ...]
+):
+  """Of learners that leave: whether their last steps are in Θ now."""
+  for share in shares:
+    if not state.is_current(share.learner, share.incarnation):
+      continue
+    member = state.members[share.learner]
+    if not member.leaving:
+      continue
+    held = member.offers.get(round_.fragment)
+    reason = f'round {round_.number} has merged it up to step {share.step}'
+    if held is not None and held.offer.step > share.step:
+      reason += f', not to step {held.offer.step}: it was merging already'
+    state.record('last_steps', share.learner, reason)
+
+
 def _close(state: State, round_: Round):
   assert round_.number == state.closed_round + 1, f'out of order: {round_}'
   del state.rounds[round_.number]
@@ -277,26 +300,39 @@ def _close(state: State, round_: Round):
 def _begin_to_finish(state: State):
   """At the last step: one more round per fragment, and it is over.
 
-  The time to answer is that after which a learner would be taken for dead.
+  The time to answer is that after which a learner would be taken for dead. A
+  restarted syncer grants it anew, from when the first learner is back.
   """
   live = state.live()
-  if state.finishing or not live:
+  if state.finish_at_s is not None or state.ended or not live:
     return
-  if state.pace.step < state.config.total_steps:
-    return
-  state.last_round = state.closed_round + state.config.fragments
+  if not state.finishing:
+    if state.pace.step < state.config.total_steps:
+      return
+    last_round = state.closed_round + state.config.fragments
+    sessions.begin_to_finish(state, last_round)
   state.finish_at_s = state.now + max(
     patience.silence_max_s(m.step_s, state.config.patience)
     for m in live.values()
   )
-  for learner in sorted(state.members):
-    state.send(learner, sessions.finish_message(state))
+
+
+def _are_all_back(state: State) -> bool:
+  """Whether nobody is to be waited for who was told before a restart.
+
+  Where the ledger was lost, it is not known who that is: one that is back
+  may know of less than others, and must not end the run for them.
+  """
+  if not state.finish_was_told:
+    return True
+  return bool(state.were_live) and state.were_live <= state.live().keys()
 
 
 def _end_if_over(state: State):
   if state.ended or state.closed_round != state.last_round:
     return
   state.ended = True
+  state.knows_less = False  # Who comes now goes along with what is written.
   for learner in sorted(state.members):
     state.send(learner, sessions.done_message(state))
   state.emit(syncer_io.End(state.pace.step, state.closed_round))

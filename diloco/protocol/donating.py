@@ -23,7 +23,8 @@ def on_donation_over(core: Core, message: messages.DonationOver):
   core.set(
     donations=tuple(
       d for d in core.state.donations if (d.learner, d.incarnation) != session
-    )
+    ),
+    giving=None if core.state.giving == session else core.state.giving,
   )
   core.effects.append(learner_io.EndDonation(*session))
 
@@ -31,15 +32,16 @@ def on_donation_over(core: Core, message: messages.DonationOver):
 def donate(core: Core):
   """At a boundary: at most one copy, for the first that it can serve.
 
-  Not while its own bytes of a version are other than the syncer's.
+  Not while another is out, which is memory for a whole state; nor while its
+  own bytes of a version are other than the syncer's.
   """
   fragments = core.state.fragments
-  if any(f.unlike for f in fragments):
+  if core.state.giving is not None or any(f.unlike for f in fragments):
     return
   for donation in core.state.donations:
     if all(f.base >= v for f, v in zip(fragments, donation.versions)):
       rest = tuple(d for d in core.state.donations if d is not donation)
-      core.set(donations=rest)
+      core.set(donations=rest, giving=(donation.learner, donation.incarnation))
       core.effects.append(
         learner_io.DonateState(
           donation.learner, donation.incarnation, core.state.step

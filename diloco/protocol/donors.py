@@ -16,38 +16,69 @@ from diloco.protocol.state import State
 def on_want_state(state: State, learner: int):
   """A newcomer asks, for the first time or because a donor failed it."""
   dismiss(state, learner)
+  _seek(state, learner)
+
+
+def _seek(state: State, learner: int):
+  """To the end of the queue, without the donor of now."""
   member = state.members[learner]
+  tried = member.tried
   if member.donor is not None:
-    state.change(learner, donor=None, tried=_tried(state, member))
-  _introduce(state, learner)
+    # Without those that have gone: at most M.
+    tried = tuple(
+      session
+      for session in (*member.tried, member.donor)
+      if state.is_current(*session)
+    )
+  state.change(learner, donor=None, tried=tried, seeks_since_s=state.now)
 
 
-def _tried(state: State, member: Member) -> tuple[tuple[int, int], ...]:
-  """With the donor of now, without those that have gone: at most M."""
-  return tuple(
-    session
-    for session in (*member.tried, member.donor)
-    if state.is_current(*session)
+def introduce(state: State):
+  """Gives each newcomer that waits a donor that is free, the first first.
+
+  A donor has one newcomer at a time: two copies of a state at once could be
+  more than its memory holds. Whoever has completed its bootstrap donates too,
+  so that n newcomers need about log2(n) donations one after another.
+  """
+  waiting = sorted(
+    (member.seeks_since_s, m)
+    for m, member in state.members.items()
+    if member.seeks_since_s is not None
   )
+  for _, learner in waiting:
+    _introduce(state, learner)
 
 
 def _introduce(state: State, learner: int):
-  """Asks the least busy live learner that has not failed this newcomer."""
   member = state.members[learner]
-  busy = [x.donor for x in state.members.values() if not x.ready]
   donors = [
-    (busy.count((m, x.incarnation)), m, x.incarnation)
+    (m, x.incarnation)
     for m, x in state.live().items()
     if (m, x.incarnation) not in member.tried and not why_unlike(x, member)
   ]
   if not donors:
+    state.change(learner, seeks_since_s=None)
     state.send(learner, messages.NoState(_why_none(state, member)))
     return
-  _, donor, incarnation = min(donors)
-  state.change(learner, donor=(donor, incarnation), state_offered=False)
+  busy = _busy(state)
+  free = [donor for donor in donors if donor not in busy]
+  if not free:
+    return  # Each of them serves another: its turn will come.
+  donor, incarnation = free[0]
+  state.change(
+    learner,
+    donor=(donor, incarnation),
+    state_offered=False,
+    seeks_since_s=None,
+  )
   state.record('donor', learner, f'learner {donor} is asked for its state')
   request = messages.Donate(learner, member.incarnation, tuple(state.versions))
   state.send(donor, request)
+
+
+def _busy(state: State) -> set[tuple[int, int]]:
+  """The sessions that give their state to a newcomer now."""
+  return {x.donor for x in state.members.values() if x.donor is not None}
 
 
 def why_unlike(donor: Member, newcomer: Member) -> str:
@@ -82,10 +113,16 @@ def on_state_offered(state: State, donor: int, offered: messages.StateOffered):
   state.send(offered.learner, messages.StateAt(*session, offered))
 
 
+def on_state_taken(state: State, learner: int):
+  """The donor's copy has come: the donor is free for another."""
+  dismiss(state, learner)
+  state.change(learner, donor=None)
+
+
 def on_ready(state: State, learner: int):
   """The newcomer has what it needs."""
   dismiss(state, learner)
-  state.change(learner, donor=None, tried=())
+  state.change(learner, donor=None, tried=(), seeks_since_s=None)
 
 
 def on_end_of_session(state: State, learner: int, incarnation: int):
@@ -97,8 +134,7 @@ def on_end_of_session(state: State, learner: int, incarnation: int):
   session = learner, incarnation
   for m, member in sorted(state.members.items()):
     if member.donor == session and not member.state_offered:
-      state.change(m, donor=None, tried=_tried(state, member))
-      _introduce(state, m)
+      _seek(state, m)
 
 
 def dismiss(state: State, learner: int):

@@ -109,6 +109,7 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     )
   core.set(
     connected=True,
+    give_up_at_s=None,
     closed_known=closed,
     last_offered=closed,  # Of what was offered before, nothing is left.
     offered_at_step=state.step - away,
@@ -133,7 +134,8 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     core.send(messages.Ready(away, state.source))
     _want_newer(core)
     if state.ceased and state.last_round is not None:
-      core.effects.append(learner_io.HandIn())  # This syncer may not know.
+      # This syncer may not know.
+      core.effects.append(learner_io.HandIn(state.last_round))
     return
   core.set(position=max(state.position, welcome.position), clean=welcome.clean)
   # A peer's state is newer than one that the run has left behind.
@@ -196,6 +198,8 @@ def on_state_fetched(core: Core, event: learner_io.StateFetched):
       applied=False,
       unlike=False,
     )
+  if core.state.connected:
+    core.send(messages.StateTaken())
   if core.state.settled:
     return  # It was told to go on alone meanwhile.
   _settle(core, f'learner {event.donor} at its step {offered.step}')

@@ -88,6 +88,7 @@ class Learner:
     self._go_on_if_parked()
     self._leave_when_done()
     leaving.leave_in_time(self._core)
+    leaving.give_up_in_time(self._core)
     return self._core.effects
 
   def deadline(self) -> float | None:
@@ -102,7 +103,10 @@ class Learner:
 
   @property
   def waiting(self) -> bool:
-    """Whether the loop must stay at its boundary (only at τ = 0)."""
+    """Whether the loop must stay at its boundary.
+
+    At τ = 0, for an update; at the end of the run, for a syncer that is away.
+    """
     return self._core.state.parked
 
   @property
@@ -144,7 +148,12 @@ class Learner:
   def _on_disconnected(self, event: learner_io.Disconnected):
     """Offers die with the session; training goes on."""
     self._core.set(
-      connected=False, again_rounds=(), fetched=(), seeking=False, donations=()
+      connected=False,
+      again_rounds=(),
+      fetched=(),
+      seeking=False,
+      donations=(),
+      giving=None,
     )
     self._core.effects.append(learner_io.Forget(None))
     for p in range(self._core.config.fragments):
@@ -241,8 +250,7 @@ class Learner:
       self._leave_at_boundary()
       return
     self._offer()
-    if self._core.config.overlap_steps == 0:
-      self._core.set(parked=self._awaits_update())
+    self._core.set(parked=self._waits())
 
   def _on_completed(self, event: learner_io.Completed):
     step = self._core.state.completed_step + 1
@@ -276,7 +284,7 @@ class Learner:
       self._core.send(messages.Alive())
 
   def _go_on_if_parked(self):
-    """τ = 0: does at the boundary what has become possible there."""
+    """Does at the boundary, where it waits, what has become possible there."""
     if not self._core.state.parked:
       return
     receiving.apply_received(self._core)
@@ -287,7 +295,13 @@ class Learner:
       self._leave_at_boundary()
     elif self._core.state.again_rounds:
       self._offer()
-    self._core.set(parked=not self._core.state.ceased and self._awaits_update())
+    self._core.set(parked=not self._core.state.ceased and self._waits())
+
+  def _waits(self) -> bool:
+    """Whether the loop stays at its boundary."""
+    if leaving.wait_if_cut_off(self._core):
+      return True
+    return self._core.config.overlap_steps == 0 and self._awaits_update()
 
   def _awaits_update(self) -> bool:
     """Whether a round that was offered is neither closed nor taken in."""
@@ -390,5 +404,8 @@ class Learner:
     for round_ in range(first, state.last_round + 1):
       if state.connected and round_ > state.closed_known:
         self._snapshot(round_)
-    self._core.effects += [learner_io.HandIn(), learner_io.Cease()]
+    self._core.effects += [
+      learner_io.HandIn(state.last_round),
+      learner_io.Cease(),
+    ]
     self._core.set(ceased=True, parked=False)

@@ -126,6 +126,8 @@ class Snapshot:
 class HandIn:
   """Boundary: after the snapshots before it are offered, say `HandedIn`."""
 
+  last_round: int
+
 
 @dataclasses.dataclass(frozen=True)
 class SayLeaving:
@@ -191,6 +193,11 @@ class Begin:
 
 
 @dataclasses.dataclass(frozen=True)
+class Save:
+  """Boundary: write a checkpoint: what this process has may be all there is."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Cease:
   """Boundary: no more inner steps."""
 
@@ -224,6 +231,7 @@ class Leave:
   done: bool = False  # The run is over.
   stopped: bool = False  # As it was asked to.
   refused: bool = False  # By the syncer, for good: a restart would not help.
+  cut_off: bool = False  # From the syncer, with all steps made: likewise.
 
 
 Event = (
@@ -252,6 +260,7 @@ Effect = (
   | Reset
   | Apply
   | Begin
+  | Save
   | Cease
   | FetchUpdate
   | FetchFragment

@@ -80,8 +80,10 @@ class State:
   again_rounds: tuple[int, ...] = ()  # To be offered again, ascending.
   global_step: int = 0  # t at the last update, plus own steps since.
   asking: tuple[int, ...] = ()  # Fragments with an `ask_at_s`, ascending.
-  donations: tuple[Donation, ...] = ()
+  donations: tuple[Donation, ...] = ()  # That are asked for.
+  giving: tuple[int, int] | None = None  # The newcomer whose copy is out.
   leave_at_s: float | None = None  # Set by `Stop`.
+  give_up_at_s: float | None = None  # It has made all steps, and is cut off.
   last_round: int | None = None  # Set by `Finish`.
   done: bool = False
   said_at_s: float = float('-inf')  # Its last message to the syncer.
@@ -121,12 +123,22 @@ class Core:
     self.set(said_at_s=self.state.now)
     self.effects.append(learner_io.Send(message))
 
-  def leave(self, reason: str, refused: bool = False, stopped: bool = False):
+  def leave(
+    self,
+    reason: str,
+    refused: bool = False,
+    stopped: bool = False,
+    cut_off: bool = False,
+  ):
     """Once, and for this process for good."""
     if not self.state.left:
       self.set(left=True, ceased=True, parked=False)
       self.effects.append(
         learner_io.Leave(
-          reason, done=self.state.done, stopped=stopped, refused=refused
+          reason,
+          done=self.state.done,
+          stopped=stopped,
+          refused=refused,
+          cut_off=cut_off,
         )
       )

@@ -3,9 +3,12 @@
 
 At its next boundary it makes a last offer and ceases; it stays until the
 round of that offer has closed, or its time is up (a preempted machine).
+
+One that is cut off from the syncer leaves, too, once the run's steps are made:
+it would train for ever.
 """
 
-from diloco.protocol import learner_io, messages
+from diloco.protocol import learner_io, messages, patience
 from diloco.protocol.learner_state import Core
 
 
@@ -34,9 +37,40 @@ def leave_in_time(core: Core):
     _leave(core, 'stopped')
 
 
+def wait_if_cut_off(core: Core) -> bool:
+  """Whether the loop waits at its boundary: for the syncer, at the run's end.
+
+  By its own view of t no step is left to be made. What it has goes to its
+  disk; if the syncer is back in time, it says how the run goes on.
+  """
+  state = core.state
+  if state.connected or state.global_step < core.config.total_steps:
+    return False
+  if state.give_up_at_s is None:
+    wait_s = patience.end_wait_s(core.config.patience)
+    core.set(give_up_at_s=state.now + wait_s)
+    core.effects.append(learner_io.Save())
+  return True
+
+
+def give_up_in_time(core: Core):
+  """Nobody will say how the run goes on."""
+  state = core.state
+  due = state.give_up_at_s is not None and state.now >= state.give_up_at_s
+  if due and not state.left:
+    core.leave(
+      f'cut off from the syncer for {patience.end_wait_s(core.config.patience)}'
+      f' s after the last step of the run, {core.config.total_steps}',
+      cut_off=True,
+    )
+
+
 def deadline(core: Core) -> float | None:
   """When its time is up."""
-  return None if core.state.left else core.state.leave_at_s
+  if core.state.left:
+    return None
+  times = core.state.leave_at_s, core.state.give_up_at_s
+  return min((t for t in times if t is not None), default=None)
 
 
 def _leave(core: Core, reason: str):

@@ -25,6 +25,7 @@ class Member:
   donor: tuple[int, int] | None = None  # Asked for a state, for this one.
   state_offered: bool = False  # By that donor, to this one.
   tried: tuple[tuple[int, int], ...] = ()  # Donors that have failed.
+  seeks_since_s: float | None = None  # It waits for a donor.
   step: int = 0  # Last reported, of its own.
   step_s: Ema = dataclasses.field(default=Ema())
   offers: Mapping[int, HeldOffer] = dataclasses.field(default_factory=dict)

@@ -81,6 +81,11 @@ class StateOffered:
 
 
 @dataclasses.dataclass(frozen=True)
+class StateTaken:
+  """The donor's copy is with the newcomer: it may serve another."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Ready:
   """Bootstrap is complete: from now on the learner counts."""
 
@@ -130,6 +135,8 @@ class WantFragment:
 @dataclasses.dataclass(frozen=True)
 class HandedIn:
   """After `Finish`: the learner's last offers have been sent."""
+
+  last_round: int  # As `Finish` said; a syncer may have lost its ledger.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,6 +331,7 @@ FROM_LEARNER = (
   HandedIn,
   Leaving,
   WantState,
+  StateTaken,
   StateOffered,
   FragmentOffered,
   Goodbye,

@@ -15,6 +15,7 @@ PULL_FACTOR = 4.0  # or this many of what pulls usually take.
 TRANSFER_FLOOR_S = 10.0
 TRANSFER_FACTOR = 8.0  # Slower than usual by this much: stalled.
 UNMEASURED_S_PER_BYTE = 1e-6  # 1 MB/s, until a transfer was timed.
+END_WAIT_S = 300.0  # A syncer is started anew within it.
 LOOK_FLOORS = 0.25  # Between two looks at the clock, in silence floors.
 
 
@@ -42,6 +43,11 @@ def transfer_max_s(nbytes: int, s_per_byte: Ema, patience: float) -> float:
   if usual is None:
     return patience * max(TRANSFER_FLOOR_S, nbytes * UNMEASURED_S_PER_BYTE)
   return patience * max(TRANSFER_FLOOR_S, TRANSFER_FACTOR * nbytes * usual)
+
+
+def end_wait_s(patience: float) -> float:
+  """How long a learner that has made all steps looks for its syncer."""
+  return patience * END_WAIT_S
 
 
 def look_s(patience: float) -> float:

@@ -64,6 +64,34 @@ def on_pull_failed(state: State, event: syncer_io.PullFailed):
     _ask_again(state, round_, event.learner, event.reason)
 
 
+def take_last_offers(state: State, round_: Round) -> Round:
+  """Pulls what a learner that leaves has offered since its offer was admitted.
+
+  It makes no other: steps that came while the older offer was under way would
+  be lost. Once the round merges, it is too late.
+  """
+  if round_.stage is not Stage.PULLING:
+    return round_
+  for learner, admitted in round_.pulls:
+    member = state.members[learner]
+    held = member.offers.get(round_.fragment)
+    if not member.leaving or held is None or held is admitted.held:
+      continue
+    if held.offer.base_version != admitted.held.offer.base_version:
+      continue
+    is_here = learner in round_.pulled
+    round_ = state.drop_pull(round_, learner)
+    if not is_here:
+      _use_up(state, learner, admitted)
+    newer = Admitted(member.incarnation, held, member.step_s.or_zero())
+    pulls = {**dict(round_.pulls), learner: newer}
+    round_ = state.put(round_, pulls=tuple(sorted(pulls.items())))
+    state.emit(
+      syncer_io.Pull(round_.number, learner, member.incarnation, held.offer)
+    )
+  return round_
+
+
 def give_up_late(state: State, round_: Round) -> Round:
   """A learner that stopped while it was pulled from delays nobody for long.
 

@@ -76,18 +76,23 @@ def _adopt(
   state: State, learner: int, told: Mapping[int, tuple[int, int | None]]
 ):
   """`told`: version and CRC by fragment."""
-  closed = max(
+  known = (
     (v - 1) * state.config.fragments + p + 1 for p, (v, _) in told.items()
   )
+  closed = max(state.closed_round, *known)
   reason = f'round {closed} closed, not {state.closed_round} as recorded'
   state.record('adopted', learner, reason)
   before = state.versions
   state.closed_round = closed
-  state.versions = list(state.config.versions_at(closed))
+  # A round that was skipped made no version.
+  at_close = state.config.versions_at(closed)
+  state.versions = [max(pair) for pair in zip(before, at_close)]
   state.rounds.clear()
   # That round was due: else nothing would be for as long as all this took.
   state.pace.at_least(closed * state.config.spacing_steps)
-  state.last_round = state.finish_at_s = state.give_up_lost_s = None
+  state.finish_at_s = state.give_up_lost_s = None
+  if state.finishing and closed > state.last_round:
+    state.last_round, state.finish_was_told = None, False
   state.were_live = frozenset()  # Of an old ledger: it does not know who.
   for p, version in enumerate(state.versions):
     if version > before[p]:
@@ -250,7 +255,10 @@ def on_taken(state: State, event: syncer_io.FragmentTaken):
     return
   p, version = event.fragment, lost.offered.version
   state.retire(event.learner, lost.offered.payload.handle)
-  if version < lost.version:
+  if version < lost.version and _holders(state, p, lost, lost.version):
+    # One that has the version itself has come meanwhile: `ask` turns to it.
+    state.lost[p] = changed(lost, asked=None, offered=None)
+  elif version < lost.version:
     newest = f'{version} of learner {event.learner}'
     _go_on_with_less(state, p, newest, lost.asked)
   else:
@@ -272,12 +280,15 @@ def _failed(state: State, p: int, session: tuple[int, int], reason: str):
   state.record('pull_failed', session[0], reason)
   state.retire(session[0], lost.offered.payload.handle)
   tried = *lost.tried, session
-  state.lost[p] = changed(lost, asked=None, offered=None, tried=tried)
+  state.lost[p] = changed(
+    lost, asked=None, offered=None, tried=tried, answered=(session,)
+  )
 
 
 def on_end_of_session(state: State, session: tuple[int, int]):
   """Whoever was asked has gone: `ask` finds another.
 
+  What others have said is past, too: a donor may have left its copy with one.
   A pull that is under way still says how it ended; that of a session that is
   not asked any more is not listened to.
   """
@@ -289,7 +300,7 @@ def on_end_of_session(state: State, session: tuple[int, int]):
       offered=None if gone else lost.offered,
       tried=tuple(s for s in lost.tried if s != session),
       wanted_by=tuple(m for m in lost.wanted_by if m != session[0]),
-      answered=tuple(s for s in lost.answered if s != session),
+      answered=(),
     )
 
 

@@ -43,11 +43,13 @@ def on_heard(state: State, event: syncer_io.Heard):
     case messages.Alive():
       pass  # That it spoke is all that it says.
     case messages.HandedIn():
-      on_handed_in(state, learner)
+      on_handed_in(state, learner, event.message)
     case messages.Leaving():
       on_leaving(state, learner)
     case messages.WantState():
       on_want_state(state, learner)
+    case messages.StateTaken():
+      donors.on_state_taken(state, learner)
     case messages.StateOffered():
       on_state_offered(state, learner, event.message)
     case messages.FragmentOffered():
@@ -165,12 +167,12 @@ def on_ready(state: State, learner: int, ready: messages.Ready):
   state.record('ready', learner, reason)
 
 
-def on_handed_in(state: State, learner: int):
-  """It makes no more steps: it was told to finish.
+def on_handed_in(state: State, learner: int, handed_in: messages.HandedIn):
+  """The learner makes no more steps: it was told to finish.
 
-  By a syncer before this one, if this one has not: the run had come to its
-  last step, though the ledger of the last close does not say so. Once this
-  process has merged, its own count says when that is.
+  A syncer that did not tell it so has lost its ledger, which says when the
+  finish has begun. It is believed before the first merge only; then the
+  process's own count says when the run is over.
   """
   if not state.members[learner].ready:
     break_off(state, learner, 'hands in before it was ready')
@@ -179,6 +181,19 @@ def on_handed_in(state: State, learner: int):
   if not state.finishing and state.knows_less:
     # Believed only then: whoever says so later would end the run for all.
     state.pace.at_least(state.config.total_steps)
+    state.finish_was_told = True
+    least = max(state.rounds, default=state.closed_round)  # They are open.
+    most = state.closed_round + state.config.fragments
+    begin_to_finish(state, min(max(least, handed_in.last_round), most))
+
+
+def begin_to_finish(state: State, last_round: int):
+  """Announces the last rounds; a restarted syncer will know of them."""
+  state.last_round = last_round
+  state.emit(syncer_io.KeepLedger())
+  state.record('finishing', -1, f'last round {last_round}')
+  for learner in sorted(state.members):
+    state.send(learner, finish_message(state))
 
 
 def on_leaving(state: State, learner: int):
@@ -358,10 +373,10 @@ def silence_deadlines(state: State) -> list[float]:
   """When each session will be given up, and the next look before.
 
   The looks are for the syncer's own sake: by the one that it misses it knows
-  that it was away. None once the run is finishing: there are no more steps to
+  that it was away. None once learners hand in: there are no more steps to
   report.
   """
-  if state.finishing or not state.members:
+  if state.finish_at_s is not None or state.ended or not state.members:
     return []
   knob = state.config.patience
   return [
@@ -380,7 +395,7 @@ def silence_max_s(state: State, learner: int) -> float | None:
 
 def give_up_silent(state: State):
   """Ends the sessions whose deadline has passed."""
-  if state.finishing:
+  if state.finish_at_s is not None or state.ended:
     return
   silent = [
     learner

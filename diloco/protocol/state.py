@@ -74,6 +74,7 @@ class Snapshot:
   were_live: frozenset[int]
   last_round: int | None
   finish_at_s: float | None
+  finish_was_told: bool
   ended: bool
 
 
@@ -89,6 +90,7 @@ class Ledger:
   quorum_s: Ema
   sync_s: Ema
   usual_norms: tuple[float | None, ...]
+  last_round: int | None  # Set once the run is finishing.
   ended: bool
 
 
@@ -126,7 +128,9 @@ class State:
     self.were_live: frozenset[int] = frozenset()  # At the ledger's close.
     self.knows_less = True  # Until its own first merge.
     self.last_round: int | None = None  # Set once the run is finishing.
+    # Until then learners may hand in; None: nobody is live that could.
     self.finish_at_s: float | None = None
+    self.finish_was_told = False  # Of the finish, by a process before this one.
     self.ended = False
     self.effects: list[syncer_io.Effect] = []
 
@@ -154,6 +158,7 @@ class State:
       were_live=self.were_live,
       last_round=self.last_round,
       finish_at_s=self.finish_at_s,
+      finish_was_told=self.finish_was_told,
       ended=self.ended,
     )
 
@@ -179,6 +184,7 @@ class State:
     self.were_live = snapshot.were_live
     self.last_round = snapshot.last_round
     self.finish_at_s = snapshot.finish_at_s
+    self.finish_was_told = snapshot.finish_was_told
     self.ended = snapshot.ended
 
   def ledger(self) -> Ledger:
@@ -191,6 +197,7 @@ class State:
       quorum_s=self.quorum_s,
       sync_s=self.sync_s,
       usual_norms=tuple(self.usual_norms),
+      last_round=self.last_round,
       ended=self.ended,
     )
 
@@ -204,9 +211,11 @@ class State:
     self.accounts = dict(ledger.accounts)
     self.quorum_s, self.sync_s = ledger.quorum_s, ledger.sync_s
     self.usual_norms = list(ledger.usual_norms)
+    self.last_round = ledger.last_round
+    self.finish_was_told = ledger.last_round is not None
     if ledger.ended:
       self.ended = True
-      self.last_round = self.closed_round
+      self.knows_less = False
 
   # Questions ----------------------------------------------------------------
 

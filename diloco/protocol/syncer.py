@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from diloco.protocol import (
   absence,
   closing,
+  donors,
   pulling,
   recovery,
   sessions,
@@ -76,6 +77,7 @@ class Syncer:
       case _:
         raise TypeError(f'Not a syncer event: {event!r}.')
     sessions.give_up_silent(state)
+    donors.introduce(state)
     recovery.ask(state)
     closing.advance_rounds(state)
     return state.effects

@@ -203,6 +203,11 @@ class Merge:
 
 
 @dataclasses.dataclass(frozen=True)
+class KeepLedger:
+  """Write the ledger before any effect that follows is performed."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Publish:
   """Offer the outer update to every session and announce it."""
 
@@ -297,6 +302,7 @@ Effect = (
   | Pull
   | CancelPull
   | Merge
+  | KeepLedger
   | Publish
   | Serve
   | TakeFragment

@@ -47,6 +47,7 @@ BOUNDARY = (
   learner_io.Reset,
   learner_io.Apply,
   learner_io.Begin,
+  learner_io.Save,
   learner_io.Cease,
   learner_io.Leave,
 )

@@ -211,6 +211,9 @@ class Link:
           raise SyncerAbsent(
             f'no syncer at {self._address} within {self._first_s} s: {error}'
           ) from error
+        due_s = self._deadline()
+        if due_s is not None and time.monotonic() >= due_s:
+          self._on_deadline()
         if time.monotonic() >= tell_s:
           tell_s += TELL_EVERY_S
           logging.info('still no syncer at %s: %s', self._address, error)

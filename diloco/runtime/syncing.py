@@ -298,6 +298,8 @@ class Syncing:
         self._shards.cancel(effect)
       case syncer_io.Merge():
         self._shards.merge(effect)
+      case syncer_io.KeepLedger():
+        self._disk.commit(self._machine.ledger(), self._roll.crcs())
       case syncer_io.Publish():
         self._publish(effect)
       case syncer_io.Serve():

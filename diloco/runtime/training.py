@@ -160,6 +160,8 @@ class Training:
       stall_s = done.stall_s + self._boundary()
       self._report()
       self._pending = dataclasses.replace(done, stall_s=stall_s)
+      if self._exchange.waiting:  # At the end of the run, for its syncer.
+        self._wait_at_boundary()
     else:
       self._synchronous(done)
     self._waited_s += self._save_if_due()
@@ -204,7 +206,7 @@ class Training:
       case learner_io.Apply():
         self._apply(effect)
       case learner_io.HandIn():
-        self._exchange.say_after_offers(messages.HandedIn())
+        self._exchange.say_after_offers(messages.HandedIn(effect.last_round))
       case learner_io.SayLeaving():
         self._exchange.say_after_offers(messages.Leaving())
       case learner_io.DonateState():
@@ -223,6 +225,9 @@ class Training:
         self._tape.begin(self._step, effect.position, self._source)
         self._position = effect.position
         self._training = True
+      case learner_io.Save():
+        self._records.wait(self._notice_s)  # Else it would not be begun.
+        self._save()
       case learner_io.Cease():
         self._tape.cease(self._step)
         self._training = False

@@ -162,8 +162,10 @@ class SimulatedLearner:
   def _save_if_due(self):
     """Its own checkpoint, at a boundary: θ, and what its progress is of."""
     every = self._cluster.checkpoint_steps
-    if every is None or self.steps % every:
-      return
+    if every is not None and self.steps % every == 0:
+      self._save()
+
+  def _save(self):
     state = self.machine.snapshot()
     start = Start(
       source=f'its checkpoint of step {state.step}',
@@ -190,7 +192,8 @@ class SimulatedLearner:
         copy = self.contents.snapshot(effect)
         self._later(lambda: self._offer(effect, copy))
       case learner_io.HandIn():
-        self._later(lambda: cluster.to_syncer(self, messages.HandedIn()))
+        handed_in = messages.HandedIn(effect.last_round)
+        self._later(lambda: cluster.to_syncer(self, handed_in))
       case learner_io.SayLeaving():
         self._later(lambda: cluster.to_syncer(self, messages.Leaving()))
       case learner_io.DonateState():
@@ -211,6 +214,8 @@ class SimulatedLearner:
       case learner_io.Begin():
         self.training = True
         self.position = effect.position
+      case learner_io.Save():
+        self._save()
       case learner_io.Cease():
         self.training = False
       case learner_io.Leave():

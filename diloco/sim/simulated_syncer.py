@@ -37,7 +37,7 @@ class SimulatedSyncer:
     self.stopped = False
     self.disk = disk
     self._cluster = cluster
-    self._unread: list[syncer_io.Event] = []  # While it is stopped.
+    self._unread: list[Callable[[], None]] = []  # While it is stopped.
     self._pulling: set[PullKey] = set()  # Under way.
     self._taken: dict[PullKey, Any] = {}  # What they brought.
     self._waits_for_disk: list[Callable[[], None]] = []
@@ -79,7 +79,7 @@ class SimulatedSyncer:
     if not self.alive:
       return
     if self.stopped:
-      self._unread.append(event)
+      self._unread.append(lambda: self.deliver(event))
       return
     if isinstance(event, BackFrom):
       self._processes[event.shard] = event.process
@@ -93,8 +93,8 @@ class SimulatedSyncer:
     """Reads what came while it was stopped."""
     self.stopped = False
     unread, self._unread = self._unread, []
-    for event in unread:
-      self.deliver(event)
+    for read in unread:
+      read()
 
   def disk_is_free(self):
     """Closes the round whose ledger could not be written."""
@@ -106,7 +106,9 @@ class SimulatedSyncer:
     self, shard: int, process: int, held: dict[int, tuple[int, int]]
   ):
     """A shard has said what it has."""
-    if self.alive:
+    if self.stopped:
+      self._unread.append(lambda: self.shard_is_back(shard, process, held))
+    elif self.alive:
       found = tuple(self._held(p, *x) for p, x in sorted(held.items()))
       self.deliver(BackFrom(found, shard, process))
 
@@ -138,6 +140,8 @@ class SimulatedSyncer:
         self._taken.pop(key, None)
       case syncer_io.Merge():
         self._merge(effect)
+      case syncer_io.KeepLedger():
+        self._write_ledger()
       case syncer_io.Publish():
         self._publish(effect)
       case syncer_io.Serve():
@@ -152,6 +156,8 @@ class SimulatedSyncer:
         self.contents.relabel(p, effect.version)
         cluster.watch.theta(p, effect.version, self.crcs[p])
         self._install(p, effect.version)
+        if self.machine.whole:
+          self._write_ledger()
       case syncer_io.Retire() | syncer_io.Record():
         pass  # No bytes are held here, no tape is written.
       case _:

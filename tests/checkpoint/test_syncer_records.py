@@ -35,6 +35,7 @@ LEDGER = Ledger(
   quorum_s=Ema(0.5),
   sync_s=Ema(),
   usual_norms=(2.5, None),
+  last_round=3,
   ended=False,
 )
 

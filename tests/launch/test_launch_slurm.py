@@ -119,7 +119,7 @@ def test_it_goes_back_into_the_queue(cluster, code):
   assert _requeues(folder) == ['requeue 4711'], ended.stderr
 
 
-@pytest.mark.parametrize('code', [0, 64, 78])
+@pytest.mark.parametrize('code', [0, 64, 69, 78])
 def test_it_ends(cluster, code):
   folder, environment = cluster
   ended = _run(_learner(folder), environment, code)

@@ -285,6 +285,7 @@ def test_a_run_that_all_others_have_left_does_not_go_on(tmp_path):
     (-9, 2, False, 'dead', True, 'died of SIGKILL; restarts used up (2 of 2)'),
     (78, 0, False, 'dead', True, 'exited with code 78: it can not run as'),
     (78, 0, True, 'dead', False, 'the run is over, no restart'),
+    (69, 0, False, 'dead', False, 'its steps are made, no syncer'),
   ],
 )
 def test_what_becomes_of_a_process(code, restarts, over, state, stops, reason):

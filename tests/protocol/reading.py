@@ -34,6 +34,8 @@ def of_syncer(effect: syncer_io.Effect) -> str:
         f'({effect.reason}; quorum {effect.quorum_s:.2f} s, '
         f'grace {effect.grace_s:.2f} s)'
       )
+    case syncer_io.KeepLedger():
+      return 'keep the ledger'
     case syncer_io.Publish():
       to = ' '.join(str(m) for m, _ in effect.recipients)
       return (
@@ -72,7 +74,7 @@ def of_learner(effect: learner_io.Effect) -> str:
         f'{effect.c_steps} steps on version {effect.base_version}'
       )
     case learner_io.HandIn():
-      return 'hand in'
+      return f'hand in, last round {effect.last_round}'
     case learner_io.SayLeaving():
       return 'say leaving, after the offers'
     case learner_io.DonateState():
@@ -92,6 +94,8 @@ def of_learner(effect: learner_io.Effect) -> str:
       return f'apply fragment {effect.fragment} version {effect.version}{how}'
     case learner_io.Begin():
       return f'begin at data position {effect.position}'
+    case learner_io.Save():
+      return 'save'
     case learner_io.Cease():
       return 'cease'
     case learner_io.FetchUpdate():
@@ -155,6 +159,7 @@ def of_message(message) -> str:
       return f'ready with {message.source}{away}'
     case (
       messages.Alive()
+      | messages.StateTaken()
       | messages.HandedIn()
       | messages.Leaving()
       | messages.Goodbye()

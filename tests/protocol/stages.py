@@ -18,6 +18,7 @@ from tests.protocol.cluster_stage import (  # noqa: F401 - for the tests.
 )
 
 TOKENS_PER_STEP = 100
+KEEPS = syncer_io.Publish | syncer_io.KeepLedger  # Written with the ledger.
 
 
 class SyncerStage:
@@ -43,7 +44,7 @@ class SyncerStage:
     for learner in learners or [None]:
       for event in getattr(self, f'_{command}')(learner, **options):
         effects = self._machine.handle(event, self._now)
-        if any(isinstance(e, syncer_io.Publish) for e in effects):
+        if any(isinstance(e, KEEPS) for e in effects):
           self._ledger = self._machine.ledger()
         for effect in effects:
           if isinstance(effect, syncer_io.Pull):
@@ -125,6 +126,9 @@ class SyncerStage:
       'address',
     )
     yield self._heard(learner, offered)
+
+  def _state_taken(self, learner):
+    yield self._heard(learner, messages.StateTaken())
 
   def _leave(self, learner):
     yield self._heard(learner, messages.Leaving())
@@ -218,8 +222,9 @@ class SyncerStage:
   def _want(self, learner, fragment):
     yield self._heard(learner, messages.WantFragment(fragment, 'wrong CRC'))
 
-  def _hand_in(self, learner):
-    yield self._heard(learner, messages.HandedIn())
+  def _hand_in(self, learner, last_round=None):
+    last_round = last_round or self._machine.snapshot().last_round
+    yield self._heard(learner, messages.HandedIn(last_round))
 
   def _alive(self, learner):
     yield self._heard(learner, messages.Alive())

@@ -10,6 +10,7 @@ from diloco.protocol import (
   absence,
   closing,
   donating,
+  donors,
   joining,
   leaving,
   messages,
@@ -28,7 +29,10 @@ from diloco.protocol.members import Account, Member
 from diloco.protocol.pace import PaceClock
 from diloco.protocol.values import changed
 from diloco.sim import simulated_syncer, swarm
+from diloco.sim.cluster import Timing
 from diloco.sim.invariants import Violation
+from diloco.sim.scenario import Fault, Scenario
+from tests.protocol.stages import config_of
 
 SEEDS = 1500  # Most need one. RARE says where to begin for the others.
 State = state.State
@@ -184,6 +188,17 @@ def _keeps_donations(patch):
   patch.setattr(donating, 'on_donation_over', lambda *_: None)
 
 
+def _gives_to_all_at_once(patch):
+  original = donating.donate
+
+  def donate(core):
+    core.set(giving=None)
+    original(core)
+
+  patch.setattr(donors, '_busy', lambda state: set())
+  patch.setattr(donating, 'donate', donate)
+
+
 def _forgets_positions(patch):
   original = sessions.on_report
 
@@ -277,6 +292,19 @@ def _believes_what_a_shard_has(patch):
   patch.setattr(absence, 'on_back', on_back)
 
 
+def _believes_any_donation(patch):
+  """Whatever its CRC, at the version that was lost."""
+  original = State.emit
+
+  def emit(self, effect):
+    if isinstance(effect, syncer_io.TakeFragment):
+      effect = changed(effect, crc=effect.offered.crc)
+    original(self, effect)
+
+  patch.setattr(State, 'emit', emit)
+  patch.setattr(recovery, '_may_donate', lambda *_: True)
+
+
 def _knows_pulls_by_their_learner(patch):
   """What an older offer's pull brings late counts as the newer offer's."""
 
@@ -302,7 +330,6 @@ def _knows_pulls_by_their_learner(patch):
 
 RARE = {
   _stays_after_its_time: 2985,
-  _believes_in_its_own_bytes: 465,
   _lets_the_quarantined_in: 718,
   _forgets_who_refused_to_be_merged: 57,
 }
@@ -323,7 +350,6 @@ RARE = {
     (_always_says_that_it_was_away, '3: more steps told of than made'),
     (_every_round_is_due, '3: more rounds than the pace allows'),
     (_waits_at_its_boundary, '4: the loop waits'),
-    (_believes_in_its_own_bytes, '5: begins with other bytes'),
     (_counts_tokens_twice, '6: tokens of the accounts'),
     (_counts_tokens_from_the_start, '6: merged, not trained'),
     (_waits_for_the_silent, '7: silent and still here'),
@@ -332,10 +358,12 @@ RARE = {
     (_retires_nothing, '8: offers of learner'),
     (_keeps_every_offer, '8: offers of'),
     (_keeps_donations, '8: donations'),
+    (_gives_to_all_at_once, '8: donations'),
     (_merges_without_the_shard, '9: merged while its shard is away'),
     (_waits_for_who_is_away, '9: a round waits for who is away'),
     (_goes_on_with_all_or_nobody, '9: all wait for one shard'),
     (_believes_what_a_shard_has, '5: '),
+    (_believes_any_donation, '5: recovered other bytes'),
     (_lets_the_quarantined_in, 'quarantined without a clean bootstrap'),
     (_forgets_positions, 'data are repeated'),
     (_skips_batches, 'data are skipped'),
@@ -356,3 +384,49 @@ def test_a_planted_fault_is_found(plant, words, monkeypatch, capsys):
   assert found is not None, f'not found by {SEEDS} seeds'
   assert found.startswith(words), found
   assert f'--seed={seed}' in capsys.readouterr().out
+
+
+def _other_bytes_under_one_number() -> Scenario:
+  """No seed of the first thousands draws it.
+
+  Learner 1 is cut off while learner 0 goes on to later versions, and saves
+  them. Both the syncer and learner 0 die; the syncer goes on from what learner
+  1 has, under the number that was reached; before the next version is there,
+  learner 0 comes back with its own bytes of that number.
+  """
+  ids = range(4)
+  faults = [
+    (6.0, 'partition', 1),
+    (20.0, 'kill', 0),
+    (20.2, 'syncer', 0),
+    (21.0, 'syncer', 0),
+    (21.1, 'partition', 1),
+    (25.2, 'kill', 0),
+  ]
+  return Scenario(
+    seed=0,
+    config=config_of(
+      {
+        'learners': 2,
+        'fragments': 1,
+        'sync_every_steps': 3,
+        'patience': 0.3,
+        'total_steps': 10_000,
+      }
+    ),
+    timing=Timing(dict.fromkeys(ids, 0.3), merge_s=2.0),
+    loss=0.0,
+    checkpoint_rounds=10,
+    checkpoint_steps=3,
+    faults=tuple(Fault(*fault, notice_s=2.0) for fault in faults),
+    shards=1,
+    last_shard=0,
+  )
+
+
+def test_one_that_begins_with_other_bytes_is_found(monkeypatch):
+  scenario = _other_bytes_under_one_number()
+  swarm.Swarm(scenario).run()
+  _believes_in_its_own_bytes(monkeypatch)
+  with pytest.raises(Violation, match='5: begins with other bytes'):
+    swarm.Swarm(scenario).run()

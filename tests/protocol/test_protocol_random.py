@@ -150,7 +150,7 @@ class _Storm:
           (
             messages.FragmentOffered(p, rng.randrange(3), self._payload(), 0),
             self._state_offered(),
-            messages.HandedIn(),
+            messages.HandedIn(rng.randint(0, 20)),
             messages.Leaving(),
             messages.WantState('drawn'),
             messages.WantFragment(rng.randrange(config.fragments + 1), 'drawn'),
