@@ -27,6 +27,13 @@ def on_absent(state: State, event: syncer_io.Absent):
   for round_ in list(state.rounds.values()):
     if round_.fragment in event.fragments:
       _give_up(state, round_.number, event.reason)
+  for learner, member in list(state.members.items()):
+    straggler = member.straggler
+    if straggler is None:
+      continue
+    if state.config.fragment_of(straggler.round) in event.fragments:
+      state.drop_straggler(learner)
+      state.retire(learner, straggler.handle)
   listed = ', '.join(str(p) for p in event.fragments)
   state.record('absent', -1, f'fragments {listed}: {event.reason}')
 

@@ -65,6 +65,13 @@ def _open_due(state: State):
     number += 1
 
 
+def _holds_up(state: State) -> bool:
+  """Whether the next round is due, and the open ones leave no room for it."""
+  if state.finishing or len(state.rounds) < state.config.inflight_max:
+    return False
+  return _is_due(state, max(state.rounds) + 1)
+
+
 def _is_due(state: State, number: int) -> bool:
   if state.finishing:
     return number <= state.last_round
@@ -80,8 +87,10 @@ def _advance(state: State, round_: Round):
     round_ = _collect(state, round_)
   round_ = pulling.take_last_offers(state, round_)
   round_ = pulling.give_up_late(state, round_)
-  if round_.stage is Stage.PULLING and round_.all_pulled():
-    _conclude(state, round_)
+  if round_.stage is Stage.PULLING:
+    round_ = pulling.leave_stragglers(state, round_, _holds_up(state))
+    if round_.all_pulled():
+      _conclude(state, round_)
 
 
 # COLLECTING, GRACE -----------------------------------------------------------
@@ -146,8 +155,15 @@ def _candidates(state: State, round_: Round) -> dict[int, rounds.Candidate]:
       merged_base=state.accounts[m].merged_bases.get(round_.fragment, -1),
     )
     for m, member in state.members.items()
-    if member.ready and (m in pulled or not member.late)
+    if member.ready and (m in pulled or _may_be_pulled(state, m))
   }
+
+
+def _may_be_pulled(state: State, learner: int) -> bool:
+  member = state.members[learner]
+  if member.late or member.straggler is not None:
+    return False
+  return state.finishing or not state.rests(learner)
 
 
 def _grace_s(state: State) -> float:

@@ -11,6 +11,20 @@ from diloco.protocol.values import changed
 
 
 @dataclasses.dataclass(frozen=True)
+class Straggler:
+  """A pull that its round has not waited for; it goes on to its own limit.
+
+  Its bytes are not merged; that they come says that the learner can be pulled
+  from again, and how long that takes.
+  """
+
+  round: int
+  handle: int
+  nbytes: int
+  began_s: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Member:
   """A session. It is *live*, and counts, from `Ready` until it leaves."""
 
@@ -32,6 +46,7 @@ class Member:
   handed_in: bool = False
   failed_pulls: int = 0  # In a row.
   late: bool = False  # With its bytes, and not heard of since.
+  straggler: Straggler | None = None  # Nothing else is pulled meanwhile.
 
   def with_offer(self, held: HeldOffer) -> 'Member':
     """Keeps the newest offer per fragment: at most P of them."""

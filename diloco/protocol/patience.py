@@ -7,11 +7,17 @@ whim, a page fault storm), the factors for how uneven steps and links are.
 """
 
 from diloco.protocol.grace import Ema
+from diloco.protocol.transfer_time import TransferTime
 
 SILENCE_FLOOR_S = 10.0  # With 10 ms steps, this is a thousand of them.
 SILENCE_STEPS = 6.0  # With 60 s steps, six minutes.
 PULL_FLOOR_S = 1.0  # A late contribution costs a round no more than that,
-PULL_FACTOR = 4.0  # or this many of what pulls usually take.
+PULL_FACTOR = 4.0  # or this many of what those of the learner usually take.
+LONGER_FACTOR = 2.0  # What was given up is given so much longer next time.
+SLOW_FACTOR = 4.0  # Slower than the round's median by this much: slow.
+HELD_SHARE = 0.5  # Seconds that slow bytes may hold up others, per second.
+REST_FACTOR = 10.0  # Of the last wait in vain; see `rest_s`.
+REST_MAX_S = 600.0
 TRANSFER_FLOOR_S = 10.0
 TRANSFER_FACTOR = 8.0  # Slower than usual by this much: stalled.
 UNMEASURED_S_PER_BYTE = 1e-6  # 1 MB/s, until a transfer was timed.
@@ -30,19 +36,51 @@ def silence_max_s(step_s: Ema, patience: float) -> float:
   return patience * max(SILENCE_FLOOR_S, steps_s)
 
 
-def pull_max_s(pull_s: Ema, patience: float) -> float | None:
-  """How long a round waits for its last bytes; None: nothing is measured."""
-  if pull_s.value_s is None:
-    return None
-  return patience * max(PULL_FLOOR_S, PULL_FACTOR * pull_s.value_s)
+def pull_max_s(time: TransferTime, nbytes: int, patience: float) -> float:
+  """How long a round waits for the bytes of one contribution."""
+  usual_s = time.usual_s(nbytes)
+  if usual_s is None:
+    return unmeasured_s(nbytes, patience)
+  return patience * max(PULL_FLOOR_S, PULL_FACTOR * usual_s)
 
 
-def transfer_max_s(nbytes: int, s_per_byte: Ema, patience: float) -> float:
-  """How long a pull may take: max(floor, 8 times what it usually takes)."""
-  usual = s_per_byte.value_s
-  if usual is None:
-    return patience * max(TRANSFER_FLOOR_S, nbytes * UNMEASURED_S_PER_BYTE)
-  return patience * max(TRANSFER_FLOOR_S, TRANSFER_FACTOR * nbytes * usual)
+def after_pull_failed(
+  time: TransferTime, nbytes: int, waited_s: float, patience: float
+) -> TransferTime:
+  """What is known once a pull has failed: the next one has twice as long."""
+  usual_s = LONGER_FACTOR * waited_s / (patience * PULL_FACTOR)
+  return time.raised(nbytes, usual_s)
+
+
+def transfer_max_s(time: TransferTime, nbytes: int, patience: float) -> float:
+  """How long a transfer may take: max(floor, 8 times what is usual)."""
+  usual_s = time.usual_s(nbytes)
+  if usual_s is None:
+    return unmeasured_s(nbytes, patience)
+  return patience * max(TRANSFER_FLOOR_S, TRANSFER_FACTOR * usual_s)
+
+
+def after_transfer_failed(
+  time: TransferTime, nbytes: int, limit_s: float, patience: float
+) -> TransferTime:
+  """What is known once a transfer has timed out after `limit_s`."""
+  usual_s = LONGER_FACTOR * limit_s / (patience * TRANSFER_FACTOR)
+  return time.raised(nbytes, usual_s)
+
+
+def unmeasured_s(nbytes: int, patience: float) -> float:
+  """How long the first bytes of a peer may take."""
+  return patience * max(TRANSFER_FLOOR_S, nbytes * UNMEASURED_S_PER_BYTE)
+
+
+def rest_s(waited_s: float, patience: float) -> float:
+  """How long a learner is not pulled from once its session has ended for that.
+
+  In proportion to what the last pull cost in vain, which rises with each, so
+  that where the quorum needs it the others wait for it a tenth of the time.
+  """
+  longest_s = patience * REST_MAX_S
+  return min(max(silence_floor_s(patience), REST_FACTOR * waited_s), longest_s)
 
 
 def end_wait_s(patience: float) -> float:

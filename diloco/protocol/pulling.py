@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bytes of a round's contributions: asked for, here, late, or refused."""
 
+from collections.abc import Collection, Mapping
+
 from diloco.protocol import messages, patience, sessions, strikes, syncer_io
+from diloco.protocol.members import Straggler
 from diloco.protocol.rounds import Admitted, Decision, Round, Stage
 from diloco.protocol.state import State
+from diloco.protocol.transfer_time import TransferTime
 from diloco.protocol.values import changed
 
 # Whoever can't be pulled from, or sends what can't be merged, would hold up a
 # quorum that counts it; it may join again.
 FAILED_PULLS_MAX = 3
-LONGER_FACTOR = 2.0  # What was given up counts as if it took so much longer.
 
 
 def begin(
@@ -30,6 +33,7 @@ def begin(
     round_,
     stage=Stage.PULLING,
     pull_began_s=state.now,
+    held_s=None,
     pulls=tuple(sorted(pulls.items())),
     reason=reason,
   )
@@ -37,10 +41,12 @@ def begin(
 
 def on_pulled(state: State, event: syncer_io.Pulled):
   """The bytes of one contribution are here."""
+  _end_straggler(state, event)
   found = _awaited(state, event)
   if found is not None:
     round_, admitted = found
-    state.pull_s = state.pull_s.add(state.now - round_.pull_began_s)
+    nbytes = admitted.held.offer.payload.nbytes
+    _measure(state, event.learner, nbytes, state.now - round_.pull_began_s)
     norms = {**dict(round_.norms), event.learner: event.norm}
     state.put(
       round_,
@@ -53,15 +59,22 @@ def on_pulled(state: State, event: syncer_io.Pulled):
 
 def on_pull_failed(state: State, event: syncer_io.PullFailed):
   """The round goes on without it."""
+  _end_straggler(state, event)
   found = _awaited(state, event)
   if found is not None:
     round_, admitted = found
     state.record('pull_failed', event.learner, event.reason)
+    nbytes = admitted.held.offer.payload.nbytes
+    waited_s = state.now - round_.pull_began_s
+    if event.unusable:  # They came.
+      _measure(state, event.learner, nbytes, waited_s)
+    else:
+      _note_failure(state, event.learner, nbytes, waited_s)
     state.put(round_, **round_.without(event.learner))
     _use_up(state, event.learner, admitted)
     if event.unusable and _strike(state, event.learner, event.reason):
       return  # Its session is over.
-    _ask_again(state, round_, event.learner, event.reason)
+    _ask_again(state, round_.number, event.learner, event.reason, waited_s)
 
 
 def take_last_offers(state: State, round_: Round) -> Round:
@@ -97,40 +110,203 @@ def give_up_late(state: State, round_: Round) -> Round:
 
   Nothing more is pulled from it until it speaks again.
   """
-  deadline = late_at_s(state, round_)
-  if deadline is None or state.now < deadline:
-    return round_
-  # How long it would have taken nobody knows: next time they have longer.
-  waited_s = state.now - round_.pull_began_s
-  state.pull_s = state.pull_s.add(LONGER_FACTOR * waited_s)
+  limits_s = _limits_s(state, round_)
   for learner, admitted in round_.pulls:
-    if learner not in round_.pulled:
-      reason = f'not pulled in {waited_s:.2f} s'
-      state.record('late', learner, f'round {round_.number}: {reason}')
-      state.change(learner, late=True)
-      round_ = state.put(state.rounds[round_.number], waited=True)
-      state.drop_pull(round_, learner)
-      _use_up(state, learner, admitted)
-      _ask_again(state, round_, learner, reason)
+    if limits_s.get(learner, float('inf')) > state.now:
+      continue
+    waited_s = state.now - round_.pull_began_s
+    nbytes = admitted.held.offer.payload.nbytes
+    _note_failure(state, learner, nbytes, waited_s)
+    reason = f'not pulled in {waited_s:.2f} s'
+    state.record('late', learner, f'round {round_.number}: {reason}')
+    state.change(learner, late=True)
+    round_ = state.put(state.rounds[round_.number], waited=True)
+    state.drop_pull(round_, learner)
+    _use_up(state, learner, admitted)
+    _ask_again(state, round_.number, learner, reason, waited_s)
   return state.rounds[round_.number]
 
 
 def late_at_s(state: State, round_: Round) -> float | None:
-  """When what is not pulled by then is given up; None: never."""
-  if round_.stage is not Stage.PULLING or round_.all_pulled():
-    return None
-  wait_s = patience.pull_max_s(state.pull_s, state.config.patience)
-  return None if wait_s is None else round_.pull_began_s + wait_s
+  """When the first that is not pulled by then is given up; None: never."""
+  return min(_limits_s(state, round_).values(), default=None)
 
 
-def _ask_again(state: State, round_: Round, learner: int, reason: str):
+def _limits_s(state: State, round_: Round) -> dict[int, float]:
+  """When each contribution that is under way is given up."""
+  if round_.stage is not Stage.PULLING:
+    return {}
+  knob = state.config.patience
+  return {
+    m: round_.pull_began_s
+    + patience.pull_max_s(
+      state.transfer_time(m), a.held.offer.payload.nbytes, knob
+    )
+    for m, a in round_.pulls
+    if m not in round_.pulled
+  }
+
+
+def waited_for(
+  times: Mapping[int, tuple[TransferTime, int]],
+  missing: Collection[int],
+  may_hold: bool,
+) -> tuple[int, ...]:
+  """Whose bytes a round waits for that has its quorum without them.
+
+  Not for one whose last pull failed: it gets as long as the others take. And
+  for one that is far slower than they are only if that holds up no other
+  round, or such have not been held up for a while.
+
+  Args:
+    times: of each contribution, what is known of its learner, and its bytes.
+    missing: the learners whose bytes are not here.
+    may_hold: whether the round may wait for slow ones.
+  """
+  usual_s = {m: time.usual_s(nbytes) for m, (time, nbytes) in times.items()}
+  known_s = sorted(s for s in usual_s.values() if s is not None)
+  median_s = known_s[(len(known_s) - 1) // 2] if known_s else 0.0
+  most_s = patience.SLOW_FACTOR * median_s
+  return tuple(
+    m
+    for m in sorted(missing)
+    if not times[m][0].failed
+    and (may_hold or usual_s[m] is None or usual_s[m] <= most_s)
+  )
+
+
+def leave_stragglers(state: State, round_: Round, holds_up: bool) -> Round:
+  """Goes on without those that are not waited for; their pulls go on too."""
+  missing = [m for m, _ in round_.pulls if m not in round_.pulled]
+  if not missing:
+    return _account_for_hold(state, round_, holds_up)
+  enough = round_.pulled & state.live().keys()
+  if state.finishing or len(enough) < state.quorum_now():
+    return round_
+  times = {
+    m: (state.transfer_time(m), a.held.offer.payload.nbytes)
+    for m, a in round_.pulls
+  }
+  if not waited_for(times, missing, may_hold=False) and round_.held_s is None:
+    round_ = state.put(round_, held_s=state.now)
+  may_hold = not holds_up or state.now >= state.hold_again_s
+  if waited_for(times, missing, may_hold):
+    return round_
+  for learner in missing:
+    admitted = dict(round_.pulls)[learner]
+    offer = admitted.held.offer
+    straggler = Straggler(
+      round_.number,
+      offer.payload.handle,
+      offer.payload.nbytes,
+      round_.pull_began_s,
+    )
+    if state.members[learner].offers.get(offer.fragment) is admitted.held:
+      state.members[learner] = state.members[learner].without_offer(
+        offer.fragment
+      )
+    state.change(learner, straggler=straggler)
+    state.record('left_out', learner, f'round {round_.number}: slow bytes')
+    round_ = state.put(round_, **round_.without(learner))
+  return _account_for_hold(state, round_, holds_up)
+
+
+def _account_for_hold(state: State, round_: Round, holds_up: bool) -> Round:
+  """What others have waited for slow bytes is made up for before the next."""
+  if round_.held_s is None:
+    return round_
+  if holds_up:
+    held_s = state.now - round_.held_s
+    state.hold_again_s = state.now + held_s / patience.HELD_SHARE
+  return state.put(round_, held_s=None)
+
+
+def give_up_stragglers(state: State):
+  """Those that have had their time."""
+  for learner, member in list(state.members.items()):
+    straggler = member.straggler
+    if straggler is None or state.now < _straggler_limit_s(state, learner):
+      continue
+    state.drop_straggler(learner)
+    waited_s = state.now - straggler.began_s
+    reason = f'not pulled in {waited_s:.2f} s'
+    state.record('late', learner, f'round {straggler.round}: {reason}')
+    _fail_straggler(state, learner, straggler, reason)
+
+
+def straggler_deadlines(state: State) -> list[float]:
+  """When each of them is given up."""
+  return [
+    _straggler_limit_s(state, learner)
+    for learner, member in state.members.items()
+    if member.straggler is not None
+  ]
+
+
+def _straggler_limit_s(state: State, learner: int) -> float:
+  straggler = state.members[learner].straggler
+  time, knob = state.transfer_time(learner), state.config.patience
+  return straggler.began_s + patience.pull_max_s(time, straggler.nbytes, knob)
+
+
+def _end_straggler(
+  state: State, event: syncer_io.Pulled | syncer_io.PullFailed
+):
+  """Bytes that no round waits for say at least how long they take."""
+  member = state.members.get(event.learner)
+  straggler = member.straggler if member else None
+  if straggler is None or member.incarnation != event.incarnation:
+    return
+  if (straggler.round, straggler.handle) != (event.round, event.handle):
+    return
+  if isinstance(event, syncer_io.PullFailed):
+    state.record('pull_failed', event.learner, event.reason)
+    _fail_straggler(state, event.learner, straggler, event.reason)
+    return
+  waited_s = state.now - straggler.began_s
+  _measure(state, event.learner, straggler.nbytes, waited_s)
+  state.drop_straggler(event.learner)
+  state.change(event.learner, failed_pulls=0)
+  state.retire(event.learner, event.handle)
+  state.send(
+    event.learner, messages.OfferAgain(event.round, 'its bytes came too late')
+  )
+
+
+def _fail_straggler(
+  state: State, learner: int, straggler: Straggler, reason: str
+):
+  waited_s = state.now - straggler.began_s
+  _note_failure(state, learner, straggler.nbytes, waited_s)
+  state.change(learner, straggler=None)
+  state.retire(learner, straggler.handle)
+  _ask_again(state, straggler.round, learner, reason, waited_s)
+
+
+def _measure(state: State, learner: int, nbytes: int, took_s: float):
+  state.resting.pop(learner, None)
+  time = state.transfer_time(learner).add(nbytes, took_s)
+  state.transfers[learner] = time
+
+
+def _note_failure(state: State, learner: int, nbytes: int, waited_s: float):
+  time, knob = state.transfer_time(learner), state.config.patience
+  time = patience.after_pull_failed(time, nbytes, waited_s, knob)
+  state.transfers[learner] = time
+
+
+def _ask_again(
+  state: State, number: int, learner: int, reason: str, waited_s: float
+):
   failed = state.members[learner].failed_pulls + 1
   state.change(learner, failed_pulls=failed)
   if failed >= FAILED_PULLS_MAX:
     reason = f'{failed} pulls in a row failed, the last: {reason}'
+    rest_s = patience.rest_s(waited_s, state.config.patience)
+    state.resting[learner] = state.now + rest_s
     sessions.end_session(state, learner, reason)
     return
-  state.send(learner, messages.OfferAgain(round_.number, reason))
+  state.send(learner, messages.OfferAgain(number, reason))
 
 
 def _awaited(

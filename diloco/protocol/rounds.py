@@ -60,6 +60,7 @@ class Round:
   pulled: frozenset[int] = frozenset()  # Of `pulls`: the bytes are here.
   norms: tuple[tuple[int, float], ...] = ()  # Of those not judged yet.
   waited: bool = False  # In vain, for bytes that were given up.
+  held_s: float | None = None  # Since when it waits for slow ones only.
   reason: str = ''  # Why the window ended.
 
   def all_pulled(self) -> bool:

@@ -348,6 +348,7 @@ def break_off(state: State, learner: int, reason: str):
 def end_session(state: State, learner: int, reason: str):
   """The incarnation is over: nothing of it is merged from now on."""
   donors.dismiss(state, learner)
+  state.drop_straggler(learner)
   member = state.members.pop(learner)
   state.left_clocks |= state.pace.leave(learner, state.config.quorum)
   for round_ in list(state.rounds.values()):
@@ -418,7 +419,12 @@ def excuse_silence(state: State, away_s: float):
   if away_s <= 2 * patience.look_s(state.config.patience):
     return
   for learner in list(state.members):
-    _hear(state, learner, late=state.members[learner].late)
+    member = state.members[learner]
+    _hear(state, learner, late=member.late)
+    if member.straggler is not None:
+      began_s = member.straggler.began_s + away_s
+      straggler = changed(member.straggler, began_s=began_s)
+      state.change(learner, straggler=straggler)
   for round_ in list(state.rounds.values()):
     if round_.stage is Stage.PULLING:
       state.put(

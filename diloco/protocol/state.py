@@ -10,6 +10,7 @@ from diloco.protocol.grace import Ema
 from diloco.protocol.members import Account, Member
 from diloco.protocol.pace import PaceClock
 from diloco.protocol.rounds import HeldOffer, Round, why_void
+from diloco.protocol.transfer_time import TransferTime
 from diloco.protocol.values import changed
 
 
@@ -62,7 +63,9 @@ class Snapshot:
   open_rounds: tuple[Round, ...]
   quorum_s: Ema
   sync_s: Ema
-  pull_s: Ema
+  transfers: tuple[tuple[int, TransferTime], ...]
+  resting: tuple[tuple[int, float], ...]
+  hold_again_s: float
   usual_norms: tuple[float | None, ...]
   left_clocks: tuple[tuple[int, int], ...]
   lost: tuple[tuple[int, LostFragment], ...]
@@ -112,7 +115,9 @@ class State:
     self.rounds: dict[int, Round] = {}  # Open ones, in ascending number.
     self.quorum_s = Ema()
     self.sync_s = Ema()  # From the first pull to the end of the merge.
-    self.pull_s = Ema()  # Of one contribution.
+    self.transfers: dict[int, TransferTime] = {}  # Of pulls, by learner.
+    self.resting: dict[int, float] = {}  # By learner: not pulled until then.
+    self.hold_again_s = float('-inf')  # No round waits for the slow before.
     # Of outer gradients, per √step, by fragment (`strikes.py`).
     self.usual_norms: list[float | None] = [None] * config.fragments
     self.left_clocks: dict[int, int] = {}  # Of those who may be back.
@@ -146,7 +151,9 @@ class State:
       open_rounds=tuple(self.rounds.values()),
       quorum_s=self.quorum_s,
       sync_s=self.sync_s,
-      pull_s=self.pull_s,
+      transfers=tuple(sorted(self.transfers.items())),
+      resting=tuple(sorted(self.resting.items())),
+      hold_again_s=self.hold_again_s,
       usual_norms=tuple(self.usual_norms),
       left_clocks=tuple(sorted(self.left_clocks.items())),
       lost=tuple(sorted(self.lost.items())),
@@ -172,7 +179,9 @@ class State:
     self.rounds = {r.number: r for r in snapshot.open_rounds}
     self.quorum_s = snapshot.quorum_s
     self.sync_s = snapshot.sync_s
-    self.pull_s = snapshot.pull_s
+    self.transfers = dict(snapshot.transfers)
+    self.resting = dict(snapshot.resting)
+    self.hold_again_s = snapshot.hold_again_s
     self.usual_norms = list(snapshot.usual_norms)
     self.left_clocks = dict(snapshot.left_clocks)
     self.lost = dict(snapshot.lost)
@@ -228,8 +237,18 @@ class State:
     return {m: x for m, x in self.members.items() if x.ready and not x.leaving}
 
   def quorum_now(self) -> int:
-    """K, but no more than there are live learners, and at least 1."""
-    return max(1, min(self.config.quorum, len(self.live())))
+    """K, but no more than there are learners to pull from, and at least 1."""
+    awake = [m for m in self.live() if not self.rests(m)]
+    return max(1, min(self.config.quorum, len(awake)))
+
+  def rests(self, learner: int) -> bool:
+    """Whether nothing is pulled from it for now; never from nobody at all."""
+    if self.now >= self.resting.get(learner, self.now):
+      return False
+    return any(self.now >= self.resting.get(m, self.now) for m in self.live())
+
+  def transfer_time(self, learner: int) -> TransferTime:
+    return self.transfers.get(learner, TransferTime())
 
   def is_current(self, learner: int, incarnation: int) -> bool:
     member = self.members.get(learner)
@@ -281,6 +300,15 @@ class State:
       pull = round_.number, learner, admitted.incarnation, handle
       self.emit(syncer_io.CancelPull(*pull))
     return self.put(round_, **round_.without(learner))
+
+  def drop_straggler(self, learner: int):
+    """Its bytes are wanted no more, if any are under way for no round."""
+    member = self.members[learner]
+    straggler = member.straggler
+    if straggler is not None:
+      pull = straggler.round, learner, member.incarnation, straggler.handle
+      self.emit(syncer_io.CancelPull(*pull))
+      self.change(learner, straggler=None)
 
   def retire(self, learner: int, handle: int):
     """Tells a learner that one of its offers need not be held any longer."""

@@ -77,6 +77,7 @@ class Syncer:
       case _:
         raise TypeError(f'Not a syncer event: {event!r}.')
     sessions.give_up_silent(state)
+    pulling.give_up_stragglers(state)
     donors.introduce(state)
     recovery.ask(state)
     closing.advance_rounds(state)
@@ -87,6 +88,7 @@ class Syncer:
     deadlines = [
       *sessions.silence_deadlines(self._state),
       *closing.window_deadlines(self._state),
+      *pulling.straggler_deadlines(self._state),
       *recovery.deadlines(self._state),
       *absence.deadlines(self._state),
     ]

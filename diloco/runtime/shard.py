@@ -67,7 +67,7 @@ class Shard:
     self._plane = plane
     self._answer = answer
     self._crash = crash
-    self._pace = TransferPace(config.protocol.patience)
+    self._paces: dict[int, TransferPace] = {}  # By learner id.
     self._ends: dict[Key, PeerEnds] = {}
     self._lock = threading.Lock()  # Of the three that follow.
     self._wanted: set[int] = set()  # Jobs of the pool.
@@ -173,6 +173,9 @@ class Shard:
     name = f'learner {order.learner}'
     outlets = [self._plane.outlet(name) for _ in inlets]
     self._ends[key] = ends = PeerEnds(outlets, inlets, cuts)
+    # Beyond the session: the next one has the same link.
+    knob = self._blueprint.config.protocol.patience
+    self._paces.setdefault(order.learner, TransferPace(knob))
     return orders.Admitted(*key, ends.addresses)
 
   def _release(self, key: Key):
@@ -230,7 +233,7 @@ class Shard:
       ends.inlets,
       ends.cuts,
       self._blueprint,
-      self._pace,
+      self._paces[order.learner],
     )
     self._keep(self._pulled, order.job, v)
     return orders.PartPulled(order.job, norm)
@@ -244,7 +247,7 @@ class Shard:
       ends.inlets,
       ends.cuts,
       self._blueprint,
-      self._pace,
+      self._paces[order.learner],
     )
     self._keep(self._taken, order.job, (order.fragment, theta))
     pieces = self._blueprint.owners.pieces(order.fragment, self.shard)

@@ -48,10 +48,8 @@ class Syncing:
   """One run's syncer.
 
   Args:
-    blueprint: of the run.
     bind: host:port for the control plane.
     plane: carries the bytes.
-    workdir: of the run.
     access: what each learner must show.
   """
 

@@ -197,8 +197,9 @@ class Invariants:
     hold(len(snapshot.open_rounds) <= room, '8: open rounds', snapshot)
     hold(tuple(self._versions) == snapshot.versions, '1: versions', snapshot)
     for (learner, _), handles in self._held.items():
-      # One waiting per fragment, and one under way per open round.
-      most = config.fragments + room
+      # One waiting per fragment, one under way per open round, and one that
+      # no round waits for any more.
+      most = config.fragments + room + 1
       hold(len(handles) <= most, f'8: offers of learner {learner}', handles)
 
   def _check_leap(
@@ -301,6 +302,8 @@ class Invariants:
       'members': (len(snapshot.members), ids),
       'accounts': (len(snapshot.accounts), ids),
       'left clocks': (len(snapshot.left_clocks), ids),
+      'times of transfers': (len(snapshot.transfers), ids),
+      'who rests': (len(snapshot.resting), ids),
       'lost fragments': (len(snapshot.lost), fragments),
     }
     for p, lost in snapshot.lost:

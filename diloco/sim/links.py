@@ -127,6 +127,10 @@ class Links:
       return PIECES_MAX  # Also where offers have no bytes.
     return max(1, math.ceil(network.state_bytes / offer_bytes))
 
+  def offer_bytes(self, fragment: int) -> int:
+    """See `diloco.sim.wires.Wires`."""
+    return max(1, round(self._network.up_bytes[fragment]))
+
   def arrival_s(
     self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
   ) -> float:

@@ -256,7 +256,8 @@ class SimulatedLearner:
       return  # The syncer is stopped; it will find these.
     handle = self._cluster.next_handle()
     data = self.contents.offer(snapshot, copy)
-    payload = Carried(handle, 'up', 1, 0, data=data)
+    nbytes = self._cluster.wires.offer_bytes(snapshot.fragment)
+    payload = Carried(handle, 'up', nbytes, 0, data=data)
     self.offers[handle] = snapshot.fragment
     fields = vars(snapshot)
     self._cluster.to_syncer(self, messages.Offer(**fields, payload=payload))

@@ -48,6 +48,9 @@ class Wires(Protocol):
     What is large comes in pieces, so that others get their turn on the link.
     """
 
+  def offer_bytes(self, fragment: int) -> int:
+    """What a learner says of the size of an offer; at least 1."""
+
   def arrival_s(
     self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
   ) -> float:
@@ -80,6 +83,10 @@ class SteadyWires:
     """See `Wires`."""
     return self.STATE_FRAGMENTS if cargo is Cargo.STATE else 1
 
+  def offer_bytes(self, fragment: int) -> int:
+    """See `Wires`."""
+    return 1
+
   def arrival_s(
     self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
   ) -> float:
@@ -106,6 +113,7 @@ class UnequalWires:
 
   STALL_S = 5.0
   LONGEST_S = 10.0  # Of a pull: a time-out would end it.
+  BYTES = 1000  # Of an offer of the usual size, as far as is said.
 
   def __init__(
     self,
@@ -127,6 +135,10 @@ class UnequalWires:
   def pieces(self, cargo: Cargo) -> int:
     """See `Wires`."""
     return SteadyWires.STATE_FRAGMENTS if cargo is Cargo.STATE else 1
+
+  def offer_bytes(self, fragment: int) -> int:
+    """See `Wires`."""
+    return max(1, round(self.BYTES * self._sizes[fragment]))
 
   def arrival_s(
     self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int

@@ -3,8 +3,10 @@
 
 import pytest
 
-from diloco.protocol import patience
+from diloco.protocol import patience, pulling
 from diloco.protocol.grace import Ema
+from diloco.protocol.transfer_time import TransferTime
+from diloco.protocol.values import changed
 from diloco.sim.cluster import Cluster, Timing
 from diloco.sim.watch import Log
 from tests.protocol.stages import config_of
@@ -24,8 +26,10 @@ def test_patience_stretches_every_time_out():
     (
       patience.silence_floor_s(knob),
       patience.silence_max_s(Ema(60.0), knob),
-      patience.transfer_max_s(10**9, Ema(None), knob),
-      patience.transfer_max_s(10**9, Ema(1e-7), knob),
+      patience.transfer_max_s(TransferTime(), 10**9, knob),
+      patience.transfer_max_s(TransferTime(10**9, 100.0), 10**9, knob),
+      patience.pull_max_s(TransferTime(10**9, 100.0), 10**9, knob),
+      patience.rest_s(5.0 * knob, knob),
       patience.look_s(knob),
     )
     for knob in (1.0, 2.0)
@@ -34,16 +38,68 @@ def test_patience_stretches_every_time_out():
 
 
 @pytest.mark.parametrize(
-  'nbytes,s_per_byte,expected_s',
+  'nbytes,took_s,expected_s',
   [
     (10**6, None, 10.0),  # The floor.
     (10**9, None, 1000.0),  # Not measured: 1 MB/s.
-    (10**9, 1e-8, 80.0),  # 100 MB/s: 8 times 10 s.
+    (10**9, 10.0, 80.0),  # 100 MB/s: 8 times 10 s.
   ],
 )
-def test_transfers(nbytes, s_per_byte, expected_s):
-  found = patience.transfer_max_s(nbytes, Ema(s_per_byte), patience=1.0)
+def test_transfers(nbytes, took_s, expected_s):
+  found = patience.transfer_max_s(TransferTime(nbytes, took_s), nbytes, 1.0)
   assert found == pytest.approx(expected_s)
+
+
+def test_latency_and_rate_are_told_apart_by_several_sizes():
+  time = TransferTime()
+  for nbytes in 20 * (1_000_000, 5_000_000, 2_000_000):
+    time = time.add(nbytes, 0.5 + nbytes * 1e-6)
+  for nbytes in (100_000, 3_000_000, 40_000_000):
+    assert time.usual_s(nbytes) == pytest.approx(0.5 + nbytes * 1e-6, rel=0.01)
+
+
+def test_pulls_of_one_size_promise_no_less_than_either_could_explain():
+  time = TransferTime()
+  for _ in range(10):
+    time = time.add(1_000_000, 0.5)
+  usual_s = [time.usual_s(n) for n in (1_000, 1_000_000, 10_000_000)]
+  assert usual_s == pytest.approx([0.5, 0.5, 5.0])
+
+
+def test_what_was_given_up_has_twice_as_long_until_it_is_measured():
+  time = TransferTime().add(1000, 0.5)
+  limits_s = []
+  for _ in range(3):
+    limits_s.append(patience.pull_max_s(time, 1000, 1.0))
+    time = patience.after_pull_failed(time, 1000, limits_s[-1], 1.0)
+  assert limits_s == pytest.approx([2.0, 4.0, 8.0]) and time.failed
+  time = time.add(1000, 9.0)
+  assert not time.failed
+  assert patience.pull_max_s(time, 1000, 1.0) == pytest.approx(36.0)
+
+
+def test_what_failed_at_once_is_given_no_longer():
+  time = TransferTime().add(1000, 0.5)
+  after = patience.after_pull_failed(time, 1000, 0.01, 1.0)
+  assert after.failed and after.usual_s(1000) == 0.5
+
+
+def test_a_hanging_path_is_not_waited_for_without_a_bound():
+  time = TransferTime().add(1000, 0.05)
+  for _ in range(100):
+    waited_s = patience.pull_max_s(time, 1000, 1.0)
+    time = patience.after_pull_failed(time, 1000, waited_s, 1.0)
+  assert patience.pull_max_s(time, 1000, 1.0) == pytest.approx(60.0)
+
+
+def test_who_is_not_waited_for():
+  quick, slow = TransferTime(1000, 0.1), TransferTime(1000, 1.0)
+  times = dict.fromkeys(range(3), (quick, 1000))
+  times |= {3: (slow, 1000), 4: (changed(quick, failed=True), 1000)}
+  times[5] = TransferTime(), 1000
+  missing = (2, 3, 4, 5)
+  assert pulling.waited_for(times, missing, may_hold=True) == (2, 3, 5)
+  assert pulling.waited_for(times, missing, may_hold=False) == (2, 5)
 
 
 def _cluster(step_s: float, overlap_steps: int) -> Cluster:

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clusters of unequal learners: the pace of the run, and who is merged."""
 
+import pytest
+
+from diloco.protocol import syncer_io
 from diloco.sim.cluster import Cluster, Timing
 from diloco.sim.watch import Log
+from diloco.sim.wires import Cargo, UnequalWires
 from tests.protocol.cluster_stage import config_of
 
 FOREVER = 10**6  # Steps: no run here comes to its end.
@@ -82,3 +86,103 @@ def test_synchronous_learners_stay_in_step_while_t_is_bounded():
   steps = {s.c_steps for merge in late for s in merge.shares}
   assert len(late) > 100 and steps == {cluster.config.sync_every_steps}
   assert all(len(merge.shares) == 2 for merge in late)
+
+
+class OneOfItsOwn:
+  """Wires over which the pulls of one learner take longer after a time."""
+
+  def __init__(self, usual_s: float, learner: int, pull_s: float, at_s=0.0):
+    self._usual_s, self._learner = usual_s, learner
+    self._pull_s, self._at_s = pull_s, at_s
+
+  def pieces(self, cargo: Cargo) -> int:
+    return 1
+
+  def offer_bytes(self, fragment: int) -> int:
+    return 1000
+
+  def arrival_s(self, now_s, source, target, cargo, fragment) -> float:
+    own = source == self._learner and now_s >= self._at_s
+    return now_s + (self._pull_s if own else self._usual_s)
+
+
+def _pulled_over(wires, step_s=0.25, learners=8, **options) -> Cluster:
+  config = config_of(
+    {
+      'learners': learners,
+      'quorum': 1,
+      'fragments': 4,
+      'sync_every_steps': 32,
+      'overlap_steps': 8,
+      'patience': 1.0,
+      'total_steps': FOREVER,
+      **options,
+    }
+  )
+  timing = Timing(dict.fromkeys(range(learners), step_s), jitter=0.02)
+  cluster = Cluster(config, timing, seed=1, watch=Log(), wires=wires)
+  for learner in range(learners):
+    cluster.start(learner)
+  return cluster
+
+
+def _merges(cluster: Cluster, from_s: float) -> list[syncer_io.Merge]:
+  return [merge for at_s, merge in cluster.watch.merges if at_s >= from_s]
+
+
+def _participation(cluster: Cluster, learner: int, from_s: float) -> float:
+  merges = _merges(cluster, from_s)
+  took_part = [any(s.learner == learner for s in m.shares) for m in merges]
+  return sum(took_part) / len(took_part)
+
+
+def test_one_whose_pulls_take_thirty_times_as_long_is_merged():
+  """1.5 s among 0.05 s: it is within the two seconds between two rounds."""
+  cluster = _pulled_over(OneOfItsOwn(0.05, learner=3, pull_s=1.5))
+  cluster.run(300.0)
+  assert _participation(cluster, 3, from_s=100.0) > 0.8
+  assert len(_merges(cluster, 100.0)) == pytest.approx(100, abs=5)
+
+
+def test_a_slow_one_holds_up_others_no_more_than_its_share_of_the_time():
+  """With a round each 0.3 s, 1.5 s would take four rounds of five from all."""
+  wires = OneOfItsOwn(0.05, learner=3, pull_s=1.5)
+  options = {'sync_every_steps': 12, 'overlap_steps': 2, 'step_s': 0.1}
+  cluster = _pulled_over(wires, **options)
+  cluster.run(300.0)
+  assert 0.03 < _participation(cluster, 3, from_s=100.0) < 0.5
+  assert len(_merges(cluster, 100.0)) > 0.55 * 200 / 0.3
+
+
+def test_a_fragment_ten_times_as_large_costs_nobody_its_part():
+  """K = M, embedding = 'own': the large one comes in its turn."""
+  sizes = (10.0, 1.0, 1.0, 1.0)
+  wires = UnequalWires(0.12, 0.01, {}, sizes, stall_share=0.0, seed=1)
+  cluster = _pulled_over(wires, quorum=8)
+  cluster.run(300.0)
+  merges = _merges(cluster, 20.0)
+  assert sum(len(m.shares) for m in merges) / len(merges) > 7.8
+  pace = cluster.syncer.machine.step / (300.0 / 0.25)
+  assert pace > 0.95
+
+
+@pytest.mark.parametrize('quorum,least', [(1, 0.95), (4, 0.95), (8, 0.7)])
+def test_one_hanging_path_leaves_the_others_their_rounds(quorum, least):
+  """200 rounds a minute; from 30 s on nothing comes from learner 3."""
+  wires = OneOfItsOwn(0.02, learner=3, pull_s=1e6, at_s=30.0)
+  options = {'sync_every_steps': 12, 'overlap_steps': 2, 'step_s': 0.1}
+  cluster = _pulled_over(wires, quorum=quorum, **options)
+  cluster.run(330.0)
+  assert len(_merges(cluster, 30.0)) / 5 >= least * 200
+  assert _participation(cluster, 5, from_s=30.0) > 0.95
+
+
+def test_a_link_that_becomes_nine_times_slower_is_pulled_from_again():
+  """3 s became 27 s, and K = M: after two pulls in vain it is merged."""
+  wires = OneOfItsOwn(3.0, learner=1, pull_s=27.0, at_s=500.0)
+  options = {'sync_every_steps': 64, 'overlap_steps': 16, 'step_s': 2.0}
+  cluster = _pulled_over(wires, learners=2, quorum=2, **options)
+  cluster.run(2000.0)
+  late = [r for at_s, r in cluster.watch.records if r.kind == 'late']
+  assert [r.learner for r in late] == [1] * len(late) and 1 <= len(late) <= 2
+  assert _participation(cluster, 1, from_s=700.0) == 1.0

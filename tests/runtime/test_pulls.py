@@ -17,6 +17,8 @@ from diloco.runtime.shard import Shard
 from diloco.runtime.shard_jobs import FromShard
 from diloco.runtime.shard_roll import Roll
 from diloco.runtime.shards import Shards
+from diloco.runtime.transfer_pace import TransferPace
+from diloco.transport.interface import TimedOut
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
 
@@ -160,3 +162,37 @@ def test_a_pull_that_was_cancelled_before_its_turn_takes_no_bytes(syncer):
   syncer.shard._pulls.shutdown(wait=True)
   assert syncer.plane.began.empty()
   assert syncer.answers.qsize() == busy
+
+
+class SlowInlet:
+  """Takes so long by its own clock, or times out."""
+
+  def __init__(self):
+    self.now_s = 0.0
+    self.takes_s = 2.0
+
+  def pull(self, payload, timeout_s):
+    self.now_s += min(self.takes_s, timeout_s)
+    if self.takes_s > timeout_s:
+      raise TimedOut(f'not in {timeout_s} s')
+    return np.zeros(payload.nbytes, np.uint8)
+
+  def close(self):
+    pass
+
+
+def test_a_link_that_becomes_nine_times_slower_recovers():
+  """A time-out teaches: else each pull to come would time out, for ever."""
+  inlet = SlowInlet()
+  pace = TransferPace(1.0, clock=lambda: inlet.now_s)
+  payload = messages.Payload(1, 'int4', 1000, 0)
+  for _ in range(10):
+    pace.pull(inlet, payload)
+  inlet.takes_s *= 9
+  failed = 0
+  for _ in range(100):
+    try:
+      pace.pull(inlet, payload)
+    except TimedOut:
+      failed += 1
+  assert 1 <= failed <= 2
