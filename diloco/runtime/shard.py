@@ -58,7 +58,6 @@ class Shard:
     answer: Callable[[object], None],
     crash: Callable[[BaseException], None],
   ):
-    config = blueprint.config
     self.shard = shard
     self.model = GlobalModel(blueprint, shard)
     self.closed_round = 0
