@@ -26,7 +26,8 @@ class Onlooker(Watch):
     self._syncer = None
     self._invariants = Invariants(config)
     self._theta = {(p, 0, crc_of(p, 0)) for p in range(config.fragments)}
-    self._processes: dict[int, object] = {}  # By incarnation.
+    # By learner and incarnation.
+    self._processes: dict[tuple[int, int], object] = {}
     self._held: dict[object, list[int]] = {}  # Versions, by process.
     self._told: dict[object, int] = {}  # Steps that a process spoke of.
     self._trained_tokens: dict[int, int] = {}  # By id, as the three below.
@@ -105,7 +106,7 @@ class Onlooker(Watch):
       hold(fact, '5: recovered other bytes', (p, version))
 
   def _check_merged(self, share: syncer_io.Share, p: int):
-    process = self._processes[share.incarnation]
+    process = self._processes[share.learner, share.incarnation]
     merged_to = self._merged_to.get((process, p), 0)
     fact = share.step - share.c_steps >= merged_to
     hold(fact, '2: a step was merged twice', (share, p, merged_to))
@@ -120,7 +121,7 @@ class Onlooker(Watch):
 
   def at_learner(self, process, event, effects):
     self.events += 1
-    self._processes[process.incarnation] = process
+    self._processes[process.id, process.incarnation] = process
     match event:
       case learner_io.Boundary(tokens=tokens):
         trained = self._trained_tokens.get(process.id, 0) + tokens
@@ -143,9 +144,7 @@ class Onlooker(Watch):
   def _is_cut_off(self, process) -> bool:
     """At the end of the run, as far as it knows: no step is left to make."""
     state = process.machine.snapshot()
-    return (
-      not state.connected and state.global_step >= self._config.total_steps
-    )
+    return not state.connected and state.global_step >= self._config.total_steps
 
   def _check_same_bytes(self, process):
     """5: at the first step, what both hold is the same."""

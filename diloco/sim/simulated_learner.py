@@ -19,6 +19,8 @@ from diloco.sim.contents import FINGERPRINTS, RUN, Carried
 from diloco.sim.inner_steps import InnerSteps
 from diloco.sim.wires import SYNCER, Cargo
 
+SESSION_BITS = 12  # Of an incarnation; the rest is its process's number.
+RISES_MAX = 8  # How often it takes a newer number, as in a run.
 OFFERS_MAX = 4  # Per fragment, that the syncer has not retired; as in a run.
 
 
@@ -60,6 +62,7 @@ class SimulatedLearner:
     start = saved or Start.from_seed(cluster.contents.first_crcs)
     self.id = learner
     self.incarnation = 0
+    self.process = cluster.process_number(learner)  # Among the learner's.
     self.alive = True
     self.online = False  # A stream is open, as far as it knows.
     self.stopped = False
@@ -82,6 +85,8 @@ class SimulatedLearner:
     self.withdrawn: set[tuple[int, int]] = set()
     self.started_s = cluster.sim.now
     self._cluster = cluster
+    self._sessions = 0
+    self._rises = RISES_MAX  # Until it is let in.
     self._unread: list[Callable[[], None]] = []  # While it is stopped.
     self._jobs: collections.deque[_Job] = collections.deque()
     self._encoding = False  # The first of them is under way.
@@ -128,7 +133,10 @@ class SimulatedLearner:
       self._connect_later()
       return
     self.online = True
-    self.incarnation = self._cluster.next_incarnation()
+    self._sessions += 1
+    self.incarnation = self._cluster.next_incarnation(
+      self.process, self._sessions
+    )
     self.offers.clear()
     self.donations.clear()
     self.withdrawn.clear()
@@ -148,6 +156,18 @@ class SimulatedLearner:
     )
 
   # The machine --------------------------------------------------------------
+
+  def hear(self, message):
+    """A message of the syncer; a refusal may be for the clock's sake."""
+    match message:
+      case messages.Refusal(newest=newest) if newest >= 0 and self._rises:
+        self._rises -= 1
+        newer = (newest >> SESSION_BITS) + 1
+        self.process = max(self.process, newer)
+        return  # The syncer ends the session; the next one is newer.
+      case messages.Welcome():
+        self._rises = 0
+    self.handle(learner_io.Heard(message))
 
   def handle(self, event: learner_io.Event):
     """Feeds the machine and performs what it wants."""
