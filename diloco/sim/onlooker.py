@@ -218,7 +218,8 @@ class Onlooker(Watch):
     for m, process in sorted(cluster.learners.items()):
       if process.gone:
         continue
-      donations = process.donations, process.machine.snapshot().donations
+      kept = process.donations.keys() - process.withdrawn
+      donations = kept, process.machine.snapshot().donations
       hold(not any(donations), '8: donations at rest', (m, donations))
       for p, version in enumerate(versions):
         if process.contents.versions[p] == version:

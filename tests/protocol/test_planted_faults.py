@@ -247,7 +247,8 @@ def _stays_after_its_time(patch):
   original = leaving.leave_in_time
 
   def leave_in_time(core):
-    if not core.state.done:
+    at_s = core.state.leave_at_s
+    if at_s is None or core.state.now < at_s:
       original(core)
 
   patch.setattr(leaving, 'leave_in_time', leave_in_time)
@@ -346,7 +347,6 @@ def _says_not_which_is_newest(patch):
 
 
 RARE = {
-  _stays_after_its_time: 2985,
   _says_not_which_is_newest: WIDE_FROM + 76,
   _lets_the_quarantined_in: 718,
   _forgets_who_refused_to_be_merged: 57,
@@ -398,7 +398,8 @@ def test_a_planted_fault_is_found(plant, words, monkeypatch, capsys):
       swarm.run(seed)
     except Violation as violation:
       found = str(violation)
-      break
+      if found.startswith(words):
+        break  # Else the fault shows in another place first.
     except (AssertionError, KeyError):
       continue  # A machine trips over itself before it shows outside.
   assert found is not None, f'not found by {SEEDS} seeds'
