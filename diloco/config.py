@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 
+from diloco import config_limits
 from diloco import config_reading as reading
 from diloco import config_values as values
 from diloco.config_data import BYTES, DataConfig
@@ -257,6 +258,12 @@ def _shards_suffice(data, protocol) -> Iterator[str]:
     )
 
 
+def _syncer_serves(protocol, syncer) -> Iterator[str]:
+  yield from config_limits.broken_limits(
+    protocol.learners, protocol.fragments, syncer.shards
+  )
+
+
 def _parts_divide(data, inner, mesh) -> Iterator[str]:
   parts = mesh.fsdp * inner.accumulate
   if data.batch % parts:
@@ -352,6 +359,7 @@ BETWEEN = (
   (('model', 'data'), _bytes_fit),
   (('inner', 'protocol'), _warmup_fits),
   (('data', 'protocol'), _shards_suffice),
+  (('protocol', 'syncer'), _syncer_serves),
   (('data', 'inner', 'mesh'), _parts_divide),
   (('model', 'mesh'), _mesh_divides),
   (('protocol', 'blend_alpha'), _alpha_used),

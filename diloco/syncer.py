@@ -49,7 +49,9 @@ def main(_) -> int:
     blueprint = make_blueprint(config)
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
-  plane = make_plane(transport.data_plane, transport.host, access)
+  plane = make_plane(
+    transport.data_plane, transport.host, access, blueprint.limits.workers
+  )
   try:
     syncing = Syncing(blueprint, bind, plane, workdir, access)
   except (BindFailed, HostUnknown) as error:

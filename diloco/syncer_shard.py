@@ -52,7 +52,9 @@ def main(_) -> int:
     blueprint = make_blueprint(config)
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
-  plane = make_plane(transport.data_plane, transport.host, access)
+  plane = make_plane(
+    transport.data_plane, transport.host, access, blueprint.limits.workers
+  )
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   try:
     sharding = Sharding(

@@ -6,6 +6,7 @@ import rich.console
 import rich.markup
 import rich.table
 
+from diloco.metrics import ages
 from diloco.metrics.summary import (
   Evaluation,
   RunSummary,
@@ -56,7 +57,7 @@ def _losses(evaluation: Evaluation) -> rich.table.Table:
 def _learners(summary: RunSummary) -> rich.table.Table:
   view = _table(f'Learners, {summary.rounds} rounds')
   for name in (
-    'learner', 'merged in', 'steps', 'tokens', 'incarnations',
+    'learner', 'merged in', 'age', 'steps', 'tokens', 'starts',
     'longest stall', 'up', 'down',
   ):  # fmt: skip
     view.add_column(name, justify='left' if name == 'learner' else 'right')
@@ -64,6 +65,7 @@ def _learners(summary: RunSummary) -> rich.table.Table:
     view.add_row(
       learner_name(learner.learner),
       f'{learner.rounds} ({learner.rounds / max(summary.rounds, 1):.0%})',
+      '' if learner.age_steps is None else f'{learner.age_steps:.2f}',
       f'{learner.steps}',
       f'{learner.tokens:,}',
       f'{learner.incarnations}',
@@ -95,6 +97,7 @@ def _run(summary: RunSummary, evaluation: Evaluation) -> rich.table.Table:
     ('parameters', f'{evaluation.parameters:,}'),
     ('global steps', f'{summary.step}'),
     ('rounds', f'{summary.rounds}, {summary.refused} contributions refused'),
+    ('age of what was merged', ages.text(summary.age_steps, summary.old_share)),
     ('longest step stall', f'{stall_s * 1000:.0f} ms'),
     (
       'bytes per parameter and round',

@@ -24,6 +24,7 @@ from diloco.lab.resumption import Resumption
 from diloco.lab.stubs import StubContents
 from diloco.lab.trained import Point, Trained
 from diloco.lab.visits import Visits
+from diloco.metrics import ages
 from diloco.metrics.workdir import learner_name
 from diloco.models import routing_health
 from diloco.protocol.config import ProtocolConfig
@@ -108,6 +109,7 @@ class Decoupled:
     counts = self._tally.learners.values()
     learner_s = self._visits.learner_s(cluster.sim.now)
     rounds = self._tally.rounds
+    merged = ages.total(count.ages for count in counts)
     return Trained(
       points=tuple(self._points),
       steps=sum(count.steps for count in counts),
@@ -118,6 +120,8 @@ class Decoupled:
       tally=self._tally,
       deaths=tuple(self._deaths),
       merged_tokens=round(self._tally.merged_tokens),
+      age_steps=merged.mean_steps,
+      old_share=merged.old_share,
     )
 
   def _plan(self) -> list[tuple[float, Callable[[], None]]]:
@@ -250,10 +254,13 @@ class Decoupled:
 def announced_step(protocol: ProtocolConfig) -> int:
   """The step at which the syncer is to say that the run is over.
 
-  Whoever trains hears of it within the next step, finishes that and hands it
-  in: it says so one step before, for t to end at `total_steps` as in every
-  other system. Whoever waits at its boundary (τ = 0) hands in there.
+  A learner hears of it within its next step, and hands in what it has at the
+  boundary after that: with τ > 0 that of the step behind it, which has been
+  dispatched by then (see `diloco.runtime.training`). The syncer says so as
+  many steps before, for t to end at `total_steps` as in every other system. A
+  learner that waits at its boundary (τ = 0) hands in there.
   """
   total, spacing = protocol.total_steps, protocol.spacing_steps
-  waits = protocol.overlap_steps == 0 and total % spacing == 0
-  return total if waits else max(1, total - 1)
+  if protocol.overlap_steps:
+    return max(1, total - 2)
+  return total if total % spacing == 0 else max(1, total - 1)

@@ -81,6 +81,9 @@ def make(
     wall_s=resumption.earlier_s + time.monotonic() - began_s,
     health=tuple(p.health for p in trained.points),
     merged_tokens=trained.merged_tokens,
+    age_steps=trained.age_steps,
+    old_share=trained.old_share,
+    delay_steps=trained.tally.mean_delay_steps,
   )
   sweep.write_into(workdir, result)
   resumption.finish()

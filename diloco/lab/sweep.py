@@ -57,6 +57,10 @@ class Result:
   wall_s: float
   health: tuple[Mapping[str, float], ...] = ()  # By name.
   merged_tokens: int | None = None  # That Θ has taken in; None in older ones.
+  age_steps: float | None = None  # As in `Trained`; None in older ones too.
+  old_share: float | None = None
+  # Mean steps between a copy of a fragment and its update, likewise.
+  delay_steps: float | None = None
 
 
 def variants(sweep: Callable) -> list[Variant]:

@@ -99,7 +99,8 @@ def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
   width = max((len(v.label) for v in rows), default=7)
   lines = [
     f'{"variant":{width}}  seeds    loss        ±  against it            '
-    'participation  goodput  M tokens merged'
+    'participation  age, steps  older than 1.5  delay, steps  goodput  '
+    'M tokens merged'
   ]
   for each in sweep.compare(found, rows):
     against = '-'
@@ -113,9 +114,18 @@ def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
       f'{each.variant.label:{width}}  {count:5}  {each.mean:.4f}  '
       f'{each.spread:7.4f}  {against:20}  '
       f'{sum(r.participation for r in each.results) / count:13.2f}  '
+      f'{_mean(each.results, "age_steps"):>10}  '
+      f'{_mean(each.results, "old_share"):>14}  '
+      f'{_mean(each.results, "delay_steps"):>12}  '
       f'{sum(r.goodput for r in each.results) / count:7.2f}  {merged:>15}'
     )
   return '\n'.join(lines)
+
+
+def _mean(results, name: str) -> str:
+  """Of the results that have it."""
+  known = [x for r in results if (x := getattr(r, name)) is not None]
+  return f'{sum(known) / len(known):.2f}' if known else '-'
 
 
 def _run(variant: Variant, seed: int, workdir: pathlib.Path) -> int:

@@ -45,6 +45,9 @@ class Trained:
   tally: Tally  # What a timeline shows, as far as it was asked for.
   deaths: tuple[tuple[int, float, float], ...] = ()  # Learner, dies, is back.
   merged_tokens: int = 0  # That Θ has taken in: trained, and not lost since.
+  # Of what was merged, see `metrics.ages`; None where nothing is.
+  age_steps: float | None = None
+  old_share: float | None = None
 
   @property
   def loss(self) -> float:

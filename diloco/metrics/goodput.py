@@ -2,7 +2,7 @@
 """Goodput and uptime of a run from the steps that its learners finished."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +27,9 @@ def goodput(
 ) -> float:
   """Share of the allocated learner time that went into training.
 
-  Σ (step_s − stall_s) / (learners · (end_s − start_s)); of a step across an
-  end of [start_s, end_s] the share inside counts.
+  Σ (step_s − stall_s) / allocated time; of a step across an end of
+  [start_s, end_s] the share inside counts. Learners 0 … M − 1 are allocated for
+  the whole time, any other from the beginning of its first step.
 
   Args:
     steps: in any order.
@@ -37,8 +38,28 @@ def goodput(
     end_s: when it ended; later than start_s.
   """
   assert end_s > start_s, f'an empty run: {start_s=} {end_s=}'
+  steps = list(steps)
   productive_s = sum(step.productive_s(start_s, end_s) for step in steps)
-  return productive_s / (learners * (end_s - start_s))
+  joined_s = _joined_s(steps, learners)
+  return productive_s / _allocated_s(learners, joined_s, start_s, end_s)
+
+
+def _joined_s(steps: Iterable[StepRecord], learners: int) -> dict[int, float]:
+  """When those that the run was not planned with began, by learner."""
+  found: dict[int, float] = {}
+  for step in steps:
+    if step.learner >= learners:
+      began_s = step.end_s - step.step_s
+      found[step.learner] = min(found.get(step.learner, began_s), began_s)
+  return found
+
+
+def _allocated_s(
+  learners: int, joined_s: Mapping[int, float], start_s: float, end_s: float
+) -> float:
+  """Learner time in [start_s, end_s]."""
+  joined = (end_s - max(start_s, each) for each in joined_s.values())
+  return learners * (end_s - start_s) + sum(max(0.0, x) for x in joined)
 
 
 def uptime(steps: Iterable[StepRecord], start_s: float, end_s: float) -> float:
@@ -73,11 +94,14 @@ class RunningGoodput:
     self._settled_s = start_s  # Uptime is final before this time,
     self._up_s = 0.0  # and this much of it was up.
     self._open: list[StepRecord] = []
+    self._joined_s: dict[int, float] = {}
 
   def add(self, step: StepRecord) -> None:
     """Counts one step."""
     self._productive_s += step.productive_s(self._start_s, step.end_s)
     self._open.append(step)
+    for learner, began_s in _joined_s((step,), self._learners).items():
+      self._joined_s.setdefault(learner, began_s)
 
   def at(self, now_s: float) -> tuple[float, float]:
     """(goodput, uptime) from the start until `now_s`; (0, 0) at the start."""
@@ -90,7 +114,10 @@ class RunningGoodput:
     up_s = self._up_s
     if open_s > 0:
       up_s += open_s * uptime(self._open, self._settled_s, now_s)
-    return self._productive_s / (self._learners * wall_s), up_s / wall_s
+    allocated_s = _allocated_s(
+      self._learners, self._joined_s, self._start_s, now_s
+    )
+    return self._productive_s / allocated_s, up_s / wall_s
 
   def _settle(self, until_s: float) -> None:
     if until_s <= self._settled_s:

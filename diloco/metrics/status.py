@@ -34,6 +34,8 @@ class LearnerStatus:
   participation: float  # Share of the closed rounds that merged it.
   incarnations: int
   stall_max_s: float  # Longest stall of one step.
+  # Mean age of what was merged of it; None: nothing, or an earlier version.
+  age_steps: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,8 @@ class RunStatus:
   refused: int  # Contributions that were not merged, over all causes.
   finished: bool
   learners: tuple[LearnerStatus, ...]  # In the order of their ids.
+  age_steps: float | None = None  # As of a learner; see `metrics.ages`.
+  old_share: float | None = None  # Of what was merged; see there.
 
 
 def write_status(path: pathlib.Path, status: RunStatus) -> None:

@@ -21,6 +21,7 @@ class LearnerSummary:
   stall_max_s: float
   bytes_up: int
   bytes_down: int
+  age_steps: float | None = None  # As in `metrics.status`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,8 @@ class RunSummary:
   bytes_up: int  # Of those payloads.
   bytes_down: int
   learners: tuple[LearnerSummary, ...]  # In the order of their ids.
+  age_steps: float | None = None  # As in `metrics.status`.
+  old_share: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

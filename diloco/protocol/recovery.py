@@ -143,9 +143,17 @@ def ask(state: State):
 
 
 def _unheard(state: State, lost: LostFragment) -> list[tuple[int, int]]:
-  """The sessions that have not said which version they have by now."""
+  """The sessions that have not said which version they have by now.
+
+  None that has failed too often: two that can't give it would else be asked in
+  turn, for ever.
+  """
   sessions_ = [(m, x.incarnation) for m, x in sorted(state.members.items())]
-  return [x for x in sessions_ if x not in lost.answered]
+  return [
+    x
+    for x in sessions_
+    if x not in lost.answered and lost.tried.count(x) < TRIES_MAX
+  ]
 
 
 def _all_are_here(state: State) -> bool:

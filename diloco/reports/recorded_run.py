@@ -24,6 +24,7 @@ class Share:
   weight: float
   age_s: float  # Of its offer, when the window ended.
   behind: int  # Versions between its base and the newest one; 0: none.
+  age_steps: float | None = None  # In its own; None on older tapes.
 
 
 @dataclasses.dataclass(frozen=True)

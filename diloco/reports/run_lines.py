@@ -59,6 +59,7 @@ def _round(line: Mapping, merge: Mapping | None, begin_s: float) -> Round:
         share['weight'],
         share['age_s'],
         line['version'] - 1 - share['base_version'],
+        share.get('age_steps'),
       )
       for share in line['shares']
     ),

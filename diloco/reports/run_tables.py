@@ -4,7 +4,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
-from diloco.metrics import goodput
+from diloco.metrics import ages, goodput
 from diloco.metrics.workdir import learner_name
 from diloco.pages.parts import Cell, Column, Table
 from diloco.reports import run_state
@@ -92,6 +92,8 @@ def learners(runs: Sequence[RecordedRun]) -> Table:
     Column('versions behind', 2),
     Column('most behind'),
     Column('offer waited s', 2),
+    Column('in steps', 2),
+    Column('older than 1.5 %', 1),
   )
   return Table(
     'learners',
@@ -101,7 +103,8 @@ def learners(runs: Sequence[RecordedRun]) -> Table:
     notes=(
       'Participation: share of the closed rounds that merged it. Weight, '
       'versions behind (staleness) and how long its offer waited until the '
-      'window ended: means over those rounds.',
+      'window ended, also in its own steps: means over those rounds, and the '
+      'share of those that were older than 1.5 steps.',
     ),
   )
 
@@ -114,6 +117,10 @@ def _learner(run: RecordedRun, learner: int) -> tuple[Cell, ...]:
     for share in each.shares
     if share.learner == learner
   ]
+  merged = ages.Ages()
+  for share in shares:
+    if share.age_steps is not None:
+      merged.add(share.age_steps)
   all_s = sum(step.step_s for step in own)
   lives = run.lives.get(learner_name(learner), ())
   name = learner_name(learner)
@@ -131,6 +138,8 @@ def _learner(run: RecordedRun, learner: int) -> tuple[Cell, ...]:
     mean([share.behind for share in shares]),
     max((share.behind for share in shares), default=None),
     mean([share.age_s for share in shares]),
+    merged.mean_steps,
+    None if merged.old_share is None else 100 * merged.old_share,
   )
 
 

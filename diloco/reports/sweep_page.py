@@ -32,6 +32,9 @@ COLUMNS = (
   Column('half of the interval %', 2, hidden=True),
   Column("learners' mean", 4),
   Column('participation', 2),
+  Column('age, steps', 2),
+  Column('older than 1.5', 2),
+  Column('delay, steps', 2),
   Column('goodput', 2),
   Column('rounds', 0),
   Column('M tokens', 3),
@@ -110,12 +113,21 @@ def _row(each: Comparison) -> tuple[Cell, ...]:
     _known(100 * each.half_width),
     _known(statistics.fmean(r.learners_loss for r in results)),
     statistics.fmean(r.participation for r in results),
+    _mean([r.age_steps for r in results]),
+    _mean([r.old_share for r in results]),
+    _mean([r.delay_steps for r in results]),
     statistics.fmean(r.goodput for r in results),
     statistics.fmean(r.rounds for r in results),
     statistics.fmean(r.curve[-1][1] for r in results if r.curve) / 1e6,
     None if each.merged_tokens is None else each.merged_tokens / 1e6,
     statistics.fmean(r.wall_s for r in results),
   )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+  """Of those that are known; None where none is."""
+  known = [value for value in values if value is not None]
+  return statistics.fmean(known) if known else None
 
 
 def _known(value: float) -> float | None:

@@ -13,6 +13,7 @@ import numpy as np
 from absl import logging
 
 from diloco import config as configs
+from diloco import config_limits
 from diloco.config_data import MixItem
 from diloco.data import corpus, grammar, pipeline
 from diloco.data.file_corpus import Source, file_corpus
@@ -83,6 +84,14 @@ class Blueprint:
       inner.warmup_steps,
       self.config.protocol.total_steps,
       inner.final_fraction,
+    )
+
+  @property
+  def limits(self) -> config_limits.RunLimits:
+    """What the run's processes have room for."""
+    config = self.config
+    return config_limits.limits_of(
+      config.protocol.learners, config.data.shards, config.syncer.shards
     )
 
   def progress(self, global_step: int, position: int) -> int:

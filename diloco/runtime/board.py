@@ -10,6 +10,7 @@ import math
 import time
 
 from diloco.config import RunConfig
+from diloco.metrics import ages as ages_lib
 from diloco.metrics import status as status_lib
 from diloco.metrics import summary as summary_lib
 from diloco.metrics.goodput import RunningGoodput, StepRecord
@@ -38,6 +39,7 @@ class Row:
   bytes_up: int = 0
   bytes_down: int = 0
   stall_max_s: float = 0.0
+  ages: ages_lib.Ages = dataclasses.field(default_factory=ages_lib.Ages)
 
 
 class Board:
@@ -69,7 +71,8 @@ class Board:
   def resume(self, ledger: Ledger, counts: dict):
     """Goes on counting; goodput and uptime begin anew."""
     for learner, fields in counts['rows'].items():
-      gone = {**fields, 'state': status_lib.GONE}
+      known = ages_lib.Ages(**fields.get('ages', {}))
+      gone = {**fields, 'state': status_lib.GONE, 'ages': known}
       self._rows[int(learner)] = Row(**gone)
     self._pulls_up, self._pulls_down = counts['pulls']
     self._refused.update(counts['refused'])
@@ -167,8 +170,10 @@ class Board:
     self._versions[publish.fragment] = publish.version
     self._participants = tuple(s.learner for s in publish.shares)
     self._sync_s = publish.sync_s
-    for learner in self._participants:
-      self._rows[learner].rounds += 1
+    for share in publish.shares:
+      row = self._rows[share.learner]
+      row.rounds += 1
+      row.ages.add(share.age_steps)
 
   # What is told -------------------------------------------------------------
 
@@ -193,6 +198,7 @@ class Board:
       refused=self._refused.total(),
       finished=finished,
       learners=tuple(self._learner_status(m, row) for m, row in rows),
+      **self._ages(),
     )
 
   def _learner_status(self, learner: int, row: Row) -> status_lib.LearnerStatus:
@@ -209,6 +215,7 @@ class Board:
       participation=row.rounds / max(self._closed_round, 1),
       incarnations=row.incarnations,
       stall_max_s=row.stall_max_s,
+      age_steps=row.ages.mean_steps,
     )
 
   def summary(self) -> summary_lib.RunSummary:
@@ -239,10 +246,17 @@ class Board:
           stall_max_s=row.stall_max_s,
           bytes_up=row.bytes_up,
           bytes_down=row.bytes_down,
+          age_steps=row.ages.mean_steps,
         )
         for m, row in rows
       ),
+      **self._ages(),
     )
+
+  def _ages(self) -> dict[str, float | None]:
+    """Of all that was merged."""
+    merged = ages_lib.total(row.ages for row in self._rows.values())
+    return {'age_steps': merged.mean_steps, 'old_share': merged.old_share}
 
   def _goodput_until(self, now_s: float) -> tuple[float, float]:
     return self._goodput.at(now_s) if self._goodput else (0.0, 0.0)

@@ -142,5 +142,6 @@ def read_cuts(blueprint: Blueprint, text: str) -> Cuts:
     ValueError: it is no partition of the run's parameters.
   """
   shapes = {path: spec.shape for path, spec in blueprint.specs.items()}
-  partition = from_text(text, shapes, HOSTS_MAX) if text else None
+  hosts_max = min(HOSTS_MAX, blueprint.limits.hosts)
+  partition = from_text(text, shapes, hosts_max) if text else None
   return Cuts(blueprint.owners, partition)

@@ -58,7 +58,6 @@ class Shard:
     answer: Callable[[object], None],
     crash: Callable[[BaseException], None],
   ):
-    config = blueprint.config
     self.shard = shard
     self.model = GlobalModel(blueprint, shard)
     self.closed_round = 0
@@ -75,7 +74,7 @@ class Shard:
     self._taken: dict[int, tuple[int, Arrays]] = {}  # With the fragment.
     self._outcomes: dict[int, Outcome] = {}
     self._pulls = concurrent.futures.ThreadPoolExecutor(
-      max_workers=4 * config.protocol.learners, thread_name_prefix='pull'
+      max_workers=blueprint.limits.pulls, thread_name_prefix='pull'
     )
     self._merger = Worker('merger', MERGES_MAX, crash)
     self._closer = Worker('closer', CLOSINGS_MAX, crash)

@@ -31,6 +31,7 @@ from diloco.runtime.syncer_disk import NotKept, SyncerDisk
 from diloco.runtime.tape import Tape, closing_line, line_of
 from diloco.runtime.worker import Worker
 from diloco.transport import access as access_lib
+from diloco.transport.control_limits import ControlLimits
 from diloco.transport.control_server import ControlServer
 from diloco.transport.control_session import Session
 from diloco.transport.interface import DataPlane
@@ -47,10 +48,8 @@ class Syncing:
   """One run's syncer.
 
   Args:
-    blueprint: of the run.
     bind: host:port for the control plane.
     plane: carries the bytes.
-    workdir: of the run.
     access: what each learner must show.
   """
 
@@ -103,8 +102,9 @@ class Syncing:
     self._keys: dict[Session, Key] = {}  # Changed by the sessions' threads.
     self._peers = Peers(ids=config.data.shards)
     self._closer = Worker('closer', INBOX_MAX, self._inbox.tell)
+    limits = ControlLimits(sessions_max=blueprint.limits.sessions)
     self._control = ControlServer(
-      bind, self._on_message, self._on_closed, access=access
+      bind, self._on_message, self._on_closed, limits, access
     )
 
   @property

@@ -1,10 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """A learner's training loop.
 
-The order within a step matters, and is tested: dispatch the step, do at its
-boundary what the machine wants (blend in what came, copy what is due), and
-only then look at the metrics of the step before, so that the devices always
-have the next step.
+The order within a step matters, and is tested. With τ > 0, for each n:
+
+1. dispatch step n, behind step n − 1, which the devices are at;
+2. wait for step n − 1 to be done, and report it;
+3. boundary n, while the devices are at step n: blend in what came (behind
+   step n), copy what is due (it is there once step n is done).
+
+So the devices always have the next step, for as long as a boundary takes no
+longer than a step; what they make of the host's time is `stall_s` of step n.
+A copy made at boundary n can be offered when step n is done, which is when the
+loop is at boundary n + 1: its update is taken in at boundary n + 2 over a link
+that takes less than a step there and back (merge included), one later for each
+further step. Two is the least: to have it at boundary n + 1, the loop would
+hold step n + 2 back until the update is there, or step n + 1 is nearly done.
+With the boundary before the waiting it would be three.
+
+With τ = 0 the boundary of a step at which something is offered waits for that
+step, and for the update.
 """
 
 import dataclasses
@@ -161,8 +175,8 @@ class Training:
     )
     self._waited_s = 0.0
     if self._config.protocol.overlap_steps:
-      stall_s = done.stall_s + self._boundary()
       self._report()
+      stall_s = done.stall_s + self._boundary()
       self._pending = dataclasses.replace(done, stall_s=stall_s)
       if self._exchange.waiting:  # At the end of the run, for its syncer.
         self._wait_at_boundary()

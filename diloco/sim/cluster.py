@@ -16,7 +16,7 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.joining import Start
 from diloco.sim.contents import Contents, Symbols
 from diloco.sim.engine import Simulation
-from diloco.sim.simulated_learner import SimulatedLearner
+from diloco.sim.simulated_learner import SESSION_BITS, SimulatedLearner
 from diloco.sim.simulated_shard import SimulatedShard
 from diloco.sim.simulated_syncer import SimulatedSyncer
 from diloco.sim.watch import Watch
@@ -24,6 +24,7 @@ from diloco.sim.wires import USUAL, Link, SteadyWires, Wires
 
 Ways = tuple[str, ...]  # Of 'up' and 'down': to the syncer, and from it.
 BOTH_WAYS = ('up', 'down')
+EPOCH_S = 1e6  # When a simulation begins, by a clock that is right.
 KEEPALIVE_S = 5.0  # After which silence breaks a stream on both sides.
 
 
@@ -92,6 +93,8 @@ class Cluster:
   Attributes:
     partitions: how learners of several hosts share their state, by id.
     disk_full: the syncer's, no ledger can be written.
+    clocks_s: by how much the learners' clocks are wrong, by id; None: an
+      incarnation is a number that rises for all.
   """
 
   def __init__(
@@ -127,6 +130,7 @@ class Cluster:
     self.silent: dict[tuple[int, str], list[Callable[[], None]]] = {}
     self.partitions: Mapping[int, str] = {}
     self.disk_full = False
+    self.clocks_s: dict[int, float] | None = None
     self._checkpoint_rounds = checkpoint_rounds
     self._random = random.Random(seed)
     # Apart, so that a seed's other draws do not depend on it.
@@ -333,7 +337,7 @@ class Cluster:
 
     def read():
       if process.incarnation == incarnation and learner not in self.cut:
-        process.handle(learner_io.Heard(message))
+        process.hear(message)
 
     def arrive():
       self._on_the_way(learner, 'down', lambda: process.when_it_runs(read))
@@ -416,7 +420,15 @@ class Cluster:
   def fails(self) -> bool:
     return self._random.random() < self.loss
 
-  def next_incarnation(self) -> int:
+  def process_number(self, learner: int) -> int:
+    """Of a process that starts now: the milliseconds of its clock."""
+    wrong_s = (self.clocks_s or {}).get(learner, 0.0)
+    return int((EPOCH_S + self.sim.now + wrong_s) * 1000)
+
+  def next_incarnation(self, process: int, session: int) -> int:
+    """Of the session number `session` of a process."""
+    if self.clocks_s is not None:
+      return (process << SESSION_BITS) + session
     self._incarnations += 1
     return self._incarnations
 

@@ -26,7 +26,8 @@ class Onlooker(Watch):
     self._syncer = None
     self._invariants = Invariants(config)
     self._theta = {(p, 0, crc_of(p, 0)) for p in range(config.fragments)}
-    self._processes: dict[int, object] = {}  # By incarnation.
+    # By learner and incarnation.
+    self._processes: dict[tuple[int, int], object] = {}
     self._held: dict[object, list[int]] = {}  # Versions, by process.
     self._told: dict[object, int] = {}  # Steps that a process spoke of.
     self._trained_tokens: dict[int, int] = {}  # By id, as the three below.
@@ -105,7 +106,7 @@ class Onlooker(Watch):
       hold(fact, '5: recovered other bytes', (p, version))
 
   def _check_merged(self, share: syncer_io.Share, p: int):
-    process = self._processes[share.incarnation]
+    process = self._processes[share.learner, share.incarnation]
     merged_to = self._merged_to.get((process, p), 0)
     fact = share.step - share.c_steps >= merged_to
     hold(fact, '2: a step was merged twice', (share, p, merged_to))
@@ -120,7 +121,7 @@ class Onlooker(Watch):
 
   def at_learner(self, process, event, effects):
     self.events += 1
-    self._processes[process.incarnation] = process
+    self._processes[process.id, process.incarnation] = process
     match event:
       case learner_io.Boundary(tokens=tokens):
         trained = self._trained_tokens.get(process.id, 0) + tokens
@@ -217,7 +218,8 @@ class Onlooker(Watch):
     for m, process in sorted(cluster.learners.items()):
       if process.gone:
         continue
-      donations = process.donations, process.machine.snapshot().donations
+      kept = process.donations.keys() - process.withdrawn
+      donations = kept, process.machine.snapshot().donations
       hold(not any(donations), '8: donations at rest', (m, donations))
       for p, version in enumerate(versions):
         if process.contents.versions[p] == version:

@@ -33,6 +33,7 @@ WIDE_FAULTS = {
   'silence': 4,  # Bytes vanish, one way or both, and no stream closes.
   'throttle': 3,  # Its link is far slower for a while.
   'fill_disk': 2,  # The syncer's; or it is freed.
+  'clock': 2,  # A learner's is set; its next process begins by that.
   'short_notice': 2,  # Preempted, and killed when the notice is over.
 }
 SHARDS = (1, 2, 4)  # S.
@@ -53,6 +54,7 @@ class Fault:
   notice_s: float
   shard: int = 0
   ways: tuple[str, ...] = BOTH_WAYS
+  jump_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,6 +353,7 @@ def _widened_faults(
         rng.randrange(learners),
         notice_s=rng.choice((0.0, 0.1, 0.5, 2.0)),
         ways=rng.choice((('up',), ('down',), BOTH_WAYS)),
+        jump_s=rng.choice((-3600.0, -3600.0, -2.0, 3600.0)),
       )
     )
   return tuple(sorted(dealt, key=lambda fault: fault.at_s))

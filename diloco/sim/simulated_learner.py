@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of a learner in a simulated cluster, around the real machine."""
+"""One process of a learner in a simulated cluster, around the real machine.
+
+Its loop goes in the order of `diloco.runtime.training`, where that is written
+down: with τ > 0, boundary n comes as step n *begins* on the devices, and what
+is copied there can be encoded once step n is done.
+"""
 
 import collections
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +19,28 @@ from diloco.sim.contents import FINGERPRINTS, RUN, Carried
 from diloco.sim.inner_steps import InnerSteps
 from diloco.sim.wires import SYNCER, Cargo
 
-OTHER_HANDLES = 1 << 40  # Of what is not offered for a round.
+SESSION_BITS = 12  # Of an incarnation; the rest is its process's number.
+RISES_MAX = 8  # How often it takes a newer number, as in a run.
 OFFERS_MAX = 8  # Per fragment, that the syncer has not retired; as in a run.
+OTHER_HANDLES = 1 << 40  # Of what is not offered for a round.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dispatched:
+  """An inner step of which nothing has been reported."""
+
+  tokens: int
+  position: int  # Of the batch after it.
+  loss: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+  """Something for the encoding thread."""
+
+  incarnation: int
+  of_step: int  # What it takes is there once so many steps are done.
+  do: Callable[[], None]
 
 
 class SimulatedLearner:
@@ -37,6 +63,7 @@ class SimulatedLearner:
     start = saved or Start.from_seed(cluster.contents.first_crcs)
     self.id = learner
     self.incarnation = 0
+    self.process = cluster.process_number(learner)  # Among the learner's.
     self.alive = True
     self.online = False  # A stream is open, as far as it knows.
     self.stopped = False
@@ -55,10 +82,17 @@ class SimulatedLearner:
     self.offers: dict[int, int | None] = {}  # The fragment, by handle.
     # What it offers to which newcomer.
     self.donations: dict[tuple[int, int], messages.StateOffered] = {}
+    # Those that the encoding thread is to withdraw: it may wait for a step.
+    self.withdrawn: set[tuple[int, int]] = set()
     self.started_s = cluster.sim.now
     self._cluster = cluster
+    self._sessions = 0
+    self._rises = RISES_MAX  # Until it is let in.
     self._unread: list[Callable[[], None]] = []  # While it is stopped.
-    self._encoded_at_s = 0.0  # When the encoding thread is free.
+    self._jobs: collections.deque[_Job] = collections.deque()
+    self._encoding = False  # The first of them is under way.
+    self._dispatched: _Dispatched | None = None
+    self._progress = 0  # Of the schedule, for the step to be dispatched next.
     self._pulls: collections.deque[Callable[[], None]] = collections.deque()
     self._alarm = Alarm(
       cluster.sim,
@@ -100,9 +134,13 @@ class SimulatedLearner:
       self._connect_later()
       return
     self.online = True
-    self.incarnation = self._cluster.next_incarnation()
+    self._sessions += 1
+    self.incarnation = self._cluster.next_incarnation(
+      self.process, self._sessions
+    )
     self.offers.clear()
     self.donations.clear()
+    self.withdrawn.clear()
     addresses = (f'learner-{self.id}',)
     partition = self._cluster.partitions.get(self.id, '')
     self.handle(learner_io.Connected(self.incarnation, addresses, partition))
@@ -119,6 +157,18 @@ class SimulatedLearner:
     )
 
   # The machine --------------------------------------------------------------
+
+  def hear(self, message):
+    """A message of the syncer; a refusal may be for the clock's sake."""
+    match message:
+      case messages.Refusal(newest=newest) if newest >= 0 and self._rises:
+        self._rises -= 1
+        newer = (newest >> SESSION_BITS) + 1
+        self.process = max(self.process, newer)
+        return  # The syncer ends the session; the next one is newer.
+      case messages.Welcome():
+        self._rises = 0
+    self.handle(learner_io.Heard(message))
 
   def handle(self, event: learner_io.Event):
     """Feeds the machine and performs what it wants."""
@@ -140,28 +190,48 @@ class SimulatedLearner:
   def go_on(self, redoes_step: bool):
     self._inner.resume(redoes_step)
 
+  @property
+  def _overlaps(self) -> bool:
+    return self._cluster.config.overlap_steps > 0
+
   def _step_on(self):
     """Starts the next inner step unless one runs or the loop must wait."""
     idle = self.training and not self._inner.running
-    if idle and not self.machine.waiting and not self.gone:
-      self._inner.start(self._cluster.draw_step_s(self.id))
-
-  def _stepped(self, step_s: float, spans: list[tuple[float, float]]):
-    if self.gone or not self.training:
+    if not idle or self.machine.waiting or self.gone:
       return
+    self._inner.start(self._cluster.draw_step_s(self.id))
+    if self._overlaps:
+      self._boundary()
+
+  def _boundary(self):
+    """Makes the step whose boundary it is, and does what is due there."""
     tokens = round(self.capacity * self._cluster.tokens_per_step)
-    self.stepped_at = self.machine.global_step
+    self.stepped_at = self._progress
     loss = self.contents.step(self.position, self.stepped_at)
-    self.steps += 1
     self.position += 1
     self.tokens += tokens
-    self._cluster.watch.stepped(self, spans, tokens)
+    self._dispatched = _Dispatched(tokens, self.position, loss)
     self.handle(learner_io.Boundary(tokens))
+    self._progress = self.machine.global_step
+
+  def _stepped(self, step_s: float, spans: list[tuple[float, float]]):
+    """The devices have finished a step."""
+    if self.gone:
+      return
+    self.steps += 1
+    if not self._overlaps:
+      self._progress = self.machine.global_step
+      self._boundary()
+    done = self._dispatched
+    self._cluster.watch.stepped(self, spans, done.tokens)
     self._save_if_due()
-    self.handle(learner_io.Completed(tokens, self.position, step_s, 0.0, loss))
+    self._encode_next()
+    self.handle(
+      learner_io.Completed(done.tokens, done.position, step_s, 0.0, done.loss)
+    )
 
   def _save_if_due(self):
-    """Its own checkpoint, at a boundary: θ, and what its progress is of."""
+    """Its own checkpoint, at a step's end: θ, and what its progress is of."""
     every = self._cluster.checkpoint_steps
     if every is not None and self.steps % every == 0:
       self._save()
@@ -191,7 +261,7 @@ class SimulatedLearner:
         cluster.to_syncer(self, effect.message)
       case learner_io.Snapshot():
         copy = self.contents.snapshot(effect)
-        self._later(lambda: self._offer(effect, copy))
+        self._later(lambda: self._offer(effect, copy), copied=True)
       case learner_io.HandIn():
         handed_in = messages.HandedIn(effect.last_round)
         self._later(lambda: cluster.to_syncer(self, handed_in))
@@ -200,8 +270,7 @@ class SimulatedLearner:
       case learner_io.DonateState():
         self._donate(effect)
       case learner_io.EndDonation():
-        session = effect.learner, effect.incarnation
-        self._later(lambda: self.donations.pop(session, None))
+        self._end_donation((effect.learner, effect.incarnation))
       case learner_io.DonateFragment():
         self._later(lambda: self._donate_fragment(effect.fragment))
       case learner_io.FetchState():
@@ -215,6 +284,7 @@ class SimulatedLearner:
       case learner_io.Begin():
         self.training = True
         self.position = effect.position
+        self._progress = self.machine.global_step
       case learner_io.Save():
         self._save()
       case learner_io.Cease():
@@ -239,18 +309,30 @@ class SimulatedLearner:
     for handle in handles:
       self.offers.pop(handle, None)
 
-  def _later(self, callback: Callable[[], None]):
-    """Queues work of this session on the one encoding thread."""
-    sim, incarnation = self._cluster.sim, self.incarnation
-    self._encoded_at_s = (
-      max(self._encoded_at_s, sim.now) + self._cluster.timing.encode_s
-    )
+  def _later(self, do: Callable[[], None], copied: bool = False):
+    """Queues work; `copied`: it takes what is copied at this boundary."""
+    waits = copied and self._overlaps
+    of_step = self.machine.snapshot().step if waits else 0
+    self._jobs.append(_Job(self.incarnation, of_step, do))
+    self._encode_next()
+
+  def _encode_next(self):
+    """Begins the next job, unless it waits for its step."""
+    waits = not self._jobs or self._jobs[0].of_step > self.steps
+    if self._encoding or waits:
+      return
+    job = self._jobs.popleft()
+    self._encoding = True
 
     def encoded():
-      if not self.gone and self.incarnation == incarnation:
-        callback()
+      self._encoding = False
+      if not self.gone and self.incarnation == job.incarnation:
+        job.do()
+      self._encode_next()
 
-    sim.at(self._encoded_at_s, lambda: self.when_it_runs(encoded))
+    self._cluster.sim.after(
+      self._cluster.timing.encode_s, lambda: self.when_it_runs(encoded)
+    )
 
   def _offer(self, snapshot: learner_io.Snapshot, copy: Any):
     if list(self.offers.values()).count(snapshot.fragment) >= OFFERS_MAX:
@@ -292,7 +374,16 @@ class SimulatedLearner:
       self.donations[effect.learner, effect.incarnation] = offered
       self._cluster.to_syncer(self, offered)
 
-    self._later(offer)
+    self._later(offer, copied=True)
+
+  def _end_donation(self, session: tuple[int, int]):
+    self.withdrawn.add(session)
+
+    def end():
+      self.donations.pop(session, None)
+      self.withdrawn.discard(session)
+
+    self._later(end)
 
   def _donate_fragment(self, p: int):
     data = self.contents.fragment(p)

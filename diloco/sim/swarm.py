@@ -41,6 +41,7 @@ class Swarm:
     self._healed = False
     if scenario.wide is not None:
       self.cluster.partitions = scenario.wide.partitions
+      self.cluster.clocks_s = {}
 
   def run(self):
     """Raises `Violation` where an invariant does not hold."""
@@ -98,6 +99,10 @@ class Swarm:
           cluster.free_disk()
         else:
           cluster.fill_disk()
+        return
+      case 'clock':
+        wrong_s = cluster.clocks_s.get(learner, 0.0)
+        cluster.clocks_s[learner] = wrong_s + fault.jump_s
         return
       case 'lose_disk':
         if not cluster.syncer.alive:

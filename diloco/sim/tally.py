@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts what a simulated fleet does, and keeps what a timeline shows."""
 
+import collections
 import dataclasses
 from collections.abc import Iterable
 
+from diloco.metrics.ages import Ages
 from diloco.protocol import learner_io, syncer_io
 from diloco.sim.watch import Watch
 
@@ -50,12 +52,17 @@ class LearnerCount:
   tokens: int = 0
   merged: int = 0  # Rounds that took it in.
   staleness: int = 0  # Versions that its bases were behind, over all of them.
+  ages: Ages = dataclasses.field(default_factory=Ages)  # Of what was merged.
   bootstraps: int = 0
   peer_bootstraps: int = 0
 
 
 class Tally(Watch):
   """Looks on at a cluster.
+
+  Attributes:
+    delays: how often so many steps of a learner lay between a copy of a
+      fragment and the next version of it.
 
   Args:
     timeline_s: what happens before is kept for a picture.
@@ -73,10 +80,18 @@ class Tally(Watch):
     self.bootstraps: list[tuple[int, float, float]] = []
     # Of a round: its number, when it was due, had its quorum, was merged.
     self.round_spans: list[tuple[int, float, float, float]] = []
+    self.delays: collections.Counter[int] = collections.Counter()
+    self._copied: dict[tuple[int, int], int] = {}  # Step, by learner and p.
     self.merged_marks: list[
       tuple[float, int, int]
     ] = []  # Time, learner, round.
     self._timeline_s = timeline_s
+
+  @property
+  def mean_delay_steps(self) -> float | None:
+    """Of `delays`; None where nothing was taken in."""
+    many = self.delays.total()
+    return sum(x * n for x, n in self.delays.items()) / many if many else None
 
   def count(self, learner: int) -> LearnerCount:
     if learner not in self.learners:
@@ -103,9 +118,16 @@ class Tally(Watch):
 
   def at_learner(self, process, event, effects):
     self.events += 1
+    step = process.machine.snapshot().step
     for effect in effects:
-      if isinstance(effect, learner_io.Begin):
-        self._begin(process)
+      match effect:
+        case learner_io.Begin():
+          self._begin(process)
+        case learner_io.Snapshot(fragment=p):
+          self._copied[process.id, p] = step
+        case learner_io.Apply(fragment=p):
+          if (copied := self._copied.pop((process.id, p), None)) is not None:
+            self.delays[step - copied] += 1
 
   def _merge(self, now_s: float, merge: syncer_io.Merge):
     self.rounds += 1
@@ -114,6 +136,7 @@ class Tally(Watch):
     for share in merge.shares:
       count = self.count(share.learner)
       count.merged += 1
+      count.ages.add(share.age_steps)
       count.staleness += merge.version - 1 - share.base_version
     if now_s <= self._timeline_s:
       due_s = now_s - merge.quorum_s - merge.grace_s
@@ -125,6 +148,8 @@ class Tally(Watch):
   def _begin(self, process):
     count = self.count(process.id)
     count.bootstraps += 1
+    for key in [key for key in self._copied if key[0] == process.id]:
+      del self._copied[key]  # By a process that is dead.
     if process.machine.snapshot().source.startswith('learner'):
       count.peer_bootstraps += 1
     if process.now <= self._timeline_s:

@@ -26,7 +26,7 @@ from diloco.transport.offers import OfferTable
 SCHEME = 'grpc'
 CHUNK_BYTES = 1 << 20
 MESSAGE_BYTES_MAX = CHUNK_BYTES + 1024
-WORKERS_MAX = 64
+WORKERS_MAX = 64  # Of a process that sends to few others.
 PULLS_PER_OUTLET_MAX = 4  # A peer that stalls must not take every worker.
 PROBE_S = 1.0
 _METHOD = '/diloco.DataPlane/Pull'
@@ -191,6 +191,7 @@ class GrpcPlane(grpc.GenericRpcHandler):
     host: IP literal or name of the interface that peers connect to.
     port: 0 for a free one; `listen.BindFailed` where it is taken.
     access: what is shown to peers and asked of them.
+    workers_max: pulls that are answered at once.
   """
 
   def __init__(
@@ -198,6 +199,7 @@ class GrpcPlane(grpc.GenericRpcHandler):
     host: str,
     port: int = 0,
     access: access_lib.Access = access_lib.OPEN,
+    workers_max: int = WORKERS_MAX,
   ):
     self._lock = threading.Lock()
     self._outlets: dict[str, GrpcOutlet] = {}
@@ -206,7 +208,7 @@ class GrpcPlane(grpc.GenericRpcHandler):
     self._server = listen.ListeningServer(
       addresses.join(addresses.routable(host), port),
       self,
-      workers_max=WORKERS_MAX,
+      workers_max=workers_max,
       message_bytes_max=MESSAGE_BYTES_MAX,
       access=access,
       options=(

@@ -11,7 +11,10 @@ _PROCESS_WIDE = memory.MemoryNetwork()
 
 
 def make_plane(
-  name: str, host: str, access: access_lib.Access = access_lib.OPEN
+  name: str,
+  host: str,
+  access: access_lib.Access = access_lib.OPEN,
+  workers_max: int = grpc_plane.WORKERS_MAX,
 ) -> interface.DataPlane:
   """The data plane `name`, listening on `host`.
 
@@ -20,6 +23,7 @@ def make_plane(
     host: IP literal or name of the interface that peers connect to; not
       looked at by 'memory'.
     access: who may pull; 'grpc' alone can tell, the others let everybody.
+    workers_max: pulls that 'grpc' answers at once.
 
   Raises:
     ValueError: no such plane; or `host` does not resolve, or means every
@@ -32,7 +36,7 @@ def make_plane(
 
       return jax_transfer.JaxTransferPlane(host)
     case 'grpc':
-      return grpc_plane.GrpcPlane(host, access=access)
+      return grpc_plane.GrpcPlane(host, access=access, workers_max=workers_max)
     case 'memory':
       return memory.MemoryPlane(_PROCESS_WIDE)
   raise ValueError(f'data plane {name!r}, must be one of {NAMES}')

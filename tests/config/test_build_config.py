@@ -224,6 +224,19 @@ def test_a_mix_is_what_its_items_say():
   assert data.heldout == MixItem(1.0, 'tfds', 't', 'c4#validation')
 
 
+def test_what_no_syncer_serves_is_refused():
+  config = changed(protocol__learners=1008, data__shards=2000)
+  configs.build(config)
+  config.protocol.learners = 1009
+  problem = problem_of(config)
+  assert 'protocol.learners=1009' in problem
+  assert 'serves at most 1008' in problem
+  config = changed(
+    protocol__fragments=10_000, protocol__sync_every_steps=10_000
+  )
+  assert 'protocol.fragments=10000: at most' in problem_of(config)
+
+
 def test_rda_is_of_whole_tables():
   config = changed(merge__embedding='rda')
   problem = problem_of(config)

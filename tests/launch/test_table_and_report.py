@@ -105,13 +105,13 @@ def test_the_end_table_compares_loss_and_bytes():
   seed, peer = 'at step 0, seed', 'at step 171, learner 0'
   learners = (
     summary.LearnerSummary(
-      0, 500, 512_000, 166, 1, seed, 0.012, 44_000, 44_000
+      0, 500, 512_000, 166, 1, seed, 0.012, 44_000, 44_000, 0.57
     ),
     summary.LearnerSummary(1, 300, 307_200, 83, 2, peer, 0.5, 22_000, 22_000),
   )
   run = summary.RunSummary(
     'x', 500, 166, 8, 120.0, 0.951, 1.0, 2, 8 * 30, 8 * 30, 66_000, 60_000,
-    learners,
+    learners, 0.62, 0.04,
   )  # fmt: skip
   evaluation = summary.Evaluation(4000, 5.545, 1.9, 2.426, 3.244)
   text = text_of(
@@ -120,11 +120,12 @@ def test_the_end_table_compares_loss_and_bytes():
   assert '…' not in text
   rows = rows_of(text)
   assert rows['learner-0'][1:3] == ['166', '(100%)']
+  assert rows['learner-0'][3] == '0.57'
   assert rows['learner-1'][1:3] == ['83', '(50%)']
   for part in (
     '1.900', '2.741', '2.426', '3.500',  # nats and bits, end and bigram
     'up 0.550, down 0.500 (f32 4, bf16 2)',
     '500 ms', '95.1%', '100.0%', 'w/logs', 'w/loss.png',
-    'back again: learner-1', peer,
+    'back again: learner-1', peer, '0.62 steps, 4% older than 1.5',
   ):  # fmt: skip
     assert part in text, part

@@ -90,3 +90,17 @@ def test_the_running_form_forgets():
     running.add(step)
     assert running.at(step.end_s) == (1.0, pytest.approx(1.0))
   assert len(running._open) <= 11
+
+
+def test_a_learner_that_joins_by_hand_is_allocated_from_then_on():
+  """Two planned learners and a third from 5 s on, never idle: 100 %."""
+  steps = [
+    StepRecord(learner, end_s, 1.0, 0.0)
+    for learner, begin_s in ((0, 0), (1, 0), (2, 5))
+    for end_s in range(begin_s + 1, 11)
+  ]
+  assert goodput(steps, 2, 0.0, 10.0) == pytest.approx(1.0)
+  running = RunningGoodput(2, 0.0)
+  for step in sorted(steps, key=lambda step: step.end_s):
+    running.add(step)
+  assert running.at(10.0)[0] == pytest.approx(1.0)

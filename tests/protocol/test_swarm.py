@@ -11,11 +11,11 @@ import pytest
 
 from diloco import swarm as command
 from diloco.sim import invariants, swarm
+from diloco.sim.scenario import WIDE_FROM
 
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[1]
 FIXED, FRESH, SOAK = 1000, 750, 20_000
-FRESH_FROM = 10**7
 AT_ONCE = 250
 
 
@@ -30,7 +30,7 @@ def _fresh() -> int:
   """The first of the seeds of this run; the same in all of its processes."""
   run = os.environ.get('PYTEST_XDIST_TESTRUNUID') or os.urandom(8).hex()
   digest = hashlib.sha256(run.encode()).digest()
-  return FRESH_FROM + int.from_bytes(digest[:5])
+  return WIDE_FROM + int.from_bytes(digest[:5])
 
 
 @pytest.mark.parametrize('seed', _known())

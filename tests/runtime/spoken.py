@@ -167,8 +167,9 @@ class Stage:
       self._errors.append(error)
 
 
-def small_blueprint(quorum: int = 1, **codec):
+def small_blueprint(quorum: int = 1, learners: int = 2, **codec):
   config = tests_tiny.get_config()
-  config.protocol.update(learners=2, quorum=quorum, total_steps=1000)
+  config.protocol.update(learners=learners, quorum=quorum, total_steps=1000)
   config.codec.update(codec)
+  config.data.shards = max(config.data.shards, learners)
   return make_blueprint(configs.build(config))

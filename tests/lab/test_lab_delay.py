@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many steps lie between a copy and its update: in the lab as in a run."""
+
+import collections
+
+import pytest
+
+from diloco import config as configs
+from diloco.lab.training import train
+from diloco.runtime import tape_lines
+from diloco.runtime.blueprint import make_blueprint
+from diloco.runtime.tape_reading import read_tapes
+from diloco.transport.faulty import Faults
+from experiments import common
+from tests.runtime.in_process import Run
+
+pytestmark = pytest.mark.beside
+
+STEP_FLOOR_S = 0.05
+
+
+def _in_the_lab(**lab) -> collections.Counter[int]:
+  config = common.quicktest(common.base())
+  config.model.update(kind='bowl', layers=2)
+  config.protocol.update(
+    learners=1, quorum=1, fragments=1, sync_every_steps=8, overlap_steps=6
+  )
+  config.protocol.update(total_steps=80, grace_cap_steps=0.0)
+  config.lab.update(jitter=0.0, slow_learners=0, **lab)
+  blueprint = make_blueprint(configs.build(config))
+  return train(blueprint).tally.delays
+
+
+def _in_a_run(tape: tuple) -> collections.Counter[int]:
+  """From a learner's tape."""
+  copied, found = {}, collections.Counter()
+  for line in tape:
+    match line.said:
+      case tape_lines.Snapshot(fragment=p, step=step):
+        copied[p] = step
+      case tape_lines.Apply(fragment=p, step=step) if p in copied:
+        found[step - copied.pop(p)] += 1
+  return found
+
+
+@pytest.mark.parametrize(
+  'latency_s,expected',
+  # Three latencies and two transfers of 0.1 s, in steps of 1 s.
+  [(0.01, 2), (0.3, 3), (0.7, 4)],
+)
+def test_the_lab_takes_in_an_update_as_late_as_the_loop_would(
+  latency_s, expected
+):
+  delays = _in_the_lab(latency_s=latency_s)
+  assert delays.most_common(1)[0][0] == expected, delays
+  assert min(delays) >= 2, delays
+
+
+def test_a_run_over_a_fast_link_takes_as_long_as_the_lab_says(tmp_path):
+  run = Run(
+    tmp_path,
+    Faults(),
+    step_floor_s=STEP_FLOOR_S,
+    learners=1,
+    total_steps=60,
+    grace_cap_steps=0.0,
+  )
+  run.start_syncer()
+  run.start(0)
+  run.join()
+  delays = _in_a_run(read_tapes(run.workdir).learners[0])
+  expected = _in_the_lab().most_common(1)[0][0]
+  assert sum(delays.values()) >= 10, delays
+  assert delays.most_common(1)[0][0] == expected, delays
