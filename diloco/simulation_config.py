@@ -279,11 +279,41 @@ class ScavengingStudy(Study):
       yield f'begin={self.begin}, end={self.end}: must be 0 ≤ begin < end ≤ 1'
 
 
+@dataclasses.dataclass(frozen=True)
+class OfferAgeStudy(Study):
+  """How old is what a round merges.
+
+  Attributes:
+    learners: M; each with K = 1 and K = M/2.
+    fragments: P.
+    overlaps: τ over the near link, which is that of `network`.
+    far_steps: latency of the far link, one way, in inner steps.
+    far_overlap: τ over it.
+    steps: inner steps of a run.
+  """
+
+  learners: tuple[int, ...]
+  fragments: tuple[int, ...]
+  overlaps: tuple[int, ...]
+  far_steps: float
+  far_overlap: int
+  steps: int
+
+  def broken_rules(self):
+    yield from super().broken_rules()
+    yield from self._each('learners', 1)
+    yield from self._each('fragments', 1)
+    yield from self._each('overlaps', 0)
+    yield from self._at_least(0, 'far_steps', 'far_overlap')
+    yield from self._at_least(1, 'steps')
+
+
 STUDIES = {
   'goodput': GoodputStudy,
   'bandwidth': BandwidthStudy,
   'heterogeneous': HeterogeneousStudy,
   'scavenging': ScavengingStudy,
+  'offer_age': OfferAgeStudy,
 }
 SECTIONS = {
   'fleet': FleetConfig,

@@ -119,4 +119,12 @@ STUDY = {
     'steps': 1000,
     'notice_s': 5.0,
   },
+  'offer_age': {
+    'learners': (2, 4, 8, 16),
+    'fragments': (1, 2, 4, 8, 24),
+    'overlaps': (1, 6),
+    'far_steps': 0.7,
+    'far_overlap': 4,
+    'steps': 960,
+  },
 }

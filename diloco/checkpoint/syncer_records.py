@@ -350,4 +350,6 @@ def _from_record(fields: Mapping) -> tuple[Ledger, dict, tuple[int, ...]]:
 
 def _account(fields: dict) -> Account:
   bases = {int(p): v for p, v in fields['merged_bases'].items()}
-  return Account(**{**fields, 'merged_bases': bases})
+  offers = {int(p): tuple(x) for p, x in fields['merged_offers'].items()}
+  known = {'merged_bases': bases, 'merged_offers': offers}
+  return Account(**{**fields, **known})

@@ -26,6 +26,7 @@ from diloco.runtime.global_model import (
   make_optimizer,
 )
 from diloco.runtime.host_copy import HostCopy, Mismatch
+from diloco.runtime.own_progress import OwnProgress
 from diloco.sim.contents import Unusable
 
 
@@ -99,10 +100,11 @@ class LearnerArrays:
     self._device = lab.device
     self._params = params
     self._inner = inner
-    self._bases = list(bases)
+    self._own = OwnProgress(
+      lab.device, blueprint.config.protocol.blend, dict(enumerate(bases))
+    )
     self.base_crcs = list(start.crcs)
     self._host = HostCopy(blueprint, bases, start.versions)
-    self._snapshots: dict[int, dict[str, jax.Array]] = {}
     self._donated: Donated | None = None
     self._schedule = blueprint.schedule()
     self._dataset = blueprint.dataset(learner)
@@ -135,17 +137,19 @@ class LearnerArrays:
     self.losses.append(float(metrics['loss']))
     return self.losses[-1]
 
+  def kept(self, p: int) -> tuple[int, ...]:
+    """Handles of the offers of which a copy is kept."""
+    return self._own.handles(p)
+
   def snapshot(self, effect: learner_io.Snapshot) -> tuple[dict, Arrays]:
     p = effect.fragment
-    theta = self._device.snapshot(p, self._params)
-    if self._blueprint.config.protocol.blend == 'carry':
-      self._snapshots[p] = theta
-    return theta, self._bases[p]
+    theta = self._own.snapshot(p, self._params, effect.handle, effect.keep)
+    return theta, self._own.reference(p)
 
   def offer(self, effect: learner_io.Snapshot, copy) -> np.ndarray:
-    theta, base = copy
+    theta, reference = copy
     pieces = self._blueprint.layout.fragments[effect.fragment]
-    return contributions.encode(base, theta, pieces, self._blueprint.up)
+    return contributions.encode(reference, theta, pieces, self._blueprint.up)
 
   def donate(self) -> Donated:
     return Donated(self._host.held(), _copy(self._inner))
@@ -177,14 +181,13 @@ class LearnerArrays:
   def apply(self, effect: learner_io.Apply, training: bool):
     p = effect.fragment
     held = self._host.held()[p]
-    self._bases[p], self.base_crcs[p] = held.theta, held.crc
+    self.base_crcs[p] = held.crc
     placed = self._device.put_fragment(p, held.theta)
-    if not training:
-      self._params = self._device.overwrite(p, self._params, placed)
-      return
-    self.applied.append(len(self.losses))
-    snapshot = self._snapshots[p] if effect.carry else placed
-    self._params = self._device.blend(p, self._params, placed, snapshot)
+    if training:
+      self.applied.append(len(self.losses))
+    self._params = self._own.take_in(
+      p, self._params, held.theta, placed, effect, training
+    )
 
   def fragment(self, p: int) -> np.ndarray:
     theta = self._host.held()[p].theta
@@ -192,17 +195,20 @@ class LearnerArrays:
     return payload.encode(theta, pieces, self._blueprint.full)
 
   def save(self) -> Saved:
-    return Saved(_copy(self._params), _copy(self._inner), list(self._bases))
+    return Saved(_copy(self._params), _copy(self._inner), self._bases())
+
+  def _bases(self) -> list[Arrays]:
+    return [self._own.bases[p] for p in sorted(self._own.bases)]
 
   def state(self) -> dict[str, Any]:
     """All of it, for another process; the next step gives some of it away."""
     return {
       'params': self._params,
       'inner': self._inner,
-      'bases': self._bases,
+      'bases': self._bases(),
+      'own': self._own.state(),
       'base_crcs': self.base_crcs,
       'held': self._host.held(),
-      'snapshots': self._snapshots,
       'donated': self._donated,
       'losses': self.losses,
       'applied': self.applied,
@@ -211,9 +217,10 @@ class LearnerArrays:
   def go_on(self, state: Mapping[str, Any]):
     """From what `state` gave."""
     self._params, self._inner = state['params'], state['inner']
-    self._bases, self.base_crcs = state['bases'], state['base_crcs']
+    self._own.go_on(dict(enumerate(state['bases'])), state['own'])
+    self.base_crcs = state['base_crcs']
     self._host.take_over(state['held'])
-    self._snapshots, self._donated = state['snapshots'], state['donated']
+    self._donated = state['donated']
     self.losses, self.applied = list(state['losses']), list(state['applied'])
 
 

@@ -107,7 +107,17 @@ class Following:
     self.arrays.step(position, progress)
 
   def snapshot(self, said: tape_lines.Snapshot):
-    return self.arrays.snapshot(said)
+    effect = learner_io.Snapshot(
+      handle=said.handle,
+      keep=self.arrays.kept(said.fragment),
+      round=said.round,
+      fragment=said.fragment,
+      base_version=said.base_version,
+      c_steps=0,
+      c_tokens=0,
+      step=said.step,
+    )
+    return self.arrays.snapshot(effect)
 
   def offer(self, said: tape_lines.Snapshot, copied) -> np.ndarray:
     return self.arrays.offer(said, copied)
@@ -119,7 +129,7 @@ class Following:
     reason = self.arrays.replace(p, given.version, data, given.crc)
     if reason is not None:
       raise NotReplayable(f'learner {self._learner}: {reason}')
-    effect = learner_io.Apply(p, said.version, said.carry)
+    effect = learner_io.Apply(p, said.version, said.carry, said.handle)
     self.arrays.apply(effect, training)
 
   def adopt(self, donor: LearnerArrays, given: Sequence[Given]):

@@ -152,7 +152,7 @@ def _candidates(state: State, round_: Round) -> dict[int, rounds.Candidate]:
     m: rounds.Candidate(
       clock=None if member.leaving else state.pace[m],
       held=pulled.get(m) or member.offers.get(round_.fragment),
-      merged_base=state.accounts[m].merged_bases.get(round_.fragment, -1),
+      merged=state.merged(m, round_.fragment),
     )
     for m, member in state.members.items()
     if member.ready and (m in pulled or _may_be_pulled(state, m))
@@ -248,7 +248,8 @@ def _skip(state: State, round_: Round):
   state.record('skipped', -1, reason)
   _close(state, round_)
   for learner in sorted(state.members):
-    skipped = messages.Skipped(round_.number, state.pace.step)
+    reported_step = state.members[learner].step
+    skipped = messages.Skipped(round_.number, state.pace.step, reported_step)
     state.send(learner, skipped)
 
 
@@ -260,9 +261,17 @@ def on_merged(state: State, number: int):
   shares = _shares(state, round_)
   for share in shares:
     account = state.accounts[share.learner]
+    session = share.learner, share.incarnation
     state.accounts[share.learner] = account.merged(
-      fragment, share.base_version, share.c_tokens
+      fragment,
+      share.base_version,
+      share.c_tokens,
+      (share.incarnation, share.handle),
     )
+    if state.is_current(*session):
+      state.members[share.learner] = state.members[share.learner].with_merged(
+        fragment, share.step
+      )
   _say_what_is_left(state, round_, shares)
   state.versions[fragment] += 1
   sync_s = state.now - round_.pull_began_s
@@ -281,8 +290,24 @@ def on_merged(state: State, number: int):
       recipients=tuple(
         (m, member.incarnation) for m, member in sorted(state.members.items())
       ),
+      reported_steps=_reported_steps(state, shares),
       sync_s=sync_s,
     )
+  )
+
+
+def _reported_steps(
+  state: State, shares: tuple[syncer_io.Share, ...]
+) -> tuple[int, ...]:
+  """Own steps of which t knows, by recipient.
+
+  At τ = 0 an offer stands for its step, the report of which may be behind it.
+  """
+  waits = state.config.overlap_steps == 0
+  offered = {s.learner: s.step for s in shares} if waits else {}
+  return tuple(
+    max(member.step, offered.get(m, 0))
+    for m, member in sorted(state.members.items())
   )
 
 

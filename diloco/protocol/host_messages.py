@@ -46,11 +46,12 @@ class MakeStep:
 
 @dataclasses.dataclass(frozen=True)
 class TakeSnapshot:
-  """Copy a fragment; offer this host's part of it, if there is a handle."""
+  """Copy a fragment; offer this host's part of it, if there is a session."""
 
   fragment: int
-  session: int
-  handle: int  # 0: nobody asks for it.
+  session: int  # 0: nobody asks for it.
+  handle: int
+  keep: tuple[int, ...]  # See `learner_io.Snapshot`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,9 @@ class ApplyFragment:
   fragment: int
   version: int
   blended: bool
-  carry: bool
+  carry: bool  # The rest as in `learner_io.Apply`.
+  handle: int
+  keep: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,8 @@ import dataclasses
 
 from diloco.protocol import learner_io, messages, receiving
 from diloco.protocol.learner_state import Core, Fragment, State
+from diloco.protocol.offering import View
+from diloco.protocol.values import changed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +73,13 @@ class Start:
       reported_step=self.step,
       position=self.position,
       closed_known=self.closed_round,
-      global_step=self.global_step,
+      view=View(self.global_step, self.step),
     )
 
 
 def on_connected(core: Core, event: learner_io.Connected):
   """A stream is open: hello."""
+  core.set(incarnation=event.incarnation)
   fragments = core.state.fragments
   core.send(
     messages.Hello(
@@ -97,6 +100,12 @@ def on_connected(core: Core, event: learner_io.Connected):
 def on_welcome(core: Core, welcome: messages.Welcome):
   """Accepted: counts again, or looks for what it lacks."""
   state = core.state
+  known = zip(state.fragments, welcome.versions)
+  if any(fragment.host > version for fragment, version in known):
+    # Something has come since the hello. A syncer that has lost its ledger
+    # would send what is older: it must be told first.
+    core.send(messages.Goodbye('knows of later rounds than its hello said'))
+    return
   # May be less than it knew, where a syncer has lost its ledger.
   closed = welcome.closed_round
   # Its clock will start so many steps after where it was. Not at τ = 0: it
@@ -107,27 +116,28 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     away = min(
       state.completed_step - state.reported_step, core.config.spacing_steps
     )
+  view = changed(
+    state.view, step=welcome.step + away, own_step=state.completed_step
+  )
   core.set(
     connected=True,
     give_up_at_s=None,
     closed_known=closed,
     last_offered=closed,  # Of what was offered before, nothing is left.
-    offered_at_step=state.step - away,
     lead=0,
-    global_step=welcome.step,
+    view=view,
     reported=False,
   )
   for p, fragment in enumerate(state.fragments):
     announced = welcome.versions[p]
-    # Offers die with their session: of one that no close has used, nothing
-    # counts as taken, and it may be made again.
-    used = announced > fragment.base
     core.set_fragment(
       p,
       coming=fragment.host,
       announced=announced,
       unlike=welcome.clean or welcome.crcs[p] != fragment.crc,
-      offered_step=fragment.offered_step if used else None,
+      # Offers die with their session; what was merged of them, the update of
+      # a merge that was under way says, or the full fragment.
+      pulled=False,
     )
   if state.began:
     core.set(reported_step=state.completed_step)

@@ -17,8 +17,13 @@ from diloco.protocol import (
 )
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.joining import Start
-from diloco.protocol.learner_state import Core, State
-from diloco.protocol.offering import NextOffer, Standing, next_offer
+from diloco.protocol.learner_state import MADE_MAX, Core, Made, State
+from diloco.protocol.offering import (
+  FIRST_OFFERS_MAX,
+  UNANSWERED_MAX,
+  Standing,
+  next_offer,
+)
 
 ALIVE_S = 1.0  # A learner that waits at its boundary speaks this often.
 
@@ -67,6 +72,8 @@ class Learner:
         self._on_boundary(event.tokens)
       case learner_io.Completed():
         self._on_completed(event)
+      case learner_io.NotOffered():
+        self._on_not_offered(event)
       case learner_io.Rebuilt():
         receiving.on_rebuilt(self._core, event)
       case learner_io.FetchFailed():
@@ -188,19 +195,14 @@ class Learner:
       case messages.Postponed():
         self._core.set_fragment(message.fragment, postponed=True)
       case messages.FullFragment():
-        self._core.set_fragment(
-          message.fragment,
-          coming=message.version,
-          wanted=False,
-          postponed=False,
-          ask_at_s=None,
-        )
-        self._core.effects.append(learner_io.FetchFragment(message))
+        receiving.on_full_fragment(self._core, message)
       case messages.Retired():
-        self._core.effects.append(learner_io.Forget(message.handles))
+        receiving.on_retired(self._core, message)
       case messages.OfferAgain():
         rounds = {*self._core.state.again_rounds, message.round}
         self._core.set(again_rounds=tuple(sorted(rounds)))
+        p = self._core.config.fragment_of(message.round)
+        self._core.set_fragment(p, pulled=False)
       case messages.Finish():
         self._core.set(last_round=message.last_round)
         if self._core.state.connected and not self._core.state.settled:
@@ -239,7 +241,6 @@ class Learner:
     self._core.set(
       step=state.step + 1,
       tokens=state.tokens + tokens,
-      global_step=state.global_step + 1,
     )
     receiving.apply_received(self._core)
     donating.donate(self._core)
@@ -314,38 +315,52 @@ class Learner:
   # Offers -------------------------------------------------------------------
 
   def _offer(self):
-    """At most one snapshot of one fragment per boundary."""
+    """What is asked for again, or due; else one snapshot is refreshed."""
     state = self._core.state
     if not state.connected:
       return
     if self._offer_again():
       return
-    choice = self._next_offer(state.lead)
-    if choice.round is not None and self._is_postponed(choice.round):
-      choice = self._next_offer(lead=0)  # Rounds before it wait for an offer.
-    if choice.round is None or (choice.refresh and self._keeps_offer(choice)):
-      return
-    if not self._snapshot(choice.round):
-      return
-    if not choice.refresh:
-      self._core.set(last_offered=choice.round, offered_at_step=state.step)
+    offered = 0
+    while offered < FIRST_OFFERS_MAX and self._offer_next():
+      offered += 1
+    if not offered:
+      self._refresh()
 
-  def _next_offer(self, lead: int) -> NextOffer:
+  def _offer_next(self) -> bool:
+    """The next round's first offer, if it is time for it."""
     state = self._core.state
-    return next_offer(
+    choice = next_offer(
       Standing(
-        step=state.step,
+        t=state.view.at(state.step),
         closed_known=state.closed_known,
         last_offered=state.last_offered,
-        offered_at_step=state.offered_at_step,
-        lead=lead,
+        lead=state.lead,
       ),
       self._core.config,
     )
+    if choice.round is None or not self._snapshot(choice.round):
+      return False
+    self._core.set(last_offered=choice.round)
+    return True
 
-  def _is_postponed(self, round_: int) -> bool:
-    p = self._core.config.fragment_of(round_)
-    return self._core.state.fragments[p].postponed
+  def _refresh(self):
+    """A newer copy for the first round to close that can still use one."""
+    state = self._core.state
+    for round_ in range(state.closed_known + 1, state.last_offered + 1):
+      fragment = state.fragments[self._core.config.fragment_of(round_)]
+      crowded = fragment.unanswered(state.incarnation) >= UNANSWERED_MAX
+      if fragment.pulled or crowded:
+        continue
+      if self._snapshot(round_):
+        return
+
+  def _on_not_offered(self, event: learner_io.NotOffered):
+    """Nothing can come of that handle."""
+    fragment = self._core.state.fragments[event.fragment]
+    rest = fragment.without((event.handle,))
+    self._core.set_fragment(event.fragment, offers=rest)
+    self._core.effects.append(learner_io.Forget((event.handle,)))
 
   def _offer_again(self) -> bool:
     """The oldest that is asked for and can be made; the others wait."""
@@ -354,13 +369,6 @@ class Learner:
     made = next((r for r in rounds if self._snapshot(r)), None)
     self._core.set(again_rounds=tuple(r for r in rounds if r != made))
     return made is not None
-
-  def _keeps_offer(self, choice: NextOffer) -> bool:
-    """With carry, what counts as taken is the *newest* snapshot: the older
-    one, which may be merged, must not be replaced."""
-    p = self._core.config.fragment_of(choice.round)
-    offered = self._core.state.fragments[p].offered_step is not None
-    return self._core.config.blend == 'carry' and offered
 
   def _snapshot(self, round_: int) -> bool:
     """Offers the round's fragment, unless no step was made on it."""
@@ -371,21 +379,34 @@ class Learner:
       return False
     if not fragment.current:
       return False  # What was merged of this base may be on its way back.
+    handle = state.handles + 1
+    c_tokens = state.tokens - fragment.from_tokens
+    made = Made(
+      handle,
+      state.incarnation,
+      fragment.base,
+      state.step,
+      state.tokens,
+      c_tokens,
+    )
+    offers = (*fragment.offers, made)[-MADE_MAX:]
     self._core.effects.append(
       learner_io.Snapshot(
+        handle=handle,
+        keep=tuple(x.handle for x in offers),
         round=round_,
         fragment=p,
         base_version=fragment.base,
         c_steps=c_steps,
-        c_tokens=state.tokens - fragment.from_tokens,
+        c_tokens=c_tokens,
         step=state.step,
       )
     )
+    self._core.set(handles=handle)
+    again = fragment.offered_round == round_
+    first_step = fragment.first_step if again else state.step
     self._core.set_fragment(
-      p,
-      offered_round=round_,
-      offered_step=state.step,
-      offered_tokens=state.tokens,
+      p, offered_round=round_, first_step=first_step, offers=offers
     )
     return True
 

@@ -55,6 +55,14 @@ class Completed:
 
 
 @dataclasses.dataclass(frozen=True)
+class NotOffered:
+  """A snapshot has not become an offer: no room, or a newer one is there."""
+
+  fragment: int
+  handle: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Rebuilt:
   """The host holds `fragment` of Θ at `version`, proven by its CRC."""
 
@@ -114,6 +122,8 @@ class Send:
 class Snapshot:
   """Boundary: copy the fragment, encode it against its base, offer it."""
 
+  handle: int  # Of the offer; in this process no other has it.
+  keep: tuple[int, ...]  # Of its fragment's copies, those still of use.
   round: int
   fragment: int
   base_version: int
@@ -178,11 +188,25 @@ class Reset:
 
 @dataclasses.dataclass(frozen=True)
 class Apply:
-  """Boundary: blend the host's `version` of the fragment into θ."""
+  """Boundary: blend the host's `version` of the fragment into θ.
+
+  With `carry`, progress that no round has merged stays: what came after the
+  copy of `handle`; all that came after the base, where no offer was merged.
+  Without, what the blend rule leaves of θ is no progress of the learner's.
+
+  Of the learner's tokens of this fragment: trained = the sums of
+  `merged_tokens` and `overwritten_tokens` + those still to be offered.
+  """
 
   fragment: int
   version: int
-  carry: bool  # Keep the progress since the snapshot (blend 'carry').
+  carry: bool
+  handle: int = 0  # Of its own offer that was merged; 0: none was.
+  keep: tuple[int, ...] = ()  # As in `Snapshot`.
+  merged_tokens: int = 0  # Of that offer.
+  # Lost with this. Negative where an earlier update has overwritten what a
+  # late offer brought in after all.
+  overwritten_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,6 +264,7 @@ Event = (
   | Heard
   | Boundary
   | Completed
+  | NotOffered
   | Rebuilt
   | FetchFailed
   | StateFetched

@@ -2,12 +2,27 @@
 """What a learner's machine knows, as one value, and who holds it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from diloco.protocol import learner_io
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema
+from diloco.protocol.offering import HALF_STEP, View
 from diloco.protocol.values import changed
+
+MADE_MAX = 8  # Per fragment; with those of a session before.
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+  """An offer that a round may merge, or has merged."""
+
+  handle: int
+  incarnation: int  # Of its session.
+  base: int  # Version that it is relative to.
+  step: int  # Of the learner, when the fragment was copied.
+  tokens: int  # All of the learner's own, until then.
+  c_tokens: int  # Of these, the tokens that it brings.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +39,11 @@ class Fragment:
   from_step: int = 0  # Own steps and tokens that θ_p has no progress of.
   from_tokens: int = 0
   offered_round: int = 0  # The newest round that it was offered for.
-  offered_step: int | None = None  # Of that snapshot, if since the base.
-  offered_tokens: int = 0
+  first_step: int = 0  # When it was offered for that the first time.
+  offers: tuple[Made, ...] = ()  # That may be merged, by ascending handle.
+  merged: Made | None = None  # Was, by an update that θ has not taken in.
+  merged_other: bool = False  # So was one that this process knows nothing of.
+  pulled: bool = False  # One of `offers` is: a newer one would be in vain.
   wanted: bool = False  # The full fragment is asked for, or will be.
   postponed: bool = False  # It comes once the shard that has it is back.
   ask_at_s: float | None = None  # When it will be; None: it is.
@@ -40,6 +58,29 @@ class Fragment:
   def current(self) -> bool:
     """Whether θ_p was set to that."""
     return self.complete and self.base == self.host
+
+  @property
+  def offered_step(self) -> int | None:
+    """Of the newest offer that may be merged."""
+    return self.offers[-1].step if self.offers else None
+
+  def unanswered(self, incarnation: int) -> int:
+    """Offers of this base in a session of which nothing is known yet."""
+    return sum(
+      made.incarnation == incarnation and made.base == self.base
+      for made in self.offers
+    )
+
+  def found(self, incarnation: int, handle: int) -> Made | None:
+    """The offer of that name."""
+    named = (incarnation, handle)
+    return next(
+      (x for x in self.offers if (x.incarnation, x.handle) == named), None
+    )
+
+  def without(self, handles: Sequence[int]) -> tuple[Made, ...]:
+    """Its offers but for these."""
+    return tuple(x for x in self.offers if x.handle not in handles)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +98,7 @@ class State:
 
   fragments: tuple[Fragment, ...]
   now: float = float('-inf')
+  incarnation: int = 0  # Of the last session.
   connected: bool = False  # Welcomed, that is.
   source: str = 'the seed'  # Where the inner state is from, for people.
   settled: bool = False  # It is known where it is to be from.
@@ -75,10 +117,10 @@ class State:
   position: int = 0  # Of the data, at the start.
   closed_known: int = 0
   last_offered: int = 0
-  offered_at_step: int = 0
-  lead: int = 0
+  handles: int = 0  # Given to offers so far.
+  lead: int = 0  # In steps.
   again_rounds: tuple[int, ...] = ()  # To be offered again, ascending.
-  global_step: int = 0  # t at the last update, plus own steps since.
+  view: View = dataclasses.field(default=View())  # Of t.
   asking: tuple[int, ...] = ()  # Fragments with an `ask_at_s`, ascending.
   donations: tuple[Donation, ...] = ()  # That are asked for.
   giving: tuple[int, int] | None = None  # The newcomer whose copy is out.
@@ -88,6 +130,11 @@ class State:
   done: bool = False
   said_at_s: float = float('-inf')  # Its last message to the syncer.
   fetched: tuple[int, ...] = ()  # Handles to name in the next report.
+
+  @property
+  def global_step(self) -> int:
+    """t as it sees it now."""
+    return int(self.view.at(self.step) + HALF_STEP)
 
 
 class Core:

@@ -43,6 +43,8 @@ class Member:
   step: int = 0  # Last reported, of its own.
   step_s: Ema = dataclasses.field(default=Ema())
   offers: Mapping[int, HeldOffer] = dataclasses.field(default_factory=dict)
+  # By fragment, the own step up to which offers of this session were merged.
+  merged_steps: Mapping[int, int] = dataclasses.field(default_factory=dict)
   handed_in: bool = False
   failed_pulls: int = 0  # In a row.
   late: bool = False  # With its bytes, and not heard of since.
@@ -52,6 +54,10 @@ class Member:
     """Keeps the newest offer per fragment: at most P of them."""
     offers = {**self.offers, held.offer.fragment: held}
     return changed(self, offers=offers)
+
+  def with_merged(self, fragment: int, step: int) -> 'Member':
+    """Its own steps up to `step` were merged into a fragment."""
+    return changed(self, merged_steps={**self.merged_steps, fragment: step})
 
   def without_offer(self, fragment: int) -> 'Member':
     offers = {p: held for p, held in self.offers.items() if p != fragment}
@@ -87,11 +93,23 @@ class Account:
   merged_tokens: int = 0
   strikes: int = 0  # Contributions refused since the last merged one.
   quarantined: str = ''  # Why; '' where it is not.
+  # By fragment, incarnation and handle of the last offer that was merged.
+  merged_offers: Mapping[int, tuple[int, int]] = dataclasses.field(
+    default_factory=dict
+  )
 
-  def merged(self, fragment: int, base_version: int, tokens: int) -> 'Account':
+  def merged(
+    self,
+    fragment: int,
+    base_version: int,
+    tokens: int,
+    offer: tuple[int, int],
+  ) -> 'Account':
+    """After a merge of an offer, named by incarnation and handle."""
     return changed(
       self,
       merged_bases={**self.merged_bases, fragment: base_version},
+      merged_offers={**self.merged_offers, fragment: offer},
       merged_tokens=self.merged_tokens + tokens,
       strikes=0,
     )

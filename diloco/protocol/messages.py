@@ -254,9 +254,12 @@ class Update:
   fragment: int
   version: int
   step: int  # t, the global step at the close.
+  # The last own step that the receiver had reported by then; 0: none.
+  reported_step: int
   participants: tuple[int, ...]
   weights: tuple[float, ...]  # Normalised; in the order of participants.
-  handles: tuple[int, ...]  # Of the merged offers.
+  incarnations: tuple[int, ...]  # Of the sessions of these offers.
+  handles: tuple[int, ...]  # Of the offers themselves.
   ages_steps: tuple[float, ...]  # How old they were, in their learner's steps.
   payload: Payload
   crc: int  # Of the bytes of Θ_p at `version`.
@@ -270,6 +273,7 @@ class Skipped:
 
   round: int
   step: int  # t, the global step at the close.
+  reported_step: int  # As in `Update`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,6 +291,9 @@ class FullFragment:
   version: int
   payload: Payload
   crc: int
+  # The last offer of the receiver's that the fragment has merged; 0: none.
+  merged_incarnation: int = 0
+  merged_handle: int = 0
   part_crcs: tuple[int, ...] = ()  # As in `Update`.
 
 
@@ -295,6 +302,7 @@ class Retired:
   """Offers of this learner that will not be pulled (again)."""
 
   handles: tuple[int, ...]
+  pulled: bool  # Their bytes are there, and a round may merge them.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ def on_pulled(state: State, event: syncer_io.Pulled):
       norms=tuple(sorted(norms.items())),
     )
     state.change(event.learner, failed_pulls=0)
-    _use_up(state, event.learner, admitted)
+    _use_up(state, event.learner, admitted, pulled=True)
 
 
 def on_pull_failed(state: State, event: syncer_io.PullFailed):
@@ -329,13 +329,15 @@ def _awaited(
   return round_, admitted
 
 
-def _use_up(state: State, learner: int, admitted: Admitted):
+def _use_up(
+  state: State, learner: int, admitted: Admitted, pulled: bool = False
+):
   """A pull is over: an offer can be pulled once (transport contract)."""
   offer = admitted.held.offer
   member = state.members[learner]
   if member.offers.get(offer.fragment) is admitted.held:
     state.members[learner] = member.without_offer(offer.fragment)
-  state.retire(learner, offer.payload.handle)
+  state.retire(learner, offer.payload.handle, pulled)
 
 
 def refuse_outliers(state: State, round_: Round) -> Round:

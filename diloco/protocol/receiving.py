@@ -2,7 +2,7 @@
 """A learner's updates: announced, fetched, rebuilt on the host, taken in."""
 
 from diloco.protocol import learner_io, messages
-from diloco.protocol.learner_state import Core
+from diloco.protocol.learner_state import Core, Fragment
 from diloco.protocol.offering import next_lead
 
 RETRY_S = 0.5  # Between two requests for the same fragment.
@@ -11,10 +11,8 @@ RETRY_S = 0.5  # Between two requests for the same fragment.
 def on_update(core: Core, update: messages.Update):
   """A round closed: what it means for offers, and what is to be fetched."""
   _adapt_lead(core, update)
-  core.set(
-    closed_known=max(core.state.closed_known, update.round),
-    global_step=update.step,
-  )
+  _note_merged(core, update)
+  _on_closed(core, update)
   p = update.fragment
   fragment = core.state.fragments[p]
   core.set_fragment(p, announced=max(fragment.announced, update.version))
@@ -31,22 +29,75 @@ def on_update(core: Core, update: messages.Update):
 
 def on_skipped(core: Core, skipped: messages.Skipped):
   """A round closed, and no update comes: what was offered stays good."""
+  _on_closed(core, skipped)
+
+
+def on_full_fragment(core: Core, message: messages.FullFragment):
+  """What was asked for: the fragment, and what it has of this learner's."""
+  p = message.fragment
+  named = message.merged_incarnation, message.merged_handle
+  made = core.state.fragments[p].found(*named)
+  if made is not None:
+    core.set_fragment(p, merged=made)
+  core.set_fragment(
+    p, coming=message.version, wanted=False, postponed=False, ask_at_s=None
+  )
+  core.effects.append(learner_io.FetchFragment(message))
+
+
+def on_retired(core: Core, retired: messages.Retired):
+  """Offers that are of no more use, but for what a round has pulled."""
+  core.effects.append(learner_io.Forget(retired.handles))
+  for p, fragment in enumerate(core.state.fragments):
+    rest = fragment.without(retired.handles)
+    if len(rest) == len(fragment.offers):
+      continue
+    if retired.pulled:
+      core.set_fragment(p, pulled=True)
+    else:
+      core.set_fragment(p, offers=rest)
+
+
+def _on_closed(core: Core, message: messages.Update | messages.Skipped):
+  """Where t is, as the syncer saw it when it last heard of this learner."""
+  own_step = message.reported_step or core.state.completed_step
   core.set(
-    closed_known=max(core.state.closed_known, skipped.round),
-    global_step=skipped.step,
+    closed_known=max(core.state.closed_known, message.round),
+    view=core.state.view.moved(message.step, own_step),
   )
 
 
+def _note_merged(core: Core, update: messages.Update):
+  """Which of the own offers of the fragment was merged, if any."""
+  if core.learner not in update.participants:
+    return
+  i = update.participants.index(core.learner)
+  p = update.fragment
+  made = core.state.fragments[p].found(
+    update.incarnations[i], update.handles[i]
+  )
+  if made is not None:
+    core.set_fragment(p, merged=made)
+  else:
+    core.set_fragment(p, merged_other=True)
+
+
 def _adapt_lead(core: Core, update: messages.Update):
+  """After a round that it offered, or was about to offer."""
   fragment = core.state.fragments[update.fragment]
+  if core.learner not in update.participants:
+    offers = core.state.began and fragment.current
+    if offers and core.state.step > fragment.from_step:
+      core.set(lead=next_lead(core.state.lead, None, core.config))
+    return
   if fragment.offered_round != update.round:
     return
-  merged = core.learner in update.participants
-  age_steps = 0.0
-  if merged:
-    age_steps = update.ages_steps[update.participants.index(core.learner)]
-  lead = next_lead(core.state.lead, merged, age_steps, core.config)
-  core.set(lead=lead)
+  i = update.participants.index(core.learner)
+  waited = update.ages_steps[i]
+  made = fragment.found(update.incarnations[i], update.handles[i])
+  if made is not None:
+    waited += made.step - fragment.first_step
+  core.set(lead=next_lead(core.state.lead, waited, core.config))
 
 
 def on_rebuilt(core: Core, event: learner_io.Rebuilt):
@@ -99,14 +150,48 @@ def apply_received(core: Core):
   for p, fragment in enumerate(core.state.fragments):
     if fragment.applied:
       continue
-    carry = core.config.blend == 'carry' and fragment.offered_step is not None
-    core.effects.append(learner_io.Apply(p, fragment.host, carry))
-    state = core.state
-    core.set_fragment(
+    _apply(core, p, fragment)
+
+
+def _apply(core: Core, p: int, fragment: Fragment):
+  """Takes in one fragment.
+
+  With carry, what no round has merged stays in θ, and counts: from the copy
+  that was merged, or, where none was, from where it counted before. So θ is
+  at any time its base and the progress that its counters stand for: it never
+  offers what others did.
+  """
+  state, made = core.state, fragment.merged
+  carry = (
+    core.config.blend == 'carry' and state.began and not fragment.merged_other
+  )
+  from_step, from_tokens = state.step, state.tokens
+  if carry and made is not None:
+    from_step, from_tokens = made.step, made.tokens
+  elif carry:
+    from_step, from_tokens = fragment.from_step, fragment.from_tokens
+  merged_tokens = made.c_tokens if made is not None else 0
+  # None of an older base can be merged any more, once one was.
+  offers = () if made is not None else fragment.offers
+  core.effects.append(
+    learner_io.Apply(
       p,
-      base=fragment.host,
-      applied=True,
-      from_step=fragment.offered_step if carry else state.step,
-      from_tokens=fragment.offered_tokens if carry else state.tokens,
-      offered_step=None,
+      fragment.host,
+      carry,
+      handle=made.handle if made is not None else 0,
+      keep=tuple(x.handle for x in offers),
+      merged_tokens=merged_tokens,
+      overwritten_tokens=from_tokens - fragment.from_tokens - merged_tokens,
     )
+  )
+  core.set_fragment(
+    p,
+    base=fragment.host,
+    applied=True,
+    from_step=from_step,
+    from_tokens=from_tokens,
+    offers=offers,
+    merged=None,
+    merged_other=False,
+    pulled=False,
+  )

@@ -342,9 +342,7 @@ def lost_crcs(state: State) -> dict[int, int | None]:
 def serve(state: State, p: int, learners: Collection[int]):
   """Whoever had to wait for a fragment gets it."""
   for learner in sorted(learners):
-    incarnation = state.members[learner].incarnation
-    reason = f'fragment {p} is here again'
-    state.emit(syncer_io.Serve(learner, incarnation, p, reason))
+    state.serve(learner, p, f'fragment {p} is here again')
 
 
 def deadlines(state: State) -> list[float]:

@@ -75,26 +75,46 @@ class Round:
     }
 
 
+class MergedSteps(typing.NamedTuple):
+  """Which of a learner's steps on a fragment a round has merged."""
+
+  base: int = -1  # Of the last offer; an older session's may count, too.
+  step: int | None = None  # Up to this own step; of the session's offers.
+
+  def has(self, offer: messages.Offer) -> bool:
+    """Whether steps of the offer are among them.
+
+    Not the base alone says so: who goes on with its steps on a newer base,
+    because nothing of them was merged, may have its older offer merged yet.
+    """
+    if offer.base_version <= self.base:
+      return True
+    return self.step is not None and offer.step - offer.c_steps < self.step
+
+
 class Candidate(typing.NamedTuple):
   """What a round looks at in one learner."""
 
   clock: int | None  # None: it leaves, and is not waited for.
   held: HeldOffer | None  # Its newest offer for the round's fragment.
-  merged_base: int  # Base of its last merged offer of the fragment, or -1.
+  merged: MergedSteps
 
 
 def why_void(
-  offer: messages.Offer, merged_base: int, version: int, config: ProtocolConfig
+  offer: messages.Offer,
+  merged: MergedSteps,
+  version: int,
+  config: ProtocolConfig,
 ) -> str | None:
   """Why an offer can never be merged any more; None where it can.
 
   Args:
     offer: of some learner.
-    merged_base: base of its last merged offer of the fragment, or -1.
+    merged: what has been, of its steps on the fragment.
     version: of the fragment at the syncer.
     config: of the run.
   """
-  if offer.base_version <= merged_base:
+  if merged.has(offer):
     return f'merged already from base {offer.base_version}'
   if version - offer.base_version > config.max_staleness_versions:
     return f'stale, base {offer.base_version} and now {version}'
@@ -113,7 +133,7 @@ def why_not(
   behind = candidate.clock is not None and candidate.clock < due_step
   if config.admission == 'fresh' and behind:
     return f'clock {candidate.clock} before step {due_step}'
-  return why_void(offer, candidate.merged_base, version, config)
+  return why_void(offer, candidate.merged, version, config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,8 +172,13 @@ def decide(
   live = [c for c in candidates.values() if c.clock is not None]
   # Steps are reported before a snapshot is encoded: a clock alone would end
   # the window on the very offers that it is held open for.
+  # Where each step has a round (s = 1), the next offer is of another fragment:
+  # of a learner whose clock is behind, there is nothing newer to wait for.
+  newest = config.spacing_steps == 1 and config.admission == 'latest'
   complete = all(
-    c.clock >= due_step and c.held is not None and c.held.offer.round >= round_
+    (newest or c.clock >= due_step)
+    and c.held is not None
+    and c.held.offer.round >= round_
     for c in live
   )
   if not candidates:

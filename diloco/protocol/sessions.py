@@ -333,9 +333,7 @@ def on_want(state: State, learner: int, want: messages.WantFragment):
     return
   if absence.postpone(state, learner, want.fragment):
     return
-  incarnation = state.members[learner].incarnation
-  reason = members_lib.brief(want.reason)
-  state.emit(syncer_io.Serve(learner, incarnation, want.fragment, reason))
+  state.serve(learner, want.fragment, members_lib.brief(want.reason))
 
 
 def break_off(state: State, learner: int, reason: str):

@@ -9,7 +9,7 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema
 from diloco.protocol.members import Account, Member
 from diloco.protocol.pace import PaceClock
-from diloco.protocol.rounds import HeldOffer, Round, why_void
+from diloco.protocol.rounds import HeldOffer, MergedSteps, Round, why_void
 from diloco.protocol.transfer_time import TransferTime
 from diloco.protocol.values import changed
 
@@ -250,6 +250,13 @@ class State:
   def transfer_time(self, learner: int) -> TransferTime:
     return self.transfers.get(learner, TransferTime())
 
+  def merged(self, learner: int, fragment: int) -> MergedSteps:
+    """What has been merged of a learner's steps on a fragment."""
+    return MergedSteps(
+      self.accounts[learner].merged_bases.get(fragment, -1),
+      self.members[learner].merged_steps.get(fragment),
+    )
+
   def is_current(self, learner: int, incarnation: int) -> bool:
     member = self.members.get(learner)
     return member is not None and member.incarnation == incarnation
@@ -301,6 +308,22 @@ class State:
       self.emit(syncer_io.CancelPull(*pull))
     return self.put(round_, **round_.without(learner))
 
+  def retire(self, learner: int, handle: int, pulled: bool = False):
+    """Tells a learner that one of its offers need not be held any longer.
+
+    Args:
+      learner: whose.
+      handle: of the offer.
+      pulled: a round has its bytes, and may merge them.
+    """
+    self.send(learner, messages.Retired((handle,), pulled))
+
+  def serve(self, learner: int, fragment: int, reason: str):
+    """Has the full fragment sent to a session."""
+    merged = self.accounts[learner].merged_offers.get(fragment, (0, 0))
+    incarnation = self.members[learner].incarnation
+    self.emit(syncer_io.Serve(learner, incarnation, fragment, reason, merged))
+
   def drop_straggler(self, learner: int):
     """Its bytes are wanted no more, if any are under way for no round."""
     member = self.members[learner]
@@ -309,10 +332,6 @@ class State:
       pull = straggler.round, learner, member.incarnation, straggler.handle
       self.emit(syncer_io.CancelPull(*pull))
       self.change(learner, straggler=None)
-
-  def retire(self, learner: int, handle: int):
-    """Tells a learner that one of its offers need not be held any longer."""
-    self.send(learner, messages.Retired((handle,)))
 
   def discard_void(self, learner: int, fragment: int):
     """Drops an offer that can't be merged any more: used up, or too old.
@@ -324,13 +343,13 @@ class State:
     held = member.offers.get(fragment)
     if held is None or self.is_pulling(learner, held):
       return
-    merged = self.accounts[learner].merged_bases.get(fragment, -1)
+    merged = self.merged(learner, fragment)
     reason = why_void(held.offer, merged, self.versions[fragment], self.config)
     if reason is None:
       return
     self.members[learner] = member.without_offer(fragment)
     self.retire(learner, held.offer.payload.handle)
-    if held.offer.base_version > merged:  # Else nothing is lost with it.
+    if not merged.has(held.offer):  # Else nothing is lost with it.
       self.record('stale', learner, f'offer of fragment {fragment}: {reason}')
 
   # Effects ------------------------------------------------------------------

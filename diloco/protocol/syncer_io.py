@@ -217,7 +217,33 @@ class Publish:
   step: int
   shares: tuple[Share, ...]
   recipients: tuple[tuple[int, int], ...]  # (learner, incarnation).
+  reported_steps: tuple[int, ...]  # By recipient, as in `messages.Update`.
   sync_s: float  # From the first pull to the end of the merge.
+
+  def update(
+    self,
+    recipient: tuple[int, int],
+    payload: messages.Payload,
+    crc: int,
+    part_crcs: tuple[int, ...] = (),
+  ) -> messages.Update:
+    """What one of the recipients is told."""
+    shares, known = self.shares, dict(zip(self.recipients, self.reported_steps))
+    return messages.Update(
+      round=self.round,
+      fragment=self.fragment,
+      version=self.version,
+      step=self.step,
+      reported_step=known[recipient],
+      participants=tuple(share.learner for share in shares),
+      weights=tuple(share.weight for share in shares),
+      incarnations=tuple(share.incarnation for share in shares),
+      handles=tuple(share.handle for share in shares),
+      ages_steps=tuple(share.age_steps for share in shares),
+      payload=payload,
+      crc=crc,
+      part_crcs=part_crcs,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,6 +254,7 @@ class Serve:
   incarnation: int
   fragment: int
   reason: str
+  merged: tuple[int, int]  # Incarnation, handle; see `messages.FullFragment`.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,8 @@ from diloco.runtime.tape_lines import Source
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.transport.interface import Closed, DataPlane, TransferFailed
 
+OTHER_HANDLES = 1 << 40  # From here on; the machine gives those below.
+
 
 @dataclasses.dataclass(frozen=True)
 class Adopted:
@@ -77,7 +79,7 @@ class Carrier:
     self._plane = plane
     self._hosts = hosts
     self._pace = TransferPace(blueprint.config.protocol.patience)
-    self._handles = itertools.count(1)
+    self._handles = itertools.count(OTHER_HANDLES)
     self._arrivals = Arrivals()
     self._adopted: Adopted | None = None
     self._donations = donations.Donations(self._part, plane)
@@ -85,7 +87,7 @@ class Carrier:
   # For the loop -------------------------------------------------------------
 
   def next_handle(self) -> int:
-    """For an offer; in this process no other has it."""
+    """For what is no contribution: of those, the machine counts its own."""
     return next(self._handles)
 
   def donation_handles(self) -> tuple[int, ...]:
@@ -108,19 +110,18 @@ class Carrier:
     self,
     snapshot: learner_io.Snapshot,
     theta: Mapping[str, jax.Array],
-    base: Mapping[str, np.ndarray],
+    reference: Mapping[str, np.ndarray | jax.Array],
     session: Session,
-    handle: int,
   ) -> messages.Offer:
-    """v = base − θ, encoded and offered; what to say of it.
+    """v = reference − θ, encoded and offered; what to say of it.
 
     The other hosts, told by the loop, offer theirs under the same handle.
 
     Raises:
       Closed: the session has ended.
     """
-    p = snapshot.fragment
-    shares = self._part.encode_delta(p, theta, base)
+    p, handle = snapshot.fragment, snapshot.handle
+    shares = self._part.encode_delta(p, theta, reference)
     return messages.Offer(
       round=snapshot.round,
       fragment=p,

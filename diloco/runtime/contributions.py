@@ -21,14 +21,16 @@ LARGEST = 1e12  # Of any value: far beyond use, far below overflow.
 
 
 def encode(
-  base: Mapping[str, np.ndarray],
+  reference: Mapping[str, np.ndarray],
   theta: Mapping[str, np.ndarray],
   pieces: Pieces,
   codec: Codec,
 ) -> np.ndarray:
-  """The bytes of v = base − θ of one fragment."""
+  """The bytes of v = reference − θ of one fragment."""
   delta = {
-    name: base[name] - np.asarray(theta[name], np.float32) for name in base
+    name: np.asarray(reference[name], np.float32)
+    - np.asarray(theta[name], np.float32)
+    for name in reference
   }
   return payload.encode(delta, pieces, codec)
 

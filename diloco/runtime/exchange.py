@@ -60,12 +60,6 @@ class Prepared:
   """An offer that is to be made."""
 
   session: Session
-  handle: int
-
-  @property
-  def key(self) -> tuple[int, int]:
-    """Incarnation of the session, and handle."""
-    return self.session.incarnation, self.handle
 
 
 class Exchange:
@@ -112,6 +106,7 @@ class Exchange:
     self._lock = threading.Lock()
     self._todo: queue.SimpleQueue = queue.SimpleQueue()
     self._session: Session | None = None
+    self._newest: dict[int, int] = {}  # Handle to be encoded, by fragment.
     self._inlets: Inlets | None = None
     # At the end every fragment is offered at one boundary.
     room = JOBS_MAX + 2 * config.protocol.fragments
@@ -208,36 +203,46 @@ class Exchange:
     return self._machine.snapshot()
 
   def prepare_offer(self, snapshot: learner_io.Snapshot) -> Prepared | None:
-    """Under which handle, in which session; None: there is nobody for it."""
+    """In which session; None: there is nobody for it."""
     session = self._session
     if session is None or not session.has_room(snapshot.fragment):
-      return None  # The syncer is away; it gets a newer one when it is back.
-    return Prepared(session, self._carrier.next_handle())
+      # The syncer is away; it gets a newer one when it is back.
+      self._not_offered(snapshot)
+      return None
+    return Prepared(session)
 
   def offer(
     self,
     prepared: Prepared,
     snapshot: learner_io.Snapshot,
     theta: Mapping[str, jax.Array],
-    base: Mapping[str, np.ndarray],
+    reference: Mapping[str, np.ndarray | jax.Array],
   ):
     """Encodes and offers a snapshot, on the worker for it."""
-    session, handle = prepared.session, prepared.handle
+    session, p = prepared.session, snapshot.fragment
+    self._newest[p] = snapshot.handle
 
     def job():
       # Where the syncer it was meant for is gone, its round is, too.
       gone = session is not self._session
       if gone and self._hosts.count == 1:
         return
+      if self._newest[p] != snapshot.handle and self._hosts.count == 1:
+        self._not_offered(snapshot)  # A newer one waits behind it.
+        return
       try:
-        offer = self._carrier.offer(snapshot, theta, base, session, handle)
+        offer = self._carrier.offer(snapshot, theta, reference, session)
       except Closed:
         return  # It has just ended.
       session.client.send(offer)
 
     if not self._up.submit(job):
       logging.warning('%d snapshots wait to be encoded, one is lost', JOBS_MAX)
-      self._hosts.forget(handle)
+      self._hosts.forget(snapshot.handle)
+      self._not_offered(snapshot)
+
+  def _not_offered(self, snapshot: learner_io.Snapshot):
+    self.handle(learner_io.NotOffered(snapshot.fragment, snapshot.handle))
 
   def leave(self, reason: str):
     """Says goodbye, though the machine did not ask for it."""

@@ -41,9 +41,9 @@ class Part(Protocol):
   host: int
 
   def encode_delta(
-    self, fragment: int, theta: Mapping[str, jax.Array], base: Arrays
+    self, fragment: int, theta: Mapping[str, jax.Array], reference: Mapping
   ) -> Parts:
-    """v = base − θ."""
+    """v = reference − θ; see `OwnProgress.reference`."""
 
   def encode_held(self, fragment: int) -> Parts:
     """The host's copy of Θ_p, in f32."""
@@ -105,10 +105,10 @@ class WholePart:
     self.cuts = Cuts(blueprint.owners, None)
     self.host = 0
 
-  def encode_delta(self, fragment, theta, base) -> Parts:
+  def encode_delta(self, fragment, theta, reference) -> Parts:
     pieces = self._blueprint.layout.fragments[fragment]
     codec = self._blueprint.up
-    data = contributions.encode(base, theta, pieces, codec)
+    data = contributions.encode(reference, theta, pieces, codec)
     return self._blueprint.owners.split(data, fragment, codec)
 
   def encode_held(self, fragment) -> Parts:
@@ -166,9 +166,13 @@ class HostPart:
     self.cuts = copy.cuts
     self.host = copy.host
 
-  def encode_delta(self, fragment, theta, base) -> Parts:
-    held = self._device.holding.offered_of(fragment, base)
-    own = take_boxes(self._device.holding.offered[fragment], theta)
+  def encode_delta(self, fragment, theta, reference) -> Parts:
+    holding = self._device.holding
+    own = take_boxes(holding.offered[fragment], theta)
+    if isinstance(next(iter(reference.values()), None), jax.Array):
+      held = take_boxes(holding.offered[fragment], reference)
+    else:
+      held = holding.offered_of(fragment, reference)
     codec = self._blueprint.up
     return tuple(
       contributions.encode(

@@ -23,7 +23,7 @@ ATTEMPT_S = 2.0  # For one attempt to connect.
 RETRY_S = (0.1, 0.5)  # Between attempts: the first pause, the longest.
 TELL_EVERY_S = 5.0  # That there is no syncer.
 RISES_MAX = 8  # Of a process that others overtake before it is let in.
-OFFERS_MAX = 4  # Per fragment, that the syncer has not retired.
+OFFERS_MAX = 8  # Per fragment, that the syncer has not retired.
 
 
 class SyncerAbsent(Exception):

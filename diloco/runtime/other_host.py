@@ -10,7 +10,6 @@ import json
 import queue
 import threading
 
-import jax
 import numpy as np
 
 from diloco.checkpoint.learner_records import LearnerRecords, read_progress
@@ -21,6 +20,7 @@ from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.host_copy import Mismatch
 from diloco.runtime.host_part import Arrivals, make_part
+from diloco.runtime.own_progress import OwnProgress
 from diloco.runtime.part_beginning import PartBeginning
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.runtime.worker import Worker
@@ -78,8 +78,11 @@ class OtherHost:
     self._plane = plane
     self._params, self._state = beginning.params, beginning.inner_state
     self._part = make_part(blueprint, device, beginning.copy)
-    self._bases = {p: x.theta for p, x in enumerate(beginning.copy.held())}
-    self._snapshots: dict[int, dict[str, jax.Array]] = {}
+    self._own = OwnProgress(
+      device,
+      blueprint.config.protocol.blend,
+      {p: x.theta for p, x in enumerate(beginning.copy.held())},
+    )
     self._arrivals = Arrivals()
     self._pace = TransferPace(blueprint.config.protocol.patience)
     self._dataset = blueprint.dataset(learner)
@@ -259,16 +262,14 @@ class OtherHost:
 
   def _snapshot(self, said: host_messages.TakeSnapshot):
     p = said.fragment
-    theta = self._device.snapshot(p, self._params)
-    if self._blueprint.config.protocol.blend == 'carry':
-      self._snapshots[p] = theta
-    if said.handle:
-      base = self._bases[p]
-      self._offer(said, lambda: self._part.encode_delta(p, theta, base))
+    theta = self._own.snapshot(p, self._params, said.handle, said.keep)
+    if said.session:
+      reference = self._own.reference(p)
+      self._offer(said, lambda: self._part.encode_delta(p, theta, reference))
 
   def _donate(self, said: host_messages.DonateAt):
     copied = self._device.copy_state(self._state)
-    thetas = [self._bases[p] for p in sorted(self._bases)]
+    thetas = [self._own.bases[p] for p in sorted(self._own.bases)]
     newcomer = said.learner, said.incarnation
 
     def job():
@@ -286,21 +287,16 @@ class OtherHost:
     p = said.fragment
     arrived = self._arrivals.take(p, said.version)
     assert arrived is not None, f'{said} has not arrived here'
-    self._bases[p] = arrived.host
-    snapshot = self._snapshots.pop(p, None)  # As the leading host does.
-    if not said.blended:
-      self._params = self._device.overwrite(p, self._params, arrived.device)
-      return
-    if not said.carry:
-      snapshot = arrived.device
-    self._params = self._device.blend(p, self._params, arrived.device, snapshot)
+    self._params = self._own.take_in(
+      p, self._params, arrived.host, arrived.device, said, said.blended
+    )
 
   def _save(self, said: host_messages.SaveAt):
     self._records.save(
       said.step,
       self._params,
       self._state,
-      self._bases,
+      self._own.bases,
       read_progress(json.loads(said.progress)),
       said.loss,
     )

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from diloco.numerics import payload
-from diloco.protocol import syncer_io
+from diloco.protocol import learner_io, syncer_io
 from diloco.runtime import contributions, tape_lines
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.global_model import GlobalModel, Outcome
+from diloco.runtime.own_progress import OwnProgress
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
 
@@ -133,8 +134,10 @@ class DeviceContents:
     self.model.install(merge.fragment, outcome)
 
   def _standing(self, learner: int, params, inner, bases) -> 'DeviceStanding':
+    blend = self._blueprint.config.protocol.blend
+    own = OwnProgress(self._device, blend, bases)
     return DeviceStanding(
-      self._blueprint, self._device, learner, params, inner, bases, {}
+      self._blueprint, self._device, learner, params, inner, own
     )
 
 
@@ -147,8 +150,7 @@ class DeviceStanding:
   learner: int
   params: dict[str, jax.Array]  # Path -> parameter.
   inner: object  # State of the inner optimizer.
-  bases: dict[int, Arrays]  # By fragment.
-  snapshots: dict[int, dict[str, jax.Array]]  # By fragment, for 'carry'.
+  own: OwnProgress
 
   def __post_init__(self):
     self._schedule = self.blueprint.schedule()
@@ -160,8 +162,7 @@ class DeviceStanding:
       self,
       params=jax.tree.map(jnp.copy, self.params),
       inner=jax.tree.map(jnp.copy, self.inner),
-      bases=dict(self.bases),
-      snapshots=dict(self.snapshots),
+      own=self.own.copy(),
     )
 
   def step(self, position: int, progress: int):
@@ -172,22 +173,20 @@ class DeviceStanding:
     )
 
   def snapshot(self, said: tape_lines.Snapshot) -> dict[str, jax.Array]:
-    theta = self.device.snapshot(said.fragment, self.params)
-    if self.blueprint.config.protocol.blend == 'carry':
-      self.snapshots[said.fragment] = theta
-    return theta
+    p = said.fragment
+    # Only those are made that are merged: all are of use.
+    return self.own.snapshot(p, self.params, said.handle, self.own.handles(p))
 
   def offer(self, said: tape_lines.Snapshot, copy) -> np.ndarray:
     p = said.fragment
     pieces = self.blueprint.layout.fragments[p]
-    return contributions.encode(self.bases[p], copy, pieces, self.blueprint.up)
+    reference = self.own.reference(p)
+    return contributions.encode(reference, copy, pieces, self.blueprint.up)
 
   def apply(self, said: tape_lines.Apply, given: Given, training: bool):
     p = said.fragment
     placed = self.device.put_fragment(p, given.theta)
-    self.bases[p] = given.theta
-    if not training:
-      self.params = self.device.overwrite(p, self.params, placed)
-      return
-    snapshot = self.snapshots[p] if said.carry else placed
-    self.params = self.device.blend(p, self.params, placed, snapshot)
+    effect = learner_io.Apply(p, said.version, said.carry, said.handle)
+    self.params = self.own.take_in(
+      p, self.params, given.theta, placed, effect, training
+    )

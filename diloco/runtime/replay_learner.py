@@ -20,7 +20,6 @@ class ReplayedLearner:
     learner: the id.
     script: of the process.
     standing: at its beginning; is taken over.
-    carries: whether a snapshot matters though no round merged it.
     theta: gives Θ_p by its name; each use counts.
   """
 
@@ -29,11 +28,9 @@ class ReplayedLearner:
     learner: int,
     script: Script,
     standing: Standing,
-    carries: bool,
     theta: Callable[[Named], Given],
   ):
     self._learner = learner
-    self._carries = carries
     self._script = script
     self._standing: Standing | None = standing
     self._theta = theta
@@ -106,11 +103,8 @@ class ReplayedLearner:
         raise TypeError(f'Not of a learner: {said!r}.')
 
   def _snapshot(self, index: int, said: tape_lines.Snapshot):
-    is_merged = index in self._script.offered
-    if not self._carries and not is_merged:
-      return
-    copy = self._standing.snapshot(said)
-    if is_merged:
+    if index in self._script.offered:
+      copy = self._standing.snapshot(said)
       self._offers[index] = self._standing.offer(said, copy)
 
   def _apply(self, said: tape_lines.Apply):

@@ -245,7 +245,6 @@ class Replay:
         process[0],
         self._plan.scripts[process],
         self._standing(process),
-        self._blueprint.config.protocol.blend == 'carry',
         self._theta,
       )
     return self._learners[process]

@@ -398,21 +398,7 @@ class Syncing:
       peer = self._peers.get(key)
       if peer is not None:
         peer.note_offer(effect.fragment, payload)
-      places[key].fill(
-        messages.Update(
-          round=effect.round,
-          fragment=effect.fragment,
-          version=effect.version,
-          step=effect.step,
-          participants=tuple(s.learner for s in effect.shares),
-          weights=tuple(s.weight for s in effect.shares),
-          handles=tuple(s.handle for s in effect.shares),
-          ages_steps=tuple(s.age_steps for s in effect.shares),
-          payload=payload,
-          crc=merged.crc,
-          part_crcs=part_crcs,
-        )
-      )
+      places[key].fill(effect.update(key, payload, merged.crc, part_crcs))
 
     self._shards.publish(effect.fragment, merged, places, say)
 
@@ -438,7 +424,11 @@ class Syncing:
 
     def say(payload: messages.Payload, part_crcs: tuple[int, ...]):
       peer.note_offer(p, payload)
-      place.fill(messages.FullFragment(p, version, payload, crc, part_crcs))
+      place.fill(
+        messages.FullFragment(
+          p, version, payload, crc, *effect.merged, part_crcs
+        )
+      )
 
     self._shards.serve(effect, say)
 

@@ -129,14 +129,27 @@ class LearnerTape:
     """Before it is offered."""
     self._lines.append(
       tape_lines.Snapshot(
-        self._process, step, effect.round, effect.fragment, effect.base_version
+        self._process,
+        step,
+        effect.round,
+        effect.fragment,
+        effect.base_version,
+        effect.handle,
       )
     )
 
   def apply(self, step: int, effect: learner_io.Apply, crc: int):
     self._lines.append(
       tape_lines.Apply(
-        self._process, step, effect.fragment, effect.version, crc, effect.carry
+        self._process,
+        step,
+        effect.fragment,
+        effect.version,
+        crc,
+        effect.carry,
+        effect.handle,
+        effect.merged_tokens,
+        effect.overwritten_tokens,
       )
     )
 

@@ -107,6 +107,7 @@ class Snapshot:
   round: int  # For which it was made; a later one may merge it.
   fragment: int
   base_version: int
+  handle: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +119,10 @@ class Apply:
   fragment: int
   version: int
   crc: int  # Of its bytes.
-  carry: bool
+  carry: bool  # This and the rest as in `learner_io.Apply`.
+  handle: int
+  merged_tokens: int
+  overwritten_tokens: int
 
 
 @dataclasses.dataclass(frozen=True)

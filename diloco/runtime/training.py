@@ -43,6 +43,7 @@ from diloco.runtime.host_copy import Held
 from diloco.runtime.hosts import ALONE, Hosts
 from diloco.runtime.leading import Follower
 from diloco.runtime.outputs import Outputs
+from diloco.runtime.own_progress import OwnProgress
 from diloco.runtime.tape_lines import SEED
 from diloco.runtime.utilisation import Utilisation
 from diloco.transport.meter import SocketMeter
@@ -102,10 +103,13 @@ class Training:
     self._dataset = blueprint.dataset(learner)
     self._params, self._state = beginning.params, beginning.inner_state
     held = beginning.host.held()
-    self._bases = {p: each.theta for p, each in enumerate(held)}
+    self._own = OwnProgress(
+      device,
+      config.protocol.blend,
+      {p: each.theta for p, each in enumerate(held)},
+    )
     self._base_crcs = {p: each.crc for p, each in enumerate(held)}
     self._base_versions = {p: each.version for p, each in enumerate(held)}
-    self._snapshots: dict[int, dict[str, jax.Array]] = {}
     kind = jax.local_devices()[0].device_kind
     self._utilisation = Utilisation(blueprint.config, kind)
     self._training = False
@@ -254,16 +258,15 @@ class Training:
   def _snapshot(self, effect: learner_io.Snapshot):
     p = effect.fragment
     prepared = self._exchange.prepare_offer(effect)
-    session, handle = prepared.key if prepared else (0, 0)
-    self._hosts.tell(host_messages.TakeSnapshot(p, session, handle))
-    theta = self._device.snapshot(p, self._params)
-    if self._config.protocol.blend == 'carry':
-      self._snapshots[p] = theta
+    session = prepared.session.incarnation if prepared else 0
+    handle, keep = effect.handle, effect.keep
+    self._hosts.tell(host_messages.TakeSnapshot(p, session, handle, keep))
+    theta = self._own.snapshot(p, self._params, handle, keep)
     self._tape.snapshot(self._step, effect)
     if self._config.protocol.overlap_steps == 0:
       self._report()
     if prepared is not None:
-      self._exchange.offer(prepared, effect, theta, self._bases[p])
+      self._exchange.offer(prepared, effect, theta, self._own.reference(p))
 
   def _donate(self, effect: learner_io.DonateState):
     """Copies the inner state of this boundary, at all hosts, for a newcomer."""
@@ -274,8 +277,8 @@ class Training:
     self._tape.save(self._step)
     copied = self._device.copy_state(self._state)
     held = [
-      Held(self._base_versions[p], self._bases[p], self._base_crcs[p])
-      for p in sorted(self._bases)
+      Held(self._base_versions[p], theta, self._base_crcs[p])
+      for p, theta in sorted(self._own.bases.items())
     ]
     self._exchange.donate(donation, held, copied)
 
@@ -287,20 +290,20 @@ class Training:
       return
     self._hosts.tell(
       host_messages.ApplyFragment(
-        p, effect.version, self._training, effect.carry
+        p,
+        effect.version,
+        self._training,
+        effect.carry,
+        effect.handle,
+        effect.keep,
       )
     )
     self._tape.apply(self._step, effect, arrived.crc)
-    self._bases[p], self._base_crcs[p] = arrived.host, arrived.crc
+    self._base_crcs[p] = arrived.crc
     self._base_versions[p] = effect.version
-    # What it was taken for has come: it would only fill the devices' memory.
-    snapshot = self._snapshots.pop(p, None)
-    if not self._training:
-      self._params = self._device.overwrite(p, self._params, arrived.device)
-      return
-    if not effect.carry:
-      snapshot = arrived.device
-    self._params = self._device.blend(p, self._params, arrived.device, snapshot)
+    self._params = self._own.take_in(
+      p, self._params, arrived.host, arrived.device, effect, self._training
+    )
 
   def _report(self):
     """Waits for the step before the one just dispatched, and tells of it."""
@@ -357,7 +360,12 @@ class Training:
     text = json.dumps(dataclasses.asdict(progress))
     self._hosts.tell(host_messages.SaveAt(self._step, self._loss, text))
     self._records.save(
-      self._step, self._params, self._state, self._bases, progress, self._loss
+      self._step,
+      self._params,
+      self._state,
+      self._own.bases,
+      progress,
+      self._loss,
     )
 
   def _compute_to_floor(self):

@@ -24,9 +24,7 @@ class TransferPace:
     clock: seconds, monotonic.
   """
 
-  def __init__(
-    self, knob: float, clock: Callable[[], float] = time.monotonic
-  ):
+  def __init__(self, knob: float, clock: Callable[[], float] = time.monotonic):
     self._patience = knob
     self._clock = clock
     self._lock = threading.Lock()

@@ -21,7 +21,8 @@ from diloco.sim.wires import SYNCER, Cargo
 
 SESSION_BITS = 12  # Of an incarnation; the rest is its process's number.
 RISES_MAX = 8  # How often it takes a newer number, as in a run.
-OFFERS_MAX = 4  # Per fragment, that the syncer has not retired; as in a run.
+OFFERS_MAX = 8  # Per fragment, that the syncer has not retired; as in a run.
+OTHER_HANDLES = 1 << 40  # Of what is not offered for a round.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,14 +336,23 @@ class SimulatedLearner:
 
   def _offer(self, snapshot: learner_io.Snapshot, copy: Any):
     if list(self.offers.values()).count(snapshot.fragment) >= OFFERS_MAX:
-      return  # The syncer is stopped; it will find these.
-    handle = self._cluster.next_handle()
+      # The syncer is stopped; it will find these.
+      self.handle(learner_io.NotOffered(snapshot.fragment, snapshot.handle))
+      return
     data = self.contents.offer(snapshot, copy)
     nbytes = self._cluster.wires.offer_bytes(snapshot.fragment)
-    payload = Carried(handle, 'up', nbytes, 0, data=data)
-    self.offers[handle] = snapshot.fragment
-    fields = vars(snapshot)
-    self._cluster.to_syncer(self, messages.Offer(**fields, payload=payload))
+    payload = Carried(snapshot.handle, 'up', nbytes, 0, data=data)
+    self.offers[snapshot.handle] = snapshot.fragment
+    offer = messages.Offer(
+      round=snapshot.round,
+      fragment=snapshot.fragment,
+      base_version=snapshot.base_version,
+      c_steps=snapshot.c_steps,
+      c_tokens=snapshot.c_tokens,
+      step=snapshot.step,
+      payload=payload,
+    )
+    self._cluster.to_syncer(self, offer)
 
   def _donate(self, effect: learner_io.DonateState):
     """The host's Θ of this boundary, and the inner state."""
@@ -377,7 +387,8 @@ class SimulatedLearner:
 
   def _donate_fragment(self, p: int):
     data = self.contents.fragment(p)
-    payload = Carried(self._cluster.next_handle(), 'f32', 1, 0, data=data)
+    handle = OTHER_HANDLES + self._cluster.next_handle()
+    payload = Carried(handle, 'f32', 1, 0, data=data)
     self.offers[payload.handle] = None  # Not for a round.
     version = self.contents.versions[p]
     offered = messages.FragmentOffered(

@@ -218,22 +218,11 @@ class SimulatedSyncer:
     for shard in self._cluster.others.values() if checkpoint else ():
       shard.save()
     order = self._order(p)
-    update = messages.Update(
-      round=effect.round,
-      fragment=p,
-      version=effect.version,
-      step=effect.step,
-      participants=tuple(s.learner for s in effect.shares),
-      weights=tuple(s.weight for s in effect.shares),
-      handles=tuple(s.handle for s in effect.shares),
-      ages_steps=tuple(s.age_steps for s in effect.shares),
-      payload=Carried(
-        self._cluster.next_handle(), 'down', 1, 0, data=data, order=order
-      ),
-      crc=self.crcs[p],
-    )
-    for learner, incarnation in effect.recipients:
-      self._cluster.to_learner(learner, incarnation, update)
+    handle = self._cluster.next_handle()
+    payload = Carried(handle, 'down', 1, 0, data=data, order=order)
+    for session in effect.recipients:
+      update = effect.update(session, payload, self.crcs[p])
+      self._cluster.to_learner(*session, update)
 
   def _write_ledger(self, checkpoint: bool = False):
     ledger, crcs = self.machine.ledger(), tuple(self.crcs)
@@ -259,6 +248,7 @@ class SimulatedSyncer:
         order=self._order(effect.fragment),
       ),
       self.crcs[effect.fragment],
+      *effect.merged,
     )
     self._cluster.to_learner(effect.learner, effect.incarnation, message)
 

@@ -285,7 +285,7 @@ def test_a_resumed_machine_knows_what_was_merged():
   machine.handle(syncer_io.Heard(0, 6, messages.Ready(0, 'the test')), 1.0)
   offer = messages.Offer(3, 0, 0, 4, 400, 8, messages.Payload(1, 'int4', 1, 0))
   [effect] = machine.handle(syncer_io.Heard(0, 6, offer), 1.0)
-  assert effect.message == messages.Retired((1,))
+  assert effect.message == messages.Retired((1,), pulled=False)
 
 
 def test_a_resumed_machine_refuses_the_incarnations_of_before():

@@ -90,8 +90,16 @@ def of_learner(effect: learner_io.Effect) -> str:
     case learner_io.Reset():
       return 'reset the inner state'
     case learner_io.Apply():
-      how = ' and carry what came since' if effect.carry else ''
-      return f'apply fragment {effect.fragment} version {effect.version}{how}'
+      since = f'offer {effect.handle}' if effect.handle else 'the base'
+      how = f' and carry what came since {since}' if effect.carry else ''
+      tokens = []
+      if effect.merged_tokens:
+        tokens += [f'{effect.merged_tokens} tokens merged']
+      if effect.overwritten_tokens:
+        tokens += [f'{effect.overwritten_tokens} tokens overwritten']
+      ledger = f' ({", ".join(tokens)})' if tokens else ''
+      what = f'apply fragment {effect.fragment} version {effect.version}'
+      return f'{what}{how}{ledger}'
     case learner_io.Begin():
       return f'begin at data position {effect.position}'
     case learner_io.Save():

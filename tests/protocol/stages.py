@@ -317,18 +317,23 @@ class LearnerStage:
       yield learner_io.Boundary(TOKENS_PER_STEP)
       yield learner_io.Completed(TOKENS_PER_STEP, position, 1.0, 0.0, 1.0)
 
-  def _update(self, round, step=0, merged=True, age=0.1, handle=1):
+  def _update(
+    self, round, step=None, merged=True, age=0.1, handle=1, reported=0
+  ):
     self._handle += 1
     p = self._config.fragment_of(round)
     version = self._config.version_after(round)
+    step = round * self._config.spacing_steps if step is None else step
     yield self._heard(
       messages.Update(
         round=round,
         fragment=p,
         version=version,
         step=step,
+        reported_step=reported,
         participants=(0,) if merged else (1,),
         weights=(1.0,),
+        incarnations=(self._incarnation,),
         handles=(handle,),
         ages_steps=(age,),
         payload=messages.Payload(self._handle, 'int4', 1, 0),
@@ -392,6 +397,12 @@ class LearnerStage:
 
   def _again(self, round):
     yield self._heard(messages.OfferAgain(round, 'timed out'))
+
+  def _retired(self, handles, pulled=False):
+    yield self._heard(messages.Retired(handles, pulled))
+
+  def _not_offered(self, fragment, handle):
+    yield learner_io.NotOffered(fragment, handle)
 
   def _finish(self, last_round):
     yield self._heard(messages.Finish(0, last_round))

@@ -56,6 +56,10 @@ def _merges_twice(patch):
 
 
 def _counts_steps_from_the_start(patch):
+  """And the syncer does not look at steps, only at bases."""
+  patch.setattr(
+    rounds.MergedSteps, 'has', lambda self, x: x.base_version <= self.base
+  )
   original = receiving.apply_received
 
   def apply_received(core):
@@ -169,7 +173,9 @@ def _believes_in_its_own_bytes(patch):
 def _counts_tokens_twice(patch):
   original = Account.merged
   patch.setattr(
-    Account, 'merged', lambda self, p, v, n: original(self, p, v, 2 * n)
+    Account,
+    'merged',
+    lambda self, p, v, n, offer: original(self, p, v, 2 * n, offer),
   )
 
 

@@ -8,9 +8,15 @@ import pytest
 from diloco.protocol import messages
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema, grace_window_s
-from diloco.protocol.offering import Standing, next_lead, next_offer
+from diloco.protocol.offering import (
+  Standing,
+  View,
+  lead_max,
+  next_lead,
+  next_offer,
+)
 from diloco.protocol.pace import PaceClock, after_steps
-from diloco.protocol.rounds import Candidate, HeldOffer, decide
+from diloco.protocol.rounds import Candidate, HeldOffer, MergedSteps, decide
 from diloco.protocol.weights import equal_weight, normalised, token_weight
 from tests.protocol.stages import DEFAULTS, config_of
 
@@ -135,14 +141,7 @@ def test_all_zero_weights_become_equal():
 
 def _standing(**fields):
   return Standing(
-    **{
-      'step': 10,
-      'closed_known': 4,
-      'last_offered': 4,
-      'offered_at_step': 8,
-      'lead': 0,
-      **fields,
-    }
+    **{'t': 10.0, 'closed_known': 4, 'last_offered': 4, 'lead': 0, **fields}
   )
 
 
@@ -152,37 +151,82 @@ CONFIG = config_of(
 
 
 @pytest.mark.parametrize(
-  'fields,round_,refresh',
+  'fields,round_',
   [
-    ({}, 5, False),
-    ({'last_offered': 6}, 7, False),
-    ({'lead': 2}, 7, False),
-    ({'last_offered': 7}, 5, True),
-    ({'offered_at_step': 9}, None, False),
+    ({}, 5),  # Due at step 10.
+    ({'t': 9.2}, 5),  # Rather early: it will be refreshed.
+    ({'t': 9.0}, None),
+    ({'t': 8.2, 'lead': 1}, 5),
+    ({'t': 8.0, 'lead': 1}, None),
+    ({'t': 9.0, 'lead': 4}, 5),  # One at a boundary, the oldest first.
+    ({'last_offered': 5}, None),
+    ({'t': 12.0, 'last_offered': 5}, 6),
+    ({'t': 99.0, 'last_offered': 7}, None),  # 3 rounds in flight.
+    ({'t': 99.0, 'last_offered': 7, 'lead': 2}, 8),
+    ({'t': 99.0, 'closed_known': 8}, 9),
   ],
 )
-def test_next_offer(fields, round_, refresh):
-  choice = next_offer(_standing(**fields), CONFIG)
-  assert (choice.round, choice.refresh) == (round_, refresh)
+def test_next_offer(fields, round_):
+  assert next_offer(_standing(**fields), CONFIG).round == round_
 
 
 def test_next_offer_says_why_not():
-  choice = next_offer(_standing(offered_at_step=9), CONFIG)
-  assert choice.reason == '1/2 steps since the last offer'
+  choice = next_offer(_standing(t=9.0), CONFIG)
+  assert choice.reason == 'round 5 at 10, now 9.0'
+  choice = next_offer(_standing(t=99.0, last_offered=7), CONFIG)
+  assert choice.reason == '3 rounds in flight'
 
 
 @pytest.mark.parametrize(
-  'lead,merged,age_steps,expected',
+  'lead,waited_steps,expected',
   [
-    (0, False, 0.0, 1),
-    (2, False, 0.0, 2),  # At the limit: in flight 3.
-    (2, True, 1.3, 1),
-    (2, True, 1.1, 2),
-    (0, True, 9.0, 0),
+    (0, None, 1),  # Not merged.
+    (4, None, 4),  # τ − 1.
+    (2, 2.3, 1),  # s = 2: it may be refreshed once.
+    (2, 2.1, 2),
+    (0, 9.0, 0),
   ],
 )
-def test_next_lead(lead, merged, age_steps, expected):
-  assert next_lead(lead, merged, age_steps, CONFIG) == expected
+def test_next_lead(lead, waited_steps, expected):
+  assert next_lead(lead, waited_steps, CONFIG) == expected
+
+
+@pytest.mark.parametrize(
+  'options,expected',
+  [
+    ({'overlap_steps': 0}, 0),
+    ({'overlap_steps': 1}, 1),
+    ({'overlap_steps': 5}, 4),
+    ({'overlap_steps': 1, 'fragments': 1}, 7),
+    ({'overlap_steps': 1, 'fragments': 8}, 1),  # s = 1.
+  ],
+)
+def test_the_longest_lead(options, expected):
+  config = config_of({'fragments': 4, 'sync_every_steps': 8, **options})
+  assert lead_max(config) == expected
+
+
+def test_the_view_of_a_learner_at_the_pace_of_the_run():
+  view = View().moved(24, 24).moved(48, 49)
+  assert view.rate == pytest.approx(24 / 24.2)
+  assert view.at(49) == 48
+  assert view.at(50) == pytest.approx(49, abs=0.01)
+
+
+def test_the_view_of_a_slow_learner_does_not_fall_behind_between_updates():
+  view = View().moved(24, 12).moved(48, 24)
+  assert view.rate == 2.0
+  assert view.at(36) == 72
+
+
+def test_the_view_of_a_fast_learner_does_not_run_away():
+  view = View().moved(10, 20).moved(20, 40)
+  assert view.at(60) == 30
+
+
+def test_several_rounds_that_closed_at_one_step_do_not_change_the_pace():
+  view = View().moved(24, 24)
+  assert view.moved(24, 25).rate == view.rate
 
 
 def _candidate(clock=2, **fields):
@@ -198,7 +242,7 @@ def _candidate(clock=2, **fields):
       **fields,
     }
   )
-  return Candidate(clock, HeldOffer(offer, 0.0), merged_base=-1)
+  return Candidate(clock, HeldOffer(offer, 0.0), MergedSteps())
 
 
 def test_decision_explains_itself():

