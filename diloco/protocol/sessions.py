@@ -132,9 +132,12 @@ def on_hello(state: State, hello: messages.Hello):
 
 
 def on_back(state: State, event: syncer_io.Back):
-  """Shards are back; one may know of later rounds than a lost ledger."""
+  """Shards are back; one may know of later rounds than a lost ledger.
+
+  Once this process has merged, those are of a history that the run has left.
+  """
   newer = [x for x in event.held if x.version > state.versions[x.fragment]]
-  if newer:
+  if newer and state.knows_less:
     for learner in sorted(state.members):
       reason = 'was told of less than a shard of the syncer has'
       end_session(state, learner, reason)
