@@ -73,13 +73,7 @@ class Shards:
   def join(
     self, session: Session, hello: orders.ShardHello, believed: bool
   ) -> syncer_io.Back | None:
-    """A shard is here; which fragments are now.
-
-    Args:
-      session: of the shard.
-      hello: what it has.
-      believed: what of that is newer than the ledger is the run's.
-    """
+    """A shard is here; which fragments are now. `believed`: see `Roll.held`."""
     shard = hello.shard
     assert shard not in self._roll.remote, f'{shard=} is here'
     outer = zip(hello.outer_versions, hello.outer_crcs)
