@@ -10,6 +10,7 @@ from diloco.protocol import (
   patience,
   recovery,
   syncer_io,
+  way_back,
 )
 from diloco.protocol import members as members_lib
 from diloco.protocol.grace import Ema
@@ -257,6 +258,7 @@ def on_report(state: State, learner: int, report: messages.Report):
     and report.tokens >= 0
     and math.isfinite(report.step_s)
     and 0.0 <= report.stall_s <= report.step_s
+    and all(map(way_back.is_possible, report.fetched))
   )
   if not possible:
     break_off(state, learner, f'impossible report: {report}')
@@ -271,8 +273,7 @@ def on_report(state: State, learner: int, report: messages.Report):
   # holds steps that an earlier session has reported.
   if not member.leaving:
     state.pace.advance(learner, 1, state.config.quorum)
-  if report.fetched:
-    state.emit(syncer_io.Retire(learner, member.incarnation, report.fetched))
+  way_back.on_fetched(state, learner, report.fetched)
 
 
 def on_offer(state: State, learner: int, offer: messages.Offer):
@@ -416,9 +417,9 @@ def excuse_silence(state: State, away_s: float):
   """
   if away_s <= 2 * patience.look_s(state.config.patience):
     return
-  for learner in list(state.members):
-    member = state.members[learner]
+  for learner, member in list(state.members.items()):
     _hear(state, learner, late=member.late)
+    state.change(learner, published={})  # They would seem slow.
     if member.straggler is not None:
       began_s = member.straggler.began_s + away_s
       straggler = changed(member.straggler, began_s=began_s)

@@ -100,6 +100,11 @@ class Syncer:
     return self._state.pace.step
 
   @property
+  def sync_s(self) -> float:
+    """ξ_sync as it is now: the time to pull, merge and send back."""
+    return closing.sync_s(self._state)
+
+  @property
   def whole(self) -> bool:
     """Whether no fragment of Θ is lost; always, but after a restart."""
     return not self._state.lost

@@ -189,9 +189,9 @@ class Swarm:
     cluster = self.cluster
     first = cluster.syncer.machine.snapshot().versions
     # Whoever begins needs all of Θ: the shard goes once all have begun.
-    self._run_until(lambda: self._is_ending() or self._got_on(first))
-    if self._is_ending():
-      return
+    begun = self._run_until(lambda: self._is_ending() or self._got_on(first))
+    if not begun or self._is_ending():
+      return  # Whoever is too late for that, the next look will find.
     last = cluster.others[self.scenario.last_shard]
     cluster.kill_shard(last.shard)
     before = cluster.syncer.machine.snapshot().versions

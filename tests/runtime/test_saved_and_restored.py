@@ -123,7 +123,7 @@ def test_with_overlap_and_carry_the_disk_loses_no_bit(tmp_path):
     again[0].model = half.model  # What was in memory, not what was written.
     theirs.params, theirs.inner_state = mine.params, mine.inner_state
     theirs.host._held = list(mine.host._held)
-    theirs._bases = list(mine._bases)
+    theirs._own = mine._own.copy()
   for each in again:
     each.run(N)
   assert again[1].published
