@@ -166,5 +166,10 @@ class LearnerTape:
   def cease(self, step: int):
     self._lines.append(tape_lines.Cease(self._process, step))
 
+  def leave(self, step: int, reason: str):
+    """Of a process that has begun."""
+    if self._process:
+      self._lines.append(tape_lines.Leave(self._process, step, reason))
+
   def close(self):
     self._lines.close()

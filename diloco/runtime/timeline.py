@@ -194,6 +194,8 @@ def _words(said, learner: int, numbers) -> str:
       return f'step {said.step}: its state is copied'
     case tape_lines.Cease():
       return f'ceases after step {said.step}'
+    case tape_lines.Leave():
+      return f'leaves after step {said.step}: {said.reason}'
   raise TypeError(f'Not of a learner: {said!r}.')
 
 

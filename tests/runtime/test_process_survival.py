@@ -285,6 +285,34 @@ def test_one_that_is_stopped_hands_in_its_last_steps(survived):
       assert (round_, 1, cease['step']) in merged
 
 
+def test_one_that_is_stopped_says_what_came_of_its_last_steps(survived):
+  process = survived.begins(1)[-2]['process']
+  lines = [
+    line
+    for line in read_jsonl(survived.processes.workdir.learner_tape(1))
+    if line['process'] == process
+  ]
+  cease = next(line for line in lines if line['kind'] == 'Cease')
+  [left] = [line for line in lines if line['kind'] == 'Leave']
+  assert f'left: {left["reason"]}' in survived.log('learner-1-stopped')
+  said = re.findall(
+    r'of fragment (\d+) up to step (\d+): (?:merged by round (\d+))?',
+    left['reason'],
+  )
+  assert said, left
+  merged = {
+    (line['round'], share['step'])
+    for line in survived.tape[survived.notice :]
+    if line['kind'] == 'Merge'
+    for share in line['shares']
+    if share['learner'] == 1
+  }
+  for _, step, round_ in said:
+    assert int(step) <= cease['step']
+    if round_:
+      assert (int(round_), int(step)) in merged
+
+
 def test_one_that_is_stopped_is_gone_within_its_notice(survived):
   assert survived.took_s < survival.NOTICE_S
 

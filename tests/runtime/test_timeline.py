@@ -36,7 +36,7 @@ def _round(time_s, number, version, shares, reason, closes=True):
   lines = [taped.line(time_s, merge)]
   if closes:
     publish = tape_lines.Publish(
-      number, fragment, version, 4 * number, shares, ((0, 1),), 0.2, 77
+      number, fragment, version, 4 * number, shares, ((0, 1),), (4,), 0.2, 77
     )
     lines.append(taped.line(time_s + 0.2, publish))
   return lines
