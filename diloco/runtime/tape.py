@@ -103,7 +103,7 @@ class LearnerTape:
 
   Args:
     path: of the learner's tape.
-    process: see `runtime.incarnation`; asked until it has begun: the syncer,
+    process: see `protocol.incarnation`; asked until it has begun: the syncer,
       which may make it take a newer one, has let it in before its first line.
     machine: what it runs on.
   """
