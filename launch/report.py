@@ -104,7 +104,10 @@ def _run(summary: RunSummary, evaluation: Evaluation) -> rich.table.Table:
       f'up {_ratio(up)}, down {_ratio(down)} (f32 4, bf16 2)',
     ),
     ('wall time', f'{summary.wall_s:.0f} s'),
-    ('goodput', f'{summary.goodput:.1%} of the learner time trained'),
+    (
+      'goodput',
+      f'{summary.goodput:.1%} of the learner time went into steps that count',
+    ),
     ('uptime', f'{summary.uptime:.1%} of the time somebody trained'),
   )
   returned = (

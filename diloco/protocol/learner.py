@@ -256,7 +256,8 @@ class Learner:
   def _on_completed(self, event: learner_io.Completed):
     step = self._core.state.completed_step + 1
     step_s = self._core.state.step_s.add(event.step_s)
-    self._core.set(completed_step=step, step_s=step_s)
+    made_s = self._core.state.made_s + event.step_s - event.stall_s
+    self._core.set(completed_step=step, step_s=step_s, made_s=made_s)
     if not self._core.state.connected:
       return
     self._core.send(
@@ -268,6 +269,8 @@ class Learner:
         stall_s=event.stall_s,
         loss=event.loss,
         fetched=self._core.state.fetched,
+        made_s=made_s,
+        saved_step=event.saved_step,
       )
     )
     self._core.set(fetched=(), reported_step=step, reported=True)

@@ -65,6 +65,7 @@ class SimulatedLearner:
     self.incarnation = 0
     self.process = cluster.process_number(learner)  # Among the learner's.
     self.alive = True
+    self.saved_step = 0  # Of its own newest checkpoint.
     self.online = False  # A stream is open, as far as it knows.
     self.stopped = False
     self.stretch = 1.0  # Of the norms of what it offers.
@@ -251,6 +252,7 @@ class SimulatedLearner:
       global_step=state.global_step,
     )
     self._cluster.saved[self.id] = start, self.contents.save()
+    self.saved_step = state.step
 
   # Effects ------------------------------------------------------------------
 
