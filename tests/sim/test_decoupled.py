@@ -136,9 +136,10 @@ def test_a_union_of_spans_is_measured_once():
 
 
 def test_steps_that_a_death_takes_are_not_goodput():
-  """A round per step: learner 0 dies before its third step is merged."""
-  outcome = run(9.5, Happenings(deaths=(Death(0, 3.001, 100.0),)))
+  """A round per four steps: two are made since the one that was merged."""
+  befalls = Happenings(deaths=(Death(0, 6.5, 100.0),))
+  outcome = run(9.5, befalls, sync_every_steps=16)
   useful_s = [outcome.learners[m].useful_s for m in (0, 1)]
-  assert outcome.learners[0].steps == 3
-  assert useful_s == pytest.approx([2.0, 9.0])
-  assert outcome.goodput == pytest.approx(11 / 19)
+  assert outcome.learners[0].steps == 6
+  assert useful_s == pytest.approx([4.0, 9.0])
+  assert outcome.goodput == pytest.approx(13 / 19)
