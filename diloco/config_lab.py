@@ -33,6 +33,8 @@ class LabConfig(values.Section):
     visit_until: and at which they are told to go.
     eval_every_steps: of the global step, between two evaluations; 0: only at
       the end.
+    final_eval_batches: held-out batches, of `run.eval_batch` sequences, of the
+      evaluation at the end; 0: all of the held-out text.
     checkpoint_steps: of the global step, between two checkpoints, from which a
       run that was cut goes on; 0: none.
   """
@@ -53,6 +55,7 @@ class LabConfig(values.Section):
   visit_from: float
   visit_until: float
   eval_every_steps: int
+  final_eval_batches: int
   checkpoint_steps: int
 
   def broken_rules(self):
@@ -62,7 +65,7 @@ class LabConfig(values.Section):
     yield from self._at_least(0, 'transfer_s', 'mtbf_steps', 'away_steps')
     yield from self._at_least(0, 'pause_steps')
     yield from self._at_least(0, 'eval_every_steps', 'checkpoint_steps')
-    yield from self._at_least(0, 'visitors')
+    yield from self._at_least(0, 'visitors', 'final_eval_batches')
     yield from self._share('slow_gap', one=False)
     yield from self._share('visit_from', 'visit_until')
     if self.visit_from >= self.visit_until:

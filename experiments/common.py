@@ -178,6 +178,7 @@ def base() -> ml_collections.ConfigDict:
       'visit_from': 0.0,  # Share of total_steps at which they start,
       'visit_until': 1.0,  # and at which they are told to go.
       'eval_every_steps': 0,  # Between evaluations; 0: at the end only.
+      'final_eval_batches': 0,  # At the end; 0: all of the held-out text.
       'checkpoint_steps': 500,  # Between checkpoints; 0: none.
     }
   )
@@ -218,6 +219,7 @@ def quicktest(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   config.mesh.update(fsdp=1, expert=1, tensor=1)
   config.checkpoint.update(syncer_every_rounds=8, learner_every_steps=10)
   config.run.update(log_every_steps=1, eval_batches=2, eval_batch=4)
+  config.lab.final_eval_batches = 2
   if config.run.eval_every_rounds:
     config.run.eval_every_rounds = 8
   return config

@@ -18,6 +18,7 @@ import ml_collections
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al., 2022: about compute-optimal.
 SMALL_STEPS = 2000
 SMALL = 'small'
+FINAL_EVAL_BATCHES = 256
 
 # parameters: of the model, rounded; active: those that a token passes, where
 # these are fewer, and what its budget of tokens counts; batch: sequences per
@@ -108,6 +109,8 @@ def apply(
     if section not in ('parameters', 'active'):
       config[section].update(values)
   config.protocol.total_steps = total_steps(scale, config.protocol.learners)
+  if scale != SMALL:  # All of such a text would take longer than it is worth.
+    config.lab.final_eval_batches = FINAL_EVAL_BATCHES
   return config
 
 

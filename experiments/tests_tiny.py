@@ -36,4 +36,5 @@ def get_config(arg=None):
     restart_delay_s=0.2,
     cpu_threads=2,
   )
+  config.lab.final_eval_batches = 2
   return common.quicktest(config) if args.quicktest else config

@@ -222,13 +222,16 @@ def heldout_shape(
   """Rows of a batch and number of batches that a text suffices for.
 
   All of `batch` and `count` if it does; else fewer batches, and where it has
-  not even one, that with fewer rows.
+  not even one, that with fewer rows. A `count` of 0 asks for all of the text,
+  but for what does not fill a batch.
 
   Raises:
     ValueError: it has no window at all; says what it takes.
   """
+  streams = tokens.streams if isinstance(tokens, Mixture) else (tokens,)
+  whole = sum(windows_in(stream, seq_len) for stream in streams) // batch
   shapes = [
-    *((batch, fewer) for fewer in range(count, 0, -1)),
+    *((batch, fewer) for fewer in range(count or whole, 0, -1)),
     *((fewer, 1) for fewer in range(batch - 1, 0, -1)),
   ]
   for rows, batches_ in shapes:
@@ -237,7 +240,6 @@ def heldout_shape(
       for stream, share in heldout_shares(tokens, rows * batches_)
     ):
       return rows, batches_
-  streams = [stream for stream, _ in heldout_shares(tokens, 1)]
   length = max(map(len, streams))
   raise ValueError(
     f'data: {length} held-out tokens hold no window of seq_len={seq_len}, '

@@ -64,6 +64,7 @@ class Decoupled:
     self._journal = journal
     self._kills = kills
     self._heldout, self._health = Heldout(blueprint), Health(blueprint)
+    self._whole = Heldout(blueprint, blueprint.config.lab.final_eval_batches)
     self._tally = Onlooker(timeline_s, protocol.fragments, journal, blueprint)
     self._points: list[Point] = []
     self._deaths: list[tuple[int, float, float]] = []
@@ -105,7 +106,7 @@ class Decoupled:
       if not cluster.ended:
         do()
     self._run_to(math.inf)
-    self._look()
+    self._look(self._whole)
     self._tally.settle()
     counts = self._tally.learners.values()
     learner_s = self._visits.learner_s(cluster.sim.now)
@@ -157,7 +158,7 @@ class Decoupled:
   def _step(self) -> int:
     return self._cluster.syncer.machine.step
 
-  def _seen(self) -> dict[str, Any]:
+  def _seen(self, heldout: Heldout) -> dict[str, Any]:
     """What the arrays say where the run stands: Θ, the learners, their mean."""
     alive = [
       process.contents.arrays
@@ -172,17 +173,18 @@ class Decoupled:
     theta = self._cluster.syncer.contents.arrays.model.parameters()
     spikes = [routing_health.loss_spike(x.losses, x.applied) for x in alive]
     return {
-      'loss': self._heldout.loss(theta),
-      'learners_loss': self._heldout.loss(mean) if mean else float('nan'),
+      'loss': heldout.loss(theta),
+      'learners_loss': heldout.loss(mean) if mean else float('nan'),
       'health': self._health.of(theta, learners, spikes),
     }
 
-  def _look(self):
+  def _look(self, heldout: Heldout | None = None):
+    seen = functools.partial(self._seen, heldout or self._heldout)
     point = Point(
       step=self._step(),
       tokens=self._tally.tokens,
       at_s=self._cluster.sim.now,
-      **self._resumption.answers.of('look', self._seen),
+      **self._resumption.answers.of('look', seen),
     )
     self._points.append(point)
     self._tell(point.step, point.loss)

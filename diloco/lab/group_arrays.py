@@ -28,6 +28,7 @@ class GroupArrays:
     self._blueprint = blueprint
     self._shards = [blueprint.dataset(m) for m in range(learners)]
     self._heldout, self._health = Heldout(blueprint), Health(blueprint)
+    self._whole = Heldout(blueprint, blueprint.config.lab.final_eval_batches)
     self._device = functools.cache(self._make_device)
     self._all = self._device(learners)
     self._params, self._inner = self._all.init(blueprint.initial_parameters())
@@ -54,10 +55,15 @@ class GroupArrays:
     )
     return float(metrics['loss'])
 
-  def seen(self) -> dict[str, Any]:
-    """Loss on held-out text, nats per token, and the health of experts."""
+  def seen(self, final: bool = False) -> dict[str, Any]:
+    """Loss on held-out text, nats per token, and the health of experts.
+
+    Args:
+      final: the run is over: on `lab.final_eval_batches` of that text.
+    """
+    heldout = self._whole if final else self._heldout
     return {
-      'loss': self._heldout.loss(self._params),
+      'loss': heldout.loss(self._params),
       'health': self._health.of(self._params),
     }
 

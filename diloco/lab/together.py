@@ -5,6 +5,7 @@ Every system trains total_steps · M batches; an elastic one in more and smaller
 steps, if learners die. A learner takes its batches in order and loses none.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 from diloco.config_faults import Kill
@@ -74,7 +75,7 @@ class Together:
         look_at += every
       if checkpoints and checkpoints[0] <= self._step < total:
         self._resumption.at(checkpoints.pop(0), self._arrays)
-    self._look()
+    self._look(final=True)
     counts = self._tally.learners.values()
     useful_s = sum(count.useful_s for count in counts)
     return Trained(
@@ -155,13 +156,14 @@ class Together:
         self._journal.happened(back_s, learner_name(learner), 'started')
         self._coming.remove((back_s, learner))
 
-  def _look(self):
+  def _look(self, final: bool = False):
+    seen = functools.partial(self._arrays.seen, final)
     point = Point(
       step=self._step,
       tokens=self._tally.tokens,
       learners_loss=float('nan'),
       at_s=self._group.now_s,
-      **self._answers.of('look', self._arrays.seen),
+      **self._answers.of('look', seen),
     )
     self._points.append(point)
     self._tell(point.step, point.loss)

@@ -51,7 +51,7 @@ class RunStatus:
   participants: tuple[int, ...]  # Of the last closed round.
   quorum_s: float  # ξ_quorum, mean time from due to quorum.
   grace_s: float  # The last grace window.
-  sync_s: float  # ξ_sync, mean time to pull, merge and send.
+  sync_s: float  # Of the last round, to pull and merge.
   goodput: float  # As in `goodput.py`, since the first learner was ready.
   uptime: float
   bytes_up: int

@@ -13,6 +13,7 @@ from diloco.protocol import (
   rounds,
   sessions,
   syncer_io,
+  way_back,
 )
 from diloco.protocol.grace import grace_window_s
 from diloco.protocol.rounds import Round, Stage
@@ -166,6 +167,12 @@ def _may_be_pulled(state: State, learner: int) -> bool:
   return state.finishing or not state.rests(learner)
 
 
+def sync_s(state: State) -> float:
+  """ξ_sync now: to pull, merge and send back; the way of the K-th fastest."""
+  ways_s = (m.way_back_s.value_s for m in state.live().values())
+  return state.sync_s.or_zero() + way_back.kth_s(ways_s, state.quorum_now())
+
+
 def _grace_s(state: State) -> float:
   """ξ_grace now. ξ_step is that of the K-th fastest: it sets the pace."""
   averages = (m.step_s.value_s for m in state.live().values())
@@ -175,7 +182,7 @@ def _grace_s(state: State) -> float:
   return grace_window_s(
     steps_s[min(state.quorum_now(), len(steps_s)) - 1],
     state.quorum_s.or_zero(),
-    state.sync_s.or_zero(),
+    sync_s(state),
     state.config.overlap_steps,
     state.config.grace_safety,
     state.config.grace_cap_steps,
@@ -280,6 +287,7 @@ def on_merged(state: State, number: int):
   _close(state, round_)
   for learner in sorted(state.members):
     state.discard_void(learner, fragment)
+  way_back.on_published(state, fragment)
   state.emit(
     syncer_io.Publish(
       round=number,

@@ -24,6 +24,7 @@ from diloco.protocol.offering import (
   Standing,
   next_offer,
 )
+from diloco.protocol.values import changed
 
 ALIVE_S = 1.0  # A learner that waits at its boundary speaks this often.
 
@@ -158,6 +159,7 @@ class Learner:
       connected=False,
       again_rounds=(),
       fetched=(),
+      coming_since=(),
       seeking=False,
       donations=(),
       giving=None,
@@ -268,7 +270,10 @@ class Learner:
         step_s=event.step_s,
         stall_s=event.stall_s,
         loss=event.loss,
-        fetched=self._core.state.fetched,
+        fetched=tuple(
+          changed(each, held_s=self._core.state.now - since_s)
+          for each, since_s in self._core.state.fetched
+        ),
         made_s=made_s,
         saved_step=event.saved_step,
       )

@@ -4,7 +4,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from diloco.protocol import learner_io
+from diloco.protocol import learner_io, messages
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema
 from diloco.protocol.offering import HALF_STEP, View
@@ -130,7 +130,10 @@ class State:
   last_round: int | None = None  # Set by `Finish`.
   done: bool = False
   said_at_s: float = float('-inf')  # Its last message to the syncer.
-  fetched: tuple[int, ...] = ()  # Handles to name in the next report.
+  # Announced and not here yet: fragment, version, and since when.
+  coming_since: tuple[tuple[int, int, float], ...] = ()
+  # To name in the next report, and since when each is here.
+  fetched: tuple[tuple[messages.Fetched, float], ...] = ()
 
   @property
   def global_step(self) -> int:

@@ -49,6 +49,11 @@ class Member:
   failed_pulls: int = 0  # In a row.
   late: bool = False  # With its bytes, and not heard of since.
   straggler: Straggler | None = None  # Nothing else is pulled meanwhile.
+  # By fragment, version and time of an update that it has not reported yet.
+  published: Mapping[int, tuple[int, float]] = dataclasses.field(
+    default_factory=dict
+  )
+  way_back_s: Ema = dataclasses.field(default=Ema())  # From merge to its host.
 
   def with_offer(self, held: HeldOffer) -> 'Member':
     """Keeps the newest offer per fragment: at most P of them."""

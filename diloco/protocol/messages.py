@@ -94,6 +94,17 @@ class Ready:
 
 
 @dataclasses.dataclass(frozen=True)
+class Fetched:
+  """What of the syncer's is on the learner's host now."""
+
+  handle: int  # It may be retired.
+  fragment: int
+  version: int
+  fetch_s: float  # From the announcement to the host's proven copy.
+  held_s: float  # From then to the report.
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
   """One finished inner step; also the heartbeat."""
 
@@ -103,7 +114,7 @@ class Report:
   step_s: float
   stall_s: float  # Of step_s, waiting for the exchange.
   loss: float
-  fetched: tuple[int, ...]  # Handles of the syncer that may be retired.
+  fetched: tuple[Fetched, ...]  # Since the last report.
   # Of all steps of this process, reported or not, without their stalls.
   made_s: float = 0.0
   saved_step: int = 0  # Of its newest whole checkpoint; 0: it has none.

@@ -22,6 +22,7 @@ def on_update(core: Core, update: messages.Update):
     return  # The full fragment that will come is at least as new.
   if update.version == fragment.coming + 1:
     core.set_fragment(p, coming=update.version)
+    _expect(core, p, update.version)
     core.effects.append(learner_io.FetchUpdate(update))
   else:
     want(core, p, f'missed version {fragment.coming + 1}')
@@ -42,6 +43,7 @@ def on_full_fragment(core: Core, message: messages.FullFragment):
   core.set_fragment(
     p, coming=message.version, wanted=False, postponed=False, ask_at_s=None
   )
+  _expect(core, p, message.version)
   core.effects.append(learner_io.FetchFragment(message))
 
 
@@ -100,9 +102,31 @@ def _adapt_lead(core: Core, update: messages.Update):
   core.set(lead=next_lead(core.state.lead, waited, core.config))
 
 
+def _expect(core: Core, p: int, version: int):
+  """A fetch begins: how long it takes goes into a report."""
+  rest = [x for x in core.state.coming_since if x[:2] != (p, version)]
+  core.set(coming_since=(*rest, (p, version, core.state.now)))
+
+
+def _arrived(
+  core: Core, event: learner_io.Rebuilt | learner_io.FetchFailed
+) -> float | None:
+  """How long a fetch took that is over; None: its session has ended."""
+  named = event.fragment, event.version
+  rest = tuple(x for x in core.state.coming_since if x[:2] != named)
+  began_s = [x[2] for x in core.state.coming_since if x[:2] == named]
+  core.set(coming_since=rest)
+  return core.state.now - began_s[0] if began_s else None
+
+
 def on_rebuilt(core: Core, event: learner_io.Rebuilt):
   """The host holds a version; it is taken in at the next boundary."""
-  core.set(fetched=(*core.state.fetched, event.handle))
+  fetch_s = _arrived(core, event)
+  if fetch_s is not None:
+    fetched = messages.Fetched(
+      event.handle, event.fragment, event.version, fetch_s, held_s=0.0
+    )
+    core.set(fetched=(*core.state.fetched, (fetched, core.state.now)))
   fragment = core.state.fragments[event.fragment]
   if event.version < fragment.host:
     return
@@ -118,6 +142,7 @@ def on_rebuilt(core: Core, event: learner_io.Rebuilt):
 
 def on_fetch_failed(core: Core, event: learner_io.FetchFailed):
   """Asks for the full fragment, unless something newer is on its way."""
+  _arrived(core, event)
   fragment = core.state.fragments[event.fragment]
   if event.version < fragment.coming or fragment.complete:
     return  # A later fetch is under way, or has been done.

@@ -10,6 +10,7 @@ from diloco.protocol import (
   patience,
   recovery,
   syncer_io,
+  way_back,
 )
 from diloco.protocol import members as members_lib
 from diloco.protocol.grace import Ema
@@ -132,9 +133,12 @@ def on_hello(state: State, hello: messages.Hello):
 
 
 def on_back(state: State, event: syncer_io.Back):
-  """Shards are back; one may know of later rounds than a lost ledger."""
+  """Shards are back; one may know of later rounds than a lost ledger.
+
+  Once this process has merged, those are of a history that the run has left.
+  """
   newer = [x for x in event.held if x.version > state.versions[x.fragment]]
-  if newer:
+  if newer and state.knows_less:
     for learner in sorted(state.members):
       reason = 'was told of less than a shard of the syncer has'
       end_session(state, learner, reason)
@@ -258,6 +262,7 @@ def on_report(state: State, learner: int, report: messages.Report):
     and math.isfinite(report.step_s)
     and 0.0 <= report.stall_s <= report.step_s
     and 0.0 <= report.made_s < math.inf
+    and all(map(way_back.is_possible, report.fetched))
   )
   if not possible:
     break_off(state, learner, f'impossible report: {report}')
@@ -272,8 +277,7 @@ def on_report(state: State, learner: int, report: messages.Report):
   # holds steps that an earlier session has reported.
   if not member.leaving:
     state.pace.advance(learner, 1, state.config.quorum)
-  if report.fetched:
-    state.emit(syncer_io.Retire(learner, member.incarnation, report.fetched))
+  way_back.on_fetched(state, learner, report.fetched)
 
 
 def on_offer(state: State, learner: int, offer: messages.Offer):
@@ -417,9 +421,9 @@ def excuse_silence(state: State, away_s: float):
   """
   if away_s <= 2 * patience.look_s(state.config.patience):
     return
-  for learner in list(state.members):
-    member = state.members[learner]
+  for learner, member in list(state.members.items()):
     _hear(state, learner, late=member.late)
+    state.change(learner, published={})  # They would seem slow.
     if member.straggler is not None:
       began_s = member.straggler.began_s + away_s
       straggler = changed(member.straggler, began_s=began_s)

@@ -323,6 +323,13 @@ class State:
     merged = self.accounts[learner].merged_offers.get(fragment, (0, 0))
     incarnation = self.members[learner].incarnation
     self.emit(syncer_io.Serve(learner, incarnation, fragment, reason, merged))
+    self.forget_published(learner, fragment)  # It comes another way.
+
+  def forget_published(self, learner: int, fragment: int):
+    """How long the update takes to a learner will not be known."""
+    published = dict(self.members[learner].published)
+    if published.pop(fragment, None) is not None:
+      self.change(learner, published=published)
 
   def drop_straggler(self, learner: int):
     """Its bytes are wanted no more, if any are under way for no round."""

@@ -14,17 +14,24 @@ from diloco.runtime.blueprint import Blueprint
 
 
 class Heldout:
-  """The run's held-out batches, and the compiled loss."""
+  """The run's held-out batches, and the compiled loss.
 
-  def __init__(self, blueprint: Blueprint):
+  Args:
+    blueprint: of the run.
+    batches: how many, of `run.eval_batch` sequences each; 0: all of the
+      held-out text. None: `run.eval_batches`.
+  """
+
+  def __init__(self, blueprint: Blueprint, batches: int | None = None):
     config = blueprint.config
     text, seq_len = blueprint.text.heldout, config.data.seq_len
-    asked = config.run.eval_batch, config.run.eval_batches
+    count = config.run.eval_batches if batches is None else batches
+    asked = config.run.eval_batch, count
     shape = pipeline.heldout_shape(text, seq_len, *asked)
-    if shape != asked:
+    if count and shape != asked:
       logging.warning(
         'evaluates on %d batches of %d, all that the held-out text gives: '
-        'run.eval_batches=%d of run.eval_batch=%d are asked for',
+        '%d of run.eval_batch=%d are asked for',
         *reversed(shape),
         *reversed(asked),
       )

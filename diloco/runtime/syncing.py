@@ -227,10 +227,7 @@ class Syncing:
       yield event
 
   def _welcome_shard(self, session: Session, hello: orders.ShardHello):
-    versions = dict(zip(hello.fragments, hello.versions))
-    reason = self._roll.why_refused(hello) or self._machine.why_not_back(
-      versions
-    )
+    reason = self._roll.why_refused(hello)
     if reason is not None:
       logging.warning('shard %d refused: %s', hello.shard, reason)
       session.send(messages.Refusal(reason, final=True))
@@ -241,7 +238,8 @@ class Syncing:
       yield self._shards.lose(hello.shard, 'a newer process took its place')
       older.close('a newer process took its place')
     logging.info('shard %d is here', hello.shard)
-    back = self._shards.join(session, hello)
+    believed = self._machine.knows_less
+    back = self._shards.join(session, hello, believed)
     if back is not None:
       yield back
 

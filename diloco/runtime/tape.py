@@ -118,7 +118,8 @@ class LearnerTape:
 
   Args:
     path: of the learner's tape.
-    process: see `runtime.incarnation`; asked when it begins.
+    process: see `runtime.incarnation`; asked until it has begun: the syncer,
+      which may make it take a newer one, has let it in before its first line.
     machine: what it runs on.
   """
 
@@ -130,7 +131,7 @@ class LearnerTape:
   ):
     self._lines = Lines(path)
     self._ask_process = process
-    self._process = 0  # Until then it writes nothing.
+    self._process = 0  # Has not begun.
     self._machine = machine
     self._expected = 0  # The next step's progress, if nothing happens.
 
@@ -156,7 +157,7 @@ class LearnerTape:
   def apply(self, step: int, effect: learner_io.Apply, crc: int):
     self._lines.append(
       tape_lines.Apply(
-        self._process,
+        self._process or self._ask_process(),
         step,
         effect.fragment,
         effect.version,

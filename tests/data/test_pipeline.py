@@ -204,3 +204,14 @@ def test_too_little_heldout_text_is_refused():
     pipeline.heldout_batches(TOKENS, SEQ_LEN, batch=17, count=3)
   with pytest.raises(ValueError, match='count=0'):
     pipeline.heldout_batches(TOKENS, SEQ_LEN, batch=1, count=0)
+
+
+def test_a_count_of_zero_is_all_of_the_heldout_text():
+  tokens = np.arange(1000, dtype=np.int32) % 251
+  rows, count = pipeline.heldout_shape(tokens, 8, 4, 0)
+  windows = pipeline.windows_in(tokens, 8)
+  assert (rows, count) == (4, windows // 4)
+  batches = pipeline.heldout_batches(tokens, 8, rows, count)
+  seen = {batch['tokens'][i, 0] for batch in batches for i in range(rows)}
+  starts = [batch['tokens'].tobytes() for batch in batches]
+  assert len(starts) == len(set(starts)) == count and len(seen) > 100

@@ -137,7 +137,11 @@ def of_message(message) -> str:
     case messages.Hello():
       return f'hello from learner {message.learner}, {message.versions}'
     case messages.Report():
-      return f'report step {message.step}'
+      return f'report step {message.step}' + ''.join(
+        f', fragment {x.fragment} version {x.version} '
+        f'fetched in {x.fetch_s:.2f} s, held {x.held_s:.2f} s'
+        for x in message.fetched
+      )
     case messages.WantFragment():
       return f'want fragment {message.fragment}, {message.reason}'
     case messages.WantState():

@@ -136,12 +136,14 @@ class SyncerStage:
   def _goodbye(self, learner, reason='stopped'):
     yield self._heard(learner, messages.Goodbye(reason))
 
-  def _step(self, learner, count=1, step_s=1.0):
+  def _step(self, learner, count=1, step_s=1.0, fetched=()):
+    """Reports; of what is fetched (p, version, fetch_s, held_s) is said."""
+    named = tuple(messages.Fetched(0, *each) for each in fetched)
     for _ in range(count):
       self._steps[learner] += 1
       step = self._steps[learner]
       report = messages.Report(
-        step, TOKENS_PER_STEP, step, step_s, 0.0, 1.0, ()
+        step, TOKENS_PER_STEP, step, step_s, 0.0, 1.0, named
       )
       yield self._heard(learner, report)
 

@@ -2,10 +2,11 @@
 """The leaf decisions of the protocol, each on its own."""
 
 import dataclasses
+import math
 
 import pytest
 
-from diloco.protocol import messages
+from diloco.protocol import messages, way_back
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema, grace_window_s
 from diloco.protocol.offering import (
@@ -108,6 +109,23 @@ def test_no_learner_no_progress():
 def test_grace_window(quorum_s, sync_s, expected):
   window_s = grace_window_s(1.0, quorum_s, sync_s, 2, 0.5, cap_steps=0.9)
   assert window_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+  'k,expected_s', [(1, 0.1), (2, 0.4), (3, 0.9), (8, 0.9)]
+)
+def test_the_way_back_that_counts_is_the_kth_of_those_known(k, expected_s):
+  assert way_back.kth_s([0.9, None, 0.1, 0.4], k) == expected_s
+  assert way_back.kth_s([None], k) == 0.0
+
+
+@pytest.mark.parametrize('seconds', [-0.1, math.nan, math.inf])
+def test_a_time_that_is_none_is_not_believed(seconds):
+  good = messages.Fetched(1, 0, 1, fetch_s=0.5, held_s=0.5)
+  assert way_back.is_possible(good)
+  for name in ('fetch_s', 'held_s'):
+    bad = dataclasses.replace(good, **{name: seconds})
+    assert not way_back.is_possible(bad)
 
 
 def test_first_sample_sets_the_average():

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clusters of unequal learners: the pace of the run, and who is merged."""
 
+import dataclasses
+
 import pytest
 
 from diloco.protocol import syncer_io
@@ -152,6 +154,24 @@ def test_a_slow_one_holds_up_others_no_more_than_its_share_of_the_time():
   cluster.run(300.0)
   assert 0.03 < _participation(cluster, 3, from_s=100.0) < 0.5
   assert len(_merges(cluster, 100.0)) > 0.55 * 200 / 0.3
+
+
+def test_the_sync_includes_the_way_back():
+  """0.7 step each way: there for the pull, and again for the update."""
+  options = {'quorum': 2, 'sync_every_steps': 12, 'overlap_steps': 4}
+  config = config_of({'learners': 4, **options})
+  steps = Timing(dict.fromkeys(range(4), 0.25), jitter=0.02)
+  timing = dataclasses.replace(steps, latency_s=0.7 * 0.25)
+  cluster = Cluster(config, timing, seed=1, watch=Log())
+  for learner in range(4):
+    cluster.start(learner)
+  cluster.run(60.0)
+  pull_and_merge_s = timing.pull_s + timing.merge_s
+  way_back_s = timing.latency_s + timing.transfer_s
+  expected_s = pytest.approx(pull_and_merge_s + way_back_s, rel=0.05)
+  assert cluster.syncer.machine.sync_s == expected_s
+  members = dict(cluster.syncer.machine.snapshot().members)
+  assert all(len(x.published) <= 2 for x in members.values())
 
 
 def test_a_fragment_ten_times_as_large_costs_nobody_its_part():

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from diloco.protocol import messages
+from diloco.runtime import results as results_lib
 from diloco.runtime import syncing as syncing_lib
 from tests.runtime.spoken import DEADLINE_S, REPORT, Stage, small_blueprint
 from tests.transport import malice
@@ -49,8 +50,8 @@ def test_a_diverged_loss_is_told_as_none(blueprint, tmp_path, monkeypatch):
     write(path, status)
     written.put(status)
 
-  write = syncing_lib.write_status
-  monkeypatch.setattr(syncing_lib, 'write_status', write_status)
+  write = results_lib.write_status
+  monkeypatch.setattr(results_lib, 'write_status', write_status)
   stage = Stage(blueprint, tmp_path)
   stage.start()
   try:

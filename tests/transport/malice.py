@@ -139,9 +139,12 @@ def _grown(hint, count: int):
     return {f'{i:07}': '' for i in range(count)}
   if typing.get_origin(hint) is tuple:
     item = typing.get_args(hint)[0]
-    one = {int: 1 << 31, str: 'memory://x/1'}.get(item)
+    one = {int: 1 << 31, str: 'memory://x/1', messages.Fetched: _FETCHED}.get(
+      item
+    )
     return (one if one is not None else _PAYLOAD,) * count
   return dataclasses.replace(_PAYLOAD, parts=(messages.Part(1, 1),) * count)
 
 
+_FETCHED = messages.Fetched(1, 0, 1, fetch_s=0.5, held_s=0.5)
 _PAYLOAD = messages.Payload(handle=1, codec='int4', nbytes=10, crc=1)

@@ -31,6 +31,7 @@ PAYLOAD = messages.Payload(
 EXAMPLES = {
   tuple[messages.Payload, ...]: (PAYLOAD, PAYLOAD),
   tuple[messages.Part, ...]: (PART, PART),
+  tuple[messages.Fetched, ...]: (messages.Fetched(1, 2, 3, 0.5, 0.25),),
   tuple[shard_messages.Recipient, ...]: (shard_messages.Recipient(1, 2, 3),),
   tuple[shard_messages.HostParts, ...]: (
     shard_messages.HostParts(1, 2, (PART, PART), (3, 4)),
@@ -101,7 +102,12 @@ def test_wire_writes_a_whole_number_as_float():
       {'fetched': {}},
       'Report: fetched: a container is no list',
     ),
-    (messages.Report, {'fetched': [1, 'x']}, "Report: fetched: 'x' is no int"),
+    (
+      messages.Report,
+      {'fetched': [5]},
+      'Report: fetched: fields are 5, not a map',
+    ),
+    (messages.Hello, {'versions': [1, 'x']}, "versions: 'x' is no int"),
     (
       messages.Hello,
       {'fingerprints': {'a': 1}},
