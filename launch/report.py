@@ -114,7 +114,10 @@ def _run(
       f'up {_ratio(up)}, down {_ratio(down)} (f32 4, bf16 2)',
     ),
     ('wall time', f'{summary.wall_s:.0f} s'),
-    ('goodput', f'{summary.goodput:.1%} of the learner time trained'),
+    (
+      'goodput',
+      f'{summary.goodput:.1%} of the learner time went into steps that count',
+    ),
     ('uptime', f'{summary.uptime:.1%} of the time somebody trained'),
   )
   ledger = [('tokens', tokens_text(tokens))] if tokens else []

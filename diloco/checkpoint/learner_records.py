@@ -75,6 +75,11 @@ class LearnerRecords:
     """Saves that were begun and came to nothing."""
     return self._checkpoints.failed
 
+  @property
+  def newest_step(self) -> int | None:
+    """Of the checkpoints that are whole as far as is known."""
+    return self._checkpoints.newest_step
+
   def save(
     self,
     step: int,

@@ -107,6 +107,7 @@ class Decoupled:
         do()
     self._run_to(math.inf)
     self._look(self._whole)
+    self._tally.settle()
     counts = self._tally.learners.values()
     learner_s = self._visits.learner_s(cluster.sim.now)
     rounds = self._tally.rounds
