@@ -261,7 +261,8 @@ class Learner:
   def _on_completed(self, event: learner_io.Completed):
     step = self._core.state.completed_step + 1
     step_s = self._core.state.step_s.add(event.step_s)
-    self._core.set(completed_step=step, step_s=step_s)
+    made_s = self._core.state.made_s + event.step_s - event.stall_s
+    self._core.set(completed_step=step, step_s=step_s, made_s=made_s)
     if not self._core.state.connected:
       return
     self._core.send(
@@ -276,6 +277,8 @@ class Learner:
           changed(each, held_s=self._core.state.now - since_s)
           for each, since_s in self._core.state.fetched
         ),
+        made_s=made_s,
+        saved_step=event.saved_step,
       )
     )
     self._core.set(fetched=(), reported_step=step, reported=True)

@@ -126,6 +126,7 @@ class State:
   step: int = 0  # Own inner steps, dispatched, and their tokens.
   tokens: int = 0
   completed_step: int = 0
+  made_s: float = 0.0  # As in `messages.Report`.
   reported_step: int = 0  # The last that any syncer was told of.
   reported: bool = False  # Whether this session has reported one.
   step_s: Ema = dataclasses.field(default=Ema())

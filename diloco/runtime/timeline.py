@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import read_jsonl
 from diloco.protocol import syncer_io
+from diloco.protocol.incarnation import SESSION_BITS, process_of
 from diloco.runtime import tape_lines
-from diloco.runtime.incarnation import SESSION_BITS, process_of
 from diloco.runtime.tape_reading import Line, Tapes
 
 ROUND = 'round'

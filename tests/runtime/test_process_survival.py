@@ -13,8 +13,9 @@ import time
 import numpy as np
 import pytest
 
+from diloco.metrics import token_ledger, token_tapes
 from diloco.metrics.writer import read_jsonl
-from diloco.runtime.incarnation import process_of
+from diloco.protocol.incarnation import process_of
 from tests.runtime import survival
 from tests.runtime.gate import Gate
 from tests.runtime.processes import ENDLESS, START_S, Processes
@@ -22,6 +23,7 @@ from tests.runtime.processes import ENDLESS, START_S, Processes
 pytestmark = pytest.mark.alone
 
 FRAGMENTS = 2  # P of the tiny configuration.
+TOKENS = 4 * 32  # Of a step, likewise.
 FLOOR_S = 0.04  # Of a step.
 IN_FLIGHT = 3  # Reports that a killed process may not have got rid of.
 DIVERGED = 'learner-0-diverged'
@@ -349,6 +351,19 @@ def test_all_of_it_is_replayed_to_the_same_bytes(survived):
   assert 'every round has the CRC of the run' in replay.output
   sources = {b['source']['kind'] for m in (0, 1) for b in survived.begins(m)}
   assert sources == {'seed', 'peer', 'checkpoint'}
+
+
+def test_every_token_is_accounted_for(survived):
+  """Both sides are asked; deaths, restarts and the syncer's included."""
+  workdir = survived.processes.workdir
+  found = token_tapes.rows_of(workdir, FRAGMENTS, TOKENS)
+  assert {where for where, row in found.items() if row.unexplained} == set()
+  assert {m for m, _ in found} == {0, 1}
+  for p in range(FRAGMENTS):
+    assert found[1, p].merged > 0
+    assert dict(found[1, p].lost)[token_ledger.DIED] > 0
+  steps = {line['step'] for line in survived.processes.steps(0)}
+  assert found[0, 0].trained >= len(steps) * TOKENS
 
 
 # Diverged, and another mesh -------------------------------------------------

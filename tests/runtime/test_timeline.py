@@ -11,8 +11,8 @@ import pytest
 from diloco.metrics.files import Malformed
 from diloco.metrics.workdir import Workdir
 from diloco.protocol import syncer_io
+from diloco.protocol.incarnation import incarnation_of
 from diloco.runtime import tape_lines, timeline, timeline_text
-from diloco.runtime.incarnation import incarnation_of
 from diloco.runtime.tape_reading import read_tapes
 from tests.runtime import taped
 
