@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from diloco.config import RunConfig
+from diloco.metrics import token_ledger, token_tapes
 from diloco.metrics.workdir import Workdir, learner_name
 from launch import run_checks
 from launch.live_run import LiveRun, Overdue, RunFailed, participants
@@ -135,11 +136,21 @@ class Soak:
         run_checks.tokens_balance(run.tape, run.steps, tokens),
         f'{sum(map(len, run.steps.values())) * tokens:,} tokens trained',
       ),
+      self._token_ledger(tokens),
       _flat('memory', growths, 'rss_bytes', RSS_BYTES_MAX, 1e6, 'MB'),
       _flat('descriptors', growths, 'descriptors', DESCRIPTORS_MAX, 1, ''),
       _flat('threads', growths, 'threads', THREADS_MAX, 1, ''),
       Check('all processes are gone', self._resources.left()),
     ]
+
+  def _token_ledger(self, tokens_per_step: int) -> Check:
+    fragments = self._config.protocol.fragments
+    rows = token_tapes.rows_of(self.run.workdir, fragments, tokens_per_step)
+    return Check(
+      'every token is accounted for',
+      run_checks.tokens_explained(rows),
+      token_ledger.text(token_ledger.total(rows.values())),
+    )
 
   def samples(self) -> dict[str, list[Sample]]:
     """Of each process, once it was warm."""

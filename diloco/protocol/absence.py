@@ -73,7 +73,8 @@ def on_back(state: State, event: syncer_io.Back):
       state.record('back', -1, f'fragment {p} at version {version}')
       recovery.serve(state, p, away.wanted_by)
       continue
-    here = held.version if held.same else -1
+    left = held.version > version  # It is of a history that the run has left.
+    here = held.version if held.same and not left else -1
     state.lost[p] = LostFragment(
       version,
       away.crc if away.adopted else held.crc,
@@ -82,6 +83,8 @@ def on_back(state: State, event: syncer_io.Back):
       alone=alone,
     )
     reason = f'fragment {p} at version {held.version}, the run has {version}'
+    if left:
+      reason += ' and has merged since its ledger was lost: those are void'
     state.record('behind', -1, reason)
 
 

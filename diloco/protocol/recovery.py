@@ -58,18 +58,7 @@ def adopt(state: State, hello: messages.Hello):
 def adopt_held(state: State, newer: Sequence[syncer_io.Held]):
   """The same of what a shard has kept, whose lead has lost its ledger."""
   assert state.knows_less and not state.members, f'{state.members}'
-  _adopt(state, -1, {x.fragment: (x.version, x.crc) for x in newer})
-
-
-def why_not_back(state: State, versions: Mapping[int, int]) -> str | None:
-  """Why a shard is refused that holds these versions; None where not."""
-  for p, version in sorted(versions.items()):
-    if version > state.versions[p] and not state.knows_less:
-      return (
-        f'version {version} of fragment {p}, the lead has only '
-        f'{state.versions[p]} and has merged rounds itself: another run'
-      )
-  return None
+  _adopt(state, -1, {x.fragment: (x.version, None) for x in newer})
 
 
 def _adopt(

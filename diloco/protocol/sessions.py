@@ -133,9 +133,12 @@ def on_hello(state: State, hello: messages.Hello):
 
 
 def on_back(state: State, event: syncer_io.Back):
-  """Shards are back; one may know of later rounds than a lost ledger."""
+  """Shards are back; one may know of later rounds than a lost ledger.
+
+  Once this process has merged, those are of a history that the run has left.
+  """
   newer = [x for x in event.held if x.version > state.versions[x.fragment]]
-  if newer:
+  if newer and state.knows_less:
     for learner in sorted(state.members):
       reason = 'was told of less than a shard of the syncer has'
       end_session(state, learner, reason)
@@ -253,11 +256,12 @@ def on_report(state: State, learner: int, report: messages.Report):
   possible = (
     member.ready
     and (first or steps == 1)  # The stream loses nothing: one a step.
-    and report.step >= 1
+    and report.step >= max(1, report.saved_step)
     and report.position >= 0
     and report.tokens >= 0
     and math.isfinite(report.step_s)
     and 0.0 <= report.stall_s <= report.step_s
+    and 0.0 <= report.made_s < math.inf
     and all(map(way_back.is_possible, report.fetched))
   )
   if not possible:

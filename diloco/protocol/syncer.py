@@ -119,9 +119,10 @@ class Syncer:
     """The fragments that are older here than in the run."""
     return tuple(self._state.lost)
 
-  def why_not_back(self, versions: Mapping[int, int]) -> str | None:
-    """Why a shard is refused that holds these versions; None where not."""
-    return recovery.why_not_back(self._state, versions)
+  @property
+  def knows_less(self) -> bool:
+    """Whether it believes others that know of later rounds."""
+    return self._state.knows_less
 
   def silence_max_s(self, learner: int) -> float | None:
     """How long a learner may say nothing; None: it has no session."""

@@ -148,11 +148,18 @@ class Roll:
     owners = self._owners.of_fragment(fragment)
     return all(not s or s in self.remote for s in owners)
 
-  def held(self, p: int) -> syncer_io.Held:
-    """What its shards have of a fragment, now that all are here."""
+  def held(self, p: int, believed: bool) -> syncer_io.Held:
+    """What its shards have of a fragment, now that all are here.
+
+    Args:
+      p: the fragment.
+      believed: what is newer than the ledger is the run's.
+    """
     found = {s: self.part_held(s, p) for s in self._owners.of_fragment(p)}
     versions = {version for version, _ in found.values()}
     version, crc = self.run[p]
+    if max(versions) > version and not believed:
+      return syncer_io.Held(p, max(versions), crc, same=False)
     least = min(versions)
     same = True
     if len(versions) == 1:

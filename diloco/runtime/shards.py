@@ -71,9 +71,9 @@ class Shards:
   # Shards -------------------------------------------------------------------
 
   def join(
-    self, session: Session, hello: orders.ShardHello
+    self, session: Session, hello: orders.ShardHello, believed: bool
   ) -> syncer_io.Back | None:
-    """A shard is here; which fragments are now."""
+    """A shard is here; which fragments are now. `believed`: see `Roll.held`."""
     shard = hello.shard
     assert shard not in self._roll.remote, f'{shard=} is here'
     outer = zip(hello.outer_versions, hello.outer_crcs)
@@ -89,7 +89,7 @@ class Shards:
     for key, known in sorted(self._addresses.items()):
       session.send(self._admission(shard, key, *known))
     held = tuple(
-      self._roll.held(p)
+      self._roll.held(p, believed)
       for p in hello.fragments
       if all(
         not s or s in self._roll.remote for s in self._owners.of_fragment(p)

@@ -96,6 +96,7 @@ class Syncing:
     self._looked_s = time.monotonic()
     self._silence = SilenceLimits(self._machine)
     self._tape = Tape(workdir.tape)
+    self._board.resume_work(self._tape.newest_first())
     self._regaining = Regaining(
       self._shards, self._roll, self._disk, self._tape, found
     )
@@ -226,10 +227,7 @@ class Syncing:
       yield event
 
   def _welcome_shard(self, session: Session, hello: orders.ShardHello):
-    versions = dict(zip(hello.fragments, hello.versions))
-    reason = self._roll.why_refused(hello) or self._machine.why_not_back(
-      versions
-    )
+    reason = self._roll.why_refused(hello)
     if reason is not None:
       logging.warning('shard %d refused: %s', hello.shard, reason)
       session.send(messages.Refusal(reason, final=True))
@@ -240,7 +238,8 @@ class Syncing:
       yield self._shards.lose(hello.shard, 'a newer process took its place')
       older.close('a newer process took its place')
     logging.info('shard %d is here', hello.shard)
-    back = self._shards.join(session, hello)
+    believed = self._machine.knows_less
+    back = self._shards.join(session, hello, believed)
     if back is not None:
       yield back
 
@@ -266,8 +265,10 @@ class Syncing:
     self._silence.note_event(event)
     for effect in effects:
       self._perform(effect)
-      self._board.note_effect(effect)
-      self._tape.write(effect, self._roll.crcs())
+      at_s = self._tape.write(effect, self._roll.crcs())
+      worked = self._board.note_effect(effect, at_s)
+      if worked is not None:
+        self._tape.tell_work(worked)
 
   def _may_speak(self, session: Session, event) -> bool:
     """Whether a session's event counts; who it is, only one may be."""

@@ -66,14 +66,23 @@ def test_it_tells_who_died_and_who_was_merged():
 
 
 class _Rates(Journal):
-  """Keeps the learning rates that are recorded, by learner."""
+  """Keeps the rates that are recorded, and those of the steps they are of.
 
-  def __init__(self):
+  A step that its process died in was taken, and is not recorded.
+
+  Args:
+    taken: position and rate of the steps so far, by learner.
+  """
+
+  def __init__(self, taken):
     self.of = collections.defaultdict(list)
+    self.steps = collections.defaultdict(list)
     self.incarnations = set()
+    self._taken = taken
 
   def stepped(self, learner, step, scalars):
     self.of[learner].append(scalars[names.LEARNING_RATE])
+    self.steps[learner].append(self._taken[learner][-1])
     self.incarnations.add((learner, scalars[names.INCARNATION]))
 
 
@@ -91,7 +100,7 @@ def test_who_returns_goes_on_with_its_schedule(progress, monkeypatch):
     return step(device, params, state, batch, lr, draw)
 
   monkeypatch.setattr(Device, 'step', recorded_step)
-  rates = _Rates()
+  rates = _Rates(taken)
   changes = {**DEADLY, 'inner__progress': progress, 'lab__slow_learners': 1}
   trained = _train_anew(
     journal=rates, protocol__total_steps=40, lab__slow_gap=0.5, **changes
@@ -99,10 +108,9 @@ def test_who_returns_goes_on_with_its_schedule(progress, monkeypatch):
   assert trained.deaths and len(rates.incarnations) > 2
   rate_at = make_schedule('cosine', 3e-3, 4, 40, 0.1)
   for learner, steps in taken.items():
-    assert rates.of[learner] == [rate for _, rate in steps]
-    positions = [position for position, _ in steps]
-    by_own = [rate_at(position) for position in positions]
-    assert (rates.of[learner] == by_own) == (progress == 'own')
+    assert rates.of[learner] == [rate for _, rate in rates.steps[learner]]
+    by_own = [rate_at(position) for position, _ in steps]
+    assert ([rate for _, rate in steps] == by_own) == (progress == 'own')
 
 
 def test_another_seed_gives_others():

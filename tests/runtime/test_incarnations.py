@@ -46,15 +46,13 @@ def test_a_process_comes_back_though_its_clock_was_set_back(run, set_back):
   second = run.start(0)
   run.until_merged(second)
   assert second.exchange.process == first.exchange.process + 1
-  [one, other] = [
-    line
-    for line in read_jsonl(run.workdir.learner_tape(0))
-    if line['kind'] == 'Begin'
-  ]
-  assert [one['process'], other['process']] == [
-    first.exchange.process,
-    second.exchange.process,
-  ]
+  lines = read_jsonl(run.workdir.learner_tape(0))
+  [one, other] = [line for line in lines if line['kind'] == 'Begin']
+  processes = [first.exchange.process, second.exchange.process]
+  assert [one['process'], other['process']] == processes
+  # Also before its first step, when it takes in the run's Θ.
+  assert lines[lines.index(other) - 1]['kind'] == 'Apply'
+  assert {line['process'] for line in lines} == {*processes}
 
 
 def test_a_process_whose_place_was_taken_does_not_take_it_back(run, set_back):
