@@ -17,9 +17,9 @@ from diloco.metrics import status as status_lib
 from diloco.metrics import summary as summary_lib
 from diloco.metrics.goodput import RunningUptime, StepRecord, Work
 from diloco.protocol import messages, syncer_io
+from diloco.protocol.incarnation import process_of
 from diloco.protocol.state import Ledger
 from diloco.runtime import tape_lines
-from diloco.runtime.incarnation import process_of
 
 # Kinds of a record that count as refusals.
 REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale', 'late', 'outlier')

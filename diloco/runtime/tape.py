@@ -118,7 +118,7 @@ class LearnerTape:
 
   Args:
     path: of the learner's tape.
-    process: see `runtime.incarnation`; asked until it has begun: the syncer,
+    process: see `protocol.incarnation`; asked until it has begun: the syncer,
       which may make it take a newer one, has let it in before its first line.
     machine: what it runs on.
   """
@@ -180,6 +180,11 @@ class LearnerTape:
 
   def cease(self, step: int):
     self._lines.append(tape_lines.Cease(self._process, step))
+
+  def leave(self, step: int, reason: str):
+    """Of a process that has begun."""
+    if self._process:
+      self._lines.append(tape_lines.Leave(self._process, step, reason))
 
   def close(self):
     self._lines.close()

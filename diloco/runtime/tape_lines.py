@@ -165,6 +165,15 @@ class Cease:
   step: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Leave:
+  """The end; of one that was stopped, what came of its last steps."""
+
+  process: int
+  step: int
+  reason: str
+
+
 SYNCER_KINDS = {
   kind.__name__: kind
   for kind in (
@@ -179,5 +188,5 @@ SYNCER_KINDS = {
 }
 LEARNER_KINDS = {
   kind.__name__: kind
-  for kind in (Begin, Snapshot, Apply, Progress, Save, Cease)
+  for kind in (Begin, Snapshot, Apply, Progress, Save, Cease, Leave)
 }

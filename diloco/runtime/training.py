@@ -251,6 +251,7 @@ class Training:
         self._tape.cease(self._step)
         self._training = False
       case learner_io.Leave():
+        self._tape.leave(self._step, effect.reason)
         self._left = effect
       case _:
         raise TypeError(f'Not for the loop: {effect!r}.')

@@ -11,8 +11,8 @@ import pytest
 from diloco.metrics.files import Malformed
 from diloco.metrics.workdir import Workdir
 from diloco.protocol import syncer_io
+from diloco.protocol.incarnation import incarnation_of
 from diloco.runtime import tape_lines, timeline, timeline_text
-from diloco.runtime.incarnation import incarnation_of
 from diloco.runtime.tape_reading import read_tapes
 from tests.runtime import taped
 
@@ -36,7 +36,7 @@ def _round(time_s, number, version, shares, reason, closes=True):
   lines = [taped.line(time_s, merge)]
   if closes:
     publish = tape_lines.Publish(
-      number, fragment, version, 4 * number, shares, ((0, 1),), 0.2, 77
+      number, fragment, version, 4 * number, shares, ((0, 1),), (4,), 0.2, 77
     )
     lines.append(taped.line(time_s + 0.2, publish))
   return lines
