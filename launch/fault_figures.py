@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from diloco.metrics.goodput import StepRecord, goodput
+from diloco.metrics.goodput import StepRecord, stepping
 from launch.live_run import Step
 
 
@@ -16,7 +16,7 @@ class Figures:
 
   steps: int
   steps_per_s: float
-  goodput: float  # Share of the span that went into steps, not into stalls.
+  goodput: float  # Of the span; it does not die, so all its steps count.
   stall_max_s: float  # As the learner reports it, step by step.
   stall_p99_s: float
   excess_max_s: float  # Longest time between two steps, beyond the floor.
@@ -42,7 +42,7 @@ def figures(
   return Figures(
     steps=len(inside),
     steps_per_s=len(inside) / (end_s - start_s),
-    goodput=goodput(records, 1, start_s, end_s),
+    goodput=stepping(records, 1, start_s, end_s),
     stall_max_s=stalls_s[-1] if stalls_s else end_s - start_s,
     stall_p99_s=_percentile(stalls_s, 99) if stalls_s else end_s - start_s,
     excess_max_s=_longest_gap_s(steps, start_s, end_s) - floor_s,

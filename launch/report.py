@@ -1,24 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table at the end of a run, from the files that the run has left."""
 
+from collections.abc import Collection
+
 import rich.box
 import rich.console
 import rich.markup
 import rich.table
 
-from diloco.metrics import ages
+from diloco.metrics import ages, token_ledger
 from diloco.metrics.summary import (
   Evaluation,
   RunSummary,
   bits,
   bytes_per_parameter,
 )
+from diloco.metrics.token_ledger import Row
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.table import in_units
 
 
 def report(
-  workdir: Workdir, summary: RunSummary, evaluation: Evaluation, plot: str
+  workdir: Workdir,
+  summary: RunSummary,
+  evaluation: Evaluation,
+  plot: str,
+  tokens: Collection[Row] = (),
 ) -> rich.console.Group:
   """Everything that a newcomer should see of a finished run.
 
@@ -27,11 +34,12 @@ def report(
     summary: as the syncer wrote it.
     evaluation: of the global model.
     plot: where the loss plot lies, or why there is none.
+    tokens: the token ledger; none where no learner has a tape.
   """
   tables = (
     _losses(evaluation),
     _learners(summary),
-    _run(summary, evaluation),
+    _run(summary, evaluation, tokens),
     _places(workdir, plot),
   )
   return rich.console.Group(*(part for view in tables for part in ('', view)))
@@ -76,7 +84,9 @@ def _learners(summary: RunSummary) -> rich.table.Table:
   return view
 
 
-def _run(summary: RunSummary, evaluation: Evaluation) -> rich.table.Table:
+def _run(
+  summary: RunSummary, evaluation: Evaluation, tokens: Collection[Row]
+) -> rich.table.Table:
   view = _table('Run', header=False)
   view.add_column('', no_wrap=True)
   view.add_column('')
@@ -104,17 +114,29 @@ def _run(summary: RunSummary, evaluation: Evaluation) -> rich.table.Table:
       f'up {_ratio(up)}, down {_ratio(down)} (f32 4, bf16 2)',
     ),
     ('wall time', f'{summary.wall_s:.0f} s'),
-    ('goodput', f'{summary.goodput:.1%} of the learner time trained'),
+    (
+      'goodput',
+      f'{summary.goodput:.1%} of the learner time went into steps that count',
+    ),
     ('uptime', f'{summary.uptime:.1%} of the time somebody trained'),
   )
+  ledger = [('tokens', tokens_text(tokens))] if tokens else []
   returned = (
     (f'back again: {learner_name(each.learner)}', _plain(each.beginning))
     for each in summary.learners
     if each.incarnations > 1
   )
-  for row in (*rows, *returned):
+  for row in (*rows, *ledger, *returned):
     view.add_row(*row)
   return view
+
+
+def tokens_text(rows: Collection[Row]) -> str:
+  """Where they went; what is unexplained is a defect, and stands out."""
+  text = token_ledger.text(token_ledger.total(rows))
+  if missing := token_ledger.unexplained(rows):
+    text += f', [bold red]{missing:,} unexplained[/]'
+  return text
 
 
 def _places(workdir: Workdir, plot: str) -> rich.table.Table:

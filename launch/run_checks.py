@@ -7,6 +7,7 @@ Each check returns its findings, each a sentence with the values; none is good.
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 
+from diloco.metrics.token_ledger import Row
 from launch.live_run import Step
 from launch.supervisor import ProcessEvent
 
@@ -90,6 +91,20 @@ def tokens_balance(
         f'{most_steps * tokens_per_step} trained'
       )
   return findings
+
+
+def tokens_explained(rows: Mapping[tuple[int, int], Row]) -> list[str]:
+  """Trained = merged + overwritten + lost + pending, per learner and fragment.
+
+  Args:
+    rows: of the token ledger, by learner and fragment.
+  """
+  return [
+    f'learner {m}, fragment {p}: {row.unexplained:+} of {row.trained} tokens '
+    f'unexplained; {row}'
+    for (m, p), row in sorted(rows.items())
+    if row.unexplained
+  ]
 
 
 def steps_merged_once(

@@ -14,7 +14,7 @@ import rich.console
 
 from diloco.config import RunConfig
 from diloco.config_faults import Kill
-from diloco.metrics import files
+from diloco.metrics import files, token_tapes
 from diloco.metrics.jsonl import CorruptLine, Lines
 from diloco.metrics.status import RunStatus, read_status
 from diloco.metrics.summary import read_evaluation, read_summary
@@ -236,4 +236,10 @@ def _show_end(
     place = str(workdir.loss_plot)
   except ImportError as error:
     place = f"none, {error.name} is missing: pip install -e '.[plot]'"
-  console.print(report.report(workdir, summary, evaluation, place))
+  tokens = token_tapes.rows_of(
+    workdir,
+    config.protocol.fragments,
+    config.data.batch * config.data.seq_len,
+  )
+  view = report.report(workdir, summary, evaluation, place, tokens.values())
+  console.print(view)

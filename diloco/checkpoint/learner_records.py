@@ -19,7 +19,7 @@ Bases = Mapping[int, Mapping[str, np.ndarray]]  # Fragment -> piece -> f32.
 class LearnerProgress:
   """Where a learner was; all that it knows besides arrays."""
 
-  process: int  # Which one of the learner's it was, see `runtime.incarnation`.
+  process: int  # Which one of the learner's it was, see `protocol.incarnation`.
   position: int  # The next batch of its shard of the data.
   step: int  # Inner steps that it has made.
   tokens: int  # Tokens that it has trained on.
@@ -74,6 +74,11 @@ class LearnerRecords:
   def failed(self) -> int:
     """Saves that were begun and came to nothing."""
     return self._checkpoints.failed
+
+  @property
+  def newest_step(self) -> int | None:
+    """Of the checkpoints that are whole as far as is known."""
+    return self._checkpoints.newest_step
 
   def save(
     self,

@@ -24,7 +24,7 @@ from diloco.lab.resumption import Resumption
 from diloco.lab.stubs import StubContents
 from diloco.lab.trained import Point, Trained
 from diloco.lab.visits import Visits
-from diloco.metrics import ages
+from diloco.metrics import ages, token_ledger
 from diloco.metrics.workdir import learner_name
 from diloco.models import routing_health
 from diloco.protocol.config import ProtocolConfig
@@ -107,10 +107,12 @@ class Decoupled:
         do()
     self._run_to(math.inf)
     self._look(self._whole)
+    self._tally.settle()
     counts = self._tally.learners.values()
     learner_s = self._visits.learner_s(cluster.sim.now)
     rounds = self._tally.rounds
     merged = ages.total(count.ages for count in counts)
+    rows = self._tally.ledger.rows().values()
     return Trained(
       points=tuple(self._points),
       steps=sum(count.steps for count in counts),
@@ -121,6 +123,8 @@ class Decoupled:
       tally=self._tally,
       deaths=tuple(self._deaths),
       merged_tokens=round(self._tally.merged_tokens),
+      tokens=token_ledger.total(rows),
+      unexplained_tokens=token_ledger.unexplained(rows),
       age_steps=merged.mean_steps,
       old_share=merged.old_share,
     )

@@ -81,6 +81,7 @@ def make(
     wall_s=resumption.earlier_s + time.monotonic() - began_s,
     health=tuple(p.health for p in trained.points),
     merged_tokens=trained.merged_tokens,
+    unexplained_tokens=trained.unexplained_tokens,
     age_steps=trained.age_steps,
     old_share=trained.old_share,
     delay_steps=trained.tally.mean_delay_steps,

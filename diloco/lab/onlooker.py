@@ -8,6 +8,7 @@ from diloco.metrics import names
 from diloco.protocol import learner_io, syncer_io
 from diloco.runtime.blueprint import Blueprint
 from diloco.sim.tally import Tally
+from diloco.sim.token_watch import TokenWatch
 
 
 class Onlooker(Tally):
@@ -15,6 +16,7 @@ class Onlooker(Tally):
 
   Attributes:
     merged_tokens: that contributions stood for, mean over the fragments.
+    ledger: where each learner's tokens went.
 
   Args:
     timeline_s: see `Tally`.
@@ -32,6 +34,7 @@ class Onlooker(Tally):
   ):
     super().__init__(timeline_s)
     self.merged_tokens = 0.0
+    self.ledger = TokenWatch(fragments)
     self._fragments = fragments
     self._journal = journal
     self._blueprint = blueprint
@@ -40,6 +43,7 @@ class Onlooker(Tally):
 
   def at_syncer(self, syncer, event, effects):
     super().at_syncer(syncer, event, effects)
+    self.ledger.at_syncer(syncer, event, effects)
     for effect in effects:
       match effect:
         case syncer_io.Merge():
@@ -59,6 +63,7 @@ class Onlooker(Tally):
 
   def at_learner(self, process, event, effects):
     super().at_learner(process, event, effects)
+    self.ledger.at_learner(process, event, effects)
     if isinstance(event, learner_io.Completed):
       progress = self._blueprint.progress(
         process.stepped_at, process.position - 1

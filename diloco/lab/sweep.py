@@ -61,6 +61,7 @@ class Result:
   old_share: float | None = None
   # Mean steps between a copy of a fragment and its update, likewise.
   delay_steps: float | None = None
+  unexplained_tokens: int | None = None  # 0, or the ledger does not balance.
 
 
 def variants(sweep: Callable) -> list[Variant]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from diloco.metrics.token_ledger import Row
 from diloco.sim.tally import Tally
 
 
@@ -45,6 +46,8 @@ class Trained:
   tally: Tally  # What a timeline shows, as far as it was asked for.
   deaths: tuple[tuple[int, float, float], ...] = ()  # Learner, dies, is back.
   merged_tokens: int = 0  # That Θ has taken in: trained, and not lost since.
+  tokens: Row | None = None  # Sum over learners and fragments.
+  unexplained_tokens: int | None = None  # See `metrics.token_ledger`.
   # Of what was merged, see `metrics.ages`; None where nothing is.
   age_steps: float | None = None
   old_share: float | None = None

@@ -5,6 +5,8 @@ After every event each open round is moved as far as it will go. Rounds may
 collect and pull side by side; they merge and close in order.
 """
 
+import itertools
+
 from diloco.protocol import (
   absence,
   messages,
@@ -35,6 +37,7 @@ def advance_rounds(state: State):
     for number in list(state.rounds):
       if number in state.rounds:
         _advance(state, state.rounds[number])
+  _refuse_last_offers(state)
   _end_if_over(state)
 
 
@@ -187,6 +190,37 @@ def _grace_s(state: State) -> float:
     state.config.grace_safety,
     state.config.grace_cap_steps,
   )
+
+
+def _refuse_last_offers(state: State):
+  """Of learners that leave, where nobody stays: for rounds that won't close.
+
+  Nobody makes another step, so no other round becomes due, and none that
+  lacks offers gets any. To wait for it would use up their notice in vain;
+  what they have trained is in their checkpoints.
+  """
+  if state.finishing or not all(m.leaving for m in state.members.values()):
+    return
+  first = state.closed_round + 1
+  stuck = next(r for r in itertools.count(first) if not _will_close(state, r))
+  for number in range(stuck, first + state.config.fragments):
+    p = state.config.fragment_of(number)
+    for learner, member in list(state.members.items()):
+      held = member.offers.get(p)
+      if held is None or state.is_pulling(learner, held):
+        continue
+      state.members[learner] = member.without_offer(p)
+      reason = f'not merged: round {number} will not close, nobody stays'
+      state.record('last_steps', learner, reason)
+      state.retire(learner, held.offer.payload.handle)
+
+
+def _will_close(state: State, number: int) -> bool:
+  """Whether a round will, with what is on offer."""
+  round_ = state.rounds.get(number)
+  if round_ is None:
+    return _is_due(state, number)
+  return round_.stage is not Stage.COLLECTING
 
 
 # PULLING ---------------------------------------------------------------------

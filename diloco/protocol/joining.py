@@ -154,9 +154,6 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     core.set(reported_step=state.completed_step)
     core.send(messages.Ready(away, state.source))
     _want_newer(core)
-    if state.ceased and state.last_round is not None:
-      # This syncer may not know.
-      core.effects.append(learner_io.HandIn(state.last_round))
     return
   core.set(position=max(state.position, welcome.position), clean=welcome.clean)
   # A peer's state is newer than one that the run has left behind.

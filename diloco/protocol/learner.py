@@ -167,6 +167,7 @@ class Learner:
       giving=None,
     )
     self._core.effects.append(learner_io.Forget(None))
+    leaving.on_disconnected(self._core)
     for p in range(self._core.config.fragments):
       self._core.set_fragment(p, wanted=False, postponed=False, ask_at_s=None)
     if self._core.state.done:
@@ -176,6 +177,7 @@ class Learner:
     match message:
       case messages.Welcome():
         joining.on_welcome(self._core, message)
+        self._hand_in_again()
       case messages.Refusal():
         self._core.leave(message.reason, refused=message.final)
       case messages.Quarantine():
@@ -207,6 +209,7 @@ class Learner:
         self._core.set(again_rounds=tuple(sorted(rounds)))
         p = self._core.config.fragment_of(message.round)
         self._core.set_fragment(p, pulled=False)
+        leaving.on_offer_again(self._core, message)
       case messages.Finish():
         self._core.set(last_round=message.last_round)
         if self._core.state.connected and not self._core.state.settled:
@@ -260,7 +263,8 @@ class Learner:
   def _on_completed(self, event: learner_io.Completed):
     step = self._core.state.completed_step + 1
     step_s = self._core.state.step_s.add(event.step_s)
-    self._core.set(completed_step=step, step_s=step_s)
+    made_s = self._core.state.made_s + event.step_s - event.stall_s
+    self._core.set(completed_step=step, step_s=step_s, made_s=made_s)
     if not self._core.state.connected:
       return
     self._core.send(
@@ -275,6 +279,8 @@ class Learner:
           changed(each, held_s=self._core.state.now - since_s)
           for each, since_s in self._core.state.fetched
         ),
+        made_s=made_s,
+        saved_step=event.saved_step,
       )
     )
     self._core.set(fetched=(), reported_step=step, reported=True)
@@ -375,6 +381,7 @@ class Learner:
     fragment = self._core.state.fragments[event.fragment]
     rest = fragment.without((event.handle,))
     self._core.set_fragment(event.fragment, offers=rest)
+    leaving.on_not_offered(self._core, event.handle)
     self._core.effects.append(learner_io.Forget((event.handle,)))
 
   def _offer_again(self) -> bool:
@@ -424,22 +431,44 @@ class Learner:
     return True
 
   def _leave_at_boundary(self):
-    """Asked to stop: one last offer, for the oldest open round."""
-    state = self._core.state
-    if state.connected:
-      self._snapshot(state.closed_known + 1)
+    """Asked to stop: last offers, for all rounds that it has offered for."""
+    first = self._core.state.closed_known + 1
+    for round_ in range(first, max(first, self._core.state.last_offered) + 1):
+      self._offer_last(round_)
     self._core.effects += [learner_io.SayLeaving(), learner_io.Cease()]
     self._core.set(ceased=True, parked=False)
 
   def _hand_in(self):
     """Finishing: every fragment once, for its last round; then no more."""
-    state = self._core.state
-    first = state.last_round - self._core.config.fragments + 1
-    for round_ in range(first, state.last_round + 1):
-      if state.connected and round_ > state.closed_known:
-        self._snapshot(round_)
+    self._offer_last_rounds()
     self._core.effects += [
-      learner_io.HandIn(state.last_round),
+      learner_io.HandIn(self._core.state.last_round),
       learner_io.Cease(),
     ]
     self._core.set(ceased=True, parked=False)
+
+  def _hand_in_again(self):
+    """Offers died with the session, and a new syncer may not know."""
+    state = self._core.state
+    if state.ceased and state.connected and state.last_round is not None:
+      self._offer_last_rounds()
+      self._core.effects.append(learner_io.HandIn(state.last_round))
+
+  def _offer_last_rounds(self):
+    """Of a syncer that has lost its ledger, the last ones are others."""
+    state, fragments = self._core.state, self._core.config.fragments
+    last = min(state.last_round, state.closed_known + fragments)
+    first = max(state.closed_known, last - fragments) + 1
+    for round_ in range(first, last + 1):
+      self._offer_last(round_)
+
+  def _offer_last(self, round_: int):
+    """Unless the same steps are on offer; what came of it will be said."""
+    state = self._core.state
+    if not state.connected:
+      return
+    p = self._core.config.fragment_of(round_)
+    offers = state.fragments[p].offers_in(state.incarnation)
+    is_there = bool(offers) and offers[-1].step == state.step
+    if is_there or self._snapshot(round_) or offers:
+      leaving.note_last_offer(self._core, p)

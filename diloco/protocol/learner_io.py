@@ -52,6 +52,7 @@ class Completed:
   step_s: float
   stall_s: float
   loss: float
+  saved_step: int = 0  # As in `messages.Report`.
 
 
 @dataclasses.dataclass(frozen=True)

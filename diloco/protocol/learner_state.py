@@ -26,6 +26,17 @@ class Made:
 
 
 @dataclasses.dataclass(frozen=True)
+class LastOffer:
+  """The offer of a fragment that a learner has made as it ceased."""
+
+  fragment: int
+  handle: int
+  step: int  # Own step up to which it reaches.
+  pulled: bool = False
+  outcome: str = ''  # For people, once it is known.
+
+
+@dataclasses.dataclass(frozen=True)
 class Fragment:
   """How the learner stands to one fragment. Versions count its closes."""
 
@@ -70,6 +81,10 @@ class Fragment:
   def offered_step(self) -> int | None:
     """Of the newest offer that may be merged."""
     return self.offers[-1].step if self.offers else None
+
+  def offers_in(self, incarnation: int) -> tuple[Made, ...]:
+    """Those of one session."""
+    return tuple(x for x in self.offers if x.incarnation == incarnation)
 
   def unanswered(self, incarnation: int) -> int:
     """Offers of this base in a session of which nothing is known yet."""
@@ -118,6 +133,7 @@ class State:
   step: int = 0  # Own inner steps, dispatched, and their tokens.
   tokens: int = 0
   completed_step: int = 0
+  made_s: float = 0.0  # As in `messages.Report`.
   reported_step: int = 0  # The last that any syncer was told of.
   reported: bool = False  # Whether this session has reported one.
   step_s: Ema = dataclasses.field(default=Ema())
@@ -131,6 +147,7 @@ class State:
   asking: tuple[int, ...] = ()  # Fragments with an `ask_at_s`, ascending.
   donations: tuple[Donation, ...] = ()  # That are asked for.
   giving: tuple[int, int] | None = None  # The newcomer whose copy is out.
+  last_offers: tuple[LastOffer, ...] = ()  # Of this session, once it ceased.
   leave_at_s: float | None = None  # Set by `Stop`.
   give_up_at_s: float | None = None  # It has made all steps, and is cut off.
   last_round: int | None = None  # Set by `Finish`.

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A learner leaves in good order, within the notice that it was given.
 
-At its next boundary it makes a last offer and ceases; it stays until the
-round of that offer has closed, or its time is up (a preempted machine).
+At its next boundary it offers its last steps and ceases. It stays until each
+of these offers is merged or refused, or its time is up (a preempted machine),
+and says which.
 
 One that is cut off from the syncer leaves, too, once the run's steps are made:
 it would train for ever.
 """
 
 from diloco.protocol import learner_io, messages, patience
-from diloco.protocol.learner_state import Core
+from diloco.protocol.learner_state import Core, LastOffer
+from diloco.protocol.values import changed
 
 
 def on_stop(core: Core, event: learner_io.Stop):
@@ -22,19 +24,108 @@ def on_stop(core: Core, event: learner_io.Stop):
 
 
 def leave_in_time(core: Core):
-  """Leaves once the last offer was used, or can't be, or time is up."""
+  """Leaves once it is known what came of its last steps, or time is up."""
   state = core.state
   if state.leave_at_s is None or state.left:
     return
-  offered = max(
-    f.offered_round if f.offered_step is not None else 0
-    for f in state.fragments
-  )
   # At the end of the run it goes with the others, if that comes in time.
-  handed_in = state.ceased and state.last_round is None and not state.done
-  waits = state.connected and offered > state.closed_known
-  if (handed_in and not waits) or state.now >= state.leave_at_s:
-    _leave(core, 'stopped')
+  goes = state.ceased and state.last_round is None and not state.done
+  if state.now >= state.leave_at_s:
+    _decide_open(core, 'not merged within the notice')
+  elif not goes or _awaits_outcome(core):
+    return
+  _leave(core, f'stopped; {_said(core)}')
+
+
+# The last offers --------------------------------------------------------------
+
+
+def note_last_offer(core: Core, p: int):
+  """The newest offer of a fragment is the last one of this session."""
+  made = core.state.fragments[p].offers[-1]
+  others = (x for x in core.state.last_offers if x.fragment != p)
+  last = LastOffer(p, made.handle, made.step)
+  core.set(last_offers=(*others, last))
+
+
+def on_merged(core: Core, p: int, handle: int, step: int, by: str):
+  """An own offer of a fragment, up to an own step, is in Θ."""
+  for last in core.state.last_offers:
+    if last.fragment != p:
+      continue
+    if last.handle == handle or step >= last.step:
+      _set(core, last, outcome=f'merged by {by}')
+    else:
+      _set(core, last, outcome=f'only those up to step {step} merged by {by}')
+
+
+def on_retired(core: Core, retired: messages.Retired):
+  """The syncer has the bytes of an offer, or does not want them."""
+  for last in core.state.last_offers:
+    if last.handle not in retired.handles or last.outcome:
+      continue
+    if retired.pulled:
+      _set(core, last, pulled=True)
+    else:
+      _set(core, last, outcome='refused')
+
+
+def on_offer_again(core: Core, offer_again: messages.OfferAgain):
+  """What was pulled is refused, or lost; who has ceased offers no more."""
+  p = core.config.fragment_of(offer_again.round)
+  for last in core.state.last_offers:
+    if last.fragment == p and last.pulled and not last.outcome:
+      _set(core, last, outcome=f'refused: {offer_again.reason}')
+
+
+def on_not_offered(core: Core, handle: int):
+  """There was no room for it, or no session."""
+  for last in core.state.last_offers:
+    if last.handle == handle and not last.outcome:
+      _set(core, last, outcome='not offered')
+
+
+def on_disconnected(core: Core):
+  """Offers die with the session."""
+  _decide_open(core, 'not merged: the session ended')
+
+
+def _decide_open(core: Core, outcome: str):
+  for last in core.state.last_offers:
+    if not last.outcome:
+      _set(core, last, outcome=outcome)
+
+
+def _set(core: Core, last: LastOffer, **fields):
+  core.set(
+    last_offers=tuple(
+      changed(x, **fields) if x is last else x for x in core.state.last_offers
+    )
+  )
+
+
+def _awaits_outcome(core: Core) -> bool:
+  """Whether any is open, or an older one is being merged in its place."""
+  state = core.state
+  if not state.connected:
+    return False
+  for last in state.last_offers:
+    fragment = state.fragments[last.fragment]
+    merging = fragment.pulled and fragment.offered_round > state.closed_known
+    if not last.outcome or (last.outcome == 'refused' and merging):
+      return True
+  return False
+
+
+def _said(core: Core) -> str:
+  said = [
+    f'of fragment {x.fragment} up to step {x.step}: {x.outcome}'
+    for x in sorted(core.state.last_offers, key=lambda x: x.fragment)
+  ]
+  return f'last steps {", ".join(said)}' if said else 'no last steps on offer'
+
+
+# The end of the run -----------------------------------------------------------
 
 
 def wait_if_cut_off(core: Core) -> bool:

@@ -115,6 +115,9 @@ class Report:
   stall_s: float  # Of step_s, waiting for the exchange.
   loss: float
   fetched: tuple[Fetched, ...]  # Since the last report.
+  # Of all steps of this process, reported or not, without their stalls.
+  made_s: float = 0.0
+  saved_step: int = 0  # Of its newest whole checkpoint; 0: it has none.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A learner's updates: announced, fetched, rebuilt on the host, taken in."""
 
-from diloco.protocol import learner_io, messages
+from diloco.protocol import learner_io, leaving, messages
 from diloco.protocol.learner_state import Core, Fragment
 from diloco.protocol.offering import next_lead
 
@@ -40,6 +40,8 @@ def on_full_fragment(core: Core, message: messages.FullFragment):
   made = core.state.fragments[p].found(*named)
   if made is not None:
     core.set_fragment(p, merged=made)
+    by = f'version {message.version}'
+    leaving.on_merged(core, p, made.handle, made.step, by)
   core.set_fragment(
     p, coming=message.version, wanted=False, postponed=False, ask_at_s=None
   )
@@ -50,6 +52,7 @@ def on_full_fragment(core: Core, message: messages.FullFragment):
 def on_retired(core: Core, retired: messages.Retired):
   """Offers that are of no more use, but for what a round has pulled."""
   core.effects.append(learner_io.Forget(retired.handles))
+  leaving.on_retired(core, retired)
   for p, fragment in enumerate(core.state.fragments):
     rest = fragment.without(retired.handles)
     if len(rest) == len(fragment.offers):
@@ -80,6 +83,8 @@ def _note_merged(core: Core, update: messages.Update):
   )
   if made is not None:
     core.set_fragment(p, merged=made)
+    by = f'round {update.round}'
+    leaving.on_merged(core, p, made.handle, made.step, by)
   else:
     core.set_fragment(p, merged_other=True)
 

@@ -256,11 +256,12 @@ def on_report(state: State, learner: int, report: messages.Report):
   possible = (
     member.ready
     and (first or steps == 1)  # The stream loses nothing: one a step.
-    and report.step >= 1
+    and report.step >= max(1, report.saved_step)
     and report.position >= 0
     and report.tokens >= 0
     and math.isfinite(report.step_s)
     and 0.0 <= report.stall_s <= report.step_s
+    and 0.0 <= report.made_s < math.inf
     and all(map(way_back.is_possible, report.fetched))
   )
   if not possible:

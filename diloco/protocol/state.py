@@ -237,9 +237,14 @@ class State:
     return {m: x for m, x in self.members.items() if x.ready and not x.leaving}
 
   def quorum_now(self) -> int:
-    """K, but no more than there are learners to pull from, and at least 1."""
-    awake = [m for m in self.live() if not self.rests(m)]
-    return max(1, min(self.config.quorum, len(awake)))
+    """K, but no more than there are learners to pull from, and at least 1.
+
+    One that has rested counts again once its bytes have come: until then its
+    pulls are trials, for which nobody waits.
+    """
+    live = self.live()
+    proven = [m for m in live if m not in self.resting]
+    return max(1, min(self.config.quorum, len(proven or live)))
 
   def rests(self, learner: int) -> bool:
     """Whether nothing is pulled from it for now; never from nobody at all."""

@@ -51,9 +51,7 @@ def on_fetched(
   state.emit(syncer_io.Retire(learner, incarnation, handles))
 
 
-def _add(
-  state: State, learner: int, fetched: messages.Fetched, since_s: float
-):
+def _add(state: State, learner: int, fetched: messages.Fetched, since_s: float):
   """Both ways of a message are taken to be equally long.
 
   Args:

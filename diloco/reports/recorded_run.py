@@ -77,6 +77,7 @@ class RecordedRun:
     until_s: of the last thing that is known of it.
     last_s: the same, since the epoch.
     ended: the syncer's tape says that the run is over.
+    goodput: as the tape has it; None: it does not.
     gaps: what is missing, in sentences.
   """
 
@@ -93,6 +94,7 @@ class RecordedRun:
   until_s: float
   last_s: float
   ended: bool
+  goodput: float | None
   summary: RunSummary | None
   status: RunStatus | None
   evaluation: Evaluation | None

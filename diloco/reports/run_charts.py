@@ -103,7 +103,7 @@ def goodput(runs: Sequence[RecordedRun]) -> Iterator[Chart]:
   if lines:
     yield Chart(
       name='goodput',
-      title='Goodput over time',
+      title='Learner time in steps',
       x_label=SINCE,
       y_label="% of all learners' time",
       y_range=(0.0, 105.0),
@@ -111,7 +111,8 @@ def goodput(runs: Sequence[RecordedRun]) -> Iterator[Chart]:
       moments=_deaths(runs),
       notes=(
         'Share of the time of all learners, dead or alive, that went into '
-        'inner steps, in windows of equal width.',
+        'inner steps, in windows of equal width; also into those that a death '
+        'took, which the goodput in the first table does not count.',
       ),
     )
 

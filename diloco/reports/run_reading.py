@@ -10,7 +10,7 @@ import numpy as np
 
 from diloco.metrics import names, summary
 from diloco.metrics.files import Malformed
-from diloco.metrics.goodput import StepRecord
+from diloco.metrics.goodput import StepRecord, work_of_tape
 from diloco.metrics.status import read_status
 from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
 from diloco.metrics.writer import CorruptLine, read_jsonl
@@ -80,11 +80,23 @@ class _Reader:
       until_s=until_s,
       last_s=begin_s + until_s,
       ended=ended,
+      goodput=self._goodput(tape),
       summary=counted,
       status=status,
       evaluation=evaluated,
       gaps=(*self._missing(), *self._gaps),
     )
+
+  def _goodput(self, tape: Sequence[dict]) -> float | None:
+    """Until the run's end, or the last that the tape says."""
+    try:
+      work = work_of_tape(reversed(tape), self._setup.learners)
+    except ValueError as error:
+      self._gaps.append(f'{self._workdir.tape}: {error}.')
+      return None
+    if work is None:
+      return None
+    return work.goodput(max(line[names.TIME] for line in tape))
 
   def _missing(self) -> Iterator[str]:
     if self._absent:
@@ -218,5 +230,7 @@ def _of_run(events: Sequence[dict]) -> list[dict]:
 def _decisions(tape: Sequence[dict]):
   """Kinds of the tape's lines but those that every round has."""
   return (
-    line['kind'] for line in tape if line['kind'] not in ('Merge', 'Publish')
+    line['kind']
+    for line in tape
+    if line['kind'] not in ('Merge', 'Publish', 'Worked')
   )

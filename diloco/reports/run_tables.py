@@ -34,21 +34,21 @@ def overview(runs: Sequence[RecordedRun]) -> Table:
     tuple(_overview(run) for run in runs),
     notes=(
       'Steps are those of the global clock, tokens those trained by all '
-      'learners. Training loss: mean of the last tenth of the tokens. Goodput '
-      'and uptime are of the steps that are known, from the first learner that '
-      'was ready to the last step or round; of a run that did not finish, to '
-      'the last line that was written.',
+      'learners. Training loss: mean of the last tenth of the tokens. Goodput: '
+      'learner time in steps, but for stalls and for steps that a death took, '
+      "over that of all learners, dead or alive; from the syncer's tape, since "
+      'the first learner was ready, to the end, or of a run that did not '
+      'finish to the last line. Uptime is of the steps that are known, to the '
+      'last step or round.',
     ),
   )
 
 
 def _overview(run: RecordedRun) -> tuple[Cell, ...]:
   tokens = len(run.steps) * run.setup.tokens_per_step
-  worked = uptime = None
+  worked = None if run.goodput is None else 100 * run.goodput
+  uptime = None
   if run.steps and run.until_s > 0:
-    worked = 100 * goodput.goodput(
-      run.steps, len(run.learners), 0.0, run.until_s
-    )
     uptime = 100 * goodput.uptime(run.steps, 0.0, run.until_s)
   late = [
     (each.loss, each.steps)

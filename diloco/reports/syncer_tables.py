@@ -145,8 +145,8 @@ def counts(runs: Sequence[RecordedRun]) -> Table:
     ),
     tuple(rows),
     notes=(
-      'A syncer that was started again counts goodput and uptime anew; the '
-      'first table has those of the whole run.',
+      'A syncer that was started again counts uptime anew; the first table '
+      'has that of the whole run.',
       'Tape: how many lines of each kind, besides those of rounds.',
     ),
   )

@@ -113,7 +113,7 @@ def progress_of(
   Args:
     state: of the machine, at that boundary.
     position: of the next batch.
-    process: see `runtime.incarnation`.
+    process: see `protocol.incarnation`.
     crcs: of the bases.
   """
   return LearnerProgress(

@@ -8,14 +8,18 @@ import collections
 import dataclasses
 import math
 import time
+from collections.abc import Iterable, Mapping
 
 from diloco.config import RunConfig
 from diloco.metrics import ages as ages_lib
+from diloco.metrics import goodput
 from diloco.metrics import status as status_lib
 from diloco.metrics import summary as summary_lib
-from diloco.metrics.goodput import RunningGoodput, StepRecord
+from diloco.metrics.goodput import RunningUptime, StepRecord, Work
 from diloco.protocol import messages, syncer_io
+from diloco.protocol.incarnation import process_of
 from diloco.protocol.state import Ledger
+from diloco.runtime import tape_lines
 
 # Kinds of a record that count as refusals.
 REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale', 'late', 'outlier')
@@ -50,7 +54,8 @@ class Board:
     self._rows: dict[int, Row] = collections.defaultdict(Row)
     self._began_s: float | None = None  # The first learner was ready.
     self._closed_s = 0.0
-    self._goodput: RunningGoodput | None = None
+    self._uptime: RunningUptime | None = None
+    self._work = Work(config.protocol.learners)
     self._closed_round = 0
     self._step = 0
     self._versions = [0] * config.protocol.fragments
@@ -69,7 +74,7 @@ class Board:
     }
 
   def resume(self, ledger: Ledger, counts: dict):
-    """Goes on counting; goodput and uptime begin anew."""
+    """Goes on counting; uptime begins anew."""
     for learner, fields in counts['rows'].items():
       known = ages_lib.Ages(**fields.get('ages', {}))
       gone = {**fields, 'state': status_lib.GONE, 'ages': known}
@@ -79,6 +84,21 @@ class Board:
     self._closed_round = ledger.closed_round
     self._step = ledger.step
     self._versions = list(ledger.versions)
+
+  def resume_work(self, newest_first: Iterable[Mapping]):
+    """Goes on counting the learners' work.
+
+    Args:
+      newest_first: lines of the tape that a dead process of the syncer left.
+
+    Raises:
+      ValueError: a line says something else than it must.
+    """
+    planned = self._config.protocol.learners
+    work = goodput.work_of_tape(newest_first, planned)
+    if work is not None:
+      work.forget_sessions()
+      self._work = work
 
   def mean_loss(self) -> float | None:
     """Of the live learners' last steps; None where nobody has reported."""
@@ -96,11 +116,26 @@ class Board:
     match event:
       case syncer_io.Heard(message=messages.Report()):
         self._note_report(event.learner, event.message)
+        self._note_work_done(event)
       case syncer_io.Heard(message=messages.Offer()):
         self._note_offer(self._rows[event.learner], event.message)
 
-  def note_effect(self, effect: syncer_io.Effect):
-    """An effect that was performed."""
+  def note_effect(
+    self, effect: syncer_io.Effect, at_s: float
+  ) -> tape_lines.Worked | None:
+    """An effect that was performed.
+
+    Args:
+      effect: any.
+      at_s: when, since the epoch; as the tape has it.
+
+    Returns:
+      What the tape is to say of the learners' work, where that is due.
+    """
+    self._note_effect(effect)
+    return self._note_work(effect, at_s)
+
+  def _note_effect(self, effect: syncer_io.Effect):
     match effect:
       case syncer_io.Greet():
         row = self._rows[effect.learner]
@@ -111,8 +146,8 @@ class Board:
         row.state, row.beginning = status_lib.LIVE, effect.reason
         self._begin()
       case syncer_io.Record(kind='left'):
-        goodbye = effect.reason.startswith('goodbye')
-        state = status_lib.LEFT if goodbye else status_lib.GONE
+        in_order = _in_order(effect)
+        state = status_lib.LEFT if in_order else status_lib.GONE
         self._rows[effect.learner].state = state
       case syncer_io.Record(kind=kind) if kind in REFUSALS:
         self._refused[kind] += 1
@@ -123,6 +158,33 @@ class Board:
       case syncer_io.Publish():
         self._note_publish(effect)
 
+  def _note_work(
+    self, effect: syncer_io.Effect, at_s: float
+  ) -> tape_lines.Worked | None:
+    work = self._work
+    if work.end_s is not None:
+      return None  # Who leaves from now on loses nothing.
+    match effect:
+      case syncer_io.Greet():
+        process = process_of(effect.incarnation)
+        work.join(effect.learner, process, at_s)
+      case syncer_io.Record(kind='ready'):
+        work.ready(at_s)
+      case syncer_io.Record(kind='left'):
+        work.leave(effect.learner, _in_order(effect))
+      case syncer_io.Publish():
+        for share in effect.shares:
+          process = process_of(share.incarnation)
+          work.merge(share.learner, process, share.step)
+      case syncer_io.End():
+        work.end(at_s)
+        return None
+      case _:
+        return None
+    if work.begin_s is None:
+      return None
+    return tape_lines.Worked(work.begin_s, tuple(work.learners.values()))
+
   def note_fetched(self, learner: int, nbytes: int):
     """A learner pulled a payload that it could use."""
     self._rows[learner].bytes_down += nbytes
@@ -131,9 +193,7 @@ class Board:
   def _begin(self):
     if self._began_s is None:
       self._began_s = self._closed_s = time.monotonic()
-      self._goodput = RunningGoodput(
-        self._config.protocol.learners, self._began_s
-      )
+      self._uptime = RunningUptime(self._began_s)
 
   def _note_offer(self, row: Row, offer: messages.Offer):
     row.offered_round = max(row.offered_round, offer.round)
@@ -149,10 +209,22 @@ class Board:
     row.loss = report.loss if math.isfinite(report.loss) else None
     row.tokens_per_s = report.tokens / max(report.step_s, 1e-9)
     row.stall_max_s = max(row.stall_max_s, report.stall_s)
-    if self._goodput is not None:
-      self._goodput.add(
+    if self._uptime is not None:
+      self._uptime.add(
         StepRecord(learner, time.monotonic(), report.step_s, report.stall_s)
       )
+
+  def _note_work_done(self, event: syncer_io.Heard):
+    report = event.message
+    if not math.isfinite(report.made_s):
+      return  # The machine has ended that session.
+    self._work.step(
+      event.learner,
+      process_of(event.incarnation),
+      report.step,
+      report.made_s,
+      report.saved_step,
+    )
 
   def _note_merge(self, merge: syncer_io.Merge):
     self._quorum_s, self._grace_s = merge.quorum_s, merge.grace_s
@@ -178,7 +250,6 @@ class Board:
   # What is told -------------------------------------------------------------
 
   def status(self, finished: bool) -> status_lib.RunStatus:
-    goodput, uptime = self._goodput_until(time.monotonic())
     rows = sorted(self._rows.items())
     return status_lib.RunStatus(
       run=self._config.name,
@@ -191,8 +262,8 @@ class Board:
       quorum_s=self._quorum_s,
       grace_s=self._grace_s,
       sync_s=self._sync_s,
-      goodput=goodput,
-      uptime=uptime,
+      goodput=self._work.goodput(time.time()),
+      uptime=self._uptime_until(time.monotonic()),
       bytes_up=sum(row.bytes_up for _, row in rows),
       bytes_down=sum(row.bytes_down for _, row in rows),
       refused=self._refused.total(),
@@ -220,7 +291,6 @@ class Board:
 
   def summary(self) -> summary_lib.RunSummary:
     """Of a run that has ended."""
-    goodput, uptime = self._goodput_until(self._closed_s)
     rows = sorted(self._rows.items())
     return summary_lib.RunSummary(
       run=self._config.name,
@@ -228,8 +298,8 @@ class Board:
       rounds=self._closed_round,
       fragments=self._config.protocol.fragments,
       wall_s=self._closed_s - (self._began_s or self._closed_s),
-      goodput=goodput,
-      uptime=uptime,
+      goodput=self._work.goodput(time.time()),
+      uptime=self._uptime_until(self._closed_s),
       refused=self._refused.total(),
       pulls_up=self._pulls_up,
       pulls_down=self._pulls_down,
@@ -258,5 +328,9 @@ class Board:
     merged = ages_lib.total(row.ages for row in self._rows.values())
     return {'age_steps': merged.mean_steps, 'old_share': merged.old_share}
 
-  def _goodput_until(self, now_s: float) -> tuple[float, float]:
-    return self._goodput.at(now_s) if self._goodput else (0.0, 0.0)
+  def _uptime_until(self, now_s: float) -> float:
+    return self._uptime.at(now_s) if self._uptime else 0.0
+
+
+def _in_order(left: syncer_io.Record) -> bool:
+  return left.reason.startswith('goodbye')

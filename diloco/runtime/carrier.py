@@ -11,6 +11,7 @@ from absl import logging
 
 from diloco.numerics.codec import Codec
 from diloco.protocol import host_messages, learner_io, messages
+from diloco.protocol.incarnation import process_of
 from diloco.runtime import donations, parts
 from diloco.runtime.announced import why_unfit
 from diloco.runtime.blueprint import Blueprint
@@ -18,7 +19,6 @@ from diloco.runtime.device import Device
 from diloco.runtime.host_copy import Held, HostCopy, Mismatch
 from diloco.runtime.host_part import Arrivals, Arrived, make_part
 from diloco.runtime.hosts import ALONE, Hosts
-from diloco.runtime.incarnation import process_of
 from diloco.runtime.link import Session
 from diloco.runtime.part_copy import PartCopy
 from diloco.runtime.tape_lines import Source

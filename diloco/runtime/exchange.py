@@ -145,7 +145,7 @@ class Exchange:
 
   @property
   def process(self) -> int:
-    """This process among the learner's, see `runtime.incarnation`."""
+    """This process among the learner's, see `protocol.incarnation`."""
     return self._link.process
 
   def open(self):

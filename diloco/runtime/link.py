@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from absl import logging
 
-from diloco.runtime.incarnation import incarnation_of, process_after
+from diloco.protocol.incarnation import incarnation_of, process_after
 from diloco.transport.access import Access
 from diloco.transport.addresses import HostUnknown
 from diloco.transport.control_client import (
@@ -103,7 +103,7 @@ class Link:
     access: what is shown to the syncer and asked of it.
 
   Attributes:
-    process: this one among the learner's, see `runtime.incarnation`.
+    process: this one among the learner's, see `protocol.incarnation`.
   """
 
   def __init__(

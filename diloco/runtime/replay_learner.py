@@ -97,7 +97,7 @@ class ReplayedLearner:
         uses = self._script.saves.get(index, 0)
         if uses:
           self._saves[index] = [self._standing.copy(), uses]
-      case tape_lines.Cease():
+      case tape_lines.Cease() | tape_lines.Leave():
         pass
       case _:
         raise TypeError(f'Not of a learner: {said!r}.')

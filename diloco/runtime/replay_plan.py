@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from diloco.protocol import syncer_io
+from diloco.protocol.incarnation import process_of
 from diloco.runtime import tape_lines
-from diloco.runtime.incarnation import process_of
 from diloco.runtime.tape_reading import Line, Tapes
 
 BEHIND = 'behind'  # Kind of a record, see `protocol/absence.py`.

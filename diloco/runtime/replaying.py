@@ -14,10 +14,10 @@ import numpy as np
 
 from diloco.numerics.outer import FragmentState
 from diloco.protocol import syncer_io
+from diloco.protocol.incarnation import process_of
 from diloco.runtime import tape_lines
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.global_model import Outcome
-from diloco.runtime.incarnation import process_of
 from diloco.runtime.replay_contents import Contents, Given, Standing
 from diloco.runtime.replay_learner import ReplayedLearner
 from diloco.runtime.replay_plan import (

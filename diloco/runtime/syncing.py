@@ -96,6 +96,7 @@ class Syncing:
     self._looked_s = time.monotonic()
     self._silence = SilenceLimits(self._machine)
     self._tape = Tape(workdir.tape)
+    self._board.resume_work(self._tape.newest_first())
     self._regaining = Regaining(
       self._shards, self._roll, self._disk, self._tape, found
     )
@@ -264,8 +265,10 @@ class Syncing:
     self._silence.note_event(event)
     for effect in effects:
       self._perform(effect)
-      self._board.note_effect(effect)
-      self._tape.write(effect, self._roll.crcs())
+      at_s = self._tape.write(effect, self._roll.crcs())
+      worked = self._board.note_effect(effect, at_s)
+      if worked is not None:
+        self._tape.tell_work(worked)
 
   def _may_speak(self, session: Session, event) -> bool:
     """Whether a session's event counts; who it is, only one may be."""

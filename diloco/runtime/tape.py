@@ -5,7 +5,7 @@ import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from diloco.metrics import files, jsonl
 from diloco.protocol import learner_io, syncer_io
@@ -72,23 +72,38 @@ class Tape:
     """What this process goes on with: at its start, or once it took it in."""
     self._lines.append(started)
 
-  def write(self, effect: syncer_io.Effect, crcs: Sequence[int]):
+  def newest_first(self) -> Iterator[dict]:
+    """Its lines; what can't be read is said and passed over."""
+    return jsonl.from_the_end(self._path)
+
+  def tell_work(self, worked: tape_lines.Worked):
+    """What the learners have made by now."""
+    self._lines.append(worked)
+
+  def write(self, effect: syncer_io.Effect, crcs: Sequence[int]) -> float:
     """Writes `effect` if it is a decision; the others follow from them.
 
     Args:
       effect: was performed.
       crcs: of the bytes of Θ now, by fragment.
+
+    Returns:
+      The time on its line, else now; seconds since the epoch.
     """
     match effect:
       case syncer_io.Publish():
-        self._lines.append(closing_line(effect, crcs[effect.fragment]))
+        line = line_of(closing_line(effect, crcs[effect.fragment]))
       case (
         syncer_io.Greet()
         | syncer_io.Merge()
         | syncer_io.Record()
         | syncer_io.End()
       ):
-        self._lines.append(effect)
+        line = line_of(effect)
+      case _:
+        return time.time()
+    self._lines.append_line(line)
+    return line['time_s']
 
   def close(self):
     self._lines.close()
@@ -103,7 +118,7 @@ class LearnerTape:
 
   Args:
     path: of the learner's tape.
-    process: see `runtime.incarnation`; asked until it has begun: the syncer,
+    process: see `protocol.incarnation`; asked until it has begun: the syncer,
       which may make it take a newer one, has let it in before its first line.
     machine: what it runs on.
   """
@@ -165,6 +180,11 @@ class LearnerTape:
 
   def cease(self, step: int):
     self._lines.append(tape_lines.Cease(self._process, step))
+
+  def leave(self, step: int, reason: str):
+    """Of a process that has begun."""
+    if self._process:
+      self._lines.append(tape_lines.Leave(self._process, step, reason))
 
   def close(self):
     self._lines.close()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a line of a tape can say; the name of its class is the line's kind.
 
-The syncer's tape has the machine's decisions and `Started`. A learner's tape
-has one line per thing that changes its bits. In both, what is not on the tape
-follows from what is: that is what makes a run replayable.
+The syncer's tape has the machine's decisions, `Started` and `Worked`. A
+learner's tape has one line per thing that changes its bits. In both, what is
+not on the tape follows from what is: that is what makes a run replayable.
 
 A learner's lines lie at its inner-step boundaries: `step` is how many inner
 steps the process had made. Those of one boundary stand in the order in which
@@ -12,6 +12,7 @@ the loop did them.
 
 import dataclasses
 
+from diloco.metrics.goodput import LearnerWork
 from diloco.protocol import syncer_io
 
 # Of the syncer ---------------------------------------------------------------
@@ -39,6 +40,17 @@ class Publish(syncer_io.Publish):
   """A round has closed."""
 
   crc: int  # Of the bytes of Θ_p at `version`.
+
+
+@dataclasses.dataclass(frozen=True)
+class Worked:
+  """What the learners had made by now, for the goodput.
+
+  Written after each close, and where a session begins or ends.
+  """
+
+  begin_s: float  # When the first learner was ready, since the epoch.
+  learners: tuple[LearnerWork, ...]
 
 
 # Of a learner ----------------------------------------------------------------
@@ -153,6 +165,15 @@ class Cease:
   step: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Leave:
+  """The end; of one that was stopped, what came of its last steps."""
+
+  process: int
+  step: int
+  reason: str
+
+
 SYNCER_KINDS = {
   kind.__name__: kind
   for kind in (
@@ -162,9 +183,10 @@ SYNCER_KINDS = {
     Publish,
     syncer_io.Record,
     syncer_io.End,
+    Worked,
   )
 }
 LEARNER_KINDS = {
   kind.__name__: kind
-  for kind in (Begin, Snapshot, Apply, Progress, Save, Cease)
+  for kind in (Begin, Snapshot, Apply, Progress, Save, Cease, Leave)
 }

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import read_jsonl
 from diloco.protocol import syncer_io
+from diloco.protocol.incarnation import SESSION_BITS, process_of
 from diloco.runtime import tape_lines
-from diloco.runtime.incarnation import SESSION_BITS, process_of
 from diloco.runtime.tape_reading import Line, Tapes
 
 ROUND = 'round'
@@ -194,6 +194,8 @@ def _words(said, learner: int, numbers) -> str:
       return f'step {said.step}: its state is copied'
     case tape_lines.Cease():
       return f'ceases after step {said.step}'
+    case tape_lines.Leave():
+      return f'leaves after step {said.step}: {said.reason}'
   raise TypeError(f'Not of a learner: {said!r}.')
 
 

@@ -116,6 +116,7 @@ class Training:
     self._training = False
     self._source = beginning.source
     self._position = 0
+    self._saving_step = self._saved_step = 0
     self._step = beginning.start.step
     self._loss: float | None = None  # Of the last step looked at.
     self._pending: Dispatched | None = None
@@ -251,6 +252,7 @@ class Training:
         self._tape.cease(self._step)
         self._training = False
       case learner_io.Leave():
+        self._tape.leave(self._step, effect.reason)
         self._left = effect
       case _:
         raise TypeError(f'Not for the loop: {effect!r}.')
@@ -327,6 +329,7 @@ class Training:
         step_s=step_s,
         stall_s=min(pending.stall_s, step_s),
         loss=loss,
+        saved_step=self._newest_saved(),
       )
     )
     self._write(pending, loss, step_s)
@@ -360,7 +363,7 @@ class Training:
     )
     text = json.dumps(dataclasses.asdict(progress))
     self._hosts.tell(host_messages.SaveAt(self._step, self._loss, text))
-    self._records.save(
+    begun = self._records.save(
       self._step,
       self._params,
       self._state,
@@ -368,6 +371,14 @@ class Training:
       progress,
       self._loss,
     )
+    if begun:
+      self._saving_step = self._step
+
+  def _newest_saved(self) -> int:
+    """Of this process's checkpoints; 0: none is whole."""
+    if self._records.newest_step == self._saving_step:
+      self._saved_step = self._saving_step
+    return self._saved_step
 
   def _compute_to_floor(self):
     """Sleeps where `run.step_floor_s` asks for longer steps.

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 
+from diloco.metrics import goodput
 from diloco.protocol.config import ProtocolConfig
 from diloco.sim.cluster import Cluster, Timing
 from diloco.sim.happenings import Death, Happenings
@@ -72,9 +73,9 @@ class Outcome:
 
   @property
   def goodput(self) -> float:
-    """Share of the allocated time, and slices, that went into steps."""
-    useful_s = sum(c.useful_s for c in self.learners.values())
-    return useful_s / (self.allocated * self.until_s)
+    """As `metrics.goodput` has it, of slices: capacity that is away is idle."""
+    works = self.tally.works()
+    return goodput.share(works, self.allocated, 0.0, self.until_s)
 
   @property
   def pace(self) -> float:
@@ -192,6 +193,7 @@ class Decoupled:
   def outcome(self, allocated: int) -> Outcome:
     """So far, where so many learners were paid for."""
     until_s, tally = self.now_s, self.tally
+    tally.settle()
     for learner in self.cluster.learners:
       tally.count(learner)
     return Outcome(

@@ -12,6 +12,8 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from diloco.metrics import goodput
+from diloco.metrics.goodput import LearnerWork
 from diloco.sim.speeds import Speeds
 from diloco.sim.stops import Stop
 
@@ -77,9 +79,15 @@ class Outcome:
 
   @property
   def goodput(self) -> float:
-    """Share of all groups' time, and slices, that went into steps."""
-    useful_s = sum(group.useful_s for group in self.groups)
-    return useful_s / (len(self.groups) * self.until_s)
+    """As `metrics.goodput` has it, of slices: no step of these is lost.
+
+    A stop suspends a step or has it made again, and then it counts once.
+    """
+    works = [
+      LearnerWork(m, joined_s=0.0, process=0, made_s=group.useful_s)
+      for m, group in enumerate(self.groups)
+    ]
+    return goodput.share(works, len(works), 0.0, self.until_s)
 
 
 def run(

@@ -8,6 +8,7 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.sim.contents import Counters, counters_of, crc_of
 from diloco.sim.invariants import Invariants, hold
 from diloco.sim.simulated_learner import OFFERS_MAX
+from diloco.sim.token_watch import TokenWatch
 from diloco.sim.watch import Watch
 
 
@@ -22,6 +23,7 @@ class Onlooker(Watch):
     self.events = 0
     # Called once, when the run begins to finish.
     self.when_finishing: Callable[[], None] | None = None
+    self.tokens = TokenWatch(config.fragments)
     self._config = config
     self._syncer = None
     self._invariants = Invariants(config)
@@ -71,6 +73,7 @@ class Onlooker(Watch):
 
   def at_syncer(self, syncer, event, effects):
     self.events += 1
+    self.tokens.at_syncer(syncer, event, effects)
     snapshot = syncer.machine.snapshot()
     self._invariants.check(event, effects, snapshot)
     self._check_tick(event, syncer.machine, snapshot.now)
@@ -121,6 +124,7 @@ class Onlooker(Watch):
 
   def at_learner(self, process, event, effects):
     self.events += 1
+    self.tokens.at_learner(process, event, effects)
     self._processes[process.id, process.incarnation] = process
     match event:
       case learner_io.Boundary(tokens=tokens):
@@ -166,6 +170,11 @@ class Onlooker(Watch):
         hold(recorded <= position, 'data are repeated', where)
         hold(position <= trained, 'data are skipped', where)
         self._check_same_bytes(process)
+      case learner_io.Apply(fragment=p):
+        ours = self.tokens.counts_from(process, p)
+        theirs = process.machine.snapshot().fragments[p].from_tokens
+        where = process.id, p, ours, theirs
+        hold(ours == theirs, '6: counts from other tokens', where)
       case learner_io.DonateState():
         fact = process.training
         hold(fact, 'donates without a bootstrap of its own', process.id)
@@ -202,6 +211,11 @@ class Onlooker(Watch):
     offers = len(process.offers)
     hold(offers <= most, '8: offers', (process.id, offers))
 
+  def check_tokens(self):
+    """6: trained = merged + overwritten + lost + pending, on both sides."""
+    for where, row in self.tokens.rows().items():
+      hold(row.unexplained == 0, '6: unexplained tokens', (where, row))
+
   # At rest ------------------------------------------------------------------
 
   def check_at_rest(self, cluster):
@@ -210,6 +224,7 @@ class Onlooker(Watch):
     5, to the letter: the same bytes wherever the same version is. 8: nothing
     is kept for newcomers that are none any more.
     """
+    self.check_tokens()
     versions = cluster.syncer.machine.snapshot().versions
     for shard in cluster.others.values():
       for p, held in shard.held.items():

@@ -65,13 +65,13 @@ class SimulatedLearner:
     self.incarnation = 0
     self.process = cluster.process_number(learner)  # Among the learner's.
     self.alive = True
+    self.saved_step = 0  # Of its own newest checkpoint.
     self.online = False  # A stream is open, as far as it knows.
     self.stopped = False
     self.stretch = 1.0  # Of the norms of what it offers.
     self.unusable = False  # What it offers.
     self.capacity = 1.0  # Share of its slices that are there.
-    self.first_step = start.step
-    self.steps = start.step
+    self.first_step = self.steps = start.step
     self.tokens = start.tokens
     self.position = start.position
     self.stepped_at = start.global_step  # t, as the newest step knew it.
@@ -226,9 +226,8 @@ class SimulatedLearner:
     self._cluster.watch.stepped(self, spans, done.tokens)
     self._save_if_due()
     self._encode_next()
-    self.handle(
-      learner_io.Completed(done.tokens, done.position, step_s, 0.0, done.loss)
-    )
+    made = done.tokens, done.position, step_s, 0.0, done.loss
+    self.handle(learner_io.Completed(*made))
 
   def _save_if_due(self):
     """Its own checkpoint, at a step's end: θ, and what its progress is of."""
@@ -251,6 +250,7 @@ class SimulatedLearner:
       global_step=state.global_step,
     )
     self._cluster.saved[self.id] = start, self.contents.save()
+    self.saved_step = state.step
 
   # Effects ------------------------------------------------------------------
 

@@ -281,6 +281,7 @@ class Swarm:
     sim.run(sim.now + self.scenario.bound_s)
     waiting = [m for m, x in self.cluster.learners.items() if not x.gone]
     hold(not waiting, 'learners do not leave at the end', waiting)
+    self.onlooker.check_tokens()
 
   def _why(self) -> str:
     snapshot = self.cluster.syncer.machine.snapshot()

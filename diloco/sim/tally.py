@@ -4,8 +4,10 @@
 import collections
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 from diloco.metrics.ages import Ages
+from diloco.metrics.goodput import LearnerWork, Work
 from diloco.protocol import learner_io, syncer_io
 from diloco.sim.watch import Watch
 
@@ -48,7 +50,8 @@ class LearnerCount:
 
   steps: int = 0
   stepping_s: float = 0.0  # In finished steps.
-  useful_s: float = 0.0  # The same, times the share of slices there.
+  # As in `metrics.goodput`, times the share of slices there.
+  useful_s: float = 0.0
   tokens: int = 0
   merged: int = 0  # Rounds that took it in.
   staleness: int = 0  # Versions that its bases were behind, over all of them.
@@ -86,6 +89,9 @@ class Tally(Watch):
       tuple[float, int, int]
     ] = []  # Time, learner, round.
     self._timeline_s = timeline_s
+    self._work = Work(planned=0)
+    self._processes: dict[int, Any] = {}  # The newest that has stepped,
+    self._sessions: dict[tuple[int, int], Any] = {}  # and by incarnation.
 
   @property
   def mean_delay_steps(self) -> float | None:
@@ -103,18 +109,67 @@ class Tally(Watch):
     made_s = sum(end - begin for begin, end in spans)
     count.steps += 1
     count.stepping_s += made_s
-    count.useful_s += made_s * process.capacity
+    self._note_work(process, made_s * process.capacity)
     count.tokens += tokens
     self.tokens += tokens
     self.stepping.add(spans)
     if spans[-1][1] <= self._timeline_s:
       self.steps_spans += [(process.id, *span) for span in spans]
 
+  def settle(self):
+    """Takes what deaths took from what is useful; before it is looked at."""
+    for learner, process in self._processes.items():
+      self._end_of(process)
+      self._count_useful(learner)
+
+  def works(self) -> tuple[LearnerWork, ...]:
+    """Of all that have ever stepped, as `settle` left it."""
+    return tuple(self._work.learners.values())
+
+  def _note_work(self, process, made_s: float):
+    """A process has made a step of so many useful seconds."""
+    learner, work = process.id, self._work
+    old = self._processes.get(learner)
+    if old is not process:
+      if old is not None:
+        self._end_of(old)
+      number = work.learners[learner].process + 1 if old else 0
+      work.join(learner, number, process.started_s)
+      self._processes[learner] = process
+    self._sessions[learner, process.incarnation] = process
+    known = work.learners[learner]
+    step = process.machine.snapshot().completed_step + 1
+    work.step(learner, known.process, step, known.made_s + made_s)
+    self._count_useful(learner)
+
+  def _end_of(self, process):
+    """Of what it has made, a death took what was not kept."""
+    work, learner = self._work, process.id
+    number = work.learners[learner].process
+    work.merge(learner, number, process.saved_step)
+    if not process.alive:
+      work.leave(learner, in_order=False)
+    elif process.gone:
+      work.leave(learner, in_order=True)
+
+  def _keep(self, share: syncer_io.Share):
+    m = share.learner
+    process = self._sessions.get((m, share.incarnation))
+    if process is not None and process is self._processes[m]:
+      self._work.merge(m, self._work.learners[m].process, share.step)
+
+  def _count_useful(self, learner: int):
+    self.count(learner).useful_s = self._work.learners[learner].useful_s
+
   def at_syncer(self, syncer, event, effects):
     self.events += 1
     for effect in effects:
-      if isinstance(effect, syncer_io.Merge):
-        self._merge(syncer.now, effect)
+      match effect:
+        case syncer_io.Merge():
+          self._merge(syncer.now, effect)
+        case syncer_io.Publish():
+          for share in effect.shares:
+            self._keep(share)
 
   def at_learner(self, process, event, effects):
     self.events += 1

@@ -118,7 +118,9 @@ def _paragraphs(config: SimulationConfig):
   yield _RECOVERIES[failures.recovery]
   yield (
     'Goodput is the share of the allocated time, and slices, that went into '
-    'training steps; uptime the share of the time in which somebody was '
+    'training steps whose work no death took, as of real runs: a slice that '
+    'is away makes the learner so much less useful, and a step made again '
+    'counts once. Uptime is the share of the time in which somebody was '
     'stepping. All systems of one fleet and seed have the same failures. '
     f'± is the standard deviation over {study.seeds} seeds.'
   )

@@ -10,7 +10,7 @@ from diloco import config as run_config
 from diloco.config import RunConfig
 from diloco.config_values import ConfigError
 from diloco.metrics import goodput, names
-from diloco.metrics.goodput import StepRecord
+from diloco.metrics.goodput import StepRecord, Work
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import CorruptLine, read_jsonl
 
@@ -69,6 +69,8 @@ class History:
       learners, `learner_name`'s.
     steps: inner steps of all learners, in the order of time.
     closes: rounds in order; not those after `until_s`.
+    work: of the learners, as the tape has it; None: it does not.
+    last_s: of the tape's last line, since the epoch.
   """
 
   config: RunConfig
@@ -76,14 +78,17 @@ class History:
   lives: Mapping[str, tuple[Life, ...]]
   steps: tuple[StepRecord, ...]
   closes: tuple[Close, ...]
+  work: Work | None
+  last_s: float
 
   @property
   def learners(self) -> range:
     return range(self.config.protocol.learners)
 
   @property
-  def goodput(self) -> float:
-    return goodput.goodput(self.steps, len(self.learners), 0.0, self.until_s)
+  def goodput(self) -> float | None:
+    """As the tape has it; None of a run before there were such lines."""
+    return self.work.goodput(self.last_s) if self.work else None
 
   @property
   def uptime(self) -> float:
@@ -136,7 +141,18 @@ def read(folder: pathlib.Path) -> History:
     lives=_spoken(lives, tape, steps, begin_s),
     steps=steps,
     closes=tuple(close for close in closes if close.at_s <= until_s),
+    work=_work(workdir, config, tape),
+    last_s=max(line['time_s'] for line in tape),
   )
+
+
+def _work(
+  workdir: Workdir, config: RunConfig, tape: Sequence[dict]
+) -> Work | None:
+  try:
+    return goodput.work_of_tape(reversed(tape), config.protocol.learners)
+  except ValueError as error:
+    raise NotReplayable(f'{workdir.tape}: {error}') from None
 
 
 def _config(workdir: Workdir) -> RunConfig:

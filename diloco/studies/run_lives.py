@@ -124,7 +124,7 @@ def work(
 
 
 def chart(history: History, predictions: Sequence[Prediction]) -> Chart:
-  """Goodput in windows of time: where the two differ."""
+  """Learner time in steps, in windows: where the two differ."""
   edges = [history.until_s * i / WINDOWS for i in range(WINDOWS + 1)]
   learners = len(history.learners)
   measured = windows(history.steps, learners, edges)
@@ -133,9 +133,9 @@ def chart(history: History, predictions: Sequence[Prediction]) -> Chart:
   middles = tuple((a + b) / 2 for a, b in itertools.pairwise(edges))
   return Chart(
     name='goodput',
-    title=f'Goodput in windows of {edges[1]:.1f} s',
+    title=f'Learner time in steps, in windows of {edges[1]:.1f} s',
     x_label='seconds since the first learner was ready',
-    y_label='goodput, %',
+    y_label='in steps, %',
     y_range=(0.0, 105.0),
     lines=(
       Line('measured', 'measured', middles, tuple(measured)),
@@ -163,7 +163,7 @@ def windows(
     for window in range(first, last + 1):
       inside[window].append(step)
   return [
-    100.0 * goodput.goodput(each, learners, begin_s, end_s)
+    100.0 * goodput.stepping(each, learners, begin_s, end_s)
     for each, (begin_s, end_s) in zip(
       inside, itertools.pairwise(edges), strict=True
     )

@@ -56,18 +56,19 @@ class Prediction:
     outcome: of the machines.
     deaths: that it was made with.
     steps: those of `outcome`, with their share of stalls.
+    stall_share: of each step.
   """
 
   plan: Plan
   outcome: Outcome
   deaths: tuple[Death, ...]
   steps: tuple[StepRecord, ...]
+  stall_share: float
 
   @property
   def goodput(self) -> float:
-    """By the same rule as the run's."""
-    learners = self.plan.config.protocol.learners
-    return goodput.goodput(self.steps, learners, 0.0, self.plan.until_s)
+    """By the same rule as the run's: its simulation knows of no stalls."""
+    return (1 - self.stall_share) * self.outcome.goodput
 
   @property
   def uptime(self) -> float:
@@ -113,7 +114,9 @@ def predict(plan: Plan, calibration: Calibration, seed: int) -> Prediction:
     for m, begin_s, end_s in outcome.tally.steps_spans
     if (step_s := end_s - begin_s)
   )
-  return Prediction(plan, outcome, happenings.deaths, steps)
+  return Prediction(
+    plan, outcome, happenings.deaths, steps, calibration.stall_share
+  )
 
 
 def _network(fragments: int, calibration: Calibration) -> Network:

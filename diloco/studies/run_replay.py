@@ -53,10 +53,9 @@ def report(
   predictions = []
   for seed in range(seeds):
     predictions.append(predict(plan, speeds, seed))
-    say(
-      f'seed {seed}: goodput {predictions[-1].goodput:.1%}, '
-      f'measured {history.goodput:.1%}'
-    )
+    measured = history.goodput
+    known = 'unknown' if measured is None else f'{measured:.1%}'
+    say(f'seed {seed}: goodput {predictions[-1].goodput:.1%}, measured {known}')
   # What is left of the difference where all start-ups are known.
   all_starts = calibrate(history)
   knowing = [predict(plan, all_starts, seed) for seed in range(seeds)]
@@ -253,9 +252,12 @@ def _until_next(times_s: Sequence[float], at_s: float) -> float | None:
   return times_s[place] - at_s if place < len(times_s) else None
 
 
-def _points(measured: float, predicted: Sequence[float]) -> tuple[Cell, ...]:
+def _points(
+  measured: float | None, predicted: Sequence[float]
+) -> tuple[Cell, ...]:
   """Shares as percent."""
-  return _beside(100 * measured, [100 * each for each in predicted])
+  percent = None if measured is None else 100 * measured
+  return _beside(percent, [100 * each for each in predicted])
 
 
 def _beside(

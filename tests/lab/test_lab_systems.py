@@ -12,6 +12,7 @@ from diloco.config_values import ConfigError
 from diloco.lab.group_steps import GroupSteps
 from diloco.lab.lives import Lives
 from diloco.lab.training import train
+from diloco.metrics import token_ledger
 from diloco.runtime.blueprint import make_blueprint
 from experiments import common
 
@@ -141,6 +142,11 @@ def test_a_run_ends_at_its_last_step_also_with_a_dead_syncer():
   assert trained.points[-1].step == 20
   assert trained.merged_tokens <= trained.points[-1].tokens
   assert [m for m, _, _ in trained.deaths] == [0]
+  # Also the step that a learner was at when it died.
+  done = _config().protocol.fragments * trained.points[-1].tokens
+  assert done <= trained.tokens.trained
+  assert dict(trained.tokens.lost)[token_ledger.DIED] > 0
+  assert trained.unexplained_tokens == 0
 
 
 BASELINES = runpy.run_path(

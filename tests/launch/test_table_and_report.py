@@ -8,7 +8,7 @@ import pathlib
 import pytest
 import rich.console
 
-from diloco.metrics import status, summary
+from diloco.metrics import status, summary, token_ledger
 from diloco.metrics.workdir import Workdir
 from launch import report, table
 from launch.supervisor import ProcessState
@@ -101,6 +101,20 @@ def test_bytes_have_units(nbytes, text):
   assert table.in_units(nbytes) == text
 
 
+def test_the_end_table_says_where_the_tokens_went():
+  rows = [
+    token_ledger.Row(1000, 900, 50, (('died', 20),), 30),
+    token_ledger.Row(1000, 960, 0, (), 40),
+  ]
+  text = report.tokens_text(rows)
+  assert text == (
+    '2,000 trained, once per fragment: 93.0% merged, 2.5% overwritten, '
+    '1.0% lost (died), 3.5% pending'
+  )
+  wrong = [*rows, token_ledger.Row(10, 0, 3, (), 0)]
+  assert report.tokens_text(wrong).endswith(', [bold red]7 unexplained[/]')
+
+
 def test_the_end_table_compares_loss_and_bytes():
   seed, peer = 'at step 0, seed', 'at step 171, learner 0'
   learners = (
@@ -129,3 +143,4 @@ def test_the_end_table_compares_loss_and_bytes():
     'back again: learner-1', peer, '0.62 steps, 4% older than 1.5',
   ):  # fmt: skip
     assert part in text, part
+  assert 'once per fragment' not in text

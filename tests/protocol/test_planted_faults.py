@@ -375,7 +375,7 @@ RARE = {
     (_every_round_is_due, '3: more rounds than the pace allows'),
     (_waits_at_its_boundary, '4: the loop waits'),
     (_counts_tokens_twice, '6: tokens of the accounts'),
-    (_counts_tokens_from_the_start, '6: merged, not trained'),
+    (_counts_tokens_from_the_start, '6: counts from other tokens'),
     (_waits_for_the_silent, '7: silent and still here'),
     (_forgets_who_refused_to_be_merged, '7: no progress'),
     (_never_ends, '7: the run does not end'),

@@ -2,6 +2,7 @@
 """Clusters of unequal learners: the pace of the run, and who is merged."""
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -138,6 +139,11 @@ def _participation(cluster: Cluster, learner: int, from_s: float) -> float:
   return sum(took_part) / len(took_part)
 
 
+def _longest_gap_s(cluster: Cluster) -> float:
+  times_s = [at_s for at_s, _ in cluster.watch.merges]
+  return max(b - a for a, b in itertools.pairwise(times_s))
+
+
 def test_one_whose_pulls_take_thirty_times_as_long_is_merged():
   """1.5 s among 0.05 s: it is within the two seconds between two rounds."""
   cluster = _pulled_over(OneOfItsOwn(0.05, learner=3, pull_s=1.5))
@@ -175,18 +181,19 @@ def test_the_sync_includes_the_way_back():
 
 
 def test_a_fragment_ten_times_as_large_costs_nobody_its_part():
-  """K = M, embedding = 'own': the large one comes in its turn."""
+  """K = M, embedding = 'own': 3 s among 0.3 s, and a round each 2 s."""
   sizes = (10.0, 1.0, 1.0, 1.0)
-  wires = UnequalWires(0.12, 0.01, {}, sizes, stall_share=0.0, seed=1)
+  wires = UnequalWires(0.3, 0.01, {}, sizes, stall_share=0.0, seed=1)
   cluster = _pulled_over(wires, quorum=8)
   cluster.run(300.0)
   merges = _merges(cluster, 20.0)
+  assert len(merges) > 0.95 * (300.0 - 20.0) / 2.0
   assert sum(len(m.shares) for m in merges) / len(merges) > 7.8
-  pace = cluster.syncer.machine.step / (300.0 / 0.25)
-  assert pace > 0.95
+  kinds = {r.kind for _, r in cluster.watch.records}
+  assert kinds == {'joined', 'ready'}  # No pull was late, nobody thrown out.
 
 
-@pytest.mark.parametrize('quorum,least', [(1, 0.95), (4, 0.95), (8, 0.7)])
+@pytest.mark.parametrize('quorum,least', [(1, 0.95), (4, 0.95), (8, 0.95)])
 def test_one_hanging_path_leaves_the_others_their_rounds(quorum, least):
   """200 rounds a minute; from 30 s on nothing comes from learner 3."""
   wires = OneOfItsOwn(0.02, learner=3, pull_s=1e6, at_s=30.0)
@@ -195,6 +202,8 @@ def test_one_hanging_path_leaves_the_others_their_rounds(quorum, least):
   cluster.run(330.0)
   assert len(_merges(cluster, 30.0)) / 5 >= least * 200
   assert _participation(cluster, 5, from_s=30.0) > 0.95
+  # 1, 2 and 4 s until it is known; what is tried later, nobody waits for.
+  assert _longest_gap_s(cluster) < 8.0
 
 
 def test_a_link_that_becomes_nine_times_slower_is_pulled_from_again():

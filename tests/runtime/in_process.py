@@ -13,11 +13,11 @@ from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter, read_jsonl
 from diloco.protocol import learner_io, patience
+from diloco.protocol.incarnation import process_of
 from diloco.runtime import beginning as beginnings
 from diloco.runtime.blueprint import make_blueprint
 from diloco.runtime.device import Device
 from diloco.runtime.exchange import Exchange
-from diloco.runtime.incarnation import process_of
 from diloco.runtime.machine import describe
 from diloco.runtime.outputs import Outputs
 from diloco.runtime.sharding import Sharding

@@ -22,7 +22,7 @@ BASES = {
   messages.Report: dataclasses.replace(REPORT, step=2, position=2),
   messages.Alive: messages.Alive(),
   messages.WantFragment: messages.WantFragment(0, ''),
-  messages.HandedIn: messages.HandedIn(),
+  messages.HandedIn: messages.HandedIn(1),
   messages.Leaving: messages.Leaving(),
   messages.WantState: messages.WantState(''),
   messages.Goodbye: messages.Goodbye(''),

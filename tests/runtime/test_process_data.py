@@ -14,7 +14,7 @@ import pytest
 from diloco.data import records_folder
 from diloco.data.tokenizer_kinds import make_tokenizer
 from diloco.metrics.writer import read_jsonl
-from diloco.runtime.incarnation import process_of
+from diloco.protocol.incarnation import process_of
 from tests.data import made_files
 from tests.runtime.processes import START_S, Processes
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that are stopped or killed: whoever is left goes on."""
 
+import itertools
 import signal
 
 import pytest
 
+from diloco.metrics import names
 from diloco.protocol.patience import SILENCE_FLOOR_S
 from tests.runtime.processes import ENDLESS, SLOW, START_S, Processes
 
@@ -71,6 +73,28 @@ def test_learners_train_on_when_the_syncer_is_killed(tmp_path):
       'both learners make 50 steps without a syncer',
     )
     assert [each.exit_code for each in learners] == [None, None]
+    # Its successor hears of these steps too: each report has the time of all.
+    processes.syncer(name='syncer-again')
+    for m in (0, 1):
+      processes.until_merged(m)
+    for work in processes.tape('Worked')[-1]['learners']:
+      m = work['learner']
+      _expect_all_steps(work['made_s'], processes.steps(m), done[m] + 50)
+
+
+def _expect_all_steps(made_s: float, steps: list[dict], least: int):
+  """A sum of the first so many, `least` or more."""
+  sums_s = itertools.accumulate(
+    step[names.STEP_TIME] - min(step[names.STEP_TIME], step[names.STALL_TIME])
+    for step in steps
+  )
+  found = [
+    many
+    for many, sum_s in enumerate(sums_s, start=1)
+    if abs(sum_s - made_s) < 1e-6
+  ]
+  assert found, made_s
+  assert found[0] >= least
 
 
 def test_silent_learner_is_given_up_and_joins_again(tmp_path):

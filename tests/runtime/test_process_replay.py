@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from diloco.runtime.incarnation import process_of
+from diloco.protocol.incarnation import process_of
 from tests.runtime.processes import START_S, Processes
 
 pytestmark = pytest.mark.alone

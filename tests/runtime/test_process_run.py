@@ -6,8 +6,11 @@ import signal
 import psutil
 import pytest
 
+from diloco.metrics.status import read_status
 from diloco.metrics.summary import read_evaluation, read_summary
 from diloco.metrics.writer import read_jsonl
+from diloco.reports import run_reading
+from diloco.studies import run_history
 from tests.runtime.processes import SLOW, START_S, Processes
 from tests.transport import credentials
 
@@ -81,6 +84,16 @@ def test_killed_learner_comes_back(killed):
     if share['learner'] == 1
   }
   assert len(merged) == 2, f'merged incarnations: {merged}'
+
+
+def test_all_displays_have_one_goodput(killed):
+  """The last status, the end table's summary, the page, the replay."""
+  workdir = killed.workdir
+  told = read_summary(workdir.summary).goodput
+  assert 0.2 < told < 1.0
+  assert read_status(workdir.status).goodput == told
+  assert run_reading.read(workdir.root, 'run').goodput == told
+  assert run_history.read(workdir.root).goodput == told
 
 
 def test_loss_falls(run):

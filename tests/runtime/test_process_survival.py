@@ -13,8 +13,9 @@ import time
 import numpy as np
 import pytest
 
+from diloco.metrics import token_ledger, token_tapes
 from diloco.metrics.writer import read_jsonl
-from diloco.runtime.incarnation import process_of
+from diloco.protocol.incarnation import process_of
 from tests.runtime import survival
 from tests.runtime.gate import Gate
 from tests.runtime.processes import ENDLESS, START_S, Processes
@@ -22,6 +23,7 @@ from tests.runtime.processes import ENDLESS, START_S, Processes
 pytestmark = pytest.mark.alone
 
 FRAGMENTS = 2  # P of the tiny configuration.
+TOKENS = 4 * 32  # Of a step, likewise.
 FLOOR_S = 0.04  # Of a step.
 IN_FLIGHT = 3  # Reports that a killed process may not have got rid of.
 DIVERGED = 'learner-0-diverged'
@@ -285,6 +287,34 @@ def test_one_that_is_stopped_hands_in_its_last_steps(survived):
       assert (round_, 1, cease['step']) in merged
 
 
+def test_one_that_is_stopped_says_what_came_of_its_last_steps(survived):
+  process = survived.begins(1)[-2]['process']
+  lines = [
+    line
+    for line in read_jsonl(survived.processes.workdir.learner_tape(1))
+    if line['process'] == process
+  ]
+  cease = next(line for line in lines if line['kind'] == 'Cease')
+  [left] = [line for line in lines if line['kind'] == 'Leave']
+  assert f'left: {left["reason"]}' in survived.log('learner-1-stopped')
+  said = re.findall(
+    r'of fragment (\d+) up to step (\d+): (?:merged by round (\d+))?',
+    left['reason'],
+  )
+  assert said, left
+  merged = {
+    (line['round'], share['step'])
+    for line in survived.tape[survived.notice :]
+    if line['kind'] == 'Merge'
+    for share in line['shares']
+    if share['learner'] == 1
+  }
+  for _, step, round_ in said:
+    assert int(step) <= cease['step']
+    if round_:
+      assert (int(round_), int(step)) in merged
+
+
 def test_one_that_is_stopped_is_gone_within_its_notice(survived):
   assert survived.took_s < survival.NOTICE_S
 
@@ -321,6 +351,19 @@ def test_all_of_it_is_replayed_to_the_same_bytes(survived):
   assert 'every round has the CRC of the run' in replay.output
   sources = {b['source']['kind'] for m in (0, 1) for b in survived.begins(m)}
   assert sources == {'seed', 'peer', 'checkpoint'}
+
+
+def test_every_token_is_accounted_for(survived):
+  """Both sides are asked; deaths, restarts and the syncer's included."""
+  workdir = survived.processes.workdir
+  found = token_tapes.rows_of(workdir, FRAGMENTS, TOKENS)
+  assert {where for where, row in found.items() if row.unexplained} == set()
+  assert {m for m, _ in found} == {0, 1}
+  for p in range(FRAGMENTS):
+    assert found[1, p].merged > 0
+    assert dict(found[1, p].lost)[token_ledger.DIED] > 0
+  steps = {line['step'] for line in survived.processes.steps(0)}
+  assert found[0, 0].trained >= len(steps) * TOKENS
 
 
 # Diverged, and another mesh -------------------------------------------------

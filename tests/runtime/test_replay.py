@@ -8,7 +8,7 @@ from diloco.checkpoint.parameters import read_parameters
 from diloco.lab.following import LabFollowing
 from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import read_jsonl
-from diloco.runtime.incarnation import incarnation_of, process_of
+from diloco.protocol.incarnation import incarnation_of, process_of
 from diloco.runtime.replay_contents import DeviceContents
 from diloco.runtime.replay_plan import NotReplayable, make_plan
 from diloco.runtime.replaying import Replay, Replayed

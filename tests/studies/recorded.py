@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from diloco import config as configs
 from diloco.config import RunConfig
 from diloco.metrics import files, names
+from diloco.metrics.goodput import LearnerWork
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter
 from experiments import tests_tiny
@@ -73,11 +74,25 @@ def write(
     writer.close()
   for r in range(1, round(until_s / ROUND_S)):
     tape += closed(r, r % learners)
-  tape.append(line(until_s + 0.1, 'End'))
+  tape.append(worked(until_s, away, learners))
+  tape.append(line(until_s, 'End'))
   events.append(event(until_s + 0.2, 'syncer', 'exited', 'exited with code 0'))
   append(workdir.events, *sorted(events, key=lambda e: e[names.TIME]))
   append(workdir.tape, *sorted(tape, key=lambda e: e[names.TIME]))
   return workdir
+
+
+def worked(
+  at_s: float, away: Mapping[int, Sequence[Absence]], learners: int
+) -> dict:
+  """No step was lost; see `write`."""
+  works = []
+  for m in range(learners):
+    away_s = sum(back_s - killed_s for killed_s, _, back_s in away.get(m, ()))
+    made_s = (at_s - away_s) * (1 - STALL_S / STEP_S)
+    works.append(LearnerWork(m, BEGAN_S - 0.5, 1, made_s=made_s))
+  found = [dataclasses.asdict(each) for each in works]
+  return line(at_s, 'Worked', begin_s=BEGAN_S, learners=found)
 
 
 def closed(r: int, learner: int) -> list[dict]:

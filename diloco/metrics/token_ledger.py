@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The token ledger: trained = merged + overwritten + lost + pending, exactly.
+
+Each token that a learner trains on has its progress in every fragment, so each
+learner and fragment has a balance of its own. Both sides are asked: `merged` is
+what the syncer's closed rounds name, all else is what learners did. A merge
+that only one side knows of, or knows twice, leaves tokens unexplained.
+
+Positions are a learner's own tokens so far. A process that goes on from a
+checkpoint has the positions of the one that wrote it up to there.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+DIED = 'died'  # Pending at a death, and in no checkpoint that was gone on from.
+LEFT = 'left'  # Likewise, of a process that left in good order,
+QUARANTINED = 'quarantined'  # or that nothing is taken of any more.
+BOOTSTRAP = 'bootstrap'  # Pending in a checkpoint; a newer Θ took its place.
+LEDGER = 'ledger'  # Merged, and gone with the syncer's disk.
+
+Name = tuple[int, int]  # Of an offer: number of its process, handle.
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """Tokens of one learner and fragment; or sums of these."""
+
+  trained: int
+  merged: int
+  overwritten: int
+  lost: tuple[tuple[str, int], ...]  # By reason, ascending; none is 0.
+  pending: int  # In θ, and still to be merged.
+
+  @property
+  def unexplained(self) -> int:
+    """Positive: gone without a reason. Negative: counted twice."""
+    lost = sum(tokens for _, tokens in self.lost)
+    return self.trained - self.merged - self.overwritten - lost - self.pending
+
+
+@dataclasses.dataclass
+class Process:
+  """What one process of a learner did to its tokens; lists are by fragment."""
+
+  first: int  # Position at which it began,
+  first_counts: tuple[int, ...]  # and from which its θ_p had progress by then.
+  last: int  # Position now, or at its end.
+  counts: list[int]  # From which θ_p has progress that is not settled.
+  overwritten: list[int]  # As it said.
+  bootstrap: list[int]  # As it said, before its first step.
+  offers: dict[tuple[int, int], int]  # (p, handle) -> position of the copy.
+  taken_in: set[tuple[int, int]]  # (p, handle) whose merge it knows of.
+  end: str | None = None  # Why it is no more, if known.
+
+
+@dataclasses.dataclass(frozen=True)
+class Merged:
+  """One contribution to a closed round."""
+
+  fragment: int
+  version: int  # That resulted.
+  name: Name
+  tokens: int
+
+
+class Account:
+  """One learner's ledger over all its processes.
+
+  Args:
+    fragments: P.
+  """
+
+  def __init__(self, fragments: int):
+    self.processes: dict[int, Process] = {}  # By number, in order.
+    self._fragments = fragments
+    self._merged: list[list[Merged]] = [[] for _ in range(fragments)]
+    self._void: list[list[Merged]] = [[] for _ in range(fragments)]
+
+  # What happened --------------------------------------------------------------
+
+  def begin(self, number: int, position: int, counts: Sequence[int]) -> Process:
+    """A process starts.
+
+    Args:
+      number: of the process.
+      position: the learner's own tokens, as it knows them.
+      counts: by fragment, from which of them θ_p has progress.
+    """
+    zeros = [0] * self._fragments
+    process = Process(
+      position, tuple(counts), position, list(counts), [*zeros], [*zeros],
+      {}, set(),
+    )  # fmt: skip
+    self.processes[number] = process
+    return process
+
+  def apply(
+    self,
+    number: int,
+    fragment: int,
+    *,
+    carry: bool,
+    handle: int,
+    overwritten_tokens: int,
+    training: bool,
+  ):
+    """A process takes Θ_p in.
+
+    Args:
+      number: of the process.
+      fragment: p.
+      carry: this and the next two as in `protocol.learner_io.Apply`.
+      handle: see `carry`.
+      overwritten_tokens: see `carry`.
+      training: whether it has begun.
+    """
+    process = self.processes[number]
+    name = fragment, handle
+    if handle:
+      process.taken_in.add(name)
+    if not carry:
+      process.counts[fragment] = process.last
+    elif name in process.offers:
+      process.counts[fragment] = process.offers[name]
+    claims = process.overwritten if training else process.bootstrap
+    claims[fragment] += overwritten_tokens
+
+  def merge(self, merged: Merged):
+    """A round has closed with it; later versions of before are void."""
+    self._merged[merged.fragment].append(merged)
+
+  def void(self, fragment: int, version: int):
+    """The syncer has lost this version of a fragment, and what came after."""
+    kept = self._merged[fragment]
+    self._void[fragment] += [x for x in kept if x.version >= version]
+    self._merged[fragment] = [x for x in kept if x.version < version]
+
+  # What comes of it -----------------------------------------------------------
+
+  def row(self, fragment: int) -> Row:
+    """The balance of one fragment."""
+    return _Balance(
+      fragment,
+      list(self.processes.items()),
+      self._merged[fragment],
+      self._void[fragment],
+    ).row()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unheard:
+  """Positions [low, high) of a process, merged without its knowledge."""
+
+  number: int  # Of the process.
+  low: int
+  high: int
+
+
+class _Balance:
+  """One fragment of one learner, reckoned process by process."""
+
+  def __init__(
+    self,
+    fragment: int,
+    processes: Sequence[tuple[int, Process]],
+    merged: Sequence[Merged],
+    void: Sequence[Merged],
+  ):
+    self._p = fragment
+    self._processes = processes
+    self._merged = merged
+    self._void = void
+    self._overwritten = 0
+    self._lost: collections.Counter[str] = collections.Counter()
+    # Merged, and not taken in by the process that offered it.
+    self._unheard: list[_Unheard] = []
+
+  def row(self) -> Row:
+    p, pending, settled = self._p, 0, 0
+    for i, (number, process) in enumerate(self._processes):
+      self._overwritten += process.overwritten[p]
+      self._lost[BOOTSTRAP] += process.bootstrap[p]
+      self._unheard += self._unheard_of(number, process)
+      # What an earlier process had settled is in two claims.
+      first, now = process.first_counts[p], process.counts[p]
+      again = max(0, min(settled, now) - first)
+      self._take_back(again, bool(process.bootstrap[p]))
+      settled = max(settled, now)
+      following = self._processes[i + 1 : i + 2]
+      cut = following[0][1].first if following else process.last
+      left = self._close(number, process, settled, cut)
+      if following:
+        self._lost[process.end or DIED] += left
+        settled = min(settled, cut)
+        continue
+      pending = process.last - settled
+      pending -= sum(each.high - each.low for each in self._unheard)
+      if process.end is not None:
+        self._lost[process.end] += pending
+        pending = 0
+    self._lose_void()
+    return Row(
+      sum(x.last - x.first for _, x in self._processes),
+      sum(x.tokens for x in self._merged),
+      self._overwritten,
+      tuple(sorted((k, n) for k, n in self._lost.items() if n)),
+      pending,
+    )
+
+  def _unheard_of(self, number: int, process: Process) -> list['_Unheard']:
+    """Merges of the process that it has not heard of."""
+    tokens = {x.name[1]: x.tokens for x in self._merged if x.name[0] == number}
+    found = []
+    for handle, many in tokens.items():
+      name = self._p, handle
+      if name in process.offers and name not in process.taken_in:
+        high = process.offers[name]
+        found.append(_Unheard(number, high - many, high))
+    return found
+
+  def _take_back(self, tokens: int, bootstrap: bool):
+    """From a claim: they are in another sum already."""
+    if bootstrap:
+      self._lost[BOOTSTRAP] -= tokens
+    else:
+      self._overwritten -= tokens
+
+  def _close(
+    self, number: int, process: Process, settled: int, cut: int
+  ) -> int:
+    """What is lost where a process ends; unheard merges come off.
+
+    Args:
+      number: of the process.
+      process: whose end it is.
+      settled: up to which position all is merged, overwritten or lost.
+      cut: the position from which the next process goes on.
+
+    Returns:
+      Tokens beyond both that no round has merged.
+    """
+    begin = max(settled, cut)
+    left, rest = max(0, process.last - begin), []
+    for each in self._unheard:
+      before = each.number != number and bool(process.bootstrap[self._p])
+      self._take_back(max(0, min(each.high, settled) - each.low), before)
+      left -= max(0, each.high - max(each.low, begin))
+      low, high = max(each.low, settled), min(each.high, cut)
+      if low < high:
+        rest.append(_Unheard(each.number, low, high))
+    self._unheard = rest
+    return left
+
+  def _lose_void(self):
+    """Merges that learners knew of, and the syncer does not any more."""
+    kept = {x.name for x in self._merged}
+    processes = dict(self._processes)
+    for each in {x.name: x for x in self._void}.values():
+      number, handle = each.name
+      process = processes.get(number)
+      if process is None or each.name in kept:
+        continue
+      if (self._p, handle) in process.taken_in:
+        self._lost[LEDGER] += each.tokens
+
+
+def unexplained(rows: Iterable[Row]) -> int:
+  """Of all of them; those of two do not make up for each other."""
+  return sum(abs(row.unexplained) for row in rows)
+
+
+def text(row: Row) -> str:
+  """A line for people: shares of what was trained, lost by reason."""
+  whole = max(row.trained, 1)
+  parts = [
+    f'{row.merged / whole:.1%} merged',
+    f'{row.overwritten / whole:.1%} overwritten',
+    *(f'{tokens / whole:.1%} lost ({why})' for why, tokens in row.lost),
+    f'{row.pending / whole:.1%} pending',
+  ]
+  return f'{row.trained:,} trained, once per fragment: {", ".join(parts)}'
+
+
+def total(rows: Iterable[Row]) -> Row:
+  """The sums."""
+  rows = list(rows)
+  lost = collections.Counter()
+  for row in rows:
+    lost.update(dict(row.lost))
+  return Row(
+    sum(row.trained for row in rows),
+    sum(row.merged for row in rows),
+    sum(row.overwritten for row in rows),
+    tuple(sorted(lost.items())),
+    sum(row.pending for row in rows),
+  )

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The token ledger balances, and says so where it does not."""
+
+import pytest
+
+from diloco.metrics import token_ledger, token_tapes
+from diloco.metrics.token_ledger import BOOTSTRAP, DIED, LEDGER, LEFT
+from diloco.protocol.incarnation import incarnation_of
+
+TOKENS = 10  # Per step.
+FIRST, SECOND = 7, 9  # Processes.
+
+
+def begin(process, step=0, parent=None):
+  source = {'kind': 'seed', 'process': None, 'step': None}
+  if parent is not None:
+    source = {'kind': 'checkpoint', 'process': parent, 'step': step}
+  return line('Begin', process, step, source=source)
+
+
+def line(kind, process, step, **fields):
+  return {
+    'kind': kind, 'process': process, 'step': step, 'time_s': 0.0, **fields
+  }  # fmt: skip
+
+
+def copied(process, step, handle):
+  return line('Snapshot', process, step, fragment=0, handle=handle)
+
+
+def applied(process, step, handle, merged, overwritten, carry=True):
+  return line(
+    'Apply',
+    process,
+    step,
+    fragment=0,
+    carry=carry,
+    handle=handle,
+    merged_tokens=merged,
+    overwritten_tokens=overwritten,
+  )
+
+
+def closed(version, *shares):
+  """Each share: process, handle, its steps, the step of the copy."""
+  return {
+    'kind': 'Publish',
+    'fragment': 0,
+    'version': version,
+    'shares': [
+      {
+        'learner': 0,
+        'incarnation': incarnation_of(process, 1),
+        'handle': handle,
+        'c_tokens': steps * TOKENS,
+        'step': step,
+      }
+      for process, handle, steps, step in shares
+    ],
+  }
+
+
+def row(syncer, lines, last=None):
+  """Of fragment 0 of learner 0; `last`: (process, step) in the metrics."""
+  known = [(incarnation_of(last[0], 1), last[1])] if last else []
+  return token_tapes.rows(syncer, {0: lines}, {0: known}, 1, TOKENS)[0, 0]
+
+
+def good():
+  """Six steps: two merged, one more, two overwritten, one pending."""
+  syncer = [closed(1, (FIRST, 1, 2, 2)), closed(2, (FIRST, 2, 1, 3))]
+  learner = [
+    begin(FIRST),
+    copied(FIRST, 2, 1),
+    applied(FIRST, 2, 1, 20, 0),
+    copied(FIRST, 3, 2),
+    applied(FIRST, 3, 2, 10, 0),
+    applied(FIRST, 5, 0, 0, 20, carry=False),
+    line('Cease', FIRST, 6),
+  ]
+  return syncer, learner
+
+
+def test_a_good_run_balances():
+  found = row(*good())
+  assert found == token_ledger.Row(60, 30, 20, (), 10)
+  assert found.unexplained == 0
+
+
+def test_a_merge_that_the_syncer_s_record_lacks_is_found():
+  syncer, learner = good()
+  assert row(syncer[:1], learner).unexplained == 10
+
+
+def test_a_merge_that_stands_twice_is_found():
+  syncer, learner = good()
+  [share] = syncer[0]['shares']
+  syncer[1]['shares'].append(share)
+  assert row(syncer, learner).unexplained == -20
+
+
+def test_a_merge_that_no_learner_offered_is_found():
+  syncer, learner = good()
+  assert row([*syncer, closed(3, (SECOND, 5, 4, 4))], learner).unexplained < 0
+
+
+def test_a_merge_without_a_learner_s_tape_is_found():
+  [found] = token_tapes.rows(good()[0], {}, {}, 1, TOKENS).values()
+  assert found.unexplained == -30
+
+
+def test_an_overwrite_that_is_not_told_of_is_found():
+  syncer, learner = good()
+  learner[5]['overwritten_tokens'] = 0
+  assert row(syncer, learner).unexplained == 20
+
+
+def test_another_count_on_one_side_is_found():
+  syncer, learner = good()
+  syncer[1]['shares'][0]['c_tokens'] = 9
+  assert row(syncer, learner).unexplained == 1
+
+
+def test_an_apply_that_is_not_on_the_tape_is_found_by_the_next():
+  syncer, learner = good()
+  assert row(syncer, [*learner[:4], *learner[5:]]).unexplained != 0
+
+
+def killed():
+  """Saved at 4, killed at 8 with an offer of 2 to 6; the restart trains 3."""
+  learner = [
+    begin(FIRST),
+    copied(FIRST, 2, 1),
+    applied(FIRST, 2, 1, 20, 0),
+    line('Save', FIRST, 4),
+    copied(FIRST, 6, 2),
+    begin(SECOND, 4, FIRST),
+    line('Cease', SECOND, 7),
+  ]
+  return [closed(1, (FIRST, 1, 2, 2))], learner
+
+
+def test_what_a_checkpoint_has_is_pending_again():
+  syncer, learner = killed()
+  found = row(syncer, learner, (FIRST, 8))
+  # 8 and 3 steps: 2 merged, 4 died, 2 of the checkpoint and 3 pending.
+  assert found == token_ledger.Row(110, 20, 0, ((DIED, 40),), 50)
+  assert found.unexplained == 0
+
+
+def test_what_was_merged_after_a_death_is_not_lost_nor_pending():
+  syncer, learner = killed()
+  syncer.append(closed(2, (FIRST, 2, 4, 6)))
+  found = row(syncer, learner, (FIRST, 8))
+  assert found == token_ledger.Row(110, 60, 0, ((DIED, 20),), 30)
+  assert found.unexplained == 0
+
+
+def test_what_a_restart_overwrites_of_its_checkpoint_counts_once():
+  """It does not know that a round has merged it."""
+  syncer, learner = killed()
+  syncer.append(closed(2, (FIRST, 2, 4, 6)))
+  taken = applied(SECOND, 4, 0, 0, 20, carry=False)
+  found = row(syncer, [*learner[:5], taken, *learner[5:]], (FIRST, 8))
+  assert found == token_ledger.Row(110, 60, 0, ((DIED, 20),), 30)
+
+
+def test_what_a_bootstrap_overwrites_has_its_reason():
+  syncer, learner = killed()
+  taken = applied(SECOND, 4, 0, 0, 20, carry=False)
+  found = row(syncer, [*learner[:5], taken, *learner[5:]], (FIRST, 8))
+  assert found == token_ledger.Row(
+    110, 20, 0, ((BOOTSTRAP, 20), (DIED, 40)), 30
+  )
+  assert found.unexplained == 0
+
+
+def test_one_that_starts_from_the_seed_lets_go_of_all():
+  syncer, learner = good()
+  found = row(syncer, [*learner, begin(SECOND), line('Cease', SECOND, 2)])
+  assert found == token_ledger.Row(80, 30, 20, ((LEFT, 10),), 20)
+
+
+def test_what_a_lost_ledger_had_merged_is_lost():
+  """Version 2 is another than the learner had taken in."""
+  syncer, learner = good()
+  found = row([*syncer, closed(2)], learner)
+  assert found == token_ledger.Row(60, 20, 20, ((LEDGER, 10),), 10)
+  assert found.unexplained == 0
+
+
+@pytest.mark.parametrize('sign', [1, -1])
+def test_learners_do_not_make_up_for_each_other(sign):
+  rows = [token_ledger.Row(10, 10 + x, 0, (), 0) for x in (sign * 3, -sign * 3)]
+  assert token_ledger.total(rows).unexplained == 0
+  assert token_ledger.unexplained(rows) == 6
