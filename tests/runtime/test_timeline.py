@@ -92,8 +92,8 @@ def workdir(tmp_path) -> Workdir:
       taped.line(
         101.2, tape_lines.Begin(OTHER, 0, 0, tape_lines.SEED, taped.MACHINE)
       ),
-      taped.line(102.9, tape_lines.Snapshot(OTHER, 4, 1, 0, 0)),
-      taped.line(103.4, tape_lines.Apply(OTHER, 5, 0, 1, 77, False)),
+      taped.line(102.9, tape_lines.Snapshot(OTHER, 4, 1, 0, 0, 1)),
+      taped.line(103.4, tape_lines.Apply(OTHER, 5, 0, 1, 77, False, 1, 8, 2)),
       taped.line(111.9, tape_lines.Cease(OTHER, 12)),
     ],
     1: [
