@@ -101,7 +101,10 @@ class LearnerArrays:
     self._params = params
     self._inner = inner
     self._own = OwnProgress(
-      lab.device, blueprint.config.protocol.blend, dict(enumerate(bases))
+      lab.device,
+      blueprint.config.protocol.blend,
+      dict(enumerate(bases)),
+      params,
     )
     self.base_crcs = list(start.crcs)
     self._host = HostCopy(blueprint, bases, start.versions)

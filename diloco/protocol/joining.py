@@ -48,6 +48,17 @@ class Start:
     zeros = (0,) * len(crcs)
     return cls('the seed', crcs, zeros, zeros, zeros)
 
+  def counting_anew(self) -> 'Start':
+    """The same with no progress on any fragment yet.
+
+    With the blend 'mix' a checkpoint does not say what of θ is progress: what
+    was not merged before stays in θ, and is offered no more.
+    """
+    count = len(self.versions)
+    return dataclasses.replace(
+      self, from_steps=(self.step,) * count, from_tokens=(self.tokens,) * count
+    )
+
   def state(self) -> State:
     """The machine's state before it has said anything."""
     fragments = tuple(

@@ -49,6 +49,8 @@ class Learner:
     start: Start,
   ):
     assert len(start.crcs) == config.fragments, f'{start=} for {config}'
+    if config.blend == 'mix':
+      start = start.counting_anew()
     self._core = Core(config, run, learner, fingerprints, start.state())
 
   # The interface ------------------------------------------------------------
@@ -347,6 +349,7 @@ class Learner:
         closed_known=state.closed_known,
         last_offered=state.last_offered,
         lead=state.lead,
+        refreshes=self._to_refresh(state.step) is not None,
       ),
       self._core.config,
     )
@@ -357,14 +360,21 @@ class Learner:
 
   def _refresh(self):
     """A newer copy for the first round to close that can still use one."""
+    round_ = self._to_refresh(self._core.state.step)
+    if round_ is not None:
+      self._snapshot(round_)
+
+  def _to_refresh(self, step: int) -> int | None:
+    """The first open round whose offer is older than own step `step`."""
     state = self._core.state
     for round_ in range(state.closed_known + 1, state.last_offered + 1):
       fragment = state.fragments[self._core.config.fragment_of(round_)]
       crowded = fragment.unanswered(state.incarnation) >= UNANSWERED_MAX
-      if fragment.pulled or crowded:
+      if fragment.pulled or crowded or fragment.offered_step == step:
         continue
-      if self._snapshot(round_):
-        return
+      if fragment.can_be_offered(step):
+        return round_
+    return None
 
   def _on_not_offered(self, event: learner_io.NotOffered):
     """Nothing can come of that handle."""
@@ -386,11 +396,9 @@ class Learner:
     """Offers the round's fragment, unless no step was made on it."""
     p = self._core.config.fragment_of(round_)
     state, fragment = self._core.state, self._core.state.fragments[p]
-    c_steps = state.step - fragment.from_step
-    if c_steps < 1:
+    if not fragment.can_be_offered(state.step):
       return False
-    if not fragment.current:
-      return False  # What was merged of this base may be on its way back.
+    c_steps = state.step - fragment.from_step
     handle = state.handles + 1
     c_tokens = state.tokens - fragment.from_tokens
     made = Made(

@@ -191,8 +191,7 @@ class Reset:
 class Apply:
   """Boundary: blend the host's `version` of the fragment into θ.
 
-  With `carry`, progress that no round has merged stays: what came after the
-  copy of `handle`; all that came after the base, where no offer was merged.
+  With `carry`, what came after the copy of `handle` stays.
   Without, what the blend rule leaves of θ is no progress of the learner's.
 
   Of the learner's tokens of this fragment: trained = the sums of

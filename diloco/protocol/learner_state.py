@@ -70,6 +70,13 @@ class Fragment:
     """Whether θ_p was set to that."""
     return self.complete and self.base == self.host
 
+  def can_be_offered(self, step: int) -> bool:
+    """Whether own step `step` has progress on it, none of it merged already.
+
+    What was merged of an older base may be on its way back.
+    """
+    return step > self.from_step and self.current
+
   @property
   def offered_step(self) -> int | None:
     """Of the newest offer that may be merged."""

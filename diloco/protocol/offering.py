@@ -76,6 +76,7 @@ class Standing:
   closed_known: int  # The newest round that it knows to be closed.
   last_offered: int  # The newest round that it made a new offer for.
   lead: int  # In steps of t.
+  refreshes: bool = False  # An earlier round can use a newer copy now.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,8 @@ def next_offer(standing: Standing, config: ProtocolConfig) -> NextOffer:
   if round_ > standing.closed_known + limit:
     return NextOffer(None, f'{limit} rounds in flight')
   at = round_ * config.spacing_steps - standing.lead
-  early = HALF_STEP if config.spacing_steps == 1 else NEARLY_A_STEP
+  rare = config.spacing_steps > 1 and not standing.refreshes
+  early = NEARLY_A_STEP if rare else HALF_STEP
   if standing.t < at - early:
     return NextOffer(None, f'round {round_} at {at}, now {standing.t:.1f}')
   return NextOffer(round_, f'round {standing.closed_known} closed')
@@ -106,10 +108,12 @@ def next_offer(standing: Standing, config: ProtocolConfig) -> NextOffer:
 def open_max(lead: int, config: ProtocolConfig) -> int:
   """Rounds that may be on offer beyond the last that is known to be closed.
 
-  Those that become due in the τ steps that an exchange takes, and in the
-  steps of the lead; never two of one fragment.
+  Those that become due in the τ steps that an exchange takes, in the steps of
+  the lead, and in the step under way, at the end of which the copy is made;
+  never two of one fragment.
   """
-  steps = config.overlap_steps + lead
+  under_way = 1 if config.overlap_steps > 0 else 0
+  steps = config.overlap_steps + lead + under_way
   return min(max(1, -(-steps // config.spacing_steps)), config.fragments)
 
 

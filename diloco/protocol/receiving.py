@@ -93,17 +93,20 @@ def _adapt_lead(core: Core, update: messages.Update):
   """After a round that it offered, or was about to offer."""
   fragment = core.state.fragments[update.fragment]
   if core.learner not in update.participants:
-    offers = core.state.began and fragment.current
-    if offers and core.state.step > fragment.from_step:
+    if core.state.began and fragment.can_be_offered(core.state.step):
       core.set(lead=next_lead(core.state.lead, None, core.config))
     return
-  if fragment.offered_round != update.round:
-    return
   i = update.participants.index(core.learner)
-  waited = update.ages_steps[i]
   made = fragment.found(update.incarnations[i], update.handles[i])
-  if made is not None:
-    waited += made.step - fragment.first_step
+  begun = fragment.offered_round == update.round
+  if made is None:
+    if not begun:
+      return  # Another process of the learner made it.
+    waited = update.ages_steps[i]
+  elif begun and made.step >= fragment.first_step:
+    waited = update.ages_steps[i] + made.step - fragment.first_step
+  else:
+    waited = None  # Made for an earlier round, that was closed without it.
   core.set(lead=next_lead(core.state.lead, waited, core.config))
 
 
@@ -186,20 +189,22 @@ def apply_received(core: Core):
 def _apply(core: Core, p: int, fragment: Fragment):
   """Takes in one fragment.
 
-  With carry, what no round has merged stays in θ, and counts: from the copy
-  that was merged, or, where none was, from where it counted before. So θ is
-  at any time its base and the progress that its counters stand for: it never
-  offers what others did.
+  With carry, what came after the copy that was merged stays in θ, and counts
+  from there. Where nothing that was made on this base was merged, Θ_p
+  overwrites θ_p, as it does under the other rules: an old direction, kept, is
+  worth less than its tokens. So θ never offers what others did.
   """
   state, made = core.state, fragment.merged
   carry = (
-    core.config.blend == 'carry' and state.began and not fragment.merged_other
+    core.config.blend == 'carry'
+    and state.began
+    and made is not None
+    and made.base == fragment.base
+    and not fragment.merged_other
   )
   from_step, from_tokens = state.step, state.tokens
-  if carry and made is not None:
+  if carry:
     from_step, from_tokens = made.step, made.tokens
-  elif carry:
-    from_step, from_tokens = fragment.from_step, fragment.from_tokens
   merged_tokens = made.c_tokens if made is not None else 0
   # None of an older base can be merged any more, once one was.
   offers = () if made is not None else fragment.offers

@@ -82,6 +82,7 @@ class OtherHost:
       device,
       blueprint.config.protocol.blend,
       {p: x.theta for p, x in enumerate(beginning.copy.held())},
+      self._params,
     )
     self._arrivals = Arrivals()
     self._pace = TransferPace(blueprint.config.protocol.patience)

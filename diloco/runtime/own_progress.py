@@ -5,6 +5,7 @@ Everything that does this is here: the training loop, the other hosts of a
 learner, the replay of a tape and the lab all call it.
 """
 
+import copy
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -32,18 +33,27 @@ class OwnProgress:
     device: takes copies, blends.
     blend: 'overwrite', 'mix' or 'carry'.
     bases: by fragment.
+    params: θ as it is now, path -> array. With 'mix' an offer counts from it
+      until an update comes: a checkpoint does not say what θ was set to.
 
   Attributes:
     bases: Θ_p as it was last taken in, by fragment.
   """
 
-  def __init__(self, device: Device, blend: str, bases: Mapping[int, Arrays]):
+  def __init__(
+    self,
+    device: Device,
+    blend: str,
+    bases: Mapping[int, Arrays],
+    params: Mapping[str, jax.Array],
+  ):
     self._device = device
     self._blend = blend
     self.bases = dict(bases)
     self._references: dict[int, Copy] = {}  # Where it is not the base.
-    # By fragment and handle, with the base that it had.
-    self._copies: dict[int, dict[int, tuple[Copy, Arrays]]] = {}
+    if blend == 'mix':
+      self._references = {p: device.snapshot(p, params) for p in bases}
+    self._copies: dict[int, dict[int, Copy]] = {}  # By fragment and handle.
 
   def reference(self, fragment: int) -> Arrays | Copy:
     """What an offer of the fragment is relative to."""
@@ -71,7 +81,7 @@ class OwnProgress:
     copy = self._device.snapshot(fragment, params)
     if self._blend == 'carry':
       kept = self._kept(fragment, keep)
-      self._copies[fragment] = {**kept, handle: (copy, self.bases[fragment])}
+      self._copies[fragment] = {**kept, handle: copy}
     return copy
 
   def take_in(
@@ -93,40 +103,18 @@ class OwnProgress:
       said: has `carry`, `handle` and `keep`, see `protocol.learner_io.Apply`.
       training: False before the first step: there is no progress yet.
     """
-    base, copies = self.bases[fragment], self._copies.get(fragment, {})
+    copies = self._copies.get(fragment, {})
     self.bases[fragment] = theta
     self._references.pop(fragment, None)
     self._copies[fragment] = self._kept(fragment, said.keep)
     if training and said.carry:
-      since = self._since(fragment, base, copies, said.handle)
+      since = copies[said.handle]
       return self._device.blend(fragment, params, placed, since)
     if not training or self._blend in (OVERWRITE, 'carry'):
       return self._device.overwrite(fragment, params, placed)
     params = self._device.blend(fragment, params, placed, placed)
     self._references[fragment] = self._device.snapshot(fragment, params)
     return params
-
-  def _since(
-    self,
-    fragment: int,
-    base: Arrays,
-    copies: Mapping[int, tuple[Copy, Arrays]],
-    handle: int,
-  ) -> Copy:
-    """θ without the progress that stays: what came after it is carried.
-
-    The copy of the offer that was merged. Where none was, the base: all that
-    came after that is still to be merged. A copy that was made on an older
-    base is taken to where it would be on this one.
-    """
-    if not handle:
-      return self._device.put_fragment(fragment, base)
-    copy, its_base = copies[handle]
-    if all(its_base[name] is base[name] for name in base):
-      return copy
-    now = self._device.put_fragment(fragment, base)
-    then = self._device.put_fragment(fragment, its_base)
-    return {name: copy[name] + (now[name] - then[name]) for name in copy}
 
   def _kept(self, fragment: int, keep: Collection[int]):
     copies = self._copies.get(fragment, {})
@@ -146,6 +134,6 @@ class OwnProgress:
 
   def copy(self) -> 'OwnProgress':
     """Nothing that happens later changes it."""
-    copied = OwnProgress(self._device, self._blend, self.bases)
+    copied = copy.copy(self)
     copied.go_on(self.bases, self.state())
     return copied

@@ -135,7 +135,7 @@ class DeviceContents:
 
   def _standing(self, learner: int, params, inner, bases) -> 'DeviceStanding':
     blend = self._blueprint.config.protocol.blend
-    own = OwnProgress(self._device, blend, bases)
+    own = OwnProgress(self._device, blend, bases, params)
     return DeviceStanding(
       self._blueprint, self._device, learner, params, inner, own
     )

@@ -107,6 +107,7 @@ class Training:
       device,
       config.protocol.blend,
       {p: each.theta for p, each in enumerate(held)},
+      self._params,
     )
     self._base_crcs = {p: each.crc for p, each in enumerate(held)}
     self._base_versions = {p: each.version for p, each in enumerate(held)}

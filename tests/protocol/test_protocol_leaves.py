@@ -9,6 +9,8 @@ import pytest
 from diloco.protocol import messages, way_back
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema, grace_window_s
+from diloco.protocol.joining import Start
+from diloco.protocol.learner import Learner
 from diloco.protocol.offering import (
   Standing,
   View,
@@ -149,6 +151,15 @@ def test_weight_without_a_step_is_zero():
   assert token_weight(0, 0) == 0.0
 
 
+def test_with_mix_a_process_counts_from_its_checkpoint():
+  """What it made before can't be told from what the rule has left of θ."""
+  start = Start('a checkpoint', (0,), (3,), (4,), (400,), step=6, tokens=600)
+  for blend, counted in (('mix', (6, 600)), ('carry', (4, 400))):
+    config = config_of({'fragments': 1, 'blend': blend})
+    [fragment] = Learner(config, 'run', 0, {}, start).snapshot().fragments
+    assert (fragment.from_step, fragment.from_tokens) == counted
+
+
 def test_weights_are_normalised_in_id_order():
   assert list(normalised({2: 3.0, 0: 1.0}).items()) == [(0, 0.25), (2, 0.75)]
 
@@ -174,6 +185,8 @@ CONFIG = config_of(
     ({}, 5),  # Due at step 10.
     ({'t': 9.2}, 5),  # Rather early: it will be refreshed.
     ({'t': 9.0}, None),
+    ({'t': 9.2, 'refreshes': True}, None),  # An earlier round's comes first.
+    ({'t': 9.5, 'refreshes': True}, 5),
     ({'t': 8.2, 'lead': 1}, 5),
     ({'t': 8.0, 'lead': 1}, None),
     ({'t': 9.0, 'lead': 4}, 5),  # One at a boundary, the oldest first.
@@ -186,6 +199,18 @@ CONFIG = config_of(
 )
 def test_next_offer(fields, round_):
   assert next_offer(_standing(**fields), CONFIG).round == round_
+
+
+def test_a_round_may_be_on_offer_for_the_step_under_way():
+  """τ = 1, s = 1: before the update of a round is here, the next two are due.
+
+  Its offer's copy is made a step after the decision.
+  """
+  each_step = config_of(
+    {'fragments': 4, 'sync_every_steps': 4, 'overlap_steps': 1}
+  )
+  standing = _standing(t=6.0, last_offered=5)
+  assert next_offer(standing, each_step).round == 6
 
 
 def test_next_offer_says_why_not():

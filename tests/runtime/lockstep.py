@@ -119,6 +119,7 @@ class _LockstepLearner:
       lockstep.device,
       blueprint.config.protocol.blend,
       {p: self.host.fragment(p)[1] for p in lockstep.fragments},
+      self.params,
     )
     self.offers = {}
     self.steps = 0  # And the next batch.

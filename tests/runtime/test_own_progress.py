@@ -37,10 +37,20 @@ class _Own:
     params, _ = self._device.init(blueprint.initial_parameters())
     placed = self._device.put_fragment(0, rounded[0])
     self._params = self._device.overwrite(0, params, placed)
-    self._own = OwnProgress(self._device, blend, dict(enumerate(rounded)))
+    self._own = OwnProgress(
+      self._device, blend, dict(enumerate(rounded)), self._params
+    )
+    self._own_blend = blend
     self._carries = blend == 'carry'
     self._keep = ()
+    self._of_base = ()  # Handles of offers on the base of now.
     self._version = 0
+
+  def restart(self):
+    """Of a checkpoint: θ and the bases are all that is known."""
+    self._own = OwnProgress(
+      self._device, self._own_blend, self._own.bases, self._params
+    )
 
   def train(self, progress: float):
     """θ += progress."""
@@ -50,6 +60,7 @@ class _Own:
     """The values of the outer gradient."""
     theta = self._own.snapshot(0, self._params, handle, self._keep)
     self._keep = (*self._keep, handle)
+    self._of_base = (*self._of_base, handle)
     reference = self._own.reference(0)
     return {
       float(v)
@@ -65,7 +76,9 @@ class _Own:
     placed = self._device.put_fragment(0, theta)
     if merged:
       self._keep = ()
-    said = Apply(0, self._version, self._carries, merged, self._keep)
+    carries = self._carries and merged in self._of_base
+    said = Apply(0, self._version, carries, merged, self._keep)
+    self._of_base = ()
     self._params = self._own.take_in(
       0, self._params, theta, placed, said, training=True
     )
@@ -85,26 +98,17 @@ def test_who_learns_nothing_offers_nothing(blend):
   assert own.offer(4) == {0.0}
 
 
-def test_carry_keeps_what_no_round_has_merged():
+def test_carry_keeps_what_came_after_the_copy_that_was_merged():
   own = _Own('carry')
   own.train(0.25)
   assert own.offer(1) == {-0.25}
-  own.update()  # Without it: all of it is still to be merged.
-  assert own.offer(2) == {-0.25}
+  own.update()  # Without it: the update overwrites.
+  assert own.offer(2) == {0.0}
   own.train(0.125)
-  own.update(merged=2)
   assert own.offer(3) == {-0.125}
-
-
-def test_carry_counts_from_an_offer_of_an_older_base_too():
-  own = _Own('carry')
-  own.train(0.25)
-  own.offer(1)
-  own.train(0.125)
-  own.update()
   own.train(0.0625)
-  own.update(merged=1)
-  assert own.offer(2) == {-0.1875}
+  own.update(merged=3)
+  assert own.offer(4) == {-0.0625}
 
 
 def test_carry_counts_from_the_copy_that_was_merged_not_the_newest():
@@ -125,3 +129,15 @@ def test_the_others_offer_what_came_since_the_update(blend):
   own.update()
   own.train(0.125)
   assert own.offer(2) == {-0.125}
+
+
+def test_mix_offers_after_a_restart_only_what_came_since():
+  """The process before has left what a checkpoint does not tell from work."""
+  own = _Own('mix')
+  own.train(0.25)
+  own.update()
+  own.train(0.125)
+  own.restart()
+  assert own.offer(1) == {0.0}
+  own.train(0.0625)
+  assert own.offer(2) == {-0.0625}

@@ -92,9 +92,10 @@ def workdir(tmp_path) -> Workdir:
       taped.line(
         101.2, tape_lines.Begin(OTHER, 0, 0, tape_lines.SEED, taped.MACHINE)
       ),
-      taped.line(102.9, tape_lines.Snapshot(OTHER, 4, 1, 0, 0, 1)),
-      taped.line(103.4, tape_lines.Apply(OTHER, 5, 0, 1, 77, False, 1, 8, 2)),
+      taped.line(102.9, tape_lines.Snapshot(OTHER, 4, 1, 0, 0, 7)),
+      taped.line(103.4, tape_lines.Apply(OTHER, 5, 0, 1, 77, False, 7, 9, 0)),
       taped.line(111.9, tape_lines.Cease(OTHER, 12)),
+      taped.line(112.1, tape_lines.Leave(OTHER, 12, 'run is over')),
     ],
     1: [
       taped.line(
@@ -162,7 +163,7 @@ def test_a_torn_last_line_is_left_out_and_told(workdir):
   path.write_bytes(path.read_bytes()[:-20])
   tapes = read_tapes(workdir)
   assert tapes.torn == (path,)
-  assert len(tapes.learners[0]) == 3
+  assert len(tapes.learners[0]) == 4
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,19 @@ def test_what_is_merged_is_of_the_last_boundary(cell):
   assert lenient.reached(cell.far), ages
 
 
+@pytest.mark.parametrize(
+  'cell,steps',
+  [
+    (offer_age.Cell(False, 1, 8, 1, 24), 120),  # A round at each step.
+    (offer_age.Cell(False, 6, 8, 1, 8), 240),  # Rounds open for two steps.
+  ],
+  ids=str,
+)
+def test_many_learners_reach_the_aims_too(cell, steps):
+  ages = offer_age.measure(config_of(steps), cell)
+  assert ages.reached(False), ages
+
+
 def test_offers_by_own_steps_without_refresh_are_old(monkeypatch):
   """As it was: s own steps after the last offer, whatever t is."""
 
