@@ -181,14 +181,22 @@ def on_handed_in(state: State, learner: int, handed_in: messages.HandedIn):
   if not state.members[learner].ready:
     break_off(state, learner, 'hands in before it was ready')
     return
-  state.change(learner, handed_in=True)
   if not state.finishing and state.knows_less:
-    # Believed only then: whoever says so later would end the run for all.
+    # Believed only then: said later, it would end the run for all.
+    fragments = state.config.fragments
+    if handed_in.last_round < max(fragments, state.closed_round):
+      # A finish gives every fragment one more round after those that closed.
+      said = f'last_round={handed_in.last_round}'
+      break_off(state, learner, f'{said}, round {state.closed_round} closed')
+      return
+    state.change(learner, handed_in=True)
     state.pace.at_least(state.config.total_steps)
     state.finish_was_told = True
     least = max(state.rounds, default=state.closed_round)  # They are open.
-    most = state.closed_round + state.config.fragments
+    most = state.closed_round + fragments
     begin_to_finish(state, min(max(least, handed_in.last_round), most))
+    return
+  state.change(learner, handed_in=True)
 
 
 def begin_to_finish(state: State, last_round: int):

@@ -25,6 +25,7 @@ BASES = {
   messages.HandedIn: messages.HandedIn(1),
   messages.Leaving: messages.Leaving(),
   messages.WantState: messages.WantState(''),
+  messages.StateTaken: messages.StateTaken(),
   messages.Goodbye: messages.Goodbye(''),
 }
 
@@ -61,11 +62,29 @@ def _base(stage: Stage, kind: type):
       return BASES[kind]
 
 
+def _close_a_round(stage: Stage):
+  good = stage.peer(2).join()
+  good.train(stage.blueprint.config.protocol.spacing_steps)
+  good.offer(1, 1e-3)
+  good.hear(messages.Update)
+
+
+def test_a_run_that_has_just_begun_is_not_ended_by_a_member(stage):
+  """No finish ends in a round that had closed before it began."""
+  for incarnation, last_round in enumerate((-(1 << 62), 0), start=1):
+    bad = stage.peer(0, incarnation).join()
+    bad.say(messages.HandedIn(last_round))
+    assert 'last_round' in bad.end()
+  stage.assert_lives()
+
+
 @pytest.mark.parametrize(
   'kind', messages.FROM_LEARNER[1:], ids=lambda kind: kind.__name__
 )
 def test_no_message_of_a_member_ends_the_syncer(stage, kind):
   """Each field of each kind by itself, from a learner that counts."""
+  if kind is messages.HandedIn:
+    _close_a_round(stage)  # Before, it may end the run: the ledger may be lost.
   largest = malice.largest(kind, _base(stage, kind), wire.INCOMING_BYTES_MAX)
   for incarnation, (label, message) in enumerate(largest, start=1):
     bad = stage.peer(0, incarnation).join()

@@ -31,7 +31,9 @@ def rows(report):
 
 
 def test_waiting_for_all_costs_the_gap_and_waiting_for_one_nothing(rows):
-  assert rows['K=M']['pace %'] == pytest.approx(84, abs=5)
+  # Below 82: updates come two steps after the copy, of τ = 2, and the first
+  # rounds wait for the first offers (79.6 over 960 steps).
+  assert rows['K=M']['pace %'] == pytest.approx(80, abs=4)
   assert rows['K=M']['closed form'] == pytest.approx(82)
   for setting in K_IS_1:
     assert rows[setting]['pace %'] == pytest.approx(100, abs=3)
