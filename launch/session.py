@@ -240,6 +240,7 @@ def _show_end(
     workdir,
     config.protocol.fragments,
     config.data.batch * config.data.seq_len,
+    config.protocol.blend,
   )
   view = report.report(workdir, summary, evaluation, place, tokens.values())
   console.print(view)

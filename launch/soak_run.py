@@ -154,8 +154,10 @@ class Soak:
     return [], f'{work.goodput(max(x[names.TIME] for x in tape)):.1%}'
 
   def _token_ledger(self, tokens_per_step: int) -> Check:
-    fragments = self._config.protocol.fragments
-    rows = token_tapes.rows_of(self.run.workdir, fragments, tokens_per_step)
+    protocol = self._config.protocol
+    rows = token_tapes.rows_of(
+      self.run.workdir, protocol.fragments, tokens_per_step, protocol.blend
+    )
     return Check(
       'every token is accounted for',
       run_checks.tokens_explained(rows),

@@ -18,6 +18,7 @@ DIED = 'died'  # Pending at a death, and in no checkpoint that was gone on from.
 LEFT = 'left'  # Likewise, of a process that left in good order,
 QUARANTINED = 'quarantined'  # or that nothing is taken of any more.
 BOOTSTRAP = 'bootstrap'  # Pending in a checkpoint; a newer Θ took its place.
+RESTORED = 'restored'  # Pending in a checkpoint, and not told apart: 'mix'.
 LEDGER = 'ledger'  # Merged, and gone with the syncer's disk.
 
 Name = tuple[int, int]  # Of an offer: number of its process, handle.
@@ -182,6 +183,7 @@ class _Balance:
     for i, (number, process) in enumerate(self._processes):
       self._overwritten += process.overwritten[p]
       self._lost[BOOTSTRAP] += process.bootstrap[p]
+      settled = max(settled, self._skip(settled, process.first_counts[p]))
       self._unheard += self._unheard_of(number, process)
       # What an earlier process had settled is in two claims.
       first, now = process.first_counts[p], process.counts[p]
@@ -219,6 +221,25 @@ class _Balance:
         high = process.offers[name]
         found.append(_Unheard(number, high - many, high))
     return found
+
+  def _skip(self, settled: int, first: int) -> int:
+    """Loses what a checkpoint had pending and its process does not count.
+
+    Args:
+      settled: up to which position all is merged, overwritten or lost.
+      first: the position from which the process counts.
+
+    Returns:
+      `first`.
+    """
+    if first > settled:
+      merged = (
+        max(0, min(each.high, first) - max(each.low, settled))
+        for each in self._unheard
+      )
+      self._lost[RESTORED] += first - settled - sum(merged)
+      self._unheard = [x for x in self._unheard if x.high > first]
+    return first
 
   def _take_back(self, tokens: int, bootstrap: bool):
     """From a claim: they are in another sum already."""

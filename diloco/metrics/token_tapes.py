@@ -21,6 +21,7 @@ def rows(
   steps: Mapping[int, Iterable[tuple[int, int]]],
   fragments: int,
   tokens_per_step: int,
+  blend: str = 'carry',
 ) -> Rows:
   """The balance of each learner and fragment.
 
@@ -34,8 +35,9 @@ def rows(
     steps: by learner id, (incarnation, own step) as the metrics have them.
     fragments: P.
     tokens_per_step: of a learner.
+    blend: of the run; with 'mix' a process counts anew after a checkpoint.
   """
-  reader = _Reader(syncer, fragments, tokens_per_step)
+  reader = _Reader(syncer, fragments, tokens_per_step, blend == 'mix')
   ids = {*learners, *(m for _, _, m, _ in _shares(syncer))}
   return {
     (m, p): account.row(p)
@@ -45,7 +47,9 @@ def rows(
   }
 
 
-def rows_of(workdir: Workdir, fragments: int, tokens_per_step: int) -> Rows:
+def rows_of(
+  workdir: Workdir, fragments: int, tokens_per_step: int, blend: str = 'carry'
+) -> Rows:
   """The same of the run that lies there.
 
   Raises:
@@ -68,6 +72,7 @@ def rows_of(workdir: Workdir, fragments: int, tokens_per_step: int) -> Rows:
     },
     fragments,
     tokens_per_step,
+    blend,
   )
 
 
@@ -84,7 +89,10 @@ def _shares(syncer: Lines):
 class _Reader:
   """Fills accounts."""
 
-  def __init__(self, syncer: Lines, fragments: int, tokens_per_step: int):
+  def __init__(
+    self, syncer: Lines, fragments: int, tokens_per_step: int, anew: bool
+  ):
+    self._anew = anew
     self._syncer = syncer
     self._fragments = fragments
     self._per_step = tokens_per_step
@@ -180,6 +188,8 @@ class _Reader:
     loses it.
     """
     step, source = begin['step'], begin['source']
+    if self._anew:
+      return [step * self._per_step] * self._fragments
     if source['kind'] == 'checkpoint' and (source['process'], step) in saves:
       return saves[source['process'], step]
     own = [counts for (_, at), counts in saves.items() if at == step]

@@ -192,8 +192,8 @@ def _apply(core: Core, p: int, fragment: Fragment):
   With carry, what came after the copy that was merged stays in θ, and counts
   from there. Where nothing that was made on this base was merged, Θ_p
   overwrites θ_p, as it does with 'overwrite'; that was measured to be better
-  than to carry all since the base (`experiments/unequal.py`). So a learner never
-  offers what others did.
+  than to carry all since the base (`experiments/unequal.py`). So a learner
+  never offers what others did.
   """
   state, made = core.state, fragment.merged
   carry = (

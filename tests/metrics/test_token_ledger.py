@@ -4,7 +4,13 @@
 import pytest
 
 from diloco.metrics import token_ledger, token_tapes
-from diloco.metrics.token_ledger import BOOTSTRAP, DIED, LEDGER, LEFT
+from diloco.metrics.token_ledger import (
+  BOOTSTRAP,
+  DIED,
+  LEDGER,
+  LEFT,
+  RESTORED,
+)
 from diloco.protocol.incarnation import incarnation_of
 
 TOKENS = 10  # Per step.
@@ -194,3 +200,18 @@ def test_learners_do_not_make_up_for_each_other(sign):
   rows = [token_ledger.Row(10, 10 + x, 0, (), 0) for x in (sign * 3, -sign * 3)]
   assert token_ledger.total(rows).unexplained == 0
   assert token_ledger.unexplained(rows) == 6
+
+
+@pytest.mark.parametrize('merged_late', (False, True))
+def test_with_mix_what_a_checkpoint_had_pending_is_lost(merged_late):
+  """Its process can't tell it from what it mixed in, and offers it no more."""
+  syncer, learner = killed()
+  if merged_late:  # Of the two steps at the checkpoint, and two that died.
+    syncer.append(closed(2, (FIRST, 2, 4, 6)))
+  known = [(incarnation_of(FIRST, 1), 8)]
+  [found] = token_tapes.rows(
+    syncer, {0: learner}, {0: known}, 1, TOKENS, blend='mix'
+  ).values()
+  lost = ((DIED, 20),) if merged_late else ((DIED, 40), (RESTORED, 20))
+  assert found == token_ledger.Row(110, 60 if merged_late else 20, 0, lost, 30)
+  assert found.unexplained == 0
