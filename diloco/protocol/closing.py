@@ -272,7 +272,7 @@ def _shares(state: State, round_: Round) -> tuple[syncer_io.Share, ...]:
       incarnation=a.incarnation,
       weight=weights[m],
       handle=offers[m].payload.handle,
-      age_s=round_.pull_began_s - a.held.arrived_s,
+      age_s=a.age_s(round_.pull_began_s),
       age_steps=a.age_steps(round_.pull_began_s),
       base_version=offers[m].base_version,
       c_steps=offers[m].c_steps,

@@ -90,8 +90,11 @@ def take_last_offers(state: State, round_: Round) -> Round:
     held = member.offers.get(round_.fragment)
     if not member.leaving or held is None or held is admitted.held:
       continue
-    if held.offer.base_version != admitted.held.offer.base_version:
+    offer, older = held.offer, admitted.held.offer
+    if offer.base_version != older.base_version:
       continue
+    if offer.c_steps <= older.c_steps:
+      continue  # It has no more to give.
     is_here = learner in round_.pulled
     round_ = state.drop_pull(round_, learner)
     if not is_here:

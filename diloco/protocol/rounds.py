@@ -38,11 +38,13 @@ class Admitted:
   held: HeldOffer
   step_s: float = 0.0  # ξ_step of the learner when its pull began; 0: unknown.
 
+  def age_s(self, at_s: float) -> float:
+    """How long the offer had waited by then; 0: it came later."""
+    return max(0.0, at_s - self.held.arrived_s)
+
   def age_steps(self, at_s: float) -> float:
-    """How long the offer had waited by then, in the learner's steps."""
-    if self.step_s == 0.0:
-      return 0.0
-    return (at_s - self.held.arrived_s) / self.step_s
+    """The same in the learner's steps; 0 where their length is unknown."""
+    return self.age_s(at_s) / self.step_s if self.step_s else 0.0
 
 
 @dataclasses.dataclass(frozen=True)

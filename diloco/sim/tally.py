@@ -64,8 +64,8 @@ class Tally(Watch):
   """Looks on at a cluster.
 
   Attributes:
-    delays: how often so many steps of a learner lay between a copy of a
-      fragment and the next version of it.
+    delays: how often so many steps of a learner lay between the copy of a
+      fragment that a round merged and the version that came of it.
 
   Args:
     timeline_s: what happens before is kept for a picture.
@@ -84,7 +84,8 @@ class Tally(Watch):
     # Of a round: its number, when it was due, had its quorum, was merged.
     self.round_spans: list[tuple[int, float, float, float]] = []
     self.delays: collections.Counter[int] = collections.Counter()
-    self._copied: dict[tuple[int, int], int] = {}  # Step, by learner and p.
+    # Steps of the copies, by learner and p, then by handle.
+    self._copied: dict[tuple[int, int], dict[int, int]] = {}
     self.merged_marks: list[
       tuple[float, int, int]
     ] = []  # Time, learner, round.
@@ -179,10 +180,21 @@ class Tally(Watch):
         case learner_io.Begin():
           self._begin(process)
         case learner_io.Snapshot(fragment=p):
-          self._copied[process.id, p] = step
+          self._still_of_use(process.id, effect)[effect.handle] = step
         case learner_io.Apply(fragment=p):
-          if (copied := self._copied.pop((process.id, p), None)) is not None:
+          copied = self._copied.get((process.id, p), {}).get(effect.handle)
+          if copied is not None:
             self.delays[step - copied] += 1
+          self._still_of_use(process.id, effect)
+
+  def _still_of_use(
+    self, learner: int, said: learner_io.Snapshot | learner_io.Apply
+  ) -> dict[int, int]:
+    """The copies of a fragment that a round may yet merge; forgets others."""
+    key = learner, said.fragment
+    copied = self._copied.get(key, {})
+    self._copied[key] = {h: copied[h] for h in copied if h in said.keep}
+    return self._copied[key]
 
   def _merge(self, now_s: float, merge: syncer_io.Merge):
     self.rounds += 1

@@ -32,14 +32,14 @@ def _in_the_lab(**lab) -> collections.Counter[int]:
 
 
 def _in_a_run(tape: tuple) -> collections.Counter[int]:
-  """From a learner's tape."""
+  """From a learner's tape: since the copy that was merged."""
   copied, found = {}, collections.Counter()
   for line in tape:
     match line.said:
-      case tape_lines.Snapshot(fragment=p, step=step):
-        copied[p] = step
-      case tape_lines.Apply(fragment=p, step=step) if p in copied:
-        found[step - copied.pop(p)] += 1
+      case tape_lines.Snapshot(handle=handle, step=step):
+        copied[handle] = step
+      case tape_lines.Apply(handle=handle, step=step) if handle in copied:
+        found[step - copied.pop(handle)] += 1
   return found
 
 

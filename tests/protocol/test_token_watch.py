@@ -68,7 +68,7 @@ def test_tokens_are_lost_for_every_reason_and_none_is_unexplained():
     rows += scenario.onlooker.tokens.rows().values()
   assert token_ledger.unexplained(rows) == 0
   total = token_ledger.total(rows)
-  assert total.merged > total.trained / 2 > total.overwritten > 0
+  assert total.merged > total.overwritten > 0
   reasons = {reason for reason, _ in total.lost}
   assert reasons >= {
     token_ledger.BOOTSTRAP,
