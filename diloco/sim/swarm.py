@@ -254,9 +254,14 @@ class Swarm:
       if p not in without
     )
     members = dict(snapshot.members)
+    # Its session of now: of a process that has just left, the syncer may not
+    # have heard yet.
     ready = all(
-      m in members and members[m].ready and not members[m].leaving
-      for m in self.cluster.learners
+      m in members
+      and members[m].incarnation == process.incarnation
+      and members[m].ready
+      and not members[m].leaving
+      for m, process in self.cluster.learners.items()
     )
     lost = {*dict(snapshot.lost), *dict(snapshot.away)} - {*without}
     return rounds and ready and not lost
