@@ -33,6 +33,7 @@ def advance_rounds(state: State):
   closed_before = None
   while closed_before != state.closed_round:
     closed_before = state.closed_round
+    _go_on_if_all_wait(state)
     _open_due(state)
     for number in list(state.rounds):
       if number in state.rounds:
@@ -56,6 +57,29 @@ def window_deadlines(state: State) -> list[float]:
     return [*times, state.finish_at_s] if is_timed else times
   graces = [r.closes_at_s for r in waiting if r.stage is Stage.GRACE]
   return [*times, *graces]
+
+
+def _go_on_if_all_wait(state: State):
+  """At τ = 0, makes the next round due where no live learner would.
+
+  A learner that has offered makes no step until the round has closed. After
+  lost sessions its clock may have fewer steps than it made, and its view of t
+  may be ahead of t: a round that only waiting learners could make due would
+  never be. Others train on, because their fragment is away with its shard:
+  those have done their part once their clocks have reached the round.
+  """
+  config, number = state.config, state.closed_round + 1
+  if config.overlap_steps > 0 or state.finishing or number in state.rounds:
+    return
+  due_step = number * config.spacing_steps
+  live = state.live()
+  waiting = {
+    m
+    for m, member in live.items()
+    if any(held.offer.round >= number for held in member.offers.values())
+  }
+  if waiting and all(m in waiting or state.pace[m] >= due_step for m in live):
+    state.pace.all_reach(due_step)
 
 
 def _open_due(state: State):

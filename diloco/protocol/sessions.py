@@ -300,21 +300,6 @@ def on_offer(state: State, learner: int, offer: messages.Offer):
   if superseded and not state.is_pulling(learner, superseded):
     state.retire(learner, superseded.offer.payload.handle)
   state.discard_void(learner, offer.fragment)
-  if state.config.overlap_steps == 0 and not state.finishing:
-    _go_on_if_all_wait(state, offer)
-
-
-def _go_on_if_all_wait(state: State, offer: messages.Offer):
-  """τ = 0: whoever has offered makes no step until the round has closed.
-
-  After lost sessions the clocks may have fewer steps than were made. Where
-  everybody waits for a round that is not due, it never would be.
-  """
-  held = (x.offers.get(offer.fragment) for x in state.live().values())
-  if all(x is not None and x.offer.round >= offer.round for x in held):
-    # It is the next round that all wait for, whatever one of them says.
-    round_ = min(offer.round, state.closed_round + 1)
-    state.pace.all_reach(round_ * state.config.spacing_steps)
 
 
 def _broken_rule(state: State, offer: messages.Offer) -> str | None:

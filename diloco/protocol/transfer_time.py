@@ -61,10 +61,10 @@ class TransferTime:
     Pulls that failed side by side raise it once: it says what was too short.
     """
     measured_s = self._measured_s(nbytes)
-    if measured_s is None:
+    if not measured_s:  # Of a stopped process all time has passed at once.
       return TransferTime(float(nbytes), usual_s, failed=True)
-    most = max(STRETCH_MAX, STRETCHED_S / max(measured_s, 1e-9))
-    stretch = min(usual_s / max(measured_s, 1e-9), most)
+    most = max(STRETCH_MAX, STRETCHED_S / measured_s)
+    stretch = min(usual_s / measured_s, most)
     return changed(self, stretch=max(self.stretch, stretch), failed=True)
 
   def _measured_s(self, nbytes: int) -> float | None:

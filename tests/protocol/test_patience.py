@@ -84,6 +84,13 @@ def test_what_failed_at_once_is_given_no_longer():
   assert after.failed and after.usual_s(1000) == 0.5
 
 
+def test_a_pull_that_seemed_to_take_no_time_is_given_longer_too():
+  """A stopped process finds bytes at the very moment at which it asks."""
+  time = TransferTime().add(1000, 0.0)
+  time = patience.after_pull_failed(time, 1000, 1.0, 1.0)
+  assert patience.pull_max_s(time, 1000, 1.0) == pytest.approx(2.0)
+
+
 def test_a_hanging_path_is_not_waited_for_without_a_bound():
   time = TransferTime().add(1000, 0.05)
   for _ in range(100):

@@ -43,7 +43,6 @@ def test_fixed_swarm(first):
   _all_hold(first, AT_ONCE)
 
 
-@pytest.mark.soak  # Until the known limit that CHANGELOG names is mended.
 @pytest.mark.parametrize('offset', range(0, FRESH, AT_ONCE))
 def test_fresh_swarm(offset, fresh):
   """A seed that fails goes to `seeds.txt`, with what it has found."""
