@@ -15,7 +15,7 @@ from diloco.lab.journal import Journal
 from diloco.lab.lives import Lives
 from diloco.lab.resumption import Resumption
 from diloco.lab.trained import Point, Trained
-from diloco.metrics import names
+from diloco.metrics import goodput, names
 from diloco.metrics.workdir import learner_name
 from diloco.runtime.blueprint import Blueprint
 from diloco.sim.tally import Tally
@@ -76,14 +76,16 @@ class Together:
       if checkpoints and checkpoints[0] <= self._step < total:
         self._resumption.at(checkpoints.pop(0), self._arrays)
     self._look(final=True)
-    counts = self._tally.learners.values()
-    useful_s = sum(count.useful_s for count in counts)
+    works = [
+      goodput.LearnerWork(m, joined_s=0.0, process=0, made_s=count.useful_s)
+      for m, count in self._tally.learners.items()
+    ]
     return Trained(
       points=tuple(self._points),
       steps=sum(self._batches) // self._learners,
       rounds=0,
       participation=sum(self._batches) / (self._steps * self._learners),
-      goodput=useful_s / (self._learners * self._group.now_s),
+      goodput=goodput.share(works, self._learners, 0.0, self._group.now_s),
       parameters=self._arrays.parameters(),
       tally=self._tally,
       deaths=tuple(self._group.deaths),
