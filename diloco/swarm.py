@@ -5,8 +5,9 @@ python -m diloco.swarm --seeds=0:1000
 python -m diloco.swarm --seeds=0:200000 --jobs=2
 python -m diloco.swarm --seed=17
 
-A seed that fails does not stop the others. All failures are listed at the
-end, with how to see each again, and the exit code is 1.
+A seed that fails does not stop the others. Each failure is told at once on
+standard error, all are listed at the end, with how to see each again, and the
+exit code is 1.
 """
 
 import multiprocessing
@@ -40,6 +41,8 @@ def main(_):
   done = swarm.Survey()
   for survey in _surveys(seeds, _JOBS.value):
     done = done.plus(survey)
+    for line in failure_lines(survey.failures):
+      print(line, file=sys.stderr, flush=True)
     now_s = time.monotonic()
     if now_s >= told_s + PROGRESS_S:
       told_s = now_s
