@@ -90,7 +90,7 @@ class Start:
 
 def on_connected(core: Core, event: learner_io.Connected):
   """A stream is open: hello."""
-  core.set(incarnation=event.incarnation)
+  core.set(incarnation=event.incarnation, in_session=True)
   fragments = core.state.fragments
   core.send(
     messages.Hello(

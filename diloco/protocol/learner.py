@@ -158,6 +158,7 @@ class Learner:
   def _on_disconnected(self, event: learner_io.Disconnected):
     """Offers die with the session; training goes on."""
     self._core.set(
+      in_session=False,
       connected=False,
       again_rounds=(),
       fetched=(),
@@ -174,6 +175,8 @@ class Learner:
       self._core.leave(f'run is over; {event.reason}')
 
   def _on_heard(self, message):
+    if not self._core.state.in_session:
+      return  # It was under way when its session ended, and is void with it.
     match message:
       case messages.Welcome():
         joining.on_welcome(self._core, message)

@@ -121,6 +121,7 @@ class State:
   fragments: tuple[Fragment, ...]
   now: float = float('-inf')
   incarnation: int = 0  # Of the last session.
+  in_session: bool = False  # A stream to the syncer is open.
   connected: bool = False  # Welcomed, that is.
   source: str = 'the seed'  # Where the inner state is from, for people.
   settled: bool = False  # It is known where it is to be from.
