@@ -62,7 +62,7 @@ class FleetConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class FailuresConfig(Section):
-  """What breaks, and what it costs (paper §5.1).
+  """What breaks, and what it costs, after the paper's simulated fleets.
 
   Attributes:
     mtbi_days: mean time between interruptions of one chip; inf: none.
@@ -203,7 +203,7 @@ class BandwidthStudy(Study):
     datacentres: D, one table each.
     steps_s: lengths of a step, one table each.
     utilisations: compute utilisations asked for, as shares.
-    buckets: in which data-parallel sends its gradients (paper §6.2: K).
+    buckets: in which data-parallel sends its gradients.
     steps: simulated for one utilisation.
     gbps: at which the real machines are simulated.
   """

@@ -3,8 +3,9 @@
 
 A model of 5 B parameters in 2 and in 8 data centres, T = 1 s: what
 data-parallel, DiLoCo, streaming DiLoCo and Decoupled DiLoCo need for 50, 75,
-90, 95 and 99 % utilisation, on the one link of paper §6.2, by bisection and in
-closed form; and what the real machines do at 0.1 to 3.4 Gbit/s.
+90, 95 and 99 % utilisation, on the one link of `diloco/sim/fifo_link.py`, by
+bisection and in closed form; and what the real machines do at 0.1 to
+3.4 Gbit/s.
 
 Command: python -m diloco.simulate --config=experiments/bandwidth.py
 Hardware: 1 CPU core. Wall time: 22 s, most of it the real machines.
@@ -28,7 +29,7 @@ def get_config(arg=None):
   config.network.update(
     datacentres=2,  # Of the real machines.
     # In one piece. An inference: with about a quarter of the model the paper's
-    # figures come out (§6.2); they are not printed with what they assume.
+    # figures come out; they are not printed with what they assume.
     embedding_share=0.245,
   )
   if args.quicktest:

@@ -2,7 +2,7 @@
 """What do quorum, grace and admission do where learners differ in speed?
 
 A simulation: 8 learners, 4 of them 18 % slower, a step's length varies by
-10 % (paper §7, Table 5; §8). Rows: K=M; K=1 without and with the grace window
+10 % (the paper's Table 5). Rows: K=M; K=1 without and with the grace window
 under the paper's admission; the same two with admission 'latest'.
 
 Command: python -m diloco.simulate --config=experiments/heterogeneous.py

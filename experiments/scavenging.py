@@ -3,7 +3,7 @@
 
 A simulation: 4 learners; after a quarter of the tokens 1, 2, 4 or 12 more come,
 take 24 GB each from a peer over 100 Gbit/s, and are told to go after three
-quarters (paper Table 4).
+quarters (the paper's Table 4).
 
 Command: python -m diloco.simulate --config=experiments/scavenging.py
 Hardware: 1 CPU core, no accelerator. Wall time: 30 s.

@@ -39,9 +39,9 @@ def base(kind: str) -> ml_collections.ConfigDict:
     {
       'mtbi_days': 365.0,  # Between two interruptions of one chip; inf: none.
       'recovery': 'elastic',  # 'elastic', 'wait' or 'restart'.
-      'pause_s': 13.7,  # Of one reconfiguration (paper §5.3, our fit).
+      'pause_s': 13.7,  # Of a reconfiguration: our fit to the paper's Table 1.
       'repair': 'exponentiated_weibull',  # Or 'exponential', 'constant'.
-      'repair_s': 66.3,  # Mean; with one pause the 80 s of paper §5.3.
+      'repair_s': 66.3,  # Mean; with one pause 80 s, our fit to Table 1.
       # The paper names the distribution, not its parameters.
       'repair_shape': 1.5,  # k of the exponentiated Weibull.
       'repair_power': 1.0,  # Its a; 1: a plain Weibull.

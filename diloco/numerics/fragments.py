@@ -4,8 +4,9 @@
 The unit is the *logical tensor*: where layers are stacked for `scan`, each
 layer's slice is one, or 24 even fragments could not exist. Logical tensors are
 never split, but for embedding-like ones, which merge elementwise and may
-therefore be cut by rows (paper: §3; design: §6). Every learner and the syncer
-build the same layout from the same shapes, and compare fingerprints.
+therefore be cut by rows, which is our choice: the paper has the embedding as a
+fragment of its own (Fig. 8). Every learner and the syncer build the same layout
+from the same shapes, and compare fingerprints.
 """
 
 import dataclasses
@@ -109,7 +110,7 @@ def make_layout(
   fragments: int,
   embedding: str = 'split',
 ) -> Layout:
-  """Distributes the logical tensors over P fragments (paper: §3, Fig. 8-10).
+  """Distributes the logical tensors over P fragments (the paper's Fig. 8-10).
 
   Args:
     specs: the model; the order of the mapping does not matter.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merges the learners' outer gradients into one (paper: §2.6, Alg. 2 line 12).
+"""Merges the learners' outer gradients into one (Alg. 2, line 12).
 
 v_m is learner m's outer gradient, base_m - θ_m; w_m ≥ 0 its weight. Sums run
 in ascending learner id, in f32, so that arrival order changes no bit.

@@ -5,7 +5,7 @@ The syncer sends the learners its *outer update* u, quantised. It applies to
 its own Θ what the learners will decode, and keeps the rounding error for the
 next round (error feedback), so Θ is by definition what they can rebuild:
 
-    u         = OuterOpt(Δ)                        (paper: Alg. 2 line 13)
+    u         = OuterOpt(Δ)                        (Alg. 2, line 13)
     bytes     = Q(u + residual)
     residual' = (u + residual) - Q⁻¹(bytes)
     Θ'        = Θ + Q⁻¹(bytes)

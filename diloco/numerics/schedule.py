@@ -2,7 +2,7 @@
 """Inner learning rate as a function of the run's progress, in plain Python.
 
 The step is the run's global one and need not be whole: learners that are slow
-or late anneal with the rest (design: §3, Schedules and end).
+or late anneal with the rest. That is our choice, as the paper names no rule.
 """
 
 import math

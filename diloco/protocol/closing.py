@@ -284,7 +284,7 @@ def _conclude(state: State, round_: Round):
 
 
 def _shares(state: State, round_: Round) -> tuple[syncer_io.Share, ...]:
-  """Who is merged with which weight (paper: Alg. 2 line 9)."""
+  """Who is merged with which weight (Alg. 2, line 9)."""
   offers = {m: a.held.offer for m, a in round_.pulls}
   weigh = WEIGHTS[state.config.weighting]
   weights = normalised(

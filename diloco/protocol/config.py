@@ -11,7 +11,7 @@ WEIGHTINGS = ('tokens', 'equal')
 
 @dataclasses.dataclass(frozen=True)
 class ProtocolConfig:
-  """What syncer and learners must agree on (design: §3; paper: Alg. 1, 2).
+  """What syncer and learners must agree on (the paper's Alg. 1 and 2).
 
   Attributes:
     learners: M, the learners that the run is planned for. Ids from 0 to M-1
@@ -27,7 +27,7 @@ class ProtocolConfig:
       'fresh' only of those whose pace clock has reached the round.
     max_staleness_versions: offers on an older base are refused.
     weighting: 'tokens' weighs a contribution by quantity and quality of its
-      tokens (paper: §2.5); with 'equal' all that trained at all count alike.
+      tokens (Alg. 2, line 9); with 'equal' all that trained at all count alike.
     patience: stretches every time-out; all of them derive from measured step
       and transfer times (`patience.py`).
     total_steps: the run ends when the global step t reaches this.

@@ -2,7 +2,7 @@
 """A learner gives its state to a newcomer, at one of its boundaries.
 
 It does so once it has taken in every version that the newcomer must know, so
-that the copy fits the syncer's stream of updates (paper: §4, recovery).
+that the copy fits the syncer's stream of updates, as in the paper's recovery.
 """
 
 from diloco.protocol import learner_io, messages

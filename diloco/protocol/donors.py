@@ -3,9 +3,9 @@
 
 The bytes go from peer to peer; the syncer only introduces the two. Whoever
 has not completed a bootstrap never donates, so that a fresh learner can't
-become "the state" (design: §3, Join and bootstrap). Of a learner of several
-hosts each has but a part, and gives it to the host of the same number: so
-only learners of one partition give to each other.
+become "the state". Of a learner of several hosts each has but a part, and gives
+it to the host of the same number: so only learners of one partition give to
+each other.
 """
 
 from diloco.protocol import messages

@@ -4,7 +4,7 @@
 A process starts with what its seed or its own checkpoint gives. If the run
 has gone on without it, a live peer gives it its copy of Θ and its inner
 optimizer state; where there is no peer, it goes on with its own. What is
-newer than that comes from the syncer (design: §3, Join and bootstrap).
+newer than that comes from the syncer. The words: `diloco/protocol/README.md`.
 """
 
 import dataclasses

@@ -6,7 +6,8 @@ a restarted syncer knows which version of each fragment the run had reached
 and, of some, has only an older one. Learners hold the newer: they donate it,
 proven by its CRC. Until then no round merges; learners train on. A fragment
 that nobody brings in time goes on from the newest copy that there is, under
-the number that it had: versions never fall (design: §3, Syncer restart).
+the number that it had: versions never fall (`diloco/protocol/README.md`, *What
+always holds*, 1).
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 
 def token_weight(c_tokens: int, c_steps: int) -> float:
-  """w = c_tokens · (c_tokens / c_steps) (paper: §2.5); 0 without a step."""
+  """w = c_tokens · (c_tokens / c_steps) (Alg. 2, line 9); 0 without a step."""
   return c_tokens * (c_tokens / c_steps) if c_steps else 0.0
 
 

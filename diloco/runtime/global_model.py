@@ -82,7 +82,7 @@ class GlobalModel:
     contributions: Mapping[int, Arrays],
     weights: Mapping[int, float],
   ) -> Outcome:
-    """Merges, steps, encodes (paper: Alg. 2 lines 12 and 13).
+    """Merges, steps, encodes (Alg. 2, lines 12 and 13).
 
     Changes nothing: Θ is the new one when `install` says so.
 

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bandwidth at which a compute utilisation is reached, by bisection.
 
-The author's page (paper §6.2) stops at ±0.5 % of utilisation, so a figure is
-any bandwidth within that, and near 99 % that is a wide range: DiLoCo of D = 2
-needs 88.5 Gbit/s there, by the closed form, and any from 78 to 102 is within
-the tolerance; the page's run says 98. Which one comes out is decided by where
+The public simulator that `fifo_link` names stops at ±0.5 % of utilisation, so a
+figure is any bandwidth within that, and near 99 % that is a wide range: DiLoCo
+of D = 2 needs 88.5 Gbit/s there, by the closed form, and any from 78 to 102 is
+within the tolerance; its run says 98. Which one comes out is decided by where
 the bisection begins, which is not known. Here it halves geometrically between
 0.01 and 250 Gbit/s: round numbers among the many bounds (1,958 of those tried)
-that lead to all 35 figures of the table of §6.2 and to Decoupled DiLoCo's two
-within 5 %. So a figure that is met says no more than that: the closed forms of
-`traffic_forms` have no such freedom, and stand beside every figure.
+that lead to all 35 figures of that run (`tests/sim/test_fifo_link.py`) and to
+Decoupled DiLoCo's two within 5 %. So a figure that is met says no more than
+that: the closed forms of `traffic_forms` have no such freedom, and stand beside
+every figure.
 """
 
 import math

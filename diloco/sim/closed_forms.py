@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What theory says of goodput, uptime and times; simulations stand beside it.
 
-λ is the rate of interruptions of one learner: N / (M · MTBI).
+λ is the rate of interruptions of one learner: N / (M · MTBI). The forms are our
+inference: the paper gives tables (1 and 4), not these equations.
 """
 
 import math
 
 
 def elastic_goodput(rate_per_s: float, pause_s: float) -> float:
-  """g of an elastic learner: 1 − g = t·λ·g·(1 + g) (paper §5.3).
+  """g of an elastic learner: 1 − g = t·λ·g·(1 + g).
 
   An interruption costs a pause t if the learner runs, with probability g, and
   the slice's return another one if it runs then, g again. Exact where the
@@ -23,7 +24,7 @@ def elastic_goodput(rate_per_s: float, pause_s: float) -> float:
 
 
 def waiting_goodput(rate_per_s: float, stands_s: float) -> float:
-  """g = 1 / (1 + λR) of a learner without elasticity (paper §5.3).
+  """g = 1 / (1 + λR) of a learner without elasticity.
 
   Exact: it runs 1/λ on average, and then stands for R.
 
@@ -35,7 +36,7 @@ def waiting_goodput(rate_per_s: float, stands_s: float) -> float:
 
 
 def uptime(goodput: float, learners: int) -> float:
-  """1 − (1 − g)^M: not all of M independent learners stand (paper §5.3)."""
+  """1 − (1 − g)^M: not all of M independent learners stand."""
   return 1 - (1 - goodput) ** learners
 
 
@@ -58,7 +59,7 @@ def scavenging_time(extra: float, begin: float, end: float) -> float:
   """Time of a fixed work, relative to no extra learners.
 
   begin + (1 − end) + (end − begin) / (1 + x); with half of the work that is
-  0.5 + 0.5 / (1 + x) (paper §7, Table 4). No cost of coming and going.
+  0.5 + 0.5 / (1 + x), as in the paper's Table 4. No cost of coming and going.
 
   Args:
     extra: x, learners that come, as a share of those that are always there.

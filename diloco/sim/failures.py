@@ -37,7 +37,7 @@ class Interruption:
 
 
 def rate_per_s(chips: int, mtbi_days: float) -> float:
-  """Interruptions of a fleet: N / MTBI (paper §5.1); 0 where MTBI is inf."""
+  """Interruptions of a fleet: N / MTBI, the paper's; 0 where MTBI is inf."""
   return chips / (mtbi_days * 86400)
 
 

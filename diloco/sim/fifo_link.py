@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One link, first in first out, and how long steps wait for it (paper §6.2).
+"""One link, first in first out, and how long steps wait for it.
 
 An inner step takes T: a third of it forward, the rest backward. What it
 releases queues on the link, start = max(release, link free), finish = start +
@@ -8,6 +8,10 @@ is behind the deadline. Compute utilisation is ΣT / (ΣT + Σstall).
 
 Traffic is periodic, so it is given as the steps of one cycle. Units: Gbit,
 Gbit/s and seconds. Latency is 0.
+
+The model is that of a simulator which the paper's first author has on a public
+page. That the paper's own bandwidths (Fig. 13, Table 13) come from such a link
+is our inference.
 """
 
 import dataclasses

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold after every event at the syncer, whatever happened (§3)."""
+"""What must hold after every event at the syncer, whatever happened."""
 
 from diloco.protocol import messages, patience, recovery, syncer_io
 from diloco.protocol.config import ProtocolConfig
@@ -8,7 +8,7 @@ from diloco.protocol.state import Ledger, Snapshot
 
 
 class Violation(AssertionError):
-  """An invariant of the design does not hold."""
+  """An invariant of the protocol does not hold."""
 
 
 def hold(fact: bool, invariant: str, evidence):
@@ -20,8 +20,9 @@ def hold(fact: bool, invariant: str, evidence):
 class Invariants:
   """Watches the syncer from outside: events, effects, snapshots.
 
-  Numbers in the messages are those of the list in `design` §3. What it
-  remembers outlives the syncer's process, as the ledger does.
+  Numbers in the messages are those of *What always holds* in
+  `diloco/protocol/README.md`. What it remembers outlives the syncer's process,
+  as the ledger does.
   """
 
   def __init__(self, config: ProtocolConfig):

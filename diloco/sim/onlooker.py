@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of a whole simulated cluster after every event (§3)."""
+"""What must hold of a whole simulated cluster after every event."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,10 @@ from diloco.sim.watch import Watch
 
 
 class Onlooker(Watch):
-  """Sees all processes at once; numbers are those of `design` §3.
+  """Sees all processes at once.
+
+  Numbers in the messages are those of *What always holds* in
+  `diloco/protocol/README.md`.
 
   Args:
     config: of the run.

@@ -14,7 +14,9 @@ U_MIN = 2.0**-54  # `random()` can be 0, whose logarithm is none.
 
 
 def make(kind: str, mean_s: float, shape: float, power: float) -> Repair:
-  """A distribution of repair times (paper §5.1) with the mean `mean_s`.
+  """A distribution of repair times with the mean `mean_s`.
+
+  The paper names the exponentiated Weibull, without its parameters.
 
   Args:
     kind: 'constant', 'exponential' or 'exponentiated_weibull'.

@@ -31,12 +31,12 @@ class Stop:
 def elastic(
   interruptions: Iterable[Interruption], pause_s: float, until_s: float
 ) -> tuple[Stop, ...]:
-  """Stops of a learner that goes on with fewer slices (paper §5.1).
+  """Stops of a learner that goes on with fewer slices (the paper's Fig. 1).
 
   An interruption while it runs is a pause, the slice's return another one if
   the learner runs then. What breaks or comes back during a pause is taken into
   account by the reconfiguration under way and costs nothing: neither then nor,
-  of what broke, when it is back. Hence 1 − g = t·λ·g·(1 + g) (§5.3).
+  of what broke, when it is back. Hence 1 − g = t·λ·g·(1 + g) (`closed_forms`).
 
   Args:
     interruptions: of this learner, in order of time.
@@ -76,7 +76,8 @@ def waiting(
   """Stops of a learner without elasticity: it waits for the broken slice.
 
   It stands for the repair and one reconfiguration, R = repair_s + pause_s;
-  what breaks meanwhile is repaired meanwhile. Hence g = 1/(1 + λR) (§5.3).
+  what breaks meanwhile is repaired meanwhile. Hence g = 1/(1 + λR)
+  (`closed_forms`).
 
   Args:
     interruptions: of this learner, in order of time.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Utilisation by bandwidth, and the reverse, in closed form (paper §6.2).
+"""Utilisation by bandwidth, and the reverse, in closed form.
 
 What `fifo_link` simulates, over infinitely many steps. Units: Gbit, Gbit/s,
 seconds.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which bandwidth between data centres keeps the chips busy (paper §6)."""
+"""Which bandwidth between sites keeps the chips busy (the paper's Fig. 13)."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,7 +12,7 @@ from diloco.studies import bandwidth_machines
 from diloco.studies.bandwidth_methods import DATA_PARALLEL, Method, methods
 
 # What the paper prints, and for what: 5 B parameters, T = 1 s, D = 2, and, as
-# we read it (§6.2), 90 % utilisation with the embedding in one piece.
+# we infer, 90 % utilisation with the embedding in one piece.
 PAPER_GBPS = {
   DATA_PARALLEL: 104.0,
   'Decoupled DiLoCo bf16': 1.7,
@@ -59,7 +59,7 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
 
 
 def shown(gbps: float) -> str:
-  """As the author's page shows bandwidths (§6.2)."""
+  """A bandwidth as the paper's figures show it: two or three digits."""
   digits = 2 if gbps < 1 else 1 if gbps < 10 else 0
   return f'{gbps:.{digits}f}'
 
@@ -190,7 +190,8 @@ def _chart(config, rows, datacentres: int, step_s: float) -> Chart:
 def _paragraphs(config: SimulationConfig) -> tuple[str, ...]:
   protocol, network = config.protocol, config.network
   return (
-    f'The model of paper §6.2: a step of T has a third of forward and '
+    f'The link is that of a public simulator by the first author of the '
+    'paper: a step of T has a third of forward and '
     f'two thirds of backward, which releases {config.study.buckets} equal '
     'buckets; one link, first in first out, no latency. Data-parallel and the '
     'DiLoCos in lock-step send 2(1 - 1/D) of the model; '

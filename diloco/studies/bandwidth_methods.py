@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each system puts on a link between data centres (paper §6.2)."""
+"""What each system puts on a link between data centres."""
 
 import dataclasses
 

@@ -134,10 +134,10 @@ def _paragraphs(config: SimulationConfig):
       'are cheaper.'
     )
   yield (
-    'Closed forms (paper §5.3): g + t·λ·g·(1 + g) = 1 for an elastic learner '
-    'and g = 1/(1 + λR) for one that waits, λ = N/(M · MTBI); downtime of the '
-    'whole (1 - g)^M. The DiLoCos in lock-step have none that is sound: their '
-    'goodput is between g^M, where nobody may be ahead, and g.'
+    'Closed forms (our inference): g + t·λ·g·(1 + g) = 1 for an elastic '
+    'learner and g = 1/(1 + λR) for one that waits, λ = N/(M · MTBI); '
+    'downtime of the whole (1 - g)^M. The DiLoCos in lock-step have none that '
+    'is sound: their goodput is between g^M, where nobody may be ahead, and g.'
   )
   absent = [system for system in SYSTEMS if system not in study.systems]
   if absent:

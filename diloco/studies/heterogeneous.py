@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learners of unequal speed under different quorums (paper §7, Table 5)."""
+"""Learners of unequal speed under different quorums (the paper's Table 5)."""
 
 from collections.abc import Callable, Sequence
 

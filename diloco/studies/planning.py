@@ -22,7 +22,7 @@ from diloco.studies.situation import Situation
 
 F32_BYTES = 4
 BF16_BYTES = 2
-BUCKETS = 128  # Of data-parallel, as in paper §6.2.
+BUCKETS = 128  # Of data-parallel, as in `experiments/bandwidth.py`.
 INTERVALS = (24, 30, 36, 48, 60, 72, 96)  # H: the paper's, and larger ones.
 LINK_SHARE_MAX = 0.9  # Of the time between rounds; the rest is for jitter.
 OVERLAP_LEAST = 2  # The paper's τ.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learners that come for a part of the work and go again (paper Table 4)."""
+"""Learners that come for a part of the work, and go (the paper's Table 4)."""
 
 import dataclasses
 import math

@@ -141,7 +141,7 @@ def test_data_parallel_takes_the_batches_of_all():
 
 
 def test_one_learner_without_codec_or_outer_momentum_is_alone():
-  """τ = 0, f32, outer lr 1: Θ is θ, to rounding (design: §3)."""
+  """τ = 0, f32, outer lr 1: Θ is θ, to rounding."""
   plain = {'inner__progress': 'own', 'inner__schedule': 'constant'}
   decoupled = _train(
     protocol__learners=1,

@@ -69,7 +69,7 @@ def test_with_carry_the_overlap_costs_one_learner_nothing():
 
 
 def _streaming(lock, steps, overlap):
-  """Streaming DiLoCo (paper: §10) on the toy model, all in numpy f64.
+  """Streaming DiLoCo (arXiv 2501.18512) on the toy model, all in numpy f64.
 
   Fragment p is merged at steps (r - 1)·P + p + 1 rounds of s; the update is
   applied `overlap` steps later. P = 1 and no overlap is synchronous DiLoCo.

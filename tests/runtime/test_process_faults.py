@@ -98,7 +98,7 @@ def _expect_all_steps(made_s: float, steps: list[dict], least: int):
 
 
 def test_silent_learner_is_given_up_and_joins_again(tmp_path):
-  """Design §3: silence ends the incarnation; a later one is merged again.
+  """Silence ends the incarnation; a later one is merged again.
 
   K = 2 of 2 learners: with one of them gone the quorum is one.
   """

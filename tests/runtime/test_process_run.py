@@ -108,7 +108,7 @@ def test_plot_is_drawn(killed):
 
 
 def test_versions_rise_by_one_per_close(run):
-  """Design §3, invariant 1: rounds close in order, each is one version."""
+  """Invariant 1 of the protocol: rounds close in order, each is a version."""
   closes = run.tape('Publish')
   assert [c['round'] for c in closes] == list(range(1, len(closes) + 1))
   for p in range(FRAGMENTS):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The link of §6.2: worked by hand, the table, and the closed forms."""
+"""The link: worked by hand, against a public simulator, and in closed form."""
 
 import random
 
@@ -14,7 +14,8 @@ UTILISATIONS = (0.5, 0.75, 0.9, 0.95, 0.99)
 MODEL_GBIT = 5e9 * 16 / 1e9  # 5 B parameters in bf16.
 H, TAU, BUCKETS = 24, 2, 128
 
-# Paper §6.2, T = 1 s: Gbit/s for 50, 75, 90, 95, 99 % utilisation, as printed.
+# What the public simulator that `fifo_link` names prints for T = 1 s: Gbit/s
+# for 50, 75, 90, 95, 99 % utilisation.
 TABLE = {
   ('data-parallel', 2, 16): (48, 81, 104, 111, 122),
   ('data-parallel', 8, 16): (84, 140, 180, 195, 208),
