@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fragments whose shard is away: the others go on without them.
+"""Handles fragments whose shard is away, while all others go on.
 
-A sharded syncer has one machine, and the bytes in S processes. Where one of
-those dies, rounds of its fragments close in their turn without a merge, so
-that the rounds behind them do not wait; what learners have offered stays with
-them, or waits here. When the shard is back, it says what it still has: what is
-older than the run's is lost, and regained like that of a restarted syncer
-(`recovery.py`), only that no other fragment waits for it.
+A sharded syncer has one state machine, and its bytes lie in S processes. While
+one of those is down, rounds of its fragments close in order without a merge, so
+that later rounds are not held up; what learners have offered stays with them or
+waits here. When the shard is back, it reports which versions it still has.
+Versions older than the run's are treated as lost and are recovered like those
+of a restarted syncer (`recovery.py`), but no other fragment waits for that.
 
-A run begins once all shards are there, and does not end without them.
+A run starts once all shards are there, and does not end while one is missing.
 """
 
 from diloco.protocol import messages, patience, recovery, syncer_io
@@ -17,7 +17,7 @@ from diloco.protocol.state import Away, LostFragment, State
 
 
 def on_absent(state: State, event: syncer_io.Absent):
-  """What was under way with these fragments is given up, and never was."""
+  """Abandons everything that was in progress with these fragments."""
   for p in event.fragments:
     lost = state.lost.pop(p, None)
     wanted_by = lost.wanted_by if lost else ()
@@ -39,7 +39,9 @@ def on_absent(state: State, event: syncer_io.Absent):
 
 
 def _give_up(state: State, number: int, reason: str):
-  """Its bytes are gone: whoever gave some is asked for them again."""
+  """Reopens a round whose pulled bytes are gone; their learners are asked
+  again.
+  """
   round_ = state.rounds[number]
   for learner, _ in round_.pulls:
     state.drop_pull(state.rounds[number], learner)
@@ -58,13 +60,13 @@ def _give_up(state: State, number: int, reason: str):
     offer = admitted.held.offer
     if member.offers.get(offer.fragment) is admitted.held:
       state.members[learner] = member.without_offer(offer.fragment)
-    if learner not in round_.pulled:  # Else it was told so already.
+    if learner not in round_.pulled:  # Otherwise it was told so already.
       state.retire(learner, offer.payload.handle)
     state.send(learner, messages.OfferAgain(number, reason))
 
 
 def on_back(state: State, event: syncer_io.Back):
-  """The bytes of these fragments are here, as old as they may be."""
+  """The bytes of these fragments are here again, possibly at old versions."""
   alone = not _others_wait(state)
   for held in event.held:
     p, version = held.fragment, state.versions[held.fragment]
@@ -73,7 +75,8 @@ def on_back(state: State, event: syncer_io.Back):
       state.record('back', -1, f'fragment {p} at version {version}')
       recovery.serve(state, p, away.wanted_by)
       continue
-    left = held.version > version  # It is of a history that the run has left.
+    # It belongs to a history that the run has left.
+    left = held.version > version
     here = held.version if held.same and not left else -1
     state.lost[p] = LostFragment(
       version,
@@ -89,16 +92,16 @@ def on_back(state: State, event: syncer_io.Back):
 
 
 def is_away(state: State, fragment: int) -> bool:
-  """Whether its rounds close without a merge, or at the end wait for it."""
+  """Returns True if the fragment's rounds close unmerged or wait."""
   return fragment in state.away or fragment in state.lost
 
 
 def holds_up(state: State) -> bool:
-  """Whether no round goes on: this process of the lead is new.
+  """Returns True while a new lead process waits for its shards.
 
-  For ever, before the first round has closed: what begins without all of its
-  shards would be another run. Later it goes on without who is not back in
-  time.
+  Before the first round has closed it waits without limit: starting without all
+  shards would be another run. Later it waits for a bounded time and then goes
+  on without the shards that are not back.
   """
   if not state.awaits_shards:
     return False
@@ -118,7 +121,7 @@ def holds_up(state: State) -> bool:
 
 
 def deadlines(state: State) -> list[float]:
-  """When a new process of the lead goes on without its other shards."""
+  """Returns when a new lead process stops waiting for its shards."""
   give_up_s = state.give_up_shards_s
   if not state.awaits_shards or give_up_s is None or give_up_s <= state.now:
     return []
@@ -126,7 +129,7 @@ def deadlines(state: State) -> list[float]:
 
 
 def postpone(state: State, learner: int, p: int) -> bool:
-  """Whether a learner that wants a fragment has to wait for its shard."""
+  """Returns True if a learner that wants the fragment must wait for it."""
   if not is_away(state, p):
     return False
   if p in state.away:
@@ -139,16 +142,16 @@ def postpone(state: State, learner: int, p: int) -> bool:
 
 
 def _say_postponed(state: State, learner: int, p: int):
-  """At τ = 0 it would wait for it, and with it all others."""
+  """Tells the learner not to wait: at τ = 0 it would block, and all with it."""
   state.send(learner, messages.Postponed(p))
 
 
 def _others_wait(state: State) -> bool:
-  """Whether no round goes on."""
+  """Returns True while no round at all may proceed."""
   return state.awaits_shards or any(not x.alone for x in state.lost.values())
 
 
 def on_end_of_session(state: State, learner: int):
-  """It wants nothing any more."""
+  """Forgets which fragments the learner was waiting for."""
   for p, away in state.away.items():
     state.away[p] = away.without(learner)

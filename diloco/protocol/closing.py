@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How rounds go from due to closed; the end of the run is the last of them.
+"""Moves rounds from due to closed, up to and including the end of the run.
 
-After every event each open round is moved as far as it will go. Rounds may
-collect and pull side by side; they merge and close in order.
+After every event each open round is advanced as far as possible. Rounds may
+collect and pull concurrently; they merge and close in order.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from diloco.protocol.weights import WEIGHTS, normalised
 
 
 def advance_rounds(state: State):
-  """Opens what is due and moves every open round as far as it will go."""
+  """Opens the rounds that are due and advances every open round."""
   if absence.holds_up(state):
     return  # A new process of the lead waits for its shards.
   if any(not lost.alone for lost in state.lost.values()):
@@ -43,7 +43,7 @@ def advance_rounds(state: State):
 
 
 def window_deadlines(state: State) -> list[float]:
-  """When grace windows end, or the last chance to hand something in."""
+  """Returns when grace windows end and when late pulls are given up."""
   waiting = [
     r
     for r in state.rounds.values()
@@ -60,13 +60,14 @@ def window_deadlines(state: State) -> list[float]:
 
 
 def _go_on_if_all_wait(state: State):
-  """At τ = 0, makes the next round due where no live learner would.
+  """At τ = 0, makes the next round due when no live learner would do so.
 
   A learner that has offered makes no step until the round has closed. After
-  lost sessions its clock may have fewer steps than it made, and its view of t
-  may be ahead of t: a round that only waiting learners could make due would
-  never be. Others train on, because their fragment is away with its shard:
-  those have done their part once their clocks have reached the round.
+  lost sessions its pace clock may count fewer steps than it made, and its view
+  of t may be ahead of t; a round that only waiting learners could make due
+  would then never come. Other learners may be training on because the shard of
+  their fragment is away: they have done their part once their clocks have
+  reached the round.
   """
   config, number = state.config, state.closed_round + 1
   if config.overlap_steps > 0 or state.finishing or number in state.rounds:
@@ -94,7 +95,7 @@ def _open_due(state: State):
 
 
 def _holds_up(state: State) -> bool:
-  """Whether the next round is due, and the open ones leave no room for it."""
+  """Returns True if the next round is due but too many rounds are open."""
   if state.finishing or len(state.rounds) < state.config.inflight_max:
     return False
   return _is_due(state, max(state.rounds) + 1)
@@ -137,7 +138,7 @@ def _collect(state: State, round_: Round) -> Round:
   if state.finishing:
     return _collect_last(state, round_, decision)
   if not decision.reached:
-    # Also out of GRACE: who made the quorum may have died since.
+    # This applies in GRACE, too: a learner of the quorum may have died since.
     return state.put(round_, stage=Stage.COLLECTING, closes_at_s=None)
   if round_.stage is Stage.COLLECTING:
     if round_.quorum_at_s is None:
@@ -160,7 +161,7 @@ def _collect(state: State, round_: Round) -> Round:
 def _collect_last(
   state: State, round_: Round, decision: rounds.Decision
 ) -> Round:
-  """Finishing: whoever answers by `finish_at_s`, even fewer than K."""
+  """Collects for a last round until `finish_at_s`, even below the quorum."""
   if state.finish_at_s is None:
     return round_
   live = state.live()
@@ -174,7 +175,7 @@ def _collect_last(
 
 
 def _candidates(state: State, round_: Round) -> dict[int, rounds.Candidate]:
-  """The learners as the round sees them; pulled offers count."""
+  """Returns the learners as the round sees them, pulled offers included."""
   pulled = {m: a.held for m, a in round_.pulls if m in round_.pulled}
   return {
     m: rounds.Candidate(
@@ -195,17 +196,23 @@ def _may_be_pulled(state: State, learner: int) -> bool:
 
 
 def sync_s(state: State) -> float:
-  """ξ_sync now: to pull, merge and send back; the way of the K-th fastest."""
+  """Returns ξ_sync, the time in seconds to pull, merge and send back.
+
+  The way back is that of the K-th fastest learner.
+  """
   ways_s = (m.way_back_s.value_s for m in state.live().values())
   return state.sync_s.or_zero() + way_back.kth_s(ways_s, state.quorum_now())
 
 
 def _grace_s(state: State) -> float:
-  """ξ_grace now. ξ_step is that of the K-th fastest: it sets the pace."""
+  """Returns ξ_grace in seconds, from ξ_step of the K-th fastest learner.
+
+  The K-th fastest learner sets the pace of the run.
+  """
   averages = (m.step_s.value_s for m in state.live().values())
   steps_s = sorted(s for s in averages if s is not None)
   if not steps_s:
-    return 0.0  # Nobody has reported a step yet.
+    return 0.0  # No learner has reported a step yet.
   return grace_window_s(
     steps_s[min(state.quorum_now(), len(steps_s)) - 1],
     state.quorum_s.or_zero(),
@@ -217,11 +224,12 @@ def _grace_s(state: State) -> float:
 
 
 def _refuse_last_offers(state: State):
-  """Of learners that leave, where nobody stays: for rounds that won't close.
+  """Refuses offers for rounds that cannot close once every learner is leaving.
 
-  Nobody makes another step, so no other round becomes due, and none that
-  lacks offers gets any. To wait for it would use up their notice in vain;
-  what they have trained is in their checkpoints.
+  When all learners leave, no further steps are made, so no further round
+  becomes due and none that lacks offers gets any. Waiting for such a round
+  would use up the notice time in vain; what was trained is in the learners'
+  checkpoints.
   """
   if state.finishing or not all(m.leaving for m in state.members.values()):
     return
@@ -240,7 +248,7 @@ def _refuse_last_offers(state: State):
 
 
 def _will_close(state: State, number: int) -> bool:
-  """Whether a round will, with what is on offer."""
+  """Returns True if the round can close with the offers that are there."""
   round_ = state.rounds.get(number)
   if round_ is None:
     return _is_due(state, number)
@@ -251,7 +259,9 @@ def _will_close(state: State, number: int) -> bool:
 
 
 def _conclude(state: State, round_: Round):
-  """All pulls are over: merge if it is this round's turn, or collect again."""
+  """Merges once all pulls are over and it is the round's turn, or collects
+  again.
+  """
   round_ = pulling.refuse_outliers(state, round_)
   live = state.live()
   enough = round_.pulled & live.keys() if live else round_.pulled
@@ -284,7 +294,7 @@ def _conclude(state: State, round_: Round):
 
 
 def _shares(state: State, round_: Round) -> tuple[syncer_io.Share, ...]:
-  """Who is merged with which weight (Alg. 2, line 9)."""
+  """Returns the contributions and their weights (Alg. 2, line 9)."""
   offers = {m: a.held.offer for m, a in round_.pulls}
   weigh = WEIGHTS[state.config.weighting]
   weights = normalised(
@@ -308,7 +318,7 @@ def _shares(state: State, round_: Round) -> tuple[syncer_io.Share, ...]:
 
 
 def _skip(state: State, round_: Round):
-  """Its fragment is away, and others wait for their turn: nothing is merged."""
+  """Closes a round unmerged: its fragment is away, and later rounds wait."""
   reason = f'round {round_.number}: fragment {round_.fragment} is away'
   state.record('skipped', -1, reason)
   _close(state, round_)
@@ -319,7 +329,7 @@ def _skip(state: State, round_: Round):
 
 
 def on_merged(state: State, number: int):
-  """The outer step is done: the round closes and everyone is told."""
+  """Closes the round after its outer step, and tells every learner."""
   round_ = state.rounds[number]
   assert round_.stage is Stage.MERGING, f'not merging: {round_}'
   fragment = round_.fragment
@@ -340,7 +350,7 @@ def on_merged(state: State, number: int):
   _say_what_is_left(state, round_, shares)
   state.versions[fragment] += 1
   sync_s = state.now - round_.pull_began_s
-  if not round_.waited:  # Else it would close the grace windows to come.
+  if not round_.waited:  # Otherwise it would shorten later grace windows.
     state.sync_s = state.sync_s.add(sync_s)
   _close(state, round_)
   for learner in sorted(state.members):
@@ -365,9 +375,10 @@ def on_merged(state: State, number: int):
 def _reported_steps(
   state: State, shares: tuple[syncer_io.Share, ...]
 ) -> tuple[int, ...]:
-  """Own steps of which t knows, by recipient.
+  """Returns the receivers' own steps that are included in t, by recipient.
 
-  At τ = 0 an offer stands for its step, the report of which may be behind it.
+  At τ = 0 an offer implies that its step was made, although the report of that
+  step may arrive after it.
   """
   waits = state.config.overlap_steps == 0
   offered = {s.learner: s.step for s in shares} if waits else {}
@@ -380,7 +391,7 @@ def _reported_steps(
 def _say_what_is_left(
   state: State, round_: Round, shares: tuple[syncer_io.Share, ...]
 ):
-  """Of learners that leave: whether their last steps are in Θ now."""
+  """Records for learners that leave whether their last steps were merged."""
   for share in shares:
     if not state.is_current(share.learner, share.incarnation):
       continue
@@ -405,10 +416,11 @@ def _close(state: State, round_: Round):
 
 
 def _begin_to_finish(state: State):
-  """At the last step: one more round per fragment, and it is over.
+  """Announces, at the last step, one more round per fragment.
 
-  The time to answer is that after which a learner would be taken for dead. A
-  restarted syncer grants it anew, from when the first learner is back.
+  Learners have as long to answer as it takes to give up a silent one. A
+  restarted syncer grants that time anew, counted from the first learner's
+  return.
   """
   live = state.live()
   if state.finish_at_s is not None or state.ended or not live:
@@ -425,10 +437,10 @@ def _begin_to_finish(state: State):
 
 
 def _are_all_back(state: State) -> bool:
-  """Whether nobody is to be waited for who was told before a restart.
+  """Returns True if all learners that were live before a restart are back.
 
-  Where the ledger was lost, it is not known who that is: one that is back
-  may know of less than others, and must not end the run for them.
+  If the ledger was lost, the syncer cannot tell which those are: a learner that
+  is back may know less than the others, and must not end the run for them.
   """
   if not state.finish_was_told:
     return True
@@ -439,7 +451,8 @@ def _end_if_over(state: State):
   if state.ended or state.closed_round != state.last_round:
     return
   state.ended = True
-  state.knows_less = False  # Who comes now goes along with what is written.
+  # Learners that join from now on adopt what is written.
+  state.knows_less = False
   for learner in sorted(state.members):
     state.send(learner, sessions.done_message(state))
   state.emit(syncer_io.End(state.pace.step, state.closed_round))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The constants of one run's protocol, checked at construction."""
+"""Holds the protocol's constants for one run, checked at construction."""
 
 import dataclasses
 import math
@@ -14,21 +14,22 @@ class ProtocolConfig:
   """What syncer and learners must agree on (the paper's Alg. 1 and 2).
 
   Attributes:
-    learners: M, the learners that the run is planned for. Ids from 0 to M-1
-      are expected; the machines take any id.
-    fragments: P, the pieces that the model is cut into. P divides H.
+    learners: M, the number of learners that the run is planned for. Ids from 0
+      to M-1 are expected; the machines accept any id.
+    fragments: P, the number of pieces of the model. P divides H.
     sync_every_steps: H, inner steps between two syncs of one fragment.
-    overlap_steps: τ, inner steps that an exchange may overlap. 0: a learner
-      waits for the update of the round that it offered.
-    quorum: K, offers without which no round closes; 1 ≤ K ≤ M.
+    overlap_steps: τ, inner steps that an exchange may overlap. With 0, a
+      learner waits for the update of the round that it offered for.
+    quorum: K, the number of offers that a round needs to close; 1 ≤ K ≤ M.
     grace_safety: γ < 1, the share of the slack that the grace window uses.
     grace_cap_steps: the longest grace window, in inner steps.
-    admission: 'latest' merges the newest offer of every live learner;
-      'fresh' only of those whose pace clock has reached the round.
-    max_staleness_versions: offers on an older base are refused.
+    admission: 'latest' merges the newest offer of every live learner; 'fresh'
+      only offers of learners whose pace clock has reached the round.
+    max_staleness_versions: offers on a base older than this are refused.
     weighting: 'tokens' weighs a contribution by quantity and quality of its
-      tokens (Alg. 2, line 9); with 'equal' all that trained at all count alike.
-    patience: stretches every time-out; all of them derive from measured step
+      tokens (Alg. 2, line 9); 'equal' gives every learner that trained the same
+      weight.
+    patience: factor on every time-out; all time-outs derive from measured step
       and transfer times (`patience.py`).
     total_steps: the run ends when the global step t reaches this.
     blend: how a learner takes in an update: 'overwrite', 'mix' or 'carry'.
@@ -55,7 +56,7 @@ class ProtocolConfig:
 
   @property
   def spacing_steps(self) -> int:
-    """s = H / P, inner steps between two rounds."""
+    """s = H / P, the number of inner steps between two rounds."""
     return self.sync_every_steps // self.fragments
 
   @property
@@ -65,7 +66,7 @@ class ProtocolConfig:
 
   @property
   def clock_ahead_max(self) -> int:
-    """Inner steps that a pace clock may be beyond t: rounds in flight."""
+    """The most inner steps that a pace clock may be ahead of t."""
     return self.spacing_steps * self.inflight_max
 
   def fragment_of(self, round_: int) -> int:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learner gives its state to a newcomer, at one of its boundaries.
+"""Gives a learner's state to a newcomer, at one of the learner's boundaries.
 
-It does so once it has taken in every version that the newcomer must know, so
-that the copy fits the syncer's stream of updates, as in the paper's recovery.
+A learner donates once it has taken in every version that the newcomer must
+know, so that the copy fits the syncer's stream of updates, as in the
+paper's recovery.
 """
 
 from diloco.protocol import learner_io, messages
@@ -10,15 +11,15 @@ from diloco.protocol.learner_state import Core, Donation
 
 
 def on_donate(core: Core, message: messages.Donate):
-  """The syncer asks; only a learner that trains may donate."""
+  """Notes the syncer's request; only a learner that trains may donate."""
   if not core.state.began or core.state.ceased:
-    return  # The syncer finds another when this session ends.
+    return  # The syncer picks another donor when this session ends.
   donation = Donation(message.learner, message.incarnation, message.versions)
   core.set(donations=(*core.state.donations, donation))
 
 
 def on_donation_over(core: Core, message: messages.DonationOver):
-  """The newcomer has it, has gone, or has asked somebody else."""
+  """Ends a donation: the newcomer has it, is gone, or has another donor."""
   session = message.learner, message.incarnation
   core.set(
     donations=tuple(
@@ -30,10 +31,11 @@ def on_donation_over(core: Core, message: messages.DonationOver):
 
 
 def donate(core: Core):
-  """At a boundary: at most one copy, for the first that it can serve.
+  """Donates one copy at a boundary, to the first newcomer that it can serve.
 
-  Not while another is out, which is memory for a whole state; nor while its
-  own bytes of a version are other than the syncer's.
+  There is at most one copy at a time, since each takes memory for a whole
+  state, and none while the learner's bytes of some version differ from the
+  syncer's.
   """
   fragments = core.state.fragments
   if core.state.giving is not None or any(f.unlike for f in fragments):

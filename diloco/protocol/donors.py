@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gives its state to a newcomer: chosen, and found again, by the syncer.
+"""The syncer's choice of the learner that gives its state to a newcomer.
 
-The bytes go from peer to peer; the syncer only introduces the two. Whoever
-has not completed a bootstrap never donates, so that a fresh learner can't
-become "the state". Of a learner of several hosts each has but a part, and gives
-it to the host of the same number: so only learners of one partition give to
-each other.
+The bytes go from peer to peer; the syncer only introduces the two. A learner
+that has not completed its own bootstrap never donates, so that a fresh learner
+cannot become "the state". In a learner of several hosts each host has only a
+part and gives it to the newcomer's host of the same number, so learners donate
+only to learners that are partitioned alike.
 """
 
 from diloco.protocol import messages
@@ -14,17 +14,17 @@ from diloco.protocol.state import State
 
 
 def on_want_state(state: State, learner: int):
-  """A newcomer asks, for the first time or because a donor failed it."""
+  """A newcomer asks for a donor, for the first time or after one has failed."""
   dismiss(state, learner)
   _seek(state, learner)
 
 
 def _seek(state: State, learner: int):
-  """To the end of the queue, without the donor of now."""
+  """Puts the newcomer at the end of the queue and drops its current donor."""
   member = state.members[learner]
   tried = member.tried
   if member.donor is not None:
-    # Without those that have gone: at most M.
+    # Only live sessions are kept: at most M.
     tried = tuple(
       session
       for session in (*member.tried, member.donor)
@@ -34,11 +34,11 @@ def _seek(state: State, learner: int):
 
 
 def introduce(state: State):
-  """Gives each newcomer that waits a donor that is free, the first first.
+  """Gives each waiting newcomer a free donor, in order of arrival.
 
-  A donor has one newcomer at a time: two copies of a state at once could be
-  more than its memory holds. Whoever has completed its bootstrap donates too,
-  so that n newcomers need about log2(n) donations one after another.
+  A donor serves one newcomer at a time: two copies of a state at once could
+  exceed its memory. A newcomer that has completed its bootstrap donates as
+  well, so n newcomers need about log2(n) donations in sequence.
   """
   waiting = sorted(
     (member.seeks_since_s, m)
@@ -63,7 +63,7 @@ def _introduce(state: State, learner: int):
   busy = _busy(state)
   free = [donor for donor in donors if donor not in busy]
   if not free:
-    return  # Each of them serves another: its turn will come.
+    return  # Every donor serves another newcomer; a turn will come.
   donor, incarnation = free[0]
   state.change(
     learner,
@@ -77,12 +77,12 @@ def _introduce(state: State, learner: int):
 
 
 def _busy(state: State) -> set[tuple[int, int]]:
-  """The sessions that give their state to a newcomer now."""
+  """Returns the sessions that are giving their state to a newcomer."""
   return {x.donor for x in state.members.values() if x.donor is not None}
 
 
 def why_unlike(donor: Member, newcomer: Member) -> str:
-  """Why a donor's state does not fit a newcomer; '' where it does."""
+  """Returns why a donor's state does not fit a newcomer; '' if it does."""
   if donor.partition == newcomer.partition:
     return ''
   return 'no live peer has the same hosts and mesh'
@@ -96,7 +96,7 @@ def _why_none(state: State, member: Member) -> str:
 
 
 def on_state_offered(state: State, donor: int, offered: messages.StateOffered):
-  """Hands it on to the newcomer, if that still waits for this donor."""
+  """Forwards the offer to the newcomer, if that still waits for this donor."""
   session = donor, state.members[donor].incarnation
   newcomer = state.members.get(offered.learner)
   waits = (
@@ -114,22 +114,22 @@ def on_state_offered(state: State, donor: int, offered: messages.StateOffered):
 
 
 def on_state_taken(state: State, learner: int):
-  """The donor's copy has come: the donor is free for another."""
+  """Frees the donor: its copy has arrived."""
   dismiss(state, learner)
   state.change(learner, donor=None)
 
 
 def on_ready(state: State, learner: int):
-  """The newcomer has what it needs."""
+  """Frees the newcomer's donor: the newcomer has what it needs."""
   dismiss(state, learner)
   state.change(learner, donor=None, tried=(), seeks_since_s=None)
 
 
 def on_end_of_session(state: State, learner: int, incarnation: int):
-  """A donor's newcomers get another.
+  """Finds other donors for the newcomers of a donor whose session has ended.
 
-  Called once it is not live any more. A newcomer that was told where to pull
-  finds out by itself, and asks again.
+  It is called after the donor has stopped being live. A newcomer that was
+  already told where to pull notices the failure itself and asks again.
   """
   session = learner, incarnation
   for m, member in sorted(state.members.items()):
@@ -138,7 +138,7 @@ def on_end_of_session(state: State, learner: int, incarnation: int):
 
 
 def dismiss(state: State, learner: int):
-  """Tells the donor of a newcomer, if it has one, that it is not needed."""
+  """Tells a newcomer's donor, if it has one, that it is no longer needed."""
   member = state.members[learner]
   if member.donor is None:
     return

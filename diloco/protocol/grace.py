@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adaptive grace window and the averages that it is made of (Eq. 3)."""
+"""The adaptive grace window (Eq. 3) and the averages behind it."""
 
 import dataclasses
 
-EMA_WEIGHT = 0.2  # Of the newest sample; the paper prints no value.
+EMA_WEIGHT = 0.2  # Weight of the newest sample; the paper gives no value.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +29,11 @@ def grace_window_s(
   safety: float,
   cap_steps: float,
 ) -> float:
-  """ξ_grace = clip(γ·(τ·ξ_step − ξ_quorum − ξ_sync), 0, cap·ξ_step), seconds.
+  """ξ_grace = clip(γ·(τ·ξ_step − ξ_quorum − ξ_sync), 0, cap·ξ_step), in
+  seconds.
 
-  What is left of the τ steps that an exchange may overlap, once quorum and
-  sync had their time, may be spent on waiting for more learners.
+  The part of the τ overlapped steps that quorum and sync leave over may be
+  spent on waiting for more learners.
   """
   slack_s = overlap_steps * step_s - quorum_s - sync_s
   return min(max(safety * slack_s, 0.0), cap_steps * step_s)

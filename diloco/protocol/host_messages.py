@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of one learner say to each other.
+"""Messages between the processes of one learner.
 
-Host 0, the *leading host*, alone speaks with the syncer. The others do at the
-same boundary what it does, so that all hosts run the same programs in the same
-order on the learner's devices; and each moves its own part of the bytes.
+Only host 0, the *leading host*, speaks with the syncer. The others repeat at
+the same boundary what it does, so that all hosts run the same programs in the
+same order on the learner's devices; each host moves its own part of the bytes.
 """
 
 import dataclasses
@@ -15,22 +15,21 @@ from diloco.protocol.messages import Part, Payload
 
 @dataclasses.dataclass(frozen=True)
 class HostHere:
-  """The first message of hosts 1 … N−1 to host 0, once both have proven to
-  be of this learner."""
+  """The first message of hosts 1 … N−1 to host 0, once authenticated."""
 
-  host: int  # By the launcher's number.
+  host: int  # The host number that the launcher gave.
 
 
 @dataclasses.dataclass(frozen=True)
 class JaxAt:
-  """All are here: where host 0 has the coordination service of JAX."""
+  """All hosts are here; gives the address of JAX's coordination service."""
 
   address: str
 
 
 @dataclasses.dataclass(frozen=True)
 class AllConnected:
-  """This host has its connections; the meeting is over for it."""
+  """This host has all its connections; the rendezvous is over for it."""
 
 
 # From the leading host, for the loop of the others: in order, at boundaries ---
@@ -40,7 +39,7 @@ class AllConnected:
 class MakeStep:
   """Dispatch one inner step."""
 
-  position: int  # Of its batch.
+  position: int  # Index of its batch.
   lr: float
 
 
@@ -49,40 +48,40 @@ class TakeSnapshot:
   """Copy a fragment; offer this host's part of it, if there is a session."""
 
   fragment: int
-  session: int  # 0: nobody asks for it.
+  session: int  # 0: there is no session, so nothing is offered.
   handle: int
   keep: tuple[int, ...]  # See `learner_io.Snapshot`.
 
 
 @dataclasses.dataclass(frozen=True)
 class ApplyFragment:
-  """Blend in what has arrived, or overwrite where nothing was trained yet."""
+  """Blend in the update, or overwrite before the first step."""
 
   fragment: int
   version: int
   blended: bool
-  carry: bool  # The rest as in `learner_io.Apply`.
+  carry: bool  # For the other fields see `learner_io.Apply`.
   handle: int
   keep: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class ResetState:
-  """The inner state begins anew."""
+  """Reset the inner optimizer state to its initial value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DonateAt:
-  """Copy this host's Θ and inner state of this boundary; offer them."""
+  """Copy this host's Θ and inner state at this boundary, and offer them."""
 
   learner: int  # The newcomer, and its session.
   incarnation: int
-  handles: tuple[int, ...]  # As many as any host can need.
+  handles: tuple[int, ...]  # Enough for the host that needs most.
 
 
 @dataclasses.dataclass(frozen=True)
 class AdoptState:
-  """The inner state becomes what this host has taken of a donor's."""
+  """Replace the inner state by the donor's, which this host has fetched."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,14 +113,14 @@ class EndAt:
 
 @dataclasses.dataclass(frozen=True)
 class RestoreFrom:
-  """Which checkpoint all hosts go on from; −1: none."""
+  """The checkpoint that all hosts resume from; −1 means none."""
 
   step: int
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenSession:
-  """There is a new session with the syncer: make an outlet for it."""
+  """A new session with the syncer has begun: create its publisher."""
 
   session: int
 
@@ -136,7 +135,7 @@ class SyncerAt:
 
 @dataclasses.dataclass(frozen=True)
 class ShardMoved:
-  """A shard of the syncer has begun anew: where it offers from now on."""
+  """A shard of the syncer has restarted and offers at these addresses now."""
 
   session: int
   shard: int
@@ -145,14 +144,14 @@ class ShardMoved:
 
 @dataclasses.dataclass(frozen=True)
 class CloseSession:
-  """It has ended, with all that was offered in it."""
+  """The session has ended, and with it all that was offered in it."""
 
   session: int
 
 
 @dataclasses.dataclass(frozen=True)
 class HostRetire:
-  """These offers will not be pulled (again)."""
+  """These offers will not be pulled (any more)."""
 
   session: int
   handles: tuple[int, ...]
@@ -160,7 +159,7 @@ class HostRetire:
 
 @dataclasses.dataclass(frozen=True)
 class OfferHeld:
-  """Offer this host's part of Θ_p, for a syncer that has lost it."""
+  """Offer this host's part of Θ_p to a syncer that has lost it."""
 
   session: int
   fragment: int
@@ -169,37 +168,37 @@ class OfferHeld:
 
 @dataclasses.dataclass(frozen=True)
 class HostTake:
-  """Pull this host's part of an update or of a full fragment, and prove it."""
+  """Pull and verify this host's part of an update or of a full fragment."""
 
   session: int
   fragment: int
   version: int
   full: bool
-  payloads: tuple[Payload, ...]  # Of this host, by shard of the syncer.
+  payloads: tuple[Payload, ...]  # For this host, by shard of the syncer.
   crc: int  # Of the whole Θ_p.
-  part_crcs: tuple[int, ...]  # Of this host's boxes of it, by shard.
+  part_crcs: tuple[int, ...]  # CRC of this host's slices of Θ_p, by shard.
 
 
 @dataclasses.dataclass(frozen=True)
 class HostFetch:
-  """Pull this host's part of a donor's state, prove it, and keep it apart."""
+  """Pull and verify this host's part of a donor's state; adopt it later."""
 
-  address: str  # Of the donor's host of the same number.
-  payloads: tuple[Payload, ...]  # Of this host, P fragments first.
+  address: str  # Address of the donor's host of the same number.
+  payloads: tuple[Payload, ...]  # For this host: P fragments, then the rest.
   versions: tuple[int, ...]
-  crcs: tuple[int, ...]  # Of the whole fragments.
+  crcs: tuple[int, ...]  # CRCs of the whole fragments.
 
 
 @dataclasses.dataclass(frozen=True)
 class FetchOver:
-  """All hosts have what they were to fetch: take it. Or forget it."""
+  """All hosts have fetched their parts: adopt them, or discard them."""
 
   taken: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class HostDonationOver:
-  """A newcomer needs this host's offer no longer."""
+  """A newcomer no longer needs this host's offer."""
 
   learner: int
   incarnation: int
@@ -207,7 +206,7 @@ class HostDonationOver:
 
 @dataclasses.dataclass(frozen=True)
 class HostDonationsOver:
-  """No newcomer does."""
+  """No newcomer needs this host's offers any longer."""
 
 
 # From the other hosts ---------------------------------------------------------
@@ -215,7 +214,7 @@ class HostDonationsOver:
 
 @dataclasses.dataclass(frozen=True)
 class HostStarted:
-  """Its first message: who it is, and which checkpoints it has whole."""
+  """A host's first message: its number and its complete checkpoints."""
 
   host: int
   steps: tuple[int, ...]
@@ -231,46 +230,46 @@ class SessionAt:
 
 @dataclasses.dataclass(frozen=True)
 class HostOffered:
-  """Its part is on offer."""
+  """This host's part is on offer."""
 
   handle: int
-  parts: tuple[Part, ...]  # By shard of the syncer; none: it could not.
+  parts: tuple[Part, ...]  # By shard of the syncer; empty if it failed.
 
 
 @dataclasses.dataclass(frozen=True)
 class HostTook:
-  """What came of `HostTake`."""
+  """The result of `HostTake`."""
 
   fragment: int
   version: int
-  reason: str  # Why it failed; empty: it is here, and proven.
+  reason: str  # Why it failed; empty if it is here and verified.
 
 
 @dataclasses.dataclass(frozen=True)
 class HostDonated:
-  """Its part of Θ and of the inner state is on offer to a newcomer."""
+  """This host's part of Θ and of the inner state is on offer to a newcomer."""
 
   learner: int
   incarnation: int
-  address: str  # '': it could not.
+  address: str  # Empty if it failed.
   parts: tuple[Part, ...]  # P fragments, then the inner state.
 
 
 @dataclasses.dataclass(frozen=True)
 class HostFetched:
-  """What came of `HostFetch`."""
+  """The result of `HostFetch`."""
 
-  reason: str  # Why it failed; empty: it is here, and proven.
+  reason: str  # Why it failed; empty if it is here and verified.
 
 
 @dataclasses.dataclass(frozen=True)
 class HostAdopted:
-  """What it fetched has become its copy of Θ."""
+  """What this host fetched has become its copy of Θ."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StopWanted:
-  """This host was told to go: the learner is to leave in good order."""
+  """This host was told to stop: the learner has to leave in good order."""
 
 
 FROM_FIRST_HOST = (JaxAt, AllConnected)

@@ -1,31 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an incarnation says: which process of a learner, which session of it.
+"""Incarnation numbers, which identify a process of a learner and its session.
 
-It rises with every process start and every session; 12 bits are the session's
-number within the process, the rest is when the process started. Clocks may be
-set back: a process that the syncer refuses because it knows a newer one takes
-the number after that. Once it has been let in it never does again: from then
-on whoever is newer has taken its place.
+The number rises with every process start and every session: the low 12 bits
+count sessions within the process, the high bits are the process's start time.
+Clocks may be set back: a process that the syncer refuses because it knows a
+newer one takes the next higher number. A process that was once admitted never
+does that again: a newer one has taken its place.
 """
 
 SESSION_BITS = 12
 
 
 def incarnation_of(process: int, session: int) -> int:
-  """Of the session number `session`, from 1, of a process.
+  """Returns the incarnation of a process's session.
 
   Args:
-    process: its start, in milliseconds since the epoch.
-    session: how many sessions it has had, this one included.
+    process: start time of the process, in milliseconds since the epoch.
+    session: how many sessions the process has had, this one included; from 1.
   """
   return (process << SESSION_BITS) + session
 
 
 def process_after(incarnation: int) -> int:
-  """The first process that is newer than the one that had a session."""
+  """Returns the first process number that is newer than that of a session."""
   return process_of(incarnation) + 1
 
 
 def process_of(incarnation: int) -> int:
-  """The process that had a session; the inverse of `incarnation_of`."""
+  """Returns the process of a session; the inverse of `incarnation_of`."""
   return incarnation >> SESSION_BITS

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A learner's way into a run: hello, welcome, bootstrap, ready.
 
-A process starts with what its seed or its own checkpoint gives. If the run
-has gone on without it, a live peer gives it its copy of Θ and its inner
-optimizer state; where there is no peer, it goes on with its own. What is
-newer than that comes from the syncer. The words: `diloco/protocol/README.md`.
+A process starts from its seed or its own checkpoint. If the run has gone on
+without it, a live peer gives it a copy of Θ and of its inner optimizer state;
+without such a peer it continues from its own. Whatever is newer comes from the
+syncer.
 """
 
 import dataclasses
@@ -17,19 +17,19 @@ from diloco.protocol.values import changed
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-  """What a process has when it starts; tuples are by fragment.
+  """What a process holds when it starts; tuples are by fragment.
 
   Attributes:
-    source: where it is from, for people.
-    crcs: of the bytes of Θ_p that the host holds.
-    versions: of those.
-    from_steps: own step up to which θ_p has no progress of its own.
-    from_tokens: likewise.
-    step: own inner steps so far, of this and earlier processes.
-    tokens: of those.
-    position: next batch of the data shard.
+    source: origin of the state, for humans.
+    crcs: CRCs of the bytes of Θ_p that the host holds.
+    versions: versions of those fragments.
+    from_steps: own step up to which θ_p contains no progress of the learner.
+    from_tokens: own tokens up to which θ_p contains no progress.
+    step: own inner steps so far, of this and of earlier processes.
+    tokens: tokens of those steps.
+    position: index of the next batch of the data shard.
     closed_round: the newest round known to be closed.
-    global_step: t as it was known.
+    global_step: t as last known.
   """
 
   source: str
@@ -49,10 +49,10 @@ class Start:
     return cls('the seed', crcs, zeros, zeros, zeros)
 
   def counting_anew(self) -> 'Start':
-    """The same with no progress on any fragment yet.
+    """Returns a copy that counts progress on every fragment from here on.
 
-    With the blend 'mix' a checkpoint does not say what of θ is progress: what
-    was not merged before stays in θ, and is offered no more.
+    With the blend 'mix' a checkpoint does not say what part of θ is progress:
+    whatever was not merged before stays in θ, and is not offered again.
     """
     count = len(self.versions)
     return dataclasses.replace(
@@ -60,7 +60,7 @@ class Start:
     )
 
   def state(self) -> State:
-    """The machine's state before it has said anything."""
+    """Returns the machine's state before its first message."""
     fragments = tuple(
       Fragment(
         base=version,
@@ -89,7 +89,7 @@ class Start:
 
 
 def on_connected(core: Core, event: learner_io.Connected):
-  """A stream is open: hello."""
+  """Sends the hello on a stream that has just opened."""
   core.set(incarnation=event.incarnation, in_session=True)
   fragments = core.state.fragments
   core.send(
@@ -109,18 +109,18 @@ def on_connected(core: Core, event: learner_io.Connected):
 
 
 def on_welcome(core: Core, welcome: messages.Welcome):
-  """Accepted: counts again, or looks for what it lacks."""
+  """Counts again after a reconnect, or starts to look for missing state."""
   state = core.state
   known = zip(state.fragments, welcome.versions)
   if any(fragment.host > version for fragment, version in known):
-    # Something has come since the hello. A syncer that has lost its ledger
-    # would send what is older: it must be told first.
+    # A fragment has arrived since the hello. A syncer that has lost its ledger
+    # would send an older one: it must be told first.
     core.send(messages.Goodbye('knows of later rounds than its hello said'))
     return
-  # May be less than it knew, where a syncer has lost its ledger.
+  # This may be less than before, if a syncer has lost its ledger.
   closed = welcome.closed_round
   # Its clock will start so many steps after where it was. Not at τ = 0: it
-  # might come to its boundary with fewer than s steps on that clock, and all
+  # might reach its boundary with fewer than s steps on that clock, and all
   # would wait there for a round that is not due.
   away = 0
   if core.config.overlap_steps:
@@ -134,7 +134,7 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     connected=True,
     give_up_at_s=None,
     closed_known=closed,
-    last_offered=closed,  # Of what was offered before, nothing is left.
+    last_offered=closed,  # Earlier offers are gone.
     lead=0,
     view=view,
     reported=False,
@@ -146,8 +146,8 @@ def on_welcome(core: Core, welcome: messages.Welcome):
       coming=fragment.host,
       announced=announced,
       unlike=welcome.clean or welcome.crcs[p] != fragment.crc,
-      # Offers die with their session; what was merged of them, the update of
-      # a merge that was under way says, or the full fragment.
+      # Offers end with their session. Whether one was merged is said by the
+      # update of a merge in progress, or by the full fragment.
       pulled=False,
     )
   if state.began:
@@ -166,7 +166,7 @@ def on_welcome(core: Core, welcome: messages.Welcome):
 
 
 def go_on_alone(core: Core):
-  """Nobody donates: with what the process has, and the syncer's Θ."""
+  """Continues from its own state and the syncer's Θ, without a donor."""
   if not core.state.settled:
     _settle(core, core.state.source)
     if core.state.clean:
@@ -190,21 +190,21 @@ def _want_newer(core: Core):
 
 
 def on_state_at(core: Core, message: messages.StateAt):
-  """A donor has offered."""
+  """Fetches what a donor has offered."""
   if core.state.seeking:
     core.effects.append(learner_io.FetchState(message))
 
 
 def on_no_state(core: Core):
-  """Nobody is left who could donate."""
+  """Goes on alone, as no donor is left."""
   if core.state.seeking:
     go_on_alone(core)
 
 
 def on_state_fetched(core: Core, event: learner_io.StateFetched):
-  """A donor's state is here; what is newer still comes from the syncer.
+  """Adopts a donor's state; newer fragments still come from the syncer.
 
-  The session in which it was asked for may have ended: it is as good.
+  The session that asked for it may have ended meanwhile; the state is as good.
   """
   offered = event.offered
   for p, (version, crc) in enumerate(zip(offered.versions, offered.crcs)):
@@ -227,13 +227,13 @@ def on_state_fetched(core: Core, event: learner_io.StateFetched):
 
 
 def on_state_failed(core: Core, event: learner_io.StateFailed):
-  """Asks again: the syncer knows who has failed."""
+  """Asks for another donor; the syncer notes the failed one."""
   if core.state.seeking and core.state.connected:
     core.send(messages.WantState(event.reason))
 
 
 def begin_when_complete(core: Core) -> bool:
-  """Says that it is ready, if it is; whether training begins with that."""
+  """Says `Ready` once complete; returns True if training begins."""
   state = core.state
   if state.began or state.ceased or not state.connected or not state.settled:
     return False

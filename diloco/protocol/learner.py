@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The learner's machine: what to offer, what to fetch, what to take in.
+"""The learner's state machine: what to offer, to fetch and to take in.
 
-The training loop tells it of every inner-step boundary and is told what to do
+The training loop reports every inner-step boundary to it and is told what to do
 there; while τ > 0 the loop never waits for another process.
 """
 
@@ -26,18 +26,17 @@ from diloco.protocol.offering import (
 )
 from diloco.protocol.values import changed
 
-ALIVE_S = 1.0  # A learner that waits at its boundary speaks this often.
+ALIVE_S = 1.0  # A learner that waits sends `Alive` at this interval.
 
 
 class Learner:
-  """Events in, effects out; the same events give the same effects.
+  """Deterministic machine of one learner: events in, effects out.
 
   Args:
-    config: of the run.
-    run: its name.
-    learner: the id, which also names the data shard.
-    fingerprints: config, layout, data.
-    start: what this process has, from its seed or its own checkpoint.
+    run: the run's name.
+    learner: the learner id, which also selects the data shard.
+    fingerprints: hashes of config, layout and data.
+    start: what this process holds, from its seed or its own checkpoint.
   """
 
   def __init__(
@@ -113,20 +112,21 @@ class Learner:
 
   @property
   def waiting(self) -> bool:
-    """Whether the loop must stay at its boundary.
+    """True while the training loop must stay at its boundary.
 
-    At τ = 0, for an update; at the end of the run, for a syncer that is away.
+    At τ = 0 it waits for an update, and at the end of the run for a syncer that
+    is away.
     """
     return self._core.state.parked
 
   @property
   def global_step(self) -> int:
-    """t as far as this learner knows; schedules are functions of it."""
+    """The global step t, as this learner knows it, for schedules."""
     return self._core.state.global_step
 
   @property
   def lag_versions(self) -> int:
-    """How many announced versions θ has not taken in yet."""
+    """The number of announced versions that θ has not taken in yet."""
     return sum(f.coming - f.base for f in self._core.state.fragments)
 
   @property
@@ -135,7 +135,7 @@ class Learner:
     return self._core.state.closed_known
 
   def snapshot(self) -> State:
-    """A value; nothing that happens later changes it."""
+    """Returns an immutable copy of the state."""
     return self._core.state
 
   @classmethod
@@ -147,7 +147,7 @@ class Learner:
     fingerprints: Mapping[str, str],
     snapshot: State,
   ) -> 'Learner':
-    """The machine that gave `snapshot`."""
+    """Returns a machine in the state of `snapshot`."""
     start = Start.from_seed(tuple(f.crc for f in snapshot.fragments))
     machine = cls(config, run, learner, fingerprints, start)
     machine._core.state = snapshot
@@ -156,7 +156,7 @@ class Learner:
   # The session --------------------------------------------------------------
 
   def _on_disconnected(self, event: learner_io.Disconnected):
-    """Offers die with the session; training goes on."""
+    """Forgets the offers, which end with the session; training goes on."""
     self._core.set(
       in_session=False,
       connected=False,
@@ -216,14 +216,14 @@ class Learner:
       case messages.Finish():
         self._core.set(last_round=message.last_round)
         if self._core.state.connected and not self._core.state.settled:
-          joining.go_on_alone(self._core)  # No step will need more.
+          joining.go_on_alone(self._core)  # Its next step needs no more.
       case messages.Done():
         self._core.set(done=True)
       case _:
         raise TypeError(f'Not a syncer message: {message!r}.')
 
   def _leave_when_done(self):
-    """After the last update is here: the host holds the final Θ."""
+    """Leaves after the last update, when the host holds the final Θ."""
     state = self._core.state
     if not state.done or state.left:
       return
@@ -233,7 +233,7 @@ class Learner:
     self._core.leave('run is over')
 
   def _begin(self):
-    """Bootstrap is complete."""
+    """Starts training, as bootstrap is complete."""
     if self._core.state.last_round is None:
       begin = learner_io.Begin(self._core.state.position)
       self._core.effects.append(begin)
@@ -245,7 +245,7 @@ class Learner:
   def _on_boundary(self, tokens: int):
     state = self._core.state
     if state.left:
-      return  # The loop has not heard of it yet: that step is for nobody.
+      return  # The loop does not know yet; that step will not be used.
     assert state.began and not state.ceased, f'a step out of turn: {state}'
     assert not state.parked, f'a step while waiting: {state}'
     self._core.set(
@@ -289,19 +289,19 @@ class Learner:
     self._core.set(fetched=(), reported_step=step, reported=True)
 
   def _has_nothing_to_report(self) -> bool:
-    """It waits, bootstraps, has ceased, or makes a session's first step."""
+    """Returns True while parked, ceased, or in a session's first step."""
     state = self._core.state
     idle = state.parked or state.ceased or not state.reported
     return state.connected and idle and not state.left
 
   def _say_alive(self):
-    """Silence of who can't report a step would be taken for death."""
+    """Sends `Alive`, lest the syncer take the silence for death."""
     due = self._core.state.now >= self._core.state.said_at_s + ALIVE_S
     if due and self._has_nothing_to_report():
       self._core.send(messages.Alive())
 
   def _go_on_if_parked(self):
-    """Does at the boundary, where it waits, what has become possible there."""
+    """Performs at the boundary where it waits what has become possible."""
     if not self._core.state.parked:
       return
     receiving.apply_received(self._core)
@@ -315,13 +315,13 @@ class Learner:
     self._core.set(parked=not self._core.state.ceased and self._waits())
 
   def _waits(self) -> bool:
-    """Whether the loop stays at its boundary."""
+    """Returns True if the loop has to stay at its boundary."""
     if leaving.wait_if_cut_off(self._core):
       return True
     return self._core.config.overlap_steps == 0 and self._awaits_update()
 
   def _awaits_update(self) -> bool:
-    """Whether a round that was offered is neither closed nor taken in."""
+    """Returns True if the update of an offered round has not been taken in."""
     state = self._core.state
     return state.connected and (
       state.closed_known < state.last_offered
@@ -331,7 +331,7 @@ class Learner:
   # Offers -------------------------------------------------------------------
 
   def _offer(self):
-    """What is asked for again, or due; else one snapshot is refreshed."""
+    """Repeats an offer or makes those that are due; else refreshes one."""
     state = self._core.state
     if not state.connected:
       return
@@ -344,7 +344,7 @@ class Learner:
       self._refresh()
 
   def _offer_next(self) -> bool:
-    """The next round's first offer, if it is time for it."""
+    """Makes the next round's first offer, if it is time for it."""
     state = self._core.state
     choice = next_offer(
       Standing(
@@ -362,13 +362,13 @@ class Learner:
     return True
 
   def _refresh(self):
-    """A newer copy for the first round to close that can still use one."""
+    """Offers a newer copy for the first open round that can use it."""
     round_ = self._to_refresh(self._core.state.step)
     if round_ is not None:
       self._snapshot(round_)
 
   def _to_refresh(self, step: int) -> int | None:
-    """The first open round whose offer is older than own step `step`."""
+    """Returns the first open round whose offer is older than `step`, if any."""
     state = self._core.state
     for round_ in range(state.closed_known + 1, state.last_offered + 1):
       fragment = state.fragments[self._core.config.fragment_of(round_)]
@@ -380,7 +380,7 @@ class Learner:
     return None
 
   def _on_not_offered(self, event: learner_io.NotOffered):
-    """Nothing can come of that handle."""
+    """Forgets an offer that could not be made."""
     fragment = self._core.state.fragments[event.fragment]
     rest = fragment.without((event.handle,))
     self._core.set_fragment(event.fragment, offers=rest)
@@ -388,7 +388,7 @@ class Learner:
     self._core.effects.append(learner_io.Forget((event.handle,)))
 
   def _offer_again(self) -> bool:
-    """The oldest that is asked for and can be made; the others wait."""
+    """Repeats the oldest offer that is asked for and possible; others wait."""
     closed = self._core.state.closed_known
     rounds = [r for r in self._core.state.again_rounds if r > closed]
     made = next((r for r in rounds if self._snapshot(r)), None)
@@ -434,7 +434,7 @@ class Learner:
     return True
 
   def _leave_at_boundary(self):
-    """Asked to stop: last offers, for all rounds that it has offered for."""
+    """Makes the last offers, for all rounds offered for, after a stop."""
     first = self._core.state.closed_known + 1
     for round_ in range(first, max(first, self._core.state.last_offered) + 1):
       self._offer_last(round_)
@@ -442,7 +442,7 @@ class Learner:
     self._core.set(ceased=True, parked=False)
 
   def _hand_in(self):
-    """Finishing: every fragment once, for its last round; then no more."""
+    """Offers every fragment once more for its last round, then ceases."""
     self._offer_last_rounds()
     self._core.effects += [
       learner_io.HandIn(self._core.state.last_round),
@@ -451,14 +451,14 @@ class Learner:
     self._core.set(ceased=True, parked=False)
 
   def _hand_in_again(self):
-    """Offers died with the session, and a new syncer may not know."""
+    """Hands in again after a reconnect, as offers end with their session."""
     state = self._core.state
     if state.ceased and state.connected and state.last_round is not None:
       self._offer_last_rounds()
       self._core.effects.append(learner_io.HandIn(state.last_round))
 
   def _offer_last_rounds(self):
-    """Of a syncer that has lost its ledger, the last ones are others."""
+    """Offers for the last rounds that the syncer knows of."""
     state, fragments = self._core.state, self._core.config.fragments
     last = min(state.last_round, state.closed_known + fragments)
     first = max(state.closed_known, last - fragments) + 1
@@ -466,7 +466,7 @@ class Learner:
       self._offer_last(round_)
 
   def _offer_last(self, round_: int):
-    """Unless the same steps are on offer; what came of it will be said."""
+    """Offers a round's fragment for the last time, unless it is on offer."""
     state = self._core.state
     if not state.connected:
       return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a learner's machine (events) and what it wants (effects).
+"""Events and effects of a learner's machine.
 
-Effects marked *boundary* are for the training loop: it performs them between
-two inner steps, in the order given. All others are for the threads around it.
+Effects marked *boundary* are for the training loop, which performs them between
+two inner steps, in the given order. All others are for the threads around it.
 """
 
 import dataclasses
@@ -19,33 +19,34 @@ class Connected:
   incarnation: int
   # Where the syncer will pull this learner's offers, by part.
   addresses: tuple[str, ...]
-  partition: str = ''  # Over several hosts; '': there is one.
+  # How several hosts share the arrays; '': there is one host.
+  partition: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
 class Disconnected:
-  """It is closed; the shell will try again."""
+  """The stream has closed; the driver will reconnect."""
 
   reason: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Heard:
-  """A message of the syncer."""
+  """A message of the syncer has arrived."""
 
   message: object  # One of messages.FROM_SYNCER.
 
 
 @dataclasses.dataclass(frozen=True)
 class Boundary:
-  """One more inner step was dispatched; `tokens` went into it."""
+  """One more inner step was dispatched, on `tokens` tokens."""
 
   tokens: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Completed:
-  """An inner step is done, in this order; what the report says of it."""
+  """An inner step is done; steps complete in order."""
 
   tokens: int
   position: int
@@ -57,7 +58,7 @@ class Completed:
 
 @dataclasses.dataclass(frozen=True)
 class NotOffered:
-  """A snapshot has not become an offer: no room, or a newer one is there."""
+  """A snapshot did not become an offer: no room, or a newer one exists."""
 
   fragment: int
   handle: int
@@ -65,17 +66,17 @@ class NotOffered:
 
 @dataclasses.dataclass(frozen=True)
 class Rebuilt:
-  """The host holds `fragment` of Θ at `version`, proven by its CRC."""
+  """The host holds `fragment` of Θ at `version`, verified by its CRC."""
 
   fragment: int
   version: int
   crc: int
-  handle: int  # Of the syncer's offer; it may be retired.
+  handle: int  # Handle of the syncer's offer, which may be released.
 
 
 @dataclasses.dataclass(frozen=True)
 class FetchFailed:
-  """What was fetched did not come, or did not match."""
+  """A fetch failed, or its bytes did not match."""
 
   fragment: int
   version: int
@@ -84,7 +85,7 @@ class FetchFailed:
 
 @dataclasses.dataclass(frozen=True)
 class StateFetched:
-  """A donor's copy of Θ is the host's, proven; its inner state is here."""
+  """The host holds a donor's copy of Θ, verified, and its inner state."""
 
   offered: messages.StateOffered
   donor: int
@@ -92,21 +93,21 @@ class StateFetched:
 
 @dataclasses.dataclass(frozen=True)
 class StateFailed:
-  """What a donor offered did not come whole."""
+  """A donor's state did not arrive complete."""
 
   reason: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-  """The machine goes away: leave in good order, within the notice time."""
+  """The process must stop: leave in good order, within the notice time."""
 
   notice_s: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-  """Nothing but the passing of time: a deadline was reached."""
+  """Time has passed: a deadline was reached."""
 
 
 # Effects ---------------------------------------------------------------------
@@ -123,8 +124,8 @@ class Send:
 class Snapshot:
   """Boundary: copy the fragment, encode it against its base, offer it."""
 
-  handle: int  # Of the offer; in this process no other has it.
-  keep: tuple[int, ...]  # Of its fragment's copies, those still of use.
+  handle: int  # Handle of the offer, unique in this process.
+  keep: tuple[int, ...]  # Handles of this fragment's copies to keep.
   round: int
   fragment: int
   base_version: int
@@ -135,14 +136,14 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True)
 class HandIn:
-  """Boundary: after the snapshots before it are offered, say `HandedIn`."""
+  """Boundary: say `HandedIn` after the preceding snapshots are offered."""
 
   last_round: int
 
 
 @dataclasses.dataclass(frozen=True)
 class SayLeaving:
-  """Boundary: after the snapshots before it are offered, say `Leaving`."""
+  """Boundary: say `Leaving` after the preceding snapshots are offered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +165,7 @@ class EndDonation:
 
 @dataclasses.dataclass(frozen=True)
 class DonateFragment:
-  """Offer the syncer the host's copy of a fragment, which is of `version`."""
+  """Offer the syncer the host's copy of a fragment, which has `version`."""
 
   fragment: int
   version: int
@@ -179,83 +180,84 @@ class FetchState:
 
 @dataclasses.dataclass(frozen=True)
 class Adopt:
-  """Boundary: the inner state that was fetched is this learner's."""
+  """Boundary: make the fetched inner state this learner's own."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reset:
-  """Boundary: the inner state that the process has is not to be trusted."""
+  """Boundary: reset the inner state, which is not to be trusted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Apply:
   """Boundary: blend the host's `version` of the fragment into θ.
 
-  With `carry`, what came after the copy of `handle` stays.
-  Without, what the blend rule leaves of θ is no progress of the learner's.
+  With `carry`, progress made after the copy of `handle` stays in θ. Without it,
+  what the blend rule leaves of θ does not count as progress of the learner.
 
-  Of the learner's tokens of this fragment: trained = the sums of
-  `merged_tokens` and `overwritten_tokens` + those still to be offered.
+  Per fragment, the learner's trained tokens are the sum of all `merged_tokens`
+  and `overwritten_tokens` plus those still to be offered.
   """
 
   fragment: int
   version: int
   carry: bool
-  handle: int = 0  # Of its own offer that was merged; 0: none was.
+  handle: int = 0  # Its own offer that was merged; 0: none.
   keep: tuple[int, ...] = ()  # As in `Snapshot`.
-  merged_tokens: int = 0  # Of that offer.
-  # Lost with this. Negative where an earlier update has overwritten what a
-  # late offer brought in after all.
+  merged_tokens: int = 0  # Tokens of that offer.
+  # Tokens lost with this update. Negative if a late offer brought in what an
+  # earlier update had overwritten.
   overwritten_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Begin:
-  """Boundary: bootstrap is complete, training starts at this data position."""
+  """Boundary: bootstrap is complete; train from this data position on."""
 
   position: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Save:
-  """Boundary: write a checkpoint: what this process has may be all there is."""
+  """Boundary: write a checkpoint, which may become the only copy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cease:
-  """Boundary: no more inner steps."""
+  """Boundary: make no more inner steps."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FetchUpdate:
-  """Pull the outer update, add it to the host's copy, prove the CRC."""
+  """Pull the outer update, add it to the host's copy, verify the CRC."""
 
   update: messages.Update
 
 
 @dataclasses.dataclass(frozen=True)
 class FetchFragment:
-  """Pull the full fragment, prove the CRC."""
+  """Pull the full fragment and verify its CRC."""
 
   message: messages.FullFragment
 
 
 @dataclasses.dataclass(frozen=True)
 class Forget:
-  """Retire these offers; None: all of them."""
+  """Release these offers; None means all of them."""
 
   handles: tuple[int, ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-  """The run is over for this process."""
+  """End this process's part in the run."""
 
   reason: str
   done: bool = False  # The run is over.
-  stopped: bool = False  # As it was asked to.
+  stopped: bool = False  # It was told to stop.
   refused: bool = False  # By the syncer, for good: a restart would not help.
-  cut_off: bool = False  # From the syncer, with all steps made: likewise.
+  # From the syncer, with all steps made; a restart would not help.
+  cut_off: bool = False
 
 
 Event = (

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learner leaves in good order, within the notice that it was given.
+"""Lets a learner leave in good order, within the notice time it was given.
 
-At its next boundary it offers its last steps and ceases. It stays until each
-of these offers is merged or refused, or its time is up (a preempted machine),
-and says which.
+At its next boundary the learner offers its last steps and ceases. It stays
+until each of these offers is merged or refused, or until its time is up (on a
+preempted machine), and reports which.
 
-One that is cut off from the syncer leaves, too, once the run's steps are made:
-it would train for ever.
+A learner that is cut off from the syncer leaves, too, once the run's steps are
+made; otherwise it would train for ever.
 """
 
 from diloco.protocol import learner_io, messages, patience
@@ -15,7 +15,7 @@ from diloco.protocol.values import changed
 
 
 def on_stop(core: Core, event: learner_io.Stop):
-  """Asked once; asking again changes nothing."""
+  """Sets the time to leave; a second request changes nothing."""
   if core.state.leave_at_s is not None or core.state.left:
     return
   core.set(leave_at_s=core.state.now + event.notice_s)
@@ -24,11 +24,11 @@ def on_stop(core: Core, event: learner_io.Stop):
 
 
 def leave_in_time(core: Core):
-  """Leaves once it is known what came of its last steps, or time is up."""
+  """Leaves once the outcome of its last steps is known, or time is up."""
   state = core.state
   if state.leave_at_s is None or state.left:
     return
-  # At the end of the run it goes with the others, if that comes in time.
+  # At the end of the run it leaves with the others, if that is in time.
   goes = state.ceased and state.last_round is None and not state.done
   if state.now >= state.leave_at_s:
     _decide_open(core, 'not merged within the notice')
@@ -41,7 +41,7 @@ def leave_in_time(core: Core):
 
 
 def note_last_offer(core: Core, p: int):
-  """The newest offer of a fragment is the last one of this session."""
+  """Notes the newest offer of a fragment as the last one of this session."""
   made = core.state.fragments[p].offers[-1]
   others = (x for x in core.state.last_offers if x.fragment != p)
   last = LastOffer(p, made.handle, made.step)
@@ -49,7 +49,7 @@ def note_last_offer(core: Core, p: int):
 
 
 def on_merged(core: Core, p: int, handle: int, step: int, by: str):
-  """An own offer of a fragment, up to an own step, is in Θ."""
+  """Notes that an own offer, up to own step `step`, was merged into Θ."""
   for last in core.state.last_offers:
     if last.fragment != p:
       continue
@@ -60,7 +60,7 @@ def on_merged(core: Core, p: int, handle: int, step: int, by: str):
 
 
 def on_retired(core: Core, retired: messages.Retired):
-  """The syncer has the bytes of an offer, or does not want them."""
+  """Notes that the syncer has the bytes of an offer, or does not want them."""
   for last in core.state.last_offers:
     if last.handle not in retired.handles or last.outcome:
       continue
@@ -71,7 +71,7 @@ def on_retired(core: Core, retired: messages.Retired):
 
 
 def on_offer_again(core: Core, offer_again: messages.OfferAgain):
-  """What was pulled is refused, or lost; who has ceased offers no more."""
+  """Marks a pulled offer as refused, as a ceased learner makes no more."""
   p = core.config.fragment_of(offer_again.round)
   for last in core.state.last_offers:
     if last.fragment == p and last.pulled and not last.outcome:
@@ -79,14 +79,14 @@ def on_offer_again(core: Core, offer_again: messages.OfferAgain):
 
 
 def on_not_offered(core: Core, handle: int):
-  """There was no room for it, or no session."""
+  """Notes that an offer was not made for lack of room or of a session."""
   for last in core.state.last_offers:
     if last.handle == handle and not last.outcome:
       _set(core, last, outcome='not offered')
 
 
 def on_disconnected(core: Core):
-  """Offers die with the session."""
+  """Closes all open offers, which end with the session."""
   _decide_open(core, 'not merged: the session ended')
 
 
@@ -105,7 +105,7 @@ def _set(core: Core, last: LastOffer, **fields):
 
 
 def _awaits_outcome(core: Core) -> bool:
-  """Whether any is open, or an older one is being merged in its place."""
+  """Returns True if an outcome is open, or an older offer may yet be merged."""
   state = core.state
   if not state.connected:
     return False
@@ -129,10 +129,10 @@ def _said(core: Core) -> str:
 
 
 def wait_if_cut_off(core: Core) -> bool:
-  """Whether the loop waits at its boundary: for the syncer, at the run's end.
+  """Returns True if the loop waits at the run's end for a syncer that is away.
 
-  By its own view of t no step is left to be made. What it has goes to its
-  disk; if the syncer is back in time, it says how the run goes on.
+  By the learner's own view of t, no step is left to make. It writes a
+  checkpoint; if the syncer returns in time, that decides how the run goes on.
   """
   state = core.state
   if state.connected or state.global_step < core.config.total_steps:
@@ -145,7 +145,7 @@ def wait_if_cut_off(core: Core) -> bool:
 
 
 def give_up_in_time(core: Core):
-  """Nobody will say how the run goes on."""
+  """Leaves when the syncer has stayed away for too long."""
   state = core.state
   due = state.give_up_at_s is not None and state.now >= state.give_up_at_s
   if due and not state.left:
@@ -157,7 +157,7 @@ def give_up_in_time(core: Core):
 
 
 def deadline(core: Core) -> float | None:
-  """When its time is up."""
+  """Returns the time at which the learner leaves, whatever happens."""
   if core.state.left:
     return None
   times = core.state.leave_at_s, core.state.give_up_at_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the syncer knows of one session of one learner."""
+"""What the syncer knows of one session of a learner, and of its id."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from diloco.protocol.values import changed
 
 @dataclasses.dataclass(frozen=True)
 class Straggler:
-  """A pull that its round has not waited for; it goes on to its own limit.
+  """A pull that its round stopped waiting for; it goes on to its own limit.
 
-  Its bytes are not merged; that they come says that the learner can be pulled
+  Its bytes are not merged. Their arrival shows that the learner can be pulled
   from again, and how long that takes.
   """
 
@@ -26,30 +26,31 @@ class Straggler:
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-  """A session. It is *live*, and counts, from `Ready` until it leaves."""
+  """A session; it is *live*, and counts, from `Ready` until it leaves."""
 
   incarnation: int
   heard_s: float
-  silent_at_s: float  # When it will be given up, unless it speaks.
-  versions: tuple[int, ...] = ()  # As it said in its hello.
+  silent_at_s: float  # When it will be given up, unless it speaks before.
+  versions: tuple[int, ...] = ()  # From its hello.
   crcs: tuple[int, ...] = ()
-  partition: str = ''  # Likewise; '': it has one host.
+  partition: str = ''  # From its hello; '': it has one host.
   ready: bool = False
   leaving: bool = False
-  donor: tuple[int, int] | None = None  # Asked for a state, for this one.
+  # The learner asked to donate a state to this one.
+  donor: tuple[int, int] | None = None
   state_offered: bool = False  # By that donor, to this one.
   tried: tuple[tuple[int, int], ...] = ()  # Donors that have failed.
-  seeks_since_s: float | None = None  # It waits for a donor.
-  step: int = 0  # Last reported, of its own.
+  seeks_since_s: float | None = None  # Since when it waits for a donor.
+  step: int = 0  # Its own step, as last reported.
   step_s: Ema = dataclasses.field(default=Ema())
   offers: Mapping[int, HeldOffer] = dataclasses.field(default_factory=dict)
   # By fragment, the own step up to which offers of this session were merged.
   merged_steps: Mapping[int, int] = dataclasses.field(default_factory=dict)
   handed_in: bool = False
-  failed_pulls: int = 0  # In a row.
-  late: bool = False  # With its bytes, and not heard of since.
+  failed_pulls: int = 0  # Consecutive failures.
+  late: bool = False  # Its bytes are late, and it has sent nothing since.
   straggler: Straggler | None = None  # Nothing else is pulled meanwhile.
-  # By fragment, version and time of an update that it has not reported yet.
+  # Updates not reported yet: by fragment, version and time of publication.
   published: Mapping[int, tuple[int, float]] = dataclasses.field(
     default_factory=dict
   )
@@ -61,7 +62,7 @@ class Member:
     return changed(self, offers=offers)
 
   def with_merged(self, fragment: int, step: int) -> 'Member':
-    """Its own steps up to `step` were merged into a fragment."""
+    """Returns a copy with own steps up to `step` merged."""
     return changed(self, merged_steps={**self.merged_steps, fragment: step})
 
   def without_offer(self, fragment: int) -> 'Member':
@@ -69,20 +70,21 @@ class Member:
     return changed(self, offers=offers)
 
 
-REASON_CHARS_MAX = 1000  # A peer may have written it; it goes on the tape.
+# A peer may have written it; it goes on the event tape.
+REASON_CHARS_MAX = 1000
 STEP_JUMP_MAX = 4.0  # One slow step changes ξ_step by no more than this factor.
 STEP_S_MAX = 3600.0  # Longer first steps are not believed.
 
 
 def brief(text: str) -> str:
-  """The text as it may be sent, logged and written on the tape."""
+  """Returns the text, cut to a length fit to send and log."""
   if len(text) <= REASON_CHARS_MAX:
     return text
   return text[: REASON_CHARS_MAX - 1] + '…'
 
 
 def believable(step_s: float, average: Ema) -> float:
-  """A reported step time, kept from stretching every time-out by itself."""
+  """Returns a reported step time, bounded to protect the time-outs."""
   if average.value_s is None:
     return min(step_s, STEP_S_MAX)
   return min(step_s, STEP_JUMP_MAX * max(average.value_s, 1e-3))
@@ -110,7 +112,7 @@ class Account:
     tokens: int,
     offer: tuple[int, int],
   ) -> 'Account':
-    """After a merge of an offer, named by incarnation and handle."""
+    """Returns the account after merging `offer`: incarnation, handle."""
     return changed(
       self,
       merged_bases={**self.merged_bases, fragment: base_version},
@@ -128,16 +130,15 @@ def why_refused(
   versions: tuple[int, ...],
   knows_less: bool,
 ) -> str | None:
-  """Why a `Hello` is not accepted; None where it is.
+  """Returns why a `Hello` is not accepted; None if it is.
 
   Args:
-    hello: what the learner says of itself.
-    account: what the syncer knows of its id.
-    run: the syncer's run.
-    fingerprints: config, layout and data of that run.
-    versions: of the syncer's fragments.
-    knows_less: this process has merged nothing yet; a learner may know of
-      later rounds than its ledger.
+    account: what the syncer knows of that learner id.
+    run: name of the syncer's run.
+    fingerprints: hashes of that run's config, layout and data.
+    versions: the syncer's version of each fragment.
+    knows_less: True if this process has merged nothing yet; a learner may then
+      know of later rounds than its ledger.
   """
   if hello.protocol != messages.PROTOCOL_VERSION:
     return (
@@ -177,7 +178,7 @@ def why_refused(
 
 
 def why_not_now(hello: messages.Hello, account: Account) -> str | None:
-  """Why an incarnation is refused, though a later one would be welcome."""
+  """Returns why an incarnation is refused, if a later one would be welcome."""
   if account.quarantined and hello.began:
     return f'quarantined until a clean bootstrap: {account.quarantined}'
   if hello.incarnation > account.incarnation:

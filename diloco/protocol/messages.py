@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What learners and syncer say to each other on the control plane.
+"""Messages between learners and syncer on the control plane.
 
-Plain frozen values, no arrays: bytes of fragments travel on the data plane,
-and a `Payload` says how to ask for them and how to know them. Field types are
-checked on the wire by `diloco/transport/wire.py`, which reads them from here.
+They are plain frozen values without arrays: the bytes of fragments travel on
+the data plane, and a `Payload` says how to request and verify them.
+`diloco/transport/wire.py` derives its type checks from the field types here.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ PROTOCOL_VERSION = 4
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """What of a payload goes between one process of a learner and one shard."""
+  """The share of a payload between one process of a learner and one shard."""
 
-  nbytes: int  # 0: nothing, and it is not pulled.
+  nbytes: int  # 0: there is nothing to pull.
   crc: int  # zlib.crc32 of the bytes.
 
 
@@ -23,16 +23,16 @@ class Part:
 class Payload:
   """One offered array of bytes, as the receiver must find it.
 
-  Where it has parts, each is offered at an outlet of its own, all under one
-  handle: part i = host·S + shard is between process `host` of the learner and
+  If it has parts, each is offered by a publisher of its own, all under one
+  handle: part i = host·S + shard goes between process `host` of the learner and
   that shard of the syncer.
   """
 
   handle: int  # Unique within the offering process.
   codec: str  # Name of the codec that wrote it, such as 'int4'.
-  nbytes: int  # Of all parts.
+  nbytes: int  # Total of all parts.
   crc: int  # zlib.crc32 of the bytes, or of the parts' CRCs as u32s.
-  parts: tuple[Part, ...] = ()  # Empty where there is but one.
+  parts: tuple[Part, ...] = ()  # Empty if there is only one.
 
 
 # From a learner ------------------------------------------------------------
@@ -40,20 +40,20 @@ class Payload:
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
-  """The first message of a session; nothing else is heard before it."""
+  """The first message of a session; nothing else is accepted before it."""
 
   protocol: int
   run: str
   learner: int
   incarnation: int  # Rises with every process start and every session.
-  fingerprints: dict[str, str]  # config, layout, data.
+  fingerprints: dict[str, str]  # Hashes of config, layout and data.
   versions: tuple[int, ...]  # What the learner holds, per fragment.
-  crcs: tuple[int, ...]  # Of the bytes of those fragments.
-  began: bool  # Its process has trained already: no bootstrap is to come.
+  crcs: tuple[int, ...]  # CRCs of the bytes of those fragments.
+  began: bool  # This process has trained already: no bootstrap is needed.
   # Where the syncer pulls this learner's offers, by part.
   addresses: tuple[str, ...]
-  # How several hosts share its parameters, `numerics.partition`; '': it has
-  # one host. Learners that say the same here can give each other their state.
+  # How several hosts share its parameters (`numerics.partition`); '': it has
+  # one host. Learners with equal values can donate their state to each other.
   partition: str = ''
 
 
@@ -66,23 +66,23 @@ class WantState:
 
 @dataclasses.dataclass(frozen=True)
 class StateOffered:
-  """A donor offers what it was asked for; the syncer hands it on."""
+  """A donor offers the requested state; the syncer forwards it."""
 
   learner: int  # The newcomer, and its session.
   incarnation: int
-  versions: tuple[int, ...]  # Of the fragments of Θ.
-  crcs: tuple[int, ...]  # Of their bytes.
-  step: int  # The donor's own step, whose inner state it is.
-  # The P fragments, then the inner state; each in parts, by host, where the
-  # donor has several.
+  versions: tuple[int, ...]  # Versions of the fragments of Θ.
+  crcs: tuple[int, ...]  # CRCs of their bytes.
+  step: int  # The donor's own step, to which the inner state belongs.
+  # The P fragments, then the inner state; each in parts, by host, if the donor
+  # has several.
   payloads: tuple[Payload, ...]
-  address: str  # Where the newcomer pulls them; its host 0, of several.
-  other_addresses: tuple[str, ...] = ()  # Where its hosts 1, 2, … do.
+  address: str  # Where the newcomer (its host 0, if several) pulls them.
+  other_addresses: tuple[str, ...] = ()  # For its hosts 1, 2, ….
 
 
 @dataclasses.dataclass(frozen=True)
 class StateTaken:
-  """The donor's copy is with the newcomer: it may serve another."""
+  """The newcomer has the donor's copy: the donor may serve another."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,23 +90,23 @@ class Ready:
   """Bootstrap is complete: from now on the learner counts."""
 
   steps_away: int  # Made since the last report to a syncer, at most s.
-  source: str  # Where the inner state is from, for people.
+  source: str  # Origin of the inner state, for humans.
 
 
 @dataclasses.dataclass(frozen=True)
 class Fetched:
-  """What of the syncer's is on the learner's host now."""
+  """An update or fragment of the syncer's that the learner's host now holds."""
 
-  handle: int  # It may be retired.
+  handle: int  # Handle, which may be released.
   fragment: int
   version: int
-  fetch_s: float  # From the announcement to the host's proven copy.
+  fetch_s: float  # From the announcement to the host's verified copy.
   held_s: float  # From then to the report.
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """One finished inner step; also the heartbeat."""
+  """One finished inner step; also serves as the heartbeat."""
 
   step: int  # Inner steps of this process, 1 after the first.
   tokens: int  # Trained in this step.
@@ -115,14 +115,14 @@ class Report:
   stall_s: float  # Of step_s, waiting for the exchange.
   loss: float
   fetched: tuple[Fetched, ...]  # Since the last report.
-  # Of all steps of this process, reported or not, without their stalls.
+  # Time of all steps of this process, reported or not, without stalls.
   made_s: float = 0.0
-  saved_step: int = 0  # Of its newest whole checkpoint; 0: it has none.
+  saved_step: int = 0  # Step of its newest complete checkpoint; 0: none.
 
 
 @dataclasses.dataclass(frozen=True)
 class Alive:
-  """Sent by a learner that has no step to report: it waits, or it begins."""
+  """Sent by a learner that has no step to report: it waits or bootstraps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Offer:
   fragment: int
   base_version: int
   c_steps: int  # Inner steps since the learner last received the fragment.
-  c_tokens: int  # Tokens likewise.
+  c_tokens: int  # Tokens since then.
   step: int
   payload: Payload
 
@@ -148,14 +148,14 @@ class WantFragment:
 
 @dataclasses.dataclass(frozen=True)
 class HandedIn:
-  """After `Finish`: the learner's last offers have been sent."""
+  """Follows `Finish`: the learner's last offers have been sent."""
 
   last_round: int  # As `Finish` said; a syncer may have lost its ledger.
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaving:
-  """No more steps will come; the last offer is there and may be merged."""
+  """No more steps will come; the last offer is made and may be merged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +165,7 @@ class FragmentOffered:
   fragment: int
   version: int
   payload: Payload
-  crc: int  # Of the bytes of that Θ_p.
+  crc: int  # CRC of the bytes of that Θ_p.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,18 +185,18 @@ class Welcome:
   step: int  # t, the global step.
   closed_round: int
   versions: tuple[int, ...]
-  crcs: tuple[int, ...]  # Of the bytes of each fragment of Θ.
+  crcs: tuple[int, ...]  # CRCs of the bytes of each fragment of Θ.
   position: int  # Next batch of this learner id's shard, as last reported.
   live: tuple[int, ...]
-  clean: bool  # What the learner brings is not trusted: it was quarantined.
-  # Where this learner pulls the syncer's offers, by part; '' where the shard
-  # is still to say.
+  clean: bool  # The learner was quarantined: its own state is not trusted.
+  # Where this learner pulls the syncer's offers, by part; '' for a shard whose
+  # address is not known yet.
   addresses: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardAt:
-  """A shard of the syncer is there (again): where its offers are pulled."""
+  """A shard of the syncer has (re)started: where its offers are pulled."""
 
   shard: int
   addresses: tuple[str, ...]  # By process of the learner.
@@ -204,11 +204,12 @@ class ShardAt:
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-  """Answer to a `Hello` that was not; the session ends."""
+  """Answer to a `Hello` that was refused; the session ends."""
 
   reason: str
-  final: bool  # Another process of the learner would be refused as well.
-  # Because of which this one was: it has to be newer. −1: not the reason.
+  final: bool  # Any other process of the learner would be refused as well.
+  # The newest known incarnation, if this one was refused for being older;
+  # otherwise −1.
   newest: int = -1
 
 
@@ -223,7 +224,7 @@ class Donate:
 
 @dataclasses.dataclass(frozen=True)
 class DonationOver:
-  """The newcomer needs the donor's offer no longer."""
+  """The newcomer no longer needs the donor's offer."""
 
   learner: int
   incarnation: int
@@ -234,13 +235,13 @@ class StateAt:
   """Answer to `WantState`: what a donor offered, and where."""
 
   donor: int
-  incarnation: int  # Of the donor.
+  incarnation: int  # The donor's incarnation.
   offered: StateOffered
 
 
 @dataclasses.dataclass(frozen=True)
 class NoState:
-  """Answer to `WantState`: nobody is left who could donate."""
+  """Answer to `WantState`: no donor is left."""
 
   reason: str
 
@@ -272,18 +273,19 @@ class Update:
   reported_step: int
   participants: tuple[int, ...]
   weights: tuple[float, ...]  # Normalised; in the order of participants.
-  incarnations: tuple[int, ...]  # Of the sessions of these offers.
-  handles: tuple[int, ...]  # Of the offers themselves.
-  ages_steps: tuple[float, ...]  # How old they were, in their learner's steps.
+  incarnations: tuple[int, ...]  # Incarnations of the sessions of these offers.
+  handles: tuple[int, ...]  # Handles of the offers themselves.
+  # Age of each when merged, in its learner's steps.
+  ages_steps: tuple[float, ...]
   payload: Payload
-  crc: int  # Of the bytes of Θ_p at `version`.
-  # Of what each part is of, where the learner has several hosts.
+  crc: int  # CRC of the bytes of Θ_p at `version`.
+  # CRC of each part's slice of Θ_p, if the learner has several hosts.
   part_crcs: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-  """Round `round` closed without a merge: the shard of its fragment is away."""
+  """Round `round` closed without a merge: its fragment's shard is away."""
 
   round: int
   step: int  # t, the global step at the close.
@@ -305,7 +307,7 @@ class FullFragment:
   version: int
   payload: Payload
   crc: int
-  # The last offer of the receiver's that the fragment has merged; 0: none.
+  # The receiver's last offer that the fragment includes; 0: none.
   merged_incarnation: int = 0
   merged_handle: int = 0
   part_crcs: tuple[int, ...] = ()  # As in `Update`.
@@ -313,10 +315,10 @@ class FullFragment:
 
 @dataclasses.dataclass(frozen=True)
 class Retired:
-  """Offers of this learner that will not be pulled (again)."""
+  """These offers of the learner will not be pulled (any more)."""
 
   handles: tuple[int, ...]
-  pulled: bool  # Their bytes are there, and a round may merge them.
+  pulled: bool  # Their bytes have arrived, and a round may merge them.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -337,7 +339,7 @@ class Finish:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-  """The last round closed; everyone leaves with exit code 0."""
+  """The last round closed; every learner leaves with exit code 0."""
 
   step: int
   closed_round: int

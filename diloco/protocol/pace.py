@@ -5,16 +5,16 @@ from collections.abc import Collection, Mapping
 
 
 def after_steps(clock: int, steps: int, step: int, ahead_max: int) -> int:
-  """A clock after more inner steps: never more than `ahead_max` beyond t.
+  """Returns a clock after more inner steps, at most `ahead_max` beyond t.
 
-  With K = M the slowest learner sets t. If the clock of one that is twice as
-  fast went on without a bound, it would be as far ahead as the run is long,
-  and t would leap there when the slow one goes. What is trained beyond the
-  bound is offered and merged all the same; it only counts for no pace.
+  With K = M the slowest learner sets t. If the clock of a learner twice as fast
+  went on without a bound, it would be ahead by as much as the run is long, and
+  t would leap there when the slow learner leaves. What is trained beyond the
+  bound is offered and merged all the same; it only does not count for the pace.
 
   Args:
-    clock: before, in inner steps.
-    steps: made since.
+    clock: the clock before, in inner steps.
+    steps: steps made since.
     step: t.
     ahead_max: rounds that may be in flight, in inner steps.
   """
@@ -27,10 +27,10 @@ def step_after(
   """t = the K-th largest clock, K at most the number of clocks; never falls.
 
   Args:
-    clocks: of the live learners; at least one.
+    clocks: clocks of the live learners; at least one.
     quorum: K.
     step: t before.
-    rise_max: by how much t may rise at most; None: by what was trained.
+    rise_max: the most that t may rise; None: no limit but what was trained.
   """
   ranked = sorted(clocks, reverse=True)
   kth = ranked[min(quorum, len(ranked)) - 1]
@@ -39,22 +39,23 @@ def step_after(
 
 
 class PaceClock:
-  """A clock per live learner, and the global step t read off them.
+  """One clock per live learner, and the global step t derived from them.
 
-  Why not count offers: with K = 1 and M learners in jittered lock-step, "K
-  offers close a round" would close M rounds per inner step. Clocks count
-  steps, not wall time, so simulation and reality agree.
+  Why offers are not counted instead: with K = 1 and M learners in jittered
+  lock-step, "K offers close a round" would close M rounds per inner step.
+  Clocks count steps, not wall time, so simulation and reality agree.
 
-  Who is live changes which clock is the K-th. Such a change raises t by one
-  spacing at most, and whoever was beyond that goes on from there: the first
-  round after it may be due at once, and no flood follows.
+  When the set of live learners changes, another clock may be the K-th. Such a
+  change raises t by at most one spacing, and clocks beyond that continue from
+  there: the first round after it may be due at once, but no burst of rounds
+  follows.
 
   Args:
     spacing_steps: s, inner steps between two rounds.
     ahead_max: how far a clock may be beyond t, in inner steps; at least s.
     step: t.
-    clocks: by learner id.
-    first: t stays 0 until so many learners are there at once.
+    clocks: clocks by learner id.
+    first: t stays 0 until this many learners are live at once.
   """
 
   def __init__(
@@ -74,7 +75,7 @@ class PaceClock:
 
   @property
   def step(self) -> int:
-    """t, the global step. Never falls."""
+    """The global step t, which never falls."""
     return self._step
 
   @property
@@ -86,28 +87,28 @@ class PaceClock:
     return self._clocks[learner]
 
   def join(self, learner: int, clock: int, quorum: int):
-    """A learner starts at t: it neither drives nor delays the others.
+    """Adds a learner at t, so that it neither drives nor delays the others.
 
-    At `clock`, if that is more: it trained on while there was no syncer. Like
-    any clock it is at most `ahead_max` beyond t.
+    It starts at `clock` if that is larger: it trained on while there was no
+    syncer. Like any clock it is at most `ahead_max` beyond t.
     """
     ahead = min(clock, self._step + self._ahead_max)
     self._clocks[learner] = max(ahead, self._step)
     self._on_change(quorum)
 
   def leave(self, learner: int, quorum: int) -> dict[int, int]:
-    """It does not count any more; its clock, if it had one."""
+    """Removes a learner's clock and returns it, by id, if there was one."""
     left = {m: c for m, c in self._clocks.items() if m == learner}
     self._clocks.pop(learner, None)
     self._on_change(quorum)
     return left
 
   def at_least(self, step: int):
-    """The run is known to have come this far."""
+    """Raises t to a step that the run is known to have reached."""
     self._step = max(self._step, step)
 
   def all_reach(self, step: int):
-    """Everybody waits for this step: it has come."""
+    """Raises all clocks and t to a step that every learner waits for."""
     if self._gathering():
       return
     for learner, clock in self._clocks.items():
@@ -115,7 +116,7 @@ class PaceClock:
     self.at_least(step)
 
   def advance(self, learner: int, steps: int, quorum: int):
-    """`learner` reported `steps` more inner steps."""
+    """Adds `steps` newly reported inner steps to the learner's clock."""
     assert steps >= 0, f'{learner=} went back by {-steps} steps'
     clock = self._clocks[learner]
     clock = after_steps(clock, steps, self._step, self._ahead_max)
@@ -124,23 +125,23 @@ class PaceClock:
       self._step = step_after(self._clocks.values(), quorum, self._step, None)
 
   def close(self):
-    """A round closed: nobody is further behind than one spacing.
+    """After a round closed, raises every clock to at least t minus one spacing.
 
-    A slow learner would else stay behind for ever, and a leader's death would
-    stop the run until the next one had caught up with all its lead.
+    Otherwise a slow learner would stay behind for ever, and a leading learner's
+    death would stop the run until the next one had caught up.
     """
     floor = self._step - self._spacing_steps
     for learner, clock in self._clocks.items():
       self._clocks[learner] = max(clock, floor)
 
   def _on_change(self, quorum: int):
-    """Others are live than before."""
+    """Recomputes t after the set of live learners has changed."""
     if not self._clocks or self._gathering():
       return
     clocks = self._clocks.values()
     kth = step_after(clocks, quorum, self._step, None)
     self._step = step_after(clocks, quorum, self._step, self._spacing_steps)
-    if kth > self._step:  # Else the next report would make up for it.
+    if kth > self._step:  # Otherwise the next report would do it.
       for learner, clock in self._clocks.items():
         self._clocks[learner] = min(clock, self._step)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of a round's contributions: asked for, here, late, or refused."""
+"""Pulls the bytes of a round's contributions, and handles late and bad ones."""
 
 from collections.abc import Collection, Mapping
 
@@ -10,15 +10,16 @@ from diloco.protocol.state import State
 from diloco.protocol.transfer_time import TransferTime
 from diloco.protocol.values import changed
 
-# Whoever can't be pulled from, or sends what can't be merged, would hold up a
-# quorum that counts it; it may join again.
+# A learner that cannot be pulled from, or sends what cannot be merged, would
+# hold up a quorum that counts it; after this many failures its session ends,
+# and it may join again.
 FAILED_PULLS_MAX = 3
 
 
 def begin(
   state: State, round_: Round, decision: Decision, reason: str
 ) -> Round:
-  """Ends the window; asks for the bytes that are not here yet."""
+  """Ends the grace window and asks for the bytes that are not here yet."""
   pulls = {m: a for m, a in round_.pulls if m in round_.pulled}
   for learner in decision.admitted:
     if learner in pulls:
@@ -40,7 +41,7 @@ def begin(
 
 
 def on_pulled(state: State, event: syncer_io.Pulled):
-  """The bytes of one contribution are here."""
+  """Notes the bytes of one contribution, which have arrived."""
   _end_straggler(state, event)
   found = _awaited(state, event)
   if found is not None:
@@ -58,7 +59,7 @@ def on_pulled(state: State, event: syncer_io.Pulled):
 
 
 def on_pull_failed(state: State, event: syncer_io.PullFailed):
-  """The round goes on without it."""
+  """Lets the round go on without a contribution."""
   _end_straggler(state, event)
   found = _awaited(state, event)
   if found is not None:
@@ -66,7 +67,7 @@ def on_pull_failed(state: State, event: syncer_io.PullFailed):
     state.record('pull_failed', event.learner, event.reason)
     nbytes = admitted.held.offer.payload.nbytes
     waited_s = state.now - round_.pull_began_s
-    if event.unusable:  # They came.
+    if event.unusable:  # The bytes did arrive.
       _measure(state, event.learner, nbytes, waited_s)
     else:
       _note_failure(state, event.learner, nbytes, waited_s)
@@ -78,10 +79,10 @@ def on_pull_failed(state: State, event: syncer_io.PullFailed):
 
 
 def take_last_offers(state: State, round_: Round) -> Round:
-  """Pulls what a learner that leaves has offered since its offer was admitted.
+  """Pulls what a leaving learner has offered since its offer was admitted.
 
-  It makes no other: steps that came while the older offer was under way would
-  be lost. Once the round merges, it is too late.
+  It makes no further offer: steps that came while the older offer was being
+  pulled would be lost. Once the round merges, it is too late.
   """
   if round_.stage is not Stage.PULLING:
     return round_
@@ -109,9 +110,9 @@ def take_last_offers(state: State, round_: Round) -> Round:
 
 
 def give_up_late(state: State, round_: Round) -> Round:
-  """A learner that stopped while it was pulled from delays nobody for long.
+  """Gives up pulls that exceed their time limit.
 
-  Nothing more is pulled from it until it speaks again.
+  Nothing more is pulled from such a learner until it speaks again.
   """
   limits_s = _limits_s(state, round_)
   for learner, admitted in round_.pulls:
@@ -131,12 +132,12 @@ def give_up_late(state: State, round_: Round) -> Round:
 
 
 def late_at_s(state: State, round_: Round) -> float | None:
-  """When the first that is not pulled by then is given up; None: never."""
+  """Returns when the next open pull is given up; None if there is none."""
   return min(_limits_s(state, round_).values(), default=None)
 
 
 def _limits_s(state: State, round_: Round) -> dict[int, float]:
-  """When each contribution that is under way is given up."""
+  """Returns when each contribution that is being pulled is given up."""
   if round_.stage is not Stage.PULLING:
     return {}
   knob = state.config.patience
@@ -155,16 +156,16 @@ def waited_for(
   missing: Collection[int],
   may_hold: bool,
 ) -> tuple[int, ...]:
-  """Whose bytes a round waits for that has its quorum without them.
+  """Returns the learners whose bytes a round with a quorum still waits for.
 
-  Not for one whose last pull failed: it gets as long as the others take. And
-  for one that is far slower than they are only if that holds up no other
-  round, or such have not been held up for a while.
+  It does not wait for a learner whose last pull failed, which gets only as long
+  as the others take. For a learner far slower than the rest it waits only if
+  that holds up no other round, or if slow ones have not done so for a while.
 
   Args:
-    times: of each contribution, what is known of its learner, and its bytes.
+    times: per contribution, the learner's transfer time and the byte count.
     missing: the learners whose bytes are not here.
-    may_hold: whether the round may wait for slow ones.
+    may_hold: True if the round may wait for slow learners.
   """
   usual_s = {m: time.usual_s(nbytes) for m, (time, nbytes) in times.items()}
   known_s = sorted(s for s in usual_s.values() if s is not None)
@@ -179,7 +180,7 @@ def waited_for(
 
 
 def leave_stragglers(state: State, round_: Round, holds_up: bool) -> Round:
-  """Goes on without those that are not waited for; their pulls go on too."""
+  """Continues without learners that are not waited for; their pulls go on."""
   missing = [m for m, _ in round_.pulls if m not in round_.pulled]
   if not missing:
     return _account_for_hold(state, round_, holds_up)
@@ -215,7 +216,7 @@ def leave_stragglers(state: State, round_: Round, holds_up: bool) -> Round:
 
 
 def _account_for_hold(state: State, round_: Round, holds_up: bool) -> Round:
-  """What others have waited for slow bytes is made up for before the next."""
+  """Sets when a round may next wait for slow bytes, by what this one cost."""
   if round_.held_s is None:
     return round_
   if holds_up:
@@ -225,7 +226,7 @@ def _account_for_hold(state: State, round_: Round, holds_up: bool) -> Round:
 
 
 def give_up_stragglers(state: State):
-  """Those that have had their time."""
+  """Gives up the stragglers whose time is up."""
   for learner, member in list(state.members.items()):
     straggler = member.straggler
     if straggler is None or state.now < _straggler_limit_s(state, learner):
@@ -238,7 +239,7 @@ def give_up_stragglers(state: State):
 
 
 def straggler_deadlines(state: State) -> list[float]:
-  """When each of them is given up."""
+  """Returns when each straggler is given up."""
   return [
     _straggler_limit_s(state, learner)
     for learner, member in state.members.items()
@@ -255,7 +256,7 @@ def _straggler_limit_s(state: State, learner: int) -> float:
 def _end_straggler(
   state: State, event: syncer_io.Pulled | syncer_io.PullFailed
 ):
-  """Bytes that no round waits for say at least how long they take."""
+  """Ends a straggler's pull, which at least shows how long its bytes take."""
   member = state.members.get(event.learner)
   straggler = member.straggler if member else None
   if straggler is None or member.incarnation != event.incarnation:
@@ -315,10 +316,10 @@ def _ask_again(
 def _awaited(
   state: State, event: syncer_io.Pulled | syncer_io.PullFailed
 ) -> tuple[Round, Admitted] | None:
-  """The round that still waits for this very pull.
+  """Returns the round that still waits for this very pull, if any.
 
-  The handle decides: a pull of an older offer of the same learner, for the
-  same round, may end after the round has begun to pull a newer one.
+  The handle decides: a pull of an older offer of the same learner, for the same
+  round, may end after the round has begun to pull a newer one.
   """
   round_ = state.rounds.get(event.round)
   if round_ is None or round_.stage is not Stage.PULLING:
@@ -335,7 +336,7 @@ def _awaited(
 def _use_up(
   state: State, learner: int, admitted: Admitted, pulled: bool = False
 ):
-  """A pull is over: an offer can be pulled once (transport contract)."""
+  """Drops an offer whose pull is over: it can be pulled only once."""
   offer = admitted.held.offer
   member = state.members[learner]
   if member.offers.get(offer.fragment) is admitted.held:
@@ -344,7 +345,7 @@ def _use_up(
 
 
 def refuse_outliers(state: State, round_: Round) -> Round:
-  """Takes out of a round whose norm is no neighbour of the others'."""
+  """Removes contributions whose norm is far from the others' from a round."""
   steps = {m: a.held.offer.c_steps for m, a in round_.pulls}
   norms = {m: strikes.per_root_step(norm, steps[m]) for m, norm in round_.norms}
   usual = state.usual_norms[round_.fragment]
@@ -353,7 +354,7 @@ def refuse_outliers(state: State, round_: Round) -> Round:
     round_ = state.drop_pull(round_, learner)
     state.record('outlier', learner, f'round {round_.number}: {reason}')
     if not _strike(state, learner, reason):
-      # It may be what the quorum waits for, and (τ = 0) may wait itself.
+      # The quorum may need it, and at τ = 0 the learner may be waiting.
       state.send(learner, messages.OfferAgain(round_.number, reason))
     round_ = state.rounds[round_.number]  # A quarantine changes it.
   # Judged once: the next time only what has come since.
@@ -364,7 +365,7 @@ def refuse_outliers(state: State, round_: Round) -> Round:
 
 
 def _strike(state: State, learner: int, reason: str) -> bool:
-  """One more contribution refused; whether that was one too many."""
+  """Counts a refused contribution; returns True on a quarantine."""
   account = state.accounts[learner]
   account = changed(account, strikes=account.strikes + 1)
   state.accounts[learner] = account

@@ -9,7 +9,7 @@ RETRY_S = 0.5  # Between two requests for the same fragment.
 
 
 def on_update(core: Core, update: messages.Update):
-  """A round closed: what it means for offers, and what is to be fetched."""
+  """Notes a closed round, what it means for offers, and fetches its update."""
   _adapt_lead(core, update)
   _note_merged(core, update)
   _on_closed(core, update)
@@ -17,7 +17,7 @@ def on_update(core: Core, update: messages.Update):
   fragment = core.state.fragments[p]
   core.set_fragment(p, announced=max(fragment.announced, update.version))
   if not core.state.settled and not core.state.began:
-    return  # A donor may bring it; what then is missing is asked for.
+    return  # A donor may bring it; what is then missing is requested.
   if fragment.wanted or update.version <= fragment.coming:
     return  # The full fragment that will come is at least as new.
   if update.version == fragment.coming + 1:
@@ -29,12 +29,12 @@ def on_update(core: Core, update: messages.Update):
 
 
 def on_skipped(core: Core, skipped: messages.Skipped):
-  """A round closed, and no update comes: what was offered stays good."""
+  """Notes a round that closed without an update; offers remain valid."""
   _on_closed(core, skipped)
 
 
 def on_full_fragment(core: Core, message: messages.FullFragment):
-  """What was asked for: the fragment, and what it has of this learner's."""
+  """Fetches the requested fragment and notes the own offer that it includes."""
   p = message.fragment
   named = message.merged_incarnation, message.merged_handle
   made = core.state.fragments[p].found(*named)
@@ -50,7 +50,7 @@ def on_full_fragment(core: Core, message: messages.FullFragment):
 
 
 def on_retired(core: Core, retired: messages.Retired):
-  """Offers that are of no more use, but for what a round has pulled."""
+  """Drops offers that are of no more use, except those that a round pulled."""
   core.effects.append(learner_io.Forget(retired.handles))
   leaving.on_retired(core, retired)
   for p, fragment in enumerate(core.state.fragments):
@@ -64,7 +64,7 @@ def on_retired(core: Core, retired: messages.Retired):
 
 
 def _on_closed(core: Core, message: messages.Update | messages.Skipped):
-  """Where t is, as the syncer saw it when it last heard of this learner."""
+  """Updates the estimate of t from the syncer's view at the close."""
   own_step = message.reported_step or core.state.completed_step
   core.set(
     closed_known=max(core.state.closed_known, message.round),
@@ -73,7 +73,7 @@ def _on_closed(core: Core, message: messages.Update | messages.Skipped):
 
 
 def _note_merged(core: Core, update: messages.Update):
-  """Which of the own offers of the fragment was merged, if any."""
+  """Notes which of its own offers of the fragment was merged, if any."""
   if core.learner not in update.participants:
     return
   i = update.participants.index(core.learner)
@@ -90,7 +90,7 @@ def _note_merged(core: Core, update: messages.Update):
 
 
 def _adapt_lead(core: Core, update: messages.Update):
-  """After a round that it offered, or was about to offer."""
+  """Adapts the lead after a round it offered for, or was about to."""
   fragment = core.state.fragments[update.fragment]
   if core.learner not in update.participants:
     if core.state.began and fragment.can_be_offered(core.state.step):
@@ -106,12 +106,12 @@ def _adapt_lead(core: Core, update: messages.Update):
   elif begun and made.step >= fragment.first_step:
     waited = update.ages_steps[i] + made.step - fragment.first_step
   else:
-    waited = None  # Made for an earlier round, that was closed without it.
+    waited = None  # It was made for an earlier round, which closed without it.
   core.set(lead=next_lead(core.state.lead, waited, core.config))
 
 
 def _expect(core: Core, p: int, version: int):
-  """A fetch begins: how long it takes goes into a report."""
+  """Notes when a fetch begins; its duration goes into a report."""
   rest = [x for x in core.state.coming_since if x[:2] != (p, version)]
   core.set(coming_since=(*rest, (p, version, core.state.now)))
 
@@ -119,7 +119,7 @@ def _expect(core: Core, p: int, version: int):
 def _arrived(
   core: Core, event: learner_io.Rebuilt | learner_io.FetchFailed
 ) -> float | None:
-  """How long a fetch took that is over; None: its session has ended."""
+  """Returns the duration of a finished fetch; None if its session has ended."""
   named = event.fragment, event.version
   rest = tuple(x for x in core.state.coming_since if x[:2] != named)
   began_s = [x[2] for x in core.state.coming_since if x[:2] == named]
@@ -128,7 +128,7 @@ def _arrived(
 
 
 def on_rebuilt(core: Core, event: learner_io.Rebuilt):
-  """The host holds a version; it is taken in at the next boundary."""
+  """Notes a version on the host; it is taken in at the next boundary."""
   fetch_s = _arrived(core, event)
   if fetch_s is not None:
     fetched = messages.Fetched(
@@ -160,7 +160,7 @@ def on_fetch_failed(core: Core, event: learner_io.FetchFailed):
 
 
 def want(core: Core, p: int, reason: str):
-  """Asks for the full fragment: now, or `RETRY_S` after the last time."""
+  """Asks for the full fragment: now, or `RETRY_S` after the last request."""
   fragment = core.state.fragments[p]
   ask_at_s = fragment.asked_at_s + RETRY_S
   if core.state.now < ask_at_s:
@@ -171,7 +171,7 @@ def want(core: Core, p: int, reason: str):
 
 
 def ask_again(core: Core):
-  """Asks for what could not be asked for at once."""
+  """Asks for fragments whose request had to be delayed."""
   for p in core.state.asking:
     due = core.state.fragments[p].ask_at_s
     if core.state.connected and due <= core.state.now:
@@ -189,11 +189,11 @@ def apply_received(core: Core):
 def _apply(core: Core, p: int, fragment: Fragment):
   """Takes in one fragment.
 
-  With carry, what came after the copy that was merged stays in θ, and counts
-  from there. Where nothing that was made on this base was merged, Θ_p
-  overwrites θ_p, as it does with 'overwrite'; that was measured to be better
-  than to carry all since the base (`experiments/unequal.py`). So a learner
-  never offers what others did.
+  With 'carry', progress made after the merged copy stays in θ and counts from
+  there. If nothing made on this base was merged, Θ_p overwrites θ_p, as with
+  'overwrite'; that was measured to be better than to carry all progress since
+  the base (`experiments/unequal.py`). So a learner never offers the work of
+  others.
   """
   state, made = core.state, fragment.merged
   carry = (
@@ -207,7 +207,7 @@ def _apply(core: Core, p: int, fragment: Fragment):
   if carry:
     from_step, from_tokens = made.step, made.tokens
   merged_tokens = made.c_tokens if made is not None else 0
-  # None of an older base can be merged any more, once one was.
+  # Once an offer was merged, no older one can be.
   offers = () if made is not None else fragment.offers
   core.effects.append(
     learner_io.Apply(

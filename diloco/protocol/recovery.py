@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A restarted syncer gets back from learners what its checkpoint lacks.
+"""Recovers from the learners what a restarted syncer's checkpoint lacks.
 
-The ledger is written at every close, the fragments themselves less often. So
-a restarted syncer knows which version of each fragment the run had reached
-and, of some, has only an older one. Learners hold the newer: they donate it,
-proven by its CRC. Until then no round merges; learners train on. A fragment
-that nobody brings in time goes on from the newest copy that there is, under
-the number that it had: versions never fall (`diloco/protocol/README.md`, *What
-always holds*, 1).
+The ledger is written at every close, the fragments themselves less often. So a
+restarted syncer knows which version of each fragment the run had reached, but
+may hold only an older one. Learners hold the newer version and donate it,
+verified by its CRC. Until then no round merges; learners train on. A fragment
+that no learner provides in time continues from the newest copy available, under
+the version number it had: versions never fall.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,8 +15,8 @@ from diloco.protocol import messages, patience, syncer_io
 from diloco.protocol.state import Away, LostFragment, State
 from diloco.protocol.values import changed
 
-# Of one session, for one fragment: a link may fail twice, and the version is
-# lost to the run if nobody else has it.
+# Per session and fragment: a link may fail twice, and the version is lost to
+# the run if no other learner has it.
 TRIES_MAX = 3
 
 
@@ -25,31 +24,32 @@ def begin(state: State, held: tuple[int, ...], crcs: tuple[int, ...]):
   """Notes what is lost, right after a restart.
 
   Args:
-    state: resumed from the ledger.
+    state: the state resumed from the ledger.
     held: the version that is here, by fragment.
-    crcs: by fragment, of the bytes at the ledger's versions.
+    crcs: CRCs of the bytes at the ledger's versions, by fragment.
   """
   for p, version in enumerate(state.versions):
     if p in state.away:
-      continue  # Its shard will say.
+      continue  # Its shard will report that.
     assert held[p] <= version, f'{held=} is newer than the ledger'
     if held[p] < version:
       state.lost[p] = LostFragment(version, crcs[p], held[p])
 
 
 def knows_more(state: State, hello: messages.Hello) -> bool:
-  """Whether a learner has seen rounds closed of which the ledger says nothing.
+  """Returns True if a learner has seen rounds close that the ledger lacks.
 
-  Heard only before this process has merged anything (`why_refused`): the
-  ledger was lost, or is an old copy, and what learners hold is the run.
+  It is asked only before this process has merged anything (`why_refused`): the
+  ledger was lost or is an old copy, so the learners' versions define the run.
   """
   return any(v > state.versions[p] for p, v in enumerate(hello.versions))
 
 
 def adopt(state: State, hello: messages.Hello):
-  """What the learner knows is what the run has reached.
+  """Adopts the learner's versions as those that the run has reached.
 
-  No session is open: whoever was told of less has to join again.
+  All sessions must have ended, since their learners were told of older
+  versions.
   """
   assert state.knows_less and not state.members, f'{state.members}'
   told = {p: (v, hello.crcs[p]) for p, v in enumerate(hello.versions)}
@@ -57,7 +57,7 @@ def adopt(state: State, hello: messages.Hello):
 
 
 def adopt_held(state: State, newer: Sequence[syncer_io.Held]):
-  """The same of what a shard has kept, whose lead has lost its ledger."""
+  """Adopts the versions kept by a shard whose lead has lost its ledger."""
   assert state.knows_less and not state.members, f'{state.members}'
   _adopt(state, -1, {x.fragment: (x.version, None) for x in newer})
 
@@ -65,7 +65,7 @@ def adopt_held(state: State, newer: Sequence[syncer_io.Held]):
 def _adopt(
   state: State, learner: int, told: Mapping[int, tuple[int, int | None]]
 ):
-  """`told`: version and CRC by fragment."""
+  """Adopts `told`, version and CRC by fragment, as the run's state."""
   known = (
     (v - 1) * state.config.fragments + p + 1 for p, (v, _) in told.items()
   )
@@ -74,16 +74,17 @@ def _adopt(
   state.record('adopted', learner, reason)
   before = state.versions
   state.closed_round = closed
-  # A round that was skipped made no version.
+  # A skipped round made no version.
   at_close = state.config.versions_at(closed)
   state.versions = [max(pair) for pair in zip(before, at_close)]
   state.rounds.clear()
-  # That round was due: else nothing would be for as long as all this took.
+  # That round was due; otherwise none would be for a long time.
   state.pace.at_least(closed * state.config.spacing_steps)
   state.finish_at_s = state.give_up_lost_s = None
   if state.finishing and closed > state.last_round:
     state.last_round, state.finish_was_told = None, False
-  state.were_live = frozenset()  # Of an old ledger: it does not know who.
+  # These came from an old ledger, which does not know them.
+  state.were_live = frozenset()
   for p, version in enumerate(state.versions):
     if version > before[p]:
       lost = state.lost.get(p)
@@ -98,7 +99,7 @@ def _adopt(
 
 
 def ask(state: State):
-  """Asks for each lost fragment whoever holds it; gives up in time."""
+  """Asks a holder for each lost fragment; gives up after a time limit."""
   if not state.lost:
     state.give_up_lost_s = None
     return
@@ -117,7 +118,7 @@ def ask(state: State):
         request = messages.DonateFragment(p, lost.version)
         state.send(unheard[0][0], request)
         continue
-    # Alone: all have said what they have.
+    # Alone: every session has said what it has.
     over = late or (lost.alone and bool(state.members))
     version = lost.version
     holders = _holders(state, p, lost, version)
@@ -133,10 +134,10 @@ def ask(state: State):
 
 
 def _unheard(state: State, lost: LostFragment) -> list[tuple[int, int]]:
-  """The sessions that have not said which version they have by now.
+  """Returns the sessions that have not said which version they hold now.
 
-  None that has failed too often: two that can't give it would else be asked in
-  turn, for ever.
+  Sessions that have failed too often are left out: two of them would otherwise
+  be asked in turn for ever.
   """
   sessions_ = [(m, x.incarnation) for m, x in sorted(state.members.items())]
   return [
@@ -147,10 +148,10 @@ def _unheard(state: State, lost: LostFragment) -> list[tuple[int, int]]:
 
 
 def _all_are_here(state: State) -> bool:
-  """Whether everybody who could have the last versions has joined again.
+  """Returns True if every learner of the last close has joined again.
 
-  An update that was recorded but never reached a learner is nobody's: to wait
-  for it would hold up the run for nothing.
+  An update that was recorded but never reached a learner is held by no learner:
+  waiting for it would delay the run in vain.
   """
   return bool(state.were_live) and state.were_live <= state.members.keys()
 
@@ -158,7 +159,7 @@ def _all_are_here(state: State) -> bool:
 def _holders(
   state: State, p: int, lost: LostFragment, version: int
 ) -> list[tuple[int, int]]:
-  """The sessions that can donate that version, in ascending id."""
+  """Returns the sessions that can donate that version, in ascending id."""
   return [
     (m, x.incarnation)
     for m, x in sorted(state.members.items())
@@ -167,17 +168,19 @@ def _holders(
 
 
 def _may_donate(state: State, learner: int, p: int, lost: LostFragment) -> bool:
-  """Whether it may be asked (again), and what it says it has be believed."""
+  """Returns True if the learner may be asked and its version be trusted."""
   member = state.members[learner]
   if lost.tried.count((learner, member.incarnation)) >= TRIES_MAX:
     return False
   if member.versions[p] == lost.version and lost.crc is not None:
     return member.crcs[p] == lost.crc
-  return not state.accounts[learner].quarantined  # Its own word is all.
+  return not state.accounts[learner].quarantined  # There is only its own word.
 
 
 def _newest_elsewhere(state: State, p: int, lost: LostFragment) -> int:
-  """The newest version that any session may still donate, or what is here."""
+  """Returns the newest version that a session may still donate, or the one
+  here.
+  """
   versions = [
     x.versions[p]
     for m, x in state.members.items()
@@ -192,7 +195,7 @@ def _go_on_with_less(
   lost = state.lost[p]
   nobody = f'fragment {p}: nobody has version {lost.version}'
   state.record('lost', -1, f'{nobody}; goes on from {newest}')
-  # Nobody but those who could not be pulled from: they must go along.
+  # Some hold it but could not be pulled from: they must adopt the older one.
   astray = {
     m for m, x in state.members.items() if x.versions[p] == lost.version
   }
@@ -202,9 +205,9 @@ def _go_on_with_less(
 def on_fragment_offered(
   state: State, learner: int, offered: messages.FragmentOffered
 ):
-  """What was asked for is pulled; anything else is withdrawn.
+  """Pulls the copy that was requested; any other is withdrawn.
 
-  The learner may hold a newer version by now than it said in its hello.
+  The learner may by now hold a newer version than its hello said.
   """
   member = state.members[learner]
   session = learner, member.incarnation
@@ -227,7 +230,7 @@ def on_fragment_offered(
     reason = f'version {offered.version} of fragment {p} is not what was asked'
     _failed(state, p, session, reason)
     return
-  # Of an older version the learner's own word is all that there is.
+  # For an older version there is only the learner's own word.
   crc = lost.crc if exact else member.crcs[p]
   state.emit(syncer_io.TakeFragment(*session, lost.version, crc, offered))
 
@@ -235,7 +238,7 @@ def on_fragment_offered(
 def _note_answer(
   state: State, session: tuple[int, int], offered: messages.FragmentOffered
 ) -> LostFragment:
-  """What it said in its hello is long past: what it has now counts."""
+  """Notes the version that a learner holds now instead of that in its hello."""
   p = offered.fragment
   versions = list(state.members[session[0]].versions)
   crcs = list(state.members[session[0]].crcs)
@@ -247,14 +250,14 @@ def _note_answer(
 
 
 def on_taken(state: State, event: syncer_io.FragmentTaken):
-  """Θ_p is whole again, if it is what was asked for last."""
+  """Θ_p is whole again, if the copy is the one requested last."""
   lost = state.lost.get(event.fragment)
   if lost is None or lost.asked != (event.learner, event.incarnation):
     return
   p, version = event.fragment, lost.offered.version
   state.retire(event.learner, lost.offered.payload.handle)
   if version < lost.version and _holders(state, p, lost, lost.version):
-    # One that has the version itself has come meanwhile: `ask` turns to it.
+    # A session with the version itself has joined meanwhile: `ask` turns to it.
     state.lost[p] = changed(lost, asked=None, offered=None)
   elif version < lost.version:
     newest = f'{version} of learner {event.learner}'
@@ -266,7 +269,7 @@ def on_taken(state: State, event: syncer_io.FragmentTaken):
 
 
 def on_failed(state: State, event: syncer_io.FragmentFailed):
-  """Somebody else is asked."""
+  """Notes the failure, so that another session is asked."""
   lost = state.lost.get(event.fragment)
   session = event.learner, event.incarnation
   if lost is not None and lost.asked == session:
@@ -284,11 +287,11 @@ def _failed(state: State, p: int, session: tuple[int, int], reason: str):
 
 
 def on_end_of_session(state: State, session: tuple[int, int]):
-  """Whoever was asked has gone: `ask` finds another.
+  """Forgets an ended session, so that `ask` finds another.
 
-  What others have said is past, too: a donor may have left its copy with one.
-  A pull that is under way still says how it ended; that of a session that is
-  not asked any more is not listened to.
+  Earlier answers are dropped, too, since a donor may have left its copy with
+  another learner. A pull in progress still reports how it ended; the result of
+  a session that is no longer asked is ignored.
   """
   for p, lost in state.lost.items():
     gone = lost.asked == session
@@ -303,7 +306,7 @@ def on_end_of_session(state: State, session: tuple[int, int]):
 
 
 def postpone(state: State, learner: int, p: int) -> bool:
-  """Whether a learner that wants a fragment has to wait for it."""
+  """Returns True if a learner that wants a fragment has to wait for it."""
   lost = state.lost.get(p)
   if lost is None:
     return False
@@ -324,19 +327,19 @@ def _found(
 
 
 def lost_crcs(state: State) -> dict[int, int | None]:
-  """Of the run's bytes where they are not here, as far as that is known."""
+  """Returns the CRCs of fragments that are not here, None where unknown."""
   lost = {p: lost.crc for p, lost in state.lost.items()}
   return lost | {p: x.crc for p, x in state.away.items() if x.adopted}
 
 
 def serve(state: State, p: int, learners: Collection[int]):
-  """Whoever had to wait for a fragment gets it."""
+  """Sends a fragment to the learners that had to wait for it."""
   for learner in sorted(learners):
     state.serve(learner, p, f'fragment {p} is here again')
 
 
 def deadlines(state: State) -> list[float]:
-  """When lost fragments are given up."""
+  """Returns when lost fragments are given up."""
   if not state.lost or state.give_up_lost_s is None:
     return []
   waiting = any(lost.asked is None for lost in state.lost.values())

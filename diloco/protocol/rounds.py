@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A round from due to closed, and the decisions on the way as leaf functions.
+"""A round from due to closed, with its decisions as leaf functions.
 
 A decision returns its reason; the machine changes state, the leaf does not.
 """
@@ -14,11 +14,11 @@ from diloco.protocol.config import ProtocolConfig
 
 
 class Stage(enum.Enum):
-  """Where an open round stands."""
+  """The stages of an open round."""
 
   COLLECTING = 'collecting'  # Due; fewer than K offers.
   GRACE = 'grace'  # Quorum reached; more learners may come.
-  PULLING = 'pulling'  # The window ended; bytes are under way.
+  PULLING = 'pulling'  # The window ended; bytes are being pulled.
   MERGING = 'merging'  # Given to the outer optimizer.
 
 
@@ -39,17 +39,17 @@ class Admitted:
   step_s: float = 0.0  # ξ_step of the learner when its pull began; 0: unknown.
 
   def age_s(self, at_s: float) -> float:
-    """How long the offer had waited by then; 0: it came later."""
+    """Returns how long the offer had waited, s; 0 if it came later."""
     return max(0.0, at_s - self.held.arrived_s)
 
   def age_steps(self, at_s: float) -> float:
-    """The same in the learner's steps; 0 where their length is unknown."""
+    """Returns the offer's age in the learner's steps; 0 if unknown."""
     return self.age_s(at_s) / self.step_s if self.step_s else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-  """One open round. Times are those of the driver, in seconds."""
+  """One open round; times are the driver's, in seconds."""
 
   number: int
   fragment: int
@@ -59,17 +59,19 @@ class Round:
   closes_at_s: float | None = None
   pull_began_s: float | None = None
   pulls: tuple[tuple[int, Admitted], ...] = ()  # Ascending learner id.
-  pulled: frozenset[int] = frozenset()  # Of `pulls`: the bytes are here.
-  norms: tuple[tuple[int, float], ...] = ()  # Of those not judged yet.
-  waited: bool = False  # In vain, for bytes that were given up.
-  held_s: float | None = None  # Since when it waits for slow ones only.
+  # Learners of `pulls` whose bytes are here.
+  pulled: frozenset[int] = frozenset()
+  # Norms that are not judged yet, by learner.
+  norms: tuple[tuple[int, float], ...] = ()
+  waited: bool = False  # It waited in vain for bytes that were given up.
+  held_s: float | None = None  # Since when it waits only for slow learners.
   reason: str = ''  # Why the window ended.
 
   def all_pulled(self) -> bool:
     return all(m in self.pulled for m, _ in self.pulls)
 
   def without(self, learner: int) -> dict:
-    """The fields that change when a learner drops out of the pulls."""
+    """Returns the fields that change when a learner drops out of the pulls."""
     return {
       'pulls': tuple((m, a) for m, a in self.pulls if m != learner),
       'pulled': self.pulled - {learner},
@@ -78,16 +80,19 @@ class Round:
 
 
 class MergedSteps(typing.NamedTuple):
-  """Which of a learner's steps on a fragment a round has merged."""
+  """The steps of a learner on a fragment that rounds have merged."""
 
-  base: int = -1  # Of the last offer; an older session's may count, too.
-  step: int | None = None  # Up to this own step; of the session's offers.
+  # Base of the last merged offer, which may be of an older session.
+  base: int = -1
+  # Merged up to this own step; of this session's offers.
+  step: int | None = None
 
   def has(self, offer: messages.Offer) -> bool:
-    """Whether steps of the offer are among them.
+    """Returns True if steps of the offer are among them.
 
-    Not the base alone says so: who goes on with its steps on a newer base,
-    because nothing of them was merged, may have its older offer merged yet.
+    The base alone does not decide it: a learner that carries its steps over to
+    a newer base, because none of them was merged, may have its older offer
+    merged yet.
     """
     if offer.base_version <= self.base:
       return True
@@ -97,7 +102,7 @@ class MergedSteps(typing.NamedTuple):
 class Candidate(typing.NamedTuple):
   """What a round looks at in one learner."""
 
-  clock: int | None  # None: it leaves, and is not waited for.
+  clock: int | None  # None: it is leaving, and is not waited for.
   held: HeldOffer | None  # Its newest offer for the round's fragment.
   merged: MergedSteps
 
@@ -108,13 +113,12 @@ def why_void(
   version: int,
   config: ProtocolConfig,
 ) -> str | None:
-  """Why an offer can never be merged any more; None where it can.
+  """Returns why an offer can never be merged any more; None if it can.
 
   Args:
-    offer: of some learner.
-    merged: what has been, of its steps on the fragment.
-    version: of the fragment at the syncer.
-    config: of the run.
+    offer: the offer of a learner.
+    merged: that learner's merged steps on the fragment.
+    version: the fragment's version at the syncer.
   """
   if merged.has(offer):
     return f'merged already from base {offer.base_version}'
@@ -126,7 +130,7 @@ def why_void(
 def why_not(
   candidate: Candidate, due_step: int, version: int, config: ProtocolConfig
 ) -> str | None:
-  """Why a candidate's offer can't be merged now; None where it can."""
+  """Returns why a candidate's offer can't be merged now; None if it can."""
   if candidate.held is None:
     return 'no offer'
   offer = candidate.held.offer
@@ -140,11 +144,11 @@ def why_not(
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-  """Whom a round can merge now, and whether they are enough."""
+  """The learners that a round can merge now, and whether they suffice."""
 
   reached: bool
   admitted: tuple[int, ...]  # Ascending learner id.
-  complete: bool  # Nobody is left to wait for.
+  complete: bool  # There is no other learner to wait for.
   reason: str
 
 
@@ -156,15 +160,16 @@ def decide(
   quorum: int,
   last: bool = False,
 ) -> Decision:
-  """Quorum of a due round: K admissible offers, K ≤ live learners.
+  """Decides on the quorum of a due round: K admissible offers, K ≤ live
+  learners.
 
   Args:
-    round_: its number.
-    candidates: the live learners, and those that leave, by id.
-    version: of the round's fragment, before the round.
-    config: of the run.
-    quorum: K now.
-    last: the run is finishing, nobody makes another step: clocks don't count.
+    round_: the round's number.
+    candidates: the live and the leaving learners, by id.
+    version: the version of the fragment before the round.
+    quorum: K as it is now.
+    last: True if the run is finishing: no more steps are made, so clocks do not
+      count.
   """
   due_step = 0 if last else round_ * config.spacing_steps
   blocked = {
@@ -174,8 +179,8 @@ def decide(
   live = [c for c in candidates.values() if c.clock is not None]
   # Steps are reported before a snapshot is encoded: a clock alone would end
   # the window on the very offers that it is held open for.
-  # Where each step has a round (s = 1), the next offer is of another fragment:
-  # of a learner whose clock is behind, there is nothing newer to wait for.
+  # If each step has a round (s = 1), the next offer is of another fragment: a
+  # learner whose clock is behind has nothing newer to wait for.
   newest = config.spacing_steps == 1 and config.admission == 'latest'
   complete = all(
     (newest or c.clock >= due_step)
@@ -185,7 +190,7 @@ def decide(
   )
   if not candidates:
     return Decision(False, (), False, 'no live learner')
-  # Who leaves is taken along; the round is not closed for it alone.
+  # A leaving learner is included, but the round does not close for it alone.
   enough = [m for m in admitted if candidates[m].clock is not None or not live]
   reason = f'{len(enough)}/{quorum} offers, {len(live)} live'
   return Decision(len(enough) >= quorum, admitted, complete, reason)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The syncer's sessions: who is here, what they report and offer."""
+"""The syncer's sessions: live learners, their reports and their offers."""
 
 import math
 
@@ -21,7 +21,7 @@ from diloco.protocol.values import changed
 
 
 def on_heard(state: State, event: syncer_io.Heard):
-  """A message arrived; whoever is not the current incarnation is dropped."""
+  """Handles a message; one of an ended incarnation has its session dropped."""
   if isinstance(event.message, messages.Hello):
     on_hello(state, event.message)
     return
@@ -42,7 +42,7 @@ def on_heard(state: State, event: syncer_io.Heard):
     case messages.WantFragment():
       on_want(state, learner, event.message)
     case messages.Alive():
-      pass  # That it spoke is all that it says.
+      pass  # The message only shows that the learner is alive.
     case messages.HandedIn():
       on_handed_in(state, learner, event.message)
     case messages.Leaving():
@@ -65,7 +65,7 @@ def on_heard(state: State, event: syncer_io.Heard):
 def on_hello(state: State, hello: messages.Hello):
   """Accepts a learner, or refuses it with the reason."""
   if state.is_current(hello.learner, hello.incarnation):
-    # Not the live session's doing: it must not be dropped for it.
+    # The live session is not at fault and must not be dropped.
     state.record('refused', hello.learner, 'a second hello while it lives')
     return
   account = state.accounts.get(hello.learner, Account())
@@ -119,7 +119,7 @@ def on_hello(state: State, hello: messages.Hello):
       account.position,
       tuple(state.live()),
       clean=bool(account.quarantined),
-      # Where nobody knows the CRC, the learner's own is as good as any.
+      # If no process knows the CRC, the learner's own is used.
       lost_crcs=tuple(
         (p, hello.crcs[p] if crc is None else crc)
         for p, crc in sorted(recovery.lost_crcs(state).items())
@@ -133,9 +133,10 @@ def on_hello(state: State, hello: messages.Hello):
 
 
 def on_back(state: State, event: syncer_io.Back):
-  """Shards are back; one may know of later rounds than a lost ledger.
+  """Takes back shards; one may know of later rounds than a lost ledger.
 
-  Once this process has merged, those are of a history that the run has left.
+  Once this process has merged, those rounds belong to a history that the run
+  has left.
   """
   newer = [x for x in event.held if x.version > state.versions[x.fragment]]
   if newer and state.knows_less:
@@ -147,11 +148,11 @@ def on_back(state: State, event: syncer_io.Back):
 
 
 def on_ready(state: State, learner: int, ready: messages.Ready):
-  """Bootstrap is complete: the learner counts, its clock starts at t.
+  """Makes a learner count after its bootstrap; its clock starts at t.
 
   Steps that it made without a session count from where its clock was, but for
-  one round at most: the first round after a syncer's restart is due at once,
-  and no flood follows.
+  at most one round: the first round after a syncer's restart is due at once,
+  and no burst of rounds follows.
   """
   if not 0 <= ready.steps_away <= state.config.spacing_steps:
     break_off(state, learner, f'steps_away={ready.steps_away}')
@@ -172,17 +173,17 @@ def on_ready(state: State, learner: int, ready: messages.Ready):
 
 
 def on_handed_in(state: State, learner: int, handed_in: messages.HandedIn):
-  """The learner makes no more steps: it was told to finish.
+  """Notes that a learner makes no more steps, as it was told to finish.
 
-  A syncer that did not tell it so has lost its ledger, which says when the
-  finish has begun. It is believed before the first merge only; then the
-  process's own count says when the run is over.
+  If this syncer did not tell it so, it has lost its ledger, which would say
+  when the finish began. The learner is believed only before the first merge;
+  from then on the process's own count decides when the run is over.
   """
   if not state.members[learner].ready:
     break_off(state, learner, 'hands in before it was ready')
     return
   if not state.finishing and state.knows_less:
-    # Believed only then: said later, it would end the run for all.
+    # Later it could end the run for all.
     fragments = state.config.fragments
     if handed_in.last_round < max(fragments, state.closed_round):
       # A finish gives every fragment one more round after those that closed.
@@ -209,19 +210,19 @@ def begin_to_finish(state: State, last_round: int):
 
 
 def on_leaving(state: State, learner: int):
-  """It is not waited for any more; what it has offered may be merged."""
+  """Stops waiting for a leaving learner; its offers may still be merged."""
   if not state.members[learner].ready:
     break_off(state, learner, 'leaves before it was ready')
     return
   state.change(learner, leaving=True)
   state.pace.leave(learner, state.config.quorum)
   state.record('leaving', learner, 'makes no more steps')
-  # It comes to no boundary any more at which it could give its state.
+  # It reaches no further boundary at which it could donate its state.
   donors.on_end_of_session(state, learner, state.members[learner].incarnation)
 
 
 def on_want_state(state: State, learner: int):
-  """A newcomer looks for a donor."""
+  """Looks for a donor for a newcomer."""
   if state.members[learner].ready:
     break_off(
       state, learner, 'wants a state though it has said that it is ready'
@@ -233,7 +234,7 @@ def on_want_state(state: State, learner: int):
 def on_state_offered(
   state: State, learner: int, offered: messages.StateOffered
 ):
-  """A donor has answered."""
+  """Forwards a donor's offer to its newcomer."""
   fragments = state.config.fragments
   whole = (
     len(offered.versions) == len(offered.crcs) == fragments
@@ -249,7 +250,7 @@ def on_state_offered(
 def on_fragment_offered(
   state: State, learner: int, offered: messages.FragmentOffered
 ):
-  """A learner donates what this syncer has lost."""
+  """Handles a copy of a fragment that this syncer has lost."""
   if not 0 <= offered.fragment < state.config.fragments:
     break_off(state, learner, f'donates fragment {offered.fragment}')
     return
@@ -257,13 +258,13 @@ def on_fragment_offered(
 
 
 def on_report(state: State, learner: int, report: messages.Report):
-  """One inner step more on the learner's clock."""
+  """Advances the learner's clock by one inner step."""
   member = state.members[learner]
   steps = report.step - member.step
   first = member.step == 0
   possible = (
     member.ready
-    and (first or steps == 1)  # The stream loses nothing: one a step.
+    and (first or steps == 1)  # The stream loses nothing: one report a step.
     and report.step >= max(1, report.saved_step)
     and report.position >= 0
     and report.tokens >= 0
@@ -282,14 +283,14 @@ def on_report(state: State, learner: int, report: messages.Report):
     state.accounts[learner], position=report.position
   )
   # One step, whatever its number: after a reconnect the learner's own count
-  # holds steps that an earlier session has reported.
+  # includes steps that an earlier session has reported.
   if not member.leaving:
     state.pace.advance(learner, 1, state.config.quorum)
   way_back.on_fetched(state, learner, report.fetched)
 
 
 def on_offer(state: State, learner: int, offer: messages.Offer):
-  """Keeps it for its round; the newest of a fragment replaces the older."""
+  """Keeps an offer for its round; a newer one of the fragment replaces it."""
   member = state.members[learner]
   broken = _broken_rule(state, offer)
   if broken or learner not in state.live():
@@ -303,7 +304,7 @@ def on_offer(state: State, learner: int, offer: messages.Offer):
 
 
 def _broken_rule(state: State, offer: messages.Offer) -> str | None:
-  """What no learner that keeps the protocol would offer."""
+  """Returns which protocol rule the offer breaks; None if it breaks none."""
   config = state.config
   if not 1 <= offer.round <= state.closed_round + config.fragments:
     return (
@@ -325,7 +326,9 @@ def _broken_rule(state: State, offer: messages.Offer) -> str | None:
 
 
 def on_want(state: State, learner: int, want: messages.WantFragment):
-  """A learner missed an update, or could not rebuild it."""
+  """Sends the full fragment to a learner that missed or could not apply an
+  update.
+  """
   if not 0 <= want.fragment < state.config.fragments:
     break_off(state, learner, f'wants fragment {want.fragment}')
     return
@@ -335,14 +338,14 @@ def on_want(state: State, learner: int, want: messages.WantFragment):
 
 
 def break_off(state: State, learner: int, reason: str):
-  """A peer that breaks the protocol is not argued with."""
+  """Ends the session of a peer that breaks the protocol."""
   reason = members_lib.brief(reason)
   state.record('refused', learner, reason)
   end_session(state, learner, reason)
 
 
 def end_session(state: State, learner: int, reason: str):
-  """The incarnation is over: nothing of it is merged from now on."""
+  """Ends a session: nothing of that incarnation is merged from now on."""
   donors.dismiss(state, learner)
   state.drop_straggler(learner)
   member = state.members.pop(learner)
@@ -358,7 +361,7 @@ def end_session(state: State, learner: int, reason: str):
 
 
 def quarantine(state: State, learner: int, reason: str):
-  """Ends the session; only a process that begins anew may come back."""
+  """Ends the session; only a process that starts clean may come back."""
   reason = members_lib.brief(reason)
   state.accounts[learner] = changed(state.accounts[learner], quarantined=reason)
   state.record('quarantined', learner, reason)
@@ -367,10 +370,10 @@ def quarantine(state: State, learner: int, reason: str):
 
 
 def silence_deadlines(state: State) -> list[float]:
-  """When each session will be given up, and the next look before.
+  """Returns when each session is given up, and when to look before that.
 
-  The looks are for the syncer's own sake: by the one that it misses it knows
-  that it was away. None once learners hand in: there are no more steps to
+  The looks are for the syncer itself: a missed one tells it that it was
+  suspended. There are none once learners hand in, as there are no more steps to
   report.
   """
   if state.finish_at_s is not None or state.ended or not state.members:
@@ -383,7 +386,7 @@ def silence_deadlines(state: State) -> list[float]:
 
 
 def silence_max_s(state: State, learner: int) -> float | None:
-  """How long a learner may say nothing; None: it has no session."""
+  """Returns the seconds a learner may be silent; None: it has no session."""
   member = state.members.get(learner)
   if member is None:
     return None
@@ -405,12 +408,12 @@ def give_up_silent(state: State):
 
 
 def excuse_silence(state: State, away_s: float):
-  """Nothing at all happened at the syncer for `away_s`.
+  """Extends all deadlines after nothing at all happened for `away_s` seconds.
 
-  Where that is far more than from one look to the next, the syncer itself was
-  away (stopped, swapped out). It must not take its own absence for the
-  learners': what they said in the meantime is still unread, and so may be the
-  bytes that it was pulling.
+  If that is far longer than the interval between two looks, the syncer itself
+  was suspended (stopped, swapped out). It must not take its own absence for the
+  learners': what they sent meanwhile is still unread, and so may be the bytes
+  that it was pulling.
   """
   if away_s <= 2 * patience.look_s(state.config.patience):
     return
@@ -432,7 +435,7 @@ def excuse_silence(state: State, away_s: float):
 
 
 def _hear(state: State, learner: int, late: bool = False):
-  """It has spoken, or what kept it from being heard was the syncer."""
+  """Restarts a learner's silence deadline."""
   silence_s = silence_max_s(state, learner)
   state.change(
     learner, heard_s=state.now, silent_at_s=state.now + silence_s, late=late

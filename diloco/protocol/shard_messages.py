@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lead of a sharded syncer and its other shards say to each other.
+"""Messages between the lead of a sharded syncer and its other shards.
 
-The lead has the machine: it decides, and orders. A shard has the bytes of its
-pieces: it does what it is told, in the order in which it is told, and answers
-by `job`, a number that the lead gave. Bytes go directly between learners and
-shards. What the lead does with its own pieces is ordered in the same words.
+The lead has the state machine: it decides, and gives orders. A shard holds the
+bytes of its pieces, executes its orders in sequence, and answers by `job`, a
+number that the lead assigned. Bytes go directly between learners and shards.
+The lead's work on its own pieces uses the same messages.
 """
 
 import dataclasses
@@ -24,11 +24,12 @@ class ShardHello:
   shard: int
   process: int  # Rises with every process of this shard.
   fingerprints: dict[str, str]
-  fragments: tuple[int, ...]  # Of which it owns any, in ascending order.
-  versions: tuple[int, ...]  # Of the Θ_p that it holds,
-  crcs: tuple[tuple[int, ...], ...]  # and of its pieces' bytes;
-  outer_versions: tuple[int, ...]  # the outer state belongs to these,
-  outer_crcs: tuple[tuple[int, ...], ...]  # with these bytes.
+  # Those of which it owns a piece, in ascending order.
+  fragments: tuple[int, ...]
+  versions: tuple[int, ...]  # Versions of its Θ_p,
+  crcs: tuple[tuple[int, ...], ...]  # and CRCs of its pieces;
+  outer_versions: tuple[int, ...]  # versions of its outer state,
+  outer_crcs: tuple[tuple[int, ...], ...]  # and CRCs of those bytes.
   address: str  # Where the lead pulls what it collects.
 
 
@@ -38,66 +39,66 @@ class Admitted:
 
   learner: int
   incarnation: int
-  # Where the learner's processes pull; none: theirs were of no use.
+  # Where the learner's processes pull; empty if its own were unusable.
   addresses: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class PartPulled:
-  """Answer to `PullPart`: whole and finite."""
+  """Answer to `PullPart`: the bytes are complete and finite."""
 
   job: int
-  norm: float  # L2, of the own pieces of v_m.
+  norm: float  # L2 norm of the own pieces of v_m.
 
 
 @dataclasses.dataclass(frozen=True)
 class PartFailed:
-  """Answer to `PullPart` and `TakePart` where it did not come to that."""
+  """Answer to a `PullPart` or `TakePart` that failed."""
 
   job: int
   reason: str
-  unusable: bool  # The bytes came, and must not be merged.
+  unusable: bool  # The bytes came, but must not be merged.
 
 
 @dataclasses.dataclass(frozen=True)
 class PartMerged:
-  """Answer to `MergePart`: the outer step is done, and not installed."""
+  """Answer to `MergePart`: the outer step is done, but not installed."""
 
   job: int
-  crcs: tuple[int, ...]  # Of the resulting pieces.
-  part: Part  # Of the outer update.
+  crcs: tuple[int, ...]  # CRCs of the resulting pieces.
+  part: Part  # The outer update's bytes.
 
 
 @dataclasses.dataclass(frozen=True)
 class HostParts:
-  """What of a part each host of a learner of several hosts is offered."""
+  """The share of a part that each host of a learner is offered."""
 
   learner: int
   incarnation: int
   parts: tuple[Part, ...]  # By host.
-  crcs: tuple[int, ...]  # Of its boxes of the resulting Θ_p, by host.
+  crcs: tuple[int, ...]  # CRC of its slices of the resulting Θ_p, by host.
 
 
 @dataclasses.dataclass(frozen=True)
 class PartOffered:
-  """Answer to `PublishPart`, `ServePart`, `CollectPart`: it is there."""
+  """Answer to `PublishPart`, `ServePart` or `CollectPart`: it is on offer."""
 
   job: int
-  part: Part  # For a learner of one host.
-  hosts: tuple[HostParts, ...]  # For the others.
+  part: Part  # For learners of one host.
+  hosts: tuple[HostParts, ...]  # For learners of several hosts.
 
 
 @dataclasses.dataclass(frozen=True)
 class PartTaken:
-  """Answer to `TakePart`: the bytes are here, and not installed."""
+  """Answer to `TakePart`: the bytes are here, but not installed."""
 
   job: int
-  crcs: tuple[int, ...]  # Of the pieces.
+  crcs: tuple[int, ...]  # CRCs of the pieces.
 
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-  """Answer to `SaveParts`, where it was asked to wait for the disk."""
+  """Answer to a `SaveParts` that asked to wait for the disk."""
 
   job: int
 
@@ -107,7 +108,7 @@ class Saved:
 
 @dataclasses.dataclass(frozen=True)
 class Accepted:
-  """Answer to a `ShardHello`; what was begun for another lead is void."""
+  """Answer to a `ShardHello`; work begun for another lead is void."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,13 +117,13 @@ class Admit:
 
   learner: int
   incarnation: int
-  addresses: tuple[str, ...]  # Where its part is pulled, by its processes.
-  partition: str  # As in its hello.
+  addresses: tuple[str, ...]  # Where the learner's processes offer this part.
+  partition: str  # From the learner's hello.
 
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-  """It has ended."""
+  """A learner's session has ended."""
 
   learner: int
   incarnation: int
@@ -142,9 +143,9 @@ class PullPart:
 
 @dataclasses.dataclass(frozen=True)
 class CancelPart:
-  """What `pull` brings, or has brought, is wanted no more."""
+  """The bytes of job `pull` are not wanted any more."""
 
-  pull: int  # A job of `PullPart`.
+  pull: int  # Job number of a `PullPart`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +162,7 @@ class MergePart:
 
 @dataclasses.dataclass(frozen=True)
 class Recipient:
-  """A session, and the handle under which it will find something."""
+  """A session, with the handle under which it will find something."""
 
   learner: int
   incarnation: int
@@ -170,19 +171,19 @@ class Recipient:
 
 @dataclasses.dataclass(frozen=True)
 class InstallPart:
-  """What `merge` led to is Θ_p from now on."""
+  """Make the result of job `merge` the new Θ_p."""
 
-  merge: int  # A job of `MergePart`.
+  merge: int  # Job number of a `MergePart`.
   round: int
   fragment: int
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishPart:
-  """Offer the outer update that `merge` led to."""
+  """Offer the outer update that job `merge` produced."""
 
   job: int
-  merge: int  # A job of `MergePart`.
+  merge: int  # Job number of a `MergePart`.
   fragment: int
   recipients: tuple[Recipient, ...]
 
@@ -209,16 +210,16 @@ class TakePart:
 
 @dataclasses.dataclass(frozen=True)
 class GoOn:
-  """Θ_p is at `version` from now on: what `taken` brought, or what is here."""
+  """Set Θ_p to `version`: from job `taken`, or from what is here."""
 
   fragment: int
   version: int
-  taken: int  # A job of `TakePart`; 0: nothing was brought.
+  taken: int  # Job number of a `TakePart`; 0: nothing was taken.
 
 
 @dataclasses.dataclass(frozen=True)
 class RetireParts:
-  """A learner does not need these offers any longer."""
+  """The learner no longer needs these offers."""
 
   learner: int
   incarnation: int
@@ -227,12 +228,12 @@ class RetireParts:
 
 @dataclasses.dataclass(frozen=True)
 class SaveParts:
-  """Write a checkpoint of everything, as it is after this round."""
+  """Write a checkpoint of everything as it is after this round."""
 
   job: int
   closed_round: int
-  losses: tuple[float, ...]  # Of Θ, where it is known.
-  wait: bool  # Until it is on the disk.
+  losses: tuple[float, ...]  # Losses of Θ where known.
+  wait: bool  # Answer once it is on the disk.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The syncer's state: what sessions and rounds read and change together."""
+"""The syncer's state, shared by its sessions and rounds."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,25 +18,25 @@ from diloco.protocol.values import changed
 class LostFragment:
   """A fragment of which a restarted syncer has only an older version."""
 
-  version: int  # That it had at the last close; it keeps this number.
-  crc: int | None  # Of its bytes then; None: not known.
+  version: int  # The version at the last close, which it keeps.
+  crc: int | None  # CRC of its bytes then; None: unknown.
   held: int  # The version that is here.
   asked: tuple[int, int] | None = None  # The session asked to donate it.
   offered: messages.FragmentOffered | None = None  # By that session.
-  tried: tuple[tuple[int, int], ...] = ()  # Those that were, in vain.
-  wanted_by: tuple[int, ...] = ()  # Who waits for it, in ascending id.
-  # Of a shard that is back: no other fragment waits for it, and sessions that
+  tried: tuple[tuple[int, int], ...] = ()  # Sessions that were asked in vain.
+  wanted_by: tuple[int, ...] = ()  # Learners that wait for it, in ascending id.
+  # True if its shard is back: no other fragment waits for it, and sessions that
   # went on meanwhile are asked what they have.
   alone: bool = False
-  answered: tuple[tuple[int, int], ...] = ()  # The sessions that have said so.
+  answered: tuple[tuple[int, int], ...] = ()  # Sessions that have answered.
 
 
 @dataclasses.dataclass(frozen=True)
 class Away:
   """A fragment whose shard is away."""
 
-  wanted_by: tuple[int, ...] = ()  # Who waits for it, in ascending id.
-  # What learners say that the run has of it, where the ledger was lost.
+  wanted_by: tuple[int, ...] = ()  # Learners that wait for it, in ascending id.
+  # True if its version is what learners reported after the ledger was lost.
   adopted: bool = False
   crc: int | None = None
 
@@ -51,7 +51,7 @@ class Away:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-  """All that the machine knows, as a value: compared, saved, restored."""
+  """All that the machine knows, as a value to compare, save and restore."""
 
   now: float
   step: int
@@ -83,7 +83,10 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-  """What outlives the syncer's process; sessions and open rounds do not."""
+  """The state that outlives the syncer's process.
+
+  Sessions and open rounds are not part of it.
+  """
 
   step: int
   clocks: tuple[tuple[int, int], ...]
@@ -98,7 +101,7 @@ class Ledger:
 
 
 class State:
-  """Mutable inside the machine; nobody else holds one."""
+  """The machine's mutable state, held by the machine alone."""
 
   def __init__(
     self, config: ProtocolConfig, run: str, fingerprints: Mapping[str, str]
@@ -115,27 +118,30 @@ class State:
     self.rounds: dict[int, Round] = {}  # Open ones, in ascending number.
     self.quorum_s = Ema()
     self.sync_s = Ema()  # From the first pull to the end of the merge.
-    self.transfers: dict[int, TransferTime] = {}  # Of pulls, by learner.
-    self.resting: dict[int, float] = {}  # By learner: not pulled until then.
-    self.hold_again_s = float('-inf')  # No round waits for the slow before.
-    # Of outer gradients, per √step, by fragment (`strikes.py`).
+    self.transfers: dict[int, TransferTime] = {}  # Pull times, by learner.
+    # By learner, the time until which it is not pulled from.
+    self.resting: dict[int, float] = {}
+    # Time from which a round may again wait for slow learners.
+    self.hold_again_s = float('-inf')
+    # Usual norm of outer gradients per √step, by fragment (`strikes.py`).
     self.usual_norms: list[float | None] = [None] * config.fragments
-    self.left_clocks: dict[int, int] = {}  # Of those who may be back.
-    # A restarted syncer's (`recovery.py`): the fragments that it lost, and
-    # whether learners may know of later rounds than it does.
+    self.left_clocks: dict[int, int] = {}  # Clocks of learners that may return.
+    # After a restart (`recovery.py`): the lost fragments, and whether learners
+    # may know of later rounds than this process.
     self.lost: dict[int, LostFragment] = {}
     self.give_up_lost_s: float | None = None
-    # Of a sharded one (`absence.py`): the fragments whose shard is away, and
-    # whether this process has still to see all of its shards.
+    # If sharded (`absence.py`): the fragments whose shard is away, and whether
+    # this process has yet to see all of its shards.
     self.away: dict[int, Away] = {}
     self.awaits_shards = False
     self.give_up_shards_s: float | None = None
     self.were_live: frozenset[int] = frozenset()  # At the ledger's close.
     self.knows_less = True  # Until its own first merge.
     self.last_round: int | None = None  # Set once the run is finishing.
-    # Until then learners may hand in; None: nobody is live that could.
+    # Deadline for learners to hand in; None: no live learner could.
     self.finish_at_s: float | None = None
-    self.finish_was_told = False  # Of the finish, by a process before this one.
+    # The finish was announced by an earlier process.
+    self.finish_was_told = False
     self.ended = False
     self.effects: list[syncer_io.Effect] = []
 
@@ -211,7 +217,7 @@ class State:
     )
 
   def resume(self, ledger: Ledger):
-    """Goes on where another process left off; everyone has to join again."""
+    """Continues from another process's ledger; all learners must join again."""
     self.pace = self._pace_clock(ledger.step)
     self.left_clocks = dict(ledger.clocks)
     self.were_live = frozenset(self.left_clocks)
@@ -233,21 +239,21 @@ class State:
     return self.last_round is not None
 
   def live(self) -> dict[int, Member]:
-    """The learners that count, in ascending id."""
+    """Returns the learners that count, in ascending id."""
     return {m: x for m, x in self.members.items() if x.ready and not x.leaving}
 
   def quorum_now(self) -> int:
-    """K, but no more than there are learners to pull from, and at least 1.
+    """Returns K, at most the number of pullable learners and at least 1.
 
-    One that has rested counts again once its bytes have come: until then its
-    pulls are trials, for which nobody waits.
+    A learner that has rested counts again once its bytes have arrived: until
+    then its pulls are trials that no round waits for.
     """
     live = self.live()
     proven = [m for m in live if m not in self.resting]
     return max(1, min(self.config.quorum, len(proven or live)))
 
   def rests(self, learner: int) -> bool:
-    """Whether nothing is pulled from it for now; never from nobody at all."""
+    """Returns True if a learner is not pulled from now; never true for all."""
     if self.now >= self.resting.get(learner, self.now):
       return False
     return any(self.now >= self.resting.get(m, self.now) for m in self.live())
@@ -256,7 +262,7 @@ class State:
     return self.transfers.get(learner, TransferTime())
 
   def merged(self, learner: int, fragment: int) -> MergedSteps:
-    """What has been merged of a learner's steps on a fragment."""
+    """Returns what has been merged of a learner's steps on a fragment."""
     return MergedSteps(
       self.accounts[learner].merged_bases.get(fragment, -1),
       self.members[learner].merged_steps.get(fragment),
@@ -267,7 +273,7 @@ class State:
     return member is not None and member.incarnation == incarnation
 
   def is_pulling(self, learner: int, held: HeldOffer) -> bool:
-    """Whether the bytes of this very offer are under way."""
+    """Returns True if the bytes of this very offer are being pulled."""
     return any(
       m == learner and m not in r.pulled and a.held is held
       for r in self.rounds.values()
@@ -287,10 +293,11 @@ class State:
     )
 
   def _first(self) -> int:
-    """How many learners the run begins with.
+    """Returns how many learners the run needs to start.
 
-    τ = 0 is synchronous: who was compiled first would else close rounds
-    alone, and no two runs would be alike. Later K is at most those who live.
+    τ = 0 is synchronous: a learner that compiles first would otherwise close
+    rounds alone, and no two runs would be alike. Later K is at most the number
+    of live learners.
     """
     return 1 if self.config.overlap_steps else self.config.quorum
 
@@ -305,7 +312,7 @@ class State:
     return round_
 
   def drop_pull(self, round_: Round, learner: int) -> Round:
-    """Takes a contribution out of a round; its bytes are wanted no more."""
+    """Takes a contribution out of a round; its bytes are no longer wanted."""
     admitted = dict(round_.pulls).get(learner)
     if admitted is not None:
       handle = admitted.held.offer.payload.handle
@@ -314,30 +321,29 @@ class State:
     return self.put(round_, **round_.without(learner))
 
   def retire(self, learner: int, handle: int, pulled: bool = False):
-    """Tells a learner that one of its offers need not be held any longer.
+    """Tells a learner that it may release one of its offers.
 
     Args:
-      learner: whose.
-      handle: of the offer.
-      pulled: a round has its bytes, and may merge them.
+      handle: the offer's handle.
+      pulled: True if a round has its bytes and may merge them.
     """
     self.send(learner, messages.Retired((handle,), pulled))
 
   def serve(self, learner: int, fragment: int, reason: str):
-    """Has the full fragment sent to a session."""
+    """Has the full fragment sent to a learner's session."""
     merged = self.accounts[learner].merged_offers.get(fragment, (0, 0))
     incarnation = self.members[learner].incarnation
     self.emit(syncer_io.Serve(learner, incarnation, fragment, reason, merged))
-    self.forget_published(learner, fragment)  # It comes another way.
+    self.forget_published(learner, fragment)  # It is delivered another way.
 
   def forget_published(self, learner: int, fragment: int):
-    """How long the update takes to a learner will not be known."""
+    """Stops measuring how long an update takes to reach a learner."""
     published = dict(self.members[learner].published)
     if published.pop(fragment, None) is not None:
       self.change(learner, published=published)
 
   def drop_straggler(self, learner: int):
-    """Its bytes are wanted no more, if any are under way for no round."""
+    """Cancels a learner's pull that no round waits for, if there is one."""
     member = self.members[learner]
     straggler = member.straggler
     if straggler is not None:
@@ -346,10 +352,10 @@ class State:
       self.change(learner, straggler=None)
 
   def discard_void(self, learner: int, fragment: int):
-    """Drops an offer that can't be merged any more: used up, or too old.
+    """Drops an offer that can no longer be merged: used up, or too old.
 
-    A learner that refreshed its offer while the older one was being pulled
-    would else have the same steps merged twice, a whole cycle later.
+    If a learner refreshed its offer while the older one was being pulled, the
+    same steps would otherwise be merged twice, a whole cycle later.
     """
     member = self.members[learner]
     held = member.offers.get(fragment)
@@ -361,7 +367,7 @@ class State:
       return
     self.members[learner] = member.without_offer(fragment)
     self.retire(learner, held.offer.payload.handle)
-    if not merged.has(held.offer):  # Else nothing is lost with it.
+    if not merged.has(held.offer):  # Otherwise nothing is lost with it.
       self.record('stale', learner, f'offer of fragment {fragment}: {reason}')
 
   # Effects ------------------------------------------------------------------

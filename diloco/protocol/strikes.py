@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which contributions are refused, and who is quarantined for them.
+"""Refuses outlier contributions, and quarantines learners that send several.
 
-A norm is compared per √step: steps add up like a walk that drifts little. A
-round of three and more judges itself by its median, so that what is new for
-all (a spike of the loss, a larger rate) is not taken for one learner's fault.
+Norms are compared per √step, since steps add up like a random walk with little
+drift. A round of three or more contributions is judged by its own median, so
+that a change common to all (a loss spike, a larger rate) is not blamed on one
+learner.
 """
 
 import math
 from collections.abc import Mapping
 
-OUTLIER_FACTOR = 16.0  # Fresh AdamW moments stretch a first step about 5 times.
+OUTLIER_FACTOR = 16.0  # Fresh AdamW moments enlarge a first step about 5 times.
 JUDGES_MIN = 3  # Contributions of a round that may judge each other.
-STRIKES_MAX = 3  # In a row, and a learner is quarantined.
-USUAL_WEIGHT = 0.2  # Of the newest round in the usual norm.
-BELIEF_FACTOR = 2.0  # A refused norm raises what is usual by this much.
+STRIKES_MAX = 3  # Consecutive refusals before a quarantine.
+USUAL_WEIGHT = 0.2  # Weight of the newest round in the usual norm.
+BELIEF_FACTOR = 2.0  # A refused norm raises the usual norm by this factor.
 
 
 def per_root_step(norm: float, c_steps: int) -> float:
@@ -22,14 +23,14 @@ def per_root_step(norm: float, c_steps: int) -> float:
 
 
 def outliers(norms: Mapping[int, float], usual: float | None) -> dict[int, str]:
-  """Who must not be merged, and why.
+  """Returns the learners that must not be merged, each with the reason.
 
   Args:
     norms: ‖v_m‖ / √c_steps by learner, of one round.
-    usual: of this fragment in rounds before; None in the first.
+    usual: the fragment's usual norm before; None in the first round.
   """
   if len(norms) >= JUDGES_MIN:
-    # The lower of two: half of a round may be wrong, and high.
+    # The lower median: half of a round may be wrong, and high.
     reference = sorted(norms.values())[(len(norms) - 1) // 2]
     whose = "the round's median"
   elif usual is not None:
@@ -52,15 +53,15 @@ def outliers(norms: Mapping[int, float], usual: float | None) -> dict[int, str]:
 def usual_after(
   usual: float | None, merged: Mapping[int, float], refused: int
 ) -> float | None:
-  """What is usual after a round.
+  """Returns the usual norm after a round.
 
-  A persistent change is believed in the end: each refusal doubles what is
-  usual, so that a run can't lock itself out by its own past.
+  A persistent change is accepted in the end: each refusal doubles the usual
+  norm, so that a run cannot be locked out by its own past.
 
   Args:
-    usual: before.
-    merged: ‖v_m‖ / √c_steps of those that were merged.
-    refused: how many were outliers.
+    usual: the usual norm before.
+    merged: ‖v_m‖ / √c_steps of the merged contributions.
+    refused: the number of outliers.
   """
   if merged:
     mean = math.fsum(merged.values()) / len(merged)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The syncer's machine: who is merged, when, and with which weight.
+"""The syncer's state machine: which offers are merged, when, and how weighted.
 
-It reads no clock and touches no bytes: time and events are handed in, what it
-wants done it returns. Sessions are in `sessions`, rounds in `closing`.
+It reads no clock and touches no bytes: time and events are arguments, and
+effects are the return value. Sessions are in `sessions`, rounds in `closing`.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,14 +21,12 @@ from diloco.protocol.state import Away, Ledger, Snapshot, State
 
 
 class Syncer:
-  """Events in, effects out; the same events give the same effects.
+  """Deterministic machine of the syncer: events in, effects out.
 
   Args:
-    config: of the run.
-    run: its name; learners of other runs are refused.
-    fingerprints: what a learner must have in common: config, layout, data.
-    away: the fragments whose bytes other shards have; they come back with
-      those.
+    run: the run's name; learners of other runs are refused.
+    fingerprints: hashes of config, layout and data that learners must share.
+    away: fragments whose bytes other shards hold; they come with those shards.
   """
 
   def __init__(
@@ -96,17 +94,17 @@ class Syncer:
 
   @property
   def step(self) -> int:
-    """t, the global step."""
+    """The global step t."""
     return self._state.pace.step
 
   @property
   def sync_s(self) -> float:
-    """ξ_sync as it is now: the time to pull, merge and send back."""
+    """ξ_sync now, in seconds: the time to pull, merge and send back."""
     return closing.sync_s(self._state)
 
   @property
   def whole(self) -> bool:
-    """Whether no fragment of Θ is lost; always, but after a restart."""
+    """True unless a fragment of Θ is lost, as after a restart."""
     return not self._state.lost
 
   @property
@@ -121,19 +119,19 @@ class Syncer:
 
   @property
   def knows_less(self) -> bool:
-    """Whether it believes others that know of later rounds."""
+    """True while it trusts learners and shards that know of later rounds."""
     return self._state.knows_less
 
   def silence_max_s(self, learner: int) -> float | None:
-    """How long a learner may say nothing; None: it has no session."""
+    """Returns the seconds a learner may be silent; None: it has no session."""
     return sessions.silence_max_s(self._state, learner)
 
   def snapshot(self) -> Snapshot:
-    """A value; nothing that happens later changes it."""
+    """Returns an immutable copy of the state."""
     return self._state.snapshot()
 
   def ledger(self) -> Ledger:
-    """What a restarted syncer needs to go on."""
+    """Returns what a restarted syncer needs to go on."""
     return self._state.ledger()
 
   @classmethod
@@ -147,16 +145,14 @@ class Syncer:
     crcs: tuple[int, ...],
     away: Collection[int] = (),
   ) -> 'Syncer':
-    """The machine of a new process; learners join it again.
+    """Returns the machine of a new process, which learners must join again.
 
     Args:
-      config: of the run.
-      run: its name.
-      fingerprints: config, layout, data.
-      ledger: of the last close.
+      fingerprints: hashes of config, layout and data.
+      ledger: the ledger of the last close.
       held: the version of each fragment that is here, at most the ledger's.
-      crcs: of the bytes of each fragment at the ledger's version.
-      away: as in `Syncer`; what is held of those, their shards will say.
+      crcs: CRC of each fragment's bytes at the ledger's version.
+      away: fragments whose shards will report what they hold; see `Syncer`.
     """
     syncer = cls(config, run, fingerprints, away)
     syncer._state.resume(ledger)
@@ -171,7 +167,7 @@ class Syncer:
     fingerprints: Mapping[str, str],
     snapshot: Snapshot,
   ) -> 'Syncer':
-    """The machine that gave `snapshot`."""
+    """Returns a machine in the state of `snapshot`."""
     syncer = cls(config, run, fingerprints)
     syncer._state.load(snapshot)
     return syncer

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to the syncer's machine (events) and what it wants (effects).
+"""Events and effects of the syncer's machine.
 
 Both sets are closed. Effects are performed in the order in which they are
-returned; an effect says what, the shell that performs it knows how.
+returned; an effect says what to do, the driver that performs it knows how.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from diloco.protocol import messages
 
 @dataclasses.dataclass(frozen=True)
 class Heard:
-  """A message of a session; `messages.Hello` opens one."""
+  """A session sent a message; `messages.Hello` opens a session."""
 
   learner: int
   incarnation: int
@@ -23,7 +23,7 @@ class Heard:
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-  """The stream of a session closed."""
+  """The stream of a session has closed."""
 
   learner: int
   incarnation: int
@@ -32,30 +32,30 @@ class Lost:
 
 @dataclasses.dataclass(frozen=True)
 class Pulled:
-  """The bytes of a contribution are here, whole and finite."""
+  """The bytes of a contribution are here, complete and finite."""
 
   round: int
   learner: int
   incarnation: int
   handle: int  # Of the offer, as in the `Pull` that this answers.
-  norm: float  # L2, of the whole outer gradient v_m.
+  norm: float  # L2 norm of the whole outer gradient v_m.
 
 
 @dataclasses.dataclass(frozen=True)
 class PullFailed:
-  """They are not, and that pull is over."""
+  """A pull has ended without usable bytes."""
 
   round: int
   learner: int
   incarnation: int
   handle: int  # Of the offer, as in the `Pull` that this answers.
   reason: str
-  unusable: bool  # They came, and must not be merged: a strike.
+  unusable: bool  # The bytes came, but must not be merged: a strike.
 
 
 @dataclasses.dataclass(frozen=True)
 class FragmentTaken:
-  """A learner's copy of a lost fragment is Θ_p now, proven by its CRC."""
+  """A learner's copy of a lost fragment is now Θ_p, verified by its CRC."""
 
   fragment: int
   learner: int
@@ -64,7 +64,7 @@ class FragmentTaken:
 
 @dataclasses.dataclass(frozen=True)
 class FragmentFailed:
-  """It did not come, or its CRC is another."""
+  """A lost fragment did not arrive, or its CRC did not match."""
 
   fragment: int
   learner: int
@@ -81,7 +81,7 @@ class Merged:
 
 @dataclasses.dataclass(frozen=True)
 class Absent:
-  """A shard has gone, and with it all that was under way with these."""
+  """A shard is gone, with all work in progress on these fragments."""
 
   fragments: tuple[int, ...]
   reason: str
@@ -89,12 +89,12 @@ class Absent:
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-  """A fragment whose shards are all here (again), as they have it."""
+  """A fragment whose shards are all here (again), with what they hold."""
 
   fragment: int
-  version: int  # The oldest of its pieces'.
-  crc: int | None  # Of the run's bytes, as the ledger has it.
-  same: bool = True  # False: other bytes than the run's at that version.
+  version: int  # The oldest version of its pieces.
+  crc: int | None  # CRC of the run's bytes, from the ledger.
+  same: bool = True  # False: the bytes differ from the run's at that version.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Back:
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-  """Nothing but the passing of time: a deadline was reached."""
+  """Time has passed: a deadline was reached."""
 
 
 # Effects ---------------------------------------------------------------------
@@ -119,9 +119,9 @@ class Share:
   learner: int
   incarnation: int
   weight: float  # Normalised over the round.
-  handle: int  # Of the offer whose bytes were merged.
+  handle: int  # Handle of the offer whose bytes were merged.
   age_s: float  # From the arrival of the offer to the end of the window.
-  age_steps: float  # The same in the learner's own steps.
+  age_steps: float  # `age_s` in the learner's own steps.
   base_version: int
   c_steps: int
   c_tokens: int
@@ -130,7 +130,7 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class Greet:
-  """Send a `messages.Welcome`; the shell adds CRCs and an address."""
+  """Send a `messages.Welcome`; the driver adds CRCs and addresses."""
 
   learner: int
   incarnation: int
@@ -140,12 +140,12 @@ class Greet:
   position: int
   live: tuple[int, ...]
   clean: bool
-  lost_crcs: tuple[tuple[int, int], ...]  # (p, CRC) of what is not here.
+  lost_crcs: tuple[tuple[int, int], ...]  # (p, CRC) of fragments not here.
 
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-  """Send a message as it is."""
+  """Send a message unchanged."""
 
   learner: int
   incarnation: int
@@ -177,9 +177,9 @@ class Pull:
 
 @dataclasses.dataclass(frozen=True)
 class CancelPull:
-  """The bytes of that offer are not wanted any more: free their memory.
+  """Stop pulling an offer and free the memory of its bytes.
 
-  A pull that has not begun is dropped; one under way ends unheard.
+  A pull that has not begun is dropped; one in progress ends without an event.
   """
 
   round: int
@@ -194,17 +194,17 @@ class Merge:
 
   round: int
   fragment: int
-  version: int  # The one that results.
+  version: int  # The resulting version.
   step: int  # t.
   shares: tuple[Share, ...]  # In ascending learner id.
-  quorum_s: float  # From due to quorum.
+  quorum_s: float  # From due to quorum, in seconds.
   grace_s: float  # From quorum to the end of the window.
   reason: str  # Why the window ended.
 
 
 @dataclasses.dataclass(frozen=True)
 class KeepLedger:
-  """Write the ledger before any effect that follows is performed."""
+  """Write the ledger before any following effect is performed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +227,7 @@ class Publish:
     crc: int,
     part_crcs: tuple[int, ...] = (),
   ) -> messages.Update:
-    """What one of the recipients is told."""
+    """Returns the message that announces the update to one recipient."""
     shares, known = self.shares, dict(zip(self.recipients, self.reported_steps))
     return messages.Update(
       round=self.round,
@@ -259,10 +259,10 @@ class Serve:
 
 @dataclasses.dataclass(frozen=True)
 class TakeFragment:
-  """Pull a learner's copy of a lost fragment; answer, always.
+  """Pull a learner's copy of a lost fragment; there is always an answer.
 
-  It becomes Θ_p at `version`, with what the checkpoint has of the outer
-  optimizer's state and of the residual.
+  It becomes Θ_p at `version`, combined with the checkpoint's outer optimizer
+  state and residual.
   """
 
   learner: int
@@ -274,19 +274,19 @@ class TakeFragment:
 
 @dataclasses.dataclass(frozen=True)
 class Relabel:
-  """A lost fragment is Θ_p at `version` from now on.
+  """Make a lost fragment Θ_p at `version`.
 
-  What was taken of a session; or, where nobody has it, what is here.
+  The bytes are those taken from a session or, if no learner has it, those here.
   """
 
   fragment: int
   version: int
-  taken_of: tuple[int, int] | None  # (learner, incarnation)
+  taken_of: tuple[int, int] | None  # (learner, incarnation); None: none.
 
 
 @dataclasses.dataclass(frozen=True)
 class Retire:
-  """These handles, offered to the session, were fetched."""
+  """Release these handles, which were offered to the session."""
 
   learner: int
   incarnation: int
@@ -295,7 +295,7 @@ class Retire:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-  """A decision that no other effect shows: for the tape and the counters."""
+  """Record a decision that no other effect shows."""
 
   kind: str  # 'joined', 'ready', 'left', 'refused', 'zombie', …
   learner: int

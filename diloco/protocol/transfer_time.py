@@ -1,33 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the pulls from one peer take: its latency, and bytes by its rate."""
+"""Estimates the latency and the rate of pulls from one peer."""
 
 import dataclasses
 
 from diloco.protocol.grace import EMA_WEIGHT
 from diloco.protocol.values import changed
 
-# Sizes that differ by less, as a share of their mean, tell no rate.
+# Sizes that differ by less than this share of their mean do not determine a
+# rate.
 SPREAD_MIN = 0.1
-# What was given up makes an estimate at most this many times what was
-# measured: a link that slows down further is found by its next session.
+# A pull that was given up raises the estimate to at most this multiple of what
+# was measured: a link that slows down further is measured by its next session.
 STRETCH_MAX = 16.0
-STRETCHED_S = 15.0  # Or so long, where that is more.
+STRETCHED_S = 15.0  # Or this long, if that is more.
 
 
 @dataclasses.dataclass(frozen=True)
 class TransferTime:
-  """Weighted least squares of time over bytes, of the last pulls.
+  """A weighted least-squares fit of time over bytes, for the latest pulls.
 
-  Pulls of one size tell latency and rate not apart: what is larger is taken
-  to need time in proportion, and what is smaller no less.
+  Pulls of one size do not separate latency from rate: larger ones are assumed
+  to take proportionally longer, and smaller ones no less.
 
   Attributes:
-    nbytes: mean of the pulls' sizes.
-    took_s: mean of their times; None: nothing is known.
-    variance: of the sizes, bytes².
-    covariance: of sizes and times, bytes·s.
-    stretch: by what the estimate was raised since the last success, ≥ 1.
-    failed: whether the last pull failed, or was given up.
+    nbytes: mean size of the pulls.
+    took_s: mean duration of the pulls; None: nothing is known.
+    variance: variance of the sizes, in bytes².
+    covariance: covariance of size and duration, in bytes·s.
+    stretch: factor by which the estimate was raised since the last success, ≥
+      1.
+    failed: True if the last pull failed or was given up.
   """
 
   nbytes: float = 0.0
@@ -38,12 +40,12 @@ class TransferTime:
   failed: bool = False
 
   def usual_s(self, nbytes: int) -> float | None:
-    """What a pull of so many bytes should take; None: nothing is known."""
+    """Returns the expected seconds for `nbytes`; None: nothing is known."""
     measured_s = self._measured_s(nbytes)
     return None if measured_s is None else self.stretch * measured_s
 
   def add(self, nbytes: int, took_s: float) -> 'TransferTime':
-    """A pull has succeeded; after a failure its time is all that counts."""
+    """Adds a successful pull; after a failure its duration replaces the fit."""
     if self.took_s is None or self.failed:
       return TransferTime(float(nbytes), took_s)
     w = EMA_WEIGHT
@@ -56,12 +58,12 @@ class TransferTime:
     )
 
   def raised(self, nbytes: int, usual_s: float) -> 'TransferTime':
-    """A pull has failed: so many bytes may take as long as `usual_s`.
+    """Raises the estimate after a failed pull, to `usual_s` for `nbytes`.
 
-    Pulls that failed side by side raise it once: it says what was too short.
+    Pulls that failed concurrently raise it only once.
     """
     measured_s = self._measured_s(nbytes)
-    if not measured_s:  # Of a stopped process all time has passed at once.
+    if not measured_s:  # Time leaps past all limits while a process is stopped.
       return TransferTime(float(nbytes), usual_s, failed=True)
     most = max(STRETCH_MAX, STRETCHED_S / measured_s)
     stretch = min(usual_s / measured_s, most)
@@ -71,7 +73,7 @@ class TransferTime:
     if self.took_s is None:
       return None
     mean = max(self.nbytes, 1.0)
-    most = self.took_s / mean  # Else the latency would be negative.
+    most = self.took_s / mean  # Otherwise the latency would be negative.
     if self.variance < (SPREAD_MIN * mean) ** 2:
       return max(self.took_s, most * nbytes)
     s_per_byte = min(max(self.covariance / self.variance, 0.0), most)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frozen dataclasses that change at every event: a copy with other fields."""
+"""Replaces fields of frozen dataclasses that change at every event."""
 
 from typing import TypeVar
 
@@ -7,9 +7,11 @@ Value = TypeVar('Value')
 
 
 def changed(value: Value, **fields) -> Value:
-  """`dataclasses.replace` for values that check nothing, in a tenth of it.
+  """Does what `dataclasses.replace` does, without checks, in a tenth of the
+  time.
 
-  A machine changes several at each inner step, a swarm test runs millions.
+  A machine changes several values at each inner step, and a swarm test runs
+  millions of steps.
   """
   copy = object.__new__(value.__class__)
   values = value.__dict__ | fields

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long an update takes from its merge to a learner's host.
+"""Measures how long an update takes from its merge to a learner's host.
 
-It is the part of ξ_sync (Eq. 3) that the syncer doesn't see: what a learner
-says of a fetch, in the report that names it, is set against when the update
-was published. Clocks are never compared, only spans of one clock.
+It is the part of ξ_sync (Eq. 3) that the syncer does not see: the fetch times
+in a learner's report are subtracted from the time since the update was
+published. Clocks are never compared, only durations on one clock.
 """
 
 import math
@@ -14,17 +14,17 @@ from diloco.protocol.state import State
 
 
 def is_possible(fetched: messages.Fetched) -> bool:
-  """Whether the times are times."""
+  """Returns True if the reported times are finite and not negative."""
   return all(
     math.isfinite(x) and x >= 0.0 for x in (fetched.fetch_s, fetched.held_s)
   )
 
 
 def on_published(state: State, fragment: int):
-  """A new version is told to everyone.
+  """Notes when a fragment's new version was announced to the sessions.
 
-  Of each fragment the oldest update of which a session has said nothing is
-  kept: over a slow link a newer one would else always take its place.
+  For each fragment, the oldest update that a session has not reported is kept:
+  over a slow link a newer one would otherwise always replace it.
   """
   version = state.versions[fragment]
   for learner, member in list(state.members.items()):
@@ -36,7 +36,7 @@ def on_published(state: State, fragment: int):
 def on_fetched(
   state: State, learner: int, fetched: tuple[messages.Fetched, ...]
 ):
-  """A report names what its learner holds now."""
+  """Measures the way back for the fetches that a report names."""
   if not fetched:
     return
   for each in fetched:
@@ -52,13 +52,10 @@ def on_fetched(
 
 
 def _add(state: State, learner: int, fetched: messages.Fetched, since_s: float):
-  """Both ways of a message are taken to be equally long.
+  """Adds a sample, taking both directions of a message as equally long.
 
   Args:
-    state: of the syncer.
-    learner: whose report it is.
-    fetched: what it says of the update.
-    since_s: from its publication to the report.
+    since_s: seconds from the update's publication to the report.
   """
   messages_s = max(0.0, since_s - fetched.fetch_s - fetched.held_s)
   way_back_s = min(since_s, messages_s / 2 + fetched.fetch_s)
@@ -67,6 +64,6 @@ def _add(state: State, learner: int, fetched: messages.Fetched, since_s: float):
 
 
 def kth_s(averages: Iterable[float | None], k: int) -> float:
-  """The K-th smallest of what is known, 0 where nothing is."""
+  """Returns the K-th smallest of the known averages, 0 if there is none."""
   known = sorted(x for x in averages if x is not None)
   return known[min(k, len(known)) - 1] if known else 0.0

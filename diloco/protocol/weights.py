@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a contribution counts: quantity times quality of its tokens."""
+"""The weight of a contribution: quantity times quality of its tokens."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ def token_weight(c_tokens: int, c_steps: int) -> float:
 
 
 def equal_weight(c_tokens: int, c_steps: int) -> float:
-  """w = 1; 0 without a step, which has nothing to say."""
+  """w = 1; 0 for a contribution without a step."""
   return 1.0 if c_steps else 0.0
 
 
@@ -18,7 +18,7 @@ WEIGHTS = {'tokens': token_weight, 'equal': equal_weight}
 
 
 def normalised(weights: Mapping[int, float]) -> dict[int, float]:
-  """Weights that sum to 1, in ascending learner id; equal where all are 0."""
+  """Returns weights that sum to 1, in ascending id; equal if all are 0."""
   total = sum(weights[m] for m in sorted(weights))
   if total == 0.0:
     return {m: 1.0 / len(weights) for m in sorted(weights)}
