@@ -11,7 +11,7 @@ import dataclasses
 
 from diloco.protocol import learner_io, messages, receiving
 from diloco.protocol.learner_state import Core, Fragment, State
-from diloco.protocol.offering import View
+from diloco.protocol.offering import View, lead_min
 from diloco.protocol.values import changed
 
 
@@ -135,7 +135,7 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     give_up_at_s=None,
     closed_known=closed,
     last_offered=closed,  # Earlier offers are gone.
-    lead=0,
+    lead=lead_min(core.config),
     view=view,
     reported=False,
   )

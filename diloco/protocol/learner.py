@@ -23,6 +23,7 @@ from diloco.protocol.offering import (
   UNANSWERED_MAX,
   Standing,
   next_offer,
+  refreshed_round,
 )
 from diloco.protocol.values import changed
 
@@ -368,16 +369,16 @@ class Learner:
       self._snapshot(round_)
 
   def _to_refresh(self, step: int) -> int | None:
-    """Returns the first open round whose offer is older than `step`, if any."""
-    state = self._core.state
+    """Returns the open round whose offer gets a newer copy, if any."""
+    state, rounds = self._core.state, []
     for round_ in range(state.closed_known + 1, state.last_offered + 1):
       fragment = state.fragments[self._core.config.fragment_of(round_)]
       crowded = fragment.unanswered(state.incarnation) >= UNANSWERED_MAX
       if fragment.pulled or crowded or fragment.offered_step == step:
         continue
       if fragment.can_be_offered(step):
-        return round_
-    return None
+        rounds.append(round_)
+    return refreshed_round(rounds, state.view, step, self._core.config)
 
   def _on_not_offered(self, event: learner_io.NotOffered):
     """Forgets an offer that could not be made."""

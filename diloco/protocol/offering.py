@@ -2,6 +2,7 @@
 """Decides which round a learner offers for next, and gives reasons."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from diloco.protocol.config import ProtocolConfig
 
@@ -33,12 +34,14 @@ class View:
   the syncer knew of by then: these two belong together. From there t is
   extrapolated at its recent pace in own steps, so that a slow learner's view
   does not fall behind between two updates and a fast one's does not run ahead.
+  An update also says how long after its due step a round closes.
   """
 
   step: int = 0  # t ...
   own_step: int = 0  # Own steps that the syncer knew of at that t.
   t_steps: float = 0.0  # Averages between two updates: of t,
   own_steps: float = 0.0  # and of own steps.
+  late_steps: float = 0.0  # Average of t − r·s at the closes of rounds.
 
   def at(self, own_step: int) -> float:
     """Returns the estimate of t when the learner has made `own_step` steps."""
@@ -51,6 +54,11 @@ class View:
       return 1.0
     return min(self.t_steps / max(self.own_steps, 1e-9), RATE_MAX)
 
+  def closed(self, late_steps: int) -> 'View':
+    """Returns the view after a round closed `late_steps` after it was due."""
+    more = RATE_WEIGHT * (max(late_steps, 0) - self.late_steps)
+    return dataclasses.replace(self, late_steps=self.late_steps + more)
+
   def moved(self, step: int, own_step: int) -> 'View':
     """Returns the view after an update: t was `step` at `own_step`."""
     t_steps, own_steps = step - self.step, own_step - self.own_step
@@ -59,12 +67,15 @@ class View:
     if self.t_steps == 0.0:
       if own_steps == 0:
         return dataclasses.replace(self, step=step, own_step=own_step)
-      return View(step, own_step, t_steps, own_steps)
-    return View(
-      step,
-      own_step,
-      self.t_steps + RATE_WEIGHT * (t_steps - self.t_steps),
-      self.own_steps + RATE_WEIGHT * (own_steps - self.own_steps),
+      return dataclasses.replace(
+        self, step=step, own_step=own_step, t_steps=t_steps, own_steps=own_steps
+      )
+    return dataclasses.replace(
+      self,
+      step=step,
+      own_step=own_step,
+      t_steps=self.t_steps + RATE_WEIGHT * (t_steps - self.t_steps),
+      own_steps=self.own_steps + RATE_WEIGHT * (own_steps - self.own_steps),
     )
 
 
@@ -105,6 +116,26 @@ def next_offer(standing: Standing, config: ProtocolConfig) -> NextOffer:
   return NextOffer(round_, f'round {standing.closed_known} closed')
 
 
+def refreshed_round(
+  rounds: Sequence[int], view: View, step: int, config: ProtocolConfig
+) -> int | None:
+  """Returns which of some open rounds gets a newer copy at own step `step`.
+
+  This is the first round that is not expected to have closed by then: an older
+  one probably has, and its update is on its way. If every round should have
+  closed, it is the first of them, which probably waits for its quorum.
+
+  Args:
+    rounds: ascending.
+    view: estimate of t.
+    step: of the learner.
+    config: of the run.
+  """
+  open_due = view.at(step) - HALF_STEP - view.late_steps
+  still_open = (r for r in rounds if r * config.spacing_steps > open_due)
+  return next(still_open, next(iter(rounds), None))
+
+
 def open_max(lead: int, config: ProtocolConfig) -> int:
   """Returns how many rounds beyond the last closed one may be on offer.
 
@@ -115,6 +146,19 @@ def open_max(lead: int, config: ProtocolConfig) -> int:
   under_way = 1 if config.overlap_steps > 0 else 0
   steps = config.overlap_steps + lead + under_way
   return min(max(1, -(-steps // config.spacing_steps)), config.fragments)
+
+
+def lead_min(config: ProtocolConfig) -> int:
+  """Returns the lead that a learner begins with and keeps at least, in steps.
+
+  A view of t counts whole steps: a learner that is most of a step behind sees
+  the same t as the others, and its first offer misses a short grace window. A
+  lead of one step makes the window, and the refreshed copy costs an encoding.
+  Where the round before may still be open then (rounds close within about τ
+  steps), the early first offer would take the place of its refresh: no lead.
+  """
+  sparse = config.spacing_steps > config.overlap_steps + 1
+  return 1 if config.overlap_steps > 0 and sparse else 0
 
 
 def lead_max(config: ProtocolConfig) -> int:
@@ -142,4 +186,4 @@ def next_lead(
   if waited_steps is None:
     return min(lead + 1, lead_max(config))
   early = EARLY_STEPS + min(REFRESHED_STEPS, config.spacing_steps - 1)
-  return max(lead - 1, 0) if waited_steps > early else lead
+  return max(lead - 1, lead_min(config)) if waited_steps > early else lead

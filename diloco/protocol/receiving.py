@@ -66,9 +66,11 @@ def on_retired(core: Core, retired: messages.Retired):
 def _on_closed(core: Core, message: messages.Update | messages.Skipped):
   """Updates the estimate of t from the syncer's view at the close."""
   own_step = message.reported_step or core.state.completed_step
+  due_step = message.round * core.config.spacing_steps
+  view = core.state.view.moved(message.step, own_step)
   core.set(
     closed_known=max(core.state.closed_known, message.round),
-    view=core.state.view.moved(message.step, own_step),
+    view=view.closed(message.step - due_step),
   )
 
 

@@ -15,8 +15,10 @@ from diloco.protocol.offering import (
   Standing,
   View,
   lead_max,
+  lead_min,
   next_lead,
   next_offer,
+  refreshed_round,
 )
 from diloco.protocol.pace import PaceClock, after_steps
 from diloco.protocol.rounds import Candidate, HeldOffer, MergedSteps, decide
@@ -247,6 +249,40 @@ def test_next_lead(lead, waited_steps, expected):
 def test_the_longest_lead(options, expected):
   config = config_of({'fragments': 4, 'sync_every_steps': 8, **options})
   assert lead_max(config) == expected
+
+
+@pytest.mark.parametrize(
+  'options,expected',
+  [
+    ({'overlap_steps': 0}, 0),
+    ({'overlap_steps': 1, 'fragments': 1}, 1),
+    ({'overlap_steps': 1, 'fragments': 2}, 1),  # s = 4.
+    ({'overlap_steps': 3, 'fragments': 2}, 0),  # The round before may be open.
+    ({'overlap_steps': 1, 'fragments': 8}, 0),  # s = 1: no refresh.
+  ],
+)
+def test_the_shortest_lead_is_where_a_learner_begins(options, expected):
+  config = config_of({'fragments': 4, 'sync_every_steps': 8, **options})
+  assert lead_min(config) == expected
+  assert next_lead(expected, 9.0, config) == expected
+  assert lead_min(config) <= lead_max(config)
+
+
+@pytest.mark.parametrize(
+  'rounds,closes_late_steps,expected',
+  [
+    ((4, 5), 0, 5),  # t is at 10: round 4 was due at 8, and closed.
+    ((4, 5), 2, 4),  # Rounds close two steps after they are due.
+    ((5, 6), 0, 5),
+    ((3, 4), 0, 3),  # What is open though it is late waits for its quorum.
+    ((), 0, None),
+  ],
+)
+def test_the_round_that_gets_a_newer_copy(rounds, closes_late_steps, expected):
+  view = View(step=10, own_step=10)
+  for _ in range(50):
+    view = view.closed(closes_late_steps)
+  assert refreshed_round(rounds, view, 10, CONFIG) == expected
 
 
 def test_the_view_of_a_learner_at_the_pace_of_the_run():
