@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports go one way: the table of the README's design section, held."""
+"""Imports go one way: the table of docs/design.md, held."""
 
 import ast
 import pathlib

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""README and docs: what they link to, name and tell to run is there."""
+
+import importlib.util
+import pathlib
+import re
+
+import pytest
+
+from tests.repository import tree
+
+README = 'README.md'
+README_LINES_MAX = 150
+COMMANDS = ('bash launch/quickstart.sh', 'bash tests/run.sh')
+DOCS = [name for name in tree.tracked('docs/*.md') if name != 'docs/README.md']
+# What a reader follows. The CHANGELOG tells of what there was, too.
+PAGES = [name for name in tree.tracked('*.md') if name != 'CHANGELOG.md']
+LINK = re.compile(r'\]\(([^)\s]+)\)')
+MODULE = re.compile(r'python\S* -m ([a-z_][\w.]*\w)')
+# In backquotes, from the root; a pattern such as tests/*/test_*.py may be one.
+PATH = re.compile(
+  r'`((?:colab|diloco|docs|experiments|launch|tests)/[^`\s:]*)[`:]'
+)
+
+
+def _text(name: str) -> str:
+  return (tree.ROOT / name).read_text()
+
+
+def _anchors(path: pathlib.Path) -> set[str]:
+  """Those that a Markdown page's headings have on GitHub."""
+  headings = re.findall(r'^#+ (.*)$', path.read_text(), re.MULTILINE)
+  kept = (re.sub(r'[^\w\- ]', '', heading.lower()) for heading in headings)
+  return {heading.replace(' ', '-') for heading in kept}
+
+
+def _broken(name: str, text: str) -> list[str]:
+  """Relative links of a page that lead nowhere."""
+  broken = []
+  for link in LINK.findall(text):
+    if re.match(r'\w+:', link):
+      continue
+    relative, _, anchor = link.partition('#')
+    path = (
+      (tree.ROOT / name).parent / relative if relative else tree.ROOT / name
+    )
+    if not path.exists() or (anchor and anchor not in _anchors(path)):
+      broken.append(link)
+  return broken
+
+
+def _absent(text: str) -> list[str]:
+  """Modules that a page runs by `python -m`, and that can't be found."""
+  return [m for m in MODULE.findall(text) if not _is_module(m)]
+
+
+def _is_module(name: str) -> bool:
+  try:
+    return importlib.util.find_spec(name) is not None
+  except ModuleNotFoundError:
+    return False
+
+
+def test_readme_is_a_landing_page():
+  assert len(_text(README).splitlines()) <= README_LINES_MAX
+
+
+@pytest.mark.parametrize('command', COMMANDS)
+def test_readme_has_the_two_commands(command):
+  assert re.search(rf'^    {command}\s', _text(README), re.MULTILINE)
+  assert (tree.ROOT / command.split()[1]).exists()
+
+
+def test_readme_cites_the_paper():
+  text = _text(README)
+  assert (
+    'title={Decoupled DiLoCo for Resilient Distributed Pre-training}' in text
+  )
+  assert 'eprint={2604.21428}' in text
+
+
+@pytest.mark.parametrize('name', DOCS)
+def test_the_table_of_contents_has_every_page(name):
+  page = pathlib.Path(name).name
+  assert f'[{page}]({page})' in _text('docs/README.md')
+
+
+@pytest.mark.parametrize('name', DOCS)
+def test_a_page_begins_with_its_title_and_says_what_it_is_about(name):
+  title, empty, opening = _text(name).splitlines()[:3]
+  assert title.startswith('# ')
+  assert not empty
+  assert opening[0].isalpha()
+
+
+@pytest.mark.parametrize('name', PAGES)
+def test_links_resolve(name):
+  assert not _broken(name, _text(name))
+
+
+@pytest.mark.parametrize('name', PAGES)
+def test_modules_that_are_run_can_be_found(name):
+  assert not _absent(_text(name))
+
+
+@pytest.mark.parametrize('name', PAGES)
+def test_paths_that_are_named_exist(name):
+  absent = [p for p in PATH.findall(_text(name)) if not _exists(p)]
+  assert not absent
+
+
+def _exists(path: str) -> bool:
+  return any(tree.ROOT.glob(path.rstrip('/')))
+
+
+def test_what_leads_nowhere_would_be_found():
+  assert _broken('docs/data.md', '[a](absent.md) [b](data.md#absent)') == [
+    'absent.md',
+    'data.md#absent',
+  ]
+  assert not _broken('docs/data.md', '[a](../README.md#a-result) [b](#limits)')
+  assert _absent('python -m diloco.absent; python -m absent.at.all')
+  assert not _absent('.venv/bin/python -m launch.local')
+
+
+def test_every_package_has_a_row_in_the_table_of_imports():
+  text = _text('docs/design.md')
+  for path in (tree.ROOT / 'diloco').glob('*/__init__.py'):
+    assert f'| `diloco/{path.parent.name}` |' in text
