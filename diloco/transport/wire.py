@@ -24,8 +24,9 @@ MESSAGE_BYTES_MAX = 1 << 20  # Control plane only; arrays go elsewhere.
 # own: what comes to it must leave room for that.
 ENVELOPE_BYTES = 1 << 12
 INCOMING_BYTES_MAX = MESSAGE_BYTES_MAX - ENVELOPE_BYTES
-# No figure of a peer is so large that one more, or twice that, is not sent on.
-_INTS = range(-(1 << 62), 1 << 62)
+# What an int may be. No figure of a peer is so large that one more, or twice
+# that, is not sent on.
+INTS = range(-(1 << 62), 1 << 62)
 # A loss may have diverged; every other figure must be finite.
 _MAY_DIVERGE = frozenset({(messages.Report, 'loss')})
 
@@ -232,7 +233,7 @@ def _scalar(cls: type) -> Callable:
   def check(value):
     if type(value) is not cls:  # bool is an int to isinstance, not to us.
       raise _Wrong(f'{_short(value)} is no {cls.__name__}')
-    if cls is int and value not in _INTS:
+    if cls is int and value not in INTS:
       raise _Wrong(f'{value} is not between ±2⁶²')
     if cls is str:
       _check_text(value)

@@ -125,7 +125,8 @@ def of_message(message) -> str:
   match message:
     case messages.Refusal():
       how = 'refused' if message.final else 'refused for now'
-      return f'{how}, {message.reason}'
+      newest = f', newest {message.newest}' if message.newest >= 0 else ''
+      return f'{how}{newest}, {message.reason}'
     case messages.Retired():
       return f'retire offer {" ".join(str(h) for h in message.handles)}'
     case messages.OfferAgain():

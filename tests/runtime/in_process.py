@@ -118,6 +118,7 @@ class Run:
     checkpoint: what differs from `tests_tiny` in its section.
     shards: of the syncer.
     embedding: of the section `fragments`.
+    progress: of the section `inner`.
     **protocol: what differs from `tests_tiny` in its section `protocol`.
   """
 
@@ -129,6 +130,7 @@ class Run:
     checkpoint: Mapping | None = None,
     shards: int = 1,
     embedding: str = 'split',
+    progress: str = 'global',
     **protocol,
   ):
     config = tests_tiny.get_config()
@@ -138,6 +140,7 @@ class Run:
     config.run.step_floor_s = step_floor_s
     config.syncer.shards = shards
     config.fragments.embedding = embedding
+    config.inner.progress = progress
     self.blueprint = make_blueprint(configs.build(config))
     # Its planes lose bytes on purpose: nobody is to wait long for them.
     self._quick = mock.patch.object(patience, 'TRANSFER_FLOOR_S', PULL_S)

@@ -150,6 +150,10 @@ class Processes:
     self.until(lambda: self._listens(syncer), START_S, 'the syncer listens')
     return syncer
 
+  def syncer_again(self, name: str) -> Running:
+    """Starts one where the first listened; does not wait until it does."""
+    return self.start(name, 'diloco.syncer', f'--bind={self._address}')
+
   def shard(self, shard: int, name: str | None = None) -> Running:
     """Starts one beside the syncer that listens."""
     return self.start(

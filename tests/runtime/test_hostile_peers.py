@@ -26,23 +26,10 @@ GROWN_MAX = 64 << 20
 CLOSE_S = 10.0  # Time-outs of about 3 s, on a machine that is busy.
 
 
-@pytest.fixture(scope='module')
-def blueprint():
-  return small_blueprint()
-
-
-@pytest.fixture
-def stage(blueprint, tmp_path):
-  stage = Stage(blueprint, tmp_path)
-  stage.start()
-  yield stage
-  stage.close()
-
-
 # Reports ---------------------------------------------------------------------
 
 
-def test_a_diverged_loss_is_told_as_none(blueprint, tmp_path, monkeypatch):
+def test_a_diverged_loss_is_told_as_none(small_run, tmp_path, monkeypatch):
   """NaN is no JSON: it must not end the syncer that writes the status."""
   written = queue.SimpleQueue()
 
@@ -52,7 +39,7 @@ def test_a_diverged_loss_is_told_as_none(blueprint, tmp_path, monkeypatch):
 
   write = results_lib.write_status
   monkeypatch.setattr(results_lib, 'write_status', write_status)
-  stage = Stage(blueprint, tmp_path)
+  stage = Stage(small_run, tmp_path)
   stage.start()
   try:
     stage.peer(0).join().say(dataclasses.replace(REPORT, loss=math.nan))
@@ -234,11 +221,11 @@ def test_a_flood_of_reports_delays_nobody(tmp_path):
 
 
 def test_a_full_inbox_does_not_hold_up_the_end(
-  blueprint, tmp_path, monkeypatch
+  small_run, tmp_path, monkeypatch
 ):
   """The machine has left, or never ran; the sessions' threads put and put."""
   monkeypatch.setattr(syncing_lib, 'INBOX_MAX', 8)
-  stage = Stage(blueprint, tmp_path)
+  stage = Stage(small_run, tmp_path)
   for learner in range(4):
     peer = stage.peer(learner)
     peer.say_hello()

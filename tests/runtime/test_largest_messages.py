@@ -12,7 +12,7 @@ import pytest
 
 from diloco.protocol import messages
 from diloco.transport import wire
-from tests.runtime.spoken import REPORT, Stage, small_blueprint
+from tests.runtime.spoken import REPORT, Stage
 from tests.transport import malice
 
 pytestmark = pytest.mark.alone
@@ -28,19 +28,6 @@ BASES = {
   messages.StateTaken: messages.StateTaken(),
   messages.Goodbye: messages.Goodbye(''),
 }
-
-
-@pytest.fixture(scope='module')
-def blueprint():
-  return small_blueprint()
-
-
-@pytest.fixture
-def stage(blueprint, tmp_path):
-  stage = Stage(blueprint, tmp_path)
-  stage.start()
-  yield stage
-  stage.close()
 
 
 def _base(stage: Stage, kind: type):

@@ -11,6 +11,7 @@ import pytest
 
 from diloco.checkpoint.parameters import read_parameters
 from diloco.metrics import names
+from diloco.metrics.jsonl import read_jsonl
 from tests.runtime.processes import (
   ENDLESS,
   EXIT_CONFIG,
@@ -217,3 +218,37 @@ def test_a_second_syncer_is_refused_by_the_first_one_s_number(filled):
   [error] = second.errors
   assert f'is in use by process {syncer.pid} of ' in error
   processes.until_merged(0)
+
+
+def test_a_syncer_that_starts_on_a_full_disk_waits_for_it(filled):
+  """It lets learners in, and closes no round before the disk takes it."""
+  processes, syncer, learner, _ = filled
+  processes.until_merged(0)
+  last = processes.steps(0)[-1]
+  syncer.end()
+  again = processes.syncer_again('syncer-on-a-full-disk')
+  _limit(again, 0)
+  processes.until(
+    lambda: processes.steps(0)[-1][names.INCARNATION] > last[names.INCARNATION],
+    START_S,
+    'the learner has joined it',
+  )
+  joined, applied = processes.steps(0)[-1]['step'], _applied(processes)
+  processes.until(
+    lambda: processes.steps(0)[-1]['step'] >= joined + 50,
+    START_S,
+    'the learner trains on',
+  )
+  assert _applied(processes) == applied
+  assert again.exit_code is None
+  assert learner.exit_code is None
+  _limit(again, resource.RLIM_INFINITY)
+  processes.until_merged(0)
+  rounds = [line['round'] for line in processes.tape('Publish')]
+  assert rounds == list(range(1, len(rounds) + 1))
+
+
+def _applied(processes: Processes) -> int:
+  """How many updates the learner has taken in."""
+  lines = read_jsonl(processes.workdir.learner_tape(0))
+  return sum(line['kind'] == 'Apply' for line in lines)

@@ -9,10 +9,11 @@ import sys
 import pytest
 
 from diloco.metrics.files import Malformed
+from diloco.metrics.jsonl import CorruptLine, read_jsonl
 from diloco.metrics.workdir import Workdir
 from diloco.protocol import syncer_io
 from diloco.protocol.incarnation import incarnation_of
-from diloco.runtime import tape_lines, timeline, timeline_text
+from diloco.runtime import tape, tape_lines, timeline, timeline_text
 from diloco.runtime.tape_reading import read_tapes
 from tests.runtime import taped
 
@@ -182,6 +183,18 @@ def test_a_malformed_line_is_named(workdir, change, message):
   path.write_text('\n'.join(lines) + '\n')
   with pytest.raises(Malformed, match=message):
     read_tapes(workdir)
+
+
+def test_a_changed_digit_of_a_tape_is_noticed(tmp_path):
+  path = tmp_path / 'tape.jsonl'
+  lines = tape.Lines(path)
+  lines.append(tape_lines.Cease(FIRST, step=1234))
+  lines.close()
+  [said] = read_jsonl(path)
+  assert said['step'] == 1234
+  path.write_text(path.read_text().replace('1234', '1235'))
+  with pytest.raises(CorruptLine, match='has the checksum'):
+    read_jsonl(path)
 
 
 def test_the_main_prints_without_jax(workdir):

@@ -15,7 +15,7 @@ STRANGE = (
   b'\0', [], [[]], {}, {'a': 1}, [1, 'two'], {'handle': None},
 )  # fmt: skip
 EXTREME = {
-  int: (-(1 << 62), -1, 0, 1, 7, (1 << 62) - 1),
+  int: (wire.INTS[0], -1, 0, 1, 7, wire.INTS[-1]),
   float: (-1.0, -0.0, 0.0, 1e-300, 1e300),
   str: ('', 'int4', 'Θ', '\0', 'x' * 2000),
   bool: (False, True),

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of the protocol: pulls, pace, the end of a run, recovery, donors."""
+
+from tests.planted_faults.fault import fault
+
+TRANSCRIPT = 'tests/protocol/test_transcripts.py::test_transcript'
+SEED = 'tests/protocol/test_swarm.py::test_a_seed_that_once_failed'
+LEAVES = 'tests/protocol/test_protocol_leaves.py'
+
+FAULTS = (
+  # Pulls ----------------------------------------------------------------------
+  fault(
+    'pull known without its handle',
+    'diloco/protocol/pulling.py',
+    'if pulled != (event.incarnation, event.handle):',
+    'if pulled[0] != event.incarnation:',
+    f'{TRANSCRIPT}[pull_given_up]',
+    'pull_given_up',
+  ),
+  fault(
+    'cancelled pull is kept',
+    'diloco/runtime/shard.py',
+    '      self._wanted.discard(job)\n      self._pulled.pop(job, None)\n',
+    '      pass\n',
+    'tests/runtime/test_pulls.py::test_nothing_is_kept_of_a_cancelled_pull',
+    'AssertionError|assert',
+  ),
+  fault(
+    'time-out of pulls never adapts',
+    'diloco/protocol/transfer_time.py',
+    '    return changed(self, stretch=max(self.stretch, stretch), failed=True)',
+    '    return self',
+    'tests/protocol/test_uneven.py'
+    '::test_a_link_that_becomes_nine_times_slower_is_pulled_from_again',
+    'assert',
+  ),
+  fault(
+    'time-out of transfers never adapts',
+    'diloco/runtime/transfer_pace.py',
+    '        self._time = patience.after_transfer_failed(',
+    '        patience.after_transfer_failed(',
+    'tests/runtime/test_pulls.py'
+    '::test_a_link_that_becomes_nine_times_slower_recovers',
+    r'assert \d+ <= 2',
+  ),
+  fault(
+    'round held for a failed pull',
+    'diloco/protocol/pulling.py',
+    '    if not times[m][0].failed\n    and (may_hold',
+    '    if (may_hold',
+    'tests/protocol/test_patience.py::test_who_is_not_waited_for',
+    'assert',
+  ),
+  # Pace -----------------------------------------------------------------------
+  fault(
+    'clock without a bound',
+    'diloco/protocol/pace.py',
+    '  return max(clock, min(clock + steps, step + ahead_max))',
+    '  return clock + steps',
+    f'{LEAVES}::test_a_clock_is_at_most_the_rounds_in_flight_beyond_t',
+    'assert',
+  ),
+  fault(
+    't leaps when one leaves',
+    'diloco/protocol/pace.py',
+    'step_after(clocks, quorum, self._step, self._spacing_steps)',
+    'step_after(clocks, quorum, self._step, None)',
+    f'{LEAVES}::test_t_leaps_by_no_more_than_a_spacing_when_the_slowest_leaves',
+    'assert',
+  ),
+  # The end of a run -----------------------------------------------------------
+  fault(
+    'finish not in the ledger',
+    'diloco/protocol/sessions.py',
+    '  state.emit(syncer_io.KeepLedger())\n',
+    '',
+    f'{TRANSCRIPT}[finish_is_remembered]',
+    'finish_is_remembered',
+  ),
+  fault(
+    'handed in is not believed',
+    'diloco/protocol/sessions.py',
+    '  if not state.finishing and state.knows_less:\n',
+    '  if False:\n',
+    f'{TRANSCRIPT}[finish_after_a_lost_ledger]',
+    'finish_after_a_lost_ledger',
+  ),
+  fault(
+    'one ends the run for all',
+    'diloco/protocol/closing.py',
+    '  return bool(state.were_live) and state.were_live <= state.live().keys()',
+    '  return True',
+    f'{TRANSCRIPT}[finish_after_a_lost_ledger]',
+    'finish_after_a_lost_ledger',
+  ),
+  # Recovery -------------------------------------------------------------------
+  fault(
+    'lost version that is here',
+    'diloco/protocol/recovery.py',
+    '  if version < lost.version and _holders(state, p, lost, lost.version):',
+    '  if False:',
+    f'{TRANSCRIPT}[fragment_lost_then_brought]',
+    'fragment_lost_then_brought',
+  ),
+  fault(
+    'checker with a stale CRC',
+    'diloco/sim/onlooker.py',
+    '    self._ledger_crcs[fragment] = version, crc\n',
+    '',
+    f'{SEED}[5003807]',
+    'recovered other bytes',
+  ),
+  # Donors ---------------------------------------------------------------------
+  fault(
+    'donors of another partition',
+    'diloco/protocol/donors.py',
+    '  if donor.partition == newcomer.partition:\n',
+    '  if True:\n',
+    f'{TRANSCRIPT}[donors_of_several_hosts]',
+    'donors_of_several_hosts',
+  ),
+  fault(
+    'all served at once',
+    'diloco/protocol/donors.py',
+    '  return {x.donor for x in state.members.values() if x.donor is not None}',
+    '  return set()',
+    'tests/sim/test_mass_bootstrap.py'
+    '::test_seven_of_eight_are_back_with_one_copy_out_of_each_donor',
+    'assert|Violation',
+  ),
+  # Those that leave -----------------------------------------------------------
+  fault(
+    'last offer left behind',
+    'diloco/protocol/closing.py',
+    '  round_ = pulling.take_last_offers(state, round_)\n',
+    '',
+    f'{TRANSCRIPT}[leaves_while_pulled]',
+    'leaves_while_pulled',
+  ),
+  fault(
+    'leaves before the outcome',
+    'diloco/protocol/leaving.py',
+    '  elif not goes or _awaits_outcome(core):',
+    '  elif not goes:',
+    f'{TRANSCRIPT}[last_steps]',
+    'last_steps',
+  ),
+  fault(
+    'cut off and trains for ever',
+    'diloco/protocol/leaving.py',
+    '  if state.connected or state.global_step < core.config.total_steps:',
+    '  if True:',
+    f'{TRANSCRIPT}[learner_cut_off_at_the_end]',
+    'learner_cut_off_at_the_end',
+  ),
+)
