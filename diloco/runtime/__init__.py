@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real processes: clocks, threads, devices and sockets around the machines."""
+"""Runs the state machines in real processes: clocks, threads, devices,
+sockets.
+"""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an announced payload is what a fragment takes, before the pull."""
+"""Checks an announced payload's codec and size before it is pulled."""
 
 from collections.abc import Sequence
 
@@ -13,13 +13,13 @@ def why_unfit(
   codec: Codec,
   parts: Sequence[int],
 ) -> str | None:
-  """Which codec or size it should have; None where it has them.
+  """Returns which codec or sizes the payload should have; None if it has them.
 
   Args:
-    found: as a peer announced it.
-    fragment: that it is of.
-    codec: that it should be written by.
-    parts: the bytes that each should have, see `cuts`.
+    found: the payload as the peer announced it.
+    fragment: index of the fragment.
+    codec: the codec that must have written it.
+    parts: expected bytes of each part; see `cuts`.
   """
   nbytes = sum(parts)
   parts = () if len(parts) == 1 else tuple(parts)

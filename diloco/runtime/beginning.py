@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a learner's process begins with: its own checkpoint, or its seed."""
+"""Restores what a learner's process starts from: a checkpoint, or the seed."""
 
 import dataclasses
 
@@ -18,14 +18,14 @@ from diloco.runtime.tape_lines import SEED, Source
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-  """Everything that belongs together at the first boundary.
+  """A process's state at the first boundary.
 
   Attributes:
     params: θ, on the devices.
-    inner_state: of the inner optimizer, on the devices.
-    host: the copy of Θ: θ's bases.
-    start: what the machine knows of it.
-    source: the same for the tape.
+    inner_state: state of the inner optimizer, on the devices.
+    host: the host's copy of Θ, which holds the bases of θ.
+    start: what the machine knows of this state.
+    source: origin of the state, for the event tape.
   """
 
   params: Params
@@ -38,10 +38,11 @@ class Beginning:
 def begin(
   blueprint: Blueprint, device: Device, records: LearnerRecords
 ) -> Beginning:
-  """The newest whole checkpoint; where there is none, the seed.
+  """Restores the newest complete checkpoint; if there is none, the seed's
+  state.
 
   Raises:
-    BrokenRecord: the folder is another learner's, or another run's.
+    BrokenRecord: the folder belongs to another learner or run.
   """
   fragments = blueprint.initial_fragments()
   bases_like = dict(enumerate(fragments))
@@ -81,17 +82,15 @@ def _start(progress: LearnerProgress, host: HostCopy | PartCopy) -> Start:
 def begin_leading(
   blueprint: Blueprint, device: Device, records: LearnerRecords, step: int
 ) -> Beginning:
-  """Of the leading host of several: its part, and the learner's start.
+  """Restores the leading host's part, and the learner's `Start`.
 
   Args:
-    blueprint: of the run.
-    device: of the learner.
-    records: of this host.
-    step: of the checkpoint that all hosts go on from; `part_beginning.NONE`.
+    step: step of the checkpoint that all hosts restore; `part_beginning.NONE`
+      for the seed.
 
   Raises:
-    BrokenRecord: as `begin`.
-    CheckpointGone: as `part_beginning.begin_part`.
+    BrokenRecord: the folder belongs to another learner or run.
+    CheckpointGone: the checkpoint cannot be read.
   """
   part = begin_part(blueprint, device, records, step)
   progress, copy = part.progress, part.copy
@@ -108,13 +107,13 @@ def begin_leading(
 def progress_of(
   state: State, position: int, process: int, crcs: tuple[int, ...]
 ) -> LearnerProgress:
-  """What a checkpoint at a boundary says of θ.
+  """Returns the progress record of a checkpoint at a boundary.
 
   Args:
-    state: of the machine, at that boundary.
-    position: of the next batch.
-    process: see `protocol.incarnation`.
-    crcs: of the bases.
+    state: the machine's state at that boundary.
+    position: index of the next batch.
+    process: this process's number; see `protocol.incarnation`.
+    crcs: CRC of each fragment's base.
   """
   return LearnerProgress(
     process=process,

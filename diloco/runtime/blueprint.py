@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that follows from a run's configuration alone, the same everywhere.
+"""Everything that follows from a run's configuration alone.
 
-Learners and syncer build it by themselves and compare its fingerprints.
+Learners and syncer build it independently and compare its fingerprints.
 """
 
 import dataclasses
@@ -36,15 +36,14 @@ class Blueprint:
   """One run's model, text, layout and codecs.
 
   Attributes:
-    config: of the run.
-    model: what is trained.
-    specs: path -> shape and role of its parameters.
-    layout: how they are cut into fragments.
-    owners: which shard of the syncer has which piece of those.
-    text: to train on, and held out.
-    up: the codec of a learner's delta to its base.
-    down: the codec of the outer update.
-    full: the codec of a whole fragment.
+    model: the model to train.
+    specs: path -> shape and role of each parameter.
+    layout: how the parameters are cut into fragments.
+    owners: which shard of the syncer owns which piece.
+    text: training and held-out text.
+    up: codec of a learner's delta to its base.
+    down: codec of the outer update.
+    full: codec of a whole fragment.
   """
 
   config: configs.RunConfig
@@ -59,10 +58,10 @@ class Blueprint:
 
   @property
   def fingerprints(self) -> dict[str, str]:
-    """What syncer and learners must have in common, by name.
+    """Settings that syncer and learners must share, by name.
 
-    Every value of the configuration stands there in full, so that a refusal
-    can name the key that differs.
+    Every value of the configuration is included in full, so that a refusal can
+    name the key that differs.
     """
     return {
       **configs.agreement(self.config),
@@ -72,7 +71,7 @@ class Blueprint:
 
   @property
   def parameters(self) -> int:
-    """How many numbers the model has."""
+    """The number of scalar parameters of the model."""
     return sum(self.layout.sizes)
 
   def schedule(self) -> Callable[[float], float]:
@@ -88,17 +87,17 @@ class Blueprint:
 
   @property
   def limits(self) -> config_limits.RunLimits:
-    """What the run's processes have room for."""
+    """Limits on the run's processes."""
     config = self.config
     return config_limits.limits_of(
       config.protocol.learners, config.data.shards, config.syncer.shards
     )
 
   def progress(self, global_step: int, position: int) -> int:
-    """What the schedule is a function of: t, or the learner's own steps.
+    """Returns the schedule's argument: t, or the learner's own steps.
 
-    Its own are the batches that it has taken of its data shard: the syncer
-    knows their number, so that a learner whose disk is lost goes on there.
+    Own steps are the batches taken of the data shard. The syncer knows their
+    number, so a learner that lost its disk continues from there.
     """
     own = self.config.inner.progress == 'own'
     return position if own else global_step
@@ -116,10 +115,11 @@ class Blueprint:
     )
 
   def initial_parameters(self) -> dict[str, np.ndarray]:
-    """Path -> f32 array, drawn from the run's seed, on the CPU.
+    """Draws the parameters from the run's seed: path -> f32 array, on the CPU.
 
-    On the CPU wherever the learner trains, so that all start alike; who
-    starts otherwise is found by its CRC and takes the syncer's.
+    They are drawn on the CPU wherever the learner trains, so that all learners
+    start alike; one that starts differently is detected by its CRC and takes
+    the syncer's.
     """
     with jax.default_device(jax.local_devices(backend='cpu')[0]):
       params = jax.jit(self.model.init)(jax.random.key(self.config.seed))
@@ -127,7 +127,9 @@ class Blueprint:
       return {path: np.asarray(x, np.float32) for path, x in flat.items()}
 
   def initial_fragments(self) -> list[dict[str, np.ndarray]]:
-    """The same, cut into fragments: piece name -> array."""
+    """Returns the initial parameters cut into fragments: piece name ->
+    array.
+    """
     params = self.initial_parameters()
     return [
       {name: np.asarray(x, order='C') for name, x in take(params, p).items()}
@@ -140,19 +142,18 @@ def make_blueprint(
   model: interface.Model | None = None,
   reads_text: bool = True,
 ) -> Blueprint:
-  """Builds it; touches no device.
+  """Builds the blueprint of a run without touching a device.
 
   Args:
-    config: of the run.
-    model: in place of the one that `config.model` describes.
-    reads_text: False: its text is that of no bytes, for who only compiles.
+    model: replaces the model that `config.model` describes.
+    reads_text: False replaces the text by an empty one, for compiling only.
 
   Raises:
-    ValueError: the model can't be cut as the configuration asks, or is the
-      user's own and can't be found or is none, or the text is too short.
+    ValueError: the model cannot be cut as configured, or is a user model that
+      cannot be found or is invalid, or the text is too short.
     FileNotFoundError: the text is missing.
   """
-  # First: it is what is most often missing.
+  # The text comes first: it is what is most often missing.
   text = None
   if reads_text:
     text = load_text(config)
@@ -188,10 +189,10 @@ def make_blueprint(
 
 
 def make_model(config: configs.RunConfig) -> interface.Model:
-  """The model of the configuration's section `model`.
+  """Makes the model of the configuration's section `model`.
 
   Raises:
-    ValueError: it is the user's own, and can't be found or is none.
+    ValueError: it names a user model that cannot be found or is invalid.
   """
   if config.model.own:
     data = config.data
@@ -206,10 +207,10 @@ def make_model(config: configs.RunConfig) -> interface.Model:
 
 
 def decoder_config(config: configs.RunConfig) -> DecoderConfig:
-  """The size of the decoder of the section `model`.
+  """Returns the decoder's dimensions from the section `model`.
 
   Raises:
-    ValueError: it describes another kind of model.
+    ValueError: the section describes another kind of model.
   """
   model = config.model
   if model.kind not in ('decoder', 'moe'):
@@ -240,10 +241,10 @@ def decoder_config(config: configs.RunConfig) -> DecoderConfig:
 
 
 def check_text(config: configs.RunConfig, text: corpus.Corpus) -> None:
-  """Refuses a text on which the run could not be trained, or not evaluated.
+  """Rejects a text on which the run could not be trained or evaluated.
 
   Raises:
-    ValueError: it is too short; says what it takes.
+    ValueError: it is too short; the message says what is needed.
   """
   data = config.data
   pipeline.check_shards(text.train, data.seq_len, data.batch, data.shards)
@@ -253,14 +254,14 @@ def check_text(config: configs.RunConfig, text: corpus.Corpus) -> None:
 
 
 def load_text(config: configs.RunConfig) -> corpus.Corpus:
-  """The corpus of the configuration's section `data`.
+  """Loads the corpus of the configuration's section `data`.
 
   Files of documents are indexed by the first process that needs them.
 
   Raises:
-    FileNotFoundError: it is not there; the message names the path.
-    ValueError: files are not what they should be, a package that reads them is
-      missing, or the model knows fewer tokens than the tokenizer.
+    FileNotFoundError: it does not exist; the message names the path.
+    ValueError: files are malformed, a package that reads them is missing, or
+      the model's vocabulary is smaller than the tokenizer's.
   """
   data = config.data
   match data.source:
@@ -271,7 +272,8 @@ def load_text(config: configs.RunConfig) -> corpus.Corpus:
     case 'text':
       return corpus.text_corpus([pathlib.Path(data.path)])
   tokenizer = make_tokenizer(data.tokenizer, data.end_token)
-  if config.model.vocab < tokenizer.vocab:  # Before hours go into an index.
+  # Fail before hours are spent on an index.
+  if config.model.vocab < tokenizer.vocab:
     raise ValueError(
       f'model.vocab={config.model.vocab}: data.tokenizer={data.tokenizer!r} '
       f'has {tokenizer.vocab} tokens, the model must know them all'

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts what the syncer sees: for `status.json`, `summary.json`, the tape.
+"""Counts what the syncer sees, for `status.json`, `summary.json` and the tape.
 
-Nothing here decides about training.
+Nothing here influences training.
 """
 
 import collections
@@ -27,12 +27,12 @@ REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale', 'late', 'outlier')
 
 @dataclasses.dataclass
 class Row:
-  """One learner id, over all its incarnations."""
+  """The counts of one learner id, over all its incarnations."""
 
   state: str = status_lib.JOINING
   incarnations: int = 0
   beginning: str = ''
-  step: int = 0  # Of this incarnation.
+  step: int = 0  # Steps of this incarnation.
   steps: int = 0
   tokens: int = 0
   rounds: int = 0
@@ -47,12 +47,12 @@ class Row:
 
 
 class Board:
-  """Told of every event and effect at the syncer."""
+  """Statistics of a run, updated with every event and effect at the syncer."""
 
   def __init__(self, config: RunConfig):
     self._config = config
     self._rows: dict[int, Row] = collections.defaultdict(Row)
-    self._began_s: float | None = None  # The first learner was ready.
+    self._began_s: float | None = None  # When the first learner was ready.
     self._closed_s = 0.0
     self._uptime: RunningUptime | None = None
     self._work = Work(config.protocol.learners)
@@ -63,10 +63,10 @@ class Board:
     self._quorum_s = self._grace_s = self._sync_s = 0.0
     self._refused: collections.Counter[str] = collections.Counter()
     self._pulls_up = self._pulls_down = 0
-    self._asked: dict[tuple[int, int], int] = {}  # Bytes, by round, learner.
+    self._asked: dict[tuple[int, int], int] = {}  # Bytes, by (round, learner).
 
   def counts(self) -> dict:
-    """What a restarted syncer goes on counting from, as JSON."""
+    """Returns the counts that a restarted syncer continues from, as JSON."""
     return {
       'rows': {m: dataclasses.asdict(row) for m, row in self._rows.items()},
       'pulls': [self._pulls_up, self._pulls_down],
@@ -74,7 +74,7 @@ class Board:
     }
 
   def resume(self, ledger: Ledger, counts: dict):
-    """Goes on counting; uptime begins anew."""
+    """Continues the counts; uptime starts anew."""
     for learner, fields in counts['rows'].items():
       known = ages_lib.Ages(**fields.get('ages', {}))
       gone = {**fields, 'state': status_lib.GONE, 'ages': known}
@@ -86,13 +86,13 @@ class Board:
     self._versions = list(ledger.versions)
 
   def resume_work(self, newest_first: Iterable[Mapping]):
-    """Goes on counting the learners' work.
+    """Continues the count of the learners' work.
 
     Args:
-      newest_first: lines of the tape that a dead process of the syncer left.
+      newest_first: tape lines of an earlier process of the syncer.
 
     Raises:
-      ValueError: a line says something else than it must.
+      ValueError: a line has unexpected contents.
     """
     planned = self._config.protocol.learners
     work = goodput.work_of_tape(newest_first, planned)
@@ -101,7 +101,9 @@ class Board:
       self._work = work
 
   def mean_loss(self) -> float | None:
-    """Of the live learners' last steps; None where nobody has reported."""
+    """Returns the mean of the live learners' last losses; None without a
+    report.
+    """
     losses = [
       row.loss
       for row in self._rows.values()
@@ -112,7 +114,7 @@ class Board:
   # What happened ------------------------------------------------------------
 
   def note_event(self, event: syncer_io.Event):
-    """An event that the machine has absorbed."""
+    """Counts an event that the machine has absorbed."""
     match event:
       case syncer_io.Heard(message=messages.Report()):
         self._note_report(event.learner, event.message)
@@ -123,14 +125,13 @@ class Board:
   def note_effect(
     self, effect: syncer_io.Effect, at_s: float
   ) -> tape_lines.Worked | None:
-    """An effect that was performed.
+    """Counts an effect that was performed.
 
     Args:
-      effect: any.
-      at_s: when, since the epoch; as the tape has it.
+      at_s: when, in seconds since the epoch, as on the tape.
 
     Returns:
-      What the tape is to say of the learners' work, where that is due.
+      The tape line on the learners' work, if one is due.
     """
     self._note_effect(effect)
     return self._note_work(effect, at_s)
@@ -163,7 +164,7 @@ class Board:
   ) -> tape_lines.Worked | None:
     work = self._work
     if work.end_s is not None:
-      return None  # Who leaves from now on loses nothing.
+      return None  # A learner that leaves from now on loses nothing.
     match effect:
       case syncer_io.Greet():
         process = process_of(effect.incarnation)
@@ -186,7 +187,7 @@ class Board:
     return tape_lines.Worked(work.begin_s, tuple(work.learners.values()))
 
   def note_fetched(self, learner: int, nbytes: int):
-    """A learner pulled a payload that it could use."""
+    """Counts a payload that a learner pulled and could use."""
     self._rows[learner].bytes_down += nbytes
     self._pulls_down += 1
 
@@ -290,7 +291,7 @@ class Board:
     )
 
   def summary(self) -> summary_lib.RunSummary:
-    """Of a run that has ended."""
+    """Returns the summary of a run that has ended."""
     rows = sorted(self._rows.items())
     return summary_lib.RunSummary(
       run=self._config.name,
@@ -324,7 +325,7 @@ class Board:
     )
 
   def _ages(self) -> dict[str, float | None]:
-    """Of all that was merged."""
+    """Returns age statistics over everything that was merged."""
     merged = ages_lib.total(row.ages for row in self._rows.values())
     return {'age_steps': merged.mean_steps, 'old_share': merged.old_share}
 

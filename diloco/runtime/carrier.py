@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a learner's two workers do with bytes: encode, offer, pull, prove."""
+"""The work of a learner's two transfer threads: encode, offer, pull, verify."""
 
 import dataclasses
 import itertools
@@ -25,12 +25,13 @@ from diloco.runtime.tape_lines import Source
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.transport.interface import Closed, DataPlane, TransferFailed
 
-OTHER_HANDLES = 1 << 40  # From here on; the machine gives those below.
+# First handle of other payloads; the machine assigns smaller ones.
+OTHER_HANDLES = 1 << 40
 
 
 @dataclasses.dataclass(frozen=True)
 class Adopted:
-  """A donor's inner state, and where it is from."""
+  """A donor's inner state and its origin."""
 
   inner_state: object  # A pytree of host arrays.
   source: Source
@@ -38,12 +39,12 @@ class Adopted:
 
 @dataclasses.dataclass(frozen=True)
 class Donation:
-  """A state that is to be given.
+  """A state to be donated.
 
   Attributes:
-    newcomer: its learner and incarnation.
-    step: own step of this learner, at whose boundary it is.
-    handles: of what is offered.
+    newcomer: the receiving learner and incarnation.
+    step: own step of this learner at whose boundary the state was taken.
+    handles: handles under which its payloads are offered.
   """
 
   newcomer: donations.Newcomer
@@ -52,17 +53,17 @@ class Donation:
 
 
 class Carrier:
-  """The bytes of one learner; `take_…` are for its training loop.
+  """Moves the bytes of one learner; the `take_…` methods are for its train
+  loop.
 
   `offer…` and `donate…` run on one worker, `pull` and `fetch_state` on the
   other.
 
   Args:
-    blueprint: of the run.
     device: takes fragments of Θ.
-    copy: of Θ; of this host's part, where there are others.
-    plane: carries the bytes.
-    hosts: the others, which carry their parts.
+    copy: the host's copy of Θ, or its part if there are several hosts.
+    plane: the data plane.
+    hosts: the learner's other hosts, which transfer their own parts.
   """
 
   def __init__(
@@ -87,20 +88,23 @@ class Carrier:
   # For the loop -------------------------------------------------------------
 
   def next_handle(self) -> int:
-    """For what is no contribution: of those, the machine counts its own."""
+    """Returns a handle for a payload that is not a contribution.
+
+    The machine assigns the handles of contributions.
+    """
     return next(self._handles)
 
   def donation_handles(self) -> tuple[int, ...]:
-    """As many as a donation can need, of whichever host."""
+    """Returns enough handles for a donation by any host."""
     most = donations.payloads_max(self._blueprint, self._device.state_like)
     return tuple(next(self._handles) for _ in range(most))
 
   def take_arrived(self, fragment: int, version: int) -> Arrived | None:
-    """See `Arrivals.take`."""
+    """Returns a fragment that is ready to be applied; see `Arrivals.take`."""
     return self._arrivals.take(fragment, version)
 
   def take_adopted(self) -> Adopted:
-    """The inner state that a donor gave."""
+    """Returns the inner state that a donor gave."""
     adopted, self._adopted = self._adopted, None
     return adopted
 
@@ -113,9 +117,9 @@ class Carrier:
     reference: Mapping[str, np.ndarray | jax.Array],
     session: Session,
   ) -> messages.Offer:
-    """v = reference − θ, encoded and offered; what to say of it.
+    """Encodes and offers v = reference − θ; returns the message that says so.
 
-    The other hosts, told by the loop, offer theirs under the same handle.
+    The other hosts, told by the loop, offer their parts under the same handle.
 
     Raises:
       Closed: the session has ended.
@@ -135,17 +139,17 @@ class Carrier:
   def donate(
     self, donation: Donation, held: Sequence[Held], state
   ) -> messages.StateOffered | None:
-    """Offers a newcomer this boundary's Θ and inner state.
+    """Offers a newcomer Θ and the inner state of this boundary.
 
-    The other hosts, told by the loop, offer theirs under the same handles.
+    The other hosts, told by the loop, offer their parts under the same handles.
 
     Args:
-      donation: to whom.
-      held: Θ of the boundary, by fragment.
+      held: Θ at the boundary, by fragment.
       state: a copy of the inner state.
 
     Returns:
-      What to say of it; None: a host could not, and nothing is on offer.
+      The message that announces it; None if a host failed and nothing is on
+      offer.
     """
     newcomer, handles = donation.newcomer, donation.handles
     mine = self._donations.offer(
@@ -173,19 +177,19 @@ class Carrier:
     )
 
   def end_donation(self, newcomer: donations.Newcomer):
-    """It needs the offer no longer."""
+    """Withdraws what was offered to a newcomer, on all hosts."""
     self._donations.end(newcomer)
     self._hosts.tell(host_messages.HostDonationOver(*newcomer))
 
   def end_donations(self):
-    """No newcomer does."""
+    """Withdraws all donations."""
     self._donations.end_all()
     self._hosts.tell(host_messages.HostDonationsOver())
 
   def donate_fragment(
     self, fragment: int, session: Session
   ) -> messages.FragmentOffered:
-    """The host's copy of a fragment, for a syncer that has lost it.
+    """Offers the host's copy of a fragment to a syncer that has lost it.
 
     Raises:
       Closed: the session has ended.
@@ -209,7 +213,7 @@ class Carrier:
     session: Session,
     handle: int,
   ) -> messages.Payload:
-    """Own parts, then those of the other hosts: all of them, or none."""
+    """Offers own parts and collects those of the other hosts: all, or none."""
     try:
       session.offer(fragment, handle, shares)
     finally:
@@ -229,7 +233,7 @@ class Carrier:
     inlets: parts.Inlets | None,
     session: int,
   ) -> learner_io.Event:
-    """An outer update: to the host's copy and to the devices."""
+    """Pulls an outer update and adds it to the host's copy and the devices'."""
     return self._pull(update, False, self._blueprint.down, inlets, session)
 
   def pull_fragment(
@@ -238,7 +242,7 @@ class Carrier:
     inlets: parts.Inlets | None,
     session: int,
   ) -> learner_io.Event:
-    """A full fragment, likewise."""
+    """Pulls a full fragment into the host's copy and the devices'."""
     return self._pull(message, True, self._blueprint.full, inlets, session)
 
   def _pull(
@@ -268,7 +272,7 @@ class Carrier:
     return hosts * self._blueprint.owners.shards if hosts > 1 else 0
 
   def _pull_parts(self, message, full: bool, inlets, session: int):
-    """Each host its own, side by side."""
+    """Pulls every host's own parts concurrently."""
     shards = self._blueprint.owners.shards
     orders = [
       host_messages.HostTake(
@@ -295,7 +299,7 @@ class Carrier:
       )
 
   def fetch_state(self, state: messages.StateAt) -> learner_io.Event:
-    """A donor's Θ and inner state: all hosts' parts of it, or nothing."""
+    """Pulls a donor's Θ and inner state: all hosts' parts of it, or nothing."""
     offered = state.offered
     try:
       fetched = self._fetch_parts(offered)
@@ -320,7 +324,7 @@ class Carrier:
     return learner_io.StateFetched(offered, state.donor)
 
   def _fetch_parts(self, offered: messages.StateOffered) -> donations.Fetched:
-    """Each host its own, side by side; then all take what they have."""
+    """Fetches every host's own parts concurrently; then all adopt them."""
     addresses = (offered.address, *offered.other_addresses)
     if len(addresses) != self._hosts.count or any(
       len(each.parts) != (len(addresses) if len(addresses) > 1 else 0)
@@ -363,6 +367,8 @@ class Carrier:
     return fetched
 
   def _place(self, fragment: int):
-    """The host's copy of a fragment, ready to be applied."""
+    """Puts the host's copy of a fragment on the devices, ready to be
+    applied.
+    """
     version = self._part.held()[fragment].version
     self._arrivals.put(fragment, version, self._part.placed(fragment))

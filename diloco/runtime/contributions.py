@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a learner offers the syncer: made bytes there, checked here."""
+"""Encodes a learner's contributions, and decodes and checks them at the
+syncer.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,8 @@ from diloco.runtime.cuts import Cuts
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.transport.interface import Inlet
 
-LARGEST = 1e12  # Of any value: far beyond use, far below overflow.
+# Largest accepted magnitude: far beyond use, far below overflow.
+LARGEST = 1e12
 
 
 def encode(
@@ -26,7 +29,7 @@ def encode(
   pieces: Pieces,
   codec: Codec,
 ) -> np.ndarray:
-  """The bytes of v = reference − θ of one fragment."""
+  """Returns the bytes of v = reference − θ of one fragment."""
   delta = {
     name: np.asarray(reference[name], np.float32)
     - np.asarray(theta[name], np.float32)
@@ -48,10 +51,10 @@ def pull_fragment(
   blueprint: Blueprint,
   pace: TransferPace,
 ) -> dict[str, np.ndarray]:
-  """A shard's part of a learner's copy of Θ_p: piece name -> f32 array.
+  """Pulls a shard's part of a learner's copy of Θ_p: piece name -> f32 array.
 
   Raises:
-    TransferFailed: as in `pull`.
+    TransferFailed: the bytes did not come, or differ from those announced.
     Unusable: it has another codec or size.
   """
   full = blueprint.full
@@ -68,21 +71,18 @@ def pull(
   blueprint: Blueprint,
   pace: TransferPace,
 ) -> tuple[dict[str, np.ndarray], float]:
-  """A shard's part of v_m, piece name -> f32 array; and its L2 norm.
+  """Pulls a shard's part of v_m: piece name -> f32 array, and its L2 norm.
 
   Args:
-    found: as the learner announced it.
-    fragment: which.
-    shard: which.
+    found: the payload as the learner announced it.
     inlets: by host of the learner.
-    cuts: of the learner.
-    blueprint: of the run.
+    cuts: how the learner's hosts share fragments.
     pace: knows how long a pull may take.
 
   Raises:
-    TransferFailed: the bytes did not come, or are not those announced.
-    Unusable: they have another codec or size than the fragment takes, or
-      decode to values that are not finite, or absurd.
+    TransferFailed: the bytes did not come, or differ from those announced.
+    Unusable: they have another codec or size than the fragment needs, or decode
+      to values that are not finite or are absurdly large.
   """
   codec = blueprint.up
   data = _pull_parts(found, fragment, shard, codec, inlets, cuts, pace)
@@ -98,7 +98,7 @@ def _pull_parts(
   cuts: Cuts,
   pace: TransferPace,
 ) -> list[np.ndarray]:
-  """What each host has for this shard; all of it, or nothing."""
+  """Pulls what each host has for this shard: all of it, or nothing."""
   expected = cuts.up_bytes(fragment, codec)
   reason = why_unfit(found, fragment, codec, expected)
   if reason is not None:
@@ -114,19 +114,19 @@ def _pull_parts(
 def decode(
   data: np.ndarray, pieces: Pieces, codec: Codec
 ) -> tuple[dict[str, np.ndarray], float]:
-  """The inverse of `encode`: v_m, and its L2 norm.
+  """Decodes v_m and returns it with its L2 norm; the inverse of `encode`.
 
   Raises:
-    Unusable: values are not finite, or absurd.
+    Unusable: values are not finite, or absurdly large.
   """
   return checked(payload.decode(data, pieces, codec))
 
 
 def checked(v: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
-  """v_m, and its L2 norm.
+  """Returns v_m and its L2 norm after checking its values.
 
   Raises:
-    Unusable: values are not finite, or absurd.
+    Unusable: values are not finite, or absurdly large.
   """
   if not payload.is_finite(v):
     raise Unusable('not finite')

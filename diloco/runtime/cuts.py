@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How one learner's hosts share fragments among them, seen from the bytes.
+"""Maps a payload's bytes to the hosts of a learner and the shards of a syncer.
 
-Part host·S + shard of a payload has the boxes that this host holds of the
-pieces that this shard owns. A learner of one host has whole pieces.
+Part host·S + shard of a payload has the slices of the pieces that the shard
+owns, as far as the host holds them. A learner of one host has whole pieces.
 """
 
 import functools
@@ -16,18 +16,18 @@ from diloco.numerics.owners import Owners
 from diloco.numerics.partition import Box, Partition, from_text
 from diloco.runtime.blueprint import Blueprint
 
-HOSTS_MAX = 1024  # Of one learner: bounds what a hello may ask for.
+HOSTS_MAX = 1024  # Per learner: bounds what a hello may request.
 
 Boxes = tuple[Box, ...]
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
 
 
 class Cuts:
-  """One partition against the owners of a layout.
+  """One learner's partition, set against the shards of a syncer.
 
   Args:
-    owners: of the run's layout.
-    partition: of a learner; None: it has one host, and whole pieces.
+    owners: which shard owns which piece.
+    partition: the learner's partition; None: it has one host, and whole pieces.
   """
 
   def __init__(self, owners: Owners, partition: Partition | None):
@@ -39,11 +39,11 @@ class Cuts:
 
   @property
   def whole(self) -> bool:
-    """Whether boxes are whole pieces."""
+    """True if every slice is a whole piece."""
     return self._partition is None
 
   def up_bytes(self, fragment: int, codec: Codec) -> tuple[int, ...]:
-    """Of what the learner offers, by part."""
+    """Returns the bytes of what the learner offers, by part."""
     return self._by_part(
       lambda host, shard: payload.payload_bytes(
         self.offered(fragment, host, shard), codec
@@ -51,7 +51,7 @@ class Cuts:
     )
 
   def down_bytes(self, fragment: int, codec: Codec) -> tuple[int, ...]:
-    """Of what it is offered, by part."""
+    """Returns the bytes of what the learner is offered, by part."""
     return self._by_part(
       lambda host, shard: (
         payload.payload_bytes if self.whole else cutting.cut_bytes
@@ -61,7 +61,7 @@ class Cuts:
   def cut(
     self, data: np.ndarray, fragment: int, shard: int, codec: Codec
   ) -> tuple[np.ndarray, ...]:
-    """What each host takes of what a shard has encoded of its pieces."""
+    """Returns what each host takes of the bytes that a shard has encoded."""
     if self.whole:
       return (data,)
     pieces = self._owners.pieces(fragment, shard)
@@ -71,12 +71,12 @@ class Cuts:
     )
 
   def crcs(self, theta: Arrays, fragment: int, shard: int) -> tuple[int, ...]:
-    """By host, of its boxes of a shard's pieces; none for whole pieces.
+    """Returns the CRCs of each host's slices of a shard's pieces.
+
+    Whole pieces have none.
 
     Args:
       theta: the pieces of the shard.
-      fragment: which.
-      shard: which.
     """
     if self.whole:
       return ()
@@ -89,13 +89,11 @@ class Cuts:
   def join(
     self, parts: Sequence[np.ndarray], fragment: int, shard: int, codec: Codec
   ) -> dict[str, np.ndarray]:
-    """A shard's pieces out of what each host has offered it.
+    """Assembles a shard's pieces from what each host has offered it.
 
     Args:
       parts: by host, of the sizes of `up_bytes`.
-      fragment: which.
-      shard: which.
-      codec: that wrote them.
+      codec: the codec that wrote them.
     """
     pieces = self._owners.pieces(fragment, shard)
     if self.whole:
@@ -131,15 +129,17 @@ class Cuts:
 
 
 def boxes_of(boxes: Boxes, whole: Arrays) -> dict[str, np.ndarray]:
-  """Box name -> its values, out of whole pieces."""
+  """Returns box name -> its values, taken from whole pieces."""
   return {box.name: whole[box.piece.name][box.index] for box in boxes}
 
 
 def read_cuts(blueprint: Blueprint, text: str) -> Cuts:
-  """Of a learner that says so in its hello; '': it has one host.
+  """Returns the cuts of a learner from the partition text of its hello.
+
+  An empty text means that it has one host.
 
   Raises:
-    ValueError: it is no partition of the run's parameters.
+    ValueError: the text is not a partition of the run's parameters.
   """
   shapes = {path: spec.shape for path, spec in blueprint.specs.items()}
   hosts_max = min(HOSTS_MAX, blueprint.limits.hosts)

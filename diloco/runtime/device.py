@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a learner runs on its devices: the inner step, snapshots, blends.
 
-All is compiled before the learner says hello, so that no one waits for it.
+Everything is compiled before the learner says hello, so that no other process
+waits for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,15 +18,15 @@ from diloco.runtime.holding import Holding
 from diloco.runtime.inner_device import InnerDevice, Params
 from diloco.runtime.placement import piece_sharding, place_boxes
 
-OVERWRITE = 'overwrite'  # The blend of who has made no step since.
+OVERWRITE = 'overwrite'  # Blend of a learner that has made no step since.
 Arrays = Mapping[str, jax.Array]  # Piece name -> array.
 
 
 class Device(InnerDevice):
-  """One learner's mesh and compiled functions: also those of the exchange.
+  """One learner's mesh and compiled functions, including those of the exchange.
 
   Attributes:
-    holding: what of each fragment this process has.
+    holding: which slices of each fragment this process has.
   """
 
   def __init__(
@@ -50,10 +51,9 @@ class Device(InnerDevice):
   def put_fragment(
     self, fragment: int, arrays: Mapping[str, np.ndarray]
   ) -> dict[str, jax.Array]:
-    """A fragment of Θ, ready to be blended in; waits until it is there.
+    """Puts a fragment of Θ on the devices, to be blended in; waits for it.
 
     Args:
-      fragment: which.
       arrays: box name -> array; a learner's only process has whole pieces.
     """
     places = self._places[fragment]
@@ -76,13 +76,13 @@ class Device(InnerDevice):
   def blend(
     self, fragment: int, params: Params, global_: Arrays, snapshot: Arrays
   ) -> Params:
-    """Dispatches the blend of Θ_p into θ; `params` is given away."""
+    """Dispatches the blend of Θ_p into θ; `params` is donated."""
     return self._blends[fragment](params, global_, snapshot)
 
   def overwrite(self, fragment: int, params: Params, global_: Arrays) -> Params:
-    """θ_p = Θ_p whatever the rule: on joining there is no progress.
+    """Dispatches θ_p = Θ_p whatever the rule; `params` is donated.
 
-    `params` is given away, as in `blend`.
+    A joining learner has no progress that a blend could keep.
     """
     return self._overwrites[fragment](params, global_, global_)
 

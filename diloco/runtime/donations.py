@@ -2,10 +2,10 @@
 """The bytes of a bootstrap: what a donor offers, what a newcomer pulls.
 
 A donation is the donor's copy of Θ in f32, fragment by fragment, and its inner
-optimizer state, both of one of its boundaries. It has an outlet of its own,
-which closes when the newcomer needs it no longer. Of a learner of several hosts
-each offers its part so, and each host of the newcomer pulls that of the donor's
-host of the same number.
+optimizer state, both at one of its boundaries. It has a publisher of its own,
+which closes when the newcomer no longer needs it. If the learner has several
+hosts, each offers its part in this way, and each host of the newcomer pulls
+from the donor's host of the same number.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from diloco.runtime.host_part import Part
 from diloco.runtime.transfer_pace import TransferPace
 from diloco.transport.interface import DataPlane, Outlet
 
-INNER = 'inner'  # The codec of the inner state: its bytes as they are.
+INNER = 'inner'  # The inner state's codec: its raw bytes.
 NOTHING = messages.Part(0, 0)
 Newcomer = tuple[int, int]  # (learner, incarnation).
 
@@ -43,10 +43,10 @@ class Offered:
 
 @dataclasses.dataclass(frozen=True)
 class Fetched:
-  """What one host has pulled of a donor; nothing of it is in use yet.
+  """What one host has pulled from a donor; none of it is in use yet.
 
   Attributes:
-    data: the bytes of Θ_p in f32, by fragment.
+    data: bytes of Θ_p in f32, by fragment.
     inner_state: for `Device.put_state`.
   """
 
@@ -58,8 +58,8 @@ class Donations:
   """What this process offers to newcomers; for one thread.
 
   Args:
-    part: of the learner, that this process has.
-    plane: makes an outlet for each newcomer.
+    part: the learner's arrays that this process has.
+    plane: makes a publisher for each newcomer.
   """
 
   def __init__(self, part: Part, plane: DataPlane):
@@ -77,8 +77,8 @@ class Donations:
     """Offers this process's part of Θ and of the inner state.
 
     Args:
-      newcomer: who asked.
-      handles: one for each part, in their order; there may be more.
+      newcomer: the learner and incarnation that receives it.
+      handles: one for each payload, in order; there may be more.
       thetas: Θ_p by fragment.
       state: a copy of the inner state.
     """
@@ -113,7 +113,7 @@ def _offered(outlet: Outlet, handle: int, data: np.ndarray) -> messages.Part:
 
 
 def payloads_max(blueprint: Blueprint, state_like) -> int:
-  """How many handles a donation can need, of whichever host."""
+  """Returns how many handles a donation can need, on any host."""
   nbytes = inner_state.size_bytes(state_like)
   chunks = math.ceil(nbytes / inner_state.CHUNK_BYTES_MAX)
   return len(blueprint.layout.fragments) + chunks
@@ -122,13 +122,13 @@ def payloads_max(blueprint: Blueprint, state_like) -> int:
 def announced(
   handles: Sequence[int], codec: str, fragments: int, hosts: Sequence[Offered]
 ) -> tuple[messages.Payload, ...]:
-  """What is said of all hosts' parts, which share their handles.
+  """Returns the payloads that announce all hosts' parts.
 
   Args:
-    handles: as they were given to each host.
-    codec: of Θ.
+    handles: the handles, the same for each host.
+    codec: codec of Θ.
     fragments: P.
-    hosts: what each offers, from host 0 on.
+    hosts: what each host offers, from host 0 on.
   """
   rows = itertools.zip_longest(
     *(each.parts for each in hosts), fillvalue=NOTHING
@@ -148,20 +148,20 @@ def fetch(
   plane: DataPlane,
   pace: TransferPace,
 ) -> Fetched:
-  """Pulls one host's part of a donation, and proves it.
+  """Pulls one host's part of a donation, and verifies it.
 
   Args:
     payloads: that part, as `parts.only` gives it.
     address: of the donor's host.
-    part: that this process has.
+    part: the arrays that this process has.
     fragments: P.
-    codec: of Θ.
+    codec: codec of Θ.
     plane: reaches the donor.
     pace: knows how long a pull may take.
 
   Raises:
     TransferFailed: bytes did not come.
-    Mismatch: they are not what this process can use.
+    Mismatch: this process cannot use them.
   """
   _check(payloads, part, fragments, codec)
   try:
@@ -184,7 +184,9 @@ def fetch(
 def _check(
   payloads: Sequence[messages.Payload], part: Part, fragments: int, codec: str
 ) -> None:
-  """Before a byte is pulled: is this what a donor of this run offers?"""
+  """Checks, before any byte is pulled, that a donor of this run would offer
+  this.
+  """
   expected = [(codec, part.donated_bytes(p)) for p in range(fragments)]
   found = [(each.codec, each.nbytes) for each in payloads]
   inner = found[fragments:]

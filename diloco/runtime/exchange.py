@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learner's machine and the threads that do what it wants.
+"""A learner's machine and the threads that perform its effects.
 
-Events come from the training loop, from the control stream and from the two
-workers. A lock keeps them apart: the machine takes microseconds, and the loop
-must know at its very boundary what to do there (a queue to a machine's thread
-and back would cost a switch of threads for each inner step).
+Events come from the train loop, from the control stream and from the two
+workers, and are serialized by a lock: the machine takes microseconds, and the
+loop must know at its very boundary what to do there. (A queue to a machine's
+thread and back would cost a thread switch per inner step.)
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from diloco.runtime.worker import Worker
 from diloco.transport import access as access_lib
 from diloco.transport.interface import Closed, DataPlane
 
-# What the training loop performs, in order, at its boundary.
+# Effects that the train loop performs, in order, at its boundary.
 BOUNDARY = (
   learner_io.Snapshot,
   learner_io.HandIn,
@@ -51,8 +51,9 @@ BOUNDARY = (
   learner_io.Cease,
   learner_io.Leave,
 )
-JOBS_MAX = 64  # Of each worker; beyond it an offer or a fetch is given up.
-INTERRUPT = 'interrupt'  # For the loop: nothing to do, but look up.
+JOBS_MAX = 64  # Per worker; beyond it an offer or a fetch is given up.
+# Tells a loop that waits to look up, without an effect.
+INTERRUPT = 'interrupt'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,19 +64,18 @@ class Prepared:
 
 
 class Exchange:
-  """Couples one learner's training loop with the syncer.
+  """Couples one learner's train loop with the syncer.
 
   Args:
-    blueprint: of the run.
-    learner: the id.
-    address: of the syncer, host:port.
+    learner: the learner id.
+    address: the syncer's host:port.
     device: takes fragments of Θ.
-    host: the copy of Θ.
-    plane: carries the bytes.
-    start: what the process has; None: what its seed gives.
-    is_over: whether the results of the run are there, where that can be seen.
-    access: what is shown to the syncer and asked of it.
-    hosts: the learner's others.
+    host: the host's copy of Θ.
+    plane: the data plane.
+    start: what the process holds; None: what its seed gives.
+    is_over: returns True once the run's results exist, if that can be seen.
+    access: credentials to present to the syncer and to require of it.
+    hosts: the learner's other hosts.
   """
 
   def __init__(
@@ -135,7 +135,10 @@ class Exchange:
 
   @property
   def waiting(self) -> bool:
-    """Once False, what ended the waiting is among the next effects."""
+    """True while the loop must wait.
+
+    Once False, the event that ended the wait is among the next effects.
+    """
     with self._lock:
       return self._machine.waiting
 
@@ -145,18 +148,17 @@ class Exchange:
 
   @property
   def process(self) -> int:
-    """This process among the learner's, see `protocol.incarnation`."""
+    """This process's number; see `protocol.incarnation`."""
     return self._link.process
 
   def open(self):
     self._link.open()
 
   def handle(self, event: learner_io.Event, session: Session | None = None):
-    """Feeds the machine; starts what it wants.
+    """Passes an event to the machine and starts its effects.
 
     Args:
-      event: what happened.
-      session: becomes the one that is spoken in, before the event is handled.
+      session: becomes the current session before the event is handled.
     """
     events = [event]
     with self._lock:
@@ -168,12 +170,12 @@ class Exchange:
           events += self._perform(effect)
       changed = self._machine.deadline() != deadline
       if waiting and not self._machine.waiting:
-        self._todo.put(INTERRUPT)  # The loop may sit there without an effect.
+        self._todo.put(INTERRUPT)  # The loop may wait there without an effect.
     if changed:
       self._link.wake()
 
   def next_boundary(self, wait: bool):
-    """The next effect for the loop, or None where there is none yet.
+    """Returns the next effect for the loop, or None if there is none yet.
 
     Raises:
       BaseException: whatever a thread of this process raised.
@@ -183,30 +185,30 @@ class Exchange:
     except queue.Empty:
       return None
     if isinstance(effect, BaseException):
-      raise effect  # What ended a thread ends the process.
+      raise effect  # An error that ended a thread ends the process.
     return effect
 
   def interrupt(self):
-    """Makes a loop that waits for its next effect look up; signal-safe."""
+    """Wakes a loop that waits for its next effect; signal-safe."""
     self._todo.put(INTERRUPT)
 
   def take_arrived(self, fragment: int, version: int) -> Arrived | None:
-    """What is to be applied; None where it was applied before."""
+    """Returns the fragment to apply; None if it was applied before."""
     return self._carrier.take_arrived(fragment, version)
 
   def take_adopted(self) -> Adopted:
-    """The inner state that a donor gave."""
+    """Returns the inner state that a donor gave."""
     return self._carrier.take_adopted()
 
   def machine_state(self) -> learner_state.State:
-    """What the machine knows; at a boundary it fits θ."""
+    """Returns the machine's state; at a boundary it is consistent with θ."""
     return self._machine.snapshot()
 
   def prepare_offer(self, snapshot: learner_io.Snapshot) -> Prepared | None:
-    """In which session; None: there is nobody for it."""
+    """Returns the session to offer in; None if the syncer is away."""
     session = self._session
     if session is None or not session.has_room(snapshot.fragment):
-      # The syncer is away; it gets a newer one when it is back.
+      # The syncer is away; it gets a newer offer when it is back.
       self._not_offered(snapshot)
       return None
     return Prepared(session)
@@ -218,12 +220,12 @@ class Exchange:
     theta: Mapping[str, jax.Array],
     reference: Mapping[str, np.ndarray | jax.Array],
   ):
-    """Encodes and offers a snapshot, on the worker for it."""
+    """Encodes and offers a snapshot, on the worker for offers."""
     session, p = prepared.session, snapshot.fragment
     self._newest[p] = snapshot.handle
 
     def job():
-      # Where the syncer it was meant for is gone, its round is, too.
+      # If the syncer it was meant for is gone, so is its round.
       gone = session is not self._session
       if gone and self._hosts.count == 1:
         return
@@ -233,7 +235,7 @@ class Exchange:
       try:
         offer = self._carrier.offer(snapshot, theta, reference, session)
       except Closed:
-        return  # It has just ended.
+        return  # The session has just ended.
       session.client.send(offer)
 
     if not self._up.submit(job):
@@ -245,7 +247,7 @@ class Exchange:
     self.handle(learner_io.NotOffered(snapshot.fragment, snapshot.handle))
 
   def leave(self, reason: str):
-    """Says goodbye, though the machine did not ask for it."""
+    """Says goodbye, although the machine did not request it."""
     self._send(messages.Goodbye(reason))
 
   def say_after_offers(self, message):
@@ -253,7 +255,7 @@ class Exchange:
     self._send_from_up(lambda session: message)
 
   def prepare_donation(self, effect: learner_io.DonateState) -> Donation:
-    """What is to be said to the other hosts of it."""
+    """Returns the donation, to be announced to the other hosts."""
     newcomer = effect.learner, effect.incarnation
     return Donation(newcomer, effect.step, self._carrier.donation_handles())
 
@@ -262,7 +264,7 @@ class Exchange:
 
     Args:
       donation: as `prepare_donation` gave it.
-      held: Θ of the boundary, by fragment.
+      held: Θ at the boundary, by fragment.
       state: a copy of the inner state.
     """
     session = self._session
@@ -284,7 +286,7 @@ class Exchange:
     self._on_crash(error)
 
   def close(self):
-    """Ends the threads; what was said before is still sent."""
+    """Ends the threads; queued messages are still sent."""
     self._link.close(timeout_s=3.0)
     self._up.close(timeout_s=1.0)
     self._down.close(timeout_s=1.0)
@@ -301,7 +303,7 @@ class Exchange:
 
   def _on_message(self, message):
     try:
-      if isinstance(message, messages.ShardAt):  # No matter of the machine's.
+      if isinstance(message, messages.ShardAt):  # The machine is not concerned.
         self._move(message)
         return
       refused = isinstance(message, messages.Refusal)
@@ -314,10 +316,10 @@ class Exchange:
         logging.info('goes on without a peer: %s', message.reason)
       self.handle(learner_io.Heard(message))
     except Exception as error:  # noqa: BLE001 - handed on, not hidden.
-      self._on_crash(error)  # gRPC's thread would keep it to itself.
+      self._on_crash(error)  # gRPC's thread would swallow it.
 
   def _find_syncer(self, addresses: Sequence[str]):
-    """Where each host of this learner pulls."""
+    """Notes where each host of this learner pulls."""
     shards = len(addresses) // self._hosts.count
     by_host = [
       tuple(addresses[host * shards : (host + 1) * shards])
@@ -329,7 +331,7 @@ class Exchange:
     )
 
   def _move(self, message: messages.ShardAt):
-    """A shard of the syncer has begun anew."""
+    """Notes a restarted shard of the syncer."""
     if self._inlets is None:
       return
     self._inlets.move(message.shard, message.addresses[0])
@@ -356,7 +358,9 @@ class Exchange:
   # Effects ------------------------------------------------------------------
 
   def _perform(self, effect: learner_io.Effect) -> list[learner_io.Event]:
-    """Under the lock: nothing here may wait. Returns what came of it."""
+    """Performs an effect under the lock, without waiting; returns its
+    events.
+    """
     match effect:
       case learner_io.Send():
         self._send(effect.message)
@@ -391,7 +395,7 @@ class Exchange:
       session.client.send(message)
 
   def _forget(self, handles: tuple[int, ...] | None):
-    """None, all of them: the session's outlet closes by itself."""
+    """Releases these offers; None: all, which end with the session."""
     session = self._session
     for handle in handles or ():
       if session is not None:
@@ -402,7 +406,7 @@ class Exchange:
       self._queue_up(self._carrier.end_donations)
 
   def _send_from_up(self, make: Callable[[Session], object]):
-    """On the worker: makes a message for the session of now, and sends it."""
+    """Makes a message for the current session on the worker, and sends it."""
     session = self._session
 
     def job():
@@ -411,7 +415,7 @@ class Exchange:
       try:
         message = make(session)
       except Closed:
-        return  # It has just ended.
+        return  # The session has just ended.
       session.client.send(message)
 
     self._queue_up(job)

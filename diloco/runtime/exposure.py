@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may connect to a process; refuses to listen where strangers could."""
+"""Decides which peers may connect; refuses to listen where strangers could."""
 
 import hashlib
 import hmac
@@ -24,21 +24,20 @@ def open_access(
   insecure: bool,
   transfer_fenced: bool,
 ) -> access_lib.Access:
-  """Reads what a process shows and asks for, before it listens anywhere.
+  """Reads a process's credentials before it listens anywhere.
 
   Args:
     files: the fields of `access_lib.AccessFiles`.
-    transport: of the configuration.
     bind: where the control plane will listen; None: a learner, which connects.
     insecure: the operator vouches for the network.
-    transfer_fenced: the operator says that only this run's machines reach the
-      ports of jax_transfer and of JAX itself. They know neither TLS nor
-      tokens, and stray bytes on one may abort the process, however well the
-      control plane is guarded.
+    transfer_fenced: the operator states that only this run's machines reach the
+      ports of jax_transfer and of JAX itself. They know neither TLS nor tokens,
+      and stray bytes on one may abort the process, however well the control
+      plane is guarded.
 
   Raises:
     access_lib.BadAccess: a file can't be used.
-    ValueError: strangers could connect, and nobody vouched.
+    ValueError: strangers could connect, and the operator did not vouch.
     HostUnknown: a host name does not resolve.
   """
   over_grpc = transport.data_plane == 'grpc'
@@ -62,17 +61,15 @@ def open_access(
 
 
 def group_secret(access: access_lib.Access, given: str, learner: int) -> bytes:
-  """The secret by which the hosts of one learner know each other.
+  """Derives the secret by which the hosts of one learner authenticate.
 
-  It is made of what each host has been given beforehand, the run's token and
-  the launcher's secret, and is never sent. Where neither is given, which
-  `check_group` allows on loopback or a private network only, any process
-  could make it.
+  It is derived from what each host was given beforehand, the run's token and
+  the launcher's secret, and is never sent. If neither is given, which
+  `check_group` allows on loopback or a private network only, any process could
+  derive it.
 
   Args:
-    access: of this process.
-    given: by the launcher, new at each start; '': nothing.
-    learner: its id.
+    given: the launcher's secret, new at each start; '': none.
   """
   known = f'{access.token or ""}\n{given}'
   text = f'hosts of learner {learner}'
@@ -86,12 +83,11 @@ def check_group(
   insecure: bool,
   transfer_fenced: bool,
 ) -> None:
-  """Refuses a learner of several hosts where a stranger could be one of them.
+  """Refuses a learner of several hosts if a stranger could be one of them.
 
   Args:
     coordinator: host:port where its hosts meet.
-    transport: of the configuration.
-    has_secret: whether they know each other by one.
+    has_secret: True if the hosts share a secret.
     insecure: the operator vouches for the network.
     transfer_fenced: see `open_access`.
 
@@ -115,7 +111,7 @@ def check_group(
 
 
 def _within(coordinator: str, own: str) -> bool:
-  """Whether all hosts of a learner are on this machine, by their addresses."""
+  """Returns True if all hosts of a learner are on this machine, by address."""
   host, _ = split(coordinator)
   try:
     met = is_loopback(host)
@@ -128,7 +124,7 @@ def _within(coordinator: str, own: str) -> bool:
 def _refuse_strangers(
   flag: str, host: str, access: access_lib.Access, insecure: bool
 ) -> None:
-  """Beyond loopback, a gRPC server must know its peers."""
+  """Requires a gRPC server beyond loopback to authenticate its peers."""
   if is_loopback(host):
     return
   if not access.knows_peers and not insecure:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's final Θ, checked to be the parameters of the configured model."""
+"""A run's final Θ, checked against the configured model."""
 
 import numpy as np
 
@@ -12,11 +12,11 @@ from diloco.runtime.blueprint import Blueprint
 def final_parameters(
   blueprint: Blueprint, workdir: Workdir
 ) -> dict[str, np.ndarray]:
-  """Path -> f32 array, as the syncer left them when the run ended.
+  """Returns path -> f32 array, as the syncer wrote them when the run ended.
 
   Raises:
-    FileNotFoundError: the run has left none (yet).
-    ValueError: they are those of another model.
+    FileNotFoundError: the run has not written any (yet).
+    ValueError: they belong to another model.
   """
   params = read_parameters(workdir.parameters)
   wanted = {path: spec.shape for path, spec in blueprint.specs.items()}
@@ -32,10 +32,10 @@ def final_parameters(
 
 
 def check_has_logits(model: interface.Model, kind: str) -> None:
-  """A model without `logits` gives no chances of tokens.
+  """Checks that a model has `logits`, without which it gives no probabilities.
 
   Raises:
-    ValueError: names the kind.
+    ValueError: it has none; names the kind of model.
   """
   if model.logits is None:
     raise ValueError(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluates Θ at a cadence, from what the syncer saves; nobody waits for it."""
+"""Evaluates Θ periodically from what the syncer saves; no process waits for
+it.
+"""
 
 import math
 import pathlib
@@ -21,18 +23,18 @@ from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.heldout import Heldout
 
 LOOK_EVERY_S = 0.5
-AGAIN_ROUNDS = 1024  # So far back a restarted syncer may begin.
-EVALUATED = 'round'  # Of the Θ of a record; where a restarted one goes on.
+AGAIN_ROUNDS = 1024  # A restarted syncer may resume this many rounds earlier.
+# Metric with the round of Θ, from which a restarted evaluator resumes.
+EVALUATED = 'round'
 
 
 class Following:
   """One run's evaluator.
 
   Args:
-    blueprint: of the run.
-    workdir: of the run; it reads, and writes nothing but its metrics.
-    name: of the process, which names the metrics that another one left.
-    writer: takes the scalars, by the global step.
+    workdir: the run's folder; only metrics are written to it.
+    name: the process's name, under which earlier metrics are found.
+    writer: takes the scalars, by global step.
   """
 
   def __init__(
@@ -48,7 +50,7 @@ class Following:
     self._tape = MergedTokens(workdir.tape, len(blueprint.layout.fragments))
 
   def run(self):
-    """Until the run is over, and once more."""
+    """Evaluates until the run is over, and once more after that."""
     over = False
     while not over:
       over = self._workdir.summary.exists()
@@ -56,10 +58,10 @@ class Following:
         time.sleep(LOOK_EVERY_S)
 
   def look(self) -> bool:
-    """Evaluates the newest Θ if it is its turn; whether it was.
+    """Evaluates the newest Θ if it is due; returns True if it was.
 
     Raises:
-      ConfigError: it is the Θ of another model.
+      ConfigError: Θ belongs to another model.
     """
     due = (self._round // self._every + 1) * self._every
     found = newest_theta_after(self._workdir.syncer, due - 1)
@@ -108,19 +110,20 @@ class Following:
 class MergedTokens:
   """Global step and tokens of each closed round, from the syncer's tape.
 
-  Every token is merged once with each fragment, so P merges count it once.
-  A restarted syncer may say a round twice; the last time counts, as far as
-  `AGAIN_ROUNDS` back: of older rounds only the sum is kept.
+  Every token is merged once with each fragment, so P merges count it once. A
+  restarted syncer may report a round twice; the later report counts, as far as
+  `AGAIN_ROUNDS` back. For older rounds only the sum is kept.
   """
 
   def __init__(self, tape: pathlib.Path, fragment_count: int):
     self._tail = Tail(tape, strict=False)
     self._fragments = fragment_count
     self._rounds: dict[int, tuple[int, int]] = {}  # Round -> step, tokens.
-    self._summed = (0, 0, 0)  # The last of them, its step, tokens of all.
+    # Last summed round, its step, and the sum of tokens.
+    self._summed = (0, 0, 0)
 
   def at(self, closed_round: int) -> tuple[int, int]:
-    """Global step, and tokens merged up to a round; it never falls."""
+    """Returns global step and merged tokens up to a round; both never fall."""
     for line in self._tail.new_records():
       if line['kind'] == 'Publish' and line['round'] > self._summed[0]:
         tokens = sum(share['c_tokens'] for share in line['shares'])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a sharded run: the lead gathers what other shards have of Θ."""
+"""Collects the fragments of other shards at the lead, at the end of a run."""
 
 import numpy as np
 from absl import logging
@@ -11,19 +11,18 @@ from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.shards import Shards
 from diloco.transport.interface import DataPlane, TransferFailed
 
-GATHER_S = 120.0  # For the bytes of a fragment.
+GATHER_S = 120.0  # Limit for the bytes of a fragment.
 
 Offered = dict[int, tuple[str, messages.Payload]]  # By shard.
 
 
 class Gathering:
-  """Fragment by fragment, each as often as its shards die meanwhile.
+  """Collects fragment by fragment, again if a shard dies meanwhile.
 
   Args:
-    blueprint: of the run.
-    plane: carries the bytes.
-    shards: offer them.
-    fragments_: that are to be gathered.
+    plane: the data plane.
+    shards: the shards that offer them.
+    fragments_: the fragments to collect.
   """
 
   def __init__(
@@ -41,14 +40,14 @@ class Gathering:
     self._found: Offered | None = None
 
   def done(self, machine: Syncer, parameters: dict[str, np.ndarray]) -> bool:
-    """Goes as far as it goes now; to be called again after each event.
+    """Collects as much as is possible now; call it again after each event.
 
     Args:
       machine: knows what is away, and what is lost.
-      parameters: path -> f32 array; the pieces are put there.
+      parameters: path -> f32 array; receives the pieces.
     """
     if self._shards.unsaved:
-      return False  # Who dies from here on has lost nothing.
+      return False  # A shard that dies from here on has lost nothing.
     while self._left:
       p = self._left[0]
       if not self._asked:
@@ -60,7 +59,7 @@ class Gathering:
         return False
       found, self._found, self._asked = self._found, None, False
       if not self._put(p, found, parameters):
-        return False  # One has died meanwhile: once more.
+        return False  # A shard has died meanwhile: try again.
       self._left.pop(0)
     return True
 
@@ -68,7 +67,7 @@ class Gathering:
     self._found = offered
 
   def _put(self, p: int, found: Offered, parameters) -> bool:
-    """Whether the pieces of a fragment have all come."""
+    """Returns True if all pieces of a fragment have come."""
     owners = self._blueprint.owners
     if sorted(found) != [s for s in owners.of_fragment(p) if s]:
       return False

@@ -16,20 +16,22 @@ Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What an outer step leads to, once it is installed."""
+  """The result of an outer step, to be installed."""
 
   state: outer.FragmentState
-  data: np.ndarray  # The bytes of the outer update.
-  crcs: tuple[int, ...]  # Of the resulting pieces.
+  data: np.ndarray  # Bytes of the outer update.
+  crcs: tuple[int, ...]  # CRCs of the resulting pieces.
 
   @property
   def crc(self) -> int:
-    """Of the resulting Θ_p, where all its pieces are here."""
+    """CRC of the resulting Θ_p, if all its pieces are here."""
     return payload.crc_of(self.crcs)
 
 
 def make_optimizer(config: RunConfig) -> optax.GradientTransformation:
-  """The outer optimizer of one fragment; it counts the fragment's rounds."""
+  """Makes the outer optimizer of one fragment; it counts the fragment's
+  rounds.
+  """
   settings = config.outer
   anneal = None
   if settings.anneal_fraction:
@@ -48,11 +50,10 @@ class GlobalModel:
   """One state per fragment, replaced as a whole when a round closes.
 
   Args:
-    blueprint: of the run.
-    shard: whose pieces are here; None: all are.
+    shard: the shard whose pieces are here; None: all are.
 
   Attributes:
-    owned: the fragments of which any piece is here.
+    owned: the fragments of which a piece is here.
   """
 
   def __init__(self, blueprint: Blueprint, shard: int | None = None):
@@ -73,7 +74,7 @@ class GlobalModel:
     self._crcs = [
       self._piece_crcs(p, state.theta) for p, state in enumerate(self._states)
     ]
-    # The version and bytes to which each outer state belongs.
+    # Version and CRCs of Θ_p to which each outer state belongs.
     self._outer = [(0, crcs) for crcs in self._crcs]
 
   def outer_step(
@@ -82,12 +83,12 @@ class GlobalModel:
     contributions: Mapping[int, Arrays],
     weights: Mapping[int, float],
   ) -> Outcome:
-    """Merges, steps, encodes (Alg. 2, lines 12 and 13).
+    """Merges, steps and encodes (Alg. 2, lines 12 and 13).
 
-    Changes nothing: Θ is the new one when `install` says so.
+    Nothing changes here until `install` makes the result Θ.
 
     Args:
-      fragment: which.
+      fragment: index of the fragment.
       contributions: v_m by learner id.
       weights: w_m by learner id.
     """
@@ -111,36 +112,36 @@ class GlobalModel:
     return Outcome(state, data, self._piece_crcs(fragment, state.theta))
 
   def install(self, fragment: int, outcome: Outcome):
-    """The round has closed: from now on this is Θ_p."""
+    """Makes the result of a closed round the new Θ_p."""
     self._states[fragment] = outcome.state
     self._crcs[fragment] = outcome.crcs
     self._outer[fragment] = outcome.state.version, outcome.crcs
 
   def fragment(self, fragment: int) -> tuple[int, np.ndarray, int]:
-    """Version, bytes in f32 and CRC of one fragment, belonging together."""
+    """Returns version, bytes in f32 and CRC of one fragment, consistent."""
     state = self._states[fragment]
     pieces = self._pieces[fragment]
     data = payload.encode(state.theta, pieces, self._blueprint.full)
     return state.version, data, payload.crc_of(self._crcs[fragment])
 
   def state(self, fragment: int) -> outer.FragmentState:
-    """Everything of one fragment, as a checkpoint keeps it."""
+    """Returns everything of one fragment that a checkpoint keeps."""
     return self._states[fragment]
 
   def restore(self, fragment: int, state: outer.FragmentState):
-    """Goes on from a checkpoint's state."""
+    """Restores one fragment from a checkpoint's state."""
     self._set(fragment, state)
     self._outer[fragment] = state.version, self._crcs[fragment]
 
   def go_on(self, fragment: int, version: int, theta: Arrays | None):
-    """Θ_p is at `version` from now on, whatever it was here.
+    """Sets Θ_p to `version`, whatever it was here.
 
-    The outer optimizer's state and the residual stay: of an older close.
+    The outer optimizer's state and the residual stay as they were at an older
+    close.
 
     Args:
-      fragment: which.
-      version: that it has in the run.
-      theta: its arrays; None: those that are here.
+      version: the version of the run.
+      theta: new arrays; None: those that are here.
     """
     state = dataclasses.replace(self._states[fragment], version=version)
     if theta is not None:
@@ -148,23 +149,23 @@ class GlobalModel:
     self._set(fragment, state)
 
   def outer_of(self, fragment: int) -> tuple[int, tuple[int, ...]]:
-    """To which version, with which CRCs of pieces, its outer state belongs."""
+    """Returns the version and piece CRCs to which the outer state belongs."""
     return self._outer[fragment]
 
   def versions(self) -> tuple[int, ...]:
-    """Of every fragment."""
+    """Returns the version of every fragment."""
     return tuple(state.version for state in self._states)
 
   def crcs(self) -> tuple[int, ...]:
-    """Of the bytes of every fragment."""
+    """Returns the CRC of every fragment's bytes."""
     return tuple(payload.crc_of(crcs) for crcs in self._crcs)
 
   def piece_crcs(self, fragment: int) -> tuple[int, ...]:
-    """Of the bytes of every piece of one fragment that is here."""
+    """Returns the CRCs of one fragment's pieces that are here."""
     return self._crcs[fragment]
 
   def parameters(self) -> dict[str, np.ndarray]:
-    """Θ as path -> f32 array."""
+    """Returns Θ as path -> f32 array."""
     params = {
       path: np.empty(spec.shape, np.float32)
       for path, spec in self._blueprint.specs.items()

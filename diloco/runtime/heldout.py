@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss of a model on held-out text."""
+"""The loss of a model on held-out text."""
 
 from collections.abc import Mapping
 
@@ -17,9 +17,8 @@ class Heldout:
   """The run's held-out batches, and the compiled loss.
 
   Args:
-    blueprint: of the run.
-    batches: how many, of `run.eval_batch` sequences each; 0: all of the
-      held-out text. None: `run.eval_batches`.
+    batches: number of batches of `run.eval_batch` sequences each; 0: all of the
+      held-out text; None: `run.eval_batches`.
   """
 
   def __init__(self, blueprint: Blueprint, batches: int | None = None):
@@ -45,7 +44,7 @@ class Heldout:
     )
 
   def loss(self, params: Mapping[str, np.ndarray]) -> float:
-    """Mean in nats per token.
+    """Returns the mean loss in nats per token.
 
     Args:
       params: path -> array.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which boxes of each fragment a process of a learner holds, and its bytes."""
+"""Which slices of each fragment a host of a learner holds."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,18 +13,18 @@ Boxes = tuple[Box, ...]
 
 
 class Holding:
-  """The part of one host; a learner of one process holds whole pieces.
+  """The slices of one host; a learner's only process holds whole pieces.
 
   Args:
-    layout: of the run.
-    partition: of the learner.
-    host: which of its processes.
+    layout: how the run's parameters are cut into fragments.
+    partition: how the learner's hosts share the parameters.
+    host: index of the host.
 
   Attributes:
-    needed: by fragment, what the host's devices hold.
-    by_piece: the same by fragment and name of the piece.
-    offered: by fragment, what it offers of that: together, the hosts offer
-      every value once.
+    needed: by fragment, the slices that the host's devices hold.
+    by_piece: `needed` by fragment and name of the piece.
+    offered: by fragment, the slices that the host offers; together, the hosts
+      offer every value once.
   """
 
   def __init__(self, layout: Layout, partition: Partition, host: int):
@@ -39,10 +39,9 @@ class Holding:
     )
 
   def needed_of(self, fragment: int, whole: Arrays) -> dict[str, np.ndarray]:
-    """This host's boxes of a whole fragment.
+    """Returns this host's slices of a whole fragment.
 
     Args:
-      fragment: which.
       whole: piece name -> array.
     """
     return {
@@ -51,11 +50,10 @@ class Holding:
     }
 
   def offered_of(self, fragment: int, held: Arrays) -> dict[str, np.ndarray]:
-    """What it offers out of what it holds, as views.
+    """Returns the slices that the host offers, as views of what it holds.
 
     Args:
-      fragment: which.
-      held: as `needed_of` gives it.
+      held: box name -> array, as from `needed_of`.
     """
     return {
       box.name: held[outer.name][_inside(box, outer)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learner's copy of Θ on the host: rebuilt from updates, proven by CRC."""
+"""A learner's copy of Θ on the host: rebuilt from updates, verified by CRC."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
 
 
 class Mismatch(Exception):
-  """What came does not lead to the announced bytes of Θ_p."""
+  """Bytes that arrived do not lead to the announced Θ_p."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-  """One fragment of Θ; the three belong together."""
+  """One fragment of Θ with its version and CRC."""
 
   version: int
   theta: Arrays
@@ -27,14 +27,13 @@ class Held:
 
 
 class HostCopy:
-  """One array set and version per fragment; arrays are never written to.
+  """One set of arrays and version per fragment; arrays are never written to.
 
   `update`, `replace` and `adopt` are for one thread; the rest for any.
 
   Args:
-    blueprint: of the run.
     fragments: Θ_p by fragment.
-    versions: of those; None: all 0.
+    versions: their versions; None: all 0.
   """
 
   def __init__(
@@ -51,16 +50,16 @@ class HostCopy:
     ]
 
   def fragment(self, fragment: int) -> tuple[int, Arrays]:
-    """Version and Θ_p, belonging together."""
+    """Returns version and Θ_p, consistent with each other."""
     held = self._held[fragment]
     return held.version, held.theta
 
   def held(self) -> list[Held]:
-    """All fragments, each belonging together."""
+    """Returns all fragments, each consistent in itself."""
     return list(self._held)
 
   def crcs(self) -> tuple[int, ...]:
-    """Of the bytes of every fragment."""
+    """Returns the CRC of every fragment's bytes."""
     return tuple(held.crc for held in self._held)
 
   def adopt(
@@ -73,11 +72,11 @@ class HostCopy:
 
     Args:
       versions: by fragment.
-      data: the bytes of Θ_p in f32, by fragment.
-      crcs: of those.
+      data: bytes of Θ_p in f32, by fragment.
+      crcs: their CRCs.
 
     Raises:
-      Mismatch: a CRC is not the announced one.
+      Mismatch: a CRC does not match.
     """
     full, layout = self._blueprint.full, self._blueprint.layout
     thetas = [
@@ -90,11 +89,13 @@ class HostCopy:
     ]
 
   def take_over(self, held: Sequence[Held]):
-    """A donor's whole copy, of the same process: nothing is to be proven."""
+    """Takes a donor's copy from the same process; nothing needs to be
+    verified.
+    """
     self._held = list(held)
 
   def update(self, fragment: int, version: int, data: np.ndarray, crc: int):
-    """Takes in an outer update: Θ_p at `version` from that before.
+    """Applies an outer update to the version before, which gives `version`.
 
     Raises:
       Mismatch: the host has another version, or the CRC is not `crc`.
@@ -107,7 +108,7 @@ class HostCopy:
     self._keep(fragment, version, rebuilt, crc)
 
   def replace(self, fragment: int, version: int, data: np.ndarray, crc: int):
-    """Takes in a full fragment.
+    """Replaces a fragment by a full one.
 
     Raises:
       Mismatch: the CRC is not `crc`.

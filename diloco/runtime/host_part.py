@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bytes of one process of a learner: what it offers, what it takes in.
 
-`WholePart` where the process is the learner's only one, `HostPart` where it
-has a part of each fragment. Both give and take bytes by shard of the syncer.
+`WholePart` is for the only process of a learner, `HostPart` for one of several,
+which has a part of each fragment. Both give and take bytes by shard of the
+syncer.
 """
 
 import dataclasses
@@ -27,15 +28,15 @@ Parts = Sequence[np.ndarray]  # uint8, by shard of the syncer.
 
 @dataclasses.dataclass(frozen=True)
 class Arrived:
-  """A fragment of Θ at one version, in both places."""
+  """A fragment of Θ at one version, on the host and on the devices."""
 
   host: Arrays
   device: Mapping[str, jax.Array]
-  crc: int  # Of the whole fragment.
+  crc: int  # CRC of the whole fragment.
 
 
 class Part(Protocol):
-  """What a carrier asks of it."""
+  """The arrays that one host of a learner encodes and takes in."""
 
   cuts: Cuts
   host: int
@@ -43,13 +44,13 @@ class Part(Protocol):
   def encode_delta(
     self, fragment: int, theta: Mapping[str, jax.Array], reference: Mapping
   ) -> Parts:
-    """v = reference − θ; see `OwnProgress.reference`."""
+    """Returns the bytes of v = reference − θ; see `OwnProgress.reference`."""
 
   def encode_held(self, fragment: int) -> Parts:
-    """The host's copy of Θ_p, in f32."""
+    """Returns the bytes of the host's copy of Θ_p, in f32."""
 
   def held(self) -> list[Held]:
-    """The host's copy of Θ."""
+    """Returns the host's copy of Θ."""
 
   def take_in(
     self,
@@ -60,25 +61,27 @@ class Part(Protocol):
     crc: int,
     part_crcs: Sequence[int],
   ) -> None:
-    """An update or a full fragment; `Mismatch` where it does not fit."""
+    """Takes in an update or a full fragment; raises `Mismatch` if it does not
+    fit.
+    """
 
   def placed(self, fragment: int) -> Arrived:
-    """The host's copy of a fragment, on the devices too."""
+    """Puts the host's copy of a fragment on the devices as well."""
 
   def donated_bytes(self, fragment: int) -> int:
-    """Of Θ_p, as this process gives it to a newcomer."""
+    """Returns how many bytes of Θ_p this process gives to a newcomer."""
 
   def encode_donated(self, fragment: int, theta: Arrays) -> np.ndarray:
-    """The same as bytes, in f32; may be none."""
+    """Returns the bytes of Θ_p for a newcomer, in f32; may be empty."""
 
   def state_bytes(self) -> int:
-    """Of the inner state that this process gives."""
+    """Returns how many bytes of inner state this process gives."""
 
   def state_chunks(self, state) -> list[np.ndarray]:
-    """The same, of a copy on the devices."""
+    """Returns the inner state's bytes from a copy on the devices, in chunks."""
 
   def state_from_chunks(self, chunks: Sequence[np.ndarray]):
-    """For `Device.put_state`; `ValueError` where it is not as many bytes."""
+    """Returns a state for `Device.put_state`; `ValueError` on a wrong size."""
 
   def adopt(
     self,
@@ -86,16 +89,15 @@ class Part(Protocol):
     data: Sequence[np.ndarray],
     crcs: Sequence[int],
   ) -> None:
-    """A donor's Θ, by fragment; `Mismatch`, and nothing taken, else."""
+    """Takes in a donor's Θ, by fragment; on `Mismatch` nothing is taken."""
 
 
 class WholePart:
-  """Of a learner's only process: whole pieces.
+  """Whole pieces, for a learner's only process.
 
   Args:
-    blueprint: of the run.
     device: takes fragments of Θ.
-    copy: of Θ.
+    copy: the host's copy of Θ.
   """
 
   def __init__(self, blueprint: Blueprint, device: Device, copy: HostCopy):
@@ -151,12 +153,11 @@ class WholePart:
 
 
 class HostPart:
-  """Of one process among several: boxes of pieces.
+  """Slices of pieces, for one process among several.
 
   Args:
-    blueprint: of the run.
     device: takes fragments of Θ.
-    copy: of this host's boxes of Θ.
+    copy: the copy of this host's slices of Θ.
   """
 
   def __init__(self, blueprint: Blueprint, device: Device, copy: PartCopy):
@@ -231,14 +232,14 @@ class HostPart:
 def make_part(
   blueprint: Blueprint, device: Device, copy: HostCopy | PartCopy
 ) -> Part:
-  """What fits the copy."""
+  """Returns the implementation that fits the copy."""
   if isinstance(copy, HostCopy):
     return WholePart(blueprint, device, copy)
   return HostPart(blueprint, device, copy)
 
 
 class Arrivals:
-  """What is ready to be applied, until the loop takes it."""
+  """Fragments that are ready to be applied, until the loop takes them."""
 
   def __init__(self):
     self._arrived: dict[tuple[int, int], Arrived] = {}
@@ -247,9 +248,9 @@ class Arrivals:
     self._arrived[fragment, version] = arrived
 
   def take(self, fragment: int, version: int) -> Arrived | None:
-    """What is to be applied, and forgets what is older.
+    """Returns the fragment to apply and forgets older ones.
 
-    None where the same version has come twice, and was applied before.
+    It is None if the version came twice and was applied before.
     """
     taken = self._arrived.pop((fragment, version), None)
     for key in list(self._arrived):

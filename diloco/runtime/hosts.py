@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The other hosts of a learner, as its leading host sees them.
 
-What the loop does is told to all before it is done here; what moves bytes is
-asked of each, and counts when the last one has answered: all parts, or none.
+The loop announces each of its steps to all hosts before it performs it. A
+transfer is requested of each host, and counts once the last one has answered:
+all parts, or none.
 """
 
 import contextlib
@@ -14,66 +15,76 @@ from diloco.protocol import host_messages, messages
 from diloco.runtime.host_copy import Mismatch
 from diloco.transport.group import Connection, GroupLost, Listener
 
-ANSWER_S = 120.0  # A host that lives answers; jax ends the dead sooner.
+ANSWER_S = 120.0  # A live host answers; jax ends dead ones sooner.
 
-STATE_S = 3600.0  # Likewise, where all of a host's state is moved.
+STATE_S = 3600.0  # The limit when all of a host's state is moved.
 
-Addresses = tuple[str, ...]  # Of one host, by shard of the syncer.
-Parts = tuple[messages.Part | None, ...]  # Likewise; None: it could not.
+Addresses = tuple[str, ...]  # Addresses of one host, by shard of the syncer.
+# Parts of one host, by shard; None: it failed.
+Parts = tuple[messages.Part | None, ...]
 Donated = host_messages.HostDonated
 
 
 class Hosts(Protocol):
-  """What a learner's exchange and loop ask of the other hosts."""
+  """The other hosts, as a learner's exchange and loop use them."""
 
-  count: int  # With the leading one.
+  count: int  # Including the leading one.
 
   def watch(
     self,
     on_stop: Callable[[], None],
     on_lost: Callable[[GroupLost], None],
   ) -> None:
-    """What to call, on a thread, when one of them is told to go, or is gone."""
+    """Sets callbacks for a host that is told to stop, or is lost.
+
+    They are called on a thread.
+    """
 
   def tell(self, message) -> None:
-    """Says one of `host_messages.FROM_LEADING_HOST` to all of them."""
+    """Sends one of `host_messages.FROM_LEADING_HOST` to all of them."""
 
   def tell_each(self, said: Iterable) -> None:
-    """Says something else to each of them, from host 1 on."""
+    """Sends each of them its own message, from host 1 on."""
 
   def open_session(self, session: int) -> tuple[Addresses, ...]:
-    """A new session with the syncer: where each of them can be pulled from."""
+    """Opens a syncer session on each host; returns where each offers."""
 
   def offered(self, handle: int) -> tuple[Parts, ...]:
-    """What each of them has on offer under a handle; waits for it."""
+    """Waits for, and returns, what each host has on offer under a handle."""
 
   def forget(self, handle: int) -> None:
-    """Nobody will wait for what they offer under it."""
+    """Drops the answers for a handle, which are not waited for any more."""
 
   def taking(self, orders: Sequence[host_messages.HostTake]):
-    """A context in which host 0 takes its part, and each other its own.
+    """Returns a context in which host 0 and the others each take their part.
 
-    At its end all have; or it raises `Mismatch`, saying who has not, and why.
+    At its end all have; otherwise it raises `Mismatch`, which names the host
+    and the reason.
 
     Args:
       orders: by host, from 1 on.
     """
 
   def donated(self, newcomer: tuple[int, int]) -> tuple[Donated, ...]:
-    """What each of them offers to a newcomer; waits for it."""
+    """Waits for, and returns, what each host offers to a newcomer."""
 
   def fetching(self, orders: Sequence[host_messages.HostFetch]):
-    """As `taking`, of parts of a donor's state, which are only kept apart."""
+    """Returns a context like `taking` for parts of a donor's state.
+
+    The parts are only fetched in it, not adopted.
+    """
 
   def end_fetch(self, taken: bool) -> None:
-    """What they keep becomes theirs, which is waited for; or is forgotten."""
+    """Has the hosts adopt what they fetched, and waits for it; or discard
+    it.
+    """
 
   def close(self) -> None:
-    """Says what is queued, and ends."""
+    """Sends what is queued, and ends."""
 
 
 class Alone:
-  """No other host."""
+  """The hosts of a learner that has only one."""
 
   count = 1
 
@@ -115,17 +126,17 @@ ALONE = Alone()
 
 
 class OtherHosts:
-  """Connections to the hosts 1 … N−1, all there at construction.
+  """Connections to the hosts 1 … N−1, which are all open once constructed.
 
   Args:
-    listener: that they have been told of; it is closed.
-    others: how many they are.
+    listener: the listener they connect to; it is closed.
+    others: N−1.
 
   Attributes:
-    steps: host -> the checkpoints that it has whole.
+    steps: host -> the checkpoint steps that it has complete.
 
   Raises:
-    GroupLost: they are not all there in time.
+    GroupLost: not all of them came in time.
   """
 
   def __init__(self, listener: Listener, others: int):
@@ -134,7 +145,8 @@ class OtherHosts:
     self._on_lost: Callable[[GroupLost], None] = lambda error: None
     self._changed = threading.Condition()
     self._answers: dict[Hashable, dict[int, object]] = {}
-    self._unwanted: dict[Hashable, int] = {}  # Answers that are to come.
+    # Answers to come that are not needed.
+    self._unwanted: dict[Hashable, int] = {}
     self._lost: GroupLost | None = None
     self._connections: dict[int, Connection] = {}
     self._unnamed: list[Connection] = []
@@ -263,7 +275,7 @@ class OtherHosts:
   def _wait(
     self, key: Hashable, timeout_s: float = ANSWER_S
   ) -> dict[int, object]:
-    """By host, ascending."""
+    """Waits for all answers to `key` and returns them by host, ascending."""
 
     def complete():
       found = self._answers.get(key, {})
@@ -284,7 +296,7 @@ class OtherHosts:
 
 
 def _check_all(answers: Mapping[int, object]) -> None:
-  """Raises `Mismatch` for the first host that could not do what it was told."""
+  """Raises `Mismatch` for the first host that failed."""
   for host, each in answers.items():
     if each.reason:
       raise Mismatch(f'host {host}: {each.reason}')

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine's thread has not read yet: bounded, in all and per session.
+"""A queue of unread messages, bounded in total and per session.
 
-Whoever talks too much fills his own share and then waits; the others' messages
-do not queue up behind more than that.
+A session that sends too much fills its own share and then waits; the others'
+messages never queue behind more than that.
 """
 
 import queue
 import threading
 from collections.abc import Hashable
 
-LOOK_EVERY_S = 1.0  # Whether it has been closed, while waiting for room.
+LOOK_EVERY_S = 1.0  # Interval of the check for a close, while waiting for room.
 
 
 class Inbox(queue.Queue):
-  """Items in the order of their arrival.
+  """A bounded queue of items in the order of their arrival.
 
   Args:
-    items_max: of all sources together.
-    share_max: of one source: a message may have a MiB.
+    items_max: for all sources together.
+    share_max: for one source: a message may have a MiB.
   """
 
   def __init__(self, items_max: int, share_max: int):
@@ -27,11 +27,11 @@ class Inbox(queue.Queue):
     self._closing = threading.Event()
 
   def close(self) -> None:
-    """Nobody reads any more: whoever waits for room goes on without."""
+    """Marks the inbox as no longer read; producers stop waiting for room."""
     self._closing.set()
 
   def tell(self, item) -> None:
-    """Waits for room; for what there is not more of than is asked for."""
+    """Blocks until the queue has room for one more item, then adds it."""
     while not self._closing.is_set():
       try:
         self.put(item, timeout=LOOK_EVERY_S)
@@ -40,7 +40,10 @@ class Inbox(queue.Queue):
         continue
 
   def tell_from(self, source: Hashable, item) -> None:
-    """Waits for room in the share of `source`, too; its thread alone calls."""
+    """Blocks until there is also room in the share of `source`.
+
+    Only the thread of that source may call it.
+    """
     share = self._shares.setdefault(
       source, threading.Semaphore(self._share_max)
     )
@@ -50,9 +53,9 @@ class Inbox(queue.Queue):
         return
 
   def was_read(self, source: Hashable) -> None:
-    """Makes room for one more of `source`."""
+    """Makes room for one more item of `source`."""
     self._shares[source].release()
 
   def forget(self, source: Hashable) -> None:
-    """Its last item was read."""
+    """Forgets a source whose last item was read."""
     self._shares.pop(source, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inner step on a mesh of devices, and what of a learner lies there."""
+"""The inner step on a mesh of devices, and the learner's arrays there."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,8 +21,8 @@ class InnerDevice:
 
   Attributes:
     tokens_per_step: B · L.
-    partition: of the parameters over devices and hosts.
-    programs: what was compiled, by name.
+    partition: how devices and hosts share the parameters.
+    programs: compiled programs, by name.
   """
 
   def __init__(
@@ -62,7 +62,7 @@ class InnerDevice:
     self._compile_step()
 
   def init(self, params: Mapping[str, np.ndarray]) -> tuple[Params, object]:
-    """Parameters and inner state on the devices; the state is fresh."""
+    """Puts parameters on the devices, with a fresh inner state."""
     placed = {
       path: place(x, self._shardings[path]) for path, x in params.items()
     }
@@ -79,29 +79,29 @@ class InnerDevice:
     return self._abstract(self._shardings)
 
   def put_state(self, state):
-    """An inner state from the host, where its parameters lie.
+    """Puts an inner state from the host where its parameters lie.
 
     Args:
-      state: a pytree of arrays; of `inner_state.Shards` where the learner has
-        several processes, each of which gives its own.
+      state: a pytree of arrays, or of `inner_state.Shards` if the learner has
+        several processes, each of which passes its own.
     """
     if self.partition.host_count > 1:
       return inner_state.place_shards(state, self._state_like)
     return jax.tree.map(place, state, self._state_shardings)
 
   def fresh_state(self, params: Params):
-    """The inner state of a learner that has made no step."""
+    """Returns the inner state of a learner that has made no step."""
     return self._init_state(params)
 
   def put_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """A batch, rows spread over the mesh."""
+    """Puts a batch on the devices, with its rows spread over the mesh."""
     return {key: place(x, self._rows) for key, x in batch.items()}
 
   def step(self, params, state, batch, lr: float, draw: tuple[int, int]):
-    """Dispatches one inner step; `params` and `state` are given away.
+    """Dispatches one inner step; `params` and `state` are donated.
 
-    `draw` is the learner's id and the position of the batch: together with
-    the run's seed they give the step its random key.
+    `draw` is the learner's id and the position of the batch: together with the
+    run's seed they give the step its random key.
     """
     draw = np.array(draw, np.uint32)
     return self._step(params, state, batch, np.float32(lr), draw)
@@ -147,7 +147,7 @@ class InnerDevice:
     self.programs['step'] = self._step
 
   def _inner_step(self, params, state, batch, lr, draw):
-    """`numerics.inner.train_step` on flat parameters."""
+    """Runs `numerics.inner.train_step` on flat parameters."""
 
     def loss(flat, batch, key):
       return self._blueprint.model.loss(interface.unflatten(flat), batch, key)
@@ -177,7 +177,9 @@ class InnerDevice:
     }
 
   def _shardings_of_state(self):
-    """Moments lie where their parameter lies, counters everywhere."""
+    """Returns shardings: moments lie with their parameter, counters
+    everywhere.
+    """
     params = self._abstract(self._shardings)
 
     def place(path, leaf):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An inner optimizer state as bytes that travel from peer to peer, and back.
+"""Converts an inner optimizer state to bytes for another learner, and back.
 
-Whole where a learner has one process. Of several, each host sends the shards
-of its own devices to the host of the same number in another learner, whose
-devices hold the same ones where both are partitioned alike.
+A learner of one process sends it whole. If there are several, each host sends
+the shards of its own devices to the host of the same number in another learner,
+whose devices hold the same shards if both are partitioned alike.
 """
 
 import math
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
-CHUNK_BYTES_MAX = 1 << 26  # Of one payload: bounds what a lost pull costs.
+CHUNK_BYTES_MAX = 1 << 26  # Per payload: bounds what a lost pull costs.
 
 
 def size_bytes(like) -> int:
-  """How many bytes a state of this structure has.
+  """Returns the bytes of a state of this structure.
 
   Args:
     like: a pytree of arrays or of `jax.ShapeDtypeStruct`.
@@ -25,19 +25,19 @@ def size_bytes(like) -> int:
 
 
 def to_chunks(state) -> list[np.ndarray]:
-  """All leaves, in the pytree's order, cut into uint8 payloads.
+  """Cuts all leaves, in the pytree's order, into uint8 payloads.
 
-  The bits count: nothing is converted. None for a state of no bytes, such as
-  that of SGD without momentum.
+  Bits are copied without conversion. A state of no bytes, such as that of SGD
+  without momentum, gives no chunks.
   """
   return _cut(np.asarray(leaf) for leaf in jax.tree.leaves(state))
 
 
 def from_chunks(chunks: Sequence[np.ndarray], like):
-  """The state that `to_chunks` cut, with the structure of `like`.
+  """Returns the state that `to_chunks` cut, with the structure of `like`.
 
   Raises:
-    ValueError: it is not as many bytes.
+    ValueError: the number of bytes is wrong.
   """
   whole = _joined(chunks)
   if whole.size != size_bytes(like):
@@ -55,11 +55,11 @@ def from_chunks(chunks: Sequence[np.ndarray], like):
 
 
 Ranges = tuple[tuple[int, int], ...]  # (first, last + 1) by axis.
-Shards = Mapping[Ranges, np.ndarray]  # Of one leaf, those of one host.
+Shards = Mapping[Ranges, np.ndarray]  # The shards of one leaf on one host.
 
 
 def shards_to_chunks(state) -> list[np.ndarray]:
-  """As `to_chunks`, of the different shards that this process's devices hold.
+  """Cuts the distinct shards on this process's devices into uint8 payloads.
 
   Args:
     state: a pytree of arrays on the devices of several processes.
@@ -72,7 +72,7 @@ def shards_to_chunks(state) -> list[np.ndarray]:
 
 
 def shards_size_bytes(like) -> int:
-  """How many bytes `shards_to_chunks` gives of a state of this structure.
+  """Returns how many bytes `shards_to_chunks` gives for this structure.
 
   Args:
     like: a pytree of `jax.ShapeDtypeStruct`, with shardings.
@@ -85,10 +85,10 @@ def shards_size_bytes(like) -> int:
 
 
 def shards_from_chunks(chunks: Sequence[np.ndarray], like):
-  """What `shards_to_chunks` cut: a pytree of `Shards`.
+  """Returns the pytree of `Shards` that `shards_to_chunks` cut.
 
   Raises:
-    ValueError: it is not as many bytes.
+    ValueError: the number of bytes is wrong.
   """
   whole, wanted = _joined(chunks), shards_size_bytes(like)
   if whole.size != wanted:
@@ -109,7 +109,7 @@ def shards_from_chunks(chunks: Sequence[np.ndarray], like):
 
 
 def place_shards(state, like):
-  """A state of which each process has its own shards, on the devices.
+  """Puts a state on the devices to which each process adds its own shards.
 
   Args:
     state: as `shards_from_chunks` gives it.
@@ -150,7 +150,9 @@ def _shard_nbytes(leaf, ranges: Ranges) -> int:
 
 
 def _cut(arrays: Iterable[np.ndarray]) -> list[np.ndarray]:
-  """Their bytes in chunks; besides these, one array is here at a time."""
+  """Cuts the arrays' bytes into chunks, with one more array in memory at a
+  time.
+  """
   chunks: list[np.ndarray] = []
   open_parts: list[np.ndarray] = []
   room = CHUNK_BYTES_MAX
@@ -173,7 +175,7 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def is_finite(state) -> bool:
-  """Whether no value of a host's copy is NaN or infinite."""
+  """Returns True if no value of a host's copy is NaN or infinite."""
   return all(
     bool(np.isfinite(leaf).all())
     for leaf in jax.tree.leaves(state)

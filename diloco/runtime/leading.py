@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the hosts of one learner find each other, and agree where to begin."""
+"""Connects the hosts of one learner and agrees on the step they start from."""
 
 import queue
 import threading
@@ -20,12 +20,12 @@ from diloco.transport.interface import DataPlane
 def gather(
   world: World, met: Meeting, records: LearnerRecords
 ) -> tuple[OtherHosts, int]:
-  """On the leading host: the others, and the step that all go on from.
+  """Connects the leading host to the others; returns them and the common step.
 
   `met` is closed once they are connected.
 
   Raises:
-    GroupLost: one of them is gone.
+    GroupLost: a host is gone.
   """
   hosts = OtherHosts(world.listen(), world.hosts - 1)
   met.close()
@@ -35,16 +35,13 @@ def gather(
 
 
 class Follower:
-  """On another host: does what the leading one says, to the end.
+  """A host that does not lead: it follows the leading host to the end.
 
   Args:
-    world: of the learner.
-    met: its hosts; it is closed once this one is connected.
-    blueprint: of the run.
-    learner: its id.
-    device: compiled.
-    records: of this host.
-    plane: carries the bytes.
+    met: open connections to the other hosts; closed once this one is connected.
+    device: the compiled device.
+    records: checkpoints of this host.
+    plane: the data plane.
   """
 
   def __init__(
@@ -88,7 +85,7 @@ class Follower:
     ).start()
 
   def run(self) -> host_messages.EndAt:
-    """To the end.
+    """Follows the leading host's orders to the end.
 
     Raises:
       GroupLost: the leading host is gone.
@@ -108,5 +105,5 @@ class Follower:
 
   def _lost(self, error: GroupLost):
     self._answer.put(error)
-    self._made.wait()  # Else it would not be heard of by who is being made.
+    self._made.wait()  # Otherwise `lost` would find no host to tell.
     self._host.lost(error)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learner's connection to the syncer: made again whenever it is lost."""
+"""A learner's connection to the syncer, restored whenever it is lost."""
 
 import queue
 import threading
@@ -20,27 +20,26 @@ from diloco.transport.control_client import (
 from diloco.transport.interface import DataPlane, Outlet
 
 ATTEMPT_S = 2.0  # For one attempt to connect.
-RETRY_S = (0.1, 0.5)  # Between attempts: the first pause, the longest.
-TELL_EVERY_S = 5.0  # That there is no syncer.
-RISES_MAX = 8  # Of a process that others overtake before it is let in.
-OFFERS_MAX = 8  # Per fragment, that the syncer has not retired.
+RETRY_S = (0.1, 0.5)  # Pause between attempts: the first, and the longest.
+TELL_EVERY_S = 5.0  # Interval of the log line that there is no syncer.
+RISES_MAX = 8  # For a process overtaken by others before it is admitted.
+OFFERS_MAX = 8  # Per fragment: offers that the syncer has not released.
 
 
 class SyncerAbsent(Exception):
-  """No syncer was found in the time that the configuration gives."""
+  """No syncer was found in the time that the configuration allows."""
 
 
 class RunIsOver(Exception):
-  """There is no syncer any more, and it has left its results."""
+  """The syncer has ended and left its results."""
 
 
 class Session:
   """One connection, and what is offered to the syncer over it.
 
   Args:
-    incarnation: of the session.
-    client: speaks with the syncer.
-    outlets: one to each of its shards.
+    client: the connection to the syncer.
+    outlets: one per shard of the syncer.
   """
 
   def __init__(
@@ -52,17 +51,17 @@ class Session:
     self._unretired: dict[int, int] = {}  # Handle -> fragment.
 
   def has_room(self, fragment: int) -> bool:
-    """Whether one more offer of the fragment may be made.
+    """Returns True if one more offer of the fragment may be made.
 
-    A syncer that is stopped retires nothing: offers to it must not fill this
-    host, and what it finds when it wakes up must still be there to be pulled.
+    A stopped syncer releases nothing: offers to it must not fill this host, and
+    what it finds when it resumes must still be there to be pulled.
     """
     offered = list(self._unretired.values())
     return offered.count(fragment) < OFFERS_MAX
 
   @property
   def addresses(self) -> tuple[str, ...]:
-    """Where each shard pulls."""
+    """Addresses from which the shards pull, in order."""
     return tuple(outlet.address for outlet in self._outlets)
 
   def offer(self, fragment: int, handle: int, parts: Sequence[np.ndarray]):
@@ -73,7 +72,7 @@ class Session:
     self._unretired[handle] = fragment
 
   def retire(self, handle: int):
-    """The syncer does not need the offer any more."""
+    """Releases an offer that the syncer does not need any more."""
     self._unretired.pop(handle, None)
     for outlet in self._outlets:
       outlet.retire(handle)
@@ -89,21 +88,21 @@ class Link:
   """A thread that keeps a session open and wakes up at deadlines.
 
   Args:
-    address: of the syncer, host:port.
-    plane: makes the outlets of each session.
-    shards: S, of the syncer.
-    first_s: how long the first connection may take; later ones, for ever.
+    address: the syncer's host:port.
+    plane: makes the publishers of each session.
+    shards: S, the number of the syncer's shards.
+    first_s: time limit of the first connection; later ones have none.
     on_open: called with each session.
     on_message: called with each message of the syncer.
-    on_close: called with the reason when a session ended.
+    on_close: called with the reason when a session has ended.
     on_deadline: called when the time of `deadline` has come.
-    deadline: when that is, in seconds of `time.monotonic`, or None.
-    on_crash: called with what ended the thread.
-    is_over: whether the results of the run are there, where that can be seen.
-    access: what is shown to the syncer and asked of it.
+    deadline: returns that time, in seconds of `time.monotonic`, or None.
+    on_crash: called with the error that ended the thread.
+    is_over: returns True once the run's results exist, if that can be seen.
+    access: credentials to present to the syncer and to require of it.
 
   Attributes:
-    process: this one among the learner's, see `protocol.incarnation`.
+    process: this process's number; see `protocol.incarnation`.
   """
 
   def __init__(
@@ -144,21 +143,21 @@ class Link:
     self._thread.start()
 
   def wake(self):
-    """The deadline has changed."""
+    """Wakes the thread, as the deadline has changed."""
     self._wakes.put(None)
 
   def let_in(self):
-    """Who is newer from here on has taken this one's place."""
+    """Notes the admission: any newer process has taken this one's place."""
     self._rises = None
 
   def rise(self, newest: int) -> bool:
-    """Becomes newer than the incarnation because of which it was refused.
+    """Takes a process number above the one that caused the refusal.
 
-    Its clock may have been set back since that one began. The next session is
-    of the new number.
+    This process's clock may have been set back since that one started. The next
+    session uses the new number.
 
     Returns:
-      Whether it may: not where it was let in before, and not for ever.
+      False if this process was admitted before, or has risen too often.
     """
     if newest < 0 or not self._rises:
       return False
@@ -168,11 +167,11 @@ class Link:
     return True
 
   def leave(self):
-    """The session that is open is the last one."""
+    """Makes the open session the last one."""
     self._closing.set()
 
   def close(self, timeout_s: float):
-    """Says what is queued, then ends."""
+    """Sends what is queued, then ends."""
     self._closing.set()
     self._wakes.put('closed here')
     self._thread.join(timeout_s)
@@ -187,7 +186,7 @@ class Link:
       self._on_crash(error)
 
   def _connect(self) -> Session | None:
-    """Tries until it succeeds; None where it was closed meanwhile."""
+    """Connects, with retries; returns None if it was closed meanwhile."""
     pause_s, longest_s = RETRY_S
     give_up = time.monotonic() + self._first_s
     tell_s = time.monotonic() + TELL_EVERY_S
@@ -201,7 +200,7 @@ class Link:
       try:
         client.connect(ATTEMPT_S)
       except (ConnectFailed, HostUnknown) as error:
-        # A name that was known may be away while the syncer is.
+        # A known name may be gone for as long as the syncer is.
         hopeless = isinstance(error, HostUnknown | NotAdmitted)
         if hopeless and not self._sessions:
           raise
@@ -227,7 +226,7 @@ class Link:
     return None
 
   def _hold(self, session: Session):
-    """Until the session ends; wakes up at deadlines meanwhile."""
+    """Runs a session to its end; wakes up at deadlines meanwhile."""
     self._on_open(session)
     reason = None
     while reason is None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which log lines a process writes: all of ours, the libraries' warnings.
+"""Log lines of a process: all of this package, and the libraries' warnings.
 
-As text for people, or as lines of JSON for collectors such as Cloud Logging.
-What libraries in C++ write to stderr themselves, such as XLA when it aborts,
-stays text.
+They are text for humans, or JSON lines for collectors such as Cloud Logging.
+What C++ libraries write to stderr themselves, such as XLA when it aborts, stays
+text.
 """
 
 import atexit
@@ -17,8 +17,8 @@ import threading
 
 from absl import logging as absl_logging
 
-ORBAX = '/orbax/checkpoint/'  # In the paths of its files.
-ERROR = 'error: '  # Begins what a main says before it ends.
+ORBAX = '/orbax/checkpoint/'  # Part of the path of its files.
+ERROR = 'error: '  # Starts the line that a main prints before it fails.
 # Cloud Logging's names, from the highest level down.
 SEVERITIES = (
   (logging.CRITICAL, 'CRITICAL'),
@@ -27,15 +27,15 @@ SEVERITIES = (
   (logging.INFO, 'INFO'),
 )
 
-_labels: dict[str, str | int] = {}  # In every record of JSON.
+_labels: dict[str, str | int] = {}  # Included in every JSON record.
 
 
 def keep_ours(run: str = '', **labels: int) -> None:
-  """Drops what other packages say below a warning, and all of Orbax's.
+  """Drops what other packages log below a warning, and all of Orbax's lines.
 
   Args:
-    run: its name; from here on in every record, where they are JSON.
-    **labels: likewise; who the process is, such as learner=3.
+    run: the run's name, added to every later JSON record.
+    **labels: further labels that identify the process, such as learner=3.
   """
   if run:
     _labels['run'] = run
@@ -45,19 +45,19 @@ def keep_ours(run: str = '', **labels: int) -> None:
 
 
 def write_json(role: str) -> None:
-  """From here on, all that Python writes to stderr are records of JSON.
+  """Makes everything that Python writes to stderr a JSON record from here on.
 
   Each is one line: `time`, `severity`, `message`, the role, and the labels of
   `keep_ours` as soon as they are known. A traceback is part of its message.
-  Messages that are printed are records too, so that a process which ends with
-  a flag that it doesn't know has said so in the same way.
+  Printed messages are records too, so that a process that ends because of an
+  unknown flag reports it in the same way.
 
   Args:
-    role: what the process is, such as 'syncer'.
+    role: the process's role, such as 'syncer'.
   """
   _labels['role'] = role
-  # Installed, it removes those that imports have left. It can't itself write
-  # the records: before flags are parsed it writes to whatever sys.stderr is.
+  # Installing it removes handlers left by imports. It cannot write the records
+  # itself: before flags are parsed it writes to whatever sys.stderr is.
   absl_logging.use_absl_handler()
   absl_logging.get_absl_handler().addFilter(lambda record: False)
   handler = logging.StreamHandler(sys.stderr)
@@ -72,7 +72,7 @@ def write_json(role: str) -> None:
 
 
 class JsonLine(logging.Formatter):
-  """A record as one line."""
+  """Formats a record as one line of JSON."""
 
   def format(self, record: logging.LogRecord) -> str:
     levels = (name for level, name in SEVERITIES if record.levelno >= level)
@@ -92,16 +92,16 @@ class JsonLine(logging.Formatter):
 
 
 class PrintedLines(io.TextIOBase):
-  """Takes the place of stderr: every line that is printed is a record.
+  """Replaces stderr: every line that is printed becomes a record.
 
   Args:
-    handler: writes records to the real one.
+    handler: writes records to the real stderr.
   """
 
   def __init__(self, handler: logging.StreamHandler):
     self._handler = handler
     self._lock = threading.Lock()
-    self._begun = ''  # A line without its end.
+    self._begun = ''  # A line that is not ended yet.
 
   def fileno(self) -> int:
     return self._handler.stream.fileno()
@@ -118,13 +118,15 @@ class PrintedLines(io.TextIOBase):
     return len(text)
 
   def end(self) -> None:
-    """What was printed without an end of line."""
+    """Writes out a line that was printed without a line end."""
     if self._begun:
       self.write('\n')
 
 
 def _record(handler, level: int, message: str, exception=None) -> None:
-  """Not through a logger: before flags are parsed, they drop most."""
+  """Writes a record without a logger: before flags are parsed, loggers drop
+  most.
+  """
   handler.handle(
     logging.LogRecord('diloco', level, __file__, 0, message, None, exception)
   )
@@ -147,7 +149,7 @@ def _on_exception_of_thread(handler, caught: threading.ExceptHookArgs) -> None:
 
 def _is_ours_or_grave(record: logging.LogRecord) -> bool:
   if ORBAX in record.pathname:
-    # Up to six tracebacks where one save fails; checkpoint/ says it in a line.
+    # One failed save logs up to six tracebacks; checkpoint/ says it in a line.
     return False
   if '/diloco/' in record.pathname:
     return True

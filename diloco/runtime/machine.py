@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the machine decides about the bits of an inner step.
+"""Describes what, of machine and process, affects the bits of an inner step.
 
-Measured on 2 cores, 20 steps of the quickstart's model: with NPROC=1 other
-bits than with 2, with 4 the same as with 2; so the tape has the number.
+Measured on 2 cores with 20 steps of the quickstart's model: NPROC=1 gives other
+bits than 2, and 4 the same as 2; so the tape includes that number.
 """
 
 import dataclasses
@@ -14,16 +14,16 @@ import jax
 from diloco.config_values import MeshConfig
 from diloco.runtime.tape_lines import Machine
 
-THREADS = 'NPROC'  # XLA's CPU client sizes its pools by it.
+THREADS = 'NPROC'  # XLA's CPU client sizes its thread pools by it.
 XLA_FLAGS = 'XLA_FLAGS'
 
 
 def describe(mesh: MeshConfig, environment: Mapping[str, str]) -> Machine:
-  """This process's; initialises its devices.
+  """Describes this process; initialises its devices.
 
   Args:
-    mesh: of the learner.
-    environment: of the process.
+    mesh: the learner's mesh.
+    environment: the process's environment variables.
   """
   device = jax.local_devices()[0]
   threads = environment.get(THREADS, '')
@@ -42,7 +42,10 @@ def describe(mesh: MeshConfig, environment: Mapping[str, str]) -> Machine:
 
 
 def environment_like(machine: Machine) -> dict[str, str]:
-  """What a process has to have set, before it asks for a device, to be so."""
+  """Returns the environment that makes a process equal to `machine`.
+
+  It must be set before the process asks for a device.
+  """
   variables = {XLA_FLAGS: machine.xla_flags}
   if machine.threads:
     variables[THREADS] = str(machine.threads)
@@ -50,10 +53,10 @@ def environment_like(machine: Machine) -> dict[str, str]:
 
 
 def differences(here: Machine, there: Machine) -> Iterator[str]:
-  """What may make the bits of `here` others than those of `there`."""
+  """Yields what may make the bits of `here` differ from those of `there`."""
   for field in dataclasses.fields(Machine):
     if field.name == 'cores' and here.threads and there.threads:
-      continue  # Then their number decides nothing.
+      continue  # Then the number of cores has no effect.
     mine, theirs = getattr(here, field.name), getattr(there, field.name)
     if mine != theirs:
       yield f'{field.name}: {mine!r} here, {theirs!r} in the run'

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the hosts of a learner meet before JAX connects them.
+"""The rendezvous of a learner's hosts, before JAX connects them.
 
 Host 0 listens at the coordinator's address; each other host connects, and each
-side shows that it has the learner's secret before anything else is said. The
-connections stay until every host has those that it trains with: a host that
-ends in between is noticed by the others, whatever JAX waits for.
+side proves that it has the learner's secret before anything else is sent. The
+connections stay open until every host has those that it trains with: a host
+that ends in between is noticed by the others, even while JAX blocks.
 """
 
 import multiprocessing.connection
@@ -24,13 +24,13 @@ OnLost = Callable[[group.GroupLost], None]
 
 
 class Meeting:
-  """This host's connections to those that it has met.
+  """This host's connections to the hosts it has met.
 
   Args:
     peers: open connections.
-    name: of a peer, for errors.
-    allowed: the kinds of messages that they may send.
-    on_lost: called once where one ends before it is connected.
+    name: name of a peer, for error messages.
+    allowed: the kinds of messages that peers may send.
+    on_lost: called once if a peer ends before it is connected.
   """
 
   def __init__(
@@ -45,7 +45,7 @@ class Meeting:
     self._on_lost = on_lost
     self._lock = threading.Lock()
     self._connected: set[int] = set()  # Peers that may end.
-    self._began = False  # Until then a loss is told by what is `heard`.
+    self._began = False  # Until then a loss is reported through `heard`.
     self._connections = [
       group.Connection(
         raw,
@@ -58,15 +58,15 @@ class Meeting:
     ]
 
   def tell(self, message) -> None:
-    """Says it to all."""
+    """Sends a message to all peers."""
     for connection in self._connections:
       connection.send(message)
 
   def expect(self, count: int) -> list:
-    """The next messages; waits for them.
+    """Waits for, and returns, the next messages.
 
     Raises:
-      GroupLost: a peer is gone, or says nothing.
+      GroupLost: a peer is gone, or silent for too long.
     """
     said = []
     while len(said) < count:
@@ -80,7 +80,7 @@ class Meeting:
     return said
 
   def begin(self, jax_at: str) -> None:
-    """From here on a loss goes to `on_lost`, where one has come already too."""
+    """Reports losses to `on_lost` from here on, including an earlier one."""
     self.jax_at = jax_at
     with self._lock:
       self._began = True
@@ -89,7 +89,7 @@ class Meeting:
       self._on_lost(lost)
 
   def close(self) -> None:
-    """This host has its connections: it no longer matters who stays here."""
+    """Ends the rendezvous; from here on a peer may leave unnoticed."""
     with self._lock:
       self._on_lost = lambda error: None
     self.tell(host_messages.AllConnected())
@@ -117,13 +117,13 @@ class Meeting:
 def convene(
   host: str, port: int, secret: bytes, others: int, on_lost: OnLost
 ) -> Meeting:
-  """On host 0: waits for the others, then tells them where JAX will be.
+  """Waits on host 0 for the others, then tells them JAX's address.
 
   Args:
     host: IP literal of this machine.
-    port: at which the others look.
-    secret: of the learner.
-    others: how many they are.
+    port: the coordinator's port.
+    secret: the learner's secret.
+    others: the number of other hosts.
     on_lost: see `Meeting`.
 
   Raises:
@@ -155,12 +155,12 @@ def convene(
 def attend(
   at: tuple[str, int], secret: bytes, host: int, on_lost: OnLost
 ) -> Meeting:
-  """On the others: goes to host 0, and is told where JAX is.
+  """Connects another host to host 0 and learns JAX's address.
 
   Args:
     at: host and port of host 0.
-    secret: of the learner.
-    host: the launcher's number of this one.
+    secret: the learner's secret.
+    host: the launcher's number of this host.
     on_lost: see `Meeting`.
 
   Raises:

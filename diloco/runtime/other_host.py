@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process of a learner that does not lead: the same steps, its own bytes.
 
-Its loop does what the leading host says, in that order; a thread reads what is
-said, two workers move bytes, as in the leading host's `exchange`.
+Its loop executes the leading host's orders in sequence; a thread reads them,
+and two workers move bytes, as in the leading host's `exchange`.
 """
 
 import itertools
@@ -32,8 +32,8 @@ from diloco.transport.interface import (
   TransferFailed,
 )
 
-JOBS_MAX = 256  # Of each worker; the leading host waits for what it asked for.
-CLOSE_S = 30.0  # For the last checkpoint to be written.
+JOBS_MAX = 256  # Per worker; the leading host waits for what it requested.
+CLOSE_S = 30.0  # Limit for writing the last checkpoint.
 LOOP = (
   host_messages.MakeStep,
   host_messages.TakeSnapshot,
@@ -51,13 +51,11 @@ class OtherHost:
   """One of the hosts 1 … N−1.
 
   Args:
-    blueprint: of the run.
-    learner: its id, which names the data shard too.
-    device: compiled.
-    beginning: what the process has; it is used up.
+    device: the compiled device.
+    beginning: what the process starts from; it is consumed.
     records: takes this host's checkpoints.
-    plane: carries the bytes.
-    connection: to the leading host; its messages come to `hear`, its end to
+    plane: the data plane.
+    connection: to the leading host; its messages go to `hear`, its end to
       `lost`.
   """
 
@@ -93,14 +91,14 @@ class OtherHost:
     self._sessions = Sessions(plane, blueprint.owners.shards)
     self._donations = donations.Donations(self._part, plane)
     self._fetched: tuple[host_messages.HostFetch, donations.Fetched] | None
-    self._fetched = None  # Of a donor; for the worker 'down'.
-    self._adopted = None  # Its inner state, until the loop takes it.
+    self._fetched = None  # From a donor; for the worker 'down'.
+    self._adopted = None  # The donor's inner state, until the loop takes it.
     self._up = Worker('up', JOBS_MAX, self._todo.put)
     self._down = Worker('down', JOBS_MAX, self._todo.put)
     self._connection = connection
 
   def run(self) -> host_messages.EndAt:
-    """Does what it is told until it is told to end.
+    """Executes orders until it is told to end.
 
     Raises:
       GroupLost: the leading host is gone.
@@ -122,13 +120,13 @@ class OtherHost:
     self._sessions.close()
 
   def lost(self, error: GroupLost):
-    """The connection has ended."""
+    """Reports the end of the connection to the loop."""
     self._todo.put(error)
 
   # On the reading thread ------------------------------------------------------
 
   def hear(self, message):
-    """Something that the leading host says."""
+    """Handles a message of the leading host."""
     if isinstance(message, LOOP):
       self._todo.put(message)
       return
@@ -171,7 +169,7 @@ class OtherHost:
   # On the workers -------------------------------------------------------------
 
   def _offer(self, order, encode):
-    """Offers this host's parts; says that it has, or could not."""
+    """Offers this host's parts; reports success or failure."""
 
     def job():
       shares = encode()
@@ -197,7 +195,7 @@ class OtherHost:
     self._say(host_messages.HostTook(p, version, reason))
 
   def _fetch(self, order: host_messages.HostFetch):
-    """This host's part of a donor's state; it is only kept until the end."""
+    """Fetches this host's part of a donor's state without adopting it."""
     self._fetched, reason = None, ''
     try:
       fetched = donations.fetch(
@@ -215,7 +213,7 @@ class OtherHost:
     self._say(host_messages.HostFetched(reason))
 
   def _end_fetch(self, taken: bool):
-    """Of all hosts at once; what is taken is there before it is said."""
+    """Ends a fetch on all hosts together; adopts it before reporting it."""
     fetched, self._fetched = self._fetched, None
     if not taken:
       return
@@ -304,11 +302,11 @@ class OtherHost:
 
 
 class Sessions:
-  """This host's outlets and inlets, by session with the syncer.
+  """This host's publishers and fetchers, by session with the syncer.
 
   Args:
     plane: makes them.
-    shards: S, of the syncer.
+    shards: S, the number of the syncer's shards.
   """
 
   def __init__(self, plane: DataPlane, shards: int):
@@ -319,27 +317,29 @@ class Sessions:
     self._inlets: dict[int, parts.Inlets] = {}
 
   def open(self, session: int) -> tuple[str, ...]:
-    """Outlets for a new session; where the syncer's shards find them."""
+    """Opens publishers for a new session; returns where the shards find
+    them.
+    """
     outlets = [self._plane.outlet('syncer') for _ in range(self._shards)]
     with self._lock:
       self._outlets[session] = outlets
     return tuple(outlet.address for outlet in outlets)
 
   def find_syncer(self, session: int, addresses: tuple[str, ...]):
-    """Where its offers to this host are, by shard."""
+    """Notes where the syncer's offers to this host are, by shard."""
     inlets = parts.Inlets(self._plane, addresses)
     with self._lock:
       self._inlets[session] = inlets
 
   def move(self, session: int, shard: int, address: str):
-    """One of its shards has begun anew."""
+    """Notes the new address of a restarted shard."""
     with self._lock:
       inlets = self._inlets.get(session)
     if inlets is not None:
       inlets.move(shard, address)
 
   def end(self, session: int):
-    """It is over."""
+    """Ends a session."""
     with self._lock:
       outlets = self._outlets.pop(session, [])
       inlets = self._inlets.pop(session, None)
@@ -347,7 +347,7 @@ class Sessions:
       each.close()
 
   def offer(self, session: int, handle: int, shares):
-    """Offers each shard its part; raises `Closed` where it is over."""
+    """Offers each shard its part; raises `Closed` if the session has ended."""
     with self._lock:
       outlets = self._outlets.get(session)
     if outlets is None:
@@ -357,7 +357,7 @@ class Sessions:
         outlet.offer(handle, data)
 
   def retire(self, session: int, handles: tuple[int, ...]):
-    """They will not be pulled (again)."""
+    """Releases offers that will not be pulled (any more)."""
     with self._lock:
       outlets = self._outlets.get(session, [])
     for outlet in outlets:
@@ -367,7 +367,7 @@ class Sessions:
   def pull(
     self, session: int, payloads, pace: TransferPace
   ) -> list[np.ndarray]:
-    """This host's parts, by shard; raises `TransferFailed`."""
+    """Pulls this host's parts, by shard; raises `TransferFailed`."""
     with self._lock:
       inlets = self._inlets.get(session)
     if inlets is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a learner's loop writes what it did."""
+"""The outputs of a learner's train loop: checkpoints, metrics and the tape."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from diloco.runtime.tape import LearnerTape
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-  """Of one process."""
+  """The outputs of one process."""
 
   checkpoints: LearnerRecords
   metrics: Writer

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the user's own model, which a configuration names as module:function.
+"""Finds a user model, which a configuration names as module:function.
 
-Whoever writes the configuration says what is imported; no message does.
+The author of the configuration decides what is imported; no message does.
 """
 
 import importlib
@@ -13,21 +13,23 @@ from diloco.models import interface
 
 
 def own_model(section: ModelConfig, batch: int, seq_len: int):
-  """What the function that `section.kind` names makes of the section.
+  """Returns the model that the function named by `section.kind` makes.
 
-  Looked for where Python looks, and in the working folder. Touches no device.
+  Modules are found as usual in Python, and in the working directory. No device
+  is touched.
 
   Args:
-    section: with a `kind` such as 'package.module:function'.
+    section: section with a `kind` such as 'package.module:function'.
     batch: B of the batches that its loss will take.
-    seq_len: L, likewise.
+    seq_len: L of those batches.
 
   Raises:
-    ValueError: no such module or function, or what it makes is no model.
+    ValueError: no such module or function, or its result is not a model.
   """
   module, name = section.own
   where = f'model.kind={section.kind!r}'
-  if os.getcwd() not in sys.path:  # As `python -m` has it; a notebook may not.
+  # `python -m` has it on the path; a notebook may not.
+  if os.getcwd() not in sys.path:
     sys.path.append(os.getcwd())
   try:
     found = importlib.import_module(module)

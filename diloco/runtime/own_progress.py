@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of θ a learner has done itself, and how it takes in an updated Θ_p.
+"""Tracks a learner's own progress in θ, and takes in an updated Θ_p.
 
-Everything that does this is here: the training loop, the other hosts of a
-learner, the replay of a tape and the lab all call it.
+All of this logic is here: the train loop, the other hosts of a learner, the
+replay of a tape and the lab call it.
 """
 
 import copy
@@ -19,25 +19,25 @@ Copy = Mapping[str, jax.Array]  # Piece name -> array, on the devices.
 
 
 class OwnProgress:
-  """The bases of a learner's offers, and the copies that they were made of.
+  """The bases of a learner's offers, and the copies they were made from.
 
-  A fragment's offer is its *reference* − θ. The reference is such that the
-  difference is the learner's own work and nothing else: the base, Θ_p as it
-  was last received; with the blend 'mix', which leaves a share of θ beside
+  A fragment's offer is its *reference* − θ. The reference is chosen such that
+  the difference is the learner's own work and nothing else: the base, which is
+  Θ_p as last received; with the blend 'mix', which leaves a share of θ beside
   Θ_p, what θ was set to.
 
-  With the blend 'carry' the copy of each offer that may still be merged is
-  kept on the devices: at most `protocol.learner_state.MADE_MAX` of a fragment.
+  With the blend 'carry', the copy of each offer that may still be merged is
+  kept on the devices: at most `protocol.learner_state.MADE_MAX` per fragment.
 
   Args:
-    device: takes copies, blends.
+    device: copies and blends fragments.
     blend: 'overwrite', 'mix' or 'carry'.
-    bases: by fragment.
-    params: θ as it is now, path -> array. With 'mix' an offer counts from it
+    bases: Θ_p by fragment.
+    params: the current θ, path -> array. With 'mix' an offer counts from it
       until an update comes: a checkpoint does not say what θ was set to.
 
   Attributes:
-    bases: Θ_p as it was last taken in, by fragment.
+    bases: Θ_p as last taken in, by fragment.
   """
 
   def __init__(
@@ -50,17 +50,18 @@ class OwnProgress:
     self._device = device
     self._blend = blend
     self.bases = dict(bases)
-    self._references: dict[int, Copy] = {}  # Where it is not the base.
+    # Only where it differs from the base.
+    self._references: dict[int, Copy] = {}
     if blend == 'mix':
       self._references = {p: device.snapshot(p, params) for p in bases}
     self._copies: dict[int, dict[int, Copy]] = {}  # By fragment and handle.
 
   def reference(self, fragment: int) -> Arrays | Copy:
-    """What an offer of the fragment is relative to."""
+    """Returns what an offer of the fragment is relative to."""
     return self._references.get(fragment, self.bases[fragment])
 
   def handles(self, fragment: int) -> tuple[int, ...]:
-    """Of the copies that are kept."""
+    """Returns the handles of the copies that are kept."""
     return tuple(self._copies.get(fragment, ()))
 
   def snapshot(
@@ -73,10 +74,9 @@ class OwnProgress:
     """Dispatches a copy of θ_p on its way to the host; keeps it for 'carry'.
 
     Args:
-      fragment: which.
       params: θ, path -> array.
-      handle: of the offer that is made of it.
-      keep: the handles of those copies of the fragment that are still of use.
+      handle: handle of the offer that is made from it.
+      keep: handles of the fragment's copies that are still needed.
     """
     copy = self._device.snapshot(fragment, params)
     if self._blend == 'carry':
@@ -93,13 +93,12 @@ class OwnProgress:
     said: Any,
     training: bool,
   ) -> dict[str, jax.Array]:
-    """Blends Θ_p into θ, dispatched; Θ_p is the base from now on.
+    """Dispatches the blend of Θ_p into θ and makes Θ_p the new base.
 
     Args:
-      fragment: which.
-      params: θ, path -> array; is given away.
+      params: θ, path -> array; donated.
       theta: Θ_p on the host.
-      placed: the same on the devices.
+      placed: Θ_p on the devices.
       said: has `carry`, `handle` and `keep`, see `protocol.learner_io.Apply`.
       training: False before the first step: there is no progress yet.
     """
@@ -123,17 +122,17 @@ class OwnProgress:
   # For another process --------------------------------------------------------
 
   def state(self) -> dict[str, Any]:
-    """All of it but the bases."""
+    """Returns the state except for the bases."""
     return {'references': self._references, 'copies': self._copies}
 
   def go_on(self, bases: Mapping[int, Arrays], state: Mapping[str, Any]):
-    """From what `state` gave."""
+    """Restores what `state` returned."""
     self.bases = dict(bases)
     self._references = dict(state['references'])
     self._copies = {p: dict(x) for p, x in state['copies'].items()}
 
   def copy(self) -> 'OwnProgress':
-    """Nothing that happens later changes it."""
+    """Returns a copy that later changes do not affect."""
     copied = copy.copy(self)
     copied.go_on(self.bases, self.state())
     return copied

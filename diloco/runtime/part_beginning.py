@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one host of a learner begins with, where the learner has several.
+"""Restores what one host starts from, if the learner has several.
 
-All go on from the same step: the newest of which each has a whole checkpoint;
-where there is none, all begin with the seed.
+All hosts restore the newest step of which each has a complete checkpoint;
+without one, all start from the seed.
 """
 
 import dataclasses
@@ -23,13 +23,13 @@ NONE = -1  # No checkpoint.
 
 @dataclasses.dataclass(frozen=True)
 class PartBeginning:
-  """Everything that belongs together at the first boundary, of one host.
+  """One host's state at the first boundary.
 
   Attributes:
     params: θ, on the devices.
-    inner_state: of the inner optimizer, on the devices.
-    copy: this host's part of Θ: θ's bases.
-    progress: of the learner; None: it begins with its seed.
+    inner_state: state of the inner optimizer, on the devices.
+    copy: this host's part of Θ, which holds the bases of θ.
+    progress: the learner's progress; None: it starts from its seed.
   """
 
   params: Params
@@ -39,26 +39,28 @@ class PartBeginning:
 
 
 class CheckpointGone(Exception):
-  """What this host said it had, it can't read; the learner begins again."""
+  """A checkpoint that this host reported cannot be read; the learner
+  restarts.
+  """
 
 
 def common_step(by_host: Iterable[Iterable[int]]) -> int:
-  """The newest that all hosts have; `NONE` if there is none."""
+  """Returns the newest step that all hosts have; `NONE` if there is none."""
   return max(set.intersection(*map(set, by_host)), default=NONE)
 
 
 def begin_part(
   blueprint: Blueprint, device: Device, records: LearnerRecords, step: int
 ) -> PartBeginning:
-  """This host's part of the checkpoint of `step`, or of the seed.
+  """Restores this host's part of the checkpoint of `step`, or of the seed.
 
   Raises:
-    BrokenRecord: the folder is another learner's, or another run's.
+    BrokenRecord: the folder belongs to another learner or run.
     CheckpointGone: the checkpoint can't be read.
   """
   holding = device.holding
   cuts = Cuts(blueprint.owners, device.partition)
-  # In whole, and once: what CRCs all begin with, each host knows by itself.
+  # Computed whole once, so that each host knows the initial CRCs by itself.
   whole = blueprint.initial_fragments()
   bases = {p: holding.needed_of(p, theta) for p, theta in enumerate(whole)}
   if step == NONE:

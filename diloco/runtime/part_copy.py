@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One host's part of a learner's copy of Θ, where the learner has several.
+"""One host's part of a learner's copy of Θ, if the learner has several hosts.
 
-What `host_copy.HostCopy` is to a learner of one host. A host proves its own
-boxes; the CRC of the whole fragment, which it can't compute, is the syncer's
-word, and stands for what all hosts have proven together.
+It corresponds to `host_copy.HostCopy` of a learner of one host. A host verifies
+its own slices; the CRC of the whole fragment, which it cannot compute, is taken
+from the syncer, and stands for what all hosts have verified together.
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,12 @@ from diloco.runtime.host_copy import Arrays, Held, Mismatch
 
 
 class PartCopy:
-  """One set of boxes and version per fragment; arrays are never written to.
+  """One set of slices and version per fragment; arrays are never written to.
 
   Args:
-    blueprint: of the run.
-    cuts: of the learner.
-    host: which of its hosts.
-    held: by fragment: the boxes that the host needs.
-
-  Attributes:
-    cuts: as given.
-    host: as given.
+    cuts: how the learner's hosts share fragments.
+    host: index of this host.
+    held: by fragment, the slices that the host needs.
   """
 
   def __init__(
@@ -40,15 +35,15 @@ class PartCopy:
     self._held = list(held)
 
   def held(self) -> list[Held]:
-    """All fragments, each belonging together."""
+    """Returns all fragments, each consistent in itself."""
     return list(self._held)
 
   def crcs(self) -> tuple[int, ...]:
-    """Of the bytes of every whole fragment."""
+    """Returns the CRC of every whole fragment's bytes."""
     return tuple(held.crc for held in self._held)
 
   def take_over(self, held: Sequence[Held]):
-    """A donor's whole part, of which the data plane has proven the bytes."""
+    """Takes a donor's whole part, whose bytes the data plane has verified."""
     self._held = list(held)
 
   def update(
@@ -59,17 +54,15 @@ class PartCopy:
     crc: int,
     part_crcs: Sequence[int],
   ):
-    """Takes in an outer update: Θ_p at `version` from that before.
+    """Applies an outer update to the version before, which gives `version`.
 
     Args:
-      fragment: which.
-      version: that it leads to.
-      parts: by shard of the syncer.
-      crc: of the whole Θ_p.
-      part_crcs: of this host's boxes of it, by shard.
+      parts: bytes by shard of the syncer.
+      crc: CRC of the whole Θ_p.
+      part_crcs: CRCs of this host's slices of Θ_p, by shard.
 
     Raises:
-      Mismatch: the host has another version, or a CRC is another.
+      Mismatch: the host has another version, or a CRC does not match.
     """
     held = self._held[fragment]
     if held.version != version - 1:
@@ -88,7 +81,7 @@ class PartCopy:
     crc: int,
     part_crcs: Sequence[int],
   ):
-    """Takes in a full fragment; as `update`."""
+    """Replaces this host's part of a fragment; arguments as for `update`."""
     theta = self._decode(fragment, parts, self._blueprint.full)
     self._keep(fragment, version, theta, crc, part_crcs)
 

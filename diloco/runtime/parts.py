@@ -16,17 +16,17 @@ NOTHING = np.empty(0, np.uint8)
 
 
 def announced(handle: int, codec: str, parts: Sequence[np.ndarray]) -> Payload:
-  """What is said of bytes that are offered in parts; each may be empty."""
+  """Returns the payload that announces these parts; each may be empty."""
   return announced_parts(handle, codec, [part_of(data) for data in parts])
 
 
 def part_of(data: np.ndarray) -> Part:
-  """What is said of one part."""
+  """Returns size and CRC of one part."""
   return Part(data.nbytes, zlib.crc32(data))
 
 
 def announced_parts(handle: int, codec: str, parts: Sequence[Part]) -> Payload:
-  """The same where only sizes and CRCs are here."""
+  """Returns the payload for parts of which only sizes and CRCs are known."""
   if len(parts) == 1:
     return Payload(handle, codec, parts[0].nbytes, parts[0].crc)
   nbytes = sum(part.nbytes for part in parts)
@@ -35,7 +35,7 @@ def announced_parts(handle: int, codec: str, parts: Sequence[Part]) -> Payload:
 
 
 def only(payload: Payload, index: int) -> Payload:
-  """One part, as it is pulled."""
+  """Returns one part as a payload to be pulled."""
   if not payload.parts:
     return payload
   part = payload.parts[index]
@@ -43,14 +43,14 @@ def only(payload: Payload, index: int) -> Payload:
 
 
 class Inlets:
-  """Where a learner pulls what the shards of the syncer offer.
+  """A learner's connections for pulling what the syncer's shards offer.
 
   Args:
-    plane: makes the inlets.
-    addresses: by shard; '' where it is not known yet.
+    plane: makes the fetchers.
+    addresses: by shard; '' if not known yet.
 
   Raises:
-    ValueError: an address is of a wrong form.
+    ValueError: an address is malformed.
   """
 
   def __init__(self, plane: DataPlane, addresses: Sequence[str]):
@@ -62,7 +62,7 @@ class Inlets:
     ]
 
   def move(self, shard: int, address: str):
-    """The shard's offers are elsewhere from now on."""
+    """Sets the shard's new address."""
     inlet = self._plane.inlet(address)
     with self._lock:
       before, self._inlets[shard] = self._inlets[shard], inlet
@@ -72,10 +72,10 @@ class Inlets:
         each.close()
 
   def pull(self, payload: Payload, pace: TransferPace) -> list[np.ndarray]:
-    """The bytes by shard, all of them proven.
+    """Returns the bytes by shard, all verified.
 
     Raises:
-      TransferFailed: as `Inlet.pull`, of the first part that did not come.
+      TransferFailed: as `Inlet.pull`, for the first part that did not come.
     """
     shards = range(len(self._inlets))
     return self.pull_each([only(payload, shard) for shard in shards], pace)
@@ -83,7 +83,7 @@ class Inlets:
   def pull_each(
     self, payloads: Sequence[Payload], pace: TransferPace
   ) -> list[np.ndarray]:
-    """The same of one payload for each shard."""
+    """Returns the bytes by shard, given one payload for each shard."""
     parts = []
     for shard, wanted in enumerate(payloads):
       if wanted.nbytes:
@@ -93,7 +93,7 @@ class Inlets:
     return parts
 
   def close(self):
-    """Ends the pulls that are waiting."""
+    """Ends the pulls in progress."""
     with self._lock:
       self._closed = True
       inlets = list(self._inlets)

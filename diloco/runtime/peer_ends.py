@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shard offers to, and pulls from, one session of a learner."""
+"""A shard's publishers and fetchers for one session of a learner."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from diloco.transport.interface import Inlet, Outlet
 
 
 class PeerEnds:
-  """An outlet and an inlet for each host of the learner.
+  """A publisher and a fetcher for each host of the learner.
 
-  Keeps one outer update and one full fragment per fragment on offer: whoever
-  is further behind than that needs the newest full one anyway.
+  Per fragment, it keeps one outer update and one full fragment on offer: a
+  learner that is further behind needs the newest full fragment anyway.
 
   Args:
     outlets: by host.
@@ -34,7 +34,7 @@ class PeerEnds:
   def offer(
     self, codec: str, fragment: int, handle: int, parts: Sequence[np.ndarray]
   ):
-    """Offers each host its part in place of the last of its kind."""
+    """Offers each host its part, which replaces the last one of its kind."""
     before = self._offered.get((codec, fragment))
     for outlet, data in zip(self._outlets, parts, strict=True):
       if data.size:

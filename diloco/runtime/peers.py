@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The syncer's side of its sessions: who they are, what is said to whom."""
+"""The syncer's sessions with learners, and the messages sent in each."""
 
 import collections
 from collections.abc import Callable
@@ -11,38 +11,40 @@ Key = tuple[int, int]  # (learner, incarnation)
 
 
 class Peer:
-  """One session of one learner: what is said to it, in order.
+  """One session of one learner, with its messages in order.
 
-  What is to be said of bytes that a shard has still to offer keeps its place;
-  what comes after it waits.
+  A message about bytes that a shard has yet to offer keeps its place in the
+  order; later messages wait for it.
   """
 
   def __init__(self, session: Session):
     self.session = session
     self._waiting: collections.deque[Place] = collections.deque()
-    # (codec, fragment) → handle; the older of a kind is not there any more.
+    # (codec, fragment) → handle; older ones of a kind are gone.
     self._offered: dict[tuple[str, int], int] = {}
-    self._nbytes: dict[int, int] = {}  # Of what is on offer, by handle.
+    self._nbytes: dict[int, int] = {}  # Bytes on offer, by handle.
 
   def send(self, message):
-    """Says it after all that was said, or promised, before."""
+    """Sends a message after all that were sent, or reserved a place, before."""
     self.promise().fill(message)
 
   def promise(self) -> 'Place':
-    """Keeps a place for a message that is still to come."""
+    """Reserves the place of a message that will follow."""
     place = Place(self._flush)
     self._waiting.append(place)
     return place
 
   def note_offer(self, fragment: int, payload: messages.Payload):
-    """It can be fetched from now on, and what it replaces no longer."""
+    """Notes an offer that can be fetched now, instead of the one it
+    replaces.
+    """
     before = self._offered.get((payload.codec, fragment), 0)
     self.retire(before)
     self._offered[payload.codec, fragment] = payload.handle
     self._nbytes[payload.handle] = payload.nbytes
 
   def retire(self, handle: int) -> int:
-    """It was fetched; how many bytes it was, 0 where that is known."""
+    """Drops a fetched offer; returns its bytes, or 0 if unknown."""
     return self._nbytes.pop(handle, 0)
 
   def _flush(self):
@@ -53,7 +55,7 @@ class Peer:
 
 
 class Place:
-  """Of a message, among those to one peer."""
+  """The reserved place of a message in one session."""
 
   def __init__(self, flush: Callable[[], None]):
     self._flush = flush
@@ -61,7 +63,7 @@ class Place:
     self.message = None
 
   def fill(self, message):
-    """Says `message` here; None: nothing."""
+    """Sends `message` in this place; None: nothing."""
     self.filled, self.message = True, message
     self._flush()
 
@@ -69,7 +71,7 @@ class Place:
 class Peers:
   """The sessions by learner and incarnation.
 
-  A session that said hello is a *stranger* until the machine greets it.
+  A session that has said hello is *pending* until the machine admits it.
   """
 
   def __init__(self, ids: int):
@@ -90,7 +92,7 @@ class Peers:
     self._peers[key] = peer
 
   def knock(self, session: Session, hello: messages.Hello) -> str | None:
-    """Lets a hello in to be judged by the machine; or says why not."""
+    """Lets a hello through to the machine, or returns why not."""
     key = hello.learner, hello.incarnation
     if not 0 <= hello.learner < self._ids:
       return f'learner={hello.learner}: must be in 0 … {self._ids - 1}'
@@ -100,7 +102,7 @@ class Peers:
     return None
 
   def session(self, key: Key) -> Session | None:
-    """Whose messages count for `key`."""
+    """Returns the session whose messages count for `key`."""
     if key in self._peers:
       return self._peers[key].session
     stranger = self._strangers.get(key)

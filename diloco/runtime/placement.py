@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where pieces of fragments lie on a learner's mesh: where their array lies.
+"""Places pieces of fragments on a learner's mesh, sharded like their parameter.
 
-Nothing of the exchange is whole on one device: a piece is spread as its
-parameter is, so a copy of a fragment leaves each device as that device's own
-shards, and comes back as them. The same for hosts: each has its own boxes.
+No piece is ever whole on one device: a copy of a fragment leaves each device as
+that device's own shards, and comes back as them. Each host likewise has its own
+slices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,11 @@ def partition_of(
   shardings: Mapping[str, NamedSharding],
   ranks: Mapping[str, int],
 ) -> Partition:
-  """How `mesh` cuts parameters, in words that a syncer understands.
+  """Returns how `mesh` cuts parameters, in terms that a syncer understands.
 
   Args:
-    mesh: of a learner.
-    shardings: of its parameters, by path.
-    ranks: their numbers of axes.
+    shardings: of the parameters, by path.
+    ranks: number of axes of each parameter, by path.
   """
   processes = [device.process_index for device in mesh.devices.flat]
   hosts = sorted(set(processes))
@@ -43,14 +42,15 @@ def partition_of(
 def piece_sharding(
   piece: Piece, partition: Partition, mesh: Mesh
 ) -> NamedSharding:
-  """How a piece is spread over the mesh that `partition` is of."""
+  """Returns a piece's sharding over the mesh that `partition` describes."""
   return NamedSharding(mesh, PartitionSpec(*partition.piece_splits(piece)))
 
 
 def place(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
-  """`x` on this process's devices of `sharding`, which may have others too.
+  """Puts `x` on this process's devices of `sharding`.
 
-  Every process of the mesh calls it with the same `x`; they don't meet.
+  Every process of the mesh calls it with the same `x`; no communication takes
+  place.
   """
   return jax.make_array_from_callback(x.shape, sharding, lambda i: x[i])
 
@@ -61,13 +61,12 @@ def place_boxes(
   arrays: Mapping[str, np.ndarray],
   sharding: NamedSharding,
 ) -> jax.Array:
-  """A piece of which each process has its own boxes.
+  """Assembles a piece of which each process has its own slices.
 
   Args:
-    piece: which.
-    boxes: of it that this process holds; together, all that its devices need.
+    boxes: the slices that this process holds: all that its devices need.
     arrays: box name -> f32 array of its shape.
-    sharding: of the piece.
+    sharding: sharding of the piece.
   """
 
   def part(index: tuple[slice, ...]) -> np.ndarray:
@@ -87,7 +86,7 @@ def place_boxes(
 def take_boxes(
   boxes: Sequence[Box], arrays: Mapping[str, jax.Array]
 ) -> dict[str, np.ndarray]:
-  """The boxes' values out of this process's shards, copied to the host.
+  """Copies the slices' values from this process's shards to the host.
 
   Args:
     boxes: each is tiled by whole shards.
@@ -113,7 +112,7 @@ def take_boxes(
 
 
 def _ranges(index: tuple[slice, ...], shape: tuple[int, ...]):
-  """(first, last + 1) by axis, of what jax says of a shard."""
+  """Converts a shard's index to (first, last + 1) by axis."""
   return tuple(s.indices(size)[:2] for s, size in zip(index, shape))
 
 

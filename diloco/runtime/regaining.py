@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a restarted syncer makes Θ whole again, from what learners give back."""
+"""Completes Θ of a restarted syncer from what learners donate."""
 
 from diloco.protocol import syncer_io
 from diloco.protocol.syncer import Syncer
@@ -12,14 +12,14 @@ from diloco.runtime.tape_lines import Started
 
 
 class Regaining:
-  """Lost fragments, from what a learner gave to the ledger and the tape.
+  """Moves donated fragments into Θ, the ledger and the tape.
 
   Args:
-    shards: take in what comes back.
-    roll: what the run has.
-    disk: learns of it once all is here.
-    tape: likewise.
-    found: what the process began with.
+    shards: take in what is donated.
+    roll: knows the run's versions.
+    disk: saves Θ once it is complete.
+    tape: records it then.
+    found: what this process started from.
   """
 
   def __init__(
@@ -30,31 +30,31 @@ class Regaining:
     self._disk = disk
     self._tape = tape
     self._found = found
-    self._said = False  # What this process began with.
+    self._said = False  # Whether the state of this process is on the tape.
     if found.published:
       tape.complete(found.published)
     self.note(found.machine)
 
   def note(self, machine: Syncer):
-    """Says on the tape what this process begins with, once all of it is here.
+    """Records on the tape what this process continues from, once Θ is complete.
 
-    To be called before anything is merged.
+    Call it before anything is merged.
     """
     if not self._said and machine.whole and not machine.away:
       self._say_standing(machine)
 
   def relabel(self, effect: syncer_io.Relabel, machine: Syncer):
-    """What a learner gave, or else what is here, is Θ_p.
+    """Makes a donated fragment, or the one that is here, Θ_p.
 
     Raises:
-      ResultLost: the run is over, and this is not what it came to.
+      ResultLost: the run is over, and this is not its result.
     """
     ledger = machine.ledger()
     self._shards.relabel(effect)
     p, final = effect.fragment, self._disk.final_crcs
     if final is not None and self._roll.crcs()[p] != final[p]:
       raise ResultLost(f'fragment {p} of the final parameters: nobody has it')
-    # The machine may know of two at once; here they become so in turn.
+    # The machine may know of two at once; here they follow in turn.
     if machine.whole and self._roll.versions() == ledger.versions:
       crcs = self._roll.crcs()
       self._disk.commit(ledger, crcs)
@@ -62,7 +62,7 @@ class Regaining:
       self.note(machine)
 
   def _say_standing(self, machine: Syncer):
-    """On the tape: what this process goes on with, once Θ is whole."""
+    """Records on the tape what this process continues from."""
     ledger = machine.ledger()
     outer = [self._roll.outer(p) for p in range(len(ledger.versions))]
     self._said = True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of a replayed run hold; the lab has a form of its own.
+"""Performs the work of a replayed run's processes on a device.
 
-A replay asks `Contents` for what a process has when it begins, and has it do
-what the tapes say. Here that is done straight on a device's functions.
+A replay asks `Contents` for what a process starts from, and has it repeat what
+the tapes record. The lab has an implementation of its own.
 """
 
 import dataclasses
@@ -29,31 +29,31 @@ class Given:
   """Θ_p as a learner takes it in."""
 
   version: int
-  crc: int  # Of its bytes.
+  crc: int  # CRC of its bytes.
   theta: Arrays
 
 
 class Standing(Protocol):
-  """What a learner's process has."""
+  """The state of a learner's process."""
 
   def step(self, position: int, progress: int):
-    """One inner step on the batch at `position`."""
+    """Makes one inner step on the batch at `position`."""
 
   def snapshot(self, said: tape_lines.Snapshot) -> object:
-    """A copy of θ_p, of this boundary."""
+    """Returns a copy of θ_p at this boundary."""
 
   def offer(self, said: tape_lines.Snapshot, copy) -> np.ndarray:
-    """The bytes of that snapshot against its base."""
+    """Returns the bytes of that snapshot against its base."""
 
   def apply(self, said: tape_lines.Apply, given: Given, training: bool):
-    """θ_p takes in Θ_p."""
+    """Takes Θ_p into θ_p."""
 
   def copy(self) -> 'Standing':
-    """Nothing that happens later changes it."""
+    """Returns a copy that later changes do not affect."""
 
 
 class Contents(Protocol):
-  """Makes them, and is the syncer.
+  """Creates learners' states, and acts as the syncer.
 
   Attributes:
     model: Θ.
@@ -62,31 +62,37 @@ class Contents(Protocol):
   model: GlobalModel
 
   def from_seed(self, learner: int) -> Standing:
-    """Of a process that began with the configuration alone."""
+    """Returns the state of a process that started from the configuration
+    alone.
+    """
 
   def from_checkpoint(self, learner: int, saved: Standing) -> Standing:
-    """Of one that went on where `saved` was; takes it over."""
+    """Returns the state of a process restored from `saved`, which is
+    consumed.
+    """
 
   def from_peer(
     self, learner: int, donor: Standing, given: Sequence[Given]
   ) -> Standing:
-    """Of one with a donor's inner state and Θ, by fragment; takes it over."""
+    """Returns the state of a process with a donor's inner state and Θ.
+
+    The donor's state is consumed.
+    """
 
   def outer_step(
     self, merge: syncer_io.Merge, offered: Mapping[int, np.ndarray]
   ) -> Outcome:
-    """Of a round; `offered` are the bytes of its shares, by learner."""
+    """Makes a round's outer step from the `offered` bytes, by learner."""
 
   def install(self, merge: syncer_io.Merge, outcome: Outcome):
-    """That round has closed."""
+    """Installs the outer step of a round that has closed."""
 
 
 class DeviceContents:
-  """See `Contents`.
+  """An implementation of `Contents` on one device.
 
   Args:
-    blueprint: of the run.
-    device: compiled; shared by all.
+    device: compiled; shared by all states.
   """
 
   def __init__(self, blueprint: Blueprint, device: Device):
@@ -110,7 +116,7 @@ class DeviceContents:
   def from_peer(
     self, learner: int, donor: 'DeviceStanding', given: Sequence[Given]
   ) -> 'DeviceStanding':
-    # θ is wholly made of fragments: what it is before matters not.
+    # All of θ consists of fragments: its earlier values do not matter.
     params = donor.params
     for p, each in enumerate(given):
       placed = self._device.put_fragment(p, each.theta)
@@ -143,7 +149,7 @@ class DeviceContents:
 
 @dataclasses.dataclass
 class DeviceStanding:
-  """See `Standing`."""
+  """An implementation of `Standing`."""
 
   blueprint: Blueprint
   device: Device
@@ -157,7 +163,9 @@ class DeviceStanding:
     self._dataset = self.blueprint.dataset(self.learner)
 
   def copy(self) -> 'DeviceStanding':
-    """A step gives its arrays away; this one keeps them."""
+    """Returns a copy with arrays of its own, since a step donates its
+    arrays.
+    """
     return dataclasses.replace(
       self,
       params=jax.tree.map(jnp.copy, self.params),
@@ -174,7 +182,7 @@ class DeviceStanding:
 
   def snapshot(self, said: tape_lines.Snapshot) -> dict[str, jax.Array]:
     p = said.fragment
-    # Only those are made that are merged: all are of use.
+    # Only merged snapshots are made, so all are needed.
     return self.own.snapshot(p, self.params, said.handle, self.own.handles(p))
 
   def offer(self, said: tape_lines.Snapshot, copy) -> np.ndarray:

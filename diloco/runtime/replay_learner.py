@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One learner's process done again from its script: parameters and steps."""
+"""Repeats one learner's process from its script: parameters and steps."""
 
 from collections.abc import Callable
 
@@ -11,16 +11,16 @@ from diloco.runtime.replay_plan import Named, NotReplayable, Script
 
 
 class ReplayedLearner:
-  """Goes through a script line by line, as far as it is asked to.
+  """Executes a script line by line, as far as it is asked to.
 
-  The order of what is done is that of `runtime/training.py`: the step, then
-  the lines of its boundary.
+  The order is that of `runtime/training.py`: the step, then the lines of its
+  boundary.
 
   Args:
-    learner: the id.
-    script: of the process.
-    standing: at its beginning; is taken over.
-    theta: gives Θ_p by its name; each use counts.
+    learner: the learner id.
+    script: the script of the process.
+    standing: the state that the process starts from; consumed.
+    theta: returns Θ_p by its name; each use counts.
   """
 
   def __init__(
@@ -36,8 +36,8 @@ class ReplayedLearner:
     self._theta = theta
     self._training = False
     self._position = 0
-    self._progress = 0  # Of the next step.
-    self._done = 0  # Lines.
+    self._progress = 0  # Schedule argument of the next step.
+    self._done = 0  # Number of executed lines.
     self._step = script.begin.step
     self._offers: dict[int, np.ndarray] = {}  # Bytes, by index of the line.
     self._saves: dict[int, list] = {}  # [copy, uses left], by index.
@@ -48,12 +48,12 @@ class ReplayedLearner:
     return self._step - self._script.begin.step
 
   def take_offer(self, index: int) -> np.ndarray:
-    """The bytes that the snapshot at that line of the script gave."""
+    """Returns the bytes of the snapshot at that line of the script."""
     self._advance(index)
     return self._offers.pop(index)
 
   def take_save(self, index: int) -> Standing:
-    """What the process had at that line of the script."""
+    """Returns the state of the process at that line of the script."""
     self._advance(index)
     kept = self._saves[index]
     kept[1] -= 1

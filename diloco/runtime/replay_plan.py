@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to be done again to get a run's Θ: made from its tapes, no arrays.
+"""Plans a replay from a run's tapes, without arrays.
 
-Of the syncer's tape only merges count whose round closed. Each names by
-(learner, process, own step, fragment, base version) the snapshots that it
-merged; of a process all lines up to the last such one count, and of the
-processes that it took its state from, all up to where it did.
+Of the syncer's tape only merges of closed rounds count. Each names by (learner,
+process, own step, fragment, base version) the snapshots that it merged. Of a
+process, all lines up to the last such snapshot are needed; of a process that
+another took its state from, all lines up to that point.
 """
 
 import collections
@@ -16,27 +16,27 @@ from diloco.protocol.incarnation import process_of
 from diloco.runtime import tape_lines
 from diloco.runtime.tape_reading import Line, Tapes
 
-BEHIND = 'behind'  # Kind of a record, see `protocol/absence.py`.
+BEHIND = 'behind'  # Kind of a record; see `protocol/absence.py`.
 Process = tuple[int, int]  # (learner, process).
-Named = tuple[int, int, int]  # (fragment, version, CRC): a state of the run.
-# (fragment, CRC): Θ_p by its content. Of two versions it may be the same: what
-# nobody had any more has got the bytes of an older one.
+Named = tuple[int, int, int]  # (fragment, version, CRC): a state in the run.
+# (fragment, CRC): Θ_p by its content, which two versions may share: a fragment
+# that was lost has got the bytes of an older version.
 Bytes = tuple[int, int]
 
 
 class NotReplayable(Exception):
-  """The tapes do not have what a replay takes; says which and what."""
+  """The tapes lack something that a replay needs; says which and what."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-  """What one process did, as far as it matters.
+  """What one process did, as far as the replay needs it.
 
   Attributes:
     begin: where it took its state from.
-    lines: in order; the last is needed.
+    lines: in order; the last one is needed.
     offered: indices of the snapshots that are merged.
-    saves: index of a `Save` -> processes that began with what it copied.
+    saves: index of a `Save` -> processes that started from that copy.
   """
 
   begin: tape_lines.Begin
@@ -46,23 +46,23 @@ class Script:
 
   @property
   def steps(self) -> int:
-    """How many inner steps it takes."""
+    """The number of inner steps."""
     return self.lines[-1].said.step - self.begin.step
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """All that a replay does.
+  """Everything that a replay does.
 
   Attributes:
-    syncer: its lines.
-    merges: number of a `Merge` line that counts -> for each of its shares,
-      the process and the index of the snapshot in its script.
+    syncer: the syncer's lines.
+    merges: number of a `Merge` line that counts -> for each of its shares, the
+      process and the index of the snapshot in its script.
     scripts: by process.
-    sources: of those that took over another's state: whose, and the index of
-      the `Save` in its script.
+    sources: by process that took over another's state: the other process, and
+      the index of the `Save` in its script.
     applied: how often each Θ_p is needed by a process.
-    resumed: the states that a syncer's process goes on with.
+    resumed: the states that a syncer's process resumes.
   """
 
   syncer: tuple[Line, ...]
@@ -79,10 +79,10 @@ class Plan:
 
 
 def make_plan(tapes: Tapes) -> Plan:
-  """Reads the tapes backwards, so to say: from what closed to what it took.
+  """Plans backwards, from the rounds that closed to what they merged.
 
   Raises:
-    NotReplayable: a snapshot, a process or its beginning is missing.
+    NotReplayable: a snapshot, a process or its `Begin` is missing.
   """
   if not any(isinstance(x.said, tape_lines.Started) for x in tapes.syncer[:1]):
     raise NotReplayable(f'{tapes.workdir.tape}: does not begin with Started')
@@ -113,10 +113,10 @@ def make_plan(tapes: Tapes) -> Plan:
 
 
 def _merges_that_count(lines: tuple[Line, ...]) -> list[Line]:
-  """Those of rounds that closed.
+  """Returns the merges of rounds that closed.
 
-  A syncer that was killed may have merged without closing; it may also have
-  closed without a line that says so, then the next process's start does.
+  A syncer that was killed may have merged without closing. It may also have
+  closed without a line that says so; then the next process's start does.
   """
   pending: dict[int, Line] = {}  # By fragment.
   found = []
@@ -158,7 +158,7 @@ class _Processes:
       for line in lines
       if isinstance(line.said, tape_lines.Begin)
     }
-    sources = {  # Of each process that took over another's state.
+    sources = {  # By process that took over another's state.
       process: begin.source
       for process, begin in self._begins.items()
       if begin.source.kind != tape_lines.SEED.kind
@@ -177,7 +177,7 @@ class _Processes:
     }
 
   def snapshot(self, merge: Line, share: syncer_io.Share):
-    """The process and the index of the line that explains a share."""
+    """Returns the process and the line index of a share's snapshot."""
     process = share.learner, process_of(share.incarnation)
     fragment = merge.said.fragment
     name = (*process, share.step, fragment, share.base_version)
@@ -192,7 +192,9 @@ class _Processes:
     return process, self._snapshots[name]
 
   def scripts(self, merges) -> dict[Process, Script]:
-    """Of the processes that merges need, and of those that these need."""
+    """Returns the scripts of all processes that the merges need,
+    transitively.
+    """
     offered = collections.defaultdict(set)
     for process, index in (x for shares in merges.values() for x in shares):
       offered[process].add(index)
@@ -254,11 +256,13 @@ class _Processes:
   def _find_save(
     self, process: Process, source: tape_lines.Source
   ) -> tuple[Process, int] | None:
-    """Where a process took its state from: whose line, and its index."""
+    """Returns where a process took its state from: another process and a
+    line.
+    """
     donor = _donor(process, source)
     save = tape_lines.Save(source.process, source.step)
     found = [i for i, x in enumerate(self._lines[donor]) if x.said == save]
-    # At τ = 0 fragments may come in between a donation and a checkpoint of
+    # At τ = 0 fragments may be applied between a donation and a checkpoint of
     # one boundary: the checkpoint is the later one.
     return (donor, found[-1]) if found else None
 
@@ -272,10 +276,11 @@ def _donor(process: Process, source: tape_lines.Source) -> Process:
 
 
 def _name(process: Process, said: tape_lines.Snapshot):
-  """What says which bytes a snapshot has.
+  """Returns the key that determines a snapshot's bytes.
 
-  Its round does not: it may be merged in a later one. Two of the same name
-  have the same bytes, since taking in a fragment changes its base.
+  Its round is not part of it: the snapshot may be merged in a later one. Two
+  with the same key have the same bytes, since taking in a fragment changes its
+  base.
   """
   return (*process, said.step, said.fragment, said.base_version)
 
@@ -304,5 +309,5 @@ def _resumed(lines: tuple[Line, ...]) -> frozenset[Named]:
 
 
 def states_of(versions, crcs) -> list[Named]:
-  """[(fragment, version, CRC), …]."""
+  """Returns [(fragment, version, CRC), …]."""
   return [(p, v, crc) for p, (v, crc) in enumerate(zip(versions, crcs))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's folder, opened to be made again: its tapes, its machine, its end."""
+"""Opens a run's folder for a replay: tapes, machine and final parameters."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ from diloco.runtime.tape_reading import Tapes, read_tapes
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-  """A run that left its tapes, and a process that is like its own."""
+  """A run with its tapes, replayed by a process like its own."""
 
   workdir: Workdir
   blueprint: Blueprint
@@ -33,10 +33,10 @@ class Recorded:
 
 
 def open_run(workdir: Workdir) -> Recorded:
-  """Reads it; makes this process, which has no devices yet, like the run's.
+  """Reads a run; prepares this process, which has no devices yet, to match it.
 
   Raises:
-    ConfigError: the run's configuration can't be run here.
+    ConfigError: the run's configuration can't be used here.
     NotReplayable: the tapes lack something.
     Malformed: a file can't be read.
     ValueError: the model can't be made.
@@ -63,7 +63,9 @@ def _read_config(workdir: Workdir) -> configs.RunConfig:
 
 
 def _check_hosts(plan: Plan):
-  """One process can't make the sums of several, in their order."""
+  """Rejects learners of several hosts: their order of sums can't be
+  repeated.
+  """
   for (learner, _), script in sorted(plan.scripts.items()):
     hosts = script.begin.machine.hosts
     if hosts > 1:
@@ -74,9 +76,9 @@ def _check_hosts(plan: Plan):
 
 
 def _become_like(plan: Plan, config: configs.RunConfig, workdir: Workdir):
-  """Threads, XLA's flags and compiled programs of the run.
+  """Sets threads, XLA flags and the compilation cache to those of the run.
 
-  Before jax is asked for a device: that is when it looks at them.
+  It must precede the first use of a device, when jax reads them.
   """
   machines = [script.begin.machine for script in plan.scripts.values()]
   if machines:
@@ -107,14 +109,14 @@ def _say_what_is_unlike(run: Recorded):
 
 
 def make_again(run: Recorded, contents: Contents) -> int:
-  """By its tapes, and compares; the exit code."""
+  """Replays a run and compares the result; returns the exit code."""
   tell = _teller(run.plan)
   replayed = Replay(run.blueprint, run.plan, contents, tell).run()
   return _compare(replayed, run.workdir)
 
 
 def _teller(plan: Plan) -> Callable[[int, int], None]:
-  """A line that is written over on a terminal, ten lines elsewhere."""
+  """Returns a progress printer: one line on a terminal, ten lines elsewhere."""
   every = 1 if sys.stderr.isatty() else max(1, len(plan.merges) // 10)
   end = '\r' if sys.stderr.isatty() else '\n'
 
@@ -131,7 +133,7 @@ def _teller(plan: Plan) -> Callable[[int, int], None]:
 
 
 def _compare(replayed: Replayed, workdir: Workdir) -> int:
-  """Says what came of it; the exit code."""
+  """Prints the outcome of a replay; returns the exit code."""
   done = (
     f'{replayed.rounds} rounds, {replayed.steps} inner steps of '
     f'{replayed.processes} processes'
@@ -149,7 +151,7 @@ def _compare(replayed: Replayed, workdir: Workdir) -> int:
 def compare_parameters(
   parameters: Mapping[str, np.ndarray], workdir: Workdir
 ) -> int:
-  """0 where they are the bytes of the run's final Θ, else 1; says which."""
+  """Compares with the run's final Θ; prints the result, returns 0 if equal."""
   written = read_parameters(workdir.parameters)
   unlike = _unlike(parameters, written)
   if unlike:
@@ -162,7 +164,7 @@ def compare_parameters(
 def _unlike(
   ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
 ) -> list[str]:
-  """Paths of the parameters that have not the same bytes."""
+  """Returns the paths of the parameters whose bytes differ."""
   return [
     path
     for path in sorted(ours.keys() | theirs.keys())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a run again in one process, from its tapes, and compares the bytes.
+"""Repeats a run in one process, from its tapes, and compares the bytes.
 
-In the order of the syncer's tape. A merge asks for its snapshots; each asks
-its process to go on as far as that snapshot, and so for the Θ_p that the
-process had taken in by then, which earlier rounds gave.
+It follows the order of the syncer's tape. A merge needs its snapshots; for each
+of them, the process is continued up to that snapshot, and so takes in the Θ_p
+that it had by then, which earlier rounds produced.
 """
 
 import collections
@@ -34,12 +34,12 @@ Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """Where the replay first leaves the run."""
+  """The first point at which the replay differs from the run."""
 
   round: int  # 0: before the first.
   fragment: int
   version: int
-  crc: int  # As the tape has it.
+  crc: int  # As on the tape.
   replayed_crc: int
   shares: tuple[syncer_io.Share, ...]
 
@@ -58,23 +58,22 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-  """What came of it."""
+  """The result of a replay."""
 
-  rounds: int  # Closed, with the CRC of the tape.
-  steps: int  # Inner steps, of all processes.
+  rounds: int  # Closed, with the CRC on the tape.
+  steps: int  # Inner steps of all processes.
   processes: int
   difference: Difference | None
-  ended: bool  # The tape goes on to the end of the run.
+  ended: bool  # The tape reaches the end of the run.
   parameters: dict[str, np.ndarray]  # Θ: path -> f32 array.
 
 
 class Replay:
-  """One replay.
+  """One replay of a run.
 
   Args:
-    blueprint: of the run.
-    plan: from its tapes.
-    contents: what its processes hold; on the devices of the run.
+    plan: made from the run's tapes.
+    contents: performs the work of its processes, on the run's kind of device.
     tell: called after each round with rounds and steps so far.
   """
 
@@ -97,17 +96,17 @@ class Replay:
     self._thetas: dict[Bytes, Arrays] = {}
     self._states: dict[Named, FragmentState] = {}
     self._resumed = {(p, crc) for p, _, crc in plan.resumed}
-    self._bytes: dict[Bytes, Arrays] = {}  # Of Θ_p that a syncer resumes.
+    self._bytes: dict[Bytes, Arrays] = {}  # Θ_p that a syncer resumes.
     self._pending: dict[int, tuple[syncer_io.Merge, Outcome]] = {}
     self._rounds = 0
     for p, crc in enumerate(self._model.crcs()):
       self._keep((p, 0, crc), self._model.state(p))
 
   def run(self) -> Replayed:
-    """To the end of the tape, or the first difference.
+    """Replays to the end of the tape, or to the first difference.
 
     Raises:
-      NotReplayable: a line asks for what no earlier line gave.
+      NotReplayable: a line needs what no earlier line produced.
     """
     difference, ended = None, False
     for line in self._plan.syncer:
@@ -147,7 +146,7 @@ class Replay:
     self._pending[merge.fragment] = merge, outcome
 
   def _close(self, fragment: int, crc: int) -> Difference | None:
-    """Installs what was merged, if it has the CRC that the run had."""
+    """Installs what was merged, if it has the CRC of the run."""
     merge, outcome = self._pending.pop(fragment)
     if outcome.crc != crc:
       return Difference(
@@ -160,7 +159,7 @@ class Replay:
     return None
 
   def _start(self, started: tape_lines.Started) -> Difference | None:
-    """A process of the syncer begins, or goes on where another was."""
+    """Starts a process of the syncer, from scratch or from an earlier one."""
     if len(started.versions) != len(self._first):
       raise NotReplayable(
         f'{len(started.versions)} fragments on the tape, '
@@ -194,15 +193,16 @@ class Replay:
         version=version,
       )
       self._model.restore(fragment, state)
-      # From here on the run has no other of that name: this is what a later
+      # From here on this is the run's only state of that name, and what a later
       # checkpoint holds.
       self._states[name] = state
     return None
 
   def _closed_unsaid(self, fragment: int, version: int, crc: int) -> bool:
-    """Whether a start is all that says that a pending merge has closed.
+    """Returns True if only a start shows that a pending merge has closed.
 
-    Not where its bytes were lost, and the version has got those of an older.
+    It is False if the bytes were lost and the version got those of an older
+    one.
     """
     pending = self._pending.get(fragment)
     if pending is None or pending[0].version != version:
@@ -210,7 +210,7 @@ class Replay:
     return pending[1].crc == crc or (fragment, crc) not in self._bytes
 
   def _keep(self, name: Named, state: FragmentState):
-    """Only what a line of the tapes will ask for."""
+    """Keeps a state only if a line of the tapes will need it."""
     fragment, _, crc = name
     if name in self._plan.resumed:
       self._states[name] = state
@@ -236,7 +236,7 @@ class Replay:
     return Given(version, crc, theta)
 
   def _learner(self, process: Process) -> ReplayedLearner:
-    """Begins it where that has not been done."""
+    """Starts a learner's process if that has not been done."""
     if process not in self._learners:
       if process in self._beginning:
         raise NotReplayable(f'process {process[1]} began with itself')
@@ -250,7 +250,7 @@ class Replay:
     return self._learners[process]
 
   def _standing(self, process: Process) -> Standing:
-    """What a process had when it began."""
+    """Returns the state that a process started from."""
     source = self._plan.scripts[process].begin.source
     learner = process[0]
     if source.kind == tape_lines.SEED.kind:

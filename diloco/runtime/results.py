@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves: its final Θ, proven to be the ledger's, and a summary.
+"""Writes a run's results: its verified final Θ, and a summary.
 
-Written while the learners are still there: they hold Θ too, and are only let
-go when it is on the disk.
+They are written while the learners are still connected: learners hold Θ too,
+and are only released when it is on disk.
 """
 
 import threading
@@ -19,21 +19,19 @@ from diloco.numerics import fragments, payload
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.board import Board
 
-AGAIN_S = 0.5  # Between two attempts to write to a disk that is full.
+AGAIN_S = 0.5  # Between two attempts to write to a full disk.
 
 
 class ResultLost(Exception):
-  """Nobody has the final Θ that the ledger names."""
+  """No process has the final Θ that the ledger names any more."""
 
 
 class Results:
-  """Writes `status.json` while the run lasts, and what is left of it.
+  """Writes `status.json` while the run lasts, and its results at the end.
 
   Args:
-    blueprint: of the run.
-    workdir: of the run.
-    board: what is told.
-    stop: is set when the process has to leave.
+    board: statistics of the run.
+    stop: set when the process has to leave.
   """
 
   def __init__(
@@ -47,10 +45,10 @@ class Results:
     self._workdir = workdir
     self._board = board
     self._stop = stop
-    self._silent = False  # The last status could not be written.
+    self._silent = False  # Whether the last status could not be written.
 
   def tell_status(self):
-    """Replaces `status.json`; where the disk is full, it says so once."""
+    """Replaces `status.json`; logs once if the disk is full."""
     try:
       write_status(self._workdir.status, self._board.status(False))
       self._silent = False
@@ -62,17 +60,17 @@ class Results:
   def write(
     self, parameters: Mapping[str, np.ndarray], crcs: Sequence[int]
   ) -> bool:
-    """Writes all of it; waits for a disk that does not take it.
+    """Writes all results; waits for a disk that is full.
 
     Args:
       parameters: path -> f32 array.
-      crcs: of every fragment's bytes, as the ledger has them.
+      crcs: CRC of every fragment's bytes, from the ledger.
 
     Returns:
-      False where the process has to leave before.
+      False if the process has to leave before that.
 
     Raises:
-      ResultLost: the parameters are others; nothing is written.
+      ResultLost: the parameters differ from the ledger's; nothing is written.
     """
     found = tuple(
       payload.crc(fragments.take(parameters, pieces), pieces)
@@ -81,7 +79,7 @@ class Results:
     if found != tuple(crcs):
       raise ResultLost(_say_lost(found, crcs))
     workdir, board = self._workdir, self._board
-    # The summary comes last: where it is, the run is over.
+    # The summary is written last: once it exists, the run is over.
     return (
       self._insist(lambda: write_parameters(workdir.parameters, parameters))
       and self._insist(lambda: write_status(workdir.status, board.status(True)))
@@ -89,13 +87,13 @@ class Results:
     )
 
   def _insist(self, write: Callable[[], None]) -> bool:
-    """Whether it was written before the process has to leave."""
+    """Retries until it is written; returns False if the process must leave."""
     waits = False
     while True:
       try:
         write()
         return True
-      except (OSError, ValueError) as error:  # TensorStore's are ValueErrors.
+      except (OSError, ValueError) as error:  # TensorStore raises ValueError.
         if not waits:
           logging.error('the result waits for the disk: %s', error)
         waits = True

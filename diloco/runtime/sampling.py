@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text drawn from a model, token by token, in a window of fixed length.
+"""Draws text from a model, token by token, in a window of fixed length.
 
-Every token costs a pass over the whole window: no keys or values are kept from
-the pass before. That is simple, compiles once, and is fast enough for models
-of a laptop's size.
+Every token costs a pass over the whole window: there is no KV cache. That is
+simple, compiles once, and is fast enough for models of a laptop's size.
 
 Suffixes of arrays give their shape:
   L window, V vocab.
@@ -17,11 +16,11 @@ import numpy as np
 
 from diloco.models import interface
 
-BYTES = 256  # Of a model of bytes, tokens from here on are none.
+BYTES = 256  # In a byte model, later token ids are not bytes.
 
 
 class Sampler:
-  """A model's next token, compiled once for one window, heat and k.
+  """A model's next token, compiled once for a window, temperature and k.
 
   The same seed and prompt give the same text on one machine type.
   """
@@ -35,14 +34,15 @@ class Sampler:
     top_k: int,
     vocab: int = BYTES,
   ):
-    """Compiles nothing yet.
+    """Checks the arguments; compiles nothing yet.
 
     Args:
-      model: one that has `logits`.
+      model: a model with `logits`.
       params: path -> array.
-      window: L, how many tokens the model sees; those before are forgotten.
-      temperature: logits are divided by it; 0 takes the likeliest token.
-      top_k: draws from the k likeliest alone; 0 draws from all.
+      window: L, the number of tokens that the model sees; earlier ones are
+        dropped.
+      temperature: divides the logits; 0 takes the likeliest token.
+      top_k: draws from the k likeliest only; 0 draws from all.
       vocab: tokens from here on are never drawn.
 
     Raises:
@@ -58,12 +58,12 @@ class Sampler:
     self._window = window
 
     def draw(params, tokens_L, count, key):
-      """The next token after `tokens_L[:count]`, as an int32 scalar."""
+      """Returns the token after `tokens_L[:count]`, as an int32 scalar."""
       logits_LV = model.logits(interface.unflatten(params), tokens_L[None])[0]
       logits_V = logits_LV[count - 1, :vocab]
       if temperature == 0:
         return jnp.argmax(logits_V).astype(jnp.int32)
-      # Before the k are chosen: equal logits stay equal.
+      # Before top-k is applied: equal logits stay equal.
       heated_V = logits_V / temperature
       if 0 < top_k < heated_V.shape[0]:
         least = jax.lax.top_k(heated_V, top_k)[0][-1]
@@ -78,9 +78,9 @@ class Sampler:
     """Yields `length` tokens that follow `prompt`, one after the other.
 
     Args:
-      prompt: tokens that the model knows, one at least.
-      length: how many.
-      seed: of all draws; token i has a key of its own.
+      prompt: tokens that the model knows, at least one.
+      length: number of tokens.
+      seed: seed of all draws; token i has a key of its own.
     """
     tokens = list(prompt[-self._window :])
     root = jax.random.key(seed)
@@ -94,11 +94,10 @@ class Sampler:
 
 
 def check_prompt(prompt: bytes, vocab: int) -> None:
-  """Raises ValueError where it is empty, or names bytes the model can't know.
+  """Raises ValueError if the prompt is empty or has bytes unknown to the model.
 
   Args:
-    prompt: text to go on from.
-    vocab: tokens of the model are 0 … vocab - 1, and a byte is its own token.
+    vocab: the model's tokens are 0 … vocab - 1, and a byte is its own token.
   """
   if not prompt:
     raise ValueError('prompt: is empty, there is nothing to go on from')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions answered by a model: the likeliest choice is its answer.
+"""Scores a model on multiple-choice questions: its answer is the likeliest.
 
 Suffixes of arrays give their shape:
   B rows scored at once, L window, V vocab.
@@ -23,20 +23,20 @@ def log_likelihoods(
   window: int,
   rows: int,
 ) -> list[list[float]]:
-  """Σ log p(byte | all before it) over each choice's bytes, in nats.
+  """Returns Σ log p(byte | all before it) over each choice's bytes, in nats.
 
   A context that does not fit into the window with its choice loses its
   beginning.
 
   Args:
-    model: one that has `logits`.
+    model: a model with `logits`.
     params: path -> array.
     questions: every choice has at most `window` bytes.
-    window: L, how many bytes the model sees.
+    window: L, the number of bytes that the model sees.
     rows: B, choices scored at once.
 
   Returns:
-    For each question, the number of each choice.
+    For each question, the sum of each choice.
   """
 
   @jax.jit
@@ -57,7 +57,7 @@ def log_likelihoods(
   summed: list[float] = []
   for first in range(0, len(encoded), rows):
     batch = encoded[first : first + rows]
-    # The last batch is filled up with its own first row: one compiled shape.
+    # The last batch is padded with its own first row: one compiled shape.
     filled = batch + batch[:1] * (rows - len(batch))
     scored = score(placed, *(np.stack(part) for part in zip(*filled)))
     summed += np.asarray(scored)[: len(batch)].tolist()
@@ -71,13 +71,12 @@ def task_score(
   likelihoods: Sequence[Sequence[float]],
   window: int,
 ) -> scores.TaskScore:
-  """Counts the right answers; who is only as good as another is not right.
+  """Counts the right answers; a tie for the likeliest choice is not right.
 
   Args:
     file: name of the task.
-    questions: that were asked.
-    likelihoods: as `log_likelihoods` gives them.
-    window: L, that the model was given.
+    likelihoods: as from `log_likelihoods`.
+    window: L, as for `log_likelihoods`.
   """
   right_by_sum = right_by_byte = cut = 0
   for question, sums in zip(questions, likelihoods):
@@ -100,7 +99,7 @@ def task_score(
 def _row(
   context: bytes, choice: bytes, window: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Tokens, what follows each, and whether that is of the choice; all [L]."""
+  """Returns tokens, next tokens, and the mask of the choice's; all [L]."""
   if not (context and 0 < len(choice) <= window):
     raise ValueError(
       f'a choice of {len(choice)} bytes after {len(context)} of context, the '

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shard's bytes: its pieces of Θ, and what goes to learners and comes back.
+"""A shard's bytes: its pieces of Θ, and its transfers with learners.
 
-It decides nothing: the lead of the syncer orders, and this does it, in the
-order of the orders. Pulls run side by side on a pool, merges one after another
-on a worker; both answer later. What takes no time is answered at once.
+It decides nothing: the lead of the syncer gives orders, and this executes them
+in sequence. Pulls run concurrently on a pool, merges one after another on a
+worker; both answer later. Orders that take no time are answered at once.
 """
 
 import concurrent.futures
@@ -38,15 +38,14 @@ class Shard:
   """One shard, in the process that has its bytes; orders are for one thread.
 
   Args:
-    blueprint: of the run.
-    plane: carries the bytes.
-    shard: its number; that of the lead is 0.
+    plane: the data plane.
+    shard: number of the shard; the lead's is 0.
     answer: takes answers that come later, on any thread.
-    crash: takes what ended a thread.
+    crash: takes the error that ended a thread.
 
   Attributes:
     model: the own pieces of Θ.
-    closed_round: the last that was installed here.
+    closed_round: the last round that was installed here.
     collected: where the lead pulls what it collects; None at the lead.
   """
 
@@ -68,10 +67,11 @@ class Shard:
     self._crash = crash
     self._paces: dict[int, TransferPace] = {}  # By learner id.
     self._ends: dict[Key, PeerEnds] = {}
-    self._lock = threading.Lock()  # Of the three that follow.
+    self._lock = threading.Lock()  # Guards the next three fields.
     self._wanted: set[int] = set()  # Jobs of the pool.
     self._pulled: dict[int, Arrays] = {}  # By job.
-    self._taken: dict[int, tuple[int, Arrays]] = {}  # With the fragment.
+    # By job, with the fragment.
+    self._taken: dict[int, tuple[int, Arrays]] = {}
     self._outcomes: dict[int, Outcome] = {}
     self._pulls = concurrent.futures.ThreadPoolExecutor(
       max_workers=blueprint.limits.pulls, thread_name_prefix='pull'
@@ -80,7 +80,9 @@ class Shard:
     self._closer = Worker('closer', CLOSINGS_MAX, crash)
 
   def perform(self, order) -> object | None:
-    """Does what the lead orders; what there is to say of it at once."""
+    """Executes an order of the lead; returns the answer if there is one at
+    once.
+    """
     match order:
       case orders.Admit():
         return self._admit(order)
@@ -112,7 +114,7 @@ class Shard:
     return None
 
   def hello(self, process: int) -> orders.ShardHello:
-    """What there is to say to a lead, old or new."""
+    """Returns the hello to a lead, whether a new process or not."""
     config, model = self._blueprint.config, self.model
     if self.collected is not None:
       self.collected.close()
@@ -133,7 +135,7 @@ class Shard:
     )
 
   def forget(self):
-    """Whoever gave the orders so far is gone, and the sessions with it."""
+    """Drops all sessions and jobs of the previous lead."""
     for key in list(self._ends):
       self._release(key)
     with self._lock:
@@ -164,7 +166,7 @@ class Shard:
         )
       for address in order.addresses:
         inlets.append(self._plane.inlet(address))
-    except ValueError as error:  # Of a wrong form, or does not resolve.
+    except ValueError as error:  # Malformed, or does not resolve.
       logging.warning('learner %d is not admitted: %s', order.learner, error)
       for inlet in inlets:
         inlet.close()
@@ -172,14 +174,14 @@ class Shard:
     name = f'learner {order.learner}'
     outlets = [self._plane.outlet(name) for _ in inlets]
     self._ends[key] = ends = PeerEnds(outlets, inlets, cuts)
-    # Beyond the session: the next one has the same link.
+    # Kept beyond the session: the next one uses the same link.
     knob = self._blueprint.config.protocol.patience
     self._paces.setdefault(order.learner, TransferPace(knob))
     return orders.Admitted(*key, ends.addresses)
 
   def _release(self, key: Key):
     ends = self._ends.pop(key, None)
-    # Not here: it may wait for the peer's sockets.
+    # Not on this thread: it may wait for the peer's sockets.
     if ends is not None and not self._closer.submit(ends.close):
       ends.close()
 
@@ -203,8 +205,8 @@ class Shard:
   def _guarded(self, job, order, ends):
     """Runs a job of the pool, unless it was cancelled before its turn.
 
-    What it raises ends the process; of one that was cancelled meanwhile
-    nothing is kept, and the lead expects no answer.
+    An error ends the process. The result of a job that was cancelled meanwhile
+    is dropped, and the lead expects no answer.
     """
     if order.job not in self._wanted:
       return
@@ -224,7 +226,7 @@ class Shard:
       self._answer(answer)
 
   def _pull(self, order: orders.PullPart, ends: PeerEnds) -> orders.PartPulled:
-    """On the pool: bytes to outer gradient, checked in full."""
+    """Pulls an outer gradient on the pool, fully checked."""
     v, norm = contributions.pull(
       order.payload,
       order.fragment,
@@ -238,7 +240,7 @@ class Shard:
     return orders.PartPulled(order.job, norm)
 
   def _take(self, order: orders.TakePart, ends: PeerEnds) -> orders.PartTaken:
-    """On the pool: a learner's copy of what is lost."""
+    """Pulls, on the pool, a learner's copy of a lost fragment."""
     theta = contributions.pull_fragment(
       order.payload,
       order.fragment,
@@ -253,13 +255,13 @@ class Shard:
     return orders.PartTaken(order.job, payload.piece_crcs(theta, pieces))
 
   def _keep(self, where: dict, job: int, found):
-    """What a job has brought, unless it was cancelled."""
+    """Keeps the result of a job, unless it was cancelled."""
     with self._lock:
       if job in self._wanted:
         where[job] = found
 
   def _cancel(self, job: int):
-    """A pull is wanted no more: not begun, under way or done."""
+    """Cancels a pull, whether queued, in progress or done."""
     with self._lock:
       self._wanted.discard(job)
       self._pulled.pop(job, None)
@@ -267,13 +269,13 @@ class Shard:
   # Merging ------------------------------------------------------------------
 
   def _start_merge(self, order: orders.MergePart):
-    """Hands the contributions to the merger."""
+    """Hands the contributions to the merge thread."""
     with self._lock:
       taken = {
         learner: self._pulled.pop(job)
         for learner, job in zip(order.learners, order.pulls)
       }
-    self._outcomes.clear()  # Of a merge that was given up.
+    self._outcomes.clear()  # Left by a merge that was given up.
     weights = dict(zip(order.learners, order.weights))
 
     def merge():
@@ -303,7 +305,7 @@ class Shard:
     fragment: int,
     data: np.ndarray,
   ) -> orders.PartOffered:
-    """What was encoded of Θ_p as it is now, to each as its hosts need it."""
+    """Offers encoded bytes of the current Θ_p, cut for each session's hosts."""
     hosts = []
     for to in recipients:
       ends = self._ends.get((to.learner, to.incarnation))
@@ -319,7 +321,9 @@ class Shard:
     return orders.PartOffered(job, part_of(data), tuple(hosts))
 
   def _collect(self, order: orders.CollectPart) -> orders.PartOffered:
-    """Under the number of the job; the lead pulls it but once."""
+    """Offers a fragment to the lead under the job's number, to be pulled
+    once.
+    """
     _, data, _ = self.model.fragment(order.fragment)
     self.collected.offer(order.job, data)
     return orders.PartOffered(order.job, part_of(data), ())

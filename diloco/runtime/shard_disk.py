@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shard that does not lead finds on its disk, and leaves there.
+"""The checkpoints of a shard that does not lead.
 
-There is no ledger: which versions the run has, the lead knows. What is here
-may be older, and is then regained from learners.
+There is no ledger: the lead knows which versions the run has. What is here may
+be older, and is then recovered from learners.
 """
 
 import json
@@ -18,7 +18,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.shard import Shard
 
-CLOSE_S = 30.0  # For the last checkpoint of a process that is stopped.
+CLOSE_S = 30.0  # Limit for the last checkpoint of a stopped process.
 IDENTITY = 'identity.json'
 
 
@@ -26,12 +26,10 @@ class ShardDisk:
   """One shard's checkpoints.
 
   Args:
-    blueprint: of the run.
-    workdir: of the run.
-    shard: takes what there is.
+    shard: takes what was found on disk.
 
   Raises:
-    BrokenRecord: what is there is of another run, or another process has it.
+    BrokenRecord: the folder belongs to another run, or to another live process.
   """
 
   def __init__(self, blueprint: Blueprint, workdir: Workdir, shard: Shard):
@@ -65,7 +63,7 @@ class ShardDisk:
       model.restore(p, state)
 
   def save(self, closed_round: int, loss: float | None, wait: bool):
-    """Begins to save all pieces as they are; `wait`: until they are there."""
+    """Starts to save all pieces as they are; with `wait`, finishes it."""
     if closed_round > self._saved_round:
       model = self._shard.model
       states = [model.state(p) for p in model.owned]
@@ -77,16 +75,16 @@ class ShardDisk:
       self._records.wait(CLOSE_S)
 
   def close(self):
-    """Waits for the save under way."""
+    """Waits for the save in progress."""
     self._records.close(CLOSE_S)
 
 
 def _read_identity(path: pathlib.Path) -> dict | None:
-  """Of which run the folder is; None where that is not known."""
+  """Returns which run the folder belongs to; None if that is unknown."""
   try:
     return json.loads(path.read_text())
   except FileNotFoundError:
     return None
-  except ValueError as error:  # The lead will see whose these pieces are.
+  except ValueError as error:  # The lead will check these pieces.
     logging.error('%s is passed over: %s', path, error)
     return None

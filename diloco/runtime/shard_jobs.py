@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lead has ordered of shards, and what they say."""
+"""The orders that the lead has given to shards, and their answers."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ from diloco.protocol import syncer_io
 from diloco.protocol.messages import Part
 
 # (round, learner, incarnation, handle): two offers of one learner for the
-# same round differ in nothing but the handle.
+# same round differ only in the handle.
 PullKey = tuple[int, int, int, int]
 Answers = Mapping[int, object]  # By shard.
 
 
 @dataclasses.dataclass(frozen=True)
 class FromShard:
-  """Something a shard says, on its way to the machine's thread."""
+  """A shard's answer, on its way to the machine's thread."""
 
   shard: int
   answer: object  # One of shard_messages.FROM_SHARD.
@@ -25,7 +25,7 @@ class FromShard:
 
 @dataclasses.dataclass(frozen=True)
 class ShardLost:
-  """The stream of a shard's session closed."""
+  """The stream of a shard's session has closed."""
 
   shard: int
   reason: str
@@ -39,7 +39,7 @@ class Job:
   waiting: set[int]  # Shards that have not answered.
   done: Callable[[Answers], syncer_io.Event | None]
   failed: Callable[[orders.PartFailed], syncer_io.Event | None]
-  given_up: Callable[[Answers], None] | None  # None: nobody waits for it.
+  given_up: Callable[[Answers], None] | None  # None: no caller waits for it.
   answers: dict[int, object] = dataclasses.field(default_factory=dict)
 
 
@@ -49,9 +49,9 @@ class Merged:
 
   job: int
   crcs: tuple[int, ...]  # Of the resulting pieces, in the layout's order.
-  parts: tuple[Part, ...]  # Of the outer update, by shard.
+  parts: tuple[Part, ...]  # Parts of the outer update, by shard.
 
   @property
   def crc(self) -> int:
-    """Of the resulting Θ_p."""
+    """CRC of the resulting Θ_p."""
     return payload.crc_of(self.crcs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which shards are here, what they hold, and what the run has."""
+"""The shards that are connected, what they hold, and what the run has."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ class Remote:
 
   session: Session
   process: int
-  address: str  # Where what is collected of it is pulled.
+  address: str  # Where the lead pulls what it collects from the shard.
   heard_s: float
-  # By fragment: version and CRCs of the pieces that it has, and the same of
-  # what its outer state belongs to.
+  # By fragment: version and piece CRCs that it holds, and those to which its
+  # outer state belongs.
   held: dict[int, tuple[int, tuple[int, ...]]]
   outer: dict[int, tuple[int, tuple[int, ...]]]
 
@@ -33,13 +33,12 @@ class Roll:
   """The shards of one syncer, as its lead sees them.
 
   Args:
-    blueprint: of the run.
     lead: the shard of this process.
-    versions: of every fragment, as far as the ledger knows.
-    crcs: of their bytes.
+    versions: version of every fragment, as far as the ledger knows.
+    crcs: CRCs of their bytes.
 
   Attributes:
-    remote: the others that have a session, by number.
+    remote: the other shards that have a session, by number.
     run: version and CRC that the run has of each fragment.
   """
 
@@ -58,12 +57,12 @@ class Roll:
 
   @property
   def elsewhere(self) -> tuple[int, ...]:
-    """The fragments of which other shards than the lead own any piece."""
+    """The fragments of which other shards than the lead own a piece."""
     fragments = range(len(self.run))
     return tuple(p for p in fragments if not self._is_here(p))
 
   def crcs(self) -> tuple[int, ...]:
-    """Of the bytes of every fragment, as the run has them."""
+    """Returns the CRC of every fragment's bytes, as the run has them."""
     here = self._lead.model.crcs()
     return tuple(
       here[p] if self._is_here(p) else crc
@@ -71,7 +70,7 @@ class Roll:
     )
 
   def versions(self) -> tuple[int, ...]:
-    """Of every fragment, likewise."""
+    """Returns the version of every fragment, as the run has it."""
     here = self._lead.model.versions()
     return tuple(
       here[p] if self._is_here(p) else version
@@ -79,9 +78,9 @@ class Roll:
     )
 
   def outer(self, fragment: int) -> tuple[int, int]:
-    """To which version, of which CRC, the outer state of a fragment belongs.
+    """Returns version and CRC to which a fragment's outer state belongs.
 
-    `UNKNOWN` where its shards do not agree, or one of them is not here.
+    It is `UNKNOWN` if its shards do not agree, or one of them is not here.
     """
     owners = self._owners.of_fragment(fragment)
     if not self.is_whole(fragment):
@@ -99,21 +98,21 @@ class Roll:
     return versions.pop(), payload.crc_of(crcs)
 
   def session_of(self, shard: int) -> Session | None:
-    """Whose messages count for a shard."""
+    """Returns the session whose messages count for a shard."""
     remote = self.remote.get(shard)
     return remote and remote.session
 
   def excuse_silence(self, away_s: float):
-    """This process has heard nobody for so long."""
+    """Extends the silence limits by the time this process was suspended."""
     for remote in self.remote.values():
       remote.heard_s += away_s
 
   def silent(self, since_s: float) -> list[int]:
-    """The shards of which nothing was heard since then."""
+    """Returns the shards that were silent since then."""
     return [s for s, x in self.remote.items() if x.heard_s < since_s]
 
   def why_refused(self, hello: orders.ShardHello) -> str | None:
-    """Why a shard is not let in; None where it is."""
+    """Returns why a shard is refused; None if it is accepted."""
     config = self._blueprint.config
     if hello.protocol != messages.PROTOCOL_VERSION:
       return f'protocol {hello.protocol}, not {messages.PROTOCOL_VERSION}'
@@ -144,16 +143,16 @@ class Roll:
     return None
 
   def is_whole(self, fragment: int) -> bool:
-    """Whether all shards that own any of it are here."""
+    """Returns True if all shards that own a piece of the fragment are here."""
     owners = self._owners.of_fragment(fragment)
     return all(not s or s in self.remote for s in owners)
 
   def held(self, p: int, believed: bool) -> syncer_io.Held:
-    """What its shards have of a fragment, now that all are here.
+    """Returns what the shards hold of a fragment, once all are here.
 
     Args:
       p: the fragment.
-      believed: what is newer than the ledger is the run's.
+      believed: a version newer than the ledger's is taken as the run's.
     """
     found = {s: self.part_held(s, p) for s in self._owners.of_fragment(p)}
     versions = {version for version, _ in found.values()}
@@ -166,7 +165,7 @@ class Roll:
       crcs = {s: crcs for s, (_, crcs) in found.items()}
       here = payload.crc_of(self.compose(p, crcs))
       same = least != version or here == crc
-      if least > version:  # The ledger was lost, and knows of nothing.
+      if least > version:  # The ledger was lost and does not know it.
         self.run[p] = least, here
     return syncer_io.Held(p, least, crc if least <= version else None, same)
 
@@ -182,13 +181,13 @@ class Roll:
   def crcs_of(
     self, shard: int, fragment: int, crcs: Sequence[int]
   ) -> tuple[int, ...]:
-    """Of a shard's own pieces, from those of all."""
+    """Returns the CRCs of a shard's own pieces, from those of all pieces."""
     pairs = zip(crcs, self._owners.of[fragment])
     return tuple(crc for crc, owner in pairs if owner == shard)
 
   def compose(
     self, fragment: int, crcs: Mapping[int, Sequence[int]]
   ) -> tuple[int, ...]:
-    """The CRCs of a fragment's pieces, in its order, from those by shard."""
+    """Returns the CRCs of a fragment's pieces in order, from those by shard."""
     left = {shard: iter(each) for shard, each in crcs.items()}
     return tuple(next(left[owner]) for owner in self._owners.of[fragment])

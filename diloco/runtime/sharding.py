@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of a shard that does not lead: it does what the lead orders.
+"""The process of a shard that does not lead: it executes the lead's orders.
 
-It outlives its lead: it waits for the next process of it, and says what it
-has. What was under way for the one before is void.
+It outlives its lead: it waits for the lead's next process and reports what it
+holds. Work in progress for the one before is void.
 """
 
 import queue
@@ -27,16 +27,16 @@ from diloco.transport.control_client import (
 from diloco.transport.interface import DataPlane
 
 ATTEMPT_S = 2.0  # For one attempt to connect.
-RETRY_S = 0.2  # Between two.
-ALIVE_EVERY_S = 1.0  # That it is there, where nothing else is to be said.
+RETRY_S = 0.2  # Between two attempts.
+ALIVE_EVERY_S = 1.0  # Interval of `Alive` messages when nothing else is sent.
 
 
 class LeadAbsent(Exception):
-  """No lead was found in the time that the configuration gives."""
+  """No lead was found in the time that the configuration allows."""
 
 
 class Refused(Exception):
-  """The lead does not take this process; another one would not do either."""
+  """The lead refuses this process, and would refuse any other."""
 
 
 class _Lost:
@@ -50,15 +50,13 @@ class Sharding:
   """One shard, from its start to the end of the run.
 
   Args:
-    blueprint: of the run.
-    shard: its number, not 0.
-    lead: host:port.
-    plane: carries the bytes.
-    workdir: of the run.
-    access: what is shown to the lead and asked of it.
+    shard: number of the shard, not 0.
+    lead: host:port of the lead.
+    plane: the data plane.
+    access: credentials to present to the lead and to require of it.
 
   Raises:
-    BrokenRecord: the folder is of another run.
+    BrokenRecord: the folder belongs to another run.
   """
 
   def __init__(
@@ -88,15 +86,15 @@ class Sharding:
     self._disk = ShardDisk(blueprint, workdir, self._shard)
 
   def stop(self, *_):
-    """Leaves before the run is over; also as a signal handler."""
+    """Leaves before the run is over; also serves as a signal handler."""
     self._stopped.set()
 
   def run(self) -> bool:
-    """Until the run is over; False where it was stopped before.
+    """Serves until the run is over; returns False if it was stopped before.
 
     Raises:
-      LeadAbsent: there was none in time, at the start.
-      Refused: it does not take this process.
+      LeadAbsent: there was no lead in time, at the start.
+      Refused: the lead refuses this process.
     """
     give_up_s = time.monotonic() + self._connect_s
     while not self._stopped.is_set():
@@ -105,7 +103,7 @@ class Sharding:
         if self._workdir.summary.exists():
           return True
         continue
-      give_up_s = None  # There was one: there will be another.
+      give_up_s = None  # There was a lead, so there will be another.
       if self._serve(client):
         return True
     self._disk.save(self._shard.closed_round, None, wait=True)
@@ -124,7 +122,7 @@ class Sharding:
       client.send(answer)
 
   def _connect(self, give_up_s: float | None) -> ControlClient | None:
-    """One attempt."""
+    """Makes one attempt to connect."""
     client = ControlClient(
       self._address,
       lambda message: self._items.put((client, message)),
@@ -147,7 +145,7 @@ class Sharding:
     return client
 
   def _serve(self, client: ControlClient) -> bool:
-    """One session; whether the run is over."""
+    """Serves one session; returns True if the run is over."""
     self._shard.forget()
     self._client = client
     client.send(self._shard.hello(self._process))
@@ -164,7 +162,7 @@ class Sharding:
         if isinstance(item, BaseException):
           raise item
         if of is not client:
-          continue  # Of the session before.
+          continue  # From the session before.
         match item:
           case _Lost():
             logging.info('the lead is gone: %s', item.reason)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All shards as one: what the machine wants done, by whoever has the bytes.
+"""All shards as one: turns the machine's effects into orders to shards.
 
 Each effect that moves bytes is a *job*: an order to every shard that owns a
-piece of the fragment, and what to do once all have answered. Only the thread
-of the machine comes here.
+piece of the fragment, and a continuation for when all have answered. Only the
+machine's thread uses this module.
 """
 
 import itertools
@@ -33,13 +33,12 @@ class Shards:
   """The shards of one syncer.
 
   Args:
-    blueprint: of the run.
     lead: the shard of this process.
-    roll: knows which others are here, and with what.
+    roll: knows which other shards are here, and what they hold.
     say: sends a message to a session of a learner, in its order.
 
   Attributes:
-    unsaved: those that are writing their last checkpoint.
+    unsaved: shards that are writing their last checkpoint.
   """
 
   def __init__(
@@ -55,13 +54,13 @@ class Shards:
     self._roll = roll
     self._say = say
     self.unsaved: set[int] = set()
-    # Of each session, and how its hosts cut a fragment.
+    # By session: its addresses, and how its hosts cut a fragment.
     self._addresses: dict[tuple[int, int], tuple[tuple[str, ...], str]] = {}
-    # No two leads give the same numbers: a shard outlives its lead.
+    # Unique across leads, since a shard outlives its lead.
     self._numbers = itertools.count(time.time_ns() // 1000)
     self._handles = itertools.count(1)
     self._jobs: dict[int, Job] = {}
-    # Jobs of pulls under way, and of those whose bytes are here.
+    # Jobs of pulls in progress, and of pulls that are done.
     self._pulling: dict[PullKey, int] = {}
     self._pulled: dict[PullKey, int] = {}
     self._merged: dict[int, Merged] = {}  # By round.
@@ -73,7 +72,7 @@ class Shards:
   def join(
     self, session: Session, hello: orders.ShardHello, believed: bool
   ) -> syncer_io.Back | None:
-    """A shard is here; which fragments are now. `believed`: see `Roll.held`."""
+    """Adds a shard; returns the now complete fragments (see `Roll.held`)."""
     shard = hello.shard
     assert shard not in self._roll.remote, f'{shard=} is here'
     outer = zip(hello.outer_versions, hello.outer_crcs)
@@ -98,7 +97,7 @@ class Shards:
     return syncer_io.Back(held) if held else None
 
   def lose(self, shard: int, reason: str) -> syncer_io.Absent:
-    """A shard has gone; what was ordered of its fragments is given up."""
+    """Removes a shard; orders for its fragments are given up."""
     del self._roll.remote[shard]
     self.unsaved.discard(shard)
     fragments = self._owners.of_shard(shard)
@@ -118,9 +117,9 @@ class Shards:
     addresses: Sequence[str],
     partition: str,
   ) -> tuple[str, ...] | None:
-    """Where a learner pulls, by part; None: its own address is of no use.
+    """Returns where a learner pulls, by part; None if its address is unusable.
 
-    The other shards say so themselves, in a `ShardAt`.
+    The other shards announce their addresses themselves, in a `ShardAt`.
     """
     shards = self._owners.shards
     if not addresses or len(addresses) % shards:
@@ -147,12 +146,12 @@ class Shards:
     return orders.Admit(*key, own, partition)
 
   def release(self, learner: int, incarnation: int):
-    """A session has ended."""
+    """Notes that a session has ended."""
     self._addresses.pop((learner, incarnation), None)
     self._tell_all(orders.Release(learner, incarnation))
 
   def retire(self, effect: syncer_io.Retire):
-    """A learner has fetched these."""
+    """Releases offers that a learner has fetched."""
     self._tell_all(
       orders.RetireParts(effect.learner, effect.incarnation, effect.handles)
     )
@@ -160,7 +159,7 @@ class Shards:
   # What the machine wants ---------------------------------------------------
 
   def pull(self, effect: syncer_io.Pull):
-    """An offer's bytes; the event comes with the last answer."""
+    """Pulls an offer's bytes; the event comes with the last answer."""
     handle = effect.offer.payload.handle
     key = effect.round, effect.learner, effect.incarnation, handle
     p = effect.offer.fragment
@@ -183,7 +182,7 @@ class Shards:
     )
 
   def cancel(self, effect: syncer_io.CancelPull):
-    """The bytes of a pull are wanted no more, wherever it stands."""
+    """Cancels a pull, whatever its state."""
     key = effect.round, effect.learner, effect.incarnation, effect.handle
     job = self._pulling.pop(key, None) or self._pulled.pop(key, None)
     if job is not None:
@@ -191,7 +190,7 @@ class Shards:
       self._tell_all(orders.CancelPart(job))
 
   def merge(self, effect: syncer_io.Merge):
-    """The outer step; the event comes with the last answer."""
+    """Makes the outer step; the event comes with the last answer."""
     shares = effect.shares
     pulls = tuple(
       self._pulled.pop((effect.round, s.learner, s.incarnation, s.handle))
@@ -220,18 +219,18 @@ class Shards:
     )
 
   def take_merged(self, round_: int) -> Merged:
-    """What the merge of a round led to; it is to be published."""
+    """Returns the result of a round's merge, to be published."""
     return self._merged.pop(round_)
 
   def install_here(self, effect: syncer_io.Publish, merged: Merged):
-    """The lead's pieces are the new ones; the run's version is."""
+    """Installs the lead's pieces and notes the run's new version."""
     p = effect.fragment
     self._roll.run[p] = effect.version, merged.crc
     if 0 in self._owners.of_fragment(p):
       self._tell(0, orders.InstallPart(merged.job, effect.round, p))
 
   def install_there(self, effect: syncer_io.Publish, merged: Merged):
-    """The other shards' are; not before the ledger has it."""
+    """Has the other shards install theirs, once the ledger has the close."""
     p = effect.fragment
     for shard in self._owners.of_fragment(p):
       if shard in self._roll.remote:
@@ -247,14 +246,13 @@ class Shards:
     recipients: Iterable[tuple[int, int]],
     done: Callable[[tuple[int, int], Payload, tuple[int, ...]], None],
   ):
-    """Offers the outer update.
+    """Offers the outer update to sessions.
 
     Args:
-      fragment: which.
-      merged: what it led to.
+      merged: result of the merge.
       recipients: sessions.
-      done: called with each session and what to tell it: the payload, and of
-        a learner of several hosts the CRCs of their boxes of Θ_p, by part.
+      done: called with each session and what to tell it: the payload, and for a
+        learner of several hosts the CRCs of their slices of Θ_p, by part.
     """
     codec = self._blueprint.down.name
     to = tuple(
@@ -267,7 +265,7 @@ class Shards:
         found = announced_parts(each.handle, codec, parts)
         done((each.learner, each.incarnation), found, crcs)
 
-    # Who is told of what a dead shard would offer asks for all of it.
+    # A learner told of a dead shard's offer asks for the whole fragment.
     job = self._begin(fragment, offered, given_up=offered)
     self._order(job, orders.PublishPart(job, merged.job, fragment, to))
 
@@ -276,7 +274,9 @@ class Shards:
     effect: syncer_io.Serve,
     done: Callable[[Payload, tuple[int, ...]], None],
   ):
-    """Offers the full fragment to one session; `done`: what to tell it."""
+    """Offers the full fragment to one session; calls `done` with what to tell
+    it.
+    """
     key = effect.learner, effect.incarnation
     to = orders.Recipient(*key, next(self._handles))
 
@@ -287,7 +287,7 @@ class Shards:
       done(announced_parts(to.handle, codec, parts), crcs)
 
     def given_up(answers: Answers):
-      """Of a part that is not there it is known how long it would be."""
+      """Uses the expected byte length of each part that has not arrived."""
       parts = {s: answer.part for s, answer in answers.items()}
       full = self._blueprint.full
       for s in self._owners.of_fragment(effect.fragment):
@@ -300,7 +300,7 @@ class Shards:
     self._order(job, orders.ServePart(job, effect.fragment, to))
 
   def take(self, effect: syncer_io.TakeFragment):
-    """A learner's copy of what is lost; the event comes with the answers."""
+    """Pulls a learner's copy of a lost fragment; answers with an event."""
     p, session = effect.offered.fragment, (effect.learner, effect.incarnation)
 
     def done(answers: Answers):
@@ -322,7 +322,7 @@ class Shards:
     self._order(job, orders.TakePart(job, *session, p, effect.offered.payload))
 
   def relabel(self, effect: syncer_io.Relabel):
-    """What a learner gave, or else what is here, is Θ_p."""
+    """Makes a donated fragment, or the one that is here, Θ_p."""
     p = effect.fragment
     job, crcs = (effect.taken_of and self._taken[p, effect.taken_of]) or (0, {})
     self._taken = {k: x for k, x in self._taken.items() if k[0] != p}
@@ -337,10 +337,10 @@ class Shards:
     self._roll.run[p] = effect.version, crc
 
   def save(self, closed_round: int, loss: float | None, last: bool):
-    """All other shards write a checkpoint, as they are after a round.
+    """Has all other shards save a checkpoint as of a round.
 
-    Where it is the last, they are `unsaved` until they have said that it is
-    on their disks.
+    If it is the last one, they are `unsaved` until they report that it is on
+    disk.
     """
     losses = () if loss is None else (loss,)
     self.unsaved = set(self._roll.remote) if last else set()
@@ -353,12 +353,11 @@ class Shards:
     fragment: int,
     done: Callable[[Mapping[int, tuple[str, Payload]]], None],
   ):
-    """The bytes of a fragment from the shards that own any, but the lead.
+    """Collects a fragment's bytes from all shards but the lead.
 
     Args:
-      fragment: which.
-      done: called with address and payload by shard; with nothing where one
-        of them is away.
+      done: called with address and payload by shard; with nothing if a shard is
+        away.
     """
     others = [s for s in self._owners.of_fragment(fragment) if s]
     if any(s not in self._roll.remote for s in others):
@@ -382,14 +381,14 @@ class Shards:
     self._order(job, orders.CollectPart(job, fragment))
 
   def depart(self):
-    """The run is over, for all other shards too."""
+    """Tells all other shards that the run is over."""
     for shard in self._roll.remote:
       self._tell(shard, orders.Depart())
 
   # Jobs ---------------------------------------------------------------------
 
   def heard(self, said: FromShard) -> syncer_io.Event | None:
-    """An answer; what the machine is to know of it."""
+    """Handles a shard's answer; returns the event for the machine, if any."""
     answer = said.answer
     if said.shard in self._roll.remote:
       self._roll.remote[said.shard].heard_s = time.monotonic()
@@ -436,7 +435,7 @@ class Shards:
 
   def _tell(self, shard: int, order):
     if shard:
-      # Where that session has just ended, the machine will hear of it.
+      # If that session has just ended, the machine will hear of it.
       self._roll.remote[shard].session.send(order)
       return
     answer = self._lead.perform(order)
@@ -450,7 +449,7 @@ class Shards:
     answers: Answers,
     whole: tuple[Part, ...],
   ) -> tuple[tuple[Part, ...], tuple[int, ...]]:
-    """The parts for one session, and the CRCs of its hosts' boxes.
+    """Returns the parts for one session, and the CRCs of its hosts' slices.
 
     Args:
       to: the session.

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says how long each learner may be silent, when that has become another."""
+"""Logs how long each learner may be silent, when that has changed."""
 
 from absl import logging
 
 from diloco.protocol import messages
 from diloco.protocol.syncer import Syncer
 
-TELL_FACTOR = 2.0  # A limit that changed by less is not worth a line.
+TELL_FACTOR = 2.0  # A smaller change is not worth a log line.
 
 
 class SilenceLimits:
-  """What the log has of them, by learner; for one thread.
+  """The limits last logged, by learner; for one thread.
 
   Args:
     machine: knows the limits.
@@ -21,7 +21,7 @@ class SilenceLimits:
     self._told_s: dict[int, float] = {}
 
   def note_event(self, event):
-    """An event that the machine has absorbed; steps change its limits."""
+    """Logs the limits that an event has changed; a step may change them."""
     if not isinstance(getattr(event, 'message', None), messages.Report):
       return
     learner = event.learner

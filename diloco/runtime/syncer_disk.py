@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the syncer's process finds on its disk, and leaves there."""
+"""The ledger and checkpoints of the syncer's process."""
 
 import dataclasses
 import threading
@@ -17,26 +17,27 @@ from diloco.runtime.blueprint import Blueprint
 from diloco.runtime.board import Board
 from diloco.runtime.global_model import GlobalModel
 
-CLOSE_S = 30.0  # For the last checkpoint of a process that is stopped.
+CLOSE_S = 30.0  # Limit for the last checkpoint of a stopped process.
 AGAIN_S = 0.5  # Between two attempts to write the ledger.
 
 
 class NotKept(Exception):
-  """The process is to stop, and the disk has not taken the last close."""
+  """The process has to stop, and the disk has not taken the last close."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """Where a process of the syncer begins.
+  """What a process of the syncer starts from.
 
   Attributes:
-    machine: new, or as the ledger has it.
-    ended: the run was over already.
-    versions: of each fragment, as it is here; learners may have newer ones.
-    crcs: of their bytes.
-    published: what the tape must have of the last close; None: none has been.
-    run_versions: of each fragment, as the ledger has it.
-    run_crcs: of their bytes.
+    machine: a new one, or one restored from the ledger.
+    ended: True if the run is over already.
+    versions: version of each fragment that is here; learners may have newer
+      ones.
+    crcs: CRCs of their bytes.
+    published: the tape line of the last close; None: there was none.
+    run_versions: version of each fragment, from the ledger.
+    run_crcs: CRCs of their bytes.
   """
 
   machine: Syncer
@@ -49,18 +50,16 @@ class Found:
 
 
 class SyncerDisk:
-  """One run's ledger and checkpoints of Θ; nobody else may write there.
+  """One run's ledger and checkpoints of Θ; only this process may write there.
 
   Args:
-    blueprint: of the run.
-    workdir: of the run.
     model: Θ; takes what a checkpoint has.
-    board: counts on from what the ledger has.
-    stop: is set when the process has to leave; None: it never has.
+    board: continues the counts in the ledger.
+    stop: set when the process has to leave; None: never.
 
   Attributes:
-    saved_round: the last that is in a checkpoint of this process.
-    final_crcs: of the result, by fragment, once the run has ended.
+    saved_round: the last round that is in a checkpoint of this process.
+    final_crcs: CRCs of the result, by fragment, once the run has ended.
   """
 
   def __init__(
@@ -89,7 +88,7 @@ class SyncerDisk:
     self._identity = {**blueprint.fingerprints, 'name': config.name}
     owners, own = blueprint.owners, model.owned
     self._owned = own
-    # Of which other shards own pieces, too: those say what is held.
+    # If other shards own pieces, too, they report what they hold.
     self._away = tuple(
       p
       for p in range(config.protocol.fragments)
@@ -98,17 +97,17 @@ class SyncerDisk:
     self.saved_round = 0
     self.final_crcs: tuple[int, ...] | None = None
     self._published: dict | None = None
-    self._kept: tuple | None = None  # What the ledger has.
+    self._kept: tuple | None = None  # The ledger's last contents.
 
   def occupy(self):
-    """Before anything is written; see `SyncerRecords.occupy`."""
+    """Locks the folder; call it first. See `SyncerRecords.occupy`."""
     self._records.occupy()
 
   def begin(self) -> Found:
-    """A new run, or the one that a dead process of this folder left.
+    """Starts a new run, or resumes the one in this folder.
 
     Raises:
-      BrokenRecord: what is there can't be read, or is of another run.
+      BrokenRecord: the folder can't be read, or belongs to another run.
     """
     config = self._blueprint.config
     run = config.protocol, config.name, self._blueprint.fingerprints
@@ -123,7 +122,7 @@ class SyncerDisk:
     if differing := configs.differences(self._identity, theirs):
       raise BrokenRecord(f'{self._folder} is of another run: {differing}')
     held, states = self._read_fragments()
-    # What a checkpoint says that turned out to be broken does not count.
+    # Values from a checkpoint that turned out to be broken do not count.
     ledger, counts, crcs = self._records.read_ledger() or found
     self._restore_fragments(ledger, held, states)
     self._board.resume(ledger, counts['board'])
@@ -148,7 +147,7 @@ class SyncerDisk:
     )
 
   def _initial_crcs(self) -> tuple[int, ...]:
-    """Of the bytes of every fragment of a run that begins, whoever has it."""
+    """Returns the CRCs of a new run's fragments, whichever shard has them."""
     if not self._away:
       return self._model.crcs()
     initial = self._blueprint.initial_fragments()
@@ -156,7 +155,7 @@ class SyncerDisk:
     return tuple(map(payload.crc, initial, layout.fragments))
 
   def _read_fragments(self) -> tuple[tuple[int, ...], dict]:
-    """Versions of all fragments, and the states of those that are here."""
+    """Returns the versions of all fragments, and the states of those here."""
     fragments = self._owned
     restored = self._records.restore([self._model.state(p) for p in fragments])
     held = [0] * self._blueprint.config.protocol.fragments
@@ -184,16 +183,16 @@ class SyncerDisk:
   def keep(
     self, ledger: Ledger, crcs: tuple[int, ...], published: dict | None = None
   ):
-    """A round has closed: nobody may be told before this returns.
+    """Saves a round's close; call it before any learner is told of the close.
 
-    The ledger at each close; the fragments, which are large, every so many,
-    beside the rounds. Only of the last close all of it is here in time: there
-    will be nobody left to give anything back.
+    The ledger is written at each close; the fragments, which are large, every
+    few rounds, concurrently with later ones. Only at the run's end all is
+    written at once: afterwards no learner is left to recover a fragment from.
 
     Args:
-      ledger: of the machine.
-      crcs: of every fragment at the ledger's versions.
-      published: what the tape will say of it; None: as before.
+      ledger: the machine's ledger.
+      crcs: CRC of every fragment at the ledger's versions.
+      published: the tape line of the close; None: unchanged.
     """
     self._published = published or self._published
     if ledger.ended:
@@ -206,18 +205,18 @@ class SyncerDisk:
   def commit(self, ledger: Ledger, crcs: tuple[int, ...]):
     """Writes the ledger alone; see `keep`.
 
-    Where the disk does not take it, rounds wait until it does: what nobody
-    can go on from has not closed. To learners it is as if this process were
+    If the disk does not take it, rounds wait until it does: a round that could
+    not be resumed has not closed. To learners it is as if this process were
     stopped: they train on.
 
     Raises:
-      NotKept: the process is to stop before.
+      NotKept: the process has to stop before.
     """
     if ledger.ended and self.final_crcs is None:
       self.final_crcs = crcs
     kept = ledger, crcs, self._published
     if kept == self._kept:
-      return  # The run's end is that of its last round.
+      return  # The run ends with its last round.
     waits = False
     while True:
       try:
@@ -243,7 +242,7 @@ class SyncerDisk:
     }
 
   def save(self, ledger: Ledger, crcs: tuple[int, ...]):
-    """Begins to save all fragments as they are now, unless they are saved."""
+    """Starts to save all fragments as they are now, unless they are saved."""
     if ledger.closed_round == self.saved_round:
       return
     states = [self._model.state(p) for p in self._owned]
@@ -255,10 +254,12 @@ class SyncerDisk:
       self.saved_round = ledger.closed_round
 
   def save_last(self, ledger: Ledger, crcs: tuple[int, ...]):
-    """The same for a process that leaves, after what is being written."""
+    """Saves all fragments for a process that leaves, after the save in
+    progress.
+    """
     self._records.wait(CLOSE_S)
     self.save(ledger, crcs)
 
   def close(self):
-    """Waits for the save under way."""
+    """Waits for the save in progress."""
     self._records.close(CLOSE_S)

@@ -2,8 +2,7 @@
 """The syncer's process around its machine.
 
 One thread owns the machine and talks to the learners, in the order of the
-machine's effects. What is to be done with bytes, the shards do; what they say
-of it becomes events.
+machine's effects. The shards do the work on bytes; their answers become events.
 """
 
 import queue
@@ -36,10 +35,10 @@ from diloco.transport.control_server import ControlServer
 from diloco.transport.control_session import Session
 from diloco.transport.interface import DataPlane
 
-SHARD_SILENCE_S = 6.0  # At patience 1; it speaks at least once a second.
+SHARD_SILENCE_S = 6.0  # At patience 1; a shard speaks at least once a second.
 LOOK_SLACK_S = 1.0
 INBOX_MAX = 1 << 14  # Events; a full inbox holds back the sessions' readers.
-SHARE_MAX = 64  # Of them, messages of one session.
+SHARE_MAX = 64  # Of these, messages of one session.
 STATUS_EVERY_S = 1.0
 FAREWELL_S = 15.0  # How long learners may take to fetch the last updates.
 
@@ -49,8 +48,8 @@ class Syncing:
 
   Args:
     bind: host:port for the control plane.
-    plane: carries the bytes.
-    access: what each learner must show.
+    plane: the data plane.
+    access: what each learner must present.
   """
 
   def __init__(
@@ -65,7 +64,7 @@ class Syncing:
     self._blueprint = blueprint
     self._config = config
     self._plane = plane
-    self._unwritten = True  # The run's results.
+    self._unwritten = True  # Whether the run's results are still to be written.
     self._stop = threading.Event()
     self._inbox = Inbox(INBOX_MAX, SHARE_MAX)
     self._lead = Shard(
@@ -91,7 +90,7 @@ class Syncing:
       self._roll,
       say=lambda key, message: self._send(*key, message),
     )
-    self._shard_sessions: dict[Session, int] = {}  # As `_keys`.
+    self._shard_sessions: dict[Session, int] = {}  # Changed like `_keys`.
     self._farewells: list[tuple[Key, messages.Done]] = []
     self._looked_s = time.monotonic()
     self._silence = SilenceLimits(self._machine)
@@ -110,25 +109,25 @@ class Syncing:
 
   @property
   def address(self) -> str:
-    """host:port that learners connect to."""
+    """The host:port that learners connect to."""
     return self._control.address
 
   def stop(self, *_):
-    """Leaves before the run is over; also as a signal handler."""
+    """Leaves before the run is over; also serves as a signal handler."""
     self._stop.set()
 
   def run(self) -> bool:
-    """Until the run is over; False where it was stopped before.
+    """Serves until the run is over; returns False if it was stopped before.
 
     Raises:
-      ResultLost: the run has ended, and nobody has its result any more.
+      ResultLost: the run has ended, and no process has its result any more.
     """
     try:
       self._serve_run()
       if not self._ended:
         self._disk.save_last(self._machine.ledger(), self._roll.crcs())
         return False
-      # First: whoever dies from here on has not lost the run.
+      # First of all: a process that dies after this has not lost the run.
       self._write_results()
       self._say_farewell()
     except NotKept as error:
@@ -165,7 +164,9 @@ class Syncing:
   # Events -------------------------------------------------------------------
 
   def _on_message(self, session: Session, message):
-    """On a thread of the session; waits where too much is unread."""
+    """Queues a message, on a thread of its session; blocks while the inbox is
+    full.
+    """
     if isinstance(message, messages.Hello):
       self._keys[session] = message.learner, message.incarnation
     if isinstance(message, orders.ShardHello):
@@ -184,7 +185,7 @@ class Syncing:
     self._inbox.tell((event, session))
 
   def _handle_next(self):
-    """One event, or the tick for which the machine asked."""
+    """Handles one event, or the tick that the machine asked for."""
     deadline = self._machine.deadline()
     wait_s = STATUS_EVERY_S
     if deadline is not None:
@@ -208,7 +209,10 @@ class Syncing:
     self._end_silent_shards()
 
   def _of_shard(self, session: Session | None, said: FromShard | ShardLost):
-    """What the machine is to know of what a shard says; None: the lead's."""
+    """Yields the machine's events for a shard's message.
+
+    A session of None is the lead's.
+    """
     shard = said.shard
     if session is None:
       event = self._shards.heard(said)
@@ -222,7 +226,7 @@ class Syncing:
     elif self._roll.session_of(shard) is session:
       event = self._shards.heard(said)
     else:
-      return  # Of a session that was replaced.
+      return  # From a session that was replaced.
     if event is not None:
       yield event
 
@@ -244,12 +248,12 @@ class Syncing:
       yield back
 
   def _end_silent_shards(self):
-    """One that is stopped is as good as dead: others wait for its bytes."""
+    """Drops shards that are silent: other processes wait for their bytes."""
     now_s = time.monotonic()
     away_s, self._looked_s = now_s - self._looked_s, now_s
     limit_s = SHARD_SILENCE_S * self._config.protocol.patience
     if away_s > STATUS_EVERY_S + LOOK_SLACK_S:
-      self._roll.excuse_silence(away_s)  # It was this process that slept.
+      self._roll.excuse_silence(away_s)  # This process itself was suspended.
     for shard in self._roll.silent(now_s - limit_s):
       reason = f'silent for {limit_s:.1f} s'
       session = self._roll.session_of(shard)
@@ -271,7 +275,7 @@ class Syncing:
         self._tape.tell_work(worked)
 
   def _may_speak(self, session: Session, event) -> bool:
-    """Whether a session's event counts; who it is, only one may be."""
+    """Returns True if a session's event counts: one session per incarnation."""
     key = event.learner, event.incarnation
     if not isinstance(getattr(event, 'message', None), messages.Hello):
       return self._peers.session(key) in (None, session)
@@ -323,7 +327,7 @@ class Syncing:
     key = effect.learner, effect.incarnation
     session, hello = self._peers.take_stranger(key)
     addresses = self._shards.admit(*key, hello.addresses, hello.partition)
-    if addresses is None:  # And the machine hears that it is lost.
+    if addresses is None:  # The machine will get a `Lost` event.
       session.close(f'addresses {hello.addresses} are of no use')
       return
     peer = Peer(session)
@@ -343,7 +347,7 @@ class Syncing:
 
   def _send(self, learner: int, incarnation: int, message):
     if isinstance(message, messages.Done) and self._unwritten:
-      # Who leaves could give nothing back that may still be lost.
+      # A learner that leaves could no longer help to recover lost fragments.
       self._farewells.append(((learner, incarnation), message))
       return
     peer = self._peers.get((learner, incarnation))
@@ -351,7 +355,7 @@ class Syncing:
       peer.send(message)
       return
     session = self._peers.session((learner, incarnation))
-    if session is not None:  # Of a stranger.
+    if session is not None:  # It was never admitted.
       session.send(message)
 
   def _drop(self, effect: syncer_io.Drop):
@@ -362,7 +366,7 @@ class Syncing:
     if peer is None:
       return
     self._shards.release(*key)
-    # Not here: it may wait for the peer's sockets.
+    # Not on this thread: it may wait for the peer's sockets.
     close = lambda: peer.session.close(effect.reason)  # noqa: E731
     if not self._closer.submit(close):
       close()
@@ -378,7 +382,7 @@ class Syncing:
   def _publish(self, effect: syncer_io.Publish):
     merged = self._shards.take_merged(effect.round)
     self._shards.install_here(effect, merged)
-    # First what must not be forgotten, then what others will know of.
+    # First save what must not be lost, then tell the others.
     published = line_of(closing_line(effect, merged.crc))
     saved_round = self._disk.saved_round
     self._disk.keep(self._machine.ledger(), self._roll.crcs(), published)
@@ -387,8 +391,8 @@ class Syncing:
       loss = self._board.mean_loss()
       last = self._machine.ledger().ended
       self._shards.save(effect.round, loss, last)
-    # Of who is not here, the address was of no use: that it is lost is on its
-    # way.
+    # Sessions that are missing had unusable addresses; their `Lost` event is on
+    # its way.
     places = {
       key: peer.promise()
       for key in effect.recipients
@@ -404,7 +408,7 @@ class Syncing:
     self._shards.publish(effect.fragment, merged, places, say)
 
   def _crcs(self, lost_crcs: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-    """Of Θ as the run has it; of what is lost, by the ledger."""
+    """Returns the CRCs of the run's Θ; for lost fragments, from the ledger."""
     return tuple(
       (dict(enumerate(self._roll.crcs())) | dict(lost_crcs)).values()
     )
@@ -436,7 +440,9 @@ class Syncing:
   # The end ------------------------------------------------------------------
 
   def _say_farewell(self):
-    """Learners fetch the last updates and say goodbye; not for ever."""
+    """Lets learners fetch the last updates and say goodbye, for a limited
+    time.
+    """
     give_up = time.monotonic() + FAREWELL_S
     while len(self._peers) and time.monotonic() < give_up:
       if self._stop.is_set():
@@ -446,7 +452,9 @@ class Syncing:
       logging.warning('learner %d did not say goodbye', learner)
 
   def _write_results(self):
-    """What is lost here is waited for, as long as learners look for this."""
+    """Writes the results; waits for lost fragments while learners may
+    reconnect.
+    """
     give_up_s = time.monotonic() + self._config.transport.connect_s
     while self._machine.lost:
       if self._stop.is_set():

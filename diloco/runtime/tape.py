@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the event tapes: decisions of the syncer, and what learners did."""
+"""Writes the event tapes: decisions of the syncer, and actions of learners."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ class Lines:
     self._lines = jsonl.Lines(path)
 
   def append(self, said):
-    """`said` is of one of the classes of `tape_lines`."""
+    """Appends an instance of one of the classes of `tape_lines`."""
     self.append_line(line_of(said))
 
   def append_line(self, line: dict):
@@ -30,7 +30,9 @@ class Lines:
 
 
 def line_of(said) -> dict:
-  """What stands on a tape of one of the classes of `tape_lines`."""
+  """Returns the tape line of an instance of one of the classes of
+  `tape_lines`.
+  """
   return {
     'time_s': time.time(),
     'kind': type(said).__name__,
@@ -39,7 +41,7 @@ def line_of(said) -> dict:
 
 
 def closing_line(effect: syncer_io.Publish, crc: int) -> tape_lines.Publish:
-  """What the tape says of a close; `crc` is of the resulting Θ_p."""
+  """Returns the tape line of a close; `crc` is the CRC of the resulting Θ_p."""
   fields = {
     field.name: getattr(effect, field.name)
     for field in dataclasses.fields(effect)
@@ -48,7 +50,7 @@ def closing_line(effect: syncer_io.Publish, crc: int) -> tape_lines.Publish:
 
 
 class Tape:
-  """The syncer's."""
+  """The syncer's tape."""
 
   def __init__(self, path: pathlib.Path):
     self._lines = Lines(path)
@@ -58,7 +60,7 @@ class Tape:
     """Adds the last close, if its process died before it was on the tape.
 
     Args:
-      published: its line, as the ledger has it.
+      published: its line, from the ledger.
     """
     rounds = (
       line['round']
@@ -69,26 +71,31 @@ class Tape:
       self._lines.append_line(published)
 
   def start(self, started: tape_lines.Started):
-    """What this process goes on with: at its start, or once it took it in."""
+    """Records what this process continues from.
+
+    It is called at the start, or once Θ is complete.
+    """
     self._lines.append(started)
 
   def newest_first(self) -> Iterator[dict]:
-    """Its lines; what can't be read is said and passed over."""
+    """Yields its lines, newest first; unreadable ones are logged and
+    skipped.
+    """
     return jsonl.from_the_end(self._path)
 
   def tell_work(self, worked: tape_lines.Worked):
-    """What the learners have made by now."""
+    """Records what the learners have made so far."""
     self._lines.append(worked)
 
   def write(self, effect: syncer_io.Effect, crcs: Sequence[int]) -> float:
-    """Writes `effect` if it is a decision; the others follow from them.
+    """Writes `effect` if it is a decision; the others follow from those.
 
     Args:
-      effect: was performed.
-      crcs: of the bytes of Θ now, by fragment.
+      effect: an effect that was performed.
+      crcs: CRCs of the bytes of Θ now, by fragment.
 
     Returns:
-      The time on its line, else now; seconds since the epoch.
+      The time on its line, otherwise now; in seconds since the epoch.
     """
     match effect:
       case syncer_io.Publish():
@@ -112,15 +119,15 @@ class Tape:
 class LearnerTape:
   """One process's lines on the tape of its learner.
 
-  Written by the training loop itself: a line of some 150 bytes takes 15 µs,
-  2 µs of them for the write, and it must be there before the offer that it
-  explains.
+  The train loop itself writes them: a line of some 150 bytes takes 15 µs, 2 µs
+  of them for the write, and it must be there before the offer that it explains.
 
   Args:
-    path: of the learner's tape.
-    process: see `protocol.incarnation`; asked until it has begun: the syncer,
-      which may make it take a newer one, has let it in before its first line.
-    machine: what it runs on.
+    path: path of the learner's tape.
+    process: returns the process's number, see `protocol.incarnation`. It is
+      called until training begins: the syncer, which may make the process take
+      a newer number, has admitted it before its first line.
+    machine: the hardware and software it runs on.
   """
 
   def __init__(
@@ -131,9 +138,9 @@ class LearnerTape:
   ):
     self._lines = Lines(path)
     self._ask_process = process
-    self._process = 0  # Has not begun.
+    self._process = 0  # 0: it has not begun.
     self._machine = machine
-    self._expected = 0  # The next step's progress, if nothing happens.
+    self._expected = 0  # Progress of the next step, if nothing intervenes.
 
   def begin(self, step: int, position: int, source: tape_lines.Source):
     self._process = self._ask_process()
@@ -142,7 +149,7 @@ class LearnerTape:
     )
 
   def snapshot(self, step: int, effect: learner_io.Snapshot):
-    """Before it is offered."""
+    """Records a snapshot, before it is offered."""
     self._lines.append(
       tape_lines.Snapshot(
         self._process,
@@ -170,7 +177,7 @@ class LearnerTape:
     )
 
   def progress(self, step: int, progress: int):
-    """Before each step; writes only what does not follow."""
+    """Records the progress of a step, unless it follows from the last one."""
     if progress != self._expected:
       self._lines.append(tape_lines.Progress(self._process, step, progress))
     self._expected = progress + 1
@@ -182,7 +189,7 @@ class LearnerTape:
     self._lines.append(tape_lines.Cease(self._process, step))
 
   def leave(self, step: int, reason: str):
-    """Of a process that has begun."""
+    """Records the end of a process that has begun."""
     if self._process:
       self._lines.append(tape_lines.Leave(self._process, step, reason))
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a line of a tape can say; the name of its class is the line's kind.
+"""The lines of an event tape; the name of a class is the line's kind.
 
 The syncer's tape has the machine's decisions, `Started` and `Worked`. A
-learner's tape has one line per thing that changes its bits. In both, what is
+learner's tape has one line per event that changes its bits. In both, what is
 not on the tape follows from what is: that is what makes a run replayable.
 
 A learner's lines lie at its inner-step boundaries: `step` is how many inner
-steps the process had made. Those of one boundary stand in the order in which
-the loop did them.
+steps the process had made. Lines of one boundary stand in the order in which
+the loop performed them.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from diloco.protocol import syncer_io
 
 @dataclasses.dataclass(frozen=True)
 class Started:
-  """From here on a syncer's process goes on with these states.
+  """A syncer's process continues from these states.
 
-  The tuples have one item per fragment. Fragment p has Θ_p at
-  `versions[p]`, whose bytes have the CRC `crcs[p]`; its outer optimizer's
-  state and residual are those that belonged to `outer_versions[p]`, when Θ_p
-  had the CRC `outer_crcs[p]`. A run that begins has version 0 everywhere.
+  The tuples have one item per fragment. Fragment p has Θ_p at `versions[p]`,
+  whose bytes have the CRC `crcs[p]`; its outer optimizer's state and residual
+  are those that belonged to `outer_versions[p]`, when Θ_p had the CRC
+  `outer_crcs[p]`. A new run has version 0 everywhere.
   """
 
   closed_round: int
@@ -39,14 +39,14 @@ class Started:
 class Publish(syncer_io.Publish):
   """A round has closed."""
 
-  crc: int  # Of the bytes of Θ_p at `version`.
+  crc: int  # CRC of Θ_p at `version`.
 
 
 @dataclasses.dataclass(frozen=True)
 class Worked:
-  """What the learners had made by now, for the goodput.
+  """The learners' work so far, from which goodput is computed.
 
-  Written after each close, and where a session begins or ends.
+  Written after each close, and when a session begins or ends.
   """
 
   begin_s: float  # When the first learner was ready, since the epoch.
@@ -62,7 +62,7 @@ class Source:
 
   'seed': both as the configuration gives them; nothing else is set.
   'checkpoint': all that `process` of the same learner had at its `Save` of
-  `step`, or, where it has no such line, when all of that boundary was done.
+  `step`, or, if it has no such line, when all of that boundary was done.
   'peer': the inner state as `process` of `learner` had it there; θ and the
   bases are Θ at `versions`, whose bytes have the CRCs `crcs`.
   """
@@ -81,26 +81,26 @@ SOURCES = ('seed', 'checkpoint', 'peer')
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-  """What besides the configuration decides about the bits of a step."""
+  """What, besides the configuration, affects the bits of a step."""
 
-  jax: str  # Its version.
+  jax: str  # JAX's version.
   platform: str  # 'cpu', 'gpu', 'tpu'.
-  kind: str  # Of the devices.
+  kind: str  # Device kind.
   fsdp: int  # The mesh.
   tensor: int
   cores: int
   threads: int  # NPROC; 0: as many as there are cores.
   xla_flags: str
-  expert: int = 1  # Of the mesh; older tapes do not have it.
-  hosts: int = 1  # Processes of the learner; likewise.
+  expert: int = 1  # Mesh axis; missing on older tapes.
+  hosts: int = 1  # Processes of the learner; missing on older tapes.
 
 
 @dataclasses.dataclass(frozen=True)
 class Begin:
-  """Bootstrap is complete; the first batch is that at `position`.
+  """Bootstrap is complete; the first batch is at `position`.
 
-  What stands before it was done to the parameters of `source`: there is no
-  progress yet, `Apply` sets θ_p to Θ_p whatever the blend rule.
+  Lines before it apply to the parameters of `source`: there is no progress yet,
+  so `Apply` sets θ_p to Θ_p whatever the blend rule.
   """
 
   process: int
@@ -116,7 +116,7 @@ class Snapshot:
 
   process: int
   step: int
-  round: int  # For which it was made; a later one may merge it.
+  round: int  # The round it was made for; a later one may merge it.
   fragment: int
   base_version: int
   handle: int
@@ -124,14 +124,14 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True)
 class Apply:
-  """Θ_p of `version` was blended into θ_p and is the base from now on."""
+  """Θ_p of `version` was blended into θ_p and is the new base."""
 
   process: int
   step: int
   fragment: int
   version: int
-  crc: int  # Of its bytes.
-  carry: bool  # This and the rest as in `learner_io.Apply`.
+  crc: int  # CRC of its bytes.
+  carry: bool  # This and the next as in `learner_io.Apply`.
   handle: int
   merged_tokens: int
   overwritten_tokens: int
@@ -141,7 +141,7 @@ class Apply:
 class Progress:
   """The next step's schedule is at `progress`.
 
-  Written where that is not one more than at the step before (0, at first).
+  Written only if that is not one more than at the step before (initially 0).
   """
 
   process: int
@@ -151,7 +151,7 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Save:
-  """Parameters, inner state and bases were copied, for another process."""
+  """Parameters, inner state and bases were copied for another process."""
 
   process: int
   step: int
@@ -159,7 +159,7 @@ class Save:
 
 @dataclasses.dataclass(frozen=True)
 class Cease:
-  """No more inner steps."""
+  """No more inner steps follow."""
 
   process: int
   step: int
@@ -167,7 +167,7 @@ class Cease:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-  """The end; of one that was stopped, what came of its last steps."""
+  """The process ends; if it was stopped, says what came of its last steps."""
 
   process: int
   step: int

@@ -18,7 +18,7 @@ class Line:
 
   number: int  # In its file, from 1.
   time_s: float  # Since the epoch.
-  said: object  # Of one of the classes of `tape_lines`.
+  said: object  # An instance of one of the classes of `tape_lines`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Tapes:
   """All tapes of a run.
 
   Attributes:
-    workdir: that they lie in.
-    syncer: its lines.
-    learners: the lines by learner id, of those that have a tape.
+    workdir: the run's folder.
+    syncer: the syncer's lines.
+    learners: lines by learner id, of those that have a tape.
     torn: files whose last line is incomplete, and was left out.
   """
 
@@ -39,11 +39,11 @@ class Tapes:
 
 
 def read_tapes(workdir: Workdir) -> Tapes:
-  """Everything there is.
+  """Reads all tapes of a run.
 
   Raises:
     FileNotFoundError: the run has no tape.
-    Malformed: a line is not what a tape can say; names file and line.
+    Malformed: a line is invalid; names file and line.
   """
   if not parts(workdir.tape):
     raise FileNotFoundError(f'no event tape at {workdir.tape}')
@@ -65,11 +65,11 @@ def read_tapes(workdir: Workdir) -> Tapes:
 def read_tape(
   path: pathlib.Path, kinds: Mapping[str, type]
 ) -> tuple[Line, ...]:
-  """The complete lines of one tape; a torn last one is left out.
+  """Returns the complete lines of one tape; a torn last one is left out.
 
   Raises:
-    Malformed: any other is not JSON, not of one of `kinds`, or has another
-      field than its kind; names file and line.
+    Malformed: another line is not JSON, not of one of `kinds`, or has other
+      fields than its kind; names file and line.
   """
   try:
     records = read_jsonl(path)
@@ -100,13 +100,13 @@ def _line(
 
 
 def _is_record(name, kinds: Mapping[str, type]) -> bool:
-  """A `Record` has a kind of its own, such as 'joined': it is the line's."""
+  """Returns True for a `Record`, whose own kind, as 'joined', is the line's."""
   return 'Record' in kinds and isinstance(name, str) and name.islower()
 
 
 def _is_torn(path: pathlib.Path) -> bool:
   if not path.exists():
-    return False  # It has become a part, and holds whole lines.
+    return False  # It has been rotated, and holds complete lines.
   with path.open('rb') as file:
     if not file.seek(0, os.SEEK_END):
       return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's tapes as what happened when: rounds, joins, deaths, in one order."""
+"""A run's tapes as one timeline: rounds, joins and deaths in order."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -12,25 +12,25 @@ from diloco.runtime import tape_lines
 from diloco.runtime.tape_reading import Line, Tapes
 
 ROUND = 'round'
-UNCLOSED = 'unclosed'  # A round that a syncer's death left open.
-DEATHS = ('lost', 'restart')  # Of a learner, of the syncer.
-DETAILS = ('snapshot', 'apply', 'progress', 'save')  # Of learners' tapes.
+UNCLOSED = 'unclosed'  # A round left open by a syncer's death.
+DEATHS = ('lost', 'restart')  # Learner's, syncer's.
+DETAILS = ('snapshot', 'apply', 'progress', 'save')  # From learners' tapes.
 
 
 @dataclasses.dataclass(frozen=True)
 class Happening:
   """One row of the timeline."""
 
-  time_s: float  # Since the first of all.
-  kind: str  # In small letters, such as 'left'.
+  time_s: float  # Since the first event.
+  kind: str  # Lower case, such as 'left'.
   who: str  # 'round 12', 'learner 3', 'syncer', …
-  learners: frozenset[int]  # Whom it concerns.
+  learners: frozenset[int]  # Learners that it concerns.
   words: str
-  merge: syncer_io.Merge | None = None  # Of a round.
+  merge: syncer_io.Merge | None = None  # For a round.
 
 
 def happenings(tapes: Tapes) -> list[Happening]:
-  """All, in the order of their times."""
+  """Returns all rows in the order of their times."""
   found = [*_of_syncer(tapes), *_of_learners(tapes)]
   found += _of_launcher(tapes.workdir)
   found.sort(key=lambda each: each.time_s)  # Stable: a tape keeps its order.
@@ -39,7 +39,7 @@ def happenings(tapes: Tapes) -> list[Happening]:
 
 
 def process_numbers(tapes: Tapes) -> dict[tuple[int, int], int]:
-  """(learner, process) -> 1 for the learner's first process, 2, …"""
+  """Returns (learner, process) -> 1 for the learner's first process, 2, …"""
   seen = {
     (line.said.learner, process_of(line.said.incarnation))
     for line in tapes.syncer
@@ -48,7 +48,7 @@ def process_numbers(tapes: Tapes) -> dict[tuple[int, int], int]:
   for learner, lines in tapes.learners.items():
     seen.update((learner, line.said.process) for line in lines)
   numbers: dict[tuple[int, int], int] = {}
-  for learner, process in sorted(seen):  # A process is its start.
+  for learner, process in sorted(seen):  # A process number is its start time.
     earlier = sum(m == learner for m, _ in numbers)
     numbers[learner, process] = earlier + 1
   return numbers
@@ -75,7 +75,7 @@ def _of_syncer(tapes: Tapes) -> Iterator[Happening]:
       case syncer_io.Greet():
         yield _joined(line, said, numbers)
       case syncer_io.Record(kind='joined'):
-        pass  # The greeting says more.
+        pass  # The `Greet` line says more.
       case syncer_io.Record():
         yield _record(line, said)
       case syncer_io.End():
@@ -92,7 +92,7 @@ def _round(line: Line, merge: syncer_io.Merge) -> Happening:
 
 
 def _unexplained(said: tape_lines.Publish) -> syncer_io.Merge:
-  """A round of which no line says how its window ended."""
+  """Returns an empty merge for a round without a line on its window."""
   return syncer_io.Merge(
     said.round,
     said.fragment,
@@ -108,7 +108,10 @@ def _unexplained(said: tape_lines.Publish) -> syncer_io.Merge:
 def _left_open(
   line: Line, merge: syncer_io.Merge, started: tape_lines.Started
 ) -> Happening:
-  """What a killed syncer had merged: its ledger says whether it closed."""
+  """Returns the row of a merge at which the syncer was killed.
+
+  The ledger says whether its round closed.
+  """
   if started.versions[merge.fragment] == merge.version:
     return _round(line, merge)
   learners = frozenset(share.learner for share in merge.shares)
@@ -205,7 +208,7 @@ def _learners(line: Line, kind: str, learner: int, words: str) -> Happening:
 
 
 def _of_launcher(workdir: Workdir) -> Iterator[Happening]:
-  """Starts and ends of processes, where a launcher wrote of them."""
+  """Yields starts and ends of processes, if a launcher recorded them."""
   for record in read_jsonl(workdir.events):
     name = record['process']
     learner = name.removeprefix('learner-')
@@ -223,7 +226,7 @@ def chosen(
   to_s: float,
   kinds: frozenset[str],
 ) -> list[Happening]:
-  """What a reader asked for; details only of one learner, or by their kind."""
+  """Returns the rows asked for; details only for one learner, or by kind."""
   return [
     each
     for each in found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timeline as text of 100 columns, and a run's summary under it."""
+"""The timeline as text of 100 columns, and a run's summary."""
 
 import collections
 import re
@@ -18,18 +18,18 @@ from diloco.runtime.timeline import (
 )
 
 COLUMNS = 100
-LEFT = 22  # Columns of the time and of whom it is about.
+LEFT = 22  # Columns for the time and the subject.
 WIDE_MAX = 3  # Learners with share, age and bar in their column;
 NARROW_MAX = 8  # with bar and share; beyond it a bar only,
 BARS_MAX = 48  # as many as fit.
-DEATHS_MAX = 8  # Shown in the summary.
+DEATHS_MAX = 8  # Listed in the summary.
 REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale')
 EVERYONE = 'everyone is in'
 LEVELS = '▁▂▃▄▅▆▇█'
 
 
 def learner_ids(tapes: Tapes) -> list[int]:
-  """All that ever joined or wrote a tape."""
+  """Returns all learners that ever joined or wrote a tape, ascending."""
   greeted = {
     line.said.learner
     for line in tapes.syncer
@@ -41,7 +41,7 @@ def learner_ids(tapes: Tapes) -> list[int]:
 def timeline(
   shown: Sequence[Happening], learners: Sequence[int]
 ) -> Iterator[str]:
-  """A row for each; rounds have a column for each learner."""
+  """Yields a line for each row; rounds have a column for each learner."""
   if any(each.merge for each in shown):
     yield _header(learners)
   for each in shown:
@@ -85,7 +85,7 @@ def _round(each: Happening, learners: Sequence[int]) -> str:
 
 
 def _brief(reason: str) -> str:
-  """Why a window ended, in few columns; a reason not known here as it is."""
+  """Shortens the reason why a window ended; unknown reasons are unchanged."""
   if reason == EVERYONE:
     return 'all in'
   window = re.fullmatch(r'window over, (\d+)/\d+ offers, (\d+) live', reason)
@@ -101,7 +101,7 @@ def _cell_width(learners: Sequence[int]) -> int:
 def _cell(
   share: syncer_io.Share | None, merge: syncer_io.Merge, width: int
 ) -> str:
-  """Bar and percent of the weight, the offer's age; * is an older base."""
+  """Formats a share: bar, percent, age of the offer; * marks an older base."""
   if share is None:
     return '·'
   bar = _bar(share.weight)
@@ -113,7 +113,7 @@ def _cell(
 
 
 def _bar(fraction: float) -> str:
-  """One character of eight heights."""
+  """Returns one character of eight heights."""
   return LEVELS[min(int(fraction * len(LEVELS)), len(LEVELS) - 1)]
 
 
@@ -125,7 +125,7 @@ def _seconds(seconds: float) -> str:
 
 
 def summary(tapes: Tapes) -> Iterator[str]:
-  """One screen: rounds, what each learner was merged with, deaths."""
+  """Yields one screen: rounds, merges of each learner, deaths."""
   found = happenings(tapes)
   merges = [each.merge for each in found if each.kind == ROUND]
   yield from _rounds(found, merges)
@@ -193,7 +193,7 @@ def _table(
 
 
 def _deaths(found: Sequence[Happening]) -> Iterator[str]:
-  """Learners lost and starts of the syncer, with their times."""
+  """Yields lost learners and starts of the syncer, with their times."""
   lost = [each for each in found if each.kind in DEATHS]
   many = {0: 'no deaths', 1: '1 death:'}
   yield many.get(len(lost), f'{len(lost)} deaths:')

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learner's training loop.
+"""A learner's train loop.
 
 The order within a step matters, and is tested. With τ > 0, for each n:
 
-1. dispatch step n, behind step n − 1, which the devices are at;
-2. wait for step n − 1 to be done, and report it;
-3. boundary n, while the devices are at step n: blend in what came (behind
-   step n), copy what is due (it is there once step n is done).
+1. dispatch step n, while the devices are computing step n − 1;
+2. wait for step n − 1 to complete, and report it;
+3. boundary n, while the devices compute step n: blend in what has arrived
+   (after step n), copy what is due (available once step n is done).
 
-So the devices always have the next step, for as long as a boundary takes no
-longer than a step; what they make of the host's time is `stall_s` of step n.
-A copy made at boundary n can be offered when step n is done, which is when the
-loop is at boundary n + 1: its update is taken in at boundary n + 2 over a link
-that takes less than a step there and back (merge included), one later for each
+So the devices always have the next step queued, for as long as a boundary takes
+no longer than a step; the part of the host's time that delays them is `stall_s`
+of step n. A copy made at boundary n can be offered when step n is done, which
+is when the loop is at boundary n + 1: its update is taken in at boundary n + 2
+if the round trip (merge included) takes less than a step, one later for each
 further step. Two is the least: to have it at boundary n + 1, the loop would
-hold step n + 2 back until the update is there, or step n + 1 is nearly done.
-With the boundary before the waiting it would be three.
+have to hold step n + 2 back until the update is there, or step n + 1 is nearly
+done. With the boundary before the wait it would be three.
 
 With τ = 0 the boundary of a step at which something is offered waits for that
 step, and for the update.
@@ -48,16 +48,16 @@ from diloco.runtime.tape_lines import SEED
 from diloco.runtime.utilisation import Utilisation
 from diloco.transport.meter import SocketMeter
 
-CLOSE_S = 30.0  # For the last checkpoint to be written.
+CLOSE_S = 30.0  # Limit for writing the last checkpoint.
 
 
 @dataclasses.dataclass(frozen=True)
 class Dispatched:
-  """An inner step whose metrics have not been looked at."""
+  """An inner step that was dispatched, and whose metrics are not read yet."""
 
-  step: int  # Of this learner, 1 for the first from the seed.
+  step: int  # Own step; 1 is the first from the seed.
   metrics: dict[str, jax.Array]
-  position: int  # Of the batch after it.
+  position: int  # Index of the batch after it.
   global_step: int
   lr: float
   stall_s: float
@@ -67,14 +67,14 @@ class Training:
   """One learner's parameters, inner state and loop.
 
   Args:
-    blueprint: of the run.
-    learner: the id, which names the data shard too.
-    device: compiled.
-    beginning: what the process has; it is used up.
-    exchange: with the syncer; not yet open.
+    learner: the learner id, which also selects the data shard.
+    device: the compiled device.
+    beginning: what the process starts from; it is consumed.
+    exchange: the exchange with the syncer; not yet open.
     outputs: takes checkpoints, metrics and the tape.
     notice_s: how long leaving in good order may take.
-    hosts: the learner's others: they are told what is done here, before it is.
+    hosts: the learner's other hosts: they are told each action before it is
+      performed here.
   """
 
   def __init__(
@@ -118,11 +118,11 @@ class Training:
     self._position = 0
     self._saving_step = self._saved_step = 0
     self._step = beginning.start.step
-    self._loss: float | None = None  # Of the last step looked at.
+    self._loss: float | None = None  # Of the last step that was read.
     self._pending: Dispatched | None = None
     self._reported_s = 0.0
     self._waited_s = 0.0
-    self._free_s = 0.0  # Since when the step in flight could compute.
+    self._free_s = 0.0  # When the step in flight could start to compute.
     self._left: learner_io.Leave | None = None
     self._stop = threading.Event()
     self._stopping = False
@@ -147,7 +147,8 @@ class Training:
     batches.close()
     self._report()
     if self._stopping:
-      self._records.wait(self._notice_s)  # Else the last would not be begun.
+      # Otherwise the last save would be skipped.
+      self._records.wait(self._notice_s)
       self._save()
     while self._goes_on():
       self._perform_next(wait=True)
@@ -187,7 +188,7 @@ class Training:
     self._waited_s += self._save_if_due()
 
   def _boundary(self) -> float:
-    """Between two steps; returns the seconds that it took."""
+    """Performs a boundary between two steps; returns its seconds."""
     began_s = time.monotonic()
     self._exchange.handle(learner_io.Boundary(self._device.tokens_per_step))
     while self._perform_next(wait=False):
@@ -195,10 +196,11 @@ class Training:
     return time.monotonic() - began_s
 
   def _synchronous(self, done: Dispatched):
-    """τ = 0: a step is reported before what is offered of it, and waits.
+    """Reports a step at τ = 0 before its offers, and waits at the boundary.
 
-    Who has offered makes no step, so the syncer counts the offer as the step
-    if that is all it has; a report behind it would be one step too many.
+    A learner that has offered makes no step, so the syncer counts the offer as
+    the step if that is all it has; a report after it would be one step too
+    many.
     """
     self._report()
     self._pending = done
@@ -212,7 +214,8 @@ class Training:
     while self._perform_next(wait=False):
       pass
     self._free_s = time.monotonic()
-    self._waited_s = self._free_s - began_s  # A stall of the next step.
+    # It counts as a stall of the next step.
+    self._waited_s = self._free_s - began_s
 
   def _perform_next(self, wait: bool) -> bool:
     effect = self._exchange.next_boundary(wait)
@@ -246,7 +249,8 @@ class Training:
         self._position = effect.position
         self._training = True
       case learner_io.Save():
-        self._records.wait(self._notice_s)  # Else it would not be begun.
+        # Otherwise the save would be skipped.
+        self._records.wait(self._notice_s)
         self._save()
       case learner_io.Cease():
         self._tape.cease(self._step)
@@ -272,7 +276,7 @@ class Training:
       self._exchange.offer(prepared, effect, theta, self._own.reference(p))
 
   def _donate(self, effect: learner_io.DonateState):
-    """Copies the inner state of this boundary, at all hosts, for a newcomer."""
+    """Copies the inner state of this boundary, on all hosts, for a newcomer."""
     donation = self._exchange.prepare_donation(effect)
     self._hosts.tell(
       host_messages.DonateAt(*donation.newcomer, donation.handles)
@@ -309,7 +313,7 @@ class Training:
     )
 
   def _report(self):
-    """Waits for the step before the one just dispatched, and tells of it."""
+    """Waits for the step before the one just dispatched, and reports it."""
     pending, self._pending = self._pending, None
     if pending is None:
       return
@@ -335,23 +339,25 @@ class Training:
     self._write(pending, loss, step_s)
 
   def _leave_diverged(self, step: int, loss: float):
-    """No step mends that: θ and its moments are lost. A peer's are not."""
+    """Leaves: no step mends a diverged θ and its moments, but a peer's state
+    can.
+    """
     reason = f'loss {loss} at step {step}'
     self._exchange.leave(reason)
     self._left = self._left or learner_io.Leave(reason)
 
   def _save_if_due(self) -> float:
-    """A checkpoint every so many steps; the seconds that the loop waited."""
+    """Saves a checkpoint every so many steps; returns the seconds it waited."""
     every_steps = self._config.checkpoint.learner_every_steps
     if not every_steps or self._step % every_steps or not self._training:
       return 0.0
-    jax.block_until_ready(self._params)  # Compute, not stall.
+    jax.block_until_ready(self._params)  # This is compute, not a stall.
     began_s = time.monotonic()
     self._save()
     return time.monotonic() - began_s
 
   def _save(self):
-    """θ at this boundary with all that belongs to it; written beside steps."""
+    """Saves θ at this boundary with all that belongs to it, asynchronously."""
     if self._left is not None or self._loss is None:
       return
     self._tape.save(self._step)
@@ -375,15 +381,16 @@ class Training:
       self._saving_step = self._step
 
   def _newest_saved(self) -> int:
-    """Of this process's checkpoints; 0: none is whole."""
+    """The newest complete checkpoint of this process; 0: none."""
     if self._records.newest_step == self._saving_step:
       self._saved_step = self._saving_step
     return self._saved_step
 
   def _compute_to_floor(self):
-    """Sleeps where `run.step_floor_s` asks for longer steps.
+    """Sleeps if `run.step_floor_s` asks for longer steps.
 
-    As if the devices were at it: what the boundary took was beside their work.
+    The sleep simulates devices at work: the boundary's time counts as
+    concurrent.
     """
     left_s = self._free_s + self._config.run.step_floor_s - time.monotonic()
     if left_s > 0:
@@ -424,7 +431,7 @@ class Training:
 
 
 def stop_on_signals(training: Training | Follower):
-  """SIGTERM and SIGINT: leave in good order."""
+  """Makes SIGTERM and SIGINT leave in good order."""
 
   def stop(number, _):
     signal.signal(number, signal.SIG_DFL)  # A second one ends at once.

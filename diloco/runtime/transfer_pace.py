@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long pulls usually take, and so how long one may."""
+"""Measures how long pulls usually take, and sets their time limits."""
 
 import threading
 import time
@@ -13,14 +13,14 @@ from diloco.protocol.messages import Payload
 from diloco.protocol.transfer_time import TransferTime
 from diloco.transport.interface import Inlet, TimedOut
 
-TELL_FACTOR = 2.0  # A limit that changed by less is not worth a line.
+TELL_FACTOR = 2.0  # A smaller change is not worth a log line.
 
 
 class TransferPace:
-  """How long pulls from one peer, or from equal ones, have taken.
+  """Measured durations of pulls from one peer, or from equivalent ones.
 
   Args:
-    knob: `ProtocolConfig.patience`, the run's one knob for time-outs.
+    knob: `ProtocolConfig.patience`, the run's factor on time-outs.
     clock: seconds, monotonic.
   """
 
@@ -32,12 +32,12 @@ class TransferPace:
     self._told_s = 0.0
 
   def limit_s(self, nbytes: int) -> float:
-    """How long a pull of so many bytes may take."""
+    """Returns how many seconds a pull of `nbytes` may take."""
     with self._lock:
       return patience.transfer_max_s(self._time, nbytes, self._patience)
 
   def pull(self, inlet: Inlet, payload: Payload) -> np.ndarray:
-    """Pulls within the limit, and learns from how long it took.
+    """Pulls within the limit, and adds the duration to the measurements.
 
     Raises:
       TransferFailed: as `Inlet.pull`.
@@ -46,7 +46,7 @@ class TransferPace:
     try:
       data = inlet.pull(payload, limit_s)
     except TimedOut:
-      with self._lock:  # The next one has longer.
+      with self._lock:  # The next limit is longer.
         self._time = patience.after_transfer_failed(
           self._time, payload.nbytes, limit_s, self._patience
         )

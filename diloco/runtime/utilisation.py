@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model FLOPs utilisation of a learner's steps, where the peak is known."""
+"""Model FLOPs utilisation of a learner's steps, if the peak is known."""
 
 from diloco import config as configs
 from diloco import topologies
@@ -7,22 +7,21 @@ from diloco.metrics import names
 from diloco.models.flops import step_flops
 from diloco.runtime.blueprint import decoder_config
 
-COUNTED = ('decoder', 'moe')  # Of another model the arithmetic is unknown.
+COUNTED = ('decoder', 'moe')  # For other models the FLOPs are unknown.
 
 
 class Utilisation:
-  """Model FLOPs of a step over what the chips could have done in its time.
+  """FLOPs of a step, divided by the chips' peak over its duration.
 
   See `models/flops.py` for what is counted.
 
   Args:
-    config: of the run.
-    device_kind: of the learner's devices, as jax calls it.
+    device_kind: kind of the learner's devices, as jax names it.
   """
 
   def __init__(self, config: configs.RunConfig, device_kind: str):
     chip = topologies.chip_of(device_kind)
-    self._least_s = None  # Of a step, at the peak of all chips.
+    self._least_s = None  # Seconds of a step at the peak of all chips.
     if chip is not None and config.model.kind in COUNTED:
       data = config.data
       flops = step_flops(decoder_config(config), data.batch, data.seq_len)
@@ -30,7 +29,7 @@ class Utilisation:
       self._least_s = flops.total / peak
 
   def scalars(self, step_s: float) -> dict[str, float]:
-    """The metric of a step; none where peak or arithmetic is unknown."""
+    """Returns the metric of a step; empty if peak or FLOPs are unknown."""
     if self._least_s is None:
       return {}
     return {names.MFU: self._least_s / step_s}

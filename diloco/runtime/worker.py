@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thread that does jobs in order, and does not hide what goes wrong."""
+"""A thread that executes jobs in order and reports their errors."""
 
 import queue
 import threading
@@ -9,12 +9,12 @@ Job = Callable[[], None]
 
 
 class Worker:
-  """One thread, one bounded queue.
+  """One thread with one bounded queue.
 
   Args:
-    name: of the thread.
-    jobs_max: jobs that may wait.
-    on_crash: called on the thread with what a job raised; the worker ends.
+    name: name of the thread.
+    jobs_max: number of jobs that may wait.
+    on_crash: called on the thread with a job's error; the worker then ends.
   """
 
   def __init__(
@@ -26,7 +26,7 @@ class Worker:
     self._thread.start()
 
   def submit(self, job: Job) -> bool:
-    """Queues `job`; False where the queue is full. Never waits."""
+    """Queues `job`; returns False if the queue is full. Never blocks."""
     try:
       self._jobs.put_nowait(job)
     except queue.Full:
@@ -34,7 +34,9 @@ class Worker:
     return True
 
   def close(self, timeout_s: float):
-    """Ends the thread after what is queued, or leaves it to the exit."""
+    """Ends the thread after what is queued, or leaves it to the process
+    exit.
+    """
     try:
       self._jobs.put(None, timeout=timeout_s)
     except queue.Full:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JAX world of one learner of several hosts.
+"""The JAX process group of one learner of several hosts.
 
-A learner is one failure unit: `jax.distributed` ends every process of it when
-one is gone, and so do the connections of `transport.group`, at once. Two
-learners are never in one world, and the syncer is in none.
+A learner is one failure unit: `jax.distributed` ends all of its processes when
+one is gone, and the connections of `transport.group` do so at once. Two
+learners are never in one group, and the syncer is in none.
 
-The coordination service of JAX asks no process who it is. So the hosts meet
-first, and prove to each other that they have the learner's secret; only then
-does host 0 start the service, at an address that it tells to these alone.
+JAX's coordination service does not authenticate processes. So the hosts first
+meet and prove to each other that they have the learner's secret; only then does
+host 0 start the service, at an address that it tells only to them.
 """
 
 import dataclasses
@@ -21,21 +21,21 @@ from diloco.config_values import ConfigError
 from diloco.runtime.meeting import Meeting, OnLost, attend, convene
 from diloco.transport import addresses, group
 
-HEARTBEAT_S = 10  # After which a silent host is taken for dead.
+HEARTBEAT_S = 10  # After this, a silent host is taken for dead.
 SHUTDOWN_S = 10  # How long hosts wait for each other at the end.
 GREETING_BYTES = 512  # Address of the leading host.
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-  """Which of a learner's processes this one is.
+  """The place of this process among a learner's processes.
 
   Attributes:
-    hosts: how many there are.
-    host: what the launcher calls this one, from 0.
+    hosts: number of processes.
+    host: the launcher's number of this process, from 0.
     coordinator: host:port at which host 0 meets the others.
     own: address or name of this machine for its peers; see `listens_at`.
-    secret: that all hosts have, and no other process.
+    secret: secret that only this learner's hosts have.
   """
 
   hosts: int
@@ -65,23 +65,23 @@ class World:
 
   @property
   def index(self) -> int:
-    """This process among the hosts, once it has joined.
+    """Index of this process among the hosts, once it has joined.
 
-    On TPUs the runtime numbers processes by where their chips are, whatever
-    the launcher called them.
+    On TPUs the runtime numbers processes by the location of their chips,
+    independently of the launcher's numbers.
     """
     return jax.process_index() if self.hosts > 1 else 0
 
   @property
   def leads(self) -> bool:
-    """Whether it speaks with the syncer, once it has joined."""
+    """True if this process speaks with the syncer; valid once it has joined."""
     return self.index == 0
 
   @property
   def listens_at(self) -> str:
     """The IP literal at which this process listens for the other hosts.
 
-    The coordinator's own address where that is a literal of this machine; a
+    It is the coordinator's own address if that is a literal of this machine; a
     name may mean loopback on the machine that has it.
 
     Raises:
@@ -97,17 +97,17 @@ class World:
     return group.own_address(addresses.resolve(host))
 
   def join(self, on_lost: OnLost) -> Meeting | None:
-    """Becomes part of the world; before any device is asked for.
+    """Joins the process group; call it before any device is used.
 
     Args:
-      on_lost: called on a thread, once, where another host ends before the
-        meeting is closed. It must end the process: JAX may wait for ever.
+      on_lost: called on a thread, once, if another host ends before the meeting
+        is closed. It must end the process: JAX may block for ever.
 
     Returns:
-      What is to be closed once this host has its connections to the others.
+      The meeting, to be closed once this host is connected to the others.
 
     Raises:
-      GroupLost: not all hosts came, or one has not the secret.
+      GroupLost: not all hosts came, or one does not have the secret.
       HostUnknown: a name does not resolve.
     """
     if self.hosts == 1:
@@ -123,7 +123,7 @@ class World:
     else:
       at = addresses.split(self.coordinator)
       met = attend(at, self.secret, self.host, on_lost)
-    # It would take SIGTERM for itself, and leave the learner without.
+    # It would take SIGTERM for itself, and the learner would not see it.
     jax.config.update('jax_enable_preemption_service', False)
     try:
       jax.distributed.initialize(
@@ -142,13 +142,15 @@ class World:
     return met
 
   def listen(self) -> group.Listener:
-    """On the leading host: tells the others where, and waits for nobody."""
+    """Listens on the leading host and tells the others where; does not
+    block.
+    """
     listener = group.Listener(self.listens_at, self.secret)
     _spread(list(listener.address))
     return listener
 
   def connect(self):
-    """On the others: a connection to the leading host."""
+    """Connects another host to the leading host."""
     host, port = _spread(None)
     return group.connect((host, port), self.secret)
 
@@ -166,9 +168,9 @@ def _wrong_coordinator(coordinator: str) -> list[str]:
 
 
 def _spread(greeting: list | None) -> list:
-  """What the leading host says, at every host; all of them call it.
+  """Broadcasts from the leading host; all hosts must call it.
 
-  By the devices' own collectives: no secret may be said here.
+  It uses the devices' own collectives: no secret may be sent here.
   """
   text = json.dumps(greeting).encode().ljust(GREETING_BYTES)
   sent = np.frombuffer(text, np.uint8)
