@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may talk to whom: TLS and a bearer token, read from files.
+"""Authentication of peers: TLS and a bearer token, read from files.
 
-A process that is given a CA takes only peers whose certificate is signed by
-it, both ways (mTLS). A token is shown with each call and compared in constant
-time. Secrets come from files: a command line can be read by everybody.
+A process with a CA accepts only peers whose certificate the CA has signed, in
+both directions (mTLS). A token is sent with each call and compared in constant
+time. Secrets come from files, because other users of the machine can read a
+command line.
 """
 
 import dataclasses
@@ -22,19 +23,19 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class BadAccess(ValueError):
-  """A file or a flag of the authentication that can't be used."""
+  """A file or a flag for authentication that can't be used."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AccessFiles:
-  """What the flags of a main name; None: not given.
+  """The files named by a main's flags; None: not given.
 
   Attributes:
     tls_ca: certificates that sign those of all peers, PEM.
     tls_cert: this process's certificate, with its chain, PEM.
     tls_key: its private key, PEM, not encrypted.
-    tls_name: what a peer's certificate must hold as its name, in place of the
-      host that is connected to.
+    tls_name: the name that a peer's certificate must hold, instead of the host
+      that is connected to.
     token_file: one line, the same for all processes of a run.
   """
 
@@ -47,14 +48,14 @@ class AccessFiles:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-  """What this process shows its peers, and what it asks of them.
+  """The credentials that this process presents to peers and requires of them.
 
   Attributes:
     server: TLS of what listens here; None: plain TCP.
     channel: TLS of what connects from here; None: plain TCP.
-    token: shown and asked for with each call; None: neither.
+    token: sent and required with each call; None: neither.
     tls_name: see `AccessFiles`.
-    knows_peers: whether a stranger is turned away from what listens here.
+    knows_peers: True if servers here reject strangers.
   """
 
   server: grpc.ServerCredentials | None = None
@@ -70,28 +71,27 @@ class Access:
     return ((TOKEN_KEY, f'Bearer {self.token}'),)
 
   def admits(self, metadata: Metadata) -> bool:
-    """Whether a call with this metadata shows the token that it must."""
+    """Returns True if a call with this metadata presents the required token."""
     if self.token is None:
       return True
     found = dict(metadata).get(TOKEN_KEY, '')
     return hmac.compare_digest(found.encode(), f'Bearer {self.token}'.encode())
 
 
-OPEN = Access()  # Everybody may talk to everybody.
+OPEN = Access()  # Every peer is accepted.
 
 
 def read(files: AccessFiles, *, serves: bool, connects: bool) -> Access:
   """Reads and checks the files.
 
   Args:
-    files: their names.
-    serves: whether this process listens for gRPC.
-    connects: whether it connects by gRPC.
+    serves: True if this process listens for gRPC.
+    connects: True if it connects by gRPC.
 
   Raises:
-    BadAccess: a file is missing, empty, no PEM, does not belong to another,
-      or is a secret that everybody on this machine can read; or a flag is
-      missing that another one needs.
+    BadAccess: a file is missing, empty, not PEM, does not match another, or is
+      a secret that all users of this machine can read; or a flag is missing
+      that another one needs.
   """
   _check_together(files, serves, connects)
   ca, cert, key = _read_tls(files)
@@ -110,7 +110,7 @@ def read(files: AccessFiles, *, serves: bool, connects: bool) -> Access:
 
 
 def _check_together(files: AccessFiles, serves: bool, connects: bool) -> None:
-  """Half of TLS is none: it would be found out by a peer, or by nobody."""
+  """Rejects half a TLS setup, which only a peer would notice, if at all."""
   rules = (
     (files.tls_cert, 'tls_cert', files.tls_key, 'tls_key', True),
     (files.tls_key, 'tls_key', files.tls_cert, 'tls_cert', True),
@@ -126,7 +126,7 @@ def _check_together(files: AccessFiles, serves: bool, connects: bool) -> None:
 def _read_tls(
   files: AccessFiles,
 ) -> tuple[bytes | None, bytes | None, bytes | None]:
-  """CA, certificate and key, each None where it is not given."""
+  """Returns CA, certificate and key, each None if not given."""
   ca = _read_file('tls_ca', files.tls_ca)
   cert = _read_file('tls_cert', files.tls_cert)
   key = _read_file('tls_key', files.tls_key, secret=True)
@@ -182,7 +182,7 @@ def _read_token(path: str | None) -> str | None:
 def _read_file(
   flag: str, path: str | None, secret: bool = False
 ) -> bytes | None:
-  """The contents; None where there is no path."""
+  """Returns the contents; None if there is no path."""
   if path is None:
     return None
   try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads, writes and resolves the addresses of both planes.
+"""Parses, formats and resolves the addresses of both planes.
 
-Names are resolved here and nowhere else: jax.experimental.transfer takes any
-name for 0.0.0.0, and gRPC reports an unknown one only by a time-out.
+Names are resolved here only: jax.experimental.transfer takes any name for
+0.0.0.0, and gRPC reports an unknown name only by a time-out.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ _TOKEN = re.compile(r'^[0-9a-f]{16,64}$')
 
 
 class BadAddress(ValueError):
-  """A text that is no address of the kind that was asked for."""
+  """A text that is not an address of the expected kind."""
 
 
 class HostUnknown(ValueError):
@@ -24,7 +24,7 @@ class HostUnknown(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class OutletAddress:
-  """Where one outlet of a data plane is reached, and the key that opens it.
+  """The address of one publisher of a data plane, and the key to it.
 
   As text: `scheme://host:port/token`, such as `grpc://10.0.0.7:4711/9f…`.
   """
@@ -32,23 +32,24 @@ class OutletAddress:
   scheme: str
   host: str
   port: int
-  token: str  # Hexadecimal, random; keeps one peer out of another's offers.
+  # Hexadecimal, random; keeps other peers away from this one's offers.
+  token: str
 
   def __str__(self) -> str:
     return f'{self.scheme}://{join(self.host, self.port)}/{self.token}'
 
   @property
   def endpoint(self) -> str:
-    """`host:port`."""
+    """The text `host:port`."""
     return join(self.host, self.port)
 
   def resolved(self) -> 'OutletAddress':
-    """The same with an IP literal as host; raises `HostUnknown`."""
+    """Returns the address with an IP literal as host; raises `HostUnknown`."""
     return dataclasses.replace(self, host=resolve(self.host))
 
 
 def parse_outlet(text: str, scheme: str) -> OutletAddress:
-  """Reads an outlet's address; raises `BadAddress` naming what is wrong."""
+  """Parses a publisher's address; raises `BadAddress`, which names the flaw."""
   found, mark, rest = text.partition('://')
   if not mark or found != scheme:
     raise BadAddress(f'address {text!r}: must start with {scheme}://')
@@ -62,7 +63,9 @@ def parse_outlet(text: str, scheme: str) -> OutletAddress:
 
 
 def split(endpoint: str) -> tuple[str, int]:
-  """Host and port of `host:port` or `[v6]:port`; raises `BadAddress`."""
+  """Returns host and port of `host:port` or `[v6]:port`; raises
+  `BadAddress`.
+  """
   match = _HOST_PORT.match(endpoint)
   if match is None or int(match[3]) > 65535:
     raise BadAddress(
@@ -72,12 +75,12 @@ def split(endpoint: str) -> tuple[str, int]:
 
 
 def join(host: str, port: int) -> str:
-  """`host:port`, with brackets where the host is an IPv6 literal."""
+  """Returns `host:port`, with brackets around an IPv6 literal."""
   return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
 
 
 def resolve(host: str) -> str:
-  """An IP literal for `host`, IPv4 where there is one.
+  """Returns an IP literal for `host`, IPv4 if there is one.
 
   Raises:
     HostUnknown: the name does not resolve.
@@ -96,7 +99,7 @@ def resolve(host: str) -> str:
 
 
 def is_literal(host: str) -> bool:
-  """Whether `host` is an IP address and not a name."""
+  """Returns True if `host` is an IP address and not a name."""
   try:
     ipaddress.ip_address(host)
   except ValueError:
@@ -105,7 +108,7 @@ def is_literal(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-  """Whether `host` can be reached from this machine only.
+  """Returns True if `host` can be reached from this machine only.
 
   Raises:
     HostUnknown: the name does not resolve.
@@ -114,7 +117,7 @@ def is_loopback(host: str) -> bool:
 
 
 def routable(host: str) -> str:
-  """`resolve(host)`, refused where no peer could connect to it."""
+  """Returns `resolve(host)`; raises if no peer could connect to it."""
   literal = resolve(host)
   if ipaddress.ip_address(literal).is_unspecified:
     raise BadAddress(

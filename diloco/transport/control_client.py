@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learner's, or a shard's, end of the control plane: one stream to it."""
+"""The client of the control plane, used by learners and by shards."""
 
 import queue
 import threading
@@ -17,28 +17,27 @@ CLOSED_HERE = 'closed here'
 
 
 class ConnectFailed(ConnectionError):
-  """The syncer could not be reached, or did not take us."""
+  """The server could not be reached, or did not accept this process."""
 
 
 class NotAdmitted(ConnectFailed):
-  """It asks for another token than ours: trying again is of no use."""
+  """The server requires another token: retrying is useless."""
 
 
 class ControlClient:
-  """One connection; make another client to connect again.
+  """One connection; to reconnect, make another client.
 
   Args:
-    address: host:port of the syncer.
-    on_message: called with each message, one after another, on a thread of
-      the transport.
+    address: host:port of the server.
+    on_message: called with each message, one after another, on a thread of the
+      transport.
     on_closed: called once, after the last message, if `connect` succeeded.
-    limits: see there.
-    access: what is shown to the server and asked of it.
+    access: credentials to present to the server and to require of it.
     heard: the kinds of messages that may come: the syncer's to a learner, or
       the lead's to a shard.
 
   Attributes:
-    bytes_sent, bytes_received: bodies of messages handed to and by gRPC.
+    bytes_sent, bytes_received: message bytes passed to and from gRPC.
 
   Raises:
     addresses.BadAddress: `address` is not host:port.
@@ -64,7 +63,7 @@ class ControlClient:
     self._heard = heard
     self._outbox = Outbox(limits.outgoing_max)
     self._lock = threading.Lock()
-    self._reason: str | None = None  # Of the end, where it began here.
+    self._reason: str | None = None  # Reason of the end, if it began here.
     self._answered = threading.Event()
     self._connected = False
     self._admitted = True
@@ -72,12 +71,12 @@ class ControlClient:
     self._reader: threading.Thread | None = None
 
   def connect(self, timeout_s: float) -> None:
-    """Opens the stream; returns once the server has taken it.
+    """Opens the stream; returns once the server has accepted it.
 
     Raises:
       addresses.HostUnknown: the host name does not resolve.
-      ConnectFailed: nobody listens, answers in time, or has room for us.
-      NotAdmitted: our token is not the server's.
+      ConnectFailed: no server listens, answers in time, or has room.
+      NotAdmitted: the server requires another token.
     """
     deadline = time.monotonic() + timeout_s
     if self._call is not None:
@@ -113,9 +112,9 @@ class ControlClient:
       raise ConnectFailed(f'{self._address}: {self._reason}')
 
   def send(self, message: wire.Message) -> bool:
-    """Queues `message`; whether the connection was open. Never waits.
+    """Queues `message`; returns True if the connection was open. Never blocks.
 
-    Where the server leaves `outgoing_max` messages waiting, it is given up.
+    If the server leaves `outgoing_max` messages waiting, it is given up.
     """
     try:
       return self._outbox.put(wire.encode(message))
@@ -126,7 +125,7 @@ class ControlClient:
   def close(self) -> None:
     """Sends what is queued, ends the connection and its threads; idempotent.
 
-    Waits for at most `close_s` for a server that does not take it.
+    It waits at most `close_s` for a server that does not read.
     """
     if self._reader is None:
       self._outbox.discard()
@@ -148,7 +147,7 @@ class ControlClient:
     self._call.cancel()
 
   def _bodies(self) -> Iterator[bytes]:
-    """Runs on gRPC's thread, until the outbox ends."""
+    """Yields the queued messages on gRPC's thread, until the outbox ends."""
     while (body := self._outbox.take()) is not None:
       self.bytes_sent += len(body)
       yield body
@@ -170,7 +169,7 @@ class ControlClient:
         self._on_closed(reason)
 
   def _read_messages(self) -> str:
-    """Hands over messages until the end; returns its reason."""
+    """Delivers messages until the stream ends; returns the reason."""
     headers = self._call.initial_metadata()  # Waits for the server.
     if set(control_limits.ACCEPTED) <= {tuple(pair) for pair in headers}:
       self._connected = True

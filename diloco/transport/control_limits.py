@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bounds of the control plane, and what both of its sides share."""
+"""The limits of the control plane, and constants that both sides share."""
 
 import dataclasses
 
 from diloco.transport import wire
 
 METHOD = '/diloco.ControlPlane/Converse'
-# Sent ahead of all messages: a call that is refused has headers, too.
+# Sent before all messages: a refused call has headers, too.
 ACCEPTED = (('diloco-session', 'accepted'),)
 
 
 @dataclasses.dataclass(frozen=True)
 class ControlLimits:
-  """Bounds per server, session and connection; all are positive.
+  """Limits per server, session and connection; all are positive.
 
   Attributes:
     sessions_max: learners that may be connected at once.
     outgoing_max: messages that wait for a slow reader before it is cut off.
-    message_bytes_max: of one message, either way.
-    handshake_s: within which a session must have said hello.
-    close_s: how long a session that is closed may take to hear the reason.
+    message_bytes_max: bytes of one message, either way.
+    handshake_s: time for a session to say hello.
+    close_s: time for a closed session to receive the reason.
     keepalive_s: silence after which the connection itself is probed.
-    keepalive_timeout_s: how long the answer to the probe may take. A process
-      that is stopped for a shorter time keeps its connection.
+    keepalive_timeout_s: time for the answer to the probe. A process that is
+      stopped for a shorter time keeps its connection.
   """
 
   sessions_max: int = 64
@@ -45,7 +45,7 @@ class ControlLimits:
       )
 
   def channel_options(self) -> tuple[tuple[str, int], ...]:
-    """gRPC's names of the keepalive figures."""
+    """Returns the keepalive settings as gRPC options."""
     return (
       ('grpc.keepalive_time_ms', int(self.keepalive_s * 1000)),
       ('grpc.keepalive_timeout_ms', int(self.keepalive_timeout_s * 1000)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The syncer's end of the control plane: a stream for each learner."""
+"""The syncer's server of the control plane: a stream for each learner."""
 
 import collections
 import dataclasses
@@ -12,18 +12,18 @@ from diloco.transport import access as access_lib
 from diloco.transport import control_limits, listen, wire
 from diloco.transport.control_session import Session, abort
 
-_SPARE_WORKERS = 16  # For who is refused, and for sessions that are ending.
-# So much above the limit gRPC hands over, so that it is refused by name; what
-# is larger ends the session as 'lost'.
+_SPARE_WORKERS = 16  # For refused calls, and for sessions that are ending.
+# gRPC delivers messages up to this much above the limit, so that they are
+# refused by name; a larger one ends the session as 'lost'.
 _OVERSIZED_BYTES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
-  """What became of every message that has come.
+  """How many messages were accepted, and how many refused for which flaw.
 
   Attributes:
-    accepted: those that were handed to `on_message`.
+    accepted: messages passed to `on_message`.
     refused: the others, by flaw (`wire.FLAWS`).
   """
 
@@ -32,16 +32,15 @@ class Tally:
 
 
 class ControlServer(grpc.GenericRpcHandler):
-  """Listens for learners.
+  """A server that listens for learners.
 
   Args:
     bind: host:port; port 0 for a free one.
-    on_message: called with each message, the `Hello` first; the calls for one
-      session come one after another, those for several at the same time.
-    on_closed: called once for each session whose `Hello` was handed over,
-      after its last message, with the reason.
-    limits: see there.
-    access: what each learner must show.
+    on_message: called with each message, the `Hello` first; calls for one
+      session are sequential, those for several concurrent.
+    on_closed: called once for each session whose `Hello` was delivered, after
+      its last message, with the reason.
+    access: what each learner must present.
 
   Raises:
     listen.BindFailed: the address is in use or not of this machine.
@@ -80,19 +79,19 @@ class ControlServer(grpc.GenericRpcHandler):
     self.address = self._server.address
 
   def ended(self) -> dict[str, int]:
-    """How many sessions ended so far, by cause; refused ones included."""
+    """Returns how many sessions have ended, by cause; includes refused ones."""
     with self._lock:
       return dict(self._ended)
 
   def heard(self) -> Tally:
-    """What became of the messages so far; each is in it once."""
+    """Returns the counts of messages so far; each message counts once."""
     with self._lock:
       return Tally(self._accepted, dict(self._refused))
 
   def close(self) -> None:
     """Ends every session and every thread; idempotent.
 
-    Not to be called from a callback: it waits for the callbacks to end.
+    Do not call it from a callback: it waits for the callbacks to end.
     """
     with self._lock:
       self._closing = True
@@ -104,7 +103,7 @@ class ControlServer(grpc.GenericRpcHandler):
       reader.join()
 
   def service(self, call):
-    """gRPC asks here who answers a call."""
+    """Returns the handler of a call, for gRPC."""
     if call.method != control_limits.METHOD:
       return None
     return grpc.stream_stream_rpc_method_handler(self._converse)
@@ -128,10 +127,11 @@ class ControlServer(grpc.GenericRpcHandler):
     yield from session.bodies()
 
   def _has_room(self) -> bool:
-    """Whether one more session may be; who said no hello yet makes room.
+    """Returns True if there is room for one more session.
 
-    So connections that stay silent keep nobody out, however many they are.
-    The oldest goes, of the machine that has most of them.
+    If there is not, a session without a hello makes room, so that silent
+    connections keep no learner out, however many they are. The oldest one of
+    the machine with the most of them is ended.
     """
     open_ = [session for session in self._sessions if session.is_open]
     if len(open_) < self._limits.sessions_max:
@@ -175,5 +175,5 @@ class ControlServer(grpc.GenericRpcHandler):
 
 
 def _machine(session: Session) -> str:
-  """Of the peer: gRPC's name of its address, without the port."""
+  """Returns gRPC's name of the peer's address, without the port."""
   return session.peer.rpartition(':')[0]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One learner's stream at the syncer: what it says, hears, and why it ends.
+"""One learner's stream at the syncer: its messages, and why it ends.
 
-It has two threads: one of gRPC's pool sends, one of ours reads and makes all
+It has two threads: one of gRPC's pool sends; one of its own reads and makes all
 callbacks, so that a session's messages, and its end, come in order.
 """
 
@@ -16,9 +16,9 @@ from diloco.protocol import messages, shard_messages
 from diloco.transport import control_limits, wire
 from diloco.transport.outbox import Outbox
 
-_REASON_CHARS_MAX = 512  # It travels in a header.
+_REASON_CHARS_MAX = 512  # It is sent in a header.
 
-# What opens a session, and what may follow it.
+# What starts a session, and what may follow it.
 _FOLLOWING = {
   messages.Hello: messages.FROM_LEARNER,
   shard_messages.ShardHello: shard_messages.FROM_SHARD,
@@ -40,11 +40,11 @@ _CODES = {
 
 
 class Session:
-  """One learner's stream; made by the server.
+  """One learner's stream, made by the server.
 
   Attributes:
     peer: the other side's address, as gRPC writes it.
-    bytes_sent, bytes_received: bodies of messages handed to and by gRPC.
+    bytes_sent, bytes_received: message bytes passed to and from gRPC.
   """
 
   def __init__(
@@ -63,13 +63,13 @@ class Session:
     self._giving_up = threading.Timer(limits.close_s, context.cancel)
     self._giving_up.daemon = True
     if not context.add_callback(self._outbox.discard):
-      self._outbox.discard()  # Ended before it began.
+      self._outbox.discard()  # It ended before it began.
 
   def send(self, message: wire.Message) -> bool:
-    """Queues `message`; whether the session was still open. Never waits.
+    """Queues `message`; returns True if the session was open. Never blocks.
 
-    A reader that leaves `outgoing_max` messages waiting is cut off, and one
-    for which a message would be larger than messages may be.
+    The session is cut off if its reader leaves `outgoing_max` messages waiting,
+    or if a message would exceed the size limit.
     """
     try:
       body = wire.encode(message)
@@ -84,11 +84,11 @@ class Session:
       return False
 
   def close(self, reason: str) -> None:
-    """Ends the session after what is queued; the learner hears `reason`."""
+    """Ends the session after what is queued; the learner receives `reason`."""
     self.end('closed', reason)
 
   def end(self, cause: str, reason: str) -> None:
-    """The same for any cause, one of `_CODES`; the first one counts."""
+    """Ends the session for a cause of `_CODES`; the first call counts."""
     with self._lock:
       if self._end is not None:
         return
@@ -97,7 +97,7 @@ class Session:
     self._outbox.finish()
 
   def bodies(self) -> Iterator[bytes]:
-    """Runs on gRPC's thread: sends what is queued, then says why it ends."""
+    """Yields what is queued on gRPC's thread, then sends why it ends."""
     deadline = time.monotonic() + self._limits.handshake_s
     while True:
       left_s = None
@@ -123,9 +123,9 @@ class Session:
     on_message: Callable[['Session', wire.Message], None],
     count: Callable[[str | None], None],
   ) -> None:
-    """Hands over messages until the end, whose cause it sets.
+    """Delivers messages until the end, and sets its cause.
 
-    Calls `count` for each: with None, or with the flaw that refused it.
+    It calls `count` for each: with None, or with the flaw that refused it.
     """
     cause, reason = 'left', 'the learner ended the stream'
     try:
@@ -142,7 +142,9 @@ class Session:
     self.end(cause, reason)
 
   def _judged(self, body: bytes) -> wire.Message:
-    """The message in `body`; raises `Malformed` where it may not come now."""
+    """Returns the message in `body`; raises `Malformed` if it may not come
+    now.
+    """
     if self._end is not None:
       raise wire.Malformed('too late', f'from {self.peer}: after the end')
     if len(body) > self._limits.message_bytes_max:
@@ -162,18 +164,20 @@ class Session:
     return message
 
   def settle(self, cause: str, reason: str) -> tuple[str, str]:
-    """What ended the session: the first cause that was set, else this one."""
+    """Returns what ended the session: the first cause set, otherwise this
+    one.
+    """
     self.end(cause, reason)
     return self._end
 
   @property
   def greeted(self) -> bool:
-    """Whether a `Hello` was handed over."""
+    """True once a `Hello` was delivered."""
     return self._greeted.is_set()
 
   @property
   def is_open(self) -> bool:
-    """Whether nothing has ended it yet."""
+    """True until something ends the session."""
     return self._end is None
 
 

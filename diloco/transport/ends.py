@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outlets and inlets that a data plane has to close when it closes."""
+"""The publishers and fetchers that a data plane closes when it closes."""
 
 import threading
 from typing import Protocol
 
 
 class End(Protocol):
-  """An outlet or an inlet."""
+  """A publisher or a fetcher."""
 
   def close(self) -> None:
     """Frees it; idempotent."""
 
 
 class OpenEnds:
-  """A thread-safe set; what closes leaves it, so that it does not grow."""
+  """A thread-safe set of open ends; closed ones leave it."""
 
   def __init__(self):
     self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class OpenEnds:
       self._ends.discard(end)
 
   def close_all(self) -> None:
-    """Closes each; an end that calls `discard` meanwhile does no harm."""
+    """Closes each; an end may call `discard` meanwhile."""
     with self._lock:
       ends = list(self._ends)
     for end in ends:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wraps a data plane so that its pulls fail as a network would make them.
 
-Faults hit the pulling side. What they draw comes from the `random.Random`
-that is handed in: each inlet gets a generator of its own when it is made, so
+Faults affect the pulling side. Their random draws come from the given
+`random.Random`: each fetcher gets a generator of its own when it is made, so
 threads cannot change each other's draws.
 """
 
@@ -25,15 +25,15 @@ Wait = Callable[[threading.Event, float], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Faults:
-  """What goes wrong, and how often; the default is nothing.
+  """Probabilities and limits of faults; the default is none.
 
   Attributes:
     lost: probability that the peer is lost after the last byte but one.
-    stalled: probability that the bytes never come: the time-out passes.
+    stalled: probability that the bytes never come, so that the pull times out.
     corrupt: probability that one bit of the bytes is flipped.
     duplicate: probability that the pull is repeated, which must fail.
     delay_s: bounds between which each pull's latency is drawn.
-    bytes_per_s: what the link carries, all pulls together; None: unlimited.
+    bytes_per_s: rate of the link, all pulls together; None: unlimited.
     burst_bytes: what it carries at once after a rest.
   """
 
@@ -57,14 +57,14 @@ class Faults:
 
 
 class TokenBucket:
-  """How long a link of a given rate is busy with what is put on it."""
+  """Computes how long a link of a given rate is busy."""
 
   def __init__(self, bytes_per_s: float, burst_bytes: int, clock: Clock):
     self._rate = bytes_per_s
     self._burst = burst_bytes
     self._clock = clock
     self._lock = threading.Lock()
-    self._level = float(burst_bytes)  # Below zero: owed by earlier takers.
+    self._level = float(burst_bytes)  # Negative: owed by earlier calls.
     self._at = clock()
 
   def take(self, nbytes: int) -> float:
@@ -78,7 +78,7 @@ class TokenBucket:
 
 
 class FaultyInlet:
-  """An inlet whose pulls meet the faults of its plane."""
+  """A fetcher whose pulls suffer the faults of its plane."""
 
   def __init__(
     self, plane: 'FaultyPlane', inlet: interface.Inlet, rng: random.Random
@@ -103,7 +103,7 @@ class FaultyInlet:
     self._sleep(self._rng.uniform(*faults.delay_s), deadline)
     self._wait_for_link(deadline)
     left_s = max(0.001, deadline - self._plane.clock())
-    data = self._inlet.pull(payload, left_s)  # A fault uses the offer up too.
+    data = self._inlet.pull(payload, left_s)  # A fault uses the offer up, too.
     if duplicate:
       self._pull_again(payload)
     if lost:
@@ -123,7 +123,7 @@ class FaultyInlet:
     self._inlet.close()
 
   def _wait_for_link(self, deadline: float) -> None:
-    """While the link is cut, a pull waits, as it would for a lost packet."""
+    """Waits while the link is cut, as a pull would after a lost packet."""
     while self._plane.is_cut():
       self._sleep(self._plane.poll_s, deadline)
 
@@ -146,17 +146,16 @@ class FaultyInlet:
 
 
 class FaultyPlane:
-  """A data plane with faults on its inlets; its outlets are sound.
+  """A data plane with faults on its fetchers; its publishers are sound.
 
   Args:
     plane: the plane that carries the bytes; closed with this one.
-    faults: what goes wrong.
-    rng: seeds the generator of each inlet, in the order of their making.
+    rng: seeds the generator of each fetcher, in the order of their creation.
     clock: seconds, never falling.
-    wait: waits for the event for so many seconds; whether it was set.
+    wait: waits for an event for some seconds; returns True if it was set.
   """
 
-  poll_s = 0.01  # How soon a pull notices that the link is whole again.
+  poll_s = 0.01  # How soon a pull notices that the link is restored.
 
   def __init__(
     self,
@@ -187,7 +186,7 @@ class FaultyPlane:
     self._plane.close()
 
   def cut(self) -> None:
-    """Begins a partition: no pull gets through."""
+    """Starts a partition: no pull gets through."""
     self._cut.set()
 
   def heal(self) -> None:
@@ -195,7 +194,7 @@ class FaultyPlane:
     self._cut.clear()
 
   def is_cut(self) -> bool:
-    """Whether the partition lasts."""
+    """Returns True during a partition."""
     return self._cut.is_set()
 
 
@@ -206,5 +205,5 @@ def faulty(
   clock: Clock = time.monotonic,
   wait: Wait = threading.Event.wait,
 ) -> FaultyPlane:
-  """`plane` with `faults` on its inlets; see `FaultyPlane`."""
+  """Returns `plane` with `faults` on its fetchers; see `FaultyPlane`."""
   return FaultyPlane(plane, faults, rng, clock, wait)

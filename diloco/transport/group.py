@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections between the processes of one learner.
 
-The leading host listens, the others connect; each shows that it has the same
-secret before a message is read. What breaks here ends the learner: its hosts
-die together.
+The leading host listens, the others connect; both sides prove that they have
+the same secret before a message is read. A broken connection ends the learner:
+its hosts fail together.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 from diloco.transport import wire
 
-CONNECT_S = 60.0  # Hosts start side by side, and compile before.
-AGAIN_S = 0.2  # Between two attempts where nothing listens yet.
+CONNECT_S = 60.0  # Hosts start concurrently, and compile before.
+AGAIN_S = 0.2  # Between two attempts while nothing listens yet.
 QUEUE_MAX = 4096  # Messages that may wait to be sent to one host.
 
 
@@ -28,11 +28,11 @@ class GroupLost(Exception):
 
 
 class Connection:
-  """One peer; a thread reads, another writes.
+  """A connection to one peer, with a thread that reads and one that writes.
 
   Args:
-    connection: open, and the peer has shown the secret.
-    allowed: the kinds that the peer may send.
+    connection: an open connection whose peer has proven the secret.
+    allowed: the kinds of messages that the peer may send.
     on_message: called with each on the reading thread.
     on_lost: called once with why the connection ended.
     peer: its name, for errors.
@@ -62,10 +62,10 @@ class Connection:
       thread.start()
 
   def send(self, message) -> None:
-    """Queues a message; they arrive in this order.
+    """Queues a message; messages arrive in order.
 
     Raises:
-      GroupLost: the peer reads nothing any more.
+      GroupLost: the peer does not read any more.
     """
     try:
       self._queue.put_nowait(wire.encode(message))
@@ -73,12 +73,12 @@ class Connection:
       raise GroupLost(f'{self._peer} does not read') from None
 
   def close(self, timeout_s: float) -> None:
-    """Sends what is queued, then ends; loses nothing of what was said."""
+    """Sends what is queued, then ends; no sent message is lost."""
     self._closed.set()
     self._queue.put(None)
     reader, writer = self._threads
     writer.join(timeout_s)
-    # Closed under a thread that reads, its descriptor might be another's.
+    # If closed while a thread reads, its descriptor number might be reused.
     with (
       contextlib.suppress(OSError),
       socket.socket(fileno=os.dup(self._connection.fileno())) as same,
@@ -110,15 +110,15 @@ class Connection:
 
 
 class Listener:
-  """Where the leading host waits for the others.
+  """The listener of the leading host for the others.
 
-  Each who comes is greeted on a thread of its own: one that says nothing, or
-  goes away, keeps nobody waiting.
+  Each connection is greeted on a thread of its own, so that one that is silent,
+  or goes away, delays no other.
 
   Args:
-    host: IP literal of the interface that they reach.
-    secret: that they must have too.
-    port: 0: any that is free.
+    host: IP literal of the interface that the others reach.
+    secret: the secret that they must have, too.
+    port: 0 for any free one.
 
   Raises:
     OSError: the address is not of this machine, or is taken.
@@ -127,7 +127,7 @@ class Listener:
   def __init__(self, host: str, secret: bytes, port: int = 0):
     self._secret = secret
     self._closed = threading.Event()
-    self._refused = 0  # Peers that did not show the secret.
+    self._refused = 0  # Peers that failed the authentication.
     self._listener = multiprocessing.connection.Listener(
       (host, port), family='AF_INET', backlog=64
     )
@@ -139,10 +139,10 @@ class Listener:
   def accept(
     self, count: int, timeout_s: float = CONNECT_S
   ) -> list[multiprocessing.connection.Connection]:
-    """Waits for so many peers that show the secret.
+    """Waits for `count` peers that prove the secret.
 
     Raises:
-      GroupLost: not so many came in time.
+      GroupLost: too few came in time.
     """
     found: queue.Queue = queue.Queue()
     threading.Thread(target=self._listen, args=[found], daemon=True).start()
@@ -159,9 +159,9 @@ class Listener:
       ) from None
 
   def close(self) -> None:
-    """Nobody else is let in."""
+    """Accepts no further connections."""
     self._closed.set()
-    # Else the thread would sit in accept on a descriptor that is closed.
+    # Otherwise the thread would block in accept on a closed descriptor.
     with contextlib.suppress(OSError):
       socket.create_connection(self.address, timeout=1.0).close()
     self._listener.close()
@@ -171,7 +171,7 @@ class Listener:
       try:
         connection = self._listener.accept()
       except OSError:
-        continue  # It was gone before it was here; or this is closed.
+        continue  # The peer has gone already, or this listener is closed.
       threading.Thread(
         target=self._greet, args=[connection, found], daemon=True
       ).start()
@@ -182,7 +182,7 @@ class Listener:
       multiprocessing.connection.answer_challenge(connection, self._secret)
     except (OSError, EOFError, multiprocessing.AuthenticationError):
       self._refused += 1
-      connection.close()  # Not one of ours.
+      connection.close()  # It is not a host of this learner.
       return
     found.put(connection)
 
@@ -194,8 +194,8 @@ def connect(
 
   Args:
     address: host and port; a name is resolved at each attempt.
-    secret: that it must show, and is shown.
-    absent_s: how long nothing need listen there.
+    secret: proven by both sides.
+    absent_s: how long to retry while nothing listens there.
 
   Raises:
     GroupLost: it is not there, is another learner's, or does not answer.
@@ -236,7 +236,7 @@ def connect(
 
 
 def own_address(towards: str) -> str:
-  """The IP literal of the interface by which `towards` is reached.
+  """Returns the IP literal of the interface by which `towards` is reached.
 
   Args:
     towards: host name or address; nothing is sent to it.

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data plane over gRPC streams: for links without a private network.
+"""The data plane over gRPC streams, for links without a private network.
 
-A pull is one call: the outlet's token and the handle go up as metadata, so
-that no thread waits for a request; chunks of 1 MiB come down. The token in an
-outlet's address keeps peers out of each other's offers; TLS and the run's token
-(`access`) keep strangers out. gRPC's flow control makes a stalled puller hold
-one thread of the server's pool, until the deadline of its call, and nothing
-else.
+A pull is one call: the publisher's token and the handle are sent as metadata,
+so that no thread waits for a request; chunks of 1 MiB come back. The token in a
+publisher's address keeps peers away from each other's offers; TLS and the run's
+token (`access`) keep strangers out. Because of gRPC's flow control, a stalled
+puller occupies one thread of the server's pool until the deadline of its call,
+and nothing else.
 """
 
 import re
@@ -26,8 +26,8 @@ from diloco.transport.offers import OfferTable
 SCHEME = 'grpc'
 CHUNK_BYTES = 1 << 20
 MESSAGE_BYTES_MAX = CHUNK_BYTES + 1024
-WORKERS_MAX = 64  # Of a process that sends to few others.
-PULLS_PER_OUTLET_MAX = 4  # A peer that stalls must not take every worker.
+WORKERS_MAX = 64  # For a process that sends to few others.
+PULLS_PER_OUTLET_MAX = 4  # A stalled peer must not take every worker.
 PROBE_S = 1.0
 _METHOD = '/diloco.DataPlane/Pull'
 _OUTLET_KEY, _HANDLE_KEY = 'diloco-outlet', 'diloco-handle'
@@ -55,7 +55,7 @@ class GrpcOutlet(OfferTable):
   def serve(
     self, handle: int, context: grpc.ServicerContext
   ) -> Iterator[bytes]:
-    """The chunks of an offer, which is used up from the first one on."""
+    """Yields the chunks of an offer, which is used up from the first one on."""
     with self._serving:
       busy = len(self._calls) >= PULLS_PER_OUTLET_MAX
       if not busy:
@@ -69,7 +69,8 @@ class GrpcOutlet(OfferTable):
       data = self.take(handle)
       for start in range(0, data.nbytes, CHUNK_BYTES):
         yield data[start : start + CHUNK_BYTES].tobytes()
-    except interface.TransferFailed:  # Not the address: it opens the outlet.
+    # The address stays out of the text: it opens the publisher.
+    except interface.TransferFailed:
       context.abort(grpc.StatusCode.NOT_FOUND, f'no offer {handle}')
     finally:
       with self._serving:
@@ -77,7 +78,7 @@ class GrpcOutlet(OfferTable):
 
 
 class GrpcInlet:
-  """Pulls from one outlet over a channel of its own."""
+  """Pulls from one publisher over a channel of its own."""
 
   def __init__(
     self,
@@ -170,7 +171,7 @@ class GrpcInlet:
   def _unavailable(
     self, text: str, deadline: float
   ) -> interface.TransferFailed:
-    """Tells a peer that is gone from one that cut this connection only."""
+    """Distinguishes a dead peer from one that only cut this connection."""
     origin = self._address.endpoint
     left_s = max(0.001, deadline - time.monotonic())
     try:
@@ -185,13 +186,14 @@ class GrpcInlet:
 
 
 class GrpcPlane(grpc.GenericRpcHandler):
-  """One gRPC server for all outlets of this process, a channel per inlet.
+  """One gRPC server for all publishers of this process, one channel per
+  fetcher.
 
   Args:
     host: IP literal or name of the interface that peers connect to.
-    port: 0 for a free one; `listen.BindFailed` where it is taken.
-    access: what is shown to peers and asked of them.
-    workers_max: pulls that are answered at once.
+    port: 0 for a free one; raises `listen.BindFailed` if it is taken.
+    access: credentials to present to peers and to require of them.
+    workers_max: pulls that are served concurrently.
   """
 
   def __init__(
@@ -235,7 +237,7 @@ class GrpcPlane(grpc.GenericRpcHandler):
     return inlet
 
   def forget(self, token: str) -> None:
-    """Takes an outlet that closed out of the table."""
+    """Removes a closed publisher from the table."""
     with self._lock:
       self._outlets.pop(token, None)
 
@@ -248,7 +250,7 @@ class GrpcPlane(grpc.GenericRpcHandler):
     self._server.close()
 
   def service(self, call):
-    """gRPC asks here who answers a call."""
+    """Returns the handler of a call, for gRPC."""
     if call.method != _METHOD:
       return None
     return grpc.stream_stream_rpc_method_handler(self._serve)

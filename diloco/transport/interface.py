@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a data plane is: offer bytes under a handle, pull them once.
+"""The interface of a data plane: offer bytes under a handle, pull them once.
 
 An *outlet* is what this process offers to exactly one peer; an *inlet* pulls
-from exactly one incarnation of one peer. Both carry flat uint8 arrays; what
-they mean, and the CRC that proves them, travels on the control plane.
+from exactly one incarnation of one peer. Both carry flat uint8 arrays; their
+meaning, and the CRC that verifies them, are sent on the control plane.
 
 The contract, which every implementation passes (`tests/transport`):
 
-* An offer can be pulled once. A pull that failed has used it up.
-* `offer` keeps the array as it is: the caller must not write to it again.
+* An offer can be pulled once. A failed pull uses it up.
+* `offer` keeps the array itself: the caller must not write to it again.
 * A handle in use can't be offered again: `ValueError`.
 * `retire` is idempotent and frees the bytes; so does `close`.
-* `pull` returns the bytes or raises a `TransferFailed` before its time-out
-  plus one second, whatever the peer does; afterwards the inlet still works.
-* One peer that stalls delays nobody else.
-* `close` unblocks the pulls that are waiting; a closed one stays closed.
+* `pull` returns the bytes or raises a `TransferFailed` before its time-out plus
+  one second, whatever the peer does; afterwards the inlet still works.
+* One peer that stalls delays no other.
+* `close` unblocks the pulls in progress; a closed one stays closed.
 """
 
 from typing import Protocol
@@ -29,7 +29,7 @@ class TransferFailed(Exception):
 
 
 class Unreachable(TransferFailed):
-  """Nobody listens at the peer's address."""
+  """No process listens at the peer's address."""
 
 
 class PeerLost(TransferFailed):
@@ -41,15 +41,15 @@ class TimedOut(TransferFailed):
 
 
 class NotOffered(TransferFailed):
-  """The peer lives and has no such offer (never, no longer, or used up)."""
+  """The peer is alive and has no such offer (never, no longer, or used up)."""
 
 
 class WrongSize(TransferFailed):
-  """The bytes that came are not as many as the payload announced."""
+  """The number of bytes differs from the announced one."""
 
 
 class Corrupt(TransferFailed):
-  """The CRC of the bytes that came is not the announced one."""
+  """The CRC of the bytes differs from the announced one."""
 
 
 class Closed(TransferFailed):
@@ -57,7 +57,7 @@ class Closed(TransferFailed):
 
 
 class Outlet(Protocol):
-  """What this process offers to one peer."""
+  """Offers of this process to one peer."""
 
   address: str
 
@@ -65,7 +65,7 @@ class Outlet(Protocol):
     """Makes `data` (1-D uint8, not empty) available under `handle`."""
 
   def retire(self, handle: int) -> None:
-    """Withdraws an offer; does nothing where there is none."""
+    """Withdraws an offer; does nothing if there is none."""
 
   def close(self) -> None:
     """Withdraws everything and cuts the peer off."""
@@ -75,20 +75,20 @@ class Inlet(Protocol):
   """Pulls from one incarnation of one peer."""
 
   def pull(self, payload: Payload, timeout_s: float) -> np.ndarray:
-    """The bytes of `payload`, 1-D uint8, size and CRC proven."""
+    """Returns the bytes of `payload`, 1-D uint8, with size and CRC verified."""
 
   def close(self) -> None:
-    """Ends the pulls that are waiting; they raise `Closed`."""
+    """Ends the pulls in progress; they raise `Closed`."""
 
 
 class DataPlane(Protocol):
-  """One per process; makes outlets and inlets."""
+  """Makes outlets and inlets; there is one per process."""
 
   def outlet(self, peer: str) -> Outlet:
-    """A new outlet for `peer`, with an address of its own."""
+    """Makes an outlet for `peer`, with an address of its own."""
 
   def inlet(self, address: str) -> Inlet:
-    """A new inlet from the outlet at `address`; does not connect yet."""
+    """Makes an inlet from the outlet at `address`; does not connect yet."""
 
   def close(self) -> None:
     """Closes every outlet and inlet, and what they share."""

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data plane over jax.experimental.transfer, behind guard rails.
+"""The data plane over jax.experimental.transfer, with safeguards.
 
-Used bare, the library hangs for ever where a peer dies at the wrong moment,
-lets one stalled peer block a whole server, and believes every announced size.
-Hence, each from an experiment on jax 0.10.2 and 0.12.0.1:
+Used directly, the library hangs for ever if a peer dies at the wrong moment,
+lets one stalled peer block a whole server, and trusts every announced size.
+Hence the following, each from an experiment on jax 0.10.2 and 0.12.0.1:
 
 * One server per outlet; a stalled puller can only block its own.
 * Addresses are IP literals: the library takes any name for 0.0.0.0.
-* Port 0 everywhere: the puller binds its transport address for each
-  connection, so that a fixed port aborts the process at the second one.
+* Port 0 everywhere: the puller binds its transport address for each connection,
+  so that a fixed port aborts the process at the second one.
 * A TCP probe before each connection: the library would retry for ever.
-* Nothing blocks on an array: a pull looks whether it is ready until its
-  deadline, then poisons the connection. A buffer whose neighbour in the same
-  pull failed never becomes ready, poisoned or not; so one buffer per pull.
-* A connection that met any failure is thrown away; later pulls on it may hang.
-* The size is offered as an array of its own and is compared first: pulling
-  12 of 20 MiB "succeeds", other wrong sizes hang or fail, by chance.
-* A retired offer is replaced by an empty one, which answers with an error,
+* Nothing blocks on an array: a pull polls it until its deadline, then poisons
+  the connection. A buffer whose neighbour in the same pull failed never becomes
+  ready, poisoned or not; so there is one buffer per pull.
+* A connection on which anything failed is dropped; later pulls on it may hang.
+* The size is offered as an array of its own and is compared first: pulling 12
+  of 20 MiB "succeeds", other wrong sizes hang or fail, by chance.
+* A withdrawn offer is replaced by an empty one, which answers with an error,
   and which expires: an entry that does not is kept for ever (0.2 KB each).
-* A server that is dropped while it accepts crashes the process, and one that
-  is dropped within a millisecond of its start leaks its listening sockets:
-  before the drop its event loop is seen to accept nothing more (`listeners`).
+* A server that is dropped while it accepts crashes the process, and one that is
+  dropped within a millisecond of its start leaks its listening sockets: it is
+  only dropped once its event loop accepts nothing more (`listeners`).
 """
 
 import contextlib
@@ -49,30 +49,30 @@ CHUNK_BYTES = 4 << 20  # Measured: fastest from 16 MiB up; bounds staging.
 COPIES_MAX = 8
 PROBE_S = 1.0
 CLOSE_S = 1.0
-TOMBSTONE_S = 30.0  # How long a retired handle is known to be retired.
+TOMBSTONE_S = 30.0  # How long a withdrawn handle is remembered.
 SWEEP_S = 3600.0  # Only tidies the peer's table; clocks may differ by less.
 POLL_MIN_S, POLL_MAX_S = 20e-6, 2e-3
 _UUID_MASK = (1 << 63) - 1
 _SIZE_BYTES = 8
 
-# Two servers that start at once could not tell their listening ports apart.
+# Two concurrently starting servers could not tell their ports apart.
 _starting = threading.Lock()
 _undroppable: list[transfer.TransferServer] = []
 
 
 def _cpu() -> jax.Device:
-  """The host's device: TPU layouts differ and must not reach the wire."""
+  """Returns the host's device: TPU layouts must not reach the wire."""
   return jax.local_devices(backend='cpu')[0]
 
 
 def _uuids(token: str, handle: int) -> tuple[int, int]:
-  """The library's names of an offer's size and of its bytes."""
+  """Returns the library's names of an offer's size and of its bytes."""
   first = int(token, 16) + 2 * handle
   return first & _UUID_MASK, (first + 1) & _UUID_MASK
 
 
 def _expiry(after_s: float) -> datetime.datetime:
-  """The library takes deadlines as naive local time."""
+  """Returns a deadline as naive local time, as the library expects it."""
   return datetime.datetime.now() + datetime.timedelta(seconds=after_s)
 
 
@@ -87,7 +87,7 @@ class _Server:
       self.transfer = transfer.start_transfer_server(
         client,
         local,
-        [local],  # Without it, the first pull from outside aborts us.
+        [local],  # Without it, the first remote pull aborts the process.
         max_num_parallel_copies=COPIES_MAX,
         transfer_size=CHUNK_BYTES,
       )
@@ -95,9 +95,9 @@ class _Server:
     self.port = addresses.split(self.transfer.address())[1]
 
   def stop(self) -> None:
-    """Refuses peers from now on, and ends the connections that there are."""
+    """Refuses new peers, and ends the existing connections."""
     if not listeners.end(self._ports, CLOSE_S):
-      # Dropping it could crash us; it does nothing more, and costs two threads.
+      # Dropping it could crash the process; kept, it costs two idle threads.
       logging.getLogger(__name__).warning(
         'the event loop of port %d hangs: kept', self.port
       )
@@ -146,7 +146,7 @@ class JaxOutlet:
     with self._lock:
       if self._server is None:
         return
-      # First, or a pull that is under way hears that its offer is gone.
+      # First, or a pull in progress would be told that its offer is gone.
       self._server.stop()
       for handle in list(self._offers):
         self._withdraw(handle)
@@ -162,7 +162,7 @@ class JaxOutlet:
 
 
 class JaxInlet:
-  """Pulls from one outlet; one connection for each pull at a time."""
+  """Pulls from one outlet; concurrent pulls use separate connections."""
 
   def __init__(
     self,
@@ -227,7 +227,7 @@ class JaxInlet:
   def _fetch(
     self, connection, uuid: int, nbytes: int, deadline: float
   ) -> np.ndarray:
-    """One buffer, as a read-only view of the array that holds it."""
+    """Returns one buffer, as a read-only view of the array that holds it."""
     spec = jax.ShapeDtypeStruct(
       (nbytes,),
       np.uint8,
@@ -255,12 +255,12 @@ class JaxInlet:
     if hasattr(connection, '_poison_connection'):
       with contextlib.suppress(jax.errors.JaxRuntimeError):  # Dead already.
         connection._poison_connection()
-    else:  # Cuts this inlet's other pulls too; they fail as PeerLost.
+    else:  # This cuts the inlet's other pulls, too; they fail as PeerLost.
       sockets.shut_connected(self._address.host, self._address.port)
 
 
 def _named(error: Exception, origin: str) -> interface.TransferFailed:
-  """The library's text, as one of our errors."""
+  """Converts the library's error text to a `TransferFailed`."""
   text = str(error)
   if 'out of range' in text or 'deleted or donated' in text:
     return interface.NotOffered(f'offer withdrawn at {origin}: {text}')
@@ -270,7 +270,7 @@ def _named(error: Exception, origin: str) -> interface.TransferFailed:
 
 
 class JaxTransferPlane:
-  """A server per outlet, and one more for all pulls of this process.
+  """One server per outlet, and one more for all pulls of this process.
 
   Args:
     host: IP literal or name of the interface that peers connect to. There is

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a gRPC server that either has its port to itself or says so."""
+"""Starts a gRPC server that has its port to itself, or fails."""
 
 import errno
 from concurrent import futures
@@ -10,8 +10,8 @@ from diloco.transport import addresses
 from diloco.transport.access import Access
 
 HANDSHAKE_S = 5.0
-IDLE_S = 10.0  # A connection without a call is closed; the next one opens it.
-STREAMS_MAX = 8  # Calls of one connection at a time.
+IDLE_S = 10.0  # An idle connection is closed; the next call opens one.
+STREAMS_MAX = 8  # Concurrent calls of one connection.
 
 
 class BindFailed(OSError):
@@ -21,8 +21,8 @@ class BindFailed(OSError):
 class ListeningServer:
   """A gRPC server with its threads; `address` is where it really listens.
 
-  Whoever connects and then says nothing, or makes no call, is disconnected:
-  nobody holds a socket by silence.
+  Connections that stay silent, or make no call, are closed: silence occupies no
+  socket for long.
   """
 
   def __init__(
@@ -44,8 +44,8 @@ class ListeningServer:
       self._workers,
       handlers=(calls,),
       options=(
-        ('grpc.so_reuseport', 0),  # Else two processes share one port.
-        # Of TLS and HTTP/2, together.
+        ('grpc.so_reuseport', 0),  # Otherwise two processes share a port.
+        # For TLS and HTTP/2 together.
         ('grpc.server_handshake_timeout_ms', int(HANDSHAKE_S * 1000)),
         ('grpc.max_connection_idle_ms', int(IDLE_S * 1000)),
         ('grpc.max_concurrent_streams', STREAMS_MAX),
@@ -68,7 +68,9 @@ class ListeningServer:
     self._server.start()
 
   def close(self, grace_s: float | None = None) -> None:
-    """Ends every call, at the latest after the grace, and every thread."""
+    """Ends every call, after the grace period at the latest, and every
+    thread.
+    """
     self._server.stop(grace_s).wait()
     self._workers.shutdown(wait=True)
 
@@ -88,10 +90,10 @@ def channel(
   tls_name: str,
   options: tuple[tuple[str, int | str], ...] = (),
 ) -> grpc.Channel:
-  """A channel of its own to `endpoint` (IP literal and port).
+  """Opens a channel of its own to `endpoint` (IP literal and port).
 
   With TLS, the certificate found there must hold `access.tls_name`, or
-  `tls_name` where that is None.
+  `tls_name` if that is None.
   """
   host, port = addresses.split(endpoint)
   family = 'ipv6' if ':' in host else 'ipv4'

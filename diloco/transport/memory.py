@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data plane within one process: for the lab and for tests."""
+"""The data plane within one process, for the lab and for tests."""
 
 import itertools
 import threading
@@ -14,7 +14,7 @@ SCHEME = 'memory'
 
 
 class MemoryNetwork:
-  """Knows the outlets of all planes that were made on it; thread-safe."""
+  """The outlets of all planes that were made on it; thread-safe."""
 
   def __init__(self):
     self._lock = threading.Lock()
@@ -29,12 +29,12 @@ class MemoryNetwork:
     return address
 
   def remove(self, address: str) -> None:
-    """Forgets an outlet; does nothing where there is none."""
+    """Forgets an outlet; does nothing if there is none."""
     with self._lock:
       self._outlets.pop(address, None)
 
   def find(self, address: str) -> 'MemoryOutlet':
-    """The outlet at `address`; raises `Unreachable`."""
+    """Returns the outlet at `address`; raises `Unreachable`."""
     with self._lock:
       outlet = self._outlets.get(address)
     if outlet is None:
@@ -59,7 +59,7 @@ class MemoryOutlet(OfferTable):
 
 
 class MemoryInlet:
-  """Pulls from one outlet of the same process; never waits."""
+  """Pulls from one outlet of the same process; never blocks."""
 
   def __init__(
     self, network: MemoryNetwork, address: str, open_ends: ends.OpenEnds
@@ -83,7 +83,7 @@ class MemoryInlet:
 
 
 class MemoryPlane:
-  """What one role of the process offers and pulls on a `MemoryNetwork`."""
+  """The outlets and inlets of one role in the process, on a `MemoryNetwork`."""
 
   def __init__(self, network: MemoryNetwork):
     self._network = network

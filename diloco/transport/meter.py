@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts the bytes that this process's TCP sockets carried, as TCP saw them.
 
-The figure includes framing, keepalives and whatever a library adds, so that
-"bytes per parameter" is measured where it is paid for.
+The count includes framing, keepalives and whatever a library adds, so that
+"bytes per parameter" is measured on the wire.
 """
 
 import dataclasses
@@ -28,21 +28,22 @@ class SocketBytes:
 
 
 class SocketMeter:
-  """Totals over all sockets seen, closed ones included, since its making.
+  """Totals over all sockets seen since its creation, closed ones included.
 
-  A socket that closes keeps what it had when last sampled, so sample at
-  least once before each close that matters. Thread-safe.
+  A socket that closes keeps what it had when last sampled, so sample at least
+  once before each close that matters. Thread-safe.
   """
 
   def __init__(self):
     _require_linux()
     self._lock = threading.Lock()
     self._open = _per_socket()
-    self._sent = self._received = 0  # Of the sockets that are closed by now.
+    # Totals of the sockets that are closed by now.
+    self._sent = self._received = 0
     self._start = self._total()
 
   def sample(self) -> SocketBytes:
-    """Looks at the sockets now; returns the totals since the start."""
+    """Samples the sockets; returns the totals since the start."""
     with self._lock:
       now = _per_socket()
       for inode in self._open.keys() - now.keys():
@@ -63,7 +64,7 @@ class SocketMeter:
 
 
 def socket_bytes() -> SocketBytes:
-  """Totals over the TCP sockets that are open now."""
+  """Returns totals over the TCP sockets that are open now."""
   _require_linux()
   seen = _per_socket().values()
   return SocketBytes(sum(s.sent for s in seen), sum(s.received for s in seen))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one outlet has on offer: each array once, then never again."""
+"""The offers of one outlet: each array is handed out at most once."""
 
 import threading
 
@@ -9,10 +9,10 @@ from diloco.transport import interface, proof
 
 
 class OfferTable:
-  """What an outlet is that keeps the bytes itself; thread-safe.
+  """Outlet that keeps the bytes itself; thread-safe.
 
   Args:
-    address: of the outlet.
+    address: address of the outlet.
   """
 
   def __init__(self, address: str):
@@ -22,10 +22,10 @@ class OfferTable:
     self._closed = False
 
   def offer(self, handle: int, data: np.ndarray) -> None:
-    """Offers `data`, which nobody writes to any more.
+    """Offers `data`, which must not be written to any more.
 
     Raises:
-      ValueError: the handle is in use, or `data` is no payload.
+      ValueError: the handle is in use, or `data` is not a payload.
       interface.Closed: the outlet is closed.
     """
     proof.check_offer(handle, data)
@@ -58,7 +58,7 @@ class OfferTable:
     return data
 
   def clear(self) -> None:
-    """Frees everything, and takes nothing any more."""
+    """Frees everything, and accepts nothing any more."""
     with self._lock:
       self._closed = True
       self._offers.clear()

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits to be sent on one stream: bounded, so that a slow reader cannot
-grow it, and never waiting, so that a stopped one cannot stop the sender."""
+"""A bounded queue of the messages to be sent on one stream.
+
+Bounded, so that a slow reader cannot grow it, and without blocking, so that a
+stopped one cannot stop the sender.
+"""
 
 import collections
 import queue
@@ -17,7 +20,7 @@ class Outbox:
     self._finished = False
 
   def put(self, body: bytes) -> bool:
-    """Queues `body`, or says False where the queue is finished.
+    """Queues `body`; returns False if the queue is finished.
 
     Raises:
       queue.Full: the other side has not taken `bodies_max` bodies.
@@ -32,7 +35,7 @@ class Outbox:
     return True
 
   def finish(self) -> None:
-    """Takes nothing more; what is queued is still handed out."""
+    """Accepts nothing more; what is queued is still handed out."""
     with self._changed:
       self._finished = True
       self._changed.notify_all()
@@ -45,7 +48,7 @@ class Outbox:
       self._changed.notify_all()
 
   def take(self, timeout_s: float | None = None) -> bytes | None:
-    """The next body; None once finished and empty.
+    """Returns the next body; None once finished and empty.
 
     Raises:
       queue.Empty: nothing came in time.

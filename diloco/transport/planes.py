@@ -6,7 +6,8 @@ from diloco.transport import grpc_plane, interface, memory
 
 NAMES = ('jax_transfer', 'grpc', 'memory')
 
-# All memory planes of a process must meet; addresses on it are never reused.
+# All memory planes of a process share one network; its addresses are never
+# reused.
 _PROCESS_WIDE = memory.MemoryNetwork()
 
 
@@ -16,14 +17,15 @@ def make_plane(
   access: access_lib.Access = access_lib.OPEN,
   workers_max: int = grpc_plane.WORKERS_MAX,
 ) -> interface.DataPlane:
-  """The data plane `name`, listening on `host`.
+  """Returns the data plane `name`, listening on `host`.
 
   Args:
     name: one of `NAMES`.
-    host: IP literal or name of the interface that peers connect to; not
-      looked at by 'memory'.
-    access: who may pull; 'grpc' alone can tell, the others let everybody.
-    workers_max: pulls that 'grpc' answers at once.
+    host: IP literal or name of the interface that peers connect to; ignored by
+      'memory'.
+    access: credentials of peers; only 'grpc' checks them, the others accept
+      every peer.
+    workers_max: pulls that 'grpc' serves concurrently.
 
   Raises:
     ValueError: no such plane; or `host` does not resolve, or means every
@@ -31,7 +33,7 @@ def make_plane(
   """
   match name:
     case 'jax_transfer':
-      # Imported here: grpc and memory must work where jax is not installed.
+      # grpc and memory must work without jax installed.
       from diloco.transport import jax_transfer
 
       return jax_transfer.JaxTransferPlane(host)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proves that what came is what was announced; shared by all data planes."""
+"""Verifies that bytes are what was announced; shared by all data planes."""
 
 import zlib
 
@@ -8,12 +8,12 @@ import numpy as np
 from diloco.protocol.messages import Payload
 from diloco.transport import interface
 
-PAYLOAD_BYTES_MAX = 1 << 36  # An announcement beyond it is not believed.
+PAYLOAD_BYTES_MAX = 1 << 36  # Larger announcements are not believed.
 HANDLE_MAX = (1 << 60) - 1  # Two uuids of 63 bits fit above it.
 
 
 def check_offer(handle: int, data: np.ndarray) -> None:
-  """Raises `ValueError` where `data` cannot be offered under `handle`."""
+  """Raises `ValueError` if `data` cannot be offered under `handle`."""
   if not 0 <= handle <= HANDLE_MAX:
     raise ValueError(f'{handle=}, must be between 0 and 2^60 - 1')
   if data.dtype != np.uint8 or data.ndim != 1 or not data.size:
@@ -26,7 +26,7 @@ def check_offer(handle: int, data: np.ndarray) -> None:
 
 
 def check_request(payload: Payload, origin: str) -> None:
-  """Raises `WrongSize` or `NotOffered` for what nobody can have offered."""
+  """Raises `WrongSize` or `NotOffered` for an impossible payload."""
   if not 0 < payload.nbytes <= PAYLOAD_BYTES_MAX:
     raise interface.WrongSize(
       f'payload {payload.handle} of {origin}: announced as {payload.nbytes} '
@@ -37,7 +37,7 @@ def check_request(payload: Payload, origin: str) -> None:
 
 
 def check_arrival(payload: Payload, data: np.ndarray, origin: str) -> None:
-  """Raises `WrongSize` or `Corrupt` where `data` is not `payload`."""
+  """Raises `WrongSize` or `Corrupt` if `data` is not `payload`."""
   check_size(payload, data.nbytes, origin)
   crc = zlib.crc32(data)
   if crc != payload.crc:
@@ -48,7 +48,7 @@ def check_arrival(payload: Payload, data: np.ndarray, origin: str) -> None:
 
 
 def check_size(payload: Payload, nbytes: int, origin: str) -> None:
-  """Raises `WrongSize` where the offer has not the announced size."""
+  """Raises `WrongSize` if the offer does not have the announced size."""
   if nbytes != payload.nbytes:
     raise interface.WrongSize(
       f'payload {payload.handle} of {origin}: {nbytes} bytes, '

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at the sockets that this process has open, whoever opened them.
+"""Inspects the sockets that this process has open, including a library's.
 
-jax.experimental.transfer owns its sockets and offers no way to cut a peer
-off; a duplicate of the file descriptor does. Linux only (`/proc/self/fd`).
+jax.experimental.transfer owns its sockets and offers no way to cut a peer off;
+a duplicate of the file descriptor does. Linux only (`/proc/self/fd`).
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from collections.abc import Iterator
 _FD_FOLDER = '/proc/self/fd'
 _TCP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
-# A scan must not find the duplicates of another; its own thread may nest.
+# Two scans must not see each other's duplicates; a thread may nest its own.
 _scanning = threading.RLock()
 
 
 def tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
-  """Inode and a duplicate of each TCP socket; the duplicate is closed here."""
+  """Yields inode and a duplicate of each TCP socket; closes the duplicate."""
   for _, inode, found in _tcp_sockets():
     yield inode, found
 
 
 def _tcp_sockets() -> Iterator[tuple[int, int, socket.socket]]:
-  """The same, with the number of the descriptor."""
+  """Yields inode, descriptor number and duplicate of each TCP socket."""
   with _scanning:
     for name in os.listdir(_FD_FOLDER):
       try:
@@ -37,7 +37,7 @@ def _tcp_sockets() -> Iterator[tuple[int, int, socket.socket]]:
         continue
       try:
         found = socket.socket(fileno=duplicate)
-      except OSError:  # Its number was used again, for no socket.
+      except OSError:  # Its number was reused, not for a socket.
         os.close(duplicate)
         continue
       with found:
@@ -46,10 +46,10 @@ def _tcp_sockets() -> Iterator[tuple[int, int, socket.socket]]:
 
 
 def shared_listening_ports() -> set[int]:
-  """Ports on which this process listens with SO_REUSEPORT.
+  """Returns ports on which this process listens with SO_REUSEPORT.
 
   The transfer library sets that option and our own servers do not, which
-  tells the two apart.
+  distinguishes them.
   """
   ports = set()
   for _, found in tcp_sockets():
@@ -62,7 +62,7 @@ def shared_listening_ports() -> set[int]:
 
 
 def listening(ports: set[int]) -> list[int]:
-  """Descriptors of the sockets that listen on `ports`."""
+  """Returns descriptors of the sockets that listen on `ports`."""
   numbers = []
   for number, _, found in _tcp_sockets():
     with contextlib.suppress(OSError):  # Closed in the meantime.
@@ -72,7 +72,9 @@ def listening(ports: set[int]) -> list[int]:
 
 
 def shut_accepted(ports: set[int]) -> int:
-  """Shuts the connections that were accepted on `ports`; their number."""
+  """Shuts the connections that were accepted on `ports`; returns their
+  number.
+  """
   count = 0
   for _, found in tcp_sockets():
     with contextlib.suppress(OSError):  # Shut or closed already.
@@ -83,7 +85,7 @@ def shut_accepted(ports: set[int]) -> int:
 
 
 def shut_connected(host: str, port: int) -> int:
-  """Shuts the connections that lead to `host:port`; their number."""
+  """Shuts the connections that lead to `host:port`; returns their number."""
   count = 0
   for _, found in tcp_sockets():
     with contextlib.suppress(OSError):  # Not connected, or shut already.
@@ -94,5 +96,5 @@ def shut_connected(host: str, port: int) -> int:
 
 
 def is_listening(found: socket.socket) -> bool:
-  """Whether the socket waits for connections."""
+  """Returns True if the socket waits for connections."""
   return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

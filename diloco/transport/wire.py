@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns messages of the control plane into bytes and, strictly, back.
+"""Serialises messages of the control plane, and parses them strictly.
 
 A message is msgpack of `[kind, {field: value}]`. Kinds, fields and types are
-read from the dataclasses of `protocol/messages.py` and, between the shards of
-a syncer, of `protocol/shard_messages.py`; what does not match them exactly is
-`Malformed`, so that nothing behind this module meets a surprise.
+derived from the dataclasses of `protocol/messages.py` and, between the shards
+of a syncer, of `protocol/shard_messages.py`; whatever does not match them
+exactly is `Malformed`, so that code behind this module sees valid messages
+only.
 """
 
 import dataclasses
@@ -20,17 +21,17 @@ import msgpack
 from diloco.protocol import host_messages, messages, shard_messages
 
 MESSAGE_BYTES_MAX = 1 << 20  # Control plane only; arrays go elsewhere.
-# What a syncer hands on, to a learner or a shard, stands in a message of its
-# own: what comes to it must leave room for that.
+# A syncer forwards some messages inside a message of its own, to a learner or a
+# shard: incoming ones must leave room for that.
 ENVELOPE_BYTES = 1 << 12
 INCOMING_BYTES_MAX = MESSAGE_BYTES_MAX - ENVELOPE_BYTES
-# What an int may be. No figure of a peer is so large that one more, or twice
-# that, is not sent on.
+# The valid range of an int: one more than a peer's integer, or twice that, can
+# still be sent.
 INTS = range(-(1 << 62), 1 << 62)
-# A loss may have diverged; every other figure must be finite.
+# A loss may have diverged; every other number must be finite.
 _MAY_DIVERGE = frozenset({(messages.Report, 'loss')})
 
-# The closed set of them, and as a type.
+# All message classes, and their union type.
 _ALL = tuple(
   dict.fromkeys(
     (
@@ -46,12 +47,12 @@ _ALL = tuple(
   )
 )
 Message = functools.reduce(operator.or_, _ALL)
-# To a syncer.
+# Messages to a syncer.
 _INCOMING = frozenset((*messages.FROM_LEARNER, *shard_messages.FROM_SHARD))
 
 
-# What may be wrong with a message; counted by the server. The last two are
-# found by the session: out of order, and come after the session's end.
+# Flaws of a message, counted by the server. The last two are found by the
+# session: out of order, and after the session's end.
 FLAWS = (
   'oversized',
   'no msgpack',
@@ -65,7 +66,7 @@ FLAWS = (
 
 
 class Malformed(ValueError):
-  """Bytes that are no message, or none that this sender may send.
+  """Bytes that are not a message, or not one that this sender may send.
 
   Attributes:
     flaw: one of `FLAWS`.
@@ -86,12 +87,12 @@ class _Wrong(Exception):  # Turned into Malformed or TypeError.
 
 
 def encode(message: Message) -> bytes:
-  """The bytes of `message`.
+  """Returns the bytes of `message`.
 
   Raises:
-    TypeError: a field does not hold what its annotation says (our bug).
+    TypeError: a field does not hold what its annotation says (a bug here).
     ValueError: the message is larger than `MESSAGE_BYTES_MAX`, or one to a
-      syncer than `INCOMING_BYTES_MAX`.
+      syncer larger than `INCOMING_BYTES_MAX`.
   """
   kind = type(message).__name__
   if _KINDS.get(kind) is not type(message):
@@ -114,7 +115,7 @@ def _bytes_max(kind: type) -> int:
 def decode(
   data: bytes, allowed: Iterable[type], sender: str = 'the peer'
 ) -> Message:
-  """The message in `data`.
+  """Returns the message in `data`.
 
   Args:
     data: one whole message.
@@ -122,7 +123,7 @@ def decode(
     sender: named in the error.
 
   Raises:
-    Malformed: anything else than exactly one such message.
+    Malformed: `data` is anything but exactly one such message.
   """
   try:
     return _decode(data, tuple(allowed))
@@ -159,7 +160,9 @@ def _decode(data: bytes, allowed: tuple[type, ...]) -> Message:
 
 
 def _dict_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
-  """A dict, refused where a key comes twice: which one would count?"""
+  """Returns a dict; raises if a key comes twice, since neither could be
+  chosen.
+  """
   found = dict(pairs)
   if len(found) != len(pairs):
     raise _Wrong('a key comes twice', 'no message')
@@ -168,7 +171,7 @@ def _dict_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 @dataclasses.dataclass(frozen=True)
 class _Codec:
-  """How values of one annotation are checked, written and read."""
+  """Checks, writes and reads the values of one annotation."""
 
   write: Callable
   read: Callable
@@ -231,7 +234,7 @@ def _same(check: Callable) -> _Codec:
 
 def _scalar(cls: type) -> Callable:
   def check(value):
-    if type(value) is not cls:  # bool is an int to isinstance, not to us.
+    if type(value) is not cls:  # isinstance would accept a bool as an int.
       raise _Wrong(f'{_short(value)} is no {cls.__name__}')
     if cls is int and value not in INTS:
       raise _Wrong(f'{value} is not between ±2⁶²')
@@ -259,7 +262,7 @@ def _float(may_diverge: bool) -> _Codec:
 
   def write(value):
     if type(value) is int and abs(value) <= 1 << 53:
-      value = float(value)  # Exact: `loss=0` is no bug.
+      value = float(value)  # Exact: `loss=0` is valid.
     return read(value)
 
   return _Codec(write, read)
@@ -287,7 +290,7 @@ def _text_map(value):
 
 
 def _short(value: object) -> str:
-  """The value as an error may show it: a peer chose its length."""
+  """Returns the value as an error may show it: a peer chose its length."""
   text = repr(value) if not isinstance(value, list | dict) else 'a container'
   return text if len(text) <= 64 else f'{text[:60]}…'
 
