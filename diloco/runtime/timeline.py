@@ -213,7 +213,9 @@ def _of_launcher(workdir: Workdir) -> Iterator[Happening]:
     name = record['process']
     learner = name.removeprefix('learner-')
     concerned = {int(learner)} if learner.isdecimal() else set()
-    words = f'{name} ({record["pid"]}) {record["event"]}: {record["detail"]}'
+    # The lab writes such records, too: its learners are no processes.
+    pid = f' ({record["pid"]})' if 'pid' in record else ''
+    words = f'{name}{pid} {record["event"]}: {record["detail"]}'
     yield Happening(
       record['time_s'], 'process', 'launcher', frozenset(concerned), words
     )

@@ -145,6 +145,15 @@ def test_only_the_kinds_asked_for_are_shown(workdir):
   assert [each.kind for each in shown] == ['lost', 'unclosed', 'restart']
 
 
+def test_a_run_of_the_lab_has_processes_without_a_pid(workdir):
+  record = {'time_s': 0.0, 'process': 'learner-1', 'event': 'started'}
+  line = json.dumps({**record, 'detail': 'for a while'})
+  workdir.events.write_text(line + '\n')
+  found = timeline.happenings(read_tapes(workdir))
+  (said,) = (each.words for each in found if each.kind == 'process')
+  assert said == 'learner-1 started: for a while'
+
+
 @pytest.mark.parametrize('learners', [1, 3, 4, 8, 9, 60])
 def test_rows_fit_whatever_the_number_of_learners(learners):
   shares = tuple(_share(m, FIRST, 1 / learners, 0, 4) for m in range(learners))
