@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bfloat16 as numpy sees it: the upper 16 bits of an f32."""
+"""Converts between f32 and bfloat16 bits, the upper 16 bits of an f32."""
 
 import numpy as np
 
@@ -8,10 +8,10 @@ _MAX_MIDPOINT = np.uint32(0x7F7F_8000)  # From here up, rounding gives Inf.
 
 
 def to_bits(x: np.ndarray) -> np.ndarray:
-  """f32 to the uint16 bits of the nearest bfloat16, ties to even.
+  """Rounds f32 to the uint16 bits of the nearest bfloat16, ties to even.
 
-  Finite stays finite: values beyond the largest bfloat16 (3.39e38) are cut to
-  it. Non-finite stays non-finite.
+  Finite stays finite: values beyond the largest bfloat16 (3.39e38) are clipped
+  to it. Non-finite stays non-finite.
   """
   bits = x.view(np.uint32)
   odd = (bits >> np.uint32(16)) & np.uint32(1)
@@ -20,5 +20,5 @@ def to_bits(x: np.ndarray) -> np.ndarray:
 
 
 def from_bits(bits: np.ndarray) -> np.ndarray:
-  """The f32 value of bfloat16 bits, exact."""
+  """Returns the f32 values of bfloat16 bits, exactly."""
   return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

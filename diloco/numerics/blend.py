@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a learner takes in an updated fragment, on the device, under `jit`.
+"""The rules by which a learner takes in an updated fragment, under `jit`.
 
-θ is what the learner has now, `global_` the Θ_p that arrived and `snapshot` θ
-as it was when the learner's last offer of the fragment was copied. Between the
+θ is what the learner has now, `global_` the Θ_p that arrived, and `snapshot`
+the θ that was copied for the learner's last offer of the fragment. Between the
 two the learner made some steps; the rules differ in what becomes of these.
 Results have the dtype of θ.
 """
@@ -19,7 +19,7 @@ NAMES = ('overwrite', 'mix', 'carry')
 
 
 def make_blend(name: str, alpha: float = 0.0) -> Blend:
-  """The rule `name` as a function of (theta, global_, snapshot).
+  """Returns the rule `name` as a function of (theta, global_, snapshot).
 
   Raises:
     ValueError: an unknown name, alpha outside [0, 1], or alpha without 'mix'.

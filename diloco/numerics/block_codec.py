@@ -7,9 +7,9 @@ A value is level · scale, where level is a small integer:
   int2         levels -3, -1, 1, 3            scale = Σ|x|·|level| / Σ level²
   int1         levels -1, 1                   scale = mean |x|
 
-Of int8 and int4 no value is ever more than half a step off. The largest value
-of a block may be half a step off as any other may: the step of max|x| / L,
-which has it exact, is larger, and so is the error (0.117 against 0.111 on a
+With int8 and int4 no value is ever more than half a step off. The largest value
+of a block may be half a step off like any other: the step max|x| / L, which
+represents it exactly, is larger, and so is the error (0.117 against 0.111 on a
 Gaussian with int4 and blocks of 128).
 
 With four or two levels none is spent on zero: on a Gaussian that leaves an
@@ -17,15 +17,15 @@ error of 0.34 against 0.44 for -1, 0, 1, at the same two bits. The last two
 scales are the least-squares ones for their levels, so that the error is never
 larger than the vector itself, which error feedback needs.
 
-Bytes: the scales of all blocks, then the codes. A byte holds 8/bits codes; of
-a block cut into as many equal runs, byte j holds value j of each run, the
+Bytes: the scales of all blocks, then the codes. A byte holds 8/bits codes. A
+block is cut into as many equal runs, and byte j holds value j of each run, the
 first run in the lowest bits. Hence int4 has the first half of a block in low
 nibbles and the second half in high ones, and unpacking moves whole runs. The
 last block may be shorter and has its own, shorter, runs.
 
 Non-finite values make the scale, and so every decoded value of their block,
-non-finite: the receiver refuses them. Scales below the smallest normal f32
-are zero, since machines disagree about smaller numbers.
+non-finite: the receiver refuses them. Scales below the smallest normal f32 are
+zero, since machines disagree about smaller numbers.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ import numpy as np
 
 from diloco.numerics import bfloat16
 
-# Letters of shapes: N blocks, B values of a block, W bytes of a block's codes.
+# Shape letters: N blocks, B values of a block, W bytes of a block's codes.
 
 LEVEL_MAX = {1: 1, 2: 3, 4: 7, 8: 127}  # By bits.
 SCALE_BYTES = {'bf16': 2, 'f32': 4}
@@ -52,7 +52,7 @@ _THRESHOLD = 1.248
 
 @dataclasses.dataclass(frozen=True)
 class BlockCodec:
-  """See the module; made by `codec.make_codec`."""
+  """A codec for blocks of integers; made by `codec.make_codec`."""
 
   name: str
   bits: int
@@ -64,7 +64,7 @@ class BlockCodec:
     return self.block_size
 
   def select(self, data: np.ndarray, n: int, blocks: np.ndarray) -> np.ndarray:
-    """Those blocks alone, as `Codec.select`."""
+    """Returns the encoding of some blocks, see `Codec.select`."""
     scales, codes = self._parts(data, n)
     full, width = n // self.block_size, self._width(self.block_size)
     rows = codes[: full * width].reshape(full, width)
@@ -75,7 +75,7 @@ class BlockCodec:
     return np.concatenate(parts)
 
   def nbytes(self, n: int) -> int:
-    """Exact size of n encoded values."""
+    """Returns the exact size of n encoded values."""
     full, tail = divmod(n, self.block_size)
     blocks = full + (tail > 0)
     return (
@@ -87,14 +87,14 @@ class BlockCodec:
   def encode(
     self, x: np.ndarray, rng: np.random.Generator | None = None
   ) -> np.ndarray:
-    """f32 [n] to uint8 [nbytes(n)], each value to the nearest level.
+    """Encodes f32 [n] as uint8 [nbytes(n)], each value to the nearest level.
 
     Args:
       x: the values.
-      rng: rounds up or down at random instead, so that the mean is x, with
-        scale = max|x| / L. (A bf16 scale may be rounded down: values within
-        2⁻⁸ of their block's largest then come out that much too small.) Only
-        for int4 and int8.
+      rng: makes rounding stochastic, so that the mean is x, with scale = max|x|
+        / L. (A bf16 scale may be rounded down: values within 2⁻⁸ of their
+        block's largest then come out that much too small.) Only for int4 and
+        int8.
 
     Raises:
       ValueError: not f32 [n], or stochastic rounding of 1 or 2 bits.
@@ -106,7 +106,7 @@ class BlockCodec:
       )
     data = np.empty(self.nbytes(x.size), np.uint8)
     scales, codes = self._parts(data, x.size)
-    # Of non-finite values only the scale counts; their codes are arbitrary.
+    # For non-finite values only the scale counts; their codes are arbitrary.
     with np.errstate(invalid='ignore', over='ignore'):
       for blocks, width, values, packed in self._chunks(x.size):
         x_NB = x[values].reshape(-1, width)
@@ -119,7 +119,9 @@ class BlockCodec:
     return data
 
   def decode(self, data: np.ndarray, n: int) -> np.ndarray:
-    """uint8 [nbytes(n)] to f32 [n]; one multiplication, so alike everywhere.
+    """Decodes uint8 [nbytes(n)] to f32 [n]; the bits are the same everywhere.
+
+    There is a single multiplication per value.
 
     Raises:
       ValueError: `data` is not the encoding of n values.
@@ -142,7 +144,7 @@ class BlockCodec:
     return x
 
   def _quantise(self, x_NB, rng):
-    """Integer levels, as two's complement codes."""
+    """Returns scales and integer levels, as two's complement codes."""
     level_max = LEVEL_MAX[self.bits]
     magnitude_NB = np.abs(x_NB)
     divisor = _DIVISOR[self.bits] if rng is None else level_max
@@ -158,7 +160,9 @@ class BlockCodec:
     return scale_N, level_NB.astype(np.int8).view(np.uint8)
 
   def _quantise_odd(self, x_NB):
-    """Odd levels ±1 (and ±3); code c is level 2c - level_max."""
+    """Returns scales and odd levels ±1 (and ±3); code c is level 2c -
+    level_max.
+    """
     width = x_NB.shape[1]
     magnitude_NB = np.abs(x_NB)
     sum_N = magnitude_NB.sum(axis=1, dtype=np.float64)  # f32 might overflow.
@@ -177,7 +181,7 @@ class BlockCodec:
     return self._storable(scale_N), codes_NB
 
   def _storable(self, scale_N: np.ndarray) -> np.ndarray:
-    """Rounded to what is stored; level_max · scale stays finite."""
+    """Rounds scales to what is stored; level_max · scale stays finite."""
     scale_N = scale_N.astype(np.float32)
     bound = np.finfo(np.float32).max / np.float32(LEVEL_MAX[self.bits])
     bound = bfloat16.from_bits(bound.view(np.uint32) >> np.uint32(16))
@@ -211,7 +215,7 @@ class BlockCodec:
     return packed_NW
 
   def _unpack(self, codes_NW: np.ndarray, width: int) -> np.ndarray:
-    """Levels int8 [N, width]."""
+    """Returns levels, int8 [N, width]."""
     if self.bits == 8:
       return codes_NW.view(np.int8)
     blocks, run = codes_NW.shape
@@ -227,17 +231,19 @@ class BlockCodec:
     return levels_NB[:, :width]
 
   def _width(self, n: int) -> int:
-    """Bytes that the codes of a block of n values take."""
+    """Returns the bytes that the codes of a block of n values take."""
     return -(-n * self.bits // 8)
 
   def _parts(self, data: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Views of the scales and of the codes."""
+    """Returns views of the scales and of the codes."""
     end = -(-n // self.block_size) * SCALE_BYTES[self.scale]
     stored = '<u2' if self.scale == 'bf16' else '<f4'
     return data[:end].view(stored), data[end:]
 
   def _chunks(self, n: int) -> Iterator[tuple[slice, int, slice, slice]]:
-    """Slices of blocks, with their width, of values and of code bytes."""
+    """Yields slices of blocks, with their width, of values and of code
+    bytes.
+    """
     full, tail = divmod(n, self.block_size)
     step = max(1, CHUNK_VALUES // self.block_size)
     packed = self._width(self.block_size)
@@ -253,7 +259,7 @@ class BlockCodec:
 
 
 def check_values(name: str, x: np.ndarray):
-  """Refuses what no codec encodes.
+  """Checks that x is a vector that codecs can encode.
 
   Raises:
     ValueError: not f32 [n].

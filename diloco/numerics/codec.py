@@ -14,42 +14,46 @@ NAMES = ('int1', 'int2', 'int4', 'int8', 'bf16', 'f32')
 class Codec(Protocol):
   """Encodes vectors; decoding gives the same bits on every machine.
 
-  What is finite decodes to finite values, and what is not to values of which
-  some are not. The shape is not in the bytes.
+  Finite vectors decode to finite values, others to vectors with non-finite
+  values. The shape is not part of the bytes.
   """
 
   name: str
 
   @property
   def block_values(self) -> int:
-    """Values that are encoded together; of n, the last block may be shorter."""
+    """Number of values that are encoded together; the last block may be
+    shorter.
+    """
 
   def nbytes(self, n: int) -> int:
-    """Exact size of n encoded values."""
+    """Returns the exact size of n encoded values."""
 
   def select(self, data: np.ndarray, n: int, blocks: np.ndarray) -> np.ndarray:
-    """The encoding of those blocks alone, out of that of n values.
+    """Returns the encoding of some blocks alone, from that of n values.
 
     Args:
       data: uint8 [nbytes(n)].
-      n: values in all.
-      blocks: their numbers, ascending.
+      n: number of encoded values.
+      blocks: indices of the blocks, ascending.
     """
 
   def encode(
     self, x: np.ndarray, rng: np.random.Generator | None = None
   ) -> np.ndarray:
-    """f32 [n] to an uint8 [nbytes(n)] of its own.
+    """Encodes f32 [n] as a new uint8 [nbytes(n)].
 
-    `rng` rounds stochastically; `ValueError` where the codec can't.
+    `rng` rounds stochastically; `ValueError` if the codec can't.
     """
 
   def decode(self, data: np.ndarray, n: int) -> np.ndarray:
-    """uint8 [nbytes(n)] to f32 [n]; `ValueError` at any other length."""
+    """Decodes uint8 [nbytes(n)] to f32 [n]; `ValueError` for any other
+    length.
+    """
 
 
 def make_codec(name: str, block_size: int = 128, scale: str = 'bf16') -> Codec:
-  """The codec `name`.
+  """Makes the codec `name`.
 
   Args:
     name: one of `NAMES`.
@@ -81,7 +85,7 @@ def make_codec(name: str, block_size: int = 128, scale: str = 'bf16') -> Codec:
 
 @dataclasses.dataclass(frozen=True)
 class Float32Codec:
-  """The bytes as they are, little-endian."""
+  """Stores the bytes unchanged, little-endian."""
 
   name: str = 'f32'
   block_values: int = 1
@@ -106,7 +110,7 @@ class Float32Codec:
 
 @dataclasses.dataclass(frozen=True)
 class Bfloat16Codec:
-  """The nearest bfloat16, little-endian; cut to the largest one."""
+  """Stores the nearest bfloat16, little-endian; clips to the largest one."""
 
   name: str = 'bf16'
   block_values: int = 1

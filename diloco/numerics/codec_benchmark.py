@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None):
 
 
 def report(values: int, repeat: int, block_size: int, scale: str) -> str:
-  """The table as text; takes about `repeat` · 2 s with 16 Mi values."""
+  """Returns the table as text; takes about `repeat` · 2 s with 16 Mi values."""
   x = np.random.default_rng(0).standard_normal(values, np.float32)
   rows = ['codec   encode GB/s  decode GB/s  bytes/value  relative error']
   speed = _gb_per_s(x.copy, x.nbytes, repeat)

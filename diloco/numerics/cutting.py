@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Out of the bytes of a fragment, those that one host needs.
+"""Cuts from the bytes of a fragment those that one host needs.
 
-The syncer encodes an outer update once, for everybody; a host of a learner
-takes the blocks that its boxes touch. What it decodes has the same bits as
-the whole would have there. Where boxes begin and end between blocks, as they
-do on real meshes (the part of a host is a multiple of 128 values along the
-last axis, or whole rows), it takes nothing that it does not need.
+The syncer encodes an outer update once, for all learners; a host of a learner
+takes the codec blocks that its slices touch. What it decodes has the same bits
+as in the whole. If slices begin and end between blocks, as they do on real
+meshes (the part of a host is a multiple of 128 values along the last axis, or
+whole rows), it takes nothing that it does not need.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from diloco.numerics.partition import Box
 
 @dataclasses.dataclass(frozen=True)
 class _Cover:
-  """The blocks of a piece that a box touches.
+  """The blocks of a piece that a slice touches.
 
   Attributes:
-    blocks: their numbers, ascending.
-    values: how many they have together.
-    positions: of the box's values among those; None: they are all, in order.
+    blocks: their indices, ascending.
+    values: how many values they have together.
+    positions: indices of the slice's values among those; None: all, in order.
   """
 
   blocks: np.ndarray
@@ -35,20 +35,20 @@ class _Cover:
 
 
 def cut_bytes(boxes: Sequence[Box], codec: Codec) -> int:
-  """Exact size of what `cut` gives."""
+  """Returns the exact size of what `cut` gives."""
   return sum(codec.nbytes(_cover(box, codec).values) for box in boxes)
 
 
 def cut(
   data: np.ndarray, pieces: Pieces, boxes: Sequence[Box], codec: Codec
 ) -> np.ndarray:
-  """The bytes of `boxes`, uint8 [cut_bytes].
+  """Returns the bytes of `boxes`, uint8 [cut_bytes].
 
   Args:
     data: `payload.encode` of `pieces`.
-    pieces: of a fragment.
-    boxes: of some of them, in their order.
-    codec: that wrote the data.
+    pieces: the pieces of a fragment.
+    boxes: slices of some of them, in their order.
+    codec: the codec that wrote the data.
   """
   starts, start = {}, 0
   for piece in pieces:
@@ -65,7 +65,7 @@ def cut(
 def decode_cut(
   data: np.ndarray, boxes: Sequence[Box], codec: Codec
 ) -> dict[str, np.ndarray]:
-  """The values of `boxes` by name, each of its box's shape, f32.
+  """Decodes the values of `boxes` by name, f32, each of its box's shape.
 
   Raises:
     ValueError: `data` has not exactly `cut_bytes` bytes.
@@ -93,7 +93,8 @@ def _cover(box: Box, codec: Codec) -> _Cover:
   total = box.piece.size
   axis, run = _run(box)
   first, last = box.ranges[axis] if shape else (0, 1)
-  row = run * (shape[axis] if shape else 1)  # Values before it comes again.
+  # After this many values, indices on the axis repeat.
+  row = run * (shape[axis] if shape else 1)
   leading = total // row
   aligned = first * run % block == 0 and (
     (last * run % block == 0 and (leading == 1 or row % block == 0))
@@ -114,7 +115,7 @@ def _cover(box: Box, codec: Codec) -> _Cover:
 
 
 def _run(box: Box) -> tuple[int, int]:
-  """The last axis that is cut, and how many values are behind each index."""
+  """Returns the last axis that is cut, and the values behind each index."""
   shape = box.piece.shape
   for axis in reversed(range(len(shape))):
     if box.shape[axis] != shape[axis]:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cuts a model into P fragments, and takes and puts their pieces.
 
-The unit is the *logical tensor*: where layers are stacked for `scan`, each
-layer's slice is one, or 24 even fragments could not exist. Logical tensors are
-never split, but for embedding-like ones, which merge elementwise and may
-therefore be cut by rows, which is our choice: the paper has the embedding as a
-fragment of its own (Fig. 8). Every learner and the syncer build the same layout
-from the same shapes, and compare fingerprints.
+The unit is the *logical tensor*: if layers are stacked for `scan`, each layer's
+slice is one, or 24 even fragments could not exist. Logical tensors are never
+split, except for embedding-like ones, which merge elementwise and may therefore
+be cut by rows. That is our choice: the paper has the embedding as a fragment of
+its own (Fig. 8). Every learner and the syncer build the same layout from the
+same shapes, and compare fingerprints.
 """
 
 import dataclasses
@@ -29,13 +29,13 @@ EMBEDDINGS = ('split', 'own')
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
-  """One array of the model.
+  """The shape and the role of one array of the model.
 
   Attributes:
-    shape: of the array; it holds at least one element.
-    role: 'plain'; 'stacked' (axis 0 is the layer); 'embedding' (embedding
-      and output head: axis 0 is the vocabulary); or 'averaged' (one tensor
-      that neither the inner nor the outer optimizer touches).
+    shape: the array's shape; it holds at least one element.
+    role: 'plain'; 'stacked' (axis 0 is the layer); 'embedding' (embedding and
+      output head: axis 0 is the vocabulary); or 'averaged' (one tensor that
+      neither the inner nor the outer optimizer touches).
   """
 
   shape: tuple[int, ...]
@@ -52,17 +52,19 @@ class TensorSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-  """What one fragment holds of one array: all of it, a layer, or some rows."""
+  """The part of one array in one fragment: all of it, a layer, or some rows."""
 
   path: str
   layer: int | None  # Index on axis 0 of a stacked array.
   rows: tuple[int, int] | None  # First row, row after the last.
-  shape: tuple[int, ...]  # Of the piece, not of the array.
+  shape: tuple[int, ...]  # Shape of the piece, not of the array.
   role: str
 
   @property
   def name(self) -> str:
-    """Unique within a layout: 'norm', 'layers/mlp/up[3]', 'embed[0:64]'."""
+    """Name, unique within a layout: 'norm', 'layers/mlp/up[3]',
+    'embed[0:64]'.
+    """
     if self.layer is not None:
       return f'{self.path}[{self.layer}]'
     if self.rows is not None:
@@ -71,12 +73,12 @@ class Piece:
 
   @property
   def size(self) -> int:
-    """Values in the piece."""
+    """Number of values in the piece."""
     return math.prod(self.shape)
 
   @property
   def index(self) -> tuple[Any, ...]:
-    """`array[piece.index]` is the piece, an array even where it is a scalar."""
+    """Index such that `array[piece.index]` is the piece, always as an array."""
     if self.layer is not None:
       return (self.layer, ...)
     if self.rows is not None:
@@ -99,7 +101,7 @@ class Layout:
     return tuple(sum(p.size for p in pieces) for pieces in self.fragments)
 
   def fingerprint(self) -> str:
-    """16 hex digits that differ where anything in the layout differs."""
+    """Returns 16 hex digits that differ if anything in the layout differs."""
     text = json.dumps(dataclasses.asdict(self), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -169,7 +171,7 @@ def make_layout(
 
 
 def take(params: Params, pieces: Pieces) -> dict[str, Array]:
-  """The pieces by name; of numpy arrays as views, not copies.
+  """Returns the pieces by name; views of numpy arrays, not copies.
 
   Raises:
     ValueError: an array has not the shape of the layout.
@@ -181,10 +183,10 @@ def take(params: Params, pieces: Pieces) -> dict[str, Array]:
 
 
 def put(params: Params, pieces: Pieces, arrays: Params) -> dict[str, Array]:
-  """`params` with the pieces replaced, in the dtype of `params`.
+  """Returns `params` with the pieces replaced, in the dtype of `params`.
 
-  Pure: the arrays of `params` are copied where they change, once each, and
-  shared where they do not. Under `jit` with donation XLA updates in place.
+  Pure: arrays of `params` that change are copied, once each; the others are
+  shared. Under `jit` with donation XLA updates in place.
 
   Raises:
     ValueError: an array has not the shape of its piece.
@@ -206,16 +208,17 @@ def put(params: Params, pieces: Pieces, arrays: Params) -> dict[str, Array]:
 def change(
   params: Params, piece: Piece, rule: Callable[[jax.Array], jax.Array]
 ) -> dict[str, Array]:
-  """`params` with `rule(piece)` in the place of a piece, for use under `jit`.
+  """Returns `params` with `rule(piece)` in place of a piece, for use under
+  `jit`.
 
-  With donation XLA does it in place, without a copy of anything, where `put`
-  of what was taken before copies the array: it does not see then that each
-  piece is read before it is written.
+  With donation XLA does it in place, without any copy. `put` after `take` would
+  copy the array, since XLA does not see then that each piece is read before it
+  is written.
 
   Args:
-    params: of arrays of jax.
-    piece: which.
-    rule: gets and gives the piece; that of a layer has an axis of 1 in front.
+    params: jax arrays.
+    rule: maps the piece to its new value; a layer's piece has a leading axis of
+      size 1.
   """
   array = params[piece.path]
   if piece.layer is None:
@@ -245,7 +248,7 @@ def _whole(path: str, spec: TensorSpec) -> Piece:
 
 
 def _logical_tensors(specs: Mapping[str, TensorSpec]) -> list[Piece]:
-  """Everything but the embedding-like, ordered by path, then by layer."""
+  """Returns all tensors but the embedding-like, ordered by path, then layer."""
   tensors = []
   for path, spec in sorted(specs.items()):
     if spec.role in ('plain', 'averaged'):
@@ -260,7 +263,7 @@ def _logical_tensors(specs: Mapping[str, TensorSpec]) -> list[Piece]:
 
 
 def _rows(path: str, spec: TensorSpec, i: int, parts: int) -> list[Piece]:
-  """Part i of the rows; no piece where there are fewer rows than parts."""
+  """Returns part i of the rows; no piece if there are fewer rows than parts."""
   rows, *rest = spec.shape
   start, stop = i * rows // parts, (i + 1) * rows // parts
   if parts == 1:
@@ -271,7 +274,10 @@ def _rows(path: str, spec: TensorSpec, i: int, parts: int) -> list[Piece]:
 
 
 def _balanced(bins: list[list[Piece]], tensors: list[Piece]):
-  """Greedy by size: LPT, whose peak is ≤ 4/3 - 1/(3P) of the optimum."""
+  """Fills the bins by size, largest first.
+
+  This is LPT scheduling, whose peak is ≤ 4/3 - 1/(3P) of the optimum.
+  """
   loads = [sum(piece.size for piece in pieces) for pieces in bins]
   for piece in sorted(tensors, key=lambda p: (-p.size, *_order(p))):
     lightest = loads.index(min(loads))
@@ -280,7 +286,7 @@ def _balanced(bins: list[list[Piece]], tensors: list[Piece]):
 
 
 def _round_robin(bins: list[list[Piece]], tensors: list[Piece]):
-  """Layer by layer, as the model computes; what is outside comes first."""
+  """Deals layer by layer, as the model computes; others come first."""
   by_layer = sorted(tensors, key=lambda p: (p.layer is not None, p.layer or 0))
   for i, piece in enumerate(by_layer):
     bins[i % len(bins)].append(piece)

@@ -31,20 +31,20 @@ def make_inner(
   clip_norm: float = 1.0,
   specs: Mapping[str, TensorSpec] | None = None,
 ) -> optax.GradientTransformation:
-  """Clip by global norm, Adam, decoupled weight decay; moments in f32.
+  """Returns clip by global norm, Adam and decoupled weight decay, in f32.
 
   Args:
-    optimizer: 'adamw', or 'sgd': the gradient itself, neither clipped nor
+    optimizer: 'adamw', or 'sgd': the plain gradient, neither clipped nor
       decayed, for tests by identities.
     b1: decay of the first moment.
     b2: decay of the second moment.
     eps: added to the root of the second moment.
     weight_decay: per unit of learning rate; tensors with less than two axes
       (norms, biases) do not decay.
-    clip_norm: the gradient's norm is at most this; 0 does not clip.
+    clip_norm: upper bound of the gradient's norm; 0 does not clip.
     specs: the model's tensors. The layer axis of a 'stacked' one is not
-      counted, so that the norms of a scanned model are seen as 1-D. An
-      'averaged' one is left out of it all. None: every axis counts.
+      counted, so that the norms of a scanned model count as 1-D. An 'averaged'
+      one is left out entirely. None: every axis counts.
 
   Raises:
     ValueError: an unknown optimizer, or a number out of range.
@@ -71,7 +71,7 @@ def make_inner(
     ),
   )
   if any(spec.role == 'averaged' for spec in (specs or {}).values()):
-    # Its gradient passes through as it is, and it has no moments.
+    # Its gradient passes through unchanged, and it has no moments.
     chain = optax.masked(
       chain, lambda params: jax.tree.map(operator.not_, averaged(params, specs))
     )
@@ -84,7 +84,7 @@ def make_inner(
 def decays(
   params: PyTree, specs: Mapping[str, TensorSpec] | None = None
 ) -> PyTree:
-  """Which tensors weight decay acts on: those of two axes or more.
+  """Returns which tensors weight decay acts on: those of two axes or more.
 
   `params` may be flat or nested dicts; `specs` is by path, see `make_inner`.
   """
@@ -100,7 +100,9 @@ def decays(
 def averaged(
   params: PyTree, specs: Mapping[str, TensorSpec] | None = None
 ) -> PyTree:
-  """Which tensors have the role 'averaged'; arguments as of `decays`."""
+  """Returns which tensors have the role 'averaged'; arguments as in
+  `decays`.
+  """
   return jax.tree_util.tree_map_with_path(
     lambda path, _: bool(specs) and specs[_name(path)].role == 'averaged',
     params,
@@ -120,22 +122,22 @@ def train_step(
 ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
   """θ' = θ - lr·update(∇loss(θ)), to be jitted with static `loss`, `inner`.
 
-  An 'averaged' tensor is θ' = θ - ∇loss(θ): its model says how it moves.
+  An 'averaged' tensor is θ' = θ - ∇loss(θ): its model defines how it moves.
 
   Args:
     loss: (params, batch, rng) -> (scalar, metrics).
     inner: from `make_inner`; its state is `inner.init(params)`.
     params: any pytree of arrays; keeps its dtypes.
-    inner_state: of the last step.
-    batch: handed to the loss.
+    inner_state: from the last step.
+    batch: passed to the loss.
     lr: scalar f32, see `schedule`.
-    rng: handed to the loss.
-    specs: those of `make_inner`.
-    accumulate: see `accumulated`; static too.
+    rng: passed to the loss.
+    specs: the same as for `make_inner`.
+    accumulate: see `accumulated`; static, too.
 
   Returns:
     Parameters, inner state, and metrics as f32 scalars: those of the loss,
-    'loss', and 'grad_norm' before clipping, of what is optimized.
+      'loss', and 'grad_norm' before clipping, over the optimized tensors.
   """
   value, metrics, grads = accumulated(loss, params, batch, rng, accumulate)
   update, inner_state = inner.update(grads, inner_state, params)
@@ -156,24 +158,24 @@ def train_step(
 def accumulated(
   loss: Loss, params: PyTree, batch: PyTree, rng: jax.Array, parts: int
 ) -> tuple[jax.Array, dict[str, jax.Array], PyTree]:
-  """Loss, metrics and gradient of a batch, one of its parts after another.
+  """Returns loss, metrics and gradient of a batch, processed in parts.
 
-  ∇loss(B) = 1/n · Σ_i ∇loss(B_i): of a mean over rows that is the gradient of
-  the whole batch, to rounding, with the activations of one part. Part i has
-  the rows i, n + i, 2n + i, …, so that each device keeps its own where rows
-  are spread over devices. Metrics are means too; what is no mean over rows
-  (the balance of experts) is that of the parts.
+  ∇loss(B) = 1/n · Σ_i ∇loss(B_i): for a mean over rows that is the gradient of
+  the whole batch, to rounding, with the activations of one part. Part i has the
+  rows i, n + i, 2n + i, …, so that each device keeps its own if rows are spread
+  over devices. Metrics are means too; what is not a mean over rows (the balance
+  of experts) is averaged over the parts.
 
   Args:
     loss: see `train_step`.
-    params: likewise.
+    params: see `train_step`.
     batch: axis 0 of each array counts rows; a multiple of `parts`.
-    rng: the loss gets it with the number of the part folded in, if there are
+    rng: the loss gets it with the part's number folded in, if there are
       several.
-    parts: n. 1: the loss is called once, with all that is given.
+    parts: n. 1: the loss is called once, with all arguments.
 
   Returns:
-    In f32 where there are several parts, else as the loss gives them.
+    In f32 if there are several parts, otherwise as the loss returns them.
   """
   gradient = jax.value_and_grad(loss, has_aux=True)
   if parts == 1:

@@ -14,10 +14,10 @@ from diloco.numerics.fragments import Pieces
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array of its shape.
 
-# A mean of unit vectors that should vanish comes out near 1e-7 in f32: shorter
-# than this, its direction is rounding noise.
+# The mean of unit vectors that cancel comes out near 1e-7 in f32: below this
+# length, its direction is rounding noise.
 DIRECTION_MIN = 1e-6
-# No unit vector is formed of anything shorter; 1/norm would overflow.
+# Shorter vectors are not normalised; 1/norm would overflow.
 NORM_MIN = float(np.finfo(np.float32).tiny)
 _CHUNK_VALUES = 1 << 16
 
@@ -29,7 +29,7 @@ def weighted_mean(
 
   Args:
     vs: f32 arrays of one shape, in learner order.
-    weights: one per array; where it is zero the array is not looked at.
+    weights: one per array; an array of weight zero is not read.
 
   Raises:
     ValueError: a weight is negative or not finite, or all are zero.
@@ -45,12 +45,12 @@ def rda(vs: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
       φ(x) = x / ‖x‖, φ(0) = 0
 
   Outer gradients of different learners are nearly orthogonal, and their plain
-  mean shrinks by √M; this one does not. Where there is no direction (all
-  vectors zero, or cancelling: the mean of the φ(v_m) is shorter than
-  `DIRECTION_MIN`) Δ is the weighted mean. So it is of one element, whose
-  direction is a sign: learners would vote on it.
+  mean shrinks by √M; this one does not. If there is no direction (all vectors
+  are zero, or cancel: the mean of the φ(v_m) is shorter than `DIRECTION_MIN`) Δ
+  is the weighted mean. The same holds for a single element, whose direction is
+  a sign: learners would vote on it.
 
-  Args, Raises: as `weighted_mean`.
+  Arguments and errors are those of `weighted_mean`.
   """
   if vs[0].size == 1:
     return weighted_mean(vs, weights)
@@ -82,13 +82,13 @@ def merge(
   rule: str = 'rda',
   embedding_rule: str = 'mean',
 ) -> dict[str, np.ndarray]:
-  """The merged outer gradient Δ of one fragment, piece by piece.
+  """Returns the merged outer gradient Δ of one fragment, piece by piece.
 
   Args:
     contributions: v_m by learner id; the order of the mapping is irrelevant.
     weights: w_m of the same learners: c_tokens · (c_tokens / c_steps).
-    pieces: of the fragment; norms are taken per piece, which is the logical
-      tensor.
+    pieces: the pieces of the fragment; norms are taken per piece, which is the
+      logical tensor.
     rule: 'mean' or 'rda'; pieces with role 'averaged' take the mean.
     embedding_rule: the rule for pieces with role 'embedding'; the paper's is
       'mean', and only 'mean' is right for a piece that was cut by rows
@@ -117,7 +117,7 @@ def merge(
 
 
 def norm(v: np.ndarray) -> float:
-  """‖v‖ of an f32 array; squares and sum in f64, where none overflows."""
+  """‖v‖ of an f32 array; squares and sum are in f64, and cannot overflow."""
   vector = v.reshape(-1)
   parts = range(0, vector.size, _CHUNK_VALUES)
   return math.sqrt(
@@ -129,7 +129,7 @@ def norm(v: np.ndarray) -> float:
 
 
 def _shares(weights: Sequence[float]) -> list[float]:
-  """w_m / Σ w, so that one learner's share is exactly 1."""
+  """w_m / Σ w, such that one learner's share is exactly 1."""
   if not all(0 <= w < math.inf for w in weights):
     raise ValueError(f'weights {list(weights)}, must be finite and ≥ 0')
   total = math.fsum(weights)

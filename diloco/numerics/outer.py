@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The outer step: how a merged outer gradient moves a fragment of Θ.
 
-The syncer sends the learners its *outer update* u, quantised. It applies to
-its own Θ what the learners will decode, and keeps the rounding error for the
-next round (error feedback), so Θ is by definition what they can rebuild:
+The syncer sends the learners its *outer update* u, quantised. It applies to its
+own Θ what the learners will decode, and keeps the rounding error for the next
+round (error feedback). So the global model Θ is by definition what learners
+reconstruct from the quantised updates:
 
     u         = OuterOpt(Δ)                        (Alg. 2, line 13)
     bytes     = Q(u + residual)
@@ -11,10 +12,10 @@ next round (error feedback), so Θ is by definition what they can rebuild:
     Θ'        = Θ + Q⁻¹(bytes)
 
 Both sides compute the last line by the same code, with numpy: a product and a
-sum, rounded one after the other. A fused multiply-add on one side would fail
-every CRC. OuterOpt is optax's, computed with numpy too: a syncer that restarts
-on another CPU, or a replay there, must get the same bits, and XLA contracts a
-product and a sum that it compiles together, on the CPUs that can.
+sum, each rounded. A fused multiply-add on one side would break every CRC.
+OuterOpt is optax's, computed with numpy too: a syncer that restarts on another
+CPU, or a replay there, must get the same bits, and XLA contracts a product and
+a sum that it compiles together, on CPUs that can.
 """
 
 import dataclasses
@@ -35,24 +36,24 @@ Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array of its shape.
 
 @dataclasses.dataclass(frozen=True)
 class FragmentState:
-  """What the syncer keeps of one fragment; all of it goes in a checkpoint."""
+  """The syncer's state of one fragment; all of it goes into a checkpoint."""
 
   theta: Arrays  # Θ_p
-  optimizer_state: Any  # Of optax; nobody looks into it.
-  residual: Arrays  # u + residual of the last round that was not sent.
-  version: int  # Closes so far.
+  optimizer_state: Any  # Opaque state of the optax transformation.
+  residual: Arrays  # The part of u + residual that the last round did not send.
+  version: int  # Number of closes so far.
 
 
 @dataclasses.dataclass(frozen=True)
 class Anneal:
-  """How η and μ end: linearly to `final_lr` and 0.
+  """Schedule that ends η and μ: linearly to `final_lr` and 0.
 
-  A momentum that was right for long rounds of a high inner learning rate
-  overshoots once that has fallen.
+  A momentum that was right for long rounds at a high inner learning rate
+  overshoots once that rate has fallen.
 
   Attributes:
-    begin: rounds of a fragment after which it begins.
-    end: rounds of a fragment after which it is over.
+    begin: number of rounds of a fragment after which it begins.
+    end: number of rounds of a fragment after which it is over.
     final_lr: η from then on.
   """
 
@@ -61,15 +62,15 @@ class Anneal:
   final_lr: float
 
   def share(self, rounds: int) -> float:
-    """0 before, 1 after."""
+    """Returns the elapsed share: 0 before it begins, 1 after it ends."""
     return min(max((rounds - self.begin) / (self.end - self.begin), 0.0), 1.0)
 
 
 class _Annealed(NamedTuple):
-  """The state of SGD whose η and μ change."""
+  """The state of SGD with scheduled η and μ."""
 
-  rounds: np.ndarray  # Of the fragment so far; int32 [].
-  sgd: Any  # Of optax.
+  rounds: np.ndarray  # Rounds of the fragment so far; int32 [].
+  sgd: Any  # Optax's state.
 
 
 def make_outer(
@@ -87,8 +88,8 @@ def make_outer(
     return _Annealed(np.zeros((), np.int32), sgd.init(params))
 
   def update(updates, state, params=None):
-    # Not `inject_hyperparams`: it makes arrays of jax of η and μ, and so of
-    # all that they are multiplied with.
+    # Not `inject_hyperparams`: it makes jax arrays of η and μ, and so of all
+    # products with them.
     share = anneal.share(int(state.rounds))
     sgd = optax.sgd(
       lr + share * (anneal.final_lr - lr),
@@ -104,7 +105,7 @@ def make_outer(
 def init(
   theta: Arrays, optimizer: optax.GradientTransformation, version: int = 0
 ) -> FragmentState:
-  """The state before the first round; `theta` is copied."""
+  """Returns the state before the first round; `theta` is copied."""
   theta = {name: np.array(v, np.float32) for name, v in theta.items()}
   residual = {name: np.zeros_like(v) for name, v in theta.items()}
   state = jax.tree.map(np.asarray, optimizer.init(theta))
@@ -120,20 +121,20 @@ def step(
   error_feedback: bool = True,
   rng: np.random.Generator | None = None,
 ) -> tuple[FragmentState, np.ndarray]:
-  """One round of one fragment.
+  """Performs one round of one fragment.
 
   Args:
-    state: is not changed.
+    state: the state before; it is not changed.
     delta: Δ, the merged outer gradient, old minus new parameters.
-    optimizer: from `make_outer`, or any other of optax.
-    codec: of the bytes that the learners receive.
-    pieces: of the fragment; one with role 'averaged' is outside OuterOpt: its
-      u is -Δ, so that its Θ is what the learners have on average.
-    error_feedback: whether what rounding left is sent with the next round.
+    optimizer: from `make_outer`, or any other optax transformation.
+    codec: codec of the bytes that the learners receive.
+    pieces: the pieces of the fragment; one with role 'averaged' bypasses
+      OuterOpt: its u is -Δ, so that its Θ is the learners' mean.
+    error_feedback: True sends the rounding error with the next round.
     rng: for stochastic rounding, see `Codec.encode`.
 
   Returns:
-    The next state, and the bytes that give the same theta by `rebuild`.
+    The next state, and the bytes from which `rebuild` gets the same theta.
 
   Raises:
     ValueError: the outer update is not finite; the round must not close.
@@ -157,7 +158,7 @@ def step(
 def rebuild(
   theta: Arrays, data: np.ndarray, codec: Codec, pieces: Pieces
 ) -> dict[str, np.ndarray]:
-  """The learner's side of `step`: Θ at the next version, to the bit.
+  """Performs the learner's side of `step`: Θ at the next version, to the bit.
 
   Raises:
     ValueError: `data` has the wrong length.
@@ -171,7 +172,7 @@ def add(theta: Arrays, sent: Arrays) -> dict[str, np.ndarray]:
 
 
 def _optimize(optimizer, delta, optimizer_state, theta):
-  """u = OuterOpt(Δ) of arrays of numpy; what is jax's is not compiled."""
+  """u = OuterOpt(Δ) on numpy arrays; jax code in it is not compiled."""
   on_host = functools.partial(jax.tree.map, np.asarray)
   with jax.disable_jit():
     update, state = optimizer.update(

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which shard of the syncer owns which piece of the model.
+"""Assigns the pieces of the model to the shards of the syncer.
 
-A pure function of the layout and S, so that learners and shards agree without
-a word. Whole fragments are dealt, so that a shard that is away holds up as few
-of them as can be; one that is far larger than the others (embedding 'own') is
-dealt piece by piece, or its owner would be what all wait for.
+It is a pure function of the layout and S, so that learners and shards agree
+without communication. Whole fragments are assigned, so that a shard that is
+away holds up as few of them as possible. A fragment far larger than the others
+(embedding 'own') is assigned piece by piece; otherwise all would wait for its
+owner.
 """
 
 import dataclasses
@@ -15,16 +16,16 @@ import numpy as np
 from diloco.numerics.codec import Codec
 from diloco.numerics.fragments import Layout, Pieces
 
-# A fragment this much larger than a shard's even share is dealt by pieces.
+# A fragment larger than a shard's even share by this factor is split.
 SPREAD_FACTOR = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
 class Owners:
-  """Who owns what of a layout.
+  """The owners of all pieces of a layout.
 
   Attributes:
-    layout: of the run.
+    layout: the run's layout.
     shards: S.
     of: the owner of each piece, by fragment, in the layout's order.
   """
@@ -34,27 +35,27 @@ class Owners:
   of: tuple[tuple[int, ...], ...]
 
   def pieces(self, fragment: int, shard: int) -> Pieces:
-    """What a shard owns of a fragment, in the layout's order."""
+    """Returns a shard's pieces of a fragment, in the layout's order."""
     pairs = zip(self.layout.fragments[fragment], self.of[fragment])
     return tuple(piece for piece, owner in pairs if owner == shard)
 
   def of_fragment(self, fragment: int) -> tuple[int, ...]:
-    """The shards that own any of it, in ascending order."""
+    """Returns the shards that own a piece of the fragment, ascending."""
     return tuple(sorted(set(self.of[fragment])))
 
   def of_shard(self, shard: int) -> tuple[int, ...]:
-    """The fragments of which it owns any, in ascending order."""
+    """Returns the fragments of which the shard owns a piece, ascending."""
     return tuple(p for p, owners in enumerate(self.of) if shard in owners)
 
   def split(
     self, data: np.ndarray, fragment: int, codec: Codec
   ) -> tuple[np.ndarray, ...]:
-    """The bytes of an encoded fragment by shard; uint8 [0] where it has none.
+    """Splits the bytes of an encoded fragment by shard; uint8 [0] if it has
+    none.
 
     Args:
       data: uint8, as `payload.encode` wrote the fragment.
-      fragment: which.
-      codec: that wrote it.
+      codec: the codec that wrote it.
     """
     if self.shards == 1:
       return (data,)
@@ -66,7 +67,7 @@ class Owners:
   def join(
     self, parts: Sequence[np.ndarray], fragment: int, codec: Codec
   ) -> np.ndarray:
-    """The inverse of `split`; each part has the size that it gave."""
+    """Joins parts of the sizes that `split` gave; its inverse."""
     if self.shards == 1:
       return parts[0]
     taken = [0] * self.shards
@@ -78,7 +79,7 @@ class Owners:
     return _joined(runs)
 
   def _runs(self, fragment: int, codec: Codec):
-    """(owner, first byte, byte after the last) of neighbours of one owner."""
+    """Returns (owner, first byte, byte after the last) per run of one owner."""
     runs: list[list[int]] = []
     start = 0
     pieces = self.layout.fragments[fragment]
@@ -93,11 +94,11 @@ class Owners:
 
 
 def shards_of(layout: Layout, shards: int) -> Owners:
-  """Deals a layout to S shards, the largest first, each to the lightest.
+  """Assigns a layout to S shards, the largest first, each to the lightest.
 
-  Ties go to the lower fragment and the lower shard. A fragment of far more
-  than 1/S of the model is dealt piece by piece, in the same way; all of them
-  are where there are fewer than shards.
+  Ties go to the lower fragment and the lower shard. A fragment of far more than
+  1/S of the model is assigned piece by piece, in the same way; all of them are
+  if there are fewer fragments than shards.
 
   Raises:
     ValueError: S is out of range, or a shard would own nothing.

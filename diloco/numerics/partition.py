@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a learner's mesh cuts arrays, and which of its hosts holds what.
 
-Pure arithmetic on names and sizes: a learner says it once, in its hello, and
-both sides know from then on which part of a fragment each host offers and
-needs. A host's part is made of *boxes*, rectangles of pieces.
+Pure arithmetic on names and sizes: a learner describes it once, in its hello,
+and from then on both sides know which part of a fragment each host offers and
+needs. A host's part consists of *boxes*, rectangles of pieces.
 """
 
 import dataclasses
@@ -23,14 +23,16 @@ Splits = tuple[str | None, ...]  # Mesh axis of each axis of an array.
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-  """A rectangle of a piece; may be all of it."""
+  """A rectangle of a piece; it may be all of it."""
 
   piece: Piece
   ranges: tuple[Range, ...]  # By axis of the piece.
 
   @property
   def name(self) -> str:
-    """The piece's where it is all of it, else such as 'norm@0:8,16:32'."""
+    """The piece's name if it is all of it, otherwise such as
+    'norm@0:8,16:32'.
+    """
     if self.is_whole:
       return self.piece.name
     return f'{self.piece.name}@' + ','.join(f'{a}:{b}' for a, b in self.ranges)
@@ -45,7 +47,7 @@ class Box:
 
   @property
   def size(self) -> int:
-    """Values in the box."""
+    """Number of values in the box."""
     return math.prod(self.shape)
 
   @property
@@ -54,19 +56,21 @@ class Box:
 
   @property
   def index(self) -> tuple[Any, ...]:
-    """`array[box.index]` is the box, of an array with the piece's shape."""
+    """Index such that `array[box.index]` is the box, given the piece's
+    array.
+    """
     return (*(slice(a, b) for a, b in self.ranges), ...)
 
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-  """A mesh, whose devices belong to hosts, and how arrays are cut by it.
+  """A mesh, whose devices belong to hosts, and how it cuts arrays.
 
   Attributes:
     axes: name and size of each axis of the mesh.
     hosts: the host of each device, in the mesh's row-major order.
-    splits: path -> the mesh axis that each axis of the parameter is split
-      over, None for one that is not.
+    splits: path -> the mesh axis that each axis of the parameter is split over,
+      None for an axis that is not.
   """
 
   axes: tuple[tuple[str, int], ...]
@@ -97,10 +101,10 @@ class Partition:
     return max(self.hosts) + 1
 
   def piece_splits(self, piece: Piece) -> Splits:
-    """Over which mesh axes a piece is split: as its parameter, if it can be.
+    """Returns the mesh axes that split a piece: its parameter's, if possible.
 
-    Of rows that were cut out of a table, the number may not be divisible. They
-    stay together then: a fragment has but a P-th of them.
+    The number of rows that were cut out of a table may not be divisible. They
+    are not split then: a fragment has only a P-th of them.
     """
     splits = self.splits[piece.path]
     sizes = dict(self.axes)
@@ -112,7 +116,7 @@ class Partition:
     )
 
   def needed(self, pieces: Sequence[Piece], host: int) -> tuple[Box, ...]:
-    """What the devices of a host hold of some pieces, in their order."""
+    """Returns the boxes of the pieces on a host's devices, in order."""
     return tuple(
       box
       for piece in pieces
@@ -120,7 +124,10 @@ class Partition:
     )
 
   def offered(self, pieces: Sequence[Piece], host: int) -> tuple[Box, ...]:
-    """The same, each value only by the first device that holds it."""
+    """Returns the boxes that a host offers.
+
+    Each value is offered only by the first device that holds it.
+    """
     return tuple(
       box
       for piece in pieces
@@ -128,7 +135,7 @@ class Partition:
     )
 
   def to_text(self) -> str:
-    """As it travels in a hello."""
+    """Returns the partition as text, for the hello."""
     return json.dumps(
       [self.axes, self.hosts, dict(self.splits)], separators=(',', ':')
     )
@@ -140,7 +147,7 @@ class Partition:
     return tuple(_joined(piece, list(mine)))
 
   def _held(self, piece: Piece) -> Iterable[tuple[int, Box]]:
-    """(host, box) of every device."""
+    """Yields (host, box) of every device."""
     sizes = [size for _, size in self.axes]
     splits = self.piece_splits(piece)
     names = [name for name, _ in self.axes]
@@ -157,7 +164,7 @@ class Partition:
       yield host, Box(piece, tuple(ranges))
 
   def _first(self, piece: Piece) -> Iterable[tuple[int, Box]]:
-    """(host, box) of the first device of each box."""
+    """Yields (host, box) of the first device of each box."""
     seen = set()
     for host, box in self._held(piece):
       if box.ranges not in seen:
@@ -168,15 +175,15 @@ class Partition:
 def from_text(
   text: str, shapes: Mapping[str, tuple[int, ...]], hosts_max: int
 ) -> Partition:
-  """The inverse of `to_text`, of a peer that is not to be believed.
+  """Parses the text of `to_text` from a peer that is not trusted.
 
   Args:
-    text: what it sent.
+    text: the text that was received.
     shapes: path -> shape of every parameter of the run.
-    hosts_max: how many hosts a learner may have.
+    hosts_max: the most hosts a learner may have.
 
   Raises:
-    ValueError: it is none, or does not cut these parameters evenly.
+    ValueError: it is not a partition, or does not cut these parameters evenly.
   """
   try:
     axes, hosts, splits = json.loads(text)
@@ -212,7 +219,7 @@ def _size(axis: tuple[str, int]) -> int:
 
 
 def _joined(piece: Piece, found: list[tuple[Range, ...]]) -> Iterable[Box]:
-  """Neighbouring rectangles as one: less of them, and longer runs."""
+  """Joins neighbouring rectangles: fewer boxes, and longer runs."""
   for axis, _ in enumerate(piece.shape):
     groups: dict = {}
     for ranges in sorted(found):
@@ -228,7 +235,7 @@ def _joined(piece: Piece, found: list[tuple[Range, ...]]) -> Iterable[Box]:
 
 
 def _runs(axis: int, group: list[tuple[Range, ...]]):
-  """Rectangles that differ along `axis` alone, in order, joined where whole."""
+  """Joins rectangles that differ along `axis` only and touch each other."""
   run = group[0]
   for ranges in group[1:]:
     if ranges[axis][0] == run[axis][1]:

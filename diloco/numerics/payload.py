@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of a fragment: its pieces, each encoded alone, one after another.
+"""The bytes of a fragment: its pieces, each encoded alone, concatenated.
 
-Pieces are encoded alone, in the order of the layout, so that no block of a
+Pieces are encoded separately, in the order of the layout, so that no block of a
 codec spans two tensors, and the fragmentation does not change what a piece
 decodes to.
 """
@@ -19,7 +19,7 @@ Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array of its shape.
 
 
 def payload_bytes(pieces: Pieces, codec: Codec) -> int:
-  """Exact size of the encoded fragment."""
+  """Returns the exact size of the encoded fragment."""
   return sum(codec.nbytes(piece.size) for piece in pieces)
 
 
@@ -29,7 +29,7 @@ def encode(
   codec: Codec,
   rng: np.random.Generator | None = None,
 ) -> np.ndarray:
-  """The fragment as uint8 [payload_bytes]; `rng`: see `Codec.encode`.
+  """Returns the fragment as uint8 [payload_bytes]; `rng`: see `Codec.encode`.
 
   Raises:
     ValueError: an array is not f32 or not of its piece's shape.
@@ -42,7 +42,7 @@ def encode(
 def decode(
   data: np.ndarray, pieces: Pieces, codec: Codec
 ) -> dict[str, np.ndarray]:
-  """The inverse of `encode`, as arrays of the pieces' shapes.
+  """Decodes a fragment to arrays of the pieces' shapes; inverse of `encode`.
 
   Raises:
     ValueError: `data` has not exactly `payload_bytes` bytes.
@@ -63,15 +63,15 @@ def decode(
 
 
 def crc(arrays: Arrays, pieces: Pieces) -> int:
-  """Of the fragment: `crc_of` its pieces, in the layout's order.
+  """Returns the CRC of a fragment: `crc_of` its pieces, in the layout's order.
 
-  The bits count, not the values: -0.0 and 0.0 differ.
+  It covers bits, not values: -0.0 and 0.0 differ.
   """
   return crc_of(piece_crcs(arrays, pieces))
 
 
 def piece_crcs(arrays: Arrays, pieces: Pieces) -> tuple[int, ...]:
-  """`zlib.crc32` of each piece's little-endian f32 bytes."""
+  """Returns `zlib.crc32` of each piece's little-endian f32 bytes."""
   vectors = (
     _vector(arrays, piece).astype('<f4', copy=False) for piece in pieces
   )
@@ -79,16 +79,16 @@ def piece_crcs(arrays: Arrays, pieces: Pieces) -> tuple[int, ...]:
 
 
 def crc_of(crcs: Sequence[int]) -> int:
-  """One CRC of several, known without the bytes: those of their u32s.
+  """Combines CRCs into one: the CRC of their u32s.
 
   So a fragment whose pieces are held by several processes has one CRC, which
-  any of them can tell from theirs.
+  can be computed from theirs without the bytes.
   """
   return zlib.crc32(struct.pack(f'<{len(crcs)}I', *crcs))
 
 
 def is_finite(arrays: Arrays) -> bool:
-  """Whether no value is NaN or infinite."""
+  """Returns True if no value is NaN or infinite."""
   return all(bool(np.isfinite(array).all()) for array in arrays.values())
 
 

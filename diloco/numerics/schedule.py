@@ -19,20 +19,20 @@ def make_schedule(
   final_fraction: float = 0.0,
   decay_fraction: float = 0.2,
 ) -> Callable[[float], float]:
-  """The learning rate of the step that starts at global step t ≥ 0.
+  """Returns the learning rate as a function of the global step t ≥ 0.
 
-  All rise linearly, lr·(t + 1) / warmup_steps, up to lr. Then 'constant' stays
-  there; 'cosine' falls to lr·final_fraction at total_steps; 'wsd' (warm-up,
-  stable, decay) stays and falls linearly to it in the last steps. Beyond
-  total_steps nothing changes.
+  All schedules rise linearly, lr·(t + 1) / warmup_steps, up to lr. Then
+  'constant' stays there; 'cosine' falls to lr·final_fraction at total_steps;
+  'wsd' (warm-up, stable, decay) stays and falls linearly to it in the last
+  steps. Beyond total_steps nothing changes.
 
   Args:
     name: one of `NAMES`.
     lr: the peak.
-    warmup_steps: steps until the peak; 0 starts with it.
+    warmup_steps: steps until the peak; 0 starts at the peak.
     total_steps: length of the run.
     final_fraction: of lr, at the end.
-    decay_fraction: of total_steps, the fall of 'wsd'.
+    decay_fraction: share of total_steps in which 'wsd' falls.
 
   Raises:
     ValueError: an argument is out of range.
