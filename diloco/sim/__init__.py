@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drivers of the real protocol machines under a simulated clock."""
+"""Runs the real protocol machines under a simulated clock."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wakes a simulated process up when its machine has asked for it."""
+"""Wakes a simulated process at its machine's deadline."""
 
 from collections.abc import Callable
 
@@ -7,13 +7,14 @@ from diloco.sim.engine import Simulation
 
 
 class Alarm:
-  """One wake-up at a time; one that has become stale does nothing.
+  """One wake-up at a time; a stale one does nothing.
 
   Args:
     sim: the clock.
-    deadline: of the machine; None: none, or its process has gone.
+    deadline: returns the machine's deadline; None: none, or its process is
+      gone.
     ring: called when the deadline has come.
-    when_it_runs: calls back now, or once a stopped process goes on.
+    when_it_runs: calls back now, or once a stopped process resumes.
   """
 
   def __init__(
@@ -30,7 +31,7 @@ class Alarm:
     self._at_s: float | None = None
 
   def set(self):
-    """The machine has moved: its deadline may be an earlier one."""
+    """Reschedules after an event, which may have moved the deadline forward."""
     deadline = self._deadline()
     if deadline is None:
       return

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None):
 
 
 def report(learner_steps: int, repeat: int) -> str:
-  """The table as text."""
+  """Returns the table as text."""
   rows = [
     'learners  learner-steps   CPU s  µs per learner-step  events per it  '
     'µs per event  against M = 1'
@@ -56,7 +56,7 @@ def report(learner_steps: int, repeat: int) -> str:
 
 
 def simulate(learners: int, steps: int) -> Outcome:
-  """So many inner steps, of 1 s, of each of so many learners."""
+  """Simulates `steps` inner steps of 1 s of each of `learners` learners."""
   config = ProtocolConfig(
     learners=learners,
     fragments=FRAGMENTS,

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 LOW_GBPS = 0.01
 HIGH_GBPS = 250.0  # Doubled where even that is not enough.
-TOLERANCE = 0.005  # Of the utilisation.
+TOLERANCE = 0.005  # Absolute, of the utilisation.
 NOTHING_GBPS = 1e-9  # One bit per second.
 HALVINGS_MAX = 200
 
@@ -28,18 +28,18 @@ def bandwidth_gbps(
   wanted: float,
   tolerance: float = TOLERANCE,
 ) -> float:
-  """A bandwidth whose utilisation is within `tolerance` of the one wanted.
+  """Returns a bandwidth whose utilisation is within `tolerance` of `wanted`.
 
   Args:
     utilisation: by Gbit/s; rises with it, towards 1.
-    wanted: utilisation, in (0, 1).
-    tolerance: of the utilisation, absolute.
+    wanted: the utilisation, in (0, 1).
+    tolerance: absolute tolerance of the utilisation.
 
   Returns:
-    Gbit/s; 0 where nothing has to be sent.
+    Gbit/s; 0 if nothing has to be sent.
 
   Raises:
-    ValueError: `wanted` is no such share.
+    ValueError: `wanted` is not in (0, 1).
     ArithmeticError: the utilisation jumps over it, or never reaches it.
   """
   if not 0 < wanted < 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What theory says of goodput, uptime and times; simulations stand beside it.
+"""Closed forms of goodput, uptime and times, for comparison with simulations.
 
 λ is the rate of interruptions of one learner: N / (M · MTBI). The forms are our
 inference: the paper gives tables (1 and 4), not these equations.
@@ -11,9 +11,10 @@ import math
 def elastic_goodput(rate_per_s: float, pause_s: float) -> float:
   """g of an elastic learner: 1 − g = t·λ·g·(1 + g).
 
-  An interruption costs a pause t if the learner runs, with probability g, and
-  the slice's return another one if it runs then, g again. Exact where the
-  repair takes so long against t that the two are independent.
+  An interruption costs a pause t if the learner runs, with probability g; the
+  slice's return costs another one if it runs then, again with probability g.
+  This is exact if the repair takes so long compared with t that the two are
+  independent.
 
   Args:
     rate_per_s: λ.
@@ -26,7 +27,7 @@ def elastic_goodput(rate_per_s: float, pause_s: float) -> float:
 def waiting_goodput(rate_per_s: float, stands_s: float) -> float:
   """g = 1 / (1 + λR) of a learner without elasticity.
 
-  Exact: it runs 1/λ on average, and then stands for R.
+  Exact: it runs for 1/λ on average, and then stands for R.
 
   Args:
     rate_per_s: λ.
@@ -36,34 +37,34 @@ def waiting_goodput(rate_per_s: float, stands_s: float) -> float:
 
 
 def uptime(goodput: float, learners: int) -> float:
-  """1 − (1 − g)^M: not all of M independent learners stand."""
+  """1 − (1 − g)^M: the probability that not all M learners stand at once."""
   return 1 - (1 - goodput) ** learners
 
 
 def lockstep_least(goodput: float, learners: int) -> float:
   """g^M: the least goodput of M groups in lock-step; the most is g.
 
-  Their stops are independent of who waits for whom. If nobody may be ahead,
-  they step only while none of them stands. How much steps between exchanges
-  and overlap win back has no closed form that is sound: a stop costs the
-  program nothing where its group was ahead.
+  The groups' stops are independent of which group waits for which. If none may
+  be ahead, they step only while none of them stands. There is no sound closed
+  form for what steps between exchanges and overlap win back: a stop costs the
+  program nothing if its group was ahead.
 
   Args:
-    goodput: g of a group that waits for nobody.
+    goodput: g of a group that waits for no other.
     learners: M.
   """
   return goodput**learners
 
 
 def scavenging_time(extra: float, begin: float, end: float) -> float:
-  """Time of a fixed work, relative to no extra learners.
+  """Returns the time of a fixed amount of work, relative to no extra learners.
 
-  begin + (1 − end) + (end − begin) / (1 + x); with half of the work that is
-  0.5 + 0.5 / (1 + x), as in the paper's Table 4. No cost of coming and going.
+  begin + (1 − end) + (end − begin) / (1 + x); with half of the work that is 0.5
+  + 0.5 / (1 + x), as in the paper's Table 4. Joining and leaving cost nothing.
 
   Args:
-    extra: x, learners that come, as a share of those that are always there.
-    begin: share of the work after which they come.
-    end: share of the work after which they go.
+    extra: x, extra learners as a share of the permanent ones.
+    begin: share of the work after which they join.
+    end: share of the work after which they leave.
   """
   return begin + (1 - end) + (end - begin) / (1 + extra)

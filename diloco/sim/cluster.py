@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real syncer and learner machines in a simulated cluster, without arrays.
 
-Messages take a latency, bytes a transfer time; whatever is on its way to a
-dead process is lost. Nothing here decides anything: that is the machines'
-part. The processes are in `simulated_syncer` and `simulated_learner`.
+Messages take a latency, bytes a transfer time; whatever is being sent to a dead
+process is lost. All decisions are the machines' own. The processes are in
+`simulated_syncer` and `simulated_learner`.
 """
 
 import dataclasses
@@ -22,27 +22,28 @@ from diloco.sim.simulated_syncer import SimulatedSyncer
 from diloco.sim.watch import Watch
 from diloco.sim.wires import USUAL, Link, SteadyWires, Wires
 
-Ways = tuple[str, ...]  # Of 'up' and 'down': to the syncer, and from it.
+Ways = tuple[str, ...]  # 'up' and 'down': to the syncer, and from it.
 BOTH_WAYS = ('up', 'down')
-EPOCH_S = 1e6  # When a simulation begins, by a clock that is right.
-KEEPALIVE_S = 5.0  # After which silence breaks a stream on both sides.
+EPOCH_S = 1e6  # The time of a correct clock at the start of a simulation.
+KEEPALIVE_S = 5.0  # After this, silence breaks a stream on both sides.
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-  """How long things take, in seconds.
+  """Durations, in seconds.
 
   Attributes:
-    step_s: of an inner step, by learner id.
+    step_s: an inner step, by learner id.
     jitter: standard deviation of a step's length, as a share of it.
-    latency_s: of a message, one way.
-    transfer_s: of a fragment's bytes.
-    encode_s: of a snapshot, from boundary to offer.
-    merge_s: of the outer step.
+    latency_s: a message, one way.
+    transfer_s: a fragment's bytes.
+    encode_s: a snapshot, from boundary to offer.
+    merge_s: the outer step.
     reconnect_s: from a lost stream to the next attempt.
-    slow_share: of the steps; those take three times as long.
-    links: of learners whose link is not the usual one, by id.
-    late_share: of the syncer's pulls; those take `late_s` more, and succeed.
+    slow_share: share of the steps that take three times as long.
+    links: links that differ from the usual one, by learner id.
+    late_share: share of the syncer's pulls that take `late_s` more, and
+      succeed.
     late_s: see `late_share`.
   """
 
@@ -59,16 +60,16 @@ class Timing:
   links: Mapping[int, Link] = dataclasses.field(default_factory=dict)
 
   def up_s(self, learner: int) -> float:
-    """Latency of a message to the syncer."""
+    """Returns the latency of a message to the syncer."""
     return self.latency_s + self.links.get(learner, USUAL).up_s
 
   def down_s(self, learner: int) -> float:
-    """Latency of a message from it."""
+    """Returns the latency of a message from the syncer."""
     return self.latency_s + self.links.get(learner, USUAL).down_s
 
   @property
   def pull_s(self) -> float:
-    """From the syncer's asking for bytes to its having them."""
+    """Time from the syncer's request for bytes to their arrival."""
     return self.latency_s + self.transfer_s
 
 
@@ -76,25 +77,24 @@ class Cluster:
   """One syncer and its learners under one simulated clock.
 
   Args:
-    config: of the protocol.
-    timing: how long things take.
-    seed: of the step lengths and of lost transfers.
+    timing: durations.
+    seed: seed of step lengths and lost transfers.
     loss: probability that a transfer of bytes fails.
-    watch: is told of every event and its effects.
+    watch: observer of every event and its effects.
     checkpoint_rounds: closes between two checkpoints of the syncer.
-    checkpoint_steps: between two of a learner's own; None: it writes none.
-    wires: carry the bytes; None: `timing.transfer_s` each.
-    speeds: of each learner, the length of a step that begins at a time; None:
-      drawn as `timing` says.
-    tokens_per_step: of every learner.
+    checkpoint_steps: steps between a learner's own checkpoints; None: none.
+    wires: carry the bytes; None: `timing.transfer_s` for each transfer.
+    speeds: by learner, the length of a step that begins at a time; None: drawn
+      according to `timing`.
+    tokens_per_step: tokens of each learner's step.
     contents: what the processes hold; None: symbols.
     shards: S, the processes of the syncer; more than 1 with symbols only.
 
   Attributes:
     partitions: how learners of several hosts share their state, by id.
-    disk_full: the syncer's, no ledger can be written.
-    clocks_s: by how much the learners' clocks are wrong, by id; None: an
-      incarnation is a number that rises for all.
+    disk_full: True if the syncer cannot write its ledger.
+    clocks_s: error of each learner's clock, by id; None: an incarnation is a
+      number that rises across all learners.
   """
 
   def __init__(
@@ -122,18 +122,18 @@ class Cluster:
     self.contents = contents or Symbols(config.fragments)
     self.sim = Simulation()
     self.learners: dict[int, SimulatedLearner] = {}
-    # Learners' own checkpoints, and what was saved of the contents.
+    # Learners' own checkpoints, and their saved contents.
     self.saved: dict[int, tuple[Start, Any]] = {}
     self.ended: syncer_io.End | None = None
     self.cut: set[int] = set()  # Learners that no message reaches or leaves.
-    # What is stuck where bytes vanish, and no stream closes, by way.
+    # Messages held back by a silent link without a closed stream, by way.
     self.silent: dict[tuple[int, str], list[Callable[[], None]]] = {}
     self.partitions: Mapping[int, str] = {}
     self.disk_full = False
     self.clocks_s: dict[int, float] | None = None
     self._checkpoint_rounds = checkpoint_rounds
     self._random = random.Random(seed)
-    # Apart, so that a seed's other draws do not depend on it.
+    # A separate generator, so that a seed's other draws are unaffected.
     self._late_random = random.Random(f'late {seed}')
     self._speeds = speeds
     self._incarnations = 0
@@ -146,7 +146,7 @@ class Cluster:
   # What a scenario does -----------------------------------------------------
 
   def start(self, learner: int):
-    """Starts a process for `learner`, in place of a dead one if need be."""
+    """Starts a process for `learner`, replacing a dead one."""
     old = self.learners.get(learner)
     assert old is None or old.gone, f'learner {learner} is alive'
     process = SimulatedLearner(self, learner, *self.saved.get(learner, ()))
@@ -154,34 +154,33 @@ class Cluster:
     process.connect()
 
   def kill(self, learner: int):
-    """kill -9: the stream breaks, nothing more is sent."""
+    """Simulates kill -9: the stream breaks, nothing more is sent."""
     process = self.learners[learner]
     process.alive = False
     self.lost(process, 'stream closed')
 
   def stop(self, learner: int):
-    """SIGSTOP: silent, but the stream stays open."""
+    """Simulates SIGSTOP: silent, but the stream stays open."""
     self.learners[learner].stopped = True
 
   def resume(self, learner: int):
-    """SIGCONT: what lay in the socket is read now."""
+    """Simulates SIGCONT: what lay in the socket is read now."""
     self.learners[learner].resume()
 
   def pause(self, learner: int):
-    """Its machines are rearranged: no steps, but the process is there."""
+    """Suspends a learner's steps; its process still answers."""
     self.learners[learner].pause()
 
   def go_on(self, learner: int, redoes_step: bool):
-    """They are in place again; the step of before is finished, or redone."""
+    """Resumes a learner's steps; the suspended step is finished, or redone."""
     self.learners[learner].go_on(redoes_step)
 
   def preempt(self, learner: int, notice_s: float, kills: bool = False):
-    """SIGTERM: leaves in good order, as far as the time allows.
+    """Simulates SIGTERM: the learner leaves in good order, if time allows.
 
     Args:
-      learner: the id.
-      notice_s: that it is told.
-      kills: SIGKILL follows then.
+      notice_s: the notice time that it is told.
+      kills: True if SIGKILL follows then.
     """
     process = self.learners[learner]
     process.when_it_runs(lambda: process.handle(learner_io.Stop(notice_s)))
@@ -194,12 +193,12 @@ class Cluster:
       self.sim.after(notice_s, over)
 
   def spoil(self, learner: int, stretch: float = 1.0, unusable: bool = False):
-    """What this process offers from now on is too long, or unusable."""
+    """Makes what this process offers from now on too long, or unusable."""
     process = self.learners[learner]
     process.stretch, process.unusable = stretch, unusable
 
   def partition(self, learner: int):
-    """The network between a learner and everybody else goes away."""
+    """Cuts a learner off from all other processes."""
     self.cut.add(learner)
     process = self.learners[learner]
     self.lost(process, 'unreachable', through_the_cut=True)
@@ -209,7 +208,7 @@ class Cluster:
     self.cut.discard(learner)
 
   def silence(self, learner: int, ways: Ways):
-    """Bytes vanish on these ways; the streams notice only in `KEEPALIVE_S`."""
+    """Drops bytes on these ways; streams notice only after `KEEPALIVE_S`."""
     stuck = {(learner, way): [] for way in ways}
     self.silent |= stuck
     process, incarnation = (
@@ -221,7 +220,7 @@ class Cluster:
       if not all(self.silent.get(key) is held for key, held in stuck.items()):
         return  # It was over before that.
       for held in stuck.values():
-        held.clear()  # With the socket.
+        held.clear()  # Lost with the socket.
       lost = syncer_io.Lost(learner, incarnation, 'no answer to a keepalive')
       self.syncer.deliver(lost)
 
@@ -234,7 +233,7 @@ class Cluster:
     self.sim.after(KEEPALIVE_S, noticed)
 
   def speak(self, learner: int):
-    """What was stuck is sent again, and arrives."""
+    """Restores a silent link: what was held back is sent again, and arrives."""
     for way in BOTH_WAYS:
       for callback in self.silent.pop((learner, way), ()):
         callback()
@@ -243,7 +242,7 @@ class Cluster:
     return any((learner, way) in self.silent for way in BOTH_WAYS)
 
   def _on_the_way(self, learner: int, way: str, callback: Callable[[], None]):
-    """Calls it once the message is through."""
+    """Calls `callback` once the message is through."""
     stuck = self.silent.get((learner, way))
     if stuck is None:
       callback()
@@ -251,7 +250,7 @@ class Cluster:
       stuck.append(callback)
 
   def fill_disk(self):
-    """The syncer's: ledgers wait, and with them what is told after them."""
+    """Fills the syncer's disk: ledgers wait, and so do messages after them."""
     self.disk_full = True
 
   def free_disk(self):
@@ -259,7 +258,7 @@ class Cluster:
     self.syncer.disk_is_free()
 
   def kill_syncer(self):
-    """kill -9; what it had written stays."""
+    """Simulates kill -9 of the syncer; what it had written stays."""
     assert self.syncer.alive, 'the syncer is dead'
     self.syncer.alive = False
     for shard in self.others.values():
@@ -268,19 +267,21 @@ class Cluster:
       self._disconnect(process, 'stream closed')
 
   def stop_syncer(self):
-    """SIGSTOP: nobody hears of it, nothing is answered."""
+    """Simulates SIGSTOP of the syncer: it is silent, and its streams stay
+    open.
+    """
     self.syncer.stopped = True
 
   def resume_syncer(self):
     self.syncer.resume()
 
   def lose_disk(self):
-    """The dead syncer's folder goes away, ledger and all."""
+    """Deletes the dead syncer's folder, ledger and all."""
     assert not self.syncer.alive, 'the syncer is alive'
     self.syncer.disk = None
 
   def start_syncer(self):
-    """A new process of the syncer goes on from the disk."""
+    """Starts a new process of the syncer, which resumes from the disk."""
     assert not self.syncer.alive, 'the syncer is alive'
     self.syncer = SimulatedSyncer(self, self.syncer.disk)
     self._syncer_started()
@@ -292,11 +293,13 @@ class Cluster:
         shard.greet()
 
   def kill_shard(self, shard: int):
-    """kill -9 of a process of the syncer that does not lead."""
+    """Simulates kill -9 of a syncer process that does not lead."""
     self.others[shard].kill()
 
   def start_shard(self, shard: int):
-    """A new process of it goes on from its own checkpoint."""
+    """Starts a new process of a shard, which resumes from its own
+    checkpoint.
+    """
     self.others[shard].start()
 
   def run(self, until: float):
@@ -306,7 +309,7 @@ class Cluster:
   # What the processes want --------------------------------------------------
 
   def to_syncer(self, process: SimulatedLearner, message):
-    """A message of a session, unless it is cut off on the way."""
+    """Sends a message of a session, unless the link is cut."""
     event = syncer_io.Heard(process.id, process.incarnation, message)
     syncer = self.syncer
 
@@ -319,7 +322,9 @@ class Cluster:
   def lost(
     self, process: SimulatedLearner, reason: str, through_the_cut: bool = False
   ):
-    """A stream has ended on the learner's side; the syncer's host sees it."""
+    """Notes a stream that ended on the learner's side; the syncer's host sees
+    it.
+    """
     event = syncer_io.Lost(process.id, process.incarnation, reason)
     syncer = self.syncer
 
@@ -332,7 +337,7 @@ class Cluster:
     self.sim.after(self.timing.up_s(process.id), arrive)
 
   def to_learner(self, learner: int, incarnation: int, message):
-    """A message of a session; a stopped process reads it later."""
+    """Sends a message of a session; a stopped process reads it later."""
     process = self.learners[learner]
 
     def read():
@@ -345,7 +350,7 @@ class Cluster:
     self.sim.after(self.timing.down_s(learner), arrive)
 
   def drop(self, effect: syncer_io.Drop):
-    """The syncer closes a stream."""
+    """Closes a stream from the syncer's side."""
     process = self.learners[effect.learner]
     if process.incarnation == effect.incarnation:
       self._disconnect(process, effect.reason)
@@ -363,33 +368,33 @@ class Cluster:
     self.sim.after(self.timing.down_s(process.id), arrive)
 
   def reaches_syncer(self, learner: int) -> bool:
-    """Whether a learner can open a stream to the syncer now."""
+    """Returns True if a learner can open a stream to the syncer now."""
     syncer = self.syncer
     runs = syncer.alive and not syncer.stopped
     return runs and learner not in self.cut and not self.is_silent(learner)
 
   def reaches(self, learner: int, incarnation: int) -> bool:
-    """Whether bytes can be pulled from a session's process now."""
+    """Returns True if bytes can be pulled from a session's process now."""
     process = self.learners[learner]
     runs = not process.gone and not process.stopped
     here = learner not in self.cut and not self.is_silent(learner)
     return runs and here and process.incarnation == incarnation
 
   def is_reached(self, learner: int) -> bool:
-    """Whether anything comes through to it now."""
+    """Returns True if anything reaches the learner now."""
     return learner not in self.cut and not self.is_silent(learner)
 
   def when_reached(
     self, process: SimulatedLearner, callback: Callable[[], None]
   ):
-    """Calls it once bytes come through and the process runs."""
+    """Calls `callback` once bytes come through and the process runs."""
     ways = [way for way in BOTH_WAYS if (process.id, way) in self.silent]
     self._on_the_way(
       process.id, (*ways, 'up')[0], lambda: process.when_it_runs(callback)
     )
 
   def is_checkpoint(self, round_: int) -> bool:
-    """Whether the syncer writes Θ once this round has closed."""
+    """Returns True if the syncer writes Θ once this round has closed."""
     return round_ % self._checkpoint_rounds == 0
 
   # Draws and numbers --------------------------------------------------------
@@ -406,13 +411,13 @@ class Cluster:
     return max(drawn_s, 0.1 * mean_s)
 
   def draw_late_s(self) -> float:
-    """How much longer than usual a pull of the syncer takes."""
+    """Draws how much longer than usual a pull of the syncer takes."""
     share = self.timing.late_share
     late = share > 0.0 and self._late_random.random() < share
     return self.timing.late_s if late else 0.0
 
   def transfer_max_s(self, usual_s: float) -> float:
-    """When a pull from a stopped process times out."""
+    """Returns when a pull from a stopped process times out."""
     knob = self.config.patience
     factor_s = patience.TRANSFER_FACTOR * usual_s
     return knob * max(patience.TRANSFER_FLOOR_S, factor_s)
@@ -421,12 +426,12 @@ class Cluster:
     return self._random.random() < self.loss
 
   def process_number(self, learner: int) -> int:
-    """Of a process that starts now: the milliseconds of its clock."""
+    """Returns the number of a process that starts now: its clock in ms."""
     wrong_s = (self.clocks_s or {}).get(learner, 0.0)
     return int((EPOCH_S + self.sim.now + wrong_s) * 1000)
 
   def next_incarnation(self, process: int, session: int) -> int:
-    """Of the session number `session` of a process."""
+    """Returns the incarnation of a process's session number `session`."""
     if self.clocks_s is not None:
       return (process << SESSION_BITS) + session
     self._incarnations += 1

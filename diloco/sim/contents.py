@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What simulated processes hold: here symbols for bytes, elsewhere arrays.
+"""The contents of simulated processes: symbols here, arrays in the lab.
 
 A cluster asks `Contents` for what a process holds besides its machine. With
 `Symbols`, a fragment is a CRC that is a function of those before it: enough to
-find an update that meets other bytes than it was made for. The lab has the
-same with real arrays and real codecs (`diloco/lab/contents.py`).
+detect an update that is applied to other bytes than it was made for. The lab
+has an implementation with real arrays and codecs (`diloco/lab/contents.py`).
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ FINGERPRINTS = {'config': 'c', 'layout': 'l', 'data': 'd'}
 
 @dataclasses.dataclass(frozen=True)
 class Carried(messages.Payload):
-  """A payload with its bytes: nothing but a reference travels here."""
+  """A payload with its bytes, which are passed by reference."""
 
   data: Any = None
-  order: Any = None  # Of the shard that offers it; see `simulated_shard`.
+  order: Any = None  # Order to the shard that offers it; see `simulated_shard`.
 
 
 class Unusable(Exception):
@@ -31,12 +31,12 @@ class Unusable(Exception):
 
 
 class LearnerContents(Protocol):
-  """What a learner's process holds; lists are by fragment.
+  """The contents of a learner's process; lists are by fragment.
 
   Attributes:
-    versions: of the host's copy of Θ.
-    crcs: of its bytes.
-    base_crcs: of the bytes that θ was last set to.
+    versions: versions of the host's copy of Θ.
+    crcs: CRCs of its bytes.
+    base_crcs: CRCs of the bytes that θ was last set to.
   """
 
   versions: list[int]
@@ -44,74 +44,76 @@ class LearnerContents(Protocol):
   base_crcs: list[int]
 
   def step(self, position: int, progress: int) -> float:
-    """One inner step on the batch at `position`; the loss."""
+    """Makes an inner step on the batch at `position`; returns the loss."""
 
   def snapshot(self, effect: learner_io.Snapshot) -> Any:
-    """A copy of θ_p, of this boundary."""
+    """Returns a copy of θ_p at this boundary."""
 
   def offer(self, effect: learner_io.Snapshot, copy: Any) -> Any:
-    """The bytes of that snapshot against its base."""
+    """Returns the bytes of that snapshot against its base."""
 
   def donate(self) -> Any:
-    """The host's Θ and the inner state, of this boundary."""
+    """Returns the host's Θ and the inner state at this boundary."""
 
   def adopt(self, offered: messages.StateOffered, donated: Any):
-    """The host's Θ is a donor's from now on."""
+    """Replaces the host's Θ by a donor's."""
 
   def adopt_inner(self):
-    """The inner state is that of the last donation."""
+    """Replaces the inner state by that of the last donation."""
 
   def reset_inner(self):
-    """The inner state is a fresh one."""
+    """Resets the inner state."""
 
   def update(self, p: int, version: int, data: Any, crc: int) -> str | None:
-    """Takes in an outer update; why that can't be, if so."""
+    """Takes in an outer update; returns why it could not, if so."""
 
   def replace(self, p: int, version: int, data: Any, crc: int) -> str | None:
-    """Takes in a whole fragment; why that can't be, if so."""
+    """Takes in a whole fragment; returns why it could not, if so."""
 
   def apply(self, effect: learner_io.Apply, training: bool):
-    """θ_p takes in the host's Θ_p."""
+    """Takes the host's Θ_p into θ_p."""
 
   def fragment(self, p: int) -> Any:
-    """The bytes of the host's Θ_p."""
+    """Returns the bytes of the host's Θ_p."""
 
   def save(self) -> Any:
-    """All of it, as a checkpoint; nothing that happens later changes it."""
+    """Returns all of it as a checkpoint, which later changes do not affect."""
 
 
 class SyncerContents(Protocol):
-  """What the syncer's process holds; `crcs` are of Θ, by fragment."""
+  """The contents of the syncer's process; `crcs` are those of Θ, by
+  fragment.
+  """
 
   crcs: list[int]
 
   def take(self, offer: messages.Offer) -> tuple[Any, float]:
-    """A contribution and its norm; raises `Unusable`."""
+    """Returns a contribution and its norm; raises `Unusable`."""
 
   def merge(self, merge: syncer_io.Merge, taken: dict[int, Any]):
-    """The outer step of a round; Θ is the new one from `publish` on."""
+    """Makes the outer step of a round; Θ is the new one from `publish` on."""
 
   def publish(self, p: int, version: int) -> Any:
-    """Θ_p is at `version`; the bytes of the outer update."""
+    """Sets Θ_p to `version`; returns the bytes of the outer update."""
 
   def fragment(self, p: int) -> Any:
-    """The bytes of Θ_p."""
+    """Returns the bytes of Θ_p."""
 
   def take_fragment(self, p: int, version: int, data: Any, crc: int):
-    """A learner's copy takes the place of a lost fragment."""
+    """Replaces a lost fragment by a learner's copy."""
 
   def relabel(self, p: int, version: int):
-    """Θ_p is at `version` from now on, whatever its bytes."""
+    """Sets Θ_p to `version`, whatever its bytes."""
 
   def save(self) -> Any:
-    """All of it, as a checkpoint."""
+    """Returns all of it as a checkpoint."""
 
 
 class Contents(Protocol):
-  """Makes them.
+  """Makes the contents of processes.
 
   Attributes:
-    first_crcs: of the initial parameters, by fragment.
+    first_crcs: CRCs of the initial parameters, by fragment.
   """
 
   first_crcs: tuple[int, ...]
@@ -119,14 +121,14 @@ class Contents(Protocol):
   def learner(
     self, learner: int, start: Start, saved: Any | None
   ) -> LearnerContents:
-    """Of a process that starts; `saved`: by another one of this learner."""
+    """Makes those of a learner's process; `saved` is its last checkpoint."""
 
   def syncer(self, crcs: tuple[int, ...], saved: Any | None) -> SyncerContents:
-    """Of a process that starts; `saved` has these CRCs."""
+    """Makes those of a syncer's process; `saved` has these CRCs."""
 
 
 class Symbols:
-  """CRCs in place of bytes.
+  """Contents with CRCs in place of bytes.
 
   Args:
     fragments: P.
@@ -136,22 +138,22 @@ class Symbols:
     self.first_crcs = tuple(crc_of(p, 0) for p in range(fragments))
 
   def learner(self, learner: int, start: Start, saved: None):
-    """See `Contents`."""
+    """Makes a learner's contents; see `Contents`."""
     return _LearnerSymbols(start)
 
   def syncer(self, crcs: tuple[int, ...], saved: None):
-    """See `Contents`."""
+    """Makes the syncer's contents; see `Contents`."""
     return _SyncerSymbols(crcs)
 
 
-# (base_version, c_steps, c_tokens, step): they stand for an offer's bytes.
+# (base_version, c_steps, c_tokens, step), in place of an offer's bytes.
 Counters = tuple[int, int, int, int]
 
 
 def counters_of(
   snapshot: learner_io.Snapshot | messages.Offer | syncer_io.Share,
 ) -> Counters:
-  """What of the bytes of a snapshot is known, or is said of them."""
+  """Returns the counters that stand for the bytes of a snapshot."""
   return (
     snapshot.base_version,
     snapshot.c_steps,
@@ -236,7 +238,7 @@ class _SyncerSymbols:
 
 
 def crc_of(fragment: int, version: int) -> int:
-  """Stands for the bytes of Θ_p where nothing was ever lost."""
+  """Returns the CRC of Θ_p at a version if nothing was ever lost."""
   crc = fragment
   for v in range(1, version + 1):
     crc = crc_after(crc, v)
@@ -244,9 +246,9 @@ def crc_of(fragment: int, version: int) -> int:
 
 
 def crc_after(crc: int, version: int) -> int:
-  """Stands for those after an outer update to `version`.
+  """Returns the CRC after an outer update to `version`.
 
-  A function of the bytes before, so that an update that meets other bytes
-  than those it was made for is found out, as in a real run.
+  It is a function of the CRC before, so that an update applied to other bytes
+  than those it was made for is detected, as in a real run.
   """
   return zlib.crc32(f'{crc} {version}'.encode())

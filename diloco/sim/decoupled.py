@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoupled DiLoCo on a fleet: the real machines, under what befalls it."""
+"""Decoupled DiLoCo on a fleet: the real machines, with scheduled faults."""
 
 import dataclasses
 import math
@@ -18,13 +18,13 @@ from diloco.sim.wires import SYNCER
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-  """How fast learners are.
+  """The speeds of learners.
 
   Attributes:
-    step_s: of an inner step, by learner id; as many as may ever come.
-    tokens: of an inner step of a learner with all its slices.
+    step_s: duration of an inner step, by learner id; as many as may ever join.
+    tokens: tokens of an inner step of a learner with all its slices.
     jitter: standard deviation of a step's length, as a share of it.
-    drift: of a learner's speed, per √hour, as a share.
+    drift: drift of a learner's speed, per √hour, as a share.
   """
 
   step_s: tuple[float, ...]
@@ -35,7 +35,7 @@ class Fleet:
 
 @dataclasses.dataclass(frozen=True)
 class LinkUse:
-  """One direction of one process's link."""
+  """The use of one direction of one process's link."""
 
   process: int
   direction: str  # 'in' or 'out'.
@@ -45,19 +45,19 @@ class LinkUse:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What came of a simulation.
+  """The result of a simulation.
 
   Attributes:
     until_s: simulated time.
-    allocated: learners, whether there or not, that goodput is relative to.
+    allocated: number of learners, present or not, that goodput is relative to.
     learners: counts by id.
-    rounds: merged.
+    rounds: number of merged rounds.
     spacing_steps: s.
-    uptime: share of the time in which somebody stepped.
+    uptime: share of the time in which at least one learner stepped.
     grace_s: mean of the rounds' grace windows.
-    links: those that were used.
-    tally: all else, for timelines.
-    events: of all machines.
+    links: the links that were used.
+    tally: everything else, for timelines.
+    events: number of events of all machines.
   """
 
   until_s: float
@@ -73,7 +73,9 @@ class Outcome:
 
   @property
   def goodput(self) -> float:
-    """As `metrics.goodput` has it, of slices: capacity that is away is idle."""
+    """Goodput by `metrics.goodput`, of slices: missing capacity counts as
+    idle.
+    """
     works = self.tally.works()
     return goodput.share(works, self.allocated, 0.0, self.until_s)
 
@@ -92,11 +94,13 @@ class Outcome:
     return sum(c.steps for c in self.learners.values())
 
   def participation(self, learner: int) -> float:
-    """Share of the rounds that took the learner in."""
+    """Returns the share of the rounds that included the learner."""
     return self.learners[learner].merged / self.rounds if self.rounds else 0.0
 
   def staleness(self, learner: int) -> float:
-    """Mean over its merged offers of the versions that its base was behind."""
+    """Returns how many versions its merged offers' bases were behind, on
+    average.
+    """
     count = self.learners[learner]
     return count.staleness / count.merged if count.merged else 0.0
 
@@ -105,12 +109,11 @@ class Decoupled:
   """One simulation, as it goes.
 
   Args:
-    config: of the protocol.
-    fleet: who may take part.
-    network: over what.
-    seed: of step lengths.
-    redoes_step: whether a step that a suspension hits is made again.
-    timeline_s: what happens before is kept for a picture.
+    fleet: the speeds of learners.
+    network: sizes and rates.
+    seed: seed of step lengths.
+    redoes_step: True if a suspended step is made again.
+    timeline_s: events before this time are kept for a picture.
   """
 
   def __init__(
@@ -139,7 +142,7 @@ class Decoupled:
       checkpoint_rounds=config.fragments,
       wires=self.links,
       speeds={
-        # A stream of its own for each: what befalls one moves no other.
+        # Each has its own stream of draws: no learner affects another's.
         m: Speeds(
           step_s, fleet.jitter, fleet.drift, random.Random(rng.random())
         ).next_s
@@ -157,7 +160,7 @@ class Decoupled:
     return self.cluster.sim.now
 
   def schedule(self, happenings: Happenings):
-    """From now on; before that, nothing happens by itself."""
+    """Schedules faults; without this call there are none."""
     sim = self.cluster.sim
     for learner, suspensions in sorted(happenings.suspensions.items()):
       for each in suspensions:
@@ -172,7 +175,7 @@ class Decoupled:
       sim.at(arrival.at_s, lambda m=arrival.learner: self.join(m))
 
   def join(self, learner: int):
-    """A process of a learner says hello."""
+    """Starts a learner's process, which says hello."""
     self.cluster.start(learner)
     process = self.cluster.learners[learner]
     process.capacity = self._capacity.get(learner, 1.0)
@@ -180,18 +183,20 @@ class Decoupled:
       process.pause()
 
   def leave(self, learner: int, notice_s: float):
-    """It is told to go."""
+    """Tells a learner to leave."""
     self.cluster.preempt(learner, notice_s)
 
   def run(
     self, until_s: float, stop: Callable[[], bool] = lambda: False
   ) -> None:
-    """Up to a time, to the end of the run, or until `stop` says so."""
+    """Runs up to a time, to the end of the run, or until `stop` returns
+    True.
+    """
     cluster = self.cluster
     cluster.sim.run(until_s, stop=lambda: cluster.ended is not None or stop())
 
   def outcome(self, allocated: int) -> Outcome:
-    """So far, where so many learners were paid for."""
+    """Returns the result so far, relative to `allocated` learners."""
     until_s, tally = self.now_s, self.tally
     tally.settle()
     for learner in self.cluster.learners:
@@ -266,17 +271,17 @@ def run(
   redoes_step: bool = False,
   timeline_s: float = 0.0,
 ) -> Outcome:
-  """A whole simulation; learners that no arrival names start at 0.
+  """Runs a whole simulation; learners without an `Arrival` start at 0.
 
   Args:
-    config: of the protocol; `config.learners` are allocated all the time.
-    fleet: who may take part.
-    network: over what.
-    happenings: what befalls it.
-    seed: of step lengths.
+    config: `config.learners` are allocated all the time.
+    fleet: the speeds of learners.
+    network: sizes and rates.
+    happenings: scheduled faults.
+    seed: seed of step lengths.
     until_s: when to stop.
-    redoes_step: whether a step that a suspension hits is made again.
-    timeline_s: what happens before is kept for a picture.
+    redoes_step: True if a suspended step is made again.
+    timeline_s: events before this time are kept for a picture.
   """
   decoupled = Decoupled(config, fleet, network, seed, redoes_step, timeline_s)
   late = {arrival.learner for arrival in happenings.arrivals}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dead syncer leaves on its simulated disk."""
+"""The disk of a simulated syncer, which survives its process."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ class Disk:
   """
 
   ledger: Ledger
-  crcs: tuple[int, ...]  # Of the bytes at the ledger's versions.
+  crcs: tuple[int, ...]  # CRCs at the ledger's versions.
   held: tuple[int, ...]  # Versions in the checkpoint,
-  held_crcs: tuple[int, ...]  # and the CRCs of its bytes,
-  saved: Any  # and those, as the syncer's contents saved them.
+  held_crcs: tuple[int, ...]  # CRCs of its bytes,
+  saved: Any  # and the bytes, as the contents saved them.

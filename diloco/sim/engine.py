@@ -15,16 +15,16 @@ class Simulation:
     self._order = itertools.count()
 
   def at(self, when: float, callback: Callable[[], None]):
-    """Calls `callback` at `when`; those of equal time in order of `at`."""
+    """Schedules `callback` at `when`; equal times run in order of `at`."""
     assert when >= self.now, f'{when=} is before {self.now=}'
     heapq.heappush(self._heap, (when, next(self._order), callback))
 
   def after(self, delay_s: float, callback: Callable[[], None]):
-    """Calls `callback` in `delay_s` seconds."""
+    """Schedules `callback` in `delay_s` seconds."""
     self.at(self.now + delay_s, callback)
 
   def run(self, until: float, stop: Callable[[], bool] = lambda: False):
-    """Runs what is scheduled up to `until`, or until `stop` says so."""
+    """Runs what is scheduled up to `until`, or until `stop` returns True."""
     while self._heap and self._heap[0][0] <= until:
       if stop():
         return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When which share of a fleet breaks: drawn, or read from a cluster's record.
+"""Failures of a fleet: drawn, or read from a cluster's record.
 
-One trace is of the whole fleet, so that systems with different numbers of
+One trace covers the whole fleet, so that systems with different numbers of
 learners are compared on the same failures.
 """
 
@@ -18,7 +18,7 @@ COLUMNS = ('at_s', 'chip', 'repair_s')
 
 
 class TraceError(ValueError):
-  """A record of failures can't be read; says where, and what would be right."""
+  """An unreadable record of failures; says where, and what would be right."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Interruption:
   """A chip breaks, and its slice is lost until it is repaired.
 
   Attributes:
-    at_s: when, from the start of the run.
-    place: in [0, 1), which share of the fleet: chip ⌊place · N⌋ of N.
-    repair_s: until the slice is back.
+    at_s: time since the start of the run.
+    place: in [0, 1), position in the fleet: chip ⌊place · N⌋ of N.
+    repair_s: time until the slice is back.
   """
 
   at_s: float
@@ -37,20 +37,20 @@ class Interruption:
 
 
 def rate_per_s(chips: int, mtbi_days: float) -> float:
-  """Interruptions of a fleet: N / MTBI, the paper's; 0 where MTBI is inf."""
+  """Interruptions of a fleet per second: N / MTBI; 0 if MTBI is inf."""
   return chips / (mtbi_days * 86400)
 
 
 def draw(
   rate_per_s: float, until_s: float, repair: Repair, rng: random.Random
 ) -> tuple[Interruption, ...]:
-  """Poisson interruptions of a fleet in [0, until_s), in order of time.
+  """Draws Poisson interruptions of a fleet in [0, until_s), in order of time.
 
   A longer run begins with the same interruptions as a shorter one.
 
   Args:
-    rate_per_s: of the whole fleet, see `rate_per_s`; 0: none.
-    until_s: where the trace ends.
+    rate_per_s: rate of the whole fleet, see `rate_per_s`; 0: none.
+    until_s: end of the trace.
     repair: draws the time until a slice is back.
     rng: seeded by the caller; only this trace draws from it.
   """
@@ -68,27 +68,27 @@ def draw(
 def of_learner(
   interruptions: Iterable[Interruption], learner: int, learners: int
 ) -> tuple[Interruption, ...]:
-  """Those that hit `learner` when M learners share the fleet evenly."""
+  """Returns those that hit `learner` when M learners share the fleet evenly."""
   if not 0 <= learner < learners:
     raise ValueError(f'learner={learner}, must be in 0 … {learners - 1}')
   return tuple(i for i in interruptions if int(i.place * learners) == learner)
 
 
 def read_csv(path: str | pathlib.Path, chips: int) -> tuple[Interruption, ...]:
-  """The failures of a user's cluster, in order of time.
+  """Reads the failures of a user's cluster, in order of time.
 
-  A text file (UTF-8) whose first line names its columns, separated by commas.
-  Three are needed, in any order; others are not looked at; lines may be in any
+  A UTF-8 text file whose first line names its columns, separated by commas.
+  Three are required, in any order; others are ignored. Lines may be in any
   order of time:
 
   * `at_s`: seconds from the beginning of the record to the failure;
-  * `chip`: which chip, a whole number from 0 to chips − 1; chips of one slice,
-    and slices of one learner, are neighbours;
-  * `repair_s`: seconds until its slice could be used again; of one that never
-    came back, until the end of the record.
+  * `chip`: index of the chip, from 0 to chips − 1; chips of one slice, and
+    slices of one learner, are neighbours;
+  * `repair_s`: seconds until its slice could be used again; if it never came
+    back, until the end of the record.
 
   Args:
-    path: of the file.
+    path: the CSV file.
     chips: N of the cluster.
 
   Raises:
@@ -126,7 +126,7 @@ def _read(line: dict, where: str, chips: int) -> Interruption:
       f'{where}: chip={line["chip"]!r}: must be a whole number from 0 to '
       f'{chips - 1}, the cluster has {chips} chips'
     )
-  # The middle of a chip's share: rounding can't move it to a neighbour.
+  # The middle of a chip's share, so that rounding can't move it.
   return Interruption(
     at_s, (chip + 0.5) / chips, _number(line, 'repair_s', where)
   )

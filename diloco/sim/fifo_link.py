@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One link, first in first out, and how long steps wait for it.
+"""Simulates one first-in-first-out link, and how long steps wait for it.
 
 An inner step takes T: a third of it forward, the rest backward. What it
 releases queues on the link, start = max(release, link free), finish = start +
-bits / bandwidth, and the step is stretched by the time that the last finish
-is behind the deadline. Compute utilisation is ΣT / (ΣT + Σstall).
+bits / bandwidth, and the step is stretched by the time that the last finish is
+behind the deadline. Compute utilisation is ΣT / (ΣT + Σstall).
 
 Traffic is periodic, so it is given as the steps of one cycle. Units: Gbit,
 Gbit/s and seconds. Latency is 0.
@@ -21,11 +21,11 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """What one inner step gives to the link.
+  """What one inner step puts on the link.
 
   Attributes:
     releases: (seconds after the step's start, Gbit), in the link's order.
-    deadline_s: after the step's start; all must be through by then.
+    deadline_s: time after the step's start by which all must be through.
   """
 
   releases: tuple[tuple[float, float], ...] = ()
@@ -36,12 +36,12 @@ Cycle = tuple[Step, ...]
 
 
 def data_parallel(gbit: float, step_s: float, buckets: int) -> Cycle:
-  """Every step sends all, in equal buckets, as the backward pass makes them.
+  """Returns a cycle in which every step sends equal buckets during backward.
 
-  Bucket k of K is there at T/3 + (k+1)/K · 2T/3; all are due at the end.
+  Bucket k of K is ready at T/3 + (k+1)/K · 2T/3; all are due at the end.
 
   Args:
-    gbit: that one step puts on the link.
+    gbit: Gbit that one step puts on the link.
     step_s: T.
     buckets: K.
   """
@@ -54,10 +54,10 @@ def data_parallel(gbit: float, step_s: float, buckets: int) -> Cycle:
 
 
 def diloco(gbit: float, step_s: float, buckets: int, every: int) -> Cycle:
-  """DiLoCo: what data-parallel sends each step, it sends each H-th.
+  """Returns DiLoCo's cycle: every H-th step sends what data-parallel sends.
 
   Args:
-    gbit: that one sync puts on the link.
+    gbit: Gbit that one sync puts on the link.
     step_s: T.
     buckets: K.
     every: H, in steps.
@@ -68,7 +68,9 @@ def diloco(gbit: float, step_s: float, buckets: int, every: int) -> Cycle:
 def streaming(
   fragments: Sequence[float], step_s: float, every: int, overlap: int
 ) -> Cycle:
-  """A fragment at the start of every (H/P)-th step, due after τ + 1 steps.
+  """Returns a cycle that sends a fragment at every (H/P)-th step.
+
+  Each is due after τ + 1 steps.
 
   Args:
     fragments: Gbit that each puts on the link, in the order of their rounds.
@@ -92,16 +94,16 @@ def streaming(
 
 
 def utilisation(cycle: Cycle, step_s: float, gbps: float, steps: int) -> float:
-  """ΣT / (ΣT + Σstall) over so many steps, event by event.
+  """Returns ΣT / (ΣT + Σstall) over `steps` steps, simulated event by event.
 
-  Once a cycle leaves the link as it found it, all later ones do, and are not
-  gone through again: the result is the same.
+  Once a cycle leaves the link as it found it, all later ones do, and are
+  skipped: the result is the same.
 
   Args:
-    cycle: what repeats.
+    cycle: the steps that repeat.
     step_s: T.
-    gbps: of the link; above 0.
-    steps: to simulate.
+    gbps: rate of the link; above 0.
+    steps: number of steps to simulate.
   """
   if not (gbps > 0 and steps > 0):
     raise ValueError(f'gbps={gbps}, steps={steps}: both must be above 0')
@@ -120,13 +122,13 @@ def utilisation(cycle: Cycle, step_s: float, gbps: float, steps: int) -> float:
 def _through(
   steps: Sequence[Step], step_s: float, gbps: float, busy_s: float
 ) -> tuple[float, float]:
-  """Stall of these steps, and for how long the link is busy after them.
+  """Returns the stall of these steps, and how long the link is busy after them.
 
   Args:
     steps: one after another.
     step_s: T.
-    gbps: of the link.
-    busy_s: for how long it is, from the start of the first.
+    gbps: rate of the link.
+    busy_s: how long it is busy, from the start of the first step.
   """
   stall_s = 0.0
   for step in steps:

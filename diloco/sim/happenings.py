@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What befalls a simulated fleet, known beforehand; times in seconds."""
+"""Scheduled faults and arrivals of a simulated fleet; times in seconds."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from diloco.sim.stops import Stop
 
 @dataclasses.dataclass(frozen=True)
 class Death:
-  """A process is killed, and another takes its place.
+  """A process is killed, and another replaces it.
 
   Attributes:
     process: a learner's id, or `SYNCER`.
-    at_s: when.
+    at_s: time of the death.
     back_at_s: when the next one says hello, or listens; inf: never.
   """
 
@@ -32,7 +32,7 @@ class Arrival:
 
 @dataclasses.dataclass(frozen=True)
 class Happenings:
-  """All that befalls one fleet.
+  """All scheduled faults of one fleet.
 
   Attributes:
     suspensions: by learner, ascending, disjoint: it makes no steps, its process

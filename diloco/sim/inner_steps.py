@@ -7,13 +7,13 @@ from diloco.sim.engine import Simulation
 
 
 class InnerSteps:
-  """At most one step at a time.
+  """At most one step at a time, which can be suspended.
 
   Args:
     sim: the clock.
-    when_it_runs: calls back now, or once a stopped process goes on.
-    done: takes the length of a finished step, and the spans of time in which
-      it was made: one, unless it was suspended.
+    when_it_runs: calls back now, or once a stopped process resumes.
+    done: takes the length of a finished step, and the spans of time in which it
+      was made: one, unless it was suspended.
   """
 
   def __init__(
@@ -31,10 +31,10 @@ class InnerSteps:
     self._left_s = 0.0  # At `_began_s`.
     self._began_s = 0.0
     self._spans: list[tuple[float, float]] = []
-    self._attempt = 0  # An end that was scheduled for another one is void.
+    self._attempt = 0  # Voids the scheduled end of an earlier attempt.
 
   def start(self, step_s: float):
-    """The next step; it begins once it is not suspended."""
+    """Starts the next step, once it is not suspended."""
     assert not self.running, 'two steps at once'
     self.running = True
     self._step_s = self._left_s = step_s
@@ -52,7 +52,7 @@ class InnerSteps:
       self._left_s -= now - self._began_s
 
   def resume(self, anew: bool):
-    """Finishes the step of before; `anew`: what was made of it is lost."""
+    """Finishes the suspended step; with `anew`, its progress is lost."""
     assert self._suspended, 'not suspended'
     self._suspended = False
     if self.running:

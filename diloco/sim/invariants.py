@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold after every event at the syncer, whatever happened."""
+"""Checks the syncer's invariants after every event."""
 
 from diloco.protocol import messages, patience, recovery, syncer_io
 from diloco.protocol.config import ProtocolConfig
@@ -12,28 +12,28 @@ class Violation(AssertionError):
 
 
 def hold(fact: bool, invariant: str, evidence):
-  """Raises `Violation` unless `fact`."""
+  """Raises `Violation` unless `fact` is true."""
   if not fact:
     raise Violation(f'{invariant}: {evidence}')
 
 
 class Invariants:
-  """Watches the syncer from outside: events, effects, snapshots.
+  """Observes the syncer from outside: events, effects, snapshots.
 
   Numbers in the messages are those of *What always holds* in
-  `diloco/protocol/README.md`. What it remembers outlives the syncer's process,
-  as the ledger does.
+  `diloco/protocol/README.md`. Its memory outlives the syncer's process, as the
+  ledger does.
   """
 
   def __init__(self, config: ProtocolConfig):
     self._config = config
-    self._known: Ledger | None = None  # At the start of the process of now.
+    self._known: Ledger | None = None  # When the current process started.
     self._ids: set[int] = set()
     self._forget_all()
     self._forget_sessions()
 
   def restarted(self, ledger: Ledger | None):
-    """A new process of the syncer goes on from a ledger; None: from nothing."""
+    """Notes a new process of the syncer, and its ledger; None: no ledger."""
     self._forget_sessions()
     if ledger is None:
       self._forget_all()
@@ -42,7 +42,7 @@ class Invariants:
     hold(ledger.versions == now, '1: versions of the ledger', (ledger, now))
     self._step, self._closed_round = ledger.step, ledger.closed_round
     self._left_clocks = dict(ledger.clocks)
-    # What happened after the last close is forgotten with the process.
+    # Events after the last close are forgotten with the process.
     self._quarantined = {m for m, a in ledger.accounts if a.quarantined}
 
   def check(
@@ -63,7 +63,7 @@ class Invariants:
     self._check_turn(snapshot)
 
   def _forget_all(self):
-    """A ledger that is lost takes with it what was merged."""
+    """Forgets what was merged, along with a lost ledger."""
     self._versions = [0] * self._config.fragments
     self._merged: set[tuple[int, int, int]] = set()
     self._merged_tokens: dict[int, int] = {}
@@ -73,12 +73,12 @@ class Invariants:
     self._left_clocks: dict[int, int] = {}
 
   def _forget_sessions(self):
-    self._incarnations: dict[int, int] = {}  # Of open sessions.
+    self._incarnations: dict[int, int] = {}  # For open sessions.
     self._hellos: dict[int, messages.Hello] = {}
     self._ready: set[int] = set()
     self._clocks: dict[int, int] = {}
     self._held: dict[tuple[int, int], set[int]] = {}  # Handles, by session.
-    self._bounded: dict[int, Member] = {}  # The last that were looked at.
+    self._bounded: dict[int, Member] = {}  # As last checked.
 
   def _note_event(self, event: syncer_io.Event):
     match event:
@@ -119,11 +119,11 @@ class Invariants:
         self._check_publish(effect, after)
 
   def _note_adopted(self, greet: syncer_io.Greet):
-    """What learners know of rounds that the ledger does not."""
+    """Notes versions that learners know of and the ledger does not."""
     self._note_versions(greet.versions, greet)
 
   def _note_versions(self, versions: tuple[int, ...], evidence):
-    """Only upwards."""
+    """Checks that versions do not fall."""
     for p, version in enumerate(versions):
       fell = version < self._versions[p]
       hold(not fell, '1: versions fell', (evidence, self._versions))
@@ -165,7 +165,9 @@ class Invariants:
       hold(staleness <= limit, 'staleness limit', share)
 
   def _check_publish(self, publish: syncer_io.Publish, after: Snapshot):
-    """Only what is published was merged: a merge may die with its syncer."""
+    """Checks a publish; only now was it merged: a merge may die with its
+    syncer.
+    """
     p = publish.fragment
     expected = self._versions[p] + 1
     hold(publish.version == expected, '1: one more per close', publish)
@@ -199,7 +201,7 @@ class Invariants:
       room = config.fragments
     hold(len(snapshot.open_rounds) <= room, '8: open rounds', snapshot)
     hold(tuple(self._versions) == snapshot.versions, '1: versions', snapshot)
-    # One waiting per fragment, one under way per open round, and one that no
+    # One waiting per fragment, one in progress per open round, and one that no
     # round waits for any more.
     most = config.fragments + room + 1
     for (learner, _), handles in self._held.items():
@@ -212,9 +214,11 @@ class Invariants:
     effects: list[syncer_io.Effect],
     snapshot: Snapshot,
   ):
-    """3: t rises step by step; by a spacing where who is live changes."""
+    """3: t rises step by step, or by a spacing if the set of live learners
+    changes.
+    """
     if self._is_told(event) or self._config.overlap_steps == 0:
-      return  # Of τ = 0: all wait for a round, and it has come.
+      return  # At τ = 0 all wait for a round, which has come.
     changes = sum(
       isinstance(effect, syncer_io.Record)
       and effect.kind in ('ready', 'leaving', 'left')
@@ -230,11 +234,11 @@ class Invariants:
     effects: list[syncer_io.Effect],
     snapshot: Snapshot,
   ):
-    """3: a clock grows by the steps that its learner says it has made."""
+    """3: a clock grows by the steps that its learner reports."""
     config = self._config
     clocks = dict(snapshot.clocks)
     if clocks == self._clocks and snapshot.step == self._step:
-      return  # As it was when it held.
+      return  # Unchanged since it was last checked.
     said = self._steps_said(event)
     for learner, clock in clocks.items():
       before = self._clocks.get(learner, self._left_clocks.get(learner, 0))
@@ -264,7 +268,7 @@ class Invariants:
     return {}
 
   def _due_step(self, event: syncer_io.Event, learner: int) -> int:
-    """τ = 0: who has offered a round waits for it to become due."""
+    """Returns the step that a learner with an offer at τ = 0 waits for."""
     match event:
       case syncer_io.Heard(message=messages.Offer(round=round_)):
         if event.learner == learner and self._config.overlap_steps == 0:
@@ -272,7 +276,7 @@ class Invariants:
     return 0
 
   def _is_told(self, event: syncer_io.Event) -> bool:
-    """A learner may know how far the run had come before a restart."""
+    """Returns True for an event with knowledge from before a restart."""
     match event:
       case syncer_io.Heard(message=messages.Hello() | messages.HandedIn()):
         return True
@@ -281,7 +285,7 @@ class Invariants:
     return False
 
   def _check_silence(self, snapshot: Snapshot):
-    """7: nobody is waited for who is not there."""
+    """7: no absent learner is waited for."""
     if snapshot.last_round is not None:
       return
     for learner, member in snapshot.members:
@@ -290,7 +294,7 @@ class Invariants:
       hold(silent_s < most_s, '7: silent and still here', (learner, silent_s))
 
   def _check_turn(self, snapshot: Snapshot):
-    """9: others do not wait for a fragment whose shard is away."""
+    """9: no round waits for a fragment whose shard is away."""
     waits = snapshot.awaits_shards or any(
       not lost.alone for _, lost in snapshot.lost
     )
@@ -322,7 +326,7 @@ class Invariants:
       sizes.append((f'waiting for {p}, away', len(away.wanted_by), ids))
     for m, member in snapshot.members:
       if self._bounded.get(m) is member:
-        continue  # As it was when it held: there are never fewer ids.
+        continue  # Unchanged since it was checked, and the bound never falls.
       self._bounded[m] = member
       sizes += [
         (f'donors of {m}', len(member.tried), ids),

@@ -1,31 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links between data centres: bytes queue on them, and are counted."""
+"""Links between data centres, on which bytes queue and are counted."""
 
 import dataclasses
 import math
 
 from diloco.sim.wires import SYNCER, Cargo
 
-PIECES_MAX = 1000  # Of a state; each is an event.
+PIECES_MAX = 1000  # Pieces of a state; each is an event.
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-  """What travels, and over what; tuples are by fragment, bytes on the wire.
+  """Sizes and rates; tuples are by fragment, in bytes on the wire.
 
   Attributes:
-    up_bytes: of an offer.
-    down_bytes: of an update.
-    full_bytes: of a fragment in f32.
-    state_bytes: of what a joiner gets from a peer.
+    up_bytes: bytes of an offer.
+    down_bytes: bytes of an update.
+    full_bytes: bytes of a fragment in f32.
+    state_bytes: bytes of a donated state.
     learner_bps: bits per second of a learner's link, each way.
-    syncer_bps: of the syncer's in all, each way, shared by the learners.
+    syncer_bps: bits per second of the syncer's link, each way, shared by all
+      learners.
     datacentres: D. Learner m is in data centre m mod D, the syncer's shard of
-      fragment p in p mod D; what stays in one place uses no link. With D = 1
-      the syncer is elsewhere, and every byte travels.
-    latency_s: of a message, one way; a pull takes two.
-    encode_s: of a snapshot, from boundary to offer.
-    merge_s: of the outer step of a fragment.
+      fragment p in p mod D; traffic within one data centre uses no link. With D
+      = 1 the syncer is elsewhere, and every byte uses the links.
+    latency_s: latency of a message, one way; a pull takes two.
+    encode_s: duration of a snapshot, from boundary to offer.
+    merge_s: duration of the outer step of a fragment.
     reconnect_s: from a lost stream to the next attempt.
   """
 
@@ -42,7 +43,7 @@ class Network:
   reconnect_s: float = 1.0
 
   def nbytes(self, cargo: Cargo, fragment: int) -> float:
-    """Of one pull."""
+    """Returns the bytes of one pull."""
     match cargo:
       case Cargo.OFFER:
         return self.up_bytes[fragment]
@@ -55,7 +56,7 @@ class Network:
 
 
 class Meter:
-  """Bits of one link, one way: in all, and in its busiest window."""
+  """The bits of one link, one way: in all, and in its busiest window."""
 
   def __init__(self, window_s: float):
     self.bits = 0.0
@@ -63,7 +64,7 @@ class Meter:
     self._windows: dict[int, float] = {}
 
   def add(self, begin_s: float, end_s: float, bits: float):
-    """Evenly over the time that they took."""
+    """Adds bits, spread evenly over the time that they took."""
     self.bits += bits
     first, last = (int(t / self._window_s) for t in (begin_s, end_s))
     for window in range(first, last + 1):
@@ -74,14 +75,17 @@ class Meter:
       self._windows[window] = self._windows.get(window, 0.0) + share * bits
 
   def bits_until(self, until_s: float) -> float:
-    """Of those that were through by then: what queues was added before."""
+    """Returns the bits that were through by then.
+
+    Bits that queue are added before they are through.
+    """
     last, inside_s = divmod(until_s, self._window_s)
     whole = sum(bits for at, bits in self._windows.items() if at < last)
     return whole + self._windows.get(int(last), 0.0) * inside_s / self._window_s
 
   @property
   def peak_bps(self) -> float:
-    """Of the window with the most bits."""
+    """Bits per second in the busiest window."""
     return max(self._windows.values(), default=0.0) / self._window_s
 
 
@@ -94,7 +98,7 @@ class _Way:
     self._free_s = 0.0
 
   def through_s(self, now_s: float, bits: float) -> float:
-    """When the last bit is through."""
+    """Returns when the last bit is through."""
     begin_s = max(now_s, self._free_s)
     self._free_s = begin_s + bits / self._bps
     self.meter.add(begin_s, self._free_s, bits)
@@ -104,12 +108,12 @@ class _Way:
 class Links:
   """The wires of a fleet.
 
-  A pull holds the links at both ends; the slower one, or the one with the
-  longer queue, decides. Bits stream through both at once.
+  A pull uses the links at both ends; the slower one, or the one with the longer
+  queue, decides. Bits stream through both at once.
 
   Args:
     network: sizes and rates.
-    window_s: over which peaks are taken.
+    window_s: window of the peaks.
   """
 
   def __init__(self, network: Network, window_s: float):
@@ -118,25 +122,27 @@ class Links:
     self._ways: dict[tuple[int, str], _Way] = {}
 
   def pieces(self, cargo: Cargo) -> int:
-    """A state comes in pieces of about an offer: the two share a link."""
+    """Returns the pieces of a state, each about an offer: the two share a
+    link.
+    """
     if cargo is not Cargo.STATE:
       return 1
     network = self._network
     offer_bytes = sum(network.up_bytes) / len(network.up_bytes)
     if PIECES_MAX * offer_bytes <= network.state_bytes:
-      return PIECES_MAX  # Also where offers have no bytes.
+      return PIECES_MAX  # Also if offers have no bytes.
     return max(1, math.ceil(network.state_bytes / offer_bytes))
 
   def offer_bytes(self, fragment: int) -> int:
-    """See `diloco.sim.wires.Wires`."""
+    """Returns the size of an offer; see `diloco.sim.wires.Wires`."""
     return max(1, round(self._network.up_bytes[fragment]))
 
   def arrival_s(
     self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
   ) -> float:
-    """See `diloco.sim.wires.Wires`."""
+    """Returns when a pull is over; see `diloco.sim.wires.Wires`."""
     if cargo is Cargo.STATE:
-      latency_s = 0.0  # Its pieces are asked for beforehand.
+      latency_s = 0.0  # Its pieces are requested beforehand.
     else:
       latency_s = 2 * self._network.latency_s
       if self._is_near(source, target, fragment):
@@ -150,7 +156,7 @@ class Links:
     return max(ends_s) + latency_s
 
   def meters(self) -> dict[tuple[int, str], Meter]:
-    """By process and direction, 'in' or 'out'; those that were used."""
+    """Returns the used links by process and direction, 'in' or 'out'."""
     return {key: way.meter for key, way in sorted(self._ways.items())}
 
   def _way(self, process: int, direction: str) -> _Way:
@@ -162,7 +168,9 @@ class Links:
     return self._ways[key]
 
   def _is_near(self, source: int, target: int, fragment: int) -> bool:
-    """Between a learner and the shard of the fragment, that is."""
+    """Returns True if a learner is in the data centre of the fragment's
+    shard.
+    """
     many = self._network.datacentres
     learner = target if source == SYNCER else source
     return many > 1 and learner % many == fragment % many

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Systems that run as one program over all slices, and so wait for each other.
 
-Data-parallel is one group of slices that waits for nobody. The synchronous
-DiLoCos are M groups: the exchange is part of the program, and whoever comes
-too far ahead of the slowest stands still. Time is continuous; a stop in the
-middle of a step suspends it.
+Data-parallel is one group of slices that waits for no other. The synchronous
+DiLoCos are M groups: the exchange is part of the program, and a group too far
+ahead of the slowest stands still. Time is continuous; a stop in the middle of a
+step suspends it.
 """
 
 import dataclasses
@@ -22,16 +22,16 @@ Capacity = Sequence[tuple[float, float]]  # (time, share from then on).
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-  """What the groups wait for.
+  """The exchange that the groups wait for.
 
-  A group begins step n only when every group has finished the first b steps,
-  b = s · ⌊(n − τ) / s⌋, and the exchange that followed is through.
+  A group begins step n only when every group has finished the first b steps, b
+  = s · ⌊(n − τ) / s⌋, and the exchange that followed is through.
 
   Attributes:
     spacing_steps: s: H of synchronous DiLoCo, H/P of streaming DiLoCo.
-    overlap_steps: τ, steps made meanwhile; 0 of synchronous DiLoCo.
+    overlap_steps: τ, steps made meanwhile; 0 for synchronous DiLoCo.
     exchange_s: from the slowest group's arrival until all have the result;
-      the network's, which no stop of a group delays.
+      network time, which no stop of a group delays.
   """
 
   spacing_steps: int
@@ -39,24 +39,24 @@ class Exchange:
   exchange_s: float = 0.0
 
   def barrier(self, step: int) -> int:
-    """b: steps that all must have finished before anyone begins `step`."""
+    """Returns b, the steps that all must have finished before `step` begins."""
     boundaries = (step - self.overlap_steps) // self.spacing_steps
     return max(0, self.spacing_steps * boundaries)
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """What a group of slices did; stepping, waiting, standing, redoing: all of
-  the time.
+  """A group's time, split into stepping, waiting, standing and redoing.
 
   Attributes:
-    steps: finished by the end of the run.
-    stepping_s: in steps, also in the one under way at the end; not in what
-      was made again.
-    useful_s: the same, times the share of the slices that was there.
-    waiting_s: for other groups or the exchange, while it could have run.
-    standing_s: in its own stops.
-    redone_s: in steps that a stop undid.
+    steps: steps finished by the end of the run.
+    stepping_s: time in steps, including the one in progress at the end, but not
+      in repeated ones.
+    useful_s: `stepping_s` times the share of the slices that was present.
+    waiting_s: time of waiting for other groups or the exchange, while able to
+      run.
+    standing_s: time in its own stops.
+    redone_s: time in steps that a stop undid.
     spans: the times of stepping, in order.
   """
 
@@ -79,7 +79,7 @@ class Outcome:
 
   @property
   def goodput(self) -> float:
-    """As `metrics.goodput` has it, of slices: no step of these is lost.
+    """Goodput by `metrics.goodput`, of slices; no step is lost.
 
     A stop suspends a step or has it made again, and then it counts once.
     """
@@ -104,10 +104,10 @@ def run(
     stops: of each group, disjoint and in order of time.
     speeds: of each group.
     until_s: end of the run.
-    exchange: what they wait for; None: nobody waits.
-    redoes_step: whether a step that a stop hits begins again; else it goes on.
-    capacities: of each group, the share of its slices that is there, as
-      `stops.capacities` has it; (): all of them, always.
+    exchange: the exchange that groups wait for; None: no group waits.
+    redoes_step: True if a stopped step is made again; otherwise it is resumed.
+    capacities: share of its slices that each group has, as from
+      `stops.capacities`; (): all of them, always.
   """
   assert len(stops) == len(speeds) > 0, f'{len(stops)=} {len(speeds)=}'
   if not 0 < until_s < math.inf:
@@ -116,8 +116,8 @@ def run(
     _Running(own, pace, until_s, redoes_step)
     for own, pace in zip(stops, speeds)
   ]
-  # When the exchange after the first b steps is through, for each b that
-  # somebody may still wait for.
+  # When the exchange after the first b steps is through, for each b that a
+  # group may still wait for.
   through_s = {0: 0.0}
   step = 0
   while any(group.now_s < until_s for group in groups):
@@ -196,7 +196,7 @@ class _Running:
     )
 
   def _wait(self, from_s: float):
-    """Until `from_s`, and until no stop is under way."""
+    """Waits until `from_s`, and until no stop is in progress."""
     while self._stop is not None and self._stop.begin_s <= max(
       from_s, self.now_s
     ):
@@ -226,7 +226,7 @@ class _Running:
 
 
 def _union_s(groups: Sequence[Group]) -> float:
-  """Time in which at least one group stepped."""
+  """Returns the time in which at least one group stepped."""
   total_s = up_to_s = 0.0
   for begin_s, end_s in sorted(_all_spans(groups)):
     total_s += max(0.0, end_s - max(begin_s, up_to_s))
@@ -242,7 +242,7 @@ def _all_spans(groups: Sequence[Group]) -> Iterator[tuple[float, float]]:
 def _useful_s(
   spans: Sequence[tuple[float, float]], capacity: Capacity
 ) -> float:
-  """Σ of the spans' lengths, times the share of slices that was there."""
+  """Returns Σ of the spans' lengths, times the share of slices present."""
   pieces = itertools.pairwise([(0.0, 1.0), *capacity, (math.inf, 0.0)])
   total_s, index = 0.0, 0
   for (from_s, share), (to_s, _) in pieces:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of a whole simulated cluster after every event."""
+"""Checks the invariants of a whole simulated cluster after every event."""
 
 from collections.abc import Callable
 
@@ -13,13 +13,10 @@ from diloco.sim.watch import Watch
 
 
 class Onlooker(Watch):
-  """Sees all processes at once.
+  """An observer of all processes at once.
 
   Numbers in the messages are those of *What always holds* in
   `diloco/protocol/README.md`.
-
-  Args:
-    config: of the run.
   """
 
   def __init__(self, config: ProtocolConfig):
@@ -34,18 +31,19 @@ class Onlooker(Watch):
     # By learner and incarnation.
     self._processes: dict[tuple[int, int], object] = {}
     self._held: dict[object, list[int]] = {}  # Versions, by process.
-    self._told: dict[object, int] = {}  # Steps that a process spoke of.
-    self._trained_tokens: dict[int, int] = {}  # By id, as the three below.
+    self._told: dict[object, int] = {}  # Steps that a process reported.
+    self._trained_tokens: dict[int, int] = {}  # By id, like the three below.
     self._merged_tokens: dict[int, int] = {}
     self._trained_to: dict[int, int] = {}  # Position in the data.
-    self._recorded_to: dict[int, int] = {}  # Likewise, as the syncer knows it.
+    # `_trained_to`, as the syncer knows it.
+    self._recorded_to: dict[int, int] = {}
     self._ledger_crcs: dict[int, tuple[int, int]] = {}  # By fragment.
     self._taking: dict[int, int] = {}  # The version, by fragment.
     # Of each process and fragment, the own step up to which it was merged.
     self._merged_to: dict[tuple[object, int], int] = {}
 
   def _check_tick(self, event, machine, now: float):
-    """A driver would wake the machine up again and again."""
+    """Checks that a driver would not wake the machine up without end."""
     if isinstance(event, syncer_io.Tick | learner_io.Tick):
       deadline = machine.deadline()
       late = deadline is not None and deadline <= now
@@ -71,7 +69,7 @@ class Onlooker(Watch):
 
   def theta(self, fragment: int, version: int, crc: int):
     self._theta.add((fragment, version, crc))
-    # Of a close, and where nobody has its version: the run goes on from these.
+    # From a close, or from a version that no process has: the run continues.
     self._ledger_crcs[fragment] = version, crc
 
   def at_syncer(self, syncer, event, effects):
@@ -105,7 +103,7 @@ class Onlooker(Watch):
       hold(said == found, '2: the bytes are of another offer', (share, found))
 
   def _check_recovered(self, p: int, version: int, crc: int):
-    """What was taken at its own version is what the ledger speaks of."""
+    """5: a recovered version has the bytes that the ledger names."""
     if self._taking.get(p) == version:
       known, expected = self._ledger_crcs.get(p, (None, None))
       fact = known != version or crc == expected
@@ -149,12 +147,14 @@ class Onlooker(Watch):
     self._check_tick(event, process.machine, now)
 
   def _is_cut_off(self, process) -> bool:
-    """At the end of the run, as far as it knows: no step is left to make."""
+    """Returns True if it is cut off and, as far as it knows, no step is
+    left.
+    """
     state = process.machine.snapshot()
     return not state.connected and state.global_step >= self._config.total_steps
 
   def _check_same_bytes(self, process):
-    """5: at the first step, what both hold is the same."""
+    """5: at the first step, learner and syncer hold the same bytes."""
     syncer = self._syncer
     if not syncer.alive or not syncer.machine.whole:
       return
@@ -209,7 +209,7 @@ class Onlooker(Watch):
     hold(waiting <= 1, '8: donations asked for', (process.id, waiting))
     given = len(process.donations)
     hold(given <= 1, '8: donations', (process.id, given))
-    # And one copy of each, where the syncer has lost it.
+    # One more copy of each, in case the syncer has lost it.
     most = (OFFERS_MAX + 1) * self._config.fragments
     offers = len(process.offers)
     hold(offers <= most, '8: offers', (process.id, offers))
@@ -222,10 +222,10 @@ class Onlooker(Watch):
   # At rest ------------------------------------------------------------------
 
   def check_at_rest(self, cluster):
-    """Everybody is ready, and what was said has been heard.
+    """Checks a cluster whose learners are all ready, with no message in flight.
 
-    5, to the letter: the same bytes wherever the same version is. 8: nothing
-    is kept for newcomers that are none any more.
+    5: the same bytes wherever the same version is. 8: nothing is kept for
+    former newcomers.
     """
     self.check_tokens()
     versions = cluster.syncer.machine.snapshot().versions

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many bytes a codec takes, by its name: arithmetic without arrays.
+"""Computes how many bytes a codec takes, by its name, without arrays.
 
-The same figures as `diloco.numerics.payload`, for who must not import jax; a
-test compares the two.
+The results are those of `diloco.numerics.payload`, for code that must not
+import jax; a test compares the two.
 """
 
 BITS = {'int1': 1, 'int2': 2, 'int4': 4, 'int8': 8, 'bf16': 16, 'f32': 32}
@@ -12,10 +12,10 @@ SCALE_BYTES = {'bf16': 2, 'f32': 4}
 def nbytes(
   values: int, codec: str, block_size: int = 128, scale: str = 'bf16'
 ) -> int:
-  """Of one tensor of so many values, encoded.
+  """Returns the bytes of one encoded tensor.
 
   Args:
-    values: of the tensor; no block spans two tensors.
+    values: values of the tensor; no block spans two tensors.
     codec: one of BITS.
     block_size: values that share a scale ('int…' only).
     scale: type of the scales, one of SCALE_BYTES ('int…' only).
@@ -37,12 +37,13 @@ def nbytes(
 def bytes_per_value(
   codec: str, block_size: int = 128, scale: str = 'bf16'
 ) -> float:
-  """Of a long tensor: bits / 8 + the scale of a block / its values.
+  """Returns the bytes per value of a long tensor, including its share of a
+  scale.
 
   Args:
     codec: one of BITS.
     block_size: values that share one scale ('int…' only).
-    scale: of a block, one of SCALE_BYTES ('int…' only).
+    scale: type of the scale, one of SCALE_BYTES ('int…' only).
 
   Raises:
     ValueError: an argument is out of range.
@@ -55,11 +56,11 @@ def bytes_per_value(
 def fragment_shares(
   fragments: int, embedding_share: float
 ) -> tuple[float, ...]:
-  """Share of the parameters in each fragment; the first is the embedding.
+  """Returns each fragment's share of the parameters; the embedding is first.
 
   Args:
     fragments: P.
-    embedding_share: of a fragment of its own; 0: all are equal.
+    embedding_share: share of an embedding fragment; 0: all are equal.
   """
   if not embedding_share or fragments == 1:
     return (1 / fragments,) * fragments

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a lost slice stays away: distributions scaled to a given mean."""
+"""Distributions of the time until a lost slice is back, with a given mean."""
 
 import math
 import random
@@ -7,26 +7,26 @@ from collections.abc import Callable
 
 Repair = Callable[[random.Random], float]  # Draws seconds.
 
-# Trapezoids of the mean's integral; more change no digit of a double.
+# Trapezoids of the mean's integral; more do not change any digit.
 NODES_PER_UNIT = 64
 T_MAX = 4.5
-U_MIN = 2.0**-54  # `random()` can be 0, whose logarithm is none.
+U_MIN = 2.0**-54  # `random()` can be 0, which has no logarithm.
 
 
 def make(kind: str, mean_s: float, shape: float, power: float) -> Repair:
-  """A distribution of repair times with the mean `mean_s`.
+  """Returns a distribution of repair times with the mean `mean_s`.
 
   The paper names the exponentiated Weibull, without its parameters.
 
   Args:
     kind: 'constant', 'exponential' or 'exponentiated_weibull'.
-    mean_s: of what is drawn, in seconds, at least 0.
-    shape: k > 0 of the exponentiated Weibull, P(x) = (1 − e^−(x/l)^k)^a;
-      others ignore it. The scale l follows from the mean.
+    mean_s: mean of the draws, in seconds, at least 0.
+    shape: k > 0 of the exponentiated Weibull, P(x) = (1 − e^−(x/l)^k)^a; others
+      ignore it. The scale l follows from the mean.
     power: its a > 0.
 
   Raises:
-    ValueError: names the value that can't be, and what can.
+    ValueError: names the invalid value, and what is valid.
   """
   if not 0 <= mean_s < math.inf:
     raise ValueError(f'{mean_s=}: must be finite, at least 0')
@@ -46,13 +46,15 @@ def make(kind: str, mean_s: float, shape: float, power: float) -> Repair:
 
 
 def quantile(u: float, shape: float, power: float) -> float:
-  """x with P(x) = u at scale 1: (−ln(1 − u^(1/a)))^(1/k); u in [0, 1)."""
+  """Returns x with P(x) = u at scale 1: (−ln(1 − u^(1/a)))^(1/k); u in [0,
+  1).
+  """
   beyond = -math.expm1(math.log(max(u, U_MIN)) / power)  # 1 − u^(1/a)
   return (-math.log(beyond)) ** (1 / shape)
 
 
 def unit_mean(shape: float, power: float) -> float:
-  """Mean of the exponentiated Weibull of scale 1.
+  """Returns the mean of the exponentiated Weibull of scale 1.
 
   ∫ y^(1/k) · a · (1 − e^−y)^(a−1) · e^−y dy over y > 0, where y = x^k; by
   trapezoids in t, y = exp(π/2 · sinh t), which tame both ends for any k, a.

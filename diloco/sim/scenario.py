@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one seed draws: a run, what it runs on, and what befalls it.
+"""Draws a scenario from a seed: a run, its cluster and its faults.
 
-Seeds below `WIDE_FROM` draw what they always drew, so that `seeds.txt` goes
-on meaning what it says: alike links, fragments of one size, four learners at
-most. From there on anything of `Surroundings` may come on top.
+Seeds below `WIDE_FROM` keep their draws for ever, so that `seeds.txt` stays
+valid: equal links, fragments of one size, at most four learners. From there on,
+anything of `Surroundings` may be added.
 """
 
 import dataclasses
@@ -18,35 +18,37 @@ from diloco.sim.wires import USUAL, Link, UnequalWires
 WIDE_FROM = 10**8
 FAULTS = {
   'kill': 6,
-  'kill_donor': 3,  # While a newcomer waits for its state.
+  'kill_donor': 3,  # |While a newcomer waits for its state.
   'stop': 4,
   'partition': 4,
   'preempt': 3,
   'outlier': 2,
   'unusable': 2,
   'newcomer': 3,  # An id that was not seen before.
-  'syncer': 5,  # Killed, or started again.
+  'syncer': 5,  # Killed, or restarted.
   'stop_syncer': 3,  # Stopped, or resumed.
-  'lose_disk': 1,  # The syncer's, ledger and all.
+  'lose_disk': 1,  # Of the syncer, with its ledger.
 }
 WIDE_FAULTS = {
   'silence': 4,  # Bytes vanish, one way or both, and no stream closes.
   'throttle': 3,  # Its link is far slower for a while.
-  'fill_disk': 2,  # The syncer's; or it is freed.
-  'clock': 2,  # A learner's is set; its next process begins by that.
+  'fill_disk': 2,  # Of the syncer; or it is freed.
+  'clock': 2,  # A learner's clock is set; its next process uses it.
   'short_notice': 2,  # Preempted, and killed when the notice is over.
 }
 SHARDS = (1, 2, 4)  # S.
-LARGE = 10.0  # A fragment, as times of the others.
-THROTTLED = 20.0  # Times as long bytes take then.
-PULL_MAX_S = 2.0  # Of a healed run.
-UPDATE_SHARE = 0.4  # Of the time of a round, for its update.
+LARGE = 10.0  # Size of a fragment, as a multiple of the others.
+THROTTLED = 20.0  # Factor on the time that bytes take.
+PULL_MAX_S = 2.0  # In a healed run.
+UPDATE_SHARE = 0.4  # Share of a round's time for its update.
 NEWCOMERS_MAX = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-  """What happens to whom; what is broken already is mended instead."""
+  """A fault and its target; a target that is broken already is repaired
+  instead.
+  """
 
   at_s: float
   kind: str  # One of FAULTS, WIDE_FAULTS, or 'shard'.
@@ -59,11 +61,11 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-  """What a wide scenario has besides; none of it in a narrow one.
+  """What a wide scenario has in addition to a narrow one.
 
   Attributes:
-    sizes: of the fragments, relative to the usual one.
-    stall_share: of the pulls take far longer.
+    sizes: sizes of the fragments, relative to the usual one.
+    stall_share: share of the pulls that take far longer.
     partitions: of learners of several hosts, by id.
     finish: faults, in seconds after the run has begun to finish.
   """
@@ -86,12 +88,12 @@ class Scenario:
   checkpoint_steps: int | None
   faults: tuple[Fault, ...]
   shards: int  # S, the processes of the syncer.
-  last_shard: int  # That is mended last: the others go on without it.
+  last_shard: int  # Repaired last: the others go on without it.
   wide: Surroundings | None = None
 
   @property
   def pull_s(self) -> float:
-    """Of the largest fragment over the slowest link, healed."""
+    """Time to pull the largest fragment over the slowest link, healed."""
     largest = max(self.wide.sizes) if self.wide else 1.0
     links = [*self.timing.links.values(), USUAL]
     return (
@@ -102,17 +104,19 @@ class Scenario:
 
   @property
   def longest_step_s(self) -> float:
-    """Of the slowest learner, but for those that `slow_share` stretches."""
+    """Longest step of the slowest learner, ignoring `slow_share`."""
     return max(self.timing.step_s.values()) * (1 + 4 * self.timing.jitter)
 
   def end_bound_s(self, steps_left: int) -> float:
-    """In which a healed run must end: every step may wait for a round."""
+    """Returns the bound on a healed run's end: every step may wait for a
+    round.
+    """
     exchange_s = 2 * self.pull_s + 2 * self.timing.encode_s
     step_s = self.longest_step_s + exchange_s
     return 2 * self.bound_s + steps_left * step_s
 
   def wires(self) -> UnequalWires | None:
-    """Those of a wide scenario; None: alike for all."""
+    """Returns the wires of a wide scenario; None: the same for all."""
     if self.wide is None:
       return None
     timing = self.timing
@@ -127,12 +131,12 @@ class Scenario:
 
   @property
   def bound_s(self) -> float:
-    """In which a healed run must get on, whatever had happened before.
+    """The bound on the time in which a healed run must make progress.
 
-    What a throttled link has begun ends. Whoever is silent is found out,
-    twice over (a session and its successor); fragments that nobody has are
-    given up; a whole cycle of rounds, and one more for those that were under
-    way, at the pace of the slowest.
+    Transfers begun over a throttled link end. A silent learner is detected,
+    twice over (a session and its successor); fragments that no process has are
+    given up; then a whole cycle of rounds, and one more for those in progress,
+    at the pace of the slowest.
     """
     floor_s = patience.silence_floor_s(self.config.patience)
     steps = self.config.sync_every_steps + self.config.overlap_steps
@@ -142,7 +146,7 @@ class Scenario:
 
 
 def draw(seed: int) -> Scenario:
-  """The scenario of a seed."""
+  """Returns the scenario of a seed."""
   rng = random.Random(seed)
   config = _draw_config(rng)
   ids = config.learners + NEWCOMERS_MAX
@@ -177,7 +181,9 @@ def draw(seed: int) -> Scenario:
 
 
 def _draw_late_pulls(seed: int) -> dict[str, float]:
-  """Drawn apart, so that the rest of a scenario is what it always was."""
+  """Draws late pulls separately, so that the rest of a scenario is
+  unchanged.
+  """
   rng = random.Random(f'late pulls of {seed}')
   return {
     'late_share': rng.choice((0.0, 0.0, 0.1, 0.3)),
@@ -188,9 +194,10 @@ def _draw_late_pulls(seed: int) -> dict[str, float]:
 def _with_shards(
   seed: int, faults: tuple[Fault, ...]
 ) -> tuple[int, tuple[Fault, ...], int]:
-  """S, the faults and those of shards, and the shard that is mended last.
+  """Returns S, the faults including those of shards, and the shard repaired
+  last.
 
-  Drawn apart, so that a scenario of one process is what it always was.
+  Drawn separately, so that a scenario of one process is unchanged.
   """
   rng = random.Random(f'shards of {seed}')
   shards = rng.choice(SHARDS)
@@ -228,7 +235,7 @@ def _draw_config(rng: random.Random) -> ProtocolConfig:
 
 
 def _draw_faults(rng: random.Random, ids: int) -> tuple[Fault, ...]:
-  # What comes often differs between scenarios, so that some see it twice.
+  # Frequent faults differ between scenarios, so that some see one twice.
   weights = [w * rng.choice((0.2, 1.0, 4.0)) for w in FAULTS.values()]
   calm_s = rng.choice((0.3, 1.0, 2.0))
   faults, at_s = [], 0.0
@@ -244,7 +251,7 @@ def _draw_faults(rng: random.Random, ids: int) -> tuple[Fault, ...]:
 
 
 def _widened(scenario: Scenario) -> Scenario:
-  """Some of what a narrow scenario can't have, drawn apart."""
+  """Adds some of what a narrow scenario can't have, drawn separately."""
   rng = random.Random(f'wide {scenario.seed}')
   config = _widened_config(rng, scenario.config)
   ids = config.learners + NEWCOMERS_MAX
@@ -279,7 +286,7 @@ def _widened(scenario: Scenario) -> Scenario:
 def _widened_config(
   rng: random.Random, config: ProtocolConfig
 ) -> ProtocolConfig:
-  """Now and then many learners, seldom very many; more fragments likewise."""
+  """Draws sometimes many learners, rarely very many; also more fragments."""
   drawn = rng.random()
   if drawn < 0.07:
     many = rng.randint(5, 8) if drawn < 0.06 else rng.randint(9, 32)
@@ -301,7 +308,7 @@ def _widened_config(
 def _widened_timing(
   rng: random.Random, timing: Timing, config: ProtocolConfig, largest: float
 ) -> Timing:
-  """Links that differ by learner and by direction, and can bear the run."""
+  """Draws links that differ by learner and direction, and can bear the run."""
   ids = range(config.learners + NEWCOMERS_MAX)
   usual_s = min(timing.step_s.values())
   step_s = {
@@ -317,7 +324,7 @@ def _widened_timing(
   transfer_s = min(
     timing.transfer_s,
     PULL_MAX_S / (largest * up),
-    # Who can't fetch updates as fast as they come falls behind for ever.
+    # A learner that fetches updates too slowly would fall behind for ever.
     UPDATE_SHARE * round_s / (largest * down),
   )
   return dataclasses.replace(
@@ -337,7 +344,7 @@ def _draw_link(rng: random.Random) -> Link:
 def _widened_faults(
   rng: random.Random, faults: tuple[Fault, ...], learners: int
 ) -> tuple[Fault, ...]:
-  """Those of before, dealt to all learners, and some of the wide ones."""
+  """Spreads the faults over all learners, and adds some of the wide ones."""
   dealt = [
     dataclasses.replace(fault, learner=rng.randrange(learners))
     for fault in faults
@@ -360,7 +367,7 @@ def _widened_faults(
 
 
 def _draw_finish(rng: random.Random, shards: int) -> tuple[Fault, ...]:
-  """Restarts while the run finishes; seldom without the disk."""
+  """Draws restarts while the run finishes; rarely without the disk."""
   after_s, faults = 0.0, []
   for _ in range(rng.randint(1, 3)):
     after_s += rng.choice((0.0, 0.05, 0.5, 3.0))

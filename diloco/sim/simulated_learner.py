@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process of a learner in a simulated cluster, around the real machine.
 
-Its loop goes in the order of `diloco.runtime.training`, where that is written
-down: with τ > 0, boundary n comes as step n *begins* on the devices, and what
-is copied there can be encoded once step n is done.
+Its loop has the order of `diloco.runtime.training`, where it is documented:
+with τ > 0, boundary n comes as step n *begins* on the devices, and what is
+copied there can be encoded once step n is done.
 """
 
 import collections
@@ -19,15 +19,15 @@ from diloco.sim.contents import FINGERPRINTS, RUN, Carried
 from diloco.sim.inner_steps import InnerSteps
 from diloco.sim.wires import SYNCER, Cargo
 
-SESSION_BITS = 12  # Of an incarnation; the rest is its process's number.
+SESSION_BITS = 12  # In an incarnation; the rest is the process number.
 RISES_MAX = 8  # How often it takes a newer number, as in a run.
-OFFERS_MAX = 8  # Per fragment, that the syncer has not retired; as in a run.
-OTHER_HANDLES = 1 << 40  # Of what is not offered for a round.
+OFFERS_MAX = 8  # Per fragment, not released by the syncer; as in a run.
+OTHER_HANDLES = 1 << 40  # First handle of payloads that are not offers.
 
 
 @dataclasses.dataclass(frozen=True)
 class _Dispatched:
-  """An inner step of which nothing has been reported."""
+  """An inner step that has not been reported."""
 
   tokens: int
   position: int  # Of the batch after it.
@@ -36,10 +36,10 @@ class _Dispatched:
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-  """Something for the encoding thread."""
+  """A job of the encoding thread."""
 
   incarnation: int
-  of_step: int  # What it takes is there once so many steps are done.
+  of_step: int  # Its input is available once this step is done.
   do: Callable[[], None]
 
 
@@ -47,10 +47,10 @@ class SimulatedLearner:
   """The machine, its host's copy of Θ, its offers.
 
   Args:
-    cluster: that it is part of.
-    learner: the id.
+    cluster: the cluster that it is part of.
+    learner: the learner id.
     saved: its own checkpoint; None: it starts from its seed.
-    contents: that were saved with it.
+    contents: the contents saved with it.
   """
 
   def __init__(
@@ -63,14 +63,14 @@ class SimulatedLearner:
     start = saved or Start.from_seed(cluster.contents.first_crcs)
     self.id = learner
     self.incarnation = 0
-    self.process = cluster.process_number(learner)  # Among the learner's.
+    self.process = cluster.process_number(learner)  # Process number.
     self.alive = True
-    self.saved_step = 0  # Of its own newest checkpoint.
+    self.saved_step = 0  # Step of its own newest checkpoint.
     self.online = False  # A stream is open, as far as it knows.
     self.stopped = False
-    self.stretch = 1.0  # Of the norms of what it offers.
-    self.unusable = False  # What it offers.
-    self.capacity = 1.0  # Share of its slices that are there.
+    self.stretch = 1.0  # Factor on the norms of what it offers.
+    self.unusable = False  # What it offers is unusable.
+    self.capacity = 1.0  # Share of its slices that are present.
     self.first_step = self.steps = start.step
     self.tokens = start.tokens
     self.position = start.position
@@ -80,19 +80,19 @@ class SimulatedLearner:
     self.contents = cluster.contents.learner(learner, start, contents)
     self.machine = Learner(cluster.config, RUN, learner, FINGERPRINTS, start)
     self.offers: dict[int, int | None] = {}  # The fragment, by handle.
-    # What it offers to which newcomer.
+    # Offers to newcomers.
     self.donations: dict[tuple[int, int], messages.StateOffered] = {}
-    # Those that the encoding thread is to withdraw: it may wait for a step.
+    # To be withdrawn by the encoding thread, which may wait for a step.
     self.withdrawn: set[tuple[int, int]] = set()
     self.started_s = cluster.sim.now
     self._cluster = cluster
     self._sessions = 0
-    self._rises = RISES_MAX  # Until it is let in.
+    self._rises = RISES_MAX  # Until it is admitted.
     self._unread: list[Callable[[], None]] = []  # While it is stopped.
     self._jobs: collections.deque[_Job] = collections.deque()
-    self._encoding = False  # The first of them is under way.
+    self._encoding = False  # The first of them is in progress.
     self._dispatched: _Dispatched | None = None
-    self._progress = 0  # Of the schedule, for the step to be dispatched next.
+    self._progress = 0  # Schedule argument of the next step.
     self._pulls: collections.deque[Callable[[], None]] = collections.deque()
     self._alarm = Alarm(
       cluster.sim,
@@ -110,11 +110,11 @@ class SimulatedLearner:
 
   @property
   def gone(self) -> bool:
-    """Dead, or left of its own will: another may take its place."""
+    """True if it is dead or has left: another may take its place."""
     return not self.alive or self.left is not None
 
   def when_it_runs(self, callback: Callable[[], None]):
-    """Now; of a stopped process, when it goes on; of a dead one, never."""
+    """Calls back now; if stopped, when it resumes; if dead, never."""
     if self.stopped:
       self._unread.append(callback)
     else:
@@ -127,7 +127,7 @@ class SimulatedLearner:
       callback()
 
   def connect(self):
-    """Opens a session; whatever an older one was told is void."""
+    """Opens a session; messages of an older one are void."""
     if self.gone:
       return
     if not self._cluster.reaches_syncer(self.id):
@@ -159,7 +159,7 @@ class SimulatedLearner:
   # The machine --------------------------------------------------------------
 
   def hear(self, message):
-    """A message of the syncer; a refusal may be for the clock's sake."""
+    """Handles a message of the syncer; a refusal may be due to the clock."""
     match message:
       case messages.Refusal(newest=newest) if newest >= 0 and self._rises:
         self._rises -= 1
@@ -171,7 +171,7 @@ class SimulatedLearner:
     self.handle(learner_io.Heard(message))
 
   def handle(self, event: learner_io.Event):
-    """Feeds the machine and performs what it wants."""
+    """Passes an event to the machine and performs its effects."""
     if self.gone:
       return
     effects = self.machine.handle(event, self._cluster.sim.now)
@@ -184,7 +184,7 @@ class SimulatedLearner:
   # Inner steps --------------------------------------------------------------
 
   def pause(self):
-    """No steps until `go_on`; messages are answered."""
+    """Suspends steps until `go_on`; messages are answered."""
     self._inner.suspend()
 
   def go_on(self, redoes_step: bool):
@@ -204,7 +204,7 @@ class SimulatedLearner:
       self._boundary()
 
   def _boundary(self):
-    """Makes the step whose boundary it is, and does what is due there."""
+    """Makes the step of this boundary, and does what is due there."""
     tokens = round(self.capacity * self._cluster.tokens_per_step)
     self.stepped_at = self._progress
     loss = self.contents.step(self.position, self.stepped_at)
@@ -215,7 +215,7 @@ class SimulatedLearner:
     self._progress = self.machine.global_step
 
   def _stepped(self, step_s: float, spans: list[tuple[float, float]]):
-    """The devices have finished a step."""
+    """Notes a step that the devices have finished."""
     if self.gone:
       return
     self.steps += 1
@@ -230,7 +230,7 @@ class SimulatedLearner:
     self.handle(learner_io.Completed(*made))
 
   def _save_if_due(self):
-    """Its own checkpoint, at a step's end: θ, and what its progress is of."""
+    """Saves its own checkpoint at a step's end, if due."""
     every = self._cluster.checkpoint_steps
     if every is not None and self.steps % every == 0:
       self._save()
@@ -310,7 +310,7 @@ class SimulatedLearner:
       self.offers.pop(handle, None)
 
   def _later(self, do: Callable[[], None], copied: bool = False):
-    """Queues work; `copied`: it takes what is copied at this boundary."""
+    """Queues work; `copied`: its input is copied at this boundary."""
     waits = copied and self._overlaps
     of_step = self.machine.snapshot().step if waits else 0
     self._jobs.append(_Job(self.incarnation, of_step, do))
@@ -355,7 +355,7 @@ class SimulatedLearner:
     self._cluster.to_syncer(self, offer)
 
   def _donate(self, effect: learner_io.DonateState):
-    """The host's Θ of this boundary, and the inner state."""
+    """Offers the host's Θ and the inner state at this boundary."""
     donated = self.contents.donate()
     offered = messages.StateOffered(
       learner=effect.learner,
@@ -389,7 +389,7 @@ class SimulatedLearner:
     data = self.contents.fragment(p)
     handle = OTHER_HANDLES + self._cluster.next_handle()
     payload = Carried(handle, 'f32', 1, 0, data=data)
-    self.offers[payload.handle] = None  # Not for a round.
+    self.offers[payload.handle] = None  # It is not for a round.
     version = self.contents.versions[p]
     offered = messages.FragmentOffered(
       p, version, payload, self.contents.crcs[p]
@@ -405,7 +405,7 @@ class SimulatedLearner:
     fragment: int,
     arrived: Callable[[], learner_io.Event],
   ):
-    """Queues a pull on the one thread for it; always an event."""
+    """Queues a pull on the one thread for it; always leads to an event."""
 
     sim, wires = self._cluster.sim, self._cluster.wires
     missing = wires.pieces(cargo)
@@ -432,7 +432,7 @@ class SimulatedLearner:
       begin()
 
   def _fetch_state(self, state: messages.StateAt):
-    """A donor's Θ replaces the host's as soon as it is there."""
+    """Fetches a donor's Θ, which replaces the host's on arrival."""
 
     def arrived() -> learner_io.Event:
       donor = self._cluster.learners[state.donor]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of a sharded syncer besides the lead: what stands for its Θ."""
+"""A simulated process of a sharded syncer other than the lead."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ Bytes = tuple[int, int]  # Version, and the CRC that stands for the bytes.
 
 
 def owner_of(fragment: int, shards: int) -> int:
-  """Fragments are dealt round robin, the first to the one after the lead."""
+  """Returns the owner: fragments are dealt round robin, from after the lead."""
   return (fragment + 1) % shards
 
 
@@ -17,13 +17,13 @@ class SimulatedShard:
   """A shard, over all of its processes.
 
   Args:
-    cluster: that it is part of.
+    cluster: the cluster that it is part of.
     shard: its number, not 0: that is the lead's.
   """
 
   def __init__(self, cluster, shard: int):
     self.alive = True
-    self.process = 1  # What an earlier one had under way is void.
+    self.process = 1  # Jobs of earlier processes are void.
     self.shard = shard
     self._cluster = cluster
     self.fragments = tuple(
@@ -39,7 +39,7 @@ class SimulatedShard:
     self._last: tuple[float, int, Bytes] | None = None
 
   def install(self, fragment: int, version: int, crc: int):
-    """The lead has published."""
+    """Installs what the lead has published."""
     self._last = self._cluster.sim.now, fragment, self.held[fragment]
     self.held[fragment] = version, crc
 
@@ -49,14 +49,14 @@ class SimulatedShard:
       self._saved = dict(self.held)
 
   def kill(self):
-    """kill -9; what it had written stays."""
+    """Simulates kill -9; what it had written stays."""
     assert self.alive, f'shard {self.shard} is dead'
     self.alive = False
     reason = f'shard {self.shard} is away'
     self._tell(syncer_io.Absent(self.fragments, reason))
 
   def start(self):
-    """A new process goes on from the checkpoint."""
+    """Starts a new process, which resumes from the checkpoint."""
     assert not self.alive, f'shard {self.shard} is alive'
     self.alive = True
     self.process += 1
@@ -65,7 +65,7 @@ class SimulatedShard:
     self.greet()
 
   def greet(self):
-    """Tells the lead of now what is here."""
+    """Tells the current lead what is here."""
     process, syncer = self.process, self._cluster.syncer
     held = dict(self.held)
 
@@ -77,7 +77,9 @@ class SimulatedShard:
       self._cluster.sim.after(self._cluster.timing.latency_s, arrive)
 
   def lose_lead(self):
-    """What the lead has ordered a moment ago did not arrive any more."""
+    """Undoes an order that the dying lead sent a moment ago: it did not
+    arrive.
+    """
     if self._last is None:
       return
     at_s, fragment, before = self._last
@@ -95,7 +97,9 @@ class SimulatedShard:
 
 @dataclasses.dataclass(frozen=True)
 class BackFrom(syncer_io.Back):
-  """With the process that has said so: the lead talks to it from now on."""
+  """A `Back` with the process that sent it, which the lead talks to from now
+  on.
+  """
 
   shard: int = 0
   process: int = 0
@@ -103,9 +107,9 @@ class BackFrom(syncer_io.Back):
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-  """Something a process of a shard was told to do; void once it is dead."""
+  """An order to a process of a shard; void once that is dead."""
 
-  shard: SimulatedShard | None  # None: the lead does it itself.
+  shard: SimulatedShard | None  # None: the lead itself.
   process: int
 
   @property

@@ -20,7 +20,7 @@ PullKey = tuple[int, int, int, int]
 def pull_key(
   round_: int, learner: int, incarnation: int, handle: int
 ) -> PullKey:
-  """What distinguishes a pull from all others."""
+  """Returns the key that distinguishes a pull from all others."""
   return round_, learner, incarnation, handle
 
 
@@ -28,8 +28,8 @@ class SimulatedSyncer:
   """The machine, what stands for Θ, and the disk that it writes to.
 
   Args:
-    cluster: that it is part of.
-    disk: of the process before it, if any.
+    cluster: the cluster that it is part of.
+    disk: the disk of an earlier process, if any.
   """
 
   def __init__(self, cluster, disk: Disk | None):
@@ -38,8 +38,8 @@ class SimulatedSyncer:
     self.disk = disk
     self._cluster = cluster
     self._unread: list[Callable[[], None]] = []  # While it is stopped.
-    self._pulling: set[PullKey] = set()  # Under way.
-    self._taken: dict[PullKey, Any] = {}  # What they brought.
+    self._pulling: set[PullKey] = set()  # In progress.
+    self._taken: dict[PullKey, Any] = {}  # Results of pulls.
     self._waits_for_disk: list[Callable[[], None]] = []
     self._alarm = Alarm(
       cluster.sim,
@@ -48,7 +48,8 @@ class SimulatedSyncer:
     )
     run = cluster.config, RUN, FINGERPRINTS
     away = [p for shard in cluster.others.values() for p in shard.fragments]
-    self._processes: dict[int, int] = {}  # That it talks to, by shard.
+    # By shard, the process that it talks to.
+    self._processes: dict[int, int] = {}
     # The run's version and CRC of each fragment, as far as this process knows.
     self._known = dict(enumerate(cluster.contents.first_crcs))
     self._known = {p: (0, crc) for p, crc in self._known.items()}
@@ -62,12 +63,12 @@ class SimulatedSyncer:
       )
       known = zip(disk.ledger.versions, disk.crcs)
       self._known = dict(enumerate(known))
-      for p in away:  # To say in a welcome, until the shard has said.
+      for p in away:  # For welcomes, until the shard has reported.
         self.contents.crcs[p] = disk.crcs[p]
 
   @property
   def crcs(self) -> list[int]:
-    """Of Θ, by fragment."""
+    """The CRCs of Θ, by fragment."""
     return self.contents.crcs
 
   @property
@@ -75,7 +76,7 @@ class SimulatedSyncer:
     return self._cluster.sim.now
 
   def deliver(self, event: syncer_io.Event):
-    """One event: effects performed, the next wake-up set."""
+    """Handles an event: performs the effects, sets the next wake-up."""
     if not self.alive:
       return
     if self.stopped:
@@ -105,7 +106,7 @@ class SimulatedSyncer:
   def shard_is_back(
     self, shard: int, process: int, held: dict[int, tuple[int, int]]
   ):
-    """A shard has said what it has."""
+    """Notes what a shard has reported."""
     if self.stopped:
       self._unread.append(lambda: self.shard_is_back(shard, process, held))
     elif self.alive:
@@ -120,7 +121,7 @@ class SimulatedSyncer:
     return syncer_io.Held(p, version, run_crc, same)
 
   def _later(self, delay_s: float, event: syncer_io.Event):
-    """An event that this process makes for itself; it may die before."""
+    """Schedules an event for this process, which may die before."""
     self._cluster.sim.after(delay_s, lambda: self.deliver(event))
 
   def _perform(self, effect: syncer_io.Effect):
@@ -195,20 +196,22 @@ class SimulatedSyncer:
     self._cluster.sim.after(self._cluster.timing.merge_s, done)
 
   def _install(self, p: int, version: int):
-    """Θ_p is at `version`, where it lies; the ledger has it already."""
+    """Sets Θ_p to `version` where it lies; the ledger has it already."""
     self._known[p] = version, self.crcs[p]
     order = self._order(p)
     if order.shard is not None and order.holds:
       order.shard.install(p, version, self.crcs[p])
 
   def _order(self, fragment: int) -> Order:
-    """To the process that this one knows to have the fragment."""
+    """Returns an order to the process that has the fragment, as far as
+    known.
+    """
     number = owner_of(fragment, self._cluster.shards)
     shard = self._cluster.others.get(number)
     return Order(shard, self._processes.get(number, 0))
 
   def _publish(self, effect: syncer_io.Publish):
-    """First what must not be forgotten, then what others will know of."""
+    """First saves what must not be lost, then tells the others."""
     p = effect.fragment
     data = self.contents.publish(p, effect.version)
     self._cluster.watch.theta(p, effect.version, self.crcs[p])
@@ -274,10 +277,9 @@ class SimulatedSyncer:
     self._when_pulled(effect.learner, Cargo.FRAGMENT, p, arrive)
 
   def _pull(self, effect: syncer_io.Pull):
-    """Bytes that are under way come, though the offer is retired meanwhile.
+    """Pulls bytes, which arrive even if the offer is withdrawn meanwhile.
 
-    Those of a process that is stopped, or silent, wait until it goes on, or
-    time out.
+    Bytes of a stopped or silent process wait until it resumes, or time out.
     """
     cluster, offer = self._cluster, effect.offer
     process = cluster.learners[effect.learner]
@@ -319,10 +321,10 @@ class SimulatedSyncer:
     when_it_runs(begin)
 
   def _ends(self, key: PullKey, order: Order) -> bool:
-    """Whether the machine still waits for a pull that is over now."""
+    """Returns True if the machine still waits for a pull that is now over."""
     wanted = key in self._pulling
     self._pulling.discard(key)
-    # It hears of a shard's death, and expects nothing more.
+    # It is told of a shard's death, and expects nothing more.
     return wanted and order.holds
 
   def _take(self, effect: syncer_io.Pull, process, key: PullKey, here: bool):

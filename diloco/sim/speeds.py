@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the inner steps of a learner take: gap, jitter and drift."""
+"""Draws the lengths of a learner's inner steps: gap, jitter and drift."""
 
 import math
 import random
 
-SHORTEST = 0.1  # Of the mean: a normal deviate is cut here.
+SHORTEST = 0.1  # Share of the mean at which a normal deviate is cut.
 
 
 def mean_steps_s(
   learners: int, step_s: float, slow_learners: int, slow_gap: float
 ) -> tuple[float, ...]:
-  """Mean length of a step of each learner; the last ones are the slow ones.
+  """Returns the mean step length of each learner; slow ones come last.
 
   Args:
     learners: M.
-    step_s: of a learner that is not slow.
-    slow_learners: how many are; of more than M, M.
+    step_s: step length of a learner that is not slow.
+    slow_learners: number of slow ones; at most M count.
     slow_gap: a slow learner makes 1 − gap steps while another makes one.
   """
   fast = learners - min(slow_learners, learners)
@@ -33,7 +33,7 @@ class Speeds:
     step_s: mean length of a step.
     jitter: standard deviation of a step's length, as a share of it.
     drift: standard deviation of the speed after an hour, as a share of it.
-    rng: of this learner alone.
+    rng: generator of this learner alone.
   """
 
   def __init__(
@@ -47,7 +47,7 @@ class Speeds:
     self._walked_s = 0.0
 
   def next_s(self, now_s: float) -> float:
-    """Length of the step that begins at `now_s`; times must not fall."""
+    """Returns the length of the step at `now_s`; times must not fall."""
     length_s = self._step_s
     if self._drift:
       assert now_s >= self._walked_s, f'{now_s=} is before {self._walked_s=}'

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a group of slices stands still, given what of it breaks and is repaired.
+"""Computes when a group of slices stands still, from its interruptions.
 
-Pure functions from interruptions to stops, the same for every system.
+The functions are pure, and the same for every system.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ class Stop:
 
   Attributes:
     begin_s: from here on nothing is computed.
-    end_s: it goes on; may lie behind the end of the run.
+    end_s: it goes on; may lie after the end of the run.
     reason: 'down' and 'up', a reconfiguration with fewer or more slices;
       'repair', waiting for a slice and the reconfiguration with it.
   """
@@ -31,17 +31,17 @@ class Stop:
 def elastic(
   interruptions: Iterable[Interruption], pause_s: float, until_s: float
 ) -> tuple[Stop, ...]:
-  """Stops of a learner that goes on with fewer slices (the paper's Fig. 1).
+  """Returns the stops of a learner that goes on with fewer slices (Fig. 1).
 
-  An interruption while it runs is a pause, the slice's return another one if
-  the learner runs then. What breaks or comes back during a pause is taken into
-  account by the reconfiguration under way and costs nothing: neither then nor,
-  of what broke, when it is back. Hence 1 − g = t·λ·g·(1 + g) (`closed_forms`).
+  An interruption while it runs is a pause; the slice's return is another one if
+  the learner runs then. A slice that breaks or returns during a pause is
+  handled by the reconfiguration in progress and costs nothing, neither then
+  nor, if it broke, on its return. Hence 1 − g = t·λ·g·(1 + g) (`closed_forms`).
 
   Args:
     interruptions: of this learner, in order of time.
-    pause_s: t, of one reconfiguration.
-    until_s: none begins at or after this.
+    pause_s: t, the duration of one reconfiguration.
+    until_s: no stop begins at or after this.
 
   Returns:
     Disjoint stops in order of time.
@@ -73,16 +73,15 @@ def elastic(
 def waiting(
   interruptions: Iterable[Interruption], pause_s: float, until_s: float
 ) -> tuple[Stop, ...]:
-  """Stops of a learner without elasticity: it waits for the broken slice.
+  """Returns the stops of a learner that waits for the broken slice.
 
-  It stands for the repair and one reconfiguration, R = repair_s + pause_s;
-  what breaks meanwhile is repaired meanwhile. Hence g = 1/(1 + λR)
-  (`closed_forms`).
+  It stands for the repair and one reconfiguration, R = repair_s + pause_s; what
+  breaks meanwhile is repaired meanwhile. Hence g = 1/(1 + λR) (`closed_forms`).
 
   Args:
     interruptions: of this learner, in order of time.
-    pause_s: of the reconfiguration once the slice is back.
-    until_s: none begins at or after this.
+    pause_s: duration of the reconfiguration once the slice is back.
+    until_s: no stop begins at or after this.
 
   Returns:
     Disjoint stops in order of time.
@@ -101,14 +100,14 @@ def capacities(
   stops: Sequence[Stop],
   slice_share: float,
 ) -> tuple[tuple[float, float], ...]:
-  """What an elastic learner is left with while slices are away.
+  """Returns an elastic learner's capacity while slices are away.
 
-  What broke during a pause has been replaced, and is not missed.
+  A slice that broke during a pause has been replaced, and does not count.
 
   Args:
     interruptions: of this learner, in order of time.
-    stops: `elastic` of these.
-    slice_share: of a slice in the learner, in (0, 1].
+    stops: the result of `elastic` for these.
+    slice_share: share of one slice in the learner, in (0, 1].
 
   Returns:
     (time, share of its slices that are there from then on), in order of time;
@@ -132,7 +131,7 @@ def capacities(
 
 
 def stops_from(stops: Iterable[Stop], from_s: float) -> tuple[Stop, ...]:
-  """The same stops on a clock that starts at `from_s`."""
+  """Returns the stops on a clock that starts at `from_s`."""
   return tuple(
     Stop(max(0.0, s.begin_s - from_s), s.end_s - from_s, s.reason)
     for s in stops
@@ -143,7 +142,7 @@ def stops_from(stops: Iterable[Stop], from_s: float) -> tuple[Stop, ...]:
 def capacities_from(
   shares: Sequence[tuple[float, float]], from_s: float
 ) -> tuple[tuple[float, float], ...]:
-  """The same capacities on a clock that starts at `from_s`."""
+  """Returns the capacities on a clock that starts at `from_s`."""
   before = [share for at_s, share in shares if at_s <= from_s][-1:]
   later = [(at_s - from_s, share) for at_s, share in shares if at_s > from_s]
   return (*((0.0, share) for share in before), *later)

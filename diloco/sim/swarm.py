@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random scenarios against the invariants: one seed draws the whole of one.
+"""Checks random scenarios against the invariants; a seed draws a scenario.
 
-First a safety phase: anything may die, and the invariants hold after every
-event. Then a liveness phase: all heals, and every fragment must advance
-within a bound; nobody waits for ever.
+First a safety phase: any process may die, and the invariants hold after every
+event. Then a liveness phase: all heals, and every fragment must advance within
+a bound, so that no process waits for ever.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ from diloco.sim.invariants import hold
 from diloco.sim.onlooker import Onlooker
 from diloco.sim.scenario import THROTTLED, Fault, Scenario, draw
 
-# A violation, or a machine that trips over itself.
+# A violation, or an internal error of a machine.
 TRIPS = AssertionError, AttributeError, LookupError, TypeError, ValueError
-SYMPTOM_CHARS = 200  # Of a failure, in a list of many.
-END_IN_SIGHT_STEPS = 30  # What is further is not waited for.
-LOOK_S = 1.0  # Between two looks at how far the healed run has come.
+SYMPTOM_CHARS = 200  # For one failure in a list of many.
+END_IN_SIGHT_STEPS = 30  # An end that is further away is not waited for.
+LOOK_S = 1.0  # Interval of the checks of a healed run's progress.
 
 
 class Swarm:
@@ -44,7 +44,7 @@ class Swarm:
       self.cluster.clocks_s = {}
 
   def run(self):
-    """Raises `Violation` where an invariant does not hold."""
+    """Runs the scenario; raises `Violation` if an invariant does not hold."""
     cluster = self.cluster
     for learner in range(self.scenario.config.learners):
       cluster.start(learner)
@@ -64,7 +64,7 @@ class Swarm:
   # The safety phase ---------------------------------------------------------
 
   def _break_the_finish(self):
-    """The run has begun to finish, for the first time."""
+    """Injects faults as the run begins to finish, for the first time."""
     sim = self.cluster.sim
     for fault in self.scenario.wide.finish:
       sim.after(fault.at_s, lambda fault=fault: self._apply_late(fault))
@@ -161,7 +161,7 @@ class Swarm:
   # The liveness phase -------------------------------------------------------
 
   def _heal(self):
-    """The network is whole, nothing is lost, every process is up again."""
+    """Heals the network, stops losses, and starts every process."""
     cluster = self.cluster
     self._healed = True
     cluster.loss = 0.0
@@ -188,10 +188,10 @@ class Swarm:
     """9: while one shard is away, the fragments of all others are merged."""
     cluster = self.cluster
     first = cluster.syncer.machine.snapshot().versions
-    # Whoever begins needs all of Θ: the shard goes once all have begun.
+    # A learner that starts needs all of Θ: the shard goes once all have begun.
     begun = self._run_until(lambda: self._is_ending() or self._got_on(first))
     if not begun or self._is_ending():
-      return  # Whoever is too late for that, the next look will find.
+      return  # A learner that is too late for that is found by the next check.
     last = cluster.others[self.scenario.last_shard]
     cluster.kill_shard(last.shard)
     before = cluster.syncer.machine.snapshot().versions
@@ -203,11 +203,11 @@ class Swarm:
       cluster.start_shard(last.shard)
 
   def _is_ending(self) -> bool:
-    """The end of a run waits for all of its shards."""
+    """Returns True near the run's end, which waits for all shards."""
     return self.cluster.syncer.machine.snapshot().last_round is not None
 
   def _run_until(self, holds: Callable[[], bool]) -> bool:
-    """Runs on; whether it came to that in the time of the scenario."""
+    """Runs on; returns True if `holds` did within the scenario's bound."""
     cluster = self.cluster
     until = cluster.sim.now + self.scenario.bound_s
     while cluster.sim.now < until and not cluster.ended:
@@ -237,7 +237,9 @@ class Swarm:
     hold(False, f'7: no progress in {self.scenario.bound_s:.0f} s', self._why())
 
   def _start_again(self):
-    """As the launcher would: a learner may have been told to leave."""
+    """Restarts learners, as the launcher would after they were told to
+    leave.
+    """
     for learner, process in sorted(self.cluster.learners.items()):
       done = process.left is not None and process.left.done
       if process.gone and not done:
@@ -246,7 +248,9 @@ class Swarm:
   def _got_on(
     self, before: tuple[int, ...], without: tuple[int, ...] = ()
   ) -> bool:
-    """Every fragment twice, but for those `without` a shard."""
+    """Returns True if every fragment advanced twice, but for those
+    `without`.
+    """
     snapshot = self.cluster.syncer.machine.snapshot()
     rounds = all(
       now >= then + 2
@@ -254,8 +258,7 @@ class Swarm:
       if p not in without
     )
     members = dict(snapshot.members)
-    # Its session of now: of a process that has just left, the syncer may not
-    # have heard yet.
+    # Its current session: the syncer may not know yet that a process has left.
     ready = all(
       m in members
       and members[m].incarnation == process.incarnation
@@ -281,7 +284,7 @@ class Swarm:
     self._check_end()
 
   def _check_end(self):
-    """Everybody leaves once the run is over."""
+    """Checks that every learner leaves once the run is over."""
     sim = self.cluster.sim
     sim.run(sim.now + self.scenario.bound_s)
     waiting = [m for m, x in self.cluster.learners.items() if not x.gone]
@@ -297,14 +300,14 @@ class Swarm:
 
 
 def rerun(seed: int) -> str:
-  """The command that shows a seed again."""
+  """Returns the command that shows a seed again."""
   return f'python -m diloco.swarm --seed={seed}'
 
 
 def run(seed: int) -> int:
-  """Runs the scenario of a seed; the number of events.
+  """Runs the scenario of a seed; returns the number of events.
 
-  Whatever goes wrong, how to see it again is printed first.
+  On a failure it first prints how to reproduce it.
 
   Raises:
     Violation: an invariant does not hold.
@@ -323,12 +326,12 @@ def run(seed: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-  """What came of several seeds.
+  """The results of several seeds.
 
   Attributes:
-    seeds: how many.
-    events: of all machines.
-    failures: (seed, what went wrong in it).
+    seeds: number of seeds.
+    events: number of events of all machines.
+    failures: (seed, what failed).
   """
 
   seeds: int = 0
@@ -344,7 +347,7 @@ class Survey:
 
 
 def survey(seeds: Iterable[int]) -> Survey:
-  """Runs all of these seeds, whatever goes wrong in some of them."""
+  """Runs all of these seeds; a failure does not end it."""
   total = Survey()
   for seed in seeds:
     swarm = Swarm(draw(seed))

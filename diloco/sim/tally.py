@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts what a simulated fleet does, and keeps what a timeline shows."""
+"""Counts what a simulated fleet does, and keeps data for a timeline."""
 
 import collections
 import dataclasses
@@ -12,11 +12,11 @@ from diloco.protocol import learner_io, syncer_io
 from diloco.sim.watch import Watch
 
 Span = tuple[float, float]
-COMPACT_AT = 4096  # Spans that are kept apart before they are joined.
+COMPACT_AT = 4096  # Spans that are kept separately before they are joined.
 
 
 class Union:
-  """The measure of a union of spans, in memory that does not grow."""
+  """The measure of a union of spans, in bounded memory."""
 
   def __init__(self):
     self._spans: list[Span] = []
@@ -29,7 +29,7 @@ class Union:
       self._compact_at = max(COMPACT_AT, 2 * len(self._spans))
 
   def measure_s(self, until_s: float) -> float:
-    """Of what lies before `until_s`."""
+    """Returns the measure of what lies before `until_s`."""
     return sum(
       max(0.0, min(end, until_s) - begin) for begin, end in self._joined()
     )
@@ -46,29 +46,29 @@ class Union:
 
 @dataclasses.dataclass
 class LearnerCount:
-  """Of one learner id, over all its processes."""
+  """The counts of one learner id, over all its processes."""
 
   steps: int = 0
   stepping_s: float = 0.0  # In finished steps.
-  # As in `metrics.goodput`, times the share of slices there.
+  # As in `metrics.goodput`, times the share of slices present.
   useful_s: float = 0.0
   tokens: int = 0
-  merged: int = 0  # Rounds that took it in.
-  staleness: int = 0  # Versions that its bases were behind, over all of them.
-  ages: Ages = dataclasses.field(default_factory=Ages)  # Of what was merged.
+  merged: int = 0  # Rounds that included it.
+  staleness: int = 0  # Sum of the versions that its bases were behind.
+  ages: Ages = dataclasses.field(default_factory=Ages)  # Ages of merged offers.
   bootstraps: int = 0
   peer_bootstraps: int = 0
 
 
 class Tally(Watch):
-  """Looks on at a cluster.
+  """An observer that counts what happens in a cluster.
 
   Attributes:
-    delays: how often so many steps of a learner lay between the copy of a
-      fragment that a round merged and the version that came of it.
+    delays: histogram of the learner's steps between the copy of a merged
+      fragment and taking in the resulting version.
 
   Args:
-    timeline_s: what happens before is kept for a picture.
+    timeline_s: events before this time are kept for a picture.
   """
 
   def __init__(self, timeline_s: float = 0.0):
@@ -79,9 +79,9 @@ class Tally(Watch):
     self.participants = 0  # Shares of all rounds.
     self.grace_s = 0.0
     self.events = 0
-    self.steps_spans: list[tuple[int, float, float]] = []  # Of a learner.
+    self.steps_spans: list[tuple[int, float, float]] = []  # By learner.
     self.bootstraps: list[tuple[int, float, float]] = []
-    # Of a round: its number, when it was due, had its quorum, was merged.
+    # Per round: its number, times of due, quorum and merge.
     self.round_spans: list[tuple[int, float, float, float]] = []
     self.delays: collections.Counter[int] = collections.Counter()
     # Steps of the copies, by learner and p, then by handle.
@@ -96,7 +96,7 @@ class Tally(Watch):
 
   @property
   def mean_delay_steps(self) -> float | None:
-    """Of `delays`; None where nothing was taken in."""
+    """Mean of `delays`; None if no update was taken in."""
     many = self.delays.total()
     return sum(x * n for x, n in self.delays.items()) / many if many else None
 
@@ -118,17 +118,19 @@ class Tally(Watch):
       self.steps_spans += [(process.id, *span) for span in spans]
 
   def settle(self):
-    """Takes what deaths took from what is useful; before it is looked at."""
+    """Subtracts what deaths took from the useful time; call it before
+    reading.
+    """
     for learner, process in self._processes.items():
       self._end_of(process)
       self._count_useful(learner)
 
   def works(self) -> tuple[LearnerWork, ...]:
-    """Of all that have ever stepped, as `settle` left it."""
+    """Returns the work of all that ever stepped, as `settle` left it."""
     return tuple(self._work.learners.values())
 
   def _note_work(self, process, made_s: float):
-    """A process has made a step of so many useful seconds."""
+    """Notes that a process made a step of so many useful seconds."""
     learner, work = process.id, self._work
     old = self._processes.get(learner)
     if old is not process:
@@ -144,7 +146,7 @@ class Tally(Watch):
     self._count_useful(learner)
 
   def _end_of(self, process):
-    """Of what it has made, a death took what was not kept."""
+    """Notes the end of a process; a death loses what was not kept."""
     work, learner = self._work, process.id
     number = work.learners[learner].process
     work.merge(learner, number, process.saved_step)
@@ -190,7 +192,7 @@ class Tally(Watch):
   def _still_of_use(
     self, learner: int, said: learner_io.Snapshot | learner_io.Apply
   ) -> dict[int, int]:
-    """The copies of a fragment that a round may yet merge; forgets others."""
+    """Returns the copies that a round may yet merge; forgets others."""
     key = learner, said.fragment
     copied = self._copied.get(key, {})
     self._copied[key] = {h: copied[h] for h in copied if h in said.keep}
@@ -216,7 +218,7 @@ class Tally(Watch):
     count = self.count(process.id)
     count.bootstraps += 1
     for key in [key for key in self._copied if key[0] == process.id]:
-      del self._copied[key]  # By a process that is dead.
+      del self._copied[key]  # Made by a process that is dead.
     if process.machine.snapshot().source.startswith('learner'):
       count.peer_bootstraps += 1
     if process.now <= self._timeline_s:

@@ -7,7 +7,7 @@ from diloco.sim.watch import Watch
 
 
 class TokenWatch(Watch):
-  """Looks on at both sides; simulated learners know their tokens exactly.
+  """An observer of both sides; simulated learners know their tokens exactly.
 
   Args:
     fragments: P.
@@ -54,12 +54,12 @@ class TokenWatch(Watch):
         self._close(effect)
 
   def counts_from(self, process, fragment: int) -> int:
-    """From which of its tokens θ_p has progress that is not settled."""
+    """Returns the token count from which progress on θ_p is unsettled."""
     account = self.accounts[process.id]
     return account.processes[self._numbers[process]].counts[fragment]
 
   def rows(self) -> dict[tuple[int, int], token_ledger.Row]:
-    """The balance now, by learner and fragment."""
+    """Returns the current balance, by learner and fragment."""
     for number, process in self._last.items():
       self.accounts[process.id].processes[number].end = _end_of(process)
     return {
@@ -90,7 +90,7 @@ class TokenWatch(Watch):
 
 
 def _end_of(process) -> str | None:
-  """Why it is no more."""
+  """Returns why a process ended; None while it runs."""
   if not process.alive:
     return token_ledger.DIED
   if process.left is None or process.left.done:

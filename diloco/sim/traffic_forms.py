@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Utilisation by bandwidth, and the reverse, in closed form.
+"""Closed forms of utilisation by bandwidth, and the reverse.
 
-What `fifo_link` simulates, over infinitely many steps. Units: Gbit, Gbit/s,
+They correspond to `fifo_link` over infinitely many steps. Units: Gbit, Gbit/s,
 seconds.
 """
 
@@ -9,12 +9,14 @@ import dataclasses
 
 
 def all_reduce_share(datacentres: int) -> float:
-  """f = 2(1 − 1/D): an all-reduce sends that much of the model per link."""
+  """f = 2(1 − 1/D): the share of the model that an all-reduce sends per
+  link.
+  """
   return 2 * one_way_share(datacentres)
 
 
 def one_way_share(datacentres: int) -> float:
-  """f' = 1 − 1/D: what leaves a data centre for shards spread over D evenly.
+  """f' = 1 − 1/D: the share that leaves a data centre for evenly spread shards.
 
   Raises:
     ValueError: there is no data centre.
@@ -28,9 +30,9 @@ def one_way_share(datacentres: int) -> float:
 class Bursts:
   """Data-parallel (H = 1) and DiLoCo: S·f in K buckets in every H-th step.
 
-  The burst's step ends when the link has sent what began with the first
-  bucket, or, where the link is faster than that, when the last bucket, which
-  is there at T, is through:
+  The burst's step ends when the link has sent what began with the first bucket,
+  or, if the link is faster than that, when the last bucket, which is ready at
+  T, is through:
 
       t = max(T/3 + 2T/(3K) + G/B, T + G/(K·B)),   CU = H·T / ((H−1)·T + t)
 
@@ -47,7 +49,7 @@ class Bursts:
   every: int = 1
 
   def utilisation(self, gbps: float) -> float:
-    """CU at this bandwidth."""
+    """Returns the compute utilisation at this bandwidth."""
     burst_s = max(
       self._first_s + self.gbit / gbps,
       self.step_s + self.gbit / (self.buckets * gbps),
@@ -56,7 +58,7 @@ class Bursts:
     return self.every * self.step_s / (calm_s + burst_s)
 
   def gbps(self, utilisation: float) -> float:
-    """B for this CU in (0, 1)."""
+    """Returns B for this utilisation in (0, 1)."""
     calm_s = (self.every - 1) * self.step_s
     burst_s = self.every * self.step_s / utilisation - calm_s
     return max(
@@ -66,7 +68,7 @@ class Bursts:
 
   @property
   def _first_s(self) -> float:
-    """When the first bucket is there."""
+    """Time at which the first bucket is ready."""
     return self.step_s / 3 + 2 * self.step_s / (3 * self.buckets)
 
 
@@ -74,14 +76,14 @@ class Bursts:
 class Stream:
   """A fragment every s = H/P steps, due L = (τ+1)·T later.
 
-  One fragment of g_1 and P − 1 of g each (all even: g_1 = g); d = g/B. Where
-  L > s·T, a fragment may still be under way when the next one comes, and a
-  cycle of H steps is stretched by the largest of what is too much in all, in
-  the large fragment, and in the others in a row:
+  One fragment of g_1 and P − 1 of g each (all even: g_1 = g); d = g/B. If L >
+  s·T, a fragment may still be in transfer when the next one comes, and a cycle
+  of H steps is stretched by the largest excess: in all, of the large fragment,
+  and of the others in a row:
 
       W = max(0, Σd − H·T, d_1 − L, (P−1)·(d − s·T) + s·T − L)
 
-  else each waits for itself: W = Σ max(0, d − L). CU = H·T / (H·T + W).
+  Otherwise each waits for itself: W = Σ max(0, d − L). CU = H·T / (H·T + W).
 
   Attributes:
     first_gbit: g_1.
@@ -100,7 +102,7 @@ class Stream:
   overlap: int
 
   def utilisation(self, gbps: float) -> float:
-    """CU at this bandwidth."""
+    """Returns the compute utilisation at this bandwidth."""
     first_s, other_s = self.first_gbit / gbps, self.other_gbit / gbps
     others = self.fragments - 1
     if self._overtakes:
@@ -116,7 +118,7 @@ class Stream:
     return self._cycle_s / (self._cycle_s + stall_s)
 
   def gbps(self, utilisation: float) -> float:
-    """B for this CU in (0, 1)."""
+    """Returns B for this utilisation in (0, 1)."""
     stall_s = self._cycle_s / utilisation - self._cycle_s
     first, other = self.first_gbit, self.other_gbit
     others = self.fragments - 1
@@ -127,7 +129,7 @@ class Stream:
         first / (due_s + stall_s),
         others * other / (others * spacing_s + due_s - spacing_s + stall_s),
       )
-    # The convex sum of three pieces: each alone is too little, or just right.
+    # Each term of the convex sum alone is too little, or just right.
     return max(
       first / (due_s + stall_s),
       others * other / (others * due_s + stall_s),
@@ -148,5 +150,5 @@ class Stream:
 
   @property
   def _overtakes(self) -> bool:
-    """Whether fragments can queue behind each other."""
+    """True if fragments can queue behind each other."""
     return self._due_s > self._spacing_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an onlooker of a simulated cluster is told."""
+"""The interface of an observer of a simulated cluster."""
 
 from typing import Any
 
@@ -7,33 +7,37 @@ from diloco.protocol import syncer_io
 
 
 class Watch:
-  """Looks on, at every event of every machine; this one does not care.
+  """An observer of every event of every machine, which ignores them all.
 
   Arguments are those of the cluster's processes, `SimulatedSyncer` and
-  `SimulatedLearner`; effects are told before they are performed.
+  `SimulatedLearner`; the methods are called before effects are performed.
   """
 
   def syncer_started(self, syncer):
-    """A new process of the syncer is up."""
+    """Called when a new process of the syncer is up."""
 
   def theta(self, fragment: int, version: int, crc: int):
-    """The bytes of Θ_p at the syncer, whenever they or their number change."""
+    """Called when the bytes of Θ_p at the syncer, or their version, change."""
 
   def at_syncer(self, syncer, event, effects):
-    """The syncer's machine has handled an event."""
+    """Called when the syncer's machine has handled an event."""
 
   def merging(self, merge, taken: dict[int, Any]):
-    """The syncer merges these contents, by learner."""
+    """Called when the syncer merges these contents, by learner."""
 
   def at_learner(self, process, event, effects):
-    """A learner's machine has handled an event."""
+    """Called when a learner's machine has handled an event."""
 
   def stepped(self, process, spans: list[tuple[float, float]], tokens: int):
-    """A learner has finished an inner step, in these spans of time."""
+    """Called when a learner has finished an inner step, in these spans of
+    time.
+    """
 
 
 class Log(Watch):
-  """Keeps what the syncer decided, each with its time in seconds."""
+  """An observer that keeps the syncer's decisions with their times in
+  seconds.
+  """
 
   def __init__(self):
     self.merges: list[tuple[float, syncer_io.Merge]] = []
