@@ -145,7 +145,7 @@ class SyncerRecords:
   # The ledger ---------------------------------------------------------------
 
   def write_ledger(
-    self, ledger: Ledger, counts: Mapping, crcs: Sequence[int]
+    self, ledger: Ledger, counts: Mapping, crcs: Sequence[int | None]
   ) -> None:
     """Commits: what it names has closed, whoever dies now.
 
@@ -161,7 +161,7 @@ class SyncerRecords:
     text = json.dumps(_record(ledger, counts, crcs)).encode()
     files.replace(self._ledger, files.seal(text), self._sync, self._previous)
 
-  def read_ledger(self) -> tuple[Ledger, dict, tuple[int, ...]] | None:
+  def read_ledger(self) -> tuple[Ledger, dict, tuple[int | None, ...]] | None:
     """The newest ledger, counts and CRCs; None where no round has closed here.
 
     Looks at the file, at the one before it, and at what the newest checkpoint
@@ -320,7 +320,9 @@ def _on_host(leaf) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
-def _record(ledger: Ledger, counts: Mapping, crcs: Sequence[int]) -> dict:
+def _record(
+  ledger: Ledger, counts: Mapping, crcs: Sequence[int | None]
+) -> dict:
   """What is written of a close, as JSON."""
   assert len(crcs) == len(ledger.versions), f'{crcs=} {ledger.versions=}'
   return {**dataclasses.asdict(ledger), 'counts': counts, 'crcs': list(crcs)}
@@ -331,7 +333,9 @@ def _closed_round(record: Mapping) -> int:
   return found if type(found) is int else -1
 
 
-def _from_record(fields: Mapping) -> tuple[Ledger, dict, tuple[int, ...]]:
+def _from_record(
+  fields: Mapping,
+) -> tuple[Ledger, dict, tuple[int | None, ...]]:
   """The inverse of `_record`, through JSON."""
   ledger = Ledger(
     step=fields['step'],

@@ -20,15 +20,18 @@ from diloco.protocol.values import changed
 TRIES_MAX = 3
 
 
-def begin(state: State, held: tuple[int, ...], crcs: tuple[int, ...]):
+def begin(state: State, held: tuple[int, ...], crcs: tuple[int | None, ...]):
   """Notes what is lost, right after a restart.
 
   Args:
     state: the state resumed from the ledger.
     held: the version that is here, by fragment.
-    crcs: CRCs of the bytes at the ledger's versions, by fragment.
+    crcs: CRCs of the bytes at the ledger's versions, by fragment; None where
+      the process that wrote the ledger did not know it.
   """
   for p, version in enumerate(state.versions):
+    if p in state.away and crcs[p] is None:
+      state.away[p] = changed(state.away[p], adopted=True)
     if p in state.away:
       continue  # Its shard will report that.
     assert held[p] <= version, f'{held=} is newer than the ledger'
@@ -96,6 +99,8 @@ def _adopt(
         state.away[p] = Away(wanted_by, adopted=True, crc=crc)
         continue
       state.lost[p] = LostFragment(version, crc, held)
+  # A process that dies before Θ is whole must not fall back behind this.
+  state.emit(syncer_io.KeepLedger())
 
 
 def ask(state: State):

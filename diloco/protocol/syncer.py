@@ -118,6 +118,11 @@ class Syncer:
     return tuple(self._state.lost)
 
   @property
+  def lost_crcs(self) -> dict[int, int | None]:
+    """CRCs of the run's bytes of fragments that are not here; None: unknown."""
+    return recovery.lost_crcs(self._state)
+
+  @property
   def knows_less(self) -> bool:
     """True while it trusts learners and shards that know of later rounds."""
     return self._state.knows_less
@@ -142,7 +147,7 @@ class Syncer:
     fingerprints: Mapping[str, str],
     ledger: Ledger,
     held: tuple[int, ...],
-    crcs: tuple[int, ...],
+    crcs: tuple[int | None, ...],
     away: Collection[int] = (),
   ) -> 'Syncer':
     """Returns the machine of a new process, which learners must join again.
@@ -151,7 +156,7 @@ class Syncer:
       fingerprints: hashes of config, layout and data.
       ledger: the ledger of the last close.
       held: the version of each fragment that is here, at most the ledger's.
-      crcs: CRC of each fragment's bytes at the ledger's version.
+      crcs: CRC of each fragment's bytes at the ledger's version; None: unknown.
       away: fragments whose shards will report what they hold; see `Syncer`.
     """
     syncer = cls(config, run, fingerprints, away)

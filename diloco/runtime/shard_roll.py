@@ -47,7 +47,7 @@ class Roll:
     blueprint: Blueprint,
     lead: Shard,
     versions: Sequence[int],
-    crcs: Sequence[int],
+    crcs: Sequence[int | None],
   ):
     self._blueprint = blueprint
     self._owners = blueprint.owners
@@ -164,8 +164,9 @@ class Roll:
     if len(versions) == 1:
       crcs = {s: crcs for s, (_, crcs) in found.items()}
       here = payload.crc_of(self.compose(p, crcs))
-      same = least != version or here == crc
-      if least > version:  # The ledger was lost and does not know it.
+      same = least != version or crc in (None, here)
+      # The ledger was lost: it does not know the version, or not its bytes.
+      if least > version or (least == version and crc is None):
         self.run[p] = least, here
     return syncer_io.Held(p, least, crc if least <= version else None, same)
 

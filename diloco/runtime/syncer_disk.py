@@ -46,7 +46,7 @@ class Found:
   crcs: tuple[int, ...]
   published: dict | None
   run_versions: tuple[int, ...]
-  run_crcs: tuple[int, ...]
+  run_crcs: tuple[int | None, ...]
 
 
 class SyncerDisk:
@@ -181,7 +181,10 @@ class SyncerDisk:
       self._model.restore(p, states[p])
 
   def keep(
-    self, ledger: Ledger, crcs: tuple[int, ...], published: dict | None = None
+    self,
+    ledger: Ledger,
+    crcs: tuple[int | None, ...],
+    published: dict | None = None,
   ):
     """Saves a round's close; call it before any learner is told of the close.
 
@@ -202,7 +205,7 @@ class SyncerDisk:
     if self._records.due(ledger.closed_round):
       self.save(ledger, crcs)
 
-  def commit(self, ledger: Ledger, crcs: tuple[int, ...]):
+  def commit(self, ledger: Ledger, crcs: tuple[int | None, ...]):
     """Writes the ledger alone; see `keep`.
 
     If the disk does not take it, rounds wait until it does: a round that could
@@ -241,7 +244,7 @@ class SyncerDisk:
       'published': self._published,
     }
 
-  def save(self, ledger: Ledger, crcs: tuple[int, ...]):
+  def save(self, ledger: Ledger, crcs: tuple[int | None, ...]):
     """Starts to save all fragments as they are now, unless they are saved."""
     if ledger.closed_round == self.saved_round:
       return
@@ -253,7 +256,7 @@ class SyncerDisk:
     ):
       self.saved_round = ledger.closed_round
 
-  def save_last(self, ledger: Ledger, crcs: tuple[int, ...]):
+  def save_last(self, ledger: Ledger, crcs: tuple[int | None, ...]):
     """Saves all fragments for a process that leaves, after the save in
     progress.
     """

@@ -125,7 +125,7 @@ class Syncing:
     try:
       self._serve_run()
       if not self._ended:
-        self._disk.save_last(self._machine.ledger(), self._roll.crcs())
+        self._disk.save_last(self._machine.ledger(), self._run_crcs())
         return False
       # First of all: a process that dies after this has not lost the run.
       self._write_results()
@@ -302,7 +302,7 @@ class Syncing:
       case syncer_io.Merge():
         self._shards.merge(effect)
       case syncer_io.KeepLedger():
-        self._disk.commit(self._machine.ledger(), self._roll.crcs())
+        self._disk.commit(self._machine.ledger(), self._run_crcs())
       case syncer_io.Publish():
         self._publish(effect)
       case syncer_io.Serve():
@@ -318,7 +318,7 @@ class Syncing:
           '%s: learner %d, %s', effect.kind, effect.learner, effect.reason
         )
       case syncer_io.End():
-        self._disk.keep(self._machine.ledger(), self._roll.crcs())
+        self._disk.keep(self._machine.ledger(), self._run_crcs())
         self._ended = True
       case _:
         raise TypeError(f'Not a syncer effect: {effect!r}.')
@@ -385,7 +385,7 @@ class Syncing:
     # First save what must not be lost, then tell the others.
     published = line_of(closing_line(effect, merged.crc))
     saved_round = self._disk.saved_round
-    self._disk.keep(self._machine.ledger(), self._roll.crcs(), published)
+    self._disk.keep(self._machine.ledger(), self._run_crcs(), published)
     self._shards.install_there(effect, merged)
     if self._disk.saved_round != saved_round:
       loss = self._board.mean_loss()
@@ -406,6 +406,11 @@ class Syncing:
       places[key].fill(effect.update(key, payload, merged.crc, part_crcs))
 
     self._shards.publish(effect.fragment, merged, places, say)
+
+  def _run_crcs(self) -> tuple[int | None, ...]:
+    """The CRCs to keep beside a ledger; None where no process knows it."""
+    known = dict(enumerate(self._roll.crcs())) | self._machine.lost_crcs
+    return tuple(known.values())
 
   def _crcs(self, lost_crcs: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
     """Returns the CRCs of the run's Θ; for lost fragments, from the ledger."""

@@ -15,7 +15,7 @@ class Disk:
   """
 
   ledger: Ledger
-  crcs: tuple[int, ...]  # CRCs at the ledger's versions.
+  crcs: tuple[int | None, ...]  # At the ledger's versions; None: unknown.
   held: tuple[int, ...]  # Versions in the checkpoint,
   held_crcs: tuple[int, ...]  # CRCs of its bytes,
   saved: Any  # and the bytes, as the contents saved them.

@@ -103,6 +103,15 @@ class Scenario:
     )
 
   @property
+  def heard_s(self) -> float:
+    """The time after which what was said has been heard, and answered."""
+    links = [*self.timing.links.values(), USUAL]
+    message_s = self.timing.latency_s + max(
+      max(x.up_s, x.down_s) for x in links
+    )
+    return 4 * message_s + 4 * self.timing.encode_s
+
+  @property
   def longest_step_s(self) -> float:
     """Longest step of the slowest learner, ignoring `slow_share`."""
     return max(self.timing.step_s.values()) * (1 + 4 * self.timing.jitter)

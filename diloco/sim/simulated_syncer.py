@@ -40,6 +40,8 @@ class SimulatedSyncer:
     self._unread: list[Callable[[], None]] = []  # While it is stopped.
     self._pulling: set[PullKey] = set()  # In progress.
     self._taken: dict[PullKey, Any] = {}  # Results of pulls.
+    # Whole fragments that learners have given, until the machine takes one.
+    self._donated: dict[tuple[int, tuple[int, int]], tuple[int, Any, int]] = {}
     self._waits_for_disk: list[Callable[[], None]] = []
     self._alarm = Alarm(
       cluster.sim,
@@ -64,12 +66,17 @@ class SimulatedSyncer:
       known = zip(disk.ledger.versions, disk.crcs)
       self._known = dict(enumerate(known))
       for p in away:  # For welcomes, until the shard has reported.
-        self.contents.crcs[p] = disk.crcs[p]
+        if disk.crcs[p] is not None:
+          self.contents.crcs[p] = disk.crcs[p]
 
   @property
   def crcs(self) -> list[int]:
     """The CRCs of Θ, by fragment."""
     return self.contents.crcs
+
+  def donated_crc(self, p: int, session: tuple[int, int]) -> int:
+    """The CRC of a whole fragment that a learner has given."""
+    return self._donated[p, session][2]
 
   @property
   def now(self) -> float:
@@ -115,7 +122,7 @@ class SimulatedSyncer:
 
   def _held(self, p: int, version: int, crc: int) -> syncer_io.Held:
     known_version, known_crc = self._known[p]
-    same = version != known_version or crc == known_crc
+    same = version != known_version or known_crc in (None, crc)
     self.contents.crcs[p] = crc
     run_crc = known_crc if version <= known_version else None
     return syncer_io.Held(p, version, run_crc, same)
@@ -154,6 +161,9 @@ class SimulatedSyncer:
         cluster.ended = effect
       case syncer_io.Relabel():
         p = effect.fragment
+        if effect.taken_of is not None:
+          self.contents.take_fragment(p, *self._donated[p, effect.taken_of])
+        self._donated = {k: x for k, x in self._donated.items() if k[0] != p}
         self.contents.relabel(p, effect.version)
         cluster.watch.theta(p, effect.version, self.crcs[p])
         self._install(p, effect.version)
@@ -228,7 +238,9 @@ class SimulatedSyncer:
       self._cluster.to_learner(*session, update)
 
   def _write_ledger(self, checkpoint: bool = False):
-    ledger, crcs = self.machine.ledger(), tuple(self.crcs)
+    ledger = self.machine.ledger()
+    known = dict(enumerate(self.crcs)) | self.machine.lost_crcs
+    crcs = tuple(known.values())
     if checkpoint:
       saved = self.contents.save()
       self.disk = Disk(ledger, crcs, ledger.versions, crcs, saved)
@@ -267,9 +279,7 @@ class SimulatedSyncer:
       crc = self._cluster.learners[effect.learner].contents.crcs[p]
       if here and crc == effect.crc:
         offered = effect.offered
-        self.contents.take_fragment(
-          p, offered.version, offered.payload.data, crc
-        )
+        self._donated[p, session] = offered.version, offered.payload.data, crc
         self.deliver(syncer_io.FragmentTaken(p, *session))
       else:
         self.deliver(syncer_io.FragmentFailed(p, *session, 'lost on the way'))

@@ -225,9 +225,7 @@ class Swarm:
       cluster.run(cluster.sim.now + LOOK_S)
       self._start_again()
       if self._got_on(before):
-        timing = self.scenario.timing
-        heard_s = 4 * timing.latency_s + 4 * timing.encode_s
-        cluster.sim.run(cluster.sim.now + heard_s)
+        cluster.sim.run(cluster.sim.now + self.scenario.heard_s)
         self.onlooker.check_at_rest(cluster)
         self._run_to_the_end()
         return
