@@ -337,7 +337,7 @@ class Syncing:
         step=effect.step,
         closed_round=effect.closed_round,
         versions=effect.versions,
-        crcs=self._crcs(effect.lost_crcs),
+        crcs=self._run_crcs(effect.lost_crcs),
         position=effect.position,
         live=effect.live,
         clean=effect.clean,
@@ -407,16 +407,14 @@ class Syncing:
 
     self._shards.publish(effect.fragment, merged, places, say)
 
-  def _run_crcs(self) -> tuple[int | None, ...]:
-    """The CRCs to keep beside a ledger; None where no process knows it."""
-    known = dict(enumerate(self._roll.crcs())) | self._machine.lost_crcs
-    return tuple(known.values())
+  def _run_crcs(self, lost=None) -> tuple[int | None, ...]:
+    """CRCs of the run's Θ; None where no process knows it.
 
-  def _crcs(self, lost_crcs: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-    """Returns the CRCs of the run's Θ; for lost fragments, from the ledger."""
-    return tuple(
-      (dict(enumerate(self._roll.crcs())) | dict(lost_crcs)).values()
-    )
+    Args:
+      lost: (p, CRC) of fragments that are not here; None: by the machine.
+    """
+    lost = self._machine.lost_crcs if lost is None else lost
+    return tuple((dict(enumerate(self._roll.crcs())) | dict(lost)).values())
 
   def _serve(self, effect: syncer_io.Serve):
     logging.info(
