@@ -408,11 +408,7 @@ class Syncing:
     self._shards.publish(effect.fragment, merged, places, say)
 
   def _run_crcs(self, lost=None) -> tuple[int | None, ...]:
-    """CRCs of the run's Θ; None where no process knows it.
-
-    Args:
-      lost: (p, CRC) of fragments that are not here; None: by the machine.
-    """
+    """CRCs of the run's Θ; None: unknown. `lost`: those that are not here."""
     lost = self._machine.lost_crcs if lost is None else lost
     return tuple((dict(enumerate(self._roll.crcs())) | dict(lost)).values())
 
