@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many learners with real gradients in one process, on a simulated clock."""
+"""Trains many learners with real gradients in one process, in simulated
+time.
+"""

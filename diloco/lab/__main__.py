@@ -5,13 +5,13 @@
   python -m diloco.lab --config=experiments/NAME.py --workdir=DIR --sweep \\
     [--seeds=3] [--jobs=2] [--only=TEXT]
 
-The first makes one run, shows it as it goes, and writes what real runs write
-of it into DIR, with simulated times: `python -m diloco.report --workdir=DIR`
-makes a page of that. If it is cut, the same command goes on from its last
-checkpoint (`lab.checkpoint_steps`). The second makes those of the file's
-`sweep(add)`, over several seeds, some at a time; what was finished before is
-not made again.
-Exit code 78: it can't run as configured.
+The first command makes one run, shows its progress, and writes into DIR the
+files of a real run, with simulated times: `python -m diloco.report
+--workdir=DIR` makes a page of them. After an interruption the same command
+resumes from the last checkpoint (`lab.checkpoint_steps`). The second makes the
+runs of the file's `sweep(add)`, over several seeds, some concurrently; finished
+runs are not repeated.
+Exit code 78: the configuration can't be run.
 """
 
 import os

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the arrays of a run have told its machines and clocks, in order.
+"""Records what the arrays of a run have told its machines and clocks, in order.
 
-Nothing else of the arrays has an effect on who does what when. So a run that
-was cut is made again up to where its arrays were saved, without touching one:
-by these answers.
+Nothing else of the arrays affects which process does what at which time. So an
+interrupted run can be replayed up to where its arrays were saved, without any
+array: from these answers.
 """
 
 import json
@@ -14,20 +14,20 @@ from typing import Any
 
 
 class Diverged(Exception):
-  """The run asks something else than it did when the answers were written."""
+  """The run asks another question than it did when the answers were written."""
 
 
 class Answers:
-  """One JSON line each, appended to a file that `sync` makes durable.
+  """One JSON line per answer, appended to a file that `sync` makes durable.
 
   Attributes:
-    count: of all so far, those of before included.
-    replaying: they are those of before, and no array is there; the holder of
-      the saved arrays says when that ends.
+    count: number of answers so far, earlier ones included.
+    replaying: answers come from an earlier process, and no array is there; the
+      holder of the saved arrays decides when that ends.
 
   Args:
-    path: of the file, to which is appended; None: nothing is kept.
-    known: of the process before, (question, answer); empty: there was none.
+    path: the file; None: nothing is kept.
+    known: (question, answer) of an earlier process; empty: there was none.
   """
 
   def __init__(
@@ -39,10 +39,10 @@ class Answers:
     self._file = path.open('a') if path is not None else None
 
   def of(self, question: str, work: Callable[[], Any]) -> Any:
-    """Its answer: plain JSON that `work` gives, or that it gave before.
+    """Returns the answer: plain JSON from `work`, or from the earlier process.
 
     Raises:
-      Diverged: another question was asked here before.
+      Diverged: another question was asked at this point before.
     """
     if self.replaying:
       asked, answer = (
@@ -60,22 +60,22 @@ class Answers:
     return answer
 
   def go_live(self):
-    """From now on the arrays answer.
+    """Switches from recorded answers to those of the arrays.
 
     Raises:
-      Diverged: there are answers that nobody has asked for.
+      Diverged: there are answers that were not asked for.
     """
     if self.count != len(self._known):
       raise Diverged(f'{self.count} questions for {len(self._known)} answers')
     self.replaying = False
 
   def sync(self):
-    """What was answered so far survives the process, and the machine."""
+    """Makes the answers so far survive the process, and the machine."""
     if self._file is not None:
       self._file.flush()
       os.fsync(self._file.fileno())
 
   def close(self):
-    """Nothing is answered afterwards."""
+    """Closes the file; nothing is answered afterwards."""
     if self._file is not None:
       self._file.close()

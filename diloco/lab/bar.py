@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows a lab run as it goes: one bar on a terminal, else plain lines."""
+"""Shows the progress of a lab run: a bar on a terminal, otherwise lines."""
 
 import time
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from diloco.metrics import names
 from diloco.metrics.workdir import learner_name
 
 REDRAWN_EVERY_S = 0.2
-LINES = 10  # Where nobody looks on, of a run.
+LINES = 10  # Per run, if there is no terminal.
 LIVE, DEAD = '●', '○'
 
 
 class Bar(Journal):
-  """On standard error.
+  """A progress bar on standard error.
 
   Args:
-    learners: how many there are.
+    learners: number of learners.
     total_steps: t at the end.
-    console: of the terminal, unless it is to be found.
+    console: the terminal; None: found automatically.
   """
 
   def __init__(

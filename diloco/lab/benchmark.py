@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what the lab adds to the inner steps that it makes.
+"""Measures the overhead of the lab over its inner steps.
 
     python -m diloco.lab.benchmark
 
-Learners of 131 k parameters, in turns with plain steps of the same batch, in
+Learners of 131 k parameters, alternating with plain steps on the same batch, in
 one process; medians. `XLA_FLAGS=--xla_cpu_multi_thread_eigen=false` gives the
-figures of a sweep, whose runs have one thread each.
+times of a sweep, whose runs have one thread each.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from diloco.sim.cluster import Cluster, Timing
 from experiments import common
 
 LEARNERS = 4
-EACH_STEPS = 24  # One cycle of fragments, in a turn.
+EACH_STEPS = 24  # One cycle of fragments, per turn.
 
 
 def main(argv: Sequence[str] | None = None):
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None):
 
 
 def report(turns: int) -> str:
-  """The table as text."""
+  """Returns the table as text."""
   config = common.base()
   config.model.update(
     layers=2, d_model=64, heads=4, kv_heads=2, head_dim=16, d_ff=192
@@ -51,7 +51,7 @@ def report(turns: int) -> str:
     cluster.start(learner)
   plain = _Plain(blueprint, device)
   lab_s, plain_s = [], []
-  cluster.run(cluster.sim.now + EACH_STEPS)  # Warm.
+  cluster.run(cluster.sim.now + EACH_STEPS)  # Warm-up.
   plain.run(EACH_STEPS)
   for _ in range(turns):
     before = _steps(cluster)
@@ -68,7 +68,7 @@ def report(turns: int) -> str:
 
 
 class _Plain:
-  """The same inner step, nothing else."""
+  """The same inner step without the lab."""
 
   def __init__(self, blueprint, device: Device):
     self._device = device

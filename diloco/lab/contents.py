@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lab's processes hold: the arrays, codecs and steps of a real run.
+"""The contents of the lab's processes: arrays, codecs and steps of a real run.
 
-The same functions as in the runtime's processes, without their threads and
-transports: payloads are handed over as they are.
+It uses the functions of the runtime's processes, without their threads and
+transports: payloads are passed by reference.
 """
 
 from collections.abc import Mapping
@@ -31,11 +31,10 @@ from diloco.sim.contents import Unusable
 
 
 class LabContents:
-  """Makes them; all learners share the compiled functions of one device.
+  """Makes the contents; all learners share one device's compiled functions.
 
   Args:
-    blueprint: of the run.
-    device: compiled for it.
+    device: compiled for the run.
   """
 
   def __init__(self, blueprint: Blueprint, device: Device):
@@ -50,7 +49,7 @@ class LabContents:
 
   @property
   def likes(self) -> Likes:
-    """Of what its learners and syncers hold."""
+    """Returns the structure of what learners and syncers hold."""
     params = self.device.params_like
     optimizer = make_optimizer(self.blueprint.config)
     state = outer.init(self.first[0], optimizer).optimizer_state
@@ -60,7 +59,7 @@ class LabContents:
   def learner(
     self, learner: int, start: Start, saved: Saved | None
   ) -> 'LearnerArrays':
-    """See `diloco.sim.contents.Contents`."""
+    """Makes a learner's contents; see `diloco.sim.contents.Contents`."""
     params, inner = self.device.init(self._initial)
     bases = self.first
     if saved is not None:
@@ -69,7 +68,7 @@ class LabContents:
     return LearnerArrays(self, learner, start, params, inner, bases)
 
   def syncer(self, crcs: tuple[int, ...], saved: list | None) -> 'SyncerArrays':
-    """See `diloco.sim.contents.Contents`."""
+    """Makes the syncer's contents; see `diloco.sim.contents.Contents`."""
     model = GlobalModel(self.blueprint)
     for p, state in enumerate(saved or ()):
       model.restore(p, state)
@@ -78,11 +77,11 @@ class LabContents:
 
 
 class LearnerArrays:
-  """See `diloco.sim.contents.LearnerContents`.
+  """An implementation of `diloco.sim.contents.LearnerContents`.
 
   Attributes:
-    losses: of the steps of this process.
-    applied: how many of them were done when something was blended in.
+    losses: losses of this process's steps.
+    applied: for each blend, how many of the steps preceded it.
   """
 
   def __init__(
@@ -124,7 +123,7 @@ class LearnerArrays:
 
   @property
   def params(self) -> dict[str, jax.Array]:
-    """θ, path -> array; the next step gives them away."""
+    """θ, path -> array; the next step donates the arrays."""
     return self._params
 
   def step(self, position: int, progress: int) -> float:
@@ -141,7 +140,7 @@ class LearnerArrays:
     return self.losses[-1]
 
   def kept(self, p: int) -> tuple[int, ...]:
-    """Handles of the offers of which a copy is kept."""
+    """Returns handles of the offers of which a copy is kept."""
     return self._own.handles(p)
 
   def snapshot(self, effect: learner_io.Snapshot) -> tuple[dict, Arrays]:
@@ -204,7 +203,9 @@ class LearnerArrays:
     return [self._own.bases[p] for p in sorted(self._own.bases)]
 
   def state(self) -> dict[str, Any]:
-    """All of it, for another process; the next step gives some of it away."""
+    """Returns the full state for another process; the next step donates
+    some.
+    """
     return {
       'params': self._params,
       'inner': self._inner,
@@ -218,7 +219,7 @@ class LearnerArrays:
     }
 
   def go_on(self, state: Mapping[str, Any]):
-    """From what `state` gave."""
+    """Restores what `state` returned."""
     self._params, self._inner = state['params'], state['inner']
     self._own.go_on(dict(enumerate(state['bases'])), state['own'])
     self.base_crcs = state['base_crcs']
@@ -228,7 +229,7 @@ class LearnerArrays:
 
 
 class SyncerArrays:
-  """See `diloco.sim.contents.SyncerContents`."""
+  """An implementation of `diloco.sim.contents.SyncerContents`."""
 
   def __init__(self, blueprint: Blueprint, model: GlobalModel):
     self.model = model
@@ -243,7 +244,7 @@ class SyncerArrays:
     return self.decode(offer.fragment, offer.payload.data)
 
   def decode(self, p: int, data: np.ndarray) -> tuple[Arrays, float]:
-    """What `take` makes of the bytes alone."""
+    """Returns a contribution and its norm from the bytes alone."""
     pieces = self._blueprint.layout.fragments[p]
     try:
       return contributions.decode(data, pieces, self._blueprint.up)
@@ -251,7 +252,7 @@ class SyncerArrays:
       raise Unusable(str(error)) from None
 
   def merged(self, p: int) -> Outcome:
-    """What the last merge of the fragment leads to, once published."""
+    """Returns the result of the fragment's last merge, to be published."""
     return self._merged[p]
 
   def merge(self, merge: syncer_io.Merge, taken: dict[int, Arrays]):
@@ -281,16 +282,16 @@ class SyncerArrays:
     return [self.model.state(p) for p in range(len(self.crcs))]
 
   def state(self) -> dict[str, Any]:
-    """All of it, for another process."""
+    """Returns the full state for another process."""
     return {'model': self.save(), 'merged': self._merged}
 
   def go_on(self, state: Mapping[str, Any]):
-    """From what `state` gave."""
+    """Restores what `state` returned."""
     for p, each in enumerate(state['model']):
       self.model.restore(p, each)
     self._merged = state['merged']
 
 
 def _copy(tree):
-  """A step gives its arrays away; these are kept."""
+  """Copies arrays, since a step donates its own."""
   return jax.tree.map(jnp.copy, tree)

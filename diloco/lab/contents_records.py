@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lab's processes hand over as a whole: to a newcomer, to a disk."""
+"""Records of a lab process's state, for a newcomer or a checkpoint."""
 
 import dataclasses
 from collections.abc import Mapping

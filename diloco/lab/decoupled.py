@@ -33,19 +33,18 @@ from diloco.runtime.device import Device
 from diloco.runtime.heldout import Heldout
 from diloco.sim.cluster import Cluster, Timing
 
-HORIZON_FACTOR = 100.0  # A run that takes so much longer than planned hangs.
+HORIZON_FACTOR = 100.0  # A run that takes this much longer than planned hangs.
 
 
 class Decoupled:
-  """One run.
+  """One run of Decoupled DiLoCo in the lab.
 
   Args:
-    blueprint: of the run.
     kills: faults, in the order in which they are due.
-    tell: takes the global step and Θ's loss, at every evaluation.
-    timeline_s: what happens before is kept for a picture.
-    journal: is told of everything.
-    resumption: where it goes on from.
+    tell: called with the global step and Θ's loss at every evaluation.
+    timeline_s: events before this time are kept for a picture.
+    journal: receives all events.
+    resumption: where the run resumes.
   """
 
   def __init__(
@@ -100,7 +99,7 @@ class Decoupled:
     cluster, protocol = self._cluster, self._config.protocol
     self._journal.happened(0.0, 'syncer', 'started')
     for learner in range(protocol.learners):
-      self._start(learner)  # A visitor only if it is to be there by now.
+      self._start(learner)  # A visitor starts only if it is due by now.
     for target, do in self._plan():
       self._run_to(target)
       if not cluster.ended:
@@ -130,7 +129,7 @@ class Decoupled:
     )
 
   def _plan(self) -> list[tuple[float, Callable[[], None]]]:
-    """What is to be done once t has come so far."""
+    """Returns what to do when t reaches which step."""
     total = self._config.protocol.total_steps
     every = self._config.lab.eval_every_steps
     looks = range(every, total, every) if every else ()
@@ -150,7 +149,7 @@ class Decoupled:
     return sorted(planned, key=lambda each: each[0])
 
   def _run_to(self, step: float):
-    """Until t is `step`, or the run has ended."""
+    """Runs until t is `step`, or the run has ended."""
     cluster = self._cluster
     cluster.sim.run(
       self._horizon_s,
@@ -162,7 +161,7 @@ class Decoupled:
     return self._cluster.syncer.machine.step
 
   def _seen(self, heldout: Heldout) -> dict[str, Any]:
-    """What the arrays say where the run stands: Θ, the learners, their mean."""
+    """Evaluates Θ and the mean of the learners' parameters."""
     alive = [
       process.contents.arrays
       for process in self._cluster.learners.values()
@@ -196,7 +195,10 @@ class Decoupled:
   # Deaths -------------------------------------------------------------------
 
   def _live(self, learner: int, from_s: float):
-    """A Poisson process of each; the next life begins once it is back."""
+    """Schedules a learner's deaths as a Poisson process.
+
+    The next life begins once the learner is back.
+    """
     dies_s, back_s = self._lives.death(from_s)
 
     def come_back():
@@ -208,7 +210,7 @@ class Decoupled:
     sim.at(back_s, come_back)
 
   def _strike(self, kill: Kill):
-    """Who is dead or has left already is let be."""
+    """Kills a process, unless it is dead or has left already."""
     sim, learner = self._cluster.sim, kill.learner
     back_s = sim.now + self._lives.away_s
     if learner is not None:
@@ -228,7 +230,11 @@ class Decoupled:
       self._journal.happened(now_s, learner_name(learner), 'killed')
 
   def _start(self, learner: int):
-    """Unless another process of it lives, it is not to be there, or the end."""
+    """Starts a process for the learner.
+
+    It does nothing if one is alive, the learner is not due, or the run has
+    ended.
+    """
     now_s = self._cluster.sim.now
     old = self._cluster.learners.get(learner)
     free = old is None or old.gone
@@ -243,7 +249,7 @@ class Decoupled:
       self._start(learner)
 
   def _dismiss_visitors(self):
-    """As a preempted machine: with notice; what they did is handed in."""
+    """Makes the visitors leave with notice, as if preempted."""
     now_s = self._cluster.sim.now
     self._visits.end(now_s)
     for learner in self._visits.visitors:
@@ -258,13 +264,13 @@ class Decoupled:
 
 
 def announced_step(protocol: ProtocolConfig) -> int:
-  """The step at which the syncer is to say that the run is over.
+  """Returns the step at which the syncer announces the end of the run.
 
   A learner hears of it within its next step, and hands in what it has at the
-  boundary after that: with τ > 0 that of the step behind it, which has been
-  dispatched by then (see `diloco.runtime.training`). The syncer says so as
-  many steps before, for t to end at `total_steps` as in every other system. A
-  learner that waits at its boundary (τ = 0) hands in there.
+  boundary after that: with τ > 0 that of the following step, which has been
+  dispatched by then (see `diloco.runtime.training`). The syncer announces the
+  end this many steps earlier, so that t ends at `total_steps` as in every other
+  system. A learner that waits at its boundary (τ = 0) hands in there.
   """
   total, spacing = protocol.total_steps, protocol.spacing_steps
   if protocol.overlap_steps:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The faults of a configuration, as far as its system can have them."""
+"""The faults of a configuration, checked against its system."""
 
 from diloco import config_faults
 from diloco.config import RunConfig
@@ -8,11 +8,11 @@ from diloco.config_values import ConfigError
 
 
 def plan(config: RunConfig) -> tuple[Kill, ...]:
-  """In the order in which they are due.
+  """Returns the faults in the order in which they are due.
 
   Raises:
-    ConfigError: names each that can't be read, or that can't befall a run of
-      `lab.system`.
+    ConfigError: names each fault that can't be read, or that is impossible in a
+      run of `lab.system`.
   """
   system = config.lab.system
   alone = system == 'alone'

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a real run again in the lab and compares: python -m diloco.lab.follow …
+"""Replays a real run in the lab and compares: python -m diloco.lab.follow …
 
-  python -m diloco.lab.follow --workdir=DIR              # after its tapes
+  python -m diloco.lab.follow --workdir=DIR              # from its tapes
   python -m diloco.lab.follow --workdir=DIR --notapes    # by itself
 
-The first drives the lab's processes by the tapes of the run. The second makes
-the run of that configuration by the lab's own machines and clock: with τ = 0
-and K = M nothing but the configuration decides, as long as nobody dies.
+The first command drives the lab's processes by the run's tapes. The second
+makes a run of the same configuration by the lab's own machines and clock: with
+τ = 0 and K = M only the configuration decides, as long as no process dies.
 
 Exit code 0: the same bytes. 1: something differs; says what. 78: the run can't
-be made again; says why.
+be replayed; says why.
 """
 
 import os
@@ -33,7 +33,7 @@ _TAPES = flags.DEFINE_bool('tapes', True, 'Follow its tapes.')
 
 
 def main(_) -> int:
-  """Follows, compares, says what came of it."""
+  """Replays the run, compares the result and prints the outcome."""
   logs.keep_ours()
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   try:
@@ -56,7 +56,7 @@ def _by_itself(run: replay_session.Recorded) -> int:
 
 
 def _check_decided(config: RunConfig):
-  """Refuses where clocks decide who is merged."""
+  """Rejects runs whose merges depend on clocks."""
   protocol = config.protocol
   if protocol.overlap_steps or protocol.quorum != protocol.learners:
     raise ConfigError(

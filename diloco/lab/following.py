@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lab's processes hold, driven by the tapes of a real run.
+"""The contents of the lab's processes, driven by the tapes of a real run.
 
-The lab's own arrays do what the run's processes did, in their order: that it
-ends in the same bytes shows that a run in one process is a run.
+The lab's own arrays do what the run's processes did, in the same order: that
+the result has the same bytes shows that the lab computes what a real run does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,9 @@ from diloco.sim.contents import Unusable
 
 
 class LabFollowing:
-  """See `diloco.runtime.replay_contents.Contents`.
+  """An implementation of `diloco.runtime.replay_contents.Contents`.
 
   Args:
-    blueprint: of the run.
     device: compiled; shared by all.
   """
 
@@ -52,7 +51,7 @@ class LabFollowing:
   def from_peer(
     self, learner: int, donor: 'Following', given: Sequence[Given]
   ) -> 'Following':
-    """As in a real one: the host's copy and the inner state, then θ."""
+    """Adopts a peer's state as a real run does: Θ and inner state, then θ."""
     standing = self.from_seed(learner)
     standing.adopt(donor.arrays, given)
     return standing
@@ -76,13 +75,12 @@ class LabFollowing:
 
 
 class Following:
-  """See `diloco.runtime.replay_contents.Standing`.
+  """An implementation of `diloco.runtime.replay_contents.Standing`.
 
   Args:
-    blueprint: of the run.
     lab: made the arrays.
-    learner: the id.
-    arrays: are taken over.
+    learner: the learner id.
+    arrays: consumed.
   """
 
   def __init__(
@@ -99,7 +97,8 @@ class Following:
 
   def copy(self) -> 'Following':
     saved, crcs = self.arrays.save(), tuple(self.arrays.base_crcs)
-    start = Start.from_seed(crcs)  # Whose versions they are, `apply` says.
+    # `apply` decides to which versions they belong.
+    start = Start.from_seed(crcs)
     arrays = self._lab.learner(self._learner, start, saved)
     return Following(self._blueprint, self._lab, self._learner, arrays)
 
@@ -133,7 +132,7 @@ class Following:
     self.arrays.apply(effect, training)
 
   def adopt(self, donor: LearnerArrays, given: Sequence[Given]):
-    """A donor's inner state; Θ as it is given."""
+    """Adopts a donor's inner state, and the given Θ."""
     held = [Held(each.version, each.theta, each.crc) for each in given]
     self.arrays.adopt(None, Donated(held, donor.donate().inner))
     self.arrays.adopt_inner()

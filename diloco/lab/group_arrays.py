@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What data-parallel holds: one model, and the batches of all learners."""
+"""The arrays of data-parallel: one model, and the batches of all learners."""
 
 import dataclasses
 import functools
@@ -17,11 +17,10 @@ from diloco.runtime.inner_device import InnerDevice
 
 
 class GroupArrays:
-  """See `diloco.lab.resumption.Holder`.
+  """An implementation of `diloco.lab.resumption.Holder`.
 
   Args:
-    blueprint: of the run.
-    learners: how many there are.
+    learners: number of learners.
   """
 
   def __init__(self, blueprint: Blueprint, learners: int):
@@ -34,15 +33,15 @@ class GroupArrays:
     self._params, self._inner = self._all.init(blueprint.initial_parameters())
 
   def step(self, positions: Mapping[int, int], lr: float, number: int) -> float:
-    """One step on a batch of each of some learners.
+    """Makes one step on a batch of each of some learners.
 
     Args:
-      positions: of the batches, by learner.
+      positions: index of each batch, by learner.
       lr: inner learning rate.
-      number: of the step.
+      number: number of the step.
 
     Returns:
-      The loss of all these batches.
+      The loss over all these batches.
     """
     rows = [self._shards[m][at]['tokens'] for m, at in positions.items()]
     device = self._device(len(rows))
@@ -56,10 +55,10 @@ class GroupArrays:
     return float(metrics['loss'])
 
   def seen(self, final: bool = False) -> dict[str, Any]:
-    """Loss on held-out text, nats per token, and the health of experts.
+    """Returns held-out loss, nats per token, and the health of experts.
 
     Args:
-      final: the run is over: on `lab.final_eval_batches` of that text.
+      final: the run is over: use `lab.final_eval_batches` of that text.
     """
     heldout = self._whole if final else self._heldout
     return {
@@ -68,7 +67,7 @@ class GroupArrays:
     }
 
   def parameters(self) -> dict[str, np.ndarray]:
-    """Path -> f32 array."""
+    """Returns path -> f32 array."""
     return {path: np.asarray(x) for path, x in self._params.items()}
 
   @property
@@ -83,7 +82,7 @@ class GroupArrays:
     self._params, self._inner = state
 
   def _make_device(self, members: int) -> InnerDevice:
-    """Of a step on the batches of so many."""
+    """Compiles a step on the batches of `members` learners."""
     config = self._blueprint.config
     data = dataclasses.replace(config.data, batch=members * config.data.batch)
     config = dataclasses.replace(config, data=data)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When data-parallel makes its steps, and with whom, while learners die.
+"""Schedules data-parallel's steps and their members while learners die.
 
-All learners are one group: a step ends with the slowest of those that take
-part. A death undoes the step under way. Then
+All learners are one group: a step ends with the slowest of its members. A death
+undoes the step in progress. Then
 
-* whoever waits stands until the dead one is back, plus one pause;
-* an elastic group pauses, goes on with those that are left, and pauses once
-  more at the end of a step when somebody is back.
+* a group that waits stands until the dead learner is back, plus one pause;
+* an elastic group pauses, continues with the remaining learners, and pauses
+  once more at the end of a step when a learner is back.
 
-What dies while the group stands is replaced meanwhile and costs nothing, as in
-the simulator (`diloco.sim.stops`).
+A learner that dies while the group stands is replaced meanwhile and costs
+nothing, as in the simulator (`diloco.sim.stops`).
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ class GroupStep:
 
   Attributes:
     members: learners whose batches it takes, ascending.
-    begin_s: of the step.
-    end_s: of the slowest member.
-    lengths_s: of each member.
+    begin_s: start of the step.
+    end_s: end of the slowest member.
+    lengths_s: duration of each member.
   """
 
   members: tuple[int, ...]
@@ -37,17 +37,17 @@ class GroupStep:
 
 
 class GroupSteps:
-  """Makes them, one after another.
+  """Makes the steps, one after another.
 
   Attributes:
     now_s: end of the last step.
-    deaths: those that cost something: learner, dies, is back.
+    deaths: those that cost something: (learner, death, return).
 
   Args:
-    lives: of the run.
-    learners: how many there are.
-    pause_s: of one reconfiguration.
-    elastic: whether the group goes on with fewer.
+    lives: draws deaths and step lengths.
+    learners: number of learners.
+    pause_s: duration of one reconfiguration.
+    elastic: True if the group goes on with fewer.
   """
 
   def __init__(
@@ -59,9 +59,9 @@ class GroupSteps:
     self._learners = learners
     self._pause_s = pause_s
     self._elastic = elastic
-    self._away: dict[int, float] = {}  # When it is back, by learner.
-    # (time, order of the draw, learner): deaths; what follows is drawn when
-    # the dead would be back, which is the order in which `Lives` wants it.
+    self._away: dict[int, float] = {}  # By learner, the time of its return.
+    # (time, order of the draw, learner): deaths. Later ones are drawn at the
+    # time of the return, which is the order in which `Lives` wants them.
     self._coming: list[tuple[float, int, int, float | None]] = []
     self._order = itertools.count()
     if lives.mortal:
@@ -69,7 +69,7 @@ class GroupSteps:
         self._draw(learner, 0.0)
 
   def step(self) -> GroupStep:
-    """The next step that is finished."""
+    """Returns the next finished step."""
     self._take_back()
     while True:
       members = [m for m in range(self._learners) if m not in self._away]
@@ -86,7 +86,7 @@ class GroupSteps:
       self._die(*died)
 
   def kill(self, learner: int):
-    """It dies between two steps, and is away as long as any."""
+    """Kills a learner between two steps; it is away as long as any."""
     if learner not in self._away:
       self._die(learner, self.now_s, self.now_s + self._lives.away_s)
 
@@ -104,7 +104,9 @@ class GroupSteps:
       self._stand(self.now_s)
 
   def _stand(self, until_s: float):
-    """Until a time and for one pause; all who are back then take part."""
+    """Stands until a time and for one pause; then all present learners take
+    part.
+    """
     self.now_s = max(self.now_s, until_s) + self._pause_s
     self._next_death(self.now_s, ())
     self._away = {m: x for m, x in self._away.items() if x > self.now_s}
@@ -112,7 +114,7 @@ class GroupSteps:
   def _next_death(
     self, until_s: float, members
   ) -> tuple[int, float, float] | None:
-    """The first one of a member; those of others pass."""
+    """Returns the next death of a member; those of others are skipped."""
     while self._coming and self._coming[0][0] < until_s:
       at_s, _, learner, back_s = heapq.heappop(self._coming)
       if back_s is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lab says of a mixture of experts where a run stood."""
+"""Metrics of a mixture of experts at each evaluation of a lab run."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,8 +17,7 @@ Params = Mapping[str, np.ndarray]  # Path -> array.
 class Health:
   """Routes one held-out batch through the models of a run.
 
-  Args:
-    blueprint: of the run; a model without experts has nothing to tell.
+  A model without experts has no metrics.
   """
 
   def __init__(self, blueprint: Blueprint):
@@ -43,11 +42,11 @@ class Health:
     learners: Sequence[Params] = (),
     spikes: Sequence[float] = (),
   ) -> dict[str, float]:
-    """The metrics by name; none of a model without experts.
+    """Returns the metrics by name; empty for a model without experts.
 
     Args:
-      theta: the global model: what is left of even load once all is merged.
-      learners: those that live; of two or more it says how far they agree.
+      theta: the global model: how even the load is once all is merged.
+      learners: live ones; of two or more it says how far they agree.
       spikes: the learners' `routing_health.loss_spike`.
     """
     if self._routing is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an onlooker of a lab run is told; this one keeps nothing of it."""
+"""The interface of an observer of a lab run."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,26 +7,32 @@ from diloco.lab.trained import Point
 
 
 class Journal:
-  """Times are simulated seconds; processes are 'syncer' and 'learner-N'."""
+  """An observer that ignores everything.
+
+  Times are simulated seconds; processes are 'syncer' and 'learner-N'.
+  """
 
   def happened(self, at_s: float, process: str, event: str, detail: str = ''):
-    """A process 'started', was 'killed', or, told to go, 'stopped'."""
+    """Called when a process 'started', was 'killed' or was told to leave.
+
+    The event is 'stopped' in the last case.
+    """
 
   def stepped(self, learner: int, step: int, scalars: Mapping[str, float]):
-    """A learner finished an inner step; names are those of `metrics.names`."""
+    """Called after an inner step; names are those of `metrics.names`."""
 
   def decided(self, at_s: float, kind: str, fields: Mapping):
-    """The syncer did what belongs on its tape."""
+    """Called for what belongs on the syncer's tape."""
 
   def evaluated(self, point: Point):
-    """The model was looked at."""
+    """Called after an evaluation of the model."""
 
   def close(self):
-    """Nothing comes after this."""
+    """Called last."""
 
 
 class Journals(Journal):
-  """Tells each of several."""
+  """Forwards to several observers."""
 
   def __init__(self, journals: Sequence[Journal]):
     self._journals = tuple(journals)

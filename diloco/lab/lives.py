@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who dies when, and how fast learners are: the same for every system.
+"""Draws deaths and speeds of learners, the same for every system.
 
 One seed draws one set of deaths and step lengths; systems differ in what they
 make of it.
@@ -12,14 +12,11 @@ from diloco.sim import speeds
 
 
 class Lives:
-  """Draws them; two of the same configuration draw the same.
+  """Draws them; two objects with the same configuration draw the same.
 
   Attributes:
     steps_s: mean length of each learner's step.
     speeds: draw the lengths of its steps, by learner.
-
-  Args:
-    config: of the run.
   """
 
   def __init__(self, config: RunConfig):
@@ -37,19 +34,19 @@ class Lives:
 
   @property
   def mortal(self) -> bool:
-    """Whether anybody dies but by `config.faults`."""
+    """True if learners die other than by `config.faults`."""
     return self._lab.mtbf_steps > 0
 
   @property
   def away_s(self) -> float:
-    """For how long the dead are away."""
+    """How long a dead learner is away, in seconds."""
     return self._lab.step_s * self._lab.away_steps
 
   def death(self, from_s: float) -> tuple[float, float]:
-    """When the next life ends that begins at `from_s`, and who died is back.
+    """Returns when a life that begins at `from_s` ends, and the time of return.
 
-    To be asked for each learner in the order of ids, then of each return: the
-    deaths of all come from one stream.
+    Call it for each learner in the order of ids, then of each return: all
+    deaths come from one stream.
     """
     lived_s = self._lab.step_s * self._rng.expovariate(1 / self._lab.mtbf_steps)
     dies_s = from_s + lived_s

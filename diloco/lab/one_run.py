@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of the lab, shown as it goes and written into its folder."""
+"""Makes one run of the lab, with progress, in its folder."""
 
 import pathlib
 import sys
@@ -26,13 +26,11 @@ from diloco.runtime.blueprint import make_blueprint
 def make(
   config: RunConfig, workdir: pathlib.Path, compiled: pathlib.Path
 ) -> int:
-  """Makes it; exit code 0.
+  """Makes a run; returns exit code 0.
 
   Args:
-    config: of the run.
     workdir: folder of the run, whose name is its label.
-    compiled: programs that were compiled before are read from there, and
-      others are written there, unless `run.compilation_cache` is off.
+    compiled: compilation cache, unless `run.compilation_cache` is off.
 
   Raises:
     ConfigError: it can't be run.
@@ -94,7 +92,7 @@ def make(
 
 
 def crc(parameters: Mapping[str, np.ndarray]) -> int:
-  """By which two runs can be seen to end in the same bits."""
+  """Returns a CRC by which the results of two runs can be compared."""
   crc = 0
   for _, array in sorted(parameters.items()):
     crc = zlib.crc32(np.ascontiguousarray(array), crc)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks on at the lab's cluster: counts, and tells a journal."""
+"""Observes the lab's cluster: counts, and forwards events to a journal."""
 
 import dataclasses
 
@@ -12,17 +12,17 @@ from diloco.sim.token_watch import TokenWatch
 
 
 class Onlooker(Tally):
-  """A tally that also tells.
+  """A tally that also forwards to a journal.
 
   Attributes:
-    merged_tokens: that contributions stood for, mean over the fragments.
+    merged_tokens: tokens of merged contributions, mean over the fragments.
     ledger: where each learner's tokens went.
 
   Args:
     timeline_s: see `Tally`.
     fragments: P.
-    journal: is told.
-    blueprint: tells the learning rate.
+    journal: receives events.
+    blueprint: gives the learning rate.
   """
 
   def __init__(
@@ -51,7 +51,7 @@ class Onlooker(Tally):
           self.merged_tokens += tokens / self._fragments
           self._decided(syncer.now, effect)
         case syncer_io.Publish():
-          self._publishing = effect  # Its line has the CRC that comes of it.
+          self._publishing = effect  # Its line has the resulting CRC.
         case syncer_io.Record() | syncer_io.End() | syncer_io.Greet():
           self._decided(syncer.now, effect)
     self._now_s = syncer.now

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any of the lab's array-valued things as plain JSON and a table of arrays.
+"""Splits the lab's array-valued objects into plain JSON and a table of arrays.
 
-An array that is in several places is saved once, and is one again.
+An array that occurs in several places is saved once, and restored as one.
 """
 
 import dataclasses
@@ -19,16 +19,16 @@ from diloco.runtime.host_copy import Held
 RECORDS = {
   cls.__name__: cls for cls in (Donated, Saved, FragmentState, Outcome, Held)
 }
-HOST, DEVICE = 'host', 'device'  # Or the axes of the mesh, where it is spread.
+HOST, DEVICE = 'host', 'device'  # Or the axes of the mesh, if it is spread.
 
 
 @dataclasses.dataclass(frozen=True)
 class Likes:
-  """What a run's arrays are like that can't be told from what was saved.
+  """The structures of a run that can't be told from what was saved.
 
   Attributes:
-    mesh: on which those lie that are spread over one.
-    trees: have every kind of named tuple that is packed.
+    mesh: the mesh of arrays that are spread over one.
+    trees: contain every kind of named tuple that is packed.
   """
 
   mesh: jax.sharding.Mesh
@@ -36,7 +36,7 @@ class Likes:
 
 
 class Packer:
-  """Takes things apart.
+  """Splits objects.
 
   Attributes:
     arrays: name -> array, as a checkpoint takes them.
@@ -47,11 +47,11 @@ class Packer:
     self._names: dict[int, str] = {}  # By identity; `arrays` keeps them alive.
 
   def plain(self, value: Any) -> Any:
-    """JSON that `Unpacker` makes `value` of.
+    """Returns JSON from which `Unpacker` restores `value`.
 
     Raises:
-      TypeError: there is something else in it than arrays, numbers, text,
-        lists, tuples, dicts, and records of the kinds above.
+      TypeError: it contains something other than arrays, numbers, text, lists,
+        tuples, dicts, and records of the kinds above.
     """
     match value:
       case None | bool() | int() | float() | str():
@@ -81,11 +81,11 @@ class Packer:
 
 
 class Unpacker:
-  """Puts them together again.
+  """Restores objects.
 
   Args:
     arrays: name -> array on the host.
-    likes: of the run.
+    likes: the run's structures.
   """
 
   def __init__(self, arrays: Mapping[str, np.ndarray], likes: Likes):
@@ -95,7 +95,7 @@ class Unpacker:
     self._placed: dict[str, Any] = {}
 
   def value(self, plain: Any) -> Any:
-    """What `Packer.plain` was given."""
+    """Returns the value that `Packer.plain` was given."""
     match plain:
       case {'array': name, 'on': place}:
         if name not in self._placed:
@@ -117,7 +117,7 @@ class Unpacker:
   def _put(self, array: np.ndarray, place) -> Any:
     if place == HOST:
       return array
-    array = np.array(array)  # A copy: a step may give it away.
+    array = np.array(array)  # A copy: a step may donate it.
     if place == DEVICE:
       return jax.device_put(array)
     axes = (tuple(x) if isinstance(x, list) else x for x in place)
@@ -134,7 +134,7 @@ def _place(array) -> Any:
 
 
 def _named_tuples(tree: Any):
-  """Name and class of each in a tree."""
+  """Yields name and class of each named tuple in a tree."""
   if isinstance(tree, Mapping):
     tree = tuple(tree.values())
   if isinstance(tree, tuple | list):

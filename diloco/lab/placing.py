@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of this machine's devices a run of the lab uses."""
+"""Selects the devices of this machine for a run of the lab."""
 
 import jax
 
@@ -7,6 +7,6 @@ from diloco.runtime.blueprint import Blueprint
 
 
 def on_mesh(blueprint: Blueprint) -> tuple[Blueprint, list[jax.Device]]:
-  """With as many as the mesh asks for: here others may be left over."""
+  """Returns as many devices as the mesh needs: here others may be left over."""
   mesh = blueprint.config.mesh
   return blueprint, jax.devices()[: mesh.devices]

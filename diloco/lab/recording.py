@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a lab run into its folder, by the names of real runs.
+"""Writes a lab run into its folder, in the format of real runs.
 
 Times are simulated seconds since the run began, not since the epoch. A
 learner's record is written once its next step is done: the evaluation of a
-boundary stands in the record of the step before it.
+boundary is part of the record of the step before it.
 """
 
 import json
@@ -26,11 +26,10 @@ from diloco.metrics.writer import (
 
 
 class Recording(Journal):
-  """Into an empty folder, or over an earlier run of the lab.
+  """Writes into an empty folder, or over an earlier run of the lab.
 
   Args:
-    folder: of the run.
-    config: of the run.
+    folder: folder of the run.
 
   Raises:
     ConfigError: the folder holds a run of processes.
@@ -54,7 +53,7 @@ class Recording(Journal):
     self._writers: dict[int, Writer] = {}
     # The last step of each learner: its number and scalars.
     self._last: dict[int, tuple[int, dict[str, float]]] = {}
-    self._newest: int | None = None  # Who made the last step of all.
+    self._newest: int | None = None  # The learner with the latest step.
     self._tape = workdir.tape.open('w')
     self._events = workdir.events.open('w')
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run goes on that was cut, and what it leaves in case it is cut.
+"""Resumes an interrupted run, and saves what that needs.
 
-A checkpoint is the arrays of one moment, and how many answers (`answers.py`)
-came before it. The process after it makes the same run from its beginning,
-with the answers of the first instead of arrays, which costs next to nothing;
-where the checkpoint was made, it takes up the arrays. So the records of a run,
-which are told of all of it once more, are written anew and whole.
+A checkpoint is the arrays of one moment, and the number of answers
+(`answers.py`) before it. The next process repeats the run from its beginning,
+with these answers instead of arrays, which costs next to nothing; at the
+checkpoint, it takes up the arrays. So the records of a run, which get all
+events once more, are written anew and complete.
 """
 
 import dataclasses
@@ -25,32 +25,32 @@ from diloco.config import RunConfig
 from diloco.lab.answers import Answers
 from diloco.lab.packing import Likes, Packer, Unpacker
 
-SAVE_S_MAX = 600.0  # Of one save; what takes longer is lost.
+SAVE_S_MAX = 600.0  # For one save; a slower one is lost.
 
 
 class Holder(Protocol):
   """Holds arrays that can be taken out and put in again.
 
   Attributes:
-    likes: of them.
+    likes: their structure.
   """
 
   likes: Likes
 
   def state(self) -> Any:
-    """All that is needed to go on from here."""
+    """Returns all that is needed to resume from here."""
 
   def go_on(self, state: Any):
-    """From here, with what `state` gave."""
+    """Resumes from here, with what `state` returned."""
 
 
 class Resumption:
-  """Of one process of a run; as it is here, it begins anew, leaves nothing.
+  """One process of a run; this class starts anew and saves nothing.
 
   Attributes:
-    answers: of the run.
-    from_step: of the checkpoint that it goes on from; 0: it begins.
-    earlier_s: wall time of the processes before, up to their checkpoint.
+    answers: the run's answers.
+    from_step: step of the checkpoint that it resumes from; 0: none.
+    earlier_s: wall time of the earlier processes, up to their checkpoint.
   """
 
   def __init__(self):
@@ -59,26 +59,25 @@ class Resumption:
     self.earlier_s = 0.0
 
   def steps(self, total: int) -> range:
-    """Global steps at which `at` is to be called."""
+    """Returns the global steps at which `at` is to be called."""
     return range(0)
 
   def at(self, step: int, holder: Holder):
-    """The run has come to one of those; nothing else happens meanwhile."""
+    """Called at each such step, with nothing in progress."""
 
   def close(self):
-    """The process ends."""
+    """Called when the process ends."""
 
   def finish(self):
-    """The run is over, and its result is written."""
+    """Called when the run is over, and its result is written."""
 
 
 class KeptResumption(Resumption):
-  """Of a run with a folder.
+  """A resumption that keeps its state in a folder.
 
   Args:
-    folder: for this alone; what it holds of another configuration, or of
-      another version of jax, is removed.
-    config: of the run.
+    folder: used for this alone; contents of another configuration, or of
+      another version of jax, are removed.
   """
 
   def __init__(self, folder: pathlib.Path, config: RunConfig):
@@ -109,7 +108,7 @@ class KeptResumption(Resumption):
       found = self._checkpoint
       unpacker = Unpacker(found.arrays, holder.likes)
       holder.go_on(unpacker.value(found.meta['state']))
-      self._checkpoint = None  # Its arrays are the run's now.
+      self._checkpoint = None  # Its arrays are in use by the run now.
 
   def close(self):
     self._checkpoints.close(SAVE_S_MAX)
@@ -124,7 +123,7 @@ class KeptResumption(Resumption):
 
   def _save(self, step: int, holder: Holder):
     self._checkpoints.wait(SAVE_S_MAX)
-    self.answers.sync()  # First: a checkpoint is of use only with them.
+    self.answers.sync()  # First: a checkpoint is useless without them.
     packer = Packer()
     meta = {
       'answers': self.answers.count,
@@ -134,7 +133,7 @@ class KeptResumption(Resumption):
     self._checkpoints.save(step, packer.arrays, meta, loss=None)
 
   def _open(self, header: Mapping) -> Checkpoint | None:
-    """The checkpoint of this run, if any; the folder is ready for more."""
+    """Returns this run's checkpoint, if any; prepares the folder."""
     found = None
     if self._written.exists():
       with self._written.open() as lines:
@@ -151,7 +150,7 @@ class KeptResumption(Resumption):
     return found
 
   def _cut(self, count: int) -> list[tuple[str, Any]]:
-    """The answers before the checkpoint; what came later is removed."""
+    """Returns the answers before the checkpoint; removes later ones."""
     with self._written.open('r+b') as file:
       file.readline()
       known = [tuple(json.loads(file.readline())) for _ in range(count)]
@@ -160,7 +159,7 @@ class KeptResumption(Resumption):
 
 
 def _header(config: RunConfig) -> dict:
-  """What must be the same in every process of a run, as JSON."""
+  """Returns what must be equal in every process of a run, as JSON."""
   return {
     'config': dataclasses.asdict(config),
     'jax': jax.__version__,

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a syncer of S shards merges per second, for S = 1, 2, 4 in turn.
+"""Measures how much a syncer of S shards merges per second, for several S.
 
   python -m diloco.lab.shards_benchmark [--layers=8] [--d_model=512] …
 
 Each shard is a process on one core with its real share of the work: it takes
 the bytes of M learners from memory, decodes and checks them, merges, steps the
-outer optimizer, encodes the update and offers it. What is not measured: the
-network, and that the lead closes rounds in order. MB are those of f32
-contributions.
+outer optimizer, encodes the update and offers it. Not measured: the network,
+and that the lead closes rounds in order. MB are those of f32 contributions.
 """
 
 import dataclasses
@@ -41,7 +40,7 @@ ANSWER_S = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """What is merged."""
+  """The size of the merged model."""
 
   learners: int
   layers: int
@@ -88,7 +87,7 @@ class _Feeder:
 
   @property
   def merged_bytes(self) -> int:
-    """Of f32 contributions, in one round of every own fragment."""
+    """Bytes of f32 contributions, in one round of every own fragment."""
     owners = self._blueprint.owners
     values = sum(
       piece.size for p in self._data for piece in owners.pieces(p, self._number)
@@ -112,7 +111,7 @@ class _Feeder:
     return payload.encode(arrays, pieces, self._blueprint.up)
 
   def _close(self, round_: int, p: int, data: np.ndarray):
-    """One round of one fragment: all M are pulled, then merged."""
+    """Makes one round of one fragment: all M are pulled, then merged."""
     jobs = []
     parts = [np.empty(0, np.uint8)] * self._blueprint.owners.shards
     parts[self._number] = data
@@ -140,7 +139,7 @@ class _Feeder:
     self._shard.perform(orders.PublishPart(self._job, self._job, p, to))
 
   def _announced(self, p: int, parts):
-    """As a learner would, whose other parts other shards pull."""
+    """Returns the payload of a learner whose other parts other shards pull."""
     found = announced(1, self._blueprint.up.name, parts)
     if not found.parts:
       return found
@@ -163,7 +162,7 @@ class _Feeder:
 
 
 def _serve(shard: int, shards: int, size: Size, ready, begin, done):
-  """One process, on one core, as if each shard had a machine of its own."""
+  """Runs one process on one core, as if each shard had a machine of its own."""
   cores = sorted(os.sched_getaffinity(0))
   os.sched_setaffinity(0, {cores[shard % len(cores)]})
   feeder = _Feeder(size.blueprint(shards), shard, size)
@@ -176,7 +175,7 @@ def _serve(shard: int, shards: int, size: Size, ready, begin, done):
 
 
 def measure(shards: int, size: Size) -> dict:
-  """Merged MB/s of a syncer of S shards."""
+  """Returns merged MB/s of a syncer of S shards."""
   context = multiprocessing.get_context('spawn')
   ready, done = context.Queue(), context.Queue()
   begin = context.Event()
@@ -206,7 +205,7 @@ def measure(shards: int, size: Size) -> dict:
 
 
 def main(_):
-  """One JSON line for each S, and the machine that it was measured on."""
+  """Prints one JSON line for the machine, and one for each S."""
   size = Size(
     _LEARNERS.value,
     _LAYERS.value,

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contents whose arrays can be away: stubs stand for them while a run is made
-again up to where it was cut.
+"""Contents whose arrays can be away while a run is replayed.
 
-Whatever holds arrays has a number, the same in every process of the run. What
-of it is still needed at a checkpoint is saved by number. The process after
-replays what happened, which makes the same stubs by the same numbers, gives
+Everything that holds arrays has a number, the same in every process of the run.
+What is still needed at a checkpoint is saved by number. The next process
+replays what happened, which makes the same stubs with the same numbers, gives
 them their arrays, and goes on.
 """
 
@@ -23,10 +22,10 @@ from diloco.sim.contents import Unusable
 
 
 class Stub:
-  """One array-valued thing that travels, or waits.
+  """One array-valued object that is passed around, or waits.
 
   Attributes:
-    value: it; None while its arrays are away.
+    value: the object; None while its arrays are away.
   """
 
   def __init__(self, value: Any):
@@ -40,11 +39,11 @@ class Stub:
 
 
 class StubContents:
-  """See `diloco.sim.contents.Contents`.
+  """An implementation of `diloco.sim.contents.Contents`.
 
   Args:
-    lab: makes what is here once arrays are.
-    answers: of the run.
+    lab: makes the contents once arrays are here.
+    answers: the run's answers.
   """
 
   def __init__(self, lab: LabContents, answers: Answers):
@@ -57,7 +56,7 @@ class StubContents:
   def learner(
     self, learner: int, start: Start, saved: Stub | None
   ) -> 'StubLearner':
-    """See `diloco.sim.contents.Contents`."""
+    """Makes a learner's contents; see `diloco.sim.contents.Contents`."""
     made = StubLearner(self, learner, start)
     if not self.answers.replaying:
       value = saved.value if saved is not None else None
@@ -65,7 +64,7 @@ class StubContents:
     return self._numbered(made)
 
   def syncer(self, crcs: tuple[int, ...], saved: Stub | None) -> 'StubSyncer':
-    """See `diloco.sim.contents.Contents`."""
+    """Makes the syncer's contents; see `diloco.sim.contents.Contents`."""
     made = StubSyncer(self, crcs)
     if not self.answers.replaying:
       value = saved.value if saved is not None else None
@@ -73,25 +72,25 @@ class StubContents:
     return self._numbered(made)
 
   def made(self, work: Callable[[], Any]) -> Stub:
-    """Of what `work` gives, once arrays are here."""
+    """Returns a stub of the result of `work`, or one without a value."""
     return self._numbered(Stub(None if self.answers.replaying else work()))
 
   def do(self, work: Callable[[], Any]):
-    """Unless the arrays are away."""
+    """Calls `work` unless the arrays are away."""
     if not self.answers.replaying:
       work()
 
   @property
   def likes(self) -> Likes:
-    """See `Likes`."""
+    """The structure of the arrays; see `Likes`."""
     return self.lab.likes
 
   def state(self) -> dict[int, Any]:
-    """By number, all that is still needed."""
+    """Returns all that is still needed, by number."""
     return {n: each.state() for n, each in self._needed()}
 
   def go_on(self, state: Mapping[int, Any]):
-    """Gives every stub its arrays, of the very moment.
+    """Gives every stub its arrays of this very moment.
 
     Raises:
       Diverged: some that are needed were not saved.
@@ -108,13 +107,13 @@ class StubContents:
     return each
 
   def _needed(self) -> list[tuple[int, Any]]:
-    """Callbacks that know each other are only gone once collected."""
+    """Returns what is needed; cycles of callbacks must be collected first."""
     gc.collect()
     return sorted(self._living.items(), key=lambda item: item[0])
 
 
 class StubLearner:
-  """See `diloco.sim.contents.LearnerContents`.
+  """An implementation of `diloco.sim.contents.LearnerContents`.
 
   Attributes:
     arrays: the real ones; None while they are away.
@@ -166,7 +165,7 @@ class StubLearner:
   def _taken_in(
     self, p: int, version: int, crc: int, take_in: Callable[[], str | None]
   ) -> str | None:
-    """What was proven by its CRC has it."""
+    """Notes version and CRC after bytes were verified."""
     reason = self._contents.answers.of(f'take in {self._learner}', take_in)
     if reason is None:
       self.versions[p], self.crcs[p] = version, crc
@@ -183,7 +182,7 @@ class StubLearner:
     return self._contents.made(lambda: self.arrays.save())
 
   def state(self) -> dict[str, Any]:
-    """Of the arrays, which tell of themselves what is known here."""
+    """Returns the arrays' state, which must agree with what is known here."""
     mine = self.versions, self.crcs, self.base_crcs
     theirs = self.arrays.versions, self.arrays.crcs, self.arrays.base_crcs
     assert mine == theirs, f'learner {self._learner}: {mine=}, {theirs=}'
@@ -196,7 +195,7 @@ class StubLearner:
 
 
 class StubSyncer:
-  """See `diloco.sim.contents.SyncerContents`.
+  """An implementation of `diloco.sim.contents.SyncerContents`.
 
   Attributes:
     arrays: the real ones; None while they are away.

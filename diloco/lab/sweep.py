@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants of one configuration, each over several seeds, and what they show.
+"""Variants of one configuration over several seeds, and their comparison.
 
 An experiment's `sweep(add)` calls `add(label, changes, against=None, at=None)`
-for each variant. Runs that were finished are not made again: a sweep goes on
-where it was cut.
+for each variant. Finished runs are not repeated: a sweep resumes after an
+interruption.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ class Variant:
   """One row of a sweep.
 
   Attributes:
-    label: names its folder as well.
+    label: also names its folder.
     changes: flat key to value, such as {'outer.lr': 0.7}.
     against: label of the variant that it is compared with, seed by seed.
-    at: (axis, line, x): where its difference stands in a chart of that axis,
-      of each chart that has it.
+    at: (axis, line, x), the position of its difference in a chart of that axis,
+      for each chart that has it.
   """
 
   label: str
@@ -42,10 +42,9 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What one run of one seed ended with; losses in nats per token.
+  """The result of one run of one seed; losses in nats per token.
 
-  `health` has one entry per point of the curve, and is empty in results of
-  before there was any.
+  `health` has one entry per point of the curve, and is empty in older results.
   """
 
   loss: float
@@ -56,20 +55,20 @@ class Result:
   goodput: float
   wall_s: float
   health: tuple[Mapping[str, float], ...] = ()  # By name.
-  merged_tokens: int | None = None  # That Θ has taken in; None in older ones.
-  age_steps: float | None = None  # As in `Trained`; None in older ones too.
+  merged_tokens: int | None = None  # Included in Θ; None in older results.
+  age_steps: float | None = None  # As in `Trained`; None in older results.
   old_share: float | None = None
-  # Mean steps between a copy of a fragment and its update, likewise.
+  # Mean steps between a copy of a fragment and its update.
   delay_steps: float | None = None
   unexplained_tokens: int | None = None  # 0, or the ledger does not balance.
 
 
 def variants(sweep: Callable) -> list[Variant]:
-  """What `sweep(add)` adds, in its order.
+  """Returns what `sweep(add)` adds, in its order.
 
   Raises:
-    ValueError: two have one label, one is compared with none of them, or
-      stands in a chart and is compared with none.
+    ValueError: two have one label, one is compared with an unknown one, or has
+      a place in a chart and is compared with none.
   """
   found: dict[str, Variant] = {}
 
@@ -99,19 +98,19 @@ def variants(sweep: Callable) -> list[Variant]:
 
 
 def folder(workdir: pathlib.Path, label: str, seed: int) -> pathlib.Path:
-  """Of one run."""
+  """Returns the folder of one run."""
   name = ''.join(c if c.isalnum() or c in '.=-_' else '_' for c in label)
   return workdir / name / f'seed-{seed}'
 
 
 def read(workdir: pathlib.Path, label: str, seed: int) -> Result | None:
-  """The result of a finished run; None where there is none."""
+  """Returns the result of a finished run; None if there is none."""
   run = folder(workdir, label, seed)
   return read_from(run) if (run / RESULT).exists() else None
 
 
 def read_from(run: pathlib.Path) -> Result:
-  """The result in the folder of a finished run.
+  """Returns the result in the folder of a finished run.
 
   Raises:
     ValueError: it is not one that `write_into` writes; names the file.
@@ -131,7 +130,7 @@ def read_from(run: pathlib.Path) -> Result:
 
 
 def write_variants(workdir: pathlib.Path, rows: Sequence[Variant]):
-  """Beside the results, for whoever looks at them; adds to earlier ones."""
+  """Writes the variants beside the results, merged with earlier ones."""
   known = {v.label: v for v in read_variants(workdir) or ()}
   known |= {v.label: v for v in rows}
   workdir.mkdir(parents=True, exist_ok=True)
@@ -143,7 +142,7 @@ def write_variants(workdir: pathlib.Path, rows: Sequence[Variant]):
 
 
 def read_variants(workdir: pathlib.Path) -> list[Variant] | None:
-  """What a sweep was of; None where no file says so.
+  """Returns the variants of a sweep; None if no file lists them.
 
   Raises:
     ValueError: the file is not one that `write_variants` writes.
@@ -162,13 +161,13 @@ def _variant(fields: dict) -> Variant:
 
 
 def _places(at: Place | Sequence[Place]) -> tuple[Place, ...]:
-  """One place need not stand in a list."""
+  """Returns a tuple of places; a single place need not be in a list."""
   each = [at] if at and isinstance(at[0], str) else at
   return tuple((axis, line, x) for axis, line, x in each)
 
 
 def write_into(run: pathlib.Path, result: Result):
-  """Into the folder of a run; at once: half a result is none."""
+  """Writes a result into the folder of a run, atomically."""
   run.mkdir(parents=True, exist_ok=True)
   partial = run / (RESULT + '.partial')
   partial.write_text(json.dumps(dataclasses.asdict(result)))
@@ -177,14 +176,14 @@ def write_into(run: pathlib.Path, result: Result):
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """A variant over its seeds; intervals are 95 %, of Student's t.
+  """A variant over its seeds; intervals are 95 %, by Student's t.
 
   Attributes:
-    mean: of the losses.
-    spread: their standard deviation; NaN of one seed.
-    difference: mean of the paired differences to `against`, relative; None
-      where it is compared with nobody.
-    half_width: of its interval; NaN of one seed.
+    mean: mean of the losses.
+    spread: their standard deviation; NaN for one seed.
+    difference: mean of the paired differences to `against`, relative; None if
+      it is compared with none.
+    half_width: half width of its interval; NaN for one seed.
   """
 
   variant: Variant
@@ -196,7 +195,7 @@ class Comparison:
 
   @property
   def merged_tokens(self) -> float | None:
-    """Mean over the seeds; None where a result is too old to say."""
+    """Mean over the seeds; None if a result is too old to have it."""
     merged = [result.merged_tokens for result in self.results]
     return None if None in merged else statistics.fmean(merged)
 
@@ -204,7 +203,7 @@ class Comparison:
 def compare(
   found: Mapping[str, Mapping[int, Result]], rows: Sequence[Variant]
 ) -> list[Comparison]:
-  """Of the variants that have a result.
+  """Compares the variants that have a result.
 
   Args:
     found: by label and seed.
@@ -239,7 +238,7 @@ def compare(
 
 
 def half_width(values: Sequence[float]) -> float:
-  """Of the 95 % interval of their mean; NaN where `spread` is."""
+  """Returns half the 95 % interval of the mean; NaN if `spread` is."""
   if len(values) < 2:
     return math.nan
   t = T_95[min(len(values) - 1, len(T_95)) - 1]
@@ -247,7 +246,7 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-  """Standard deviation; NaN of less than two, or where a run diverged."""
+  """Standard deviation; NaN for less than two, or if a run diverged."""
   if len(values) < 2 or not all(map(math.isfinite, values)):
     return math.nan
   return statistics.stdev(values)

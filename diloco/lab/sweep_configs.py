@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configurations of a sweep, checked before any of its runs begins."""
+"""The configurations of a sweep, checked before any of its runs starts."""
 
 import copy
 import dataclasses
@@ -15,18 +15,18 @@ from diloco.lab import sweep
 from diloco.lab.sweep import Variant
 from diloco.metrics.workdir import Workdir
 
-_OF_A_RUN = ('name', 'seed')  # May differ between runs that count as the same.
+_OF_A_RUN = ('name', 'seed')  # May differ between equal runs.
 
 
 def make(base: dict, rows: Sequence[Variant]) -> dict[str, RunConfig]:
-  """Each variant's configuration, by label.
+  """Returns each variant's configuration, by label.
 
   Args:
-    base: nested and plain, of what --config gave.
-    rows: change flat keys of it.
+    base: the configuration of --config, as nested plain dicts.
+    rows: variants, which change flat keys of it.
 
   Raises:
-    ConfigError: of all variants, each problem with the variant's label.
+    ConfigError: lists each problem with its variant's label.
   """
   made, problems = {}, []
   for variant in rows:
@@ -45,15 +45,15 @@ def check(
   seeds: int,
   workdir: pathlib.Path,
 ) -> None:
-  """Refuses to take a finished run for one that is configured otherwise.
+  """Rejects finished runs with another configuration.
 
-  A run of before a key was there passes where its variant leaves that alone.
+  A run from before a key existed passes if its variant leaves that key alone.
 
   Args:
     made: configurations by label.
     rows: the variants.
-    seeds: of each variant.
-    workdir: of the sweep.
+    seeds: seeds of each variant.
+    workdir: folder of the sweep.
 
   Raises:
     ConfigError: names the folders and what differs.
@@ -72,7 +72,7 @@ def check(
 
 
 def _changed(base: dict, changes: Mapping[str, object]) -> dict:
-  """A copy with other values; keys that are unknown are found later."""
+  """Returns a copy with other values; unknown keys are found later."""
   nested = copy.deepcopy(base)
   for key, value in changes.items():
     *sections, last = key.split('.')
@@ -86,7 +86,7 @@ def _changed(base: dict, changes: Mapping[str, object]) -> dict:
 def _difference(
   config: RunConfig, changes: Mapping[str, object], run: pathlib.Path
 ) -> str:
-  """What differs from the configuration in the folder of a run; or ''."""
+  """Returns how a run's stored configuration differs, '' if it does not."""
   path = Workdir(run).config
   here = config_reading.flatten(_as_json(config))
   try:
@@ -104,5 +104,5 @@ def _difference(
 
 
 def _as_json(config: RunConfig) -> dict:
-  """As it stands in a file: lists for tuples."""
+  """Returns the configuration as stored in a file: lists for tuples."""
   return json.loads(json.dumps(dataclasses.asdict(config)))

@@ -2,9 +2,9 @@
 """Makes the runs of a sweep, each in a process of its own with one thread.
 
 A small model's step is faster on one thread than on two (measured: 14 ms
-against 28 at 131 k parameters), and two runs fit side by side on two cores.
-All share their compiled programs: of a run of 131 k parameters, 13 to 15 s of
-20 to 23 s of CPU that do not grow with its steps.
+against 28 at 131 k parameters), and two runs fit side by side on two cores. All
+share their compiled programs: for a run of 131 k parameters, 13 to 15 s of 20
+to 23 s of CPU do not depend on its steps.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ ONE_THREAD = '--xla_cpu_multi_thread_eigen=false'
 def make(
   rows: Sequence[Variant], seeds: int, jobs: int, workdir: pathlib.Path
 ) -> int:
-  """Runs what is missing, then prints the table; 1 where a run failed.
+  """Makes the missing runs, then prints the table; 1 if a run failed.
 
   Raises:
     ConfigError: another sweep is making runs in the folder.
@@ -40,7 +40,7 @@ def make(
 
 @contextlib.contextmanager
 def _alone_in(workdir: pathlib.Path) -> Iterator[None]:
-  """Holds a lock, which the kernel takes back from whoever dies."""
+  """Holds a lock, which the kernel releases when the process dies."""
   workdir.mkdir(parents=True, exist_ok=True)
   with (workdir / LOCK).open('a') as lock:
     try:
@@ -87,7 +87,7 @@ def _make(
 
 
 def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
-  """Losses, and paired differences with 95 % intervals."""
+  """Returns losses, and paired differences with 95 % intervals, as text."""
   found = {
     v.label: {
       seed: result
@@ -123,7 +123,7 @@ def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
 
 
 def _mean(results, name: str) -> str:
-  """Of the results that have it."""
+  """Returns the mean of a field over the results that have it."""
   known = [x for r in results if (x := getattr(r, name)) is not None]
   return f'{sum(known) / len(known):.2f}' if known else '-'
 

@@ -2,7 +2,7 @@
 """Data-parallel in the lab: one model on the batches of several learners.
 
 Every system trains total_steps · M batches; an elastic one in more and smaller
-steps, if learners die. A learner takes its batches in order and loses none.
+steps if learners die. A learner takes its batches in order and loses none.
 """
 
 import functools
@@ -22,7 +22,7 @@ from diloco.sim.tally import Tally
 
 
 class Together:
-  """One run; arguments are those of `Decoupled`."""
+  """One run of data-parallel; arguments are those of `Decoupled`."""
 
   def __init__(
     self,
@@ -51,10 +51,10 @@ class Together:
     )
     self._schedule = blueprint.schedule()
     self._arrays = GroupArrays(blueprint, self._learners)
-    self._batches = [0] * self._learners  # That each learner has trained.
+    self._batches = [0] * self._learners  # Number trained by each learner.
     self._steps = 0
-    self._told = 0  # Of the group's deaths.
-    self._coming: list[tuple[float, int]] = []  # Who is back when.
+    self._told = 0  # Reported deaths of the group.
+    self._coming: list[tuple[float, int]] = []  # (time of return, learner).
     self._points: list[Point] = []
     self._tally = Tally(timeline_s)
 
@@ -94,11 +94,11 @@ class Together:
 
   @property
   def _step(self) -> int:
-    """t: steps of as many tokens as all learners have."""
+    """The global step t: steps of as many tokens as all learners have."""
     return sum(self._batches) // self._learners
 
   def _make(self, step: GroupStep):
-    """Takes no more batches than are left."""
+    """Makes a step that takes no more batches than are left."""
     total = self._config.protocol.total_steps * self._learners
     members = step.members[: total - sum(self._batches)]
     positions = {m: self._batches[m] for m in members}
@@ -132,7 +132,7 @@ class Together:
   def _write(
     self, step: GroupStep, members: Sequence[int], loss: float, lr: float
   ):
-    """The loss is that of all their batches."""
+    """Records a step; the loss is over all its batches."""
     data, step_s = self._config.data, step.end_s - step.begin_s
     for m, length_s in zip(members, step.lengths_s):
       scalars = {
@@ -148,7 +148,7 @@ class Together:
       self._journal.stepped(m, self._batches[m], scalars)
 
   def _tell_of_deaths(self):
-    """Those until now, and who is back."""
+    """Reports the deaths so far, and the learners that are back."""
     for learner, dies_s, back_s in self._group.deaths[self._told :]:
       self._journal.happened(dies_s, learner_name(learner), 'killed')
       self._coming.append((back_s, learner))

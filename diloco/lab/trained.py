@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes of a run of the lab."""
+"""The results of a run of the lab."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ from diloco.sim.tally import Tally
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-  """Where a run stood.
+  """One evaluation of a run.
 
   Attributes:
-    step: t, the global step; of data-parallel, steps of so many tokens as all
+    step: t, the global step; for data-parallel, steps of as many tokens as all
       learners have.
-    tokens: trained by all learners.
-    loss: of the global model on held-out text, nats per token.
-    learners_loss: of the mean of the learners' parameters, likewise; NaN where
-      there is none.
-    at_s: simulated.
-    health: of a mixture of experts, by name; see `diloco.lab.health`.
+    tokens: tokens trained by all learners.
+    loss: loss of the global model on held-out text, nats per token.
+    learners_loss: loss of the mean of the learners' parameters, nats per token;
+      NaN if there is none.
+    at_s: simulated time.
+    health: metrics of a mixture of experts, by name; see `diloco.lab.health`.
   """
 
   step: int
@@ -35,7 +35,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-  """What came of a run."""
+  """The result of a run."""
 
   points: tuple[Point, ...]  # The last one is the end.
   steps: int  # Inner steps of all learners.
@@ -43,16 +43,16 @@ class Trained:
   participation: float  # Mean share of the learners that a round merged.
   goodput: float  # Share of the learners' time that went into steps.
   parameters: dict[str, np.ndarray]
-  tally: Tally  # What a timeline shows, as far as it was asked for.
-  deaths: tuple[tuple[int, float, float], ...] = ()  # Learner, dies, is back.
-  merged_tokens: int = 0  # That Θ has taken in: trained, and not lost since.
+  tally: Tally  # Timeline data, if requested.
+  deaths: tuple[tuple[int, float, float], ...] = ()  # (learner, death, return).
+  merged_tokens: int = 0  # Included in Θ and not lost since.
   tokens: Row | None = None  # Sum over learners and fragments.
   unexplained_tokens: int | None = None  # See `metrics.token_ledger`.
-  # Of what was merged, see `metrics.ages`; None where nothing is.
+  # Over what was merged, see `metrics.ages`; None if nothing was.
   age_steps: float | None = None
   old_share: float | None = None
 
   @property
   def loss(self) -> float:
-    """At the end."""
+    """The final loss of the global model."""
     return self.points[-1].loss

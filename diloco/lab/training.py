@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training run in one process, on a simulated clock; the same bits again.
+"""One training run in one process, in simulated time, with reproducible bits.
 
 Decoupled DiLoCo is the real machines around real arrays. Data-parallel is the
 same inner step on the batches of all learners at once; a learner alone is that
@@ -24,19 +24,20 @@ def train(
   journal: Journal | None = None,
   resumption: Resumption | None = None,
 ) -> Trained:
-  """The run that the configuration describes.
+  """Makes the run that the configuration describes.
 
   Args:
-    blueprint: of the run; its section `lab` names the system.
-    tell: takes the global step and a loss of the model, often.
-    timeline_s: what happens before is kept for a picture, in `Trained.tally`.
-    journal: is told of everything, also of what is not made again.
-    resumption: where it goes on from, and what it leaves for the next process;
-      None: it begins anew, and leaves nothing.
+    blueprint: its configuration's section `lab` names the system.
+    tell: called often with the global step and a loss of the model.
+    timeline_s: events before this time are kept for a picture, in
+      `Trained.tally`.
+    journal: receives all events, including replayed ones.
+    resumption: where the run resumes, and what it saves for the next process;
+      None: it starts anew, and saves nothing.
 
   Raises:
-    ConfigError: `config.faults` has one that this system can't have.
-    Diverged: the program makes another run of it than the one that was cut.
+    ConfigError: a fault of `config.faults` is impossible in this system.
+    Diverged: the program does not repeat the interrupted run.
   """
   kills = faults.plan(blueprint.config)
   system = Decoupled if blueprint.config.lab.system == 'decoupled' else Together

@@ -1,24 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which learners are there only for a while, and for how long they were."""
+"""Learners that are there for a part of the run only, and their time."""
 
 import math
 
 from diloco.config import RunConfig
 
-NOTICE_STEPS = 30.0  # From the word to the end; who has handed in goes sooner.
+# From notice to end; a learner that has handed in leaves sooner.
+NOTICE_STEPS = 30.0
 
 
 class Visits:
-  """Of the last `lab.visitors` learners; the others are always there.
+  """The visits of the last `lab.visitors` learners; others always stay.
 
   Attributes:
     visitors: their ids.
     from_step: t at which they start.
-    until_step: t at which they are told to go.
-    notice_s: that they are given.
-
-  Args:
-    config: of the run.
+    until_step: t at which they are told to leave.
+    notice_s: their notice time.
   """
 
   def __init__(self, config: RunConfig):
@@ -31,19 +29,19 @@ class Visits:
     self._began_s = self._ended_s = math.inf
 
   def begin(self, now_s: float):
-    """They may start."""
+    """Lets visitors start."""
     self._began_s = now_s
 
   def end(self, now_s: float):
-    """They are told to go, and none starts any more."""
+    """Tells visitors to leave; none starts any more."""
     self._ended_s = now_s
 
   def expects(self, learner: int, now_s: float) -> bool:
-    """Whether it should be there."""
+    """Returns True if the learner should be there at `now_s`."""
     always = learner not in self.visitors
     return always or self._began_s <= now_s < self._ended_s
 
   def learner_s(self, now_s: float) -> float:
-    """Time of all learners until now in which they should be there."""
+    """Returns the total time until now in which learners should be there."""
     away_s = min(self._began_s, now_s) + now_s - min(self._ended_s, now_s)
     return self._learners * now_s - len(self.visitors) * away_s

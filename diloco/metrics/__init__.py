@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run tells about itself: scalars, status, summary, goodput."""
+"""Outputs of a run: scalars, status, summary, goodput."""

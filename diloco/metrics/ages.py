@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How old what is merged is, in inner steps of the learner that made it.
+"""The age of merged contributions, in inner steps of their learner.
 
 An offer ages from its arrival until its round is merged: the learner goes on,
-and what it has made since is not in it. Participation does not show that.
+and what it has made since is not included. Participation does not show that.
 """
 
 import dataclasses
 from collections.abc import Iterable
 
-OLD_STEPS = 1.5  # Beyond this a contribution counts as old.
+OLD_STEPS = 1.5  # A contribution older than this counts as old.
 
 
 @dataclasses.dataclass
 class Ages:
-  """Of merged contributions, counted one by one.
+  """Statistics of the ages of merged contributions.
 
   Attributes:
-    count: of contributions.
+    count: number of contributions.
     total_steps: Σ of their ages.
-    old: how many of them are older than `OLD_STEPS`.
+    old: number of contributions older than `OLD_STEPS`.
   """
 
   count: int = 0
@@ -26,24 +26,24 @@ class Ages:
   old: int = 0
 
   def add(self, age_steps: float):
-    """Counts one."""
+    """Counts one contribution."""
     self.count += 1
     self.total_steps += age_steps
     self.old += age_steps > OLD_STEPS
 
   @property
   def mean_steps(self) -> float | None:
-    """None where nothing was merged."""
+    """Mean age; None if nothing was merged."""
     return self.total_steps / self.count if self.count else None
 
   @property
   def old_share(self) -> float | None:
-    """Of the contributions; None where nothing was merged."""
+    """Share of old contributions; None if nothing was merged."""
     return self.old / self.count if self.count else None
 
 
 def total(each: Iterable[Ages]) -> Ages:
-  """All of them together."""
+  """Returns the sum of several statistics."""
   found = Ages()
   for ages in each:
     found.count += ages.count
@@ -53,7 +53,7 @@ def total(each: Iterable[Ages]) -> Ages:
 
 
 def text(mean_steps: float | None, old_share: float | None) -> str:
-  """Both numbers as a table shows them."""
+  """Formats both numbers for a table."""
   if mean_steps is None or old_share is None:
     return 'nothing was merged'
   return f'{mean_steps:.2f} steps, {old_share:.0%} older than {OLD_STEPS}'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frozen dataclasses as JSON files that are never seen half written.
+"""Writes frozen dataclasses as JSON files, atomically.
 
 A JSON object may be sealed: its last key, `check`, is then the CRC-32 of the
 text without that key, so that one changed bit is noticed.
@@ -14,25 +14,25 @@ import types
 import typing
 import zlib
 
-UNFINISHED = '.tmp'  # Ends the name of a file that is still being written.
+UNFINISHED = '.tmp'  # Suffix of a file that is still being written.
 _SEAL = b', "check": "'
 _SEAL_BYTES = len(_SEAL) + 8 + len(b'"}')
 
 
 class Malformed(Exception):
-  """A file is not what it should be; says which file and what is wrong."""
+  """A malformed file; says which file and what is wrong."""
 
 
 def seal(text: bytes) -> bytes:
-  """The JSON object `text`, which is not empty, with its checksum."""
+  """Returns the JSON object `text`, which is not empty, with its checksum."""
   return b'%s%s%08x"}' % (text[:-1], _SEAL, zlib.crc32(text))
 
 
 def unseal(data: bytes) -> bytes | None:
-  """What `seal` was given; None where `data` has no seal.
+  """Returns what `seal` was given; None if `data` has no seal.
 
   Raises:
-    ValueError: the checksum is that of another text.
+    ValueError: the checksum is wrong.
   """
   text, mark = data[:-_SEAL_BYTES] + b'}', data[-_SEAL_BYTES:]
   if not mark.startswith(_SEAL):
@@ -48,15 +48,15 @@ def replace(
   sync: bool = False,
   previous: pathlib.Path | None = None,
 ) -> None:
-  """Replaces `path` atomically; what can't be written leaves nothing behind.
+  """Replaces `path` atomically; a failed write leaves nothing behind.
 
   Args:
     path: the file.
-    data: all that it will hold.
-    sync: the bytes and their name are on the disk when this returns, so that
-      they survive the loss of power; else only the end of the process.
-    previous: what `path` held until now stays there. Where a process dies in
-      between, it is all that there is.
+    data: its new contents.
+    sync: True flushes bytes and name to the disk before returning, so that they
+      survive a loss of power; otherwise only the end of the process.
+    previous: where the old contents of `path` are kept. If a process dies in
+      between, this is all that there is.
 
   Raises:
     OSError: it could not be written; `path` holds what it held.
@@ -91,7 +91,7 @@ def write_json(path: pathlib.Path, value) -> None:
 
 
 def read_json(path: pathlib.Path, cls):
-  """The `cls` in `path`, or None where there is no such file.
+  """Returns the `cls` in `path`, or None if there is no such file.
 
   Raises:
     Malformed: not JSON, a field is missing or unknown, or of another type.
@@ -109,7 +109,7 @@ def read_json(path: pathlib.Path, cls):
 
 
 def as_type(value, kind, where: str):
-  """Plain JSON data as `kind`, such as a dataclass; `where` names it.
+  """Converts plain JSON data to `kind`, such as a dataclass; `where` names it.
 
   Raises:
     ValueError: a field is missing or unknown, or of another type.
@@ -139,7 +139,7 @@ def _as_dataclass(value, cls, where: str):
   kinds = _kinds(cls)
   fields = dataclasses.fields(cls)
   known = {field.name for field in fields}
-  # What has a default was added later; older files lack it.
+  # A field with a default was added later; older files lack it.
   needed = {f.name for f in fields if f.default is dataclasses.MISSING}
   if odd := sorted((value.keys() - known) | (needed - value.keys())):
     raise ValueError(f'{where}: missing or unknown fields {", ".join(odd)}')

@@ -7,10 +7,10 @@ readiness to the end of the run.
 * Allocated is the time of every learner that the run is meant to have: of the
   configuration's M for the whole time, dead, restarting or alive, and whether
   the syncer is there or not; of one that joins beyond M from its first hello.
-* Useful is the time of finished steps, without their stalls, but for those
-  that a death took: what a process made after the last of its boundaries of
-  which a round merged something, or which is in a whole checkpoint. A process
-  that leaves in good order loses nothing.
+* Useful is the time of finished steps, without their stalls, except for those
+  that a death lost: what a process made after its last boundary that a round
+  merged, or that is in a complete checkpoint. A process that leaves in good
+  order loses nothing.
 
 `Work` counts it; the syncer's tape has what it counted at each `Worked` line,
 and `work_of_tape` reads that back.
@@ -22,10 +22,10 @@ from collections.abc import Iterable, Mapping
 
 from diloco.metrics import files, names
 
-# What became of a learner's newest process.
+# States of a learner's newest process.
 HERE = 'here'
-LEFT = 'left'  # In good order.
-LOST = 'lost'  # Or its session is; it may be back with another.
+LEFT = 'left'  # It left in good order.
+LOST = 'lost'  # It or its session is lost; it may return in another session.
 MARKS_MAX = 1024  # Steps since the last boundary that is kept, per learner.
 
 
@@ -36,10 +36,12 @@ class StepRecord:
   learner: int
   end_s: float  # When it ended, on one clock for all learners.
   step_s: float
-  stall_s: float  # Of step_s, waiting for the exchange.
+  stall_s: float  # Part of step_s spent waiting for the exchange.
 
   def productive_s(self, start_s: float, end_s: float) -> float:
-    """Its share of [start_s, end_s], without the same share of its stall."""
+    """Returns its part of [start_s, end_s], minus that part's share of the
+    stall.
+    """
     inside_s = min(self.end_s, end_s) - max(self.end_s - self.step_s, start_s)
     if self.step_s <= 0 or inside_s <= 0:
       return 0.0
@@ -49,17 +51,17 @@ class StepRecord:
 def stepping(
   steps: Iterable[StepRecord], learners: int, start_s: float, end_s: float
 ) -> float:
-  """Share of the time of M learners that went into steps, lost ones included.
+  """Returns the share of M learners' time spent in steps, lost ones included.
 
-  Σ (step_s − stall_s) / (M · time); of a step across an end of
-  [start_s, end_s] the share inside counts. It shows how a window of a run
-  went; of a whole run it is its goodput where no process died.
+  Σ (step_s − stall_s) / (M · time); of a step across an end of [start_s, end_s]
+  the part inside counts. It shows how a window of a run went; for a whole run
+  it is the goodput if no process died.
 
   Args:
     steps: in any order.
     learners: M, dead or alive.
-    start_s: where the window begins.
-    end_s: where it ends; later than start_s.
+    start_s: start of the window.
+    end_s: end of the window; later than start_s.
   """
   assert end_s > start_s, f'an empty run: {start_s=} {end_s=}'
   productive_s = sum(step.productive_s(start_s, end_s) for step in steps)
@@ -67,7 +69,7 @@ def stepping(
 
 
 def uptime(steps: Iterable[StepRecord], start_s: float, end_s: float) -> float:
-  """Share of [start_s, end_s] in which at least one learner was stepping.
+  """Returns the share of [start_s, end_s] with at least one learner stepping.
 
   The measure of the union of all [end_s − step_s, end_s] of the steps.
   """
@@ -83,10 +85,10 @@ def uptime(steps: Iterable[StepRecord], start_s: float, end_s: float) -> float:
 
 
 class RunningUptime:
-  """Uptime so far, in memory that does not grow with time.
+  """Uptime so far, in bounded memory.
 
-  A step counts no further back than `slack_s` before the latest `at`. Call
-  `at` now and then: it forgets the steps that are settled.
+  A step counts no further back than `slack_s` before the latest `at`. Call `at`
+  now and then: it forgets the steps that are settled.
   """
 
   def __init__(self, start_s: float, slack_s: float = 60.0):
@@ -101,7 +103,7 @@ class RunningUptime:
     self._open.append(step)
 
   def at(self, now_s: float) -> float:
-    """From the start until `now_s`; 0 at the start."""
+    """Returns the uptime from the start until `now_s`; 0 at the start."""
     if now_s <= self._start_s:
       return 0.0
     now_s = max(now_s, self._settled_s)
@@ -123,15 +125,15 @@ class RunningUptime:
 
 @dataclasses.dataclass(frozen=True)
 class LearnerWork:
-  """What one learner has made, over all its processes.
+  """The work of one learner, over all its processes.
 
   Attributes:
-    joined_s: when it first said hello.
-    process: the newest; a number of its own for each.
-    state: of that process: HERE, LEFT or LOST.
-    done_s: useful time of the processes before it.
+    joined_s: time of its first hello.
+    process: number of the newest process; unique.
+    state: state of that process: HERE, LEFT or LOST.
+    done_s: useful time of earlier processes.
     made_s: time of its steps, without their stalls.
-    kept_s: of made_s, what its death would not take.
+    kept_s: part of made_s that its death would not lose.
   """
 
   learner: int
@@ -150,16 +152,16 @@ class LearnerWork:
 def share(
   works: Iterable[LearnerWork], learners: int, begin_s: float, end_s: float
 ) -> float:
-  """Goodput: useful over allocated time, in [0, 1].
+  """Returns goodput, useful over allocated time, in [0, 1].
 
-  Useful time of a learner beyond what was allocated to it can't be; clocks of
-  two machines say so now and then, and it does not count.
+  A learner's useful time cannot exceed its allocated time; differing clocks may
+  say so, and the excess does not count.
 
   Args:
     works: of all learners that have ever joined, on one clock.
     learners: M.
     begin_s: when the first learner was ready.
-    end_s: of the run, or now.
+    end_s: end of the run, or now.
   """
   if end_s <= begin_s:
     return 0.0
@@ -179,7 +181,7 @@ class Work:
 
   Attributes:
     begin_s: when the first learner was ready; None: not yet.
-    end_s: of the run; None: it goes on.
+    end_s: end of the run; None: it goes on.
     learners: by id.
 
   Args:
@@ -191,19 +193,20 @@ class Work:
     self.end_s: float | None = None
     self.learners: dict[int, LearnerWork] = {}
     self._planned = planned
-    # By learner: (step, made_s) of its process, of steps that may be lost;
+    # By learner: (step, made_s) of its process, for steps that may be lost;
     self._marks: dict[int, collections.deque[tuple[int, float]]] = {}
-    self._kept_steps: dict[int, int] = {}  # and the last that will not be.
+    # and the last step that cannot be lost.
+    self._kept_steps: dict[int, int] = {}
 
   def goodput(self, now_s: float) -> float:
-    """Until the end, or now."""
+    """Returns the goodput until the end, or now."""
     if self.begin_s is None:
       return 0.0
     end_s = now_s if self.end_s is None else self.end_s
     return share(self.learners.values(), self._planned, self.begin_s, end_s)
 
   def join(self, learner: int, process: int, at_s: float):
-    """A session begins; a process that is another's successor replaces it."""
+    """Notes the start of a session; a newer process replaces the older one."""
     was = self.learners.get(learner)
     if was is None:
       self.learners[learner] = LearnerWork(learner, at_s, process)
@@ -219,7 +222,7 @@ class Work:
       self._kept_steps.pop(learner, None)
 
   def ready(self, at_s: float):
-    """Some learner is; allocation begins with the first."""
+    """Notes a ready learner; allocation begins with the first."""
     if self.begin_s is None:
       self.begin_s = at_s
 
@@ -231,14 +234,13 @@ class Work:
     made_s: float,
     saved_step: int = 0,
   ):
-    """A process has made `step`; not counted unless it is the newest one.
+    """Notes a step of a process; ignored unless that is the newest one.
 
     Args:
-      learner: whose.
-      process: as it has joined.
-      step: of the process, as offers name it.
-      made_s: of all its steps so far, also of those that nobody heard of.
-      saved_step: of its newest whole checkpoint; 0: none.
+      process: the process number given to `join`.
+      step: own step of the process, as offers name it.
+      made_s: time of all its steps so far, including unreported ones.
+      saved_step: step of its newest complete checkpoint; 0: none.
     """
     work = self.learners.get(learner)
     if work is None or work.process != process:
@@ -250,24 +252,24 @@ class Work:
     self._keep(learner, min(step, saved_step))
 
   def merge(self, learner: int, process: int, step: int):
-    """A round has merged what a process had made up to `step`."""
+    """Notes that a round has merged what a process made up to `step`."""
     work = self.learners.get(learner)
     if work is not None and work.process == process:
       self._keep(learner, step)
 
   def leave(self, learner: int, in_order: bool):
-    """A session is over, and so is its process unless it comes back."""
+    """Notes the end of a session, and of its process unless that returns."""
     if learner in self.learners:
       self._change(learner, state=LEFT if in_order else LOST)
 
   def forget_sessions(self):
-    """The syncer began anew: who is here is known once it says so."""
+    """Forgets all sessions after a restart of the syncer; learners rejoin."""
     for learner, work in self.learners.items():
       if work.state == HERE:
         self._change(learner, state=LOST)
 
   def end(self, at_s: float):
-    """The run is over; what becomes of processes from now on costs nothing."""
+    """Notes the end of the run; later deaths cost nothing."""
     self.end_s = at_s
 
   def _keep(self, learner: int, step: int):
@@ -283,16 +285,16 @@ class Work:
 
 
 def work_of_tape(newest_first: Iterable[Mapping], planned: int) -> Work | None:
-  """What the tape has of the run so far; None: nothing was counted yet.
+  """Reads the last `Worked` line of a tape; None: nothing was counted yet.
 
-  No more is read of it than the lines after the last that counts.
+  No earlier line is read.
 
   Args:
     newest_first: lines of the syncer's tape.
     planned: M.
 
   Raises:
-    ValueError: the line that counts says something else than it must.
+    ValueError: that line has unexpected contents.
   """
   end_s = None
   for line in newest_first:

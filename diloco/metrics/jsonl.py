@@ -16,32 +16,32 @@ from absl import logging
 
 from diloco.metrics import files
 
-PART_BYTES = 64 << 20  # A file of so many is a part, and another begins.
-WAITING_BYTES_MAX = 1 << 20  # Of lines that the disk has not taken.
+PART_BYTES = 64 << 20  # Size at which a file is rotated to a part.
+WAITING_BYTES_MAX = 1 << 20  # Lines that are not on the disk yet.
 BLOCK_BYTES = 1 << 16  # Read at once, from the end.
 
 
 class CorruptLine(ValueError):
-  """A whole line of a JSONL file is not a JSON object, or was changed."""
+  """A complete line of a JSONL file is not a JSON object, or was changed."""
 
 
 class Lines:
   """Appends lines at once, each whole; one writer at a time.
 
-  A killed process tears at most its last line, which the next one cuts. A disk
-  that is full ends nothing: lines wait, `WAITING_BYTES_MAX` of them, are
-  written as soon as it takes them, and what is lost of them is said.
+  A killed process tears at most its last line, which the next one cuts. A full
+  disk is not fatal: up to `WAITING_BYTES_MAX` of lines wait and are written as
+  soon as the disk takes them; lost ones are logged.
 
   Args:
-    path: of the file; its folder is made.
-    part_bytes: beyond so many, another part begins.
+    path: the file; its folder is created.
+    part_bytes: size at which another part begins.
   """
 
   def __init__(self, path: pathlib.Path, part_bytes: int = PART_BYTES):
     self._path = path
     self._part_bytes = part_bytes
     self._file = None
-    self._bytes = 0  # Of the file.
+    self._bytes = 0  # Size of the file.
     self._waiting: collections.deque[bytes] = collections.deque()
     self._waiting_bytes = 0
     self._lost = 0
@@ -49,7 +49,7 @@ class Lines:
     self._write()
 
   def append(self, line: bytes):
-    """Writes a line, which has no end of line."""
+    """Writes a line, given without its newline."""
     self._waiting.append(line + b'\n')
     self._waiting_bytes += len(line) + 1
     while self._waiting_bytes > WAITING_BYTES_MAX and len(self._waiting) > 1:
@@ -58,7 +58,7 @@ class Lines:
     self._write()
 
   def close(self):
-    """What the disk does not take by now is lost."""
+    """Closes the file; what the disk has not taken by now is lost."""
     self._write()
     if self._waiting:
       logging.error('%s: %d lines are lost', self._path, len(self._waiting))
@@ -72,7 +72,7 @@ class Lines:
         self._write_whole(self._waiting[0])
         self._waiting_bytes -= len(self._waiting.popleft())
     except OSError as error:
-      self._abandon()  # Opened again, it is cut back to whole lines.
+      self._abandon()  # When opened again, it is cut back to complete lines.
       if not self._failed:
         logging.error('%s waits for the disk: %s', self._path, error)
       self._failed = True
@@ -104,7 +104,7 @@ class Lines:
 
 
 def parts(path: pathlib.Path) -> list[pathlib.Path]:
-  """All that there is of a file of lines, the oldest first."""
+  """Returns all parts of a file of lines, the oldest first."""
   older = path.parent.glob(f'{glob.escape(path.name)}.[0-9]*')
   found = sorted(each for each in older if each.suffix[1:].isdecimal())
   return [*found, path] if path.exists() else found
@@ -116,7 +116,7 @@ def _next_part(path: pathlib.Path) -> pathlib.Path:
 
 
 def iterate(path: pathlib.Path) -> Iterator[dict]:
-  """The records of a file and its parts, one by one; none where it is absent.
+  """Yields the records of a file and its parts; none if it is absent.
 
   A last line without its newline is left out: it is being written, or its
   process was killed while it wrote.
@@ -132,14 +132,14 @@ def iterate(path: pathlib.Path) -> Iterator[dict]:
 
 
 def read_jsonl(path: pathlib.Path) -> list[dict]:
-  """All that `iterate` yields."""
+  """Returns all that `iterate` yields."""
   return list(iterate(path))
 
 
 def from_the_end(path: pathlib.Path) -> Iterator[dict]:
-  """The records of a file and its parts, the newest first.
+  """Yields the records of a file and its parts, the newest first.
 
-  What can't be read is said and passed over: this is for processes that go on.
+  Unreadable lines are logged and skipped: this is for processes that go on.
   """
   for part in reversed(parts(path)):
     for line in _lines_from_the_end(part):
@@ -150,11 +150,11 @@ def from_the_end(path: pathlib.Path) -> Iterator[dict]:
 
 
 class Tail:
-  """Reads what is appended to a file, over its parts, whole lines only.
+  """Reads what is appended to a file, over its parts, complete lines only.
 
   Args:
-    path: of the file, which need not be there yet.
-    strict: a line that can't be read raises; else it is said, and passed over.
+    path: the file, which need not exist yet.
+    strict: an unreadable line raises; otherwise it is logged and skipped.
   """
 
   def __init__(self, path: pathlib.Path, strict: bool = True):
@@ -164,10 +164,10 @@ class Tail:
     self._offset = 0  # Bytes of that part that were read.
 
   def new_records(self) -> list[dict]:
-    """Records since the last call; none where there is no file yet.
+    """Returns records since the last call; none if there is no file yet.
 
     Raises:
-      CorruptLine: as `iterate`.
+      CorruptLine: as for `iterate`.
     """
     records: list[dict] = []
     while True:
@@ -194,7 +194,7 @@ class Tail:
 
 
 def cut_torn_line(path: pathlib.Path) -> None:
-  """Drops what a killed process left behind the last newline."""
+  """Drops what a killed process left after the last newline."""
   with path.open('rb') as file:
     end = whole = file.seek(0, os.SEEK_END)
     while whole:
@@ -210,11 +210,11 @@ def cut_torn_line(path: pathlib.Path) -> None:
 
 
 def _lines_from_the_end(path: pathlib.Path) -> Iterator[bytes]:
-  """Whole lines of one file; holds a block and a line at a time."""
+  """Yields complete lines of one file; holds one block and line at a time."""
   with path.open('rb') as file:
     start = file.seek(0, os.SEEK_END)
-    rest = b''  # The beginning of a line whose begin is further ahead.
-    torn = True  # What is behind the last newline.
+    rest = b''  # The start of a line that began in an earlier block.
+    torn = True  # What follows the last newline.
     while start:
       size = min(BLOCK_BYTES, start)
       start -= size

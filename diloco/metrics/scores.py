@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many questions of a task were answered rightly, and how sure that is."""
+"""Scores of a task: the share of right answers, with its uncertainty."""
 
 import dataclasses
 import math
 
-NORMAL_95 = 1.959964  # Standard deviations; 95 % of a normal lie within.
+NORMAL_95 = 1.959964  # 95 % of a normal distribution lie within so many σ.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +22,12 @@ class TaskScore:
   """A model's answers to the questions of one task file.
 
   Attributes:
-    file: its name.
-    questions: how many.
+    file: name of the file.
+    questions: number of questions.
     chance: the share that guessing would answer rightly.
     cut: questions whose context was too long, and lost its beginning.
-    by_sum: the answer is the choice of the highest log-likelihood.
-    by_byte: the same, divided by the choice's length in bytes.
+    by_sum: score if the answer is the choice of highest log-likelihood.
+    by_byte: score if it is divided by the choice's length in bytes.
   """
 
   file: str
@@ -39,10 +39,10 @@ class TaskScore:
 
 
 def share(right: int, questions: int) -> Share:
-  """The share and its interval by Wilson's formula.
+  """Returns the share and its interval by Wilson's formula.
 
   (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n): unlike p ± z √(p(1−p)/n)
-  it is not empty where all answers are right, or none.
+  it is not empty if all answers are right, or none.
 
   Raises:
     ValueError: there are no questions, or more right answers than questions.
@@ -54,5 +54,5 @@ def share(right: int, questions: int) -> Share:
   spread = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
   whole = 1 + z * z / n
   low, high = (middle - spread) / whole, (middle + spread) / whole
-  # Rounding must not put the interval beside a share of 0 or 1.
+  # Rounding must not exclude a share of 0 or 1 from the interval.
   return Share(right, p, max(0.0, min(low, p)), min(1.0, max(high, p)))

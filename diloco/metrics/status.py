@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the syncer tells while it runs: `status.json` of the workdir.
+"""The syncer's status while it runs: `status.json` of the workdir.
 
 The syncer replaces the file about once a second and once more at the end; the
-launcher's table reads it. Nobody decides about training from it.
+launcher's table reads it. It does not influence training.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import pathlib
 
 from diloco.metrics import files
 
-# What a learner may be, as the syncer sees it.
+# States of a learner, as the syncer sees it.
 JOINING = 'joining'  # Said hello, bootstrap not complete.
 LIVE = 'live'  # Counts for the quorum.
 GONE = 'gone'  # Its incarnation ended; none has come since.
@@ -20,21 +20,22 @@ LEFT = 'left'  # Said goodbye.
 
 @dataclasses.dataclass(frozen=True)
 class LearnerStatus:
-  """One learner, over all its incarnations."""
+  """The status of one learner, over all its incarnations."""
 
   learner: int
   state: str  # JOINING, LIVE, GONE or LEFT.
   step: int  # Inner steps of this incarnation.
   loss: float | None  # Of the last reported step, nats per token.
   tokens_per_s: float
-  round: int  # Newest round that it offered for; 0 before the first.
-  lag_versions: int  # Of its base behind the version at the last offer.
+  round: int  # The newest round that it offered for; 0 before the first.
+  # Its base behind the fragment's version, at the last offer.
+  lag_versions: int
   bytes_up: int  # Payload bytes pulled from it.
   bytes_down: int  # Payload bytes that it pulled.
-  participation: float  # Share of the closed rounds that merged it.
+  participation: float  # Share of the closed rounds that included it.
   incarnations: int
-  stall_max_s: float  # Longest stall of one step.
-  # Mean age of what was merged of it; None: nothing, or an earlier version.
+  stall_max_s: float  # The longest stall of one step.
+  # Mean age of its merged offers; None: none, or an older file.
   age_steps: float | None = None
 
 
@@ -51,7 +52,7 @@ class RunStatus:
   participants: tuple[int, ...]  # Of the last closed round.
   quorum_s: float  # ξ_quorum, mean time from due to quorum.
   grace_s: float  # The last grace window.
-  sync_s: float  # Of the last round, to pull and merge.
+  sync_s: float  # To pull and merge, in the last round.
   goodput: float  # As in `goodput.py`, since the first learner was ready.
   uptime: float
   bytes_up: int
@@ -59,8 +60,8 @@ class RunStatus:
   refused: int  # Contributions that were not merged, over all causes.
   finished: bool
   learners: tuple[LearnerStatus, ...]  # In the order of their ids.
-  age_steps: float | None = None  # As of a learner; see `metrics.ages`.
-  old_share: float | None = None  # Of what was merged; see there.
+  age_steps: float | None = None  # Mean over all learners; see `metrics.ages`.
+  old_share: float | None = None  # Share of merged offers; see `metrics.ages`.
 
 
 def write_status(path: pathlib.Path, status: RunStatus) -> None:
@@ -70,5 +71,7 @@ def write_status(path: pathlib.Path, status: RunStatus) -> None:
 
 
 def read_status(path: pathlib.Path) -> RunStatus | None:
-  """The last status, None before the first; raises `files.Malformed`."""
+  """Returns the last status, None before the first; raises
+  `files.Malformed`.
+  """
   return files.read_json(path, RunStatus)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known when a run has ended: `summary.json`, `evaluation.json`."""
+"""Results at the end of a run: `summary.json`, `evaluation.json`."""
 
 import dataclasses
 import math
@@ -10,14 +10,15 @@ from diloco.metrics import files, scores
 
 @dataclasses.dataclass(frozen=True)
 class LearnerSummary:
-  """One learner, over all its incarnations."""
+  """The summary of one learner, over all its incarnations."""
 
   learner: int
   steps: int  # Inner steps, over all incarnations.
   tokens: int
-  rounds: int  # Closed rounds that merged it.
+  rounds: int  # Closed rounds that included it.
   incarnations: int
-  beginning: str  # When its newest began, and with whose inner state.
+  # When its newest process began, and the origin of its inner state.
+  beginning: str
   stall_max_s: float
   bytes_up: int
   bytes_down: int
@@ -32,13 +33,13 @@ class RunSummary:
   step: int  # t, the global step at the end.
   rounds: int  # Closed ones.
   fragments: int  # P.
-  wall_s: float  # From the first learner that was ready to the last close.
+  wall_s: float  # From the first ready learner to the last close.
   goodput: float
   uptime: float
   refused: int
   pulls_up: int  # Payloads that the syncer pulled and could use.
   pulls_down: int  # Payloads that learners pulled.
-  bytes_up: int  # Of those payloads.
+  bytes_up: int  # Bytes of those payloads.
   bytes_down: int
   learners: tuple[LearnerSummary, ...]  # In the order of their ids.
   age_steps: float | None = None  # As in `metrics.status`.
@@ -49,15 +50,15 @@ class RunSummary:
 class Evaluation:
   """Loss of the global model on held-out text, nats per token.
 
-  A token is a byte where the tokenizer is 'bytes'. What has a default is not in
-  the files of earlier versions. None is what was not asked for or makes no
-  sense: the loss of a bowl has no bits, only a text in memory has bigrams.
+  A token is a byte if the tokenizer is 'bytes'. Fields with a default are
+  missing in older files. None means not requested or not applicable: the loss
+  of the quadratic model has no bits, and only a text in memory has bigrams.
   """
 
   parameters: int
   initial_loss: float
   final_loss: float
-  bigram_loss: float | None  # Of a bigram model of the training text.
+  bigram_loss: float | None  # Loss of a bigram model of the training text.
   unigram_loss: float | None
   initial_bits_per_byte: float | None = None
   final_bits_per_byte: float | None = None
@@ -66,17 +67,17 @@ class Evaluation:
 
 
 def bits(nats: float) -> float:
-  """Nats as bits."""
+  """Converts nats to bits."""
   return nats / math.log(2)
 
 
 def bytes_per_parameter(
   pulled_bytes: int, pulls: int, fragments: int, parameters: int
 ) -> float | None:
-  """Bytes per parameter of one leg, for one round trip of all P fragments.
+  """Returns bytes per parameter one way, for one round trip of all P fragments.
 
   One pull carries one of P fragments, so P pulls carry every parameter once;
-  f32 needs 4, bf16 needs 2. None where nothing was pulled.
+  f32 needs 4, bf16 needs 2. None if nothing was pulled.
   """
   if not pulls:
     return None
@@ -89,7 +90,7 @@ def write_summary(path: pathlib.Path, summary: RunSummary) -> None:
 
 
 def read_summary(path: pathlib.Path) -> RunSummary | None:
-  """None where the run did not finish; raises `files.Malformed`."""
+  """Returns None if the run did not finish; raises `files.Malformed`."""
   return files.read_json(path, RunSummary)
 
 
@@ -99,5 +100,5 @@ def write_evaluation(path: pathlib.Path, evaluation: Evaluation) -> None:
 
 
 def read_evaluation(path: pathlib.Path) -> Evaluation | None:
-  """None where nothing was evaluated; raises `files.Malformed`."""
+  """Returns None if nothing was evaluated; raises `files.Malformed`."""
   return files.read_json(path, Evaluation)

@@ -2,31 +2,31 @@
 """The token ledger: trained = merged + overwritten + lost + pending, exactly.
 
 Each token that a learner trains on has its progress in every fragment, so each
-learner and fragment has a balance of its own. Both sides are asked: `merged` is
+learner and fragment has a balance of its own. Both sides are used: `merged` is
 what the syncer's closed rounds name, all else is what learners did. A merge
 that only one side knows of, or knows twice, leaves tokens unexplained.
 
-Positions are a learner's own tokens so far. A process that goes on from a
-checkpoint has the positions of the one that wrote it up to there.
+Positions are counts of a learner's own tokens. A process that resumes from a
+checkpoint shares the positions of the one that wrote it up to there.
 """
 
 import collections
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-DIED = 'died'  # Pending at a death, and in no checkpoint that was gone on from.
-LEFT = 'left'  # Likewise, of a process that left in good order,
-QUARANTINED = 'quarantined'  # or that nothing is taken of any more.
-BOOTSTRAP = 'bootstrap'  # Pending in a checkpoint; a newer Θ took its place.
-RESTORED = 'restored'  # Pending in a checkpoint, and not told apart: 'mix'.
-LEDGER = 'ledger'  # Merged, and gone with the syncer's disk.
+DIED = 'died'  # Pending at a death, and in no checkpoint that was resumed.
+LEFT = 'left'  # Pending in a process that left in good order,
+QUARANTINED = 'quarantined'  # or that was quarantined.
+BOOTSTRAP = 'bootstrap'  # Pending in a checkpoint, and replaced by a newer Θ.
+RESTORED = 'restored'  # Pending in a checkpoint, and not separable: 'mix'.
+LEDGER = 'ledger'  # Merged, and lost with the syncer's disk.
 
-Name = tuple[int, int]  # Of an offer: number of its process, handle.
+Name = tuple[int, int]  # An offer: number of its process, handle.
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """Tokens of one learner and fragment; or sums of these."""
+  """Tokens of one learner and fragment, or sums of these."""
 
   trained: int
   merged: int
@@ -36,7 +36,7 @@ class Row:
 
   @property
   def unexplained(self) -> int:
-    """Positive: gone without a reason. Negative: counted twice."""
+    """Positive: lost without a reason. Negative: counted twice."""
     lost = sum(tokens for _, tokens in self.lost)
     return self.trained - self.merged - self.overwritten - lost - self.pending
 
@@ -46,14 +46,14 @@ class Process:
   """What one process of a learner did to its tokens; lists are by fragment."""
 
   first: int  # Position at which it began,
-  first_counts: tuple[int, ...]  # and from which its θ_p had progress by then.
+  first_counts: tuple[int, ...]  # and from which its θ_p had progress then.
   last: int  # Position now, or at its end.
-  counts: list[int]  # From which θ_p has progress that is not settled.
-  overwritten: list[int]  # As it said.
-  bootstrap: list[int]  # As it said, before its first step.
+  counts: list[int]  # From which θ_p has unsettled progress.
+  overwritten: list[int]  # As reported.
+  bootstrap: list[int]  # As reported, before its first step.
   offers: dict[tuple[int, int], int]  # (p, handle) -> position of the copy.
-  taken_in: set[tuple[int, int]]  # (p, handle) whose merge it knows of.
-  end: str | None = None  # Why it is no more, if known.
+  taken_in: set[tuple[int, int]]  # (p, handle) of merges that it knows of.
+  end: str | None = None  # Reason of its end, if known.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Merged:
   """One contribution to a closed round."""
 
   fragment: int
-  version: int  # That resulted.
+  version: int  # The resulting version.
   name: Name
   tokens: int
 
@@ -82,12 +82,12 @@ class Account:
   # What happened --------------------------------------------------------------
 
   def begin(self, number: int, position: int, counts: Sequence[int]) -> Process:
-    """A process starts.
+    """Notes the start of a process.
 
     Args:
-      number: of the process.
-      position: the learner's own tokens, as it knows them.
-      counts: by fragment, from which of them θ_p has progress.
+      number: number of the process.
+      position: the learner's own tokens, as the process knows them.
+      counts: by fragment, the position from which θ_p has progress.
     """
     zeros = [0] * self._fragments
     process = Process(
@@ -107,15 +107,15 @@ class Account:
     overwritten_tokens: int,
     training: bool,
   ):
-    """A process takes Θ_p in.
+    """Notes that a process takes in Θ_p.
 
     Args:
-      number: of the process.
+      number: number of the process.
       fragment: p.
-      carry: this and the next two as in `protocol.learner_io.Apply`.
-      handle: see `carry`.
-      overwritten_tokens: see `carry`.
-      training: whether it has begun.
+      carry: see `protocol.learner_io.Apply`.
+      handle: see `protocol.learner_io.Apply`.
+      overwritten_tokens: see `protocol.learner_io.Apply`.
+      training: True if training has begun.
     """
     process = self.processes[number]
     name = fragment, handle
@@ -129,11 +129,13 @@ class Account:
     claims[fragment] += overwritten_tokens
 
   def merge(self, merged: Merged):
-    """A round has closed with it; later versions of before are void."""
+    """Notes a merge in a closed round; it voids later versions of before."""
     self._merged[merged.fragment].append(merged)
 
   def void(self, fragment: int, version: int):
-    """The syncer has lost this version of a fragment, and what came after."""
+    """Notes that the syncer has lost this version of a fragment, and later
+    ones.
+    """
     kept = self._merged[fragment]
     self._void[fragment] += [x for x in kept if x.version >= version]
     self._merged[fragment] = [x for x in kept if x.version < version]
@@ -141,7 +143,7 @@ class Account:
   # What comes of it -----------------------------------------------------------
 
   def row(self, fragment: int) -> Row:
-    """The balance of one fragment."""
+    """Returns the balance of one fragment."""
     return _Balance(
       fragment,
       list(self.processes.items()),
@@ -160,7 +162,7 @@ class _Unheard:
 
 
 class _Balance:
-  """One fragment of one learner, reckoned process by process."""
+  """The balance of one fragment of one learner, computed process by process."""
 
   def __init__(
     self,
@@ -175,7 +177,7 @@ class _Balance:
     self._void = void
     self._overwritten = 0
     self._lost: collections.Counter[str] = collections.Counter()
-    # Merged, and not taken in by the process that offered it.
+    # Merged, but not taken in by the process that offered it.
     self._unheard: list[_Unheard] = []
 
   def row(self) -> Row:
@@ -185,7 +187,7 @@ class _Balance:
       self._lost[BOOTSTRAP] += process.bootstrap[p]
       settled = max(settled, self._skip(settled, process.first_counts[p]))
       self._unheard += self._unheard_of(number, process)
-      # What an earlier process had settled is in two claims.
+      # Progress settled by an earlier process is claimed twice.
       first, now = process.first_counts[p], process.counts[p]
       again = max(0, min(settled, now) - first)
       self._take_back(again, bool(process.bootstrap[p]))
@@ -212,7 +214,7 @@ class _Balance:
     )
 
   def _unheard_of(self, number: int, process: Process) -> list['_Unheard']:
-    """Merges of the process that it has not heard of."""
+    """Returns the merges of the process that it has not heard of."""
     tokens = {x.name[1]: x.tokens for x in self._merged if x.name[0] == number}
     found = []
     for handle, many in tokens.items():
@@ -226,8 +228,8 @@ class _Balance:
     """Loses what a checkpoint had pending and its process does not count.
 
     Args:
-      settled: up to which position all is merged, overwritten or lost.
-      first: the position from which the process counts.
+      settled: position up to which all is merged, overwritten or lost.
+      first: position from which the process counts.
 
     Returns:
       `first`.
@@ -242,7 +244,7 @@ class _Balance:
     return first
 
   def _take_back(self, tokens: int, bootstrap: bool):
-    """From a claim: they are in another sum already."""
+    """Subtracts tokens from a claim that are in another sum already."""
     if bootstrap:
       self._lost[BOOTSTRAP] -= tokens
     else:
@@ -251,13 +253,13 @@ class _Balance:
   def _close(
     self, number: int, process: Process, settled: int, cut: int
   ) -> int:
-    """What is lost where a process ends; unheard merges come off.
+    """Computes what is lost at the end of a process, minus unheard merges.
 
     Args:
-      number: of the process.
-      process: whose end it is.
-      settled: up to which position all is merged, overwritten or lost.
-      cut: the position from which the next process goes on.
+      number: number of the process.
+      process: the process that ends.
+      settled: position up to which all is merged, overwritten or lost.
+      cut: position from which the next process continues.
 
     Returns:
       Tokens beyond both that no round has merged.
@@ -275,7 +277,7 @@ class _Balance:
     return left
 
   def _lose_void(self):
-    """Merges that learners knew of, and the syncer does not any more."""
+    """Counts merges that learners knew of, and the syncer no longer does."""
     kept = {x.name for x in self._merged}
     processes = dict(self._processes)
     for each in {x.name: x for x in self._void}.values():
@@ -288,12 +290,12 @@ class _Balance:
 
 
 def unexplained(rows: Iterable[Row]) -> int:
-  """Of all of them; those of two do not make up for each other."""
+  """Returns the sum of all deviations, which do not cancel each other."""
   return sum(abs(row.unexplained) for row in rows)
 
 
 def text(row: Row) -> str:
-  """A line for people: shares of what was trained, lost by reason."""
+  """Returns a line of text: shares of what was trained, lost ones by reason."""
   whole = max(row.trained, 1)
   parts = [
     f'{row.merged / whole:.1%} merged',
@@ -305,7 +307,7 @@ def text(row: Row) -> str:
 
 
 def total(rows: Iterable[Row]) -> Row:
-  """The sums."""
+  """Returns the sums over all rows."""
   rows = list(rows)
   lost = collections.Counter()
   for row in rows:

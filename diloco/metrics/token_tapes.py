@@ -11,7 +11,7 @@ from diloco.metrics.token_ledger import Account, Merged, Row
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.protocol.incarnation import process_of
 
-Lines = Sequence[Mapping]  # Of a tape, as they stand there.
+Lines = Sequence[Mapping]  # Raw lines of a tape.
 Rows = dict[tuple[int, int], Row]  # By learner and fragment.
 
 
@@ -23,19 +23,19 @@ def rows(
   tokens_per_step: int,
   blend: str = 'carry',
 ) -> Rows:
-  """The balance of each learner and fragment.
+  """Returns the balance of each learner and fragment.
 
-  Steps that a killed process had told nobody of are not known to have been
-  trained. What the last process of a learner has pending is lost only where
-  the run has ended without it: else a restart may take it up.
+  Steps that a killed process had not reported are not known to have been
+  trained. What the last process of a learner has pending is lost only if the
+  run has ended without it: otherwise a restart may resume it.
 
   Args:
-    syncer: its tape.
+    syncer: the syncer's tape.
     learners: the tapes by learner id.
-    steps: by learner id, (incarnation, own step) as the metrics have them.
+    steps: by learner id, (incarnation, own step) from the metrics.
     fragments: P.
-    tokens_per_step: of a learner.
-    blend: of the run; with 'mix' a process counts anew after a checkpoint.
+    tokens_per_step: tokens of a learner's step.
+    blend: the run's blend; with 'mix' a process counts anew after a checkpoint.
   """
   reader = _Reader(syncer, fragments, tokens_per_step, blend == 'mix')
   ids = {*learners, *(m for _, _, m, _ in _shares(syncer))}
@@ -50,7 +50,7 @@ def rows(
 def rows_of(
   workdir: Workdir, fragments: int, tokens_per_step: int, blend: str = 'carry'
 ) -> Rows:
-  """The same of the run that lies there.
+  """Returns the balances of the run in `workdir`.
 
   Raises:
     CorruptLine: a file is not what a run writes.
@@ -77,7 +77,7 @@ def rows_of(
 
 
 def _shares(syncer: Lines):
-  """(p, version, learner, share) of all closes, in their order."""
+  """Returns (p, version, learner, share) of all closes, in order."""
   return [
     (line['fragment'], line['version'], share['learner'], share)
     for line in syncer
@@ -87,7 +87,7 @@ def _shares(syncer: Lines):
 
 
 class _Reader:
-  """Fills accounts."""
+  """Fills accounts from tapes."""
 
   def __init__(
     self, syncer: Lines, fragments: int, tokens_per_step: int, anew: bool
@@ -107,7 +107,7 @@ class _Reader:
     by_process = collections.defaultdict(list)
     for line in lines:
       by_process[line['process']].append(line)
-    # One that never began made no step, and left no checkpoint.
+    # A process that never began made no step, and left no checkpoint.
     begun = {
       number: mine
       for number, mine in by_process.items()
@@ -136,7 +136,7 @@ class _Reader:
   def _known_steps(
     self, learner: int, steps: Iterable[tuple[int, int]]
   ) -> dict[int, int]:
-    """The last own step that anybody knows of, by process."""
+    """Returns the last own step that is known, by process."""
     known = collections.Counter()
     offered = (
       (share['incarnation'], share['step'])
@@ -155,7 +155,10 @@ class _Reader:
     lines: Lines,
     saves: dict[tuple[int, int], list[int]],
   ):
-    """One process; `saves`: the counts at checkpoints, by process and step."""
+    """Reads one process.
+
+    `saves` has the counts at checkpoints, by process and step.
+    """
     begin = next(line for line in lines if line['kind'] == 'Begin')
     position = begin['step'] * self._per_step
     process = account.begin(number, position, self._counts_at(begin, saves))
@@ -182,10 +185,10 @@ class _Reader:
   def _counts_at(
     self, begin: Mapping, saves: Mapping[tuple[int, int], list[int]]
   ) -> list[int]:
-    """From which tokens what it brings has progress.
+    """Returns the positions from which a process's own state has progress.
 
-    One that took a peer's state brings its own checkpoint all the same, and
-    loses it.
+    A process that took a peer's state has a checkpoint of its own all the same,
+    and loses it.
     """
     step, source = begin['step'], begin['source']
     if self._anew:
@@ -196,7 +199,7 @@ class _Reader:
     return own[-1] if step and own else [0] * self._fragments
 
   def _end(self, account: Account, learner: int, begun: Mapping[int, Lines]):
-    """Why each process is no more, as far as that is known."""
+    """Sets the reason of each process's end, as far as it is known."""
     began_s = [mine[0]['time_s'] for mine in begun.values()]
     quarantined_s = [
       line['time_s']

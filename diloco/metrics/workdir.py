@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where everything lies in the folder of one run.
+"""The layout of a run's folder.
 
 config.json          the whole configuration as it was run
 status.json          the syncer's state, replaced about every second
@@ -14,9 +14,9 @@ metrics/NAME.jsonl   scalars of one process
 tensorboard/NAME/    the same for TensorBoard
 logs/NAME.log        output of one process, over all its starts
 compiled/            compiled programs, shared by all processes
-syncer/              what a restarted syncer goes on from
-checkpoints/NAME/    what a restarted learner goes on from
-checkpoints/lab/     what a run of the lab that was cut goes on from
+syncer/              what a restarted syncer resumes from
+checkpoints/NAME/    what a restarted learner resumes from
+checkpoints/lab/     what an interrupted run of the lab resumes from
 parameters/          the final parameters of the global model
 """
 
@@ -31,7 +31,7 @@ class Workdir:
 
   root: pathlib.Path
 
-  # Whatever a run may leave: `launch` removes these, and nothing else.
+  # All that a run may leave: `launch` removes these, and nothing else.
   CONTENTS = (
     'config.json',
     'status.json',
@@ -54,10 +54,10 @@ class Workdir:
 
   @classmethod
   def owns(cls, name: str) -> bool:
-    """Whether a run leaves a file or folder of this name.
+    """Returns True if a run leaves a file or folder of this name.
 
-    Also parts of what grows, and what was being written when its process died
-    or the disk was full.
+    That includes parts of growing files, and files that were being written when
+    their process died or the disk was full.
     """
     stem = re.sub(r'(\.\d+(\.tmp)?|\.orbax-checkpoint-tmp.*)$', '', name)
     return stem in cls.CONTENTS
@@ -112,7 +112,9 @@ class Workdir:
     return self.root / 'syncer'
 
   def syncer_shard(self, shard: int) -> pathlib.Path:
-    """What a restarted shard goes on from; shard 0 is the lead's."""
+    """Returns the folder a restarted shard resumes from; shard 0 is the
+    lead's.
+    """
     return self.syncer / f'shard-{shard}' if shard else self.syncer
 
   @property
@@ -123,15 +125,15 @@ class Workdir:
     return self.tapes / f'{learner_name(learner)}.jsonl'
 
   def checkpoints(self, process: str) -> pathlib.Path:
-    """Of one learner, such as 'learner-0'."""
+    """Returns the folder of one learner, such as 'learner-0'."""
     return self.root / 'checkpoints' / process
 
   def host_checkpoints(self, process: str, host: int) -> pathlib.Path:
-    """Of one host of a learner of several."""
+    """Returns the folder of one host of a learner of several hosts."""
     return self.checkpoints(process) / f'host-{host}'
 
   def metrics(self, process: str) -> pathlib.Path:
-    """JSONL of one process, such as 'learner-0'."""
+    """Returns the JSONL file of one process, such as 'learner-0'."""
     return self.root / 'metrics' / f'{process}.jsonl'
 
   def tensorboard(self, process: str) -> pathlib.Path:
@@ -142,12 +144,14 @@ class Workdir:
 
 
 def learner_name(learner: int) -> str:
-  """The process name of a learner, also of its files."""
+  """Returns the name of a learner's process, also used for its files."""
   return f'learner-{learner}'
 
 
 def shard_name(shard: int) -> str:
-  """What a shard's process that does not lead is called in files."""
+  """Returns the name of a shard's process that does not lead, used for
+  files.
+  """
   return f'shard-{shard}'
 
 

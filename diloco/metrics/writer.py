@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes scalars: JSONL as the truth, TensorBoard as a view of it."""
+"""Writes scalars: JSONL as the record, TensorBoard as a view of it."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ __all__ = [
   'read_jsonl',
 ]
 
-PREFIX = 'diloco:'  # Of the paths that tensorboardX has us open.
+PREFIX = 'diloco:'  # Prefix of the paths that tensorboardX asks to open.
 UNWRITTEN_BYTES_MAX = 1 << 20
 
 
@@ -30,17 +30,17 @@ class Writer(Protocol):
   """Takes the scalars of a step; one thread at a time."""
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-    """`scalars` hold `names.TIME` where the reader needs a time."""
+    """Writes scalars, which include `names.TIME` if the reader needs a time."""
 
   def flush(self) -> None:
-    """What was written can be read by others afterwards."""
+    """Makes what was written visible to readers."""
 
   def close(self) -> None:
     """Flushes; nothing is written afterwards."""
 
 
 class JsonlWriter:
-  """One JSON object a line, appended, so a restarted process goes on."""
+  """Writes one JSON object a line, appended, so that a restart continues it."""
 
   def __init__(self, path: pathlib.Path):
     self._lines = Lines(path)
@@ -61,7 +61,7 @@ class TensorBoardWriter:
   """Event files for TensorBoard; `names.TIME` becomes their wall time."""
 
   def __init__(self, folder: pathlib.Path):
-    # Here, since the launcher reads JSONL and never writes event files.
+    # Not at the top: the launcher reads JSONL and never writes event files.
     import tensorboardX
     from tensorboardX import record_writer
 
@@ -84,7 +84,7 @@ class TensorBoardWriter:
 
 
 class MultiWriter:
-  """Hands everything to each of several writers, in their order."""
+  """Passes everything to each of several writers, in order."""
 
   def __init__(self, writers: Sequence[Writer]):
     self._writers = tuple(writers)
@@ -103,25 +103,26 @@ class MultiWriter:
 
 
 class _EventFiles:
-  """Opens the files of tensorboardX: an error would end its thread, and the
-  queue before it would fill, and hold up the training.
+  """Opens tensorboardX's files such that errors do not end its thread.
+
+  Otherwise its queue would fill and hold up the training.
   """
 
   def open(self, path: str) -> '_EventFile':
     return _EventFile(path.removeprefix(PREFIX))
 
   def directory_check(self, path: str) -> None:
-    with contextlib.suppress(OSError):  # The file will say it.
+    with contextlib.suppress(OSError):  # Opening the file will report it.
       os.makedirs(path.removeprefix(PREFIX), exist_ok=True)
 
 
 class _EventFile:
-  """Records reach the file whole, at each flush; a full disk ends nothing."""
+  """Writes whole records at each flush; a full disk is not fatal."""
 
   def __init__(self, path: str):
     self._path = path
     self._unwritten = b''
-    self._bytes = 0  # Whole records in the file.
+    self._bytes = 0  # Size of the complete records in the file.
     self._failed = False
 
   def write(self, data: bytes) -> None:
