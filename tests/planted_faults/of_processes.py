@@ -128,7 +128,7 @@ FAULTS = (
     '      except OSError as error:\n        if not waits:',
     '      except KeyError as error:\n        if not waits:',
     f'{DISK}::test_a_full_disk_ends_no_process',
-    'not within|assert',
+    'assert',
   ),
   fault(
     'full disk ends a learner',
@@ -136,7 +136,15 @@ FAULTS = (
     '    except OSError as error:\n      self._abandon()',
     '    except KeyError as error:\n      self._abandon()',
     f'{DISK}::test_a_full_disk_ends_no_process',
-    'not within|assert',
+    'assert',
+  ),
+  fault(
+    'full disk keeps a syncer from starting',
+    'diloco/checkpoint/syncer_records.py',
+    '    with contextlib.suppress(OSError):  # It is held all the same.\n',
+    '    with contextlib.nullcontext():\n',
+    f'{DISK}::test_a_syncer_that_starts_on_a_full_disk_waits_for_it',
+    'assert',
   ),
   fault(
     'half a line stays',
@@ -253,6 +261,33 @@ FAULTS = (
     'tests/runtime/test_process_strangers.py'
     '::test_hosts_listen_at_the_address_that_they_were_given',
     'assert',
+  ),
+  Fault(
+    'secret told to the world of JAX',
+    (
+      Edit(
+        'diloco/runtime/world.py',
+        '    _spread(list(listener.address))\n',
+        '    _spread([*listener.address, self.secret.hex()])\n',
+      ),
+      Edit(
+        'diloco/runtime/world.py',
+        '    host, port = _spread(None)\n',
+        '    host, port, _ = _spread(None)\n',
+      ),
+    ),
+    'tests/runtime/test_process_strangers.py'
+    '::test_a_stranger_in_host_1_s_place_gets_nothing',
+    'heard 3 words',
+  ),
+  fault(
+    'host without the secret',
+    'diloco/transport/group.py',
+    '      connection.close()  # Not one of ours.\n      return\n',
+    '      pass\n',
+    'tests/transport/test_transport_group.py'
+    '::test_who_lacks_the_secret_is_not_let_in',
+    'Error',
   ),
   fault(
     'idle sockets of the data plane',

@@ -5,6 +5,7 @@ from tests.planted_faults.fault import fault
 
 TRANSCRIPT = 'tests/protocol/test_transcripts.py::test_transcript'
 SEED = 'tests/protocol/test_swarm.py::test_a_seed_that_once_failed'
+FETCHED = 'tests/runtime/test_fetched_states.py'
 LEAVES = 'tests/protocol/test_protocol_leaves.py'
 
 FAULTS = (
@@ -127,6 +128,22 @@ FAULTS = (
     'tests/sim/test_mass_bootstrap.py'
     '::test_seven_of_eight_are_back_with_one_copy_out_of_each_donor',
     'assert|Violation',
+  ),
+  fault(
+    'state taken before all hosts have it',
+    'diloco/runtime/carrier.py',
+    '          self._pace,\n        )\n      self._part.adopt(',
+    '          self._pace,\n        )\n        self._part.adopt(',
+    f'{FETCHED}::test_a_donor_that_loses_a_host_in_mid_pull_gives_nothing[1]',
+    'assert',
+  ),
+  fault(
+    'hosts not told of a failed fetch',
+    'diloco/runtime/carrier.py',
+    '      self._hosts.end_fetch(taken=False)\n',
+    '',
+    f'{FETCHED}::test_a_donor_that_loses_a_host_in_mid_pull_gives_nothing[0]',
+    'assert',
   ),
   # Those that leave -----------------------------------------------------------
   fault(

@@ -172,7 +172,8 @@ def filled(tmp_path_factory):
     processes.spend(FULL_S)
     for each in (syncer, learner):
       _limit(each, resource.RLIM_INFINITY)
-    processes.until_merged(0)
+    if syncer.exit_code is None and learner.exit_code is None:
+      processes.until_merged(0)
     yield processes, syncer, learner, before[names.TIME]
 
 
@@ -228,11 +229,16 @@ def test_a_syncer_that_starts_on_a_full_disk_waits_for_it(filled):
   syncer.end()
   again = processes.syncer_again('syncer-on-a-full-disk')
   _limit(again, 0)
-  processes.until(
-    lambda: processes.steps(0)[-1][names.INCARNATION] > last[names.INCARNATION],
-    START_S,
-    'the learner has joined it',
-  )
+
+  def joined_or_ended() -> bool:
+    now = processes.steps(0)[-1]
+    return (
+      again.exit_code is not None
+      or now[names.INCARNATION] > last[names.INCARNATION]
+    )
+
+  processes.until(joined_or_ended, START_S, 'the learner has joined it')
+  assert again.exit_code is None
   joined, applied = processes.steps(0)[-1]['step'], _applied(processes)
   processes.until(
     lambda: processes.steps(0)[-1]['step'] >= joined + 50,
