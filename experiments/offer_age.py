@@ -8,7 +8,7 @@ link that takes 0.7 of a step each way.
 Command: python -m diloco.simulate --config=experiments/offer_age.py
 Hardware: 1 CPU core, no accelerator. Wall time and result:
   experiments/README.md.
-Variants: offer_age.py:quicktest (5 s); any key, such as
+Variants: offer_age.py:quicktest (5 s), lab_age.py in the lab; any key, such as
   --config.fleet.jitter=0.1, --config.study.learners=8,.
 """
 

@@ -113,19 +113,19 @@ def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
     lines.append(
       f'{each.variant.label:{width}}  {count:5}  {each.mean:.4f}  '
       f'{each.spread:7.4f}  {against:20}  '
-      f'{sum(r.participation for r in each.results) / count:13.2f}  '
+      f'{sum(r.participation for r in each.results) / count:13.3f}  '
       f'{_mean(each.results, "age_steps"):>10}  '
-      f'{_mean(each.results, "old_share"):>14}  '
+      f'{_mean(each.results, "old_share", 3):>14}  '
       f'{_mean(each.results, "delay_steps"):>12}  '
       f'{sum(r.goodput for r in each.results) / count:7.2f}  {merged:>15}'
     )
   return '\n'.join(lines)
 
 
-def _mean(results, name: str) -> str:
+def _mean(results, name: str, digits: int = 2) -> str:
   """Returns the mean of a field over the results that have it."""
   known = [x for r in results if (x := getattr(r, name)) is not None]
-  return f'{sum(known) / len(known):.2f}' if known else '-'
+  return f'{sum(known) / len(known):.{digits}f}' if known else '-'
 
 
 def _run(variant: Variant, seed: int, workdir: pathlib.Path) -> int:
