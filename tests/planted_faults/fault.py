@@ -22,7 +22,10 @@ FAILED = 1  # The exit code of pytest where tests ran and some failed.
 
 @dataclasses.dataclass(frozen=True)
 class Edit:
-  """A replacement in one file; `text` occurs there exactly once."""
+  """A replacement in one file; `text` occurs there exactly once.
+
+  It is of code, not of comments: those are worded anew more often.
+  """
 
   path: str
   text: str

@@ -82,7 +82,7 @@ FAULTS = (
   fault(
     'told before the ledger has it',
     'diloco/runtime/syncing.py',
-    'self._disk.keep(self._machine.ledger(), self._roll.crcs(), published)',
+    'self._disk.keep(self._machine.ledger(), self._run_crcs(), published)',
     'pass',
     f'{CLOSES}::test_the_ledger_and_its_name_are_forced_to_the_disk[True]',
     'assert',
@@ -141,16 +141,16 @@ FAULTS = (
   fault(
     'full disk keeps a syncer from starting',
     'diloco/checkpoint/syncer_records.py',
-    '    with contextlib.suppress(OSError):  # It is held all the same.\n',
-    '    with contextlib.nullcontext():\n',
+    'with contextlib.suppress(OSError):  #',
+    'with contextlib.nullcontext():  #',
     f'{DISK}::test_a_syncer_that_starts_on_a_full_disk_waits_for_it',
     'assert',
   ),
   fault(
     'half a line stays',
     'diloco/metrics/jsonl.py',
-    '      self._abandon()  # Opened again, it is cut back to whole lines.\n',
-    '',
+    '    except OSError as error:\n      self._abandon()',
+    '    except OSError as error:\n      pass',
     f'{LINES}::test_a_full_disk_holds_lines_back_and_keeps_them_whole',
     'assert|CorruptLine',
   ),
@@ -256,7 +256,7 @@ FAULTS = (
   fault(
     'coordinator on all addresses',
     'diloco/runtime/world.py',
-    '        coordinator_bind_address=met.jax_at,  # Default: all addresses.\n',
+    'coordinator_bind_address=met.jax_at,',
     '',
     'tests/runtime/test_process_strangers.py'
     '::test_hosts_listen_at_the_address_that_they_were_given',
@@ -283,8 +283,8 @@ FAULTS = (
   fault(
     'host without the secret',
     'diloco/transport/group.py',
-    '      connection.close()  # Not one of ours.\n      return\n',
-    '      pass\n',
+    '      self._refused += 1\n      connection.close()',
+    '      found.put(connection)\n      return',
     'tests/transport/test_transport_group.py'
     '::test_who_lacks_the_secret_is_not_let_in',
     'Error',
