@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written to disk to be read by a later process."""
+"""Checkpoints: state that a process writes for a later one."""

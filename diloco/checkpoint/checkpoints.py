@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of checkpoints, written by Orbax beside the training.
+"""A folder of checkpoints, written by Orbax concurrently with training.
 
-`save` copies what lies on devices and returns; a thread does the rest. It is
-this package's own and not Orbax's, for two reasons: with 60 arrays Orbax works
-some 35 ms in the caller's thread before it leaves it, and the CRCs, which it
-lacks, must be known when it begins. A save that fails never harms the training,
-and what can't be read never keeps a process from starting with what can.
+`save` copies what lies on devices and returns; a thread does the rest. This
+package has a thread of its own instead of Orbax's for two reasons: with 60
+arrays Orbax works some 35 ms in the caller's thread, and the CRCs, which it
+lacks, must be known when it begins. A save that fails never harms training, and
+an unreadable checkpoint never keeps a process from starting with a readable
+one.
 """
 
 import dataclasses
@@ -23,38 +24,38 @@ from orbax.checkpoint import v1 as ocp
 from diloco.checkpoint import orbax_files, trees, volumes
 from diloco.checkpoint.volumes import BrokenRecord
 
-FORMAT = 1  # Of what we lay into Orbax's checkpoint.
+FORMAT = 1  # Format of the text in Orbax's checkpoint.
 UNFINISHED = '.orbax-checkpoint-tmp'
 BROKEN = '.broken'
-END_CHARS = 160  # Of an error's text that are said.
+END_CHARS = 160  # Logged characters of an error's text.
 
-# What Orbax, TensorStore and we raise over files that are not as written.
+# What Orbax, TensorStore and this package raise over corrupt files.
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, BrokenRecord)
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """One that was restored."""
+  """A checkpoint that was restored."""
 
   path: pathlib.Path
   step: int
   meta: dict  # As given to `save`.
-  arrays: Any  # The tree that was asked for.
+  arrays: Any  # In the tree that was requested.
 
 
 class Checkpoints:
   """Saves to one folder and restores from it.
 
-  For one thread. A checkpoint is the folder STEP; one that is being written,
-  or was when the process died, has another name, and is removed by the next
-  save. One that can't be read is renamed to STEP.broken, for a person to see.
+  For one thread. A checkpoint is the folder STEP; one that is being written, or
+  was when the process died, has another name, and is removed by the next save.
+  An unreadable one is renamed to STEP.broken for inspection.
 
   Args:
-    folder: made by the first save; nobody else may write to it.
-    keep_latest: so many newest stay, at least 1.
-    keep_best: so many of the lowest loss stay besides.
-    say: takes one line on what went wrong; called from any thread.
-    files: how they are written; of one process among several, `HostFiles`.
+    folder: made by the first save; no other process may write to it.
+    keep_latest: number of newest checkpoints to keep, at least 1.
+    keep_best: number of checkpoints of lowest loss to keep in addition.
+    say: called with one line on what went wrong, from any thread.
+    files: how they are written; `HostFiles` for one process among several.
   """
 
   def __init__(
@@ -78,17 +79,17 @@ class Checkpoints:
 
   @property
   def failed(self) -> int:
-    """Saves that were begun and came to nothing."""
+    """Number of saves that were begun and failed."""
     return self._failed
 
   @property
   def newest_step(self) -> int | None:
-    """Of the checkpoints that are whole as far as is known."""
+    """Step of the newest checkpoint, complete as far as is known."""
     return self._newest if self._newest >= 0 else None
 
   @property
   def saving(self) -> bool:
-    """Whether a save is under way."""
+    """True while a save is in progress."""
     return self._thread is not None and self._thread.is_alive()
 
   # Saving -------------------------------------------------------------------
@@ -96,23 +97,23 @@ class Checkpoints:
   def save(
     self, step: int, arrays: Any, meta: Mapping, loss: float | None
   ) -> bool:
-    """Begins to save; returns after the copies from the devices.
+    """Starts to save; returns after the copies from the devices.
 
-    These wait for the computations that make the arrays.
+    The copies wait for the computations that make the arrays.
 
     Args:
       step: newer than every checkpoint in the folder.
-      arrays: a tree. Arrays of jax may be donated as soon as this returns;
-        those of numpy may not be written to any more.
+      arrays: a tree. jax arrays may be donated as soon as this returns; numpy
+        arrays may not be written to any more.
       meta: plain JSON.
       loss: for `keep_best`; None or not finite is never among the best.
 
     Returns:
-      False, and says so, where the last save is still under way or `step` is
+      False, with a log line, if the last save is still in progress or `step` is
       not newer.
 
     Raises:
-      TypeError: `meta` is no JSON.
+      TypeError: `meta` is not JSON.
     """
     path = self._folder / str(step)
     if self.saving:
@@ -132,13 +133,13 @@ class Checkpoints:
     return True
 
   def wait(self, timeout_s: float) -> bool:
-    """Waits for the save under way; whether it is over."""
+    """Waits for the save in progress; returns True if it is over."""
     if self._thread is not None:
       self._thread.join(timeout_s)
     return not self.saving
 
   def close(self, timeout_s: float) -> None:
-    """Waits for the save under way; what takes longer is lost, and said."""
+    """Waits for the save in progress; a slower one is lost, and logged."""
     if not self.wait(timeout_s):
       self._say(
         f'{self._folder}: the save under way did not end in {timeout_s} s'
@@ -148,11 +149,11 @@ class Checkpoints:
       self._opened = None
 
   def _save(self, path: pathlib.Path, step: int, arrays, meta, loss):
-    """On the thread."""
+    """Writes a checkpoint, on the thread."""
     try:
       self._write(step, arrays, meta, loss)
       self._newest = step
-    # Whatever it is: it is not the training's concern.
+    # No error of a save may end the training.
     except Exception as error:  # noqa: BLE001 - said and counted.
       self._failed += 1
       self._say(f'{path} could not be written: {_line(error)}')
@@ -184,7 +185,7 @@ class Checkpoints:
     )
 
   def _read_losses(self) -> dict[int, float]:
-    """Of the checkpoints that an earlier process left, where it is known."""
+    """Returns the known losses of an earlier process's checkpoints, by step."""
     losses = {}
     for step in self._steps():
       try:
@@ -196,7 +197,7 @@ class Checkpoints:
   # Restoring ----------------------------------------------------------------
 
   def newest_meta(self) -> dict | None:
-    """What was given to `save` of the newest whose text is whole."""
+    """Returns the `meta` of the newest checkpoint whose text is intact."""
     for step in sorted(self._steps(), reverse=True):
       try:
         return self._read_text(self._folder / str(step))['meta']
@@ -205,7 +206,7 @@ class Checkpoints:
     return None
 
   def readable(self) -> tuple[int, ...]:
-    """The steps of checkpoints whose text is whole, ascending."""
+    """Returns the steps of checkpoints whose text is intact, ascending."""
     found = []
     for step in sorted(self._steps()):
       try:
@@ -221,13 +222,13 @@ class Checkpoints:
     check: Callable[[dict], None] = lambda meta: None,
     step: int | None = None,
   ) -> Checkpoint | None:
-    """The newest that is whole; says why newer ones are not.
+    """Restores the newest intact checkpoint; logs why newer ones are not.
 
     Args:
-      likes: the tree that is expected: leaves of shape and dtype. One with a
+      likes: the expected tree: leaves of shape and dtype. A leaf with a
         sharding is put there, others stay on the host.
-      check: gets `meta` first; what it raises is raised here.
-      step: that one or none.
+      check: called with `meta` first; its errors are raised here.
+      step: that checkpoint or none.
     """
     if self._thread is not None:
       self._thread.join()
@@ -253,7 +254,7 @@ class Checkpoints:
     return None
 
   def _set_aside(self, path: pathlib.Path, error: Exception):
-    """Out of the way of newer checkpoints, which may have the same step."""
+    """Renames a checkpoint out of the way of newer ones of the same step."""
     self._say(f'{path} is passed over: {_line(error)}')
     aside = path.with_name(path.name + BROKEN)
     shutil.rmtree(aside, ignore_errors=True)
@@ -274,11 +275,11 @@ class Checkpoints:
 
 
 def newest_after(folder: pathlib.Path, step: int) -> Checkpoint | None:
-  """The newest checkpoint of later than `step`, for who only reads.
+  """Returns the newest checkpoint after `step`, for processes that only read.
 
-  Its arrays are by path, such as '0/theta/NAME', not in their tree. None where
-  there is none that is whole: another process writes and removes them
-  meanwhile, and it alone sets aside what is broken.
+  Its arrays are by path, such as '0/theta/NAME', not in their tree. None if
+  none is intact: another process writes and removes them meanwhile, and only
+  that one sets broken ones aside.
   """
   found = folder.iterdir() if folder.is_dir() else ()
   steps = (int(path.name) for path in found if path.name.isdecimal())
@@ -294,10 +295,10 @@ def newest_after(folder: pathlib.Path, step: int) -> Checkpoint | None:
 
 
 class _LowestLoss:
-  """Preserves the best, for Orbax.
+  """Preserves the checkpoints of lowest loss, for Orbax.
 
-  Its own such policy has the losses in files beside the arrays, without a CRC,
-  and does not open a folder in which one of them is broken.
+  Orbax's own such policy has the losses in files beside the arrays, without a
+  CRC, and does not open a folder in which one of them is broken.
   """
 
   def __init__(self, keep: int, losses: Mapping[int, float | None]):
@@ -315,7 +316,7 @@ class _LowestLoss:
 
 
 def _read_text(files: orbax_files.Files, path: pathlib.Path) -> dict:
-  """What `Checkpoints` wrote besides arrays, proven by its CRC."""
+  """Returns the text of a checkpoint, verified by its CRC."""
   text = json.loads(files.read_text(path))
   if text['format'] != FORMAT:
     raise BrokenRecord(f'its format is {text["format"]}, not {FORMAT}')
@@ -330,7 +331,7 @@ def _read_arrays(
 
 
 def _line(error: Exception) -> str:
-  """An error's type and what it says; of a long text, both ends."""
+  """Formats an error as one line; a long text is cut in the middle."""
   text = ' '.join(str(error).split())
   if len(text) > 2 * END_CHARS:  # TensorStore names the cause last.
     text = f'{text[:END_CHARS]} … {text[-END_CHARS:]}'

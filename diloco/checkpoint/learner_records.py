@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a restarted learner goes on from: θ, its moments, bases and progress."""
+"""A learner's checkpoints: θ, its moments, bases and progress."""
 
 import dataclasses
 import pathlib
@@ -17,14 +17,14 @@ Bases = Mapping[int, Mapping[str, np.ndarray]]  # Fragment -> piece -> f32.
 
 @dataclasses.dataclass(frozen=True)
 class LearnerProgress:
-  """Where a learner was; all that it knows besides arrays."""
+  """The state of a learner besides its arrays."""
 
-  process: int  # Which one of the learner's it was, see `protocol.incarnation`.
-  position: int  # The next batch of its shard of the data.
+  process: int  # Process number; see `protocol.incarnation`.
+  position: int  # The next batch of its data shard.
   step: int  # Inner steps that it has made.
   tokens: int  # Tokens that it has trained on.
-  versions: tuple[int, ...]  # Of the base of each fragment.
-  crcs: tuple[int, ...]  # Of the same bases.
+  versions: tuple[int, ...]  # Version of each fragment's base.
+  crcs: tuple[int, ...]  # CRCs of these bases.
   from_steps: tuple[int, ...]  # `step` when each base was received.
   from_tokens: tuple[int, ...]  # `tokens` when each base was received.
   closed_known: int  # The last round that it knew to be closed.
@@ -33,7 +33,7 @@ class LearnerProgress:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-  """A learner as it was."""
+  """A restored learner."""
 
   params: Any
   inner_state: Any
@@ -46,9 +46,8 @@ class LearnerRecords:
   """Reads and writes one folder, for one thread.
 
   Args:
-    folder: of this learner alone.
-    learner: its id.
-    fingerprints: of the run; what was saved under others is refused.
+    folder: used by this learner alone.
+    fingerprints: of the run; checkpoints with others are refused.
     keep_latest: see `Checkpoints`.
     keep_best: see `Checkpoints`.
     say: see `Checkpoints`.
@@ -72,12 +71,12 @@ class LearnerRecords:
 
   @property
   def failed(self) -> int:
-    """Saves that were begun and came to nothing."""
+    """Number of saves that were begun and failed."""
     return self._checkpoints.failed
 
   @property
   def newest_step(self) -> int | None:
-    """Of the checkpoints that are whole as far as is known."""
+    """Step of the newest checkpoint, complete as far as is known."""
     return self._checkpoints.newest_step
 
   def save(
@@ -89,15 +88,15 @@ class LearnerRecords:
     progress: LearnerProgress,
     loss: float | None,
   ) -> bool:
-    """Begins to save; see `Checkpoints.save`.
+    """Starts to save; see `Checkpoints.save`.
 
     Args:
       step: inner steps made; newer than all that was saved.
       params: θ after that step, a tree; may be donated once this returns.
-      inner_state: of optax; may be donated once this returns.
-      bases: Θ_p as the learner last received it, never written to.
-      progress: belonging to the above.
-      loss: of θ, for `keep_best`.
+      inner_state: optax state; may be donated once this returns.
+      bases: Θ_p as last received, by fragment; never written to.
+      progress: the progress at that step.
+      loss: loss of θ, for `keep_best`.
     """
     meta = {
       'identity': self._identity,
@@ -107,7 +106,7 @@ class LearnerRecords:
     return self._checkpoints.save(step, tree, meta, loss)
 
   def readable(self) -> tuple[int, ...]:
-    """The steps of which there seems to be a whole checkpoint."""
+    """Returns the steps that seem to have a complete checkpoint."""
     return self._checkpoints.readable()
 
   def restore(
@@ -117,17 +116,16 @@ class LearnerRecords:
     bases_like: Bases,
     step: int | None = None,
   ) -> Restored | None:
-    """The newest checkpoint that is whole, or None.
+    """Restores the newest intact checkpoint; None if there is none.
 
     Args:
       params_like: shape, dtype and sharding of each parameter.
-      inner_like: the same of the inner state.
+      inner_like: shape, dtype and sharding of each leaf of the inner state.
       bases_like: shape and dtype of each base.
       step: that checkpoint or none.
 
     Raises:
-      BrokenRecord: it is another learner's or another run's; names what
-        differs.
+      BrokenRecord: it belongs to another learner or run; names what differs.
     """
     likes = _tree(params_like, inner_like, bases_like)
     found = self._checkpoints.restore(likes, self._check, step)
@@ -142,11 +140,11 @@ class LearnerRecords:
     )
 
   def wait(self, timeout_s: float) -> bool:
-    """Waits for the save under way; whether it is over."""
+    """Waits for the save in progress; returns True if it is over."""
     return self._checkpoints.wait(timeout_s)
 
   def close(self, timeout_s: float) -> None:
-    """Waits for the save under way."""
+    """Waits for the save in progress."""
     self._checkpoints.close(timeout_s)
 
   def _check(self, meta: dict) -> None:
@@ -173,7 +171,7 @@ def _tree(params, inner_state, bases: Bases) -> dict[str, Any]:
 
 
 def read_progress(fields: dict) -> LearnerProgress:
-  """The inverse of `dataclasses.asdict`, through JSON."""
+  """Converts JSON fields to progress; the inverse of `dataclasses.asdict`."""
   return LearnerProgress(
     **{k: tuple(v) if type(v) is list else v for k, v in fields.items()}
   )

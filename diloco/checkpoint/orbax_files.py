@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How volumes and a text lie in a folder that Orbax writes.
+"""Reads and writes volumes and a text in a folder of Orbax's.
 
-Two ways, which the caller chooses: `SOLE`, by Orbax's v1, for a process that
-is in no world of several; and `HostFiles`, for one that is. There v1 takes
-every save for one of all processes, and waits for the others; the manager of
-v0 can be told that it writes alone. Each host saves its own part, and none
-waits for another beside the training.
+There are two ways, which the caller chooses: `SOLE`, by Orbax's v1, for a
+process that is alone in its JAX process group; and `HostFiles`, for one of
+several. There v1 treats every save as one of all processes, and waits for the
+others; the manager of v0 can be told that it writes alone. Each host saves its
+own part, and none waits for another.
 """
 
 import dataclasses
@@ -24,31 +24,31 @@ Volumes = Mapping[str, np.ndarray]  # Number -> uint8 vector.
 
 
 class Opened(Protocol):
-  """A folder that is written to."""
+  """A folder that is open for writing."""
 
   def save(self, step: int, found: Volumes, text: str) -> None:
-    """Writes one checkpoint, all of it or nothing; removes old ones."""
+    """Writes one checkpoint atomically; removes old ones."""
 
   def close(self) -> None:
-    """Nothing is written any more."""
+    """Closes the folder; nothing is written any more."""
 
 
 class Files(Protocol):
   """How checkpoints are written and read."""
 
   def open(self, folder: pathlib.Path, keep: Sequence[Any]) -> Opened:
-    """For writing.
+    """Opens a folder for writing.
 
     Args:
-      folder: of the checkpoints.
-      keep: Orbax's preservation policies; what one of them wants, stays.
+      folder: the folder of the checkpoints.
+      keep: Orbax's preservation policies; a checkpoint stays if one wants it.
     """
 
   def read_text(self, path: pathlib.Path) -> str:
-    """The text of one checkpoint; `BrokenRecord` where it is another."""
+    """Returns the text of one checkpoint; `BrokenRecord` if it is damaged."""
 
   def read_volumes(self, path: pathlib.Path) -> Volumes:
-    """The volumes of one checkpoint."""
+    """Returns the volumes of one checkpoint."""
 
 
 class _Sole:
@@ -71,7 +71,7 @@ class _SoleOpened:
     context = v1.Context()
     context.array.saving.use_compression = False  # Nothing to gain in f32.
     context.array.saving.enable_post_merge_validation = False
-    context.memory.deepcopy_host_arrays = False  # Nobody writes to them.
+    context.memory.deepcopy_host_arrays = False  # They are not written to.
     policies = v1.training.preservation_policies
     self._checkpointer = v1.training.Checkpointer(
       folder,
@@ -85,7 +85,7 @@ class _SoleOpened:
       step,
       {'volumes': dict(found)},
       custom_metadata=_sealed(text),
-      force=True,  # The caller has decided.
+      force=True,  # Whether to save was decided by the caller.
     )
 
   def close(self) -> None:
@@ -93,7 +93,9 @@ class _SoleOpened:
 
 
 class _Vectors(v0.CheckpointHandler):
-  """Writes vectors as .npy files: Orbax itself writes those of process 0."""
+  """Writes vectors as .npy files: Orbax itself writes only those of process
+  0.
+  """
 
   def save(self, directory, args: '_SaveVectors'):
     for name, vector in args.vectors.items():
@@ -121,10 +123,10 @@ class _RestoreVectors(v0.args.CheckpointArgs):
 
 
 class HostFiles:
-  """Of one process among several.
+  """Files of one process among several.
 
   Args:
-    process: its index in the world of jax.
+    process: its index in the JAX process group.
   """
 
   def __init__(self, process: int):
@@ -158,7 +160,8 @@ class HostFiles:
     options = v0.CheckpointManagerOptions(
       create=False,
       cleanup_tmp_directories=bool(keep),
-      enable_async_checkpointing=False,  # The caller's thread is beside it.
+      # It runs on the caller's thread already.
+      enable_async_checkpointing=False,
       multiprocessing_options=self._alone,
       preservation_policy=(
         v0.checkpoint_managers.AnyPreservationPolicy(keep) if keep else None

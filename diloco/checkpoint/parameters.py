@@ -16,7 +16,7 @@ def write_parameters(
 
 
 def read_parameters(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """What `write_parameters` wrote.
+  """Returns what `write_parameters` wrote.
 
   Raises:
     FileNotFoundError: there is no such checkpoint, or it is not complete.

@@ -17,7 +17,7 @@ CONFIG = 'config.json'
 def write_exported(
   folder: pathlib.Path, tensors: Mapping[str, np.ndarray], config: Mapping
 ) -> None:
-  """Makes the folder; replaces these two files, each atomically.
+  """Creates the folder; replaces these two files, each atomically.
 
   Args:
     folder: may exist, and may hold other files.
@@ -25,7 +25,7 @@ def write_exported(
     config: plain data.
   """
   folder.mkdir(parents=True, exist_ok=True)
-  # 'pt': the word by which readers know whose names and shapes these are.
+  # 'pt' tells readers that names and shapes are PyTorch's.
   weights = safetensors.numpy.save(dict(tensors), metadata={'format': 'pt'})
   _replace(folder / WEIGHTS, weights)
   text = json.dumps(config, indent=2, allow_nan=False) + '\n'
@@ -35,11 +35,11 @@ def write_exported(
 def read_exported(
   folder: pathlib.Path,
 ) -> tuple[dict[str, np.ndarray], dict]:
-  """The tensors and the config that `write_exported` wrote.
+  """Returns the tensors and the config that `write_exported` wrote.
 
   Raises:
-    FileNotFoundError: one of the files is not there.
-    ValueError: one of them is not what its name says.
+    FileNotFoundError: one of the files does not exist.
+    ValueError: one of them is malformed.
   """
   config = json.loads((folder / CONFIG).read_text())
   weights = (folder / WEIGHTS).read_bytes()

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a restarted syncer goes on from: a ledger and checkpoints of its state.
+"""The syncer's ledger, and checkpoints of its state.
 
-The ledger is small and written at each close, before the update leaves
+The ledger is small and written at each close, before the update is sent
 (persist, then send), so that no learner ever knows of a version that a
-restarted syncer has not heard of. The arrays of all fragments are saved beside
-the rounds, every so many. So the fragments of a checkpoint may be older than
-the ledger says; learners hold the newer ones, and the ledger holds their CRCs.
+restarted syncer does not. The arrays of all fragments are saved concurrently
+with the rounds, every few of them. So the fragments of a checkpoint may be
+older than the ledger says; learners hold the newer ones, and the ledger holds
+their CRCs.
 
-The ledger carries a checksum; the one before it is kept, and each checkpoint
-has within it the ledger of its round. A process goes on from the newest of
-them that is whole.
+The ledger carries a checksum; the previous one is kept, and each checkpoint
+contains the ledger of its round. A process resumes from the newest of them that
+is intact.
 """
 
 import contextlib
@@ -34,22 +35,22 @@ from diloco.protocol.state import Ledger
 
 STATES = 'states'  # Folder of the checkpoints, in the syncer's.
 LOCK = 'lock'
-LOCK_S = 10.0  # For a process before this one that is about to end.
+LOCK_S = 10.0  # Time for an earlier process to end.
 LOCK_AGAIN_S = 0.1
 
 
 def newest_theta_after(
   folder: pathlib.Path, closed_round: int
 ) -> tuple[int, list[dict[str, Any]]] | None:
-  """Θ as a syncer saved it after a later round, for who only reads.
+  """Returns Θ as a syncer saved it after a later round, for readers.
 
   Args:
-    folder: of the syncer.
-    closed_round: of the last that was read.
+    folder: the syncer's folder.
+    closed_round: the last round that was read.
 
   Returns:
-    The last round that is in it, and piece name -> f32 array by fragment; None
-    where there is nothing newer.
+    The last round that is included, and piece name -> f32 array by fragment;
+    None if there is nothing newer.
   """
   others = sorted(folder.glob('shard-*'))
   found = newest_after(folder / STATES, closed_round)
@@ -68,7 +69,9 @@ def newest_theta_after(
 
 
 def _under(place: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
-  """The arrays at a place of the tree that was saved, by what is left."""
+  """Returns the arrays below a place of the saved tree, by the rest of the
+  path.
+  """
   return {
     name.removeprefix(place): array
     for name, array in arrays.items()
@@ -80,15 +83,15 @@ class SyncerRecords:
   """Reads and writes one folder.
 
   `write_ledger` is for one thread; `save`, `restore` and `close` are for one,
-  perhaps another.
+  possibly another.
 
   Args:
-    folder: of the syncer.
+    folder: the syncer's folder.
     keep_latest: see `Checkpoints`.
     keep_best: see `Checkpoints`.
-    every_rounds: the cadence of `due`.
+    every_rounds: the interval of `due`.
     say: see `Checkpoints`.
-    sync: a ledger that was written outlives a loss of power, see
+    sync: True if a written ledger has to survive a loss of power, see
       `files.replace`.
   """
 
@@ -105,14 +108,15 @@ class SyncerRecords:
     self._every_rounds = every_rounds
     self._say = say
     self._sync = sync
-    self._said: set[str] = set()  # Of the ledger; it is read twice.
+    # Messages about the ledger, which is read twice.
+    self._said: set[str] = set()
     self._lock: BinaryIO | None = None
     self._states = Checkpoints(folder / STATES, keep_latest, keep_best, say)
 
   def occupy(self) -> None:
-    """Keeps other processes off the folder until `close`.
+    """Keeps other processes out of the folder until `close`.
 
-    The kernel lets go of it when this process dies, however it does.
+    The kernel releases the lock when this process dies, in whatever way.
 
     Raises:
       BrokenRecord: another process has it, and keeps it for `LOCK_S`.
@@ -137,7 +141,7 @@ class SyncerRecords:
         self._say(f'{self._folder} is not locked: {error}')
         break
     self._lock = lock
-    with contextlib.suppress(OSError):  # It is held all the same.
+    with contextlib.suppress(OSError):  # The lock is held all the same.
       lock.truncate(0)
       lock.write(f'process {os.getpid()} of {socket.gethostname()}'.encode())
       lock.flush()
@@ -147,12 +151,11 @@ class SyncerRecords:
   def write_ledger(
     self, ledger: Ledger, counts: Mapping, crcs: Sequence[int | None]
   ) -> None:
-    """Commits: what it names has closed, whoever dies now.
+    """Commits a close: what it names survives any process's death.
 
     Args:
-      ledger: of the machine.
-      counts: any JSON; it is handed back as it is.
-      crcs: of each Θ_p at `ledger.versions`.
+      counts: any JSON; it is returned unchanged by `read_ledger`.
+      crcs: CRC of each Θ_p at `ledger.versions`.
 
     Raises:
       OSError: it could not be written; the round has not closed.
@@ -162,14 +165,14 @@ class SyncerRecords:
     files.replace(self._ledger, files.seal(text), self._sync, self._previous)
 
   def read_ledger(self) -> tuple[Ledger, dict, tuple[int | None, ...]] | None:
-    """The newest ledger, counts and CRCs; None where no round has closed here.
+    """Returns the newest ledger, counts and CRCs; None if no round has closed.
 
-    Looks at the file, at the one before it, and at what the newest checkpoint
-    has within it. A file that is broken is renamed, and said.
+    It reads the file, the one before it, and the one in the newest checkpoint.
+    A broken file is renamed, and logged.
 
     Raises:
-      BrokenRecord: there is no ledger, but a checkpoint that has none within
-        it; or the file is one of another version of this program.
+      BrokenRecord: there is no ledger, but a checkpoint that does not contain
+        one; or the file belongs to another version of this program.
     """
     found, unsealed = [], []
     for path in (self._ledger, self._previous):
@@ -217,7 +220,7 @@ class SyncerRecords:
       self._say(f'{path} is passed over, as {aside.name}: it {error}')
       os.replace(path, aside)
       return None
-    if text is None:  # Perhaps it is not damaged, but of an older program.
+    if text is None:  # It may be undamaged, but of an older program.
       raise BrokenRecord(f'{path} has no checksum')
     return json.loads(text)
 
@@ -238,11 +241,11 @@ class SyncerRecords:
 
   @property
   def failed(self) -> int:
-    """Saves that were begun and came to nothing."""
+    """Number of saves that were begun and failed."""
     return self._states.failed
 
   def due(self, closed_round: int) -> bool:
-    """Whether it is the turn of a save."""
+    """Returns True if a save is due."""
     return closed_round % self._every_rounds == 0
 
   def save(
@@ -253,15 +256,15 @@ class SyncerRecords:
     fragments: Sequence[int] | None = None,
     ledger: tuple[Ledger, Mapping, Sequence[int]] | None = None,
   ) -> bool:
-    """Begins to save all fragments; see `Checkpoints.save`.
+    """Starts to save all fragments; see `Checkpoints.save`.
 
     Args:
       closed_round: the last round that is in `states`.
       states: a `numerics.outer.FragmentState` per fragment. Their arrays are
         replaced as a whole and never written to.
-      loss: of Θ, for `keep_best`.
-      fragments: whose states these are; None: all, in order.
-      ledger: what `write_ledger` would take now; None: it is elsewhere.
+      loss: loss of Θ, for `keep_best`.
+      fragments: indices of these states' fragments; None: all, in order.
+      ledger: current arguments of `write_ledger`; None: kept elsewhere.
     """
     meta: dict[str, Any] = {
       'versions': [state.version for state in states],
@@ -272,13 +275,13 @@ class SyncerRecords:
     return self._states.save(closed_round, _tree(states), meta, loss)
 
   def restore(self, like: Sequence) -> tuple[tuple[int, ...], list] | None:
-    """Versions and states of the newest checkpoint that is whole.
+    """Restores versions and states of the newest intact checkpoint.
 
     Args:
       like: a state per fragment, whose arrays have the right shapes.
 
     Returns:
-      None where there is none. A version may be older than the ledger's.
+      None if there is none. A version may be older than the ledger's.
     """
     likes = jax.tree.map(_on_host, _tree(like))
     found = self._states.restore(likes)
@@ -293,11 +296,11 @@ class SyncerRecords:
     return versions, states
 
   def wait(self, timeout_s: float) -> bool:
-    """Waits for the save under way; whether it is over."""
+    """Waits for the save in progress; returns True if it is over."""
     return self._states.wait(timeout_s)
 
   def close(self, timeout_s: float) -> None:
-    """Waits for the save under way; others may have the folder."""
+    """Waits for the save in progress, and unlocks the folder."""
     self._states.close(timeout_s)
     if self._lock is not None:
       with contextlib.suppress(OSError):
@@ -323,7 +326,7 @@ def _on_host(leaf) -> jax.ShapeDtypeStruct:
 def _record(
   ledger: Ledger, counts: Mapping, crcs: Sequence[int | None]
 ) -> dict:
-  """What is written of a close, as JSON."""
+  """Returns the ledger file's contents as JSON."""
   assert len(crcs) == len(ledger.versions), f'{crcs=} {ledger.versions=}'
   return {**dataclasses.asdict(ledger), 'counts': counts, 'crcs': list(crcs)}
 
@@ -336,7 +339,7 @@ def _closed_round(record: Mapping) -> int:
 def _from_record(
   fields: Mapping,
 ) -> tuple[Ledger, dict, tuple[int | None, ...]]:
-  """The inverse of `_record`, through JSON."""
+  """Converts JSON to a ledger; the inverse of `_record`."""
   ledger = Ledger(
     step=fields['step'],
     clocks=tuple((m, clock) for m, clock in fields['clocks']),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any tree of arrays as named arrays on the host, and back to where it lay.
+"""Converts a tree of arrays to named arrays on the host, and back.
 
-Of an array that is spread over several processes, this one's are its shards,
-each under a name that says which, such as 'params/norm@0:8,16:32'.
+If an array is spread over several processes, each has its own shards, under
+names that say which, such as 'params/norm@0:8,16:32'.
 """
 
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ import numpy as np
 
 from diloco.checkpoint.volumes import BrokenRecord
 
-NAMED_MAX = 3  # Of what differs between two trees.
+NAMED_MAX = 3  # Number of differences that an error lists.
 
 
 def to_host(tree: Any) -> dict[str, np.ndarray]:
-  """Path -> array on the host, which no donation of the tree's can touch.
+  """Returns path -> array on the host, unaffected by a donation of the tree.
 
-  Arrays of jax are copied (all transfers side by side). Those of numpy are
-  taken as they are: nobody may write to them any more.
+  jax arrays are copied (all transfers concurrently). numpy arrays are taken as
+  they are: they must not be written to any more.
   """
   leaves = {}
   for name, leaf in _named(tree).items():
@@ -33,14 +33,14 @@ def to_host(tree: Any) -> dict[str, np.ndarray]:
 
 
 def compare(arrays: Mapping[str, np.ndarray], likes: Any) -> None:
-  """Refuses arrays that can't take the places of `likes`.
+  """Checks that arrays fit in the places of `likes`.
 
   Args:
-    arrays: as `to_host` named them.
+    arrays: as named by `to_host`.
     likes: a tree; its leaves have shape and dtype.
 
   Raises:
-    BrokenRecord: names, shapes or dtypes are not those of `likes`.
+    BrokenRecord: names, shapes or dtypes differ from those of `likes`.
   """
   leaves = {
     part: jax.ShapeDtypeStruct(_shape(index, like), like.dtype)
@@ -60,10 +60,10 @@ def compare(arrays: Mapping[str, np.ndarray], likes: Any) -> None:
 
 
 def place(arrays: Mapping[str, np.ndarray], likes: Any) -> Any:
-  """The tree `likes` with `arrays` in it, which `compare` has let pass.
+  """Returns the tree `likes` with `arrays` in it, checked by `compare`.
 
-  Where a leaf of `likes` has a sharding, the array is put there, whatever mesh
-  it lay on; else it stays on the host.
+  If a leaf of `likes` has a sharding, the array is put there, whatever mesh it
+  lay on; otherwise it stays on the host.
   """
   placed = [_placed(name, arrays, like) for name, like in _named(likes).items()]
   return jax.tree.structure(likes).unflatten(placed)
@@ -81,7 +81,7 @@ def _placed(name: str, arrays: Mapping[str, np.ndarray], like):
 
 
 def _parts(name: str, leaf):
-  """(name, index, array) of what this process has of a leaf."""
+  """Yields (name, index, array) of a leaf's parts in this process."""
   if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
     yield name, None, leaf
     return
@@ -94,7 +94,9 @@ def _parts(name: str, leaf):
 
 
 def _expected(name: str, like):
-  """(name, index) of what this process should have of a leaf."""
+  """Returns (name, index) of the parts that this process should have of a
+  leaf.
+  """
   sharding = getattr(like, 'sharding', None)
   if sharding is None or sharding.is_fully_addressable:
     return {name: None}.items()
@@ -129,10 +131,10 @@ def _host_copy(leaf) -> np.ndarray:
   on_cpu = isinstance(leaf, jax.Array) and any(
     device.platform == 'cpu' for device in leaf.devices()
   )
-  # There, `array` may be the very buffer that a donation overwrites.
+  # On a CPU, `array` may be the very buffer that a donation overwrites.
   return array.copy() if on_cpu else array
 
 
 def _kind(leaf) -> str:
-  """Such as 'float32[4, 8]'."""
+  """Returns dtype and shape, such as 'float32[4, 8]'."""
   return 'absent' if leaf is None else f'{leaf.dtype.name}{list(leaf.shape)}'

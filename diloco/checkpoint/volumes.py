@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many arrays as few vectors of bytes, each array with its own CRC.
+"""Packs many arrays into few vectors of bytes, each array with its own CRC.
 
-A checkpoint costs about 0.7 ms of CPU per array that Orbax is given, and one
-of a small model holds some hundred. So arrays are laid end to end in volumes;
-one that is large is a volume by itself, and is not copied for that.
+A checkpoint costs about 0.7 ms of CPU per array that Orbax is given, and a
+small model has some hundred arrays. So arrays are concatenated into volumes; a
+large one is a volume by itself, and is not copied for that.
 """
 
 import math
@@ -13,24 +13,24 @@ from collections.abc import Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-VOLUME_BYTES_MAX = 16 << 20  # But for an array that is larger.
-ALIGNMENT_BYTES = 64  # What XLA asks for where it takes an array as it is.
+VOLUME_BYTES_MAX = 16 << 20  # Except for an array that is larger.
+ALIGNMENT_BYTES = 64  # XLA's alignment for arrays that it uses without a copy.
 
 
 class BrokenRecord(Exception):
-  """What is on disk is not what was written there, or is another run's."""
+  """A file is corrupt, or belongs to another run."""
 
 
 def pack(
   arrays: Mapping[str, np.ndarray],
 ) -> tuple[list[np.ndarray], dict[str, dict]]:
-  """Lays arrays end to end.
+  """Concatenates arrays.
 
   Args:
     arrays: by name, of any dtype that numpy or jax knows; not objects.
 
   Returns:
-    The volumes, uint8 vectors, and where each array lies in them, as JSON.
+    The volumes, uint8 vectors, and the place of each array in them, as JSON.
   """
   parts: list[list[np.ndarray]] = []
   index: dict[str, dict] = {}
@@ -58,10 +58,10 @@ def pack(
 def unpack(
   volumes: Sequence[np.ndarray], index: Mapping[str, Mapping]
 ) -> dict[str, np.ndarray]:
-  """The arrays that `pack` was given, as views of the volumes.
+  """Returns the arrays that `pack` was given, as views of the volumes.
 
   Raises:
-    BrokenRecord: a volume is missing or too short, or a CRC is another.
+    BrokenRecord: a volume is missing or too short, or a CRC does not match.
   """
   arrays = {}
   for name, at in index.items():

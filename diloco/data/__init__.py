@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is learned from: corpora of bytes, and batches by their position."""
+"""Training data: corpora, tokenizers, and batches by position."""

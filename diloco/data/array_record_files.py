@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ArrayRecord files: any record can be read by itself, also from gs://.
+"""Reads ArrayRecord files, whose records are read individually, also from
+gs://.
 
-A record is a document in UTF-8, a tf.train.Example with one among its
-features, or tokens, as `records_folder` says of files that this project wrote.
+A record is a document in UTF-8, a tf.train.Example with one among its features,
+or tokens; for files that this project wrote, `records_folder` says which.
 
 Any document may be next, so every file stays open, with its own index of some
 10 bytes a record in memory (measured with 300,000 records).
@@ -20,22 +21,23 @@ from diloco.data.documents import DocumentFile
 from diloco.data.example_proto import bytes_field
 from diloco.data.records_folder import SUFFIX, read_contents
 
-OPEN_ANYWAY = 512  # Sockets, logs, libraries, other sources of a mix.
-FEW = 4  # Records; more are read by threads, whose start takes as long.
+# Reserve for sockets, logs, libraries, other sources of a mix.
+OPEN_ANYWAY = 512
+FEW = 4  # Records; more are read by threads, whose start takes about that long.
 PATTERNS = ('*.array_record*', '*.arrayrecord*')
 
 
 def array_record_files(path: str, text_key: str) -> list[DocumentFile]:
-  """The files of a path.
+  """Returns the files of a path.
 
   Args:
-    path: of a file, a folder or a pattern, local or gs://.
-    text_key: the feature with the text; '': a record is the text. What this
-      project wrote says itself what its records are.
+    path: a file, a folder or a pattern, local or gs://.
+    text_key: the feature with the text; '': a record is the text. Ignored for
+      files that this project wrote, which say what their records are.
 
   Raises:
     FileNotFoundError: there is none.
-    ValueError: a file is no ArrayRecord.
+    ValueError: a file is not an ArrayRecord file.
   """
   files = []
   folders = {}
@@ -77,10 +79,10 @@ def array_record_files(path: str, text_key: str) -> list[DocumentFile]:
 def open_records(
   file: str | os.PathLike | object,
 ) -> grain.sources.ArrayRecordDataSource:
-  """Records of a file, or of a range of one (array_record's FileInstruction).
+  """Opens a file, or a range of one (array_record's FileInstruction).
 
   Raises:
-    ValueError: it is no ArrayRecord.
+    ValueError: it is not an ArrayRecord file.
   """
   try:
     return grain.sources.ArrayRecordDataSource([file])
@@ -90,7 +92,7 @@ def open_records(
 
 
 def allow_open(files: int) -> None:
-  """Lets this process have so many more files open.
+  """Raises this process's limit of open files by `files`.
 
   Raises:
     ValueError: the machine forbids it; says how to allow it.
@@ -113,7 +115,7 @@ def read_records(
   start: int,
   stop: int,
 ) -> list[bytes]:
-  """Documents of the records start … stop - 1."""
+  """Returns the documents of records start … stop - 1."""
   if stop - start <= FEW:
     return [decode(source[i]) for i in range(start, stop)]
   return [decode(each) for each in source.__getitems__(range(start, stop))]

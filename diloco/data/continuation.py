@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions made from a text: how does it go on after this byte?
+"""Makes multiple-choice questions from a text: which continuation is true?
 
 The true continuation stands among bytes from elsewhere in the same text, all of
 the same length. A text is cut at any byte, often within a word: what follows
 the beginning of a line is too hard for models of a laptop's size, which then
-all look like guessing.
+would all score like guessing.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ import numpy as np
 from diloco.data.grammar import draws
 from diloco.data.questions import Question
 
-# Streams of draws; the two of `grammar` are 0 and 1.
+# Random streams; the two of `grammar` are 0 and 1.
 _PLACES, _OTHERS, _ANSWERS = 16, 17, 18
-_DRAWS_PER_CHOICE_MAX = 64  # Then the text repeats itself too much.
+_DRAWS_PER_CHOICE_MAX = 64  # Beyond it the text repeats itself too much.
 
 
 def continuation_questions(
@@ -27,17 +27,17 @@ def continuation_questions(
   choice_bytes: int = 16,
   seed: int = 0,
 ) -> list[Question]:
-  """Questions whose places in the text do not overlap.
+  """Returns questions whose places in the text do not overlap.
 
   Only printable ASCII is asked about, and no choice is mostly blank.
 
   Args:
     text: uint8 [bytes], such as a corpus' held-out part.
-    count: how many questions.
-    choices: of each, the right one among them.
-    context_bytes: that are shown.
-    choice_bytes: in each choice.
-    seed: of places, wrong choices and the right one's index.
+    count: number of questions.
+    choices: choices per question, including the right one.
+    context_bytes: bytes that are shown.
+    choice_bytes: bytes of each choice.
+    seed: seed of places, wrong choices and the right one's index.
 
   Raises:
     ValueError: a number is out of its range, or the text has too few places.
@@ -69,7 +69,7 @@ def continuation_questions(
 def _places(
   text: np.ndarray, context_bytes: int, choice_bytes: int
 ) -> np.ndarray:
-  """Where the bytes before and after are fit to be asked about."""
+  """Returns the offsets whose surrounding bytes are suitable for a question."""
   plain = (text == ord('\n')) | ((text >= ord(' ')) & (text <= ord('~')))
   foreign = np.concatenate([[0], np.cumsum(~plain)])
   inked = np.concatenate([[0], np.cumsum((text > ord(' ')) & plain)])
@@ -82,7 +82,7 @@ def _places(
 def _apart(
   places: np.ndarray, distance: int, count: int, seed: int
 ) -> list[int]:
-  """`count` of the places, in random order, none nearer than `distance`."""
+  """Returns `count` places in random order, at least `distance` apart."""
   order = np.argsort(draws(seed, _PLACES, len(places)), kind='stable')
   taken: list[int] = []
   for place in places[order].tolist():

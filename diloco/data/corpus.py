@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Corpora: text to train on, text held out, and a fingerprint.
+"""Corpora: training text, held-out text, and a fingerprint.
 
-A fingerprint lets the syncer refuse a learner that would train on other text:
+By the fingerprint the syncer refuses a learner that would train on other text:
 the standard library differs between versions of Python.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 from diloco.data.token_stream import Mixture, TokenStream
 from diloco.data.tokenizer import BYTES, Tokenizer
 
-SEPARATOR = b'\0'  # Between files; in no text.
+SEPARATOR = b'\0'  # Between files; it occurs in no text.
 
-# Directories of the standard library that are not its text: what was
+# Directories of the standard library that are not counted as its text: what was
 # installed later, and tests, which not every distribution ships.
 _NOT_STDLIB = frozenset(
   {
@@ -31,20 +31,20 @@ _NOT_STDLIB = frozenset(
     'tests',
   }
 )
-# Written by the build or the distribution: they differ where Python does not.
+# Written by the build or the distribution: these differ between equal Pythons.
 _BUILT = ('_sysconfigdata', 'sitecustomize', 'usercustomize')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
-  """What a run learns from.
+  """The text of a run.
 
   Attributes:
-    name: where it came from, for logs.
-    train: uint8 [bytes]; of files of documents what is read from them.
-    heldout: the same, never trained on.
+    name: origin of the text, for logs.
+    train: uint8 [bytes]; for files of documents, a stream of tokens.
+    heldout: like `train`, but never trained on.
     fingerprint: hex sha256 over both.
-    tokenizer: of both.
+    tokenizer: the tokenizer of both.
   """
 
   name: str
@@ -55,7 +55,7 @@ class Corpus:
 
 
 def make_corpus(name: str, train: bytes, heldout: bytes) -> Corpus:
-  """A corpus of these bytes.
+  """Makes a corpus of these bytes.
 
   Raises:
     ValueError: One part has fewer than 2 bytes: there is nothing to predict.
@@ -79,18 +79,18 @@ def make_corpus(name: str, train: bytes, heldout: bytes) -> Corpus:
 def stdlib_corpus(
   root: pathlib.Path | str | None = None, heldout_percent: int = 4
 ) -> Corpus:
-  """The source text of Python's own standard library, about 11 MB.
+  """Returns the source text of Python's own standard library, about 11 MB.
 
   Files are joined in order of their relative path. Whole files are held out,
   chosen by a hash of the path, so that a file never changes sides.
 
   Args:
-    root: Where the library lies; None asks the running Python.
+    root: The library's folder; None: that of the running Python.
     heldout_percent: Share of the files, from 1 to 50.
 
   Raises:
-    FileNotFoundError: There is no .py file, as in an embedded Python that
-      keeps its library in a zip.
+    FileNotFoundError: There is no .py file, as in an embedded Python that keeps
+      its library in a zip.
   """
   _check_percent(heldout_percent)
   root = pathlib.Path(root or sysconfig.get_path('stdlib'))
@@ -112,7 +112,7 @@ def stdlib_corpus(
 
 
 def stdlib_paths(root: pathlib.Path) -> list[str]:
-  """Sorted relative paths, with '/', of the library's own .py files."""
+  """Returns sorted relative paths, with '/', of the library's own .py files."""
   paths = []
   for directory, names, files in os.walk(root):
     names[:] = [name for name in names if name not in _NOT_STDLIB]
@@ -126,7 +126,7 @@ def stdlib_paths(root: pathlib.Path) -> list[str]:
 
 
 def is_heldout(path: str, percent: int) -> bool:
-  """Whether a file is held out: a function of its relative path alone."""
+  """Returns True if a file is held out, by a hash of its relative path."""
   digest = hashlib.sha256(path.encode()).digest()
   return int.from_bytes(digest[:4], 'little') % 100 < percent
 
@@ -136,10 +136,10 @@ def text_corpus(
   pattern: str = '*.txt',
   heldout_percent: int = 4,
 ) -> Corpus:
-  """A text of the user's own; the end of every file is held out.
+  """Returns a corpus of the user's text; the end of every file is held out.
 
   Args:
-    paths: Files, and directories that are searched, deeply, for `pattern`.
+    paths: Files, and directories that are searched recursively for `pattern`.
     pattern: Names of the files to take from directories.
     heldout_percent: Share of each file's bytes, from 1 to 50.
 
@@ -159,10 +159,10 @@ def text_corpus(
 
 
 def check_is_of_bytes(corpus: Corpus, what: str) -> None:
-  """Refuses a corpus of which `what` could not be done byte by byte.
+  """Checks that tokens are bytes, which `what` requires.
 
   Raises:
-    ValueError: a token is no byte.
+    ValueError: they are not.
   """
   if corpus.tokenizer is not BYTES:
     raise ValueError(
@@ -172,16 +172,16 @@ def check_is_of_bytes(corpus: Corpus, what: str) -> None:
 
 
 def unigram_entropy(train: np.ndarray, heldout: np.ndarray) -> float:
-  """Nats per byte of `heldout` under u(b) = (n_b + 1) / (n + 256)."""
+  """Returns nats per byte of `heldout` under u(b) = (n_b + 1) / (n + 256)."""
   return float(-np.mean(np.log(_unigram(train))[heldout]))
 
 
 def bigram_entropy(train: np.ndarray, heldout: np.ndarray) -> float:
-  """Nats per byte of `heldout` under the bigram model of `train`.
+  """Returns nats per byte of `heldout` under the bigram model of `train`.
 
-  p(b | a) = (n_ab + u(b)) / (n_a + 1): one more count after each byte, spread
-  like the unigram model u, so that unseen pairs keep a probability. The mean
-  runs over all bytes of `heldout` but the first, which has no context.
+  p(b | a) = (n_ab + u(b)) / (n_a + 1): one additional count after each byte,
+  distributed like the unigram model u, so that unseen pairs keep a probability.
+  The mean runs over all bytes of `heldout` but the first, which has no context.
 
   Args:
     train: uint8 [bytes], at least 2.

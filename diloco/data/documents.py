@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of documents that are read by number, whatever their format."""
+"""Files of documents, read by index, whatever their format."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -11,15 +11,17 @@ from diloco.data.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DocumentFile:
-  """One file, or a range of its documents; nothing of it is kept open here.
+  """One file, or a range of its documents; it holds no open file itself.
 
   Attributes:
-    name: for people, such as its path.
-    stamp: differs where documents may differ.
-    count: documents.
-    groups: pieces that are read as a whole; 0: each document by itself.
-    read: documents start … stop - 1; UTF-8, or tokens where `dtype` says so.
-    dtype: of tokens, where documents are tokens with all ends among them.
+    name: for humans, such as its path.
+    stamp: differs if documents may differ.
+    count: number of documents.
+    groups: number of pieces that are read as a whole; 0: each document by
+      itself.
+    read: reads documents start … stop - 1, as UTF-8, or tokens if `dtype` is
+      set.
+    dtype: dtype of tokens, if documents are tokens with end tokens included.
     tokenizer: fingerprint of the one that made the tokens; '' for text.
     index: folder and name of an index that came with the file, if one did.
   """
@@ -36,16 +38,16 @@ class DocumentFile:
   def tokens(
     self, start: int, stop: int, tokenizer: Tokenizer
   ) -> list[np.ndarray]:
-    """int32 [tokens] of each of the documents start … stop - 1."""
+    """Returns int32 [tokens] of each of the documents start … stop - 1."""
     return self.encode(self.read(start, stop), tokenizer)
 
   def encode(
     self, documents: Sequence[bytes], tokenizer: Tokenizer
   ) -> list[np.ndarray]:
-    """int32 [tokens] of documents as `read` gives them.
+    """Returns int32 [tokens] of documents as `read` gives them.
 
     Raises:
-      ValueError: one is not UTF-8, where the tokenizer takes nothing else.
+      ValueError: one is not UTF-8, which the tokenizer requires.
     """
     if self.dtype:
       return [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads one field of a tf.train.Example, without TensorFlow or generated code.
 
-What is read of the wire format (protobuf's), by field number:
+Only this part of the protobuf wire format is parsed, by field number:
   Example {1: Features}, Features {1: entry}, entry {1: key, 2: Feature},
   Feature {1: BytesList}, BytesList {1: bytes}.
 """
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 
 def bytes_field(record: bytes, name: str) -> bytes:
-  """The first value of the feature `name`.
+  """Returns the first value of the feature `name`.
 
   Raises:
-    ValueError: the record is no Example, or has no such feature of bytes; says
-      which it has.
+    ValueError: the record is not an Example, or has no such feature of bytes;
+      says which it has.
   """
   names = []
   wanted = name.encode()
@@ -32,7 +32,7 @@ def bytes_field(record: bytes, name: str) -> bytes:
 
 
 def _fields(message: memoryview, number: int) -> Iterator[memoryview]:
-  """The length-delimited fields of that number."""
+  """Yields the length-delimited fields of that number."""
   at, end = 0, len(message)
   while at < end:
     tag, at = _varint(message, at)
@@ -57,7 +57,7 @@ def _fields(message: memoryview, number: int) -> Iterator[memoryview]:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-  """A number of seven bits a byte, low ones first, and where it ends."""
+  """Returns a number of seven bits a byte, low ones first, and its end."""
   value = shift = 0
   while at < len(message):
     byte = message[at]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that only some data need; a missing one is named with its extra."""
+"""Optional packages; a missing one is reported with its extra."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def needed(extra: str, what: str) -> Iterator[None]:
-  """Around the imports of packages of an extra of setup.py.
+  """Wraps imports of packages from an extra of setup.py.
 
   Args:
-    extra: its name.
-    what: needs them, such as "data.source='parquet'".
+    extra: name of the extra.
+    what: what needs it, such as "data.source='parquet'".
 
   Raises:
-    ValueError: one is not installed; says how it would be.
+    ValueError: a package is not installed; says how to install it.
   """
   try:
     yield

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A corpus of documents in files, of any size: some files, or a mix of some.
 
-Held out are documents of their own path or, where none is given, the last
+The held-out documents have a path of their own or are, without one, the last
 documents of each file.
 """
 
@@ -32,7 +32,7 @@ class Source:
 
   Attributes:
     format: one of `FORMATS`.
-    path: of a file, a folder or a pattern; TFDS has its own syntax.
+    path: a file, a folder or a pattern; TFDS has its own syntax.
     text_key: column or feature with the text.
     weight: share of rows, relative to the others'.
   """
@@ -56,16 +56,16 @@ def file_corpus(
   Args:
     sources: one, or several to mix.
     heldout: what is held out; None: the last documents of each file.
-    heldout_percent: of each file's documents, where `heldout` is None; a file
-      of two or more holds out one at least.
-    tokenizer: of all of it.
+    heldout_percent: percentage of each file's documents, if `heldout` is None;
+      a file of two or more holds out at least one.
+    tokenizer: tokenizer of all sources.
     index_folder: where `token_index` keeps what it builds.
-    say: is told of each file that is indexed.
+    say: called with a line for each file that is indexed.
 
   Raises:
     FileNotFoundError: a source has no files.
-    ValueError: a file is not what it should be, or its tokens are another
-      tokenizer's, or the index folder can't be written.
+    ValueError: a file is malformed, or its tokens are another tokenizer's, or
+      the index folder can't be written.
   """
   loaded = [_load(source, tokenizer, index_folder, say) for source in sources]
   percent = 0.0 if heldout else heldout_percent
@@ -95,7 +95,7 @@ def file_corpus(
 
 
 def heldout_documents(count: int, percent: float) -> int:
-  """How many of a file's documents, its last ones, are held out."""
+  """Returns how many documents at the end of a file are held out."""
   if percent == 0 or (count < 2 and percent < 100):
     return 0
   return math.ceil(count * percent / 100)
@@ -150,5 +150,5 @@ def _mixed(
 
 
 def _described(loaded: Loaded) -> list:
-  """What decides about a source's windows; never where it lies."""
+  """Returns what determines a source's windows, without its location."""
   return [[index.digest, file.count] for file, index in loaded]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A random language whose entropy rate is known exactly.
 
-A Markov source: after each context of `order` symbols one of five successors
-follows, with the chances 8, 4, 2, 1 and 1 sixteenths. Which five, and in which
-order, is drawn per context from the seed; the chances are the same in every
-context, so the entropy rate is theirs, whatever the contexts' frequencies.
+A Markov source: each context of `order` symbols is followed by one of five
+successors, with the probabilities 8, 4, 2, 1 and 1 sixteenths. Which five, and
+in which order, is drawn per context from the seed; the probabilities are the
+same in every context, and so is their entropy: it is the entropy rate, whatever
+the contexts' frequencies.
 
 All randomness is integer arithmetic modulo 2^64 on a counter (the mixing
 function of SplitMix64), so a seed gives the same bytes on every machine.
@@ -18,7 +19,7 @@ import numpy as np
 from diloco.data.corpus import Corpus, make_corpus
 
 CHANCES = (8, 4, 2, 1, 1)  # Sixteenths.
-# 1.875 bits. No model does better, given `order` bytes of context.
+# 1.875 bits: no model does better, given `order` bytes of context.
 ENTROPY_RATE = -sum(c / 16 * math.log(c / 16) for c in CHANCES)  # Nats a byte.
 ALPHABET = string.ascii_lowercase + string.ascii_uppercase
 ORDER_MAX = 4
@@ -31,11 +32,11 @@ _WALK, _TABLE = 0, 1  # Streams of draws.
 def grammar_corpus(
   seed: int, nbytes: int, order: int = 2, symbols: int = 16
 ) -> Corpus:
-  """Text of the language `seed`; the held-out part goes on where it ends.
+  """Returns text of the language `seed`; the held-out part continues it.
 
   Args:
-    seed: Of the language and of the walk through it, from 0 to 2^32 - 1.
-    nbytes: Of training text; 4 % more are held out, at least 1,024.
+    seed: Seed of the language and of the walk through it, from 0 to 2^32 - 1.
+    nbytes: Bytes of training text; 4 % more are held out, at least 1,024.
     order: Symbols of context that decide what may follow, from 1 to 4.
     symbols: Size of the alphabet, from 5 to 52.
 
@@ -51,7 +52,7 @@ def grammar_corpus(
 
 
 def draws(seed: int, stream: int, count: int) -> np.ndarray:
-  """`count` uniform uint64 numbers; streams of one seed are independent."""
+  """Returns uniform uint64 [count]; streams of one seed are independent."""
   mix = np.uint64(seed) << np.uint64(32) | np.uint64(stream)
   with np.errstate(over='ignore'):
     start = _mixed(np.asarray([mix]))
@@ -66,7 +67,7 @@ def _mixed(z: np.ndarray) -> np.ndarray:
 
 
 def _successors(seed: int, order: int, symbols: int) -> np.ndarray:
-  """[contexts, 16]: the next symbol for each draw of four bits."""
+  """Returns [contexts, 16], the next symbol for each draw of four bits."""
   contexts = symbols**order
   keys = draws(seed, _TABLE, contexts * symbols).reshape(contexts, symbols)
   # Sorting random keys shuffles the alphabet; ties go by position.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parquet files: a column of text, read one row group at a time.
+"""Reads a text column of Parquet files, one row group at a time.
 
-gs:// is read by pyarrow itself. A group is the least that can be read, so a
-few are kept, and rows are visited group by group (`pipeline`): memory is
+pyarrow itself reads gs://. A row group is the least that can be read, so a few
+are cached, and rows are visited group by group (`pipeline`): memory is
 `GROUPS_KEPT` groups of this one column, whatever the size of the files. Write
-them with some thousand rows each.
+them with some thousand rows per group.
 """
 
 import bisect
@@ -15,21 +15,21 @@ from diloco.data.documents import DocumentFile
 from diloco.data.extras import needed
 
 PATTERNS = ('*.parquet',)
-# Of one source: those of the runs that are shuffled together, their ends, and
+# Per source: groups of the runs that are shuffled together, of their ends, and
 # those that are read ahead.
 GROUPS_KEPT = 12
 
 
 def parquet_files(path: str, text_key: str) -> list[DocumentFile]:
-  """The files of a path; their footers are read.
+  """Returns the files of a path; their footers are read.
 
   Args:
-    path: of a file, a folder or a pattern, local or gs://.
+    path: a file, a folder or a pattern, local or gs://.
     text_key: name of the column.
 
   Raises:
     FileNotFoundError: there is none.
-    ValueError: pyarrow is missing; a file is no Parquet, or has no such column
+    ValueError: pyarrow is missing; a file is not Parquet, or has no such column
       of text.
   """
   with needed('data', "data.source='parquet'"):
@@ -76,7 +76,7 @@ def parquet_files(path: str, text_key: str) -> list[DocumentFile]:
 
 
 def _read(group, ends: list[int], start: int, stop: int) -> list[bytes]:
-  """Rows start … stop - 1; a null is an empty document."""
+  """Returns rows start … stop - 1; a null is an empty document."""
   texts = []
   number = bisect.bisect_right(ends, start)
   while start < stop:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files by path, folder or pattern: local ones, and those of a URL (gs://…).
+"""Finds files by path, folder or pattern, locally or at a URL (gs://…).
 
-URLs are listed by etils.epath, for which gs:// takes the extra `gcs`.
+URLs are listed by etils.epath, for which gs:// requires the extra `gcs`.
 """
 
 import glob
@@ -15,17 +15,17 @@ _WILD = re.compile(r'[*?\[]')
 
 
 def is_remote(path: str) -> bool:
-  """Whether it is a URL, such as gs://bucket/file."""
+  """Returns True for a URL, such as gs://bucket/file."""
   return '://' in path
 
 
 def find(path: str, patterns: Sequence[str]) -> list[str]:
-  """Files of a path in order of their names; local ones absolute.
+  """Returns the files of a path in order of their names; local ones absolute.
 
   Args:
-    path: of a file; of a folder, whose files are taken that fit a pattern; or
-      itself a pattern in its last part, such as /data/train-*.parquet.
-    patterns: of a folder's files.
+    path: a file; a folder, of which the files that match a pattern are taken;
+      or a pattern in its last part, such as /data/train-*.parquet.
+    patterns: patterns of a folder's files.
 
   Raises:
     FileNotFoundError: there is none; names the path.
@@ -41,7 +41,7 @@ def find(path: str, patterns: Sequence[str]) -> list[str]:
 
 
 def stamp(path: str) -> str:
-  """Changes where the file was changed: name, size, time."""
+  """Returns name, size and time of a file, which differ after a change."""
   if is_remote(path):
     status = epath.Path(path).stat()
     return f'{path}|{status.length}|{status.mtime}'
@@ -51,7 +51,7 @@ def stamp(path: str) -> str:
 
 def _local(path: str, patterns: Sequence[str]) -> list[str]:
   path = os.path.abspath(os.path.expanduser(path))
-  if os.path.isfile(path):  # Also where its name looks like a pattern.
+  if os.path.isfile(path):  # Even if its name looks like a pattern.
     return [path]
   escaped = glob.escape(path)
   wanted = [path] if not os.path.isdir(path) else []

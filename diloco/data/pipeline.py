@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches by position: element i of a learner's dataset is its batch i.
 
-The text is cut into windows of `seq_len` + 1 tokens, each one token over the
-next. Windows are dealt to a fixed number of logical shards, one per learner
-id, so that learners never share a window whoever else lives. A position alone
-is the whole state of a dataset.
+The text is cut into windows of `seq_len` + 1 tokens, each overlapping the next
+by one token. Windows are dealt to a fixed number of logical data shards, one
+per learner id, so that learners never share a window, whichever of them live. A
+position alone is the whole state of a dataset.
 
-Where text is read in large pieces (row groups), windows are dealt and shuffled
-in runs of such a piece, and again within some runs that follow one another, so
-that few pieces are needed at a time; where an epoch ends, these may be of it
-and of the next one. Of a mixture, each stream is a dataset of its own, endless,
-and Grain draws rows from them by their weights.
+If text is read in large pieces (row groups), windows are dealt and shuffled in
+runs of such a piece, and again within a few consecutive runs, so that few
+pieces are needed at a time; at the end of an epoch, these may belong to it and
+to the next one. In a mixture, each stream is a dataset of its own, endless, and
+Grain draws rows from them by their weights.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,15 +24,15 @@ Dataset = grain.MapDataset  # Element i is the batch at position i.
 Tokens = np.ndarray | TokenStream
 DTYPES = ('uint8', 'uint16', 'int32')
 RUNS_SHUFFLED = 4  # Runs whose windows are shuffled together.
-RUNS_MIN = 16  # In a shard; fewer would be no order to speak of.
+RUNS_MIN = 16  # Per shard; with fewer, the order would hardly be random.
 _SEED_MAX = 1 << 31  # Grain counts up from a seed, within 32 bits.
 
 
 class Windows:
   """The windows of one shard, in order.
 
-  Number i is window shard + i·shards or, in runs, the windows of run
-  shard + i·shards follow one another; what is no whole run is left out.
+  Number i is window shard + i·shards or, in runs, the windows of run shard +
+  i·shards are consecutive; an incomplete run is left out.
   """
 
   def __init__(
@@ -47,17 +47,17 @@ class Windows:
     return len(self._runs) * self._run
 
   def __getitem__(self, i: int) -> np.ndarray:
-    """int32 [seq_len + 1]."""
+    """Returns int32 [seq_len + 1]."""
     run, within = divmod(i, self._run)
     start = (self._runs[run] * self._run + within) * self._seq_len
     return self._tokens[start : start + self._seq_len + 1].astype(np.int32)
 
 
 class _Unrolled(grain.MapDataset):
-  """Of numbers of runs, the numbers of their windows.
+  """Maps indices of runs to the indices of their windows.
 
-  Grain's own flat map may leave out elements, so that nothing can be batched
-  behind it; runs are all of one size.
+  Grain's own flat map may leave out elements, so that it cannot be followed by
+  batching; runs all have one size.
   """
 
   def __init__(self, runs: grain.MapDataset, size: int):
@@ -75,12 +75,12 @@ class _Unrolled(grain.MapDataset):
 
 
 def windows_in(tokens: Tokens, seq_len: int) -> int:
-  """How many whole windows the text has; a rest is left out."""
+  """Returns how many complete windows the text has."""
   return max(0, (len(tokens) - 1) // seq_len)
 
 
 def run_of(tokens: Tokens, seq_len: int, shards: int) -> int:
-  """How many windows stand together in a run; 1 where any is read by itself."""
+  """Returns the windows per run; 1 if each is read by itself."""
   if not isinstance(tokens, TokenStream):
     return 1
   most = windows_in(tokens, seq_len) // (shards * RUNS_MIN)
@@ -95,25 +95,26 @@ def make_dataset(
   shard: int,
   seed: int,
 ) -> grain.MapDataset:
-  """The endless batches of one shard, each epoch in an order of its own.
+  """Returns the endless batches of one shard, each epoch in an order of its
+  own.
 
   Args:
-    tokens: uint8, uint16 or int32, [length]; a memory map will do, or what is
-      read from files.
+    tokens: uint8, uint16 or int32, [length]; possibly a memory map or a stream
+      that is read from files.
     seq_len: L, predictions per row.
     batch: B, rows.
-    shards: Logical shards of the run; fixed, at least as many as learners.
-    shard: Which of them, from 0.
-    seed: Of the run; every shard is shuffled differently.
+    shards: Number of logical data shards; fixed, at least as many as learners.
+    shard: Index of the shard, from 0.
+    seed: Seed of the run; every shard is shuffled differently.
 
   Returns:
-    Element i, for any i ≥ 0, is {'tokens': int32 [B, L+1]}. A batch may
-    begin in one epoch and end in the next: no window is left out, but for
-    those that make no whole run.
+    Element i, for any i ≥ 0, is {'tokens': int32 [B, L+1]}. A batch may begin
+    in one epoch and end in the next: no window is left out, except for those of
+    an incomplete run.
 
   Raises:
-    ValueError: An argument is out of its range, or the shard has not enough
-      windows for one batch.
+    ValueError: An argument is out of its range, or the shard does not have
+      enough windows for one batch.
   """
   streams = tokens.streams if isinstance(tokens, Mixture) else (tokens,)
   for each in streams:
@@ -123,14 +124,16 @@ def make_dataset(
   if not 0 <= shard < shards:
     raise ValueError(f'data: shard={shard}, must be from 0 to {shards - 1}')
   least = batch if len(streams) == 1 else 1
-  numbers = [(), *((k,) for k in range(1, len(streams)))]  # Shuffled apart.
+  # Each is shuffled differently.
+  numbers = [(), *((k,) for k in range(1, len(streams)))]
   rows = [
     _rows(each, seq_len, least, shards, shard, (seed, shard, *number))
     for each, number in zip(streams, numbers)
   ]
   if isinstance(tokens, Mixture):
     rows = [grain.MapDataset.mix(rows, tokens.weights)]
-  if batch == 1:  # The length of Grain's own, of endless rows, is no index.
+  # Grain's own batch reports an invalid length for endless rows.
+  if batch == 1:
     return rows[0].map(lambda row: _stack([row]))
   return rows[0].batch(batch, batch_fn=_stack)
 
@@ -143,7 +146,7 @@ def _rows(
   shard: int,
   seeds: Sequence[int],
 ) -> grain.MapDataset:
-  """The endless windows of one shard of one stream."""
+  """Returns the endless windows of one shard of one stream."""
   windows = _windows(tokens, seq_len, least, shards, shard)
   run = run_of(tokens, seq_len, shards)
   seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
@@ -163,7 +166,7 @@ def _windows(
   run = run_of(tokens, seq_len, shards)
   windows = Windows(tokens, seq_len, shards, shard, run)
   if len(windows) < least:
-    # The last shard has the fewest windows, shards·least suffice for all.
+    # The last shard has the fewest windows; shards·least suffice for all.
     raise ValueError(
       f'data: {len(tokens)} tokens give shard {shard} of {shards} '
       f'{len(windows)} windows of seq_len={seq_len}, one batch needs {least}; '
@@ -175,14 +178,14 @@ def _windows(
 def batches(
   dataset: grain.MapDataset, start: int, threads: int = 1
 ) -> Iterator[dict[str, np.ndarray]]:
-  """Elements `start`, start + 1, … of `dataset`, read ahead.
+  """Yields elements `start`, start + 1, … of `dataset`, read ahead.
 
   Args:
-    dataset: of `make_dataset`.
+    dataset: from `make_dataset`.
     start: position of the first.
-    threads: that read, each a batch at a time; two batches wait for each.
-      (Grain's default, 16 threads and 500 elements, is too much for some
-      learners on one machine.)
+    threads: threads that read, each a batch at a time; two batches are buffered
+      per thread. (Grain's default, 16 threads and 500 elements, is too much for
+      several learners on one machine.)
 
   Raises:
     ValueError: `start` is negative.
@@ -200,14 +203,14 @@ def batches(
 def check_shards(
   tokens: Tokens | Mixture, seq_len: int, batch: int, shards: int
 ) -> None:
-  """Refuses a text that gives not every shard its batch.
+  """Checks that a text gives every shard a batch.
 
   Args:
-    tokens: that are trained on.
-    seq_len: as of `make_dataset`, like the others.
+    tokens: the training text.
+    seq_len: as for `make_dataset`, like the others.
 
   Raises:
-    ValueError: it is too short; says what it takes.
+    ValueError: it is too short; says what is needed.
   """
   streams = tokens.streams if isinstance(tokens, Mixture) else (tokens,)
   for each in streams:  # The last shard has the fewest windows.
@@ -219,14 +222,14 @@ def check_shards(
 def heldout_shape(
   tokens: Tokens | Mixture, seq_len: int, batch: int, count: int
 ) -> tuple[int, int]:
-  """Rows of a batch and number of batches that a text suffices for.
+  """Returns rows per batch and number of batches for which a text suffices.
 
-  All of `batch` and `count` if it does; else fewer batches, and where it has
-  not even one, that with fewer rows. A `count` of 0 asks for all of the text,
-  but for what does not fill a batch.
+  All of `batch` and `count` if possible; otherwise fewer batches and, if it has
+  not even one, one with fewer rows. A `count` of 0 asks for all of the text,
+  except for an incomplete batch.
 
   Raises:
-    ValueError: it has no window at all; says what it takes.
+    ValueError: it has no window at all; says what is needed.
   """
   streams = tokens.streams if isinstance(tokens, Mixture) else (tokens,)
   whole = sum(windows_in(stream, seq_len) for stream in streams) // batch
@@ -250,9 +253,9 @@ def heldout_shape(
 def heldout_batches(
   tokens: Tokens | Mixture, seq_len: int, batch: int, count: int
 ) -> list[dict[str, np.ndarray]]:
-  """`count` fixed batches, their windows evenly spaced over the whole text.
+  """Returns `count` fixed batches, evenly spaced over the whole text.
 
-  Of a mixture, each stream has its share of them.
+  In a mixture, each stream has its share of them.
 
   Returns:
     A list of {'tokens': int32 [B, L+1]}; no prediction occurs twice.
@@ -281,7 +284,7 @@ def heldout_batches(
 def heldout_shares(
   tokens: Tokens | Mixture, rows: int
 ) -> list[tuple[Tokens, int]]:
-  """How many of so many held-out rows are of which stream."""
+  """Returns how many held-out rows each stream contributes."""
   if not isinstance(tokens, Mixture):
     return [(tokens, rows)]
   ends = np.cumsum(tokens.weights) / np.sum(tokens.weights) * rows
@@ -290,7 +293,7 @@ def heldout_shares(
 
 
 def bytes_per_token(tokens: Tokens | Mixture) -> float:
-  """Of text, on average; of a mixture by its weights."""
+  """Returns the average bytes per token; a weighted one for a mixture."""
   if isinstance(tokens, Mixture):
     each = [stream.bytes_per_token for stream in tokens.streams]
     return float(np.average(each, weights=tokens.weights))

@@ -17,7 +17,7 @@ FIELDS = ('context', 'choices', 'answer')
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-  """A context, what may follow it, and the index of what does."""
+  """A context, possible continuations, and the index of the right one."""
 
   context: str
   choices: tuple[str, ...]
@@ -27,17 +27,17 @@ class Question:
 def read_questions(
   path: pathlib.Path, vocab: int, choice_bytes_max: int
 ) -> list[Question]:
-  """The questions of a task file, checked for a model of bytes.
+  """Returns the questions of a task file, checked for a model of bytes.
 
   Args:
-    path: of the file.
-    vocab: bytes from here on are unknown to the model.
-    choice_bytes_max: a longer choice does not fit behind any context.
+    path: the task file.
+    vocab: larger byte values are unknown to the model.
+    choice_bytes_max: a longer choice does not fit after any context.
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: a line is no question that the model can be asked; names the
-      first, by its number.
+    ValueError: a line is not a question that the model can be asked; gives the
+      number of the first one.
   """
   if not path.is_file():
     raise FileNotFoundError(f'no task file at {path}')
@@ -47,7 +47,7 @@ def read_questions(
       question = _question(line)
       for problem in _problems(question, vocab, choice_bytes_max):
         raise ValueError(problem)
-    except ValueError as error:  # Broken JSON and broken UTF-8 are such, too.
+    except ValueError as error:  # Includes broken JSON and broken UTF-8.
       raise ValueError(f'{path}, line {number}: {error}') from None
     questions.append(question)
   if not questions:
@@ -56,7 +56,7 @@ def read_questions(
 
 
 def write_questions(path: pathlib.Path, questions: Sequence[Question]) -> None:
-  """One line for each; ASCII, so that no editor changes a byte."""
+  """Writes one line for each; ASCII, so that no editor changes a byte."""
   lines = [json.dumps(dataclasses.asdict(question)) for question in questions]
   path.write_text(''.join(line + '\n' for line in lines))
 
@@ -75,7 +75,7 @@ def _question(line: bytes) -> Question:
   texts = isinstance(choices, list) and all(isinstance(c, str) for c in choices)
   if not texts:
     raise ValueError(f'choices={choices!r}: must be a list of strings')
-  if type(answer) is not int:  # True is an int, but no answer.
+  if type(answer) is not int:  # True is an int, but not an answer.
     raise ValueError(f'answer={answer!r}: must be an integer')
   return Question(context, tuple(choices), answer)
 

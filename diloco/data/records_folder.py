@@ -2,7 +2,7 @@
 """A folder of ArrayRecord shards with documents, as this project writes it.
 
 NAME-00000-of-00004.array_record   a record is a document: UTF-8, or tokens
-NAME-00000-of-00004.tokens.*       of tokens: the shard's `token_index`
+NAME-00000-of-00004.tokens.*       for tokens: the shard's `token_index`
 contents.json                      what the records are, and how many
 """
 
@@ -26,23 +26,23 @@ CONTENTS = 'contents.json'
 SUFFIX = '.array_record'
 FORMAT = 1
 SHARDS_MAX = 100_000
-# One record a chunk, so that any can be read by itself.
+# One record a chunk, so that records can be read individually.
 OPTIONS = 'group_size:1'
 TOKENISED_AT_ONCE_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-  """What stands in contents.json.
+  """The contents of contents.json.
 
   Attributes:
-    documents: of all shards.
-    text_bytes: of their texts in UTF-8.
-    tokens: of all shards, with those that end documents; 0 for text.
-    dtype: of tokens; '' for text.
+    documents: number in all shards.
+    text_bytes: bytes of their texts in UTF-8.
+    tokens: tokens of all shards, including end tokens; 0 for text.
+    dtype: dtype of tokens; '' for text.
     tokenizer: its fingerprint; '' for text.
-    made_by: the tokenizer's name, for people.
-    shards: names of files with how many documents each has.
+    made_by: the tokenizer's name, for humans.
+    shards: names of files with the number of documents in each.
   """
 
   documents: int
@@ -55,7 +55,9 @@ class Contents:
 
 
 def read_contents(folder: str) -> Contents | None:
-  """None where the folder, local or gs://, was not written by `write_records`.
+  """Reads contents.json; None if `write_records` did not write the folder.
+
+  The folder may be local or gs://.
 
   Raises:
     ValueError: it was written by another version, or is broken.
@@ -80,12 +82,12 @@ def write_records(
   documents: Iterable[bytes],
   tokenizer: Tokenizer | None,
 ) -> Contents:
-  """Deals the documents in turn to shards of a new folder, which appears whole.
+  """Distributes documents over shards of a new folder, which appears complete.
 
   Args:
-    folder: is not there yet, or empty.
-    shards: how many files, from 1 to `SHARDS_MAX`.
-    documents: UTF-8; one after another, never all in memory.
+    folder: does not exist yet, or is empty.
+    shards: number of files, from 1 to `SHARDS_MAX`.
+    documents: UTF-8; read one after another, never all in memory.
     tokenizer: makes tokens of them; None keeps the text.
 
   Raises:
@@ -157,7 +159,7 @@ def _write_into(
 
 
 def token_dtype(vocab: int) -> str:
-  """The smallest one for tokens below `vocab`, little-endian."""
+  """Returns the smallest dtype for tokens below `vocab`, little-endian."""
   for dtype in ('uint8', 'uint16'):
     if vocab <= np.iinfo(dtype).max + 1:
       return np.dtype(dtype).newbyteorder('<').str
@@ -176,7 +178,7 @@ def _writer(path: pathlib.Path):
 
 
 def _gathered(documents: Iterable[bytes]) -> Iterator[Sequence[bytes]]:
-  """Some at a time: tokenizers take many at once."""
+  """Yields documents in groups, since tokenizers take many at once."""
   gathered, size = [], 0
   for document in documents:
     gathered.append(document)

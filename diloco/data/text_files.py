@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of text files, one after another: files, lines, lines of JSON."""
+"""Reads documents from text files: whole files, lines, or lines of JSON."""
 
 import json
 import pathlib
@@ -11,17 +11,18 @@ KINDS = ('file', 'line', 'jsonl')
 def read_documents(
   files: Sequence[pathlib.Path], kind: str, text_key: str
 ) -> Iterator[bytes]:
-  """Documents in UTF-8, in order; those that are empty are left out.
+  """Yields documents in UTF-8, in order; empty ones are left out.
 
   Args:
-    files: of text.
+    files: text files.
     kind: what a document is: a whole 'file', a 'line', or the field `text_key`
-      of an object that is a line, 'jsonl'.
-    text_key: see there.
+      of a JSON object on a line, 'jsonl'.
+    text_key: see `kind`.
 
   Raises:
-    FileNotFoundError: a file is missing; before anything is read.
-    ValueError: something is not UTF-8 or no such object; names file and line.
+    FileNotFoundError: a file is missing; raised before anything is read.
+    ValueError: something is not UTF-8 or not such an object; names file and
+      line.
   """
   if kind not in KINDS:
     raise ValueError(f'kind={kind!r}, must be one of {KINDS}')
@@ -50,7 +51,7 @@ def _documents(
 
 
 def _lines(file: pathlib.Path) -> Iterator[tuple[int, bytes]]:
-  """Lines that hold something, with their numbers; one at a time in memory."""
+  """Yields non-empty lines with their numbers; one at a time in memory."""
   with file.open('rb') as opened:
     for number, line in enumerate(opened, start=1):
       if line.strip():

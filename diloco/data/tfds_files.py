@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepared datasets of TFDS in ArrayRecord files; TensorFlow is not needed.
+"""Reads prepared datasets of TFDS in ArrayRecord files, without TensorFlow.
 
 A path is the folder of a version, such as /data/c4/en/3.0.1, local or gs://,
-and names a split behind '#' where it is not 'train': DIR#validation,
-DIR#train[:10%]. TFDS reads the metadata and decodes records; the records
-themselves are read as of any other ArrayRecord file.
+with the split after '#' if it is not 'train': DIR#validation, DIR#train[:10%].
+TFDS reads the metadata and decodes records; the records themselves are read as
+from any other ArrayRecord file.
 """
 
 import functools
@@ -23,7 +23,7 @@ SPLIT = 'train'
 
 
 def tfds_files(path: str, text_key: str) -> list[DocumentFile]:
-  """The files of a split.
+  """Returns the files of a split.
 
   Args:
     path: DIR or DIR#SPLIT.
@@ -79,7 +79,7 @@ def tfds_files(path: str, text_key: str) -> list[DocumentFile]:
 
 
 def _decoder(features, text_key: str) -> Callable[[bytes], bytes]:
-  """What takes the text out of a record."""
+  """Returns a function that takes the text out of a record."""
   only = type(features)({text_key: features[text_key]})
 
   def decode(record: bytes) -> bytes:

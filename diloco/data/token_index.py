@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in the tokens of a file each document begins: built once, then mapped.
+"""An index of where each document of a file begins in its tokens.
 
 With it any window of tokens can be read by its number alone, so that the
-position of a batch stays the whole state of a dataset. It takes one pass over
-the documents and 8 bytes for each on a local disk; processes of a machine
-share it, and share the work of building those of many files.
+position of a batch stays the whole state of a dataset. It is built once, in one
+pass over the documents, and then memory-mapped: 8 bytes per document on a local
+disk. Processes of a machine share it, and share the work of building those of
+many files.
 """
 
 import array
@@ -32,13 +33,13 @@ OFFSETS, MEANING = '.tokens.npy', '.tokens.json'
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenIndex:
-  """Of one file.
+  """The index of one file.
 
   Attributes:
     offsets: uint64 [documents + 1]: document i has the tokens from offsets[i]
       to offsets[i + 1]; a memory map.
     digest: hex sha256 over all its tokens.
-    text_bytes: of its text in UTF-8.
+    text_bytes: bytes of its text in UTF-8.
   """
 
   offsets: np.ndarray
@@ -55,14 +56,14 @@ class IndexBuilder:
     self._text_bytes = 0
 
   def add(self, tokens: Sequence[np.ndarray], text_bytes: int):
-    """Documents' tokens, int32, and the length of their texts together."""
+    """Adds documents' tokens, int32, and the total length of their texts."""
     for each in tokens:
       self._digest.update(each.astype('<i4', copy=False))
       self._offsets.append(self._offsets[-1] + len(each))
     self._text_bytes += text_bytes
 
   def write(self, folder: pathlib.Path, name: str):
-    """Atomically: the file of its meaning is there last."""
+    """Writes both files atomically; the file of its meaning comes last."""
     meaning = {
       'format': FORMAT,
       'documents': len(self._offsets) - 1,
@@ -82,17 +83,17 @@ def load_or_build(
   folder: str,
   say: Callable[[str], None],
 ) -> list[TokenIndex]:
-  """The indices of files, in their order; those that are missing are built.
+  """Returns the indices of files, in order; missing ones are built.
 
   Args:
-    files: to index.
+    files: files to index.
     tokenizer: counts their tokens.
-    folder: of indices, local; '': `DEFAULT_FOLDER`.
-    say: is told of each file that is indexed.
+    folder: local folder of indices; '': `DEFAULT_FOLDER`.
+    say: called with a line for each file that is indexed.
 
   Raises:
-    ValueError: a document can't be tokenised, an index is broken, or the
-      folder can't be written.
+    ValueError: a document can't be tokenised, an index is broken, or the folder
+      can't be written.
   """
   root = pathlib.Path(folder or DEFAULT_FOLDER).expanduser()
   try:
@@ -104,7 +105,7 @@ def load_or_build(
       f'({error.strerror})'
     ) from None
   places = [_place(file, tokenizer, root) for file in files]
-  # First what nobody is at, then what others were at.
+  # First those that no other process is building, then the others.
   for wait in (False, True):
     for i, (file, place) in enumerate(zip(files, places)):
       if _is_there(place):
@@ -119,7 +120,7 @@ def load_or_build(
 def _place(
   file: DocumentFile, tokenizer: Tokenizer, root: pathlib.Path
 ) -> tuple[pathlib.Path, str]:
-  """Folder and name of the index of a file."""
+  """Returns folder and name of the index of a file."""
   key = f'{FORMAT}|{file.stamp}|{tokenizer.fingerprint}'
   name = hashlib.sha256(key.encode()).hexdigest()[:32]
   if file.index is None:
@@ -128,7 +129,8 @@ def _place(
   if not paths.is_remote(folder):
     theirs = pathlib.Path(folder), base
     return theirs if _is_there(theirs) else (root, name)
-  for suffix in (OFFSETS, MEANING):  # Copied: a remote one can't be mapped.
+  # Copied, since a remote file can't be mapped.
+  for suffix in (OFFSETS, MEANING):
     remote = epath.Path(f'{folder}/{base}{suffix}')
     if not (root / (name + suffix)).exists() and remote.exists():
       with _replacing(root / (name + suffix)) as copy:
@@ -177,7 +179,7 @@ def _read(file: DocumentFile, folder: pathlib.Path, name: str) -> TokenIndex:
 
 @contextlib.contextmanager
 def _locked(path: pathlib.Path, wait: bool) -> Iterator[bool]:
-  """Whether it is ours; it ends with the process, however that dies."""
+  """Yields True if this process has the lock, which ends with the process."""
   with path.open('ab') as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -189,7 +191,7 @@ def _locked(path: pathlib.Path, wait: bool) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def _replacing(path: pathlib.Path):
-  """A file that takes the place of `path` when it is whole."""
+  """Yields a file that replaces `path` once it is complete."""
   temporary = path.with_name(f'{path.name}.{os.getpid()}.partial')
   try:
     with temporary.open('wb') as file:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens of many documents in one row, of which any slice can be read.
+"""The tokens of many documents as one sequence that can be sliced.
 
 Concat-and-split: documents follow one another, each with its end token, and
-windows are cut out of that. Nothing is padded and nothing held in memory but
-the bounds of files; the documents of a slice are read and tokenised again.
+windows are cut from that. There is no padding, and only the bounds of files are
+held in memory; the documents of a slice are read and tokenised again.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ class Span:
 
   @property
   def tokens(self) -> int:
-    """How many there are."""
+    """Number of tokens."""
     return int(self.index.offsets[self.stop] - self.index.offsets[self.first])
 
   def read(self, start: int, stop: int, tokenizer: Tokenizer) -> np.ndarray:
-    """int32: tokens start … stop - 1 of the span.
+    """Returns int32 tokens start … stop - 1 of the span.
 
     Raises:
       ValueError: a document is not the one that was indexed.
@@ -39,7 +39,7 @@ class Span:
     offsets = self.index.offsets
     base = int(offsets[self.first])
     start, stop = base + start, base + stop
-    # Of documents without tokens, which share an offset, the last.
+    # Of several empty documents, which share an offset, the last one.
     first = int(np.searchsorted(offsets, np.uint64(start), 'right')) - 1
     last = int(np.searchsorted(offsets, np.uint64(stop), 'left'))
     documents = self.file.tokens(first, last, tokenizer)
@@ -54,14 +54,14 @@ class Span:
 
 
 class TokenStream:
-  """Spans as one row of tokens: has a length, and slices.
+  """Spans as one row of tokens, with a length and slices.
 
   Args:
     spans: in order; those without tokens are left out.
-    tokenizer: of all of them.
-    run_tokens: how many stand together in a piece that is read as a whole; 0
-      where documents are read one by one.
-    bytes_per_token: of the text, on average.
+    tokenizer: tokenizer of all of them.
+    run_tokens: tokens in a piece that is read as a whole; 0 if documents are
+      read one by one.
+    bytes_per_token: bytes of text per token, on average.
   """
 
   def __init__(
@@ -81,7 +81,7 @@ class TokenStream:
     return int(self._bounds[-1])
 
   def __getitem__(self, where: slice) -> np.ndarray:
-    """int32 [stop - start]; steps but 1 are not for tokens."""
+    """Returns int32 [stop - start]; the step must be 1."""
     start, stop, step = where.indices(len(self))
     if step != 1:
       raise ValueError(f'{where}: tokens are read without gaps')
@@ -101,7 +101,8 @@ class Mixture:
 
   Attributes:
     streams: at least two.
-    weights: of each, above 0; shares of rows, whatever the streams' lengths.
+    weights: weight of each, above 0; shares of rows, whatever the streams'
+      lengths.
   """
 
   streams: tuple[TokenStream, ...]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts to tokens and back; what a tokenizer is, and the one of bytes.
+"""The interface of a tokenizer, and the tokenizer of bytes.
 
-A document's tokens end with the tokenizer's token for that, so that documents
-can be joined. An empty document has no tokens at all.
+A document's tokens end with the tokenizer's end token, so that documents can be
+joined. An empty document has no tokens at all.
 """
 
 import dataclasses
@@ -14,15 +14,15 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokenizer:
-  """Made by `tokenizer_kinds.make_tokenizer`.
+  """A tokenizer; made by `tokenizer_kinds.make_tokenizer`.
 
   Attributes:
-    name: as the configuration has it, such as 'sentencepiece:FILE'.
+    name: as in the configuration, such as 'sentencepiece:FILE'.
     vocab: tokens are 0 … vocab - 1, `end` among them.
-    end: stands behind each document.
-    fingerprint: hex sha256 of all that decides about tokens.
-    raw_encode: texts in UTF-8 to their tokens, without `end`.
-    raw_decode: tokens to the bytes of their text.
+    end: follows each document.
+    fingerprint: hex sha256 of all that determines tokens.
+    raw_encode: maps texts in UTF-8 to their tokens, without `end`.
+    raw_decode: maps tokens to the bytes of their text.
   """
 
   name: str
@@ -33,10 +33,10 @@ class Tokenizer:
   raw_decode: Callable[[Sequence[int]], bytes]
 
   def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-    """Tokens of each document, int32 [tokens], `end` behind them.
+    """Returns tokens of each document, int32 [tokens], followed by `end`.
 
     Raises:
-      ValueError: a text is not UTF-8, which all tokenizers but bytes take.
+      ValueError: a text is not UTF-8, which all tokenizers but bytes require.
     """
     encoded = self.raw_encode(texts)
     return [
@@ -47,12 +47,12 @@ class Tokenizer:
     ]
 
   def decode(self, tokens: Sequence[int]) -> bytes:
-    """Text of tokens; `end` has none."""
+    """Returns the text of tokens; `end` has none."""
     return self.raw_decode([t for t in tokens if t != self.end])
 
 
 def fingerprint(*parts: bytes) -> str:
-  """Hex sha256 over parts of any length, each with its length."""
+  """Returns hex sha256 over parts of any length, each with its length."""
   digest = hashlib.sha256()
   for part in parts:
     digest.update(len(part).to_bytes(8, 'little'))
@@ -61,7 +61,7 @@ def fingerprint(*parts: bytes) -> str:
 
 
 def unicode_of(texts: Sequence[bytes]) -> list[str]:
-  """The texts decoded.
+  """Decodes the texts.
 
   Raises:
     ValueError: one is not UTF-8.
@@ -72,7 +72,7 @@ def unicode_of(texts: Sequence[bytes]) -> list[str]:
 BYTES = Tokenizer(
   name='bytes',
   vocab=256,
-  end=0,  # As between the files of `corpus`: in no text.
+  end=0,  # As between the files of `corpus`: it occurs in no text.
   fingerprint=fingerprint(b'bytes'),
   raw_encode=lambda texts: [np.frombuffer(text, np.uint8) for text in texts],
   raw_decode=bytes,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers by name: 'bytes', or 'KIND:FILE' with a file of one's own.
+"""Makes tokenizers by name: 'bytes', or 'KIND:FILE' with a user's file.
 
 sentencepiece:FILE   a model of sentencepiece
 tokenizers:FILE      the JSON file of Hugging Face's tokenizers
-tiktoken:FILE        lines of a token in base64 and its rank; a text is cut
-                     before by the pattern of GPT-4 and Llama 3
+tiktoken:FILE        lines of a token in base64 and its rank; a text is first
+                     split by the pattern of GPT-4 and Llama 3
 tiktoken:NAME        one of tiktoken's own, which fetches it from the network
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from diloco.data.extras import needed
 from diloco.data.tokenizer import BYTES, Tokenizer, fingerprint, unicode_of
 
-# What usually ends a document, where a JSON file does not say.
+# Usual end tokens, if a JSON file does not name one.
 ENDS = ('<|endoftext|>', '<|end_of_text|>', '</s>', '<eos>', '<|eos|>', '[SEP]')
 TIKTOKEN_END = '<|endoftext|>'
 TIKTOKEN_PATTERN = (
@@ -29,16 +29,16 @@ TIKTOKEN_PATTERN = (
 
 
 def make_tokenizer(name: str, end: str = '') -> Tokenizer:
-  """The tokenizer of that name.
+  """Returns the tokenizer of that name.
 
   Args:
     name: 'bytes' or 'KIND:FILE'.
-    end: the token behind each document; '' takes the tokenizer's own.
+    end: the token after each document; '' takes the tokenizer's own.
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: there is no such kind, its package is not installed, the file
-      is none of its files, or it has no such token.
+    ValueError: there is no such kind, its package is not installed, the file is
+      malformed, or it has no such token.
   """
   kind, _, path = name.partition(':')
   if kind == 'bytes':
@@ -71,7 +71,7 @@ def _sentencepiece(name: str, path: str, end: str) -> Tokenizer:
     number = processor.eos_id()  # −1: it has none.
   else:
     number = processor.piece_to_id(end)
-    if processor.id_to_piece(number) != end:  # The unknown token instead.
+    if processor.id_to_piece(number) != end:  # It returned the unknown token.
       number = -1
   return Tokenizer(
     name=name,
@@ -93,7 +93,7 @@ def _tokenizers(name: str, path: str, end: str) -> Tokenizer:
     raise _no_file_of(name, 'tokenizers', str(error)) from None
   tokenizer.no_truncation()
   tokenizer.no_padding()
-  tokenizer.encode_special_tokens = True  # In a text they are but text.
+  tokenizer.encode_special_tokens = True  # In a text they are ordinary text.
   tokens = tokenizer.get_vocab(with_added_tokens=True)
   ends = [each for each in (end,) if each] or ENDS
   number = next((tokens[each] for each in ends if each in tokens), -1)
@@ -153,10 +153,10 @@ def _tiktoken(name: str, path: str, end: str) -> Tokenizer:
 
 
 def _tiktoken_of_network(tiktoken, name: str, path: str):
-  """One of tiktoken's own encodings."""
+  """Returns one of tiktoken's own encodings."""
   try:
     return tiktoken.get_encoding(path)
-  except OSError as error:  # All errors of `requests` are such.
+  except OSError as error:  # Includes all errors of `requests`.
     raise ValueError(
       f'data.tokenizer={name!r}: {path!r} is fetched from the network, which '
       f'failed ({type(error).__name__}); give a file of it instead, '
