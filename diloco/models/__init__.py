@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained: a model is a pair of functions on plain pytrees."""
+"""Models: pairs of functions on plain pytrees, with tables of axes and
+roles.
+"""

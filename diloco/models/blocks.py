@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a layer is made of: RMSNorm, RoPE, grouped-query attention, gated MLP.
+"""The parts of a layer: RMSNorm, RoPE, grouped-query attention, gated MLP.
 
-Parameters say their logical axes and role where they are made. Shapes here
-are one layer's; `Decoder` makes the layers under `nnx.vmap`, which puts the
-axis 'layers' in front.
+Logical axes and roles of parameters are declared where they are made. Shapes
+here are one layer's; `Decoder` makes the layers under `nnx.vmap`, which adds
+the leading axis 'layers'.
 
 Suffixes of arrays give their shape:
   B batch, L length, D d_model, N heads, K kv_heads, H head_dim, F d_ff,
@@ -97,7 +97,7 @@ class Mlp(nnx.Module):
 
 
 def rms_norm(x_BLD: jax.Array, scale_D: jax.Array) -> jax.Array:
-  """x / √(mean(x²) + ε) · scale, in f32; the dtype of x comes back."""
+  """x / √(mean(x²) + ε) · scale, computed in f32, in the dtype of x."""
   x32_BLD = x_BLD.astype(jnp.float32)
   square_BL1 = jnp.mean(jnp.square(x32_BLD), axis=-1, keepdims=True)
   normed_BLD = x32_BLD * jax.lax.rsqrt(square_BL1 + NORM_EPSILON)
@@ -113,7 +113,9 @@ def rope_angles(length: int, head_dim: int, theta: float) -> jax.Array:
 
 
 def rope(x_BLNH: jax.Array, angles_LC: jax.Array) -> jax.Array:
-  """Turns the pair (c, c + C) of each head by its position's angle, in f32."""
+  """Rotates the pair (c, c + C) of each head by its position's angle, in
+  f32.
+  """
   cos_LC = jnp.cos(angles_LC)[None, :, None, :]
   sin_LC = jnp.sin(angles_LC)[None, :, None, :]
   a_BLNC, b_BLNC = jnp.split(x_BLNH.astype(jnp.float32), 2, axis=-1)
@@ -125,8 +127,8 @@ def rope(x_BLNH: jax.Array, angles_LC: jax.Array) -> jax.Array:
 
 
 def residual_std(fan_in: int, layers: int) -> float:
-  """Of a matrix whose result is added to the residual stream."""
-  # 2·layers branches add up in the stream; together they have unit variance.
+  """Standard deviation of a matrix whose result enters the residual stream."""
+  # 2·layers branches are added to the stream; together they have unit variance.
   return 1 / math.sqrt(fan_in * 2 * layers)
 
 
@@ -138,7 +140,7 @@ def normal(
   axes: tuple[str | None, ...],
   role: str,
 ) -> nnx.Param:
-  """An f32 parameter drawn from N(0, std²), with its entry in both tables."""
+  """Draws an f32 parameter from N(0, std²), and enters it in both tables."""
   value = std * jax.random.normal(key, shape, jnp.float32)
   return nnx.Param(value, axes=axes, role=role)
 
@@ -149,12 +151,12 @@ def stacked_normal(
   std: float,
   axes: tuple[str | None, ...],
 ) -> nnx.Param:
-  """As `normal`, of one layer: the axis 'layers' comes in front."""
+  """Draws one layer's parameter; `vmap` adds the leading axis 'layers'."""
   axes = ('layers', *axes)
   return normal(key, shape, std, axes=axes, role=interface.STACKED)
 
 
 def stacked_ones(width: int) -> nnx.Param:
-  """The scale of one layer's norm."""
+  """Makes the scale of one layer's norm."""
   axes = ('layers', 'norm')
   return nnx.Param(jnp.ones((width,)), axes=axes, role=interface.STACKED)

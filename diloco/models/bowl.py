@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A quadratic bowl: no language model, but many parameters and cheap steps.
+"""A quadratic model: no language model, but many parameters and cheap steps.
 
-For measurements in which a step's own computation is of no interest, such as
-what a step waits for when another process dies. Its loss is no cross-entropy
-and its tokens mean nothing; but different batches pull in different
-directions, so that learners drift apart and merging them has something to do.
+For measurements in which a step's own computation does not matter, such as what
+a step waits for when another process dies. Its loss is not a cross-entropy and
+its tokens have no meaning; but different batches pull in different directions,
+so that learners drift apart and merging has an effect.
 
 Suffixes of arrays give their shape:
   N layers, D d_model, F d_ff, B batch, L length.
@@ -24,9 +24,9 @@ PATH = 'layers/kernel'
 def make_bowl(layers: int, d_model: int, d_ff: int) -> interface.Model:
   """½·‖θ − ξ(batch)‖² with θ of shape [layers, d_model, d_ff].
 
-  The gradient is θ − ξ(batch). ξ is drawn anew for each batch, from the
-  batch's tokens and nothing else: of rank one in each layer, with mean 0, so
-  the bowl's bottom is θ = 0. E of the loss is 1 at init.
+  The gradient is θ − ξ(batch). ξ is drawn anew for each batch, from the batch's
+  tokens and nothing else: of rank one in each layer, with mean 0, so the
+  minimum is at θ = 0. The expected loss is 1 at init.
 
   Raises:
     ValueError: a size is less than 1.
@@ -41,7 +41,7 @@ def make_bowl(layers: int, d_model: int, d_ff: int) -> interface.Model:
     return {'layers': {'kernel': deviation * jax.random.normal(key, shape)}}
 
   def loss(params, batch, key):
-    del key  # Of the step: the same batch shall pull the same way.
+    del key  # The step's key is unused: the same batch must pull the same way.
     theta_NDF = params['layers']['kernel']
     xi_NDF = NOISE * deviation * _direction(batch['tokens'], shape)
     return 0.5 * jnp.sum(jnp.square(theta_NDF - xi_NDF)), {}
@@ -55,7 +55,9 @@ def make_bowl(layers: int, d_model: int, d_ff: int) -> interface.Model:
 
 
 def _direction(tokens_BL: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
-  """Entries of mean 0 and variance 1, a function of the tokens alone."""
+  """Returns entries of mean 0 and variance 1, a function of the tokens
+  alone.
+  """
   layers, d_model, d_ff = shape
   weights_BL = _hash(jnp.arange(tokens_BL.size, dtype=jnp.uint32)) | 1
   tokens_BL = tokens_BL.astype(jnp.uint32).reshape(-1)
@@ -67,7 +69,7 @@ def _direction(tokens_BL: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
 
 
 def _hash(x: jax.Array) -> jax.Array:
-  """Mixes the bits of uint32 values, so that sums of them hardly collide."""
+  """Mixes the bits of uint32 values, so that their sums rarely collide."""
   x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
   x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
   return x ^ (x >> 16)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder: embedding, stacked layers, output head, cross-entropy.
 
-Flax NNX in functional style: the layers are stacked at init, split into
-arrays, and run by `jax.lax.scan`, so that the compile time does not grow with
-depth. Modules stay in here, in `blocks` and in `moe`; a `Model` comes out.
+Flax NNX in functional style: the layers are stacked at init, split into arrays,
+and run by `jax.lax.scan`, so that the compile time does not grow with depth.
+Modules stay in here, in `blocks` and in `moe`; the result is a `Model`.
 
 Suffixes of arrays give their shape:
   B batch, L length, D d_model, C half of head_dim, V vocab.
@@ -30,7 +30,7 @@ _POLICIES = {  # The meaning of `DecoderConfig.remat`.
 
 
 def make_decoder(config: DecoderConfig) -> interface.Model:
-  """The decoder as a `Model`; see `interface.Model` for what it promises."""
+  """Makes the decoder as a `Model`, whose contract is documented there."""
   structure, state = nnx.split(
     nnx.eval_shape(lambda: Decoder(config, jax.random.key(0))), nnx.Param
   )
@@ -111,7 +111,7 @@ class Layer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-  """Tokens in, logits out."""
+  """Maps tokens to logits."""
 
   def __init__(self, config: DecoderConfig, key: jax.Array):
     embedding_key, layers_key, head_key = jax.random.split(key, 3)
@@ -140,7 +140,7 @@ class Decoder(nnx.Module):
       )
 
   def __call__(self, tokens_BL: jax.Array) -> jax.Array:
-    """Logits, f32 [B, L, V]; position i sees the tokens 0 … i."""
+    """Returns logits, f32 [B, L, V]; position i sees the tokens 0 … i."""
     return self.run(tokens_BL)[0]
 
   def run(
@@ -148,11 +148,11 @@ class Decoder(nnx.Module):
     tokens_BL: jax.Array,
     tell: Callable[[routing.Routing], Any] = lambda _: None,
   ) -> tuple[jax.Array, Any]:
-    """Logits, and what is to be told of each layer's routing, stacked.
+    """Returns logits, and the results of `tell` for each layer, stacked.
 
     Args:
       tokens_BL: int32.
-      tell: takes a layer's routing; not called where there are no experts.
+      tell: called with a layer's routing; not called without experts.
     """
     config = self.config
     angles_LC = blocks.rope_angles(
@@ -160,7 +160,7 @@ class Decoder(nnx.Module):
     )
     # Rows have the length 1; the stream starts with unit variance.
     scale = math.sqrt(config.d_model)
-    # Whole rows, before the look-up: its result is to be sharded by batch.
+    # Unsharded rows before the look-up: its result is to be sharded by batch.
     table_VD = constrain(self.embedding[...], 'vocab', None)
     x_BLD = (table_VD[tokens_BL] * scale).astype(config.dtype)
     x_BLD = constrain(x_BLD, 'batch', None, None)
@@ -179,7 +179,7 @@ class Decoder(nnx.Module):
     x_BLD, told = jax.lax.scan(block, x_BLD, stacked)
     x_BLD = blocks.rms_norm(x_BLD, self.norm[...])
     if config.tied:
-      # As small as an own head is at init: 1 / √D on top of the rows' 1 / √D.
+      # As small as a separate head at init: 1 / √D on top of the rows' 1 / √D.
       head_VD = table_VD / scale
     else:
       head_VD = constrain(self.head[...], 'vocab', None)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The size of a decoder; free of jax, so that a launcher can check it."""
+"""The dimensions of a decoder; free of jax, so that a launcher can check
+them.
+"""
 
 import dataclasses
 import math
@@ -15,12 +17,13 @@ SIZES = (
   'd_ff',
 )
 
-# What the backward pass finds stored; the rest of a layer is computed again.
+# What the backward pass finds stored; the rest is recomputed.
 REMATS = (
-  'none',  # All.
-  'full',  # Nothing but the input of each layer.
+  'none',  # Everything.
+  'full',  # Only the input of each layer.
   'dots',  # The results of all matrix products.
-  'dots_no_batch',  # Those of products with a parameter: not the attention.
+  # Results of products with a parameter: not those of the attention.
+  'dots_no_batch',
 )
 
 
@@ -29,11 +32,11 @@ class ExpertsConfig:
   """A mixture of experts in place of each MLP, checked at construction.
 
   Attributes:
-    experts: E, gated MLPs in each layer.
-    top_k: K, how many of them a token is sent to.
-    aux_weight: of the load-balancing loss.
-    z_weight: of the z-loss, which keeps the router's logits small.
-    bias_rate: what one step moves the router's bias by; 0: there is no bias.
+    experts: E, number of gated MLPs in each layer.
+    top_k: K, number of experts per token.
+    aux_weight: weight of the load-balancing loss.
+    z_weight: weight of the z-loss, which keeps the router's logits small.
+    bias_rate: change of the router's bias in one step; 0: there is no bias.
   """
 
   experts: int
@@ -56,21 +59,21 @@ class ExpertsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-  """The size of a decoder, checked at construction.
+  """The dimensions of a decoder, checked at construction.
 
   Attributes:
-    vocab: tokens are integers from 0 to vocab - 1; the model can't tell
-      others apart from these, so whoever makes the batches must.
-    layers: how many blocks of attention and MLP.
+    vocab: tokens are integers from 0 to vocab - 1; the model does not detect
+      others, so the data pipeline must.
+    layers: number of blocks of attention and MLP.
     d_model: width of the residual stream.
     heads: query heads.
     kv_heads: key and value heads; divides `heads`. Equal: plain multi-head.
-    head_dim: width of one head; even, because RoPE turns pairs.
+    head_dim: width of one head; even, because RoPE rotates pairs.
     d_ff: width of the gated MLP, or of each expert.
     rope_theta: base of the RoPE wavelengths.
-    dtype: of the computation; parameters, norms and the loss are f32.
-    remat: which policy of `REMATS` saves memory in the backward pass.
-    tied: the embedding is the output head as well.
+    dtype: dtype of the computation; parameters, norms and the loss are f32.
+    remat: policy of `REMATS` that saves memory in the backward pass.
+    tied: True if the embedding is also the output head.
     experts: None: one MLP for all tokens.
   """
 
@@ -94,7 +97,7 @@ class DecoderConfig:
 
   @property
   def parameters(self) -> int:
-    """How many numbers `init` makes."""
+    """The number of scalar parameters."""
     queries = self.d_model * self.heads * self.head_dim
     keys = self.d_model * self.kv_heads * self.head_dim
     mlp = 3 * self.d_model * self.d_ff

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder's parameters under the names and shapes that other tools read.
+"""A decoder's parameters under the names and shapes of Hugging Face models.
 
-What is ours is Llama's, tensor for tensor, but for two factors:
+The architecture is Llama's, tensor for tensor, except for two factors:
 
   RMSNorm   before attention and MLP and at the end, ε inside the root, its
             scale times the normed value: the same. (In bf16 we multiply in f32
@@ -19,9 +19,9 @@ What is ours is Llama's, tensor for tensor, but for two factors:
 
 Granite is Llama with exactly these factors in its config: they are called
 `embedding_multiplier` and `logits_scaling`. So a config.json here says
-`granite`, the tensors stay as they were trained, to the bit, and nothing is
-left that does not map. A tool that takes the file for a Llama and leaves the
-factors out gives other logits.
+`granite`, the tensors stay as they were trained, to the bit, and every factor
+is represented. A tool that takes the file for a Llama and leaves the factors
+out gives other logits.
 
 Linear maps are [out, in], as in `torch.nn.Linear`; the heads are flattened,
 head by head, into one axis.
@@ -34,9 +34,10 @@ import numpy as np
 
 from diloco.models.decoder_config import DecoderConfig
 
-NORM_EPSILON = 1e-6  # As in `blocks`, which imports jax; a test holds it.
+# As in `blocks`, which imports jax; a test compares the two.
+NORM_EPSILON = 1e-6
 
-# Our path in a layer, and their name of it.
+# A path in one layer of the decoder, and its exported name.
 _LAYER = {
   'attention/norm': 'input_layernorm',
   'attention/query': 'self_attn.q_proj',
@@ -56,7 +57,7 @@ _TOP = {
 
 
 def check_exportable(config: DecoderConfig) -> None:
-  """Only a dense decoder has the tensors of Llama.
+  """Checks that a decoder is dense: only then it has Llama's tensors.
 
   Raises:
     ValueError: it is a mixture of experts.
@@ -71,16 +72,16 @@ def check_exportable(config: DecoderConfig) -> None:
 def to_exported(
   params: Mapping[str, np.ndarray], config: DecoderConfig
 ) -> dict[str, np.ndarray]:
-  """Their name -> array, one tensor per layer and role.
+  """Returns exported name -> array, one tensor per layer and role.
 
   Args:
     params: path -> array, the layers stacked.
-    config: of the decoder whose parameters they are.
+    config: config of that decoder.
   """
   tensors = {_TOP[p]: np.ascontiguousarray(params[p]) for p in _top(config)}
   for path in _LAYER:
     for layer, x in enumerate(params[f'layers/{path}']):
-      # [in, out…] as a matrix, then turned; an [out] of a norm stays.
+      # [in, out…] as a matrix, then transposed; the [out] of a norm stays.
       matrix = x if x.ndim == 1 else x.reshape(_matrix(path, config)).T
       tensors[_name(path, layer)] = np.ascontiguousarray(matrix)
   return tensors
@@ -89,10 +90,10 @@ def to_exported(
 def from_exported(
   tensors: Mapping[str, np.ndarray], config: DecoderConfig
 ) -> dict[str, np.ndarray]:
-  """Path -> array: the parameters whose `to_exported` is `tensors`.
+  """Returns path -> array: the parameters whose `to_exported` is `tensors`.
 
   Raises:
-    ValueError: a tensor is missing or unknown, or of another shape.
+    ValueError: a tensor is missing or unknown, or has another shape.
   """
   shapes = exported_shapes(config)
   for name in sorted(shapes.keys() | tensors.keys()):
@@ -102,14 +103,14 @@ def from_exported(
   params = {path: np.array(tensors[_TOP[path]]) for path in _top(config)}
   for path in _LAYER:
     layers = [tensors[_name(path, i)] for i in range(config.layers)]
-    stacked = np.stack([x.T for x in layers])  # A norm's is itself.
+    stacked = np.stack([x.T for x in layers])  # A norm's is its own transpose.
     shape = (config.layers, *_ours(path, config))
     params[f'layers/{path}'] = stacked.reshape(shape)
   return params
 
 
 def exported_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-  """Their name -> shape of every tensor."""
+  """Returns exported name -> shape of every tensor."""
   width, vocab = config.d_model, config.vocab
   tops = {'embedding': (vocab, width), 'norm': (width,), 'head': (vocab, width)}
   shapes = {_TOP[path]: tops[path] for path in _top(config)}
@@ -121,10 +122,10 @@ def exported_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def exported_config(config: DecoderConfig, seq_len: int) -> dict:
-  """What stands in config.json, as plain data.
+  """Returns the contents of config.json, as plain data.
 
   Args:
-    config: of the decoder.
+    config: config of the decoder.
     seq_len: the longest text that it was trained on, in tokens.
   """
   root = math.sqrt(config.d_model)
@@ -141,7 +142,7 @@ def exported_config(config: DecoderConfig, seq_len: int) -> dict:
     'hidden_act': 'silu',
     'max_position_embeddings': seq_len,
     'rms_norm_eps': NORM_EPSILON,
-    # The second is how newer versions of `transformers` say the first.
+    # Newer versions of `transformers` write the first as the second.
     'rope_theta': config.rope_theta,
     'rope_parameters': {
       'rope_type': 'default',
@@ -196,7 +197,7 @@ def _name(path: str, layer: int) -> str:
 
 
 def _ours(path: str, config: DecoderConfig) -> tuple[int, ...]:
-  """The shape of one layer's parameter in the decoder."""
+  """Returns the shape of one layer's parameter in the decoder."""
   width, d_ff, head_dim = config.d_model, config.d_ff, config.head_dim
   return {
     'attention/norm': (width,),
@@ -212,7 +213,9 @@ def _ours(path: str, config: DecoderConfig) -> tuple[int, ...]:
 
 
 def _matrix(path: str, config: DecoderConfig) -> tuple[int, int]:
-  """The same as (in, out): heads and head_dim are one axis."""
+  """Returns a parameter's shape as (in, out), with heads and head_dim
+  merged.
+  """
   shape = _ours(path, config)
   if path == 'attention/out':
     return math.prod(shape[:2]), shape[2]

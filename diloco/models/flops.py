@@ -1,33 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic of an inner step by convention: what the MFU counts.
+"""Counts the FLOPs of an inner step, by the convention of MFU.
 
 Model FLOPs utilisation is the model's FLOPs over the peak of the chips in the
 time of a step (Chowdhery et al., 2022, appendix B): 6 per token for each
 parameter that a token is multiplied with, and 12 · layers · heads · head_dim ·
-length per token for the attention, whose square is counted whole though it is
-causal. What is computed again to save memory (remat) is not counted, nor are
-norms, softmax and the optimizer.
+length per token for the attention, whose square is counted in full although it
+is causal. Recomputation (remat) is not counted, nor are norms, softmax and the
+optimizer.
 """
 
 import dataclasses
 
 from diloco.models.decoder_config import DecoderConfig
 
-PER_PARAMETER = 6  # A product forward, two backward, a multiply and an add.
-PER_SCORE = 12  # The same of two products: scores, and what they mix.
+PER_PARAMETER = 6  # One product forward, two backward; a multiply and an add.
+# `PER_PARAMETER` for two products: scores, and the weighted values.
+PER_SCORE = 12
 
 
 @dataclasses.dataclass(frozen=True)
 class StepFlops:
-  """Of one inner step of a learner.
+  """FLOPs of one inner step of a learner.
 
   Attributes:
     active: parameters that a token is multiplied with, N of 6ND: matrices of
-      attention and MLPs (of the experts that are asked), router, head; not
-      the look-up of the embedding, and no norm.
-    tokens: of the step, D.
+      attention and MLPs (of the chosen experts), router, head; not the look-up
+      of the embedding, and no norm.
+    tokens: tokens of the step, D.
     products: 6ND.
-    attention: of scores and their mixing.
+    attention: FLOPs of scores and weighted values.
   """
 
   active: int
@@ -41,7 +42,7 @@ class StepFlops:
 
 
 def step_flops(config: DecoderConfig, batch: int, seq_len: int) -> StepFlops:
-  """Of a batch of `batch` sequences."""
+  """Returns the FLOPs of a step on `batch` sequences."""
   active = active_parameters(config)
   tokens = batch * seq_len
   scores = config.layers * config.heads * config.head_dim * seq_len
@@ -54,7 +55,9 @@ def step_flops(config: DecoderConfig, batch: int, seq_len: int) -> StepFlops:
 
 
 def active_parameters(config: DecoderConfig) -> int:
-  """See `StepFlops.active`."""
+  """Returns the parameters a token is multiplied with; see
+  `StepFlops.active`.
+  """
   heads = 2 * config.heads + 2 * config.kv_heads
   mlp = 3 * config.d_model * config.d_ff
   if config.experts:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gated MLPs of many experts on rows that are sorted by expert.
 
-`jax.lax.ragged_dot`, but not on a CPU: there it took 2.3 ms forward and 9 to 11
-backward where blocks take 0.5 and 1.5 to 1.9 (one product of 1,024 rows, 8
-experts and 64×96 matrices, on a busy machine). No accelerator has run it yet.
-On a CPU the rows of each expert fill whole blocks, and a block is multiplied
-with the matrix of its expert.
+It uses `jax.lax.ragged_dot`, except on a CPU: there that took 2.3 ms forward
+and 9 to 11 backward, where blocks take 0.5 and 1.5 to 1.9 (one product of 1,024
+rows, 8 experts and 64×96 matrices, on a busy machine). No accelerator has run
+it yet. On a CPU the rows of each expert fill whole blocks, and a block is
+multiplied with the matrix of its expert.
 
 Suffixes of arrays give their shape:
   R rows, E experts, D d_model, F d_ff, B blocks, S rows of a block, 1 one.
@@ -14,7 +14,7 @@ Suffixes of arrays give their shape:
 import jax
 import jax.numpy as jnp
 
-BLOCKS_PER_EXPERT = 4  # On average; as many rows again / 4 are padding.
+BLOCKS_PER_EXPERT = 4  # On average; padding adds about a quarter of the rows.
 BLOCK_ROWS_MIN = 8
 
 
@@ -29,14 +29,13 @@ def mlps(
 
   Args:
     x_RD: rows, sorted by expert.
-    sizes_E: int32, how many rows each expert has; the rows beyond their sum
-      belong to none.
-    gate_EDF: of the dtype of the rows, as the others.
-    up_EDF: likewise.
-    down_EFD: likewise.
+    sizes_E: int32, number of rows of each expert; further rows belong to none.
+    gate_EDF: in the dtype of the rows.
+    up_EDF: in the dtype of the rows.
+    down_EFD: in the dtype of the rows.
 
   Returns:
-    [R, D]; 0 where a row belongs to no expert.
+    [R, D]; 0 for a row that belongs to no expert.
   """
   return jax.lax.platform_dependent(
     x_RD,
@@ -50,11 +49,11 @@ def mlps(
 
 
 def by_ragged_dot(x_RD, sizes_E, gate_EDF, up_EDF, down_EFD) -> jax.Array:
-  """See `mlps`."""
+  """Computes `mlps` by `jax.lax.ragged_dot`."""
   has_expert_R1 = (jnp.arange(x_RD.shape[0]) < jnp.sum(sizes_E))[:, None]
 
   def product(rows, matrices):
-    # What a backend leaves in the rows of no expert must not spread.
+    # A backend may leave garbage in the rows of no expert.
     found = jax.lax.ragged_dot(rows, matrices, sizes_E)
     return jnp.where(has_expert_R1, found, 0)
 
@@ -63,15 +62,15 @@ def by_ragged_dot(x_RD, sizes_E, gate_EDF, up_EDF, down_EFD) -> jax.Array:
 
 
 def by_blocks(x_RD, sizes_E, gate_EDF, up_EDF, down_EFD) -> jax.Array:
-  """See `mlps`."""
+  """Computes `mlps` by blocks of rows."""
   rows, width = x_RD.shape
   experts = sizes_E.shape[0]
   block = max(BLOCK_ROWS_MIN, rows // (BLOCKS_PER_EXPERT * experts))
   blocks = rows // block + experts  # Enough, however the rows are spread.
   ends_E = jnp.cumsum(sizes_E)
   block_ends_E = jnp.cumsum(-(-sizes_E // block))
-  # Row r of expert e moves on by what the blocks before e are longer than
-  # the rows before e. A row of none goes beyond the end, and is dropped.
+  # Row r of expert e is shifted by the padding of all experts before e. A row
+  # of no expert goes beyond the end, and is dropped.
   shifts_E = block * (block_ends_E - -(-sizes_E // block)) - (ends_E - sizes_E)
   owner_R = jnp.searchsorted(ends_E, jnp.arange(rows), side='right')
   slot_R = jnp.arange(rows) + shifts_E.at[owner_R].get(

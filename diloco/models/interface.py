@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rest of the system knows of a model: two functions, two tables.
+"""The interface of a model: two functions, two tables.
 
-Any `init` and `loss` on nested dicts of arrays will do; nothing here knows of
+Any `init` and `loss` on nested dicts of arrays will do; nothing here depends on
 Flax. Only drawing text and scoring answers need a third function, `logits`. A
 parameter's *path* is its keys joined by '/', such as 'layers/attention/query'.
 """
@@ -15,7 +15,8 @@ import jax.numpy as jnp
 PLAIN = 'plain'  # One tensor; merged as such.
 STACKED = 'stacked'  # Axis 0 counts layers; each slice is a logical tensor.
 EMBEDDING = 'embedding'  # Axis 0 counts rows; may be cut between rows.
-AVERAGED = 'averaged'  # Moved by its own gradient, and by plain means.
+# It is moved by its own gradient, and merged by plain means.
+AVERAGED = 'averaged'
 ROLES = (PLAIN, STACKED, EMBEDDING, AVERAGED)
 
 CROSS_ENTROPY = 'cross_entropy'  # The metric that `reported_loss` looks for.
@@ -31,22 +32,22 @@ class Model(NamedTuple):
   Attributes:
     init: key -> params.
     loss: (params, batch, key) -> (loss, metrics). `batch['tokens']` is int32
-      [B, L+1]; the loss is an f32 scalar, the mean next-token cross-entropy
-      in nats over B·L predictions; metrics are f32 scalars by name. A loss
-      that has more terms says the cross-entropy alone in its metric
-      'cross_entropy': see `reported_loss`.
+      [B, L+1]; the loss is an f32 scalar, the mean next-token cross-entropy in
+      nats over B·L predictions; metrics are f32 scalars by name. If the loss
+      has more terms, the cross-entropy alone is its metric 'cross_entropy': see
+      `reported_loss`.
     axes: path -> the logical name of each axis, None for one never sharded.
       `sharding.RULES` maps the names to mesh axes.
     roles: path -> 'plain', 'stacked' or 'embedding': how the parameter may be
-      cut into fragments. Or 'averaged', of one that no optimizer is to touch:
-      an inner step subtracts its gradient as it is, and Θ's is the learners'
-      weighted mean.
-    logits: (params, tokens) -> f32 [B, L, V] for int32 tokens [B, L];
-      position i sees the tokens 0 … i, and says what follows them. None for a
-      model that is no language model: training needs its loss alone.
-    routing: (params, tokens) -> (probs f32 [N, B, L, E], chosen int32
-      [N, B, L, K]), N layers: how likely each expert is, and which K were
-      asked. None for a model without experts.
+      cut into fragments. Or 'averaged', for a parameter that no optimizer
+      touches: an inner step subtracts its gradient unscaled, and Θ's is the
+      learners' weighted mean.
+    logits: (params, tokens) -> f32 [B, L, V] for int32 tokens [B, L]; position
+      i sees the tokens 0 … i, and predicts the next one. None for a model that
+      is not a language model: training needs its loss alone.
+    routing: (params, tokens) -> (probs f32 [N, B, L, E], chosen int32 [N, B, L,
+      K]) for N layers: the probability of each expert, and the K chosen ones.
+      None for a model without experts.
   """
 
   init: Callable[[jax.Array], Params]
@@ -60,11 +61,11 @@ class Model(NamedTuple):
 
 
 def reported_loss(loss: jax.Array, metrics: Metrics) -> jax.Array:
-  """What is said of a loss, and compared: without auxiliary terms.
+  """Returns the loss to report and compare: without auxiliary terms.
 
   Args:
-    loss: that is descended.
-    metrics: of the same call.
+    loss: the minimised loss.
+    metrics: metrics of the same call.
   """
   return metrics.get(CROSS_ENTROPY, loss)
 
@@ -77,10 +78,10 @@ def plain_model(
   roles: Mapping[str, str] | None = None,
   logits: Callable[[Params, jax.Array], jax.Array] | None = None,
 ) -> Model:
-  """A model of two functions; the tables say only what is special.
+  """Makes a model of two functions; the tables need only list exceptions.
 
-  A parameter that `axes` does not name lies whole on every device, one that
-  `roles` does not name is one tensor. Computes nothing.
+  A parameter that `axes` does not name is replicated on every device; one that
+  `roles` does not name is one tensor. Nothing is computed.
 
   Args:
     init: see `Model`.
@@ -104,11 +105,11 @@ def plain_model(
 
 
 def flatten(params: Params) -> dict[str, Any]:
-  """Path -> leaf, in sorted order of the paths' keys.
+  """Returns path -> leaf, in sorted order of the paths' keys.
 
   Raises:
-    ValueError: A container is not a dict, a key not a string without '/', or
-      a dict is empty: such a tree could not be rebuilt from its paths.
+    ValueError: A container is not a dict, a key not a string without '/', or a
+      dict is empty: such a tree could not be rebuilt from its paths.
   """
   flat = {}
   _flatten_into(flat, (), params)
@@ -116,7 +117,7 @@ def flatten(params: Params) -> dict[str, Any]:
 
 
 def unflatten(flat: Mapping[str, Any]) -> Params:
-  """The nested dict whose `flatten` is `flat`."""
+  """Returns the nested dict whose `flatten` is `flat`."""
   params: Params = {}
   for path, leaf in flat.items():
     *parents, name = path.split('/')
@@ -134,8 +135,8 @@ def check_model(model: Model) -> dict[str, jax.ShapeDtypeStruct]:
     Path -> shape and dtype of every parameter.
 
   Raises:
-    ValueError: A table misses a parameter or names one that is not there, a
-      rank or a role is wrong. The text lists every fault.
+    ValueError: A table misses a parameter or names an unknown one, or a rank or
+      a role is wrong. The text lists every fault.
   """
   # The key is made inside: outside it would be an array on a device.
   shapes = flatten(jax.eval_shape(lambda: model.init(jax.random.key(0))))
@@ -146,10 +147,10 @@ def check_model(model: Model) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def check_loss(model: Model, batch: int, seq_len: int):
-  """Checks what `loss` gives for a batch of tokens; computes nothing.
+  """Checks the result of `loss` for a batch of tokens; computes nothing.
 
   Args:
-    model: whose tables fit.
+    model: a model that passes `check_model`.
     batch: B.
     seq_len: L.
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mixture of experts: each token goes through the MLPs that a router chooses.
 
-Dropless: an expert takes all tokens that chose it, so that what a token becomes
-does not depend on the others of its batch. Where the mesh has several devices,
-each sorts the tokens it has and does those of the experts it has; the parts of
-a token's result are added up over the axes 'expert' and 'tensor'.
+Dropless: an expert takes all tokens that chose it, so that a token's result
+does not depend on the others of its batch. If the mesh has several devices,
+each sorts its tokens and computes those of its experts; the parts of a token's
+result are summed over the axes 'expert' and 'tensor'.
 
 Suffixes of arrays give their shape:
   B batch, L length, D d_model, E experts, K top_k, F d_ff, R rows = B·L·K,
@@ -59,7 +59,7 @@ class Experts(nnx.Module):
   def __call__(self, x_BLD: jax.Array) -> tuple[jax.Array, Routing]:
     x_BLD = blocks.rms_norm(x_BLD, self.norm[...])
     bias_E = None if self.router_bias is None else self.router_bias[...]
-    # In f32 whatever the dtype: a choice jumps where a logit is rounded.
+    # In f32 whatever the dtype: rounding a logit may change a choice.
     logits_BLE = jnp.einsum(
       'BLD,DE->BLE', x_BLD.astype(jnp.float32), self.router[...]
     )
@@ -86,8 +86,8 @@ def spread(
 
   Args:
     x_BLD: the tokens.
-    chosen_BLK: which experts they are sent to.
-    gates_BLK: f32, with which weights.
+    chosen_BLK: the experts of each token.
+    gates_BLK: f32, their weights.
     matrices: gate [E, D, F], up [E, D, F] and down [E, F, D].
   """
   mesh = jax.sharding.get_abstract_mesh()
@@ -97,7 +97,9 @@ def spread(
   experts = matrices[0].shape[0]
 
   def axis(name: str, size: int) -> str | None:
-    """Of the mesh; None where it has none that divides `size`."""
+    """Returns the mesh axis of a name; None if there is none dividing
+    `size`.
+    """
     target = RULES[name]
     divides = target in mesh.shape and size % mesh.shape[target] == 0
     return target if divides else None
@@ -118,8 +120,8 @@ def spread(
       PartitionSpec(of_experts, of_mlp, None),
     ),
     out_specs=rows,
-    # With the check, jax 0.10.2 gave wrong gradients of the tokens here, and
-    # said nothing; why is not known. Held by the test against one device.
+    # With the check, jax 0.10.2 silently gave wrong gradients of the tokens
+    # here; the cause is unknown. A test compares with one device.
     check_vma=False,
   )
   def each(*arrays):
@@ -143,13 +145,13 @@ def _asked(
 
   Args:
     x_BLD: the tokens.
-    chosen_BLK: of all experts.
-    gates_BLK: of the chosen.
-    gate_EDF: of the experts that are here.
-    up_EDF: likewise.
-    down_EFD: likewise.
-    experts: the mesh axis over which they are spread, and how many there are
-      on all of it; None: all are here.
+    chosen_BLK: indices among all experts.
+    gates_BLK: weights of the chosen experts.
+    gate_EDF: for the experts that are here.
+    up_EDF: for the experts that are here.
+    down_EFD: for the experts that are here.
+    experts: the mesh axis over which they are spread, and their total number;
+      None: all are here.
 
   Returns:
     f32 [B, L, D].
@@ -159,7 +161,7 @@ def _asked(
   batch, length, width = x_BLD.shape
   top_k = chosen_BLK.shape[-1]
   first = jax.lax.axis_index(axis) * here if axis else 0
-  # Those that are here come first, from 0 on.
+  # Local experts come first, from 0 on.
   expert_R = (chosen_BLK.reshape(-1) - first) % count
   order_R = jnp.argsort(expert_R)  # Stable.
   x_RD = jnp.repeat(x_BLD.reshape(-1, width), top_k, axis=0)

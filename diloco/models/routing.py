@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which experts a token is sent to, and what keeps their load even.
+"""Chooses the experts of each token, and balances their load.
 
 Three forces act on the load. The auxiliary loss pulls the router's
-probabilities away from busy experts, the z-loss keeps its logits small, and a
-bias, where there is one, is added to the probabilities only to choose by them
-(the way of DeepSeek-V3): it moves by a fixed rate against the load, and no
-optimizer touches it.
+probabilities away from busy experts, the z-loss keeps its logits small, and an
+optional bias is added to the probabilities for the choice only (as in
+DeepSeek-V3): it moves by a fixed rate against the load, and no optimizer
+touches it.
 
 Suffixes of arrays give their shape:
   B batch, L length, E experts, K top_k, N layers, 1 one.
@@ -21,11 +21,11 @@ from diloco.models.decoder_config import ExpertsConfig
 
 
 class Routing(NamedTuple):
-  """What one layer's router says; all of it f32 but the choice."""
+  """The routing of one layer; f32 except for the choice."""
 
   probs_BLE: jax.Array  # softmax of the logits.
-  chosen_BLK: jax.Array  # int32, the most wanted expert first.
-  gates_BLK: jax.Array  # Weights of the chosen; they add up to 1.
+  chosen_BLK: jax.Array  # int32, in order of preference.
+  gates_BLK: jax.Array  # Weights of the chosen; they sum to 1.
   z_BL: jax.Array  # log Σ exp of the logits.
   bias_E: jax.Array | None
 
@@ -33,10 +33,11 @@ class Routing(NamedTuple):
 def route(
   logits_BLE: jax.Array, bias_E: jax.Array | None, top_k: int
 ) -> Routing:
-  """The K experts of highest probability + bias, weighted by probability.
+  """Chooses the K experts of highest probability + bias, weighted by
+  probability.
 
-  gate_k = p_k / Σ_chosen p: the softmax over the logits of the chosen. The
-  bias has no part in it.
+  gate_k = p_k / Σ_chosen p: the softmax over the logits of the chosen, without
+  the bias.
   """
   logits_BLE = logits_BLE.astype(jnp.float32)
   probs_BLE = jax.nn.softmax(logits_BLE, axis=-1)
@@ -53,22 +54,23 @@ def route(
 
 
 def balance(routing: Routing, bias_rate: float) -> interface.Metrics:
-  """What is to be known of one layer's load.
+  """Returns metrics of one layer's load.
 
       density_e = share of the tokens that e gets; adds up to K
       aux       = mean_e(density_e · mean probability_e) · E²; even load: K
       z         = mean of (log Σ exp logits)²
       nudge     = Σ_e rate · sign(density_e − K / E) · bias_e
 
-  `nudge` has the value 0, and that gradient: the bias subtracts it as it is.
+  `nudge` has the value 0, and the gradient of that formula, which the bias
+  subtracts unscaled.
 
   Returns:
-    'aux', 'z', 'nudge', and of the load's shares (which add up to 1) the
-    'entropy' as a share of log E and the largest, 'load_max'.
+    'aux', 'z', 'nudge', and of the load's shares (which sum to 1) the 'entropy'
+    as a share of log E and the largest, 'load_max'.
   """
   experts = routing.probs_BLE.shape[-1]
   batch, length, top_k = routing.chosen_BLK.shape
-  # int32: sums of any order, on any mesh, have the same bits.
+  # int32: sums in any order, on any mesh, have the same bits.
   names_E = jnp.arange(experts)[None, None, None, :]
   asked_BLKE = routing.chosen_BLK[..., None] == names_E
   count_E = jnp.sum(asked_BLKE.astype(jnp.int32), axis=(0, 1, 2))
@@ -100,16 +102,16 @@ def entropy(shares: jax.Array) -> jax.Array:
 def auxiliary(
   told_N: interface.Metrics, config: ExpertsConfig
 ) -> tuple[jax.Array, interface.Metrics]:
-  """The terms beside the cross-entropy, and what is reported of the load.
+  """Returns the terms beside the cross-entropy, and metrics of the load.
 
   Args:
-    told_N: of `balance`, one value per layer.
-    config: with the weights.
+    told_N: results of `balance`, one value per layer.
+    config: has the weights.
 
   Returns:
     Their weighted sum, and metrics: 'aux_loss' and 'z_loss' (means over the
-    layers, not weighted), 'expert_entropy' (mean; 1: even load) and
-    'expert_load_max' (of the worst layer; even load: 1 / E).
+      layers, not weighted), 'expert_entropy' (mean; 1: even load) and
+      'expert_load_max' (of the worst layer; even load: 1 / E).
   """
   aux, z = jnp.mean(told_N['aux']), jnp.mean(told_N['z'])
   total = config.aux_weight * aux + config.z_weight * z

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far the routers of several learners agree, and how evenly they route.
 
-All learners route the same tokens, those of one held-out batch. Sums are f64.
+All learners route the tokens of the same held-out batch. Sums are f64.
 
 Suffixes of arrays give their shape:
   M learners, N layers, B batch, L length, E experts, K top_k, P pairs.
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-ROUTER = 'mlp/router'  # How the path of a router's matrix ends.
+ROUTER = 'mlp/router'  # Suffix of the path of a router's matrix.
 
 
 def router_distance(params: Sequence[Mapping[str, np.ndarray]]) -> float:
@@ -52,7 +52,8 @@ def top_k_overlap(chosen_MNBLK: np.ndarray) -> float:
 def routing_divergence(probs_MNBLE: np.ndarray) -> float:
   """Mean over tokens of H(mean p) − mean H(p), in nats: 0 … log M.
 
-  The Jensen-Shannon divergence of the learners' distributions over experts.
+  It is the Jensen-Shannon divergence of the learners' distributions over
+  experts.
   """
   probs = np.asarray(probs_MNBLE, np.float64)
   apart = _entropy(probs.mean(axis=0)) - _entropy(probs).mean(axis=0)
@@ -78,14 +79,15 @@ def utilisation_entropy(chosen_NBLK: np.ndarray, experts: int) -> float:
 def loss_spike(losses: Sequence[float], applied: Sequence[int]) -> float:
   """Mean rise of a learner's loss from the step before a blend to that after.
 
-  Of different batches: only the mean over many blends says something.
+  The two losses are of different batches: only the mean over many blends is
+  meaningful.
 
   Args:
-    losses: of its steps, in order.
-    applied: how many steps were done when something was blended in.
+    losses: losses of its steps, in order.
+    applied: for each blend, how many steps preceded it.
 
   Returns:
-    In nats per token; NaN where there is none.
+    In nats per token; NaN if there is none.
   """
   rises = [
     losses[i] - losses[i - 1]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where arrays of a model lie: logical axes, one table, a mesh of three axes.
+"""The sharding of a model's arrays: logical axes, one table, a mesh of three
+axes.
 
 'fsdp' splits the batch and, at rest, the parameters; 'expert' splits the
-experts, each device with whole ones; 'tensor' splits heads, MLP and
+experts, each device having whole ones; 'tensor' splits heads, MLP and
 vocabulary. The axes are of type Auto: the compiler places what is not pinned
-here. Compile and run under `jax.set_mesh(mesh)`, else activations are not
+here. Compile and run under `jax.set_mesh(mesh)`; otherwise activations are not
 pinned at all.
 """
 
@@ -27,7 +28,7 @@ RULES: Mapping[str, str | None] = {
   'kv_heads': TENSOR,
   'layers': None,  # Each step of the scan needs one slice on every device.
   'mlp': TENSOR,
-  'norm': None,  # Small, and used whole by everyone.
+  'norm': None,  # Small, and needed whole on every device.
   'vocab': TENSOR,
 }
 
@@ -39,16 +40,16 @@ def make_mesh(
   *,
   expert: int = 1,
 ) -> Mesh:
-  """A mesh of fsdp × expert × tensor devices; 'tensor' runs over neighbours.
+  """Makes a mesh of fsdp × expert × tensor devices; 'tensor' is innermost.
 
   Args:
     fsdp: Devices along 'fsdp', at least 1.
     tensor: Devices along 'tensor', at least 1.
-    devices: All that are to be used; None means all of this learner.
+    devices: Devices to use; None: all of this learner.
     expert: Devices along 'expert', at least 1.
 
   Raises:
-    ValueError: The mesh has not exactly as many places as there are devices.
+    ValueError: The mesh does not have exactly as many places as devices.
   """
   devices = jax.devices() if devices is None else list(devices)
   sizes = (fsdp, expert, tensor)
@@ -72,12 +73,12 @@ def param_shardings(
   mesh: Mesh,
   rules: Mapping[str, str | None] = RULES,
 ) -> dict[str, NamedSharding]:
-  """Path -> the sharding of each parameter.
+  """Returns path -> the sharding of each parameter.
 
   Args:
     axes: `Model.axes`.
     shapes: Path -> the shape of the parameter; the same paths as `axes`.
-    mesh: Of any axes that `rules` names.
+    mesh: A mesh with the axes that `rules` names.
     rules: Logical axis -> mesh axis or None.
 
   Raises:
@@ -95,19 +96,21 @@ def param_shardings(
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """For 'tokens' [B, L+1]: rows over 'fsdp', copies over the others."""
+  """Returns the sharding of 'tokens' [B, L+1]: rows over 'fsdp', copied
+  otherwise.
+  """
   return NamedSharding(mesh, PartitionSpec(RULES['batch'], None))
 
 
 def constrain(x: jax.Array, *names: str | None) -> jax.Array:
   """Pins an activation, inside jit, to the mesh of `jax.set_mesh`, if any.
 
+  An axis that the mesh does not have, or does not divide, stays unsharded: a
+  user's own mesh, or an odd vocabulary, changes speed but no result.
+
   Args:
     x: The activation.
     names: The logical name of each of its axes; None leaves one unsharded.
-
-  An axis that the mesh does not have, or does not divide, stays unsharded: a
-  mesh of somebody else's, or an odd vocabulary, changes speed and no result.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
