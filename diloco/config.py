@@ -71,7 +71,7 @@ FREE = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-  """One run, checked; made by `build`."""
+  """One validated run configuration; made by `build`."""
 
   name: str
   seed: int
@@ -173,7 +173,9 @@ def check_learner(config: RunConfig, learner: int) -> None:
 
 
 def agreement(config: RunConfig) -> dict[str, str]:
-  """What learners and syncer must agree on: key to value as JSON text."""
+  """Returns what learners and syncer must agree on: key to value as JSON
+  text.
+  """
   flat = {}
   for key, value in reading.flatten(dataclasses.asdict(config)).items():
     if key not in FREE and key.partition('.')[0] not in FREE:
@@ -183,7 +185,7 @@ def agreement(config: RunConfig) -> dict[str, str]:
 
 
 def config_fingerprint(config: RunConfig) -> str:
-  """16 hex digits of `agreement(config)`."""
+  """Returns 16 hex digits of a hash of `agreement(config)`."""
   text = json.dumps(agreement(config), sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -336,7 +338,7 @@ def _transfers_run(transport, run) -> Iterator[str]:
 
 
 def _somebody_stays(protocol, lab) -> Iterator[str]:
-  """Without a learner, t stands still and nobody's time ever comes."""
+  """Requires a permanent learner: with none, t would stand still for ever."""
   if lab.visitors >= protocol.learners:
     yield (
       f'lab.visitors={lab.visitors}: must be less than '

@@ -189,10 +189,10 @@ def missing_paths(data: DataConfig) -> Iterator[str]:
 
 
 def mix_item(text: str, text_key: str) -> MixItem:
-  """What 'WEIGHT FORMAT PATH' or 'WEIGHT FORMAT:TEXT_KEY PATH' says.
+  """Parses 'WEIGHT FORMAT PATH' or 'WEIGHT FORMAT:TEXT_KEY PATH'.
 
   Raises:
-    ValueError: it is something else.
+    ValueError: it has another form.
   """
   words = text.split(maxsplit=2)
   if len(words) < 3:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The faults that a run is given on purpose: who is killed, and when."""
+"""The faults that are injected into a run: which process is killed, and
+when.
+"""
 
 import dataclasses
 import re
@@ -19,7 +21,7 @@ class Kill:
 
   @property
   def learner(self) -> int | None:
-    """Its id; None of the syncer."""
+    """The learner's id; None for the syncer."""
     _, dash, number = self.process.partition('-')
     return int(number) if dash else None
 

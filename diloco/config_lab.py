@@ -10,33 +10,32 @@ LAB_SYSTEMS = ('decoupled', 'data_parallel', 'elastic', 'alone')
 
 @dataclasses.dataclass(frozen=True)
 class LabConfig(values.Section):
-  """The section `lab`: what a run in one process is to look like.
+  """The section `lab`: settings of a run in one process.
 
   Attributes:
     system: 'decoupled': the protocol's machines; 'data_parallel': one model on
-      the batches of all learners, who wait for the dead; 'elastic': the same
-      on the batches of those alive, until as many tokens were trained; 'alone':
-      one learner on its own.
+      the batches of all learners, which waits for dead ones; 'elastic':
+      data-parallel on the batches of the live learners, until as many tokens
+      were trained; 'alone': one learner on its own.
     step_s: simulated length of an inner step.
-    slow_learners: how many of the learners are slower.
-    slow_gap: the share of steps that a slow learner lacks.
+    slow_learners: number of slower learners.
+    slow_gap: share of steps that a slow learner lacks.
     jitter: standard deviation of a step's length, as a share of it.
-    latency_s: of a message, one way.
-    transfer_s: of a fragment.
+    latency_s: latency of a message, one way.
+    transfer_s: duration of a fragment's transfer.
     mtbf_steps: mean time between two deaths of a learner, in steps; 0: none.
-    away_steps: for how long a dead learner is away.
-    pause_steps: how long data-parallel stands still, besides, when its group
-      changes: with a death and, elastic, with a return.
-    visitors: how many of the learners, the last ones, are there only for a
-      while; they go as a preempted machine does, with notice.
-    visit_from: the share of total_steps at which they start.
-    visit_until: and at which they are told to go.
-    eval_every_steps: of the global step, between two evaluations; 0: only at
-      the end.
+    away_steps: how long a dead learner is away.
+    pause_steps: additional pause of data-parallel when its group changes: with
+      a death and, if elastic, with a return.
+    visitors: number of learners, the last ones, that are there only for a part
+      of the run; they leave with notice, as a preempted machine does.
+    visit_from: share of total_steps at which they start.
+    visit_until: share of total_steps at which they are told to leave.
+    eval_every_steps: global steps between two evaluations; 0: only at the end.
     final_eval_batches: held-out batches, of `run.eval_batch` sequences, of the
       evaluation at the end; 0: all of the held-out text.
-    checkpoint_steps: of the global step, between two checkpoints, from which a
-      run that was cut goes on; 0: none.
+    checkpoint_steps: global steps between two checkpoints, from which an
+      interrupted run resumes; 0: none.
   """
 
   SECTION = 'lab'

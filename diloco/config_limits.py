@@ -22,13 +22,13 @@ MESSAGE_ROOM_BYTES = 1 << 14  # For all other fields of a message.
 
 @dataclasses.dataclass(frozen=True)
 class RunLimits:
-  """What a syncer of a run has room for.
+  """Limits of a syncer of a run.
 
   Attributes:
-    sessions: that may be open at once, of learners and of shards.
-    pulls: of one shard at a time.
+    sessions: concurrent sessions, of learners and of shards.
+    pulls: concurrent pulls of one shard.
     workers: threads of a gRPC data plane that sends to all learners.
-    hosts: of one learner.
+    hosts: hosts of one learner.
   """
 
   sessions: int

@@ -84,7 +84,7 @@ def make_sections(
 
 
 def nearest(key: str, valid) -> str:
-  """', did you mean …?' for the valid key that is most like `key`, or ''."""
+  """Returns ', did you mean …?' with the valid key most like `key`, or ''."""
   near = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
   if not near:  # The section may be wrong, or left out.
     last = key.rpartition('.')[2]
@@ -93,7 +93,7 @@ def nearest(key: str, valid) -> str:
 
 
 def flatten(config: Mapping, prefix: str = '') -> dict[str, object]:
-  """{'outer': {'lr': 1.0}} as {'outer.lr': 1.0}."""
+  """Flattens a nested mapping: {'outer': {'lr': 1.0}} to {'outer.lr': 1.0}."""
   flat = {}
   for key in config:
     value = config[key]
@@ -105,7 +105,9 @@ def flatten(config: Mapping, prefix: str = '') -> dict[str, object]:
 
 
 def _as_type(value, kind):
-  """`value` as `kind`; an int may be a float, a bool is never an int."""
+  """Converts `value` to `kind`; an int may be a float, a bool is never an
+  int.
+  """
   if kind in TUPLES:
     if not isinstance(value, list | tuple):
       raise TypeError

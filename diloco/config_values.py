@@ -188,7 +188,9 @@ class OuterConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class FragmentsConfig(Section):
-  """How the model is cut; their number P is `protocol.fragments`."""
+  """Settings of the model's fragments; their number P is
+  `protocol.fragments`.
+  """
 
   SECTION = 'fragments'
 
@@ -202,7 +204,7 @@ class FragmentsConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class CodecConfig(Section):
-  """How fragments are written on the wire."""
+  """The encoding of fragments on the wire."""
 
   SECTION = 'codec'
 
@@ -225,7 +227,7 @@ class CodecConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class MergeConfig(Section):
-  """How the syncer merges the learners' outer gradients."""
+  """Settings of the merge of the learners' outer gradients."""
 
   SECTION = 'merge'
 
@@ -261,7 +263,7 @@ class MeshConfig(Section):
 
   @property
   def devices(self) -> int:
-    """How many it takes."""
+    """The number of devices that it takes."""
     return self.fsdp * self.expert * self.tensor
 
   def broken_rules(self):
@@ -270,7 +272,7 @@ class MeshConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class TransportConfig(Section):
-  """How processes reach each other; port 0 is any free one."""
+  """Addresses of processes and the data plane; port 0 is any free one."""
 
   SECTION = 'transport'
 
@@ -290,7 +292,7 @@ class TransportConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig(Section):
-  """How often processes save what they go on from, and what they keep."""
+  """Settings of checkpoints: how often, and which to keep."""
 
   SECTION = 'checkpoint'
 

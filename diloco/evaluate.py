@@ -81,7 +81,7 @@ def main(_) -> int:
 
 
 def _entropies(text: corpus.Corpus) -> tuple[float | None, float | None]:
-  """Of bigrams and of single bytes, of a text in memory."""
+  """Returns the bigram and unigram entropies of a text in memory."""
   if not isinstance(text.train, np.ndarray):
     return None, None
   return (

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluates Θ at a cadence while a run goes on: python -m diloco.evaluator …
+"""Evaluates Θ periodically while a run goes on: python -m diloco.evaluator …
 
   python -m diloco.evaluator --config=experiments/NAME.py --workdir=DIR
 
-Each `run.eval_every_rounds` rounds it takes the syncer's newest checkpoint and
+Every `run.eval_every_rounds` rounds it takes the syncer's newest checkpoint and
 writes validation loss and bits per byte to metrics/evaluator.jsonl and to
-TensorBoard. It needs nothing but the folder, and nobody needs it. It works on
-one thread of the CPU, behind the others. Exit code 0: the run is over.
+TensorBoard. It needs only the folder, and no other process depends on it. It
+uses one thread of the CPU, at low priority. Exit code 0: the run is over.
 """
 
 import os

@@ -73,7 +73,7 @@ def access_files(values: flags.FlagValues = flags.FLAGS) -> dict:
 
 
 def access_vouched(values: flags.FlagValues = flags.FLAGS) -> dict:
-  """What the operator vouches for, by flag."""
+  """Returns what the operator vouches for, by flag."""
   return {name: values[name].value for name in ACCESS_VOUCHED}
 
 
@@ -93,7 +93,7 @@ def define_log_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def asks_for_json(argv: Sequence[str]) -> bool:
-  """Whether a command line says --log_json; it need not be right otherwise."""
+  """Returns True if a command line contains --log_json, even an invalid one."""
   pattern = rf'--?{LOG_JSON}(=(true|t|1))?'
   return any(re.fullmatch(pattern, word, re.IGNORECASE) for word in argv)
 
@@ -104,7 +104,7 @@ def log_arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
 
 
 def who(values: flags.FlagValues = flags.FLAGS) -> dict[str, int]:
-  """Which learner, which host of it: those flags of `WHO` that were given."""
+  """Returns the given flags of `WHO`: which learner, and which host of it."""
   given = ((name, values[name].value) for name in WHO if name in values)
   return {name: value for name, value in given if value is not None}
 
@@ -123,12 +123,12 @@ def run(
 
 
 def run_without_config(main: Callable[[Sequence[str]], int | None]) -> None:
-  """The same for a main that has no --config."""
+  """Runs a main that has no --config."""
   app.run(main, flags_parser=parse_without_config_or_exit)
 
 
 def parse_without_config_or_exit(argv: Sequence[str]) -> list[str]:
-  """Of a command that takes no configuration; exit code 78 where it fails."""
+  """Parses a command without a configuration; on failure exits with code 78."""
   try:
     return flags.FLAGS(list(argv))
   except flags.Error as error:
@@ -136,7 +136,7 @@ def parse_without_config_or_exit(argv: Sequence[str]) -> list[str]:
 
 
 def parse_or_exit(argv: Sequence[str], example: str = EXAMPLE) -> list[str]:
-  """`parse`, ending with exit code 78 where it fails."""
+  """Calls `parse`; on failure exits with code 78."""
   try:
     return parse(argv, example=example)
   except ConfigError as error:
@@ -159,7 +159,7 @@ def load(
 
 
 def exit_config(error: ConfigError) -> None:
-  """One line per problem on stderr, then exit code 78."""
+  """Prints one line per problem on stderr, then exits with code 78."""
   for problem in error.problems:
     print(f'error: {problem}', file=sys.stderr)
   raise SystemExit(EXIT_CONFIG)
@@ -204,7 +204,7 @@ def arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
 
 
 def has_config(argv: Sequence[str]) -> bool:
-  """Whether a command line says --config."""
+  """Returns True if a command line contains --config."""
   return _config_path(argv) is not None
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What learner and syncer keep in the memory of their hosts, as formulas.
+"""Formulas for the host memory that learner and syncer use.
 
-Of one process each, besides what Python, jax and the data take:
-  N parameters that it holds, of the learner's N where its hosts share them;
-  F of those in the largest fragment, N/P where fragments are even;
+They cover one process each, excluding Python, jax and the data:
+  N parameters that it holds, of the learner's N if its hosts share them;
+  F of those in the largest fragment, N/P if fragments are even;
   S bytes of inner optimizer state, 8N with AdamW;
   b bytes of a value on the wire, M learners, P fragments.
 """
@@ -23,7 +23,7 @@ class Memory:
 
 
 def rounds(number: int) -> str:
-  """Such as '2 rounds'."""
+  """Returns text such as '2 rounds'."""
   return f'{number} round' + ('s' if number > 1 else '')
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indexes a run's data and says what it is: python -m diloco.index_data …
+"""Indexes a run's data and prints what it is: python -m diloco.index_data …
 
   python -m diloco.index_data --config=experiments/NAME.py \\
     --config.data.source=parquet --config.data.path=DIR
 
-A run does this by itself when it starts; of much text that takes long, and
-syncer and learners would wait. Several of these, also on several machines that
-share `data.index_path`, share the work. Touches no device.
+A run does this by itself when it starts; for a large text that takes long, and
+syncer and learners would wait. Several of these processes, also on several
+machines that share `data.index_path`, share the work. No device is used.
 """
 
 from diloco import flags as config_flags

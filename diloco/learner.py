@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learner's process: python -m diloco.learner --config=… --learner=0 …"""
+"""The process of a learner: python -m diloco.learner --config=… --learner=0
+…
+"""
 
 import os
 import pathlib
@@ -128,10 +130,10 @@ def main(_) -> int:
 
 
 def _world(config, access: Access) -> World:
-  """Which process of the learner this is.
+  """Returns which process of the learner this is.
 
   Raises:
-    ConfigError: the flags do not fit.
+    ConfigError: the flags do not fit together.
     ValueError: a stranger could be one of its hosts.
   """
   given = os.environ.get(learner_environment.GROUP_SECRET, '')
@@ -173,7 +175,7 @@ def _join(world: World) -> Meeting | None:
 
 
 def _die(told: bool = False) -> NoReturn:
-  """Without a farewell: jax would wait for hosts that are gone, and abort."""
+  """Exits at once: jax would wait for hosts that are gone, and abort."""
   if not told:
     sys.excepthook(*sys.exc_info())
   sys.stderr.flush()
@@ -181,11 +183,11 @@ def _die(told: bool = False) -> NoReturn:
 
 
 def _device_count() -> int:
-  """Of the whole learner; opens the devices of this process.
+  """Returns the number of the learner's devices; opens those of this process.
 
   Raises:
-    ConfigError: they are not those that were asked for.
-    SystemExit: with 1, they can't be opened: perhaps another process has them.
+    ConfigError: they are not the requested ones.
+    SystemExit: with 1, they can't be opened: another process may have them.
   """
   try:
     backend = jax.default_backend()
@@ -234,7 +236,7 @@ def _plane(blueprint, access: Access):
 def _follow(
   blueprint, workdir: Workdir, access: Access, world: World, met: Meeting
 ) -> int:
-  """On the hosts that do not lead; the exit code that host 0 says."""
+  """Runs a host that does not lead; returns the exit code that host 0 sends."""
   plane = _plane(blueprint, access)
   records = _records(blueprint, workdir, world)
   device = Device(blueprint)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the environment of a learner must say, or not, before jax looks at it.
+"""Checks and sets a learner's environment variables, before jax reads them.
 
 A learner trains on an accelerator and exchanges through jax's CPU client, so it
-needs both. It is a JAX world of its own, and never a slice of a larger one.
+needs both. It is a JAX process group of its own, never part of a larger one.
 """
 
 import math

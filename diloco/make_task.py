@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a task file of a run's held-out text: python -m diloco.make_task …
+"""Makes a task file from a run's held-out text: python -m diloco.make_task …
 
   python -m diloco.make_task --config=experiments/quickstart.py \\
     --outfile=FILE.jsonl [--questions=256] [--choices=4] \\
     [--context_bytes=112] [--choice_bytes=16] [--seed=0]
 
-Each question shows some bytes; the choices are how the text goes on there and
-what stands elsewhere in it. The same text gives the same file.
-`python -m diloco.evaluate --task=FILE.jsonl` asks a model.
+Each question shows some bytes; the choices are the true continuation and bytes
+from elsewhere in the text. The same text gives the same file. `python -m
+diloco.evaluate --task=FILE.jsonl` scores a model on it.
 """
 
 import pathlib

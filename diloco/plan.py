@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run would need, and how to set it up: python -m diloco.plan
+"""Prints what a run would need, and how to set it up: python -m diloco.plan
 
   python -m diloco.plan --params=12e9 --learners=4 --bandwidth_gbps=2 \\
     --step_s=1.3 [--datacentres=4] [--chips=1200000] [--latency_s=0.05] …
 
-Answers at once, in one screen: suggested P, H, τ, K and grace window with the
+Answers at once, on one screen: suggested P, H, τ, K and grace window with the
 reasons, bytes, times, utilisation, memory of hosts, time lost to failures.
 
   python -m diloco.plan --config=experiments/recipe.py:scale=12b \\
     --topology=v5p-256 [--compiler=cpu]
 
 compiles that learner for that slice, without a chip: memory of a chip and of a
-host, bytes of a round, FLOPs. Takes a minute or two. See `diloco/sizing`.
+host, bytes of a round, FLOPs. It takes a minute or two. See `diloco/sizing`.
 """
 
 import sys
@@ -69,7 +69,7 @@ def main(argv) -> int:
 
 
 def _of_config(rest) -> int:
-  """Of a learner of a configuration, on a slice."""
+  """Plans for a learner of a configuration, on a slice."""
   problems = [f'{word!r}: this takes flags only' for word in rest]
   problems += [
     f'--{name}: is for a plan without --config'
@@ -90,10 +90,10 @@ def _of_config(rest) -> int:
 
 
 def _situation(rest) -> Situation:
-  """What the flags say.
+  """Returns the situation that the flags describe.
 
   Raises:
-    ConfigError: names each value that is wrong, and what would be right.
+    ConfigError: names each wrong value, and what would be right.
   """
   values = {name: flags.FLAGS[name].value for name in NEEDED | OTHERS}
   missing = [name for name in NEEDED if values[name] is None]
@@ -110,7 +110,7 @@ def _situation(rest) -> Situation:
 
 
 def _parse(argv):
-  """By the mode that the command line has."""
+  """Parses the command line according to its mode."""
   if config_flags.has_config(argv):
     config_flags.define_flags()
     return config_flags.parse_or_exit(argv, EXAMPLE)

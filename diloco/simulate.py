@@ -41,7 +41,9 @@ def define_flags() -> None:
 
 
 def parse(argv) -> list[str]:
-  """--replay takes no --config: the run has its own."""
+  """Parses the command line; --replay takes no --config: the run has its
+  own.
+  """
   if any(word.lstrip('-').startswith('replay') for word in argv[1:]):
     return flags.parse_without_config_or_exit(argv)
   return flags.parse_or_exit(argv, example=EXAMPLE)

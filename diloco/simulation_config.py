@@ -62,24 +62,24 @@ class FleetConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class FailuresConfig(Section):
-  """What breaks, and what it costs, after the paper's simulated fleets.
+  """Failures and their cost, after the paper's simulated fleets.
 
   Attributes:
     mtbi_days: mean time between interruptions of one chip; inf: none.
-    recovery: of a learner. 'elastic': pauses, runs on without the slice, and
-      pauses again when it is back. 'wait': stands until the slice is back,
-      and pauses. 'restart': its process dies, and starts again, without the
-      slice, after a pause; it bootstraps through a peer.
-    pause_s: of one reconfiguration, down or up.
+    recovery: how a learner recovers. 'elastic': pauses, runs on without the
+      slice, and pauses again when it is back. 'wait': stands until the slice is
+      back, and pauses. 'restart': its process dies, and starts again, without
+      the slice, after a pause; it bootstraps through a peer.
+    pause_s: duration of one reconfiguration, down or up.
     repair: distribution of the time until a slice is back.
     repair_s: its mean.
     repair_shape: k of the exponentiated Weibull, P(x) = (1 − e^−(x/l)^k)^a.
     repair_power: a.
-    redoes_step: whether the step that an interruption hits is made again; if
-      not, its loss is part of `pause_s`.
+    redoes_step: True if an interrupted step is made again; otherwise its loss
+      is part of `pause_s`.
     syncer_mtbi_hours: mean time between two deaths of the syncer; inf: none.
     syncer_outage_s: from its death until it listens again.
-    trace: CSV of a cluster's failures in place of drawn ones; '': drawn.
+    trace: CSV of a cluster's failures instead of drawn ones; '': drawn.
   """
 
   SECTION = 'failures'
@@ -151,7 +151,7 @@ class NetworkConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Study(Section):
-  """What every study has; base of the sections `study`."""
+  """Fields common to all studies; base of the sections `study`."""
 
   SECTION = 'study'
 
@@ -197,15 +197,15 @@ class GoodputStudy(Study):
 
 @dataclasses.dataclass(frozen=True)
 class BandwidthStudy(Study):
-  """What bandwidth a system needs to keep the chips busy.
+  """The bandwidth that a system needs to keep the chips busy.
 
   Attributes:
     datacentres: D, one table each.
     steps_s: lengths of a step, one table each.
-    utilisations: compute utilisations asked for, as shares.
-    buckets: in which data-parallel sends its gradients.
-    steps: simulated for one utilisation.
-    gbps: at which the real machines are simulated.
+    utilisations: target compute utilisations, as shares.
+    buckets: number of buckets of data-parallel's gradients.
+    steps: steps simulated for one utilisation.
+    gbps: bandwidths at which the real machines are simulated.
   """
 
   datacentres: tuple[int, ...]
@@ -254,14 +254,14 @@ class HeterogeneousStudy(Study):
 
 @dataclasses.dataclass(frozen=True)
 class ScavengingStudy(Study):
-  """Learners that come for a part of the work and go again.
+  """Learners that are there for a part of the work only.
 
   Attributes:
-    extra: learners that come, one row each; 0 is what times are relative to.
-    begin: share of the tokens after which they come.
-    end: share of the tokens after which they go.
-    steps: inner steps of each learner where nobody comes.
-    notice_s: with which they are told to go.
+    extra: numbers of extra learners, one row each; times are relative to 0.
+    begin: share of the tokens after which they join.
+    end: share of the tokens after which they leave.
+    steps: inner steps of each learner if there are no extra ones.
+    notice_s: their notice time.
   """
 
   extra: tuple[int, ...]
@@ -281,7 +281,7 @@ class ScavengingStudy(Study):
 
 @dataclasses.dataclass(frozen=True)
 class OfferAgeStudy(Study):
-  """How old is what a round merges.
+  """The age of what a round merges.
 
   Attributes:
     learners: M; each with K = 1 and K = M/2.
@@ -327,7 +327,7 @@ TOP = {'name': str, 'seed': int}
 
 @dataclasses.dataclass(frozen=True)
 class SimulationConfig:
-  """One simulation, checked; made by `build`."""
+  """One validated simulation; made by `build`."""
 
   name: str
   seed: int

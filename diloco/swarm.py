@@ -67,7 +67,7 @@ def progress(done: swarm.Survey, seeds: int, took_s: float) -> str:
 
 
 def failure_lines(failures: Sequence[tuple[int, str]]) -> list[str]:
-  """What went wrong with each seed, and the command that shows it again."""
+  """Returns each seed's failure, and the command that shows it again."""
   lines = []
   for seed, symptom in sorted(failures):
     lines.append(f'FAILED {seed}: {symptom}')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The syncer's process: python -m diloco.syncer --config=… --workdir=…"""
+"""The process of the syncer: python -m diloco.syncer --config=… --workdir=…"""
 
 import dataclasses
 import os

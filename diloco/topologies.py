@@ -17,13 +17,13 @@ from diloco.config_values import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """One kind of accelerator, as its data sheet has it.
+  """One kind of accelerator, from its data sheet.
 
   Attributes:
     name: such as 'v5e'.
-    device_kinds: what jax calls it.
+    device_kinds: jax's names for it.
     hbm_bytes: its memory.
-    bf16_flops: the most that it can do in a second, dense, in bf16.
+    bf16_flops: its peak per second, dense, in bf16.
   """
 
   name: str
@@ -64,7 +64,7 @@ class Topology:
 
   @property
   def chips(self) -> int:
-    """jax sees one device each."""
+    """The number of chips; jax sees one device each."""
     return self.hosts * self.chips_per_host
 
 

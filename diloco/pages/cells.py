@@ -61,7 +61,7 @@ def text_of(cell: Cell, digits: int) -> str:
 
 
 def _with_spreads(texts, cells, spreads, digits):
-  """'88.3 ± 0.4' in every row that has a number, with the ± in one column."""
+  """Appends spreads, as in '88.3 ± 0.4', with the ± aligned in one column."""
   behind = [
     ''
     if spread is None

@@ -15,7 +15,7 @@ from diloco.pages import words
 from diloco.pages.parts import LINE_KINDS, Chart, Line
 
 SIZE_INCHES = (9.0, 5.0)
-# Okabe and Ito: told apart by everybody, and on grey paper by their markers.
+# Okabe and Ito's palette: safe for colour blindness; markers help in grey.
 COLOURS = (
   '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#333333',
 )  # fmt: skip
@@ -43,7 +43,7 @@ def draw(chart: Chart) -> figure.Figure:
 
 
 def alternative(chart: Chart) -> str:
-  """What the picture shows, for those who do not see it."""
+  """Returns a description of the picture, as its alternative text."""
   kinds = [k for k in LINE_KINDS if any(x.kind == k for x in chart.lines)]
   labels = dict.fromkeys(line.label for line in chart.lines)
   return (
@@ -177,13 +177,13 @@ def _set_axes(axes, chart: Chart) -> None:
 
 
 def _apart(xs: list[float]) -> bool:
-  """Whether numbers written under all xs of a logarithmic axis fit."""
+  """Returns True if numbers fit under all xs of a logarithmic axis."""
   whole = math.log(xs[-1] / xs[0]) or 1.0
   return all(math.log(b / a) > whole / 14 for a, b in itertools.pairwise(xs))
 
 
 def _add_legends(page, axes, chart: Chart) -> None:
-  """One entry per label in its colour; kinds in grey, if there are several."""
+  """Adds one entry per label in its colour; kinds in grey, if several."""
   labels, kinds = {}, {}
   for line, place in _placed(chart):
     labels.setdefault((line.group, line.label), []).append((line, place))

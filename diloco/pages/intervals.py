@@ -41,14 +41,14 @@ def draw(intervals: Intervals) -> figure.Figure:
 
 
 def side(middle: float, half: float | None) -> str:
-  """Of zero, on which the whole interval lies: 'below', 'above', 'across'."""
+  """Returns the side of zero of the interval: 'below', 'above' or 'across'."""
   if half is None or middle - half <= 0.0 <= middle + half:
     return 'across'
   return 'below' if middle < 0 else 'above'
 
 
 def alternative(intervals: Intervals) -> str:
-  """What the picture shows, for those who do not see it."""
+  """Returns a description of the picture, as its alternative text."""
   rows = '; '.join(
     f'{label} {middle:+.2f}' + ('' if half is None else f' ± {half:.2f}')
     for label, middle, half in intervals.rows

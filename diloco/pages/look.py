@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a page looks: by day and by night, on wide and on narrow screens."""
+"""The style sheet of a page: light and dark, for wide and narrow screens."""
 
 STYLE = """
 :root {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as one HTML file that asks nobody for anything.
+"""Renders a report as one self-contained HTML file.
 
-Pictures and CSV are in it; there is no script. Whatever the report says is
-escaped.
+Pictures and CSV are embedded; there is no script, and nothing is loaded. All
+text of the report is escaped.
 """
 
 import base64

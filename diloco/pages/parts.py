@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report is made of, as values; how it looks is decided elsewhere."""
+"""The parts of a report as values; their appearance is decided elsewhere."""
 
 import dataclasses
 
@@ -24,9 +24,9 @@ class Column:
 
   Attributes:
     name: its heading; also the key in CSV and JSON.
-    digits: decimals shown of floats; files have all of them.
-    spread: names the column whose value is shown behind a ± with this one.
-    hidden: only in files (as spreads usually are).
+    digits: decimals of displayed floats; files have all of them.
+    spread: names the column that is displayed after a ± with this one.
+    hidden: True for a column that is only in files (as spreads usually are).
   """
 
   name: str
@@ -85,7 +85,7 @@ class Chart:
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-  """What a lane does for a while."""
+  """A state of one lane for a span of time."""
 
   lane: int
   begin_s: float
@@ -133,7 +133,7 @@ Part = Table | Picture
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """One page: what was asked, how to ask again, what came out."""
+  """One page: what was measured, how to repeat it, and the results."""
 
   name: str  # Of the configuration.
   title: str

@@ -19,7 +19,9 @@ def of(report: Report) -> tuple[Picture, ...]:
 
 
 def missing(report: Report) -> str | None:
-  """Which pictures can't be drawn here and what to do; None: all can."""
+  """Returns which pictures can't be drawn here and the remedy; None: all
+  can.
+  """
   names = ', '.join(f'{part.name}.png' for part in of(report))
   if not names or importlib.util.find_spec('matplotlib') is not None:
     return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far something is, on standard error: in place, where that is seen."""
+"""Shows progress on standard error, in place on a terminal."""
 
 import shutil
 import sys
@@ -9,7 +9,7 @@ CLEAR = '\r\x1b[K'
 
 
 class Line:
-  """One line that is written anew; plain lines where nobody looks on.
+  """One line that is rewritten on a terminal; otherwise plain lines.
 
   Args:
     stream: standard error unless given.
@@ -21,7 +21,7 @@ class Line:
     self._is_there = False
 
   def say(self, text: str) -> None:
-    """In place of what was said before."""
+    """Replaces the line by `text`."""
     if not self._in_place:
       self.stay(text)
       return

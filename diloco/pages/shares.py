@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a timeline's lanes do in each pixel column, however many spans."""
+"""Aggregates a timeline's lanes by pixel column, for any number of spans."""
 
 import collections
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ LAYERS = (*TINTS, *(kind for kind in SPAN_KINDS if kind != 'step'))
 
 
 def limits(timeline: Timeline) -> tuple[float, float]:
-  """When the first span or mark begins and the last ends, in seconds."""
+  """Returns the earliest and the latest time of spans and marks, in seconds."""
   times_s = [s.begin_s for s in timeline.spans]
   times_s += [s.end_s for s in timeline.spans]
   times_s += [at_s for at_s, _, _ in timeline.marks]
@@ -24,16 +24,16 @@ def limits(timeline: Timeline) -> tuple[float, float]:
 
 
 def per_column(timeline: Timeline, columns: int) -> np.ndarray:
-  """How much of each column's time a lane spends on each layer.
+  """Returns the share of each column's time that a lane spends on each layer.
 
   Args:
     timeline: with spans in any order; those of a lane may overlap.
-    columns: of equal width, over the whole of the timeline.
+    columns: number of columns of equal width, over the whole timeline.
 
   Returns:
-    Shares [lane, layer, column] in LAYERS' order; of a lane and column they
-    sum to at most 1, also where spans overlap. A column in which no whole
-    span lies, and none overlap, belongs to one layer, or to none.
+    Shares [lane, layer, column] in LAYERS' order; for a lane and column they
+    sum to at most 1, even if spans overlap. A column that contains no whole
+    span and no overlap belongs to one layer, or to none.
   """
   edges_s = np.linspace(*limits(timeline), columns + 1)
   shares = np.zeros((len(timeline.lanes), len(LAYERS), columns))
@@ -64,7 +64,7 @@ def of_kinds(timeline: Timeline) -> dict[str, float]:
 
 
 def _by_layer(timeline: Timeline) -> dict:
-  """(begin, end) of the spans of each lane and layer."""
+  """Returns (begin, end) of the spans of each lane and layer."""
   found = collections.defaultdict(list)
   steps = collections.Counter()
   for span in sorted(timeline.spans, key=lambda s: (s.lane, s.begin_s)):
@@ -77,7 +77,7 @@ def _by_layer(timeline: Timeline) -> dict:
 
 
 def _most(shares: np.ndarray) -> np.ndarray:
-  """1 for the layer, or the blank, with most of each column, else 0."""
+  """Returns 1 for the layer (or the blank) with most of each column, else 0."""
   blank = 1.0 - shares.sum(axis=0, keepdims=True)
   winner = np.vstack([shares, blank]).argmax(axis=0)
   return (winner == np.arange(len(shares))[:, None]).astype(float)

@@ -25,7 +25,8 @@ LETTER_PIXELS = 12
 MARGINS_PIXELS = {'top': 60, 'bottom': 90, 'right': 30}
 LEGEND_PIXELS = 28  # Of a row of the legend.
 LEGEND_COLUMNS = 6
-COLOURS = {  # Told apart by everybody: near to Okabe and Ito's.
+# Close to Okabe and Ito's palette, which is safe for colour blindness.
+COLOURS = {
   'step': '#3B8BC9',
   'odd step': '#86C1EA',
   'pause': '#E69F00',
@@ -85,7 +86,7 @@ def draw(timeline: Timeline) -> figure.Figure:
 
 
 def alternative(timeline: Timeline) -> str:
-  """What the picture shows, for those who do not see it."""
+  """Returns a description of the picture, as its alternative text."""
   begin_s, end_s = shares.limits(timeline)
   parts = [
     f'{MEANINGS[kind]} {share:.1%}'
@@ -110,17 +111,17 @@ def _pixels(timeline: Timeline, lane_pixels: int) -> np.ndarray:
 
 
 def _bar(of_layers: np.ndarray, height: int) -> np.ndarray:
-  """One lane [height, column, rgb] of shares [layer, column], stacked up.
+  """Returns one lane [height, column, rgb] of stacked shares [layer, column].
 
-  The tints of steps are mixed in place of being stacked: else the border
-  between two steps would look like a share of something.
+  The tints of steps are mixed instead of stacked: otherwise the border between
+  two steps would look like a share of something.
   """
   tints = len(shares.TINTS)
   rgb = np.array([colors.to_rgb(COLOURS[layer]) for layer in shares.LAYERS])
   steps = of_layers[:tints].sum(axis=0)
   mixed = of_layers[:tints].T @ rgb[:tints] / np.maximum(steps, 1e-12)[:, None]
   tops = np.cumsum(np.vstack([steps, of_layers[tints:]]), axis=0)
-  # The layer whose part of the stack holds the middle of each pixel.
+  # The layer in whose part of the stack the middle of each pixel lies.
   middles = (np.arange(height) + 0.5)[::-1, None, None] / height
   layer = (middles > tops[None]).sum(axis=1)  # [height, column]
   palette = np.vstack([rgb[:1], rgb[tints:], [[1.0, 1.0, 1.0]]])
@@ -129,7 +130,7 @@ def _bar(of_layers: np.ndarray, height: int) -> np.ndarray:
 
 
 def _marks(timeline: Timeline) -> dict[str, set[tuple[int, int]]]:
-  """(pixel column, lane) of the marks, by what they are: one per pixel.
+  """Returns (pixel column, lane) of the marks by kind, one per pixel.
 
   'merged 17' and 'merged 18' are both 'merged'.
   """
@@ -164,7 +165,7 @@ def _draw_marks(axes, timeline: Timeline) -> dict[str, str]:
 
 
 def _extent(lane: int, lanes: int) -> tuple[float, float]:
-  """From where to where a mark reaches; lane -1 is all of them."""
+  """Returns the vertical extent of a mark; lane -1 means all lanes."""
   if lane == -1:
     return -0.5, lanes - 0.5
   return lane + MARK[0], lane + MARK[1]

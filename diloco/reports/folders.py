@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a folder is, a run or a sweep, and the page of several of them."""
+"""Recognises folders of runs and of sweeps, and makes one page of several."""
 
 import pathlib
 from collections.abc import Sequence

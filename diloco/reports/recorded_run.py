@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the folder of a real run says, whatever became of the run.
+"""Reads the folder of a real run, finished or not.
 
-Unlike `studies.run_history`, which takes whole runs only: here what is missing
-or broken is left out, and named among the gaps.
+Unlike `studies.run_history`, which accepts complete runs only, it skips what is
+missing or broken, and lists it among the gaps.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from diloco.studies.run_history import Life
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-  """One learner's part in a round."""
+  """The part of one learner in a round."""
 
   learner: int
   weight: float

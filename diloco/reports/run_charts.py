@@ -60,7 +60,7 @@ def losses(runs: Sequence[RecordedRun]) -> Iterator[Chart]:
 
 
 def _late(line: Line) -> Line:
-  """Where the beginning does not make everything else look flat."""
+  """Returns the later part of a line, whose start would flatten the rest."""
   late = [
     (x, y) for x, y in zip(line.xs, line.ys) if x >= LATE_FROM * line.xs[-1]
   ]
@@ -90,7 +90,7 @@ def _loss(
 
 
 def goodput(runs: Sequence[RecordedRun]) -> Iterator[Chart]:
-  """In windows of time, with the deaths."""
+  """Yields goodput in windows of time, with the deaths."""
   lines = []
   for i, run in enumerate(runs):
     if not run.steps or run.until_s <= 0:
@@ -118,9 +118,9 @@ def goodput(runs: Sequence[RecordedRun]) -> Iterator[Chart]:
 
 
 def rounds(runs: Sequence[RecordedRun]) -> Iterator[Chart]:
-  """Who took part, how stale it was, how long rounds waited for it.
+  """Yields participation, staleness and waiting times of rounds.
 
-  Of one run in more detail than of several, which have a line each.
+  A single run is shown in more detail than several, which have a line each.
   """
   alone = len(runs) == 1
   by_learner = alone and len(runs[0].learners) <= LEARNERS_MAX
@@ -206,7 +206,7 @@ def _lines(
   runs: Sequence[RecordedRun],
   values_of: Callable[[RecordedRun, Round], Values],
 ) -> Iterator[Line]:
-  """One per run, means in windows."""
+  """Yields one line per run, with means in windows."""
   for i, run in enumerate(runs):
     values = (v for each in run.rounds for v in values_of(run, each))
     many = windows.fitting(len(run.rounds), 4)
@@ -240,7 +240,7 @@ def _chart(
 def _deaths(
   runs: Sequence[RecordedRun],
 ) -> tuple[tuple[float, int, str], ...]:
-  """Of all runs; of one, in a colour of each process."""
+  """Returns the deaths of all runs; for one run, coloured by process."""
   if len(runs) > 1:
     return tuple(
       (life.ended_s, i, f'{run.label}: a death')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lines of a run's tape and of its launcher's events say."""
+"""Interprets the lines of a run's tape and of its launcher's events."""
 
 from collections.abc import Mapping, Sequence
 

@@ -15,7 +15,7 @@ from diloco.reports.recorded_run import RecordedRun
 
 
 def paragraphs(runs: Sequence[RecordedRun]) -> Iterator[str]:
-  """What was run, and what to know of it: without an end, with gaps."""
+  """Yields a description of each run, with a missing end and gaps."""
   for run in runs:
     yield _what(run)
     if sentence := run_state.sentence(run):
@@ -36,7 +36,7 @@ def _what(run: RecordedRun) -> str:
 
 
 def parts(runs: Sequence[RecordedRun]) -> Iterator[Part]:
-  """From what came out to how it went."""
+  """Yields the parts of the page, results first."""
   yield run_tables.overview(runs)
   yield from run_charts.losses(runs)
   yield from run_charts.goodput(runs)

@@ -59,7 +59,7 @@ class _Reader:
     self._gaps += [f'{workdir.tape}: {each}' for each in broken]
     ended = any(line['kind'] == 'End' for line in tape)
     times_s = [step.end_s for step in steps] + [each.at_s for each in rounds]
-    if not ended:  # Whoever was heard of last.
+    if not ended:  # The last sign of life.
       heard = (*tape, *_of_run(events))
       times_s += [line[names.TIME] - begin_s for line in heard]
     until_s = max(times_s, default=0.0)
@@ -88,7 +88,7 @@ class _Reader:
     )
 
   def _goodput(self, tape: Sequence[dict]) -> float | None:
-    """Until the run's end, or the last that the tape says."""
+    """Returns the goodput until the run's end, or the last line of the tape."""
     try:
       work = work_of_tape(reversed(tape), self._setup.learners)
     except ValueError as error:
@@ -123,7 +123,7 @@ class _Reader:
     return good
 
   def _whole(self, read_file: Callable, path: pathlib.Path):
-    """What one of the small files says; None where it says nothing."""
+    """Returns the contents of a small file; None if it is absent or broken."""
     try:
       found = read_file(path)
     except Malformed as error:
@@ -161,7 +161,9 @@ class _Reader:
   def _validated(
     self, metrics, steps: Sequence[StepRecord], begin_s: float, evaluated
   ) -> tuple[Loss, ...]:
-    """What learners and the evaluation at the end found, in order of time."""
+    """Returns losses by learners and by the final evaluation, in order of
+    time.
+    """
     ends_s = np.array([step.end_s for step in steps])
     per_step = self._setup.tokens_per_step
 
@@ -186,7 +188,7 @@ class _Reader:
 
 
 def _begin_s(tape, metrics, events) -> float:
-  """When the first learner was ready; else the first that is known."""
+  """Returns when the first learner was ready, or the first known time."""
   ready = [line[names.TIME] for line in tape if line['kind'] == 'ready']
   if ready:
     return min(ready)
@@ -223,7 +225,7 @@ def _used(
 
 
 def _of_run(events: Sequence[dict]) -> list[dict]:
-  """Those of learners and syncer: nobody waits for an evaluation."""
+  """Returns the events of learners and syncer, without those of evaluations."""
   return [e for e in events if e['process'] not in ('evaluate', EVALUATOR)]
 
 

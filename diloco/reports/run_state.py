@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a run finished, and what to know of one that did not."""
+"""Determines if a run has finished, and describes one that has not."""
 
 import datetime
 import math
@@ -13,7 +13,7 @@ GOING = 'no end'
 
 
 def state(run: RecordedRun) -> str:
-  """In a word or two."""
+  """Returns the state in a word or two."""
   if run.ended or run.summary:
     return FINISHED
   lasts = [lives[-1] for lives in run.lives.values() if lives]
@@ -23,7 +23,7 @@ def state(run: RecordedRun) -> str:
 
 
 def sentence(run: RecordedRun) -> str | None:
-  """What a reader must know of a run that did not finish."""
+  """Returns a sentence on a run that did not finish; None if it did."""
   how = state(run)
   if how == FINISHED:
     return None

@@ -184,10 +184,10 @@ def deaths(runs: Sequence[RecordedRun]) -> Iterator[Table]:
 
 
 def run_column(runs: Sequence[RecordedRun]) -> Column:
-  """Files have it always; who sees one run knows which."""
+  """Returns the column 'run', which is hidden if there is only one."""
   return Column('run', hidden=len(runs) == 1)
 
 
 def mean(values: Sequence[float]) -> float | None:
-  """None of nothing."""
+  """Returns the mean; None if there are no values."""
   return statistics.fmean(values) if values else None

@@ -69,7 +69,7 @@ def _within(
 
 
 def _rounds(run: RecordedRun, first: int) -> tuple[int, list[Span]]:
-  """How many lanes they take, and their spans."""
+  """Returns the number of lanes of the rounds, and their spans."""
   known = [each for each in run.rounds if each.grace_s is not None]
   spans, times_s = [], []
   for each in known:

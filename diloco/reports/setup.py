@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The few values of a run's config.json that its page needs.
 
-Not the whole configuration: a run of an older version of this package, whose
-keys were others, is read as well.
+Other keys are ignored, so that runs of older versions of this package, with
+other keys, can be read as well.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class NoReport(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-  """What was configured."""
+  """The configured values."""
 
   name: str
   learners: int  # M.
@@ -36,12 +36,12 @@ class Setup:
 
   @property
   def tokens_per_step(self) -> int:
-    """Of one learner's inner step."""
+    """Tokens of one learner's inner step."""
     return self.batch * self.seq_len
 
 
 def read(path: pathlib.Path) -> Setup:
-  """Of a config.json that is there.
+  """Reads an existing config.json.
 
   Raises:
     NoReport: it is not one of a run.

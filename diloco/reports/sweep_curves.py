@@ -24,10 +24,10 @@ class Curve:
 
 
 def mean(results: Sequence[Result]) -> Curve:
-  """Of the losses, as far as all seeds have them.
+  """Returns the mean of the losses, as far as all seeds have them.
 
-  Seeds are averaged place by place of their curves: they were evaluated at the
-  same global steps, which are not quite the same numbers of tokens.
+  Seeds are averaged point by point: they were evaluated at the same global
+  steps, which are not quite the same numbers of tokens.
   """
   return _curve(
     [[(tokens, loss) for _, tokens, loss in each.curve] for each in results]

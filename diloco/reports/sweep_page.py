@@ -44,7 +44,7 @@ COLUMNS = (
 
 
 def paragraphs(recorded: RecordedSweep) -> Iterator[str]:
-  """What to know before one looks: runs without a result, and gaps."""
+  """Yields remarks on runs without a result, and on gaps."""
   if recorded.missing:
     runs = ', '.join(f'{label} seed {seed}' for label, seed in recorded.missing)
     yield (
@@ -60,11 +60,11 @@ def paragraphs(recorded: RecordedSweep) -> Iterator[str]:
 
 
 def parts(recorded: RecordedSweep, suffix: str) -> Iterator[Part]:
-  """Its table, trends, differences, then loss against tokens.
+  """Yields the table, trends, differences, then loss against tokens.
 
   Args:
     recorded: the sweep.
-    suffix: of the parts' names, so that no two sweeps have the same.
+    suffix: suffix of the parts' names, unique among sweeps.
   """
   compared = sweep.compare(recorded.found, recorded.variants)
   yield _table(recorded, compared, suffix)
@@ -125,7 +125,7 @@ def _row(each: Comparison) -> tuple[Cell, ...]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-  """Of those that are known; None where none is."""
+  """Returns the mean of the known values; None if there are none."""
   known = [value for value in values if value is not None]
   return statistics.fmean(known) if known else None
 
@@ -137,7 +137,9 @@ def _known(value: float) -> float | None:
 def _against(
   recorded: RecordedSweep, compared: Sequence[Comparison], suffix: str
 ) -> Iterator[Part]:
-  """For each variant that others are compared with: at the end, on the way."""
+  """Yields differences at the end and over time, for each base of
+  comparison.
+  """
   with_pairs = [each for each in compared if each.difference is not None]
   bases = list(dict.fromkeys(each.variant.against for each in with_pairs))
   for number, base in enumerate(bases):
@@ -202,7 +204,7 @@ def _in_parts(
   y_label: str,
   note: str,
 ) -> Iterator[Chart]:
-  """So many charts that in none two lines have one colour."""
+  """Splits curves into charts such that no two lines of one share a colour."""
   curves = [(label, curve) for label, curve in curves if len(curve.tokens) > 1]
   chunks = [curves[i : i + LINES_MAX] for i in range(0, len(curves), LINES_MAX)]
   for number, chunk in enumerate(chunks, start=1):

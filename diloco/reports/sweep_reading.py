@@ -15,14 +15,14 @@ SEED = re.compile(r'seed-(\d+)')
 
 @dataclasses.dataclass(frozen=True)
 class RecordedSweep:
-  """What is there of a sweep.
+  """What was found of a sweep.
 
   Attributes:
-    label: tells it from the others of the page.
-    variants: in the order of the sweep, as far as it is known.
+    label: distinguishes it from others on the page.
+    variants: in the order of the sweep, as far as known.
     found: results by variant's label and seed.
-    missing: (label, seed) of runs that were begun and have none.
-    gaps: what is missing, in sentences.
+    missing: (label, seed) of runs that were begun and have no result.
+    gaps: sentences on what is missing.
   """
 
   label: str
@@ -34,7 +34,7 @@ class RecordedSweep:
 
 
 def is_sweep(folder: pathlib.Path) -> bool:
-  """Whether the lab wrote into it: a sweep, or one run."""
+  """Returns True if the lab wrote the folder: a sweep, or one run."""
   return (folder / sweep.RESULT).exists() or bool(_seeds(folder))
 
 

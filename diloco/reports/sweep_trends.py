@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a difference moves with a number, such as the horizon: charts of it."""
+"""Charts of how a difference changes with a number, such as the horizon."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,13 @@ LOG_FROM = 8.0  # Where the largest x is so many times the least.
 def charts(
   compared: Sequence[Comparison], label: str, suffix: str
 ) -> Iterator[Chart]:
-  """One chart of each axis that variants stand at (`Variant.at`).
+  """Yields one chart for each axis on which variants have places
+  (`Variant.at`).
 
   Args:
     compared: the variants of a sweep, with their differences.
-    label: of the sweep.
-    suffix: of the charts' names, so that no two sweeps have the same.
+    label: label of the sweep.
+    suffix: suffix of the charts' names, unique among sweeps.
   """
   axes: dict[str, dict[str, list[tuple[float, Comparison]]]] = {}
   for each in compared:

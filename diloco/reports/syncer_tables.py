@@ -57,7 +57,10 @@ def _rounds(run: RecordedRun) -> tuple[Cell, ...]:
 
 
 def _commonest(rounds: Sequence[Round]) -> Cell:
-  """'everyone is in (92 %)'; reasons that differ in figures only are one."""
+  """Returns the commonest reason, as in 'everyone is in (92 %)'.
+
+  Reasons that differ in numbers only are counted as one.
+  """
   if not rounds:
     return None
   found = collections.Counter(
@@ -124,7 +127,7 @@ def _traffic(run: RecordedRun) -> tuple[Cell, ...]:
 
 
 def counts(runs: Sequence[RecordedRun]) -> Table:
-  """What the syncer counted: summary.json, else the last status.json."""
+  """Returns the syncer's counts, from summary.json or the last status.json."""
   kinds = list(dict.fromkeys(kind for run in runs for kind in run.records))
   rows = [
     (

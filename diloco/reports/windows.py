@@ -11,7 +11,7 @@ Point = tuple[float, float]
 
 
 def fitting(values: int, each: int) -> int:
-  """How many windows there are to be, with about so many values in each."""
+  """Returns a number of windows with about `each` values in each."""
   return min(WINDOWS_MAX, max(WINDOWS_MIN, values // each))
 
 
@@ -20,15 +20,15 @@ def means(
   until: float,
   windows: int,
 ) -> list[Point]:
-  """(x, weighted mean) of each window of [0, until] in which there are some.
+  """Returns (x, weighted mean) of each non-empty window of [0, until].
 
   Args:
     values: (x, value, weight); those that are not finite are left out.
     until: end of the last window.
-    windows: how many, of equal width.
+    windows: number of windows, of equal width.
 
   Returns:
-    x is the weighted mean of theirs.
+    x is the weighted mean of the window's.
   """
   if until <= 0:
     return []

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a learner takes of chips, hosts and links, before it has a chip."""
+"""Estimates what a learner needs of chips, hosts and links, without a chip."""

@@ -52,18 +52,18 @@ class ChipMemory:
 
   @property
   def exchange(self) -> int:
-    """What the exchange adds to training."""
+    """Bytes that the exchange adds to training."""
     return self.snapshots + self.arrived + self.exchange_temporaries
 
   @property
   def total(self) -> int:
-    """Of a step with the exchange beside it, without a donation."""
+    """Bytes of a step with the exchange in progress, without a donation."""
     held = self.parameters + self.inner_state + self.batch + self.code
     return held + self.temporaries + self.exchange
 
 
 def chip_memory(device: Device, ahead: int) -> ChipMemory:
-  """Of a learner whose programs are compiled.
+  """Returns the chip memory of a learner whose programs are compiled.
 
   Args:
     device: for chips, or for their description.
@@ -73,7 +73,7 @@ def chip_memory(device: Device, ahead: int) -> ChipMemory:
   parameters = shard_bytes(device.params_like)
   inner_state = shard_bytes(device.state_like)
   given = step.argument_size_in_bytes - parameters - inner_state
-  # What is given away comes back in place; anything else is new.
+  # Donated buffers are returned in place; anything else is new.
   fresh = step.output_size_in_bytes - step.alias_size_in_bytes
   return ChipMemory(
     parameters=parameters,
@@ -90,7 +90,7 @@ def chip_memory(device: Device, ahead: int) -> ChipMemory:
 def exchange_memory(
   programs: Mapping[str, jax.stages.Compiled], ahead: int
 ) -> dict[str, int]:
-  """Those fields of `ChipMemory` that are of the exchange."""
+  """Returns the fields of `ChipMemory` that belong to the exchange."""
   exchanging = {
     name: program
     for name, program in programs.items()
@@ -115,7 +115,7 @@ def exchange_memory(
 
 
 def shard_bytes(like) -> int:
-  """Of the shards that one device holds of a pytree of abstract arrays."""
+  """Returns the bytes of one device's shards of a pytree of abstract arrays."""
   return sum(_shard(leaf) for leaf in jax.tree.leaves(like))
 
 

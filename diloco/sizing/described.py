@@ -42,8 +42,8 @@ class Described:
 
   Attributes:
     devices: one for each chip.
-    compiler: who compiles, in words.
-    is_target: whether that is the slice's own compiler.
+    compiler: name of the compiler, in words.
+    is_target: True if that is the slice's own compiler.
   """
 
   devices: tuple[jax.Device, ...]

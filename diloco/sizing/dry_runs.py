@@ -23,7 +23,7 @@ DRY_RUN = 'dry_run'
 
 
 def define_flags(needed_else: Sequence[str] = ()) -> None:
-  """Those of a dry run, and the flags that are needed unless it is one."""
+  """Defines the flags of a dry run, and those needed without one."""
   text = 'Compiles, says what it takes, and ends: no network.'
   flags.DEFINE_bool(DRY_RUN, False, text)
   slice_flags.define()
@@ -36,7 +36,7 @@ def define_flags(needed_else: Sequence[str] = ()) -> None:
 
 
 def is_asked() -> bool:
-  """Whether it is to be a dry run."""
+  """Returns True if a dry run is requested."""
   asked = flags.FLAGS[DRY_RUN].value
   if not asked:
     for name in slice_flags.NAMES:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One learner on one slice: compiled as it will run, and what comes of it."""
+"""Estimates one learner on one slice, compiled as it will run."""
 
 import dataclasses
 
@@ -26,21 +26,21 @@ class DoesNotFit(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """What a learner takes.
+  """What a learner needs.
 
   Attributes:
-    config: of the run.
+    config: the run's configuration.
     where: what it is compiled for, in words.
-    compiler: by whom, in words.
+    compiler: name of the compiler, in words.
     chips: devices of the learner.
-    chip: of which kind; None where its data are not known.
-    parameters: of the model.
-    chip_memory: of one chip.
-    share: of one host.
-    learner_memory: of one host of a learner.
-    syncer_memory: of the syncer's host.
-    flops: of a step, by convention; None where it has none.
-    xla_flops: of a step on one chip, as the compiler counts.
+    chip: kind of chip; None if unknown.
+    parameters: number of the model's parameters.
+    chip_memory: memory of one chip.
+    share: share of one host.
+    learner_memory: memory of one host of a learner.
+    syncer_memory: memory of the syncer's host.
+    flops: FLOPs of a step, by convention; None if not defined.
+    xla_flops: FLOPs of a step on one chip, as the compiler counts.
   """
 
   config: configs.RunConfig
@@ -63,7 +63,7 @@ class Estimate:
     return chip is None or self.chip_memory.total <= chip.hbm_bytes
 
   def tokens_per_s(self, mfu: float) -> float | None:
-    """Of a learner at this MFU; None where it can't be said."""
+    """Returns a learner's tokens/s at this MFU; None if unknown."""
     if self.flops is None or self.chip is None:
       return None
     peak = self.chips * self.chip.bf16_flops
@@ -73,17 +73,19 @@ class Estimate:
 def on_slice(
   blueprint: Blueprint, of: Topology, compiler: str = ''
 ) -> Estimate:
-  """For a slice that need not be here; before jax has opened a device.
+  """Estimates for a slice that need not exist here.
+
+  Call it before jax has opened a device.
 
   Args:
-    blueprint: of the run.
+    blueprint: the run's blueprint.
     of: the slice.
     compiler: see `described`.
 
   Raises:
-    ConfigError: the mesh does not take all of its chips.
-    NoCompiler: the compiler that was asked for is not here.
-    DoesNotFit: on a chip.
+    ConfigError: the mesh does not use all of its chips.
+    NoCompiler: the requested compiler is not available here.
+    DoesNotFit: the learner does not fit on a chip.
   """
   mesh = blueprint.config.mesh
   sizes = f'{mesh.fsdp=} * {mesh.expert=} * {mesh.tensor=}'
@@ -102,10 +104,10 @@ def on_slice(
 
 
 def on_devices(blueprint: Blueprint) -> Estimate:
-  """For the devices of this process.
+  """Estimates for the devices of this process.
 
   Raises:
-    DoesNotFit: on one of them.
+    DoesNotFit: the learner does not fit on one of them.
   """
   devices = jax.devices()
   kind = devices[0].device_kind

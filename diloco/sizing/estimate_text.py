@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a learner takes, as text of 80 columns."""
+"""Formats an estimate as text of 80 columns."""
 
 import textwrap
 from collections.abc import Iterator, Sequence

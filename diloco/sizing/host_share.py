@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one host of a learner holds, sends and takes: by the partition."""
+"""Computes what one host of a learner holds, sends and receives."""
 
 import dataclasses
 import math
@@ -16,16 +16,16 @@ FIRST = 0  # What devices hold alike, the first host sends for all.
 
 @dataclasses.dataclass(frozen=True)
 class HostShare:
-  """Of the host that has most, the first.
+  """The share of the host that has most, the first.
 
   Attributes:
-    hosts: of the learner.
-    values: of Θ that it holds, N.
-    fragment_values: of those, in the largest fragment, F.
-    state_bytes: of the inner state, S.
-    up_bytes: that it sends in a round, on average over fragments.
-    down_bytes: that it takes in a round, likewise.
-    value_bytes: of a value on the wire, b; of the larger way.
+    hosts: hosts of the learner.
+    values: values of Θ that it holds, N.
+    fragment_values: those in the largest fragment, F.
+    state_bytes: bytes of the inner state, S.
+    up_bytes: bytes sent in a round, on average over fragments.
+    down_bytes: bytes received in a round, on average over fragments.
+    value_bytes: bytes of a value on the wire, b; the larger direction.
   """
 
   hosts: int
@@ -40,11 +40,10 @@ class HostShare:
 def host_share(
   blueprint: Blueprint, partition: Partition, state_like
 ) -> HostShare:
-  """Of a learner whose mesh is cut by `partition`.
+  """Returns the share of a learner whose mesh is cut by `partition`.
 
   Args:
-    blueprint: of the run.
-    partition: says the host of each device.
+    partition: gives the host of each device.
     state_like: shapes, dtypes and shardings of the inner state.
   """
   needed, up, down = [], [], []

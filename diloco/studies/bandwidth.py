@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which bandwidth between sites keeps the chips busy (the paper's Fig. 13)."""
+"""The bandwidth between sites that keeps the chips busy (the paper's Fig.
+13).
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -27,11 +29,11 @@ CHART_FROM, CHART_TO = 0.2, 0.99  # Utilisations that a chart must show.
 
 
 def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
-  """One table and one chart per D and T; factors; the real machines.
+  """Returns one table and one chart per D and T; factors; the real machines.
 
   Args:
     config: its study is a `BandwidthStudy`.
-    say: is told of progress, line by line.
+    say: called with lines of progress.
   """
   study = config.study
   tables, charts, factors = [], [], []
@@ -103,7 +105,7 @@ def _table(config, rows, found, datacentres: int, step_s: float) -> Table:
 
 
 def _factor_rows(setting: str, rows, found) -> Iterator[tuple]:
-  """How many times the bandwidth data-parallel needs."""
+  """Yields the factors by which data-parallel needs more bandwidth."""
   for method in rows:
     if method.decoupled:
       pairs = zip(found[DATA_PARALLEL], found[method.name])
@@ -127,7 +129,7 @@ def _factor_table(config: SimulationConfig, rows) -> Table:
 
 
 def _columns(config: SimulationConfig, unit: str) -> Iterator[Column]:
-  """What is looked at, and beside it the number, for files."""
+  """Yields a column to display and a hidden one with the number, for files."""
   for utilisation in config.study.utilisations:
     yield Column(f'{100 * utilisation:g} %')
     yield Column(f'{100 * utilisation:g} % {unit}', 4, hidden=True)

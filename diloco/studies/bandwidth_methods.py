@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each system puts on a link between data centres."""
+"""The traffic of each system on a link between data centres."""
 
 import dataclasses
 
@@ -17,10 +17,10 @@ class Method:
   """One system on one link.
 
   Attributes:
-    name: of its row and its line.
-    decoupled: whether it is Decoupled DiLoCo.
+    name: name of its row and its line.
+    decoupled: True for Decoupled DiLoCo.
     cycle: its traffic.
-    form: the closed form of the same.
+    form: its closed form.
     step_s: T.
   """
 
@@ -98,7 +98,10 @@ class _Streams:
   def method(
     self, name: str, decoupled: bool, gbit: float, embedding: float
   ) -> Method:
-    """`gbit` of the model; `embedding` is the share of an own fragment."""
+    """Returns the method for a model of `gbit`.
+
+    `embedding` is the share of an embedding fragment.
+    """
     protocol = self.config.protocol
     fragments, every = protocol.fragments, protocol.sync_every_steps
     sizes = [gbit * share for share in fragment_shares(fragments, embedding)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which share of a fleet's time goes into training when chips fail."""
+"""The share of a fleet's time that goes into training when chips fail."""
 
 from collections.abc import Callable
 
@@ -15,11 +15,11 @@ TITLE = 'Goodput of fleets whose chips fail'
 def report(
   config: SimulationConfig, say: Callable[[str], None]
 ) -> parts.Report:
-  """Simulates every system on every fleet, on the same failures.
+  """Simulates every system on every fleet, with the same failures.
 
   Args:
-    config: whose study is a `GoodputStudy`.
-    say: is told of every cell when it is done.
+    config: its study is a `GoodputStudy`.
+    say: called with a line for every finished cell.
 
   Raises:
     TraceError: `failures.trace` names a file that can't be used.
@@ -93,7 +93,7 @@ def simulate(
 def _traces(
   config: SimulationConfig, chips: int, until_s: float
 ) -> list[traces.Trace]:
-  """One of each seed."""
+  """Returns one trace per seed."""
   seeds = range(config.seed, config.seed + config.study.seeds)
   if config.failures.trace:
     return [traces.recorded(config)] * len(seeds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One system on one fleet over some seeds: what a cell of the tables is of."""
+"""Simulates one system on one fleet over some seeds: one cell of the tables."""
 
 import dataclasses
 import random
@@ -23,20 +23,20 @@ LOCKSTEP_LONGER = 24
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """One seed; what only rounds have is None elsewhere.
+  """One seed; fields that concern rounds are None for systems without them.
 
   Attributes:
     goodput: share of the allocated time, and slices, that went into steps.
-    uptime: share of the time in which somebody stepped.
-    merges_per_hour: rounds that closed.
+    uptime: share of the time in which at least one learner stepped.
+    merges_per_hour: closed rounds.
     participation: mean share of the learners in a round.
-    participation_least: of the learner in the fewest rounds.
+    participation_least: participation of the learner in the fewest rounds.
     staleness: mean over merged offers of the versions that a base was behind.
     learner_out_gbps: mean over time and learners.
-    learner_in_gbps: likewise.
+    learner_in_gbps: mean over time and learners.
     syncer_in_peak_gbps: in its busiest step.
-    syncer_out_peak_gbps: likewise.
-    learner_steps: made by all.
+    syncer_out_peak_gbps: in its busiest step.
+    learner_steps: steps made by all.
   """
 
   goodput: float
@@ -57,10 +57,10 @@ class Cell:
   """One system with M learners on N chips.
 
   Attributes:
-    closed_goodput: by formula; None where there is none that is sound.
-    closed_uptime: likewise.
-    outcome: of the first seed of Decoupled DiLoCo, if a picture was asked for.
-    stands: of each learner in that seed.
+    closed_goodput: by formula; None if there is no sound one.
+    closed_uptime: by formula; None if there is no sound one.
+    outcome: of the first seed of Decoupled DiLoCo, if a picture is wanted.
+    stands: by learner, in that seed.
   """
 
   system: str
@@ -88,7 +88,7 @@ class Cell:
 
 
 def rows(config: SimulationConfig) -> list[tuple[str, int]]:
-  """(system, M), as the tables list them."""
+  """Returns (system, M) in the order of the tables."""
   study = config.study
   listed = []
   for system in study.systems:
@@ -153,7 +153,7 @@ def simulate(
 
 
 def recovery_of(config: SimulationConfig, system: str) -> str:
-  """What becomes of a group of slices of this system when one is lost."""
+  """Returns how a group of slices of this system recovers from losing one."""
   if system == 'data-parallel':
     return 'wait'
   if system == 'elastic data-parallel':
@@ -162,7 +162,10 @@ def recovery_of(config: SimulationConfig, system: str) -> str:
 
 
 def exchange_of(config: SimulationConfig, system: str) -> Exchange:
-  """What groups in lock-step wait for: others after each step, or DiLoCo's."""
+  """Returns the exchange that groups in lock-step wait for.
+
+  Without a DiLoCo, that is every step of the others.
+  """
   if system not in DILOCOS:
     return Exchange(1)
   streams = system == 'streaming DiLoCo'
@@ -266,7 +269,7 @@ def _gbps(
 
 
 def _peak_gbps(outcome: decoupled.Outcome, direction: str) -> float:
-  """Of the syncer's link."""
+  """Returns the peak rate of the syncer's link."""
   return max(
     (
       use.peak_bps / 1e9
@@ -280,7 +283,7 @@ def _peak_gbps(outcome: decoupled.Outcome, direction: str) -> float:
 def _closed(
   config: SimulationConfig, system: str, learners: int, trace: Trace
 ) -> tuple[float | None, float | None]:
-  """(goodput, uptime) by formula."""
+  """Returns (goodput, uptime) by formula."""
   if system in DILOCOS:
     return None, None
   recovery = recovery_of(config, system)

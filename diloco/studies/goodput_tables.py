@@ -36,7 +36,7 @@ class Grid:
 
 
 def short(chips: float) -> str:
-  """Such as 150k or 1.2M."""
+  """Formats a number of chips, such as 150k or 1.2M."""
   if chips >= 1e6:
     return f'{chips / 1e6:g}M'
   return f'{chips / 1e3:g}k' if chips >= 1e3 else f'{chips:g}'
@@ -119,7 +119,7 @@ def same_goodput_table(grid: Grid) -> Table:
 
 
 def rounds_table(grid: Grid) -> Table:
-  """What became of the rounds of Decoupled DiLoCo."""
+  """Returns statistics of the rounds of Decoupled DiLoCo."""
   figures = (
     # Column, attribute, factor, digits, hidden.
     ('goodput %', 'goodput', 100, 1, False),
@@ -229,7 +229,7 @@ def _times(factor: float, value: float | None) -> float | None:
 
 
 def _deviations(grid: Grid) -> Iterator[str]:
-  """How far simulation and formula are from the paper's figures."""
+  """Yields how far simulation and formula are from the paper's numbers."""
   given = [
     (cell, figure)
     for cell in grid.cells.values()

@@ -217,7 +217,7 @@ def _even_pace(config: SimulationConfig, setting: str) -> float:
 def _mean_merged(
   several: Sequence[Outcome], learners: Sequence[int]
 ) -> float | None:
-  """None where there are no such learners."""
+  """Returns the mean participation; None if there are no such learners."""
   if not learners:
     return None
   return samples.mean([_merged(outcome, learners) for outcome in several])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long hosts work on a fragment, by what was measured.
+"""Measured speeds of a host's work on a fragment.
 
 Seconds per GB of the fragment in f32, int4 with blocks of 128, on one of two
 cores that other processes shared: the best of nine calls of the functions that
@@ -15,5 +15,7 @@ OUTER_STEP_S = 3.3  # Syncer: Nesterov, int4 of the update, residual, CRC.
 
 
 def merge_s(learners: int) -> float:
-  """Of the syncer's merging thread, per GB, of so many contributions."""
+  """Returns seconds per GB of the syncer's merge of `learners`
+  contributions.
+  """
   return MERGE_S + MERGE_EACH_S * learners + OUTER_STEP_S

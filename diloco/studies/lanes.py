@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulated fleet did, as the lanes of a timeline."""
+"""Converts what a simulated fleet did to the lanes of a timeline."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -58,7 +58,7 @@ def timeline(
 
 
 def lanes_of(spans: Sequence[tuple[float, float]]) -> list[int]:
-  """For each span the first lane that is free, of at most ROUNDS_MAX."""
+  """Returns for each span the first free lane, of at most ROUNDS_MAX."""
   free_s, lanes = [0.0] * ROUNDS_MAX, []
   for begin_s, end_s in spans:
     lane = next(
@@ -70,7 +70,7 @@ def lanes_of(spans: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _cut(spans: Iterable[Span], until_s: float) -> Iterator[Span]:
-  """Those that begin before `until_s`, up to then."""
+  """Yields the spans that begin before `until_s`, cut there."""
   for span in spans:
     end_s = min(span.end_s, until_s)
     if span.begin_s < end_s:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration says of fleet and network, as the simulator takes it."""
+"""Converts a configuration's fleet and network to those of the simulator."""
 
 from diloco.sim import speeds
 from diloco.sim.decoupled import Fleet
@@ -10,7 +10,9 @@ from diloco.simulation_config import SimulationConfig
 
 
 def fleet_of(config: SimulationConfig, learners: int) -> Fleet:
-  """`learners` learners, of which the last `slow_learners` are slow."""
+  """Returns a fleet of `learners`, of which the last `slow_learners` are
+  slow.
+  """
   fleet = config.fleet
   steps_s = speeds.mean_steps_s(
     learners, fleet.step_s, fleet.slow_learners, fleet.slow_gap
@@ -44,16 +46,16 @@ def network_of(config: SimulationConfig) -> Network:
 def exchange_of(
   config: SimulationConfig, streams: bool, groups: int
 ) -> Exchange:
-  """What groups in lock-step wait for.
+  """Returns the exchange that groups in lock-step wait for.
 
-  An exchange is the bytes of all parameters, or of the largest fragment, up
-  and down a group's link and all groups' through the syncer's, and a round
-  trip. Encoding and merging are left out: all chips share in them.
+  An exchange is the bytes of all parameters, or of the largest fragment, up and
+  down a group's link and all groups' through the syncer's, and a round trip.
+  Encoding and merging are left out: all chips share in them.
 
   Args:
-    config: of network and protocol.
-    streams: streaming DiLoCo, else synchronous DiLoCo.
-    groups: that share the syncer's link.
+    config: has network and protocol.
+    streams: streaming DiLoCo, otherwise synchronous DiLoCo.
+    groups: number of groups that share the syncer's link.
   """
   protocol = config.protocol
   network = network_of(config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How old is what a round merges, and of how many learners?"""
+"""Studies how old merged offers are, and how many learners take part."""
 
 import dataclasses
 import math
@@ -31,7 +31,7 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """One setting."""
+  """One setting of the study."""
 
   far: bool
   overlap: int
@@ -42,11 +42,11 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Ages:
-  """What came of one setting, over all seeds.
+  """The result of one setting, over all seeds.
 
   Attributes:
     mean: age of a merged offer, in steps of its learner.
-    old: share of those that are older than `OLD_STEPS`.
+    old: share of those older than `OLD_STEPS`.
     merged: participation, over learners and rounds.
     encodings: offers that a learner made per inner step.
   """
@@ -57,7 +57,7 @@ class Ages:
   encodings: float
 
   def reached(self, far: bool) -> bool:
-    """Whether the aims are; over a far link, of participation only."""
+    """Returns True if the aims are met; over a far link, participation only."""
     if far:
       return self.merged >= MERGED_MIN_FAR
     return (

@@ -20,8 +20,8 @@ GOODPUT = {
   },
 }  # fmt: skip
 
-# Table 4: time relative to nobody coming, by extra compute during half of the
-# work, as a share of what is always there.
+# Table 4: time relative to no extra learners, by extra compute during half of
+# the work, as a share of the permanent compute.
 SCAVENGING = {0.0: 1.0, 0.25: 0.9, 0.5: 0.83, 1.0: 0.75, 3.0: 0.62}
 SCAVENGING_DATA_PARALLEL = {
   0.0: 1.0,
@@ -47,7 +47,7 @@ CALIBRATION = {
 
 
 def is_calibration(failures: FailuresConfig) -> bool:
-  """Whether the paper's table answers the same question."""
+  """Returns True if the paper's table answers the same question."""
   return all(
     getattr(failures, key) == value for key, value in CALIBRATION.items()
   )

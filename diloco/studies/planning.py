@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to expect of a run, and how to set it up: arithmetic, no simulation.
+"""Plans a run by arithmetic, without simulation.
 
 Stages of an exchange (`diloco/protocol/README.md`, `diloco/runtime`): encode at
 the learner, offer, pull by the syncer, merge, announce, pull by the learner,
@@ -50,30 +50,30 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What comes of a situation.
+  """The plan for a situation.
 
   Attributes:
-    situation: that was given.
+    situation: the given situation.
     protocol: the suggested settings.
-    value_bytes: of a value on the wire, b.
-    fragment_bytes: of a fragment, one way.
-    exchange: of one fragment.
-    overlap_s: how long it takes where no stage is late; decides τ.
+    value_bytes: bytes of a value on the wire, b.
+    fragment_bytes: bytes of a fragment, one way.
+    exchange: durations for one fragment.
+    overlap_s: its duration if no stage is late; determines τ.
     grace_s: the window that is left for late learners.
-    link_share: how much of the time a learner's link is busy, one way, if
-      every round is on time; may be above 1.
+    link_share: share of the time a learner's link is busy, one way, if every
+      round is on time; may be above 1.
     links_on_time: share of the rounds that links let close on time.
-    gbps_needed: of a learner's link, for that to be all of them.
+    gbps_needed: rate of a learner's link at which that is all of them.
     hosts_on_time: share that hosts and links let close on time.
     slowest_host: the stage that takes longest on hosts.
-    host_speed_needed: with which hosts would be on time; inf: with none.
-    sites: that data-parallel is compared over.
+    host_speed_needed: speed of hosts that would be on time; inf: none is.
+    sites: number of sites that data-parallel is compared over.
     data_parallel: its compute utilisation at that bandwidth.
-    diloco: the same of DiLoCo in lock-step.
-    learner_memory: of a learner's host.
-    syncer_memory: of the syncer's host.
-    goodput: of an elastic learner; None: no chips were given.
-    uptime: of the run; None likewise.
+    diloco: compute utilisation of DiLoCo in lock-step.
+    learner_memory: memory of a learner's host.
+    syncer_memory: memory of the syncer's host.
+    goodput: goodput of an elastic learner; None: no chips were given.
+    uptime: uptime of the run; None: no chips were given.
   """
 
   situation: Situation
@@ -167,7 +167,10 @@ def _interval(situation: Situation, value_bytes: float) -> int:
 
 
 def _overlap_s(situation: Situation, exchange: Exchange) -> float:
-  """Of an exchange whose stages are on time: more τ mends no slow stage."""
+  """Returns the duration of an exchange whose stages are on time.
+
+  A larger τ does not help a slow stage.
+  """
   stages_s = dataclasses.astuple(exchange)[1:]
   return exchange.latency_s + sum(min(s, situation.step_s) for s in stages_s)
 
@@ -197,7 +200,9 @@ def _protocol(
 def _grace_s(
   situation: Situation, protocol: ProtocolConfig, exchange: Exchange
 ) -> float:
-  """As the syncer will find it, with learners that are equally fast."""
+  """Returns the grace window the syncer will compute for equally fast
+  learners.
+  """
   return grace_window_s(
     situation.step_s,
     quorum_s=exchange.encode_s + situation.latency_s,
@@ -235,11 +240,11 @@ def _link_stage_s(situation: Situation, exchange: Exchange) -> float:
 
 
 def _host_stages(situation: Situation, exchange: Exchange) -> dict[str, float]:
-  """What one thread does for each round."""
+  """Returns what one thread does for each round."""
   return {
     'encoding at the learner': exchange.encode_s,
     'merging at the syncer': exchange.merge_s,
-    # The thread that pulls also takes in.
+    # One thread pulls and takes in.
     'taking in at the learner': exchange.take_in_s
     + _link_stage_s(situation, exchange),
   }
@@ -262,7 +267,10 @@ def _speed_needed(
 def _gbps_needed(
   situation: Situation, fragment_bytes: float, spacing_s: float
 ) -> float:
-  """With which fragments take LINK_SHARE_MAX of the time; inf: with none."""
+  """Returns the rate at which fragments take LINK_SHARE_MAX of the time.
+
+  inf means that no rate suffices.
+  """
   left_s = LINK_SHARE_MAX * spacing_s / _crossing(situation)
   left_s -= 2 * situation.latency_s
   return _gbit(fragment_bytes) / left_s if left_s > 0 else math.inf

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a prediction takes from a measured run besides who was killed when."""
+"""Measures a run's speeds, from which predictions are calibrated."""
 
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ CALM_STEPS_MIN = 100  # Of every learner before the first death.
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-  """How long some starts took, in seconds, and which they were.
+  """Durations of some starts, in seconds, and their origin.
 
   Attributes:
     values: one per start.
@@ -37,7 +37,10 @@ class Measured:
     return statistics.fmean(self.values)
 
   def draw(self, rng: random.Random) -> float:
-    """Of another start: any of those, or about as long as the only one."""
+    """Draws the duration of another start.
+
+    It is any of the measured ones, or about as long as the only one.
+    """
     if len(self.values) > 1:
       return rng.choice(self.values)
     return self.values[0] * max(0.5, rng.gauss(1.0, START_SPREAD))
@@ -45,18 +48,18 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-  """How fast the machines of a run are, in seconds.
+  """The speeds of a run's machines, in seconds.
 
   Attributes:
     step_s: mean length of an inner step, by learner.
-    jitter: standard deviation of a step's length as a share of its mean, the
-      mean of the learners'.
-    stall_share: of a step, spent at its boundary (`names.STALL_TIME`).
+    jitter: standard deviation of a step's length as a share of its mean,
+      averaged over learners.
+    stall_share: share of a step spent at its boundary (`names.STALL_TIME`).
     sync_s: median time from a round's first pull to its update.
-    where: steps, stalls and syncs were measured.
+    where: where steps, stalls and syncs were measured.
     learner_start_s: from a learner's start by the launcher to its first inner
       step, with a syncer there all the time.
-    syncer_start_s: from the syncer's start to its first word on the tape.
+    syncer_start_s: from the syncer's start to its first line on the tape.
   """
 
   step_s: tuple[float, ...]
@@ -72,13 +75,13 @@ def calibrate(history: History, returns_max: int | None = None) -> Calibration:
   """Measures a run.
 
   Args:
-    history: of the run itself, or of another one of the same machines.
-    returns_max: how many returns of a role may be looked at. A run whose own
-      down times are predicted gives 1: what is predicted must not be known.
-      Another run may give all of them, None.
+    history: the run itself, or another one on the same machines.
+    returns_max: how many returns of a role may be used. A run whose own down
+      times are predicted gives 1: what is predicted must not be known. Another
+      run may give all of them, None.
 
   Raises:
-    NotReplayable: nobody's start was undisturbed.
+    NotReplayable: every start was disturbed.
   """
   calm_s = min((d.ended_s for d in history.deaths()), default=history.until_s)
   where = f'the {calm_s:.1f} s before the first death'
@@ -153,7 +156,7 @@ def _measure(
   returns_max: int | None,
   whose: str,
 ) -> Measured:
-  """Of returns; where nobody came back undisturbed, of first starts."""
+  """Measures returns or, if none was undisturbed, first starts."""
   back = sorted(start for start in map(took, returns) if start is not None)
   used, where = back[:returns_max], f'returns {whose}'
   if not back:
@@ -169,7 +172,7 @@ def _measure(
 
 
 def _outages(lives: Sequence[Life]) -> list[tuple[float, float]]:
-  """When there was no syncer to talk to."""
+  """Returns when there was no syncer to talk to."""
   outages = []
   for dead, back in itertools.pairwise(lives):
     spoke_s = float('inf') if back.spoke_s is None else back.spoke_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the folder of a real run: who lived when, who stepped, what closed."""
+"""Reads the history of a real run from its folder: lives, steps, closes."""
 
 import dataclasses
 import json
@@ -32,12 +32,12 @@ class Life:
   Attributes:
     process: 'syncer', 'learner-0', …
     started_s: by the launcher.
-    spoke_s: when it first stands on the syncer's tape: a learner's hello, a
+    spoke_s: when it first appears on the syncer's tape: a learner's hello, a
       syncer's first line; None: never.
-    stepped_s: begin of a learner's first inner step; None: it made none.
-    ended_s: when it was killed, else when the launcher saw its end; inf: it
+    stepped_s: start of a learner's first inner step; None: it made none.
+    ended_s: when it was killed, or when the launcher noticed its end; inf: it
       was still running.
-    death: how, where it died; '' where it left in good order or runs on.
+    death: how it died; '' if it left in good order or runs on.
   """
 
   process: str
@@ -62,15 +62,15 @@ class History:
   """What a run did; seconds since its first learner was ready.
 
   Attributes:
-    config: of the run.
-    until_s: its end: of the last inner step, or when the launcher began to
-      stop it.
+    config: the run's configuration.
+    until_s: its end: of the last inner step, or when the launcher began to stop
+      it.
     lives: of each process in the order of time; the syncer's and, for all M
       learners, `learner_name`'s.
     steps: inner steps of all learners, in the order of time.
     closes: rounds in order; not those after `until_s`.
-    work: of the learners, as the tape has it; None: it does not.
-    last_s: of the tape's last line, since the epoch.
+    work: the learners' work from the tape; None: the tape has none.
+    last_s: time of the tape's last line, since the epoch.
   """
 
   config: RunConfig
@@ -87,7 +87,7 @@ class History:
 
   @property
   def goodput(self) -> float | None:
-    """As the tape has it; None of a run before there were such lines."""
+    """Goodput from the tape; None for older runs without such lines."""
     return self.work.goodput(self.last_s) if self.work else None
 
   @property
@@ -198,7 +198,9 @@ def _close(line: dict, begin_s: float) -> Close:
 def _lives(
   workdir: Workdir, config: RunConfig, events: Sequence[dict], begin_s: float
 ) -> dict[str, list[Life]]:
-  """From the launcher's events; who spoke and stepped comes later."""
+  """Returns lives from the launcher's events, without `spoke_s`,
+  `stepped_s`.
+  """
   learners = range(config.protocol.learners)
   lives: dict[str, list[Life]] = {
     name: [] for name in (SYNCER, *map(learner_name, learners))
@@ -314,10 +316,10 @@ def _steps_of(
   records: Sequence[dict],
   begin_s: float,
 ) -> list[StepRecord]:
-  """Those of one process; where not every step was written, the mean of some.
+  """Returns the steps of one process; if not all were written, means.
 
-  A record then stands for all steps since the one before, its stall for
-  theirs; what a process did after its last record is lost.
+  A record then stands for all steps since the one before, its stall for theirs;
+  what a process did after its last record is lost.
   """
   steps, before = [], None
   for number, record in enumerate(records, start=1):
@@ -338,13 +340,12 @@ def steps_of_record(
   end_s: float,
   before: tuple[int, float] | None,
 ) -> list[StepRecord]:
-  """All that a process made since its record before.
+  """Returns all steps that a process made since the record before.
 
   Args:
-    learner: whose.
-    record: of its metrics.
+    record: a record of its metrics.
     end_s: when the last of them ended.
-    before: the step and the end of the record before; None: this is the first.
+    before: step and end of the record before; None: this is the first.
 
   Raises:
     ValueError: the record before is not of an earlier step.

@@ -20,14 +20,14 @@ ROUND_GAP_S = 1.0  # and rounds that are closer than this.
 
 
 def uses(history: History, process: int) -> list[float]:
-  """When it was of use: a learner's steps begin, the syncer's rounds close."""
+  """Returns when a learner's steps begin, or the syncer's rounds close."""
   if process == SYNCER:
     return [close.at_s for close in history.closes]
   return _begins(history.steps, process)
 
 
 def predicted_uses(prediction: Prediction, process: int) -> list[float]:
-  """The same of a simulation."""
+  """Returns the times of `uses` for a simulation."""
   if process == SYNCER:
     spans = prediction.outcome.tally.round_spans
     return [merged_s for *_, merged_s in spans]
@@ -93,7 +93,7 @@ def _predicted(
 def _inside(
   run: History | Plan, lane: int, begin_s: float, end_s: float, kind: str
 ) -> Iterator[Span]:
-  """What of it lies within the run."""
+  """Yields the part of a span within the run."""
   begin_s, end_s = max(begin_s, 0.0), min(end_s, run.until_s)
   if end_s > begin_s:
     yield Span(lane, begin_s, end_s, kind)

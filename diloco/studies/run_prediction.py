@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts a run from who was killed when, with the real machines."""
+"""Predicts a run from its kills, with the real machines."""
 
 import dataclasses
 import random
@@ -49,14 +49,14 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """One simulation.
+  """The prediction by one simulation.
 
   Attributes:
-    plan: that it was made for.
-    outcome: of the machines.
-    deaths: that it was made with.
-    steps: those of `outcome`, with their share of stalls.
-    stall_share: of each step.
+    plan: the plan that it was made for.
+    outcome: result of the machines.
+    deaths: the deaths that it was made with.
+    steps: steps of `outcome`, with their share of stalls.
+    stall_share: share of each step.
   """
 
   plan: Plan
@@ -67,7 +67,7 @@ class Prediction:
 
   @property
   def goodput(self) -> float:
-    """By the same rule as the run's: its simulation knows of no stalls."""
+    """Goodput by the run's rule, with stalls, which the simulation lacks."""
     return (1 - self.stall_share) * self.outcome.goodput
 
   @property
@@ -76,7 +76,7 @@ class Prediction:
 
 
 def plan_of(history: History) -> Plan:
-  """Who was there at first, and who was killed when: nothing of the rest."""
+  """Returns arrivals and kills of a run, and nothing else of it."""
   names = {run_history.SYNCER: SYNCER}
   names |= {learner_name(m): m for m in history.learners}
   return Plan(
@@ -120,10 +120,10 @@ def predict(plan: Plan, calibration: Calibration, seed: int) -> Prediction:
 
 
 def _network(fragments: int, calibration: Calibration) -> Network:
-  """On one machine bytes take no time of their own.
+  """Returns a network for one machine, where bytes take no time of their own.
 
-  What a round takes is measured as a whole; a joiner's transfer is part of
-  its start-up.
+  The duration of a round is measured as a whole; a newcomer's transfer is part
+  of its start-up.
   """
   bytes_ = (1.0,) * fragments  # On links without a limit, any number will do.
   return Network(
@@ -165,7 +165,7 @@ def _happenings(
 def _last_begun(
   spans: Sequence[tuple[float, float]],
 ) -> list[tuple[float, float]]:
-  """Disjoint: who is killed in its start-up starts anew."""
+  """Joins overlapping spans: a process killed in its start-up starts anew."""
   joined: list[tuple[float, float]] = []
   for begin_s, end_s in sorted(spans):
     if joined and begin_s <= joined[-1][1]:

@@ -29,19 +29,19 @@ def report(
   say: Callable[[str], None],
   calibration: pathlib.Path | None = None,
 ) -> Report:
-  """The page of one run.
+  """Returns the page of one run.
 
   Args:
-    folder: of the run.
-    seeds: predictions, each with other step lengths and start-ups.
-    say: is told how it goes on.
+    folder: the run's folder.
+    seeds: number of predictions, each with other step lengths and start-ups.
+    say: called with lines of progress.
     calibration: folder of another run of the same configuration, whose speeds
-      are taken, so that of this one only the kills are known; None: of this
-      run itself, no more than what `calibrate` may see of it.
+      are taken, so that of this one only the kills are known; None: this run
+      itself, as far as `calibrate` may use it.
 
   Raises:
     NotReplayable: a folder holds no run that can be replayed, or the two runs
-      are not of as many learners.
+      differ in the number of learners.
   """
   history = run_history.read(folder)
   plan = plan_of(history)
@@ -176,7 +176,7 @@ def _deaths(
   predictions: Sequence[Prediction],
   inputs_s: Container[float],
 ) -> Table:
-  """For each kill, how long until its process was of use again."""
+  """Returns the time from each kill until its process was of use again."""
   rows = []
   for process, at_s in plan.kills:
     measured = _until_next(run_lives.uses(history, process), at_s)
@@ -241,13 +241,13 @@ def _inputs(history: History, speeds: Calibration) -> Table:
 def _share(
   learner: int, steps: Iterable[StepRecord], history: History
 ) -> float:
-  """Of the run that a learner spent in steps."""
+  """Returns the share of the run that a learner spent in steps."""
   made_s = sum(s.step_s - s.stall_s for s in steps if s.learner == learner)
   return made_s / history.until_s
 
 
 def _until_next(times_s: Sequence[float], at_s: float) -> float | None:
-  """From a moment to the first of some ascending times after it."""
+  """Returns the time to the first later one of some ascending times."""
   place = bisect.bisect_right(times_s, at_s)
   return times_s[place] - at_s if place < len(times_s) else None
 

@@ -34,10 +34,10 @@ class Result:
   """One run, up to its last token.
 
   Attributes:
-    time_s: that it took.
+    time_s: duration of the run.
     extra_tokens: share of the tokens that the extra learners trained.
-    extra_merged: their participation while they were there; None: of nobody.
-    bootstraps_s: of each, from hello to its first step.
+    extra_merged: their participation while present; None: there were none.
+    bootstraps_s: duration of each, from hello to its first step.
     peer_bootstraps: how many of those took their state from a learner.
     outcome: for a timeline.
   """
@@ -72,7 +72,7 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
 
 
 def _run(config: SimulationConfig, extra: int, i: int) -> Result:
-  """Until as many tokens are trained as those always there would."""
+  """Runs until all have trained as many tokens as the permanent ones would."""
   study, always = config.study, config.protocol.learners
   tokens = study.steps * always * config.fleet.tokens
   run = Decoupled(
@@ -240,5 +240,7 @@ def _relative(results: dict, extra: int) -> list[float]:
 
 
 def _is_papers(config: SimulationConfig) -> bool:
-  """Whether others are there for as much of the work as in the paper."""
+  """Returns True if extra learners are there for the paper's share of the
+  work.
+  """
   return config.study.end - config.study.begin == 0.5

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan is made for, checked; the fields are flags of `diloco.plan`."""
+"""The situation that a plan is made for, checked; fields are flags of
+`plan`.
+"""
 
 import dataclasses
 import math
@@ -12,24 +14,24 @@ THETA_BYTES = 4  # Of a parameter: θ is f32.
 
 @dataclasses.dataclass(frozen=True)
 class Situation(Section):
-  """What is given.
+  """The given situation.
 
   Attributes:
-    params: of the model, N.
+    params: parameters of the model, N.
     learners: M.
-    bandwidth_gbps: of a learner's link, each way.
-    step_s: T, of an inner step.
+    bandwidth_gbps: rate of a learner's link, each way.
+    step_s: T, duration of an inner step.
     datacentres: D, with a shard of the syncer in each; 1: the syncer is one
       process elsewhere, as it is built here, and every byte uses the link.
-    chips: of all learners; 0: nothing is said of failures.
+    chips: chips of all learners; 0: nothing is said of failures.
     mtbi_days: mean time between interruptions of a chip.
-    pause_s: of one reconfiguration of an elastic learner.
+    pause_s: duration of one reconfiguration of an elastic learner.
     codec: both ways.
     block_size: values that share a scale.
     scale: type of the scales.
     latency_s: one way.
-    state_bytes_per_param: of θ and the inner optimizer's state.
-    host_speed: of hosts, in those of `host_speeds`.
+    state_bytes_per_param: bytes of θ and the inner optimizer's state.
+    host_speed: speed of hosts, relative to those of `host_speeds`.
   """
 
   params: float

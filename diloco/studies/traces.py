@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What befalls a fleet in one seed, the same for every system on it."""
+"""Failures of a fleet in one seed, the same for every system on it."""
 
 import dataclasses
 import random
@@ -41,7 +41,7 @@ class Trace:
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-  """Of one learner: when it stands, and what it has left when it does not."""
+  """When one learner stands, and its capacity when it does not."""
 
   stops: tuple[Stop, ...]
   capacities: tuple[tuple[float, float], ...] = ()
@@ -66,7 +66,7 @@ def drawn(
 
 
 def recorded(config: SimulationConfig) -> Trace:
-  """That of `failures.trace`, a CSV file; the cluster has `fleet.chips`.
+  """Reads `failures.trace`, a CSV file; the cluster has `fleet.chips`.
 
   Raises:
     TraceError: the file is not what `failures.read_csv` documents, or it holds
@@ -92,13 +92,13 @@ def standing(
   config: SimulationConfig,
   until_s: float,
 ) -> list[Standing]:
-  """Of each of M learners, from the start of the run.
+  """Returns the stops of each of M learners, from the start of the run.
 
   Args:
-    trace: of the fleet.
-    recovery: 'wait', or 'elastic', also of processes that restart.
+    trace: failures of the fleet.
+    recovery: 'wait', or 'elastic', also for processes that restart.
     learners: M.
-    config: pause and slices.
+    config: has pause and slices.
     until_s: end of the run.
   """
   ends_s = trace.from_s + until_s
@@ -126,9 +126,9 @@ def standing(
 def happenings(
   every: Sequence[Standing], config: FailuresConfig, seed: int, until_s: float
 ) -> Happenings:
-  """The same for Decoupled DiLoCo, with what befalls its syncer.
+  """Returns the faults for Decoupled DiLoCo, including its syncer's.
 
-  Of learners that restart, each reconfiguration, with fewer slices or with
+  For learners that restart, each reconfiguration, with fewer slices or with
   more, is a death; the next process bootstraps after the pause.
   """
   deaths = _syncer_deaths(config, seed, until_s)
@@ -152,7 +152,7 @@ def happenings(
 def _syncer_deaths(
   config: FailuresConfig, seed: int, until_s: float
 ) -> list[Death]:
-  """It can't die while it is away."""
+  """Draws the syncer's deaths; it can't die while it is away."""
   outage = repair.make('constant', config.syncer_outage_s, 1.0, 1.0)
   drawn_ones = failures.draw(
     1 / (3600 * config.syncer_mtbi_hours),
@@ -169,7 +169,7 @@ def expected_goodput(
 ) -> float:
   """g of one of M learners by the closed form of its recovery.
 
-  Of learners that restart, without their bootstrap.
+  For learners that restart, the bootstrap is not included.
   """
   rate_per_s = trace.rate_per_s / learners
   if recovery == 'wait':
