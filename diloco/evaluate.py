@@ -15,17 +15,21 @@ import sys
 import numpy as np
 from absl import flags
 
-from diloco import flags as config_flags
-from diloco.config_values import ConfigError
+from diloco.config import flags as config_flags
+from diloco.config.sections import ConfigError
 from diloco.data import corpus, pipeline
 from diloco.data.corpus import check_is_of_bytes
-from diloco.data.questions import read_questions
-from diloco.metrics import summary
+from diloco.data.tasks import read_questions
+from diloco.evaluation import multiple_choice
+from diloco.evaluation.final_parameters import (
+  check_has_logits,
+  final_parameters,
+)
+from diloco.metrics import status
 from diloco.metrics.workdir import Workdir
-from diloco.runtime import logs, scoring
-from diloco.runtime.blueprint import make_blueprint
-from diloco.runtime.final_parameters import check_has_logits, final_parameters
-from diloco.runtime.heldout import Heldout
+from diloco.run import logs
+from diloco.run.heldout import Heldout
+from diloco.run.spec import make_blueprint
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _TASK = flags.DEFINE_string('task', None, 'File of questions, JSON lines.')
@@ -50,10 +54,12 @@ def main(_) -> int:
     config_flags.exit_config(ConfigError([str(error)]))
   task_score = None
   if task is not None:
-    likelihoods = scoring.log_likelihoods(
+    likelihoods = multiple_choice.log_likelihoods(
       model, final, questions, window, config.run.eval_batch
     )
-    task_score = scoring.task_score(task.name, questions, likelihoods, window)
+    task_score = multiple_choice.task_score(
+      task.name, questions, likelihoods, window
+    )
   heldout = Heldout(blueprint)
   initial_loss = heldout.loss(blueprint.initial_parameters())
   final_loss = heldout.loss(final)
@@ -62,9 +68,9 @@ def main(_) -> int:
 
   def bits(loss: float) -> float | None:
     """Per byte; the loss of a bowl is no cross-entropy."""
-    return summary.bits(loss) / bytes_per_token if model.logits else None
+    return status.bits(loss) / bytes_per_token if model.logits else None
 
-  evaluation = summary.Evaluation(
+  evaluation = status.Evaluation(
     parameters=blueprint.parameters,
     initial_loss=initial_loss,
     final_loss=final_loss,
@@ -75,7 +81,7 @@ def main(_) -> int:
     task=task_score,
     bytes_per_token=bytes_per_token,
   )
-  summary.write_evaluation(workdir.evaluation, evaluation)
+  status.write_evaluation(workdir.evaluation, evaluation)
   print(evaluation, file=sys.stderr)
   return 0
 

@@ -16,14 +16,14 @@ import sys
 import jax
 from absl import flags
 
-from diloco import flags as config_flags
-from diloco.config_values import ConfigError
+from diloco.config import flags as config_flags
+from diloco.config.sections import ConfigError
+from diloco.evaluation.continuous import Following
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
-from diloco.runtime import logs
-from diloco.runtime.blueprint import make_blueprint
-from diloco.runtime.following import Following
-from diloco.runtime.machine import THREADS
+from diloco.run import logs
+from diloco.run.environment import THREADS
+from diloco.run.spec import make_blueprint
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 NICE = 10  # Learners on the same cores go first; 19 gets no turn at all.

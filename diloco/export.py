@@ -6,7 +6,7 @@
 
 Leaves model.safetensors and config.json in --outdir: tensors one per layer,
 by the names of Llama, and a config of the kind `granite`, which is Llama with
-the two factors that our decoder has. `diloco/models/exported.py` says what
+the two factors that our decoder has. `diloco/models/hf_export.py` says what
 maps to what. Needs the package safetensors: pip install -e '.[export]'.
 """
 
@@ -17,13 +17,13 @@ import sys
 
 from absl import flags
 
-from diloco import flags as config_flags
-from diloco.config_values import ConfigError
+from diloco.config import flags as config_flags
+from diloco.config.sections import ConfigError
+from diloco.evaluation.final_parameters import final_parameters
 from diloco.metrics.workdir import Workdir
-from diloco.models import exported
-from diloco.runtime import logs
-from diloco.runtime.blueprint import decoder_config, make_blueprint
-from diloco.runtime.final_parameters import final_parameters
+from diloco.models import hf_export
+from diloco.run import logs
+from diloco.run.spec import decoder_config, make_blueprint
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _OUTDIR = flags.DEFINE_string('outdir', None, 'Folder to write into.')
@@ -42,16 +42,16 @@ def main(_) -> int:
     if outdir.exists() and not outdir.is_dir():
       raise ValueError(f'--outdir={outdir}: is not a folder')
     sizes = decoder_config(config)
-    exported.check_exportable(sizes)
+    hf_export.check_exportable(sizes)
     blueprint = make_blueprint(config)
     params = final_parameters(blueprint, Workdir(pathlib.Path(_WORKDIR.value)))
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
-  from diloco.checkpoint import safetensors_files
+  from diloco.checkpoint import parameters
 
-  tensors = exported.to_exported(params, sizes)
-  settings = exported.exported_config(sizes, config.data.seq_len)
-  safetensors_files.write_exported(outdir, tensors, settings)
+  tensors = hf_export.to_exported(params, sizes)
+  settings = hf_export.exported_config(sizes, config.data.seq_len)
+  parameters.write_exported(outdir, tensors, settings)
   print(f'{len(tensors)} tensors in {outdir}', file=sys.stderr)
   return 0
 

@@ -13,13 +13,17 @@ import sys
 
 from absl import flags
 
-from diloco import flags as config_flags
-from diloco.config_values import ConfigError
-from diloco.data.tokenizer import BYTES
+from diloco.config import flags as config_flags
+from diloco.config.sections import ConfigError
+from diloco.data.tokenizers import BYTES
+from diloco.evaluation import sampling
+from diloco.evaluation.final_parameters import (
+  check_has_logits,
+  final_parameters,
+)
 from diloco.metrics.workdir import Workdir
-from diloco.runtime import logs, sampling
-from diloco.runtime.blueprint import make_blueprint
-from diloco.runtime.final_parameters import check_has_logits, final_parameters
+from diloco.run import logs
+from diloco.run.spec import make_blueprint
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _PROMPT = flags.DEFINE_string('prompt', '\n', 'Text to go on from.')

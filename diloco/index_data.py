@@ -9,22 +9,22 @@ syncer and learners would wait. Several of these processes, also on several
 machines that share `data.index_path`, share the work. No device is used.
 """
 
-from diloco import flags as config_flags
-from diloco.config_values import ConfigError
+from diloco.config import flags
+from diloco.config.sections import ConfigError
 from diloco.data import pipeline
-from diloco.data.token_stream import Mixture
-from diloco.runtime import logs
-from diloco.runtime.blueprint import load_text
+from diloco.data.documents import Mixture
+from diloco.run import logs
+from diloco.run.spec import load_text
 
 
 def main(_) -> int:
   """Indexes what is missing and prints; 78 where the data won't do."""
-  config = config_flags.load()
+  config = flags.load()
   logs.keep_ours()
   try:
     text = load_text(config)
   except (ValueError, FileNotFoundError) as error:
-    config_flags.exit_config(ConfigError([str(error)]))
+    flags.exit_config(ConfigError([str(error)]))
   data, protocol = config.data, config.protocol
   print(f'{text.name}, fingerprint {text.fingerprint[:16]}')
   taken = protocol.learners * protocol.total_steps * data.batch * data.seq_len
@@ -48,5 +48,5 @@ def main(_) -> int:
 
 
 if __name__ == '__main__':
-  config_flags.define_flags()
-  config_flags.run(main)
+  flags.define_flags()
+  flags.run(main)

@@ -16,11 +16,10 @@ import sys
 import numpy as np
 from absl import flags
 
-from diloco import flags as config_flags
-from diloco.config_values import ConfigError
-from diloco.data.continuation import continuation_questions
-from diloco.data.questions import write_questions
-from diloco.runtime.blueprint import load_text
+from diloco.config import flags as config_flags
+from diloco.config.sections import ConfigError
+from diloco.data.tasks import continuation_questions, write_questions
+from diloco.run.spec import load_text
 
 _OUTFILE = flags.DEFINE_string('outfile', None, 'File to write.')
 _QUESTIONS = flags.DEFINE_integer('questions', 256, 'How many.')

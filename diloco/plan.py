@@ -18,11 +18,10 @@ import sys
 
 from absl import flags
 
-from diloco import flags as config_flags
-from diloco import slice_flags
-from diloco.config_values import ConfigError
+from diloco.config import flags as config_flags
+from diloco.config.sections import ConfigError
 from diloco.studies import plan_text, planning
-from diloco.studies.situation import Situation
+from diloco.studies.planning import Situation
 
 NEEDED = {
   'params': 'Of the model, such as 12e9.',
@@ -53,7 +52,7 @@ for _name, _help in (NEEDED | OTHERS).items():
   KINDS[Situation.__annotations__[_name]](_name, _default, _help)
 
 
-slice_flags.define()
+config_flags.define()
 
 
 def main(argv) -> int:
@@ -76,7 +75,7 @@ def _of_config(rest) -> int:
     for name in NEEDED | OTHERS
     if flags.FLAGS[name].present
   ]
-  if flags.FLAGS[slice_flags.TOPOLOGY].value is None:
+  if flags.FLAGS[config_flags.TOPOLOGY].value is None:
     problems.append('--topology: is missing, such as --topology=v5p-256')
   if problems:
     config_flags.exit_config(ConfigError(problems))
@@ -84,7 +83,7 @@ def _of_config(rest) -> int:
   if config.data.source == 'text' and not config.data.path:
     config.data.path = 'unread'  # A plan needs no text.
   config = config_flags.load()
-  from diloco.sizing import dry_runs  # With jax, which the other mode spares.
+  from diloco.sizing import dry_runs
 
   return dry_runs.run(config)
 
@@ -100,7 +99,7 @@ def _situation(rest) -> Situation:
   problems = [f'{word!r}: this takes flags only' for word in rest]
   problems += [
     f'--{name}: is for a plan with --config'
-    for name in slice_flags.NAMES
+    for name in config_flags.NAMES
     if flags.FLAGS[name].present
   ]
   problems += [f'--{name}: is missing. {NEEDED[name]}' for name in missing]

@@ -18,12 +18,12 @@ import time
 
 from absl import flags as absl_flags
 
-from diloco import flags, simulation_config
-from diloco.config_values import ConfigError
-from diloco.pages import files, pictures, progress, terminal
+from diloco.config import flags, simulation
+from diloco.config.sections import ConfigError
+from diloco.fleets.failures import TraceError
+from diloco.pages import pictures, report_files, terminal
 from diloco.pages.parts import Report
-from diloco.sim.failures import TraceError
-from diloco.studies import run_history, run_replay
+from diloco.prediction import history, report
 
 EXAMPLE = 'experiments/goodput.py'
 PARENT = pathlib.Path('runs', 'simulated')
@@ -52,8 +52,8 @@ def parse(argv) -> list[str]:
 def main(argv) -> int:
   began_s = time.monotonic()
   replayed = absl_flags.FLAGS.replay
-  config = None if replayed else flags.load(build=simulation_config.build)
-  line = progress.Line()
+  config = None if replayed else flags.load(build=simulation.build)
+  line = terminal.Line()
   try:
     name = config.name if config else f'replay-{pathlib.Path(replayed).name}'
     folder = _folder(argv, name)
@@ -63,7 +63,7 @@ def main(argv) -> int:
     flags.exit_config(error)
   line.end()
   terminal.show(report)
-  page, *_ = files.write(report, folder)
+  page, *_ = report_files.write(report, folder)
   if missing := pictures.missing(report):
     line.stay(missing)
   line.stay(f'page: {page}')
@@ -83,13 +83,13 @@ def _study(config, say) -> Report:
 def _replay(say) -> Report:
   run, other = absl_flags.FLAGS.replay, absl_flags.FLAGS.calibration
   try:
-    return run_replay.report(
+    return report.report(
       pathlib.Path(run),
       absl_flags.FLAGS.seeds,
       say,
       pathlib.Path(other) if other else None,
     )
-  except run_history.NotReplayable as error:
+  except history.NotReplayable as error:
     raise ConfigError([f'--replay: {error}']) from None
 
 
@@ -99,7 +99,7 @@ def _folder(argv, name: str) -> pathlib.Path:
     raise ConfigError([f'{argv[1]}: unexpected argument'])
   folder = pathlib.Path(absl_flags.FLAGS.outdir or PARENT / name)
   try:
-    files.check_writable(folder)
+    report_files.check_writable(folder)
   except OSError as error:
     raise ConfigError([f'--outdir={folder}: {error.strerror}']) from None
   return folder

@@ -18,7 +18,7 @@ from concurrent import futures
 
 from absl import app, flags
 
-from diloco.sim import swarm
+from diloco.simulator import swarm
 
 _SEEDS = flags.DEFINE_string('seeds', '0:1000', 'first:last, without the last.')
 _SEED = flags.DEFINE_integer(

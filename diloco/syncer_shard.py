@@ -13,17 +13,17 @@ import sys
 import jax
 from absl import flags, logging
 
-from diloco import flags as config_flags
-from diloco.checkpoint.volumes import BrokenRecord
-from diloco.config_values import ConfigError
+from diloco.checkpoint.arrays import BrokenRecord
+from diloco.config import flags as config_flags
+from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
-from diloco.runtime import logs
-from diloco.runtime.blueprint import make_blueprint
-from diloco.runtime.exposure import open_access
-from diloco.runtime.sharding import LeadAbsent, Refused, Sharding
-from diloco.transport.addresses import BadAddress, HostUnknown
+from diloco.run import logs
+from diloco.run.exposure import open_access
+from diloco.run.spec import make_blueprint
+from diloco.syncer.shard_server import LeadAbsent, Refused, Sharding
 from diloco.transport.control_client import ConnectFailed
 from diloco.transport.planes import make_plane
+from diloco.transport.sockets import BadAddress, HostUnknown
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _SHARD = flags.DEFINE_integer('shard', None, 'Its number, from 1.')

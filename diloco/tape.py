@@ -16,12 +16,12 @@ import sys
 
 from absl import flags
 
-from diloco import flags as config_flags
-from diloco.config_values import ConfigError
+from diloco.config import flags as config_flags
+from diloco.config.sections import ConfigError
 from diloco.metrics.files import Malformed
 from diloco.metrics.workdir import Workdir
-from diloco.runtime import timeline, timeline_text
-from diloco.runtime.tape_reading import read_tapes
+from diloco.replay import timeline, timeline_text
+from diloco.run.event_log import read_tapes
 
 _LEARNER = flags.DEFINE_integer(
   'learner', None, 'Only what concerns this learner, all of its tape.'

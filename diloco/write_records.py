@@ -15,11 +15,11 @@ import pathlib
 import numpy as np
 from absl import flags
 
-from diloco import flags as config_flags
-from diloco.config_values import ConfigError
-from diloco.data.records_folder import SHARDS_MAX, write_records
-from diloco.data.text_files import KINDS, read_documents
-from diloco.data.tokenizer_kinds import make_tokenizer
+from diloco.config import flags as config_flags
+from diloco.config.sections import ConfigError
+from diloco.data.array_records import SHARDS_MAX, write_records
+from diloco.data.paths import KINDS, read_documents
+from diloco.data.tokenizers import make_tokenizer
 
 _OUT = flags.DEFINE_string('out', None, 'Folder to write; not there yet.')
 _SHARDS = flags.DEFINE_integer(

@@ -3,7 +3,7 @@
 
 A model of 5 B parameters in 2 and in 8 data centres, T = 1 s: what
 data-parallel, DiLoCo, streaming DiLoCo and Decoupled DiLoCo need for 50, 75,
-90, 95 and 99 % utilisation, on the one link of `diloco/sim/fifo_link.py`, by
+90, 95 and 99 % utilisation, on the one link of `diloco/fleets/traffic.py`, by
 bisection and in closed form; and what the real machines do at 0.1 to
 3.4 Gbit/s.
 

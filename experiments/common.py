@@ -7,7 +7,7 @@ import ml_collections
 def base() -> ml_collections.ConfigDict:
   """A valid run of two learners; experiments change what they are about.
 
-  `diloco/config_values.py` holds the type and the rules of every key.
+  `diloco/config/sections.py` holds the type and the rules of every key.
   """
   config = ml_collections.ConfigDict()
   config.name = 'base'  # Of the run; learners of another run are refused.

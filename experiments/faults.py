@@ -6,7 +6,8 @@ learners; a step takes 20 ms, most of it slept, so that what is measured is not
 the contention of four processes for the cores of one machine. Protocol,
 transport and time-outs are the defaults.
 
-Command: python -m launch.fault_benchmark, which starts these processes, kills
+Command: python -m tests.chaos.fault_benchmark, which starts these processes,
+kills
   and stops them, and prints one table.
 Hardware: 2 CPU cores, shared with a test run. Wall time: 107 s for one
   repetition.

@@ -18,7 +18,7 @@ Result of three seeds: at 1.2 M chips 24.5 % for data-parallel without
   14.2, paper 18); of the others 3.7 (M = 4, 2.4 M chips: 69.3 ± 0.3, paper 73).
 Variants: goodput.py:quicktest (a few seconds), goodput.py:step_s=1.0,
   --config.failures.trace=cluster.csv --config.fleet.chips=4096 for the failures
-  of a cluster of your own (columns: diloco/sim/failures.py).
+  of a cluster of your own (columns: diloco/fleets/failures.py).
 """
 
 from experiments import common, simulated

@@ -10,7 +10,7 @@ Variants: own_model.py:learners=4, own_model.py:quicktest.
 import jax
 import jax.numpy as jnp
 
-from diloco.models import interface
+from diloco.models import api
 from experiments import common
 
 
@@ -27,7 +27,7 @@ def model(sizes):
     chances = jax.nn.log_softmax(scores)
     return -jnp.take_along_axis(chances, after[..., None], -1).mean(), {}
 
-  return interface.plain_model(init, loss)
+  return api.plain_model(init, loss)
 
 
 def get_config(arg=None):

@@ -13,7 +13,7 @@ ON_THE_WIRE = ('up', 'down', 'block_size', 'scale', 'error_feedback')
 def base(kind: str) -> ml_collections.ConfigDict:
   """A valid simulation; experiments change what they are about.
 
-  `diloco/simulation_config.py` holds the type and the rules of every key.
+  `diloco/config/simulation.py` holds the type and the rules of every key.
 
   Args:
     kind: of the study, a key of STUDY.

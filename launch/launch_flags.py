@@ -7,14 +7,22 @@ from collections.abc import Iterator
 
 from absl import flags as absl_flags
 
-from diloco import flags
-from diloco.config import RunConfig
-from diloco.config_values import ConfigError
-from launch.accelerators import CPU, GPU, NAMES
-from launch.gke import CONFIG_FOLDER, SECRET_FOLDER
-from launch.hosts import hosts_of_all
-from launch.launch import CAPACITIES, ON_DEMAND, Asked, Launch, launch
-from launch.queued_resources import Cloud
+from diloco.config import flags
+from diloco.config.run_config import RunConfig
+from diloco.config.sections import ConfigError
+from launch.backends.gke import CONFIG_FOLDER, SECRET_FOLDER
+from launch.backends.queued_resources import Cloud
+from launch.job import (
+  CAPACITIES,
+  CPU,
+  GPU,
+  NAMES,
+  ON_DEMAND,
+  Asked,
+  Launch,
+  launch,
+)
+from launch.program import hosts_of_all
 
 LOCAL = 'local'
 GKE = 'gke'

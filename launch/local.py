@@ -11,22 +11,124 @@ Exit code 0: the run finished and was evaluated; 78: it can't run as
 configured; 1: it failed; 130, 143: Ctrl-C, SIGTERM.
 """
 
+import fcntl
+import json
 import os
 import pathlib
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
+from typing import BinaryIO
 
 import rich.console
 from absl import flags as absl_flags
 
-from diloco import config_faults, flags
-from diloco.config import RunConfig
-from diloco.config_data import missing_paths
-from diloco.config_values import ConfigError
+from diloco.config import flags, lab_section, run_config
+from diloco.config.data_section import missing_paths
+from diloco.config.lab_section import Kill
+from diloco.config.run_config import RunConfig
+from diloco.config.sections import ConfigError
+from diloco.metrics.status import read_status
 from diloco.metrics.workdir import Workdir
-from launch import faults, hosts, rehearsal, session
-from launch.address import free_address
-from launch.folder import occupy
+from launch import program as launch_program
+from launch import session
+from launch.backends import dry_run
 from launch.program import Program, program
+from launch.unit import free_address
+
+# Takes hold of a run's folder: nobody else's run, nobody else's files.
+
+
+def occupy(
+  root: pathlib.Path, overwrite: bool, config: RunConfig | None = None
+) -> tuple[Workdir, BinaryIO, bool]:
+  """The folder of a run that starts, or goes on; held while the file is open.
+
+  A run that was stopped goes on: its processes find what they left there.
+
+  Args:
+    root: is created where it does not exist.
+    overwrite: removes the run that `root` holds, and nothing else.
+    config: of the run that is to be started; None: it begins anew, always.
+
+  Returns:
+    The folder, the open lock, and whether the folder's run goes on.
+
+  Raises:
+    ConfigError: the folder is in use, or holds something else: another run,
+      one that is over, or no run at all.
+  """
+  workdir = Workdir(root)
+  if root.exists() and not root.is_dir():
+    raise ConfigError([f'--workdir={root}: is a file, give a folder'])
+  found = {path.name for path in root.iterdir()} if root.exists() else set()
+  if foreign := sorted(n for n in found if not Workdir.owns(n)):
+    raise ConfigError(
+      [
+        f'--workdir={root}: holds {foreign[0]!r}, which is not of a run; give '
+        'an empty folder or one that does not exist'
+      ]
+    )
+  root.mkdir(parents=True, exist_ok=True)
+  lock = workdir.lock.open('ab')
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    lock.close()
+    raise ConfigError(
+      [
+        f'--workdir={root}: another launcher is running there; wait for it or '
+        'give another folder'
+      ]
+    ) from None
+  held = found - {workdir.lock.name}
+  if held and overwrite:
+    _remove(root, held)
+  elif held and (reason := _why_not_go_on(workdir, config)):
+    lock.close()
+    raise ConfigError(
+      [
+        f'--workdir={root}: {reason}; give another folder, or --overwrite to '
+        'remove that run'
+      ]
+    )
+  return workdir, lock, bool(held) and not overwrite
+
+
+def _why_not_go_on(workdir: Workdir, config: RunConfig | None) -> str | None:
+  """Why the folder's run is not the one to be started; None where it is."""
+  if config is None:
+    return 'already holds a run'
+  if workdir.summary.exists():
+    return 'holds a run that is over'
+  try:
+    theirs = run_config.restore(json.loads(workdir.config.read_text()))
+  except (OSError, ValueError) as error:
+    return f'holds a run of which the configuration is not known ({error})'
+  here, there = (
+    {**run_config.agreement(each), 'name': each.name}
+    for each in (config, theirs)
+  )
+  differing = run_config.differences(here, there)
+  return f'holds another run, with {differing}' if differing else None
+
+
+def _remove(root: pathlib.Path, contents: set[str]) -> None:
+  for name in sorted(contents):
+    path = root / name
+    if path.is_dir() and not path.is_symlink():
+      shutil.rmtree(path)
+    else:
+      path.unlink()
+
+
+def still_due(
+  kills: Sequence[Kill], config: RunConfig, workdir: Workdir
+) -> tuple[Kill, ...]:
+  """Those that a run which goes on has not come to yet."""
+  status = read_status(workdir.status)
+  step = status.step if status else 0
+  total_steps = config.protocol.total_steps
+  return tuple(kill for kill in kills if not kill.is_due(step, total_steps))
 
 
 def define_flags() -> None:
@@ -64,11 +166,11 @@ def read_program(config: RunConfig, workdir: Workdir, address: str) -> Program:
     address,
     flags.access_arguments(),
     flags.log_arguments(),
-    hosts.on_this_machine(
+    launch_program.on_this_machine(
       config,
       given.hosts,
       given.cpu_devices,
-      os.environ.get(hosts.XLA_FLAGS, ''),
+      os.environ.get(launch_program.XLA_FLAGS, ''),
     ),
   )
 
@@ -81,7 +183,7 @@ def rehearse(config: RunConfig, say: Callable[[str], None]) -> None:
   """
   workdir = Workdir(pathlib.Path(absl_flags.FLAGS.workdir))
   address = f'{config.transport.host}:{config.transport.port}'
-  rehearsal.local(read_program(config, workdir, address), say)
+  dry_run.local(read_program(config, workdir, address), say)
 
 
 def main(argv) -> int:
@@ -94,7 +196,7 @@ def main(argv) -> int:
       raise ConfigError(['--workdir: is missing, such as runs/first'])
     if missing := list(missing_paths(config.data)):
       raise ConfigError(missing)  # Before a process starts for it.
-    planned = config_faults.plan(config.faults, config.protocol.learners)
+    planned = lab_section.plan(config.faults, config.protocol.learners)
     address = free_address(config.transport.host, config.transport.port)
     root = pathlib.Path(given.workdir)
     parts = read_program(config, Workdir(root), address)
@@ -106,7 +208,7 @@ def main(argv) -> int:
     console.print(
       f'goes on with the run in {workdir.root}', markup=False, highlight=False
     )
-    planned = faults.still_due(planned, config, workdir)
+    planned = still_due(planned, config, workdir)
   with lock:
     return session.run(config, parts, workdir, planned, console)
 

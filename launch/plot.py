@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Sequence
 
 from diloco.metrics import names
-from diloco.metrics.summary import Evaluation
+from diloco.metrics.status import Evaluation
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import read_jsonl
 

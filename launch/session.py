@@ -12,17 +12,21 @@ from collections.abc import Iterator, Sequence
 
 import rich.console
 
-from diloco.config import RunConfig
-from diloco.config_faults import Kill
+from diloco.config.lab_section import Kill
+from diloco.config.run_config import RunConfig
 from diloco.metrics import files, token_tapes
 from diloco.metrics.jsonl import CorruptLine, Lines
-from diloco.metrics.status import RunStatus, read_status
-from diloco.metrics.summary import read_evaluation, read_summary
+from diloco.metrics.status import (
+  RunStatus,
+  read_evaluation,
+  read_status,
+  read_summary,
+)
 from diloco.metrics.workdir import Workdir
-from launch import plot, report
+from launch import plot, progress
 from launch.program import Program, Role
+from launch.progress import Display
 from launch.supervisor import ProcessEvent, Supervisor
-from launch.table import Display
 
 POLL_S = 0.1
 LOG_LINES = 20  # Of a process that stopped the run.
@@ -242,5 +246,5 @@ def _show_end(
     config.data.batch * config.data.seq_len,
     config.protocol.blend,
   )
-  view = report.report(workdir, summary, evaluation, place, tokens.values())
+  view = progress.report(workdir, summary, evaluation, place, tokens.values())
   console.print(view)

@@ -9,16 +9,18 @@ Who leaves in good order gives the others time to do the same.
 
 import contextlib
 import dataclasses
+import errno
 import os
 import pathlib
 import secrets
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 
-from diloco.learner_environment import GROUP_SECRET
-from launch.address import free_address
+from diloco.config.hardware import GROUP_SECRET
+from diloco.config.sections import ConfigError
 from launch.exits import (
   DEAD,
   RUNNING,
@@ -33,6 +35,38 @@ from launch.program import Role
 LOOPBACK = '127.0.0.1'  # All processes are on this machine.
 
 Tell = Callable[[str, str, int, str], None]  # Process, event, pid, detail.
+
+
+def free_address(host: str, port: int) -> str:
+  """'host:port' on which nobody listens; port 0 finds any.
+
+  Raises:
+    ConfigError: the host is unknown, not of this machine, or the port taken.
+  """
+  try:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+  except socket.gaierror as error:
+    raise ConfigError(
+      [f'transport.host={host!r}: can not be resolved ({error.strerror})']
+    ) from None
+  family, kind, _, _, address = found[0]
+  with socket.socket(family, kind) as probe:
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+      probe.bind(address)
+      probe.listen()
+    except OSError as error:
+      raise ConfigError([_refused(host, port, error)]) from None
+    bound = probe.getsockname()[1]
+  return f'[{host}]:{bound}' if ':' in host else f'{host}:{bound}'
+
+
+def _refused(host: str, port: int, error: OSError) -> str:
+  if error.errno == errno.EADDRINUSE:
+    return f'transport.port={port}: is in use on {host}; 0 finds a free one'
+  if error.errno == errno.EADDRNOTAVAIL:
+    return f'transport.host={host!r}: is no address of this machine'
+  return f'transport.host={host!r}, transport.port={port}: {error.strerror}'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,2 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: state that a process writes for a later one."""
+"""What is written to disk to be read by a later process.
+
+Start with `store`: a folder of checkpoints, written beside the training, of
+which the newest whole one is taken.
+
+  store            keeps the newest, skips what is broken
+  orbax_files      how arrays and a text lie in a folder that Orbax writes
+  arrays           trees as named arrays, packed into volumes with a checksum
+  learner_records  what a restarted learner goes on from
+  syncer_records   what a restarted syncer goes on from: ledger and Θ
+  parameters       the parameters of a model: Orbax, safetensors
+"""

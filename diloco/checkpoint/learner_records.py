@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from diloco.checkpoint import orbax_files
-from diloco.checkpoint.checkpoints import Checkpoints
-from diloco.checkpoint.volumes import BrokenRecord
+from diloco.checkpoint.arrays import BrokenRecord
+from diloco.checkpoint.store import Checkpoints
 
 Bases = Mapping[int, Mapping[str, np.ndarray]]  # Fragment -> piece -> f32.
 

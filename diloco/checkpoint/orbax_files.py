@@ -18,7 +18,7 @@ import numpy as np
 import orbax.checkpoint as v0
 from orbax.checkpoint import v1
 
-from diloco.checkpoint.volumes import BrokenRecord
+from diloco.checkpoint.arrays import BrokenRecord
 
 Volumes = Mapping[str, np.ndarray]  # Number -> uint8 vector.
 

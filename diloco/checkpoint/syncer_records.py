@@ -26,12 +26,12 @@ from typing import Any, BinaryIO
 
 import jax
 
-from diloco.checkpoint.checkpoints import BROKEN, Checkpoints, newest_after
-from diloco.checkpoint.volumes import BrokenRecord
+from diloco.checkpoint.arrays import BrokenRecord
+from diloco.checkpoint.store import BROKEN, Checkpoints, newest_after
 from diloco.metrics import files
 from diloco.protocol.grace import Ema
-from diloco.protocol.members import Account
-from diloco.protocol.state import Ledger
+from diloco.protocol.syncer.members import Account
+from diloco.protocol.syncer.state import Ledger
 
 STATES = 'states'  # Folder of the checkpoints, in the syncer's.
 LOCK = 'lock'

@@ -1,2 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training data: corpora, tokenizers, and batches by position."""
+"""What is learned from: corpora, tokenizers, and batches by position.
+
+Start with `pipeline`: element i of a learner's dataset is its batch i.
+
+  pipeline       windows, shuffling, shards, held-out batches
+  corpus         text in memory: files, the standard library, a grammar
+  mixture        documents in files of any size, one source or a mix
+  documents      documents by number, their index, tokens as one row
+  array_records  ArrayRecord: read, written, its Example features
+  parquet_files  a column of text, a row group at a time
+  tfds_files     prepared datasets of TFDS, without TensorFlow
+  tokenizers     what a tokenizer is, and those that can be configured
+  tasks          multiple-choice questions: read, written, made
+  paths          files by path, pattern or URL; text files
+"""

@@ -12,7 +12,7 @@ import functools
 
 from diloco.data import paths
 from diloco.data.documents import DocumentFile
-from diloco.data.extras import needed
+from diloco.data.paths import needed
 
 PATTERNS = ('*.parquet',)
 # Per source: groups of the runs that are shuffled together, of their ends, and

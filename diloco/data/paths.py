@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds files by path, folder or pattern, locally or at a URL (gs://…).
+"""Files by path, pattern or URL; text files; packages that may be missing.
 
 URLs are listed by etils.epath, for which gs:// requires the extra `gcs`.
 """
 
+import contextlib
 import glob
+import json
 import os
+import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from etils import epath
 
 _WILD = re.compile(r'[*?\[]')
+KINDS = ('file', 'line', 'jsonl')
 
 
 def is_remote(path: str) -> bool:
@@ -78,3 +82,79 @@ def _remote(path: str, patterns: Sequence[str]) -> list[str]:
     raise ValueError(
       f"data: {path!r}: {error}: pip install 'diloco[gcs]'"
     ) from None
+
+
+@contextlib.contextmanager
+def needed(extra: str, what: str) -> Iterator[None]:
+  """Wraps imports of packages from an extra of setup.py.
+
+  Args:
+    extra: name of the extra.
+    what: what needs it, such as "data.source='parquet'".
+
+  Raises:
+    ValueError: a package is not installed; says how to install it.
+  """
+  try:
+    yield
+  except ImportError as error:
+    raise ValueError(
+      f"{what} needs {error.name or error}: pip install 'diloco[{extra}]'"
+    ) from None
+
+
+def read_documents(
+  files: Sequence[pathlib.Path], kind: str, text_key: str
+) -> Iterator[bytes]:
+  """Yields documents in UTF-8, in order; empty ones are left out.
+
+  Args:
+    files: text files.
+    kind: what a document is: a whole 'file', a 'line', or the field `text_key`
+      of a JSON object on a line, 'jsonl'.
+    text_key: see `kind`.
+
+  Raises:
+    FileNotFoundError: a file is missing; raised before anything is read.
+    ValueError: something is not UTF-8 or not such an object; names file and
+      line.
+  """
+  if kind not in KINDS:
+    raise ValueError(f'kind={kind!r}, must be one of {KINDS}')
+  for file in files:
+    if not file.is_file():
+      raise FileNotFoundError(f'{file}: there is no such file')
+  return _documents(files, kind, text_key)
+
+
+def _documents(
+  files: Sequence[pathlib.Path], kind: str, text_key: str
+) -> Iterator[bytes]:
+  for file in files:
+    if kind == 'file':
+      texts = [(1, file.read_bytes())]
+    else:
+      texts = _lines(file)
+    for number, text in texts:
+      try:
+        document = _field(text, text_key) if kind == 'jsonl' else text
+        document.decode()
+      except ValueError as error:
+        raise ValueError(f'{file}, line {number}: {error}') from None
+      if document:
+        yield document
+
+
+def _lines(file: pathlib.Path) -> Iterator[tuple[int, bytes]]:
+  """Yields non-empty lines with their numbers; one at a time in memory."""
+  with file.open('rb') as opened:
+    for number, line in enumerate(opened, start=1):
+      if line.strip():
+        yield number, line.rstrip(b'\r\n')
+
+
+def _field(line: bytes, text_key: str) -> bytes:
+  value = json.loads(line)
+  if not isinstance(value, dict) or not isinstance(value.get(text_key), str):
+    raise ValueError(f'is no object with a string {text_key!r}')
+  return value[text_key].encode()

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 import grain
 import numpy as np
 
-from diloco.data.token_stream import Mixture, TokenStream
+from diloco.data.documents import Mixture, TokenStream
 
 Dataset = grain.MapDataset  # Element i is the batch at position i.
 Tokens = np.ndarray | TokenStream

@@ -11,13 +11,9 @@ import functools
 from collections.abc import Callable
 
 from diloco.data import paths
-from diloco.data.array_record_files import (
-  allow_open,
-  open_records,
-  read_records,
-)
+from diloco.data.array_records import allow_open, open_records, read_records
 from diloco.data.documents import DocumentFile
-from diloco.data.extras import needed
+from diloco.data.paths import needed
 
 SPLIT = 'train'
 

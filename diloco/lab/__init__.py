@@ -1,4 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains many learners with real gradients in one process, in simulated
-time.
+"""Many learners with real gradients in one process, simulated clock.
+
+`python -m diloco.lab`; start with `run`, then `decoupled`.
+
+  run            one run of the configured system
+  decoupled      Decoupled DiLoCo: the simulator around real arrays
+  data_parallel  data-parallel, elastic, alone
+  process_arrays what its processes hold
+  packing        the same as JSON and a table of arrays
+  lives          visits, deaths and planned kills of learners
+  outputs        what a run writes and shows
+  resume_log     goes on with a run that was cut
+  resume_stubs   stands for arrays while decisions are made again
+  sweep          variants, seeds, differences; free of jax
+  sweep_runner   checks and runs a sweep
+  follow         makes a real run again: `python -m diloco.lab.follow`
 """

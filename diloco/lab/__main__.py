@@ -20,8 +20,8 @@ import runpy
 
 from absl import flags as absl_flags
 
-from diloco import flags
-from diloco.config_values import ConfigError
+from diloco.config import flags
+from diloco.config.sections import ConfigError
 from diloco.lab import sweep
 from diloco.metrics.workdir import Workdir
 
@@ -51,14 +51,14 @@ def main(_) -> int:
 
 def _run(workdir: pathlib.Path) -> int:
   config = flags.load()
-  from diloco.lab import one_run
+  from diloco.lab import run
 
   compiled = pathlib.Path(_COMPILED.value or Workdir(workdir).compiled)
-  return one_run.make(config, workdir, compiled)
+  return run.make(config, workdir, compiled)
 
 
 def _sweep(workdir: pathlib.Path) -> int:
-  from diloco.lab import sweep_configs, sweep_runs
+  from diloco.lab import sweep_runner
 
   path = flags.config_file()
   make = runpy.run_path(path).get('sweep')
@@ -68,9 +68,11 @@ def _sweep(workdir: pathlib.Path) -> int:
     rows = [v for v in sweep.variants(make) if _ONLY.value in v.label]
   except ValueError as error:
     raise ConfigError([str(error)]) from None
-  made = flags.load(build=lambda base: sweep_configs.make(base.to_dict(), rows))
-  sweep_configs.check(made, rows, _SEEDS.value, workdir)
-  return sweep_runs.make(rows, _SEEDS.value, _JOBS.value, workdir)
+  made = flags.load(
+    build=lambda base: sweep_runner.make_configs(base.to_dict(), rows)
+  )
+  sweep_runner.check(made, rows, _SEEDS.value, workdir)
+  return sweep_runner.make(rows, _SEEDS.value, _JOBS.value, workdir)
 
 
 if __name__ == '__main__':

@@ -13,27 +13,104 @@ from typing import Any
 
 import numpy as np
 
-from diloco.config_faults import Kill
-from diloco.lab.contents import LabContents
-from diloco.lab.health import Health
-from diloco.lab.journal import Journal
-from diloco.lab.lives import Lives
-from diloco.lab.onlooker import Onlooker
-from diloco.lab.placing import on_mesh
-from diloco.lab.resumption import Resumption
-from diloco.lab.stubs import StubContents
-from diloco.lab.trained import Point, Trained
-from diloco.lab.visits import Visits
-from diloco.metrics import ages, token_ledger
+from diloco.config.lab_section import Kill
+from diloco.fleets.tally import Tally
+from diloco.lab.lives import Lives, Visits
+from diloco.lab.outputs import Health, Journal, Point, Trained
+from diloco.lab.packing import on_mesh
+from diloco.lab.process_arrays import LabContents
+from diloco.lab.resume_log import Resumption
+from diloco.lab.resume_stubs import StubContents
+from diloco.learner.device import Device
+from diloco.metrics import ages, names, token_ledger
 from diloco.metrics.workdir import learner_name
-from diloco.models import routing_health
+from diloco.models import routing
 from diloco.protocol.config import ProtocolConfig
-from diloco.runtime.blueprint import Blueprint
-from diloco.runtime.device import Device
-from diloco.runtime.heldout import Heldout
-from diloco.sim.cluster import Cluster, Timing
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.syncer import events as syncer_events
+from diloco.run.heldout import Heldout
+from diloco.run.spec import Blueprint
+from diloco.simulator.cluster import Cluster
+from diloco.simulator.observer import TokenWatch
+from diloco.simulator.timing import Timing
 
 HORIZON_FACTOR = 100.0  # A run that takes this much longer than planned hangs.
+
+
+class Onlooker(Tally):
+  """A tally that also forwards to a journal.
+
+  Attributes:
+    merged_tokens: tokens of merged contributions, mean over the fragments.
+    ledger: where each learner's tokens went.
+
+  Args:
+    timeline_s: see `Tally`.
+    fragments: P.
+    journal: receives events.
+    blueprint: gives the learning rate.
+  """
+
+  def __init__(
+    self,
+    timeline_s: float,
+    fragments: int,
+    journal: Journal,
+    blueprint: Blueprint,
+  ):
+    super().__init__(timeline_s)
+    self.merged_tokens = 0.0
+    self.ledger = TokenWatch(fragments)
+    self._fragments = fragments
+    self._journal = journal
+    self._blueprint = blueprint
+    self._schedule = blueprint.schedule()
+    self._publishing: syncer_events.Publish | None = None
+
+  def at_syncer(self, syncer, event, effects):
+    super().at_syncer(syncer, event, effects)
+    self.ledger.at_syncer(syncer, event, effects)
+    for effect in effects:
+      match effect:
+        case syncer_events.Merge():
+          tokens = sum(share.c_tokens for share in effect.shares)
+          self.merged_tokens += tokens / self._fragments
+          self._decided(syncer.now, effect)
+        case syncer_events.Publish():
+          self._publishing = effect  # Its line has the resulting CRC.
+        case (
+          syncer_events.Record() | syncer_events.End() | syncer_events.Greet()
+        ):
+          self._decided(syncer.now, effect)
+    self._now_s = syncer.now
+
+  def theta(self, fragment: int, version: int, crc: int):
+    published, self._publishing = self._publishing, None
+    if published is not None:
+      self._decided(self._now_s, published, crc=crc)
+
+  def at_learner(self, process, event, effects):
+    super().at_learner(process, event, effects)
+    self.ledger.at_learner(process, event, effects)
+    if isinstance(event, learner_events.Completed):
+      progress = self._blueprint.progress(
+        process.stepped_at, process.position - 1
+      )
+      scalars = {
+        names.TIME: process.now,
+        names.INCARNATION: process.incarnation,
+        names.GLOBAL_STEP: process.machine.global_step,
+        names.TRAIN_LOSS: event.loss,
+        names.LEARNING_RATE: self._schedule(progress),
+        names.STEP_TIME: event.step_s,
+        names.STALL_TIME: 0.0,
+        names.TOKENS_PER_S: event.tokens / event.step_s,
+      }
+      self._journal.stepped(process.id, process.steps, scalars)
+
+  def _decided(self, at_s: float, effect: syncer_events.Effect, **more):
+    fields = dataclasses.asdict(effect) | more
+    self._journal.decided(at_s, type(effect).__name__, fields)
 
 
 class Decoupled:
@@ -173,7 +250,7 @@ class Decoupled:
       for path in (learners[0] if learners else ())
     }
     theta = self._cluster.syncer.contents.arrays.model.parameters()
-    spikes = [routing_health.loss_spike(x.losses, x.applied) for x in alive]
+    spikes = [routing.loss_spike(x.losses, x.applied) for x in alive]
     return {
       'loss': heldout.loss(theta),
       'learners_loss': heldout.loss(mean) if mean else float('nan'),
@@ -268,7 +345,7 @@ def announced_step(protocol: ProtocolConfig) -> int:
 
   A learner hears of it within its next step, and hands in what it has at the
   boundary after that: with τ > 0 that of the following step, which has been
-  dispatched by then (see `diloco.runtime.training`). The syncer announces the
+  dispatched by then (see `diloco.learner.train_loop`). The syncer announces the
   end this many steps earlier, so that t ends at `total_steps` as in every other
   system. A learner that waits at its boundary (τ = 0) hands in there.
   """

@@ -14,22 +14,159 @@ be replayed; says why.
 
 import os
 import pathlib
+from collections.abc import Mapping, Sequence
 
+import jax
+import numpy as np
 from absl import flags
 
-from diloco import flags as config_flags
-from diloco.config import RunConfig
-from diloco.config_values import ConfigError
-from diloco.lab.following import LabFollowing
-from diloco.lab.training import train
+from diloco.config import flags as config_flags
+from diloco.config.run_config import RunConfig
+from diloco.config.sections import ConfigError
+from diloco.lab.packing import Donated
+from diloco.lab.process_arrays import LabContents, LearnerArrays
+from diloco.lab.run import train
+from diloco.learner.device import Device
+from diloco.learner.replica import Held
 from diloco.metrics.files import Malformed
 from diloco.metrics.workdir import Workdir
-from diloco.runtime import logs, replay_session
-from diloco.runtime.device import Device
-from diloco.runtime.replay_plan import NotReplayable
+from diloco.numerics import payload
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.learner.bootstrap import Start
+from diloco.protocol.syncer import events as syncer_events
+from diloco.replay import replay_session
+from diloco.replay.replay_contents import Given
+from diloco.replay.replay_plan import NotReplayable
+from diloco.run import logs, tape_events
+from diloco.run.spec import Blueprint
+from diloco.simulator.contents import Unusable
+from diloco.syncer.outer_state import Outcome
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the real run.')
 _TAPES = flags.DEFINE_bool('tapes', True, 'Follow its tapes.')
+
+
+# The contents of the lab's processes, driven by the tapes of a real run.
+#
+# The lab's own arrays do what the run's processes did, in the same order: that
+# the result has the same bytes shows that the lab computes what a real run
+# does.
+
+
+class LabFollowing:
+  """An implementation of `diloco.replay.replay_contents.Contents`.
+
+  Args:
+    device: compiled; shared by all.
+  """
+
+  def __init__(self, blueprint: Blueprint, device: Device):
+    self._blueprint = blueprint
+    self._lab = LabContents(blueprint, device)
+    self._cpu = jax.local_devices(backend='cpu')[0]
+    with jax.default_device(self._cpu):
+      self._syncer = self._lab.syncer(self._lab.first_crcs, None)
+    self.model = self._syncer.model
+
+  def from_seed(self, learner: int) -> 'Following':
+    start = Start.from_seed(self._lab.first_crcs)
+    arrays = self._lab.learner(learner, start, None)
+    return Following(self._blueprint, self._lab, learner, arrays)
+
+  def from_checkpoint(self, learner: int, saved: 'Following') -> 'Following':
+    return saved
+
+  def from_peer(
+    self, learner: int, donor: 'Following', given: Sequence[Given]
+  ) -> 'Following':
+    """Adopts a peer's state as a real run does: Θ and inner state, then θ."""
+    standing = self.from_seed(learner)
+    standing.adopt(donor.arrays, given)
+    return standing
+
+  def outer_step(
+    self, merge: syncer_events.Merge, offered: Mapping[int, np.ndarray]
+  ) -> Outcome:
+    try:
+      taken = {
+        learner: self._syncer.decode(merge.fragment, data)[0]
+        for learner, data in offered.items()
+      }
+    except Unusable as error:
+      raise NotReplayable(f'round {merge.round}: {error}') from None
+    with jax.default_device(self._cpu):
+      self._syncer.merge(merge, taken)
+    return self._syncer.merged(merge.fragment)
+
+  def install(self, merge: syncer_events.Merge, outcome: Outcome):
+    self._syncer.publish(merge.fragment, merge.version)
+
+
+class Following:
+  """An implementation of `diloco.replay.replay_contents.Standing`.
+
+  Args:
+    lab: made the arrays.
+    learner: the learner id.
+    arrays: consumed.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    lab: LabContents,
+    learner: int,
+    arrays: LearnerArrays,
+  ):
+    self.arrays = arrays
+    self._blueprint = blueprint
+    self._lab = lab
+    self._learner = learner
+
+  def copy(self) -> 'Following':
+    saved, crcs = self.arrays.save(), tuple(self.arrays.base_crcs)
+    # `apply` decides to which versions they belong.
+    start = Start.from_seed(crcs)
+    arrays = self._lab.learner(self._learner, start, saved)
+    return Following(self._blueprint, self._lab, self._learner, arrays)
+
+  def step(self, position: int, progress: int):
+    self.arrays.step(position, progress)
+
+  def snapshot(self, said: tape_events.Snapshot):
+    effect = learner_events.Snapshot(
+      handle=said.handle,
+      keep=self.arrays.kept(said.fragment),
+      round=said.round,
+      fragment=said.fragment,
+      base_version=said.base_version,
+      c_steps=0,
+      c_tokens=0,
+      step=said.step,
+    )
+    return self.arrays.snapshot(effect)
+
+  def offer(self, said: tape_events.Snapshot, copied) -> np.ndarray:
+    return self.arrays.offer(said, copied)
+
+  def apply(self, said: tape_events.Apply, given: Given, training: bool):
+    p = said.fragment
+    pieces = self._blueprint.layout.fragments[p]
+    data = payload.encode(given.theta, pieces, self._blueprint.full)
+    reason = self.arrays.replace(p, given.version, data, given.crc)
+    if reason is not None:
+      raise NotReplayable(f'learner {self._learner}: {reason}')
+    effect = learner_events.Apply(p, said.version, said.carry, said.handle)
+    self.arrays.apply(effect, training)
+
+  def adopt(self, donor: LearnerArrays, given: Sequence[Given]):
+    """Adopts a donor's inner state, and the given Θ."""
+    held = [Held(each.version, each.theta, each.crc) for each in given]
+    self.arrays.adopt(None, Donated(held, donor.donate().inner))
+    self.arrays.adopt_inner()
+    for p, each in enumerate(given):
+      effect = learner_events.Apply(p, each.version, carry=False)
+      self.arrays.apply(effect, training=False)
 
 
 def main(_) -> int:

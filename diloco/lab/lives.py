@@ -1,14 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws deaths and speeds of learners, the same for every system.
+"""Which learners are there when: visits, deaths, planned kills."""
 
-One seed draws one set of deaths and step lengths; systems differ in what they
-make of it.
-"""
-
+import math
 import random
 
-from diloco.config import RunConfig
-from diloco.sim import speeds
+from diloco.config import lab_section
+from diloco.config.lab_section import Kill
+from diloco.config.run_config import RunConfig
+from diloco.config.sections import ConfigError
+from diloco.fleets import speeds
+
+# From notice to end; a learner that has handed in leaves sooner.
+NOTICE_STEPS = 30.0
+
+
+class Visits:
+  """The visits of the last `lab.visitors` learners; others always stay.
+
+  Attributes:
+    visitors: their ids.
+    from_step: t at which they start.
+    until_step: t at which they are told to leave.
+    notice_s: their notice time.
+  """
+
+  def __init__(self, config: RunConfig):
+    lab, protocol = config.lab, config.protocol
+    self.visitors = range(protocol.learners - lab.visitors, protocol.learners)
+    self.from_step = lab.visit_from * protocol.total_steps
+    self.until_step = lab.visit_until * protocol.total_steps
+    self.notice_s = NOTICE_STEPS * lab.step_s
+    self._learners = protocol.learners
+    self._began_s = self._ended_s = math.inf
+
+  def begin(self, now_s: float):
+    """Lets visitors start."""
+    self._began_s = now_s
+
+  def end(self, now_s: float):
+    """Tells visitors to leave; none starts any more."""
+    self._ended_s = now_s
+
+  def expects(self, learner: int, now_s: float) -> bool:
+    """Returns True if the learner should be there at `now_s`."""
+    always = learner not in self.visitors
+    return always or self._began_s <= now_s < self._ended_s
+
+  def learner_s(self, now_s: float) -> float:
+    """Returns the total time until now in which learners should be there."""
+    away_s = min(self._began_s, now_s) + now_s - min(self._ended_s, now_s)
+    return self._learners * now_s - len(self.visitors) * away_s
+
+
+# Draws deaths and speeds of learners, the same for every system.
+#
+# One seed draws one set of deaths and step lengths; systems differ in what they
+# make of it.
 
 
 class Lives:
@@ -51,3 +98,22 @@ class Lives:
     lived_s = self._lab.step_s * self._rng.expovariate(1 / self._lab.mtbf_steps)
     dies_s = from_s + lived_s
     return dies_s, dies_s + self.away_s
+
+
+def plan(config: RunConfig) -> tuple[Kill, ...]:
+  """Returns the faults in the order in which they are due.
+
+  Raises:
+    ConfigError: names each fault that can't be read, or that is impossible in a
+      run of `lab.system`.
+  """
+  system = config.lab.system
+  alone = system == 'alone'
+  kills = lab_section.plan(
+    config.faults, 1 if alone else config.protocol.learners
+  )
+  if system != 'decoupled' and any(kill.learner is None for kill in kills):
+    raise ConfigError(
+      [f'faults: lab.system={system!r} has no syncer that could be killed']
+    )
+  return kills

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits the lab's array-valued objects into plain JSON and a table of arrays.
+"""Any of the lab's array-valued things as plain JSON and a table of arrays.
 
 An array that occurs in several places is saved once, and restored as one.
 """
@@ -11,15 +11,35 @@ from typing import Any
 import jax
 import numpy as np
 
-from diloco.lab.contents_records import Donated, Saved
+from diloco.learner.replica import Held
 from diloco.numerics.outer import FragmentState
-from diloco.runtime.global_model import Outcome
-from diloco.runtime.host_copy import Held
+from diloco.run.spec import Blueprint
+from diloco.syncer.outer_state import Outcome
+
+Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
+HOST, DEVICE = 'host', 'device'  # Or the axes of the mesh, if it is spread.
+
+
+@dataclasses.dataclass(frozen=True)
+class Donated:
+  """What a newcomer gets from a donor."""
+
+  held: list[Held]  # Θ, by fragment.
+  inner: Any  # A copy of the inner optimizer's state.
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+  """A learner's own checkpoint."""
+
+  params: dict[str, jax.Array]
+  inner: Any
+  bases: list[Arrays]
+
 
 RECORDS = {
   cls.__name__: cls for cls in (Donated, Saved, FragmentState, Outcome, Held)
 }
-HOST, DEVICE = 'host', 'device'  # Or the axes of the mesh, if it is spread.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,3 +162,9 @@ def _named_tuples(tree: Any):
       yield type(tree).__name__, type(tree)
     for each in tree:
       yield from _named_tuples(each)
+
+
+def on_mesh(blueprint: Blueprint) -> tuple[Blueprint, list[jax.Device]]:
+  """Returns as many devices as the mesh needs: here others may be left over."""
+  mesh = blueprint.config.mesh
+  return blueprint, jax.devices()[: mesh.devices]

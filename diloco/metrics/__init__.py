@@ -1,2 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs of a run: scalars, status, summary, goodput."""
+"""What a run writes of itself, and what is counted from it; free of jax.
+
+Start with `workdir`: where everything lies in the folder of a run.
+
+  workdir       paths
+  files         JSON files that are never seen half written
+  jsonl         JSON lines that grow for weeks
+  names         names of scalars
+  writer        scalars as JSONL and for TensorBoard
+  status        `status.json`, `summary.json`, `evaluation.json`
+  goodput       goodput and uptime
+  ages          how old what was merged was
+  token_ledger  trained = merged + overwritten + lost + pending
+  token_tapes   the same, from the tapes of processes
+"""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The syncer's status while it runs: `status.json` of the workdir.
+"""`status.json`, `summary.json` and `evaluation.json` of a run.
 
 The syncer replaces the file about once a second and once more at the end; the
 launcher's table reads it. It does not influence training.
@@ -7,6 +7,7 @@ launcher's table reads it. It does not influence training.
 
 import dataclasses
 import json
+import math
 import pathlib
 
 from diloco.metrics import files
@@ -16,6 +17,7 @@ JOINING = 'joining'  # Said hello, bootstrap not complete.
 LIVE = 'live'  # Counts for the quorum.
 GONE = 'gone'  # Its incarnation ended; none has come since.
 LEFT = 'left'  # Said goodbye.
+NORMAL_95 = 1.959964  # 95 % of a normal distribution lie within so many σ.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,3 +77,150 @@ def read_status(path: pathlib.Path) -> RunStatus | None:
   `files.Malformed`.
   """
   return files.read_json(path, RunStatus)
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+  """Right answers as a share of all, with its 95 % interval."""
+
+  right: int
+  share: float
+  low: float
+  high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskScore:
+  """A model's answers to the questions of one task file.
+
+  Attributes:
+    file: name of the file.
+    questions: number of questions.
+    chance: the share that guessing would answer rightly.
+    cut: questions whose context was too long, and lost its beginning.
+    by_sum: score if the answer is the choice of highest log-likelihood.
+    by_byte: score if it is divided by the choice's length in bytes.
+  """
+
+  file: str
+  questions: int
+  chance: float
+  cut: int
+  by_sum: Share
+  by_byte: Share
+
+
+def share(right: int, questions: int) -> Share:
+  """Returns the share and its interval by Wilson's formula.
+
+  (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n): unlike p ± z √(p(1−p)/n)
+  it is not empty if all answers are right, or none.
+
+  Raises:
+    ValueError: there are no questions, or more right answers than questions.
+  """
+  if not 0 <= right <= questions or not questions:
+    raise ValueError(f'{right=} of {questions=}')
+  p, z, n = right / questions, NORMAL_95, questions
+  middle = p + z * z / (2 * n)
+  spread = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+  whole = 1 + z * z / n
+  low, high = (middle - spread) / whole, (middle + spread) / whole
+  # Rounding must not exclude a share of 0 or 1 from the interval.
+  return Share(right, p, max(0.0, min(low, p)), min(1.0, max(high, p)))
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerSummary:
+  """The summary of one learner, over all its incarnations."""
+
+  learner: int
+  steps: int  # Inner steps, over all incarnations.
+  tokens: int
+  rounds: int  # Closed rounds that included it.
+  incarnations: int
+  # When its newest process began, and the origin of its inner state.
+  beginning: str
+  stall_max_s: float
+  bytes_up: int
+  bytes_down: int
+  age_steps: float | None = None  # As in `metrics.status`.
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSummary:
+  """Written by the syncer as its last act; its presence means 'finished'."""
+
+  run: str
+  step: int  # t, the global step at the end.
+  rounds: int  # Closed ones.
+  fragments: int  # P.
+  wall_s: float  # From the first ready learner to the last close.
+  goodput: float
+  uptime: float
+  refused: int
+  pulls_up: int  # Payloads that the syncer pulled and could use.
+  pulls_down: int  # Payloads that learners pulled.
+  bytes_up: int  # Bytes of those payloads.
+  bytes_down: int
+  learners: tuple[LearnerSummary, ...]  # In the order of their ids.
+  age_steps: float | None = None  # As in `metrics.status`.
+  old_share: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """Loss of the global model on held-out text, nats per token.
+
+  A token is a byte if the tokenizer is 'bytes'. Fields with a default are
+  missing in older files. None means not requested or not applicable: the loss
+  of the quadratic model has no bits, and only a text in memory has bigrams.
+  """
+
+  parameters: int
+  initial_loss: float
+  final_loss: float
+  bigram_loss: float | None  # Loss of a bigram model of the training text.
+  unigram_loss: float | None
+  initial_bits_per_byte: float | None = None
+  final_bits_per_byte: float | None = None
+  task: TaskScore | None = None  # Of the final model.
+  bytes_per_token: float = 1.0  # Of the held-out text, on average.
+
+
+def bits(nats: float) -> float:
+  """Converts nats to bits."""
+  return nats / math.log(2)
+
+
+def bytes_per_parameter(
+  pulled_bytes: int, pulls: int, fragments: int, parameters: int
+) -> float | None:
+  """Returns bytes per parameter one way, for one round trip of all P fragments.
+
+  One pull carries one of P fragments, so P pulls carry every parameter once;
+  f32 needs 4, bf16 needs 2. None if nothing was pulled.
+  """
+  if not pulls:
+    return None
+  return pulled_bytes * fragments / (pulls * parameters)
+
+
+def write_summary(path: pathlib.Path, summary: RunSummary) -> None:
+  """Replaces the file atomically."""
+  files.write_json(path, summary)
+
+
+def read_summary(path: pathlib.Path) -> RunSummary | None:
+  """Returns None if the run did not finish; raises `files.Malformed`."""
+  return files.read_json(path, RunSummary)
+
+
+def write_evaluation(path: pathlib.Path, evaluation: Evaluation) -> None:
+  """Replaces the file atomically."""
+  files.write_json(path, evaluation)
+
+
+def read_evaluation(path: pathlib.Path) -> Evaluation | None:
+  """Returns None if nothing was evaluated; raises `files.Malformed`."""
+  return files.read_json(path, Evaluation)

@@ -1,4 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models: pairs of functions on plain pytrees, with tables of axes and
-roles.
+"""What is trained: a model is a pair of functions on plain pytrees.
+
+Start with `api`: `Model`, and `plain_model`, which makes one of your own
+`init` and `loss`. `model.kind` of the configuration names one of
+
+  decoder    embedding, layers, output head; with `layers`, `moe`, `routing`
+  quadratic  a bowl with noise: many parameters, cheap steps
+  module:function   of the user, `experiments/own_model.py` shows one
+
+  decoder_config  the size of a decoder, free of jax
+  sharding        logical axes to a mesh of three axes
+  flops           arithmetic of a step, which the MFU counts
+  hf_export       parameters under the names that other tools read
 """

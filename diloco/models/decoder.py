@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from diloco.models import blocks, interface, routing
+from diloco.models import api, layers, routing
 from diloco.models.decoder_config import DecoderConfig
 from diloco.models.moe import Experts
 from diloco.models.sharding import constrain
@@ -29,7 +29,7 @@ _POLICIES = {  # The meaning of `DecoderConfig.remat`.
 }
 
 
-def make_decoder(config: DecoderConfig) -> interface.Model:
+def make_decoder(config: DecoderConfig) -> api.Model:
   """Makes the decoder as a `Model`, whose contract is documented there."""
   structure, state = nnx.split(
     nnx.eval_shape(lambda: Decoder(config, jax.random.key(0))), nnx.Param
@@ -57,14 +57,14 @@ def make_decoder(config: DecoderConfig) -> interface.Model:
     )
     loss, metrics = cross_entropy(logits_BLV, tokens_BL[:, 1:])
     more, load = routing.auxiliary(told_N, experts)
-    return loss + more, metrics | load | {interface.CROSS_ENTROPY: loss}
+    return loss + more, metrics | load | {api.CROSS_ENTROPY: loss}
 
   def routes(params, tokens_BL):
     return nnx.merge(structure, params).run(
       tokens_BL, lambda each: (each.probs_BLE, each.chosen_BLK)
     )[1]
 
-  return interface.Model(
+  return api.Model(
     init=init,
     loss=loss,
     axes={path: variable.axes for path, variable in variables.items()},
@@ -76,7 +76,7 @@ def make_decoder(config: DecoderConfig) -> interface.Model:
 
 def cross_entropy(
   logits_BLV: jax.Array, targets_BL: jax.Array
-) -> tuple[jax.Array, interface.Metrics]:
+) -> tuple[jax.Array, api.Metrics]:
   """mean over B·L of log Σ_v exp(logit_v) − logit_target, in nats and f32.
 
   Returns:
@@ -97,14 +97,14 @@ class Layer(nnx.Module):
 
   def __init__(self, config: DecoderConfig, key: jax.Array):
     attention_key, mlp_key = jax.random.split(key)
-    self.attention = blocks.Attention(config, attention_key)
-    self.mlp = (Experts if config.experts else blocks.Mlp)(config, mlp_key)
+    self.attention = layers.Attention(config, attention_key)
+    self.mlp = (Experts if config.experts else layers.Mlp)(config, mlp_key)
 
   def __call__(
     self, x_BLD: jax.Array, angles_LC: jax.Array
   ) -> tuple[jax.Array, routing.Routing | None]:
     x_BLD = x_BLD + self.attention(x_BLD, angles_LC)
-    if isinstance(self.mlp, blocks.Mlp):
+    if isinstance(self.mlp, layers.Mlp):
       return x_BLD + self.mlp(x_BLD), None
     branch_BLD, routed = self.mlp(x_BLD)
     return x_BLD + branch_BLD, routed
@@ -117,26 +117,24 @@ class Decoder(nnx.Module):
     embedding_key, layers_key, head_key = jax.random.split(key, 3)
     vocab, width = config.vocab, config.d_model
     self.config = config
-    self.embedding = blocks.normal(
+    self.embedding = layers.normal(
       embedding_key,
       (vocab, width),
       1 / math.sqrt(width),
       axes=('vocab', 'embed'),
-      role=interface.EMBEDDING,
+      role=api.EMBEDDING,
     )
     self.layers = nnx.vmap(lambda key: Layer(config, key))(
       jax.random.split(layers_key, config.layers)
     )
-    self.norm = nnx.Param(
-      jnp.ones((width,)), axes=('norm',), role=interface.PLAIN
-    )
+    self.norm = nnx.Param(jnp.ones((width,)), axes=('norm',), role=api.PLAIN)
     if not config.tied:
-      self.head = blocks.normal(
+      self.head = layers.normal(
         head_key,
         (vocab, width),
         1 / width,
         axes=('vocab', 'embed'),
-        role=interface.EMBEDDING,
+        role=api.EMBEDDING,
       )
 
   def __call__(self, tokens_BL: jax.Array) -> jax.Array:
@@ -155,7 +153,7 @@ class Decoder(nnx.Module):
       tell: called with a layer's routing; not called without experts.
     """
     config = self.config
-    angles_LC = blocks.rope_angles(
+    angles_LC = layers.rope_angles(
       tokens_BL.shape[1], config.head_dim, config.rope_theta
     )
     # Rows have the length 1; the stream starts with unit variance.
@@ -177,7 +175,7 @@ class Decoder(nnx.Module):
         block, policy=_POLICIES[config.remat], prevent_cse=False
       )
     x_BLD, told = jax.lax.scan(block, x_BLD, stacked)
-    x_BLD = blocks.rms_norm(x_BLD, self.norm[...])
+    x_BLD = layers.rms_norm(x_BLD, self.norm[...])
     if config.tied:
       # As small as a separate head at init: 1 / √D on top of the rows' 1 / √D.
       head_VD = table_VD / scale

@@ -33,8 +33,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from diloco.numerics import bfloat16
-
+_MAGNITUDE = np.uint32(0x7FFF_FFFF)
+_MAX_MIDPOINT = np.uint32(0x7F7F_8000)  # From here up, rounding gives Inf.
 # Shape letters: N blocks, B values of a block, W bytes of a block's codes.
 
 LEVEL_MAX = {1: 1, 2: 3, 4: 7, 8: 127}  # By bits.
@@ -48,6 +48,26 @@ _SCALE_MIN = np.finfo(np.float32).tiny
 # Values of int2 beyond this many mean |x| get level ±3. Optimal on a Gaussian:
 # its best four even levels are 0.9957 σ apart, and mean |x| is 0.7979 σ.
 _THRESHOLD = 1.248
+
+
+# Converts between f32 and bfloat16 bits, the upper 16 bits of an f32.
+
+
+def to_bits(x: np.ndarray) -> np.ndarray:
+  """Rounds f32 to the uint16 bits of the nearest bfloat16, ties to even.
+
+  Finite stays finite: values beyond the largest bfloat16 (3.39e38) are clipped
+  to it. Non-finite stays non-finite.
+  """
+  bits = x.view(np.uint32)
+  odd = (bits >> np.uint32(16)) & np.uint32(1)
+  increment = (odd + np.uint32(0x7FFF)) * (bits & _MAGNITUDE < _MAX_MIDPOINT)
+  return ((bits + increment) >> np.uint32(16)).astype('<u2')
+
+
+def from_bits(bits: np.ndarray) -> np.ndarray:
+  """Returns the f32 values of bfloat16 bits, exactly."""
+  return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,18 +204,18 @@ class BlockCodec:
     """Rounds scales to what is stored; level_max · scale stays finite."""
     scale_N = scale_N.astype(np.float32)
     bound = np.finfo(np.float32).max / np.float32(LEVEL_MAX[self.bits])
-    bound = bfloat16.from_bits(bound.view(np.uint32) >> np.uint32(16))
+    bound = from_bits(bound.view(np.uint32) >> np.uint32(16))
     finite_N = np.isfinite(scale_N)
     scale_N = np.where(finite_N, np.minimum(scale_N, bound), scale_N)
     scale_N = np.where(scale_N < _SCALE_MIN, np.float32(0), scale_N)
     return self._from_stored(self._to_stored(scale_N))
 
   def _to_stored(self, scale_N: np.ndarray) -> np.ndarray:
-    return bfloat16.to_bits(scale_N) if self.scale == 'bf16' else scale_N
+    return to_bits(scale_N) if self.scale == 'bf16' else scale_N
 
   def _from_stored(self, stored_N: np.ndarray) -> np.ndarray:
     if self.scale == 'bf16':
-      return bfloat16.from_bits(stored_N)
+      return from_bits(stored_N)
     return stored_N.astype(np.float32)
 
   def _pack(self, codes_NB: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from diloco.numerics import bfloat16, block_codec
+from diloco.numerics import block_codec
 
 NAMES = ('int1', 'int2', 'int4', 'int8', 'bf16', 'f32')
 
@@ -129,7 +129,7 @@ class Bfloat16Codec:
     data = np.empty(self.nbytes(x.size), np.uint8)
     bits = data.view('<u2')
     for part in _chunks(x.size):
-      bits[part] = bfloat16.to_bits(x[part])
+      bits[part] = block_codec.to_bits(x[part])
     return data
 
   def decode(self, data: np.ndarray, n: int) -> np.ndarray:
@@ -137,7 +137,7 @@ class Bfloat16Codec:
     x = np.empty(n, np.float32)
     bits = data.view('<u2')
     for part in _chunks(n):
-      x[part] = bfloat16.from_bits(bits[part])
+      x[part] = block_codec.from_bits(bits[part])
     return x
 
 

@@ -11,7 +11,7 @@ import math
 
 from matplotlib import figure, lines, ticker
 
-from diloco.pages import words
+from diloco.pages import parts
 from diloco.pages.parts import LINE_KINDS, Chart, Line
 
 SIZE_INCHES = (9.0, 5.0)
@@ -167,7 +167,7 @@ def _set_axes(axes, chart: Chart) -> None:
   ):
     if log:
       set_scale('log')
-    axis.set_major_formatter(lambda value, _: words.in_thousands(value))
+    axis.set_major_formatter(lambda value, _: parts.in_thousands(value))
     axis.set_minor_formatter(ticker.NullFormatter())
   points = [line for line in chart.lines if line.kind != 'closed form']
   xs = sorted({x for line in points or chart.lines for x in line.xs})

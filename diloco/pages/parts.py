@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a report as values; their appearance is decided elsewhere."""
+"""What a report is made of, as values; its cells and numbers as text."""
 
 import dataclasses
+import math
 
 Cell = str | int | float | None  # None: nothing to say, shown as a dash.
 
@@ -16,6 +17,8 @@ LINE_KINDS = (
   'validation',  # one on held-out text.
   'course',  # What changes over time.
 )
+NOTHING = '—'
+UNITS = ((1e12, 'T'), (1e9, 'G'), (1e6, 'M'), (1e3, 'k'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,3 +148,97 @@ class Report:
     for kinds in (Table, Picture):  # CSV files, PNG files.
       names = [part.name for part in self.parts if isinstance(part, kinds)]
       assert len(names) == len(set(names)), f'{self.name}: two of {names}'
+
+
+@dataclasses.dataclass(frozen=True)
+class ShownColumn:
+  """A column that is not hidden.
+
+  Attributes:
+    name: its heading.
+    texts: of each row; floats rounded, a spread behind ±.
+    numeric: whether it is aligned to the right.
+  """
+
+  name: str
+  texts: tuple[str, ...]
+  numeric: bool
+
+
+def shown(table: Table) -> tuple[ShownColumn, ...]:
+  """The columns of a table that are looked at, left to right."""
+  places = {column.name: i for i, column in enumerate(table.columns)}
+  columns = []
+  for i, column in enumerate(table.columns):
+    if column.hidden:
+      continue
+    cells = [row[i] for row in table.rows]
+    texts = [text_of(cell, column.digits) for cell in cells]
+    if column.spread is not None:
+      spreads = [row[places[column.spread]] for row in table.rows]
+      texts = _with_spreads(texts, cells, spreads, column.digits)
+    numeric = not any(isinstance(cell, str) for cell in cells)
+    columns.append(ShownColumn(column.name, tuple(texts), numeric))
+  return tuple(columns)
+
+
+def text_of(cell: Cell, digits: int) -> str:
+  """A cell as it is shown; thousands are parted by commas.
+
+  Args:
+    cell: of a table.
+    digits: decimals of a float.
+  """
+  if cell is None or cell == '':
+    return NOTHING
+  if isinstance(cell, str):
+    return ' '.join(cell.split())  # On one line.
+  if isinstance(cell, int):
+    return f'{cell:,}'
+  if not math.isfinite(cell):
+    return str(cell).replace('inf', '∞')
+  rounded = f'{cell:,.{digits}f}'
+  return rounded if float(rounded.replace(',', '')) else rounded.lstrip('-')
+
+
+def _with_spreads(texts, cells, spreads, digits):
+  """Appends spreads, as in '88.3 ± 0.4', with the ± aligned in one column."""
+  behind = [
+    ''
+    if spread is None
+    else f' ± {text_of(spread, digits)}'
+    if _is_number(cell)
+    else ''
+    for cell, spread in zip(cells, spreads)
+  ]
+  width = max(map(len, behind), default=0)
+  return [
+    text + (b.ljust(width) if _is_number(cell) else '')
+    for text, b, cell in zip(texts, behind, cells)
+  ]
+
+
+def _is_number(cell: Cell) -> bool:
+  return isinstance(cell, int | float)
+
+
+def in_thousands(value: float) -> str:
+  """A number in at most four digits, with k, M, G or T.
+
+  From 10⁴ on: 2000 stays 2000, as years and steps are written.
+  """
+  if abs(value) >= 1e4:
+    for size, unit in UNITS:
+      if abs(value) >= size:
+        return f'{value / size:.4g}{unit}'
+  return f'{value:.4g}'
+
+
+def duration(time_s: float) -> str:
+  """Seconds as '0.8 s', '3 min 20 s', '2 h 5 min'."""
+  if time_s < 120:
+    return f'{time_s:.3g} s'
+  minutes, seconds = divmod(round(time_s), 60)
+  if minutes < 120:
+    return f'{minutes} min {seconds} s'
+  return f'{minutes // 60} h {minutes % 60} min'

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows a report in a terminal, of whatever width, without colours."""
 
+import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO
 
 import rich.box
 import rich.console
 import rich.table
 import rich.text
 
-from diloco.pages import cells
+from diloco.pages import parts
 from diloco.pages.parts import Picture, Report, Table
 
 BETWEEN = 2  # Blanks between two columns.
 KEYS_MAX = 0.6  # Of the width, for columns that are repeated.
 PROSE_MAX = 100  # Columns; longer lines are hard to read.
+CLEAR = '\r\x1b[K'
 
 
 def show(report: Report, console: rich.console.Console | None = None) -> None:
@@ -46,7 +50,7 @@ def show(report: Report, console: rich.console.Console | None = None) -> None:
 def _show_table(table: Table, console: rich.console.Console) -> None:
   console.print()
   _print(console, table.title, 'bold')
-  for i, columns in enumerate(blocks(cells.shown(table), console.width)):
+  for i, columns in enumerate(blocks(parts.shown(table), console.width)):
     if i:
       console.print()
     view = rich.table.Table(
@@ -74,8 +78,8 @@ def _show_table(table: Table, console: rich.console.Console) -> None:
 
 
 def blocks(
-  columns: Sequence[cells.ShownColumn], width: int
-) -> Iterator[tuple[cells.ShownColumn, ...]]:
+  columns: Sequence[parts.ShownColumn], width: int
+) -> Iterator[tuple[parts.ShownColumn, ...]]:
   """A table cut, where it is too wide, into some that begin alike.
 
   Args:
@@ -102,21 +106,21 @@ def blocks(
   yield tuple(block)
 
 
-def _tell_apart(columns: Sequence[cells.ShownColumn]) -> bool:
+def _tell_apart(columns: Sequence[parts.ShownColumn]) -> bool:
   rows = list(zip(*(column.texts for column in columns)))
   return len(set(rows)) == len(rows)
 
 
-def _used(columns: Sequence[cells.ShownColumn], width_of: Callable) -> int:
+def _used(columns: Sequence[parts.ShownColumn], width_of: Callable) -> int:
   return sum(map(width_of, columns)) + BETWEEN * (len(columns) - 1)
 
 
-def _roomy(column: cells.ShownColumn) -> int:
+def _roomy(column: parts.ShownColumn) -> int:
   """Characters it takes with its heading on one line."""
   return max(map(len, (*column.texts, column.name)))
 
 
-def _narrow(column: cells.ShownColumn) -> int:
+def _narrow(column: parts.ShownColumn) -> int:
   """Characters it needs, its heading broken at blanks."""
   return max(map(len, (*column.texts, *column.name.split())), default=1)
 
@@ -134,3 +138,38 @@ def _print(
     text, width, initial_indent=first, subsequent_indent=rest
   ):
     console.print(rich.text.Text(line, style=style))
+
+
+class Line:
+  """One line that is rewritten on a terminal; otherwise plain lines.
+
+  Args:
+    stream: standard error unless given.
+  """
+
+  def __init__(self, stream: TextIO | None = None):
+    self._stream = sys.stderr if stream is None else stream
+    self._in_place = self._stream.isatty()
+    self._is_there = False
+
+  def say(self, text: str) -> None:
+    """Replaces the line by `text`."""
+    if not self._in_place:
+      self.stay(text)
+      return
+    width = shutil.get_terminal_size().columns - 1
+    self._stream.write(f'{CLEAR}{text[:width]}')
+    self._stream.flush()
+    self._is_there = True
+
+  def stay(self, text: str) -> None:
+    """A line of its own."""
+    self.end()
+    print(text, file=self._stream, flush=True)
+
+  def end(self) -> None:
+    """Takes the line away that was written in place."""
+    if self._is_there:
+      self._stream.write(CLEAR)
+      self._stream.flush()
+      self._is_there = False

@@ -11,7 +11,8 @@ import numpy as np
 from matplotlib import collections, colors, figure, lines, patches, ticker
 from matplotlib.legend_handler import HandlerTuple
 
-from diloco.pages import shares, words
+from diloco.pages import parts as pages_parts
+from diloco.pages import shares
 from diloco.pages.parts import Timeline
 
 DPI = 150
@@ -94,7 +95,8 @@ def alternative(timeline: Timeline) -> str:
   ]
   return (
     f'Timeline: {timeline.title}. {len(timeline.lanes)} lanes over '
-    f'{words.duration(end_s - begin_s)}, {len(timeline.spans)} spans. Of the '
+    f'{pages_parts.duration(end_s - begin_s)}, {len(timeline.spans)} spans. '
+    'Of the '
     f'time of all lanes: {", ".join(parts) or "nothing"}.'
   )
 

@@ -30,7 +30,7 @@ class ProtocolConfig:
       tokens (Alg. 2, line 9); 'equal' gives every learner that trained the same
       weight.
     patience: factor on every time-out; all time-outs derive from measured step
-      and transfer times (`patience.py`).
+      and transfer times (`timeouts.py`).
     total_steps: the run ends when the global step t reaches this.
     blend: how a learner takes in an update: 'overwrite', 'mix' or 'carry'.
   """

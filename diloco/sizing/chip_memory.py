@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from diloco.runtime.device import Device
+from diloco.learner.device import Device
 
 EXCHANGING = ('snapshot', 'blend', 'overwrite')  # Names of programs.
 _SHAPE = re.compile(r'\b(pred|[bsuf]\w*\d+\w*)\[([\d,]*)\]')

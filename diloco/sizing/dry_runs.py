@@ -11,13 +11,12 @@ from collections.abc import Sequence
 import jax
 from absl import flags
 
-from diloco import config as configs
-from diloco import flags as config_flags
-from diloco import learner_environment, slice_flags, topologies
-from diloco.config_values import ConfigError
-from diloco.runtime.blueprint import make_blueprint
+from diloco.config import flags as config_flags
+from diloco.config import hardware, run_config
+from diloco.config.sections import ConfigError
+from diloco.run.spec import make_blueprint
 from diloco.sizing import estimate, estimate_text
-from diloco.sizing.described import NoCompiler
+from diloco.sizing.slices import NoCompiler
 
 DRY_RUN = 'dry_run'
 
@@ -26,7 +25,7 @@ def define_flags(needed_else: Sequence[str] = ()) -> None:
   """Defines the flags of a dry run, and those needed without one."""
   text = 'Compiles, says what it takes, and ends: no network.'
   flags.DEFINE_bool(DRY_RUN, False, text)
-  slice_flags.define()
+  config_flags.define()
   for name in needed_else:
     flags.register_multi_flags_validator(
       [DRY_RUN, name],
@@ -39,14 +38,14 @@ def is_asked() -> bool:
   """Returns True if a dry run is requested."""
   asked = flags.FLAGS[DRY_RUN].value
   if not asked:
-    for name in slice_flags.NAMES:
+    for name in config_flags.NAMES:
       if flags.FLAGS[name].present:
         problem = f'--{name}: is of a dry run, with --{DRY_RUN}'
         config_flags.exit_config(ConfigError([problem]))
   return asked
 
 
-def run(config: configs.RunConfig) -> int:
+def run(config: run_config.RunConfig) -> int:
   """Prints what a learner takes.
 
   Args:
@@ -55,8 +54,8 @@ def run(config: configs.RunConfig) -> int:
   Returns:
     The exit code: 1 where a learner does not fit, 78 where it makes no sense.
   """
-  topology = flags.FLAGS[slice_flags.TOPOLOGY].value
-  compiler = flags.FLAGS[slice_flags.COMPILER].value
+  topology = flags.FLAGS[config_flags.TOPOLOGY].value
+  compiler = flags.FLAGS[config_flags.COMPILER].value
   try:
     found = _estimate(config, topology, compiler)
   except ConfigError as error:
@@ -76,13 +75,13 @@ def run(config: configs.RunConfig) -> int:
 
 
 def _estimate(
-  config: configs.RunConfig, topology: str | None, compiler: str
+  config: run_config.RunConfig, topology: str | None, compiler: str
 ) -> estimate.Estimate:
-  slice_ = topologies.topology(topology) if topology else None
+  slice_ = hardware.topology(topology) if topology else None
   blueprint = make_blueprint(config, reads_text=False)
   if slice_ is not None:
     return estimate.on_slice(blueprint, slice_, compiler)
-  learner_environment.check(os.environ)
-  learner_environment.check_backend(os.environ, jax.default_backend())
-  configs.check_devices(config, jax.local_device_count())
+  hardware.check(os.environ)
+  hardware.check_backend(os.environ, jax.default_backend())
+  run_config.check_devices(config, jax.local_device_count())
   return estimate.on_devices(blueprint)

@@ -1,23 +1,99 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimates one learner on one slice, compiled as it will run."""
+"""One learner on one slice: compiled as it will run, and what it takes."""
 
 import dataclasses
+import math
 
 import jax
+import numpy as np
 
-from diloco import config as configs
-from diloco import host_memory, topologies
+from diloco.config import hardware, run_config
+from diloco.config.hardware import Chip, Topology
+from diloco.learner.device import Device
 from diloco.models.flops import StepFlops, step_flops
-from diloco.numerics.partition import Partition
-from diloco.runtime.blueprint import Blueprint, decoder_config
-from diloco.runtime.device import Device
-from diloco.runtime.utilisation import COUNTED
+from diloco.numerics.mesh_partition import Partition
+from diloco.numerics.payload import cut_bytes
+from diloco.run.spec import Blueprint, decoder_config
+from diloco.run.utilisation import COUNTED
+from diloco.sizing import host_memory
 from diloco.sizing.chip_memory import ChipMemory, chip_memory
-from diloco.sizing.described import described
-from diloco.sizing.host_share import HostShare, host_share
-from diloco.topologies import Chip, Topology
+from diloco.sizing.slices import described
 
+FIRST = 0  # What devices hold alike, the first host sends for all.
 OUT_OF_MEMORY = 'RESOURCE_EXHAUSTED'
+
+
+@dataclasses.dataclass(frozen=True)
+class HostShare:
+  """The share of the host that has most, the first.
+
+  Attributes:
+    hosts: hosts of the learner.
+    values: values of Θ that it holds, N.
+    fragment_values: those in the largest fragment, F.
+    state_bytes: bytes of the inner state, S.
+    up_bytes: bytes sent in a round, on average over fragments.
+    down_bytes: bytes received in a round, on average over fragments.
+    value_bytes: bytes of a value on the wire, b; the larger direction.
+  """
+
+  hosts: int
+  values: int
+  fragment_values: int
+  state_bytes: int
+  up_bytes: float
+  down_bytes: float
+  value_bytes: float
+
+
+def host_share(
+  blueprint: Blueprint, partition: Partition, state_like
+) -> HostShare:
+  """Returns the share of a learner whose mesh is cut by `partition`.
+
+  Args:
+    partition: gives the host of each device.
+    state_like: shapes, dtypes and shardings of the inner state.
+  """
+  needed, up, down = [], [], []
+  for pieces in blueprint.layout.fragments:
+    boxes = partition.needed(pieces, FIRST)
+    needed.append(sum(box.size for box in boxes))
+    down.append(cut_bytes(boxes, blueprint.down))
+    offered = partition.offered(pieces, FIRST)
+    up.append(sum(blueprint.up.nbytes(box.size) for box in offered))
+  return HostShare(
+    hosts=partition.host_count,
+    values=sum(needed),
+    fragment_values=max(needed),
+    state_bytes=held_bytes(state_like, partition.hosts),
+    up_bytes=sum(up) / len(up),
+    down_bytes=sum(down) / len(down),
+    value_bytes=max(sum(up), sum(down)) / sum(needed),
+  )
+
+
+def held_bytes(like, hosts: tuple[int, ...]) -> int:
+  """Bytes of the different shards that the first host's devices hold.
+
+  Args:
+    like: a pytree of abstract arrays on one mesh.
+    hosts: of each device, in the mesh's row-major order.
+  """
+  return sum(_held(leaf, hosts) for leaf in jax.tree.leaves(like))
+
+
+def _held(leaf, hosts: tuple[int, ...]) -> int:
+  sharding = leaf.sharding
+  indices = sharding.devices_indices_map(leaf.shape)
+  mine = {
+    tuple(part.indices(size)[:2] for part, size in zip(index, leaf.shape))
+    for host, device in zip(hosts, sharding.mesh.devices.flat)
+    for index in (indices[device],)
+    if host == FIRST
+  }
+  shard = math.prod(sharding.shard_shape(leaf.shape))
+  return len(mine) * shard * np.dtype(leaf.dtype).itemsize
 
 
 class DoesNotFit(Exception):
@@ -43,7 +119,7 @@ class Estimate:
     xla_flops: FLOPs of a step on one chip, as the compiler counts.
   """
 
-  config: configs.RunConfig
+  config: run_config.RunConfig
   where: str
   compiler: str
   chips: int
@@ -89,7 +165,7 @@ def on_slice(
   """
   mesh = blueprint.config.mesh
   sizes = f'{mesh.fsdp=} * {mesh.expert=} * {mesh.tensor=}'
-  topologies.check_fits(of, mesh.devices, sizes)
+  hardware.check_fits(of, mesh.devices, sizes)
   found = described(of, compiler)
   device = _compiled(blueprint, found.devices)
   partition = device.partition
@@ -112,7 +188,7 @@ def on_devices(blueprint: Blueprint) -> Estimate:
   devices = jax.devices()
   kind = devices[0].device_kind
   device = _compiled(blueprint, devices)
-  chip = topologies.chip_of(kind)
+  chip = hardware.chip_of(kind)
   where = f'the {len(devices)} devices that are here, of kind {kind!r}'
   compiler = f'the compiler of {jax.default_backend()!r}'
   return _estimate(blueprint, device, device.partition, where, compiler, chip)

@@ -4,8 +4,8 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from diloco.host_memory import Memory, rounds
 from diloco.sizing.estimate import Estimate
+from diloco.sizing.host_memory import Memory, rounds
 
 WIDTH = 80
 MFU = 0.4  # What well-tuned dense training reaches.

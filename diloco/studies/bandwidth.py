@@ -3,16 +3,29 @@
 13).
 """
 
+import dataclasses
+import statistics
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from diloco.config.simulation import SimulationConfig
+from diloco.fleets import fleet, traffic
+from diloco.fleets.failures import Happenings
+from diloco.fleets.traffic import (
+  TOLERANCE,
+  bandwidth_gbps,
+  bytes_per_value,
+  fragment_shares,
+)
 from diloco.pages.parts import Cell, Chart, Column, Line, Report, Table
-from diloco.sim.bisection import TOLERANCE, bandwidth_gbps
-from diloco.simulation_config import SimulationConfig
-from diloco.studies import bandwidth_machines
-from diloco.studies.bandwidth_methods import DATA_PARALLEL, Method, methods
+from diloco.simulator.network import SYNCER
+from diloco.studies.inputs import fleet_of, network_of
 
+BF16_BYTES = 2.0
+FOUR_BITS_BYTES = 0.5  # As the paper counts int4: no scales.
+DATA_PARALLEL = 'data-parallel bf16'
+CYCLES = 10  # Simulated, of H steps each.
 # What the paper prints, and for what: 5 B parameters, T = 1 s, D = 2, and, as
 # we infer, 90 % utilisation with the embedding in one piece.
 PAPER_GBPS = {
@@ -26,6 +39,202 @@ PAPER_PROTOCOL = (24, 24, 2)  # P, H, τ.
 SIMULATED_POINTS = 24  # Of a line in a chart.
 FORM_POINTS = 120
 CHART_FROM, CHART_TO = 0.2, 0.99  # Utilisations that a chart must show.
+
+
+# The traffic of each system on a link between data centres.
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+  """One system on one link.
+
+  Attributes:
+    name: name of its row and its line.
+    decoupled: True for Decoupled DiLoCo.
+    cycle: its traffic.
+    form: its closed form.
+    step_s: T.
+  """
+
+  name: str
+  decoupled: bool
+  cycle: traffic.Cycle
+  form: traffic.Bursts | traffic.Stream
+  step_s: float
+
+  def utilisation(self, gbps: float, steps: int) -> float:
+    """Simulated, over so many steps."""
+    return traffic.utilisation(self.cycle, self.step_s, gbps, steps)
+
+
+def methods(
+  config: SimulationConfig, datacentres: int, step_s: float
+) -> tuple[Method, ...]:
+  """The rows of a table: systems between D data centres, at a step time.
+
+  Data-parallel and the DiLoCos in lock-step all-reduce: f = 2(1 − 1/D) of the
+  model. A learner of Decoupled DiLoCo exchanges with shards of the syncer that
+  are spread over the data centres: f' = 1 − 1/D each way, on a link that takes
+  both ways at once.
+  """
+  values = config.network.params * traffic.all_reduce_share(datacentres)
+  every, buckets = config.protocol.sync_every_steps, config.study.buckets
+  bf16 = _gbit(values, BF16_BYTES)
+  codec = config.codec
+  own_bytes = max(
+    bytes_per_value(name, codec.block_size, codec.scale)
+    for name in (codec.up, codec.down)
+  )
+  embedding = config.network.embedding_share
+  one_way = values / 2
+  stream = _Streams(config, step_s)
+  own = codec.up if codec.up == codec.down else f'{codec.up}/{codec.down}'
+  return (
+    Method(
+      DATA_PARALLEL,
+      False,
+      traffic.data_parallel(bf16, step_s, buckets),
+      traffic.Bursts(bf16, step_s, buckets),
+      step_s,
+    ),
+    Method(
+      'DiLoCo bf16',
+      False,
+      traffic.diloco(bf16, step_s, buckets, every),
+      traffic.Bursts(bf16, step_s, buckets, every),
+      step_s,
+    ),
+    stream.method('streaming DiLoCo bf16', False, bf16, 0.0),
+    stream.method(
+      'streaming DiLoCo 4-bit', False, _gbit(values, FOUR_BITS_BYTES), 0.0
+    ),
+    stream.method(
+      'Decoupled DiLoCo bf16', True, _gbit(one_way, BF16_BYTES), embedding
+    ),
+    stream.method(
+      'Decoupled DiLoCo 4-bit', True, _gbit(one_way, FOUR_BITS_BYTES), embedding
+    ),
+    stream.method(
+      f'Decoupled DiLoCo {own}, as here', True, _gbit(one_way, own_bytes), 0.0
+    ),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Streams:
+  """Makes methods that send fragment by fragment."""
+
+  config: SimulationConfig
+  step_s: float
+
+  def method(
+    self, name: str, decoupled: bool, gbit: float, embedding: float
+  ) -> Method:
+    """Returns the method for a model of `gbit`.
+
+    `embedding` is the share of an embedding fragment.
+    """
+    protocol = self.config.protocol
+    fragments, every = protocol.fragments, protocol.sync_every_steps
+    sizes = [gbit * share for share in fragment_shares(fragments, embedding)]
+    overlap = protocol.overlap_steps
+    return Method(
+      name,
+      decoupled,
+      traffic.streaming(sizes, self.step_s, every, overlap),
+      traffic.Stream(
+        sizes[0], sizes[-1], fragments, self.step_s, every, overlap
+      ),
+      self.step_s,
+    )
+
+
+def _gbit(values: float, nbytes: float) -> float:
+  return 8 * values * nbytes / 1e9
+
+
+# The real protocol machines on narrow links: what suffers is the pace.
+
+
+def table(config: SimulationConfig, say: Callable[[str], None]) -> Table:
+  """Pace, staleness and traffic of every codec at every bandwidth."""
+  rows = []
+  for codec in dict.fromkeys(('bf16', config.codec.up)):
+    own = codec == config.codec.up
+    down = config.codec.down if own else codec
+    changed = dataclasses.replace(
+      config, codec=dataclasses.replace(config.codec, up=codec, down=down)
+    )
+    for gbps in config.study.gbps:
+      rows.append(_row(changed, gbps))
+      say(f'real machines, {codec} at {gbps:g} Gbit/s')
+  network = config.network
+  return Table(
+    'bandwidth_machines',
+    f'The real machines: {config.protocol.learners} learners in '
+    f'{network.datacentres} data centres, T = {config.fleet.step_s:g} s',
+    (
+      Column('codec'),
+      Column('Gbit/s', 2),
+      Column('pace %', 1, spread='pace spread'),
+      Column('pace spread', 1, hidden=True),
+      Column('stepping %', 1),
+      Column('merged in %', 1),
+      Column('versions behind', 2),
+      Column('mean Gbit/s', 2),
+      Column('peak Gbit/s', 2),
+    ),
+    tuple(rows),
+    notes=(
+      'pace: rounds closed per round that steps made due; stepping: share of '
+      'the time.',
+      'merged in: rounds that took a learner in, versions behind: of its base; '
+      'means.',
+      "mean and peak: busiest direction of a learner's link; the peak is over "
+      'one step.',
+      'Whoever misses an update fetches the whole fragment in f32.',
+    ),
+  )
+
+
+def _row(config: SimulationConfig, gbps: float) -> tuple:
+  """Means over the seeds."""
+  network = dataclasses.replace(network_of(config), learner_bps=1e9 * gbps)
+  protocol = config.protocol
+  until_s = CYCLES * protocol.sync_every_steps * config.fleet.step_s
+  outcomes = [
+    fleet.run(
+      protocol,
+      fleet_of(config, protocol.learners),
+      network,
+      Happenings(),
+      seed,
+      until_s,
+    )
+    for seed in range(config.seed, config.seed + config.study.seeds)
+  ]
+  paces = [100 * outcome.pace for outcome in outcomes]
+  return (
+    config.codec.up,
+    gbps,
+    statistics.fmean(paces),
+    statistics.stdev(paces) if len(paces) > 1 else 0.0,
+    statistics.fmean(100 * outcome.goodput for outcome in outcomes),
+    100 * _over_learners(outcomes, fleet.Outcome.participation),
+    _over_learners(outcomes, fleet.Outcome.staleness),
+    statistics.fmean(_busiest(o, lambda use: use.mean_bps) for o in outcomes),
+    statistics.fmean(_busiest(o, lambda use: use.peak_bps) for o in outcomes),
+  )
+
+
+def _over_learners(outcomes, figure) -> float:
+  return statistics.fmean(figure(o, m) for o in outcomes for m in o.learners)
+
+
+def _busiest(outcome: fleet.Outcome, bps) -> float:
+  """Gbit/s of the learners' busiest link, one way; 0 where none is used."""
+  used = [bps(use) for use in outcome.links if use.process != SYNCER]
+  return max(used, default=0.0) / 1e9
 
 
 def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
@@ -54,7 +263,7 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
     (
       *tables,
       _factor_table(config, factors),
-      bandwidth_machines.table(config, say),
+      table(config, say),
       *charts,
     ),
   )

@@ -6,11 +6,11 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 
-from diloco.sim import closed_forms, decoupled, lockstep, speeds
-from diloco.sim.lockstep import Exchange
-from diloco.sim.wires import SYNCER
-from diloco.simulation_config import SimulationConfig
-from diloco.studies import machines, traces
+from diloco.config.simulation import SimulationConfig
+from diloco.fleets import closed_forms, fleet, speeds, synchronous
+from diloco.fleets.synchronous import Exchange
+from diloco.simulator.network import SYNCER
+from diloco.studies import inputs, traces
 from diloco.studies.traces import Trace
 
 DECOUPLED = 'Decoupled DiLoCo'
@@ -69,7 +69,7 @@ class Cell:
   runs: tuple[Run, ...]
   closed_goodput: float | None
   closed_uptime: float | None
-  outcome: decoupled.Outcome | None = None
+  outcome: fleet.Outcome | None = None
   stands: tuple[traces.Standing, ...] = ()
 
   def mean(self, name: str) -> float | None:
@@ -169,7 +169,7 @@ def exchange_of(config: SimulationConfig, system: str) -> Exchange:
   if system not in DILOCOS:
     return Exchange(1)
   streams = system == 'streaming DiLoCo'
-  return machines.exchange_of(config, streams, max(config.study.learners))
+  return inputs.exchange_of(config, streams, max(config.study.learners))
 
 
 def _in_lockstep(
@@ -196,7 +196,7 @@ def _in_lockstep(
     )
     for group, step_s in enumerate(steps_s)
   ]
-  done = lockstep.run(
+  done = synchronous.run(
     [one.stops for one in every],
     paces,
     until_s,
@@ -214,17 +214,17 @@ def _decoupled(
   seed: int,
   until_s: float,
   timeline_s: float,
-) -> decoupled.Outcome:
+) -> fleet.Outcome:
   learners = len(every)
   protocol = dataclasses.replace(
     config.protocol,
     learners=learners,
     quorum=min(config.protocol.quorum, learners),
   )
-  return decoupled.run(
+  return fleet.run(
     protocol,
-    machines.fleet_of(config, learners),
-    machines.network_of(config),
+    inputs.fleet_of(config, learners),
+    inputs.network_of(config),
     traces.happenings(every, config.failures, seed, until_s),
     seed,
     until_s,
@@ -233,7 +233,7 @@ def _decoupled(
   )
 
 
-def _counted(outcome: decoupled.Outcome) -> Run:
+def _counted(outcome: fleet.Outcome) -> Run:
   participations = [outcome.participation(m) for m in outcome.learners]
   counts = outcome.learners.values()
   merged = sum(count.merged for count in counts)
@@ -254,7 +254,7 @@ def _counted(outcome: decoupled.Outcome) -> Run:
 
 
 def _gbps(
-  outcome: decoupled.Outcome,
+  outcome: fleet.Outcome,
   direction: str,
   over: Callable[[list[float]], float],
 ) -> float:
@@ -268,7 +268,7 @@ def _gbps(
   )
 
 
-def _peak_gbps(outcome: decoupled.Outcome, direction: str) -> float:
+def _peak_gbps(outcome: fleet.Outcome, direction: str) -> float:
   """Returns the peak rate of the syncer's link."""
   return max(
     (

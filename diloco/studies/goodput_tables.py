@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 
 from diloco.pages.parts import Column, Table
-from diloco.studies import paper
+from diloco.studies import inputs
 from diloco.studies.goodput_cells import DECOUPLED, Cell
 
 ELASTIC = 'elastic data-parallel'
@@ -32,7 +32,7 @@ class Grid:
     """The paper's figure; None where it gives none, or of something else."""
     if not self.is_paper:
       return None
-    return paper.GOODPUT.get((system, learners), {}).get(chips)
+    return inputs.GOODPUT.get((system, learners), {}).get(chips)
 
 
 def short(chips: float) -> str:

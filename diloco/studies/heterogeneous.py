@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learners of unequal speed under different quorums (the paper's Table 5)."""
 
+import dataclasses
+import random
 from collections.abc import Callable, Sequence
 
+from diloco.config.simulation import SimulationConfig
+from diloco.fleets import fleet, synchronous
+from diloco.fleets.failures import Happenings
+from diloco.fleets.fleet import Outcome
+from diloco.fleets.speeds import Speeds
 from diloco.pages.parts import (
   Cell,
   Chart,
@@ -12,11 +19,8 @@ from diloco.pages.parts import (
   Table,
   Timeline,
 )
-from diloco.sim import lockstep
-from diloco.sim.decoupled import Outcome
-from diloco.simulation_config import SimulationConfig
-from diloco.studies import heterogeneous_runs as runs
-from diloco.studies import lanes, machines, paper, samples
+from diloco.protocol.config import ProtocolConfig
+from diloco.studies import inputs, lanes
 
 LOCKSTEP = 'streaming DiLoCo'  # A row for comparison: one program, M groups.
 COLUMNS = (
@@ -36,6 +40,68 @@ COLUMNS = (
 )
 
 
+# The runs of the study of learners of unequal speed.
+
+
+def protocol_of(setting: str, config: ProtocolConfig) -> ProtocolConfig:
+  """The protocol of one setting.
+
+  Args:
+    setting: of `HeterogeneousStudy.SETTINGS`: a quorum, then what it has. The
+      grace window is the configured one, or none; admission is the paper's,
+      'fresh', unless 'latest' stands there.
+    config: of everything else.
+  """
+  quorum, *has = setting.split()
+  return dataclasses.replace(
+    config,
+    quorum=config.learners if quorum == 'K=M' else 1,
+    grace_cap_steps=config.grace_cap_steps if 'grace' in has else 0.0,
+    admission='latest' if 'latest' in has else 'fresh',
+  )
+
+
+def fast(config: SimulationConfig) -> range:
+  return range(config.protocol.learners - config.fleet.slow_learners)
+
+
+def slow(config: SimulationConfig) -> range:
+  return range(fast(config).stop, config.protocol.learners)
+
+
+def run(config: SimulationConfig, setting: str, i: int) -> fleet.Outcome:
+  """The i-th run of a setting; the first keeps what a timeline shows."""
+  return fleet.run(
+    protocol_of(setting, config.protocol),
+    inputs.fleet_of(config, config.protocol.learners),
+    inputs.network_of(config),
+    Happenings(),
+    config.seed + i,
+    until_s=config.study.steps * config.fleet.step_s,
+    timeline_s=config.study.timeline_s if i == 0 else 0.0,
+  )
+
+
+def run_in_lockstep(config: SimulationConfig, i: int) -> synchronous.Outcome:
+  """Streaming DiLoCo on the same fleet: one program, M groups."""
+  fleet, groups = config.fleet, config.protocol.learners
+  steps_s = inputs.fleet_of(config, groups).step_s
+  return synchronous.run(
+    [()] * groups,
+    [
+      Speeds(
+        step_s,
+        fleet.jitter,
+        fleet.drift,
+        random.Random(f'steps of {group}, seed {config.seed + i}'),
+      )
+      for group, step_s in enumerate(steps_s)
+    ],
+    config.study.steps * fleet.step_s,
+    inputs.exchange_of(config, True, groups),
+  )
+
+
 def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
   """Runs every setting with every seed."""
   study = config.study
@@ -43,9 +109,9 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
   for setting in study.settings:
     for i in range(study.seeds):
       say(f'{setting}: run {i + 1} of {study.seeds}')
-      outcomes.setdefault(setting, []).append(runs.run(config, setting, i))
+      outcomes.setdefault(setting, []).append(run(config, setting, i))
   say(f'{LOCKSTEP}: {study.seeds} runs')
-  waiting = [runs.run_in_lockstep(config, i) for i in range(study.seeds)]
+  waiting = [run_in_lockstep(config, i) for i in range(study.seeds)]
   return Report(
     name=config.name,
     title='Learners of unequal speed: what quorum, grace and admission do',
@@ -60,7 +126,7 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
 
 
 def _table(
-  config: SimulationConfig, outcomes: dict, waiting: list[lockstep.Outcome]
+  config: SimulationConfig, outcomes: dict, waiting: list[synchronous.Outcome]
 ) -> Table:
   rows = []
   for setting, several in outcomes.items():
@@ -69,18 +135,18 @@ def _table(
     rows.append(
       (
         setting,
-        samples.mean(paces),
-        samples.spread(paces),
+        inputs.mean(paces),
+        inputs.spread(paces),
         _even_pace(config, setting),
-        paper.HETEROGENEOUS.get(setting),
-        samples.mean([100 * outcome.goodput for outcome in several]),
-        _mean_merged(several, runs.fast(config)),
-        _mean_merged(several, runs.slow(config)),
-        samples.mean(merged),
-        samples.spread(merged),
-        samples.mean([_staleness(outcome) for outcome in several]),
-        samples.mean([outcome.merges_per_hour for outcome in several]),
-        samples.mean([outcome.grace_s for outcome in several]),
+        inputs.HETEROGENEOUS.get(setting),
+        inputs.mean([100 * outcome.goodput for outcome in several]),
+        _mean_merged(several, fast(config)),
+        _mean_merged(several, slow(config)),
+        inputs.mean(merged),
+        inputs.spread(merged),
+        inputs.mean([_staleness(outcome) for outcome in several]),
+        inputs.mean([outcome.merges_per_hour for outcome in several]),
+        inputs.mean([outcome.grace_s for outcome in several]),
       )
     )
   rows.append(_lockstep_row(config, waiting))
@@ -103,33 +169,33 @@ def _table(
       'fast ones, a slow one makes a step for '
       f'{1 - config.fleet.slow_gap:.0%} of them.',
       'staleness: versions that the base of a merged offer was behind, mean.',
-      samples.said(config.study.seeds),
+      inputs.said(config.study.seeds),
     ),
   )
 
 
 def _lockstep_row(
-  config: SimulationConfig, waiting: list[lockstep.Outcome]
+  config: SimulationConfig, waiting: list[synchronous.Outcome]
 ) -> tuple[Cell, ...]:
   """All take part in every round, and wait for it."""
   protocol = config.protocol
-  steps_s = machines.fleet_of(config, protocol.learners).step_s
+  steps_s = inputs.fleet_of(config, protocol.learners).step_s
   steps = [min(group.steps for group in o.groups) for o in waiting]
   due = config.study.steps * config.fleet.step_s / min(steps_s)
   paces = [100 * made / due for made in steps]
   rounds_per_s = (
-    samples.mean([made / o.until_s for made, o in zip(steps, waiting)])
+    inputs.mean([made / o.until_s for made, o in zip(steps, waiting)])
     / protocol.spacing_steps
   )
   return (
     LOCKSTEP,
-    samples.mean(paces),
-    samples.spread(paces),
+    inputs.mean(paces),
+    inputs.spread(paces),
     100 * min(steps_s) / max(steps_s),
     None,
-    samples.mean([100 * outcome.goodput for outcome in waiting]),
-    100.0 if runs.fast(config) else None,
-    100.0 if runs.slow(config) else None,
+    inputs.mean([100 * outcome.goodput for outcome in waiting]),
+    100.0 if fast(config) else None,
+    100.0 if slow(config) else None,
     100.0,
     None,
     0.0,
@@ -148,9 +214,9 @@ def _chart(outcomes: dict) -> Chart:
       Line(
         setting,
         'simulated',
-        (samples.mean(merged),),
-        (samples.mean(paces),),
-        (samples.spread(paces) or 0.0,),
+        (inputs.mean(merged),),
+        (inputs.mean(paces),),
+        (inputs.spread(paces) or 0.0,),
         group,
       )
     )
@@ -169,9 +235,9 @@ def _chart(outcomes: dict) -> Chart:
 
 
 def _timelines(config: SimulationConfig, outcomes: dict) -> list[Timeline]:
-  fast = runs.fast(config)
+  fast_learners = fast(config)
   names = [
-    f'learner {m}' if m in fast else f'learner {m}, slow'
+    f'learner {m}' if m in fast_learners else f'learner {m}, slow'
     for m in range(config.protocol.learners)
   ]
   until_s = min(
@@ -208,8 +274,8 @@ def _paragraphs(config: SimulationConfig) -> tuple[str, ...]:
 
 def _even_pace(config: SimulationConfig, setting: str) -> float:
   """The K-th fastest learner's speed in % of the fastest's, without jitter."""
-  quorum = runs.protocol_of(setting, config.protocol).quorum
-  fleet = machines.fleet_of(config, config.protocol.learners)
+  quorum = protocol_of(setting, config.protocol).quorum
+  fleet = inputs.fleet_of(config, config.protocol.learners)
   steps_s = sorted(fleet.step_s)
   return 100 * steps_s[0] / steps_s[quorum - 1]
 
@@ -220,12 +286,12 @@ def _mean_merged(
   """Returns the mean participation; None if there are no such learners."""
   if not learners:
     return None
-  return samples.mean([_merged(outcome, learners) for outcome in several])
+  return inputs.mean([_merged(outcome, learners) for outcome in several])
 
 
 def _merged(outcome: Outcome, learners: Sequence[int]) -> float:
   """Mean participation of some learners, in %."""
-  return samples.mean([100 * outcome.participation(m) for m in learners])
+  return inputs.mean([100 * outcome.participation(m) for m in learners])
 
 
 def _staleness(outcome: Outcome) -> float:

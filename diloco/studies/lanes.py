@@ -3,8 +3,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from diloco.fleets.fleet import Outcome
 from diloco.pages.parts import Span, Timeline
-from diloco.sim.decoupled import Outcome
 
 ROUNDS_MAX = 4  # Lanes of rounds; more of them overlap.
 

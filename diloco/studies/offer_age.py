@@ -5,11 +5,12 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+from diloco.config.simulation import SimulationConfig
 from diloco.pages.parts import Column, Report, Table
-from diloco.protocol import syncer_io
-from diloco.sim.cluster import Cluster, Timing
-from diloco.sim.watch import Watch
-from diloco.simulation_config import SimulationConfig
+from diloco.protocol.syncer import events as syncer_events
+from diloco.simulator.cluster import Cluster
+from diloco.simulator.engine import Watch
+from diloco.simulator.timing import Timing
 
 OLD_STEPS = 1.5  # Of the learner's own; an offer is due each step at most.
 AGE_MAX, OLD_MAX = 0.8, 0.05  # What is aimed at: mean, share that is old,
@@ -74,7 +75,10 @@ class _Shares(Watch):
 
   def at_syncer(self, syncer, event, effects):
     for effect in effects:
-      if isinstance(effect, syncer_io.Merge) and 'finish' not in effect.reason:
+      if (
+        isinstance(effect, syncer_events.Merge)
+        and 'finish' not in effect.reason
+      ):
         self.rounds += 1
         self.ages += [share.age_steps for share in effect.shares]
 

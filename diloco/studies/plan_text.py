@@ -4,7 +4,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from diloco.host_memory import F32_BYTES, Memory
+from diloco.sizing.host_memory import F32_BYTES, Memory
 from diloco.studies.planning import INTERVALS, LATENCIES, Plan
 
 OVERLAP_ADVISED = 5  # Streaming DiLoCo: harmless up to 10, advised up to 5.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans a run by arithmetic, without simulation.
+"""What to expect of a run, and how to set it up: arithmetic, no simulation.
 
-Stages of an exchange (`diloco/protocol/README.md`, `diloco/runtime`): encode at
+Stages of an exchange (`diloco/protocol/README.md`, `diloco/learner`): encode at
 the learner, offer, pull by the syncer, merge, announce, pull by the learner,
 take in. Messages take one latency, pulls two, so six in all. The stages of
 successive rounds overlap; a round is on time if no stage takes longer than the
@@ -11,15 +11,16 @@ s steps between two rounds.
 import dataclasses
 import math
 
-from diloco import host_memory
+from diloco.config.sections import SCALES, ConfigError, Section
+from diloco.fleets import traffic
+from diloco.fleets.closed_forms import elastic_goodput, uptime
+from diloco.fleets.traffic import BITS, bytes_per_value
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import grace_window_s
-from diloco.sim import traffic_forms
-from diloco.sim.closed_forms import elastic_goodput, uptime
-from diloco.sim.payload_bytes import bytes_per_value
-from diloco.studies import host_speeds
-from diloco.studies.situation import Situation
+from diloco.sizing import host_memory
+from diloco.studies import inputs
 
+THETA_BYTES = 4  # Of a parameter: θ is f32.
 F32_BYTES = 4
 BF16_BYTES = 2
 BUCKETS = 128  # Of data-parallel, as in `experiments/bandwidth.py`.
@@ -30,6 +31,81 @@ GRACE_SAFETY = 0.8  # γ
 GRACE_CAP_STEPS = 1.0  # The paper's.
 LATENCIES = 6  # Of an exchange: two messages of one, two pulls of two.
 DAY_S = 86_400.0
+
+
+# The situation that a plan is made for, checked; fields are flags of
+# `plan`.
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation(Section):
+  """The given situation.
+
+  Attributes:
+    params: parameters of the model, N.
+    learners: M.
+    bandwidth_gbps: rate of a learner's link, each way.
+    step_s: T, duration of an inner step.
+    datacentres: D, with a shard of the syncer in each; 1: the syncer is one
+      process elsewhere, as it is built here, and every byte uses the link.
+    chips: chips of all learners; 0: nothing is said of failures.
+    mtbi_days: mean time between interruptions of a chip.
+    pause_s: duration of one reconfiguration of an elastic learner.
+    codec: both ways.
+    block_size: values that share a scale.
+    scale: type of the scales.
+    latency_s: one way.
+    state_bytes_per_param: bytes of θ and the inner optimizer's state.
+    host_speed: speed of hosts, relative to those of `host_speeds`.
+  """
+
+  params: float
+  learners: int
+  bandwidth_gbps: float
+  step_s: float
+  datacentres: int = 1
+  chips: int = 0
+  mtbi_days: float = 365.0
+  pause_s: float = 13.7
+  codec: str = 'int4'
+  block_size: int = 128
+  scale: str = 'bf16'
+  latency_s: float = 0.05
+  state_bytes_per_param: float = 12.0
+  host_speed: float = 1.0
+
+  def __post_init__(self):
+    broken = [f'--{rule}' for rule in self.broken_rules()]
+    if broken:
+      raise ConfigError(broken)
+
+  def broken_rules(self):
+    yield from self._positive(
+      'bandwidth_gbps', 'step_s', 'mtbi_days', 'host_speed'
+    )
+    if not 1 <= self.params < math.inf:
+      yield f'params={self.params}: must be finite, at least 1, such as 12e9'
+    yield from self._at_least(1, 'learners', 'datacentres')
+    yield from self._at_least(0, 'chips')
+    if 0 < self.chips < self.learners:
+      yield f'chips={self.chips}: must be at least learners={self.learners}'
+    if self.datacentres > max(1, self.learners):
+      yield (
+        f'datacentres={self.datacentres}: at most one for each of '
+        f'learners={self.learners}'
+      )
+    for key in ('pause_s', 'latency_s'):
+      if not 0 <= getattr(self, key) < math.inf:
+        yield f'{key}={getattr(self, key)}: must be finite, at least 0'
+    if not THETA_BYTES <= self.state_bytes_per_param < math.inf:
+      yield (
+        f'state_bytes_per_param={self.state_bytes_per_param}: must be finite, '
+        f'at least {THETA_BYTES}, which θ takes; 12 with AdamW'
+      )
+    yield from self._one_of('codec', BITS)
+    yield from self._one_of('scale', SCALES)
+    if self.block_size < 1 or self.block_size % 8:
+      yield f'block_size={self.block_size}: must be a positive multiple of 8'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +194,10 @@ def plan(situation: Situation) -> Plan:
   slowest = max(stages, key=stages.get)
   sites = _sites(situation)
   all_reduced = _gbit(
-    situation.params * BF16_BYTES * traffic_forms.all_reduce_share(sites)
+    situation.params * BF16_BYTES * traffic.all_reduce_share(sites)
   )
   bursts = [
-    traffic_forms.Bursts(all_reduced, situation.step_s, BUCKETS, h)
+    traffic.Bursts(all_reduced, situation.step_s, BUCKETS, h)
     for h in (1, every)
   ]
   goodput = _goodput(situation)
@@ -222,14 +298,14 @@ def _exchange(
   wire_s = _gbit(fragment_bytes) / situation.bandwidth_gbps
   f32_gb = situation.params / fragments * F32_BYTES / 1e9
   host_s = f32_gb / situation.host_speed
-  merge_s = host_speeds.PULL_S + host_speeds.merge_s(situation.learners)
+  merge_s = inputs.PULL_S + inputs.merge_s(situation.learners)
   return Exchange(
     latency_s=LATENCIES * situation.latency_s,
-    encode_s=host_s * host_speeds.ENCODE_S,
+    encode_s=host_s * inputs.ENCODE_S,
     up_s=wire_s,
     merge_s=host_s * merge_s,
     down_s=wire_s,
-    take_in_s=host_s * host_speeds.TAKE_IN_S,
+    take_in_s=host_s * inputs.TAKE_IN_S,
   )
 
 
@@ -280,7 +356,7 @@ def _crossing(situation: Situation) -> float:
   """Share of the fragments that use a learner's link."""
   if situation.datacentres == 1:
     return 1.0
-  return traffic_forms.one_way_share(situation.datacentres)
+  return traffic.one_way_share(situation.datacentres)
 
 
 def _sites(situation: Situation) -> int:

@@ -5,11 +5,11 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+from diloco.config.simulation import SimulationConfig
+from diloco.fleets.closed_forms import scavenging_time
+from diloco.fleets.fleet import Decoupled, Outcome
 from diloco.pages.parts import Chart, Column, Line, Report, Table, Timeline
-from diloco.sim.closed_forms import scavenging_time
-from diloco.sim.decoupled import Decoupled, Outcome
-from diloco.simulation_config import SimulationConfig
-from diloco.studies import lanes, machines, paper, samples
+from diloco.studies import inputs, lanes
 
 PATIENCE = 4.0  # Times as long as it takes without extra learners.
 
@@ -77,8 +77,8 @@ def _run(config: SimulationConfig, extra: int, i: int) -> Result:
   tokens = study.steps * always * config.fleet.tokens
   run = Decoupled(
     config.protocol,
-    machines.fleet_of(config, always + extra),
-    machines.network_of(config),
+    inputs.fleet_of(config, always + extra),
+    inputs.network_of(config),
     config.seed + i,
     timeline_s=math.inf,
   )
@@ -129,18 +129,18 @@ def _table(config: SimulationConfig, results: dict) -> Table:
       (
         100 * share,
         always + extra,
-        samples.mean(times),
-        samples.spread(times),
+        inputs.mean(times),
+        inputs.spread(times),
         scavenging_time(share, study.begin, study.end),
-        paper.SCAVENGING.get(share) if _is_papers(config) else None,
-        paper.SCAVENGING_DATA_PARALLEL.get(share)
+        inputs.SCAVENGING.get(share) if _is_papers(config) else None,
+        inputs.SCAVENGING_DATA_PARALLEL.get(share)
         if _is_papers(config)
         else None,
-        100 * samples.mean([result.extra_tokens for result in several]),
-        100 * samples.mean(merged) if merged else None,
-        samples.mean(bootstraps_s) if bootstraps_s else None,
+        100 * inputs.mean([result.extra_tokens for result in several]),
+        100 * inputs.mean(merged) if merged else None,
+        inputs.mean(bootstraps_s) if bootstraps_s else None,
         f'{sum(r.peer_bootstraps for r in several)} of {len(bootstraps_s)}',
-        samples.mean([result.time_s for result in several]),
+        inputs.mean([result.time_s for result in several]),
       )
     )
   return Table(
@@ -152,7 +152,7 @@ def _table(config: SimulationConfig, results: dict) -> Table:
       'extra: compute that comes, relative to the '
       f'{always} learners that are always there.',
       'relative time: until the same number of tokens was trained, relative to '
-      f'nobody coming. {samples.said(study.seeds)}',
+      f'nobody coming. {inputs.said(study.seeds)}',
       'closed form: (1 - d) + d / (1 + x), coming and going for nothing; '
       f'd = {study.end - study.begin:g}.',
       'extra tokens, extra merged: the share of the tokens that the extra '
@@ -176,16 +176,16 @@ def _chart(config: SimulationConfig, results: dict) -> Chart:
       'Decoupled DiLoCo',
       'simulated',
       shares,
-      tuple(samples.mean(several) for several in times),
-      tuple(samples.spread(several) or 0.0 for several in times),
+      tuple(inputs.mean(several) for several in times),
+      tuple(inputs.spread(several) or 0.0 for several in times),
     ),
     Line('Decoupled DiLoCo', 'closed form', curve, exact),
   ]
   if _is_papers(config):
     for group, (label, figures) in enumerate(
       (
-        ('Decoupled DiLoCo', paper.SCAVENGING),
-        ('data-parallel', paper.SCAVENGING_DATA_PARALLEL),
+        ('Decoupled DiLoCo', inputs.SCAVENGING),
+        ('data-parallel', inputs.SCAVENGING_DATA_PARALLEL),
       )
     ):
       xs = tuple(100 * share for share in figures)

@@ -6,12 +6,10 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 
-from diloco.sim import closed_forms, failures, repair, stops
-from diloco.sim.failures import Interruption
-from diloco.sim.happenings import Death, Happenings
-from diloco.sim.stops import Stop
-from diloco.sim.wires import SYNCER
-from diloco.simulation_config import FailuresConfig, SimulationConfig
+from diloco.config.simulation import FailuresConfig, SimulationConfig
+from diloco.fleets import closed_forms, failures
+from diloco.fleets.failures import Death, Happenings, Interruption, Stop
+from diloco.simulator.network import SYNCER
 
 # A drawn fleet has been at it for so many times the mean repair and pause: at
 # the start, slices are away, and some learners stand.
@@ -57,7 +55,7 @@ def drawn(
   interruptions = failures.draw(
     rate_per_s,
     from_s + until_s,
-    repair.make(
+    failures.make(
       config.repair, config.repair_s, config.repair_shape, config.repair_power
     ),
     rng,
@@ -109,15 +107,15 @@ def standing(
   for learner in range(learners):
     own = failures.of_learner(within, learner, learners)
     if recovery == 'wait':
-      stands = stops.waiting(own, pause_s, ends_s)
+      stands = failures.waiting(own, pause_s, ends_s)
       shares = ()
     else:
-      stands = stops.elastic(own, pause_s, ends_s)
-      shares = stops.capacities(own, stands, 1 / max(slices, 1.0))
+      stands = failures.elastic(own, pause_s, ends_s)
+      shares = failures.capacities(own, stands, 1 / max(slices, 1.0))
     every.append(
       Standing(
-        stops.stops_from(stands, trace.from_s),
-        stops.capacities_from(shares, trace.from_s),
+        failures.stops_from(stands, trace.from_s),
+        failures.capacities_from(shares, trace.from_s),
       )
     )
   return every
@@ -153,14 +151,14 @@ def _syncer_deaths(
   config: FailuresConfig, seed: int, until_s: float
 ) -> list[Death]:
   """Draws the syncer's deaths; it can't die while it is away."""
-  outage = repair.make('constant', config.syncer_outage_s, 1.0, 1.0)
+  outage = failures.make('constant', config.syncer_outage_s, 1.0, 1.0)
   drawn_ones = failures.draw(
     1 / (3600 * config.syncer_mtbi_hours),
     until_s,
     outage,
     random.Random(f'deaths of the syncer, seed {seed}'),
   )
-  away = stops.waiting(drawn_ones, 0.0, until_s)
+  away = failures.waiting(drawn_ones, 0.0, until_s)
   return [Death(SYNCER, stop.begin_s, stop.end_s) for stop in away]
 
 

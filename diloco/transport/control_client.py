@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from diloco.protocol import messages
-from diloco.transport import access as access_lib
-from diloco.transport import addresses, control_limits, listen, wire
-from diloco.transport.outbox import Outbox
+from diloco.transport import auth, control_channel, sockets, wire
+from diloco.transport.control_channel import Outbox
 
 CLOSED_HERE = 'closed here'
 
@@ -48,14 +47,14 @@ class ControlClient:
     address: str,
     on_message: Callable[[wire.Message], None],
     on_closed: Callable[[str], None],
-    limits: control_limits.ControlLimits = control_limits.DEFAULT,
-    access: access_lib.Access = access_lib.OPEN,
+    limits: control_channel.ControlLimits = control_channel.DEFAULT,
+    access: auth.Access = auth.OPEN,
     heard: tuple[type, ...] = messages.FROM_SYNCER,
   ):
     self.bytes_sent = 0
     self.bytes_received = 0
     self._address = address
-    self._host, self._port = addresses.split(address)
+    self._host, self._port = sockets.split(address)
     self._on_message = on_message
     self._on_closed = on_closed
     self._limits = limits
@@ -81,21 +80,21 @@ class ControlClient:
     deadline = time.monotonic() + timeout_s
     if self._call is not None:
       raise RuntimeError('connect() is for once; make another client')
-    host = addresses.resolve(self._host)
+    host = sockets.resolve(self._host)
     try:
-      addresses.probe(host, self._port, timeout_s)
+      sockets.probe(host, self._port, timeout_s)
     except OSError as error:
       raise ConnectFailed(
         f'nobody listens at {self._address}: {error}'
       ) from error
-    channel = listen.channel(
-      addresses.join(host, self._port),
+    channel = control_channel.channel(
+      sockets.join(host, self._port),
       message_bytes_max=self._limits.message_bytes_max,
       access=self._access,
       tls_name=self._host,
       options=self._limits.channel_options(),
     )
-    converse = channel.stream_stream(control_limits.METHOD)
+    converse = channel.stream_stream(control_channel.METHOD)
     self._call = converse(self._bodies(), metadata=self._access.shown())
     if not self._call.add_callback(self._outbox.discard):
       self._outbox.discard()
@@ -171,7 +170,7 @@ class ControlClient:
   def _read_messages(self) -> str:
     """Delivers messages until the stream ends; returns the reason."""
     headers = self._call.initial_metadata()  # Waits for the server.
-    if set(control_limits.ACCEPTED) <= {tuple(pair) for pair in headers}:
+    if set(control_channel.ACCEPTED) <= {tuple(pair) for pair in headers}:
       self._connected = True
       self._answered.set()
     try:

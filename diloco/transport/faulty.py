@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from diloco.protocol.messages import Payload
-from diloco.transport import interface, proof
+from diloco.transport import data_plane
 
 DUPLICATE_WAIT_S = 0.2  # Some planes answer a second pull only by a time-out.
 
@@ -81,7 +81,7 @@ class FaultyInlet:
   """A fetcher whose pulls suffer the faults of its plane."""
 
   def __init__(
-    self, plane: 'FaultyPlane', inlet: interface.Inlet, rng: random.Random
+    self, plane: 'FaultyPlane', inlet: data_plane.Inlet, rng: random.Random
   ):
     self._plane = plane
     self._inlet = inlet
@@ -107,7 +107,7 @@ class FaultyInlet:
     if duplicate:
       self._pull_again(payload)
     if lost:
-      raise interface.PeerLost(f'fault: payload {payload.handle} was lost')
+      raise data_plane.PeerLost(f'fault: payload {payload.handle} was lost')
     if stalled:
       self._sleep(float('inf'), deadline)
     if self._plane.bucket is not None:
@@ -115,7 +115,7 @@ class FaultyInlet:
     if corrupt:
       data = data.copy()
       data[self._rng.randrange(data.size)] ^= 1 << self._rng.randrange(8)
-      proof.check_arrival(payload, data, 'a faulty link')
+      data_plane.check_arrival(payload, data, 'a faulty link')
     return data
 
   def close(self) -> None:
@@ -133,14 +133,14 @@ class FaultyInlet:
     if seconds > 0 and self._plane.wait(
       self._closed, max(0.0, min(seconds, left_s))
     ):
-      raise interface.Closed('inlet was closed during a pull')
+      raise data_plane.Closed('inlet was closed during a pull')
     if seconds > left_s:
-      raise interface.TimedOut('fault: the link was too slow, or cut')
+      raise data_plane.TimedOut('fault: the link was too slow, or cut')
 
   def _pull_again(self, payload: Payload) -> None:
     try:
       self._inlet.pull(payload, DUPLICATE_WAIT_S)
-    except interface.TransferFailed:
+    except data_plane.TransferFailed:
       return
     raise AssertionError(f'payload {payload.handle} came twice')
 
@@ -159,7 +159,7 @@ class FaultyPlane:
 
   def __init__(
     self,
-    plane: interface.DataPlane,
+    plane: data_plane.DataPlane,
     faults: Faults,
     rng: random.Random,
     clock: Clock = time.monotonic,
@@ -175,7 +175,7 @@ class FaultyPlane:
     self._rng = rng
     self._cut = threading.Event()
 
-  def outlet(self, peer: str) -> interface.Outlet:
+  def outlet(self, peer: str) -> data_plane.Outlet:
     return self._plane.outlet(peer)
 
   def inlet(self, address: str) -> FaultyInlet:
@@ -199,7 +199,7 @@ class FaultyPlane:
 
 
 def faulty(
-  plane: interface.DataPlane,
+  plane: data_plane.DataPlane,
   faults: Faults,
   rng: random.Random,
   clock: Clock = time.monotonic,

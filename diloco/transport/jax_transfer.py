@@ -35,14 +35,7 @@ import numpy as np
 from jax.experimental import transfer
 
 from diloco.protocol.messages import Payload
-from diloco.transport import (
-  addresses,
-  ends,
-  interface,
-  listeners,
-  proof,
-  sockets,
-)
+from diloco.transport import data_plane, sockets
 
 SCHEME = 'jax_transfer'
 CHUNK_BYTES = 4 << 20  # Measured: fastest from 16 MiB up; bounds staging.
@@ -81,7 +74,7 @@ class _Server:
 
   def __init__(self, host: str):
     client = _cpu().client
-    local = addresses.join(host, 0)
+    local = sockets.join(host, 0)
     with _starting:
       before = sockets.shared_listening_ports()
       self.transfer = transfer.start_transfer_server(
@@ -92,11 +85,11 @@ class _Server:
         transfer_size=CHUNK_BYTES,
       )
       self._ports = sockets.shared_listening_ports() - before
-    self.port = addresses.split(self.transfer.address())[1]
+    self.port = sockets.split(self.transfer.address())[1]
 
   def stop(self) -> None:
     """Refuses new peers, and ends the existing connections."""
-    if not listeners.end(self._ports, CLOSE_S):
+    if not sockets.end(self._ports, CLOSE_S):
       # Dropping it could crash the process; kept, it costs two idle threads.
       logging.getLogger(__name__).warning(
         'the event loop of port %d hangs: kept', self.port
@@ -113,23 +106,23 @@ class _Server:
 class JaxOutlet:
   """Offers to one peer, through a server of its own."""
 
-  def __init__(self, host: str, open_ends: ends.OpenEnds):
+  def __init__(self, host: str, open_ends: data_plane.OpenEnds):
     self._open_ends = open_ends
     self._lock = threading.Lock()
     self._server: _Server | None = _Server(host)
     self._offers: dict[int, tuple[jax.Array, jax.Array]] = {}
     self._token = secrets.token_hex(8)
     self.address = str(
-      addresses.OutletAddress(SCHEME, host, self._server.port, self._token)
+      sockets.OutletAddress(SCHEME, host, self._server.port, self._token)
     )
 
   def offer(self, handle: int, data: np.ndarray) -> None:
-    proof.check_offer(handle, data)
+    data_plane.check_offer(handle, data)
     size = np.frombuffer(data.nbytes.to_bytes(_SIZE_BYTES, 'little'), np.uint8)
     arrays = jax.block_until_ready(jax.device_put((size, data), _cpu()))
     with self._lock:
       if self._server is None:
-        raise interface.Closed(f'outlet {self.address} is closed')
+        raise data_plane.Closed(f'outlet {self.address} is closed')
       if handle in self._offers:
         raise ValueError(f'handle {handle} is in use at {self.address}')
       self._offers[handle] = arrays
@@ -167,8 +160,8 @@ class JaxInlet:
   def __init__(
     self,
     own: _Server,
-    address: addresses.OutletAddress,
-    open_ends: ends.OpenEnds,
+    address: sockets.OutletAddress,
+    open_ends: data_plane.OpenEnds,
   ):
     self._open_ends = open_ends
     self._own = own
@@ -180,21 +173,21 @@ class JaxInlet:
   def pull(self, payload: Payload, timeout_s: float) -> np.ndarray:
     deadline = time.monotonic() + timeout_s
     origin = str(self._address.endpoint)
-    proof.check_request(payload, origin)
+    data_plane.check_request(payload, origin)
     size_uuid, data_uuid = _uuids(self._address.token, payload.handle)
     connection = self._connection(deadline)
     try:
       size = self._fetch(connection, size_uuid, _SIZE_BYTES, deadline)
       nbytes = int.from_bytes(size.tobytes(), 'little')
-      proof.check_size(payload, nbytes, origin)
+      data_plane.check_size(payload, nbytes, origin)
       data = self._fetch(connection, data_uuid, nbytes, deadline)
-    except interface.TransferFailed:
+    except data_plane.TransferFailed:
       self._poison(connection)
       raise
     with self._lock:
       if not self._closed.is_set():
         self._idle.append(connection)
-    proof.check_arrival(payload, data, origin)
+    data_plane.check_arrival(payload, data, origin)
     return data
 
   def close(self) -> None:
@@ -206,20 +199,22 @@ class JaxInlet:
   def _connection(self, deadline: float):
     with self._lock:
       if self._closed.is_set():
-        raise interface.Closed(f'inlet from {self._address.endpoint} is closed')
+        raise data_plane.Closed(
+          f'inlet from {self._address.endpoint} is closed'
+        )
       if self._idle:
         return self._idle.pop()
     left_s = max(0.001, deadline - time.monotonic())
     try:
-      addresses.probe(
+      sockets.probe(
         self._address.host, self._address.port, min(PROBE_S, left_s)
       )
     except TimeoutError as error:
-      raise interface.TimedOut(
+      raise data_plane.TimedOut(
         f'{self._address.endpoint} accepted no connection'
       ) from error
     except OSError as error:
-      raise interface.Unreachable(
+      raise data_plane.Unreachable(
         f'nobody listens at {self._address.endpoint}: {error}'
       ) from error
     return self._own.transfer.connect(self._address.endpoint)
@@ -238,11 +233,11 @@ class JaxInlet:
       poll_s = POLL_MIN_S
       while not array.is_ready():
         if time.monotonic() > deadline:
-          raise interface.TimedOut(
+          raise data_plane.TimedOut(
             f'{self._address.endpoint} did not send {nbytes} bytes in time'
           )
         if self._closed.wait(poll_s):
-          raise interface.Closed(
+          raise data_plane.Closed(
             f'inlet from {self._address.endpoint} was closed during a pull'
           )
         poll_s = min(2 * poll_s, POLL_MAX_S)
@@ -259,14 +254,14 @@ class JaxInlet:
       sockets.shut_connected(self._address.host, self._address.port)
 
 
-def _named(error: Exception, origin: str) -> interface.TransferFailed:
+def _named(error: Exception, origin: str) -> data_plane.TransferFailed:
   """Converts the library's error text to a `TransferFailed`."""
   text = str(error)
   if 'out of range' in text or 'deleted or donated' in text:
-    return interface.NotOffered(f'offer withdrawn at {origin}: {text}')
+    return data_plane.NotOffered(f'offer withdrawn at {origin}: {text}')
   if 'slicing' in text or 'deleted before transfers' in text:
-    return interface.WrongSize(f'{origin} sent another size: {text}')
-  return interface.PeerLost(f'{origin}: {text}')
+    return data_plane.WrongSize(f'{origin} sent another size: {text}')
+  return data_plane.PeerLost(f'{origin}: {text}')
 
 
 class JaxTransferPlane:
@@ -278,9 +273,9 @@ class JaxTransferPlane:
   """
 
   def __init__(self, host: str):
-    self._host = addresses.routable(host)
+    self._host = sockets.routable(host)
     self._own = _Server(self._host)
-    self._ends = ends.OpenEnds()
+    self._ends = data_plane.OpenEnds()
 
   def outlet(self, peer: str) -> JaxOutlet:
     outlet = JaxOutlet(self._host, self._ends)
@@ -288,7 +283,7 @@ class JaxTransferPlane:
     return outlet
 
   def inlet(self, address: str) -> JaxInlet:
-    parsed = addresses.parse_outlet(address, SCHEME).resolved()
+    parsed = sockets.parse_outlet(address, SCHEME).resolved()
     inlet = JaxInlet(self._own, parsed, self._ends)
     self._ends.add(inlet)
     return inlet

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 
 from diloco.protocol.messages import Payload
-from diloco.transport import addresses, ends, interface, proof
-from diloco.transport.offers import OfferTable
+from diloco.transport import data_plane, sockets
+from diloco.transport.data_plane import OfferTable
 
 SCHEME = 'memory'
 
@@ -38,7 +38,7 @@ class MemoryNetwork:
     with self._lock:
       outlet = self._outlets.get(address)
     if outlet is None:
-      raise interface.Unreachable(f'no outlet at {address}')
+      raise data_plane.Unreachable(f'no outlet at {address}')
     return outlet
 
 
@@ -46,7 +46,7 @@ class MemoryOutlet(OfferTable):
   """Offers to one peer of the same process."""
 
   def __init__(
-    self, network: MemoryNetwork, peer: str, open_ends: ends.OpenEnds
+    self, network: MemoryNetwork, peer: str, open_ends: data_plane.OpenEnds
   ):
     self._open_ends = open_ends
     self._network = network
@@ -62,7 +62,7 @@ class MemoryInlet:
   """Pulls from one outlet of the same process; never blocks."""
 
   def __init__(
-    self, network: MemoryNetwork, address: str, open_ends: ends.OpenEnds
+    self, network: MemoryNetwork, address: str, open_ends: data_plane.OpenEnds
   ):
     self._open_ends = open_ends
     self._network = network
@@ -71,10 +71,10 @@ class MemoryInlet:
 
   def pull(self, payload: Payload, timeout_s: float) -> np.ndarray:
     if self._closed.is_set():
-      raise interface.Closed(f'inlet from {self._address} is closed')
-    proof.check_request(payload, self._address)
+      raise data_plane.Closed(f'inlet from {self._address} is closed')
+    data_plane.check_request(payload, self._address)
     data = self._network.find(self._address).take(payload.handle)
-    proof.check_arrival(payload, data, self._address)
+    data_plane.check_arrival(payload, data, self._address)
     return data
 
   def close(self) -> None:
@@ -87,7 +87,7 @@ class MemoryPlane:
 
   def __init__(self, network: MemoryNetwork):
     self._network = network
-    self._ends = ends.OpenEnds()
+    self._ends = data_plane.OpenEnds()
 
   def outlet(self, peer: str) -> MemoryOutlet:
     outlet = MemoryOutlet(self._network, peer, self._ends)
@@ -96,7 +96,7 @@ class MemoryPlane:
 
   def inlet(self, address: str) -> MemoryInlet:
     if not address.startswith(f'{SCHEME}://'):
-      raise addresses.BadAddress(
+      raise sockets.BadAddress(
         f'address {address!r}: must start with {SCHEME}://'
       )
     inlet = MemoryInlet(self._network, address, self._ends)

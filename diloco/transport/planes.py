@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes a data plane by name."""
 
-from diloco.transport import access as access_lib
-from diloco.transport import grpc_plane, interface, memory
+from diloco.transport import auth, data_plane, grpc_transfer, memory
 
 NAMES = ('jax_transfer', 'grpc', 'memory')
 
@@ -14,9 +13,9 @@ _PROCESS_WIDE = memory.MemoryNetwork()
 def make_plane(
   name: str,
   host: str,
-  access: access_lib.Access = access_lib.OPEN,
-  workers_max: int = grpc_plane.WORKERS_MAX,
-) -> interface.DataPlane:
+  access: auth.Access = auth.OPEN,
+  workers_max: int = grpc_transfer.WORKERS_MAX,
+) -> data_plane.DataPlane:
   """Returns the data plane `name`, listening on `host`.
 
   Args:
@@ -38,7 +37,9 @@ def make_plane(
 
       return jax_transfer.JaxTransferPlane(host)
     case 'grpc':
-      return grpc_plane.GrpcPlane(host, access=access, workers_max=workers_max)
+      return grpc_transfer.GrpcPlane(
+        host, access=access, workers_max=workers_max
+      )
     case 'memory':
       return memory.MemoryPlane(_PROCESS_WIDE)
   raise ValueError(f'data plane {name!r}, must be one of {NAMES}')

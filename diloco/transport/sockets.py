@@ -1,21 +1,157 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inspects the sockets that this process has open, including a library's.
+"""Addresses, and the sockets of this process: ends, bytes, ports.
 
-jax.experimental.transfer owns its sockets and offers no way to cut a peer off;
-a duplicate of the file descriptor does. Linux only (`/proc/self/fd`).
+Names are resolved here only: jax.experimental.transfer takes any name for
+0.0.0.0, and gRPC reports an unknown name only by a time-out.
 """
 
 import contextlib
+import dataclasses
+import ipaddress
 import os
+import re
 import socket
+import struct
+import sys
 import threading
 from collections.abc import Iterator
 
+_HOST_PORT = re.compile(r'^(?:\[([^\[\]]+)\]|([^\[\]:/\s]+)):(\d{1,5})$')
+_TOKEN = re.compile(r'^[0-9a-f]{16,64}$')
 _FD_FOLDER = '/proc/self/fd'
 _TCP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 # Two scans must not see each other's duplicates; a thread may nest its own.
 _scanning = threading.RLock()
+LOOPBACK = '127.0.0.1'
+# struct tcp_info of linux/tcp.h: 8 bytes, 24 u32, then u64s; the third and
+# fourth of these are tcpi_bytes_acked and tcpi_bytes_received (RFC 4898).
+_BYTES_OFFSET = 8 + 24 * 4 + 2 * 8
+_TCP_INFO_BYTES = _BYTES_OFFSET + 16
+
+
+class BadAddress(ValueError):
+  """A text that is not an address of the expected kind."""
+
+
+class HostUnknown(ValueError):
+  """A host name that does not resolve."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OutletAddress:
+  """The address of one publisher of a data plane, and the key to it.
+
+  As text: `scheme://host:port/token`, such as `grpc://10.0.0.7:4711/9f…`.
+  """
+
+  scheme: str
+  host: str
+  port: int
+  # Hexadecimal, random; keeps other peers away from this one's offers.
+  token: str
+
+  def __str__(self) -> str:
+    return f'{self.scheme}://{join(self.host, self.port)}/{self.token}'
+
+  @property
+  def endpoint(self) -> str:
+    """The text `host:port`."""
+    return join(self.host, self.port)
+
+  def resolved(self) -> 'OutletAddress':
+    """Returns the address with an IP literal as host; raises `HostUnknown`."""
+    return dataclasses.replace(self, host=resolve(self.host))
+
+
+def parse_outlet(text: str, scheme: str) -> OutletAddress:
+  """Parses a publisher's address; raises `BadAddress`, which names the flaw."""
+  found, mark, rest = text.partition('://')
+  if not mark or found != scheme:
+    raise BadAddress(f'address {text!r}: must start with {scheme}://')
+  endpoint, _, token = rest.partition('/')
+  if not _TOKEN.match(token):
+    raise BadAddress(f'address {text!r}: no token after host:port/')
+  host, port = split(endpoint)
+  if not port:
+    raise BadAddress(f'address {text!r}: port 0 cannot be connected to')
+  return OutletAddress(scheme, host, port, token)
+
+
+def split(endpoint: str) -> tuple[str, int]:
+  """Returns host and port of `host:port` or `[v6]:port`; raises
+  `BadAddress`.
+  """
+  match = _HOST_PORT.match(endpoint)
+  if match is None or int(match[3]) > 65535:
+    raise BadAddress(
+      f'address {endpoint!r}: must be host:port or [ipv6]:port, port ≤ 65535'
+    )
+  return match[1] or match[2], int(match[3])
+
+
+def join(host: str, port: int) -> str:
+  """Returns `host:port`, with brackets around an IPv6 literal."""
+  return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
+
+
+def resolve(host: str) -> str:
+  """Returns an IP literal for `host`, IPv4 if there is one.
+
+  Raises:
+    HostUnknown: the name does not resolve.
+  """
+  if is_literal(host):
+    return host
+  try:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+  except (OSError, UnicodeError) as error:
+    raise HostUnknown(
+      f'host {host!r} does not resolve ({error}); give a name that this '
+      'machine knows, or an IP address'
+    ) from error
+  found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+  return found[0][4][0]
+
+
+def is_literal(host: str) -> bool:
+  """Returns True if `host` is an IP address and not a name."""
+  try:
+    ipaddress.ip_address(host)
+  except ValueError:
+    return False
+  return True
+
+
+def is_loopback(host: str) -> bool:
+  """Returns True if `host` can be reached from this machine only.
+
+  Raises:
+    HostUnknown: the name does not resolve.
+  """
+  return ipaddress.ip_address(resolve(host)).is_loopback
+
+
+def routable(host: str) -> str:
+  """Returns `resolve(host)`; raises if no peer could connect to it."""
+  literal = resolve(host)
+  if ipaddress.ip_address(literal).is_unspecified:
+    raise BadAddress(
+      f'host {host!r} means every interface and no peer can connect to it; '
+      'give the address of one'
+    )
+  return literal
+
+
+def probe(host: str, port: int, timeout_s: float) -> None:
+  """Opens and closes a TCP connection; raises the `OSError` it met."""
+  socket.create_connection((host, port), timeout=timeout_s).close()
+
+
+# Inspects the sockets that this process has open, including a library's.
+#
+# jax.experimental.transfer owns its sockets and offers no way to cut a peer
+# off; a duplicate of the file descriptor does. Linux only (`/proc/self/fd`).
 
 
 def tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
@@ -98,3 +234,131 @@ def shut_connected(host: str, port: int) -> int:
 def is_listening(found: socket.socket) -> bool:
   """Returns True if the socket waits for connections."""
   return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+# Ends the listening sockets of a library that must not accept any more.
+#
+# jax.experimental.transfer removes its callback before its event loop knows
+# that it has to stop. A connection that is accepted in between calls a null
+# function: SIGSEGV (jaxlib 0.10.2 and 0.12; one drop in a few hundred on a busy
+# machine, if a peer had just connected). So nothing may be left to accept.
+
+
+def end(ports: set[int], timeout_s: float) -> bool:
+  """Refuses peers on `ports` from now on; waits for accepts in progress.
+
+  Args:
+    ports: ports of a library's listening sockets in this process. Its event
+      loop accepts, and closes a connection that its peer has ended.
+    timeout_s: time limit for a turn of the event loop, in seconds.
+
+  Returns:
+    True if each loop is known to accept nothing any more. Their descriptors
+    stay open, for the library to close.
+  """
+  ended = [_end_one(each, timeout_s) for each in listening(ports)]
+  return all(ended)
+
+
+def _end_one(number: int, timeout_s: float) -> bool:
+  """Replaces the loop's listener by a private one.
+
+  A loop that has served a connection to the private one has finished whatever
+  it accepted before, and no peer knows the private port.
+  """
+  try:
+    with (
+      socket.create_server((LOOPBACK, 0)) as private,
+      socket.create_connection(private.getsockname(), timeout_s) as witness,
+      socket.socket(fileno=os.dup(number)) as old,
+    ):
+      private.setblocking(False)  # The loop may be woken for nothing.
+      os.dup2(private.fileno(), number, inheritable=False)
+      # Wakes a loop that still waits on the old one; it finds the witness.
+      old.shutdown(socket.SHUT_RDWR)
+      witness.shutdown(socket.SHUT_WR)
+      return not witness.recv(1)
+  except OSError:  # No answer in time, no loopback, no descriptor left.
+    return False
+
+
+# Counts the bytes that this process's TCP sockets carried, as TCP saw them.
+#
+# The count includes framing, keepalives and whatever a library adds, so that
+# "bytes per parameter" is measured on the wire.
+
+
+@dataclasses.dataclass(frozen=True)
+class SocketBytes:
+  """TCP payload bytes, acknowledged by the other side or received."""
+
+  sent: int
+  received: int
+
+
+class SocketMeter:
+  """Totals over all sockets seen since its creation, closed ones included.
+
+  A socket that closes keeps what it had when last sampled, so sample at least
+  once before each close that matters. Thread-safe.
+  """
+
+  def __init__(self):
+    _require_linux()
+    self._lock = threading.Lock()
+    self._open = _per_socket()
+    # Totals of the sockets that are closed by now.
+    self._sent = self._received = 0
+    self._start = self._total()
+
+  def sample(self) -> SocketBytes:
+    """Samples the sockets; returns the totals since the start."""
+    with self._lock:
+      now = _per_socket()
+      for inode in self._open.keys() - now.keys():
+        self._sent += self._open[inode].sent
+        self._received += self._open[inode].received
+      self._open = now
+      total = self._total()
+    return SocketBytes(
+      total.sent - self._start.sent, total.received - self._start.received
+    )
+
+  def _total(self) -> SocketBytes:
+    seen = self._open.values()
+    return SocketBytes(
+      self._sent + sum(s.sent for s in seen),
+      self._received + sum(s.received for s in seen),
+    )
+
+
+def socket_bytes() -> SocketBytes:
+  """Returns totals over the TCP sockets that are open now."""
+  _require_linux()
+  seen = _per_socket().values()
+  return SocketBytes(sum(s.sent for s in seen), sum(s.received for s in seen))
+
+
+def _per_socket() -> dict[int, SocketBytes]:
+  counts = {}
+  for inode, found in tcp_sockets():
+    if is_listening(found):
+      continue
+    info = found.getsockopt(
+      socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES
+    )
+    if len(info) < _TCP_INFO_BYTES:
+      raise OSError(
+        f'TCP_INFO has {len(info)} bytes here, {_TCP_INFO_BYTES} are needed '
+        '(Linux 4.2 or later)'
+      )
+    counts[inode] = SocketBytes(*struct.unpack_from('=QQ', info, _BYTES_OFFSET))
+  return counts
+
+
+def _require_linux() -> None:
+  if sys.platform != 'linux':
+    raise NotImplementedError(
+      f'socket bytes are read from TCP_INFO, on Linux only; this is '
+      f'{sys.platform}'
+    )

@@ -16,8 +16,8 @@ import numpy as np
 from absl import logging
 from jax.sharding import NamedSharding, PartitionSpec
 
-from diloco.checkpoint.checkpoints import Checkpoints
-from diloco.runtime import logs
+from diloco.checkpoint.store import Checkpoints
+from diloco.run import logs
 
 SIZE = 1 << 22  # Values; some 16 MB, so that a save takes a while.
 SAVE_S = 60.0

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from diloco.checkpoint.checkpoints import Checkpoints
 from diloco.checkpoint.orbax_files import HostFiles
+from diloco.checkpoint.store import Checkpoints
 
 SHAPE = (4, 6)
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diloco.checkpoint import volumes
-from diloco.checkpoint.checkpoints import Checkpoints
-from diloco.checkpoint.volumes import BrokenRecord
+from diloco.checkpoint import arrays as checkpoint_arrays
+from diloco.checkpoint.arrays import BrokenRecord
+from diloco.checkpoint.store import Checkpoints
 
 SAVE_S = 60.0
 Moments = collections.namedtuple('Moments', 'mean count')
@@ -64,17 +64,17 @@ def test_a_tree_comes_back_to_the_bit(store):
 
 
 def test_arrays_are_packed_in_volumes_of_bounded_size(monkeypatch):
-  monkeypatch.setattr(volumes, 'VOLUME_BYTES_MAX', 256)
+  monkeypatch.setattr(checkpoint_arrays, 'VOLUME_BYTES_MAX', 256)
   arrays = {str(n): np.arange(n, dtype=np.uint8) for n in (0, 1, 300, 100, 90)}
-  packed, index = volumes.pack(arrays)
+  packed, index = checkpoint_arrays.pack(arrays)
   assert [len(vector) for vector in packed] == [64, 320, 256]
-  found = volumes.unpack(packed, index)
+  found = checkpoint_arrays.unpack(packed, index)
   assert all((found[name] == x).all() for name, x in arrays.items())
 
 
 def test_a_large_array_is_not_copied_to_be_packed():
-  large = np.zeros(volumes.VOLUME_BYTES_MAX // 4 + 16, np.float32)
-  [packed], _ = volumes.pack({'large': large})
+  large = np.zeros(checkpoint_arrays.VOLUME_BYTES_MAX // 4 + 16, np.float32)
+  [packed], _ = checkpoint_arrays.pack({'large': large})
   assert np.shares_memory(packed, large)
 
 

@@ -5,8 +5,8 @@ import jax
 import numpy as np
 import pytest
 
+from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.learner_records import LearnerProgress, LearnerRecords
-from diloco.checkpoint.volumes import BrokenRecord
 from diloco.numerics import inner
 
 SAVE_S = 60.0

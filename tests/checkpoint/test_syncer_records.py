@@ -8,21 +8,22 @@ import resource
 import numpy as np
 import pytest
 
-from diloco import config as configs
 from diloco.checkpoint import syncer_records
+from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.parameters import read_parameters, write_parameters
 from diloco.checkpoint.syncer_records import SyncerRecords
-from diloco.checkpoint.volumes import BrokenRecord
-from diloco.protocol import messages, syncer_io
+from diloco.config import run_config
+from diloco.protocol import messages
 from diloco.protocol.grace import Ema
-from diloco.protocol.members import Account
-from diloco.protocol.state import Ledger
-from diloco.protocol.syncer import Syncer
-from diloco.runtime.blueprint import make_blueprint
-from diloco.runtime.global_model import GlobalModel
-from diloco.sim.contents import FINGERPRINTS, RUN
+from diloco.protocol.syncer import events as syncer_events
+from diloco.protocol.syncer.machine import Syncer
+from diloco.protocol.syncer.members import Account
+from diloco.protocol.syncer.state import Ledger
+from diloco.run.spec import make_blueprint
+from diloco.simulator.contents import FINGERPRINTS, RUN
+from diloco.syncer.outer_state import GlobalModel
+from tests.in_process.lockstep import toy_config, toy_model
 from tests.protocol.stages import config_of
-from tests.runtime.lockstep import toy_config, toy_model
 
 SAVE_S = 60.0
 CRCS = (5, 6)
@@ -46,7 +47,7 @@ def blueprint():
     learners=1, fragments=2, sync_every_steps=4, overlap_steps=1, quorum=1
   )
   config.codec.update(up='int4', down='int4', block_size=8)
-  return make_blueprint(configs.build(config), toy_model())
+  return make_blueprint(run_config.build(config), toy_model())
 
 
 def _delta(model, fragment, seed):
@@ -261,7 +262,7 @@ def _resumed():
 
 
 def _hello(incarnation, versions):
-  return syncer_io.Heard(
+  return syncer_events.Heard(
     0,
     incarnation,
     messages.Hello(
@@ -282,9 +283,9 @@ def test_a_resumed_machine_knows_what_was_merged():
   """The same steps, offered again to the restarted syncer, are void."""
   machine = _resumed()
   machine.handle(_hello(6, (1, 0)), 1.0)
-  machine.handle(syncer_io.Heard(0, 6, messages.Ready(0, 'the test')), 1.0)
+  machine.handle(syncer_events.Heard(0, 6, messages.Ready(0, 'the test')), 1.0)
   offer = messages.Offer(3, 0, 0, 4, 400, 8, messages.Payload(1, 'int4', 1, 0))
-  [effect] = machine.handle(syncer_io.Heard(0, 6, offer), 1.0)
+  [effect] = machine.handle(syncer_events.Heard(0, 6, offer), 1.0)
   assert effect.message == messages.Retired((1,), pulled=False)
 
 

@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from diloco import config as configs
-from diloco import config_reading, config_values
-from diloco.config_data import MixItem
-from diloco.config_values import ConfigError
+from diloco.config import parsing, run_config, sections
+from diloco.config.data_section import MixItem
+from diloco.config.sections import ConfigError
 from experiments import common
 
 
@@ -26,18 +25,16 @@ def changed(**keys):
 
 def problem_of(config):
   with pytest.raises(ConfigError) as caught:
-    configs.build(config)
+    run_config.build(config)
   assert len(caught.value.problems) == 1, caught.value
   return caught.value.problems[0]
 
 
 def test_the_defaults_are_valid_and_complete():
-  config = configs.build(common.base())
+  config = run_config.build(common.base())
   assert config.protocol.fragments == 8
-  assert config.outer == config_values.OuterConfig(0.6, 0.7, True, 0.1, 0.8)
-  assert (
-    config_reading.flatten(common.base()).keys() == configs.key_types().keys()
-  )
+  assert config.outer == sections.OuterConfig(0.6, 0.7, True, 0.1, 0.8)
+  assert parsing.flatten(common.base()).keys() == run_config.key_types().keys()
 
 
 def test_an_unknown_key_names_the_nearest_one():
@@ -45,7 +42,7 @@ def test_an_unknown_key_names_the_nearest_one():
   config.inner.learning_rat = 1.0
   config.inner.warmup_step = 1
   with pytest.raises(ConfigError) as caught:
-    configs.build(config)
+    run_config.build(config)
   assert caught.value.problems[1] == (
     'inner.warmup_step: unknown key, did you mean inner.warmup_steps?'
   )
@@ -84,14 +81,14 @@ def test_a_wrong_type_is_named(key, value, expected):
 def test_a_quorum_of_all_follows_the_number_of_learners():
   for learners in (2, 4):
     config = changed(protocol__learners=learners, protocol__quorum=0)
-    assert configs.build(config).protocol.quorum == learners
+    assert run_config.build(config).protocol.quorum == learners
 
 
 def test_an_int_is_a_float():
   config = common.base().to_dict()
   config['outer']['lr'] = 1
-  assert configs.build(config).outer.lr == 1.0
-  assert type(configs.build(config).outer.lr) is float
+  assert run_config.build(config).outer.lr == 1.0
+  assert type(run_config.build(config).outer.lr) is float
 
 
 @pytest.mark.parametrize(
@@ -193,7 +190,7 @@ def test_all_problems_stand_in_one_message():
   config.oter = 3
   del config.merge.rule
   with pytest.raises(ConfigError) as caught:
-    configs.build(config)
+    run_config.build(config)
   keys = [problem.partition('=')[0] for problem in caught.value.problems]
   assert keys == [
     'oter: unknown key, did you mean outer.lr?',
@@ -206,12 +203,12 @@ def test_all_problems_stand_in_one_message():
 
 def test_a_section_checks_itself():
   with pytest.raises(ConfigError, match=r'outer\.lr=0: must be finite'):
-    config_values.OuterConfig(0, 0.5, True, 0.0, 0.5)
+    sections.OuterConfig(0, 0.5, True, 0.0, 0.5)
 
 
 def test_a_mix_is_what_its_items_say():
   mix = ('0.7 parquet /data/a b/*', '3 array_record: gs://bucket/x')
-  data = configs.build(changed(data__source='mix', data__mix=mix)).data
+  data = run_config.build(changed(data__source='mix', data__mix=mix)).data
   assert data.items == (
     MixItem(0.7, 'parquet', 'text', '/data/a b/*'),
     MixItem(3.0, 'array_record', '', 'gs://bucket/x'),
@@ -219,14 +216,14 @@ def test_a_mix_is_what_its_items_say():
   assert data.heldout is None
   config = changed(data__source='tfds', data__path='c4', data__text_key='t')
   config.data.heldout_path = 'c4#validation'
-  data = configs.build(config).data
+  data = run_config.build(config).data
   assert data.items == (MixItem(1.0, 'tfds', 't', 'c4'),)
   assert data.heldout == MixItem(1.0, 'tfds', 't', 'c4#validation')
 
 
 def test_what_no_syncer_serves_is_refused():
   config = changed(protocol__learners=1008, data__shards=2000)
-  configs.build(config)
+  run_config.build(config)
   config.protocol.learners = 1009
   problem = problem_of(config)
   assert 'protocol.learners=1009' in problem
@@ -243,30 +240,30 @@ def test_rda_is_of_whole_tables():
   assert "merge.embedding='rda': fragments.embedding='split' cuts" in problem
   assert "give fragments.embedding='own'" in problem
   config.fragments.embedding = 'own'
-  configs.build(config)
+  run_config.build(config)
   config.fragments.embedding = 'split'
   config.protocol.fragments = 1  # Nothing is cut.
-  configs.build(config)
+  run_config.build(config)
 
 
 def test_bytes_need_their_vocabulary():
   config = changed(data__source='parquet', data__path='x', model__vocab=200)
   assert "data.source='parquet' needs 256" in problem_of(config)
   config.data.tokenizer = 'tokenizers:x'  # Its file says how many it needs.
-  configs.build(config)
+  run_config.build(config)
 
 
 @pytest.mark.parametrize('devices', [1, 2, 8])
 def test_a_mesh_must_use_exactly_the_devices(devices):
-  config = configs.build(changed(mesh__fsdp=2, mesh__tensor=2))
-  configs.check_devices(config, 4)
+  config = run_config.build(changed(mesh__fsdp=2, mesh__tensor=2))
+  run_config.check_devices(config, 4)
   with pytest.raises(ConfigError, match=f'= 4 devices: .* has {devices}$'):
-    configs.check_devices(config, devices)
+    run_config.check_devices(config, devices)
 
 
 def test_the_fingerprint_leaves_out_what_may_differ():
-  one = configs.build(common.base())
-  other = configs.build(
+  one = run_config.build(common.base())
+  other = run_config.build(
     changed(
       transport__port=1,
       transport__host='localhost',
@@ -278,7 +275,9 @@ def test_the_fingerprint_leaves_out_what_may_differ():
       faults=('kill learner 1 at 0.5',),
     )
   )
-  assert configs.config_fingerprint(one) == configs.config_fingerprint(other)
+  assert run_config.config_fingerprint(one) == run_config.config_fingerprint(
+    other
+  )
 
 
 @pytest.mark.parametrize(
@@ -293,14 +292,17 @@ def test_the_fingerprint_leaves_out_what_may_differ():
   ],
 )
 def test_the_fingerprint_sees_what_must_agree(change):
-  one = configs.build(common.base())
-  other = configs.build(changed(**change))
-  assert configs.config_fingerprint(one) != configs.config_fingerprint(other)
+  one = run_config.build(common.base())
+  other = run_config.build(changed(**change))
+  assert run_config.config_fingerprint(one) != run_config.config_fingerprint(
+    other
+  )
 
 
 def test_another_process_finds_the_same_fingerprint():
   code = (
-    'from diloco import config; from experiments import common; '
+    'from diloco.config import run_config as config; '
+    'from experiments import common; '
     'print(config.config_fingerprint(config.build(common.base())))'
   )
   theirs = subprocess.run(
@@ -310,19 +312,21 @@ def test_another_process_finds_the_same_fingerprint():
     text=True,
     check=True,
   ).stdout.strip()
-  assert theirs == configs.config_fingerprint(configs.build(common.base()))
+  assert theirs == run_config.config_fingerprint(
+    run_config.build(common.base())
+  )
 
 
 def test_differences_name_the_key_and_both_values():
-  mine = configs.agreement(configs.build(common.base()))
-  theirs = configs.agreement(configs.build(changed(outer__lr=0.7)))
-  assert configs.differences(mine, theirs) == 'outer.lr: 0.6 here, 0.7 there'
-  assert configs.differences(mine, mine) == ''
+  mine = run_config.agreement(run_config.build(common.base()))
+  theirs = run_config.agreement(run_config.build(changed(outer__lr=0.7)))
+  assert run_config.differences(mine, theirs) == 'outer.lr: 0.6 here, 0.7 there'
+  assert run_config.differences(mine, mine) == ''
   del theirs['seed']
-  assert 'seed: 0 here, absent there' in configs.differences(mine, theirs)
+  assert 'seed: 0 here, absent there' in run_config.differences(mine, theirs)
 
 
 def test_the_value_is_frozen():
-  config = configs.build(common.base())
+  config = run_config.build(common.base())
   with pytest.raises(dataclasses.FrozenInstanceError):
     config.outer.lr = 1.0

@@ -7,10 +7,10 @@ import sys
 import pytest
 from absl import flags as absl_flags
 
-from diloco import flags
+from diloco.config import flags
 
 MAIN = """
-from diloco import flags
+from diloco.config import flags
 flags.define_flags()
 
 def main(argv):

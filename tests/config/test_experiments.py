@@ -7,8 +7,7 @@ import pathlib
 import pytest
 
 import experiments
-from diloco import config as configs
-from diloco import config_faults, simulation_config
+from diloco.config import lab_section, run_config, simulation
 from diloco.lab import sweep
 from experiments import baselines, common
 
@@ -18,7 +17,7 @@ NAMES = sorted(
   for path in FOLDER.glob('*.py')
   if path.stem not in ('__init__', 'common', 'scales', 'simulated', 'study')
 )
-SIMULATIONS = sorted(simulation_config.STUDIES)
+SIMULATIONS = sorted(simulation.STUDIES)
 RUNS = sorted(set(NAMES) - set(SIMULATIONS))
 
 
@@ -26,8 +25,8 @@ RUNS = sorted(set(NAMES) - set(SIMULATIONS))
 @pytest.mark.parametrize('arg', [None, 'quicktest', 'learners=4'])
 def test_an_experiment_builds(name, arg):
   module = importlib.import_module(f'experiments.{name}')
-  config = configs.build(module.get_config(arg).lock())
-  config_faults.plan(config.faults, config.protocol.learners)
+  config = run_config.build(module.get_config(arg).lock())
+  lab_section.plan(config.faults, config.protocol.learners)
 
 
 @pytest.mark.parametrize('name', RUNS)
@@ -47,14 +46,14 @@ def test_the_baselines_build_with_other_learners(arg):
 
 def _build(config, variant):
   config.update_from_flattened_dict(dict(variant.changes))
-  configs.build(config)
+  run_config.build(config)
 
 
 @pytest.mark.parametrize('name', SIMULATIONS)
 @pytest.mark.parametrize('arg', [None, 'quicktest'])
 def test_a_simulation_builds(name, arg):
   module = importlib.import_module(f'experiments.{name}')
-  config = simulation_config.build(module.get_config(arg).lock())
+  config = simulation.build(module.get_config(arg).lock())
   assert config.study.kind == name
 
 

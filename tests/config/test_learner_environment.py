@@ -3,8 +3,8 @@
 
 import pytest
 
-from diloco import learner_environment
-from diloco.config_values import ConfigError
+from diloco.config import hardware
+from diloco.config.sections import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from diloco.config_values import ConfigError
   ],
 )
 def test_it_trains_with(given):
-  learner_environment.check(given)
+  hardware.check(given)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_it_trains_with(given):
 )
 def test_it_can_not_train_with(given, problem):
   with pytest.raises(ConfigError) as caught:
-    learner_environment.check(given)
+    hardware.check(given)
   assert caught.value.problems == (problem,)
 
 
 def test_all_that_is_wrong_is_listed():
   given = {'JAX_PLATFORMS': 'tpu', 'MEGASCALE_B': '1', 'MEGASCALE_A': '1'}
   with pytest.raises(ConfigError) as caught:
-    learner_environment.check(given)
+    hardware.check(given)
   names = [each.partition(':')[0] for each in caught.value.problems]
   assert names == ['JAX_PLATFORMS=tpu', 'MEGASCALE_A', 'MEGASCALE_B']

@@ -10,10 +10,10 @@ import math
 import jax
 import pytest
 
-from diloco import config as configs
-from diloco.models import interface, sharding
+from diloco.config import run_config
+from diloco.models import api, sharding
 from diloco.models.decoder import make_decoder
-from diloco.runtime.blueprint import decoder_config
+from diloco.run.spec import decoder_config
 from experiments import quickstart, recipe, scales
 
 LARGE = sorted(set(scales.SCALES) - {scales.SMALL})
@@ -23,12 +23,12 @@ def _build(study, scale):
   config = study.get_config(f'scale={scale}')
   if config.data.source == 'text':
     config.data.path = 'texts'
-  return configs.build(config.lock())
+  return run_config.build(config.lock())
 
 
 def _shapes(config):
   model = make_decoder(decoder_config(config))
-  shapes = interface.check_model(model)
+  shapes = api.check_model(model)
   return model, {path: leaf.shape for path, leaf in shapes.items()}
 
 

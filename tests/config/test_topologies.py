@@ -3,8 +3,8 @@
 
 import pytest
 
-from diloco import topologies
-from diloco.config_values import ConfigError
+from diloco.config import hardware
+from diloco.config.sections import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -18,26 +18,26 @@ from diloco.config_values import ConfigError
   ],
 )
 def test_a_slice_has_its_chips(name, chip, chips, hosts):
-  found = topologies.topology(name)
+  found = hardware.topology(name)
   assert (found.chip.name, found.chips, found.hosts) == (chip, chips, hosts)
 
 
 def test_v5e_goes_by_both_names():
-  assert topologies.topology('v5e-256') is topologies.topology('v5litepod-256')
+  assert hardware.topology('v5e-256') is hardware.topology('v5litepod-256')
 
 
 def test_an_unknown_one_names_the_nearest():
   with pytest.raises(ConfigError) as caught:
-    topologies.topology('v5p-255')
+    hardware.topology('v5p-255')
   (problem,) = caught.value.problems
   assert problem.startswith('--topology=v5p-255: unknown; did you mean v5p-25')
 
 
 def test_a_mesh_that_leaves_chips_names_what_it_fits():
-  chosen = topologies.topology('v5p-256')
-  topologies.check_fits(chosen, 128, 'mesh.fsdp=128')
+  chosen = hardware.topology('v5p-256')
+  hardware.check_fits(chosen, 128, 'mesh.fsdp=128')
   with pytest.raises(ConfigError) as caught:
-    topologies.check_fits(chosen, 32, 'mesh.fsdp=32')
+    hardware.check_fits(chosen, 32, 'mesh.fsdp=32')
   assert caught.value.problems == (
     '--topology=v5p-256: has 128 chips, the mesh mesh.fsdp=32 takes 32: it '
     'fits v5litepod-32, v5p-64; or make the product of the mesh 128',
@@ -45,5 +45,5 @@ def test_a_mesh_that_leaves_chips_names_what_it_fits():
 
 
 def test_a_chip_by_what_jax_calls_it():
-  assert topologies.chip_of('TPU v5 lite') is topologies.V5E
-  assert topologies.chip_of('cpu') is None
+  assert hardware.chip_of('TPU v5 lite') is hardware.V5E
+  assert hardware.chip_of('cpu') is None

@@ -4,8 +4,7 @@
 import numpy as np
 import pytest
 
-from diloco.data.continuation import continuation_questions
-from diloco.data.questions import Question
+from diloco.data.tasks import Question, continuation_questions
 
 LINES = [
   f'line {i:03d} holds {i * i:06d} and {i * 7:05d}\n' for i in range(300)

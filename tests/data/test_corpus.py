@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from diloco.data import corpus
-from diloco.data.tokenizer import BYTES
+from diloco.data.tokenizers import BYTES
 
 
 @pytest.fixture(scope='module')

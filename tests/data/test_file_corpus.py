@@ -11,12 +11,11 @@ import sys
 import numpy as np
 import pytest
 
-from diloco.data import array_record_files, parquet_files, pipeline
-from diloco.data.file_corpus import Source, file_corpus, heldout_documents
-from diloco.data.records_folder import write_records
-from diloco.data.token_stream import Mixture
-from diloco.data.tokenizer import BYTES
-from diloco.data.tokenizer_kinds import make_tokenizer
+from diloco.data import array_records, parquet_files, pipeline
+from diloco.data.array_records import write_records
+from diloco.data.documents import Mixture
+from diloco.data.mixture import Source, file_corpus, heldout_documents
+from diloco.data.tokenizers import BYTES, make_tokenizer
 from tests.data import made_files
 
 TEXTS = made_files.texts()
@@ -298,7 +297,7 @@ def test_as_many_files_stay_open_as_there_are(tmp_path, few_files):
 def test_more_files_than_the_machine_allows(monkeypatch):
   monkeypatch.setattr(resource, 'getrlimit', lambda _: (100, 200))
   with pytest.raises(ValueError, match=r'101 files would .* have 200 in all'):
-    array_record_files.allow_open(101)
+    array_records.allow_open(101)
 
 
 # Refusals --------------------------------------------------------------------

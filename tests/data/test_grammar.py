@@ -9,11 +9,11 @@ import math
 import numpy as np
 import pytest
 
-from diloco.data import grammar
+from diloco.data import corpus
 
 
 def test_bytes_are_the_same_on_every_machine():
-  made = grammar.grammar_corpus(seed=0, nbytes=1 << 20)
+  made = corpus.grammar_corpus(seed=0, nbytes=1 << 20)
   assert made.train[:40].tobytes() == (
     b'eddekigbfpeblhgcakoopmifgidgepenhgnmkkal'
   )
@@ -32,18 +32,18 @@ def test_draws_equal_plain_integer_arithmetic():
 
   start = mixed(5 << 32 | 1)
   expected = [mixed(start + i * 0x9E3779B97F4A7C15 & mask) for i in (1, 2, 3)]
-  assert grammar.draws(5, 1, 3).tolist() == expected
+  assert corpus.draws(5, 1, 3).tolist() == expected
 
 
 def test_entropy_rate_is_that_of_the_chances():
-  assert sum(grammar.CHANCES) == 16
-  assert math.isclose(grammar.ENTROPY_RATE, 1.875 * math.log(2))
+  assert sum(corpus.CHANCES) == 16
+  assert math.isclose(corpus.ENTROPY_RATE, 1.875 * math.log(2))
 
 
 @pytest.mark.parametrize('seed', [0, 1, 4294967295])
 def test_text_is_as_random_as_the_floor_says(seed):
   # A plug-in estimate on trigrams; 256 contexts × 5 are well known by 400 kB.
-  text = grammar.grammar_corpus(seed, 400_000).train.tobytes()
+  text = corpus.grammar_corpus(seed, 400_000).train.tobytes()
   contexts = collections.Counter(itertools.pairwise(text[:-1]))
   trigrams = collections.Counter(zip(text, text[1:], text[2:]))
   total = sum(trigrams.values())
@@ -51,11 +51,11 @@ def test_text_is_as_random_as_the_floor_says(seed):
     count / total * math.log(count / contexts[a, b])
     for (a, b, _), count in trigrams.items()
   )
-  np.testing.assert_allclose(entropy, grammar.ENTROPY_RATE, rtol=0.005)
+  np.testing.assert_allclose(entropy, corpus.ENTROPY_RATE, rtol=0.005)
 
 
 def test_held_out_text_speaks_the_same_language():
-  made = grammar.grammar_corpus(3, 200_000)
+  made = corpus.grammar_corpus(3, 200_000)
   words = [
     {text[i : i + 3] for i in range(len(text) - 2)}
     for text in (made.train.tobytes(), made.heldout.tobytes())
@@ -70,14 +70,14 @@ def test_held_out_text_speaks_the_same_language():
 
 def test_seeds_are_languages():
   first, again, other = (
-    grammar.grammar_corpus(seed, 5000).fingerprint for seed in (1, 1, 2)
+    corpus.grammar_corpus(seed, 5000).fingerprint for seed in (1, 1, 2)
   )
   assert first == again != other
 
 
 def test_longer_text_goes_on_where_the_shorter_ends():
-  short = grammar.grammar_corpus(1, 3000).train
-  long = grammar.grammar_corpus(1, 5000).train
+  short = corpus.grammar_corpus(1, 3000).train
+  long = corpus.grammar_corpus(1, 5000).train
   np.testing.assert_array_equal(long[:3000], short)
 
 
@@ -93,4 +93,4 @@ def test_longer_text_goes_on_where_the_shorter_ends():
 )
 def test_a_wrong_argument_is_refused(change, text):
   with pytest.raises(ValueError, match=text):
-    grammar.grammar_corpus(**{'seed': 0, 'nbytes': 100, **change})
+    corpus.grammar_corpus(**{'seed': 0, 'nbytes': 100, **change})

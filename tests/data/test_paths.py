@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from diloco.data import paths
-from diloco.data.file_corpus import Source, file_corpus
-from diloco.data.records_folder import write_records
-from diloco.data.tokenizer import BYTES
+from diloco.data.array_records import write_records
+from diloco.data.mixture import Source, file_corpus
+from diloco.data.tokenizers import BYTES
 from tests.data import made_files
 
 TEXTS = made_files.texts(200)

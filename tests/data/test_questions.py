@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from diloco.data.questions import Question, read_questions, write_questions
+from diloco.data.tasks import Question, read_questions, write_questions
 
 SHIPPED = pathlib.Path(__file__).parents[2] / 'experiments' / 'tasks'
 GOOD = {'context': 'ab', 'choices': ['c', 'de'], 'answer': 1}

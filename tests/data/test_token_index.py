@@ -6,12 +6,10 @@ import os
 import numpy as np
 import pytest
 
-from diloco.data import token_index
-from diloco.data.array_record_files import array_record_files
-from diloco.data.records_folder import write_records
-from diloco.data.token_index import load_or_build
-from diloco.data.tokenizer import BYTES
-from diloco.data.tokenizer_kinds import make_tokenizer
+from diloco.data import documents
+from diloco.data.array_records import array_record_files, write_records
+from diloco.data.documents import load_or_build
+from diloco.data.tokenizers import BYTES, make_tokenizer
 from tests.data import made_files
 
 TEXTS = made_files.texts(50)
@@ -68,7 +66,7 @@ def test_another_tokenizer_has_an_index_of_its_own(folder, tmp_path):
 def test_what_a_dead_process_left_is_no_index(folder, tmp_path):
   """The file of the meaning comes last; whatever is there without it."""
   _load(folder, tmp_path)
-  for meaning in (tmp_path / 'i').glob(f'*{token_index.MEANING}'):
+  for meaning in (tmp_path / 'i').glob(f'*{documents.MEANING}'):
     meaning.unlink()
   (tmp_path / 'i' / 'x.tokens.npy.1.partial').write_bytes(b'half')
   assert len(_load(folder, tmp_path)[1]) == 2
@@ -79,19 +77,19 @@ def test_who_comes_second_waits_for_the_first(folder, tmp_path):
   files = array_record_files(str(folder), '')
   root = tmp_path / 'i'
   root.mkdir()
-  place = token_index._place(files[0], BYTES, root)
-  held = token_index._locked(root / f'{place[1]}.lock', wait=True)
+  place = documents._place(files[0], BYTES, root)
+  held = documents._locked(root / f'{place[1]}.lock', wait=True)
   said = []
 
   def say(line):
     """The first has done its part by the time the second is at the other."""
     said.append(line)
     if len(said) == 1:
-      token_index._build(files[0], BYTES, *place)
+      documents._build(files[0], BYTES, *place)
       held.__exit__(None, None, None)
 
   assert held.__enter__()
-  with token_index._locked(root / f'{place[1]}.lock', wait=False) as mine:
+  with documents._locked(root / f'{place[1]}.lock', wait=False) as mine:
     assert not mine
   load_or_build(files, BYTES, str(root), say)
   assert [line.rpartition('/')[2] for line in said] == ['text-1.array_record']
@@ -100,7 +98,7 @@ def test_who_comes_second_waits_for_the_first(folder, tmp_path):
 @pytest.mark.parametrize('content', ['{}', 'no json', '[]'])
 def test_a_broken_index_is_named(folder, tmp_path, content):
   _load(folder, tmp_path)
-  broken = next((tmp_path / 'i').glob(f'*{token_index.MEANING}'))
+  broken = next((tmp_path / 'i').glob(f'*{documents.MEANING}'))
   broken.write_text(content)
   with pytest.raises(ValueError, match=f'{broken}: is no index of .*delete it'):
     _load(folder, tmp_path)

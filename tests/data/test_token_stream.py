@@ -6,10 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from diloco.data.documents import DocumentFile
-from diloco.data.token_index import TokenIndex
-from diloco.data.token_stream import Span, TokenStream
-from diloco.data.tokenizer import BYTES
+from diloco.data.documents import DocumentFile, Span, TokenIndex, TokenStream
+from diloco.data.tokenizers import BYTES
 
 
 class Shelf:

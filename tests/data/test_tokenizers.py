@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from diloco.data.tokenizer_kinds import make_tokenizer
+from diloco.data.tokenizers import make_tokenizer
 from tests.data import made_files
 
 TEXTS = made_files.texts()

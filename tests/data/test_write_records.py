@@ -9,12 +9,14 @@ import sys
 import numpy as np
 import pytest
 
-from diloco.data import records_folder
-from diloco.data.array_record_files import array_record_files
-from diloco.data.records_folder import read_contents, write_records
-from diloco.data.text_files import read_documents
-from diloco.data.tokenizer import BYTES
-from diloco.data.tokenizer_kinds import make_tokenizer
+from diloco.data import array_records
+from diloco.data.array_records import (
+  array_record_files,
+  read_contents,
+  write_records,
+)
+from diloco.data.paths import read_documents
+from diloco.data.tokenizers import BYTES, make_tokenizer
 from tests.data import made_files
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -58,12 +60,12 @@ def test_tokens_are_as_small_as_they_can_be(tmp_path):
     assert contents.tokens == sum(map(len, tokens))
     for ours, theirs in zip(each.encode(DOCUMENTS), tokens, strict=True):
       np.testing.assert_array_equal(ours, theirs)
-  assert records_folder.token_dtype(65536) == '<u2'
-  assert records_folder.token_dtype(65537) == '<i4'
+  assert array_records.token_dtype(65536) == '<u2'
+  assert array_records.token_dtype(65537) == '<i4'
 
 
 def test_many_documents_are_never_held_at_once(tmp_path, monkeypatch):
-  monkeypatch.setattr(records_folder, 'TOKENISED_AT_ONCE_BYTES', 1000)
+  monkeypatch.setattr(array_records, 'TOKENISED_AT_ONCE_BYTES', 1000)
   held = []
   encode = BYTES.encode
   monkeypatch.setattr(

@@ -3,10 +3,10 @@
 
 import pytest
 
-from diloco import config as configs
-from diloco.lab.training import train
-from diloco.protocol import joining
-from diloco.runtime.blueprint import make_blueprint
+from diloco.config import run_config
+from diloco.lab.run import train
+from diloco.protocol.learner import bootstrap as learner_bootstrap
+from diloco.run.spec import make_blueprint
 from diloco.studies import offer_age
 from experiments import lab_age
 
@@ -14,7 +14,7 @@ from experiments import lab_age
 def _ages(fragments: int, overlap: int) -> offer_age.Ages:
   config = lab_age.get_config('learners=4,steps=120')
   config.protocol.update(fragments=fragments, overlap_steps=overlap, quorum=1)
-  trained = train(make_blueprint(configs.build(config)))
+  trained = train(make_blueprint(run_config.build(config)))
   return offer_age.Ages(
     trained.age_steps, trained.old_share, trained.participation, encodings=0.0
   )
@@ -27,6 +27,6 @@ def test_the_lab_reaches_the_aims_of_the_study(fragments, overlap):
 
 
 def test_without_a_lead_learners_are_late(monkeypatch):
-  monkeypatch.setattr(joining, 'lead_min', lambda config: 0)
+  monkeypatch.setattr(learner_bootstrap, 'lead_min', lambda config: 0)
   ages = _ages(fragments=1, overlap=1)
   assert not ages.reached(far=False), ages

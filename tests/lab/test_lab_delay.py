@@ -5,14 +5,14 @@ import collections
 
 import pytest
 
-from diloco import config as configs
-from diloco.lab.training import train
-from diloco.runtime import tape_lines
-from diloco.runtime.blueprint import make_blueprint
-from diloco.runtime.tape_reading import read_tapes
+from diloco.config import run_config
+from diloco.lab.run import train
+from diloco.run import tape_events
+from diloco.run.event_log import read_tapes
+from diloco.run.spec import make_blueprint
 from diloco.transport.faulty import Faults
 from experiments import common
-from tests.runtime.in_process import Run
+from tests.in_process.in_process import Run
 
 pytestmark = pytest.mark.beside
 
@@ -27,7 +27,7 @@ def _in_the_lab(**lab) -> collections.Counter[int]:
   )
   config.protocol.update(total_steps=80, grace_cap_steps=0.0)
   config.lab.update(jitter=0.0, slow_learners=0, **lab)
-  blueprint = make_blueprint(configs.build(config))
+  blueprint = make_blueprint(run_config.build(config))
   return train(blueprint).tally.delays
 
 
@@ -36,9 +36,9 @@ def _in_a_run(tape: tuple) -> collections.Counter[int]:
   copied, found = {}, collections.Counter()
   for line in tape:
     match line.said:
-      case tape_lines.Snapshot(handle=handle, step=step):
+      case tape_events.Snapshot(handle=handle, step=step):
         copied[handle] = step
-      case tape_lines.Apply(handle=handle, step=step) if handle in copied:
+      case tape_events.Apply(handle=handle, step=step) if handle in copied:
         found[step - copied.pop(handle)] += 1
   return found
 

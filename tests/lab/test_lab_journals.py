@@ -6,11 +6,9 @@ import io
 import pytest
 import rich.console
 
-from diloco import config as configs
-from diloco.config_values import ConfigError
-from diloco.lab.bar import Bar
-from diloco.lab.recording import Recording
-from diloco.lab.trained import Point
+from diloco.config import run_config
+from diloco.config.sections import ConfigError
+from diloco.lab.outputs import Bar, Point, Recording
 from diloco.metrics import names
 from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import read_jsonl
@@ -58,7 +56,7 @@ def test_one_bar_on_a_terminal():
 def _config():
   config = common.quicktest(common.base())
   config.run.log_every_steps = 5
-  return configs.build(config)
+  return run_config.build(config)
 
 
 def test_an_evaluation_stands_in_the_record_of_the_step_before(tmp_path):

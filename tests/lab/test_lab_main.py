@@ -6,8 +6,8 @@ import pathlib
 import subprocess
 import sys
 
-from diloco.lab import sweep, sweep_runs
-from diloco.reports import run_reading
+from diloco.lab import sweep, sweep_runner
+from diloco.report import run_reader
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXPERIMENT = """
@@ -55,7 +55,7 @@ def test_a_sweep_is_made_once(tmp_path):
   assert '2/2' in first.stderr
 
   run = sweep.folder(tmp_path / 'runs', 'int8', 0)
-  recorded = run_reading.read(run, 'int8')
+  recorded = run_reader.read(run, 'int8')
   assert {step.learner for step in recorded.steps} == {0, 1}
   assert len(recorded.rounds) == sweep.read_from(run).rounds
   assert recorded.ended
@@ -73,7 +73,7 @@ def test_a_sweep_is_made_once(tmp_path):
 def test_two_sweeps_do_not_share_a_folder(tmp_path):
   config = tmp_path / 'mine.py'
   config.write_text(EXPERIMENT)
-  with (tmp_path / sweep_runs.LOCK).open('a') as lock:
+  with (tmp_path / sweep_runner.LOCK).open('a') as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
     refused = start(
       f'--config={config}', f'--workdir={tmp_path}', '--sweep', '--seeds=1'

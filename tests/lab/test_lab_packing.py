@@ -9,10 +9,10 @@ import numpy as np
 import optax
 import pytest
 
-from diloco.lab.answers import Answers, Diverged
 from diloco.lab.packing import Likes, Packer, Unpacker
+from diloco.lab.resume_log import Answers, Diverged
+from diloco.learner.replica import Held
 from diloco.numerics.outer import FragmentState
-from diloco.runtime.host_copy import Held
 
 
 def _mesh():

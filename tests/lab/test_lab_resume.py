@@ -10,13 +10,13 @@ import time
 
 import pytest
 
-from diloco import config as configs
-from diloco.checkpoint.checkpoints import newest_after
-from diloco.lab import one_run
-from diloco.lab.recording import Recording
-from diloco.lab.training import train
+from diloco.checkpoint.store import newest_after
+from diloco.config import run_config
+from diloco.lab import run as lab_run
+from diloco.lab.outputs import Recording
+from diloco.lab.run import train
 from diloco.metrics.workdir import Workdir
-from diloco.runtime.blueprint import make_blueprint
+from diloco.run.spec import make_blueprint
 
 pytestmark = pytest.mark.alone
 
@@ -95,7 +95,7 @@ def test_it_ends_as_if_it_had_not_been_cut(
   assert f'goes on from step {2 * EVERY}' in errors
 
   whole, trained = _whole(tmp_path, monkeypatch, system)
-  assert f'parameters {one_run.crc(trained.parameters):08x}' in said
+  assert f'parameters {lab_run.crc(trained.parameters):08x}' in said
   result = json.loads((run.root / 'result.json').read_text())
   assert result['loss'] == trained.loss
   made = _seen(tmp_path, 'second')
@@ -134,7 +134,7 @@ def _whole(tmp_path, monkeypatch, system):
   monkeypatch.setenv('HOLD_AT', str(sys.maxsize))
   import counting
 
-  config = configs.build(counting.get_config(system))
+  config = run_config.build(counting.get_config(system))
   whole = Workdir(tmp_path / 'whole-run')
   recording = Recording(whole.root, config)
   try:

@@ -7,13 +7,13 @@ import runpy
 
 import pytest
 
-from diloco import config as configs
-from diloco.config_values import ConfigError
-from diloco.lab.group_steps import GroupSteps
+from diloco.config import run_config
+from diloco.config.sections import ConfigError
+from diloco.lab.data_parallel import GroupSteps
 from diloco.lab.lives import Lives
-from diloco.lab.training import train
+from diloco.lab.run import train
 from diloco.metrics import token_ledger
-from diloco.runtime.blueprint import make_blueprint
+from diloco.run.spec import make_blueprint
 from experiments import common
 
 
@@ -24,7 +24,7 @@ def _config(**changes):
   for key, value in changes.items():
     section, _, name = key.rpartition('__')
     (config[section] if section else config)[name] = value
-  return configs.build(config)
+  return run_config.build(config)
 
 
 def _group(elastic: bool, learners=2, pause_s=2.0, **changes) -> GroupSteps:

@@ -8,13 +8,13 @@ import functools
 import numpy as np
 import pytest
 
-from diloco import config as configs
-from diloco.lab.journal import Journal
-from diloco.lab.training import train
+from diloco.config import run_config
+from diloco.lab.outputs import Journal
+from diloco.lab.run import train
+from diloco.learner.device import Device
 from diloco.metrics import names
 from diloco.numerics.schedule import make_schedule
-from diloco.runtime.blueprint import make_blueprint
-from diloco.runtime.device import Device
+from diloco.run.spec import make_blueprint
 from experiments import common
 
 
@@ -31,7 +31,7 @@ def _train_anew(timeline_s=0.0, journal=None, **changes):
   for key, value in changes.items():
     section, _, name = key.rpartition('__')
     (config[section] if section else config)[name] = value
-  blueprint = make_blueprint(configs.build(config))
+  blueprint = make_blueprint(run_config.build(config))
   return train(blueprint, timeline_s=timeline_s, journal=journal)
 
 

@@ -3,12 +3,12 @@
 
 import pytest
 
-from diloco import config as configs
-from diloco.config_values import ConfigError
-from diloco.lab.journal import Journal
-from diloco.lab.training import train
-from diloco.lab.visits import Visits
-from diloco.runtime.blueprint import make_blueprint
+from diloco.config import run_config
+from diloco.config.sections import ConfigError
+from diloco.lab.lives import Visits
+from diloco.lab.outputs import Journal
+from diloco.lab.run import train
+from diloco.run.spec import make_blueprint
 from experiments import common
 
 
@@ -27,7 +27,7 @@ def _config(begin=0.0, end=0.5, **lab):
   config.model.update(kind='bowl', layers=2)  # Compiled at once.
   config.protocol.update(total_steps=24, learners=3)
   config.lab.update(visitors=1, visit_from=begin, visit_until=end, **lab)
-  return configs.build(config)
+  return run_config.build(config)
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ def test_what_can_not_be_is_refused(lab, message):
     config = common.quicktest(common.base())
     config.protocol.learners = 3
     config.lab.update({'visitors': 1, 'visit_until': 0.5} | lab)
-    configs.build(config)
+    run_config.build(config)

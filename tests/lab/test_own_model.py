@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from diloco import config as configs
-from diloco.config_values import ConfigError
-from diloco.lab.training import train
-from diloco.numerics.partition import Partition
-from diloco.runtime.blueprint import make_blueprint
-from diloco.runtime.holding import Holding
+from diloco.config import run_config
+from diloco.config.sections import ConfigError
+from diloco.lab.run import train
+from diloco.numerics.mesh_partition import Partition
+from diloco.run.host_slices import Holding
+from diloco.run.spec import make_blueprint
 from experiments import own_model
 
 LINES_MAX = 30
@@ -21,7 +21,7 @@ LINES_MAX = 30
 def _config(**model):
   config = own_model.get_config('quicktest')
   config.model.update(**model)
-  return configs.build(config)
+  return run_config.build(config)
 
 
 def test_the_example_is_thirty_lines():
@@ -37,7 +37,7 @@ def test_it_learns_in_the_lab():
   config = own_model.get_config('quicktest')
   config.protocol.total_steps = 120
   config.lab.eval_every_steps = 20
-  trained = train(make_blueprint(configs.build(config)))
+  trained = train(make_blueprint(run_config.build(config)))
   losses = [point.loss for point in trained.points]
   assert losses[-1] < losses[0] - 0.5
 
@@ -79,7 +79,7 @@ BROKEN = {
 
 MODULE = """
 import jax.numpy as jnp
-from diloco.models import interface
+from diloco.models import api as interface
 
 def init(key):
   return {'w': jnp.zeros(2), 'v': jnp.ones(2)}
@@ -132,7 +132,7 @@ def test_a_parameter_may_be_one_number(codec):
   config.protocol.total_steps = 120
   config.lab.eval_every_steps = 40
   config.codec.update(up=codec, down=codec)
-  trained = train(make_blueprint(configs.build(config)))
+  trained = train(make_blueprint(run_config.build(config)))
   assert trained.points[-1].loss < 0.1 < trained.points[0].loss
 
 

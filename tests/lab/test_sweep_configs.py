@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from diloco.config_values import ConfigError
-from diloco.lab import sweep, sweep_configs
+from diloco.config.sections import ConfigError
+from diloco.lab import sweep, sweep_runner
 from diloco.lab.sweep import Result, Variant
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
@@ -19,7 +19,7 @@ ROWS = [
 
 
 def made(rows=ROWS):
-  return sweep_configs.make(common.base().to_dict(), rows)
+  return sweep_runner.make_configs(common.base().to_dict(), rows)
 
 
 def finish(workdir, label, config):
@@ -52,21 +52,21 @@ def test_wrong_variants_are_named_all_at_once():
 def test_a_finished_run_of_the_same_configuration_counts(tmp_path):
   configs = made()
   finish(tmp_path, 'other', configs['other'])
-  sweep_configs.check(configs, ROWS, 1, tmp_path)
+  sweep_runner.check(configs, ROWS, 1, tmp_path)
 
 
 def test_name_and_seed_do_not_make_it_another(tmp_path):
   configs = made()
   [older] = made([Variant('base', {'name': 'older', 'seed': 7})]).values()
   finish(tmp_path, 'base', older)
-  sweep_configs.check(configs, ROWS, 1, tmp_path)
+  sweep_runner.check(configs, ROWS, 1, tmp_path)
 
 
 def test_a_finished_run_that_was_configured_otherwise_is_refused(tmp_path):
   configs = made()
   finish(tmp_path, 'other', configs['base'])
   with pytest.raises(ConfigError) as refused:
-    sweep_configs.check(configs, ROWS, 1, tmp_path)
+    sweep_runner.check(configs, ROWS, 1, tmp_path)
   [problem] = refused.value.problems
   assert str(sweep.folder(tmp_path, 'other', 0)) in problem
   assert 'outer.lr=0.6 there, 0.25 here' in problem
@@ -78,7 +78,7 @@ def test_a_finished_run_without_its_configuration_is_refused(tmp_path):
   finish(tmp_path, 'base', configs['base'])
   Workdir(sweep.folder(tmp_path, 'base', 0)).config.unlink()
   with pytest.raises(ConfigError, match=r'config\.json'):
-    sweep_configs.check(configs, ROWS, 1, tmp_path)
+    sweep_runner.check(configs, ROWS, 1, tmp_path)
 
 
 def test_a_run_of_before_a_key_was_there_counts_where_it_is_left_alone(
@@ -92,7 +92,7 @@ def test_a_run_of_before_a_key_was_there_counts_where_it_is_left_alone(
     del fields['lab']['system'], fields['inner']['lr']
     path.write_text(json.dumps(fields))
   with pytest.raises(ConfigError) as refused:
-    sweep_configs.check(configs, ROWS, 1, tmp_path)
+    sweep_runner.check(configs, ROWS, 1, tmp_path)
   [problem] = refused.value.problems
   assert 'other' in problem
   assert '(lab.system=None there, alone here)' in problem

@@ -10,8 +10,7 @@ import sys
 
 import rich.console
 
-from diloco import config as configs
-from diloco import config_faults
+from diloco.config import lab_section, run_config
 from diloco.metrics.workdir import Workdir
 from experiments import quickstart
 from launch import session
@@ -31,7 +30,7 @@ def main(root, steps, what):
   given.protocol.total_steps = int(steps)
   given.inner.warmup_steps = 0
   given.run.restart_delay_s = 0.1
-  config = configs.build(given)
+  config = run_config.build(given)
   workdir = Workdir(pathlib.Path(root))
   workdir.root.mkdir(parents=True, exist_ok=True)
 
@@ -48,7 +47,7 @@ def main(root, steps, what):
   if what == 'stubborn':
     learners[2] = Role('learner-2', (sys.executable, '-c', STUBBORN))
   roles = (Role('syncer', argv('syncer'), ends_run=True), *learners)
-  planned = config_faults.plan(config.faults, config.protocol.learners)
+  planned = lab_section.plan(config.faults, config.protocol.learners)
   console = rich.console.Console(width=100)
   return session.run(
     config, Program(roles, evaluate, ()), workdir, planned, console

@@ -11,7 +11,7 @@ import pathlib
 import sys
 import time
 
-from diloco.metrics import names, status, summary
+from diloco.metrics import names, status
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter, read_jsonl
 
@@ -25,7 +25,7 @@ def syncer(workdir, steps):
     time.sleep(STEP_S)
   write_status(workdir, steps, steps, finished=True)
   learners = tuple(
-    summary.LearnerSummary(
+    status.LearnerSummary(
       i,
       steps,
       steps * 1024,
@@ -38,9 +38,9 @@ def syncer(workdir, steps):
     )
     for i in range(LEARNERS)
   )
-  summary.write_summary(
+  status.write_summary(
     workdir.summary,
-    summary.RunSummary(
+    status.RunSummary(
       'stand-in', steps, 8, 4, 2.0, 0.9, 1.0, 1, 24, 24, 3300, 3300, learners
     ),
   )
@@ -81,8 +81,8 @@ def learner(workdir, i):
 
 
 def evaluate(workdir):
-  evaluation = summary.Evaluation(3000, 5.55, 1.9, 2.43, 3.2)
-  summary.write_evaluation(workdir.evaluation, evaluation)
+  evaluation = status.Evaluation(3000, 5.55, 1.9, 2.43, 3.2)
+  status.write_evaluation(workdir.evaluation, evaluation)
 
 
 def main(role, root, steps, i=0):

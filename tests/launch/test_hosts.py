@@ -3,9 +3,9 @@
 
 import pytest
 
-from diloco.config_values import ConfigError
-from launch.hosts import Processes, host_flags, hosts_of_all, on_this_machine
-from tests.launch.launch_values import a_config
+from diloco.config.sections import ConfigError
+from launch.program import Processes, host_flags, hosts_of_all, on_this_machine
+from tests.backends.launch_values import a_config
 
 
 def _forced(count):

@@ -10,10 +10,10 @@ import sys
 import pytest
 import yaml
 
-from launch import commands
-from launch.commands import CommandFailed
-from launch.engines import Gke, Slurm
-from tests.launch.launch_values import a_launch
+from launch.backends import commands
+from launch.backends.commands import CommandFailed
+from launch.backends.engines import Gke, Slurm
+from tests.backends.launch_values import a_launch
 
 pytestmark = pytest.mark.alone
 

@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from diloco.config_values import ConfigError
-from launch import accelerators
-from launch.launch import only
-from tests.launch.launch_values import a_launch
+from diloco.config.sections import ConfigError
+from launch import job
+from launch.job import only
+from tests.backends.launch_values import a_launch
 
 
 def _refusal(**changes) -> str:
@@ -17,9 +17,9 @@ def _refusal(**changes) -> str:
   return '\n'.join(caught.value.problems)
 
 
-@pytest.mark.parametrize('name', accelerators.TPUS)
+@pytest.mark.parametrize('name', job.TPUS)
 def test_chips_of_hosts_are_chips_of_the_topology(name):
-  chosen = accelerators.accelerator(name)
+  chosen = job.accelerator(name)
   chips = math.prod(int(side) for side in chosen.topology.split('x'))
   assert chosen.hosts * chosen.chips_per_host == chips
   family, _, number = name.partition('-')

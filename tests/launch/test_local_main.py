@@ -11,21 +11,19 @@ import sys
 
 import pytest
 
-from diloco import config as configs
-from diloco import config_faults
-from diloco.config_values import ConfigError
+from diloco.config import lab_section, run_config
+from diloco.config.sections import ConfigError
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from experiments import quickstart, tests_tiny
-from launch.address import free_address
-from launch.folder import occupy
-from launch.hosts import on_this_machine
-from launch.program import program
+from launch.local import occupy
+from launch.program import on_this_machine, program
+from launch.unit import free_address
 
 pytestmark = pytest.mark.alone
 
 FLAG = '--config=experiments/tests_tiny.py'
-CONFIG = configs.build(tests_tiny.get_config())
+CONFIG = run_config.build(tests_tiny.get_config())
 
 
 def refused(*argv):
@@ -90,7 +88,7 @@ def test_two_shards_take_the_flag_of_how_all_log():
 
 def test_launching_imports_no_jax():
   code = (
-    'import sys, launch.local, launch.plot, diloco.config\n'
+    'import sys, launch.local, launch.plot, diloco.config.run_config\n'
     'print([m for m in ("jax", "flax", "optax", "grain", "grpc", "matplotlib")'
     ' if m in sys.modules])'
   )
@@ -104,7 +102,7 @@ def test_the_program_of_a_run():
   given = quickstart.get_config()
   given.run.eval_every_rounds = 32
   parts = program(
-    configs.build(given),
+    run_config.build(given),
     ['--config=x.py'],
     Workdir(pathlib.Path('w')),
     'localhost:7',
@@ -135,7 +133,7 @@ def test_a_learner_of_two_processes_beside_one_of_one():
   given.protocol.learners = 2
   given.faults = ()
   given.mesh.fsdp = 4
-  config = configs.build(given)
+  config = run_config.build(given)
   _, first, second = program(
     config,
     ['--config=x.py'],
@@ -258,16 +256,16 @@ def test_an_address_of_another_machine_is_refused():
 
 
 def test_faults_are_read_and_ordered():
-  planned = config_faults.plan(
+  planned = lab_section.plan(
     ['kill learner 1 at 0.5', 'kill syncer at 0.25'], 2
   )
   assert planned == (
-    config_faults.Kill('syncer', 0.25),
-    config_faults.Kill('learner-1', 0.5),
+    lab_section.Kill('syncer', 0.25),
+    lab_section.Kill('learner-1', 0.5),
   )
   assert not planned[1].is_due(49, 100)
   assert planned[1].is_due(50, 100)
-  assert config_faults.plan([], 1) == ()
+  assert lab_section.plan([], 1) == ()
 
 
 @pytest.mark.parametrize(
@@ -283,7 +281,7 @@ def test_faults_are_read_and_ordered():
 )
 def test_a_fault_that_can_not_be_read_is_named(text, message):
   with pytest.raises(ConfigError) as caught:
-    config_faults.plan(['kill learner 0 at 0.1', text], 2)
+    lab_section.plan(['kill learner 0 at 0.1', text], 2)
   (problem,) = caught.value.problems
   assert problem.startswith(f'faults[1]={text!r}: ')
   assert message in problem

@@ -11,9 +11,9 @@ import time
 import psutil
 import pytest
 
-from diloco import config as configs
+from diloco.config import run_config
 from diloco.metrics.workdir import Workdir
-from diloco.runtime import syncer_disk
+from diloco.syncer import storage
 from experiments import tests_tiny
 from launch.exits import FINISHED, after_exit, describe_exit
 from launch.program import Role, program
@@ -163,10 +163,10 @@ def test_each_role_has_as_long_to_leave_as_it_was_promised(tmp_path):
 
 
 def test_the_roles_of_a_run_have_as_long_as_they_promise():
-  config = configs.build(tests_tiny.get_config())
+  config = run_config.build(tests_tiny.get_config())
   roles = program(config, [], Workdir(pathlib.Path('runs/a')), 'here:1').roles
   promised_s = {
-    'syncer': 2 * syncer_disk.CLOSE_S,
+    'syncer': 2 * storage.CLOSE_S,
     'learner-0': 25.0,
     'learner-1': 25.0,
   }

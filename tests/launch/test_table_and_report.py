@@ -8,9 +8,9 @@ import pathlib
 import pytest
 import rich.console
 
-from diloco.metrics import status, summary, token_ledger
+from diloco.metrics import status, token_ledger
 from diloco.metrics.workdir import Workdir
-from launch import report, table
+from launch import progress
 from launch.supervisor import ProcessState
 
 pytestmark = pytest.mark.alone
@@ -43,10 +43,10 @@ def rows_of(text):
 
 
 def test_the_table_fits_80_columns_with_all_columns():
-  text = text_of(table.table(STATUS, PROCESSES))
+  text = text_of(progress.table(STATUS, PROCESSES))
   assert '…' not in text
   rows = rows_of(text)
-  assert rows['process'] == list(table.COLUMNS)
+  assert rows['process'] == list(progress.COLUMNS)
   assert rows['learner-0'] == [
     'learner-0', 'live', '412', '2.123', '15,123', '137', '0', '123', 'MB',
     '9.9', 'kB', '93%', '1',
@@ -56,7 +56,7 @@ def test_the_table_fits_80_columns_with_all_columns():
 
 
 def test_the_headline_tells_about_the_run():
-  text = ' '.join(text_of(table.table(STATUS, PROCESSES)).split())
+  text = ' '.join(text_of(progress.table(STATUS, PROCESSES)).split())
   for part in (
     'step 412/500', 'round 137', 'live 1', 'merged 0', 'grace 0.25 s',
     'goodput 87%',
@@ -66,18 +66,18 @@ def test_the_headline_tells_about_the_run():
 
 def test_brackets_in_a_run_s_name_are_no_markup():
   odd = dataclasses.replace(STATUS, run='a [/b] [red]c')
-  text = ' '.join(text_of(table.table(odd, PROCESSES)).split())
+  text = ' '.join(text_of(progress.table(odd, PROCESSES)).split())
   assert 'a [/b] [red]c step' in text
 
 
 def test_before_the_first_status_processes_are_shown():
-  rows = rows_of(text_of(table.table(None, PROCESSES)))
+  rows = rows_of(text_of(progress.table(None, PROCESSES)))
   assert rows['learner-1'] == ['learner-1', 'waiting', '2']
 
 
 def test_a_log_gets_lines_and_no_escape_codes():
   console = rich.console.Console(file=io.StringIO(), width=80)
-  with table.Display(console) as display:
+  with progress.Display(console) as display:
     display.update(STATUS, PROCESSES)
     display.update(STATUS, PROCESSES)  # Too early: not shown.
     display.say('learner-1 (7) killed: [why]')
@@ -98,7 +98,7 @@ def test_a_log_gets_lines_and_no_escape_codes():
   ],
 )  # fmt: skip
 def test_bytes_have_units(nbytes, text):
-  assert table.in_units(nbytes) == text
+  assert progress.in_units(nbytes) == text
 
 
 def test_the_end_table_says_where_the_tokens_went():
@@ -106,30 +106,30 @@ def test_the_end_table_says_where_the_tokens_went():
     token_ledger.Row(1000, 900, 50, (('died', 20),), 30),
     token_ledger.Row(1000, 960, 0, (), 40),
   ]
-  text = report.tokens_text(rows)
+  text = progress.tokens_text(rows)
   assert text == (
     '2,000 trained, once per fragment: 93.0% merged, 2.5% overwritten, '
     '1.0% lost (died), 3.5% pending'
   )
   wrong = [*rows, token_ledger.Row(10, 0, 3, (), 0)]
-  assert report.tokens_text(wrong).endswith(', [bold red]7 unexplained[/]')
+  assert progress.tokens_text(wrong).endswith(', [bold red]7 unexplained[/]')
 
 
 def test_the_end_table_compares_loss_and_bytes():
   seed, peer = 'at step 0, seed', 'at step 171, learner 0'
   learners = (
-    summary.LearnerSummary(
+    status.LearnerSummary(
       0, 500, 512_000, 166, 1, seed, 0.012, 44_000, 44_000, 0.57
     ),
-    summary.LearnerSummary(1, 300, 307_200, 83, 2, peer, 0.5, 22_000, 22_000),
+    status.LearnerSummary(1, 300, 307_200, 83, 2, peer, 0.5, 22_000, 22_000),
   )
-  run = summary.RunSummary(
+  run = status.RunSummary(
     'x', 500, 166, 8, 120.0, 0.951, 1.0, 2, 8 * 30, 8 * 30, 66_000, 60_000,
     learners, 0.62, 0.04,
   )  # fmt: skip
-  evaluation = summary.Evaluation(4000, 5.545, 1.9, 2.426, 3.244)
+  evaluation = status.Evaluation(4000, 5.545, 1.9, 2.426, 3.244)
   text = text_of(
-    report.report(Workdir(pathlib.Path('w')), run, evaluation, 'w/loss.png')
+    progress.report(Workdir(pathlib.Path('w')), run, evaluation, 'w/loss.png')
   )
   assert '…' not in text
   rows = rows_of(text)

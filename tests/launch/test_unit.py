@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from diloco.learner_environment import GROUP_SECRET
+from diloco.config.hardware import GROUP_SECRET
 from launch.program import Role
 from launch.supervisor import Supervisor
 

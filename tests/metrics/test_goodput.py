@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from diloco.metrics import goodput
+from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics.goodput import (
   RunningUptime,
   StepRecord,
@@ -122,7 +122,7 @@ def taped(work: Work, *later: dict) -> Work:
     'learners': [dataclasses.asdict(x) for x in work.learners.values()],
   }
   lines = json.loads(json.dumps([line, *later]))
-  return goodput.work_of_tape(reversed(lines), 2)
+  return metrics_goodput.work_of_tape(reversed(lines), 2)
 
 
 def test_learners_that_always_step_have_no_goodput_but_for_their_stalls():
@@ -239,8 +239,10 @@ def test_a_step_of_a_process_that_was_replaced_counts_nothing():
 def test_marks_of_a_learner_that_is_never_merged_are_bounded():
   work = begun(1)
   train(work, 0, 1, 5000)
-  assert len(work._marks[0]) == goodput.MARKS_MAX
+  assert len(work._marks[0]) == metrics_goodput.MARKS_MAX
 
 
 def test_a_tape_without_such_a_line_says_nothing():
-  assert goodput.work_of_tape([{'time_s': 1.0, 'kind': 'End'}], 2) is None
+  assert (
+    metrics_goodput.work_of_tape([{'time_s': 1.0, 'kind': 'End'}], 2) is None
+  )

@@ -6,7 +6,8 @@ import json
 import pytest
 from tensorboardX.proto import event_pb2
 
-from diloco.metrics import files, names, status, summary, writer
+from diloco.metrics import files, names, status, writer
+from diloco.metrics import jsonl as metrics_jsonl
 
 LEARNER = status.LearnerStatus(
   1, status.LIVE, 7, None, 10.5, 3, 0, 100, 200, 0.5, 2, 0.25
@@ -65,9 +66,9 @@ def test_half_a_status_is_malformed(tmp_path):
 def test_bytes_per_parameter_of_one_leg():
   # 1000 parameters in 4 fragments of 250; 8 pulls carry each twice, at 125 B:
   # 4 bits a parameter.
-  assert summary.bytes_per_parameter(8 * 125, 8, 4, 1000) == 0.5
-  assert summary.bytes_per_parameter(8 * 1000, 8, 4, 1000) == 4.0
-  assert summary.bytes_per_parameter(0, 0, 4, 1000) is None
+  assert status.bytes_per_parameter(8 * 125, 8, 4, 1000) == 0.5
+  assert status.bytes_per_parameter(8 * 1000, 8, 4, 1000) == 4.0
+  assert status.bytes_per_parameter(0, 0, 4, 1000) is None
 
 
 def test_jsonl_is_appended_and_read_back(tmp_path):
@@ -76,7 +77,7 @@ def test_jsonl_is_appended_and_read_back(tmp_path):
     jsonl = writer.JsonlWriter(path)
     jsonl.write_scalars(step, {names.TRAIN_LOSS: 2.5})
     jsonl.close()
-  assert writer.read_jsonl(path) == [
+  assert metrics_jsonl.read_jsonl(path) == [
     {'step': 1, names.TRAIN_LOSS: 2.5},
     {'step': 2, names.TRAIN_LOSS: 2.5},
   ]
@@ -85,10 +86,10 @@ def test_jsonl_is_appended_and_read_back(tmp_path):
 def test_a_torn_last_line_is_left_out_and_cut_by_the_next_writer(tmp_path):
   path = tmp_path / 'a.jsonl'
   path.write_text('{"step": 1}\n{"step": 2, "lo')
-  assert writer.read_jsonl(path) == [{'step': 1}]
+  assert metrics_jsonl.read_jsonl(path) == [{'step': 1}]
   jsonl = writer.JsonlWriter(path)
   jsonl.write_scalars(3, {})
-  assert writer.read_jsonl(path) == [{'step': 1}, {'step': 3}]
+  assert metrics_jsonl.read_jsonl(path) == [{'step': 1}, {'step': 3}]
   jsonl.close()
 
 
@@ -96,12 +97,12 @@ def test_a_torn_last_line_is_left_out_and_cut_by_the_next_writer(tmp_path):
 def test_a_line_that_is_wrong_and_whole_is_an_error(tmp_path, line):
   path = tmp_path / 'a.jsonl'
   path.write_text('{"step": 1}\n' + line + '\n')
-  with pytest.raises(writer.CorruptLine, match=r'a\.jsonl:2: '):
-    writer.read_jsonl(path)
+  with pytest.raises(metrics_jsonl.CorruptLine, match=r'a\.jsonl:2: '):
+    metrics_jsonl.read_jsonl(path)
 
 
 def test_no_file_is_no_records(tmp_path):
-  assert writer.read_jsonl(tmp_path / 'a.jsonl') == []
+  assert metrics_jsonl.read_jsonl(tmp_path / 'a.jsonl') == []
 
 
 def test_several_writers_get_the_same(tmp_path):
@@ -110,7 +111,7 @@ def test_several_writers_get_the_same(tmp_path):
   both = writer.MultiWriter([jsonl, board])
   both.write_scalars(4, {names.TRAIN_LOSS: 2.5, names.TIME: 1234.5})
   both.flush()
-  assert writer.read_jsonl(tmp_path / 'a.jsonl')[0][names.TIME] == 1234.5
+  assert metrics_jsonl.read_jsonl(tmp_path / 'a.jsonl')[0][names.TIME] == 1234.5
   both.close()
   (event,) = [
     event

@@ -4,13 +4,7 @@
 import pytest
 
 from diloco.metrics import token_ledger, token_tapes
-from diloco.metrics.token_ledger import (
-  BOOTSTRAP,
-  DIED,
-  LEDGER,
-  LEFT,
-  RESTORED,
-)
+from diloco.metrics.token_ledger import BOOTSTRAP, DIED, LEDGER, LEFT, RESTORED
 from diloco.protocol.incarnation import incarnation_of
 
 TOKENS = 10  # Per step.

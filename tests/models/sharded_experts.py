@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diloco.models import interface, sharding
+from diloco.models import api, sharding
 from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import DecoderConfig, ExpertsConfig
 
@@ -34,17 +34,17 @@ def step(model):
   def gradient(params, batch):
     value = jax.value_and_grad(model.loss, has_aux=True)
     (loss, metrics), gradients = value(params, batch, jax.random.key(0))
-    return loss, metrics, interface.flatten(gradients)
+    return loss, metrics, api.flatten(gradients)
 
   return gradient
 
 
-def params_of(model) -> interface.Params:
+def params_of(model) -> api.Params:
   """Drawn by numpy: `init` would be compiled."""
   rng = np.random.default_rng(0)
   return {
     path: (0.3 * rng.standard_normal(leaf.shape)).astype('f')
-    for path, leaf in interface.check_model(model).items()
+    for path, leaf in api.check_model(model).items()
   }
 
 
@@ -56,14 +56,12 @@ def batch() -> dict[str, jax.Array]:
 def on_mesh(fsdp: int, expert: int, tensor: int) -> dict:
   """Loss, metrics, gradients, and how much of each array a device holds."""
   model = make_decoder(CONFIG)
-  shapes = {
-    path: leaf.shape for path, leaf in interface.check_model(model).items()
-  }
+  shapes = {path: leaf.shape for path, leaf in api.check_model(model).items()}
   devices = jax.devices()[: fsdp * expert * tensor]
   mesh = sharding.make_mesh(fsdp, tensor, devices, expert=expert)
   places = sharding.param_shardings(model.axes, shapes, mesh)
   with jax.set_mesh(mesh):
-    params = interface.unflatten(jax.device_put(params_of(model), places))
+    params = api.unflatten(jax.device_put(params_of(model), places))
     rows = jax.device_put(batch()['tokens'], sharding.batch_sharding(mesh))
     loss, metrics, gradients = jax.jit(
       step(model), out_shardings=(None, None, places)

@@ -12,7 +12,7 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from diloco.models import interface, sharding
+from diloco.models import api, sharding
 from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import DecoderConfig
 
@@ -48,16 +48,14 @@ def _descend(param, gradient):
 def train(fsdp: int, tensor: int) -> dict:
   """Losses, parameters and where they lie after three steps of plain SGD."""
   model = make_decoder(CONFIG)
-  shapes = {
-    path: leaf.shape for path, leaf in interface.check_model(model).items()
-  }
+  shapes = {path: leaf.shape for path, leaf in api.check_model(model).items()}
   devices = jax.devices()[: fsdp * tensor]
   mesh = sharding.make_mesh(fsdp, tensor, devices)
   places = sharding.param_shardings(model.axes, shapes, mesh)
   rows = sharding.batch_sharding(mesh)
   whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
-  tree = interface.unflatten(places)
+  tree = api.unflatten(places)
   with jax.set_mesh(mesh):
     params = jax.jit(model.init, out_shardings=tree)(jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (8, 17), 0, CONFIG.vocab)
@@ -78,7 +76,7 @@ def train(fsdp: int, tensor: int) -> dict:
       params, loss = compiled(params, batch)
       losses.append(float(loss))
 
-  flat = interface.flatten(params)
+  flat = api.flatten(params)
   return {
     'losses': losses,
     'params': {path: jnp.ravel(x).tolist() for path, x in flat.items()},
@@ -88,7 +86,7 @@ def train(fsdp: int, tensor: int) -> dict:
       for path, leaf in flat.items()
     },
     'devices': {path: len(leaf.devices()) for path, leaf in flat.items()},
-    'donated': all(x.is_deleted() for x in interface.flatten(given).values()),
+    'donated': all(x.is_deleted() for x in api.flatten(given).values()),
     'gathered': gathered(compiled.as_text()),
     'axis_types': [str(kind) for kind in mesh.axis_types],
   }

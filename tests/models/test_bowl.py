@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diloco import config as configs
-from diloco.models import interface
-from diloco.models.bowl import make_bowl
-from diloco.runtime.blueprint import make_model
+from diloco.config import run_config
+from diloco.models import api
+from diloco.models.quadratic import make_bowl
+from diloco.run.spec import make_model
 from experiments import faults
 
 SIZES = (3, 16, 24)
@@ -27,7 +27,7 @@ def _gradient(model, params, batch, key=KEY):
 
 
 def test_it_is_a_model():
-  interface.check_model(make_bowl(*SIZES))
+  api.check_model(make_bowl(*SIZES))
 
 
 def test_the_loss_is_half_the_squared_gradient():
@@ -68,8 +68,8 @@ def test_the_first_loss_is_about_one():
 
 
 def test_a_configuration_chooses_it():
-  model = make_model(configs.build(faults.get_config()))
-  (shape,) = interface.check_model(model).values()
+  model = make_model(run_config.build(faults.get_config()))
+  (shape,) = api.check_model(model).values()
   assert shape.size == 1 << 20
 
 

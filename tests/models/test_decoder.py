@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from diloco.models import blocks, interface
+from diloco.models import api
+from diloco.models import layers as models_layers
 from diloco.models.decoder import Decoder, make_decoder
 from diloco.models.decoder_config import REMATS, DecoderConfig
 
@@ -48,7 +49,7 @@ def _loss_and_gradients(config):
   batch = {'tokens': _tokens(config)}
   gradient = _jit(jax.value_and_grad(model.loss, has_aux=True))
   (loss, _), gradients = gradient(params, batch, jax.random.key(0))
-  return loss, interface.flatten(gradients)
+  return loss, api.flatten(gradients)
 
 
 def _decoder(config, seed=0):
@@ -139,11 +140,11 @@ def test_logits_and_loss_equal_a_numpy_implementation(kv_heads, tied):
 
 
 def test_rope_scores_depend_on_the_distance_alone():
-  angles = blocks.rope_angles(32, 8, 10_000.0)
+  angles = models_layers.rope_angles(32, 8, 10_000.0)
   query, key = jax.random.normal(jax.random.key(0), (2, 8))
   everywhere = lambda x: jnp.broadcast_to(x, (1, 32, 1, 8))  # noqa: E731
-  queries = blocks.rope(everywhere(query), angles)[0, :, 0]
-  keys = blocks.rope(everywhere(key), angles)[0, :, 0]
+  queries = models_layers.rope(everywhere(query), angles)[0, :, 0]
+  keys = models_layers.rope(everywhere(key), angles)[0, :, 0]
   scores = np.asarray(queries @ keys.T)
   for distance in range(-31, 32):
     diagonal = np.diagonal(scores, distance)
@@ -153,7 +154,7 @@ def test_rope_scores_depend_on_the_distance_alone():
 
 def test_rope_keeps_lengths_and_the_first_position():
   x = jax.random.normal(jax.random.key(0), (1, 9, 2, 6))
-  turned = blocks.rope(x, blocks.rope_angles(9, 6, 100.0))
+  turned = models_layers.rope(x, models_layers.rope_angles(9, 6, 100.0))
   np.testing.assert_allclose(
     jnp.linalg.norm(turned, axis=-1), jnp.linalg.norm(x, axis=-1), rtol=1e-5
   )
@@ -175,13 +176,13 @@ def test_scan_equals_a_loop_over_the_layers():
   decoder = _decoder(CONFIG)
   tokens = _tokens(CONFIG)
   length = tokens.shape[1]
-  angles = blocks.rope_angles(length, CONFIG.head_dim, CONFIG.rope_theta)
+  angles = models_layers.rope_angles(length, CONFIG.head_dim, CONFIG.rope_theta)
   x = decoder.embedding[...][tokens] * math.sqrt(CONFIG.d_model)
   structure, stacked = nnx.split(decoder.layers)
   for number in range(CONFIG.layers):
     layer = jax.tree.map(lambda leaf: leaf[number], stacked)  # noqa: B023
     x, _ = nnx.merge(structure, layer)(x, angles)
-  x = blocks.rms_norm(x, decoder.norm[...])
+  x = models_layers.rms_norm(x, decoder.norm[...])
   np.testing.assert_allclose(
     decoder(tokens), x @ decoder.head[...].T, rtol=1e-5, atol=1e-6
   )
@@ -216,7 +217,7 @@ def test_bfloat16_is_close_to_float32():
 @pytest.mark.parametrize('kv_heads', [1, 4])
 def test_tables_and_count_fit_the_parameters(kv_heads, tied):
   config = dataclasses.replace(CONFIG, kv_heads=kv_heads, tied=tied)
-  shapes = interface.check_model(make_decoder(config))
+  shapes = api.check_model(make_decoder(config))
   count = sum(math.prod(leaf.shape) for leaf in shapes.values())
   assert count == config.parameters
   assert ('head' in shapes) == (not tied)
@@ -225,7 +226,7 @@ def test_tables_and_count_fit_the_parameters(kv_heads, tied):
 
 def test_roles_say_what_axis_0_counts():
   model = make_decoder(CONFIG)
-  shapes = interface.check_model(model)
+  shapes = api.check_model(model)
   first = {'stacked': CONFIG.layers, 'embedding': CONFIG.vocab, 'plain': 16}
   assert {model.roles[path] for path in shapes} == set(first)
   for path, shape in shapes.items():
@@ -263,7 +264,7 @@ def test_init_keeps_the_residual_stream_small_at_any_depth():
   for layers in (2, 16):
     config = dataclasses.replace(CONFIG, layers=layers, d_model=64, head_dim=16)
     decoder = _decoder(config)
-    angles = blocks.rope_angles(13, 16, config.rope_theta)
+    angles = models_layers.rope_angles(13, 16, config.rope_theta)
     x = decoder.embedding[...][_tokens(config)] * 8.0
     structure, stacked = nnx.split(decoder.layers)
     for number in range(layers):
@@ -276,7 +277,7 @@ def test_init_keeps_the_residual_stream_small_at_any_depth():
 def test_init_is_a_function_of_the_key():
   init = _jit(make_decoder(CONFIG).init)
   first, again, other = (
-    interface.flatten(init(jax.random.key(seed))) for seed in (0, 0, 1)
+    api.flatten(init(jax.random.key(seed))) for seed in (0, 0, 1)
   )
   for path, leaf in first.items():
     np.testing.assert_array_equal(leaf, again[path])

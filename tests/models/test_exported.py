@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from diloco.models import blocks, exported, interface
+from diloco.models import api, hf_export, layers
 from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import DecoderConfig, ExpertsConfig
 
@@ -29,7 +29,7 @@ LENGTH = 12
 def _params(config):
   """Drawn, the scales of norms too: ones would hide a norm that lost them."""
   rng = np.random.default_rng(7)
-  shapes = interface.check_model(make_decoder(config))
+  shapes = api.check_model(make_decoder(config))
   return {
     path: (0.4 * rng.standard_normal(leaf.shape) + ('norm' in path)).astype('f')
     for path, leaf in shapes.items()
@@ -108,13 +108,13 @@ def _logits(tensors, settings, tokens):
 def test_their_forward_pass_gives_our_loss(tied):
   config = dataclasses.replace(CONFIG, tied=tied)
   params = _params(config)
-  tensors = exported.to_exported(params, config)
-  settings = json.loads(json.dumps(exported.exported_config(config, LENGTH)))
+  tensors = hf_export.to_exported(params, config)
+  settings = json.loads(json.dumps(hf_export.exported_config(config, LENGTH)))
   tokens = jax.random.randint(
     jax.random.key(1), (2, LENGTH + 1), 0, config.vocab
   )
   loss, _ = jax.jit(make_decoder(config).loss)(
-    interface.unflatten(params), {'tokens': tokens}, jax.random.key(0)
+    api.unflatten(params), {'tokens': tokens}, jax.random.key(0)
   )
 
   losses = []
@@ -129,8 +129,8 @@ def test_their_forward_pass_gives_our_loss(tied):
 def test_round_trip_changes_no_bit(tied):
   config = dataclasses.replace(CONFIG, tied=tied)
   params = _params(config)
-  tensors = exported.to_exported(params, config)
-  back = exported.from_exported(tensors, config)
+  tensors = hf_export.to_exported(params, config)
+  back = hf_export.from_exported(tensors, config)
   assert back.keys() == params.keys()
   for path, x in params.items():
     np.testing.assert_array_equal(back[path], x, err_msg=path)
@@ -140,42 +140,42 @@ def test_round_trip_changes_no_bit(tied):
 @pytest.mark.parametrize('tied', [False, True])
 def test_shapes_are_those_of_the_tensors(tied):
   config = dataclasses.replace(CONFIG, tied=tied)
-  tensors = exported.to_exported(_params(config), config)
+  tensors = hf_export.to_exported(_params(config), config)
   shapes = {name: x.shape for name, x in tensors.items()}
-  assert shapes == exported.exported_shapes(config)
+  assert shapes == hf_export.exported_shapes(config)
   assert shapes['model.layers.2.self_attn.k_proj.weight'] == (2 * 6, 16)
   assert ('lm_head.weight' in shapes) != tied
 
 
 def test_every_parameter_is_exported_once():
-  tensors = exported.to_exported(_params(CONFIG), CONFIG)
+  tensors = hf_export.to_exported(_params(CONFIG), CONFIG)
   assert sum(x.size for x in tensors.values()) == CONFIG.parameters
 
 
 def test_another_models_tensors_are_refused():
-  tensors = exported.to_exported(_params(CONFIG), CONFIG)
+  tensors = hf_export.to_exported(_params(CONFIG), CONFIG)
   wider = dataclasses.replace(CONFIG, d_ff=32)
   with pytest.raises(ValueError, match=r'mlp.down_proj.weight: \(16, 24\)'):
-    exported.from_exported(tensors, wider)
+    hf_export.from_exported(tensors, wider)
   del tensors['lm_head.weight']
   with pytest.raises(ValueError, match=r'lm_head.weight: None'):
-    exported.from_exported(tensors, CONFIG)
+    hf_export.from_exported(tensors, CONFIG)
 
 
 def test_epsilon_is_that_of_the_decoder():
-  assert exported.NORM_EPSILON == blocks.NORM_EPSILON
+  assert hf_export.NORM_EPSILON == layers.NORM_EPSILON
 
 
 def test_notes_say_what_a_reader_must_know():
   config = dataclasses.replace(CONFIG, dtype='bfloat16')
-  notes = ' '.join(exported.exported_config(config, LENGTH)['notes'])
+  notes = ' '.join(hf_export.exported_config(config, LENGTH)['notes'])
   for text in ('byte', 'embedding_multiplier', '12 tokens', 'bfloat16'):
     assert text in notes
   assert 'head_dim is not hidden_size / num_attention_heads' in notes
 
 
 def test_a_mixture_of_experts_is_refused():
-  exported.check_exportable(CONFIG)
+  hf_export.check_exportable(CONFIG)
   mixture = dataclasses.replace(CONFIG, experts=ExpertsConfig(4, 2))
   with pytest.raises(ValueError, match='experts=4: a mixture of experts can'):
-    exported.check_exportable(mixture)
+    hf_export.check_exportable(mixture)

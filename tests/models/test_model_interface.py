@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diloco.models import interface
+from diloco.models import api
 
 AXES = {'table': ('vocab', 'embed'), 'top/bias': (None,)}
 ROLES = {'table': 'embedding', 'top/bias': 'plain'}
@@ -27,11 +27,11 @@ def _loss(params, batch, key):
 
 
 def _model(init=_init, axes=AXES, roles=ROLES):
-  return interface.Model(init=init, loss=_loss, axes=axes, roles=roles)
+  return api.Model(init=init, loss=_loss, axes=axes, roles=roles)
 
 
 def test_a_model_without_flax_is_a_model():
-  shapes = interface.check_model(_model())
+  shapes = api.check_model(_model())
   assert {path: leaf.shape for path, leaf in shapes.items()} == {
     'table': (5, 3),
     'top/bias': (5,),
@@ -40,9 +40,9 @@ def test_a_model_without_flax_is_a_model():
 
 def test_flatten_and_back():
   params = _init(jax.random.key(0))
-  flat = interface.flatten(params)
+  flat = api.flatten(params)
   assert list(flat) == ['table', 'top/bias']
-  back = interface.unflatten(flat)
+  back = api.unflatten(flat)
   assert jax.tree.structure(back) == jax.tree.structure(params)
   jax.tree.map(np.testing.assert_array_equal, back, params)
 
@@ -53,7 +53,7 @@ def test_every_fault_of_the_tables_is_named():
     roles={'table': 'token', 'top/bias': 'plain'},
   )
   with pytest.raises(ValueError) as error:
-    interface.check_model(model)
+    api.check_model(model)
   text = str(error.value)
   assert "axes misses 'top/bias'" in text
   assert "axes names 'ghost', which is no parameter" in text
@@ -73,4 +73,4 @@ def test_every_fault_of_the_tables_is_named():
 )
 def test_a_tree_without_paths_is_refused(params, text):
   with pytest.raises(ValueError, match=text):
-    interface.flatten(params)
+    api.flatten(params)

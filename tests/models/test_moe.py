@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diloco.models import grouped, interface, moe
+from diloco.models import api, moe
 from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import DecoderConfig, ExpertsConfig
 from tests.models import dense_experts, sharded_experts
@@ -57,16 +57,16 @@ def _values_and_gradients(mixture, arrays):
   return [y, *gradients]
 
 
-@pytest.mark.parametrize('product', [grouped.by_blocks, grouped.by_ragged_dot])
+@pytest.mark.parametrize('product', [moe.by_blocks, moe.by_ragged_dot])
 def test_it_is_every_expert_on_every_token(product, monkeypatch):
-  monkeypatch.setattr(grouped, 'mlps', product)
+  monkeypatch.setattr(moe, 'mlps', product)
   arrays = _drawn()
   expected = _values_and_gradients(dense_experts.mixture, arrays)
   for x, y in zip(_values_and_gradients(moe.spread, arrays), expected):
     np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize('product', [grouped.by_blocks, grouped.by_ragged_dot])
+@pytest.mark.parametrize('product', [moe.by_blocks, moe.by_ragged_dot])
 def test_rows_of_no_expert_are_zero_and_have_no_gradient(product):
   _, _, _, *matrices = _drawn()
   x = jax.random.normal(jax.random.key(0), (40, D)).at[25:].set(jnp.nan)
@@ -79,8 +79,8 @@ def test_rows_of_no_expert_are_zero_and_have_no_gradient(product):
 def test_both_ways_of_grouping_agree_however_rows_are_spread():
   _, _, _, *matrices = _drawn()
   x = jax.random.normal(jax.random.key(0), (40, D))
-  by_blocks = jax.jit(grouped.by_blocks)
-  by_ragged_dot = jax.jit(grouped.by_ragged_dot)
+  by_blocks = jax.jit(moe.by_blocks)
+  by_ragged_dot = jax.jit(moe.by_ragged_dot)
   for sizes in ([40, 0, 0, 0, 0], [0, 0, 0, 0, 40], [8] * 5, [1, 9, 0, 17, 8]):
     sizes = jnp.array(sizes, jnp.int32)
     np.testing.assert_allclose(
@@ -96,12 +96,12 @@ def test_tables_and_count_fit_the_parameters(bias_rate):
   experts = ExpertsConfig(4, 2, bias_rate=bias_rate)
   config = dataclasses.replace(CONFIG, experts=experts)
   model = make_decoder(config)
-  shapes = interface.check_model(model)
+  shapes = api.check_model(model)
   assert config.parameters == sum(leaf.size for leaf in shapes.values())
   path = 'layers/mlp/router_bias'
   assert (path in shapes) == (bias_rate > 0)
   if bias_rate:
-    assert model.roles[path] == interface.AVERAGED
+    assert model.roles[path] == api.AVERAGED
 
 
 def test_one_expert_is_the_dense_decoder():
@@ -114,19 +114,19 @@ def test_one_expert_is_the_dense_decoder():
   dense_params = {
     path: params[path][:, 0] if path.split('/')[-1] in ('gate', 'up', 'down')
     else params[path]
-    for path in interface.check_model(dense)
+    for path in api.check_model(dense)
   }  # fmt: skip
-  loss, metrics = jax.jit(model.loss)(interface.unflatten(params), batch, None)
+  loss, metrics = jax.jit(model.loss)(api.unflatten(params), batch, None)
   dense_loss = jax.jit(dense.loss)
-  expected, _ = dense_loss(interface.unflatten(dense_params), batch, None)
-  said = interface.reported_loss(loss, metrics)
+  expected, _ = dense_loss(api.unflatten(dense_params), batch, None)
+  said = api.reported_loss(loss, metrics)
   np.testing.assert_allclose(said, expected, rtol=1e-6)
   assert loss > said, 'the auxiliary losses are not in the loss'
 
 
 def test_routing_is_that_of_the_loss(on_one):
   model = make_decoder(CONFIG)
-  params = interface.unflatten(sharded_experts.params_of(model))
+  params = api.unflatten(sharded_experts.params_of(model))
   tokens = sharded_experts.batch()['tokens'][:, :-1]
   probs, chosen = jax.jit(model.routing)(params, tokens)
   assert probs.shape == (2, 4, 16, 4) and chosen.shape == (2, 4, 16, 2)
@@ -140,7 +140,7 @@ def test_routing_is_that_of_the_loss(on_one):
 def on_one():
   """Loss, metrics and gradients without any mesh."""
   model = make_decoder(CONFIG)
-  params = interface.unflatten(sharded_experts.params_of(model))
+  params = api.unflatten(sharded_experts.params_of(model))
   return jax.jit(sharded_experts.step(model))(params, sharded_experts.batch())
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from diloco.models import interface, sharding
+from diloco.models import api, sharding
 from diloco.models.decoder import make_decoder
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def on_one():
   for _ in range(script['STEPS']):
     params, loss = step(params, {'tokens': tokens})
     losses.append(float(loss))
-  return losses, interface.flatten(params)
+  return losses, api.flatten(params)
 
 
 @pytest.mark.parametrize('mesh', MESHES)

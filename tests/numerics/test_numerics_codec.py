@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diloco.numerics import codec, codec_benchmark
+from diloco.numerics import codec
+from tests.benchmarks import codec as benchmarks_codec
 
 BLOCK_CODECS = ('int1', 'int2', 'int4', 'int8')
 LEVEL_MAX = {'int1': 1, 'int2': 3, 'int4': 7, 'int8': 127}
@@ -310,14 +311,14 @@ def test_wrong_arguments_are_named(arguments, message):
 
 
 def test_benchmark_reports_every_codec():
-  report = codec_benchmark.report(
+  report = benchmarks_codec.report(
     values=5000, repeat=1, block_size=128, scale='bf16'
   )
   rows = [line.split() for line in report.splitlines()]
   assert [row[0] for row in rows[1:]] == ['copy', *codec.NAMES]
   output = io.StringIO()
   with redirect_stdout(output):
-    codec_benchmark.main(['--values=5000', '--repeat=1'])
+    benchmarks_codec.main(['--values=5000', '--repeat=1'])
   assert output.getvalue().count('\n') == len(rows)
 
 

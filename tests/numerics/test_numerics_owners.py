@@ -6,7 +6,7 @@ import pytest
 
 from diloco.numerics import codec, payload
 from diloco.numerics.fragments import TensorSpec, make_layout
-from diloco.numerics.owners import shards_of
+from diloco.numerics.shard_assignment import shards_of
 
 SPECS = {
   'embed': TensorSpec((64, 16), 'embedding'),

@@ -6,10 +6,10 @@ import random
 import numpy as np
 import pytest
 
-from diloco.numerics import cutting, payload
+from diloco.numerics import payload
 from diloco.numerics.codec import NAMES, make_codec
 from diloco.numerics.fragments import TensorSpec, make_layout
-from diloco.numerics.partition import Box, Partition, from_text
+from diloco.numerics.mesh_partition import Box, Partition, from_text
 
 SPECS = {
   'embedding': TensorSpec((64, 16), 'embedding'),
@@ -97,9 +97,9 @@ def test_what_a_host_takes_decodes_to_the_bits_of_the_whole(sizes, hosts, name):
     whole = payload.decode(data, pieces, codec)
     for host in range(partition.host_count):
       boxes = partition.needed(pieces, host)
-      taken = cutting.cut(data, pieces, boxes, codec)
-      assert taken.size == cutting.cut_bytes(boxes, codec)
-      found = cutting.decode_cut(taken, boxes, codec)
+      taken = payload.cut(data, pieces, boxes, codec)
+      assert taken.size == payload.cut_bytes(boxes, codec)
+      found = payload.decode_cut(taken, boxes, codec)
       assert list(found) == [box.name for box in boxes]
       for box in boxes:
         np.testing.assert_array_equal(
@@ -120,8 +120,8 @@ def test_any_rectangle_of_any_piece_can_be_cut_out(seed):
   codec = make_codec(rng.choice(NAMES), rng.choice((8, 16)))
   data = payload.encode(_random([piece], seed), [piece], codec)
   whole = payload.decode(data, [piece], codec)[piece.name]
-  found = cutting.decode_cut(
-    cutting.cut(data, [piece], [box], codec), [box], codec
+  found = payload.decode_cut(
+    payload.cut(data, [piece], [box], codec), [box], codec
   )
   np.testing.assert_array_equal(found[box.name], whole[box.index])
 
@@ -133,7 +133,7 @@ def test_between_blocks_nothing_is_taken_that_is_not_needed():
   codec = make_codec('int4', 128)
   for host in (0, 1):
     boxes = partition.needed([piece], host)
-    assert cutting.cut_bytes(boxes, codec) == codec.nbytes(piece.size) // 2
+    assert payload.cut_bytes(boxes, codec) == codec.nbytes(piece.size) // 2
 
 
 def test_a_partition_travels_as_text():

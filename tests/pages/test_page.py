@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from diloco.pages import files, look, page
+from diloco.pages import page, report_files
 from tests.pages import sample_report
 
 VOID = {'meta', 'img', 'br', 'link', 'input', 'hr'}
@@ -41,7 +41,7 @@ class Parsed(html.parser.HTMLParser):
 
 @pytest.fixture(scope='module')
 def parsed(tmp_path_factory):
-  written = files.write(
+  written = report_files.write(
     sample_report.report(), tmp_path_factory.mktemp('page') / 'report'
   )
   return Parsed(written[0].read_text())
@@ -57,7 +57,7 @@ def test_it_asks_nobody_for_anything(parsed):
   assert len(addresses) > 8
   assert all(a.startswith(('#', 'data:')) for a in addresses)
   assert not parsed.all('script') + parsed.all('link') + parsed.all('iframe')
-  assert not re.search(r'url\(|@import|//', look.STYLE)
+  assert not re.search(r'url\(|@import|//', page.STYLE)
 
 
 def test_every_entry_of_the_contents_leads_to_a_section(parsed):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib import colors
 
-from diloco.pages import charts, shares, timelines, words
+from diloco.pages import charts, parts, shares, timelines
 from diloco.pages.parts import SPAN_KINDS, Chart, Line, Span, Timeline
 from tests.pages import sample_report
 
@@ -126,10 +126,10 @@ def test_lines_of_one_group_and_kind_differ():
   ],
 )
 def test_numbers_on_axes(value, text):
-  assert words.in_thousands(value) == text
+  assert parts.in_thousands(value) == text
 
 
 def test_durations():
-  assert words.duration(0.84) == '0.84 s'
-  assert words.duration(200) == '3 min 20 s'
-  assert words.duration(7500) == '2 h 5 min'
+  assert parts.duration(0.84) == '0.84 s'
+  assert parts.duration(200) == '3 min 20 s'
+  assert parts.duration(7500) == '2 h 5 min'

@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
-from diloco.pages import files, parts
+from diloco.pages import parts, report_files
 from tests.pages import sample_report
 
 ROOT = pathlib.Path(__file__).parents[2]
 WITHOUT = """
 import pathlib, sys
 sys.modules['matplotlib'] = None  # Importing it raises ImportError.
-from diloco.pages import files, pictures
+from diloco.pages import report_files as files, pictures
 from tests.pages import sample_report
 report = sample_report.report()
 print(pictures.missing(report))
@@ -27,7 +27,7 @@ files.write(report, pathlib.Path(sys.argv[1]))
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   path = tmp_path_factory.mktemp('report')
-  written = files.write(sample_report.report(), path / 'one')
+  written = report_files.write(sample_report.report(), path / 'one')
   assert written[0] == path / 'one' / 'page.html'
   assert sorted(written) == sorted((path / 'one').iterdir())
   return path / 'one'
@@ -41,7 +41,7 @@ def test_each_part_has_its_file(folder):
 
 
 def test_the_same_report_gives_the_same_bytes(folder, tmp_path):
-  for path in files.write(sample_report.report(), tmp_path):
+  for path in report_files.write(sample_report.report(), tmp_path):
     assert path.read_bytes() == (folder / path.name).read_bytes(), path.name
 
 
@@ -115,10 +115,10 @@ def test_without_matplotlib_all_else_is_written_and_that_is_said(tmp_path):
 
 
 def test_a_folder_that_can_not_be_written_is_found_beforehand(tmp_path):
-  files.check_writable(tmp_path / 'a' / 'b')
+  report_files.check_writable(tmp_path / 'a' / 'b')
   assert list((tmp_path / 'a' / 'b').iterdir()) == []
   (tmp_path / 'file').write_text('')
   with pytest.raises(OSError, match='file'):
-    files.check_writable(tmp_path / 'file')
+    report_files.check_writable(tmp_path / 'file')
   with pytest.raises(OSError, match='file'):
-    files.check_writable(tmp_path / 'file' / 'below')
+    report_files.check_writable(tmp_path / 'file' / 'below')

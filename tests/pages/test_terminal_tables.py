@@ -7,7 +7,7 @@ import math
 import pytest
 import rich.console
 
-from diloco.pages import cells, progress, terminal
+from diloco.pages import parts, terminal
 from diloco.pages.parts import Column, Report, Table
 from tests.pages import sample_report
 
@@ -76,7 +76,7 @@ def test_markup_is_text():
   ],
 )
 def test_a_cell(cell, text):
-  assert cells.text_of(cell, 1) == text
+  assert parts.text_of(cell, 1) == text
 
 
 def test_spreads_stand_in_one_column():
@@ -86,7 +86,7 @@ def test_spreads_stand_in_one_column():
     (Column('x', spread='s'), Column('s', hidden=True)),
     ((9.0, 10.25), (10.0, 1.0), (None, None), (5.0, None)),
   )
-  (column,) = cells.shown(table)
+  (column,) = parts.shown(table)
   assert column.texts == ('9.0 ± 10.2', '10.0 ± 1.0 ', '—', '5.0       ')
   assert column.numeric
 
@@ -99,7 +99,7 @@ class Terminal(io.StringIO):
 def test_progress_is_in_place_on_a_terminal_only():
   plain, seen = io.StringIO(), Terminal()
   for stream in (plain, seen):
-    line = progress.Line(stream)
+    line = terminal.Line(stream)
     line.say('one')
     line.say('two')
     line.stay('page')

@@ -10,7 +10,7 @@ PIPELINE = 'tests/data/test_pipeline.py'
 FAULTS = (
   fault(
     'parameter of no axes',
-    'diloco/runtime/blueprint.py',
+    'diloco/run/spec.py',
     "{name: np.asarray(x, order='C') for",
     '{name: np.ascontiguousarray(x) for',
     'tests/lab/test_own_model.py::test_a_parameter_may_be_one_number',
@@ -18,7 +18,7 @@ FAULTS = (
   ),
   fault(
     'parameter of no axes on hosts',
-    'diloco/runtime/holding.py',
+    'diloco/run/host_slices.py',
     "np.asarray(whole[box.piece.name][box.index], order='C')",
     'np.ascontiguousarray(whole[box.piece.name][box.index])',
     'tests/lab/test_own_model.py::test_hosts_hold_single_numbers_as_they_are',
@@ -34,7 +34,7 @@ FAULTS = (
   ),
   fault(
     'RDA of slices of rows',
-    'diloco/config.py',
+    'diloco/config/run_config.py',
     "    merge.embedding == 'rda'\n    and fragments",
     "    merge.embedding == 'none'\n    and fragments",
     'tests/config/test_build_config.py::test_rda_is_of_whole_tables',
@@ -42,7 +42,7 @@ FAULTS = (
   ),
   fault(
     'own schedule begins anew',
-    'diloco/runtime/blueprint.py',
+    'diloco/run/spec.py',
     '    return position if own else global_step',
     '    return global_step',
     'tests/lab/test_lab_training.py::test_who_returns_goes_on_with_its_schedule',
@@ -50,7 +50,7 @@ FAULTS = (
   ),
   fault(
     'recorded rate of the lab follows t',
-    'diloco/lab/onlooker.py',
+    'diloco/lab/decoupled.py',
     '        names.LEARNING_RATE: self._schedule(progress),',
     '        names.LEARNING_RATE: self._schedule(process.stepped_at),',
     'tests/lab/test_lab_training.py::test_who_returns_goes_on_with_its_schedule',
@@ -58,10 +58,10 @@ FAULTS = (
   ),
   fault(
     'recorded rate of a learner follows t',
-    'diloco/runtime/training.py',
+    'diloco/learner/train_loop.py',
     'self._position, global_step, lr, self._waited_s',
     'self._position, global_step, self._schedule(global_step), self._waited_s',
-    'tests/runtime/test_own_schedule.py::test_the_recorded_rate_is_that_of_the_step',
+    'tests/learner/test_own_schedule.py::test_the_recorded_rate_is_that_of_the_step',
     'assert',
   ),
   fault(
@@ -91,19 +91,19 @@ FAULTS = (
   ),
   fault(
     'too short a text for a batch',
-    'diloco/runtime/blueprint.py',
+    'diloco/run/spec.py',
     'pipeline.check_shards(text.train, data.seq_len, data.batch, data.shards)',
     'pass',
-    'tests/runtime/test_process_bad_starts.py::test_text_is_too_short'
+    'tests/processes/test_process_bad_starts.py::test_text_is_too_short'
     '[5000-one batch needs 4-learner]',
     'assert',
   ),
   fault(
     'too short a text for the evaluation',
-    'diloco/runtime/blueprint.py',
+    'diloco/run/spec.py',
     '  pipeline.heldout_shape(\n',
     '  lambda: pipeline.heldout_shape(\n',
-    'tests/runtime/test_process_bad_starts.py::test_text_is_too_short'
+    'tests/processes/test_process_bad_starts.py::test_text_is_too_short'
     '[700-held-out tokens hold no window of-learner]',
     'assert|not within',
   ),

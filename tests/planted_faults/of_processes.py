@@ -5,19 +5,19 @@ from tests.planted_faults.fault import Edit, Fault, fault
 
 RECORDS = 'tests/checkpoint/test_syncer_records.py'
 LINES = 'tests/metrics/test_jsonl.py'
-CLOSES = 'tests/runtime/test_closes_on_disk.py'
-DISK = 'tests/runtime/test_process_disk.py'
-SIEGE = 'tests/transport/test_transport_siege.py'
-LARGEST = 'tests/runtime/test_largest_messages.py'
+CLOSES = 'tests/syncer/test_closes_on_disk.py'
+DISK = 'tests/survival/test_process_disk.py'
+SIEGE = 'tests/siege/test_transport_siege.py'
+LARGEST = 'tests/syncer/test_largest_messages.py'
 
 FAULTS = (
   # Sessions -------------------------------------------------------------------
   fault(
     'sessions bounded by 64',
-    'diloco/config_limits.py',
+    'diloco/config/limits.py',
     '  sessions = min(max(wanted, SESSIONS_LEAST), SESSIONS_MAX)',
     '  sessions = SESSIONS_LEAST',
-    'tests/runtime/test_many_sessions.py::test_eighty_learners_are_served',
+    'tests/syncer/test_many_sessions.py::test_eighty_learners_are_served',
     'full|64 sessions|Empty',
   ),
   # The ledger -----------------------------------------------------------------
@@ -48,10 +48,10 @@ FAULTS = (
   ),
   fault(
     'tape line without a checksum',
-    'diloco/runtime/tape.py',
+    'diloco/run/event_log.py',
     'self._lines.append(files.seal(json.dumps(line).encode()))',
     'self._lines.append(json.dumps(line).encode())',
-    'tests/runtime/test_timeline.py::test_a_changed_digit_of_a_tape_is_noticed',
+    'tests/replay/test_timeline.py::test_a_changed_digit_of_a_tape_is_noticed',
     'DID NOT RAISE',
   ),
   fault(
@@ -81,7 +81,7 @@ FAULTS = (
   ),
   fault(
     'told before the ledger has it',
-    'diloco/runtime/syncing.py',
+    'diloco/syncer/server.py',
     'self._disk.keep(self._machine.ledger(), self._run_crcs(), published)',
     'pass',
     f'{CLOSES}::test_the_ledger_and_its_name_are_forced_to_the_disk[True]',
@@ -100,12 +100,12 @@ FAULTS = (
     'result that is not the run',
     (
       Edit(
-        'diloco/runtime/results.py',
+        'diloco/syncer/results.py',
         '    if found != tuple(crcs):\n',
         '    if False:\n',
       ),
       Edit(
-        'diloco/runtime/syncing.py',
+        'diloco/syncer/server.py',
         '    while self._machine.lost:\n',
         '    while False:\n',
       ),
@@ -115,7 +115,7 @@ FAULTS = (
   ),
   fault(
     'learners let go before the result',
-    'diloco/runtime/syncing.py',
+    'diloco/syncer/server.py',
     '    if isinstance(message, messages.Done) and self._unwritten:\n',
     '    if False:\n',
     f'{DISK}::test_a_damaged_last_checkpoint_is_regained_from_learners',
@@ -124,7 +124,7 @@ FAULTS = (
   # A full disk ----------------------------------------------------------------
   fault(
     'full disk ends the syncer',
-    'diloco/runtime/syncer_disk.py',
+    'diloco/syncer/storage.py',
     '      except OSError as error:\n        if not waits:',
     '      except KeyError as error:\n        if not waits:',
     f'{DISK}::test_a_full_disk_ends_no_process',
@@ -166,7 +166,7 @@ FAULTS = (
   # Clocks ---------------------------------------------------------------------
   fault(
     'clock set back is refused',
-    'diloco/protocol/sessions.py',
+    'diloco/protocol/syncer/sessions.py',
     '    newest = account.incarnation if old else -1\n',
     '    newest = -1\n',
     'tests/protocol/test_transcripts.py::test_transcript[older_incarnation]',
@@ -175,10 +175,10 @@ FAULTS = (
   # The end of a run -----------------------------------------------------------
   fault(
     'cut-off learner goes on',
-    'diloco/protocol/leaving.py',
+    'diloco/protocol/learner/leaving.py',
     '  if state.connected or state.global_step < core.config.total_steps:\n',
     '  if True:\n',
-    'tests/runtime/test_process_cut_off.py::test_it_leaves_with_a_code_of_its_own',
+    'tests/survival/test_process_cut_off.py::test_it_leaves_with_a_code_of_its_own',
     'not within',
   ),
   # Commands -------------------------------------------------------------------
@@ -219,7 +219,7 @@ FAULTS = (
   ),
   fault(
     'brackets are markup',
-    'launch/table.py',
+    'launch/progress.py',
     'rich.markup.escape(_headline(status))',
     '_headline(status)',
     'tests/launch/test_table_and_report.py'
@@ -255,10 +255,10 @@ FAULTS = (
   # Ports ----------------------------------------------------------------------
   fault(
     'coordinator on all addresses',
-    'diloco/runtime/world.py',
+    'diloco/learner/hosts/process_group.py',
     'coordinator_bind_address=met.jax_at,',
     '',
-    'tests/runtime/test_process_strangers.py'
+    'tests/survival/test_process_strangers.py'
     '::test_hosts_listen_at_the_address_that_they_were_given',
     'assert',
   ),
@@ -266,23 +266,23 @@ FAULTS = (
     'secret told to the world of JAX',
     (
       Edit(
-        'diloco/runtime/world.py',
+        'diloco/learner/hosts/process_group.py',
         '    _spread(list(listener.address))\n',
         '    _spread([*listener.address, self.secret.hex()])\n',
       ),
       Edit(
-        'diloco/runtime/world.py',
+        'diloco/learner/hosts/process_group.py',
         '    host, port = _spread(None)\n',
         '    host, port, _ = _spread(None)\n',
       ),
     ),
-    'tests/runtime/test_process_strangers.py'
+    'tests/survival/test_process_strangers.py'
     '::test_a_stranger_in_host_1_s_place_gets_nothing',
     'heard 3 words',
   ),
   fault(
     'host without the secret',
-    'diloco/transport/group.py',
+    'diloco/transport/host_channel.py',
     '      self._refused += 1\n      connection.close()',
     '      found.put(connection)\n      return',
     'tests/transport/test_transport_group.py'
@@ -291,7 +291,7 @@ FAULTS = (
   ),
   fault(
     'idle sockets of the data plane',
-    'diloco/transport/listen.py',
+    'diloco/transport/control_channel.py',
     "        ('grpc.max_connection_idle_ms', int(IDLE_S * 1000)),\n",
     '',
     f'{SIEGE}::test_siege_of_the_data_plane_by_idle_connections',
@@ -299,7 +299,7 @@ FAULTS = (
   ),
   fault(
     'idle sockets of the control plane',
-    'diloco/transport/listen.py',
+    'diloco/transport/control_channel.py',
     "        ('grpc.max_connection_idle_ms', int(IDLE_S * 1000)),\n",
     '',
     f'{SIEGE}::test_siege_of_the_control_plane_by_idle_connections',

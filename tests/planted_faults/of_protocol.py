@@ -5,14 +5,14 @@ from tests.planted_faults.fault import fault
 
 TRANSCRIPT = 'tests/protocol/test_transcripts.py::test_transcript'
 SEED = 'tests/protocol/test_swarm.py::test_a_seed_that_once_failed'
-FETCHED = 'tests/runtime/test_fetched_states.py'
+FETCHED = 'tests/in_process/test_fetched_states.py'
 LEAVES = 'tests/protocol/test_protocol_leaves.py'
 
 FAULTS = (
   # Pulls ----------------------------------------------------------------------
   fault(
     'pull known without its handle',
-    'diloco/protocol/pulling.py',
+    'diloco/protocol/syncer/pulls.py',
     'if pulled != (event.incarnation, event.handle):',
     'if pulled[0] != event.incarnation:',
     f'{TRANSCRIPT}[pull_given_up]',
@@ -20,15 +20,15 @@ FAULTS = (
   ),
   fault(
     'cancelled pull is kept',
-    'diloco/runtime/shard.py',
+    'diloco/syncer/shard.py',
     '      self._wanted.discard(job)\n      self._pulled.pop(job, None)\n',
     '      pass\n',
-    'tests/runtime/test_pulls.py::test_nothing_is_kept_of_a_cancelled_pull',
+    'tests/syncer/test_pulls.py::test_nothing_is_kept_of_a_cancelled_pull',
     'AssertionError|assert',
   ),
   fault(
     'time-out of pulls never adapts',
-    'diloco/protocol/transfer_time.py',
+    'diloco/protocol/timeouts.py',
     '    return changed(self, stretch=max(self.stretch, stretch), failed=True)',
     '    return self',
     'tests/protocol/test_uneven.py'
@@ -37,16 +37,16 @@ FAULTS = (
   ),
   fault(
     'time-out of transfers never adapts',
-    'diloco/runtime/transfer_pace.py',
-    '        self._time = patience.after_transfer_failed(',
-    '        patience.after_transfer_failed(',
-    'tests/runtime/test_pulls.py'
+    'diloco/run/payload_parts.py',
+    '        self._time = timeouts.after_transfer_failed(',
+    '        timeouts.after_transfer_failed(',
+    'tests/syncer/test_pulls.py'
     '::test_a_link_that_becomes_nine_times_slower_recovers',
     r'assert \d+ <= 2',
   ),
   fault(
     'round held for a failed pull',
-    'diloco/protocol/pulling.py',
+    'diloco/protocol/syncer/pulls.py',
     '    if not times[m][0].failed\n    and (may_hold',
     '    if (may_hold',
     'tests/protocol/test_patience.py::test_who_is_not_waited_for',
@@ -72,15 +72,15 @@ FAULTS = (
   # The end of a run -----------------------------------------------------------
   fault(
     'finish not in the ledger',
-    'diloco/protocol/sessions.py',
-    '  state.emit(syncer_io.KeepLedger())\n',
+    'diloco/protocol/syncer/sessions.py',
+    '  state.emit(syncer_events.KeepLedger())\n',
     '',
     f'{TRANSCRIPT}[finish_is_remembered]',
     'finish_is_remembered',
   ),
   fault(
     'handed in is not believed',
-    'diloco/protocol/sessions.py',
+    'diloco/protocol/syncer/sessions.py',
     '  if not state.finishing and state.knows_less:\n',
     '  if False:\n',
     f'{TRANSCRIPT}[finish_after_a_lost_ledger]',
@@ -88,7 +88,7 @@ FAULTS = (
   ),
   fault(
     'one ends the run for all',
-    'diloco/protocol/closing.py',
+    'diloco/protocol/syncer/ending.py',
     '  return bool(state.were_live) and state.were_live <= state.live().keys()',
     '  return True',
     f'{TRANSCRIPT}[finish_after_a_lost_ledger]',
@@ -97,7 +97,7 @@ FAULTS = (
   # Recovery -------------------------------------------------------------------
   fault(
     'lost version that is here',
-    'diloco/protocol/recovery.py',
+    'diloco/protocol/syncer/recovery.py',
     '  if version < lost.version and _holders(state, p, lost, lost.version):',
     '  if False:',
     f'{TRANSCRIPT}[fragment_lost_then_brought]',
@@ -105,7 +105,7 @@ FAULTS = (
   ),
   fault(
     'checker with a stale CRC',
-    'diloco/sim/onlooker.py',
+    'diloco/simulator/observer.py',
     '    self._ledger_crcs[fragment] = version, crc\n',
     '',
     f'{SEED}[5003807]',
@@ -114,7 +114,7 @@ FAULTS = (
   # Donors ---------------------------------------------------------------------
   fault(
     'donors of another partition',
-    'diloco/protocol/donors.py',
+    'diloco/protocol/syncer/bootstrap.py',
     '  if donor.partition == newcomer.partition:\n',
     '  if True:\n',
     f'{TRANSCRIPT}[donors_of_several_hosts]',
@@ -122,16 +122,16 @@ FAULTS = (
   ),
   fault(
     'all served at once',
-    'diloco/protocol/donors.py',
+    'diloco/protocol/syncer/bootstrap.py',
     '  return {x.donor for x in state.members.values() if x.donor is not None}',
     '  return set()',
-    'tests/sim/test_mass_bootstrap.py'
+    'tests/simulator/test_mass_bootstrap.py'
     '::test_seven_of_eight_are_back_with_one_copy_out_of_each_donor',
     'assert|Violation',
   ),
   fault(
     'state taken before all hosts have it',
-    'diloco/runtime/carrier.py',
+    'diloco/learner/transfers.py',
     '          self._pace,\n        )\n      self._part.adopt(',
     '          self._pace,\n        )\n        self._part.adopt(',
     f'{FETCHED}::test_a_donor_that_loses_a_host_in_mid_pull_gives_nothing[1]',
@@ -139,7 +139,7 @@ FAULTS = (
   ),
   fault(
     'hosts not told of a failed fetch',
-    'diloco/runtime/carrier.py',
+    'diloco/learner/transfers.py',
     '      self._hosts.end_fetch(taken=False)\n',
     '',
     f'{FETCHED}::test_a_donor_that_loses_a_host_in_mid_pull_gives_nothing[0]',
@@ -148,15 +148,15 @@ FAULTS = (
   # Those that leave -----------------------------------------------------------
   fault(
     'last offer left behind',
-    'diloco/protocol/closing.py',
-    '  round_ = pulling.take_last_offers(state, round_)\n',
+    'diloco/protocol/syncer/closing.py',
+    '  round_ = pulls.take_last_offers(state, round_)\n',
     '',
     f'{TRANSCRIPT}[leaves_while_pulled]',
     'leaves_while_pulled',
   ),
   fault(
     'leaves before the outcome',
-    'diloco/protocol/leaving.py',
+    'diloco/protocol/learner/leaving.py',
     '  elif not goes or _awaits_outcome(core):',
     '  elif not goes:',
     f'{TRANSCRIPT}[last_steps]',
@@ -164,7 +164,7 @@ FAULTS = (
   ),
   fault(
     'cut off and trains for ever',
-    'diloco/protocol/leaving.py',
+    'diloco/protocol/learner/leaving.py',
     '  if state.connected or state.global_step < core.config.total_steps:',
     '  if True:',
     f'{TRANSCRIPT}[learner_cut_off_at_the_end]',

@@ -2,8 +2,9 @@
 """The stage of a whole cluster, and the configuration of all stages."""
 
 from diloco.protocol.config import ProtocolConfig
-from diloco.sim.cluster import Cluster, Timing
-from diloco.sim.watch import Log
+from diloco.simulator.cluster import Cluster
+from diloco.simulator.engine import Log
+from diloco.simulator.timing import Timing
 from tests.protocol import reading
 
 DEFAULTS = {

@@ -1,95 +1,97 @@
 # SPDX-License-Identifier: Apache-2.0
 """Effects as a person would say them: the output side of the transcripts."""
 
-from diloco.protocol import learner_io, messages, syncer_io
+from diloco.protocol import messages
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.syncer import events as syncer_events
 
 
-def of_syncer(effect: syncer_io.Effect) -> str:
+def of_syncer(effect: syncer_events.Effect) -> str:
   """One line."""
   match effect:
-    case syncer_io.Greet():
+    case syncer_events.Greet():
       return (
         f'welcome learner {effect.learner}: step {effect.step}, '
         f'round {effect.closed_round} closed, versions {effect.versions}, '
         f'position {effect.position}{", clean" if effect.clean else ""}'
       )
-    case syncer_io.Send():
+    case syncer_events.Send():
       return f'tell learner {effect.learner}: {of_message(effect.message)}'
-    case syncer_io.Drop():
+    case syncer_events.Drop():
       return f'drop learner {effect.learner}: {effect.reason}'
-    case syncer_io.Pull():
+    case syncer_events.Pull():
       return (
         f'pull round {effect.round} fragment {effect.offer.fragment} '
         f'from learner {effect.learner}'
       )
-    case syncer_io.CancelPull():
+    case syncer_events.CancelPull():
       return (
         f'cancel the pull of offer {effect.handle} of learner '
         f'{effect.learner}, round {effect.round}'
       )
-    case syncer_io.Merge():
+    case syncer_events.Merge():
       return (
         f'merge round {effect.round} into fragment {effect.fragment} '
         f'version {effect.version}: {_weights(effect.shares)} '
         f'({effect.reason}; quorum {effect.quorum_s:.2f} s, '
         f'grace {effect.grace_s:.2f} s)'
       )
-    case syncer_io.KeepLedger():
+    case syncer_events.KeepLedger():
       return 'keep the ledger'
-    case syncer_io.Publish():
+    case syncer_events.Publish():
       to = ' '.join(str(m) for m, _ in effect.recipients)
       return (
         f'publish round {effect.round} fragment {effect.fragment} '
         f'version {effect.version} to {to or "nobody"}'
       )
-    case syncer_io.Serve():
+    case syncer_events.Serve():
       return (
         f'serve fragment {effect.fragment} to learner {effect.learner}: '
         f'{effect.reason}'
       )
-    case syncer_io.TakeFragment():
+    case syncer_events.TakeFragment():
       return (
         f'take fragment {effect.offered.fragment} version '
         f'{effect.offered.version} of learner {effect.learner}'
       )
-    case syncer_io.Relabel():
+    case syncer_events.Relabel():
       return f'call fragment {effect.fragment} version {effect.version}'
-    case syncer_io.Retire():
+    case syncer_events.Retire():
       return f'retire {effect.handles}, fetched by learner {effect.learner}'
-    case syncer_io.Record():
+    case syncer_events.Record():
       return f'({effect.kind}: learner {effect.learner}, {effect.reason})'
-    case syncer_io.End():
+    case syncer_events.End():
       return f'end at step {effect.step}, round {effect.closed_round}'
   raise TypeError(effect)
 
 
-def of_learner(effect: learner_io.Effect) -> str:
+def of_learner(effect: learner_events.Effect) -> str:
   """One line."""
   match effect:
-    case learner_io.Send():
+    case learner_events.Send():
       return f'say {of_message(effect.message)}'
-    case learner_io.Snapshot():
+    case learner_events.Snapshot():
       return (
         f'offer fragment {effect.fragment} for round {effect.round}: '
         f'{effect.c_steps} steps on version {effect.base_version}'
       )
-    case learner_io.HandIn():
+    case learner_events.HandIn():
       return f'hand in, last round {effect.last_round}'
-    case learner_io.SayLeaving():
+    case learner_events.SayLeaving():
       return 'say leaving, after the offers'
-    case learner_io.DonateState():
+    case learner_events.DonateState():
       return f'donate the state of step {effect.step} to {effect.learner}'
-    case learner_io.EndDonation():
+    case learner_events.EndDonation():
       return f'withdraw the donation to {effect.learner}'
-    case learner_io.DonateFragment():
+    case learner_events.DonateFragment():
       return f'donate fragment {effect.fragment} version {effect.version}'
-    case learner_io.FetchState():
+    case learner_events.FetchState():
       return f'fetch the state of learner {effect.state.donor}'
-    case learner_io.Adopt():
+    case learner_events.Adopt():
       return 'adopt the inner state'
-    case learner_io.Reset():
+    case learner_events.Reset():
       return 'reset the inner state'
-    case learner_io.Apply():
+    case learner_events.Apply():
       since = f'offer {effect.handle}' if effect.handle else 'the base'
       how = f' and carry what came since {since}' if effect.carry else ''
       tokens = []
@@ -100,22 +102,22 @@ def of_learner(effect: learner_io.Effect) -> str:
       ledger = f' ({", ".join(tokens)})' if tokens else ''
       what = f'apply fragment {effect.fragment} version {effect.version}'
       return f'{what}{how}{ledger}'
-    case learner_io.Begin():
+    case learner_events.Begin():
       return f'begin at data position {effect.position}'
-    case learner_io.Save():
+    case learner_events.Save():
       return 'save'
-    case learner_io.Cease():
+    case learner_events.Cease():
       return 'cease'
-    case learner_io.FetchUpdate():
+    case learner_events.FetchUpdate():
       update = effect.update
       return f'fetch update {update.fragment} to version {update.version}'
-    case learner_io.FetchFragment():
+    case learner_events.FetchFragment():
       message = effect.message
       return f'fetch all of {message.fragment} at version {message.version}'
-    case learner_io.Forget():
+    case learner_events.Forget():
       which = 'all' if effect.handles is None else effect.handles
       return f'forget offers: {which}'
-    case learner_io.Leave():
+    case learner_events.Leave():
       return f'leave{" (refused)" if effect.refused else ""}: {effect.reason}'
   raise TypeError(effect)
 
@@ -181,5 +183,5 @@ def of_message(message) -> str:
   raise TypeError(message)
 
 
-def _weights(shares: tuple[syncer_io.Share, ...]) -> str:
+def _weights(shares: tuple[syncer_events.Share, ...]) -> str:
   return ' '.join(f'{s.learner}={s.weight:.2f}' for s in shares)

@@ -4,12 +4,14 @@
 Handles of offers are numbered from 1; a learner's tokens are 100 per step.
 """
 
-from diloco.protocol import learner_io, messages, syncer_io
-from diloco.protocol.joining import Start
-from diloco.protocol.learner import Learner
-from diloco.protocol.rounds import Stage
-from diloco.protocol.syncer import Syncer
-from diloco.sim.contents import FINGERPRINTS, RUN, crc_of
+from diloco.protocol import messages
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.learner.bootstrap import Start
+from diloco.protocol.learner.machine import Learner
+from diloco.protocol.syncer import events as syncer_events
+from diloco.protocol.syncer.machine import Syncer
+from diloco.protocol.syncer.rounds import Stage
+from diloco.simulator.contents import FINGERPRINTS, RUN, crc_of
 from tests.protocol import reading
 from tests.protocol.cluster_stage import (  # noqa: F401 - for the tests.
   DEFAULTS,
@@ -18,7 +20,9 @@ from tests.protocol.cluster_stage import (  # noqa: F401 - for the tests.
 )
 
 TOKENS_PER_STEP = 100
-KEEPS = syncer_io.Publish | syncer_io.KeepLedger  # Written with the ledger.
+KEEPS = (
+  syncer_events.Publish | syncer_events.KeepLedger
+)  # Written with the ledger.
 
 
 class SyncerStage:
@@ -47,7 +51,7 @@ class SyncerStage:
         if any(isinstance(e, KEEPS) for e in effects):
           self._ledger = self._machine.ledger()
         for effect in effects:
-          if isinstance(effect, syncer_io.Pull):
+          if isinstance(effect, syncer_events.Pull):
             pulled = effect.round, effect.learner
             self._pulls[pulled] = effect.offer.payload.handle
         lines += [reading.of_syncer(effect) for effect in effects]
@@ -163,12 +167,12 @@ class SyncerStage:
   def _pulled(self, learner, round, norm=1.0, handle=None):
     """The newest pull ends; that of an older offer where `handle` says so."""
     pull = self._pull(learner, round, handle)
-    yield syncer_io.Pulled(*pull, norm)
+    yield syncer_events.Pulled(*pull, norm)
 
   def _fail(self, learner, round, unusable=False, handle=None):
     reason = 'not finite' if unusable else 'timed out'
     pull = self._pull(learner, round, handle)
-    yield syncer_io.PullFailed(*pull, reason, unusable)
+    yield syncer_events.PullFailed(*pull, reason, unusable)
 
   def _pull(self, learner, round, handle):
     handle = handle or self._pulls.get((round, learner), 0)
@@ -199,24 +203,24 @@ class SyncerStage:
 
   def _taken(self, learner, fragment):
     incarnation = self._incarnations[learner]
-    yield syncer_io.FragmentTaken(fragment, learner, incarnation)
+    yield syncer_events.FragmentTaken(fragment, learner, incarnation)
 
   def _take_fails(self, learner, fragment):
     session = learner, self._incarnations[learner]
-    yield syncer_io.FragmentFailed(fragment, *session, 'timed out')
+    yield syncer_events.FragmentFailed(fragment, *session, 'timed out')
 
   def _merged(self, _, round):
-    yield syncer_io.Merged(round)
+    yield syncer_events.Merged(round)
 
   def _absent(self, _, fragments):
-    yield syncer_io.Absent(fragments, 'shard 1 is away')
+    yield syncer_events.Absent(fragments, 'shard 1 is away')
 
   def _back(self, _, fragments, versions):
     """With these versions; the CRCs are those of a run that lost nothing."""
     run = self._machine.snapshot().versions
-    yield syncer_io.Back(
+    yield syncer_events.Back(
       tuple(
-        syncer_io.Held(p, version, crc_of(p, run[p]))
+        syncer_events.Held(p, version, crc_of(p, run[p]))
         for p, version in zip(fragments, versions)
       )
     )
@@ -233,21 +237,21 @@ class SyncerStage:
 
   def _lose(self, learner):
     incarnation = self._incarnations[learner]
-    yield syncer_io.Lost(learner, incarnation, 'stream closed')
+    yield syncer_events.Lost(learner, incarnation, 'stream closed')
 
   def _tick(self, _):
-    yield syncer_io.Tick()
+    yield syncer_events.Tick()
 
   def _wait(self, _, until):
     """Time passes; the machine is woken up when it wants to be."""
     while self._machine.deadline() <= until:
       self._now = max(self._now, self._machine.deadline())
-      yield syncer_io.Tick()
+      yield syncer_events.Tick()
     self._now = until
 
   def _heard(self, learner, message, incarnation=None):
     incarnation = incarnation or self._incarnations[learner]
-    return syncer_io.Heard(learner, incarnation, message)
+    return syncer_events.Heard(learner, incarnation, message)
 
 
 class LearnerStage:
@@ -298,10 +302,10 @@ class LearnerStage:
 
   def _connect(self):
     self._incarnation += 1
-    yield learner_io.Connected(self._incarnation, ('address',))
+    yield learner_events.Connected(self._incarnation, ('address',))
 
   def _disconnect(self):
-    yield learner_io.Disconnected('stream closed')
+    yield learner_events.Disconnected('stream closed')
 
   def _welcome(
     self, step=0, closed=0, versions=None, position=0, live=(), clean=False
@@ -316,8 +320,8 @@ class LearnerStage:
 
   def _step(self, count=1):
     for position in range(count):
-      yield learner_io.Boundary(TOKENS_PER_STEP)
-      yield learner_io.Completed(TOKENS_PER_STEP, position, 1.0, 0.0, 1.0)
+      yield learner_events.Boundary(TOKENS_PER_STEP)
+      yield learner_events.Completed(TOKENS_PER_STEP, position, 1.0, 0.0, 1.0)
 
   def _update(
     self, round, step=None, merged=True, age=0.1, handle=1, reported=0
@@ -351,10 +355,10 @@ class LearnerStage:
 
   def _rebuilt(self, fragment, version):
     crc = crc_of(fragment, version)
-    yield learner_io.Rebuilt(fragment, version, crc, self._handle)
+    yield learner_events.Rebuilt(fragment, version, crc, self._handle)
 
   def _fail(self, fragment, version):
-    yield learner_io.FetchFailed(fragment, version, 'CRC 5, announced 7')
+    yield learner_events.FetchFailed(fragment, version, 'CRC 5, announced 7')
 
   def _state_at(self, donor, versions, step=10):
     yield self._heard(
@@ -374,10 +378,10 @@ class LearnerStage:
 
   def _state_fetched(self, donor, versions, step=10):
     offered = self._state_offered(versions, step)
-    yield learner_io.StateFetched(offered, donor)
+    yield learner_events.StateFetched(offered, donor)
 
   def _state_fails(self):
-    yield learner_io.StateFailed('timed out')
+    yield learner_events.StateFailed('timed out')
 
   def _no_state(self):
     yield self._heard(messages.NoState('no live peer is left'))
@@ -395,7 +399,7 @@ class LearnerStage:
     yield self._heard(messages.Quarantine('3 contributions refused'))
 
   def _stop(self, notice):
-    yield learner_io.Stop(notice)
+    yield learner_events.Stop(notice)
 
   def _again(self, round):
     yield self._heard(messages.OfferAgain(round, 'timed out'))
@@ -404,7 +408,7 @@ class LearnerStage:
     yield self._heard(messages.Retired(handles, pulled))
 
   def _not_offered(self, fragment, handle):
-    yield learner_io.NotOffered(fragment, handle)
+    yield learner_events.NotOffered(fragment, handle)
 
   def _finish(self, last_round):
     yield self._heard(messages.Finish(0, last_round))
@@ -416,10 +420,10 @@ class LearnerStage:
     yield self._heard(messages.Refusal('another layout', final=True))
 
   def _tick(self):
-    yield learner_io.Tick()
+    yield learner_events.Tick()
 
   def _heard(self, message):
-    return learner_io.Heard(message)
+    return learner_events.Heard(message)
 
 
 STAGES = {

@@ -3,12 +3,14 @@
 
 import pytest
 
-from diloco.protocol import patience, pulling
+from diloco.protocol import timeouts
 from diloco.protocol.grace import Ema
-from diloco.protocol.transfer_time import TransferTime
+from diloco.protocol.syncer import pulls
+from diloco.protocol.timeouts import TransferTime
 from diloco.protocol.values import changed
-from diloco.sim.cluster import Cluster, Timing
-from diloco.sim.watch import Log
+from diloco.simulator.cluster import Cluster
+from diloco.simulator.engine import Log
+from diloco.simulator.timing import Timing
 from tests.protocol.stages import config_of
 
 STEPS = 500
@@ -18,19 +20,19 @@ STEPS = 500
   'step_s,expected_s', [(None, 10.0), (0.01, 10.0), (1.0, 10.0), (60.0, 360.0)]
 )
 def test_silence_is_a_floor_or_steps(step_s, expected_s):
-  assert patience.silence_max_s(Ema(step_s), patience=1.0) == expected_s
+  assert timeouts.silence_max_s(Ema(step_s), patience=1.0) == expected_s
 
 
 def test_patience_stretches_every_time_out():
   once, twice = (
     (
-      patience.silence_floor_s(knob),
-      patience.silence_max_s(Ema(60.0), knob),
-      patience.transfer_max_s(TransferTime(), 10**9, knob),
-      patience.transfer_max_s(TransferTime(10**9, 100.0), 10**9, knob),
-      patience.pull_max_s(TransferTime(10**9, 100.0), 10**9, knob),
-      patience.rest_s(5.0 * knob, knob),
-      patience.look_s(knob),
+      timeouts.silence_floor_s(knob),
+      timeouts.silence_max_s(Ema(60.0), knob),
+      timeouts.transfer_max_s(TransferTime(), 10**9, knob),
+      timeouts.transfer_max_s(TransferTime(10**9, 100.0), 10**9, knob),
+      timeouts.pull_max_s(TransferTime(10**9, 100.0), 10**9, knob),
+      timeouts.rest_s(5.0 * knob, knob),
+      timeouts.look_s(knob),
     )
     for knob in (1.0, 2.0)
   )
@@ -46,7 +48,7 @@ def test_patience_stretches_every_time_out():
   ],
 )
 def test_transfers(nbytes, took_s, expected_s):
-  found = patience.transfer_max_s(TransferTime(nbytes, took_s), nbytes, 1.0)
+  found = timeouts.transfer_max_s(TransferTime(nbytes, took_s), nbytes, 1.0)
   assert found == pytest.approx(expected_s)
 
 
@@ -70,33 +72,33 @@ def test_what_was_given_up_has_twice_as_long_until_it_is_measured():
   time = TransferTime().add(1000, 0.5)
   limits_s = []
   for _ in range(3):
-    limits_s.append(patience.pull_max_s(time, 1000, 1.0))
-    time = patience.after_pull_failed(time, 1000, limits_s[-1], 1.0)
+    limits_s.append(timeouts.pull_max_s(time, 1000, 1.0))
+    time = timeouts.after_pull_failed(time, 1000, limits_s[-1], 1.0)
   assert limits_s == pytest.approx([2.0, 4.0, 8.0]) and time.failed
   time = time.add(1000, 9.0)
   assert not time.failed
-  assert patience.pull_max_s(time, 1000, 1.0) == pytest.approx(36.0)
+  assert timeouts.pull_max_s(time, 1000, 1.0) == pytest.approx(36.0)
 
 
 def test_what_failed_at_once_is_given_no_longer():
   time = TransferTime().add(1000, 0.5)
-  after = patience.after_pull_failed(time, 1000, 0.01, 1.0)
+  after = timeouts.after_pull_failed(time, 1000, 0.01, 1.0)
   assert after.failed and after.usual_s(1000) == 0.5
 
 
 def test_a_pull_that_seemed_to_take_no_time_is_given_longer_too():
   """A stopped process finds bytes at the very moment at which it asks."""
   time = TransferTime().add(1000, 0.0)
-  time = patience.after_pull_failed(time, 1000, 1.0, 1.0)
-  assert patience.pull_max_s(time, 1000, 1.0) == pytest.approx(2.0)
+  time = timeouts.after_pull_failed(time, 1000, 1.0, 1.0)
+  assert timeouts.pull_max_s(time, 1000, 1.0) == pytest.approx(2.0)
 
 
 def test_a_hanging_path_is_not_waited_for_without_a_bound():
   time = TransferTime().add(1000, 0.05)
   for _ in range(100):
-    waited_s = patience.pull_max_s(time, 1000, 1.0)
-    time = patience.after_pull_failed(time, 1000, waited_s, 1.0)
-  assert patience.pull_max_s(time, 1000, 1.0) == pytest.approx(60.0)
+    waited_s = timeouts.pull_max_s(time, 1000, 1.0)
+    time = timeouts.after_pull_failed(time, 1000, waited_s, 1.0)
+  assert timeouts.pull_max_s(time, 1000, 1.0) == pytest.approx(60.0)
 
 
 def test_who_is_not_waited_for():
@@ -105,8 +107,8 @@ def test_who_is_not_waited_for():
   times |= {3: (slow, 1000), 4: (changed(quick, failed=True), 1000)}
   times[5] = TransferTime(), 1000
   missing = (2, 3, 4, 5)
-  assert pulling.waited_for(times, missing, may_hold=True) == (2, 3, 5)
-  assert pulling.waited_for(times, missing, may_hold=False) == (2, 5)
+  assert pulls.waited_for(times, missing, may_hold=True) == (2, 3, 5)
+  assert pulls.waited_for(times, missing, may_hold=False) == (2, 5)
 
 
 def _cluster(step_s: float, overlap_steps: int) -> Cluster:
@@ -149,7 +151,7 @@ def test_the_live_are_kept_and_the_silent_found_out(step_s, overlap_steps):
   cluster.stop(0)
   # ξ_step is an average of steps that vary; twice the mean is beyond it. The
   # learner's last message may have been sent a step before, or take a second.
-  bound_s = max(10.0, 6 * 2 * step_s) + patience.look_s(1.0)
+  bound_s = max(10.0, 6 * 2 * step_s) + timeouts.look_s(1.0)
   cluster.run(stopped_s + bound_s)
   ((found_s, learner, reason),) = _left(cluster)
   assert learner == 0 and reason.startswith('silent')

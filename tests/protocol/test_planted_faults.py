@@ -6,36 +6,35 @@ A plant changes one function of the real machines, as a wrong edit would.
 
 import pytest
 
-from diloco.protocol import (
+from diloco.protocol import messages, pace
+from diloco.protocol.learner import bootstrap as learner_bootstrap
+from diloco.protocol.learner import leaving, updates
+from diloco.protocol.learner.machine import Learner
+from diloco.protocol.learner.state import Core
+from diloco.protocol.pace import PaceClock
+from diloco.protocol.syncer import (
   absence,
   closing,
-  donating,
-  donors,
-  joining,
-  leaving,
-  messages,
-  pace,
-  pulling,
-  receiving,
+  ending,
+  members,
+  pulls,
   recovery,
   rounds,
   sessions,
-  state,
-  syncer_io,
+  silence,
 )
-from diloco.protocol.learner import Learner
-from diloco.protocol.learner_state import Core
-from diloco.protocol.members import Account, Member
-from diloco.protocol.pace import PaceClock
+from diloco.protocol.syncer import bootstrap as syncer_bootstrap
+from diloco.protocol.syncer import events as syncer_events
+from diloco.protocol.syncer import state as syncer_state
+from diloco.protocol.syncer.members import Account, Member
 from diloco.protocol.values import changed
-from diloco.sim import simulated_syncer, swarm
-from diloco.sim.cluster import Timing
-from diloco.sim.invariants import Violation
-from diloco.sim.scenario import WIDE_FROM, Fault, Scenario
-from tests.protocol.stages import config_of
+from diloco.simulator import simulated_syncer
+from diloco.simulator import swarm as simulator_swarm
+from diloco.simulator.invariants import Violation
+from diloco.simulator.scenario import WIDE_FROM
 
 SEEDS = 1500  # Most need one. RARE says where to begin for the others.
-State = state.State
+State = syncer_state.State
 
 
 def _ledger_of_the_close_before(patch):
@@ -52,7 +51,7 @@ def _ledger_of_the_close_before(patch):
 
 def _merges_twice(patch):
   patch.setattr(rounds, 'why_void', lambda *_: None)
-  patch.setattr(state, 'why_void', lambda *_: None)
+  patch.setattr(syncer_state, 'why_void', lambda *_: None)
 
 
 def _counts_steps_from_the_start(patch):
@@ -60,7 +59,7 @@ def _counts_steps_from_the_start(patch):
   patch.setattr(
     rounds.MergedSteps, 'has', lambda self, x: x.base_version <= self.base
   )
-  original = receiving.apply_received
+  original = updates.apply_received
 
   def apply_received(core):
     before = [f.from_step for f in core.state.fragments]
@@ -68,11 +67,11 @@ def _counts_steps_from_the_start(patch):
     for p, from_step in enumerate(before):
       core.set_fragment(p, from_step=from_step)
 
-  patch.setattr(receiving, 'apply_received', apply_received)
+  patch.setattr(updates, 'apply_received', apply_received)
 
 
 def _counts_tokens_from_the_start(patch):
-  original = receiving.apply_received
+  original = updates.apply_received
 
   def apply_received(core):
     before = [f.from_tokens for f in core.state.fragments]
@@ -80,7 +79,7 @@ def _counts_tokens_from_the_start(patch):
     for p, from_tokens in enumerate(before):
       core.set_fragment(p, from_tokens=from_tokens)
 
-  patch.setattr(receiving, 'apply_received', apply_received)
+  patch.setattr(updates, 'apply_received', apply_received)
 
 
 def _counts_newcomers(patch):
@@ -148,7 +147,7 @@ def _sets_learners_back(patch):
 
   It does not mind that it is welcomed with less than it holds, either.
   """
-  original = joining.on_welcome
+  original = learner_bootstrap.on_welcome
 
   def on_welcome(core, welcome):
     held = (fragment.host for fragment in core.state.fragments)
@@ -166,18 +165,8 @@ def _sets_learners_back(patch):
     )
 
   patch.setattr(recovery, 'knows_more', lambda *_: False)
-  patch.setattr(joining, 'on_welcome', on_welcome)
-  patch.setattr(receiving, 'on_rebuilt', on_rebuilt)
-
-
-def _believes_in_its_own_bytes(patch):
-  original = joining.on_welcome
-
-  def on_welcome(core, welcome):
-    crcs = tuple(f.crc for f in core.state.fragments)
-    original(core, changed(welcome, crcs=crcs))
-
-  patch.setattr(joining, 'on_welcome', on_welcome)
+  patch.setattr(learner_bootstrap, 'on_welcome', on_welcome)
+  patch.setattr(updates, 'on_rebuilt', on_rebuilt)
 
 
 def _counts_tokens_twice(patch):
@@ -193,7 +182,7 @@ def _lets_the_quarantined_in(patch):
   def why_not_now(hello, account):
     return None if hello.incarnation > account.incarnation else 'older'
 
-  patch.setattr(sessions.members_lib, 'why_not_now', why_not_now)
+  patch.setattr(members, 'why_not_now', why_not_now)
 
 
 def _retires_nothing(patch):
@@ -201,18 +190,18 @@ def _retires_nothing(patch):
 
 
 def _keeps_donations(patch):
-  patch.setattr(donating, 'on_donation_over', lambda *_: None)
+  patch.setattr(learner_bootstrap, 'on_donation_over', lambda *_: None)
 
 
 def _gives_to_all_at_once(patch):
-  original = donating.donate
+  original = learner_bootstrap.donate
 
   def donate(core):
     core.set(giving=None)
     original(core)
 
-  patch.setattr(donors, '_busy', lambda state: set())
-  patch.setattr(donating, 'donate', donate)
+  patch.setattr(syncer_bootstrap, '_busy', lambda state: set())
+  patch.setattr(learner_bootstrap, 'donate', donate)
 
 
 def _forgets_positions(patch):
@@ -227,16 +216,16 @@ def _forgets_positions(patch):
 
 
 def _skips_batches(patch):
-  original = joining.on_welcome
+  original = learner_bootstrap.on_welcome
 
   def on_welcome(core, welcome):
     original(core, changed(welcome, position=welcome.position + 3))
 
-  patch.setattr(joining, 'on_welcome', on_welcome)
+  patch.setattr(learner_bootstrap, 'on_welcome', on_welcome)
 
 
 def _waits_for_the_silent(patch):
-  patch.setattr(sessions, 'give_up_silent', lambda state: None)
+  patch.setattr(silence, 'give_up_silent', lambda state: None)
 
 
 def _forgets_who_refused_to_be_merged(patch):
@@ -275,7 +264,7 @@ def _merges_without_the_shard(patch):
     now = changed(round_, quorum_at_s=round_.due_s, pull_began_s=round_.due_s)
     version = state.versions[round_.fragment] + 1
     state.emit(
-      syncer_io.Merge(
+      syncer_events.Merge(
         *(now.number, now.fragment, version, state.pace.step),
         shares=closing._shares(state, now),
         quorum_s=0.0,
@@ -314,7 +303,7 @@ def _believes_any_donation(patch):
   original = State.emit
 
   def emit(self, effect):
-    if isinstance(effect, syncer_io.TakeFragment):
+    if isinstance(effect, syncer_events.TakeFragment):
       effect = changed(effect, crc=effect.offered.crc)
     original(self, effect)
 
@@ -340,13 +329,13 @@ def _knows_pulls_by_their_learner(patch):
   def pull_key(round_, learner, incarnation, handle):
     return round_, learner, incarnation, 0
 
-  patch.setattr(pulling, '_awaited', awaited)
+  patch.setattr(pulls, '_awaited', awaited)
   patch.setattr(State, 'drop_pull', drop_pull)
   patch.setattr(simulated_syncer, 'pull_key', pull_key)
 
 
 def _never_ends(patch):
-  patch.setattr(closing, '_end_if_over', lambda state: None)
+  patch.setattr(ending, 'end_if_over', lambda state: None)
 
 
 def _says_not_which_is_newest(patch):
@@ -355,7 +344,7 @@ def _says_not_which_is_newest(patch):
 
   def emit(self, effect):
     match effect:
-      case syncer_io.Send(message=messages.Refusal() as refusal):
+      case syncer_events.Send(message=messages.Refusal() as refusal):
         effect = changed(effect, message=changed(refusal, newest=-1))
     original(self, effect)
 
@@ -412,7 +401,7 @@ def test_a_planted_fault_is_found(plant, words, monkeypatch, capsys):
   first = RARE.get(plant, 0)
   for seed in range(first, first + SEEDS):
     try:
-      swarm.run(seed)
+      simulator_swarm.run(seed)
     except Violation as violation:
       found = str(violation)
       if found.startswith(words):
@@ -422,49 +411,3 @@ def test_a_planted_fault_is_found(plant, words, monkeypatch, capsys):
   assert found is not None, f'not found by {SEEDS} seeds'
   assert found.startswith(words), found
   assert f'--seed={seed}' in capsys.readouterr().out
-
-
-def _other_bytes_under_one_number() -> Scenario:
-  """No seed of the first thousands draws it.
-
-  Learner 1 is cut off while learner 0 goes on to later versions, and saves
-  them. Both the syncer and learner 0 die; the syncer goes on from what learner
-  1 has, under the number that was reached; before the next version is there,
-  learner 0 comes back with its own bytes of that number.
-  """
-  ids = range(4)
-  faults = [
-    (6.0, 'partition', 1),
-    (20.9, 'kill', 0),  # Once version 9 is saved; the syncer merges 10.
-    (21.1, 'syncer', 0),
-    (21.9, 'syncer', 0),
-    (22.0, 'partition', 1),
-    (26.1, 'kill', 0),  # It starts again.
-  ]
-  return Scenario(
-    seed=0,
-    config=config_of(
-      {
-        'learners': 2,
-        'fragments': 1,
-        'sync_every_steps': 3,
-        'patience': 0.3,
-        'total_steps': 10_000,
-      }
-    ),
-    timing=Timing(dict.fromkeys(ids, 0.3), merge_s=2.0),
-    loss=0.0,
-    checkpoint_rounds=10,
-    checkpoint_steps=3,
-    faults=tuple(Fault(*fault, notice_s=2.0) for fault in faults),
-    shards=1,
-    last_shard=0,
-  )
-
-
-def test_one_that_begins_with_other_bytes_is_found(monkeypatch):
-  scenario = _other_bytes_under_one_number()
-  swarm.Swarm(scenario).run()
-  _believes_in_its_own_bytes(monkeypatch)
-  with pytest.raises(Violation, match='5: begins with other bytes'):
-    swarm.Swarm(scenario).run()

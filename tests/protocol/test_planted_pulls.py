@@ -6,9 +6,9 @@ They break no invariant: who is merged, and how often, shows them.
 
 import pytest
 
-from diloco.protocol import pulling
-from diloco.protocol.state import State
-from diloco.protocol.transfer_time import TransferTime
+from diloco.protocol.syncer import pulls
+from diloco.protocol.syncer.state import State
+from diloco.protocol.timeouts import TransferTime
 from tests.protocol import test_uneven
 
 
@@ -26,8 +26,8 @@ def _averages_all_pulls(patch):
     state.transfers[0] = time.add(1, took_s)
 
   patch.setattr(State, 'transfer_time', transfer_time)
-  patch.setattr(pulling, '_measure', measure)
-  patch.setattr(pulling, '_note_failure', lambda *_: None)
+  patch.setattr(pulls, '_measure', measure)
+  patch.setattr(pulls, '_note_failure', lambda *_: None)
   patch.setattr(TransferTime, 'usual_s', lambda self, nbytes: self.took_s)
 
 

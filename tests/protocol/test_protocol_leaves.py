@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from diloco.protocol import messages, way_back
+from diloco.protocol import messages
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema, grace_window_s
-from diloco.protocol.joining import Start
-from diloco.protocol.learner import Learner
-from diloco.protocol.offering import (
+from diloco.protocol.learner.bootstrap import Start
+from diloco.protocol.learner.machine import Learner
+from diloco.protocol.learner.offers import (
   Standing,
   View,
   lead_max,
@@ -21,7 +21,13 @@ from diloco.protocol.offering import (
   refreshed_round,
 )
 from diloco.protocol.pace import PaceClock, after_steps
-from diloco.protocol.rounds import Candidate, HeldOffer, MergedSteps, decide
+from diloco.protocol.syncer import way_back
+from diloco.protocol.syncer.rounds import (
+  Candidate,
+  HeldOffer,
+  MergedSteps,
+  decide,
+)
 from diloco.protocol.weights import equal_weight, normalised, token_weight
 from tests.protocol.stages import DEFAULTS, config_of
 

@@ -3,12 +3,16 @@
 
 import random
 
-from diloco.protocol import closing, learner_io, messages, syncer_io
-from diloco.protocol.state import State
-from diloco.protocol.syncer import Syncer
-from diloco.sim.cluster import Cluster, Timing
-from diloco.sim.contents import FINGERPRINTS, RUN
-from diloco.sim.invariants import Invariants, Violation
+from diloco.protocol import messages
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.syncer import closing
+from diloco.protocol.syncer import events as syncer_events
+from diloco.protocol.syncer.machine import Syncer
+from diloco.protocol.syncer.state import State
+from diloco.simulator.cluster import Cluster
+from diloco.simulator.contents import FINGERPRINTS, RUN
+from diloco.simulator.invariants import Invariants, Violation
+from diloco.simulator.timing import Timing
 from tests.protocol.stages import config_of
 
 SEQUENCES = 2000
@@ -44,9 +48,9 @@ class _Storm:
     self._incarnations: dict[int, int] = {}
     self._steps: dict[int, int] = {}
     self._handle = 0
-    self._pulls: list[syncer_io.Pull] = []
+    self._pulls: list[syncer_events.Pull] = []
     self._merging: list[int] = []
-    self._taking: list[syncer_io.TakeFragment] = []
+    self._taking: list[syncer_events.TakeFragment] = []
 
   def restart(self):
     """What was under way at the syncer has died with it."""
@@ -57,44 +61,44 @@ class _Storm:
   def learn(self, effects):
     for effect in effects:
       match effect:
-        case syncer_io.Pull():
+        case syncer_events.Pull():
           self._pulls.append(effect)
-        case syncer_io.Merge():
+        case syncer_events.Merge():
           self._merging.append(effect.round)
-        case syncer_io.TakeFragment():
+        case syncer_events.TakeFragment():
           self._taking.append(effect)
 
-  def draw(self, snapshot) -> syncer_io.Event:
+  def draw(self, snapshot) -> syncer_events.Event:
     rng = self._rng
     if self._pulls and rng.random() < 0.4:
       pull = self._pulls.pop(rng.randrange(len(self._pulls)))
       handle = pull.offer.payload.handle
       session = pull.round, pull.learner, pull.incarnation, handle
       if rng.random() < 0.2:
-        return syncer_io.PullFailed(*session, 'drawn', rng.random() < 0.3)
-      return syncer_io.Pulled(*session, 10.0 ** rng.choice((0, 0, 0, 1, 2)))
+        return syncer_events.PullFailed(*session, 'drawn', rng.random() < 0.3)
+      return syncer_events.Pulled(*session, 10.0 ** rng.choice((0, 0, 0, 1, 2)))
     if self._merging and rng.random() < 0.5:
-      return syncer_io.Merged(self._merging.pop(0))
+      return syncer_events.Merged(self._merging.pop(0))
     if self._taking and rng.random() < 0.5:
       take = self._taking.pop(0)
       session = take.offered.fragment, take.learner, take.incarnation
       if rng.random() < 0.3:
-        return syncer_io.FragmentFailed(*session, 'drawn')
-      return syncer_io.FragmentTaken(*session)
+        return syncer_events.FragmentFailed(*session, 'drawn')
+      return syncer_events.FragmentTaken(*session)
     learner = rng.randrange(self._config.learners)
     incarnation = self._incarnations.get(learner, 0)
     member = dict(snapshot.members).get(learner)
     if member is None or rng.random() < 0.01:
       return self._hello(learner, snapshot)
     if rng.random() < 0.02:
-      return syncer_io.Lost(learner, incarnation, 'drawn')
+      return syncer_events.Lost(learner, incarnation, 'drawn')
     kinds = ('report', 'offer', 'other') if member.ready else ('ready', 'other')
     kind = rng.choices(kinds, (10, 12, 1) if member.ready else (4, 1))[0]
     if snapshot.lost and rng.random() < 0.3:
       kind = 'fragment'
     if rng.random() < 0.02:
       kind, incarnation = 'offer', incarnation - 1  # A zombie.
-    return syncer_io.Heard(
+    return syncer_events.Heard(
       learner, incarnation, self._message(kind, learner, snapshot)
     )
 
@@ -112,7 +116,7 @@ class _Storm:
       began=self._rng.random() < 0.5,
       addresses=('address',),
     )
-    return syncer_io.Heard(learner, self._incarnations[learner], hello)
+    return syncer_events.Heard(learner, self._incarnations[learner], hello)
 
   def _message(self, kind, learner, snapshot):
     rng, config = self._rng, self._config
@@ -189,7 +193,7 @@ def _storm(seed: int):
     deadline = machine.deadline()
     if deadline is not None and deadline <= now:
       now = max(deadline, last)
-      event = syncer_io.Tick()
+      event = syncer_events.Tick()
     else:
       event = storm.draw(machine.snapshot())
     effects = machine.handle(event, now)
@@ -234,7 +238,7 @@ def _finds(words, seeds=300) -> bool:
 
 
 def test_a_double_merge_would_be_caught(monkeypatch):
-  from diloco.protocol import rounds
+  from diloco.protocol.syncer import rounds
 
   monkeypatch.setattr(rounds, 'why_void', lambda *_: None)
   monkeypatch.setattr(State, 'discard_void', lambda *_: None)
@@ -242,7 +246,7 @@ def test_a_double_merge_would_be_caught(monkeypatch):
 
 
 def test_a_merge_from_the_dead_would_be_caught(monkeypatch):
-  from diloco.protocol.rounds import Round
+  from diloco.protocol.syncer.rounds import Round
 
   monkeypatch.setattr(Round, 'without', lambda *_: {})
   assert _finds('incarnation ended')
@@ -266,6 +270,6 @@ def test_a_learner_machine_can_be_restored():
   machine = cluster.learners[0].machine
   snapshot = machine.snapshot()
   twin = type(machine).restore(cluster.config, RUN, 0, FINGERPRINTS, snapshot)
-  event = learner_io.Boundary(100)
+  event = learner_events.Boundary(100)
   assert twin.handle(event, 9.0) == machine.handle(event, 9.0)
   assert twin.snapshot() == machine.snapshot()

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from diloco.protocol.strikes import (
+from diloco.protocol.outliers import (
   BELIEF_FACTOR,
   OUTLIER_FACTOR,
   outliers,

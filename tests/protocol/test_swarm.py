@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
-from diloco import swarm as command
-from diloco.sim import invariants, swarm
-from diloco.sim.scenario import WIDE_FROM
+from diloco import swarm as diloco_swarm
+from diloco.simulator import invariants
+from diloco.simulator import swarm as simulator_swarm
+from diloco.simulator.scenario import WIDE_FROM
 
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -35,7 +36,7 @@ def _fresh() -> int:
 
 @pytest.mark.parametrize('seed', _known())
 def test_a_seed_that_once_failed(seed):
-  swarm.run(seed)
+  simulator_swarm.run(seed)
 
 
 @pytest.mark.parametrize('first', range(0, FIXED, AT_ONCE))
@@ -57,31 +58,31 @@ def test_soak_swarm(offset, fresh):
 
 def _all_hold(first: int, count: int):
   print(f'seeds from {first} to {first + count - 1}')
-  done = swarm.survey(range(first, first + count))
+  done = simulator_swarm.survey(range(first, first + count))
   assert done.seeds == count
-  assert not done.failures, '\n'.join(command.failure_lines(done.failures))
+  assert not done.failures, '\n'.join(diloco_swarm.failure_lines(done.failures))
 
 
 def test_a_failed_seed_does_not_stop_the_others(monkeypatch):
-  original = swarm.Swarm.run
+  original = simulator_swarm.Swarm.run
 
   def run(self):
     if self.scenario.seed == 1:
       raise invariants.Violation('planted')
     original(self)
 
-  monkeypatch.setattr(swarm.Swarm, 'run', run)
-  done = swarm.survey(range(3))
+  monkeypatch.setattr(simulator_swarm.Swarm, 'run', run)
+  done = simulator_swarm.survey(range(3))
   assert done.seeds == 3 and done.events > 0
-  assert command.failure_lines(done.failures) == [
+  assert diloco_swarm.failure_lines(done.failures) == [
     'FAILED 1: Violation: planted',
     'rerun: python -m diloco.swarm --seed=1',
   ]
 
 
 def test_progress_says_when_it_will_be_over():
-  done = swarm.Survey(50, 1000, ((7, 'Violation'),))
-  line = command.progress(done, seeds=650, took_s=5.0)
+  done = simulator_swarm.Survey(50, 1000, ((7, 'Violation'),))
+  line = diloco_swarm.progress(done, seeds=650, took_s=5.0)
   assert line == '50 of 650 seeds, 1 failed, 10 seeds/s, 1.0 min left'
 
 
@@ -107,7 +108,7 @@ def test_a_failure_is_listed_at_the_end_and_is_the_exit_code():
     'import sys\n'
     'from absl import app\n'
     'from diloco import swarm\n'
-    'from diloco.sim.swarm import Survey\n'
+    'from diloco.simulator.swarm import Survey\n'
     'swarm.swarm.survey = lambda seeds: Survey(\n'
     '  len(seeds), 9, tuple((s, "planted") for s in seeds if s % 60 == 0))\n'
     'app.run(swarm.main, ["swarm", "--seeds=1:130"])\n'

@@ -4,24 +4,25 @@
 import pytest
 
 from diloco.metrics import token_ledger
-from diloco.protocol import receiving, syncer_io
+from diloco.protocol.learner import updates
+from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.values import changed
-from diloco.sim import swarm
-from diloco.sim.invariants import Violation
-from diloco.sim.scenario import draw
-from diloco.sim.token_watch import TokenWatch
+from diloco.simulator import swarm as simulator_swarm
+from diloco.simulator.invariants import Violation
+from diloco.simulator.observer import TokenWatch
+from diloco.simulator.scenario import draw
 
 SEEDS = 20  # Every scenario merges; not every one overwrites.
 
 
 def _forgets_what_it_overwrites(patch):
-  original = receiving._apply
+  original = updates._apply
 
   def apply(core, p, fragment):
     original(core, p, fragment)
     core.effects[-1] = changed(core.effects[-1], overwritten_tokens=0)
 
-  patch.setattr(receiving, '_apply', apply)
+  patch.setattr(updates, '_apply', apply)
 
 
 def _record(patch, shares_of):
@@ -31,7 +32,7 @@ def _record(patch, shares_of):
   def at_syncer(self, syncer, event, effects):
     effects = [
       changed(effect, shares=shares_of(effect.shares))
-      if isinstance(effect, syncer_io.Publish) and effect.round == 1
+      if isinstance(effect, syncer_events.Publish) and effect.round == 1
       else effect
       for effect in effects
     ]
@@ -56,14 +57,14 @@ def test_a_planted_fault_is_found(plant, monkeypatch):
   plant(monkeypatch)
   with pytest.raises(Violation, match='6: unexplained tokens'):
     for seed in range(SEEDS):
-      swarm.Swarm(draw(seed)).run()
+      simulator_swarm.Swarm(draw(seed)).run()
 
 
 def test_tokens_are_lost_for_every_reason_and_none_is_unexplained():
   """Over so many scenarios; each balances by itself."""
   rows = []
   for seed in range(3 * SEEDS):
-    scenario = swarm.Swarm(draw(seed))
+    scenario = simulator_swarm.Swarm(draw(seed))
     scenario.run()
     rows += scenario.onlooker.tokens.rows().values()
   assert token_ledger.unexplained(rows) == 0

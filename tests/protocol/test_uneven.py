@@ -6,10 +6,11 @@ import itertools
 
 import pytest
 
-from diloco.protocol import syncer_io
-from diloco.sim.cluster import Cluster, Timing
-from diloco.sim.watch import Log
-from diloco.sim.wires import Cargo, UnequalWires
+from diloco.protocol.syncer import events as syncer_events
+from diloco.simulator.cluster import Cluster
+from diloco.simulator.engine import Log
+from diloco.simulator.network import Cargo, UnequalWires
+from diloco.simulator.timing import Timing
 from tests.protocol.cluster_stage import config_of
 
 FOREVER = 10**6  # Steps: no run here comes to its end.
@@ -129,7 +130,7 @@ def _pulled_over(wires, step_s=0.25, learners=8, **options) -> Cluster:
   return cluster
 
 
-def _merges(cluster: Cluster, from_s: float) -> list[syncer_io.Merge]:
+def _merges(cluster: Cluster, from_s: float) -> list[syncer_events.Merge]:
   return [merge for at_s, merge in cluster.watch.merges if at_s >= from_s]
 
 

@@ -58,9 +58,9 @@ def test_what_could_be_disturbed_is_alone(name):
   'text',
   [
     'import time',
-    'from tests.runtime.processes import Processes',
-    'from tests.runtime import processes',
-    'from launch.live_run import LiveRun',
+    'from tests.processes.processes import Processes',
+    'from tests.processes import processes',
+    'from tests.chaos.live_run import LiveRun',
   ],
 )
 def test_it_would_be_found(text):
@@ -68,4 +68,4 @@ def test_it_would_be_found(text):
 
 
 def test_waiting_for_an_end_is_no_reason():
-  assert not _reasons('import subprocess\nfrom launch import faults')
+  assert not _reasons('import subprocess\nfrom launch import exit_codes')

@@ -22,16 +22,15 @@ PROTOCOL_STDLIB = {
   'typing',
 }
 CONFIG = {
-  'diloco.config',
-  'diloco.config_data',
-  'diloco.config_faults',
-  'diloco.config_lab',
-  'diloco.config_limits',
-  'diloco.config_reading',
-  'diloco.config_values',
-  'diloco.flags',
+  'diloco.config.data_section',
+  'diloco.config.flags',
+  'diloco.config.lab_section',
+  'diloco.config.limits',
+  'diloco.config.parsing',
+  'diloco.config.run_config',
+  'diloco.config.sections',
 }
-SIMULATED = {'diloco.simulation_config', *CONFIG}
+SIMULATED = {'diloco.config.simulation', *CONFIG}
 LOW = {
   'diloco.protocol',
   'diloco.numerics',
@@ -41,6 +40,8 @@ LOW = {
   'diloco.transport',
   'diloco.checkpoint',
 }
+SIMULATOR = {'diloco.fleets', 'diloco.simulator'}
+NEVER_JAX = (*SIMULATOR, 'diloco.prediction', 'diloco.studies')
 TABLE = {
   'diloco/protocol': set(),
   'diloco/numerics': {'jax', 'numpy', 'optax'},
@@ -49,17 +50,19 @@ TABLE = {
   # Readers of files and tokenizers; but for those that Grain brings along, they
   # are extras, imported where they are needed.
   'diloco/data/paths.py': {'diloco.data', 'etils'},
-  'diloco/data/token_index.py': {'diloco.data', 'etils', 'numpy'},
-  'diloco/data/records_folder.py': {
+  'diloco/data/documents.py': {'diloco.data', 'etils', 'numpy'},
+  'diloco/data/array_records.py': {
     'array_record',
     'diloco.data',
     'etils',
+    'grain',
     'numpy',
   },
   'diloco/data/parquet_files.py': {'diloco.data', 'pyarrow'},
   'diloco/data/tfds_files.py': {'diloco.data', 'tensorflow_datasets'},
-  'diloco/data/tokenizer_kinds.py': {
+  'diloco/data/tokenizers.py': {
     'diloco.data',
+    'numpy',
     'sentencepiece',
     'tiktoken',
     'tokenizers',
@@ -79,86 +82,111 @@ TABLE = {
     'numpy',
     'diloco.metrics.files',
     'diloco.protocol',
-    'diloco.transport.interface',
+    'diloco.transport.data_plane',
   },
-  'diloco/checkpoint/safetensors_files.py': {'numpy', 'safetensors'},
-  'diloco/sim': {'diloco.protocol', 'diloco.metrics', 'numpy'},
-  'diloco/swarm.py': {'diloco.sim', 'absl'},
+  'diloco/checkpoint/parameters.py': {'numpy', 'orbax', 'safetensors'},
+  'diloco/config': {'diloco.protocol'},
+  'diloco/config/flags.py': CONFIG | {'absl', 'ml_collections'},
+  'diloco/simulator': {'diloco.protocol', 'diloco.metrics', 'numpy'},
+  'diloco/fleets': {
+    'diloco.metrics',
+    'diloco.protocol',
+    'diloco.simulator',
+    'numpy',
+  },
   'diloco/pages': {'matplotlib', 'numpy', 'rich', 'diloco.metrics'},
   'diloco/studies': {
-    'diloco.host_memory',
     'diloco.metrics',
     'diloco.pages.parts',
     'diloco.protocol',
-    'diloco.sim',
+    'diloco.sizing.host_memory',
     'numpy',
     *SIMULATED,
+    *SIMULATOR,
   },
-  'diloco/reports': {
+  'diloco/prediction': {
+    'diloco.metrics',
+    'diloco.pages.parts',
+    'numpy',
+    *CONFIG,
+    *SIMULATOR,
+  },
+  'diloco/report': {
     'diloco.lab.sweep',  # No more of the lab: that needs jax.
     'diloco.metrics',
     'diloco.pages.parts',
-    'diloco.pages.words',
+    'diloco.prediction',
     'diloco.studies',
     'numpy',
   },
-  'diloco/report.py': CONFIG | {'diloco.pages', 'diloco.reports', 'absl'},
-  'diloco/simulation_config.py': CONFIG | {'diloco.protocol'},
-  'diloco/simulate.py': {
-    'diloco.pages',
-    'diloco.sim',
-    'diloco.studies',
+  'diloco/report/__main__.py': {
     'absl',
+    'diloco.pages',
+    'diloco.report',
+    *CONFIG,
+  },
+  'diloco/swarm.py': {'diloco.simulator', 'absl'},
+  'diloco/simulate.py': {
+    'absl',
+    'diloco.pages',
+    'diloco.prediction',
+    'diloco.studies',
     *SIMULATED,
+    *SIMULATOR,
   },
   'diloco/plan.py': {
-    'diloco.pages',
-    'diloco.sim',
-    'diloco.sizing',  # In its second mode only: it needs jax.
-    'diloco.slice_flags',
-    'diloco.studies',
     'absl',
+    'diloco.sizing',  # In its second mode only: it needs jax.
+    'diloco.studies',
     *SIMULATED,
   },
-  'diloco/lab': LOW
+  # A process knows what processes share, not the other process.
+  'diloco/run': LOW
+  | CONFIG
+  | {'absl', 'diloco.config.hardware', 'jax', 'numpy'},
+  'diloco/learner': LOW | CONFIG | {'absl', 'diloco.run', 'jax', 'numpy'},
+  'diloco/learner/__main__.py': LOW
   | CONFIG
   | {
-    'diloco.runtime',
-    'diloco.sim',
     'absl',
+    'diloco.config.hardware',
+    'diloco.learner',
+    'diloco.run',
+    'diloco.sizing.dry_runs',
+    'jax',
+  },
+  'diloco/syncer': LOW
+  | CONFIG
+  | {'absl', 'diloco.run', 'jax', 'numpy', 'optax'},
+  'diloco/evaluation': LOW | CONFIG | {'absl', 'diloco.run', 'jax', 'numpy'},
+  'diloco/replay': LOW
+  | CONFIG
+  | {'absl', 'diloco.learner', 'diloco.run', 'diloco.syncer', 'jax', 'numpy'},
+  'diloco/lab': LOW
+  | CONFIG
+  | SIMULATOR
+  | {
+    'absl',
+    'diloco.learner',
+    'diloco.replay',
+    'diloco.run',
+    'diloco.syncer',
     'jax',
     'numpy',
     'rich',  # The bar.
-    'experiments.common',  # Of the benchmark.
   },
-  'diloco/runtime': LOW
-  | CONFIG
-  | {'absl', 'diloco.topologies', 'jax', 'numpy', 'optax'},
-  'diloco/config.py': CONFIG | {'diloco.protocol'},
-  'diloco/config_faults.py': {'diloco.config_values'},
-  'diloco/config_data.py': {'diloco.config_values'},
-  'diloco/config_lab.py': {'diloco.config_values'},
-  'diloco/config_limits.py': set(),
-  'diloco/config_reading.py': {'diloco.config_values'},
-  'diloco/config_values.py': CONFIG | {'diloco.protocol'},
-  'diloco/learner_environment.py': {'diloco.config_values'},
-  'diloco/host_memory.py': set(),
   'diloco/sizing': LOW
   | CONFIG
   | {
     'absl',
-    'diloco.host_memory',
-    'diloco.learner_environment',
-    'diloco.runtime',
-    'diloco.slice_flags',
-    'diloco.topologies',
+    'diloco.config.hardware',
+    'diloco.learner',
+    'diloco.run',
     'jax',
     'numpy',
   },
-  'diloco/slice_flags.py': {'absl'},
-  'diloco/topologies.py': {'diloco.config_values'},
-  'diloco/flags.py': CONFIG | {'absl', 'ml_collections'},
-  'diloco': LOW | CONFIG | {'diloco.runtime', 'absl', 'jax', 'numpy'},
+  'diloco/sizing/host_memory.py': set(),
+  'diloco': LOW | CONFIG | {'diloco.run', 'absl', 'jax', 'numpy'},
   'experiments': {
     'ml_collections',
     'experiments.common',
@@ -166,7 +194,7 @@ TABLE = {
     'experiments.simulated',  # Its twin for simulations.
   },
   'experiments/own_model.py': {  # Its model; the others only name theirs.
-    'diloco.models.interface',
+    'diloco.models.api',
     'experiments.common',
     'jax',
   },
@@ -176,13 +204,11 @@ TABLE = {
     'ml_collections',
     'rich',
     'matplotlib',
-    'psutil',
-    'diloco.learner_environment',
+    'diloco.config.hardware',
     'diloco.metrics',
     'diloco.protocol',
-    'diloco.topologies',
   },
-  'launch/manifest_text.py': {'yaml'},
+  'launch/backends/manifest_text.py': {'yaml'},
 }
 
 
@@ -219,7 +245,7 @@ def _may(relative: str, module: str) -> bool:
     return row != 'diloco/protocol' or top in PROTOCOL_STDLIB
   itself = row.removesuffix('.py').replace('/', '.')
   allowed = {*TABLE[row], 'diloco' if row == 'diloco' else itself}
-  if row == 'diloco' and module.startswith(('diloco.sim', 'diloco.studies')):
+  if row == 'diloco' and module.startswith(NEVER_JAX):
     return False
   return any(module == a or module.startswith(a + '.') for a in allowed)
 
@@ -235,9 +261,12 @@ def test_imports_of(path):
 def test_the_table_refuses():
   assert not _may('diloco/protocol/pace.py', 'time')
   assert not _may('diloco/numerics/merge.py', 'flax')
-  assert not _may('diloco/runtime/link.py', 'diloco.sim.engine')
+  assert not _may('diloco/learner/connection.py', 'diloco.simulator.engine')
   assert not _may('launch/local.py', 'jax')
-  assert not _may('diloco/transport/grpc_plane.py', 'jax')
+  assert not _may('diloco/transport/grpc_transfer.py', 'jax')
+  assert not _may('diloco/learner/device.py', 'diloco.syncer.server')
+  assert not _may('diloco/syncer/server.py', 'diloco.learner.device')
+  assert not _may('diloco/run/spec.py', 'diloco.learner.device')
 
 
 def test_every_row_names_something():

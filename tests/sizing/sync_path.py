@@ -10,13 +10,12 @@ import json
 import math
 import sys
 
-from diloco import config as configs
-from diloco import topologies
-from diloco.runtime.blueprint import make_blueprint
-from diloco.runtime.device import Device
+from diloco.config import hardware, run_config
+from diloco.learner.device import Device
+from diloco.run.spec import make_blueprint
 from diloco.sizing import chip_memory
-from diloco.sizing.described import described
-from diloco.sizing.host_share import host_share
+from diloco.sizing.estimate import host_share
+from diloco.sizing.slices import described
 from experiments import recipe
 
 
@@ -34,8 +33,8 @@ def main(scale: str, name: str, *keys: str):
     section, _, rest = key.partition('.')
     field, _, value = rest.partition('=')
     config[section][field] = int(value)
-  blueprint = make_blueprint(configs.build(config), reads_text=False)
-  of = topologies.topology(name)
+  blueprint = make_blueprint(run_config.build(config), reads_text=False)
+  of = hardware.topology(name)
   device = Exchange(blueprint, described(of, 'cpu').devices)
   hosts = tuple(i // of.chips_per_host for i in range(of.chips))
   partition = dataclasses.replace(device.partition, hosts=hosts)

@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from diloco import host_memory
+from diloco.sizing import host_memory
 
 ROOT = pathlib.Path(__file__).parents[2]
 LEARNERS = {

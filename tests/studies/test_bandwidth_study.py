@@ -3,17 +3,17 @@
 
 import pytest
 
-from diloco import simulation_config
+from diloco.config import simulation
 from diloco.pages.parts import Chart, Table
 from diloco.studies import bandwidth
-from diloco.studies.bandwidth_methods import methods
+from diloco.studies.bandwidth import methods
 from experiments import bandwidth as experiment
 
 
 def _config(**study):
   config = experiment.get_config('quicktest')
   config.study.update(study)
-  return simulation_config.build(config.lock())
+  return simulation.build(config.lock())
 
 
 @pytest.fixture(scope='module')

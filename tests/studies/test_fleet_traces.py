@@ -3,18 +3,18 @@
 
 import pytest
 
-from diloco import simulation_config
-from diloco.sim.wires import SYNCER
+from diloco.config import simulation
+from diloco.simulator.network import SYNCER
 from diloco.studies import traces
-from experiments import goodput as experiment
+from experiments import goodput as experiments_goodput
 
 PAUSE_S = 13.7
 
 
 def _config(**changes):
-  config = experiment.get_config()
+  config = experiments_goodput.get_config()
   config.failures.update(changes)
-  return simulation_config.build(config.lock())
+  return simulation.build(config.lock())
 
 
 def _standing(config, learners, recovery='elastic', until_s=600.0):

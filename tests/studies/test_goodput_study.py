@@ -6,18 +6,19 @@ import math
 
 import pytest
 
-from diloco import simulation_config
+from diloco.config import simulation
+from diloco.fleets import failures
 from diloco.pages.parts import Chart, Table, Timeline
-from diloco.sim import failures
-from diloco.studies import goodput, goodput_cells, goodput_tables
+from diloco.studies import goodput as studies_goodput
+from diloco.studies import goodput_cells, goodput_tables, traces
 from diloco.studies.goodput_cells import DECOUPLED, Cell, Run
-from experiments import goodput as experiment
+from experiments import goodput as experiments_goodput
 
 LOCKSTEP = ('synchronous DiLoCo', 'streaming DiLoCo')
 
 
 def _config(study=(), **sections):
-  config = experiment.get_config('quicktest')
+  config = experiments_goodput.get_config('quicktest')
   config.study.update(learner_hours=0.2, timeline_s=100.0)
   config.study.update(dict(study))
   for section, changes in sections.items():
@@ -25,11 +26,11 @@ def _config(study=(), **sections):
       config[section].update(changes)
     else:
       config[section] = changes
-  return simulation_config.build(config.lock())
+  return simulation.build(config.lock())
 
 
 def _report(config):
-  return goodput.report(config, say=lambda line: None)
+  return studies_goodput.report(config, say=lambda line: None)
 
 
 @pytest.fixture(scope='module')
@@ -161,9 +162,9 @@ def test_the_machines_lose_nothing_but_the_pauses():
   """2 learners of 4 s steps for half an hour, K = 1: within half a point."""
   config = _config({'learner_hours': 1.0})
   until_s = goodput_cells.seconds(config, DECOUPLED, 2)
-  trace = goodput.traces.drawn(config.failures, 1_200_000, 0, until_s)
+  trace = traces.drawn(config.failures, 1_200_000, 0, until_s)
   cell = goodput_cells.simulate(config, DECOUPLED, 2, [trace])
-  every = goodput.traces.standing(trace, 'elastic', 2, config, until_s)
+  every = traces.standing(trace, 'elastic', 2, config, until_s)
   stands_s = sum(
     min(stop.end_s, until_s) - stop.begin_s
     for one in every
@@ -198,7 +199,7 @@ def test_a_slow_part_slows_data_parallel_as_a_whole():
     fleet={'slow_learners': 1, 'slow_gap': 0.5},
     failures={'mtbi_days': math.inf},
   )
-  cells = goodput.simulate(config, say=lambda line: None)
+  cells = studies_goodput.simulate(config, say=lambda line: None)
   cell = cells['elastic data-parallel', 1, 600_000]
   assert cell.mean('goodput') == pytest.approx((1 + 3 * 0.5) / 4, rel=0.001)
 
@@ -220,7 +221,7 @@ def test_a_record_drives_all_systems(tmp_path):
   """Of 400 s data-parallel stands 110; elastic pauses 20, and has three of
   four slices for 90 of the other 380."""
   config = _cluster(tmp_path, '100,5,100\n400,9,100\n')
-  cells = goodput.simulate(config, say=lambda line: None)
+  cells = studies_goodput.simulate(config, say=lambda line: None)
   wait = cells['data-parallel', 1, 4096]
   elastic = cells['elastic data-parallel', 1, 4096]
   assert wait.mean('goodput') == pytest.approx(290 / 400)
@@ -229,7 +230,7 @@ def test_a_record_drives_all_systems(tmp_path):
 
 def test_the_formula_of_a_record_has_its_rate_and_repair(tmp_path):
   config = _cluster(tmp_path, '100,5,100\n400,9,300\n')
-  cells = goodput.simulate(config, say=lambda line: None)
+  cells = studies_goodput.simulate(config, say=lambda line: None)
   closed = cells['data-parallel', 1, 4096].closed_goodput
   assert closed == pytest.approx(1 / (1 + 2 / 400 * (200 + 10)))
 

@@ -3,9 +3,9 @@
 
 import pytest
 
-from diloco import simulation_config
+from diloco.config import simulation
 from diloco.pages.parts import Chart, Timeline
-from diloco.studies import heterogeneous, paper
+from diloco.studies import heterogeneous, inputs
 from experiments import heterogeneous as experiment
 
 K_IS_1 = ('K=1', 'K=1 grace', 'K=1 latest', 'K=1 grace latest')
@@ -15,7 +15,7 @@ def config_of(seed=0, steps=120, **study):
   config = experiment.get_config()
   config.seed = seed
   config.study.update(steps=steps, seeds=1, **study)
-  return simulation_config.build(config)
+  return simulation.build(config)
 
 
 @pytest.fixture(scope='module')
@@ -79,7 +79,7 @@ def test_each_setting_has_a_timeline_of_all_learners(report):
     assert max(span.end_s for span in timeline.spans) <= 30.0
   (chart,) = (part for part in report.parts if isinstance(part, Chart))
   assert [line.label for line in chart.lines] == [
-    *paper.HETEROGENEOUS,
+    *inputs.HETEROGENEOUS,
     'K=1 latest',
     'K=1 grace latest',
   ]
@@ -100,7 +100,7 @@ def test_all_learners_may_be_alike(slow, nobody):
   config.fleet.slow_learners = slow
   config.study.update(steps=10, seeds=1, settings=('K=M',))
   table = heterogeneous.report(
-    simulation_config.build(config), lambda line: None
+    simulation.build(config), lambda line: None
   ).parts[0]
   row = dict(zip([column.name for column in table.columns], table.rows[0]))
   assert row[nobody] is None

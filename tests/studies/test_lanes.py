@@ -3,8 +3,8 @@
 
 import types
 
+from diloco.fleets.tally import Tally
 from diloco.pages.parts import Span
-from diloco.sim.tally import Tally
 from diloco.studies import lanes
 
 

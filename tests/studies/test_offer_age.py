@@ -3,8 +3,9 @@
 
 import pytest
 
-from diloco import simulation_config
-from diloco.protocol import joining, learner, offering
+from diloco.config import simulation
+from diloco.protocol.learner import bootstrap as learner_bootstrap
+from diloco.protocol.learner import offers, snapshots
 from diloco.studies import offer_age
 from experiments import offer_age as experiment
 
@@ -24,7 +25,7 @@ CELLS = [
 def config_of(steps: int):
   config = experiment.get_config()
   config.study.update(steps=steps, seeds=1)
-  return simulation_config.build(config)
+  return simulation.build(config)
 
 
 @pytest.mark.parametrize('cell,steps', CELLS, ids=str)
@@ -41,7 +42,7 @@ def test_copies_are_not_spent_on_rounds_that_have_closed():
 
 
 def test_a_learner_that_begins_without_a_lead_is_late_once(monkeypatch):
-  monkeypatch.setattr(joining, 'lead_min', lambda config: 0)
+  monkeypatch.setattr(learner_bootstrap, 'lead_min', lambda config: 0)
   cell, steps = CELLS[0]
   ages = offer_age.measure(config_of(steps), cell)
   assert not ages.reached(cell.far), ages
@@ -50,9 +51,9 @@ def test_a_learner_that_begins_without_a_lead_is_late_once(monkeypatch):
 def test_offers_by_own_steps_without_refresh_are_old(monkeypatch):
   """As it was: s own steps after the last offer, whatever t is."""
 
-  monkeypatch.setattr(offering.View, 'moved', lambda self, *_: self)
-  monkeypatch.setattr(learner.Learner, '_refresh', lambda self: None)
-  monkeypatch.setattr(offering, 'lead_max', lambda config: 0)
+  monkeypatch.setattr(offers.View, 'moved', lambda self, *_: self)
+  monkeypatch.setattr(snapshots, 'refresh', lambda core: None)
+  monkeypatch.setattr(offers, 'lead_max', lambda config: 0)
   ages = offer_age.measure(config_of(480), CELLS[0][0])
   assert not ages.reached(False), ages
 
@@ -60,7 +61,7 @@ def test_offers_by_own_steps_without_refresh_are_old(monkeypatch):
 def test_the_table_has_a_row_for_each_cell():
   config = experiment.get_config('quicktest')
   config.study.update(steps=48, learners=(2,), fragments=(1, 24))
-  report = offer_age.report(simulation_config.build(config), lambda line: None)
+  report = offer_age.report(simulation.build(config), lambda line: None)
   [table] = report.parts
   assert [row[:5] for row in table.rows] == [
     ('near', 1, 2, 1, 1),

@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from diloco.config_values import ConfigError
+from diloco.config.sections import ConfigError
 from diloco.studies import plan_text
-from diloco.studies.planning import plan
-from diloco.studies.situation import Situation
+from diloco.studies.planning import Situation, plan
 
 # bf16, P = H = 24: fragments of 1e7 values, 20 MB, 0.16 Gbit, 0.04 GB of f32.
 SMALL = Situation(

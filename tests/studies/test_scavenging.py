@@ -3,7 +3,7 @@
 
 import pytest
 
-from diloco import simulation_config
+from diloco.config import simulation
 from diloco.pages.parts import Timeline
 from diloco.studies import scavenging
 from experiments import scavenging as experiment
@@ -14,7 +14,7 @@ def report_of(gbps=100.0, said=None, **study):
   config.study.update(seeds=1, **study)
   config.network.learner_gbps = gbps
   say = (said if said is not None else []).append
-  return scavenging.report(simulation_config.build(config), say)
+  return scavenging.report(simulation.build(config), say)
 
 
 def rows_of(report):

@@ -18,7 +18,8 @@ TINY = (
 WHAT_IS_LOADED = """
 import sys
 sys.argv[1:] = {argv!r}
-from diloco import flags, simulate
+from diloco.config import flags
+from diloco import simulate
 simulate.define_flags()
 try:
   flags.run(simulate.main)

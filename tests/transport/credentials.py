@@ -4,7 +4,7 @@
 import pathlib
 import shutil
 
-from diloco.transport import access
+from diloco.transport import auth
 
 CERTIFICATES = pathlib.Path(__file__).parent / 'certificates'
 NAME = 'diloco'  # In every certificate, beside 127.0.0.1.
@@ -18,17 +18,17 @@ def copied(root: pathlib.Path, whose: str = 'ours') -> pathlib.Path:
   return folder
 
 
-def tls_files(folder: pathlib.Path, **changes) -> access.AccessFiles:
+def tls_files(folder: pathlib.Path, **changes) -> auth.AccessFiles:
   """mTLS; `changes` are other fields of `AccessFiles`."""
   given = {
     'tls_ca': str(folder / 'ca.pem'),
     'tls_cert': str(folder / 'run.pem'),
     'tls_key': str(folder / 'run.key'),
   }
-  return access.AccessFiles(**{**given, **changes})
+  return auth.AccessFiles(**{**given, **changes})
 
 
-def read(folder: pathlib.Path, **changes) -> access.Access:
+def read(folder: pathlib.Path, **changes) -> auth.Access:
   """What a process with these files has, which listens and connects."""
   files = tls_files(folder, **changes)
-  return access.read(files, serves=True, connects=True)
+  return auth.read(files, serves=True, connects=True)

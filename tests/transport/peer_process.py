@@ -12,7 +12,7 @@ import sys
 import threading
 
 from diloco.protocol import messages
-from diloco.transport import interface
+from diloco.transport import data_plane
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -54,7 +54,7 @@ class Process:
     crc = self.ask(do='offer', handle=handle, nbytes=nbytes)
     return messages.Payload(handle, 'raw', nbytes, crc)
 
-  def pull(self, outlet: interface.Outlet, payload: messages.Payload, **more):
+  def pull(self, outlet: data_plane.Outlet, payload: messages.Payload, **more):
     fields = dataclasses.asdict(payload)
     del fields['codec']
     self.tell(do='pull', address=outlet.address, **fields, **more)

@@ -3,7 +3,7 @@
 
 import re
 
-from diloco import flags
+from diloco.config import flags
 from tests.transport import credentials
 
 PAGE = credentials.CERTIFICATES.parents[2] / 'docs' / 'security.md'

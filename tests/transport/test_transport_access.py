@@ -12,10 +12,10 @@ import pytest
 
 from diloco.protocol import messages
 from diloco.transport import (
-  access,
+  auth,
   control_client,
   control_server,
-  interface,
+  data_plane,
   planes,
 )
 from tests.transport import credentials
@@ -38,7 +38,7 @@ def strangers(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def serving(shown: access.Access):
+def serving(shown: auth.Access):
   server = control_server.ControlServer(
     '127.0.0.1:0', lambda *_: None, lambda *_: None, access=shown
   )
@@ -46,7 +46,7 @@ def serving(shown: access.Access):
     yield server
 
 
-def connect(address: str, shown: access.Access, timeout_s: float = WAIT_S):
+def connect(address: str, shown: auth.Access, timeout_s: float = WAIT_S):
   client = control_client.ControlClient(
     address, lambda _: None, lambda _: None, access=shown
   )
@@ -76,8 +76,8 @@ def test_access_a_certificate_of_another_name_is_not_the_syncer(ours):
 
 
 def test_access_mutual_tls_keeps_out_who_has_no_certificate(ours):
-  files = access.AccessFiles(tls_ca=str(ours / 'ca.pem'))
-  bare = access.read(files, serves=False, connects=True)
+  files = auth.AccessFiles(tls_ca=str(ours / 'ca.pem'))
+  bare = auth.read(files, serves=False, connects=True)
   with serving(credentials.read(ours)) as server:
     with pytest.raises(control_client.ConnectFailed):
       connect(server.address, bare, REFUSED_S)
@@ -100,7 +100,7 @@ def test_access_a_learner_does_not_talk_to_another_ca(ours, strangers):
 def test_access_tls_keeps_out_plain_tcp(ours):
   member = credentials.read(ours)
   with serving(member) as server, pytest.raises(control_client.ConnectFailed):
-    connect(server.address, access.OPEN, REFUSED_S)
+    connect(server.address, auth.OPEN, REFUSED_S)
 
 
 def test_access_a_token_is_asked_for_beside_the_certificate(ours):
@@ -115,13 +115,13 @@ def test_access_a_token_is_asked_for_beside_the_certificate(ours):
 def test_access_a_server_without_ca_takes_any_client_with_the_token(ours):
   token_file = str(ours / 'run.token')
   server_files = credentials.tls_files(ours, tls_ca=None, token_file=token_file)
-  client_files = access.AccessFiles(
+  client_files = auth.AccessFiles(
     tls_ca=str(ours / 'ca.pem'), token_file=token_file
   )
-  shown = access.read(server_files, serves=True, connects=False)
+  shown = auth.read(server_files, serves=True, connects=False)
   with serving(shown) as server:
     connect(
-      server.address, access.read(client_files, serves=False, connects=True)
+      server.address, auth.read(client_files, serves=False, connects=True)
     )
 
 
@@ -136,24 +136,24 @@ def test_access_the_data_plane_carries_bytes(ours, token):
 
 
 def test_access_the_data_plane_keeps_out_plain_tcp(ours):
-  with pytest.raises(interface.TransferFailed):
-    pull(credentials.read(ours), access.OPEN)
+  with pytest.raises(data_plane.TransferFailed):
+    pull(credentials.read(ours), auth.OPEN)
 
 
 def test_access_the_data_plane_keeps_out_another_ca(ours, strangers):
   stranger = credentials.read(strangers, tls_ca=str(ours / 'ca.pem'))
-  with pytest.raises(interface.TransferFailed):
+  with pytest.raises(data_plane.TransferFailed):
     pull(credentials.read(ours), stranger)
 
 
 def test_access_the_data_plane_asks_for_the_token():
   """Also of who knows the address of the outlet."""
-  member = access.Access(token='of the run')
-  with pytest.raises(interface.PeerLost, match='token is missing or wrong'):
-    pull(member, access.OPEN)
+  member = auth.Access(token='of the run')
+  with pytest.raises(data_plane.PeerLost, match='token is missing or wrong'):
+    pull(member, auth.OPEN)
 
 
-def pull(theirs: access.Access, ours: access.Access) -> np.ndarray:
+def pull(theirs: auth.Access, ours: auth.Access) -> np.ndarray:
   with (
     contextlib.closing(planes.make_plane('grpc', '127.0.0.1', theirs)) as there,
     contextlib.closing(planes.make_plane('grpc', '127.0.0.1', ours)) as here,
@@ -209,22 +209,22 @@ def test_access_a_bad_file_is_named(tmp_path, flag, spoil, named):
   files = credentials.tls_files(folder, token_file=str(folder / 'run.token'))
   path = getattr(files, flag)
   spoil(pathlib.Path(path))
-  with pytest.raises(access.BadAccess) as caught:
-    access.read(files, serves=True, connects=True)
+  with pytest.raises(auth.BadAccess) as caught:
+    auth.read(files, serves=True, connects=True)
   assert str(caught.value).startswith(f'--{flag}={path}: ')
   assert named in str(caught.value)
 
 
 def test_access_a_folder_is_no_file(tmp_path):
-  files = access.AccessFiles(token_file=str(tmp_path))
-  with pytest.raises(access.BadAccess, match='directory'):
-    access.read(files, serves=True, connects=True)
+  files = auth.AccessFiles(token_file=str(tmp_path))
+  with pytest.raises(auth.BadAccess, match='directory'):
+    auth.read(files, serves=True, connects=True)
 
 
 def test_access_a_key_of_another_certificate_is_refused(ours, strangers):
   files = credentials.tls_files(ours, tls_key=str(strangers / 'run.key'))
-  with pytest.raises(access.BadAccess, match='not that of --tls_cert'):
-    access.read(files, serves=True, connects=True)
+  with pytest.raises(auth.BadAccess, match='not that of --tls_cert'):
+    auth.read(files, serves=True, connects=True)
 
 
 @pytest.mark.parametrize(
@@ -239,10 +239,10 @@ def test_access_a_key_of_another_certificate_is_refused(ours, strangers):
 )
 def test_access_half_of_tls_is_refused(ours, given, serves, connects, named):
   whole = credentials.tls_files(ours, tls_name='x')
-  files = access.AccessFiles(**{flag: getattr(whole, flag) for flag in given})
-  with pytest.raises(access.BadAccess, match=named):
-    access.read(files, serves=serves, connects=connects)
+  files = auth.AccessFiles(**{flag: getattr(whole, flag) for flag in given})
+  with pytest.raises(auth.BadAccess, match=named):
+    auth.read(files, serves=serves, connects=connects)
 
 
 def test_access_does_not_show_its_token():
-  assert 'secret' not in repr(access.Access(token='secret'))
+  assert 'secret' not in repr(auth.Access(token='secret'))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from diloco.protocol.messages import Payload
-from diloco.transport import faulty, interface, planes
+from diloco.transport import data_plane, faulty, planes
 
 pytestmark = pytest.mark.alone
 
@@ -24,9 +24,9 @@ WAIT_S = 10.0
 SHORT_S = 0.3
 # jax.experimental.transfer does not say that a handle is unknown; it waits.
 UNKNOWN = {
-  'memory': interface.NotOffered,
-  'grpc': interface.NotOffered,
-  'jax_transfer': interface.TimedOut,
+  'memory': data_plane.NotOffered,
+  'grpc': data_plane.NotOffered,
+  'jax_transfer': data_plane.TimedOut,
 }
 KINDS = [*UNKNOWN, *(f'faulty {name}' for name in UNKNOWN)]
 
@@ -35,7 +35,7 @@ KINDS = [*UNKNOWN, *(f'faulty {name}' for name in UNKNOWN)]
 WAITING = ['jax_transfer', 'faulty jax_transfer']
 
 
-def make(kind: str) -> interface.DataPlane:
+def make(kind: str) -> data_plane.DataPlane:
   """A plane by name; the faulty ones have latency and a narrow link."""
   plane = planes.make_plane(kind.split()[-1], '127.0.0.1')
   if not kind.startswith('faulty'):
@@ -93,7 +93,7 @@ def test_contract_an_offer_can_be_pulled_once(pair):
 
 def test_contract_a_pull_that_failed_has_used_the_offer_up(pair):
   payload, _ = pair.offer(1, 100)
-  with pytest.raises(interface.Corrupt, match='crc'):
+  with pytest.raises(data_plane.Corrupt, match='crc'):
     pair.inlet.pull(dataclasses.replace(payload, crc=1), WAIT_S)
   with pytest.raises(pair.unknown):
     pair.inlet.pull(payload, SHORT_S)
@@ -111,7 +111,7 @@ def test_contract_a_retired_handle_is_gone_at_once(pair):
   payload, _ = pair.offer(1, 100)
   pair.outlet.retire(1)
   pair.outlet.retire(1)
-  with pytest.raises(interface.NotOffered):
+  with pytest.raises(data_plane.NotOffered):
     pair.inlet.pull(payload, WAIT_S)
 
 
@@ -178,7 +178,7 @@ def test_contract_only_flat_bytes_can_be_offered(pair, data):
 )
 def test_contract_a_wrong_size_is_named(pair, offered, announced):
   payload, _ = pair.offer(1, offered)
-  with pytest.raises(interface.WrongSize, match=f'announced.*{announced}'):
+  with pytest.raises(data_plane.WrongSize, match=f'announced.*{announced}'):
     pair.inlet.pull(dataclasses.replace(payload, nbytes=announced), WAIT_S)
 
 
@@ -187,14 +187,14 @@ def test_contract_a_flipped_byte_is_found(pair):
   flipped = data.copy()
   flipped[3 << 20] ^= 1
   announced = dataclasses.replace(payload, crc=zlib.crc32(flipped))
-  with pytest.raises(interface.Corrupt, match=f'{announced.crc:#010x}'):
+  with pytest.raises(data_plane.Corrupt, match=f'{announced.crc:#010x}'):
     pair.inlet.pull(announced, WAIT_S)
 
 
 def test_contract_an_inlet_works_on_after_every_failure(pair):
   for handle in range(10):
     payload, data = pair.offer(2 * handle + 1, 1000)
-    with pytest.raises(interface.TransferFailed):
+    with pytest.raises(data_plane.TransferFailed):
       pair.inlet.pull(dataclasses.replace(payload, nbytes=7), WAIT_S)
     payload, data = pair.offer(2 * handle + 2, 1000)
     np.testing.assert_array_equal(pair.inlet.pull(payload, WAIT_S), data)
@@ -205,7 +205,7 @@ def test_contract_pulls_of_one_inlet_do_not_wait_for_each_other(pair):
   failed = []
 
   def stall():
-    with pytest.raises(interface.TimedOut):
+    with pytest.raises(data_plane.TimedOut):
       pair.inlet.pull(Payload(99, 'raw', 100, 0), 2.0)
     failed.append(time.monotonic())
 
@@ -237,11 +237,11 @@ def test_contract_a_closed_outlet_is_closed(pair):
   pair.outlet.close()
   pair.outlet.close()
   pair.outlet.retire(1)
-  with pytest.raises((interface.Unreachable, interface.PeerLost)):
+  with pytest.raises((data_plane.Unreachable, data_plane.PeerLost)):
     pair.inlet.pull(payload, WAIT_S)
-  with pytest.raises(interface.Unreachable):
+  with pytest.raises(data_plane.Unreachable):
     pair.inlet.pull(payload, WAIT_S)
-  with pytest.raises(interface.Closed):
+  with pytest.raises(data_plane.Closed):
     pair.outlet.offer(2, np.ones(1, np.uint8))
 
 
@@ -249,7 +249,7 @@ def test_contract_a_closed_inlet_is_closed(pair):
   payload, _ = pair.offer(1, 100)
   pair.inlet.close()
   pair.inlet.close()
-  with pytest.raises(interface.Closed):
+  with pytest.raises(data_plane.Closed):
     pair.inlet.pull(payload, WAIT_S)
 
 
@@ -258,7 +258,7 @@ def test_contract_close_unblocks_the_pull_that_waits(pair):
   outcome = []
 
   def wait():
-    with pytest.raises(interface.Closed):
+    with pytest.raises(data_plane.Closed):
       pair.inlet.pull(Payload(99, 'raw', 100, 0), 60.0)
     outcome.append('closed')
 
@@ -272,10 +272,10 @@ def test_contract_close_unblocks_the_pull_that_waits(pair):
 def test_contract_a_closed_plane_has_closed_its_ends(pair):
   payload, _ = pair.offer(1, 100)
   pair.theirs.close()
-  with pytest.raises((interface.Unreachable, interface.PeerLost)):
+  with pytest.raises((data_plane.Unreachable, data_plane.PeerLost)):
     pair.inlet.pull(payload, WAIT_S)
   pair.ours.close()
-  with pytest.raises(interface.Closed):
+  with pytest.raises(data_plane.Closed):
     pair.inlet.pull(payload, WAIT_S)
 
 

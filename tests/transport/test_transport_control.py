@@ -14,14 +14,13 @@ import pytest
 
 from diloco.protocol import messages
 from diloco.transport import (
-  addresses,
+  control_channel,
   control_client,
-  control_limits,
   control_server,
-  listen,
+  sockets,
   wire,
 )
-from diloco.transport.access import Access
+from diloco.transport.auth import Access
 
 pytestmark = pytest.mark.alone
 
@@ -177,7 +176,7 @@ def test_control_cuts_off_what_is_larger_than_a_message_may_be():
 
 
 def test_control_ends_a_session_that_never_says_hello():
-  limits = control_limits.ControlLimits(handshake_s=0.2)
+  limits = control_channel.ControlLimits(handshake_s=0.2)
   with pair(limits=limits) as (server, client):
     assert 'no hello within 0.2 s' in client.seen.get(timeout=WAIT_S)
     wait_for(lambda: server.ended() == {'handshake': 1}, 'counted')
@@ -185,7 +184,7 @@ def test_control_ends_a_session_that_never_says_hello():
 
 
 def test_control_refuses_more_sessions_than_it_may_have():
-  limits = control_limits.ControlLimits(sessions_max=1)
+  limits = control_channel.ControlLimits(sessions_max=1)
   with pair(limits=limits) as (server, client):
     client.send(HELLO)
     assert server.seen.get(timeout=WAIT_S)[1] == HELLO
@@ -208,7 +207,7 @@ def test_control_asks_for_the_token():
 def test_control_says_which_port_is_in_use():
   with (
     contextlib.closing(Server()) as server,
-    pytest.raises(listen.BindFailed, match=re.escape(server.address)),
+    pytest.raises(control_channel.BindFailed, match=re.escape(server.address)),
   ):
     Server(server.address)
 
@@ -216,7 +215,7 @@ def test_control_says_which_port_is_in_use():
 def test_control_says_that_a_host_is_unknown():
   client = Client('no-such-host.invalid:4711')
   with pytest.raises(
-    addresses.HostUnknown, match=r'host .no-such-host.* not resolve'
+    sockets.HostUnknown, match=r'host .no-such-host.* not resolve'
   ):
     client.connect(WAIT_S)
 
@@ -265,7 +264,7 @@ def test_control_serves_eight_sessions_at_once():
 
 
 def test_control_cuts_off_a_slow_reader_without_waiting_for_it():
-  limits = control_limits.ControlLimits(outgoing_max=8)
+  limits = control_channel.ControlLimits(outgoing_max=8)
   released = threading.Event()
   with contextlib.closing(Server(limits=limits)) as server:
     closed = queue.Queue()

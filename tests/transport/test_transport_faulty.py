@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from diloco.protocol.messages import Payload
-from diloco.transport import faulty, interface, memory
+from diloco.transport import data_plane, faulty, memory
 
 pytestmark = pytest.mark.alone
 
@@ -64,7 +64,7 @@ class Link:
       try:
         self.pull()
         seen.append('arrived')
-      except interface.TransferFailed as error:
+      except data_plane.TransferFailed as error:
         seen.append(type(error).__name__)
     return seen
 
@@ -78,9 +78,9 @@ def test_faulty_without_faults_changes_nothing_and_takes_no_time():
 @pytest.mark.parametrize(
   ('fault', 'error'),
   [
-    ('lost', interface.PeerLost),
-    ('stalled', interface.TimedOut),
-    ('corrupt', interface.Corrupt),
+    ('lost', data_plane.PeerLost),
+    ('stalled', data_plane.TimedOut),
+    ('corrupt', data_plane.Corrupt),
   ],
 )
 def test_faulty_raises_what_the_fault_is(fault, error):
@@ -90,16 +90,16 @@ def test_faulty_raises_what_the_fault_is(fault, error):
 
 def test_faulty_stalls_until_the_time_out_and_not_beyond():
   link = Link(stalled=1.0)
-  with pytest.raises(interface.TimedOut):
+  with pytest.raises(data_plane.TimedOut):
     link.pull(timeout_s=3.0)
   assert link.time.now == 103.0
 
 
 def test_faulty_failure_uses_the_offer_up():
   link = Link(lost=1.0)
-  with pytest.raises(interface.PeerLost):
+  with pytest.raises(data_plane.PeerLost):
     link.pull()
-  with pytest.raises(interface.NotOffered):
+  with pytest.raises(data_plane.NotOffered):
     link.inlet.pull(Payload(1, 'raw', 256, 0), 1.0)
 
 
@@ -109,7 +109,7 @@ def test_faulty_duplicate_still_arrives_once():
 
 def test_faulty_corrupt_leaves_the_offered_array_alone():
   data = DATA.copy()
-  with pytest.raises(interface.Corrupt):
+  with pytest.raises(data_plane.Corrupt):
     Link(corrupt=1.0).pull(data=data)
   np.testing.assert_array_equal(data, DATA)
 
@@ -134,7 +134,7 @@ def test_faulty_throttle_keeps_to_its_rate_after_the_burst():
 
 def test_faulty_throttle_beyond_the_deadline_times_out():
   link = Link(bytes_per_s=1.0, burst_bytes=1)
-  with pytest.raises(interface.TimedOut):
+  with pytest.raises(data_plane.TimedOut):
     link.pull(timeout_s=2.0)
   assert link.time.now == 102.0
 
@@ -142,7 +142,7 @@ def test_faulty_throttle_beyond_the_deadline_times_out():
 def test_faulty_cut_times_out_and_heal_lets_through():
   link = Link()
   link.plane.cut()
-  with pytest.raises(interface.TimedOut):
+  with pytest.raises(data_plane.TimedOut):
     link.pull(timeout_s=1.0)
   link.plane.heal()
   np.testing.assert_array_equal(link.pull(), DATA)
@@ -158,7 +158,7 @@ def test_faulty_heal_frees_the_pull_that_waits():
 def test_faulty_close_frees_the_pull_that_waits():
   link = Link(delay_s=(5.0, 5.0))
   link.time.on_wait = link.inlet.close
-  with pytest.raises(interface.Closed):
+  with pytest.raises(data_plane.Closed):
     link.pull()
 
 
@@ -195,7 +195,7 @@ def test_faulty_close_frees_a_real_wait():
     outcome = []
 
     def pull():
-      with pytest.raises(interface.Closed):
+      with pytest.raises(data_plane.Closed):
         inlet.pull(Payload(1, 'raw', 1, 0), 120.0)
       outcome.append('closed')
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from diloco.protocol import host_messages
-from diloco.transport import group
+from diloco.transport import host_channel
 
 pytestmark = pytest.mark.alone
 
@@ -23,12 +23,12 @@ class End:
     self.heard: queue.Queue = queue.Queue()
     self.lost: queue.Queue = queue.Queue()
     self.raw = raw
-    self.connection = group.Connection(
+    self.connection = host_channel.Connection(
       raw, allowed, self.heard.put, self.lost.put, 'the peer'
     )
 
 
-def accepting(listener: group.Listener) -> queue.Queue:
+def accepting(listener: host_channel.Listener) -> queue.Queue:
   """Gets the one connection, in a list, once it is there."""
   accepted: queue.Queue = queue.Queue()
   threading.Thread(
@@ -40,9 +40,9 @@ def accepting(listener: group.Listener) -> queue.Queue:
 @pytest.fixture
 def ends():
   """The leading host's end, and another's."""
-  listener = group.Listener('127.0.0.1', SECRET)
+  listener = host_channel.Listener('127.0.0.1', SECRET)
   accepted = accepting(listener)
-  other = group.connect(listener.address, SECRET)
+  other = host_channel.connect(listener.address, SECRET)
   [leading] = accepted.get(timeout=WAIT_S)
   listener.close()
   made = (
@@ -76,7 +76,7 @@ def test_what_was_said_before_the_end_is_heard(ends):
 def test_a_host_that_is_gone_is_noticed_at_once(ends):
   leading, other = ends
   other.connection.close(1.0)
-  assert isinstance(leading.lost.get(timeout=WAIT_S), group.GroupLost)
+  assert isinstance(leading.lost.get(timeout=WAIT_S), host_channel.GroupLost)
 
 
 def test_who_may_not_say_something_is_cut_off(ends):
@@ -92,14 +92,14 @@ def test_bytes_that_are_no_message_cut_off_who_sent_them(ends):
 
 
 def test_who_lacks_the_secret_is_not_let_in():
-  listener = group.Listener('127.0.0.1', SECRET)
+  listener = host_channel.Listener('127.0.0.1', SECRET)
   accepted = accepting(listener)
-  with pytest.raises(group.GroupLost, match='has another secret'):
-    group.connect(listener.address, b'guessed')
+  with pytest.raises(host_channel.GroupLost, match='has another secret'):
+    host_channel.connect(listener.address, b'guessed')
   silent = multiprocessing.connection.Client(listener.address)
   for _ in range(20):  # Gone at once: what it was asked is never read.
     multiprocessing.connection.Client(listener.address).close()
-  right = group.connect(listener.address, SECRET)
+  right = host_channel.connect(listener.address, SECRET)
   [found] = accepted.get(timeout=WAIT_S)
   right.send_bytes(b'here')
   assert found.recv_bytes() == b'here'
@@ -108,8 +108,8 @@ def test_who_lacks_the_secret_is_not_let_in():
 
 
 def test_nobody_listens():
-  listener = group.Listener('127.0.0.1', SECRET)
+  listener = host_channel.Listener('127.0.0.1', SECRET)
   address = listener.address
   listener.close()
-  with pytest.raises(group.GroupLost, match='refused'):
-    group.connect(address, SECRET)
+  with pytest.raises(host_channel.GroupLost, match='refused'):
+    host_channel.connect(address, SECRET)

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from diloco.protocol import messages
-from diloco.transport import interface, meter, planes
+from diloco.transport import data_plane, planes
+from diloco.transport import sockets as transport_sockets
 from tests.transport.peer_process import Process
 
 pytestmark = pytest.mark.alone
@@ -42,7 +43,7 @@ class Pull(threading.Thread):
     started = time.monotonic()
     try:
       self.outcome = inlet.pull(payload, timeout_s).nbytes
-    except interface.TransferFailed as error:
+    except data_plane.TransferFailed as error:
       self.outcome = type(error)
     self.took_s = time.monotonic() - started
 
@@ -75,7 +76,7 @@ def offered(outlet, handle: int, nbytes: int) -> messages.Payload:
   return messages.Payload(handle, 'raw', nbytes, zlib.crc32(data))
 
 
-def wait_until_middle(sockets: meter.SocketMeter, direction: str):
+def wait_until_middle(sockets: transport_sockets.SocketMeter, direction: str):
   """Returns once some of the big payload has passed, but far from all."""
   deadline = time.monotonic() + WAIT_S
   while (passed := getattr(sockets.sample(), direction)) < MIDDLE:
@@ -94,8 +95,8 @@ def test_processes_exchange_both_ways(plane, process):
 
 def test_processes_offered_twice_never_offered_retired(plane, process, kind):
   unknown = {
-    'jax_transfer': interface.TimedOut,
-    'grpc': interface.NotOffered,
+    'jax_transfer': data_plane.TimedOut,
+    'grpc': data_plane.NotOffered,
   }[kind]
   inlet = plane.inlet(process.ask(do='outlet'))
   payload = process.offer(1, 1000)
@@ -106,7 +107,7 @@ def test_processes_offered_twice_never_offered_retired(plane, process, kind):
     assert pull.took_s < 1.5
   payload = process.offer(3, 1000)
   process.ask(do='retire', handle=3)
-  assert Pull(inlet, payload, WAIT_S).wait() is interface.NotOffered
+  assert Pull(inlet, payload, WAIT_S).wait() is data_plane.NotOffered
   assert inlet.pull(process.offer(4, 1000), WAIT_S).nbytes == 1000
 
 
@@ -115,7 +116,7 @@ def test_processes_wrong_size(plane, process, announced):
   inlet = plane.inlet(process.ask(do='outlet'))
   payload = process.offer(1, 20 << 20)
   wrong = Pull(inlet, dataclasses.replace(payload, nbytes=announced), WAIT_S)
-  assert wrong.wait() is interface.WrongSize
+  assert wrong.wait() is data_plane.WrongSize
   assert inlet.pull(process.offer(2, 1000), WAIT_S).nbytes == 1000
 
 
@@ -127,22 +128,22 @@ def test_processes_peer_killed_before_a_pull(plane, process):
   third = process.offer(3, 1000)
   inlet_after.pull(third, WAIT_S)
   process.kill()
-  assert Pull(inlet, first, WAIT_S).wait() is interface.Unreachable
-  assert Pull(other, second, WAIT_S).wait() is interface.Unreachable
+  assert Pull(inlet, first, WAIT_S).wait() is data_plane.Unreachable
+  assert Pull(other, second, WAIT_S).wait() is data_plane.Unreachable
   connected = Pull(inlet_after, third, WAIT_S)
-  assert connected.wait() in (interface.PeerLost, interface.Unreachable)
+  assert connected.wait() in (data_plane.PeerLost, data_plane.Unreachable)
   assert connected.took_s < 2
 
 
 def test_processes_peer_killed_during_a_pull(plane, process):
   inlet = plane.inlet(process.ask(do='outlet'))
   payload = process.offer(1, BIG)
-  sockets = meter.SocketMeter()
+  sockets = transport_sockets.SocketMeter()
   pull = Pull(inlet, payload, WAIT_S)
   wait_until_middle(sockets, 'received')
   process.kill()
   killed = time.monotonic()
-  assert pull.wait() is interface.PeerLost
+  assert pull.wait() is data_plane.PeerLost
   assert time.monotonic() - killed < 2
 
 
@@ -151,7 +152,7 @@ def test_processes_peer_stopped_before_a_pull(plane, process):
   payload, again = process.offer(1, 1000), process.offer(2, 1000)
   process.stop()
   pull = Pull(inlet, payload, 0.5)
-  assert pull.wait() is interface.TimedOut
+  assert pull.wait() is data_plane.TimedOut
   assert pull.took_s < 1.5
   process.go_on()
   assert inlet.pull(again, WAIT_S).nbytes == 1000
@@ -160,11 +161,11 @@ def test_processes_peer_stopped_before_a_pull(plane, process):
 def test_processes_peer_stopped_during_a_pull(plane, process):
   inlet = plane.inlet(process.ask(do='outlet'))
   payload, again = process.offer(1, BIG), process.offer(2, 1000)
-  sockets = meter.SocketMeter()
+  sockets = transport_sockets.SocketMeter()
   pull = Pull(inlet, payload, 2.0)
   wait_until_middle(sockets, 'received')
   process.stop()
-  assert pull.wait() is interface.TimedOut
+  assert pull.wait() is data_plane.TimedOut
   assert pull.took_s < 3
   process.go_on()
   assert inlet.pull(again, WAIT_S).nbytes == 1000
@@ -173,13 +174,13 @@ def test_processes_peer_stopped_during_a_pull(plane, process):
 def test_processes_close_unblocks_a_pull_from_a_stopped_peer(plane, process):
   inlet = plane.inlet(process.ask(do='outlet'))
   payload = process.offer(1, BIG)
-  sockets = meter.SocketMeter()
+  sockets = transport_sockets.SocketMeter()
   pull = Pull(inlet, payload, WAIT_S)
   wait_until_middle(sockets, 'received')
   process.stop()
   inlet.close()
   closed = time.monotonic()
-  assert pull.wait() is interface.Closed
+  assert pull.wait() is data_plane.Closed
   assert time.monotonic() - closed < 2
 
 
@@ -187,7 +188,7 @@ def test_processes_a_stopped_puller_delays_nobody(plane, process, kind):
   stalled, healthy = plane.outlet('stalled'), plane.outlet('healthy')
   payload = offered(stalled, 1, BIG)
   with contextlib.closing(Process(kind)) as other:
-    sockets = meter.SocketMeter()
+    sockets = transport_sockets.SocketMeter()
     process.pull(stalled, payload, timeout_s=WAIT_S)
     wait_until_middle(sockets, 'sent')
     process.stop()
@@ -204,7 +205,7 @@ def test_processes_a_stopped_puller_delays_nobody(plane, process, kind):
 def test_processes_a_stopped_puller_may_go_on(plane, process):
   outlet = plane.outlet('stalled')
   payload = offered(outlet, 1, BIG)
-  sockets = meter.SocketMeter()
+  sockets = transport_sockets.SocketMeter()
   process.pull(outlet, payload, timeout_s=WAIT_S)
   wait_until_middle(sockets, 'sent')
   process.stop()
@@ -215,7 +216,7 @@ def test_processes_a_stopped_puller_may_go_on(plane, process):
 def test_processes_a_killed_puller_frees_what_it_held(plane, process, kind):
   outlet = plane.outlet('killed')
   payload = offered(outlet, 1, BIG)
-  sockets = meter.SocketMeter()
+  sockets = transport_sockets.SocketMeter()
   process.pull(outlet, payload, timeout_s=WAIT_S)
   wait_until_middle(sockets, 'sent')
   process.kill()
@@ -230,7 +231,7 @@ def test_processes_dead_address(plane, process, host):
   address = process.ask(do='outlet').replace('127.0.0.1', host)
   process.kill()
   pull = Pull(plane.inlet(address), messages.Payload(1, 'raw', 1, 0), WAIT_S)
-  assert pull.wait() is interface.Unreachable
+  assert pull.wait() is data_plane.Unreachable
   assert pull.took_s < 2
 
 
@@ -265,24 +266,24 @@ def test_processes_fifty_cycles_leak_nothing(plane, kind):
       match cycle % 5:
         case 0:
           outcome = Pull(inlet, dataclasses.replace(payload, nbytes=9), WAIT_S)
-          assert outcome.wait() is interface.WrongSize
+          assert outcome.wait() is data_plane.WrongSize
         case 1:
           outcome = Pull(
             inlet, dataclasses.replace(payload, handle=handle + 2), 0.1
           )
-          assert outcome.wait() in (interface.TimedOut, interface.NotOffered)
+          assert outcome.wait() in (data_plane.TimedOut, data_plane.NotOffered)
         case 2:
           process.stop()
-          assert Pull(inlet, payload, 0.1).wait() is interface.TimedOut
+          assert Pull(inlet, payload, 0.1).wait() is data_plane.TimedOut
           process.go_on()
         case 3:
           process.ask(do='outlet')  # Closes the one that is pulled from.
           outcome = Pull(inlet, payload, WAIT_S).wait()
-          assert outcome in (interface.PeerLost, interface.Unreachable)
+          assert outcome in (data_plane.PeerLost, data_plane.Unreachable)
         case 4 if cycle % 10 == 4:
           process.close()
           outcome = Pull(inlet, payload, WAIT_S).wait()
-          assert outcome in (interface.PeerLost, interface.Unreachable)
+          assert outcome in (data_plane.PeerLost, data_plane.Unreachable)
           process = Process(kind)
       outlet.close()
       inlet.close()

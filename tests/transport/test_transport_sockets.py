@@ -17,12 +17,9 @@ import pytest
 
 from diloco.protocol.messages import Payload
 from diloco.transport import (
-  addresses,
-  grpc_plane,
+  control_channel,
+  grpc_transfer,
   jax_transfer,
-  listen,
-  listeners,
-  meter,
   planes,
   sockets,
 )
@@ -41,21 +38,21 @@ WAIT_S = 10.0
   ],
 )
 def test_addresses_split_and_join(text, parts):
-  assert addresses.split(text) == parts
-  assert addresses.join(*parts) == text
+  assert sockets.split(text) == parts
+  assert sockets.join(*parts) == text
 
 
 @pytest.mark.parametrize(
   'text', ['', 'host', 'host:', ':80', '::1:80', 'host:65536', 'a b:1', 'h:-1']
 )
 def test_addresses_refuse_what_is_no_endpoint(text):
-  with pytest.raises(addresses.BadAddress, match=re.escape(repr(text))):
-    addresses.split(text)
+  with pytest.raises(sockets.BadAddress, match=re.escape(repr(text))):
+    sockets.split(text)
 
 
 def test_addresses_outlet_round_trip():
   text = 'grpc://[::1]:4711/0123456789abcdef'
-  parsed = addresses.parse_outlet(text, 'grpc')
+  parsed = sockets.parse_outlet(text, 'grpc')
   assert str(parsed) == text
   assert parsed.endpoint == '[::1]:4711'
 
@@ -71,31 +68,31 @@ def test_addresses_outlet_round_trip():
   ],
 )
 def test_addresses_refuse_what_is_no_outlet(text, named):
-  with pytest.raises(addresses.BadAddress, match=re.escape(named)):
-    addresses.parse_outlet(text, 'grpc')
+  with pytest.raises(sockets.BadAddress, match=re.escape(named)):
+    sockets.parse_outlet(text, 'grpc')
 
 
 def test_addresses_resolve_names_and_keep_literals():
-  assert addresses.resolve('10.1.2.3') == '10.1.2.3'
-  assert addresses.resolve('fe80::1') == 'fe80::1'
-  assert addresses.resolve('localhost') in ('127.0.0.1', '::1')
-  with pytest.raises(addresses.HostUnknown, match='does not resolve'):
-    addresses.resolve('no-such-host.invalid')
+  assert sockets.resolve('10.1.2.3') == '10.1.2.3'
+  assert sockets.resolve('fe80::1') == 'fe80::1'
+  assert sockets.resolve('localhost') in ('127.0.0.1', '::1')
+  with pytest.raises(sockets.HostUnknown, match='does not resolve'):
+    sockets.resolve('no-such-host.invalid')
 
 
 def test_addresses_tell_loopback_from_the_rest():
-  assert addresses.is_loopback('127.8.8.8')
-  assert addresses.is_loopback('::1')
-  assert addresses.is_loopback('localhost')
-  assert not addresses.is_loopback('0.0.0.0')
-  assert not addresses.is_loopback('10.0.0.1')
+  assert sockets.is_loopback('127.8.8.8')
+  assert sockets.is_loopback('::1')
+  assert sockets.is_loopback('localhost')
+  assert not sockets.is_loopback('0.0.0.0')
+  assert not sockets.is_loopback('10.0.0.1')
 
 
 @pytest.mark.parametrize('name', ['grpc', 'jax_transfer'])
 def test_planes_refuse_hosts_that_peers_cannot_reach(name):
-  with pytest.raises(addresses.BadAddress, match='every interface'):
+  with pytest.raises(sockets.BadAddress, match='every interface'):
     planes.make_plane(name, '0.0.0.0')
-  with pytest.raises(addresses.HostUnknown, match='does not resolve'):
+  with pytest.raises(sockets.HostUnknown, match='does not resolve'):
     planes.make_plane(name, 'no-such-host.invalid')
 
 
@@ -108,14 +105,14 @@ def test_planes_name_what_there_is():
 def test_planes_refuse_an_address_of_another_kind(name):
   with (
     contextlib.closing(planes.make_plane(name, '127.0.0.1')) as plane,
-    pytest.raises(addresses.BadAddress, match=f'must start with {name}://'),
+    pytest.raises(sockets.BadAddress, match=f'must start with {name}://'),
   ):
     plane.inlet('carrier-pigeon://loft:1/0123456789abcdef')
 
 
 def test_planes_import_jax_only_for_the_plane_that_is_made_of_it():
   code = (
-    'import sys; from diloco.transport import planes, faulty, meter; '
+    'import sys; from diloco.transport import planes, faulty, sockets; '
     'from diloco.transport import control_server, control_client; '
     "planes.make_plane('grpc', '127.0.0.1').close(); "
     "planes.make_plane('memory', '').close(); "
@@ -127,13 +124,13 @@ def test_planes_import_jax_only_for_the_plane_that_is_made_of_it():
 def test_grpc_plane_says_which_port_is_in_use():
   with socket.create_server(('127.0.0.1', 0)) as taken:
     port = taken.getsockname()[1]
-    with pytest.raises(listen.BindFailed, match=f'127.0.0.1:{port}'):
-      grpc_plane.GrpcPlane('127.0.0.1', port)
+    with pytest.raises(control_channel.BindFailed, match=f'127.0.0.1:{port}'):
+      grpc_transfer.GrpcPlane('127.0.0.1', port)
 
 
 def test_meter_counts_what_sockets_carried_also_after_their_close():
   with socket.create_server(('127.0.0.1', 0)) as server:
-    sockets_meter = meter.SocketMeter()
+    sockets_meter = sockets.SocketMeter()
     one = socket.create_connection(server.getsockname())
     other, _ = server.accept()
     with one, other:
@@ -144,7 +141,7 @@ def test_meter_counts_what_sockets_carried_also_after_their_close():
       deadline = time.monotonic() + WAIT_S
       while (seen := sockets_meter.sample()).sent < 100_000:
         assert time.monotonic() < deadline, seen
-      total = meter.socket_bytes()
+      total = sockets.socket_bytes()
       assert total.received >= 100_000
       # The handshake's SYN counts as one byte.
       assert 100_000 <= seen.sent <= 100_002
@@ -163,7 +160,7 @@ def test_meter_bounds_what_a_plane_adds_to_its_payloads(name):
   ):
     outlet = theirs.outlet('us')
     inlet = ours.inlet(outlet.address)
-    sockets_meter = meter.SocketMeter()
+    sockets_meter = sockets.SocketMeter()
     for handle in range(pulls):
       outlet.offer(handle, data)
       inlet.pull(Payload(handle, 'raw', nbytes, zlib.crc32(data)), WAIT_S)
@@ -236,7 +233,7 @@ connecting.join()
 def test_listeners_say_whether_their_loop_came_round():
   with socket.create_server(('127.0.0.1', 0)) as deaf:
     port = deaf.getsockname()[1]
-    assert not listeners.end({port}, 0.1)
+    assert not sockets.end({port}, 0.1)
     with pytest.raises(ConnectionRefusedError):
       socket.create_connection(('127.0.0.1', port), WAIT_S)
-  assert listeners.end({port}, 0.1), 'nobody listens there'
+  assert sockets.end({port}, 0.1), 'nobody listens there'

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 
 from diloco.protocol import messages
-from diloco.transport import control_server, interface, planes
+from diloco.transport import control_server, data_plane, planes
 
 
 class Peer:
@@ -41,7 +41,7 @@ class Peer:
       data = self._inlets[address].pull(
         messages.Payload(codec='raw', **payload), timeout_s
       )
-    except interface.TransferFailed as error:
+    except data_plane.TransferFailed as error:
       return type(error).__name__
     return len(data)
 

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of checkpoints, written by Orbax concurrently with training.
+
+`save` copies what lies on devices and returns; a thread does the rest. This
+package has a thread of its own instead of Orbax's for two reasons: with 60
+arrays Orbax works some 35 ms in the caller's thread, and the CRCs, which it
+lacks, must be known when it begins. A save that fails never harms training, and
+an unreadable checkpoint never keeps a process from starting with a readable
+one.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from orbax.checkpoint import v1 as ocp
+
+from diloco.checkpoint import arrays as checkpoint_arrays
+from diloco.checkpoint import orbax_files
+from diloco.checkpoint.arrays import BrokenRecord
+
+FORMAT = 1  # Format of the text in Orbax's checkpoint.
+UNFINISHED = '.orbax-checkpoint-tmp'
+BROKEN = '.broken'
+END_CHARS = 160  # Logged characters of an error's text.
+
+# What Orbax, TensorStore and this package raise over corrupt files.
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, BrokenRecord)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """A checkpoint that was restored."""
+
+  path: pathlib.Path
+  step: int
+  meta: dict  # As given to `save`.
+  arrays: Any  # In the tree that was requested.
+
+
+class Checkpoints:
+  """Saves to one folder and restores from it.
+
+  For one thread. A checkpoint is the folder STEP; one that is being written, or
+  was when the process died, has another name, and is removed by the next save.
+  An unreadable one is renamed to STEP.broken for inspection.
+
+  Args:
+    folder: made by the first save; no other process may write to it.
+    keep_latest: number of newest checkpoints to keep, at least 1.
+    keep_best: number of checkpoints of lowest loss to keep in addition.
+    say: called with one line on what went wrong, from any thread.
+    files: how they are written; `HostFiles` for one process among several.
+  """
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    keep_latest: int,
+    keep_best: int,
+    say: Callable[[str], None],
+    files: orbax_files.Files = orbax_files.SOLE,
+  ):
+    self._folder = folder.absolute()
+    self._files = files
+    self._keep_latest = keep_latest
+    self._keep_best = keep_best
+    self._say = say
+    self._opened: orbax_files.Opened | None = None  # The thread's.
+    self._losses: dict[int, float | None] = {}  # By step, while it is open.
+    self._thread: threading.Thread | None = None
+    self._newest = max(self._steps(), default=-1)
+    self._failed = 0
+
+  @property
+  def failed(self) -> int:
+    """Number of saves that were begun and failed."""
+    return self._failed
+
+  @property
+  def newest_step(self) -> int | None:
+    """Step of the newest checkpoint, complete as far as is known."""
+    return self._newest if self._newest >= 0 else None
+
+  @property
+  def saving(self) -> bool:
+    """True while a save is in progress."""
+    return self._thread is not None and self._thread.is_alive()
+
+  # Saving -------------------------------------------------------------------
+
+  def save(
+    self, step: int, arrays: Any, meta: Mapping, loss: float | None
+  ) -> bool:
+    """Starts to save; returns after the copies from the devices.
+
+    The copies wait for the computations that make the arrays.
+
+    Args:
+      step: newer than every checkpoint in the folder.
+      arrays: a tree. jax arrays may be donated as soon as this returns; numpy
+        arrays may not be written to any more.
+      meta: plain JSON.
+      loss: for `keep_best`; None or not finite is never among the best.
+
+    Returns:
+      False, with a log line, if the last save is still in progress or `step` is
+      not newer.
+
+    Raises:
+      TypeError: `meta` is not JSON.
+    """
+    path = self._folder / str(step)
+    if self.saving:
+      self._say(f'{path} is not begun: the save before is still under way')
+      return False
+    if step <= self._newest:
+      self._say(f'{path} is not begun: there is {self._newest} already')
+      return False
+    meta = json.loads(json.dumps(meta))  # A copy; fails here, not later.
+    loss = float(loss) if loss is not None and math.isfinite(loss) else None
+    arguments = path, step, checkpoint_arrays.to_host(arrays), meta, loss
+    # A daemon: without `close`, the process need not wait for a slow disk.
+    self._thread = threading.Thread(
+      target=self._save, args=arguments, name='checkpoint', daemon=True
+    )
+    self._thread.start()
+    return True
+
+  def wait(self, timeout_s: float) -> bool:
+    """Waits for the save in progress; returns True if it is over."""
+    if self._thread is not None:
+      self._thread.join(timeout_s)
+    return not self.saving
+
+  def close(self, timeout_s: float) -> None:
+    """Waits for the save in progress; a slower one is lost, and logged."""
+    if not self.wait(timeout_s):
+      self._say(
+        f'{self._folder}: the save under way did not end in {timeout_s} s'
+      )
+    elif self._opened is not None:
+      self._opened.close()
+      self._opened = None
+
+  def _save(self, path: pathlib.Path, step: int, arrays, meta, loss):
+    """Writes a checkpoint, on the thread."""
+    try:
+      self._write(step, arrays, meta, loss)
+      self._newest = step
+    # No error of a save may end the training.
+    except Exception as error:  # noqa: BLE001 - said and counted.
+      self._failed += 1
+      self._say(f'{path} could not be written: {_line(error)}')
+      self._opened = None  # It would raise the same error again.
+      shutil.rmtree(path.with_name(path.name + UNFINISHED), ignore_errors=True)
+
+  def _write(self, step: int, arrays, meta, loss):
+    vectors, index = checkpoint_arrays.pack(arrays)
+    text = json.dumps(
+      {'format': FORMAT, 'meta': meta, 'loss': loss, 'arrays': index}
+    )
+    if self._opened is None:
+      self._opened = self._open()
+    self._losses[step] = loss
+    named = {f'{i:04d}': v for i, v in enumerate(vectors)}
+    self._opened.save(step, named, text)
+    for removed in self._losses.keys() - set(self._steps()):
+      del self._losses[removed]
+
+  def _open(self) -> orbax_files.Opened:
+    policies = ocp.training.preservation_policies
+    self._losses = self._read_losses() if self._keep_best else {}
+    return self._files.open(
+      self._folder,
+      [
+        policies.LatestN(self._keep_latest),
+        _LowestLoss(self._keep_best, self._losses),
+      ],
+    )
+
+  def _read_losses(self) -> dict[int, float]:
+    """Returns the known losses of an earlier process's checkpoints, by step."""
+    losses = {}
+    for step in self._steps():
+      try:
+        losses[step] = self._read_text(self._folder / str(step))['loss']
+      except UNREADABLE as error:
+        self._say(f'the loss of {self._folder / str(step)}: {_line(error)}')
+    return losses
+
+  # Restoring ----------------------------------------------------------------
+
+  def newest_meta(self) -> dict | None:
+    """Returns the `meta` of the newest checkpoint whose text is intact."""
+    for step in sorted(self._steps(), reverse=True):
+      try:
+        return self._read_text(self._folder / str(step))['meta']
+      except UNREADABLE as error:
+        self._say(f'{self._folder / str(step)}: {_line(error)}')
+    return None
+
+  def readable(self) -> tuple[int, ...]:
+    """Returns the steps of checkpoints whose text is intact, ascending."""
+    found = []
+    for step in sorted(self._steps()):
+      try:
+        self._read_text(self._folder / str(step))
+      except UNREADABLE:
+        continue
+      found.append(step)
+    return tuple(found)
+
+  def restore(
+    self,
+    likes: Any,
+    check: Callable[[dict], None] = lambda meta: None,
+    step: int | None = None,
+  ) -> Checkpoint | None:
+    """Restores the newest intact checkpoint; logs why newer ones are not.
+
+    Args:
+      likes: the expected tree: leaves of shape and dtype. A leaf with a
+        sharding is put there, others stay on the host.
+      check: called with `meta` first; its errors are raised here.
+      step: that checkpoint or none.
+    """
+    if self._thread is not None:
+      self._thread.join()
+    for path in sorted(self._folder.glob('*' + UNFINISHED)):
+      self._say(f'{path} is passed over: half written')
+    steps = [s for s in self._steps() if step in (None, s)]
+    for step in sorted(steps, reverse=True):
+      path = self._folder / str(step)
+      try:
+        text = self._read_text(path)
+      except UNREADABLE as error:
+        self._set_aside(path, error)
+        continue
+      check(text['meta'])
+      try:
+        arrays = _read_arrays(self._files, path, text['arrays'])
+        checkpoint_arrays.compare(arrays, likes)
+      except UNREADABLE as error:
+        self._set_aside(path, error)
+        continue
+      placed = checkpoint_arrays.place(arrays, likes)
+      return Checkpoint(path, step, text['meta'], placed)
+    return None
+
+  def _set_aside(self, path: pathlib.Path, error: Exception):
+    """Renames a checkpoint out of the way of newer ones of the same step."""
+    self._say(f'{path} is passed over: {_line(error)}')
+    aside = path.with_name(path.name + BROKEN)
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+      os.replace(path, aside)
+    except OSError as problem:
+      self._say(f'{path} could not be renamed: {_line(problem)}')
+    self._opened = None  # It has listed what is there.
+    self._newest = max(self._steps(), default=-1)
+
+  def _read_text(self, path: pathlib.Path) -> dict:
+    return _read_text(self._files, path)
+
+  def _steps(self) -> list[int]:
+    if not self._folder.is_dir():
+      return []
+    return [int(p.name) for p in self._folder.iterdir() if p.name.isdecimal()]
+
+
+def newest_after(folder: pathlib.Path, step: int) -> Checkpoint | None:
+  """Returns the newest checkpoint after `step`, for processes that only read.
+
+  Its arrays are by path, such as '0/theta/NAME', not in their tree. None if
+  none is intact: another process writes and removes them meanwhile, and only
+  that one sets broken ones aside.
+  """
+  found = folder.iterdir() if folder.is_dir() else ()
+  steps = (int(path.name) for path in found if path.name.isdecimal())
+  for each in sorted((s for s in steps if s > step), reverse=True):
+    path = (folder / str(each)).absolute()
+    try:
+      text = _read_text(orbax_files.SOLE, path)
+      arrays = _read_arrays(orbax_files.SOLE, path, text['arrays'])
+    except UNREADABLE:
+      continue
+    return Checkpoint(path, each, text['meta'], arrays)
+  return None
+
+
+class _LowestLoss:
+  """Preserves the checkpoints of lowest loss, for Orbax.
+
+  Orbax's own such policy has the losses in files beside the arrays, without a
+  CRC, and does not open a folder in which one of them is broken.
+  """
+
+  def __init__(self, keep: int, losses: Mapping[int, float | None]):
+    self._keep = keep
+    self._losses = losses
+
+  def should_preserve(self, checkpoints: Sequence, *, context) -> list[bool]:
+    known = [
+      (self._losses[checkpoint.step], checkpoint.step)
+      for checkpoint in checkpoints
+      if self._losses.get(checkpoint.step) is not None
+    ]
+    best = {step for _, step in sorted(known)[: self._keep]}
+    return [checkpoint.step in best for checkpoint in checkpoints]
+
+
+def _read_text(files: orbax_files.Files, path: pathlib.Path) -> dict:
+  """Returns the text of a checkpoint, verified by its CRC."""
+  text = json.loads(files.read_text(path))
+  if text['format'] != FORMAT:
+    raise BrokenRecord(f'its format is {text["format"]}, not {FORMAT}')
+  return text
+
+
+def _read_arrays(
+  files: orbax_files.Files, path: pathlib.Path, index: Mapping
+) -> dict:
+  found = files.read_volumes(path)
+  return checkpoint_arrays.unpack(
+    [found[name] for name in sorted(found)], index
+  )
+
+
+def _line(error: Exception) -> str:
+  """Formats an error as one line; a long text is cut in the middle."""
+  text = ' '.join(str(error).split())
+  if len(text) > 2 * END_CHARS:  # TensorStore names the cause last.
+    text = f'{text[:END_CHARS]} … {text[-END_CHARS:]}'
+  return f'{type(error).__name__}: {text}'

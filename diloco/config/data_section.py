@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types and rules of the keys of section `data`: what is trained on."""
+
+import dataclasses
+import glob
+import math
+import os
+from collections.abc import Iterator
+
+from diloco.config import sections
+
+FORMATS = ('array_record', 'parquet', 'tfds')
+MIX = 'mix'
+SOURCES = ('stdlib', 'grammar', 'text', *FORMATS, MIX)
+BYTES = 'bytes'
+TOKENIZERS = ('sentencepiece', 'tokenizers', 'tiktoken')
+HELDOUT_PERCENT_MAX = 50.0
+
+
+@dataclasses.dataclass(frozen=True)
+class MixItem:
+  """Files of documents, and their weight among others."""
+
+  weight: float
+  format: str
+  text_key: str
+  path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(sections.Section):
+  """The section `data`: where tokens come from, how many a step takes.
+
+  Attributes:
+    source: 'stdlib', 'grammar', 'text': bytes, held in memory. 'array_record',
+      'parquet', 'tfds': documents in files of any size. 'mix': some of these.
+    path: of 'text' a file or folder. Of files: one, a folder or a pattern such
+      as /data/train-*.parquet, local or gs://; of 'tfds' the folder of a
+      version, and behind '#' a split if it is not 'train'.
+    text_key: column or feature with a document's text; '' of 'array_record':
+      a record is the text.
+    tokenizer: of files: 'bytes', 'sentencepiece:FILE', 'tokenizers:FILE',
+      'tiktoken:FILE'.
+    end_token: stands behind each document; '': the tokenizer's own.
+    mix: of 'mix': 'WEIGHT FORMAT PATH' each, such as '0.7 parquet /data/web';
+      FORMAT may be FORMAT:TEXT_KEY.
+    heldout_path: held-out documents, of the same format ('mix': as an item of
+      `mix`, its weight is 1); '': the last documents of each file.
+    heldout_percent: of the documents of each file, where `heldout_path` is ''.
+    index_path: local folder of the indices of files; '': ~/.cache/diloco.
+    threads: of a learner that read ahead.
+    seq_len: tokens in one sequence.
+    batch: sequences per learner and inner step.
+    shards: logical shards, fixed for the run.
+    grammar_bytes: length of the text of 'grammar'.
+  """
+
+  SECTION = 'data'
+
+  source: str
+  path: str
+  text_key: str
+  tokenizer: str
+  end_token: str
+  mix: tuple[str, ...]
+  heldout_path: str
+  heldout_percent: float
+  index_path: str
+  threads: int
+  seq_len: int
+  batch: int
+  shards: int
+  grammar_bytes: int
+
+  @property
+  def items(self) -> tuple[MixItem, ...]:
+    """The files that are trained on; none of a source in memory."""
+    if self.source == MIX:
+      return tuple(mix_item(text, self.text_key) for text in self.mix)
+    if self.source in FORMATS:
+      return (MixItem(1.0, self.source, self.text_key, self.path),)
+    return ()
+
+  @property
+  def heldout(self) -> MixItem | None:
+    """The files that are held out; None: the last documents of `items`."""
+    if not self.heldout_path:
+      return None
+    if self.source == MIX:
+      return mix_item(self.heldout_path, self.text_key)
+    return MixItem(1.0, self.source, self.text_key, self.heldout_path)
+
+  def broken_rules(self):
+    yield from self._one_of('source', SOURCES)
+    yield from self._at_least(
+      1, 'seq_len', 'batch', 'shards', 'grammar_bytes', 'threads'
+    )
+    needed = self.shards * self.batch * self.seq_len + 1
+    if self.source == 'grammar' and self.grammar_bytes < needed:
+      yield (
+        f'grammar_bytes={self.grammar_bytes}: one batch of each of '
+        f'{self.shards} shards takes {needed}'
+      )
+    yield from self._paths()
+    yield from self._tokenizer()
+    if not 0 < self.heldout_percent <= HELDOUT_PERCENT_MAX:
+      yield (
+        f'heldout_percent={self.heldout_percent}: must be above 0, at most '
+        f'{HELDOUT_PERCENT_MAX:g}'
+      )
+
+  def _paths(self) -> Iterator[str]:
+    with_path = ('text', *FORMATS)
+    if self.source in with_path and not self.path:
+      yield (
+        f"path='': data.source={self.source!r} needs the path of a file or "
+        'folder'
+      )
+    if self.source not in with_path and self.path:
+      yield (
+        f'path={self.path!r}: is read only with data.source='
+        f'{" or ".join(map(repr, with_path))}, not with {self.source!r}'
+      )
+    if self.source == MIX and not self.mix:
+      yield "mix=(): data.source='mix' needs 'WEIGHT FORMAT PATH', …"
+    if self.source != MIX and self.mix:
+      yield (
+        f"mix={self.mix!r}: is read only with data.source='mix', not with "
+        f'{self.source!r}'
+      )
+    if self.source not in (MIX, *FORMATS) and self.heldout_path:
+      yield (
+        f'heldout_path={self.heldout_path!r}: data.source={self.source!r} '
+        'holds out some of its own text'
+      )
+    if self.source == MIX:
+      texts = [*(('mix', text) for text in self.mix)]
+      texts.append(('heldout_path', self.heldout_path))
+      for key, text in texts:
+        if key == 'heldout_path' and not text:
+          continue
+        try:
+          item = mix_item(text, self.text_key)
+        except ValueError as error:
+          yield f'{key}: {error}'
+        else:
+          yield from self._key_of(item)
+    elif self.source in FORMATS:
+      yield from self._key_of(self.items[0])
+
+  def _key_of(self, item: MixItem) -> Iterator[str]:
+    if item.format != 'array_record' and not item.text_key:
+      yield f"text_key='': format {item.format!r} needs the name"
+
+  def _tokenizer(self) -> Iterator[str]:
+    kind, _, file = self.tokenizer.partition(':')
+    if self.tokenizer != BYTES and not (kind in TOKENIZERS and file):
+      yield (
+        f'tokenizer={self.tokenizer!r}: must be {BYTES!r} or '
+        f"'KIND:FILE', KIND one of {', '.join(TOKENIZERS)}"
+      )
+    elif self.tokenizer != BYTES and self.source not in (MIX, *FORMATS):
+      yield (
+        f'tokenizer={self.tokenizer!r}: data.source={self.source!r} is of '
+        'bytes; python -m diloco.write_records makes files of a text'
+      )
+    if self.end_token and self.tokenizer == BYTES:
+      yield f"end_token={self.end_token!r}: the end of 'bytes' is byte 0"
+
+
+def missing_paths(data: DataConfig) -> Iterator[str]:
+  """Yields 'key=path: …' for each local path where there is nothing.
+
+  Looks at the file system only: a launcher asks before it starts a process.
+  """
+  kind, _, file = data.tokenizer.partition(':')
+  named = [
+    ('path', data.path),
+    *(('mix', item.path) for item in data.items if data.source == MIX),
+    ('heldout_path', data.heldout.path if data.heldout else ''),
+    ('tokenizer', file if kind in ('sentencepiece', 'tokenizers') else ''),
+  ]
+  for key, path in named:
+    if data.source == 'tfds' or (key == 'mix' and '#' in path):
+      path = path.partition('#')[0]
+    found = not path or '://' in path or glob.glob(os.path.expanduser(path))
+    if not found and not os.path.exists(path):  # A name may hold brackets.
+      yield f'data.{key}={path!r}: there is nothing at this path'
+
+
+def mix_item(text: str, text_key: str) -> MixItem:
+  """Parses 'WEIGHT FORMAT PATH' or 'WEIGHT FORMAT:TEXT_KEY PATH'.
+
+  Raises:
+    ValueError: it has another form.
+  """
+  words = text.split(maxsplit=2)
+  if len(words) < 3:
+    raise ValueError(f"{text!r} is not 'WEIGHT FORMAT PATH'")
+  format_, colon, key = words[1].partition(':')
+  if format_ not in FORMATS:
+    raise ValueError(
+      f'{text!r}: format {format_!r} must be one of {", ".join(FORMATS)}'
+    )
+  try:
+    weight = float(words[0])
+  except ValueError:
+    weight = math.nan
+  if not 0 < weight < math.inf:
+    raise ValueError(f'{text!r}: weight {words[0]!r} must be a number above 0')
+  return MixItem(weight, format_, key if colon else text_key, words[2])

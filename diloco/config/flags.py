@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flag --config of every main, with --config.a.b=c to change a key, and
+the flags by which processes know each other.
+
+A main calls `define_flags()` at import, is run by `run(main)`, and gets its
+configuration from `load()`. Whatever is wrong with flags or configuration ends
+in a message on stderr and exit code 78, which launchers do not restart.
+"""
+
+import pathlib
+import re
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from diloco.config import parsing, run_config
+from diloco.config.sections import ConfigError
+
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h.
+EXIT_CUT_OFF = 69  # EX_UNAVAILABLE: a learner made all steps; no syncer.
+CONFIG = 'config'
+EXAMPLE = 'experiments/quickstart.py'
+# Names of files; what is in them never stands on a command line.
+ACCESS_FILES = {
+  'tls_ca': 'PEM: the CA of all peers. A server asks for their certificates.',
+  'tls_cert': "PEM: this process's certificate and its chain.",
+  'tls_key': 'PEM: its private key; not readable by everybody.',
+  'tls_name': "Name in a peer's certificate; default: the host connected to.",
+  'token_file': 'One line that all processes of the run show each other.',
+}
+ACCESS_VOUCHED = {
+  'insecure': 'Listens beyond loopback: the network is private.',
+  'transfer_fenced': (
+    'The ports of jax_transfer, and of jax.distributed between the hosts of '
+    'a learner, which ask nobody who he is, are behind a firewall that lets '
+    "only the run's machines through."
+  ),
+}
+LOG_JSON = 'log_json'
+# Flags by which a process is told which one of its kind it is.
+WHO = ('learner', 'host', 'shard')
+HELP = frozenset({'-h', '-help', '--help', '--helpshort', '--helpfull'})
+TOPOLOGY = 'topology'
+COMPILER = 'compiler'
+NAMES = (TOPOLOGY, COMPILER)
+
+
+def define_flags(
+  values: flags.FlagValues = flags.FLAGS, argv: Sequence[str] | None = None
+) -> None:
+  """Defines --config; `argv` stands in for sys.argv where it is given."""
+  config_flags.DEFINE_config_file(
+    CONFIG,
+    help_string='experiments/NAME.py or experiments/NAME.py:ARG.',
+    flag_values=values,
+    lock_config=True,
+    sys_argv=None if argv is None else list(argv),
+  )
+
+
+def define_access_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+  """Defines --tls_ca and what stands beside it."""
+  for name, text in ACCESS_FILES.items():
+    flags.DEFINE_string(name, None, text, flag_values=values)
+  for name, text in ACCESS_VOUCHED.items():
+    flags.DEFINE_bool(name, False, text, flag_values=values)
+
+
+def access_files(values: flags.FlagValues = flags.FLAGS) -> dict:
+  """The names of files that were given, by flag; None where none was."""
+  return {name: values[name].value for name in ACCESS_FILES}
+
+
+def access_vouched(values: flags.FlagValues = flags.FLAGS) -> dict:
+  """Returns what the operator vouches for, by flag."""
+  return {name: values[name].value for name in ACCESS_VOUCHED}
+
+
+def access_arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
+  """The flags that give another process the same access."""
+  files = access_files(values).items()
+  return [
+    *(f'--{name}={value}' for name, value in files if value is not None),
+    *(f'--{name}' for name, yes in access_vouched(values).items() if yes),
+  ]
+
+
+def define_log_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+  """Defines --log_json."""
+  text = 'Every record of the log is a line of JSON.'
+  flags.DEFINE_bool(LOG_JSON, False, text, flag_values=values)
+
+
+def asks_for_json(argv: Sequence[str]) -> bool:
+  """Returns True if a command line contains --log_json, even an invalid one."""
+  pattern = rf'--?{LOG_JSON}(=(true|t|1))?'
+  return any(re.fullmatch(pattern, word, re.IGNORECASE) for word in argv)
+
+
+def log_arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
+  """The flags that make another process log in the same way."""
+  return [f'--{LOG_JSON}'] if values[LOG_JSON].value else []
+
+
+def who(values: flags.FlagValues = flags.FLAGS) -> dict[str, int]:
+  """Returns the given flags of `WHO`: which learner, and which host of it."""
+  given = ((name, values[name].value) for name in WHO if name in values)
+  return {name: value for name, value in given if value is not None}
+
+
+def run(
+  main: Callable[[Sequence[str]], int | None],
+  parser: Callable[[Sequence[str]], list[str]] | None = None,
+) -> None:
+  """Parses sys.argv and exits with what `main` returns.
+
+  Args:
+    main: takes what is left over of the command line.
+    parser: in place of `parse_or_exit`.
+  """
+  app.run(main, flags_parser=parser or parse_or_exit)
+
+
+def run_without_config(main: Callable[[Sequence[str]], int | None]) -> None:
+  """Runs a main that has no --config."""
+  app.run(main, flags_parser=parse_without_config_or_exit)
+
+
+def parse_without_config_or_exit(argv: Sequence[str]) -> list[str]:
+  """Parses a command without a configuration; on failure exits with code 78."""
+  try:
+    return flags.FLAGS(list(argv))
+  except flags.Error as error:
+    exit_config(ConfigError([' '.join(str(error).split())]))
+
+
+def parse_or_exit(argv: Sequence[str], example: str = EXAMPLE) -> list[str]:
+  """Calls `parse`; on failure exits with code 78."""
+  try:
+    return parse(argv, example=example)
+  except ConfigError as error:
+    exit_config(error)
+
+
+def load(
+  values: flags.FlagValues = flags.FLAGS, build: Callable = run_config.build
+):
+  """The checked configuration of the parsed flags, or exit code 78.
+
+  Args:
+    values: the parsed flags.
+    build: makes the checked value of the mapping that --config gave.
+  """
+  try:
+    return build(values[CONFIG].value)
+  except ConfigError as error:
+    exit_config(error)
+
+
+def exit_config(error: ConfigError) -> None:
+  """Prints one line per problem on stderr, then exits with code 78."""
+  for problem in error.problems:
+    print(f'error: {problem}', file=sys.stderr)
+  raise SystemExit(EXIT_CONFIG)
+
+
+def parse(
+  argv: Sequence[str],
+  values: flags.FlagValues = flags.FLAGS,
+  example: str = EXAMPLE,
+) -> list[str]:
+  """Parses flags; returns what is left over, the program's name first.
+
+  Args:
+    argv: the command line.
+    values: get what it says.
+    example: a configuration that this main takes, named where there is none.
+
+  Raises:
+    ConfigError: an unknown flag or key, a value of the wrong type, no such
+      config file, or an argument that the config file does not take.
+  """
+  path = _config_path(argv)
+  if path is None and not HELP.isdisjoint(argv):
+    return values(list(argv))
+  if path is None:
+    raise ConfigError([f'--config: is missing, such as --config={example}'])
+  _check_overrides(argv, _keys(path, example))
+  try:
+    return values(list(argv))
+  except flags.Error as error:
+    raise ConfigError([' '.join(str(error).split())]) from None
+
+
+def arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
+  """The flags that give another process the same configuration."""
+  flag = values[CONFIG]
+  rendered = [f'--{CONFIG}={config_flags.get_config_filename(flag)}']
+  for key, value in config_flags.get_override_values(flag).items():
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    rendered.append(f'--{CONFIG}.{key}={text}')
+  return rendered
+
+
+def has_config(argv: Sequence[str]) -> bool:
+  """Returns True if a command line contains --config."""
+  return _config_path(argv) is not None
+
+
+def config_file(values: flags.FlagValues = flags.FLAGS) -> str:
+  """Path of the file of --config, without what stands behind its colon."""
+  return config_flags.get_config_filename(values[CONFIG]).partition(':')[0]
+
+
+def _config_path(argv: Sequence[str]) -> str | None:
+  for i, word in enumerate(argv):
+    if match := re.fullmatch(rf'--?{CONFIG}=(.*)', word):
+      return match[1]
+    if re.fullmatch(rf'--?{CONFIG}', word) and i + 1 < len(argv):
+      return argv[i + 1]
+  return None
+
+
+def _keys(path: str, example: str) -> dict[str, object]:
+  """Keys and values of the config file, before flags change any."""
+  name, colon, arg = path.partition(':')
+  if not pathlib.Path(name).is_file():
+    raise ConfigError(
+      [f'--config={path}: no such file, such as --config={example}']
+    )
+  get_config = runpy.run_path(name).get('get_config')
+  if get_config is None:
+    raise ConfigError([f'--config={path}: the file has no get_config()'])
+  try:
+    return parsing.flatten(get_config(arg) if colon else get_config())
+  except ValueError as error:
+    raise ConfigError([f'--config={path}: {error}']) from None
+
+
+def _check_overrides(argv: Sequence[str], keys: Mapping[str, object]) -> None:
+  problems = []
+  for word in argv:
+    match = re.fullmatch(rf'--?(no)?{CONFIG}\.([^=]+)(=.*)?', word)
+    if match and match[2] not in keys:
+      near = parsing.nearest(match[2], keys)
+      problems.append(f'{word}: unknown key {match[2]}{near}')
+  if problems:
+    raise ConfigError(problems)
+
+
+def define() -> None:
+  """Defines --topology and --compiler."""
+  flags.DEFINE_string(
+    TOPOLOGY, None, 'A slice to compile for, such as v5p-256.'
+  )
+  flags.DEFINE_enum(
+    COMPILER, '', ['', 'tpu', 'cpu'], 'For a slice; default: what is here.'
+  )

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns a configuration from `experiments/` into one checked, frozen value.
+
+Imports no jax: the launcher reads configurations on machines without devices.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+
+from diloco.config import limits, parsing, sections
+from diloco.config.data_section import BYTES, DataConfig
+from diloco.config.lab_section import LabConfig
+from diloco.config.sections import ConfigError
+from diloco.protocol.config import ProtocolConfig
+
+# Of sources of one token per byte; the grammar writes ASCII letters. Those of
+# other tokenizers are known when their files are read.
+VOCAB_MIN = {'grammar': 128}
+BYTE_VOCAB = 256
+SEED_MAX = 2**32 - 1
+EVERYBODY = 0  # As protocol.quorum.
+WSD_DECAY_FRACTION = 0.2  # Of total_steps, the fall of schedule 'wsd'.
+
+SECTIONS = {
+  'model': sections.ModelConfig,
+  'data': DataConfig,
+  'inner': sections.InnerConfig,
+  'outer': sections.OuterConfig,
+  'fragments': sections.FragmentsConfig,
+  'codec': sections.CodecConfig,
+  'merge': sections.MergeConfig,
+  'protocol': ProtocolConfig,
+  'syncer': sections.SyncerConfig,
+  'mesh': sections.MeshConfig,
+  'transport': sections.TransportConfig,
+  'checkpoint': sections.CheckpointConfig,
+  'run': sections.ProcessConfig,
+  'lab': LabConfig,
+}
+TOP = {'name': str, 'seed': int, 'faults': tuple[str, ...]}
+
+# What may differ between processes of one run: where they run and how fast.
+FREE = frozenset(
+  {
+    'name',  # Compared by itself in the hello.
+    'faults',
+    'checkpoint',
+    'mesh',
+    'run',
+    'lab',
+    'data.path',  # The text itself has its own fingerprint: all of these
+    'data.mix',  # that decide about tokens are in it.
+    'data.text_key',
+    'data.tokenizer',
+    'data.end_token',
+    'data.heldout_path',
+    'data.index_path',
+    'data.threads',
+    'inner.accumulate',
+    'model.remat',
+    'transport.connect_s',
+    'transport.host',
+    'transport.port',
+  }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+  """One validated run configuration; made by `build`."""
+
+  name: str
+  seed: int
+  faults: tuple[str, ...]
+  model: sections.ModelConfig
+  data: DataConfig
+  inner: sections.InnerConfig
+  outer: sections.OuterConfig
+  fragments: sections.FragmentsConfig
+  codec: sections.CodecConfig
+  merge: sections.MergeConfig
+  protocol: ProtocolConfig
+  blend_alpha: float  # Key protocol.blend_alpha; the protocol never sees it.
+  syncer: sections.SyncerConfig
+  mesh: sections.MeshConfig
+  transport: sections.TransportConfig
+  checkpoint: sections.CheckpointConfig
+  run: sections.ProcessConfig
+  lab: LabConfig
+
+  def __post_init__(self):
+    broken = list(_broken_between(_shallow(self)))
+    if broken:
+      raise ConfigError(broken)
+
+
+def build(config: Mapping) -> RunConfig:
+  """The checked value of a nested mapping, such as a `ConfigDict`.
+
+  Raises:
+    ConfigError: lists unknown keys with the nearest valid one, missing keys,
+      wrong types and broken rules, all in one message.
+  """
+  if 'study' in config:
+    raise ConfigError(
+      [
+        'this configuration is of a simulation, not of a training run: start '
+        'it with python -m diloco.simulate --config=…'
+      ]
+    )
+  typed, problems = parsing.typed_values(config, key_types())
+  _fill_quorum(typed)
+  parts, broken = _parts(typed)
+  problems += [*broken, *_broken_between(parts)]
+  if problems:
+    raise ConfigError(problems)
+  return RunConfig(**parts)
+
+
+def restore(fields: Mapping) -> RunConfig:
+  """The value of which `dataclasses.asdict` gave `fields`, also by JSON.
+
+  Raises:
+    ConfigError: as `build`.
+  """
+  sections = {**fields, 'protocol': dict(fields.get('protocol', {}))}
+  if 'blend_alpha' in sections:
+    sections['protocol']['blend_alpha'] = sections.pop('blend_alpha')
+  return build(sections)
+
+
+def key_types() -> dict[str, type]:
+  """Every valid key, such as 'outer.lr', with the type of its value."""
+  types = parsing.key_types(SECTIONS, TOP)
+  types['protocol.blend_alpha'] = float
+  return types
+
+
+def check_devices(config: RunConfig, device_count: int) -> None:
+  """Refuses a mesh that does not fit the devices of this learner.
+
+  Raises:
+    ConfigError: the mesh needs more devices than there are, or leaves some.
+  """
+  mesh = config.mesh
+  if mesh.devices != device_count:
+    raise ConfigError(
+      [
+        f'mesh.fsdp={mesh.fsdp} * mesh.expert={mesh.expert} * '
+        f'mesh.tensor={mesh.tensor} = {mesh.devices} devices: this learner '
+        f'has {device_count}'
+      ]
+    )
+
+
+def check_learner(config: RunConfig, learner: int) -> None:
+  """Refuses a learner id that has no shard of the data.
+
+  Raises:
+    ConfigError: it is not in 0 … data.shards - 1.
+  """
+  if not 0 <= learner < config.data.shards:
+    raise ConfigError(
+      [
+        f'learner={learner}: must be in 0 … {config.data.shards - 1}, there '
+        f'are data.shards={config.data.shards}'
+      ]
+    )
+
+
+def agreement(config: RunConfig) -> dict[str, str]:
+  """Returns what learners and syncer must agree on: key to value as JSON
+  text.
+  """
+  flat = {}
+  for key, value in parsing.flatten(dataclasses.asdict(config)).items():
+    if key not in FREE and key.partition('.')[0] not in FREE:
+      flat[key] = json.dumps(value)
+  flat['protocol.blend_alpha'] = flat.pop('blend_alpha')
+  return flat
+
+
+def config_fingerprint(config: RunConfig) -> str:
+  """Returns 16 hex digits of a hash of `agreement(config)`."""
+  text = json.dumps(agreement(config), sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+  """Names what differs between two agreements; '' if nothing does."""
+  keys = sorted(mine.keys() | theirs.keys())
+  return '; '.join(
+    f'{key}: {mine.get(key, "absent")} here, {theirs.get(key, "absent")} there'
+    for key in keys
+    if mine.get(key) != theirs.get(key)
+  )
+
+
+def _fill_quorum(typed: dict[str, object]):
+  """A quorum of all follows whatever number of learners there is."""
+  if typed.get('protocol.quorum') == EVERYBODY and 'protocol.learners' in typed:
+    typed['protocol.quorum'] = typed['protocol.learners']
+
+
+def _parts(typed: Mapping[str, object]) -> tuple[dict, list[str]]:
+  """RunConfig's arguments as far as `typed` has them, and broken rules."""
+  parts = {key: typed[key] for key in TOP if key in typed}
+  if 'protocol.blend_alpha' in typed:
+    parts['blend_alpha'] = typed['protocol.blend_alpha']
+  sections, problems = parsing.make_sections(typed, SECTIONS)
+  return parts | sections, problems
+
+
+def _broken_between(parts: Mapping) -> Iterator[str]:
+  """Rules of the top level and between sections, as far as all are there."""
+  if 'name' in parts:
+    yield from sections.broken_name(parts['name'])
+  if 'seed' in parts and not 0 <= parts['seed'] <= SEED_MAX:
+    yield f'seed={parts["seed"]}: must be in 0 … {SEED_MAX}'
+  for keys, rule in BETWEEN:
+    if all(key in parts for key in keys):
+      yield from rule(*(parts[key] for key in keys))
+
+
+def _bytes_fit(model, data) -> Iterator[str]:
+  needed = VOCAB_MIN.get(data.source, BYTE_VOCAB)
+  if data.tokenizer == BYTES and model.vocab < needed:
+    yield (
+      f'model.vocab={model.vocab}: data.source={data.source!r} needs {needed}'
+    )
+
+
+def _warmup_fits(inner, protocol) -> Iterator[str]:
+  total_steps = protocol.total_steps
+  if inner.warmup_steps >= total_steps:
+    yield (
+      f'inner.warmup_steps={inner.warmup_steps}: must be less than '
+      f'protocol.total_steps={total_steps}'
+    )
+  elif (
+    inner.schedule == 'wsd'
+    and inner.warmup_steps > (1 - WSD_DECAY_FRACTION) * total_steps
+  ):
+    yield (
+      f"inner.warmup_steps={inner.warmup_steps}: schedule 'wsd' falls in the "
+      f'last {WSD_DECAY_FRACTION:.0%} of protocol.total_steps={total_steps}, '
+      f'warm-up must end before'
+    )
+
+
+def _shards_suffice(data, protocol) -> Iterator[str]:
+  if data.shards < protocol.learners:
+    yield (
+      f'data.shards={data.shards}: must be at least '
+      f'protocol.learners={protocol.learners}, one for each'
+    )
+
+
+def _syncer_serves(protocol, syncer) -> Iterator[str]:
+  yield from limits.broken_limits(
+    protocol.learners, protocol.fragments, syncer.shards
+  )
+
+
+def _parts_divide(data, inner, mesh) -> Iterator[str]:
+  parts = mesh.fsdp * inner.accumulate
+  if data.batch % parts:
+    yield (
+      f'data.batch={data.batch}: must be a multiple of mesh.fsdp={mesh.fsdp} '
+      f'* inner.accumulate={inner.accumulate} = {parts}'
+    )
+
+
+def _mesh_divides(model, mesh) -> Iterator[str]:
+  sizes = (
+    ('model.d_model', model.d_model, 'fsdp'),
+    ('model.heads', model.heads, 'tensor'),
+    ('model.kv_heads', model.kv_heads, 'tensor'),
+    ('model.d_ff', model.d_ff, 'tensor'),
+    ('model.vocab', model.vocab, 'tensor'),
+  )
+  # What lies where of a model of the user's own, its own table says.
+  for key, value, axis in () if model.own else sizes:
+    if value % getattr(mesh, axis):
+      yield (
+        f'{key}={value}: must be a multiple of '
+        f'mesh.{axis}={getattr(mesh, axis)}'
+      )
+  if model.kind != 'moe' and mesh.expert > 1:
+    yield (
+      f"mesh.expert={mesh.expert}: has an effect only with model.kind='moe', "
+      f'not with {model.kind!r}'
+    )
+  elif model.kind == 'moe' and model.experts % mesh.expert:
+    yield (
+      f'model.experts={model.experts}: must be a multiple of '
+      f'mesh.expert={mesh.expert}'
+    )
+
+
+def _alpha_used(protocol, alpha) -> Iterator[str]:
+  if not 0 <= alpha <= 1:
+    yield f'protocol.blend_alpha={alpha}: must be in [0, 1]'
+  elif alpha and protocol.blend != 'mix':
+    yield (
+      f"protocol.blend_alpha={alpha}: has an effect only with blend='mix', "
+      f'not with {protocol.blend!r}'
+    )
+
+
+def _rda_of_whole_tables(merge, fragments, protocol) -> Iterator[str]:
+  """RDA takes the norm of a tensor; a slice of rows has another."""
+  if (
+    merge.embedding == 'rda'
+    and fragments.embedding == 'split'
+    and protocol.fragments > 1
+  ):
+    yield (
+      "merge.embedding='rda': fragments.embedding='split' cuts the tables by "
+      f'rows over protocol.fragments={protocol.fragments}, and RDA is of a '
+      "whole tensor; give fragments.embedding='own', or "
+      "merge.embedding='mean'"
+    )
+
+
+def _transfers_run(transport, run) -> Iterator[str]:
+  """XLA's pool runs steps first; on one thread no transfer gets its turn."""
+  if transport.data_plane == 'jax_transfer' and run.cpu_threads == 1:
+    yield (
+      "run.cpu_threads=1: data_plane='jax_transfer' needs 2 at least (or 0, "
+      'as many as there are cores): transfers share the threads of the steps '
+      'and would starve on one'
+    )
+
+
+def _somebody_stays(protocol, lab) -> Iterator[str]:
+  """Requires a permanent learner: with none, t would stand still for ever."""
+  if lab.visitors >= protocol.learners:
+    yield (
+      f'lab.visitors={lab.visitors}: must be less than '
+      f'protocol.learners={protocol.learners}: somebody stays'
+    )
+
+
+def _checkpoints_come(checkpoint, run) -> Iterator[str]:
+  """The evaluator reads what the syncer saves."""
+  every = checkpoint.syncer_every_rounds
+  if run.eval_every_rounds % every:
+    yield (
+      f'run.eval_every_rounds={run.eval_every_rounds}: must be a multiple of '
+      f'checkpoint.syncer_every_rounds={every}: checkpoints are evaluated'
+    )
+
+
+# What the arguments of a rule are called in RunConfig, and the rule.
+BETWEEN = (
+  (('model', 'data'), _bytes_fit),
+  (('inner', 'protocol'), _warmup_fits),
+  (('data', 'protocol'), _shards_suffice),
+  (('protocol', 'syncer'), _syncer_serves),
+  (('data', 'inner', 'mesh'), _parts_divide),
+  (('model', 'mesh'), _mesh_divides),
+  (('protocol', 'blend_alpha'), _alpha_used),
+  (('merge', 'fragments', 'protocol'), _rda_of_whole_tables),
+  (('transport', 'run'), _transfers_run),
+  (('protocol', 'lab'), _somebody_stays),
+  (('checkpoint', 'run'), _checkpoints_come),
+)
+
+
+def _shallow(value) -> dict:
+  return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}

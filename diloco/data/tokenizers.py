@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts to tokens and back: the interface, and the tokenizers by name.
+
+A document's tokens end with the tokenizer's end token, so that documents can be
+joined. An empty document has no tokens at all.
+"""
+
+import base64
+import binascii
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from diloco.data.paths import needed
+
+# Usual end tokens, if a JSON file does not name one.
+ENDS = ('<|endoftext|>', '<|end_of_text|>', '</s>', '<eos>', '<|eos|>', '[SEP]')
+TIKTOKEN_END = '<|endoftext|>'
+TIKTOKEN_PATTERN = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+  r'|[^\r\n\p{L}\p{N}]?\p{L}+'
+  r'|\p{N}{1,3}'
+  r'| ?[^\s\p{L}\p{N}]+[\r\n]*'
+  r'|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tokenizer:
+  """A tokenizer; made by `tokenizer_kinds.make_tokenizer`.
+
+  Attributes:
+    name: as in the configuration, such as 'sentencepiece:FILE'.
+    vocab: tokens are 0 … vocab - 1, `end` among them.
+    end: follows each document.
+    fingerprint: hex sha256 of all that determines tokens.
+    raw_encode: maps texts in UTF-8 to their tokens, without `end`.
+    raw_decode: maps tokens to the bytes of their text.
+  """
+
+  name: str
+  vocab: int
+  end: int
+  fingerprint: str
+  raw_encode: Callable[[Sequence[bytes]], Sequence[Sequence[int]]]
+  raw_decode: Callable[[Sequence[int]], bytes]
+
+  def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+    """Returns tokens of each document, int32 [tokens], followed by `end`.
+
+    Raises:
+      ValueError: a text is not UTF-8, which all tokenizers but bytes require.
+    """
+    encoded = self.raw_encode(texts)
+    return [
+      np.append(np.asarray(tokens, np.int32), np.int32(self.end))
+      if text
+      else np.empty(0, np.int32)
+      for text, tokens in zip(texts, encoded)
+    ]
+
+  def decode(self, tokens: Sequence[int]) -> bytes:
+    """Returns the text of tokens; `end` has none."""
+    return self.raw_decode([t for t in tokens if t != self.end])
+
+
+def fingerprint(*parts: bytes) -> str:
+  """Returns hex sha256 over parts of any length, each with its length."""
+  digest = hashlib.sha256()
+  for part in parts:
+    digest.update(len(part).to_bytes(8, 'little'))
+    digest.update(part)
+  return digest.hexdigest()
+
+
+def unicode_of(texts: Sequence[bytes]) -> list[str]:
+  """Decodes the texts.
+
+  Raises:
+    ValueError: one is not UTF-8.
+  """
+  return [text.decode() for text in texts]
+
+
+BYTES = Tokenizer(
+  name='bytes',
+  vocab=256,
+  end=0,  # As between the files of `corpus`: it occurs in no text.
+  fingerprint=fingerprint(b'bytes'),
+  raw_encode=lambda texts: [np.frombuffer(text, np.uint8) for text in texts],
+  raw_decode=bytes,
+)
+
+
+# Makes tokenizers by name: 'bytes', or 'KIND:FILE' with a user's file.
+#
+# sentencepiece:FILE   a model of sentencepiece
+# tokenizers:FILE      the JSON file of Hugging Face's tokenizers
+# tiktoken:FILE        lines of a token in base64 and its rank; a text is first
+#                      split by the pattern of GPT-4 and Llama 3
+# tiktoken:NAME        one of tiktoken's own, which fetches it from the network
+
+
+def make_tokenizer(name: str, end: str = '') -> Tokenizer:
+  """Returns the tokenizer of that name.
+
+  Args:
+    name: 'bytes' or 'KIND:FILE'.
+    end: the token after each document; '' takes the tokenizer's own.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: there is no such kind, its package is not installed, the file is
+      malformed, or it has no such token.
+  """
+  kind, _, path = name.partition(':')
+  if kind == 'bytes':
+    if end:
+      raise ValueError(f"data.end_token={end!r}: the end of 'bytes' is byte 0")
+    return BYTES
+  match kind:
+    case 'sentencepiece':
+      return _sentencepiece(name, path, end)
+    case 'tokenizers':
+      return _tokenizers(name, path, end)
+    case 'tiktoken':
+      return _tiktoken(name, path, end)
+  raise ValueError(
+    f"data.tokenizer={name!r}: must be 'bytes', or 'KIND:FILE' with KIND one "
+    'of sentencepiece, tokenizers, tiktoken'
+  )
+
+
+def _sentencepiece(name: str, path: str, end: str) -> Tokenizer:
+  with needed('data', f'data.tokenizer={name!r}'):
+    import sentencepiece
+  model = _content(name, path)
+  try:
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+  except RuntimeError:
+    raise _no_file_of(name, 'sentencepiece') from None
+  vocab = processor.vocab_size()
+  if not end:
+    number = processor.eos_id()  # −1: it has none.
+  else:
+    number = processor.piece_to_id(end)
+    if processor.id_to_piece(number) != end:  # It returned the unknown token.
+      number = -1
+  return Tokenizer(
+    name=name,
+    vocab=vocab,
+    end=_found(number, name, end, "its own ('eos')"),
+    fingerprint=fingerprint(b'sentencepiece', model, b'%d' % number),
+    raw_encode=lambda texts: processor.encode(unicode_of(texts), num_threads=1),
+    raw_decode=lambda tokens: processor.decode(list(map(int, tokens))).encode(),
+  )
+
+
+def _tokenizers(name: str, path: str, end: str) -> Tokenizer:
+  with needed('data', f'data.tokenizer={name!r}'):
+    import tokenizers
+  content = _content(name, path)
+  try:
+    tokenizer = tokenizers.Tokenizer.from_buffer(content)
+  except Exception as error:  # noqa: BLE001  It raises nothing narrower.
+    raise _no_file_of(name, 'tokenizers', str(error)) from None
+  tokenizer.no_truncation()
+  tokenizer.no_padding()
+  tokenizer.encode_special_tokens = True  # In a text they are ordinary text.
+  tokens = tokenizer.get_vocab(with_added_tokens=True)
+  ends = [each for each in (end,) if each] or ENDS
+  number = next((tokens[each] for each in ends if each in tokens), -1)
+
+  def encode(texts: Sequence[bytes]) -> list[list[int]]:
+    encoded = tokenizer.encode_batch(
+      unicode_of(texts), add_special_tokens=False
+    )
+    return [each.ids for each in encoded]
+
+  return Tokenizer(
+    name=name,
+    vocab=max(tokens.values()) + 1,
+    end=_found(number, name, end, f'one of {", ".join(ENDS)}'),
+    fingerprint=fingerprint(b'tokenizers', content, b'%d' % number),
+    raw_encode=encode,
+    raw_decode=lambda ids: tokenizer.decode(
+      list(map(int, ids)), skip_special_tokens=False
+    ).encode(),
+  )
+
+
+def _tiktoken(name: str, path: str, end: str) -> Tokenizer:
+  with needed('data', f'data.tokenizer={name!r}'):
+    import tiktoken
+  if path in tiktoken.list_encoding_names():
+    encoding = _tiktoken_of_network(tiktoken, name, path)
+  else:
+    ranks = _ranks(name, _content(name, path))
+    encoding = tiktoken.Encoding(
+      path,
+      pat_str=TIKTOKEN_PATTERN,
+      mergeable_ranks=ranks,
+      special_tokens={end or TIKTOKEN_END: max(ranks.values()) + 1},
+    )
+  wanted = end or TIKTOKEN_END
+  number = encoding._special_tokens.get(wanted, -1)
+  table = b''.join(
+    rank.to_bytes(4, 'little') + token
+    for token, rank in sorted(encoding._mergeable_ranks.items())
+  )
+  return Tokenizer(
+    name=name,
+    vocab=encoding.max_token_value + 1,
+    end=_found(number, name, wanted, wanted),
+    fingerprint=fingerprint(
+      b'tiktoken',
+      encoding._pat_str.encode(),
+      table,
+      b'%d' % number,
+    ),
+    raw_encode=lambda texts: encoding.encode_ordinary_batch(
+      unicode_of(texts), num_threads=1
+    ),
+    raw_decode=lambda ids: encoding.decode_bytes(list(map(int, ids))),
+  )
+
+
+def _tiktoken_of_network(tiktoken, name: str, path: str):
+  """Returns one of tiktoken's own encodings."""
+  try:
+    return tiktoken.get_encoding(path)
+  except OSError as error:  # Includes all errors of `requests`.
+    raise ValueError(
+      f'data.tokenizer={name!r}: {path!r} is fetched from the network, which '
+      f'failed ({type(error).__name__}); give a file of it instead, '
+      "'tiktoken:FILE'"
+    ) from None
+
+
+def _ranks(name: str, content: bytes) -> dict[bytes, int]:
+  ranks = {}
+  try:
+    for line in content.splitlines():
+      if line:
+        token, rank = line.split()
+        ranks[base64.b64decode(token, validate=True)] = int(rank)
+  except (ValueError, binascii.Error):
+    raise _no_file_of(name, 'tiktoken', f'line {line[:40]!r}') from None
+  single = {bytes([byte]) for byte in range(256)}
+  if not single <= ranks.keys():
+    raise _no_file_of(name, 'tiktoken', 'some bytes have no token')
+  return ranks
+
+
+def _content(name: str, path: str) -> bytes:
+  file = pathlib.Path(path)
+  if not file.is_file():
+    raise FileNotFoundError(
+      f'data.tokenizer={name!r}: there is no file {path!r}'
+    )
+  return file.read_bytes()
+
+
+def _no_file_of(name: str, package: str, why: str = '') -> ValueError:
+  more = f' ({why})' if why else ''
+  return ValueError(f'data.tokenizer={name!r}: no file of {package}{more}')
+
+
+def _found(number: int, name: str, end: str, own: str) -> int:
+  if number < 0:
+    raise ValueError(
+      f'data.end_token={end!r}: {name!r} has no such token'
+      if end
+      else f"data.end_token='': {name!r} has no token that ends a document, "
+      f'such as {own}; name the one to take'
+    )
+  return number

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trained model is worth: losses, questions, text.
+
+The commands are `python -m diloco.evaluate`, `evaluator` and `generate`.
+
+  final_parameters  the final Θ of a run, checked
+  multiple_choice   questions answered by a model
+  sampling          text drawn from a model
+  continuous        evaluates Θ while a run goes on
+"""

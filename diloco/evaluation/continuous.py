@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluates Θ periodically from what the syncer saves; no process waits for
+it.
+"""
+
+import math
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from absl import logging
+
+from diloco.checkpoint.syncer_records import newest_theta_after
+from diloco.config.sections import ConfigError
+from diloco.data import pipeline
+from diloco.metrics import names, status
+from diloco.metrics.jsonl import Tail, from_the_end
+from diloco.metrics.workdir import Workdir
+from diloco.metrics.writer import Writer
+from diloco.numerics import fragments
+from diloco.run.heldout import Heldout
+from diloco.run.spec import Blueprint
+
+LOOK_EVERY_S = 0.5
+AGAIN_ROUNDS = 1024  # A restarted syncer may resume this many rounds earlier.
+# Metric with the round of Θ, from which a restarted evaluator resumes.
+EVALUATED = 'round'
+
+
+class Following:
+  """One run's evaluator.
+
+  Args:
+    workdir: the run's folder; only metrics are written to it.
+    name: the process's name, under which earlier metrics are found.
+    writer: takes the scalars, by global step.
+  """
+
+  def __init__(
+    self, blueprint: Blueprint, workdir: Workdir, name: str, writer: Writer
+  ):
+    self._blueprint = blueprint
+    self._workdir = workdir
+    self._writer = writer
+    self._heldout = Heldout(blueprint)
+    self._every = max(1, blueprint.config.run.eval_every_rounds)
+    done = from_the_end(workdir.metrics(name))
+    self._round = next((int(each[EVALUATED]) for each in done), 0)
+    self._tape = MergedTokens(workdir.tape, len(blueprint.layout.fragments))
+
+  def run(self):
+    """Evaluates until the run is over, and once more after that."""
+    over = False
+    while not over:
+      over = self._workdir.summary.exists()
+      if not self.look() and not over:
+        time.sleep(LOOK_EVERY_S)
+
+  def look(self) -> bool:
+    """Evaluates the newest Θ if it is due; returns True if it was.
+
+    Raises:
+      ConfigError: Θ belongs to another model.
+    """
+    due = (self._round // self._every + 1) * self._every
+    found = newest_theta_after(self._workdir.syncer, due - 1)
+    if found is None:
+      return False
+    began_s = time.monotonic()
+    self._round, thetas = found
+    loss = self._heldout.loss(self._parameters(thetas))
+    step, tokens = self._tape.at(self._round)
+    scalars = {
+      names.TIME: time.time(),
+      EVALUATED: self._round,
+      names.GLOBAL_STEP: step,
+      names.MERGED_TOKENS: tokens,
+      names.EVAL_LOSS: loss,
+      names.EVAL_TIME: time.monotonic() - began_s,
+    }
+    if self._blueprint.model.logits is not None:
+      per_token = pipeline.bytes_per_token(self._blueprint.text.heldout)
+      scalars[names.EVAL_BITS] = status.bits(loss) / per_token
+    self._writer.write_scalars(step, scalars)
+    self._writer.flush()
+    logging.info('round %d, step %d: loss %.4f', self._round, step, loss)
+    return True
+
+  def _parameters(
+    self, thetas: Sequence[Mapping[str, np.ndarray]]
+  ) -> dict[str, np.ndarray]:
+    params = {
+      path: np.empty(spec.shape, np.float32)
+      for path, spec in self._blueprint.specs.items()
+    }
+    for theta, pieces in zip(thetas, self._blueprint.layout.fragments):
+      shapes = {piece.name: piece.shape for piece in pieces}
+      if {name: x.shape for name, x in theta.items()} != shapes:
+        raise ConfigError(
+          [
+            f'{self._workdir.syncer} holds another model than that of --config;'
+            ' is it the config of this run?'
+          ]
+        )
+      params = fragments.put(params, pieces, theta)
+    return params
+
+
+class MergedTokens:
+  """Global step and tokens of each closed round, from the syncer's tape.
+
+  Every token is merged once with each fragment, so P merges count it once. A
+  restarted syncer may report a round twice; the later report counts, as far as
+  `AGAIN_ROUNDS` back. For older rounds only the sum is kept.
+  """
+
+  def __init__(self, tape: pathlib.Path, fragment_count: int):
+    self._tail = Tail(tape, strict=False)
+    self._fragments = fragment_count
+    self._rounds: dict[int, tuple[int, int]] = {}  # Round -> step, tokens.
+    # Last summed round, its step, and the sum of tokens.
+    self._summed = (0, 0, 0)
+
+  def at(self, closed_round: int) -> tuple[int, int]:
+    """Returns global step and merged tokens up to a round; both never fall."""
+    for line in self._tail.new_records():
+      if line['kind'] == 'Publish' and line['round'] > self._summed[0]:
+        tokens = sum(share['c_tokens'] for share in line['shares'])
+        self._rounds[line['round']] = line['step'], tokens
+    for r in sorted(
+      r for r in self._rounds if r <= closed_round - AGAIN_ROUNDS
+    ):
+      step, tokens = self._rounds.pop(r)
+      _, newest, total = self._summed
+      self._summed = r, max(step, newest), total + tokens
+    closed = [x for r, x in self._rounds.items() if r <= closed_round]
+    step = max((step for step, _ in closed), default=self._summed[1])
+    total = self._summed[2] + sum(tokens for _, tokens in closed)
+    return step, math.floor(total / self._fragments)

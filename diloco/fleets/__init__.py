@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fleets of chips that fail, and what training on them yields.
+
+Start with `fleet`: Decoupled DiLoCo on a fleet, by the simulator; and
+`synchronous`: systems that run as one program, and so wait.
+
+  fleet         a fleet of learners, its outcome
+  synchronous   data-parallel, elastic, DiLoCo in lockstep
+  tally         counts what a simulated fleet does
+  failures      when what breaks, for how long; stops and deaths from it
+  speeds        lengths of inner steps
+  closed_forms  goodput and uptime in theory
+  traffic       bytes, links, bandwidth in theory
+"""

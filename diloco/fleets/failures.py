@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What breaks when and for how long; stops of programs and deaths from it.
+
+One trace covers the whole fleet, so that systems with different numbers of
+learners are compared on the same failures.
+"""
+
+import csv
+import dataclasses
+import heapq
+import math
+import pathlib
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+Repair = Callable[[random.Random], float]  # Draws seconds.
+
+# Trapezoids of the mean's integral; more do not change any digit.
+NODES_PER_UNIT = 64
+T_MAX = 4.5
+U_MIN = 2.0**-54  # `random()` can be 0, which has no logarithm.
+COLUMNS = ('at_s', 'chip', 'repair_s')
+
+
+def make(kind: str, mean_s: float, shape: float, power: float) -> Repair:
+  """Returns a distribution of repair times with the mean `mean_s`.
+
+  The paper names the exponentiated Weibull, without its parameters.
+
+  Args:
+    kind: 'constant', 'exponential' or 'exponentiated_weibull'.
+    mean_s: mean of the draws, in seconds, at least 0.
+    shape: k > 0 of the exponentiated Weibull, P(x) = (1 − e^−(x/l)^k)^a; others
+      ignore it. The scale l follows from the mean.
+    power: its a > 0.
+
+  Raises:
+    ValueError: names the invalid value, and what is valid.
+  """
+  if not 0 <= mean_s < math.inf:
+    raise ValueError(f'{mean_s=}: must be finite, at least 0')
+  match kind:
+    case 'constant':
+      return lambda rng: mean_s
+    case 'exponential':
+      return lambda rng: -mean_s * math.log1p(-rng.random())
+    case 'exponentiated_weibull':
+      if not (shape > 0 and power > 0):
+        raise ValueError(f'{shape=}, {power=}: both must be above 0')
+      scale_s = mean_s / unit_mean(shape, power)
+      return lambda rng: scale_s * quantile(rng.random(), shape, power)
+  raise ValueError(
+    f'{kind=}: must be constant, exponential or exponentiated_weibull'
+  )
+
+
+def quantile(u: float, shape: float, power: float) -> float:
+  """Returns x with P(x) = u at scale 1: (−ln(1 − u^(1/a)))^(1/k); u in [0,
+  1).
+  """
+  beyond = -math.expm1(math.log(max(u, U_MIN)) / power)  # 1 − u^(1/a)
+  return (-math.log(beyond)) ** (1 / shape)
+
+
+def unit_mean(shape: float, power: float) -> float:
+  """Returns the mean of the exponentiated Weibull of scale 1.
+
+  ∫ y^(1/k) · a · (1 − e^−y)^(a−1) · e^−y dy over y > 0, where y = x^k; by
+  trapezoids in t, y = exp(π/2 · sinh t), which tame both ends for any k, a.
+  """
+  total = 0.0
+  for node in range(
+    round(-T_MAX * NODES_PER_UNIT), round(T_MAX * NODES_PER_UNIT) + 1
+  ):
+    t = node / NODES_PER_UNIT
+    log_y = math.pi / 2 * math.sinh(t)
+    y = math.exp(log_y)
+    log_density = (power - 1) * math.log(-math.expm1(-y)) - y
+    total += math.cosh(t) * math.exp(log_y * (1 + 1 / shape) + log_density)
+  return total * power * math.pi / 2 / NODES_PER_UNIT
+
+
+class TraceError(ValueError):
+  """An unreadable record of failures; says where, and what would be right."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Interruption:
+  """A chip breaks, and its slice is lost until it is repaired.
+
+  Attributes:
+    at_s: time since the start of the run.
+    place: in [0, 1), position in the fleet: chip ⌊place · N⌋ of N.
+    repair_s: time until the slice is back.
+  """
+
+  at_s: float
+  place: float
+  repair_s: float
+
+
+def rate_per_s(chips: int, mtbi_days: float) -> float:
+  """Interruptions of a fleet per second: N / MTBI; 0 if MTBI is inf."""
+  return chips / (mtbi_days * 86400)
+
+
+def draw(
+  rate_per_s: float, until_s: float, repair: Repair, rng: random.Random
+) -> tuple[Interruption, ...]:
+  """Draws Poisson interruptions of a fleet in [0, until_s), in order of time.
+
+  A longer run begins with the same interruptions as a shorter one.
+
+  Args:
+    rate_per_s: rate of the whole fleet, see `rate_per_s`; 0: none.
+    until_s: end of the trace.
+    repair: draws the time until a slice is back.
+    rng: seeded by the caller; only this trace draws from it.
+  """
+  if not rate_per_s >= 0:
+    raise ValueError(f'rate_per_s={rate_per_s}, must be at least 0')
+  drawn, at_s = [], 0.0
+  while rate_per_s > 0:
+    at_s += rng.expovariate(rate_per_s)
+    if at_s >= until_s:
+      break
+    drawn.append(Interruption(at_s, rng.random(), repair(rng)))
+  return tuple(drawn)
+
+
+def of_learner(
+  interruptions: Iterable[Interruption], learner: int, learners: int
+) -> tuple[Interruption, ...]:
+  """Returns those that hit `learner` when M learners share the fleet evenly."""
+  if not 0 <= learner < learners:
+    raise ValueError(f'learner={learner}, must be in 0 … {learners - 1}')
+  return tuple(i for i in interruptions if int(i.place * learners) == learner)
+
+
+def read_csv(path: str | pathlib.Path, chips: int) -> tuple[Interruption, ...]:
+  """Reads the failures of a user's cluster, in order of time.
+
+  A UTF-8 text file whose first line names its columns, separated by commas.
+  Three are required, in any order; others are ignored. Lines may be in any
+  order of time:
+
+  * `at_s`: seconds from the beginning of the record to the failure;
+  * `chip`: index of the chip, from 0 to chips − 1; chips of one slice, and
+    slices of one learner, are neighbours;
+  * `repair_s`: seconds until its slice could be used again; if it never came
+    back, until the end of the record.
+
+  Args:
+    path: the CSV file.
+    chips: N of the cluster.
+
+  Raises:
+    TraceError: with the line number, the value, and what would be right.
+    OSError: there is no such file.
+  """
+  with open(path, newline='', encoding='utf-8') as file:
+    lines = csv.DictReader(file, strict=True)
+    try:
+      names = lines.fieldnames or ()
+      missing = [name for name in COLUMNS if name not in names]
+      if missing:
+        raise TraceError(
+          f'{path}:1: no column {", ".join(missing)}; the first line must '
+          f'name {", ".join(COLUMNS)}, and names {", ".join(names) or "none"}'
+        )
+      read = [_read(line, f'{path}:{lines.line_num}', chips) for line in lines]
+    except csv.Error as error:
+      where = f'{path}:{lines.reader.line_num}'
+      raise TraceError(f'{where}: not CSV: {error}') from None
+    except UnicodeDecodeError as error:
+      raise TraceError(f'{path}: not UTF-8 text: {error}') from None
+  return tuple(sorted(read, key=lambda interruption: interruption.at_s))
+
+
+def _read(line: dict, where: str, chips: int) -> Interruption:
+  if None in line:
+    raise TraceError(
+      f'{where}: more values than the first line has names: {line[None]}'
+    )
+  at_s = _number(line, 'at_s', where)
+  chip = _number(line, 'chip', where)
+  if not (chip.is_integer() and chip < chips):
+    raise TraceError(
+      f'{where}: chip={line["chip"]!r}: must be a whole number from 0 to '
+      f'{chips - 1}, the cluster has {chips} chips'
+    )
+  # The middle of a chip's share, so that rounding can't move it.
+  return Interruption(
+    at_s, (chip + 0.5) / chips, _number(line, 'repair_s', where)
+  )
+
+
+def _number(line: dict, name: str, where: str) -> float:
+  try:
+    value = float(line[name] or '')
+  except ValueError:
+    value = math.nan
+  if not 0 <= value < math.inf:
+    raise TraceError(
+      f'{where}: {name}={line[name]!r}: must be a number, finite, at least 0'
+    )
+  return value
+
+
+# Computes when a group of slices stands still, from its interruptions.
+#
+# The functions are pure, and the same for every system.
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+  """A learner stands still in [begin_s, end_s).
+
+  Attributes:
+    begin_s: from here on nothing is computed.
+    end_s: it goes on; may lie after the end of the run.
+    reason: 'down' and 'up', a reconfiguration with fewer or more slices;
+      'repair', waiting for a slice and the reconfiguration with it.
+  """
+
+  begin_s: float
+  end_s: float
+  reason: str
+
+
+def elastic(
+  interruptions: Iterable[Interruption], pause_s: float, until_s: float
+) -> tuple[Stop, ...]:
+  """Returns the stops of a learner that goes on with fewer slices (Fig. 1).
+
+  An interruption while it runs is a pause; the slice's return is another one if
+  the learner runs then. A slice that breaks or returns during a pause is
+  handled by the reconfiguration in progress and costs nothing, neither then
+  nor, if it broke, on its return. Hence 1 − g = t·λ·g·(1 + g) (`closed_forms`).
+
+  Args:
+    interruptions: of this learner, in order of time.
+    pause_s: t, the duration of one reconfiguration.
+    until_s: no stop begins at or after this.
+
+  Returns:
+    Disjoint stops in order of time.
+  """
+  stops: list[Stop] = []
+  returns: list[float] = []
+  runs_from_s = 0.0
+
+  def pause(at_s: float, reason: str) -> bool:
+    nonlocal runs_from_s
+    if at_s < runs_from_s or at_s >= until_s:
+      return False
+    runs_from_s = at_s + pause_s
+    stops.append(Stop(at_s, runs_from_s, reason))
+    return True
+
+  def bring_back(before_s: float):
+    while returns and returns[0] <= before_s:
+      pause(heapq.heappop(returns), 'up')
+
+  for interruption in interruptions:
+    bring_back(interruption.at_s)
+    if pause(interruption.at_s, 'down'):
+      heapq.heappush(returns, interruption.at_s + interruption.repair_s)
+  bring_back(math.inf)
+  return tuple(stops)
+
+
+def waiting(
+  interruptions: Iterable[Interruption], pause_s: float, until_s: float
+) -> tuple[Stop, ...]:
+  """Returns the stops of a learner that waits for the broken slice.
+
+  It stands for the repair and one reconfiguration, R = repair_s + pause_s; what
+  breaks meanwhile is repaired meanwhile. Hence g = 1/(1 + λR) (`closed_forms`).
+
+  Args:
+    interruptions: of this learner, in order of time.
+    pause_s: duration of the reconfiguration once the slice is back.
+    until_s: no stop begins at or after this.
+
+  Returns:
+    Disjoint stops in order of time.
+  """
+  stops: list[Stop] = []
+  runs_from_s = 0.0
+  for interruption in interruptions:
+    if runs_from_s <= interruption.at_s < until_s:
+      runs_from_s = interruption.at_s + interruption.repair_s + pause_s
+      stops.append(Stop(interruption.at_s, runs_from_s, 'repair'))
+  return tuple(stops)
+
+
+def capacities(
+  interruptions: Iterable[Interruption],
+  stops: Sequence[Stop],
+  slice_share: float,
+) -> tuple[tuple[float, float], ...]:
+  """Returns an elastic learner's capacity while slices are away.
+
+  A slice that broke during a pause has been replaced, and does not count.
+
+  Args:
+    interruptions: of this learner, in order of time.
+    stops: the result of `elastic` for these.
+    slice_share: share of one slice in the learner, in (0, 1].
+
+  Returns:
+    (time, share of its slices that are there from then on), in order of time;
+    all are there at the start.
+  """
+  downs = {stop.begin_s for stop in stops if stop.reason == 'down'}
+  changes = sorted(
+    change
+    for interruption in interruptions
+    if interruption.at_s in downs
+    for change in (
+      (interruption.at_s, 1),
+      (interruption.at_s + interruption.repair_s, -1),
+    )
+  )
+  away, shares = 0, []
+  for at_s, change in changes:
+    away += change
+    shares.append((at_s, max(0.0, 1 - away * slice_share)))
+  return tuple(shares)
+
+
+def stops_from(stops: Iterable[Stop], from_s: float) -> tuple[Stop, ...]:
+  """Returns the stops on a clock that starts at `from_s`."""
+  return tuple(
+    Stop(max(0.0, s.begin_s - from_s), s.end_s - from_s, s.reason)
+    for s in stops
+    if s.end_s > from_s
+  )
+
+
+def capacities_from(
+  shares: Sequence[tuple[float, float]], from_s: float
+) -> tuple[tuple[float, float], ...]:
+  """Returns the capacities on a clock that starts at `from_s`."""
+  before = [share for at_s, share in shares if at_s <= from_s][-1:]
+  later = [(at_s - from_s, share) for at_s, share in shares if at_s > from_s]
+  return (*((0.0, share) for share in before), *later)
+
+
+@dataclasses.dataclass(frozen=True)
+class Death:
+  """A process is killed, and another replaces it.
+
+  Attributes:
+    process: a learner's id, or `SYNCER`.
+    at_s: time of the death.
+    back_at_s: when the next one says hello, or listens; inf: never.
+  """
+
+  process: int
+  at_s: float
+  back_at_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+  """A learner that was not there at the start says hello."""
+
+  learner: int
+  at_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Happenings:
+  """All scheduled faults of one fleet.
+
+  Attributes:
+    suspensions: by learner, ascending, disjoint: it makes no steps, its process
+      answers.
+    capacities: by learner, (time, share of its slices that are there from then
+      on), ascending.
+    deaths: in any order; those of one process don't overlap.
+    arrivals: of learners that don't start at 0.
+  """
+
+  suspensions: Mapping[int, tuple[Stop, ...]] = dataclasses.field(
+    default_factory=dict
+  )
+  capacities: Mapping[int, tuple[tuple[float, float], ...]] = dataclasses.field(
+    default_factory=dict
+  )
+  deaths: tuple[Death, ...] = ()
+  arrivals: tuple[Arrival, ...] = ()

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoupled DiLoCo on a fleet: the real machines, with scheduled faults."""
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable
+
+from diloco.fleets.failures import Death, Happenings
+from diloco.fleets.speeds import Speeds
+from diloco.fleets.tally import LearnerCount, Tally
+from diloco.metrics import goodput as metrics_goodput
+from diloco.protocol.config import ProtocolConfig
+from diloco.simulator.cluster import Cluster
+from diloco.simulator.network import SYNCER, Links, Network
+from diloco.simulator.timing import Timing
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+  """The speeds of learners.
+
+  Attributes:
+    step_s: duration of an inner step, by learner id; as many as may ever join.
+    tokens: tokens of an inner step of a learner with all its slices.
+    jitter: standard deviation of a step's length, as a share of it.
+    drift: drift of a learner's speed, per √hour, as a share.
+  """
+
+  step_s: tuple[float, ...]
+  tokens: int
+  jitter: float = 0.0
+  drift: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkUse:
+  """The use of one direction of one process's link."""
+
+  process: int
+  direction: str  # 'in' or 'out'.
+  mean_bps: float
+  peak_bps: float  # In the busiest window of one inner step.
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """The result of a simulation.
+
+  Attributes:
+    until_s: simulated time.
+    allocated: number of learners, present or not, that goodput is relative to.
+    learners: counts by id.
+    rounds: number of merged rounds.
+    spacing_steps: s.
+    uptime: share of the time in which at least one learner stepped.
+    grace_s: mean of the rounds' grace windows.
+    links: the links that were used.
+    tally: everything else, for timelines.
+    events: number of events of all machines.
+  """
+
+  until_s: float
+  allocated: int
+  learners: dict[int, LearnerCount]
+  rounds: int
+  spacing_steps: int
+  uptime: float
+  grace_s: float
+  links: tuple[LinkUse, ...]
+  tally: Tally
+  events: int
+
+  @property
+  def goodput(self) -> float:
+    """Goodput by `metrics.goodput`, of slices: missing capacity counts as
+    idle.
+    """
+    works = self.tally.works()
+    return metrics_goodput.share(works, self.allocated, 0.0, self.until_s)
+
+  @property
+  def pace(self) -> float:
+    """Rounds per round that the fastest learner's steps would make due."""
+    most = max((c.steps for c in self.learners.values()), default=0)
+    return self.rounds * self.spacing_steps / most if most else 0.0
+
+  @property
+  def merges_per_hour(self) -> float:
+    return 3600.0 * self.rounds / self.until_s
+
+  @property
+  def steps(self) -> int:
+    return sum(c.steps for c in self.learners.values())
+
+  def participation(self, learner: int) -> float:
+    """Returns the share of the rounds that included the learner."""
+    return self.learners[learner].merged / self.rounds if self.rounds else 0.0
+
+  def staleness(self, learner: int) -> float:
+    """Returns how many versions its merged offers' bases were behind, on
+    average.
+    """
+    count = self.learners[learner]
+    return count.staleness / count.merged if count.merged else 0.0
+
+
+class Decoupled:
+  """One simulation, as it goes.
+
+  Args:
+    fleet: the speeds of learners.
+    network: sizes and rates.
+    seed: seed of step lengths.
+    redoes_step: True if a suspended step is made again.
+    timeline_s: events before this time are kept for a picture.
+  """
+
+  def __init__(
+    self,
+    config: ProtocolConfig,
+    fleet: Fleet,
+    network: Network,
+    seed: int,
+    redoes_step: bool = False,
+    timeline_s: float = 0.0,
+  ):
+    rng = random.Random(seed)
+    self.tally = Tally(timeline_s)
+    self.links = Links(network, window_s=max(fleet.step_s))
+    self.cluster = Cluster(
+      config,
+      Timing(
+        dict(enumerate(fleet.step_s)),
+        latency_s=network.latency_s,
+        encode_s=network.encode_s,
+        merge_s=network.merge_s,
+        reconnect_s=network.reconnect_s,
+      ),
+      seed,
+      watch=self.tally,
+      checkpoint_rounds=config.fragments,
+      wires=self.links,
+      speeds={
+        # Each has its own stream of draws: no learner affects another's.
+        m: Speeds(
+          step_s, fleet.jitter, fleet.drift, random.Random(rng.random())
+        ).next_s
+        for m, step_s in enumerate(fleet.step_s)
+      },
+      tokens_per_step=fleet.tokens,
+    )
+    self._config = config
+    self._redoes_step = redoes_step
+    self._suspended: set[int] = set()
+    self._capacity: dict[int, float] = {}
+
+  @property
+  def now_s(self) -> float:
+    return self.cluster.sim.now
+
+  def schedule(self, happenings: Happenings):
+    """Schedules faults; without this call there are none."""
+    sim = self.cluster.sim
+    for learner, suspensions in sorted(happenings.suspensions.items()):
+      for each in suspensions:
+        sim.at(each.begin_s, lambda m=learner: self._suspend(m))
+        sim.at(each.end_s, lambda m=learner: self._go_on(m))
+    for learner, shares in sorted(happenings.capacities.items()):
+      for at_s, share in shares:
+        sim.at(at_s, lambda m=learner, x=share: self._set_capacity(m, x))
+    for death in happenings.deaths:
+      self._schedule_death(death)
+    for arrival in happenings.arrivals:
+      sim.at(arrival.at_s, lambda m=arrival.learner: self.join(m))
+
+  def join(self, learner: int):
+    """Starts a learner's process, which says hello."""
+    self.cluster.start(learner)
+    process = self.cluster.learners[learner]
+    process.capacity = self._capacity.get(learner, 1.0)
+    if learner in self._suspended:
+      process.pause()
+
+  def leave(self, learner: int, notice_s: float):
+    """Tells a learner to leave."""
+    self.cluster.preempt(learner, notice_s)
+
+  def run(
+    self, until_s: float, stop: Callable[[], bool] = lambda: False
+  ) -> None:
+    """Runs up to a time, to the end of the run, or until `stop` returns
+    True.
+    """
+    cluster = self.cluster
+    cluster.sim.run(until_s, stop=lambda: cluster.ended is not None or stop())
+
+  def outcome(self, allocated: int) -> Outcome:
+    """Returns the result so far, relative to `allocated` learners."""
+    until_s, tally = self.now_s, self.tally
+    tally.settle()
+    for learner in self.cluster.learners:
+      tally.count(learner)
+    return Outcome(
+      until_s=until_s,
+      allocated=allocated,
+      learners=dict(sorted(tally.learners.items())),
+      rounds=tally.rounds,
+      spacing_steps=self._config.spacing_steps,
+      uptime=tally.stepping.measure_s(until_s) / until_s,
+      grace_s=tally.grace_s / tally.rounds if tally.rounds else 0.0,
+      links=tuple(
+        LinkUse(
+          process, way, meter.bits_until(until_s) / until_s, meter.peak_bps
+        )
+        for (process, way), meter in self.links.meters().items()
+      ),
+      tally=tally,
+      events=tally.events,
+    )
+
+  # What befalls it -----------------------------------------------------------
+
+  def _suspend(self, learner: int):
+    self._suspended.add(learner)
+    process = self.cluster.learners.get(learner)
+    if process is not None and not process.gone:
+      process.pause()
+
+  def _go_on(self, learner: int):
+    self._suspended.discard(learner)
+    process = self.cluster.learners.get(learner)
+    if process is not None and not process.gone:
+      process.go_on(self._redoes_step)
+
+  def _set_capacity(self, learner: int, share: float):
+    self._capacity[learner] = share
+    process = self.cluster.learners.get(learner)
+    if process is not None:
+      process.capacity = share
+
+  def _schedule_death(self, death: Death):
+    sim = self.cluster.sim
+    if death.process == SYNCER:
+      sim.at(death.at_s, self.cluster.kill_syncer)
+      if math.isfinite(death.back_at_s):
+        sim.at(death.back_at_s, self.cluster.start_syncer)
+      return
+    sim.at(death.at_s, lambda: self._kill(death.process))
+    if math.isfinite(death.back_at_s):
+      sim.at(death.back_at_s, lambda: self._come_back(death.process))
+
+  def _kill(self, learner: int):
+    process = self.cluster.learners.get(learner)
+    if process is not None and not process.gone:
+      self.cluster.kill(learner)
+
+  def _come_back(self, learner: int):
+    process = self.cluster.learners.get(learner)
+    if process is None or process.gone:
+      self.join(learner)
+
+
+def run(
+  config: ProtocolConfig,
+  fleet: Fleet,
+  network: Network,
+  happenings: Happenings,
+  seed: int,
+  until_s: float,
+  redoes_step: bool = False,
+  timeline_s: float = 0.0,
+) -> Outcome:
+  """Runs a whole simulation; learners without an `Arrival` start at 0.
+
+  Args:
+    config: `config.learners` are allocated all the time.
+    fleet: the speeds of learners.
+    network: sizes and rates.
+    happenings: scheduled faults.
+    seed: seed of step lengths.
+    until_s: when to stop.
+    redoes_step: True if a suspended step is made again.
+    timeline_s: events before this time are kept for a picture.
+  """
+  decoupled = Decoupled(config, fleet, network, seed, redoes_step, timeline_s)
+  late = {arrival.learner for arrival in happenings.arrivals}
+  for learner in range(config.learners):
+    if learner not in late:
+      decoupled.join(learner)
+  decoupled.schedule(happenings)
+  decoupled.run(until_s)
+  return decoupled.outcome(config.learners)

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Systems that run as one program over all slices, and so wait for each other.
+
+Data-parallel is one group of slices that waits for no other. The synchronous
+DiLoCos are M groups: the exchange is part of the program, and a group too far
+ahead of the slowest stands still. Time is continuous; a stop in the middle of a
+step suspends it.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from diloco.fleets.failures import Stop
+from diloco.fleets.speeds import Speeds
+from diloco.metrics import goodput as metrics_goodput
+from diloco.metrics.goodput import LearnerWork
+
+Capacity = Sequence[tuple[float, float]]  # (time, share from then on).
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+  """The exchange that the groups wait for.
+
+  A group begins step n only when every group has finished the first b steps, b
+  = s · ⌊(n − τ) / s⌋, and the exchange that followed is through.
+
+  Attributes:
+    spacing_steps: s: H of synchronous DiLoCo, H/P of streaming DiLoCo.
+    overlap_steps: τ, steps made meanwhile; 0 for synchronous DiLoCo.
+    exchange_s: from the slowest group's arrival until all have the result;
+      network time, which no stop of a group delays.
+  """
+
+  spacing_steps: int
+  overlap_steps: int = 0
+  exchange_s: float = 0.0
+
+  def barrier(self, step: int) -> int:
+    """Returns b, the steps that all must have finished before `step` begins."""
+    boundaries = (step - self.overlap_steps) // self.spacing_steps
+    return max(0, self.spacing_steps * boundaries)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """A group's time, split into stepping, waiting, standing and redoing.
+
+  Attributes:
+    steps: steps finished by the end of the run.
+    stepping_s: time in steps, including the one in progress at the end, but not
+      in repeated ones.
+    useful_s: `stepping_s` times the share of the slices that was present.
+    waiting_s: time of waiting for other groups or the exchange, while able to
+      run.
+    standing_s: time in its own stops.
+    redone_s: time in steps that a stop undid.
+    spans: the times of stepping, in order.
+  """
+
+  steps: int
+  stepping_s: float
+  useful_s: float
+  waiting_s: float
+  standing_s: float
+  redone_s: float
+  spans: tuple[tuple[float, float], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """A run of one program in [0, until_s)."""
+
+  until_s: float
+  groups: tuple[Group, ...]
+  uptime: float  # Share of the time in which at least one group stepped.
+
+  @property
+  def goodput(self) -> float:
+    """Goodput by `metrics.goodput`, of slices; no step is lost.
+
+    A stop suspends a step or has it made again, and then it counts once.
+    """
+    works = [
+      LearnerWork(m, joined_s=0.0, process=0, made_s=group.useful_s)
+      for m, group in enumerate(self.groups)
+    ]
+    return metrics_goodput.share(works, len(works), 0.0, self.until_s)
+
+
+def run(
+  stops: Sequence[Sequence[Stop]],
+  speeds: Sequence[Speeds],
+  until_s: float,
+  exchange: Exchange | None = None,
+  redoes_step: bool = False,
+  capacities: Sequence[Capacity] = (),
+) -> Outcome:
+  """Runs M groups of slices from 0 to `until_s`.
+
+  Args:
+    stops: of each group, disjoint and in order of time.
+    speeds: of each group.
+    until_s: end of the run.
+    exchange: the exchange that groups wait for; None: no group waits.
+    redoes_step: True if a stopped step is made again; otherwise it is resumed.
+    capacities: share of its slices that each group has, as from
+      `stops.capacities`; (): all of them, always.
+  """
+  assert len(stops) == len(speeds) > 0, f'{len(stops)=} {len(speeds)=}'
+  if not 0 < until_s < math.inf:
+    raise ValueError(f'until_s={until_s}, must be finite and above 0')
+  groups = [
+    _Running(own, pace, until_s, redoes_step)
+    for own, pace in zip(stops, speeds)
+  ]
+  # When the exchange after the first b steps is through, for each b that a
+  # group may still wait for.
+  through_s = {0: 0.0}
+  step = 0
+  while any(group.now_s < until_s for group in groups):
+    from_s = 0.0
+    if exchange:
+      barrier = exchange.barrier(step)
+      from_s = through_s[barrier]
+      for old in [b for b in through_s if b < barrier]:
+        del through_s[old]
+    for group in groups:
+      group.step(from_s)
+    step += 1
+    if exchange and step % exchange.spacing_steps == 0:
+      slowest_s = max(group.now_s for group in groups)
+      through_s[step] = slowest_s + exchange.exchange_s
+  capacities = capacities or [()] * len(groups)
+  done = tuple(
+    group.done(capacity) for group, capacity in zip(groups, capacities)
+  )
+  return Outcome(until_s, done, _union_s(done) / until_s)
+
+
+class _Running:
+  """One group as it goes through its steps and stops."""
+
+  def __init__(
+    self, stops: Sequence[Stop], speeds: Speeds, until_s: float, redoes: bool
+  ):
+    self.now_s = 0.0
+    self._coming = iter(stops)
+    self._stop = next(self._coming, None)
+    self._speeds = speeds
+    self._until_s = until_s
+    self._redoes = redoes
+    self._steps = 0
+    self._waiting_s = 0.0
+    self._standing_s = 0.0
+    self._redone_s = 0.0
+    self._spans: list[list[float]] = []
+
+  def step(self, from_s: float):
+    """Makes one step, begun not before `from_s`, unless the time is over."""
+    self._wait(from_s)
+    if self.now_s >= self._until_s:
+      return
+    whole_s = left_s = self._speeds.next_s(self.now_s)
+    hit = []
+    while self.now_s < self._until_s:
+      end_s = self.now_s + left_s
+      if self._stop is None or end_s <= self._stop.begin_s:
+        hit.append((self.now_s, end_s))
+        self.now_s = end_s
+        self._steps += end_s <= self._until_s
+        break
+      if self._stop.begin_s > self.now_s:
+        hit.append((self.now_s, self._stop.begin_s))
+        left_s -= self._stop.begin_s - self.now_s
+        self.now_s = self._stop.begin_s
+        if self._redoes:
+          left_s = whole_s
+          self._redone_s += self._inside_s(*hit.pop())
+      self._stand()
+    for begin_s, end_s in hit:
+      self._stepped(begin_s, end_s)
+
+  def done(self, capacity: Capacity) -> Group:
+    spans = tuple((begin_s, end_s) for begin_s, end_s in self._spans)
+    return Group(
+      steps=self._steps,
+      stepping_s=sum(end_s - begin_s for begin_s, end_s in spans),
+      useful_s=_useful_s(spans, capacity),
+      waiting_s=self._waiting_s,
+      standing_s=self._standing_s,
+      redone_s=self._redone_s,
+      spans=spans,
+    )
+
+  def _wait(self, from_s: float):
+    """Waits until `from_s`, and until no stop is in progress."""
+    while self._stop is not None and self._stop.begin_s <= max(
+      from_s, self.now_s
+    ):
+      self._wait_until(self._stop.begin_s)
+      self._stand()
+    self._wait_until(from_s)
+
+  def _wait_until(self, at_s: float):
+    if at_s > self.now_s:
+      self._waiting_s += self._inside_s(self.now_s, at_s)
+      self.now_s = at_s
+
+  def _stand(self):
+    self._standing_s += self._inside_s(self.now_s, self._stop.end_s)
+    self.now_s = max(self.now_s, self._stop.end_s)
+    self._stop = next(self._coming, None)
+
+  def _stepped(self, begin_s: float, end_s: float):
+    begin_s, end_s = min(begin_s, self._until_s), min(end_s, self._until_s)
+    if self._spans and self._spans[-1][1] == begin_s:
+      self._spans[-1][1] = end_s
+    elif end_s > begin_s:
+      self._spans.append([begin_s, end_s])
+
+  def _inside_s(self, begin_s: float, end_s: float) -> float:
+    return max(0.0, min(end_s, self._until_s) - begin_s)
+
+
+def _union_s(groups: Sequence[Group]) -> float:
+  """Returns the time in which at least one group stepped."""
+  total_s = up_to_s = 0.0
+  for begin_s, end_s in sorted(_all_spans(groups)):
+    total_s += max(0.0, end_s - max(begin_s, up_to_s))
+    up_to_s = max(up_to_s, end_s)
+  return total_s
+
+
+def _all_spans(groups: Sequence[Group]) -> Iterator[tuple[float, float]]:
+  for group in groups:
+    yield from group.spans
+
+
+def _useful_s(
+  spans: Sequence[tuple[float, float]], capacity: Capacity
+) -> float:
+  """Returns Σ of the spans' lengths, times the share of slices present."""
+  pieces = itertools.pairwise([(0.0, 1.0), *capacity, (math.inf, 0.0)])
+  total_s, index = 0.0, 0
+  for (from_s, share), (to_s, _) in pieces:
+    while index < len(spans) and spans[index][0] < to_s:
+      begin_s, end_s = spans[index]
+      total_s += share * (min(end_s, to_s) - max(begin_s, from_s))
+      if end_s > to_s:
+        break  # The rest of it belongs to the next piece.
+      index += 1
+  return total_s

@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data-parallel in the lab: one model on the batches of several learners.
+
+Every system trains total_steps · M batches; an elastic one in more and smaller
+steps if learners die. A learner takes its batches in order and loses none.
+"""
+
+import dataclasses
+import functools
+import heapq
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from diloco.config.lab_section import Kill
+from diloco.fleets.tally import Tally
+from diloco.lab.lives import Lives
+from diloco.lab.outputs import Health, Journal, Point, Trained
+from diloco.lab.packing import Likes, on_mesh
+from diloco.lab.resume_log import Resumption
+from diloco.learner.inner_device import InnerDevice
+from diloco.metrics import goodput as metrics_goodput
+from diloco.metrics import names
+from diloco.metrics.workdir import learner_name
+from diloco.run.heldout import Heldout
+from diloco.run.spec import Blueprint
+
+# Schedules data-parallel's steps and their members while learners die.
+#
+# All learners are one group: a step ends with the slowest of its members. A
+# death undoes the step in progress. Then
+#
+# * a group that waits stands until the dead learner is back, plus one pause;
+# * an elastic group pauses, continues with the remaining learners, and pauses
+#   once more at the end of a step when a learner is back.
+#
+# A learner that dies while the group stands is replaced meanwhile and costs
+# nothing, as in the simulator (`diloco.fleets.failures`).
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupStep:
+  """One step that was finished; times in simulated seconds.
+
+  Attributes:
+    members: learners whose batches it takes, ascending.
+    begin_s: start of the step.
+    end_s: end of the slowest member.
+    lengths_s: duration of each member.
+  """
+
+  members: tuple[int, ...]
+  begin_s: float
+  end_s: float
+  lengths_s: tuple[float, ...]
+
+
+class GroupSteps:
+  """Makes the steps, one after another.
+
+  Attributes:
+    now_s: end of the last step.
+    deaths: those that cost something: (learner, death, return).
+
+  Args:
+    lives: draws deaths and step lengths.
+    learners: number of learners.
+    pause_s: duration of one reconfiguration.
+    elastic: True if the group goes on with fewer.
+  """
+
+  def __init__(
+    self, lives: Lives, learners: int, pause_s: float, elastic: bool
+  ):
+    self.now_s = 0.0
+    self.deaths: list[tuple[int, float, float]] = []
+    self._lives = lives
+    self._learners = learners
+    self._pause_s = pause_s
+    self._elastic = elastic
+    self._away: dict[int, float] = {}  # By learner, the time of its return.
+    # (time, order of the draw, learner): deaths. Later ones are drawn at the
+    # time of the return, which is the order in which `Lives` wants them.
+    self._coming: list[tuple[float, int, int, float | None]] = []
+    self._order = itertools.count()
+    if lives.mortal:
+      for learner in range(learners):
+        self._draw(learner, 0.0)
+
+  def step(self) -> GroupStep:
+    """Returns the next finished step."""
+    self._take_back()
+    while True:
+      members = [m for m in range(self._learners) if m not in self._away]
+      if not members:
+        self._stand(min(self._away.values()))
+        continue
+      begin_s = self.now_s
+      lengths_s = tuple(self._lives.speeds[m].next_s(begin_s) for m in members)
+      end_s = begin_s + max(lengths_s)
+      died = self._next_death(end_s, members)
+      if died is None:
+        self.now_s = end_s
+        return GroupStep(tuple(members), begin_s, end_s, lengths_s)
+      self._die(*died)
+
+  def kill(self, learner: int):
+    """Kills a learner between two steps; it is away as long as any."""
+    if learner not in self._away:
+      self._die(learner, self.now_s, self.now_s + self._lives.away_s)
+
+  def _die(self, learner: int, dies_s: float, back_s: float):
+    self.now_s = dies_s
+    self.deaths.append((learner, dies_s, back_s))
+    if self._elastic:
+      self._away[learner] = back_s
+      self._stand(dies_s)
+    else:
+      self._stand(back_s)
+
+  def _take_back(self):
+    if any(back_s <= self.now_s for back_s in self._away.values()):
+      self._stand(self.now_s)
+
+  def _stand(self, until_s: float):
+    """Stands until a time and for one pause; then all present learners take
+    part.
+    """
+    self.now_s = max(self.now_s, until_s) + self._pause_s
+    self._next_death(self.now_s, ())
+    self._away = {m: x for m, x in self._away.items() if x > self.now_s}
+
+  def _next_death(
+    self, until_s: float, members
+  ) -> tuple[int, float, float] | None:
+    """Returns the next death of a member; those of others are skipped."""
+    while self._coming and self._coming[0][0] < until_s:
+      at_s, _, learner, back_s = heapq.heappop(self._coming)
+      if back_s is None:
+        self._draw(learner, at_s)
+        continue
+      heapq.heappush(self._coming, (back_s, next(self._order), learner, None))
+      if learner in members:
+        return learner, at_s, back_s
+    return None
+
+  def _draw(self, learner: int, from_s: float):
+    dies_s, back_s = self._lives.death(from_s)
+    heapq.heappush(self._coming, (dies_s, next(self._order), learner, back_s))
+
+
+class GroupArrays:
+  """An implementation of `diloco.lab.resume_log.Holder`.
+
+  Args:
+    learners: number of learners.
+  """
+
+  def __init__(self, blueprint: Blueprint, learners: int):
+    self._blueprint = blueprint
+    self._shards = [blueprint.dataset(m) for m in range(learners)]
+    self._heldout, self._health = Heldout(blueprint), Health(blueprint)
+    self._whole = Heldout(blueprint, blueprint.config.lab.final_eval_batches)
+    self._device = functools.cache(self._make_device)
+    self._all = self._device(learners)
+    self._params, self._inner = self._all.init(blueprint.initial_parameters())
+
+  def step(self, positions: Mapping[int, int], lr: float, number: int) -> float:
+    """Makes one step on a batch of each of some learners.
+
+    Args:
+      positions: index of each batch, by learner.
+      lr: inner learning rate.
+      number: number of the step.
+
+    Returns:
+      The loss over all these batches.
+    """
+    rows = [self._shards[m][at]['tokens'] for m, at in positions.items()]
+    device = self._device(len(rows))
+    self._params, self._inner, metrics = device.step(
+      self._params,
+      self._inner,
+      device.put_batch({'tokens': np.concatenate(rows)}),
+      lr,
+      (0, number),
+    )
+    return float(metrics['loss'])
+
+  def seen(self, final: bool = False) -> dict[str, Any]:
+    """Returns held-out loss, nats per token, and the health of experts.
+
+    Args:
+      final: the run is over: use `lab.final_eval_batches` of that text.
+    """
+    heldout = self._whole if final else self._heldout
+    return {
+      'loss': heldout.loss(self._params),
+      'health': self._health.of(self._params),
+    }
+
+  def parameters(self) -> dict[str, np.ndarray]:
+    """Returns path -> f32 array."""
+    return {path: np.asarray(x) for path, x in self._params.items()}
+
+  @property
+  def likes(self) -> Likes:
+    mesh = next(iter(self._all.params_like.values())).sharding.mesh
+    return Likes(mesh, self._all.state_like)
+
+  def state(self) -> Sequence[Any]:
+    return [self._params, self._inner]
+
+  def go_on(self, state: Sequence[Any]):
+    self._params, self._inner = state
+
+  def _make_device(self, members: int) -> InnerDevice:
+    """Compiles a step on the batches of `members` learners."""
+    config = self._blueprint.config
+    data = dataclasses.replace(config.data, batch=members * config.data.batch)
+    config = dataclasses.replace(config, data=data)
+    blueprint = dataclasses.replace(self._blueprint, config=config)
+    return InnerDevice(*on_mesh(blueprint))
+
+
+class Together:
+  """One run of data-parallel; arguments are those of `Decoupled`."""
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    kills: Sequence[Kill],
+    tell: Callable[[int, float], None],
+    timeline_s: float,
+    journal: Journal,
+    resumption: Resumption,
+  ):
+    config = blueprint.config
+    lab = config.lab
+    self._config = config
+    self._resumption = resumption
+    self._answers = resumption.answers
+    self._kills = list(kills)
+    self._tell = tell
+    self._timeline_s = timeline_s
+    self._journal = journal
+    self._learners = 1 if lab.system == 'alone' else config.protocol.learners
+    self._group = GroupSteps(
+      Lives(config),
+      self._learners,
+      lab.step_s * lab.pause_steps,
+      elastic=lab.system == 'elastic',
+    )
+    self._schedule = blueprint.schedule()
+    self._arrays = GroupArrays(blueprint, self._learners)
+    self._batches = [0] * self._learners  # Number trained by each learner.
+    self._steps = 0
+    self._told = 0  # Reported deaths of the group.
+    self._coming: list[tuple[float, int]] = []  # (time of return, learner).
+    self._points: list[Point] = []
+    self._tally = Tally(timeline_s)
+
+  def run(self) -> Trained:
+    total = self._config.protocol.total_steps
+    every = self._config.lab.eval_every_steps or total
+    for learner in range(self._learners):
+      self._journal.happened(0.0, learner_name(learner), 'started')
+    look_at = every
+    checkpoints = list(self._resumption.steps(total))
+    while self._step < total:
+      while self._kills and self._kills[0].is_due(self._step, total):
+        self._group.kill(self._kills.pop(0).learner)
+      self._make(self._group.step())
+      self._tell_of_deaths()
+      if look_at <= self._step < total:
+        self._look()
+        look_at += every
+      if checkpoints and checkpoints[0] <= self._step < total:
+        self._resumption.at(checkpoints.pop(0), self._arrays)
+    self._look(final=True)
+    works = [
+      metrics_goodput.LearnerWork(
+        m, joined_s=0.0, process=0, made_s=count.useful_s
+      )
+      for m, count in self._tally.learners.items()
+    ]
+    return Trained(
+      points=tuple(self._points),
+      steps=sum(self._batches) // self._learners,
+      rounds=0,
+      participation=sum(self._batches) / (self._steps * self._learners),
+      goodput=metrics_goodput.share(
+        works, self._learners, 0.0, self._group.now_s
+      ),
+      parameters=self._arrays.parameters(),
+      tally=self._tally,
+      deaths=tuple(self._group.deaths),
+      merged_tokens=self._tally.tokens,
+    )
+
+  @property
+  def _step(self) -> int:
+    """The global step t: steps of as many tokens as all learners have."""
+    return sum(self._batches) // self._learners
+
+  def _make(self, step: GroupStep):
+    """Makes a step that takes no more batches than are left."""
+    total = self._config.protocol.total_steps * self._learners
+    members = step.members[: total - sum(self._batches)]
+    positions = {m: self._batches[m] for m in members}
+    lr = self._schedule(self._step)
+    loss = self._answers.of(
+      f'step of {len(members)}',
+      lambda: self._arrays.step(positions, lr, self._steps),
+    )
+    self._steps += 1
+    for m in members:
+      self._batches[m] += 1
+    self._count(step, members)
+    self._write(step, members, loss, lr)
+
+  def _count(self, step: GroupStep, members: Sequence[int]):
+    data = self._config.data
+    for m, length_s in zip(members, step.lengths_s):
+      count, span = (
+        self._tally.count(m),
+        (step.begin_s, step.begin_s + length_s),
+      )
+      count.steps += 1
+      count.stepping_s += length_s
+      count.useful_s += length_s
+      count.tokens += data.batch * data.seq_len
+      self._tally.tokens += data.batch * data.seq_len
+      self._tally.stepping.add([span])
+      if span[1] <= self._timeline_s:
+        self._tally.steps_spans.append((m, *span))
+
+  def _write(
+    self, step: GroupStep, members: Sequence[int], loss: float, lr: float
+  ):
+    """Records a step; the loss is over all its batches."""
+    data, step_s = self._config.data, step.end_s - step.begin_s
+    for m, length_s in zip(members, step.lengths_s):
+      scalars = {
+        names.TIME: step.end_s,
+        names.INCARNATION: 0,
+        names.GLOBAL_STEP: self._step,
+        names.TRAIN_LOSS: loss,
+        names.LEARNING_RATE: lr,
+        names.STEP_TIME: step_s,
+        names.STALL_TIME: step_s - length_s,
+        names.TOKENS_PER_S: data.batch * data.seq_len / step_s,
+      }
+      self._journal.stepped(m, self._batches[m], scalars)
+
+  def _tell_of_deaths(self):
+    """Reports the deaths so far, and the learners that are back."""
+    for learner, dies_s, back_s in self._group.deaths[self._told :]:
+      self._journal.happened(dies_s, learner_name(learner), 'killed')
+      self._coming.append((back_s, learner))
+    self._told = len(self._group.deaths)
+    for back_s, learner in sorted(self._coming):
+      if back_s <= self._group.now_s:
+        self._journal.happened(back_s, learner_name(learner), 'started')
+        self._coming.remove((back_s, learner))
+
+  def _look(self, final: bool = False):
+    seen = functools.partial(self._arrays.seen, final)
+    point = Point(
+      step=self._step,
+      tokens=self._tally.tokens,
+      learners_loss=float('nan'),
+      at_s=self._group.now_s,
+      **self._answers.of('look', seen),
+    )
+    self._points.append(point)
+    self._tell(point.step, point.loss)
+    self._journal.evaluated(point)

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contents of the lab's processes: arrays, codecs and steps of a real run.
+
+It uses the functions of the runtime's processes, without their threads and
+transports: payloads are passed by reference.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diloco.lab.packing import Arrays, Donated, Likes, Saved
+from diloco.learner.device import Device
+from diloco.learner.own_progress import OwnProgress
+from diloco.learner.replica import HostCopy, Mismatch
+from diloco.numerics import outer, payload
+from diloco.protocol import messages
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.learner.bootstrap import Start
+from diloco.protocol.syncer import events as syncer_events
+from diloco.run import contributions
+from diloco.run.spec import Blueprint
+from diloco.simulator.contents import Unusable
+from diloco.syncer.outer_state import GlobalModel, Outcome, make_optimizer
+
+
+class LabContents:
+  """Makes the contents; all learners share one device's compiled functions.
+
+  Args:
+    device: compiled for the run.
+  """
+
+  def __init__(self, blueprint: Blueprint, device: Device):
+    self.blueprint = blueprint
+    self.device = device
+    self.first = blueprint.initial_fragments()
+    self._initial = blueprint.initial_parameters()
+    self.first_crcs = tuple(
+      payload.crc(theta, pieces)
+      for theta, pieces in zip(self.first, blueprint.layout.fragments)
+    )
+
+  @property
+  def likes(self) -> Likes:
+    """Returns the structure of what learners and syncers hold."""
+    params = self.device.params_like
+    optimizer = make_optimizer(self.blueprint.config)
+    state = outer.init(self.first[0], optimizer).optimizer_state
+    mesh = next(iter(params.values())).sharding.mesh
+    return Likes(mesh, (self.device.state_like, state))
+
+  def learner(
+    self, learner: int, start: Start, saved: Saved | None
+  ) -> 'LearnerArrays':
+    """Makes a learner's contents; see `diloco.simulator.contents.Contents`."""
+    params, inner = self.device.init(self._initial)
+    bases = self.first
+    if saved is not None:
+      params, inner = _copy(saved.params), _copy(saved.inner)
+      bases = saved.bases
+    return LearnerArrays(self, learner, start, params, inner, bases)
+
+  def syncer(self, crcs: tuple[int, ...], saved: list | None) -> 'SyncerArrays':
+    """Makes the syncer's contents; see `diloco.simulator.contents.Contents`."""
+    model = GlobalModel(self.blueprint)
+    for p, state in enumerate(saved or ()):
+      model.restore(p, state)
+    assert model.crcs() == crcs, f'{model.crcs()=}, {crcs=}'
+    return SyncerArrays(self.blueprint, model)
+
+
+class LearnerArrays:
+  """An implementation of `diloco.simulator.contents.LearnerContents`.
+
+  Attributes:
+    losses: losses of this process's steps.
+    applied: for each blend, how many of the steps preceded it.
+  """
+
+  def __init__(
+    self,
+    lab: LabContents,
+    learner: int,
+    start: Start,
+    params: dict[str, jax.Array],
+    inner: Any,
+    bases: list[Arrays],
+  ):
+    blueprint = lab.blueprint
+    self._learner = learner
+    self._blueprint = blueprint
+    self._device = lab.device
+    self._params = params
+    self._inner = inner
+    self._own = OwnProgress(
+      lab.device,
+      blueprint.config.protocol.blend,
+      dict(enumerate(bases)),
+      params,
+    )
+    self.base_crcs = list(start.crcs)
+    self._host = HostCopy(blueprint, bases, start.versions)
+    self._donated: Donated | None = None
+    self._schedule = blueprint.schedule()
+    self._dataset = blueprint.dataset(learner)
+    self.losses: list[float] = []
+    self.applied: list[int] = []
+
+  @property
+  def versions(self) -> list[int]:
+    return [held.version for held in self._host.held()]
+
+  @property
+  def crcs(self) -> list[int]:
+    return list(self._host.crcs())
+
+  @property
+  def params(self) -> dict[str, jax.Array]:
+    """θ, path -> array; the next step donates the arrays."""
+    return self._params
+
+  def step(self, position: int, progress: int) -> float:
+    progress = self._blueprint.progress(progress, position)
+    batch = self._device.put_batch(self._dataset[position])
+    self._params, self._inner, metrics = self._device.step(
+      self._params,
+      self._inner,
+      batch,
+      self._schedule(progress),
+      (self._learner, position),
+    )
+    self.losses.append(float(metrics['loss']))
+    return self.losses[-1]
+
+  def kept(self, p: int) -> tuple[int, ...]:
+    """Returns handles of the offers of which a copy is kept."""
+    return self._own.handles(p)
+
+  def snapshot(self, effect: learner_events.Snapshot) -> tuple[dict, Arrays]:
+    p = effect.fragment
+    theta = self._own.snapshot(p, self._params, effect.handle, effect.keep)
+    return theta, self._own.reference(p)
+
+  def offer(self, effect: learner_events.Snapshot, copy) -> np.ndarray:
+    theta, reference = copy
+    pieces = self._blueprint.layout.fragments[effect.fragment]
+    return contributions.encode(reference, theta, pieces, self._blueprint.up)
+
+  def donate(self) -> Donated:
+    return Donated(self._host.held(), _copy(self._inner))
+
+  def adopt(self, offered: messages.StateOffered, donated: Donated):
+    self._host.take_over(donated.held)
+    self._donated = donated
+
+  def adopt_inner(self):
+    self._inner = _copy(self._donated.inner)
+    self._donated = None
+
+  def reset_inner(self):
+    self._inner = self._device.fresh_state(self._params)
+
+  def update(self, p: int, version: int, data, crc: int) -> str | None:
+    return self._taken_in(self._host.update, p, version, data, crc)
+
+  def replace(self, p: int, version: int, data, crc: int) -> str | None:
+    return self._taken_in(self._host.replace, p, version, data, crc)
+
+  def _taken_in(self, take_in, *what) -> str | None:
+    try:
+      take_in(*what)
+    except Mismatch as error:
+      return str(error)
+    return None
+
+  def apply(self, effect: learner_events.Apply, training: bool):
+    p = effect.fragment
+    held = self._host.held()[p]
+    self.base_crcs[p] = held.crc
+    placed = self._device.put_fragment(p, held.theta)
+    if training:
+      self.applied.append(len(self.losses))
+    self._params = self._own.take_in(
+      p, self._params, held.theta, placed, effect, training
+    )
+
+  def fragment(self, p: int) -> np.ndarray:
+    theta = self._host.held()[p].theta
+    pieces = self._blueprint.layout.fragments[p]
+    return payload.encode(theta, pieces, self._blueprint.full)
+
+  def save(self) -> Saved:
+    return Saved(_copy(self._params), _copy(self._inner), self._bases())
+
+  def _bases(self) -> list[Arrays]:
+    return [self._own.bases[p] for p in sorted(self._own.bases)]
+
+  def state(self) -> dict[str, Any]:
+    """Returns the full state for another process; the next step donates
+    some.
+    """
+    return {
+      'params': self._params,
+      'inner': self._inner,
+      'bases': self._bases(),
+      'own': self._own.state(),
+      'base_crcs': self.base_crcs,
+      'held': self._host.held(),
+      'donated': self._donated,
+      'losses': self.losses,
+      'applied': self.applied,
+    }
+
+  def go_on(self, state: Mapping[str, Any]):
+    """Restores what `state` returned."""
+    self._params, self._inner = state['params'], state['inner']
+    self._own.go_on(dict(enumerate(state['bases'])), state['own'])
+    self.base_crcs = state['base_crcs']
+    self._host.take_over(state['held'])
+    self._donated = state['donated']
+    self.losses, self.applied = list(state['losses']), list(state['applied'])
+
+
+class SyncerArrays:
+  """An implementation of `diloco.simulator.contents.SyncerContents`."""
+
+  def __init__(self, blueprint: Blueprint, model: GlobalModel):
+    self.model = model
+    self._blueprint = blueprint
+    self._merged: dict[int, Outcome] = {}  # By fragment.
+
+  @property
+  def crcs(self) -> list[int]:
+    return list(self.model.crcs())
+
+  def take(self, offer: messages.Offer) -> tuple[Arrays, float]:
+    return self.decode(offer.fragment, offer.payload.data)
+
+  def decode(self, p: int, data: np.ndarray) -> tuple[Arrays, float]:
+    """Returns a contribution and its norm from the bytes alone."""
+    pieces = self._blueprint.layout.fragments[p]
+    try:
+      return contributions.decode(data, pieces, self._blueprint.up)
+    except contributions.Unusable as error:
+      raise Unusable(str(error)) from None
+
+  def merged(self, p: int) -> Outcome:
+    """Returns the result of the fragment's last merge, to be published."""
+    return self._merged[p]
+
+  def merge(self, merge: syncer_events.Merge, taken: dict[int, Arrays]):
+    weights = {share.learner: share.weight for share in merge.shares}
+    self._merged[merge.fragment] = self.model.outer_step(
+      merge.fragment, taken, weights
+    )
+
+  def publish(self, p: int, version: int) -> np.ndarray:
+    outcome = self._merged.pop(p)
+    self.model.install(p, outcome)
+    return outcome.data
+
+  def fragment(self, p: int) -> np.ndarray:
+    return self.model.fragment(p)[1]
+
+  def take_fragment(self, p: int, version: int, data, crc: int):
+    pieces = self._blueprint.layout.fragments[p]
+    self.model.go_on(
+      p, version, payload.decode(data, pieces, self._blueprint.full)
+    )
+
+  def relabel(self, p: int, version: int):
+    self.model.go_on(p, version, None)
+
+  def save(self) -> list:
+    return [self.model.state(p) for p in range(len(self.crcs))]
+
+  def state(self) -> dict[str, Any]:
+    """Returns the full state for another process."""
+    return {'model': self.save(), 'merged': self._merged}
+
+  def go_on(self, state: Mapping[str, Any]):
+    """Restores what `state` returned."""
+    for p, each in enumerate(state['model']):
+      self.model.restore(p, each)
+    self._merged = state['merged']
+
+
+def _copy(tree):
+  """Copies arrays, since a step donates its own."""
+  return jax.tree.map(jnp.copy, tree)

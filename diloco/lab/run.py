@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of the lab, of the system that is configured."""
+
+import pathlib
+import sys
+import time
+import zlib
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+
+from diloco.config.run_config import RunConfig
+from diloco.config.sections import ConfigError
+from diloco.lab import lives, sweep
+from diloco.lab.data_parallel import Together
+from diloco.lab.decoupled import Decoupled
+from diloco.lab.outputs import Bar, Journal, Journals, Recording, Trained
+from diloco.lab.resume_log import Diverged, KeptResumption, Resumption
+from diloco.metrics.workdir import Workdir
+from diloco.run.spec import Blueprint, make_blueprint
+
+# One training run in one process, in simulated time, with reproducible bits.
+#
+# Decoupled DiLoCo is the real machines around real arrays. Data-parallel is the
+# same inner step on the batches of all learners at once; a learner alone is
+# that with one of them.
+
+
+def train(
+  blueprint: Blueprint,
+  tell: Callable[[int, float], None] = lambda *_: None,
+  timeline_s: float = 0.0,
+  journal: Journal | None = None,
+  resumption: Resumption | None = None,
+) -> Trained:
+  """Makes the run that the configuration describes.
+
+  Args:
+    blueprint: its configuration's section `lab` names the system.
+    tell: called often with the global step and a loss of the model.
+    timeline_s: events before this time are kept for a picture, in
+      `Trained.tally`.
+    journal: receives all events, including replayed ones.
+    resumption: where the run resumes, and what it saves for the next process;
+      None: it starts anew, and saves nothing.
+
+  Raises:
+    ConfigError: a fault of `config.faults` is impossible in this system.
+    Diverged: the program does not repeat the interrupted run.
+  """
+  kills = lives.plan(blueprint.config)
+  system = Decoupled if blueprint.config.lab.system == 'decoupled' else Together
+  return system(
+    blueprint,
+    kills,
+    tell,
+    timeline_s,
+    journal or Journal(),
+    resumption or Resumption(),
+  ).run()
+
+
+def make(
+  config: RunConfig, workdir: pathlib.Path, compiled: pathlib.Path
+) -> int:
+  """Makes a run; returns exit code 0.
+
+  Args:
+    workdir: folder of the run, whose name is its label.
+    compiled: compilation cache, unless `run.compilation_cache` is off.
+
+  Raises:
+    ConfigError: it can't be run.
+  """
+  began_s = time.monotonic()
+  if config.run.compilation_cache:
+    jax.config.update('jax_compilation_cache_dir', str(compiled.absolute()))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+  lives.plan(config)  # Before anything is written.
+  try:
+    blueprint = make_blueprint(config)
+  except (ValueError, FileNotFoundError) as error:
+    raise ConfigError([str(error)]) from None
+  learners = 1 if config.lab.system == 'alone' else config.protocol.learners
+  journal = Journals(
+    [
+      Recording(workdir, config),
+      Bar(learners, config.protocol.total_steps),
+    ]
+  )
+  resumption = Resumption()
+  if config.lab.checkpoint_steps:
+    kept = Workdir(workdir).checkpoints('lab')
+    resumption = KeptResumption(kept, config)
+  if resumption.from_step:
+    print(f'goes on from step {resumption.from_step}', file=sys.stderr)
+  try:
+    trained = train(blueprint, journal=journal, resumption=resumption)
+  except Diverged as error:
+    raise ConfigError(
+      [
+        f'--workdir={workdir}: holds a run that was cut, which this program '
+        f'makes otherwise ({error}): remove checkpoints/lab, or use another'
+      ]
+    ) from None
+  finally:
+    resumption.close()
+    journal.close()
+  result = sweep.Result(
+    loss=trained.loss,
+    learners_loss=trained.points[-1].learners_loss,
+    curve=tuple((p.step, p.tokens, p.loss) for p in trained.points),
+    rounds=trained.rounds,
+    participation=trained.participation,
+    goodput=trained.goodput,
+    wall_s=resumption.earlier_s + time.monotonic() - began_s,
+    health=tuple(p.health for p in trained.points),
+    merged_tokens=trained.merged_tokens,
+    unexplained_tokens=trained.unexplained_tokens,
+    age_steps=trained.age_steps,
+    old_share=trained.old_share,
+    delay_steps=trained.tally.mean_delay_steps,
+  )
+  sweep.write_into(workdir, result)
+  resumption.finish()
+  print(f'loss {trained.loss:.4f} nats per token')
+  print(f'parameters {crc(trained.parameters):08x}')
+  return 0
+
+
+def crc(parameters: Mapping[str, np.ndarray]) -> int:
+  """Returns a CRC by which the results of two runs can be compared."""
+  crc = 0
+  for _, array in sorted(parameters.items()):
+    crc = zlib.crc32(np.ascontiguousarray(array), crc)
+  return crc

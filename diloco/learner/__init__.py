@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A learner: the process that trains. `python -m diloco.learner`.
+
+Start with `train_loop`: a step, its boundary, and what is done there. The
+threads beside it are made by `syncer_client`.
+
+  __main__        flags to a running learner
+  train_loop      inner steps and boundaries; the order within a step
+  device          compiled programs: step, snapshot, blend
+  inner_device    the inner step on a mesh, inner state as bytes
+  placement       where pieces of fragments lie on a mesh
+  own_progress    what of θ is its own, and how an updated Θ_p comes in
+  syncer_client   the machine of `diloco.protocol.learner` and its threads
+  transfers       jobs of the workers: encode, offer, pull, prove
+  replica         the host's copy of Θ, proven by CRC
+  replica_codec   the bytes of one process: what it offers, what it takes in
+  connection      the session with the syncer, made again when lost
+  restore         what a process begins with: checkpoint or seed
+  peer_bootstrap  state given to and taken from another learner
+  hosts/          a learner of several processes
+"""

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process of a learner: python -m diloco.learner --config=… --learner=0
+…
+"""
+
+import os
+import pathlib
+import signal
+import sys
+from typing import NoReturn
+
+import jax
+from absl import flags, logging
+
+from diloco.checkpoint import orbax_files
+from diloco.checkpoint.arrays import BrokenRecord
+from diloco.checkpoint.learner_records import LearnerRecords
+from diloco.config import flags as config_flags
+from diloco.config import hardware, run_config
+from diloco.config.sections import ConfigError
+from diloco.learner import restore
+from diloco.learner.connection import RunIsOver, SyncerAbsent
+from diloco.learner.device import Device
+from diloco.learner.hosts.follower import Follower, gather
+from diloco.learner.hosts.host_group import ALONE
+from diloco.learner.hosts.process_group import Meeting, World
+from diloco.learner.restore import CheckpointGone, Outputs
+from diloco.learner.syncer_client import Exchange
+from diloco.learner.train_loop import Training, stop_on_signals
+from diloco.metrics.workdir import Workdir, learner_name
+from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
+from diloco.protocol import host_messages
+from diloco.protocol.learner import events as learner_events
+from diloco.run import logs
+from diloco.run.environment import describe
+from diloco.run.event_log import LearnerTape
+from diloco.run.exposure import check_group, group_secret, open_access
+from diloco.run.spec import make_blueprint
+from diloco.sizing import dry_runs
+from diloco.transport import sockets
+from diloco.transport.auth import Access
+from diloco.transport.control_client import NotAdmitted
+from diloco.transport.host_channel import GroupLost
+from diloco.transport.planes import make_plane
+from diloco.transport.sockets import BadAddress, HostUnknown
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
+_LEARNER = flags.DEFINE_integer('learner', None, 'Its id, from 0.')
+_SYNCER = flags.DEFINE_string('syncer', None, 'host:port of the syncer.')
+
+_HOSTS = flags.DEFINE_integer(
+  'hosts', 1, 'Processes of this learner, each with its own devices.'
+)
+_HOST = flags.DEFINE_integer('host', 0, 'Which of them, from 0.')
+_COORDINATOR = flags.DEFINE_string(
+  'coordinator', '', 'host:port of host 0, for jax.distributed.'
+)
+_NOTICE_S = flags.DEFINE_float(
+  'notice_s', 25.0, 'Seconds from SIGTERM within which it leaves.'
+)
+
+
+def main(_) -> int:
+  """Trains to the end of the run.
+
+  Returns:
+    0; 69 where it was cut off from the syncer when all steps were made; 78
+    where the syncer refuses it for good; 143 where it was stopped.
+  """
+  config = config_flags.load()
+  logs.keep_ours(config.name, **config_flags.who())
+  if dry_runs.is_asked():
+    return dry_runs.run(config)
+  try:
+    run_config.check_learner(config, _LEARNER.value)
+    sockets.split(_SYNCER.value)
+    access = open_access(
+      config_flags.access_files(),
+      config.transport,
+      bind=None,
+      **config_flags.access_vouched(),
+    )
+    world = _world(config, access)
+    blueprint = make_blueprint(config)
+    hardware.check(os.environ)
+    met = _join(world)
+    run_config.check_devices(config, _device_count())
+  except ConfigError as error:
+    config_flags.exit_config(error)
+  except BadAddress as error:
+    syncer = f'--syncer={_SYNCER.value}'
+    config_flags.exit_config(ConfigError([f'{syncer}: {error}']))
+  except (ValueError, FileNotFoundError) as error:
+    config_flags.exit_config(ConfigError([str(error)]))
+  try:
+    workdir = Workdir(pathlib.Path(_WORKDIR.value))
+    if not world.leads:
+      return _follow(blueprint, workdir, access, world, met)
+    left = _train(blueprint, workdir, access, world, met)
+  except BrokenRecord as error:
+    config_flags.exit_config(ConfigError([str(error)]))
+  except RunIsOver as over:
+    logging.info('left: %s', over)
+    return 0
+  except (HostUnknown, SyncerAbsent) as error:
+    print(f'error: --syncer={_SYNCER.value}: {error}', file=sys.stderr)
+    return 1
+  except (GroupLost, CheckpointGone) as error:
+    print(f'error: host {world.index}: {error}', file=sys.stderr)
+    _die(told=True)
+  except NotAdmitted as error:
+    print(f'error: --token_file: {error}', file=sys.stderr)
+    return config_flags.EXIT_CONFIG
+  except Exception:
+    if world.hosts == 1:
+      raise
+    _die()  # Most likely a collective, for want of another host.
+  if left.refused:
+    print(f'error: the syncer refused: {left.reason}', file=sys.stderr)
+  if left.cut_off:
+    print(f'error: {left.reason}', file=sys.stderr)
+  logging.info('left: %s', left.reason)
+  return _exit_code(left)
+
+
+def _world(config, access: Access) -> World:
+  """Returns which process of the learner this is.
+
+  Raises:
+    ConfigError: the flags do not fit together.
+    ValueError: a stranger could be one of its hosts.
+  """
+  given = os.environ.get(hardware.GROUP_SECRET, '')
+  world = World(
+    _HOSTS.value,
+    _HOST.value,
+    _COORDINATOR.value,
+    config.transport.host,
+    group_secret(access, given, _LEARNER.value),
+  )
+  if world.hosts > 1:
+    has_secret = bool(access.token or given)
+    check_group(
+      world.coordinator,
+      config.transport,
+      has_secret,
+      **config_flags.access_vouched(),
+    )
+    if not has_secret:
+      logging.warning(
+        '--coordinator=%s: without --token_file every process that reaches it '
+        'passes for a host of this learner',
+        world.coordinator,
+      )
+  return world
+
+
+def _join(world: World) -> Meeting | None:
+  """Ends the process where the learner's hosts do not all come together."""
+
+  def lost(error: GroupLost) -> NoReturn:
+    print(f'error: --host={world.host}: {error}', file=sys.stderr)
+    _die(told=True)
+
+  try:
+    return world.join(lost)
+  except GroupLost as error:
+    lost(error)
+
+
+def _die(told: bool = False) -> NoReturn:
+  """Exits at once: jax would wait for hosts that are gone, and abort."""
+  if not told:
+    sys.excepthook(*sys.exc_info())
+  sys.stderr.flush()
+  os._exit(1)
+
+
+def _device_count() -> int:
+  """Returns the number of the learner's devices; opens those of this process.
+
+  Raises:
+    ConfigError: they are not the requested ones.
+    SystemExit: with 1, they can't be opened: another process may have them.
+  """
+  try:
+    backend = jax.default_backend()
+  except RuntimeError as error:
+    platforms = os.environ.get(hardware.PLATFORMS, '')
+    print(f'error: JAX_PLATFORMS={platforms}: {error}', file=sys.stderr)
+    raise SystemExit(1) from None
+  hardware.check_backend(os.environ, backend)
+  return jax.device_count()
+
+
+def _exit_code(left: learner_events.Leave) -> int:
+  if left.refused:
+    return config_flags.EXIT_CONFIG
+  if left.done:
+    return 0
+  if left.cut_off:
+    return config_flags.EXIT_CUT_OFF
+  # Stopped by a signal; or of no use, where another process would be.
+  return 128 + signal.SIGTERM if left.stopped else 1
+
+
+def _records(blueprint, workdir: Workdir, world: World) -> LearnerRecords:
+  name = learner_name(_LEARNER.value)
+  folder, files = workdir.checkpoints(name), orbax_files.SOLE
+  if world.hosts > 1:
+    folder = workdir.host_checkpoints(name, world.index)
+    files = orbax_files.HostFiles(world.index)
+  checkpoint = blueprint.config.checkpoint
+  return LearnerRecords(
+    folder,
+    _LEARNER.value,
+    blueprint.fingerprints,
+    checkpoint.keep_latest,
+    checkpoint.keep_best,
+    say=logging.warning,
+    files=files,
+  )
+
+
+def _plane(blueprint, access: Access):
+  transport = blueprint.config.transport
+  return make_plane(transport.data_plane, transport.host, access)
+
+
+def _follow(
+  blueprint, workdir: Workdir, access: Access, world: World, met: Meeting
+) -> int:
+  """Runs a host that does not lead; returns the exit code that host 0 sends."""
+  plane = _plane(blueprint, access)
+  records = _records(blueprint, workdir, world)
+  device = Device(blueprint)
+  follower = Follower(
+    world, met, blueprint, _LEARNER.value, device, records, plane
+  )
+  stop_on_signals(follower)
+  try:
+    end = follower.run()
+  finally:
+    plane.close()
+  logging.info('left: %s', end.reason)
+  return end.code
+
+
+def _train(
+  blueprint,
+  workdir: Workdir,
+  access: Access,
+  world: World,
+  met: Meeting | None,
+) -> learner_events.Leave:
+  learner = _LEARNER.value
+  name = learner_name(learner)
+  plane = _plane(blueprint, access)
+  device = Device(blueprint)
+  records = _records(blueprint, workdir, world)
+  if world.hosts > 1:
+    hosts, step = gather(world, met, records)
+    beginning = restore.begin_leading(blueprint, device, records, step)
+  else:
+    hosts = ALONE
+    beginning = restore.begin(blueprint, device, records)
+  exchange = Exchange(
+    blueprint,
+    learner,
+    _SYNCER.value,
+    device,
+    beginning.host,
+    plane,
+    start=beginning.start,
+    is_over=workdir.summary.exists,
+    access=access,
+    hosts=hosts,
+  )
+  writer = MultiWriter(
+    [
+      JsonlWriter(workdir.metrics(name)),
+      TensorBoardWriter(workdir.tensorboard(name)),
+    ]
+  )
+  tape = LearnerTape(
+    workdir.learner_tape(learner),
+    lambda: exchange.process,
+    describe(blueprint.config.mesh, os.environ),
+  )
+  training = Training(
+    blueprint,
+    learner,
+    device,
+    beginning,
+    exchange,
+    Outputs(records, writer, tape),
+    _NOTICE_S.value,
+    hosts,
+  )
+  hosts.watch(on_stop=training.stop, on_lost=exchange.crash)
+  stop_on_signals(training)
+  try:
+    left = training.run()
+    hosts.tell(host_messages.EndAt(_exit_code(left), left.reason))
+    return left
+  except RunIsOver as over:
+    hosts.tell(host_messages.EndAt(0, str(over)))
+    raise
+  except NotAdmitted as error:
+    hosts.tell(host_messages.EndAt(config_flags.EXIT_CONFIG, str(error)))
+    raise
+  finally:
+    exchange.close()
+    hosts.close()
+    writer.close()
+    tape.close()
+    plane.close()
+
+
+if __name__ == '__main__':
+  config_flags.define_flags()
+  config_flags.define_log_flags()
+  config_flags.define_access_flags()
+  dry_runs.define_flags(needed_else=['workdir', 'learner', 'syncer'])
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  if config_flags.asks_for_json(sys.argv):
+    logs.write_json('learner')
+  config_flags.run(main)

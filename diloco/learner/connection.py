@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A learner's connection to the syncer, restored whenever it is lost."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from absl import logging
+
+from diloco.protocol.incarnation import incarnation_of, process_after
+from diloco.transport.auth import Access
+from diloco.transport.control_client import (
+  ConnectFailed,
+  ControlClient,
+  NotAdmitted,
+)
+from diloco.transport.data_plane import DataPlane, Outlet
+from diloco.transport.sockets import HostUnknown
+
+ATTEMPT_S = 2.0  # For one attempt to connect.
+RETRY_S = (0.1, 0.5)  # Pause between attempts: the first, and the longest.
+TELL_EVERY_S = 5.0  # Interval of the log line that there is no syncer.
+RISES_MAX = 8  # For a process overtaken by others before it is admitted.
+OFFERS_MAX = 8  # Per fragment: offers that the syncer has not released.
+
+
+class SyncerAbsent(Exception):
+  """No syncer was found in the time that the configuration allows."""
+
+
+class RunIsOver(Exception):
+  """The syncer has ended and left its results."""
+
+
+class Session:
+  """One connection, and what is offered to the syncer over it.
+
+  Args:
+    client: the connection to the syncer.
+    outlets: one per shard of the syncer.
+  """
+
+  def __init__(
+    self, incarnation: int, client: ControlClient, outlets: Sequence[Outlet]
+  ):
+    self.incarnation = incarnation
+    self.client = client
+    self._outlets = tuple(outlets)
+    self._unretired: dict[int, int] = {}  # Handle -> fragment.
+
+  def has_room(self, fragment: int) -> bool:
+    """Returns True if one more offer of the fragment may be made.
+
+    A stopped syncer releases nothing: offers to it must not fill this host, and
+    what it finds when it resumes must still be there to be pulled.
+    """
+    offered = list(self._unretired.values())
+    return offered.count(fragment) < OFFERS_MAX
+
+  @property
+  def addresses(self) -> tuple[str, ...]:
+    """Addresses from which the shards pull, in order."""
+    return tuple(outlet.address for outlet in self._outlets)
+
+  def offer(self, fragment: int, handle: int, parts: Sequence[np.ndarray]):
+    """Offers each shard its part; raises `Closed` if the session has ended."""
+    for outlet, data in zip(self._outlets, parts, strict=True):
+      if data.size:
+        outlet.offer(handle, data)
+    self._unretired[handle] = fragment
+
+  def retire(self, handle: int):
+    """Releases an offer that the syncer does not need any more."""
+    self._unretired.pop(handle, None)
+    for outlet in self._outlets:
+      outlet.retire(handle)
+
+  def close(self):
+    """Ends the connection, after what is queued, and the offers."""
+    self.client.close()
+    for outlet in self._outlets:
+      outlet.close()
+
+
+class Link:
+  """A thread that keeps a session open and wakes up at deadlines.
+
+  Args:
+    address: the syncer's host:port.
+    plane: makes the publishers of each session.
+    shards: S, the number of the syncer's shards.
+    first_s: time limit of the first connection; later ones have none.
+    on_open: called with each session.
+    on_message: called with each message of the syncer.
+    on_close: called with the reason when a session has ended.
+    on_deadline: called when the time of `deadline` has come.
+    deadline: returns that time, in seconds of `time.monotonic`, or None.
+    on_crash: called with the error that ended the thread.
+    is_over: returns True once the run's results exist, if that can be seen.
+    access: credentials to present to the syncer and to require of it.
+
+  Attributes:
+    process: this process's number; see `protocol.incarnation`.
+  """
+
+  def __init__(
+    self,
+    address: str,
+    plane: DataPlane,
+    shards: int,
+    first_s: float,
+    on_open: Callable[[Session], None],
+    on_message: Callable[[object], None],
+    on_close: Callable[[str], None],
+    on_deadline: Callable[[], None],
+    deadline: Callable[[], float | None],
+    on_crash: Callable[[BaseException], None],
+    is_over: Callable[[], bool],
+    access: Access,
+  ):
+    self._address = address
+    self._plane = plane
+    self._shards = shards
+    self._first_s = first_s
+    self._on_open = on_open
+    self._on_message = on_message
+    self._on_close = on_close
+    self._on_deadline = on_deadline
+    self._deadline = deadline
+    self._on_crash = on_crash
+    self._is_over = is_over
+    self._access = access
+    self._sessions = 0
+    self._rises: int | None = RISES_MAX
+    self.process = time.time_ns() // 1_000_000
+    self._closing = threading.Event()
+    self._wakes: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    self._thread = threading.Thread(target=self._run, name='link', daemon=True)
+
+  def open(self):
+    self._thread.start()
+
+  def wake(self):
+    """Wakes the thread, as the deadline has changed."""
+    self._wakes.put(None)
+
+  def let_in(self):
+    """Notes the admission: any newer process has taken this one's place."""
+    self._rises = None
+
+  def rise(self, newest: int) -> bool:
+    """Takes a process number above the one that caused the refusal.
+
+    This process's clock may have been set back since that one started. The next
+    session uses the new number.
+
+    Returns:
+      False if this process was admitted before, or has risen too often.
+    """
+    if newest < 0 or not self._rises:
+      return False
+    self._rises -= 1
+    self.process = max(self.process, process_after(newest))
+    logging.warning('a newer process is known: this is now %d', self.process)
+    return True
+
+  def leave(self):
+    """Makes the open session the last one."""
+    self._closing.set()
+
+  def close(self, timeout_s: float):
+    """Sends what is queued, then ends."""
+    self._closing.set()
+    self._wakes.put('closed here')
+    self._thread.join(timeout_s)
+
+  def _run(self):
+    try:
+      while not self._closing.is_set():
+        session = self._connect()
+        if session is not None:
+          self._hold(session)
+    except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
+      self._on_crash(error)
+
+  def _connect(self) -> Session | None:
+    """Connects, with retries; returns None if it was closed meanwhile."""
+    pause_s, longest_s = RETRY_S
+    give_up = time.monotonic() + self._first_s
+    tell_s = time.monotonic() + TELL_EVERY_S
+    while not self._closing.is_set():
+      client = ControlClient(
+        self._address,
+        self._on_message,
+        lambda reason: self._wakes.put(reason),
+        access=self._access,
+      )
+      try:
+        client.connect(ATTEMPT_S)
+      except (ConnectFailed, HostUnknown) as error:
+        # A known name may be gone for as long as the syncer is.
+        hopeless = isinstance(error, HostUnknown | NotAdmitted)
+        if hopeless and not self._sessions:
+          raise
+        if self._is_over():
+          raise RunIsOver('the run is over') from error
+        if not self._sessions and time.monotonic() >= give_up:
+          raise SyncerAbsent(
+            f'no syncer at {self._address} within {self._first_s} s: {error}'
+          ) from error
+        due_s = self._deadline()
+        if due_s is not None and time.monotonic() >= due_s:
+          self._on_deadline()
+        if time.monotonic() >= tell_s:
+          tell_s += TELL_EVERY_S
+          logging.info('still no syncer at %s: %s', self._address, error)
+        self._closing.wait(pause_s)
+        pause_s = min(2 * pause_s, longest_s)
+        continue
+      self._sessions += 1
+      incarnation = incarnation_of(self.process, self._sessions)
+      outlets = [self._plane.outlet('syncer') for _ in range(self._shards)]
+      return Session(incarnation, client, outlets)
+    return None
+
+  def _hold(self, session: Session):
+    """Runs a session to its end; wakes up at deadlines meanwhile."""
+    self._on_open(session)
+    reason = None
+    while reason is None:
+      deadline = self._deadline()
+      try:
+        left_s = (
+          None if deadline is None else max(0.0, deadline - time.monotonic())
+        )
+        reason = self._wakes.get(timeout=left_s)
+      except queue.Empty:
+        self._on_deadline()
+    session.close()
+    logging.info('the session ended: %s', reason)
+    self._on_close(reason)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tracks a learner's own progress in θ, and takes in an updated Θ_p.
+
+All of this logic is here: the train loop, the other hosts of a learner, the
+replay of a tape and the lab call it.
+"""
+
+import copy
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from diloco.learner.device import OVERWRITE, Device
+
+Arrays = Mapping[str, np.ndarray]  # Piece or box name -> f32 array.
+Copy = Mapping[str, jax.Array]  # Piece name -> array, on the devices.
+
+
+class OwnProgress:
+  """The bases of a learner's offers, and the copies they were made from.
+
+  A fragment's offer is its *reference* − θ. The reference is chosen such that
+  the difference is the learner's own work and nothing else: the base, which is
+  Θ_p as last received; with the blend 'mix', which leaves a share of θ beside
+  Θ_p, what θ was set to.
+
+  With the blend 'carry', the copy of each offer that may still be merged is
+  kept on the devices: at most `protocol.learner_state.MADE_MAX` per fragment.
+
+  Args:
+    device: copies and blends fragments.
+    blend: 'overwrite', 'mix' or 'carry'.
+    bases: Θ_p by fragment.
+    params: the current θ, path -> array. With 'mix' an offer counts from it
+      until an update comes: a checkpoint does not say what θ was set to.
+
+  Attributes:
+    bases: Θ_p as last taken in, by fragment.
+  """
+
+  def __init__(
+    self,
+    device: Device,
+    blend: str,
+    bases: Mapping[int, Arrays],
+    params: Mapping[str, jax.Array],
+  ):
+    self._device = device
+    self._blend = blend
+    self.bases = dict(bases)
+    # Only where it differs from the base.
+    self._references: dict[int, Copy] = {}
+    if blend == 'mix':
+      self._references = {p: device.snapshot(p, params) for p in bases}
+    self._copies: dict[int, dict[int, Copy]] = {}  # By fragment and handle.
+
+  def reference(self, fragment: int) -> Arrays | Copy:
+    """Returns what an offer of the fragment is relative to."""
+    return self._references.get(fragment, self.bases[fragment])
+
+  def handles(self, fragment: int) -> tuple[int, ...]:
+    """Returns the handles of the copies that are kept."""
+    return tuple(self._copies.get(fragment, ()))
+
+  def snapshot(
+    self,
+    fragment: int,
+    params: Mapping[str, jax.Array],
+    handle: int,
+    keep: Collection[int],
+  ) -> Copy:
+    """Dispatches a copy of θ_p on its way to the host; keeps it for 'carry'.
+
+    Args:
+      params: θ, path -> array.
+      handle: handle of the offer that is made from it.
+      keep: handles of the fragment's copies that are still needed.
+    """
+    copy = self._device.snapshot(fragment, params)
+    if self._blend == 'carry':
+      kept = self._kept(fragment, keep)
+      self._copies[fragment] = {**kept, handle: copy}
+    return copy
+
+  def take_in(
+    self,
+    fragment: int,
+    params: Mapping[str, jax.Array],
+    theta: Arrays,
+    placed: Copy,
+    said: Any,
+    training: bool,
+  ) -> dict[str, jax.Array]:
+    """Dispatches the blend of Θ_p into θ and makes Θ_p the new base.
+
+    Args:
+      params: θ, path -> array; donated.
+      theta: Θ_p on the host.
+      placed: Θ_p on the devices.
+      said: has `carry`, `handle` and `keep`, see `protocol.learner_io.Apply`.
+      training: False before the first step: there is no progress yet.
+    """
+    copies = self._copies.get(fragment, {})
+    self.bases[fragment] = theta
+    self._references.pop(fragment, None)
+    self._copies[fragment] = self._kept(fragment, said.keep)
+    if training and said.carry:
+      since = copies[said.handle]
+      return self._device.blend(fragment, params, placed, since)
+    if not training or self._blend in (OVERWRITE, 'carry'):
+      return self._device.overwrite(fragment, params, placed)
+    params = self._device.blend(fragment, params, placed, placed)
+    self._references[fragment] = self._device.snapshot(fragment, params)
+    return params
+
+  def _kept(self, fragment: int, keep: Collection[int]):
+    copies = self._copies.get(fragment, {})
+    return {handle: copies[handle] for handle in copies if handle in keep}
+
+  # For another process --------------------------------------------------------
+
+  def state(self) -> dict[str, Any]:
+    """Returns the state except for the bases."""
+    return {'references': self._references, 'copies': self._copies}
+
+  def go_on(self, bases: Mapping[int, Arrays], state: Mapping[str, Any]):
+    """Restores what `state` returned."""
+    self.bases = dict(bases)
+    self._references = dict(state['references'])
+    self._copies = {p: dict(x) for p, x in state['copies'].items()}
+
+  def copy(self) -> 'OwnProgress':
+    """Returns a copy that later changes do not affect."""
+    copied = copy.copy(self)
+    copied.go_on(self.bases, self.state())
+    return copied

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process of a learner begins with: its own checkpoint, or its seed."""
+
+import dataclasses
+from collections.abc import Iterable
+
+from absl import logging
+
+from diloco.checkpoint.learner_records import LearnerProgress, LearnerRecords
+from diloco.learner.device import Device, Params
+from diloco.learner.replica import Held, HostCopy, PartCopy
+from diloco.metrics.writer import Writer
+from diloco.numerics import payload
+from diloco.protocol.learner.bootstrap import Start
+from diloco.protocol.learner.state import State
+from diloco.run.event_log import LearnerTape
+from diloco.run.host_slices import Cuts
+from diloco.run.spec import Blueprint
+from diloco.run.tape_events import SEED, Source
+
+NONE = -1  # No checkpoint.
+
+
+# Restores what one host starts from, if the learner has several.
+#
+# All hosts restore the newest step of which each has a complete checkpoint;
+# without one, all start from the seed.
+
+
+@dataclasses.dataclass(frozen=True)
+class PartBeginning:
+  """One host's state at the first boundary.
+
+  Attributes:
+    params: θ, on the devices.
+    inner_state: state of the inner optimizer, on the devices.
+    copy: this host's part of Θ, which holds the bases of θ.
+    progress: the learner's progress; None: it starts from its seed.
+  """
+
+  params: Params
+  inner_state: object
+  copy: PartCopy
+  progress: LearnerProgress | None
+
+
+class CheckpointGone(Exception):
+  """A checkpoint that this host reported cannot be read; the learner
+  restarts.
+  """
+
+
+def common_step(by_host: Iterable[Iterable[int]]) -> int:
+  """Returns the newest step that all hosts have; `NONE` if there is none."""
+  return max(set.intersection(*map(set, by_host)), default=NONE)
+
+
+def begin_part(
+  blueprint: Blueprint, device: Device, records: LearnerRecords, step: int
+) -> PartBeginning:
+  """Restores this host's part of the checkpoint of `step`, or of the seed.
+
+  Raises:
+    BrokenRecord: the folder belongs to another learner or run.
+    CheckpointGone: the checkpoint can't be read.
+  """
+  holding = device.holding
+  cuts = Cuts(blueprint.owners, device.partition)
+  # Computed whole once, so that each host knows the initial CRCs by itself.
+  whole = blueprint.initial_fragments()
+  bases = {p: holding.needed_of(p, theta) for p, theta in enumerate(whole)}
+  if step == NONE:
+    layout = blueprint.layout.fragments
+    held = [
+      Held(0, bases[p], payload.crc(theta, layout[p]))
+      for p, theta in enumerate(whole)
+    ]
+    params, state = device.init(blueprint.initial_parameters())
+    copy = PartCopy(blueprint, cuts, holding.host, held)
+    return PartBeginning(params, state, copy, None)
+  found = records.restore(device.params_like, device.state_like, bases, step)
+  if found is None:
+    raise CheckpointGone(f'the checkpoint of step {step} can not be read')
+  progress = found.progress
+  logging.info('goes on from %s', found.path)
+  held = [
+    Held(version, found.bases[p], crc)
+    for p, (version, crc) in enumerate(zip(progress.versions, progress.crcs))
+  ]
+  copy = PartCopy(blueprint, cuts, holding.host, held)
+  return PartBeginning(found.params, found.inner_state, copy, progress)
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+  """A process's state at the first boundary.
+
+  Attributes:
+    params: θ, on the devices.
+    inner_state: state of the inner optimizer, on the devices.
+    host: the host's copy of Θ, which holds the bases of θ.
+    start: what the machine knows of this state.
+    source: origin of the state, for the event tape.
+  """
+
+  params: Params
+  inner_state: object
+  host: HostCopy | PartCopy
+  start: Start
+  source: Source
+
+
+def begin(
+  blueprint: Blueprint, device: Device, records: LearnerRecords
+) -> Beginning:
+  """Restores the newest complete checkpoint; if there is none, the seed's
+  state.
+
+  Raises:
+    BrokenRecord: the folder belongs to another learner or run.
+  """
+  fragments = blueprint.initial_fragments()
+  bases_like = dict(enumerate(fragments))
+  found = records.restore(device.params_like, device.state_like, bases_like)
+  if found is None:
+    params, state = device.init(blueprint.initial_parameters())
+    host = HostCopy(blueprint, fragments)
+    start = Start.from_seed(host.crcs())
+    return Beginning(params, state, host, start, SEED)
+  progress = found.progress
+  logging.info('goes on from %s', found.path)
+  bases = [found.bases[p] for p in range(len(fragments))]
+  host = HostCopy(blueprint, bases, progress.versions)
+  source = Source(
+    'checkpoint', records.learner, progress.process, progress.step
+  )
+  return Beginning(
+    found.params, found.inner_state, host, _start(progress, host), source
+  )
+
+
+def _start(progress: LearnerProgress, host: HostCopy | PartCopy) -> Start:
+  return Start(
+    source=f'its checkpoint of step {progress.step}',
+    crcs=host.crcs(),
+    versions=progress.versions,
+    from_steps=progress.from_steps,
+    from_tokens=progress.from_tokens,
+    step=progress.step,
+    tokens=progress.tokens,
+    position=progress.position,
+    closed_round=progress.closed_known,
+    global_step=progress.global_step,
+  )
+
+
+def begin_leading(
+  blueprint: Blueprint, device: Device, records: LearnerRecords, step: int
+) -> Beginning:
+  """Restores the leading host's part, and the learner's `Start`.
+
+  Args:
+    step: step of the checkpoint that all hosts restore; `part_beginning.NONE`
+      for the seed.
+
+  Raises:
+    BrokenRecord: the folder belongs to another learner or run.
+    CheckpointGone: the checkpoint cannot be read.
+  """
+  part = begin_part(blueprint, device, records, step)
+  progress, copy = part.progress, part.copy
+  if progress is None:
+    start, source = Start.from_seed(copy.crcs()), SEED
+  else:
+    start = _start(progress, copy)
+    source = Source(
+      'checkpoint', records.learner, progress.process, progress.step
+    )
+  return Beginning(part.params, part.inner_state, copy, start, source)
+
+
+def progress_of(
+  state: State, position: int, process: int, crcs: tuple[int, ...]
+) -> LearnerProgress:
+  """Returns the progress record of a checkpoint at a boundary.
+
+  Args:
+    state: the machine's state at that boundary.
+    position: index of the next batch.
+    process: this process's number; see `protocol.incarnation`.
+    crcs: CRC of each fragment's base.
+  """
+  return LearnerProgress(
+    process=process,
+    position=position,
+    step=state.step,
+    tokens=state.tokens,
+    versions=tuple(f.base for f in state.fragments),
+    crcs=crcs,
+    from_steps=tuple(f.from_step for f in state.fragments),
+    from_tokens=tuple(f.from_tokens for f in state.fragments),
+    closed_known=state.closed_known,
+    global_step=state.global_step,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+  """The outputs of one process."""
+
+  checkpoints: LearnerRecords
+  metrics: Writer
+  tape: LearnerTape

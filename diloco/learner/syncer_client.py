@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A learner's machine and the threads that perform its effects.
+
+Events come from the train loop, from the control stream and from the two
+workers, and are serialized by a lock: the machine takes microseconds, and the
+loop must know at its very boundary what to do there. (A queue to a machine's
+thread and back would cost a thread switch per inner step.)
+"""
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+from absl import logging
+
+from diloco.learner.connection import Link, Session
+from diloco.learner.device import Device
+from diloco.learner.hosts.host_group import ALONE, Hosts
+from diloco.learner.replica import Held, HostCopy, PartCopy
+from diloco.learner.transfers import Adopted, Arrived, Carrier, Donation
+from diloco.protocol import host_messages, messages
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.learner import state as learner_state
+from diloco.protocol.learner.bootstrap import Start
+from diloco.protocol.learner.machine import Learner
+from diloco.run.payload_parts import Inlets
+from diloco.run.spec import Blueprint
+from diloco.run.threads import Worker
+from diloco.transport import auth
+from diloco.transport.data_plane import Closed, DataPlane
+
+# Effects that the train loop performs, in order, at its boundary.
+BOUNDARY = (
+  learner_events.Snapshot,
+  learner_events.HandIn,
+  learner_events.SayLeaving,
+  learner_events.DonateState,
+  learner_events.Adopt,
+  learner_events.Reset,
+  learner_events.Apply,
+  learner_events.Begin,
+  learner_events.Save,
+  learner_events.Cease,
+  learner_events.Leave,
+)
+JOBS_MAX = 64  # Per worker; beyond it an offer or a fetch is given up.
+# Tells a loop that waits to look up, without an effect.
+INTERRUPT = 'interrupt'
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+  """An offer that is to be made."""
+
+  session: Session
+
+
+class Exchange:
+  """Couples one learner's train loop with the syncer.
+
+  Args:
+    learner: the learner id.
+    address: the syncer's host:port.
+    device: takes fragments of Θ.
+    host: the host's copy of Θ.
+    plane: the data plane.
+    start: what the process holds; None: what its seed gives.
+    is_over: returns True once the run's results exist, if that can be seen.
+    access: credentials to present to the syncer and to require of it.
+    hosts: the learner's other hosts.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    learner: int,
+    address: str,
+    device: Device,
+    host: HostCopy | PartCopy,
+    plane: DataPlane,
+    start: Start | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+    access: auth.Access = auth.OPEN,
+    hosts: Hosts = ALONE,
+  ):
+    config = blueprint.config
+    self._plane = plane
+    self._hosts = hosts
+    self._partition = device.partition.to_text() if hosts.count > 1 else ''
+    self._carrier = Carrier(blueprint, device, host, plane, hosts)
+    self._machine = Learner(
+      config.protocol,
+      config.name,
+      learner,
+      blueprint.fingerprints,
+      start or Start.from_seed(host.crcs()),
+    )
+    self._lock = threading.Lock()
+    self._todo: queue.SimpleQueue = queue.SimpleQueue()
+    self._session: Session | None = None
+    self._newest: dict[int, int] = {}  # Handle to be encoded, by fragment.
+    self._inlets: Inlets | None = None
+    # At the end every fragment is offered at one boundary.
+    room = JOBS_MAX + 2 * config.protocol.fragments
+    self._up = Worker('up', room, self._on_crash)
+    self._down = Worker('down', JOBS_MAX, self._on_crash)
+    self._link = Link(
+      address,
+      plane,
+      config.syncer.shards,
+      config.transport.connect_s,
+      on_open=self._on_open,
+      on_message=self._on_message,
+      on_close=self._on_close,
+      on_deadline=lambda: self.handle(learner_events.Tick()),
+      deadline=lambda: self._machine.deadline(),
+      on_crash=self._on_crash,
+      is_over=is_over,
+      access=access,
+    )
+
+  # For the training loop ----------------------------------------------------
+
+  @property
+  def global_step(self) -> int:
+    return self._machine.global_step
+
+  @property
+  def waiting(self) -> bool:
+    """True while the loop must wait.
+
+    Once False, the event that ended the wait is among the next effects.
+    """
+    with self._lock:
+      return self._machine.waiting
+
+  @property
+  def incarnation(self) -> int:
+    return self._session.incarnation if self._session else 0
+
+  @property
+  def process(self) -> int:
+    """This process's number; see `protocol.incarnation`."""
+    return self._link.process
+
+  def open(self):
+    self._link.open()
+
+  def handle(self, event: learner_events.Event, session: Session | None = None):
+    """Passes an event to the machine and starts its effects.
+
+    Args:
+      session: becomes the current session before the event is handled.
+    """
+    events = [event]
+    with self._lock:
+      self._session = session or self._session
+      waiting = self._machine.waiting
+      deadline = self._machine.deadline()
+      while events:
+        for effect in self._machine.handle(events.pop(0), time.monotonic()):
+          events += self._perform(effect)
+      changed = self._machine.deadline() != deadline
+      if waiting and not self._machine.waiting:
+        self._todo.put(INTERRUPT)  # The loop may wait there without an effect.
+    if changed:
+      self._link.wake()
+
+  def next_boundary(self, wait: bool):
+    """Returns the next effect for the loop, or None if there is none yet.
+
+    Raises:
+      BaseException: whatever a thread of this process raised.
+    """
+    try:
+      effect = self._todo.get(block=wait)
+    except queue.Empty:
+      return None
+    if isinstance(effect, BaseException):
+      raise effect  # An error that ended a thread ends the process.
+    return effect
+
+  def interrupt(self):
+    """Wakes a loop that waits for its next effect; signal-safe."""
+    self._todo.put(INTERRUPT)
+
+  def take_arrived(self, fragment: int, version: int) -> Arrived | None:
+    """Returns the fragment to apply; None if it was applied before."""
+    return self._carrier.take_arrived(fragment, version)
+
+  def take_adopted(self) -> Adopted:
+    """Returns the inner state that a donor gave."""
+    return self._carrier.take_adopted()
+
+  def machine_state(self) -> learner_state.State:
+    """Returns the machine's state; at a boundary it is consistent with θ."""
+    return self._machine.snapshot()
+
+  def prepare_offer(self, snapshot: learner_events.Snapshot) -> Prepared | None:
+    """Returns the session to offer in; None if the syncer is away."""
+    session = self._session
+    if session is None or not session.has_room(snapshot.fragment):
+      # The syncer is away; it gets a newer offer when it is back.
+      self._not_offered(snapshot)
+      return None
+    return Prepared(session)
+
+  def offer(
+    self,
+    prepared: Prepared,
+    snapshot: learner_events.Snapshot,
+    theta: Mapping[str, jax.Array],
+    reference: Mapping[str, np.ndarray | jax.Array],
+  ):
+    """Encodes and offers a snapshot, on the worker for offers."""
+    session, p = prepared.session, snapshot.fragment
+    self._newest[p] = snapshot.handle
+
+    def job():
+      # If the syncer it was meant for is gone, so is its round.
+      gone = session is not self._session
+      if gone and self._hosts.count == 1:
+        return
+      if self._newest[p] != snapshot.handle and self._hosts.count == 1:
+        self._not_offered(snapshot)  # A newer one waits behind it.
+        return
+      try:
+        offer = self._carrier.offer(snapshot, theta, reference, session)
+      except Closed:
+        return  # The session has just ended.
+      session.client.send(offer)
+
+    if not self._up.submit(job):
+      logging.warning('%d snapshots wait to be encoded, one is lost', JOBS_MAX)
+      self._hosts.forget(snapshot.handle)
+      self._not_offered(snapshot)
+
+  def _not_offered(self, snapshot: learner_events.Snapshot):
+    self.handle(learner_events.NotOffered(snapshot.fragment, snapshot.handle))
+
+  def leave(self, reason: str):
+    """Says goodbye, although the machine did not request it."""
+    self._send(messages.Goodbye(reason))
+
+  def say_after_offers(self, message):
+    """Sends `message` once all offers before it have been made."""
+    self._send_from_up(lambda session: message)
+
+  def prepare_donation(self, effect: learner_events.DonateState) -> Donation:
+    """Returns the donation, to be announced to the other hosts."""
+    newcomer = effect.learner, effect.incarnation
+    return Donation(newcomer, effect.step, self._carrier.donation_handles())
+
+  def donate(self, donation: Donation, held: Sequence[Held], state):
+    """Offers a newcomer Θ and the inner state of a boundary.
+
+    Args:
+      donation: as `prepare_donation` gave it.
+      held: Θ at the boundary, by fragment.
+      state: a copy of the inner state.
+    """
+    session = self._session
+
+    def job():
+      gone = session is None or session is not self._session
+      if gone and self._hosts.count == 1:
+        return  # The syncer it was meant for is gone.
+      offered = self._carrier.donate(donation, held, state)
+      if session is None or session is not self._session:
+        self._carrier.end_donation(donation.newcomer)
+      elif offered is not None:
+        session.client.send(offered)
+
+    self._queue_up(job)
+
+  def crash(self, error: BaseException):
+    """Ends the loop with `error`; from any thread."""
+    self._on_crash(error)
+
+  def close(self):
+    """Ends the threads; queued messages are still sent."""
+    self._link.close(timeout_s=3.0)
+    self._up.close(timeout_s=1.0)
+    self._down.close(timeout_s=1.0)
+
+  # The session --------------------------------------------------------------
+
+  def _on_open(self, session: Session):
+    others = self._hosts.open_session(session.incarnation)
+    addresses = sum(others, session.addresses)
+    connected = learner_events.Connected(
+      session.incarnation, addresses, self._partition
+    )
+    self.handle(connected, session)
+
+  def _on_message(self, message):
+    try:
+      if isinstance(message, messages.ShardAt):  # The machine is not concerned.
+        self._move(message)
+        return
+      refused = isinstance(message, messages.Refusal)
+      if refused and self._link.rise(message.newest):
+        return  # The syncer ends the session; the next one is newer.
+      if isinstance(message, messages.Welcome):
+        self._link.let_in()
+        self._find_syncer(message.addresses)
+      if isinstance(message, messages.NoState):
+        logging.info('goes on without a peer: %s', message.reason)
+      self.handle(learner_events.Heard(message))
+    except Exception as error:  # noqa: BLE001 - handed on, not hidden.
+      self._on_crash(error)  # gRPC's thread would swallow it.
+
+  def _find_syncer(self, addresses: Sequence[str]):
+    """Notes where each host of this learner pulls."""
+    shards = len(addresses) // self._hosts.count
+    by_host = [
+      tuple(addresses[host * shards : (host + 1) * shards])
+      for host in range(self._hosts.count)
+    ]
+    self._replace_inlets(Inlets(self._plane, by_host[0]))
+    self._hosts.tell_each(
+      host_messages.SyncerAt(self.incarnation, each) for each in by_host[1:]
+    )
+
+  def _move(self, message: messages.ShardAt):
+    """Notes a restarted shard of the syncer."""
+    if self._inlets is None:
+      return
+    self._inlets.move(message.shard, message.addresses[0])
+    self._hosts.tell_each(
+      host_messages.ShardMoved(self.incarnation, message.shard, address)
+      for address in message.addresses[1:]
+    )
+
+  def _on_close(self, reason: str):
+    if self._session is not None:
+      self._hosts.tell(host_messages.CloseSession(self._session.incarnation))
+    self._session = None
+    self._replace_inlets(None)
+    self.handle(learner_events.Disconnected(reason))
+
+  def _replace_inlets(self, inlets: Inlets | None):
+    before, self._inlets = self._inlets, inlets
+    if before is not None:
+      before.close()
+
+  def _on_crash(self, error: BaseException):
+    self._todo.put(error)
+
+  # Effects ------------------------------------------------------------------
+
+  def _perform(
+    self, effect: learner_events.Effect
+  ) -> list[learner_events.Event]:
+    """Performs an effect under the lock, without waiting; returns its
+    events.
+    """
+    match effect:
+      case learner_events.Send():
+        self._send(effect.message)
+      case learner_events.FetchUpdate():
+        return self._fetch(self._carrier.pull_update, effect.update)
+      case learner_events.FetchFragment():
+        return self._fetch(self._carrier.pull_fragment, effect.message)
+      case learner_events.FetchState():
+        self._fetch_state(effect.state)
+      case learner_events.DonateFragment():
+        self._send_from_up(
+          lambda session: self._carrier.donate_fragment(
+            effect.fragment, session
+          )
+        )
+      case learner_events.EndDonation():
+        newcomer = effect.learner, effect.incarnation
+        self._queue_up(lambda: self._carrier.end_donation(newcomer))
+      case learner_events.Forget():
+        self._forget(effect.handles)
+      case _ if isinstance(effect, BOUNDARY):
+        if isinstance(effect, learner_events.Leave):
+          self._link.leave()
+        self._todo.put(effect)
+      case _:
+        raise TypeError(f'Not a learner effect: {effect!r}.')
+    return []
+
+  def _send(self, message):
+    session = self._session
+    if session is not None:
+      session.client.send(message)
+
+  def _forget(self, handles: tuple[int, ...] | None):
+    """Releases these offers; None: all, which end with the session."""
+    session = self._session
+    for handle in handles or ():
+      if session is not None:
+        session.retire(handle)
+    if session is not None and handles:
+      self._hosts.tell(host_messages.HostRetire(session.incarnation, handles))
+    if handles is None:
+      self._queue_up(self._carrier.end_donations)
+
+  def _send_from_up(self, make: Callable[[Session], object]):
+    """Makes a message for the current session on the worker, and sends it."""
+    session = self._session
+
+    def job():
+      if session is None or session is not self._session:
+        return  # The syncer it was meant for is gone.
+      try:
+        message = make(session)
+      except Closed:
+        return  # The session has just ended.
+      session.client.send(message)
+
+    self._queue_up(job)
+
+  def _queue_up(self, job: Callable[[], None]):
+    if not self._up.submit(job):
+      self._on_crash(RuntimeError('the worker has no room'))
+
+  def _fetch(self, pull, message) -> list[learner_events.Event]:
+    """Queues a pull of bytes that the syncer offers."""
+    inlets, session = self._inlets, self.incarnation
+    if self._down.submit(lambda: self.handle(pull(message, inlets, session))):
+      return []
+    reason = f'{JOBS_MAX} fetches are waiting'
+    return [
+      learner_events.FetchFailed(message.fragment, message.version, reason)
+    ]
+
+  def _fetch_state(self, state: messages.StateAt):
+    """Queues the pull of what a donor offers."""
+    job = lambda: self.handle(self._carrier.fetch_state(state))  # noqa: E731
+    if not self._down.submit(job):
+      self._on_crash(RuntimeError('no room to fetch a state'))

@@ -1,0 +1,441 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A learner's train loop.
+
+The order within a step matters, and is tested. With τ > 0, for each n:
+
+1. dispatch step n, while the devices are computing step n − 1;
+2. wait for step n − 1 to complete, and report it;
+3. boundary n, while the devices compute step n: blend in what has arrived
+   (after step n), copy what is due (available once step n is done).
+
+So the devices always have the next step queued, for as long as a boundary takes
+no longer than a step; the part of the host's time that delays them is `stall_s`
+of step n. A copy made at boundary n can be offered when step n is done, which
+is when the loop is at boundary n + 1: its update is taken in at boundary n + 2
+if the round trip (merge included) takes less than a step, one later for each
+further step. Two is the least: to have it at boundary n + 1, the loop would
+have to hold step n + 2 back until the update is there, or step n + 1 is nearly
+done. With the boundary before the wait it would be three.
+
+With τ = 0 the boundary of a step at which something is offered waits for that
+step, and for the update.
+"""
+
+import dataclasses
+import json
+import math
+import signal
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+
+from diloco.data import pipeline
+from diloco.learner import syncer_client
+from diloco.learner.device import Device
+from diloco.learner.hosts.follower import Follower
+from diloco.learner.hosts.host_group import ALONE, Hosts
+from diloco.learner.own_progress import OwnProgress
+from diloco.learner.replica import Held
+from diloco.learner.restore import Beginning, Outputs, progress_of
+from diloco.metrics import names
+from diloco.protocol import host_messages, messages
+from diloco.protocol.learner import events as learner_events
+from diloco.run.spec import Blueprint
+from diloco.run.tape_events import SEED
+from diloco.run.utilisation import Utilisation
+from diloco.transport.sockets import SocketMeter
+
+CLOSE_S = 30.0  # Limit for writing the last checkpoint.
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatched:
+  """An inner step that was dispatched, and whose metrics are not read yet."""
+
+  step: int  # Own step; 1 is the first from the seed.
+  metrics: dict[str, jax.Array]
+  position: int  # Index of the batch after it.
+  global_step: int
+  lr: float
+  stall_s: float
+
+
+class Training:
+  """One learner's parameters, inner state and loop.
+
+  Args:
+    learner: the learner id, which also selects the data shard.
+    device: the compiled device.
+    beginning: what the process starts from; it is consumed.
+    exchange: the exchange with the syncer; not yet open.
+    outputs: takes checkpoints, metrics and the tape.
+    notice_s: how long leaving in good order may take.
+    hosts: the learner's other hosts: they are told each action before it is
+      performed here.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    learner: int,
+    device: Device,
+    beginning: Beginning,
+    exchange: syncer_client.Exchange,
+    outputs: Outputs,
+    notice_s: float,
+    hosts: Hosts = ALONE,
+  ):
+    config = blueprint.config
+    self._blueprint = blueprint
+    self._config = config
+    self._learner = learner
+    self._device = device
+    self._exchange = exchange
+    self._records = outputs.checkpoints
+    self._writer = outputs.metrics
+    self._tape = outputs.tape
+    self._notice_s = notice_s
+    self._hosts = hosts
+    self._schedule = blueprint.schedule()
+    self._dataset = blueprint.dataset(learner)
+    self._params, self._state = beginning.params, beginning.inner_state
+    held = beginning.host.held()
+    self._own = OwnProgress(
+      device,
+      config.protocol.blend,
+      {p: each.theta for p, each in enumerate(held)},
+      self._params,
+    )
+    self._base_crcs = {p: each.crc for p, each in enumerate(held)}
+    self._base_versions = {p: each.version for p, each in enumerate(held)}
+    kind = jax.local_devices()[0].device_kind
+    self._utilisation = Utilisation(blueprint.config, kind)
+    self._training = False
+    self._source = beginning.source
+    self._position = 0
+    self._saving_step = self._saved_step = 0
+    self._step = beginning.start.step
+    self._loss: float | None = None  # Of the last step that was read.
+    self._pending: Dispatched | None = None
+    self._reported_s = 0.0
+    self._waited_s = 0.0
+    self._free_s = 0.0  # When the step in flight could start to compute.
+    self._left: learner_events.Leave | None = None
+    self._stop = threading.Event()
+    self._stopping = False
+    self._meter = SocketMeter() if sys.platform == 'linux' else None
+
+  def stop(self, *_):
+    """Leaves in good order, from the next boundary on; signal-safe."""
+    self._stop.set()
+    self._exchange.interrupt()
+
+  def run(self) -> learner_events.Leave:
+    """Trains until the run is over, the syncer refuses, or `stop`."""
+    self._exchange.open()
+    while not self._training and self._goes_on():
+      self._perform_next(wait=True)
+    batches = pipeline.batches(
+      self._dataset, self._position, self._config.data.threads
+    )
+    self._reported_s = self._free_s = time.monotonic()
+    while self._training and self._goes_on():
+      self._inner_step(next(batches))
+    batches.close()
+    self._report()
+    if self._stopping:
+      # Otherwise the last save would be skipped.
+      self._records.wait(self._notice_s)
+      self._save()
+    while self._goes_on():
+      self._perform_next(wait=True)
+    self._records.close(CLOSE_S)
+    return self._left
+
+  def _goes_on(self) -> bool:
+    if self._stop.is_set() and not self._stopping:
+      self._stopping = True
+      self._exchange.handle(learner_events.Stop(self._notice_s))
+    return self._left is None
+
+  def _inner_step(self, batch: dict[str, np.ndarray]):
+    global_step = self._exchange.global_step
+    progress = self._blueprint.progress(global_step, self._position)
+    self._tape.progress(self._step, progress)
+    lr = self._schedule(progress)
+    self._hosts.tell(host_messages.MakeStep(self._position, lr))
+    placed = self._device.put_batch(batch)
+    self._params, self._state, metrics = self._device.step(
+      self._params, self._state, placed, lr, (self._learner, self._position)
+    )
+    self._step += 1
+    self._position += 1
+    done = Dispatched(
+      self._step, metrics, self._position, global_step, lr, self._waited_s
+    )
+    self._waited_s = 0.0
+    if self._config.protocol.overlap_steps:
+      self._report()
+      stall_s = done.stall_s + self._boundary()
+      self._pending = dataclasses.replace(done, stall_s=stall_s)
+      if self._exchange.waiting:  # At the end of the run, for its syncer.
+        self._wait_at_boundary()
+    else:
+      self._synchronous(done)
+    self._waited_s += self._save_if_due()
+
+  def _boundary(self) -> float:
+    """Performs a boundary between two steps; returns its seconds."""
+    began_s = time.monotonic()
+    self._exchange.handle(learner_events.Boundary(self._device.tokens_per_step))
+    while self._perform_next(wait=False):
+      pass
+    return time.monotonic() - began_s
+
+  def _synchronous(self, done: Dispatched):
+    """Reports a step at τ = 0 before its offers, and waits at the boundary.
+
+    A learner that has offered makes no step, so the syncer counts the offer as
+    the step if that is all it has; a report after it would be one step too
+    many.
+    """
+    self._report()
+    self._pending = done
+    self._boundary()
+    self._wait_at_boundary()
+
+  def _wait_at_boundary(self):
+    began_s = time.monotonic()
+    while self._exchange.waiting and self._goes_on():
+      self._perform_next(wait=True)
+    while self._perform_next(wait=False):
+      pass
+    self._free_s = time.monotonic()
+    # It counts as a stall of the next step.
+    self._waited_s = self._free_s - began_s
+
+  def _perform_next(self, wait: bool) -> bool:
+    effect = self._exchange.next_boundary(wait)
+    match effect:
+      case None:
+        return False
+      case syncer_client.INTERRUPT:
+        pass
+      case learner_events.Snapshot():
+        self._snapshot(effect)
+      case learner_events.Apply():
+        self._apply(effect)
+      case learner_events.HandIn():
+        self._exchange.say_after_offers(messages.HandedIn(effect.last_round))
+      case learner_events.SayLeaving():
+        self._exchange.say_after_offers(messages.Leaving())
+      case learner_events.DonateState():
+        self._donate(effect)
+      case learner_events.Adopt():
+        adopted = self._exchange.take_adopted()
+        self._hosts.tell(host_messages.AdoptState())
+        self._state = self._device.put_state(adopted.inner_state)
+        self._source = adopted.source
+      case learner_events.Reset():
+        self._hosts.tell(host_messages.ResetState())
+        self._state = self._device.fresh_state(self._params)
+        self._source = SEED
+      case learner_events.Begin():
+        self._hosts.tell(host_messages.BeginAt(effect.position))
+        self._tape.begin(self._step, effect.position, self._source)
+        self._position = effect.position
+        self._training = True
+      case learner_events.Save():
+        # Otherwise the save would be skipped.
+        self._records.wait(self._notice_s)
+        self._save()
+      case learner_events.Cease():
+        self._tape.cease(self._step)
+        self._training = False
+      case learner_events.Leave():
+        self._tape.leave(self._step, effect.reason)
+        self._left = effect
+      case _:
+        raise TypeError(f'Not for the loop: {effect!r}.')
+    return True
+
+  def _snapshot(self, effect: learner_events.Snapshot):
+    p = effect.fragment
+    prepared = self._exchange.prepare_offer(effect)
+    session = prepared.session.incarnation if prepared else 0
+    handle, keep = effect.handle, effect.keep
+    self._hosts.tell(host_messages.TakeSnapshot(p, session, handle, keep))
+    theta = self._own.snapshot(p, self._params, handle, keep)
+    self._tape.snapshot(self._step, effect)
+    if self._config.protocol.overlap_steps == 0:
+      self._report()
+    if prepared is not None:
+      self._exchange.offer(prepared, effect, theta, self._own.reference(p))
+
+  def _donate(self, effect: learner_events.DonateState):
+    """Copies the inner state of this boundary, on all hosts, for a newcomer."""
+    donation = self._exchange.prepare_donation(effect)
+    self._hosts.tell(
+      host_messages.DonateAt(*donation.newcomer, donation.handles)
+    )
+    self._tape.save(self._step)
+    copied = self._device.copy_state(self._state)
+    held = [
+      Held(self._base_versions[p], theta, self._base_crcs[p])
+      for p, theta in sorted(self._own.bases.items())
+    ]
+    self._exchange.donate(donation, held, copied)
+
+  def _apply(self, effect: learner_events.Apply):
+    """Blends in Θ_p; before the first step there is nothing to blend."""
+    p = effect.fragment
+    arrived = self._exchange.take_arrived(p, effect.version)
+    if arrived is None:
+      return
+    self._hosts.tell(
+      host_messages.ApplyFragment(
+        p,
+        effect.version,
+        self._training,
+        effect.carry,
+        effect.handle,
+        effect.keep,
+      )
+    )
+    self._tape.apply(self._step, effect, arrived.crc)
+    self._base_crcs[p] = arrived.crc
+    self._base_versions[p] = effect.version
+    self._params = self._own.take_in(
+      p, self._params, arrived.host, arrived.device, effect, self._training
+    )
+
+  def _report(self):
+    """Waits for the step before the one just dispatched, and reports it."""
+    pending, self._pending = self._pending, None
+    if pending is None:
+      return
+    loss = float(pending.metrics['loss'])
+    if not math.isfinite(loss):
+      self._leave_diverged(pending.step, loss)
+      return
+    self._loss = loss
+    self._compute_to_floor()
+    now_s = time.monotonic()
+    step_s, self._reported_s = now_s - self._reported_s, now_s
+    self._free_s = now_s
+    self._exchange.handle(
+      learner_events.Completed(
+        tokens=self._device.tokens_per_step,
+        position=pending.position,
+        step_s=step_s,
+        stall_s=min(pending.stall_s, step_s),
+        loss=loss,
+        saved_step=self._newest_saved(),
+      )
+    )
+    self._write(pending, loss, step_s)
+
+  def _leave_diverged(self, step: int, loss: float):
+    """Leaves: no step mends a diverged θ and its moments, but a peer's state
+    can.
+    """
+    reason = f'loss {loss} at step {step}'
+    self._exchange.leave(reason)
+    self._left = self._left or learner_events.Leave(reason)
+
+  def _save_if_due(self) -> float:
+    """Saves a checkpoint every so many steps; returns the seconds it waited."""
+    every_steps = self._config.checkpoint.learner_every_steps
+    if not every_steps or self._step % every_steps or not self._training:
+      return 0.0
+    jax.block_until_ready(self._params)  # This is compute, not a stall.
+    began_s = time.monotonic()
+    self._save()
+    return time.monotonic() - began_s
+
+  def _save(self):
+    """Saves θ at this boundary with all that belongs to it, asynchronously."""
+    if self._left is not None or self._loss is None:
+      return
+    self._tape.save(self._step)
+    progress = progress_of(
+      self._exchange.machine_state(),
+      self._position,
+      self._exchange.process,
+      tuple(self._base_crcs[p] for p in sorted(self._base_crcs)),
+    )
+    text = json.dumps(dataclasses.asdict(progress))
+    self._hosts.tell(host_messages.SaveAt(self._step, self._loss, text))
+    begun = self._records.save(
+      self._step,
+      self._params,
+      self._state,
+      self._own.bases,
+      progress,
+      self._loss,
+    )
+    if begun:
+      self._saving_step = self._step
+
+  def _newest_saved(self) -> int:
+    """The newest complete checkpoint of this process; 0: none."""
+    if self._records.newest_step == self._saving_step:
+      self._saved_step = self._saving_step
+    return self._saved_step
+
+  def _compute_to_floor(self):
+    """Sleeps if `run.step_floor_s` asks for longer steps.
+
+    The sleep simulates devices at work: the boundary's time counts as
+    concurrent.
+    """
+    left_s = self._free_s + self._config.run.step_floor_s - time.monotonic()
+    if left_s > 0:
+      self._stop.wait(left_s)
+
+  def _write(self, pending: Dispatched, loss: float, step_s: float):
+    if pending.step % self._config.run.log_every_steps and pending.step != 1:
+      return
+    self._writer.write_scalars(
+      pending.step,
+      {
+        names.TIME: time.time(),
+        names.INCARNATION: self._exchange.incarnation,
+        names.GLOBAL_STEP: pending.global_step,
+        names.TRAIN_LOSS: loss,
+        names.LEARNING_RATE: pending.lr,
+        names.STEP_TIME: step_s,
+        names.STALL_TIME: pending.stall_s,
+        names.TOKENS_PER_S: self._device.tokens_per_step / step_s,
+        **self._utilisation.scalars(step_s),
+        **{
+          name: float(pending.metrics[metric])
+          for metric, name in names.ROUTING.items()
+          if metric in pending.metrics
+        },
+        **self._socket_bytes(),
+      },
+    )
+
+  def _socket_bytes(self) -> dict[str, int]:
+    if self._meter is None:
+      return {}
+    counted = self._meter.sample()
+    return {
+      names.SOCKET_SENT: counted.sent,
+      names.SOCKET_RECEIVED: counted.received,
+    }
+
+
+def stop_on_signals(training: Training | Follower):
+  """Makes SIGTERM and SIGINT leave in good order."""
+
+  def stop(number, _):
+    signal.signal(number, signal.SIG_DFL)  # A second one ends at once.
+    training.stop()
+
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, stop)

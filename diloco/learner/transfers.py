@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work of a learner's two transfer threads: encode, offer, pull, verify."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from absl import logging
+
+from diloco.learner import peer_bootstrap
+from diloco.learner.connection import Session
+from diloco.learner.device import Device
+from diloco.learner.hosts.host_group import ALONE, Hosts
+from diloco.learner.replica import Held, HostCopy, Mismatch, PartCopy
+from diloco.learner.replica_codec import Arrivals, Arrived, make_part
+from diloco.numerics.codec import Codec
+from diloco.protocol import host_messages, messages
+from diloco.protocol.incarnation import process_of
+from diloco.protocol.learner import events as learner_events
+from diloco.run import payload_parts
+from diloco.run.payload_parts import TransferPace, why_unfit
+from diloco.run.spec import Blueprint
+from diloco.run.tape_events import Source
+from diloco.transport.data_plane import Closed, DataPlane, TransferFailed
+
+# First handle of other payloads; the machine assigns smaller ones.
+OTHER_HANDLES = 1 << 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Adopted:
+  """A donor's inner state and its origin."""
+
+  inner_state: object  # A pytree of host arrays.
+  source: Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Donation:
+  """A state to be donated.
+
+  Attributes:
+    newcomer: the receiving learner and incarnation.
+    step: own step of this learner at whose boundary the state was taken.
+    handles: handles under which its payloads are offered.
+  """
+
+  newcomer: peer_bootstrap.Newcomer
+  step: int
+  handles: tuple[int, ...]
+
+
+class Carrier:
+  """Moves the bytes of one learner; the `take_…` methods are for its train
+  loop.
+
+  `offer…` and `donate…` run on one worker, `pull` and `fetch_state` on the
+  other.
+
+  Args:
+    device: takes fragments of Θ.
+    copy: the host's copy of Θ, or its part if there are several hosts.
+    plane: the data plane.
+    hosts: the learner's other hosts, which transfer their own parts.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    device: Device,
+    copy: HostCopy | PartCopy,
+    plane: DataPlane,
+    hosts: Hosts = ALONE,
+  ):
+    self._blueprint = blueprint
+    self._device = device
+    self._part = make_part(blueprint, device, copy)
+    self._plane = plane
+    self._hosts = hosts
+    self._pace = TransferPace(blueprint.config.protocol.patience)
+    self._handles = itertools.count(OTHER_HANDLES)
+    self._arrivals = Arrivals()
+    self._adopted: Adopted | None = None
+    self._donations = peer_bootstrap.Donations(self._part, plane)
+
+  # For the loop -------------------------------------------------------------
+
+  def next_handle(self) -> int:
+    """Returns a handle for a payload that is not a contribution.
+
+    The machine assigns the handles of contributions.
+    """
+    return next(self._handles)
+
+  def donation_handles(self) -> tuple[int, ...]:
+    """Returns enough handles for a donation by any host."""
+    most = peer_bootstrap.payloads_max(self._blueprint, self._device.state_like)
+    return tuple(next(self._handles) for _ in range(most))
+
+  def take_arrived(self, fragment: int, version: int) -> Arrived | None:
+    """Returns a fragment that is ready to be applied; see `Arrivals.take`."""
+    return self._arrivals.take(fragment, version)
+
+  def take_adopted(self) -> Adopted:
+    """Returns the inner state that a donor gave."""
+    adopted, self._adopted = self._adopted, None
+    return adopted
+
+  # Out ----------------------------------------------------------------------
+
+  def offer(
+    self,
+    snapshot: learner_events.Snapshot,
+    theta: Mapping[str, jax.Array],
+    reference: Mapping[str, np.ndarray | jax.Array],
+    session: Session,
+  ) -> messages.Offer:
+    """Encodes and offers v = reference − θ; returns the message that says so.
+
+    The other hosts, told by the loop, offer their parts under the same handle.
+
+    Raises:
+      Closed: the session has ended.
+    """
+    p, handle = snapshot.fragment, snapshot.handle
+    shares = self._part.encode_delta(p, theta, reference)
+    return messages.Offer(
+      round=snapshot.round,
+      fragment=p,
+      base_version=snapshot.base_version,
+      c_steps=snapshot.c_steps,
+      c_tokens=snapshot.c_tokens,
+      step=snapshot.step,
+      payload=self._offered(p, self._blueprint.up, shares, session, handle),
+    )
+
+  def donate(
+    self, donation: Donation, held: Sequence[Held], state
+  ) -> messages.StateOffered | None:
+    """Offers a newcomer Θ and the inner state of this boundary.
+
+    The other hosts, told by the loop, offer their parts under the same handles.
+
+    Args:
+      held: Θ at the boundary, by fragment.
+      state: a copy of the inner state.
+
+    Returns:
+      The message that announces it; None if a host failed and nothing is on
+      offer.
+    """
+    newcomer, handles = donation.newcomer, donation.handles
+    mine = self._donations.offer(
+      newcomer, handles, [each.theta for each in held], state
+    )
+    others = self._hosts.donated(newcomer)
+    addresses = tuple(each.address for each in others)
+    if not all(addresses):
+      self.end_donation(newcomer)
+      return None
+    return messages.StateOffered(
+      learner=newcomer[0],
+      incarnation=newcomer[1],
+      versions=tuple(each.version for each in held),
+      crcs=tuple(each.crc for each in held),
+      step=donation.step,
+      payloads=peer_bootstrap.announced(
+        handles,
+        self._blueprint.full.name,
+        len(held),
+        [mine, *(peer_bootstrap.Offered(x.address, x.parts) for x in others)],
+      ),
+      address=mine.address,
+      other_addresses=addresses,
+    )
+
+  def end_donation(self, newcomer: peer_bootstrap.Newcomer):
+    """Withdraws what was offered to a newcomer, on all hosts."""
+    self._donations.end(newcomer)
+    self._hosts.tell(host_messages.HostDonationOver(*newcomer))
+
+  def end_donations(self):
+    """Withdraws all donations."""
+    self._donations.end_all()
+    self._hosts.tell(host_messages.HostDonationsOver())
+
+  def donate_fragment(
+    self, fragment: int, session: Session
+  ) -> messages.FragmentOffered:
+    """Offers the host's copy of a fragment to a syncer that has lost it.
+
+    Raises:
+      Closed: the session has ended.
+    """
+    handle = self.next_handle()
+    self._hosts.tell(
+      host_messages.OfferHeld(session.incarnation, fragment, handle)
+    )
+    version = self._part.held()[fragment].version
+    shares = self._part.encode_held(fragment)
+    full = self._blueprint.full
+    found = self._offered(fragment, full, shares, session, handle)
+    crc = self._part.held()[fragment].crc
+    return messages.FragmentOffered(fragment, version, found, crc)
+
+  def _offered(
+    self,
+    fragment: int,
+    codec: Codec,
+    shares: Sequence[np.ndarray],
+    session: Session,
+    handle: int,
+  ) -> messages.Payload:
+    """Offers own parts and collects those of the other hosts: all, or none."""
+    try:
+      session.offer(fragment, handle, shares)
+    finally:
+      others = self._hosts.offered(handle)
+    said = [payload_parts.part_of(data) for data in shares]
+    for each in others:
+      said += each
+    if any(part is None for part in said):
+      raise Closed('the session has ended at another host')
+    return payload_parts.announced_parts(handle, codec.name, said)
+
+  # In -----------------------------------------------------------------------
+
+  def pull_update(
+    self,
+    update: messages.Update,
+    inlets: payload_parts.Inlets | None,
+    session: int,
+  ) -> learner_events.Event:
+    """Pulls an outer update and adds it to the host's copy and the devices'."""
+    return self._pull(update, False, self._blueprint.down, inlets, session)
+
+  def pull_fragment(
+    self,
+    message: messages.FullFragment,
+    inlets: payload_parts.Inlets | None,
+    session: int,
+  ) -> learner_events.Event:
+    """Pulls a full fragment into the host's copy and the devices'."""
+    return self._pull(message, True, self._blueprint.full, inlets, session)
+
+  def _pull(
+    self, message, full, codec, inlets, session: int
+  ) -> learner_events.Event:
+    p, version = message.fragment, message.version
+    try:
+      expected = self._part.cuts.down_bytes(p, codec)
+      reason = why_unfit(message.payload, p, codec, expected)
+      if reason is None and inlets is None:
+        reason = 'the session has ended'
+      if reason is None and len(message.part_crcs) != self._crcs_expected:
+        reason = f'{len(message.part_crcs)} CRCs of parts are announced'
+      if reason is not None:
+        raise Mismatch(reason)
+      self._pull_parts(message, full, inlets, session)
+    except (TransferFailed, Mismatch) as error:
+      reason = f'{type(error).__name__}: {error}'
+      logging.warning('fragment %d version %d: %s', p, version, reason)
+      return learner_events.FetchFailed(p, version, reason)
+    self._place(p)
+    return learner_events.Rebuilt(
+      p, version, message.crc, message.payload.handle
+    )
+
+  @property
+  def _crcs_expected(self) -> int:
+    hosts = self._part.cuts.hosts
+    return hosts * self._blueprint.owners.shards if hosts > 1 else 0
+
+  def _pull_parts(self, message, full: bool, inlets, session: int):
+    """Pulls every host's own parts concurrently."""
+    shards = self._blueprint.owners.shards
+    orders = [
+      host_messages.HostTake(
+        session,
+        message.fragment,
+        message.version,
+        full,
+        tuple(payload_parts.only(message.payload, i) for i in mine),
+        message.crc,
+        tuple(message.part_crcs[i] for i in mine),
+      )
+      for host in range(1, self._hosts.count)
+      for mine in [range(host * shards, (host + 1) * shards)]
+    ]
+    with self._hosts.taking(orders):
+      data = inlets.pull(message.payload, self._pace)
+      self._part.take_in(
+        message.fragment,
+        message.version,
+        full,
+        data,
+        message.crc,
+        message.part_crcs[:shards],
+      )
+
+  def fetch_state(self, state: messages.StateAt) -> learner_events.Event:
+    """Pulls a donor's Θ and inner state: all hosts' parts of it, or nothing."""
+    offered = state.offered
+    try:
+      fetched = self._fetch_parts(offered)
+    except (TransferFailed, Mismatch) as error:
+      reason = f'donor {state.donor}: {type(error).__name__}: {error}'
+      logging.warning('%s', reason)
+      return learner_events.StateFailed(reason)
+    donor = process_of(state.incarnation)
+    source = Source(
+      *('peer', state.donor, donor, offered.step),
+      versions=offered.versions,
+      crcs=offered.crcs,
+    )
+    self._adopted = Adopted(fetched.inner_state, source)
+    for p in range(len(self._blueprint.layout.fragments)):
+      self._place(p)
+    logging.info(
+      'took Θ and the inner state of learner %d, at its step %d',
+      state.donor,
+      offered.step,
+    )
+    return learner_events.StateFetched(offered, state.donor)
+
+  def _fetch_parts(
+    self, offered: messages.StateOffered
+  ) -> peer_bootstrap.Fetched:
+    """Fetches every host's own parts concurrently; then all adopt them."""
+    addresses = (offered.address, *offered.other_addresses)
+    if len(addresses) != self._hosts.count or any(
+      len(each.parts) != (len(addresses) if len(addresses) > 1 else 0)
+      for each in offered.payloads
+    ):
+      raise Mismatch(
+        f'a donor of {len(addresses)} hosts, this learner has '
+        f'{self._hosts.count}'
+      )
+    fragments = len(self._blueprint.layout.fragments)
+    if not len(offered.versions) == len(offered.crcs) == fragments:
+      raise Mismatch(
+        f'{len(offered.versions)} versions and {len(offered.crcs)} CRCs, the '
+        f'run has {fragments} fragments'
+      )
+    by_host = [
+      tuple(payload_parts.only(each, host) for each in offered.payloads)
+      for host in range(len(addresses))
+    ]
+    orders = [
+      host_messages.HostFetch(address, payloads, offered.versions, offered.crcs)
+      for address, payloads in zip(addresses[1:], by_host[1:])
+    ]
+    try:
+      with self._hosts.fetching(orders):
+        fetched = peer_bootstrap.fetch(
+          by_host[0],
+          offered.address,
+          self._part,
+          fragments,
+          self._blueprint.full.name,
+          self._plane,
+          self._pace,
+        )
+      self._part.adopt(offered.versions, fetched.data, offered.crcs)
+    except (TransferFailed, Mismatch):
+      self._hosts.end_fetch(taken=False)
+      raise
+    self._hosts.end_fetch(taken=True)
+    return fetched
+
+  def _place(self, fragment: int):
+    """Puts the host's copy of a fragment on the devices, ready to be
+    applied.
+    """
+    version = self._part.held()[fragment].version
+    self._arrivals.put(fragment, version, self._part.placed(fragment))

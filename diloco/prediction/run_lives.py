@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of a run and its prediction: lives, and goodput as it went."""
+
+import itertools
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+
+from diloco.metrics import goodput as metrics_goodput
+from diloco.metrics.goodput import StepRecord
+from diloco.metrics.workdir import learner_name
+from diloco.pages.parts import Chart, Line, Span, Timeline
+from diloco.prediction import history as prediction_history
+from diloco.prediction.history import History
+from diloco.prediction.prediction import Plan, Prediction
+from diloco.simulator.network import SYNCER
+
+WINDOWS = 40  # Of the chart.
+GAP_STEPS = 4.0  # Steps closer than so many of their length are one span,
+ROUND_GAP_S = 1.0  # and rounds that are closer than this.
+
+
+def uses(history: History, process: int) -> list[float]:
+  """Returns when a learner's steps begin, or the syncer's rounds close."""
+  if process == SYNCER:
+    return [close.at_s for close in history.closes]
+  return _begins(history.steps, process)
+
+
+def predicted_uses(prediction: Prediction, process: int) -> list[float]:
+  """Returns the times of `uses` for a simulation."""
+  if process == SYNCER:
+    spans = prediction.outcome.tally.round_spans
+    return [merged_s for *_, merged_s in spans]
+  return _begins(prediction.steps, process)
+
+
+def _begins(steps: Iterable[StepRecord], learner: int) -> list[float]:
+  return sorted(s.end_s - s.step_s for s in steps if s.learner == learner)
+
+
+def timeline(history: History, prediction: Prediction) -> Timeline:
+  """The measured lives of each process over its predicted ones."""
+  processes = [SYNCER, *history.learners]
+  lanes, spans, marks = [], [], []
+  for process in processes:
+    name = (
+      prediction_history.SYNCER if process == SYNCER else learner_name(process)
+    )
+    lanes += [f'{name}, measured', f'{name}, predicted']
+    measured, predicted = len(lanes) - 2, len(lanes) - 1
+    spans += _measured(history, process, measured)
+    spans += _predicted(prediction, process, predicted)
+    for killed, at_s in prediction.plan.kills:
+      if killed == process:
+        marks += [(at_s, lane, 'killed') for lane in (measured, predicted)]
+  return Timeline(
+    name='lives',
+    title='Measured and predicted lives',
+    lanes=tuple(lanes),
+    spans=tuple(sorted(spans, key=lambda s: (s.lane, s.begin_s))),
+    marks=tuple(marks),
+    notes=('Predicted: the first seed.',),
+  )
+
+
+def _measured(history: History, process: int, lane: int) -> Iterator[Span]:
+  if process == SYNCER:
+    lives = history.lives[prediction_history.SYNCER]
+    ready = [life.spoke_s for life in lives]
+  else:
+    lives = history.lives[learner_name(process)]
+    ready = [life.stepped_s for life in lives]
+  yield from work(history.steps, uses(history, process), process, lane)
+  for life, ready_s in zip(lives, ready, strict=True):
+    up_s = life.ended_s if ready_s is None else ready_s
+    yield from _inside(history, lane, life.started_s, up_s, 'bootstrap')
+  for dead, back in itertools.pairwise(lives):
+    yield from _inside(history, lane, dead.ended_s, back.started_s, 'dead')
+
+
+def _predicted(
+  prediction: Prediction, process: int, lane: int
+) -> Iterator[Span]:
+  plan = prediction.plan
+  times_s = predicted_uses(prediction, process)
+  yield from work(prediction.steps, times_s, process, lane)
+  for death in prediction.deaths:
+    if death.process == process:
+      started_s = death.at_s + plan.restart_delay_s
+      up_s = next((t for t in times_s if t > death.at_s), plan.until_s)
+      yield from _inside(plan, lane, death.at_s, started_s, 'dead')
+      yield from _inside(plan, lane, started_s, up_s, 'bootstrap')
+
+
+def _inside(
+  run: History | Plan, lane: int, begin_s: float, end_s: float, kind: str
+) -> Iterator[Span]:
+  """Yields the part of a span within the run."""
+  begin_s, end_s = max(begin_s, 0.0), min(end_s, run.until_s)
+  if end_s > begin_s:
+    yield Span(lane, begin_s, end_s, kind)
+
+
+def work(
+  steps: Sequence[StepRecord],
+  uses_s: Sequence[float],
+  process: int,
+  lane: int,
+) -> Iterator[Span]:
+  """Steps of a learner, rounds of the syncer; those close by as one."""
+  if process == SYNCER:
+    spans = [(at_s, at_s) for at_s in uses_s]
+    gap_s = ROUND_GAP_S
+  else:
+    own = [s for s in steps if s.learner == process]
+    spans = [(s.end_s - s.step_s, s.end_s) for s in own]
+    gap_s = GAP_STEPS * statistics.fmean([s.step_s for s in own] or [0.0])
+  kind = 'round' if process == SYNCER else 'step'
+  joined: list[tuple[float, float]] = []
+  for begin_s, end_s in sorted(spans):
+    if joined and begin_s <= joined[-1][1] + gap_s:
+      joined[-1] = joined[-1][0], end_s
+    else:
+      joined.append((begin_s, end_s))
+  return (Span(lane, *span, kind) for span in joined)
+
+
+def chart(history: History, predictions: Sequence[Prediction]) -> Chart:
+  """Learner time in steps, in windows: where the two differ."""
+  edges = [history.until_s * i / WINDOWS for i in range(WINDOWS + 1)]
+  learners = len(history.learners)
+  measured = windows(history.steps, learners, edges)
+  predicted = [windows(p.steps, learners, edges) for p in predictions]
+  by_window = list(zip(*predicted, strict=True))
+  middles = tuple((a + b) / 2 for a, b in itertools.pairwise(edges))
+  return Chart(
+    name='goodput',
+    title=f'Learner time in steps, in windows of {edges[1]:.1f} s',
+    x_label='seconds since the first learner was ready',
+    y_label='in steps, %',
+    y_range=(0.0, 105.0),
+    lines=(
+      Line('measured', 'measured', middles, tuple(measured)),
+      Line(
+        'predicted',
+        'simulated',
+        middles,
+        tuple(map(statistics.fmean, by_window)),
+        spreads=tuple(map(statistics.pstdev, by_window)),
+        group=1,
+      ),
+    ),
+  )
+
+
+def windows(
+  steps: Sequence[StepRecord], learners: int, edges: Sequence[float]
+) -> list[float]:
+  """Percent, of each window; a step may lie in two of them."""
+  width_s = edges[1] - edges[0]
+  inside: list[list[StepRecord]] = [[] for _ in edges[1:]]
+  for step in steps:
+    first = max(0, int((step.end_s - step.step_s) / width_s))
+    last = min(len(inside) - 1, int(step.end_s / width_s))
+    for window in range(first, last + 1):
+      inside[window].append(step)
+  return [
+    100.0 * metrics_goodput.stepping(each, learners, begin_s, end_s)
+    for each, (begin_s, end_s) in zip(
+      inside, itertools.pairwise(edges), strict=True
+    )
+  ]

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A learner's way into a run, and the state it gives to a newcomer.
+
+A process starts from its seed or its own checkpoint. If the run has gone on
+without it, a live peer gives it a copy of Θ and of its inner optimizer state;
+without such a peer it continues from its own. Whatever is newer comes from the
+syncer.
+"""
+
+import dataclasses
+
+from diloco.protocol import messages
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.learner import updates
+from diloco.protocol.learner.offers import View, lead_min
+from diloco.protocol.learner.state import Core, Donation, Fragment, State
+from diloco.protocol.values import changed
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """What a process holds when it starts; tuples are by fragment.
+
+  Attributes:
+    source: origin of the state, for humans.
+    crcs: CRCs of the bytes of Θ_p that the host holds.
+    versions: versions of those fragments.
+    from_steps: own step up to which θ_p contains no progress of the learner.
+    from_tokens: own tokens up to which θ_p contains no progress.
+    step: own inner steps so far, of this and of earlier processes.
+    tokens: tokens of those steps.
+    position: index of the next batch of the data shard.
+    closed_round: the newest round known to be closed.
+    global_step: t as last known.
+  """
+
+  source: str
+  crcs: tuple[int, ...]
+  versions: tuple[int, ...]
+  from_steps: tuple[int, ...]
+  from_tokens: tuple[int, ...]
+  step: int = 0
+  tokens: int = 0
+  position: int = 0
+  closed_round: int = 0
+  global_step: int = 0
+
+  @classmethod
+  def from_seed(cls, crcs: tuple[int, ...]) -> 'Start':
+    zeros = (0,) * len(crcs)
+    return cls('the seed', crcs, zeros, zeros, zeros)
+
+  def counting_anew(self) -> 'Start':
+    """Returns a copy that counts progress on every fragment from here on.
+
+    With the blend 'mix' a checkpoint does not say what part of θ is progress:
+    whatever was not merged before stays in θ, and is not offered again.
+    """
+    count = len(self.versions)
+    return dataclasses.replace(
+      self, from_steps=(self.step,) * count, from_tokens=(self.tokens,) * count
+    )
+
+  def state(self) -> State:
+    """Returns the machine's state before its first message."""
+    fragments = tuple(
+      Fragment(
+        base=version,
+        host=version,
+        coming=version,
+        announced=version,
+        crc=crc,
+        from_step=from_step,
+        from_tokens=from_tokens,
+      )
+      for version, crc, from_step, from_tokens in zip(
+        self.versions, self.crcs, self.from_steps, self.from_tokens, strict=True
+      )
+    )
+    return State(
+      fragments,
+      source=self.source,
+      step=self.step,
+      tokens=self.tokens,
+      completed_step=self.step,
+      reported_step=self.step,
+      position=self.position,
+      closed_known=self.closed_round,
+      view=View(self.global_step, self.step),
+    )
+
+
+def on_connected(core: Core, event: learner_events.Connected):
+  """Sends the hello on a stream that has just opened."""
+  core.set(incarnation=event.incarnation, in_session=True)
+  fragments = core.state.fragments
+  core.send(
+    messages.Hello(
+      protocol=messages.PROTOCOL_VERSION,
+      run=core.run,
+      learner=core.learner,
+      incarnation=event.incarnation,
+      fingerprints=core.fingerprints,
+      versions=tuple(f.host for f in fragments),
+      crcs=tuple(f.crc for f in fragments),
+      began=core.state.began,
+      addresses=event.addresses,
+      partition=event.partition,
+    )
+  )
+
+
+def on_welcome(core: Core, welcome: messages.Welcome):
+  """Counts again after a reconnect, or starts to look for missing state."""
+  state = core.state
+  known = zip(state.fragments, welcome.versions)
+  if any(fragment.host > version for fragment, version in known):
+    # A fragment has arrived since the hello. A syncer that has lost its ledger
+    # would send an older one: it must be told first.
+    core.send(messages.Goodbye('knows of later rounds than its hello said'))
+    return
+  # This may be less than before, if a syncer has lost its ledger.
+  closed = welcome.closed_round
+  # Its clock will start so many steps after where it was. Not at τ = 0: it
+  # might reach its boundary with fewer than s steps on that clock, and all
+  # would wait there for a round that is not due.
+  away = 0
+  if core.config.overlap_steps:
+    away = min(
+      state.completed_step - state.reported_step, core.config.spacing_steps
+    )
+  view = changed(
+    state.view, step=welcome.step + away, own_step=state.completed_step
+  )
+  core.set(
+    connected=True,
+    give_up_at_s=None,
+    closed_known=closed,
+    last_offered=closed,  # Earlier offers are gone.
+    lead=lead_min(core.config),
+    view=view,
+    reported=False,
+  )
+  for p, fragment in enumerate(state.fragments):
+    announced = welcome.versions[p]
+    core.set_fragment(
+      p,
+      coming=fragment.host,
+      announced=announced,
+      unlike=welcome.clean or welcome.crcs[p] != fragment.crc,
+      # Offers end with their session. Whether one was merged is said by the
+      # update of a merge in progress, or by the full fragment.
+      pulled=False,
+    )
+  if state.began:
+    core.set(reported_step=state.completed_step)
+    core.send(messages.Ready(away, state.source))
+    _want_newer(core)
+    return
+  core.set(position=max(state.position, welcome.position), clean=welcome.clean)
+  # A peer's state is newer than one that the run has left behind.
+  behind = any(f.unlike for f in core.state.fragments)
+  if behind and welcome.live and not state.settled:
+    core.set(seeking=True)
+    core.send(messages.WantState('joins a run that has gone on'))
+    return
+  go_on_alone(core)
+
+
+def go_on_alone(core: Core):
+  """Continues from its own state and the syncer's Θ, without a donor."""
+  if not core.state.settled:
+    _settle(core, core.state.source)
+    if core.state.clean:
+      core.set(source='nothing, after a quarantine')
+      core.effects.append(learner_events.Reset())
+  _want_newer(core)
+
+
+def _settle(core: Core, source: str):
+  core.set(seeking=False, settled=True, source=source)
+
+
+def _want_newer(core: Core):
+  """Asks the syncer for the fragments that the host does not hold."""
+  for p, fragment in enumerate(core.state.fragments):
+    if fragment.announced > fragment.host:
+      updates.want(core, p, f'at version {fragment.host} on joining')
+    elif fragment.unlike:
+      reason = f'other bytes at version {fragment.host} on joining'
+      updates.want(core, p, reason)
+
+
+def on_state_at(core: Core, message: messages.StateAt):
+  """Fetches what a donor has offered."""
+  if core.state.seeking:
+    core.effects.append(learner_events.FetchState(message))
+
+
+def on_no_state(core: Core):
+  """Goes on alone, as no donor is left."""
+  if core.state.seeking:
+    go_on_alone(core)
+
+
+def on_state_fetched(core: Core, event: learner_events.StateFetched):
+  """Adopts a donor's state; newer fragments still come from the syncer.
+
+  The session that asked for it may have ended meanwhile; the state is as good.
+  """
+  offered = event.offered
+  for p, (version, crc) in enumerate(zip(offered.versions, offered.crcs)):
+    core.set_fragment(
+      p,
+      host=version,
+      coming=max(version, core.state.fragments[p].coming),
+      crc=crc,
+      applied=False,
+      unlike=False,
+    )
+  if core.state.connected:
+    core.send(messages.StateTaken())
+  if core.state.settled:
+    return  # It was told to go on alone meanwhile.
+  _settle(core, f'learner {event.donor} at its step {offered.step}')
+  core.effects.append(learner_events.Adopt())
+  if core.state.connected:
+    _want_newer(core)
+
+
+def on_state_failed(core: Core, event: learner_events.StateFailed):
+  """Asks for another donor; the syncer notes the failed one."""
+  if core.state.seeking and core.state.connected:
+    core.send(messages.WantState(event.reason))
+
+
+def begin_when_complete(core: Core) -> bool:
+  """Says `Ready` once complete; returns True if training begins."""
+  state = core.state
+  if state.began or state.ceased or not state.connected or not state.settled:
+    return False
+  if not all(f.complete for f in state.fragments):
+    return False
+  core.send(messages.Ready(0, state.source))
+  updates.apply_received(core)
+  core.set(began=True)
+  return True
+
+
+# Gives a learner's state to a newcomer, at one of the learner's boundaries.
+#
+# A learner donates once it has taken in every version that the newcomer must
+# know, so that the copy fits the syncer's stream of updates, as in the
+# paper's recovery.
+
+
+def on_donate(core: Core, message: messages.Donate):
+  """Notes the syncer's request; only a learner that trains may donate."""
+  if not core.state.began or core.state.ceased:
+    return  # The syncer picks another donor when this session ends.
+  donation = Donation(message.learner, message.incarnation, message.versions)
+  core.set(donations=(*core.state.donations, donation))
+
+
+def on_donation_over(core: Core, message: messages.DonationOver):
+  """Ends a donation: the newcomer has it, is gone, or has another donor."""
+  session = message.learner, message.incarnation
+  core.set(
+    donations=tuple(
+      d for d in core.state.donations if (d.learner, d.incarnation) != session
+    ),
+    giving=None if core.state.giving == session else core.state.giving,
+  )
+  core.effects.append(learner_events.EndDonation(*session))
+
+
+def donate(core: Core):
+  """Donates one copy at a boundary, to the first newcomer that it can serve.
+
+  There is at most one copy at a time, since each takes memory for a whole
+  state, and none while the learner's bytes of some version differ from the
+  syncer's.
+  """
+  fragments = core.state.fragments
+  if core.state.giving is not None or any(f.unlike for f in fragments):
+    return
+  for donation in core.state.donations:
+    if all(f.base >= v for f, v in zip(fragments, donation.versions)):
+      rest = tuple(d for d in core.state.donations if d is not donation)
+      core.set(donations=rest, giving=(donation.learner, donation.incarnation))
+      core.effects.append(
+        learner_events.DonateState(
+          donation.learner, donation.incarnation, core.state.step
+        )
+      )
+      return

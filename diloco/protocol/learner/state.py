@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a learner's machine as one value, and its holder."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from diloco.protocol import messages
+from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.grace import Ema
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.learner.offers import HALF_STEP, View
+from diloco.protocol.values import changed
+
+MADE_MAX = 8  # Per fragment, including those of an earlier session.
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+  """An offer that a round may merge, or has merged."""
+
+  handle: int
+  incarnation: int  # Incarnation of its session.
+  base: int  # Version that the offer is relative to.
+  step: int  # Of the learner, when the fragment was copied.
+  tokens: int  # All of the learner's own tokens until then.
+  c_tokens: int  # Of these, the tokens that the offer brings.
+
+
+@dataclasses.dataclass(frozen=True)
+class LastOffer:
+  """The last offer of a fragment, made as the learner ceased."""
+
+  fragment: int
+  handle: int
+  step: int  # Own step up to which it reaches.
+  pulled: bool = False
+  outcome: str = ''  # For humans, once it is known.
+
+
+@dataclasses.dataclass(frozen=True)
+class Fragment:
+  """A learner's view of one fragment; versions count its closes."""
+
+  base: int = 0  # Version that θ_p was last set to; offers are relative to it.
+  host: int = 0  # The newest version on the host, verified by its CRC.
+  # Version that the host will hold after the fetches in progress.
+  coming: int = 0
+  announced: int = 0  # The newest version known to exist.
+  unlike: bool = False  # The host's bytes differ from the syncer's.
+  crc: int = 0  # CRC of the host's copy.
+  applied: bool = True  # Whether θ_p was set to the host's copy.
+  from_step: int = 0  # Own steps and tokens up to which θ_p has no progress.
+  from_tokens: int = 0
+  offered_round: int = 0  # The newest round that it was offered for.
+  first_step: int = 0  # Own step of the first offer for that round.
+  # Those that may be merged, by ascending handle.
+  offers: tuple[Made, ...] = ()
+  merged: Made | None = None  # Was merged by an update that θ has not taken in.
+  merged_other: bool = False  # An offer unknown to this process was merged.
+  # One of `offers` is pulled: a newer one would be useless.
+  pulled: bool = False
+  wanted: bool = False  # The full fragment was asked for, or will be.
+  postponed: bool = False  # It comes once its shard is back.
+  ask_at_s: float | None = None  # When to ask; None: already asked.
+  asked_at_s: float = float('-inf')
+
+  @property
+  def complete(self) -> bool:
+    """True if the host holds everything that was announced to it."""
+    return not (self.wanted or self.unlike) and self.host == self.coming
+
+  @property
+  def current(self) -> bool:
+    """True if θ_p was set to the newest announced version."""
+    return self.complete and self.base == self.host
+
+  def can_be_offered(self, step: int) -> bool:
+    """Returns True if θ_p has progress at own step `step` that can be offered.
+
+    No part of that progress may be merged already: steps merged relative to an
+    older base may be on their way back.
+    """
+    return step > self.from_step and self.current
+
+  @property
+  def offered_step(self) -> int | None:
+    """Own step of the newest offer that may be merged."""
+    return self.offers[-1].step if self.offers else None
+
+  def offers_in(self, incarnation: int) -> tuple[Made, ...]:
+    """Returns the offers of one session."""
+    return tuple(x for x in self.offers if x.incarnation == incarnation)
+
+  def unanswered(self, incarnation: int) -> int:
+    """Counts the session's offers that the syncer has not answered yet."""
+    return sum(
+      made.incarnation == incarnation and made.base == self.base
+      for made in self.offers
+    )
+
+  def found(self, incarnation: int, handle: int) -> Made | None:
+    """Returns the offer with this handle, if it is known."""
+    named = (incarnation, handle)
+    return next(
+      (x for x in self.offers if (x.incarnation, x.handle) == named), None
+    )
+
+  def without(self, handles: Sequence[int]) -> tuple[Made, ...]:
+    """Returns the offers except those with `handles`."""
+    return tuple(x for x in self.offers if x.handle not in handles)
+
+
+@dataclasses.dataclass(frozen=True)
+class Donation:
+  """A newcomer that waits for this learner's state."""
+
+  learner: int
+  incarnation: int
+  versions: tuple[int, ...]  # Versions that θ must include before.
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+  """All that the machine knows, as a value to compare, save and restore."""
+
+  fragments: tuple[Fragment, ...]
+  now: float = float('-inf')
+  incarnation: int = 0  # Incarnation of the last session.
+  in_session: bool = False  # A stream to the syncer is open.
+  connected: bool = False  # True once the syncer has sent its welcome.
+  source: str = 'the seed'  # Origin of the inner state, for humans.
+  settled: bool = False  # The origin of the inner state is decided.
+  seeking: bool = False  # A peer is being asked for it.
+  clean: bool = False  # The inner state must not be the process's own.
+  began: bool = False  # Bootstrap is complete; it trains.
+  parked: bool = False  # τ = 0: the loop waits at its boundary.
+  ceased: bool = False  # No more inner steps.
+  left: bool = False
+  step: int = 0  # Own inner steps, dispatched, and their tokens.
+  tokens: int = 0
+  completed_step: int = 0
+  made_s: float = 0.0  # As in `messages.Report`.
+  reported_step: int = 0  # The last that any syncer was told of.
+  reported: bool = False  # Whether this session has reported one.
+  step_s: Ema = dataclasses.field(default=Ema())
+  position: int = 0  # Of the data, at the start.
+  closed_known: int = 0
+  last_offered: int = 0
+  handles: int = 0  # Given to offers so far.
+  lead: int = 0  # In steps of t.
+  again_rounds: tuple[int, ...] = ()  # To be offered again, ascending.
+  view: View = dataclasses.field(default=View())  # Of t.
+  asking: tuple[int, ...] = ()  # Fragments with an `ask_at_s`, ascending.
+  donations: tuple[Donation, ...] = ()  # That are asked for.
+  giving: tuple[int, int] | None = None  # The newcomer being served.
+  # Offers of this session, made as it ceased.
+  last_offers: tuple[LastOffer, ...] = ()
+  leave_at_s: float | None = None  # Set by `Stop`.
+  # All steps are made, but the syncer is away.
+  give_up_at_s: float | None = None
+  last_round: int | None = None  # Set by `Finish`.
+  done: bool = False
+  said_at_s: float = float('-inf')  # Its last message to the syncer.
+  # Announced and not here yet: fragment, version, time of the announcement.
+  coming_since: tuple[tuple[int, int, float], ...] = ()
+  # Fetches to name in the next report, each with its time of arrival.
+  fetched: tuple[tuple[messages.Fetched, float], ...] = ()
+
+  @property
+  def global_step(self) -> int:
+    """The global step t at the learner's current own step."""
+    return int(self.view.at(self.step) + HALF_STEP)
+
+
+class Core:
+  """What the modules of the machine share: its state and pending effects."""
+
+  def __init__(
+    self,
+    config: ProtocolConfig,
+    run: str,
+    learner: int,
+    fingerprints: Mapping[str, str],
+    state: State,
+  ):
+    self.config = config
+    self.run = run
+    self.learner = learner
+    self.fingerprints = dict(fingerprints)
+    self.state = state
+    self.effects: list[learner_events.Effect] = []
+
+  def set(self, **fields):
+    self.state = changed(self.state, **fields)
+
+  def set_fragment(self, p: int, **fields):
+    fragments = list(self.state.fragments)
+    fragments[p] = changed(fragments[p], **fields)
+    self.set(fragments=tuple(fragments))
+    if 'ask_at_s' in fields:
+      due = (q for q, f in enumerate(fragments) if f.ask_at_s is not None)
+      self.set(asking=tuple(due))
+
+  def send(self, message):
+    self.set(said_at_s=self.state.now)
+    self.effects.append(learner_events.Send(message))
+
+  def leave(
+    self,
+    reason: str,
+    refused: bool = False,
+    stopped: bool = False,
+    cut_off: bool = False,
+  ):
+    """Leaves the run; happens at most once, and is final for this process."""
+    if not self.state.left:
+      self.set(left=True, ceased=True, parked=False)
+      self.effects.append(
+        learner_events.Leave(
+          reason,
+          done=self.state.done,
+          stopped=stopped,
+          refused=refused,
+          cut_off=cut_off,
+        )
+      )

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The syncer's choice of the learner that gives its state to a newcomer.
+
+The bytes go from peer to peer; the syncer only introduces the two. A learner
+that has not completed its own bootstrap never donates, so that a fresh learner
+cannot become "the state". In a learner of several hosts each host has only a
+part and gives it to the newcomer's host of the same number, so learners donate
+only to learners that are partitioned alike.
+"""
+
+from diloco.protocol import messages
+from diloco.protocol.syncer.members import Member
+from diloco.protocol.syncer.state import State
+
+
+def on_want_state(state: State, learner: int):
+  """A newcomer asks for a donor, for the first time or after one has failed."""
+  dismiss(state, learner)
+  _seek(state, learner)
+
+
+def _seek(state: State, learner: int):
+  """Puts the newcomer at the end of the queue and drops its current donor."""
+  member = state.members[learner]
+  tried = member.tried
+  if member.donor is not None:
+    # Only live sessions are kept: at most M.
+    tried = tuple(
+      session
+      for session in (*member.tried, member.donor)
+      if state.is_current(*session)
+    )
+  state.change(learner, donor=None, tried=tried, seeks_since_s=state.now)
+
+
+def introduce(state: State):
+  """Gives each waiting newcomer a free donor, in order of arrival.
+
+  A donor serves one newcomer at a time: two copies of a state at once could
+  exceed its memory. A newcomer that has completed its bootstrap donates as
+  well, so n newcomers need about log2(n) donations in sequence.
+  """
+  waiting = sorted(
+    (member.seeks_since_s, m)
+    for m, member in state.members.items()
+    if member.seeks_since_s is not None
+  )
+  for _, learner in waiting:
+    _introduce(state, learner)
+
+
+def _introduce(state: State, learner: int):
+  member = state.members[learner]
+  donors = [
+    (m, x.incarnation)
+    for m, x in state.live().items()
+    if (m, x.incarnation) not in member.tried and not why_unlike(x, member)
+  ]
+  if not donors:
+    state.change(learner, seeks_since_s=None)
+    state.send(learner, messages.NoState(_why_none(state, member)))
+    return
+  busy = _busy(state)
+  free = [donor for donor in donors if donor not in busy]
+  if not free:
+    return  # Every donor serves another newcomer; a turn will come.
+  donor, incarnation = free[0]
+  state.change(
+    learner,
+    donor=(donor, incarnation),
+    state_offered=False,
+    seeks_since_s=None,
+  )
+  state.record('donor', learner, f'learner {donor} is asked for its state')
+  request = messages.Donate(learner, member.incarnation, tuple(state.versions))
+  state.send(donor, request)
+
+
+def _busy(state: State) -> set[tuple[int, int]]:
+  """Returns the sessions that are giving their state to a newcomer."""
+  return {x.donor for x in state.members.values() if x.donor is not None}
+
+
+def why_unlike(donor: Member, newcomer: Member) -> str:
+  """Returns why a donor's state does not fit a newcomer; '' if it does."""
+  if donor.partition == newcomer.partition:
+    return ''
+  return 'no live peer has the same hosts and mesh'
+
+
+def _why_none(state: State, member: Member) -> str:
+  if member.tried:
+    return f'no live peer is left, {len(member.tried)} failed'
+  unlike = [why_unlike(x, member) for x in state.live().values()]
+  return next(filter(None, unlike), 'no peer')
+
+
+def on_state_offered(state: State, donor: int, offered: messages.StateOffered):
+  """Forwards the offer to the newcomer, if that still waits for this donor."""
+  session = donor, state.members[donor].incarnation
+  newcomer = state.members.get(offered.learner)
+  waits = (
+    newcomer is not None
+    and newcomer.incarnation == offered.incarnation
+    and newcomer.donor == session
+    and not newcomer.ready
+  )
+  if not waits:
+    over = messages.DonationOver(offered.learner, offered.incarnation)
+    state.send(donor, over)
+    return
+  state.change(offered.learner, state_offered=True)
+  state.send(offered.learner, messages.StateAt(*session, offered))
+
+
+def on_state_taken(state: State, learner: int):
+  """Frees the donor: its copy has arrived."""
+  dismiss(state, learner)
+  state.change(learner, donor=None)
+
+
+def on_ready(state: State, learner: int):
+  """Frees the newcomer's donor: the newcomer has what it needs."""
+  dismiss(state, learner)
+  state.change(learner, donor=None, tried=(), seeks_since_s=None)
+
+
+def on_end_of_session(state: State, learner: int, incarnation: int):
+  """Finds other donors for the newcomers of a donor whose session has ended.
+
+  It is called after the donor has stopped being live. A newcomer that was
+  already told where to pull notices the failure itself and asks again.
+  """
+  session = learner, incarnation
+  for m, member in sorted(state.members.items()):
+    if member.donor == session and not member.state_offered:
+      _seek(state, m)
+
+
+def dismiss(state: State, learner: int):
+  """Tells a newcomer's donor, if it has one, that it is no longer needed."""
+  member = state.members[learner]
+  if member.donor is None:
+    return
+  donor, incarnation = member.donor
+  if state.is_current(donor, incarnation):
+    over = messages.DonationOver(learner, member.incarnation)
+    state.send(donor, over)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last rounds of a run, and its end."""
+
+from diloco.protocol import timeouts
+from diloco.protocol.syncer import events as syncer_events
+from diloco.protocol.syncer import sessions
+from diloco.protocol.syncer.rounds import Round
+from diloco.protocol.syncer.state import State
+
+
+def say_what_is_left(
+  state: State, round_: Round, shares: tuple[syncer_events.Share, ...]
+):
+  """Records for learners that leave whether their last steps were merged."""
+  for share in shares:
+    if not state.is_current(share.learner, share.incarnation):
+      continue
+    member = state.members[share.learner]
+    if not member.leaving:
+      continue
+    held = member.offers.get(round_.fragment)
+    reason = f'round {round_.number} has merged it up to step {share.step}'
+    if held is not None and held.offer.step > share.step:
+      reason += f', not to step {held.offer.step}: it was merging already'
+    state.record('last_steps', share.learner, reason)
+
+
+# The end of the run ----------------------------------------------------------
+
+
+def begin_to_finish(state: State):
+  """Announces, at the last step, one more round per fragment.
+
+  Learners have as long to answer as it takes to give up a silent one. A
+  restarted syncer grants that time anew, counted from the first learner's
+  return.
+  """
+  live = state.live()
+  if state.finish_at_s is not None or state.ended or not live:
+    return
+  if not state.finishing:
+    if state.pace.step < state.config.total_steps:
+      return
+    last_round = state.closed_round + state.config.fragments
+    sessions.begin_to_finish(state, last_round)
+  state.finish_at_s = state.now + max(
+    timeouts.silence_max_s(m.step_s, state.config.patience)
+    for m in live.values()
+  )
+
+
+def are_all_back(state: State) -> bool:
+  """Returns True if all learners that were live before a restart are back.
+
+  If the ledger was lost, the syncer cannot tell which those are: a learner that
+  is back may know less than the others, and must not end the run for them.
+  """
+  if not state.finish_was_told:
+    return True
+  return bool(state.were_live) and state.were_live <= state.live().keys()
+
+
+def end_if_over(state: State):
+  if state.ended or state.closed_round != state.last_round:
+    return
+  state.ended = True
+  # Learners that join from now on adopt what is written.
+  state.knows_less = False
+  for learner in sorted(state.members):
+    state.send(learner, sessions.done_message(state))
+  state.emit(syncer_events.End(state.pace.step, state.closed_round))

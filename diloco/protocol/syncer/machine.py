@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The syncer's state machine: which offers are merged, when, and how weighted.
+
+It reads no clock and touches no bytes: time and events are arguments, and
+effects are the return value. Sessions are in `sessions`, rounds in `closing`.
+"""
+
+from collections.abc import Collection, Mapping
+
+from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.syncer import (
+  absence,
+  closing,
+  pulls,
+  recovery,
+  sessions,
+  silence,
+)
+from diloco.protocol.syncer import bootstrap as syncer_bootstrap
+from diloco.protocol.syncer import events as syncer_events
+from diloco.protocol.syncer.state import Away, Ledger, Snapshot, State
+
+
+class Syncer:
+  """Deterministic machine of the syncer: events in, effects out.
+
+  Args:
+    run: the run's name; learners of other runs are refused.
+    fingerprints: hashes of config, layout and data that learners must share.
+    away: fragments whose bytes other shards hold; they come with those shards.
+  """
+
+  def __init__(
+    self,
+    config: ProtocolConfig,
+    run: str,
+    fingerprints: Mapping[str, str],
+    away: Collection[int] = (),
+  ):
+    self._state = State(config, run, fingerprints)
+    self._state.away = {p: Away() for p in sorted(away)}
+    self._state.awaits_shards = bool(away)
+
+  def handle(
+    self, event: syncer_events.Event, now: float
+  ) -> list[syncer_events.Effect]:
+    """Advances to `now` in seconds, absorbs `event`, returns the effects."""
+    state = self._state
+    assert now >= state.now, f'time ran backwards: {state.now=} {now=}'
+    away_s = now - state.now
+    state.now = now
+    state.effects = []
+    silence.excuse_silence(state, away_s)
+    match event:
+      case syncer_events.Heard():
+        sessions.on_heard(state, event)
+      case syncer_events.Lost():
+        if state.is_current(event.learner, event.incarnation):
+          sessions.end_session(state, event.learner, event.reason)
+      case syncer_events.Pulled():
+        pulls.on_pulled(state, event)
+      case syncer_events.PullFailed():
+        pulls.on_pull_failed(state, event)
+      case syncer_events.Merged():
+        closing.on_merged(state, event.round)
+      case syncer_events.FragmentTaken():
+        recovery.on_taken(state, event)
+      case syncer_events.FragmentFailed():
+        recovery.on_failed(state, event)
+      case syncer_events.Absent():
+        absence.on_absent(state, event)
+      case syncer_events.Back():
+        sessions.on_back(state, event)
+      case syncer_events.Tick():
+        pass
+      case _:
+        raise TypeError(f'Not a syncer event: {event!r}.')
+    silence.give_up_silent(state)
+    pulls.give_up_stragglers(state)
+    syncer_bootstrap.introduce(state)
+    recovery.ask(state)
+    closing.advance_rounds(state)
+    return state.effects
+
+  def deadline(self) -> float | None:
+    """The earliest time at which a `Tick` would do something."""
+    deadlines = [
+      *silence.silence_deadlines(self._state),
+      *closing.window_deadlines(self._state),
+      *pulls.straggler_deadlines(self._state),
+      *recovery.deadlines(self._state),
+      *absence.deadlines(self._state),
+    ]
+    return min(deadlines, default=None)
+
+  @property
+  def step(self) -> int:
+    """The global step t."""
+    return self._state.pace.step
+
+  @property
+  def sync_s(self) -> float:
+    """ξ_sync now, in seconds: the time to pull, merge and send back."""
+    return closing.sync_s(self._state)
+
+  @property
+  def whole(self) -> bool:
+    """True unless a fragment of Θ is lost, as after a restart."""
+    return not self._state.lost
+
+  @property
+  def away(self) -> tuple[int, ...]:
+    """The fragments whose shard is away."""
+    return tuple(self._state.away)
+
+  @property
+  def lost(self) -> tuple[int, ...]:
+    """The fragments that are older here than in the run."""
+    return tuple(self._state.lost)
+
+  @property
+  def lost_crcs(self) -> dict[int, int | None]:
+    """CRCs of the run's bytes of fragments that are not here; None: unknown."""
+    return recovery.lost_crcs(self._state)
+
+  @property
+  def knows_less(self) -> bool:
+    """True while it trusts learners and shards that know of later rounds."""
+    return self._state.knows_less
+
+  def silence_max_s(self, learner: int) -> float | None:
+    """Returns the seconds a learner may be silent; None: it has no session."""
+    return sessions.silence_max_s(self._state, learner)
+
+  def snapshot(self) -> Snapshot:
+    """Returns an immutable copy of the state."""
+    return self._state.snapshot()
+
+  def ledger(self) -> Ledger:
+    """Returns what a restarted syncer needs to go on."""
+    return self._state.ledger()
+
+  @classmethod
+  def resume(
+    cls,
+    config: ProtocolConfig,
+    run: str,
+    fingerprints: Mapping[str, str],
+    ledger: Ledger,
+    held: tuple[int, ...],
+    crcs: tuple[int | None, ...],
+    away: Collection[int] = (),
+  ) -> 'Syncer':
+    """Returns the machine of a new process, which learners must join again.
+
+    Args:
+      fingerprints: hashes of config, layout and data.
+      ledger: the ledger of the last close.
+      held: the version of each fragment that is here, at most the ledger's.
+      crcs: CRC of each fragment's bytes at the ledger's version; None: unknown.
+      away: fragments whose shards will report what they hold; see `Syncer`.
+    """
+    syncer = cls(config, run, fingerprints, away)
+    syncer._state.resume(ledger)
+    recovery.begin(syncer._state, held, crcs)
+    return syncer
+
+  @classmethod
+  def restore(
+    cls,
+    config: ProtocolConfig,
+    run: str,
+    fingerprints: Mapping[str, str],
+    snapshot: Snapshot,
+  ) -> 'Syncer':
+    """Returns a machine in the state of `snapshot`."""
+    syncer = cls(config, run, fingerprints)
+    syncer._state.load(snapshot)
+    return syncer

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recovers from the learners what a restarted syncer's checkpoint lacks.
+
+The ledger is written at every close, the fragments themselves less often. So a
+restarted syncer knows which version of each fragment the run had reached, but
+may hold only an older one. Learners hold the newer version and donate it,
+verified by its CRC. Until then no round merges; learners train on. A fragment
+that no learner provides in time continues from the newest copy available, under
+the version number it had: versions never fall.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from diloco.protocol import messages, timeouts
+from diloco.protocol.syncer import events as syncer_events
+from diloco.protocol.syncer.state import Away, LostFragment, State
+from diloco.protocol.values import changed
+
+# Per session and fragment: a link may fail twice, and the version is lost to
+# the run if no other learner has it.
+TRIES_MAX = 3
+
+
+def begin(state: State, held: tuple[int, ...], crcs: tuple[int | None, ...]):
+  """Notes what is lost, right after a restart.
+
+  Args:
+    state: the state resumed from the ledger.
+    held: the version that is here, by fragment.
+    crcs: CRCs of the bytes at the ledger's versions, by fragment; None where
+      the process that wrote the ledger did not know it.
+  """
+  for p, version in enumerate(state.versions):
+    if p in state.away and crcs[p] is None:
+      state.away[p] = changed(state.away[p], adopted=True)
+    if p in state.away:
+      continue  # Its shard will report that.
+    assert held[p] <= version, f'{held=} is newer than the ledger'
+    if held[p] < version:
+      state.lost[p] = LostFragment(version, crcs[p], held[p])
+
+
+def knows_more(state: State, hello: messages.Hello) -> bool:
+  """Returns True if a learner has seen rounds close that the ledger lacks.
+
+  It is asked only before this process has merged anything (`why_refused`): the
+  ledger was lost or is an old copy, so the learners' versions define the run.
+  """
+  return any(v > state.versions[p] for p, v in enumerate(hello.versions))
+
+
+def adopt(state: State, hello: messages.Hello):
+  """Adopts the learner's versions as those that the run has reached.
+
+  All sessions must have ended, since their learners were told of older
+  versions.
+  """
+  assert state.knows_less and not state.members, f'{state.members}'
+  told = {p: (v, hello.crcs[p]) for p, v in enumerate(hello.versions)}
+  _adopt(state, hello.learner, told)
+
+
+def adopt_held(state: State, newer: Sequence[syncer_events.Held]):
+  """Adopts the versions kept by a shard whose lead has lost its ledger."""
+  assert state.knows_less and not state.members, f'{state.members}'
+  _adopt(state, -1, {x.fragment: (x.version, None) for x in newer})
+
+
+def _adopt(
+  state: State, learner: int, told: Mapping[int, tuple[int, int | None]]
+):
+  """Adopts `told`, version and CRC by fragment, as the run's state."""
+  known = (
+    (v - 1) * state.config.fragments + p + 1 for p, (v, _) in told.items()
+  )
+  closed = max(state.closed_round, *known)
+  reason = f'round {closed} closed, not {state.closed_round} as recorded'
+  state.record('adopted', learner, reason)
+  before = state.versions
+  state.closed_round = closed
+  # A skipped round made no version.
+  at_close = state.config.versions_at(closed)
+  state.versions = [max(pair) for pair in zip(before, at_close)]
+  state.rounds.clear()
+  # That round was due; otherwise none would be for a long time.
+  state.pace.at_least(closed * state.config.spacing_steps)
+  state.finish_at_s = state.give_up_lost_s = None
+  if state.finishing and closed > state.last_round:
+    state.last_round, state.finish_was_told = None, False
+  # These came from an old ledger, which does not know them.
+  state.were_live = frozenset()
+  for p, version in enumerate(state.versions):
+    if version > before[p]:
+      lost = state.lost.get(p)
+      held = lost.held if lost else before[p]
+      said, crc = told.get(p, (None, None))
+      crc = crc if said == version else None
+      if p in state.away:
+        wanted_by = state.away[p].wanted_by
+        state.away[p] = Away(wanted_by, adopted=True, crc=crc)
+        continue
+      state.lost[p] = LostFragment(version, crc, held)
+  # A process that dies before Θ is whole must not fall back behind this.
+  state.emit(syncer_events.KeepLedger())
+
+
+def ask(state: State):
+  """Asks a holder for each lost fragment; gives up after a time limit."""
+  if not state.lost:
+    state.give_up_lost_s = None
+    return
+  if state.give_up_lost_s is None and state.members:
+    floor_s = timeouts.silence_floor_s(state.config.patience)
+    state.give_up_lost_s = state.now + floor_s
+  late = state.give_up_lost_s is not None and state.now >= state.give_up_lost_s
+  late = late or _all_are_here(state)
+  for p, lost in sorted(state.lost.items()):
+    if lost.asked is not None:
+      continue
+    if lost.alone:
+      unheard = _unheard(state, lost)
+      if unheard:
+        state.lost[p] = changed(lost, asked=unheard[0])
+        request = messages.DonateFragment(p, lost.version)
+        state.send(unheard[0][0], request)
+        continue
+    # Alone: every session has said what it has.
+    over = late or (lost.alone and bool(state.members))
+    version = lost.version
+    holders = _holders(state, p, lost, version)
+    if not holders and over:
+      version = _newest_elsewhere(state, p, lost)
+      holders = _holders(state, p, lost, version)
+    if holders:
+      state.lost[p] = changed(lost, asked=holders[0])
+      request = messages.DonateFragment(p, version)
+      state.send(holders[0][0], request)
+    elif over:
+      _go_on_with_less(state, p, f'{lost.held}', None)
+
+
+def _unheard(state: State, lost: LostFragment) -> list[tuple[int, int]]:
+  """Returns the sessions that have not said which version they hold now.
+
+  Sessions that have failed too often are left out: two of them would otherwise
+  be asked in turn for ever.
+  """
+  sessions_ = [(m, x.incarnation) for m, x in sorted(state.members.items())]
+  return [
+    x
+    for x in sessions_
+    if x not in lost.answered and lost.tried.count(x) < TRIES_MAX
+  ]
+
+
+def _all_are_here(state: State) -> bool:
+  """Returns True if every learner of the last close has joined again.
+
+  An update that was recorded but never reached a learner is held by no learner:
+  waiting for it would delay the run in vain.
+  """
+  return bool(state.were_live) and state.were_live <= state.members.keys()
+
+
+def _holders(
+  state: State, p: int, lost: LostFragment, version: int
+) -> list[tuple[int, int]]:
+  """Returns the sessions that can donate that version, in ascending id."""
+  return [
+    (m, x.incarnation)
+    for m, x in sorted(state.members.items())
+    if x.versions[p] == version > lost.held and _may_donate(state, m, p, lost)
+  ]
+
+
+def _may_donate(state: State, learner: int, p: int, lost: LostFragment) -> bool:
+  """Returns True if the learner may be asked and its version be trusted."""
+  member = state.members[learner]
+  if lost.tried.count((learner, member.incarnation)) >= TRIES_MAX:
+    return False
+  if member.versions[p] == lost.version and lost.crc is not None:
+    return member.crcs[p] == lost.crc
+  return not state.accounts[learner].quarantined  # There is only its own word.
+
+
+def _newest_elsewhere(state: State, p: int, lost: LostFragment) -> int:
+  """Returns the newest version that a session may still donate, or the one
+  here.
+  """
+  versions = [
+    x.versions[p]
+    for m, x in state.members.items()
+    if x.versions[p] < lost.version and _may_donate(state, m, p, lost)
+  ]
+  return max([lost.held, *versions])
+
+
+def _go_on_with_less(
+  state: State, p: int, newest: str, taken_of: tuple[int, int] | None
+):
+  lost = state.lost[p]
+  nobody = f'fragment {p}: nobody has version {lost.version}'
+  state.record('lost', -1, f'{nobody}; goes on from {newest}')
+  # Some hold it but could not be pulled from: they must adopt the older one.
+  astray = {
+    m for m, x in state.members.items() if x.versions[p] == lost.version
+  }
+  _found(state, p, taken_of, {*lost.wanted_by, *astray})
+
+
+def on_fragment_offered(
+  state: State, learner: int, offered: messages.FragmentOffered
+):
+  """Pulls the copy that was requested; any other is withdrawn.
+
+  The learner may by now hold a newer version than its hello said.
+  """
+  member = state.members[learner]
+  session = learner, member.incarnation
+  lost = state.lost.get(offered.fragment)
+  if lost is None or lost.asked != session or lost.offered is not None:
+    state.retire(learner, offered.payload.handle)
+    return
+  p = offered.fragment
+  if lost.alone and session not in lost.answered:
+    lost = _note_answer(state, session, offered)
+    if offered.version != lost.version:
+      state.lost[p] = changed(lost, asked=None)
+      state.retire(learner, offered.payload.handle)
+      return
+  member = state.members[learner]
+  as_said = offered.version == member.versions[p] > lost.held
+  exact = offered.version == lost.version and lost.crc is not None
+  state.lost[p] = changed(lost, offered=offered)
+  if not exact and not as_said:
+    reason = f'version {offered.version} of fragment {p} is not what was asked'
+    _failed(state, p, session, reason)
+    return
+  # For an older version there is only the learner's own word.
+  crc = lost.crc if exact else member.crcs[p]
+  state.emit(syncer_events.TakeFragment(*session, lost.version, crc, offered))
+
+
+def _note_answer(
+  state: State, session: tuple[int, int], offered: messages.FragmentOffered
+) -> LostFragment:
+  """Notes the version that a learner holds now instead of that in its hello."""
+  p = offered.fragment
+  versions = list(state.members[session[0]].versions)
+  crcs = list(state.members[session[0]].crcs)
+  versions[p], crcs[p] = offered.version, offered.crc
+  state.change(session[0], versions=tuple(versions), crcs=tuple(crcs))
+  lost = state.lost[p]
+  state.lost[p] = changed(lost, answered=(*lost.answered, session))
+  return state.lost[p]
+
+
+def on_taken(state: State, event: syncer_events.FragmentTaken):
+  """Θ_p is whole again, if the copy is the one requested last."""
+  lost = state.lost.get(event.fragment)
+  if lost is None or lost.asked != (event.learner, event.incarnation):
+    return
+  p, version = event.fragment, lost.offered.version
+  state.retire(event.learner, lost.offered.payload.handle)
+  if version < lost.version and _holders(state, p, lost, lost.version):
+    # A session with the version itself has joined meanwhile: `ask` turns to it.
+    state.lost[p] = changed(lost, asked=None, offered=None)
+  elif version < lost.version:
+    newest = f'{version} of learner {event.learner}'
+    _go_on_with_less(state, p, newest, lost.asked)
+  else:
+    reason = f'fragment {p} at version {version}'
+    state.record('donated', event.learner, reason)
+    _found(state, p, lost.asked, lost.wanted_by)
+
+
+def on_failed(state: State, event: syncer_events.FragmentFailed):
+  """Notes the failure, so that another session is asked."""
+  lost = state.lost.get(event.fragment)
+  session = event.learner, event.incarnation
+  if lost is not None and lost.asked == session:
+    _failed(state, event.fragment, session, event.reason)
+
+
+def _failed(state: State, p: int, session: tuple[int, int], reason: str):
+  lost = state.lost[p]
+  state.record('pull_failed', session[0], reason)
+  state.retire(session[0], lost.offered.payload.handle)
+  tried = *lost.tried, session
+  state.lost[p] = changed(
+    lost, asked=None, offered=None, tried=tried, answered=(session,)
+  )
+
+
+def on_end_of_session(state: State, session: tuple[int, int]):
+  """Forgets an ended session, so that `ask` finds another.
+
+  Earlier answers are dropped, too, since a donor may have left its copy with
+  another learner. A pull in progress still reports how it ended; the result of
+  a session that is no longer asked is ignored.
+  """
+  for p, lost in state.lost.items():
+    gone = lost.asked == session
+    state.lost[p] = changed(
+      lost,
+      asked=None if gone else lost.asked,
+      offered=None if gone else lost.offered,
+      tried=tuple(s for s in lost.tried if s != session),
+      wanted_by=tuple(m for m in lost.wanted_by if m != session[0]),
+      answered=(),
+    )
+
+
+def postpone(state: State, learner: int, p: int) -> bool:
+  """Returns True if a learner that wants a fragment has to wait for it."""
+  lost = state.lost.get(p)
+  if lost is None:
+    return False
+  wanted_by = sorted({*lost.wanted_by, learner})
+  state.lost[p] = changed(lost, wanted_by=tuple(wanted_by))
+  return True
+
+
+def _found(
+  state: State,
+  p: int,
+  taken_of: tuple[int, int] | None,
+  serve_to: Collection[int],
+):
+  lost = state.lost.pop(p)
+  state.emit(syncer_events.Relabel(p, lost.version, taken_of))
+  serve(state, p, serve_to)
+
+
+def lost_crcs(state: State) -> dict[int, int | None]:
+  """Returns the CRCs of fragments that are not here, None where unknown."""
+  lost = {p: lost.crc for p, lost in state.lost.items()}
+  return lost | {p: x.crc for p, x in state.away.items() if x.adopted}
+
+
+def serve(state: State, p: int, learners: Collection[int]):
+  """Sends a fragment to the learners that had to wait for it."""
+  for learner in sorted(learners):
+    state.serve(learner, p, f'fragment {p} is here again')
+
+
+def deadlines(state: State) -> list[float]:
+  """Returns when lost fragments are given up."""
+  if not state.lost or state.give_up_lost_s is None:
+    return []
+  waiting = any(lost.asked is None for lost in state.lost.values())
+  later = state.give_up_lost_s > state.now
+  return [state.give_up_lost_s] if waiting and later else []

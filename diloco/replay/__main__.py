@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rebuilds a run's Θ from its tapes and compares: python -m diloco.replay …
+
+  python -m diloco.replay --workdir=DIR
+
+Exit code 0: every round has the CRC of the run, and the parameters are the
+same bytes, where the run has come to its end. 1: something differs; the first
+round that does is named. 78: the folder can't be replayed; says why.
+"""
+
+import os
+import pathlib
+
+from absl import flags
+
+from diloco.config import flags as config_flags
+from diloco.config.sections import ConfigError
+from diloco.learner.device import Device
+from diloco.metrics.files import Malformed
+from diloco.metrics.workdir import Workdir
+from diloco.replay import replay_session
+from diloco.replay.replay_contents import DeviceContents
+from diloco.replay.replay_plan import NotReplayable
+from diloco.run import logs
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
+
+
+def main(_) -> int:
+  """Replays, compares, says what came of it."""
+  logs.keep_ours()
+  workdir = Workdir(pathlib.Path(_WORKDIR.value))
+  try:
+    run = replay_session.open_run(workdir)
+    contents = DeviceContents(run.blueprint, Device(run.blueprint))
+    return replay_session.make_again(run, contents)
+  except ConfigError as error:
+    config_flags.exit_config(error)
+  except (NotReplayable, Malformed, ValueError, FileNotFoundError) as error:
+    config_flags.exit_config(ConfigError([str(error)]))
+
+
+if __name__ == '__main__':
+  flags.mark_flag_as_required('workdir')
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  config_flags.run_without_config(main)

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does a run again in one process, from its tapes, and compares the bytes.
+
+It follows the order of the syncer's tape. A merge needs its snapshots; for each
+of them, the process is continued up to that snapshot, and so takes in the Θ_p
+that it had by then, which earlier rounds produced.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from diloco.numerics.outer import FragmentState
+from diloco.protocol.incarnation import process_of
+from diloco.protocol.syncer import events as syncer_events
+from diloco.replay.replay_contents import Contents, Given, Standing
+from diloco.replay.replay_plan import (
+  Bytes,
+  Named,
+  NotReplayable,
+  Plan,
+  Process,
+  Script,
+  states_of,
+)
+from diloco.run import tape_events
+from diloco.run.spec import Blueprint
+from diloco.syncer.outer_state import Outcome
+
+Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
+
+
+class ReplayedLearner:
+  """Executes a script line by line, as far as it is asked to.
+
+  The order is that of `learner/train_loop.py`: the step, then the lines of its
+  boundary.
+
+  Args:
+    learner: the learner id.
+    script: the script of the process.
+    standing: the state that the process starts from; consumed.
+    theta: returns Θ_p by its name; each use counts.
+  """
+
+  def __init__(
+    self,
+    learner: int,
+    script: Script,
+    standing: Standing,
+    theta: Callable[[Named], Given],
+  ):
+    self._learner = learner
+    self._script = script
+    self._standing: Standing | None = standing
+    self._theta = theta
+    self._training = False
+    self._position = 0
+    self._progress = 0  # Schedule argument of the next step.
+    self._done = 0  # Number of executed lines.
+    self._step = script.begin.step
+    self._offers: dict[int, np.ndarray] = {}  # Bytes, by index of the line.
+    self._saves: dict[int, list] = {}  # [copy, uses left], by index.
+
+  @property
+  def steps(self) -> int:
+    """Inner steps so far."""
+    return self._step - self._script.begin.step
+
+  def take_offer(self, index: int) -> np.ndarray:
+    """Returns the bytes of the snapshot at that line of the script."""
+    self._advance(index)
+    return self._offers.pop(index)
+
+  def take_save(self, index: int) -> Standing:
+    """Returns the state of the process at that line of the script."""
+    self._advance(index)
+    kept = self._saves[index]
+    kept[1] -= 1
+    if kept[1]:
+      return kept[0].copy()
+    return self._saves.pop(index)[0]
+
+  def _advance(self, index: int):
+    while self._done <= index:
+      said = self._script.lines[self._done].said
+      while self._step < said.step:
+        self._inner_step()
+      self._perform(self._done, said)
+      self._done += 1
+    if self._done == len(self._script.lines):
+      self._standing = None  # All that is needed of it has been copied.
+
+  def _inner_step(self):
+    if not self._training:
+      raise NotReplayable(
+        f'learner {self._learner}, process {self._script.begin.process}: its '
+        f'step {self._step + 1} comes before its Begin'
+      )
+    self._standing.step(self._position, self._progress)
+    self._step += 1
+    self._position += 1
+    self._progress += 1
+
+  def _perform(self, index: int, said):
+    match said:
+      case tape_events.Begin():
+        self._position = said.position
+        self._training = True
+      case tape_events.Progress():
+        self._progress = said.progress
+      case tape_events.Snapshot():
+        self._snapshot(index, said)
+      case tape_events.Apply():
+        self._apply(said)
+      case tape_events.Save():
+        uses = self._script.saves.get(index, 0)
+        if uses:
+          self._saves[index] = [self._standing.copy(), uses]
+      case tape_events.Cease() | tape_events.Leave():
+        pass
+      case _:
+        raise TypeError(f'Not of a learner: {said!r}.')
+
+  def _snapshot(self, index: int, said: tape_events.Snapshot):
+    if index in self._script.offered:
+      copy = self._standing.snapshot(said)
+      self._offers[index] = self._standing.offer(said, copy)
+
+  def _apply(self, said: tape_events.Apply):
+    given = self._theta((said.fragment, said.version, said.crc))
+    self._standing.apply(said, given, self._training)
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+  """The first point at which the replay differs from the run."""
+
+  round: int  # 0: before the first.
+  fragment: int
+  version: int
+  crc: int  # As on the tape.
+  replayed_crc: int
+  shares: tuple[syncer_events.Share, ...]
+
+  def __str__(self) -> str:
+    merged = '; '.join(
+      f'learner {s.learner} (process {process_of(s.incarnation)}, step '
+      f'{s.step}, base {s.base_version}, weight {s.weight:.4f})'
+      for s in self.shares
+    )
+    return (
+      f'round {self.round}, fragment {self.fragment}, version '
+      f'{self.version}: the run has CRC {self.crc:08x}, the replay '
+      f'{self.replayed_crc:08x}; merged: {merged or "nothing yet"}'
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+  """The result of a replay."""
+
+  rounds: int  # Closed, with the CRC on the tape.
+  steps: int  # Inner steps of all processes.
+  processes: int
+  difference: Difference | None
+  ended: bool  # The tape reaches the end of the run.
+  parameters: dict[str, np.ndarray]  # Θ: path -> f32 array.
+
+
+class Replay:
+  """One replay of a run.
+
+  Args:
+    plan: made from the run's tapes.
+    contents: performs the work of its processes, on the run's kind of device.
+    tell: called after each round with rounds and steps so far.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    plan: Plan,
+    contents: Contents,
+    tell: Callable[[int, int], None] = lambda rounds, steps: None,
+  ):
+    self._blueprint = blueprint
+    self._plan = plan
+    self._contents = contents
+    self._tell = tell
+    self._model = contents.model
+    self._first = blueprint.initial_fragments()
+    self._learners: dict[Process, ReplayedLearner] = {}
+    self._beginning: set[Process] = set()
+    self._uses = collections.Counter(plan.applied)
+    self._thetas: dict[Bytes, Arrays] = {}
+    self._states: dict[Named, FragmentState] = {}
+    self._resumed = {(p, crc) for p, _, crc in plan.resumed}
+    self._bytes: dict[Bytes, Arrays] = {}  # Θ_p that a syncer resumes.
+    self._pending: dict[int, tuple[syncer_events.Merge, Outcome]] = {}
+    self._rounds = 0
+    for p, crc in enumerate(self._model.crcs()):
+      self._keep((p, 0, crc), self._model.state(p))
+
+  def run(self) -> Replayed:
+    """Replays to the end of the tape, or to the first difference.
+
+    Raises:
+      NotReplayable: a line needs what no earlier line produced.
+    """
+    difference, ended = None, False
+    for line in self._plan.syncer:
+      match line.said:
+        case syncer_events.Merge() if line.number in self._plan.merges:
+          self._merge(line.number, line.said)
+        case tape_events.Publish():
+          difference = self._close(line.said.fragment, line.said.crc)
+        case tape_events.Started():
+          difference = self._start(line.said)
+        case syncer_events.End():
+          ended = True
+      if difference is not None:
+        break
+    return Replayed(
+      self._rounds,
+      self._steps(),
+      len(self._learners),
+      difference,
+      ended,
+      self._model.parameters(),
+    )
+
+  def _steps(self) -> int:
+    return sum(learner.steps for learner in self._learners.values())
+
+  # The syncer ---------------------------------------------------------------
+
+  def _merge(self, number: int, merge: syncer_events.Merge):
+    offered = {
+      share.learner: self._learner(process).take_offer(index)
+      for share, (process, index) in zip(
+        merge.shares, self._plan.merges[number]
+      )
+    }
+    outcome = self._contents.outer_step(merge, offered)
+    self._pending[merge.fragment] = merge, outcome
+
+  def _close(self, fragment: int, crc: int) -> Difference | None:
+    """Installs what was merged, if it has the CRC of the run."""
+    merge, outcome = self._pending.pop(fragment)
+    if outcome.crc != crc:
+      return Difference(
+        merge.round, fragment, merge.version, crc, outcome.crc, merge.shares
+      )
+    self._contents.install(merge, outcome)
+    self._keep((fragment, merge.version, crc), outcome.state)
+    self._rounds += 1
+    self._tell(self._rounds, self._steps())
+    return None
+
+  def _start(self, started: tape_events.Started) -> Difference | None:
+    """Starts a process of the syncer, from scratch or from an earlier one."""
+    if len(started.versions) != len(self._first):
+      raise NotReplayable(
+        f'{len(started.versions)} fragments on the tape, '
+        f'{len(self._first)} by the configuration'
+      )
+    for p, version, crc in states_of(started.versions, started.crcs):
+      if self._closed_unsaid(p, version, crc):
+        if (difference := self._close(p, crc)) is not None:
+          return difference
+      elif version == 0 and (p, 0, crc) not in self._states:
+        found = self._model.crcs()[p]
+        return Difference(0, p, 0, crc, found, ())
+    self._pending.clear()
+    outer = states_of(started.outer_versions, started.outer_crcs)
+    for name, outer_name in zip(
+      states_of(started.versions, started.crcs), outer
+    ):
+      fragment, version, crc = name
+      if outer_name not in self._states:
+        raise NotReplayable(
+          f'the syncer went on with the outer state of {_words(outer_name)}, '
+          'which no round gave'
+        )
+      if (fragment, crc) not in self._bytes:
+        raise NotReplayable(
+          f'the syncer went on with {_words(name)}, which no round gave'
+        )
+      state = dataclasses.replace(
+        self._states[outer_name],
+        theta=self._bytes[fragment, crc],
+        version=version,
+      )
+      self._model.restore(fragment, state)
+      # From here on this is the run's only state of that name, and what a later
+      # checkpoint holds.
+      self._states[name] = state
+    return None
+
+  def _closed_unsaid(self, fragment: int, version: int, crc: int) -> bool:
+    """Returns True if only a start shows that a pending merge has closed.
+
+    It is False if the bytes were lost and the version got those of an older
+    one.
+    """
+    pending = self._pending.get(fragment)
+    if pending is None or pending[0].version != version:
+      return False
+    return pending[1].crc == crc or (fragment, crc) not in self._bytes
+
+  def _keep(self, name: Named, state: FragmentState):
+    """Keeps a state only if a line of the tapes will need it."""
+    fragment, _, crc = name
+    if name in self._plan.resumed:
+      self._states[name] = state
+    if (fragment, crc) in self._resumed:
+      self._bytes[fragment, crc] = state.theta
+    if self._uses[fragment, crc] > 0:
+      self._thetas[fragment, crc] = state.theta
+
+  # The learners -------------------------------------------------------------
+
+  def _theta(self, name: Named) -> Given:
+    fragment, version, crc = name
+    content = fragment, crc
+    if content not in self._thetas:
+      raise NotReplayable(
+        f'a learner took in {_words(name)} after round {self._rounds}, which '
+        'no round had given'
+      )
+    self._uses[content] -= 1
+    theta = self._thetas[content]
+    if self._uses[content] == 0:
+      del self._thetas[content]
+    return Given(version, crc, theta)
+
+  def _learner(self, process: Process) -> ReplayedLearner:
+    """Starts a learner's process if that has not been done."""
+    if process not in self._learners:
+      if process in self._beginning:
+        raise NotReplayable(f'process {process[1]} began with itself')
+      self._beginning.add(process)
+      self._learners[process] = ReplayedLearner(
+        process[0],
+        self._plan.scripts[process],
+        self._standing(process),
+        self._theta,
+      )
+    return self._learners[process]
+
+  def _standing(self, process: Process) -> Standing:
+    """Returns the state that a process started from."""
+    source = self._plan.scripts[process].begin.source
+    learner = process[0]
+    if source.kind == tape_events.SEED.kind:
+      return self._contents.from_seed(learner)
+    donor, index = self._plan.sources[process]
+    save = self._learner(donor).take_save(index)
+    if source.kind == 'checkpoint':
+      return self._contents.from_checkpoint(learner, save)
+    names = states_of(source.versions, source.crcs)
+    given = [self._theta(name) for name in names]
+    return self._contents.from_peer(learner, save, given)
+
+
+def _words(name: Named) -> str:
+  fragment, version, crc = name
+  return f'fragment {fragment}, version {version}, CRC {crc:08x}'

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Performs the work of a replayed run's processes on a device.
+
+A replay asks `Contents` for what a process starts from, and has it repeat what
+the tapes record. The lab has an implementation of its own.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diloco.learner.device import Device
+from diloco.learner.own_progress import OwnProgress
+from diloco.numerics import payload
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.syncer import events as syncer_events
+from diloco.run import contributions, tape_events
+from diloco.run.spec import Blueprint
+from diloco.syncer.outer_state import GlobalModel, Outcome
+
+Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+  """Θ_p as a learner takes it in."""
+
+  version: int
+  crc: int  # CRC of its bytes.
+  theta: Arrays
+
+
+class Standing(Protocol):
+  """The state of a learner's process."""
+
+  def step(self, position: int, progress: int):
+    """Makes one inner step on the batch at `position`."""
+
+  def snapshot(self, said: tape_events.Snapshot) -> object:
+    """Returns a copy of θ_p at this boundary."""
+
+  def offer(self, said: tape_events.Snapshot, copy) -> np.ndarray:
+    """Returns the bytes of that snapshot against its base."""
+
+  def apply(self, said: tape_events.Apply, given: Given, training: bool):
+    """Takes Θ_p into θ_p."""
+
+  def copy(self) -> 'Standing':
+    """Returns a copy that later changes do not affect."""
+
+
+class Contents(Protocol):
+  """Creates learners' states, and acts as the syncer.
+
+  Attributes:
+    model: Θ.
+  """
+
+  model: GlobalModel
+
+  def from_seed(self, learner: int) -> Standing:
+    """Returns the state of a process that started from the configuration
+    alone.
+    """
+
+  def from_checkpoint(self, learner: int, saved: Standing) -> Standing:
+    """Returns the state of a process restored from `saved`, which is
+    consumed.
+    """
+
+  def from_peer(
+    self, learner: int, donor: Standing, given: Sequence[Given]
+  ) -> Standing:
+    """Returns the state of a process with a donor's inner state and Θ.
+
+    The donor's state is consumed.
+    """
+
+  def outer_step(
+    self, merge: syncer_events.Merge, offered: Mapping[int, np.ndarray]
+  ) -> Outcome:
+    """Makes a round's outer step from the `offered` bytes, by learner."""
+
+  def install(self, merge: syncer_events.Merge, outcome: Outcome):
+    """Installs the outer step of a round that has closed."""
+
+
+class DeviceContents:
+  """An implementation of `Contents` on one device.
+
+  Args:
+    device: compiled; shared by all states.
+  """
+
+  def __init__(self, blueprint: Blueprint, device: Device):
+    self._blueprint = blueprint
+    self._device = device
+    # The syncer is a process without other devices.
+    self._cpu = jax.local_devices(backend='cpu')[0]
+    with jax.default_device(self._cpu):
+      self.model = GlobalModel(blueprint)
+
+  def from_seed(self, learner: int) -> 'DeviceStanding':
+    params, inner = self._device.init(self._blueprint.initial_parameters())
+    bases = dict(enumerate(self._blueprint.initial_fragments()))
+    return self._standing(learner, params, inner, bases)
+
+  def from_checkpoint(
+    self, learner: int, saved: 'DeviceStanding'
+  ) -> 'DeviceStanding':
+    return saved
+
+  def from_peer(
+    self, learner: int, donor: 'DeviceStanding', given: Sequence[Given]
+  ) -> 'DeviceStanding':
+    # All of θ consists of fragments: its earlier values do not matter.
+    params = donor.params
+    for p, each in enumerate(given):
+      placed = self._device.put_fragment(p, each.theta)
+      params = self._device.overwrite(p, params, placed)
+    bases = {p: each.theta for p, each in enumerate(given)}
+    return self._standing(learner, params, donor.inner, bases)
+
+  def outer_step(
+    self, merge: syncer_events.Merge, offered: Mapping[int, np.ndarray]
+  ) -> Outcome:
+    pieces = self._blueprint.layout.fragments[merge.fragment]
+    taken = {
+      learner: payload.decode(data, pieces, self._blueprint.up)
+      for learner, data in offered.items()
+    }
+    weights = {share.learner: share.weight for share in merge.shares}
+    with jax.default_device(self._cpu):
+      return self.model.outer_step(merge.fragment, taken, weights)
+
+  def install(self, merge: syncer_events.Merge, outcome: Outcome):
+    self.model.install(merge.fragment, outcome)
+
+  def _standing(self, learner: int, params, inner, bases) -> 'DeviceStanding':
+    blend = self._blueprint.config.protocol.blend
+    own = OwnProgress(self._device, blend, bases, params)
+    return DeviceStanding(
+      self._blueprint, self._device, learner, params, inner, own
+    )
+
+
+@dataclasses.dataclass
+class DeviceStanding:
+  """An implementation of `Standing`."""
+
+  blueprint: Blueprint
+  device: Device
+  learner: int
+  params: dict[str, jax.Array]  # Path -> parameter.
+  inner: object  # State of the inner optimizer.
+  own: OwnProgress
+
+  def __post_init__(self):
+    self._schedule = self.blueprint.schedule()
+    self._dataset = self.blueprint.dataset(self.learner)
+
+  def copy(self) -> 'DeviceStanding':
+    """Returns a copy with arrays of its own, since a step donates its
+    arrays.
+    """
+    return dataclasses.replace(
+      self,
+      params=jax.tree.map(jnp.copy, self.params),
+      inner=jax.tree.map(jnp.copy, self.inner),
+      own=self.own.copy(),
+    )
+
+  def step(self, position: int, progress: int):
+    batch = self.device.put_batch(self._dataset[position])
+    lr = self._schedule(progress)
+    self.params, self.inner, _ = self.device.step(
+      self.params, self.inner, batch, lr, (self.learner, position)
+    )
+
+  def snapshot(self, said: tape_events.Snapshot) -> dict[str, jax.Array]:
+    p = said.fragment
+    # Only merged snapshots are made, so all are needed.
+    return self.own.snapshot(p, self.params, said.handle, self.own.handles(p))
+
+  def offer(self, said: tape_events.Snapshot, copy) -> np.ndarray:
+    p = said.fragment
+    pieces = self.blueprint.layout.fragments[p]
+    reference = self.own.reference(p)
+    return contributions.encode(reference, copy, pieces, self.blueprint.up)
+
+  def apply(self, said: tape_events.Apply, given: Given, training: bool):
+    p = said.fragment
+    placed = self.device.put_fragment(p, given.theta)
+    effect = learner_events.Apply(p, said.version, said.carry, said.handle)
+    self.params = self.own.take_in(
+      p, self.params, given.theta, placed, effect, training
+    )

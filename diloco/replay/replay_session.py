@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens a run's folder for a replay: tapes, machine and final parameters."""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+
+from diloco.checkpoint.parameters import read_parameters
+from diloco.config import run_config
+from diloco.metrics.files import Malformed
+from diloco.metrics.workdir import Workdir
+from diloco.replay.replay import Replay, Replayed
+from diloco.replay.replay_contents import Contents
+from diloco.replay.replay_plan import NotReplayable, Plan, make_plan
+from diloco.run import environment
+from diloco.run.event_log import Tapes, read_tapes
+from diloco.run.spec import Blueprint, make_blueprint
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+  """A run with its tapes, replayed by a process like its own."""
+
+  workdir: Workdir
+  blueprint: Blueprint
+  tapes: Tapes
+  plan: Plan
+
+
+def open_run(workdir: Workdir) -> Recorded:
+  """Reads a run; prepares this process, which has no devices yet, to match it.
+
+  Raises:
+    ConfigError: the run's configuration can't be used here.
+    NotReplayable: the tapes lack something.
+    Malformed: a file can't be read.
+    ValueError: the model can't be made.
+    FileNotFoundError: a file, or the text, is missing.
+  """
+  config = _read_config(workdir)
+  tapes = read_tapes(workdir)
+  plan = make_plan(tapes)
+  _check_hosts(plan)
+  _become_like(plan, config, workdir)
+  blueprint = make_blueprint(config)
+  run_config.check_devices(config, jax.local_device_count())
+  recorded = Recorded(workdir, blueprint, tapes, plan)
+  _say_what_is_unlike(recorded)
+  return recorded
+
+
+def _read_config(workdir: Workdir) -> run_config.RunConfig:
+  try:
+    fields = json.loads(workdir.config.read_text())
+  except ValueError as error:
+    raise Malformed(f'{workdir.config}: {error}') from None
+  return run_config.restore(fields)
+
+
+def _check_hosts(plan: Plan):
+  """Rejects learners of several hosts: their order of sums can't be
+  repeated.
+  """
+  for (learner, _), script in sorted(plan.scripts.items()):
+    hosts = script.begin.machine.hosts
+    if hosts > 1:
+      raise NotReplayable(
+        f'learner {learner} had {hosts} processes; only learners of one can '
+        'be made again'
+      )
+
+
+def _become_like(plan: Plan, config: run_config.RunConfig, workdir: Workdir):
+  """Sets threads, XLA flags and the compilation cache to those of the run.
+
+  It must precede the first use of a device, when jax reads them.
+  """
+  machines = [script.begin.machine for script in plan.scripts.values()]
+  if machines:
+    os.environ |= environment.environment_like(machines[0])
+    if machines[0].platform == 'cpu':
+      jax.config.update('jax_platforms', 'cpu')
+  if config.run.compilation_cache and workdir.compiled.is_dir():
+    jax.config.update('jax_compilation_cache_dir', str(workdir.compiled))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+
+
+def _say_what_is_unlike(run: Recorded):
+  here = environment.describe(run.blueprint.config.mesh, os.environ)
+  for path in run.tapes.torn:
+    print(f'{path}: the last line is torn, left out', file=sys.stderr)
+  unlike = {
+    f'learner {learner}: {difference}'
+    for (learner, _), script in run.plan.scripts.items()
+    for difference in environment.differences(here, script.begin.machine)
+  }
+  for words in sorted(unlike):
+    print(f'bytes may differ: {words}', file=sys.stderr)
+  print(
+    f'{len(run.plan.merges)} rounds, {run.plan.steps} inner steps of '
+    f'{len(run.plan.scripts)} processes',
+    file=sys.stderr,
+  )
+
+
+def make_again(run: Recorded, contents: Contents) -> int:
+  """Replays a run and compares the result; returns the exit code."""
+  tell = _teller(run.plan)
+  replayed = Replay(run.blueprint, run.plan, contents, tell).run()
+  return _compare(replayed, run.workdir)
+
+
+def _teller(plan: Plan) -> Callable[[int, int], None]:
+  """Returns a progress printer: one line on a terminal, ten lines elsewhere."""
+  every = 1 if sys.stderr.isatty() else max(1, len(plan.merges) // 10)
+  end = '\r' if sys.stderr.isatty() else '\n'
+
+  def tell(rounds: int, steps: int):
+    if rounds % every == 0:
+      print(
+        f'round {rounds}/{len(plan.merges)}, step {steps}/{plan.steps}',
+        end=end,
+        file=sys.stderr,
+        flush=True,
+      )
+
+  return tell
+
+
+def _compare(replayed: Replayed, workdir: Workdir) -> int:
+  """Prints the outcome of a replay; returns the exit code."""
+  done = (
+    f'{replayed.rounds} rounds, {replayed.steps} inner steps of '
+    f'{replayed.processes} processes'
+  )
+  if replayed.difference is not None:
+    print(f'DIFFERS after {done}:\n{replayed.difference}')
+    return 1
+  print(f'{done}: every round has the CRC of the run')
+  if not replayed.ended:
+    print('the run has not come to its end, there are no parameters to compare')
+    return 0
+  return compare_parameters(replayed.parameters, workdir)
+
+
+def compare_parameters(
+  parameters: Mapping[str, np.ndarray], workdir: Workdir
+) -> int:
+  """Compares with the run's final Θ; prints the result, returns 0 if equal."""
+  written = read_parameters(workdir.parameters)
+  unlike = _unlike(parameters, written)
+  if unlike:
+    print(f'DIFFERS: {workdir.parameters}: {", ".join(unlike)}')
+    return 1
+  print(f'{workdir.parameters}: the same bytes')
+  return 0
+
+
+def _unlike(
+  ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
+) -> list[str]:
+  """Returns the paths of the parameters whose bytes differ."""
+  return [
+    path
+    for path in sorted(ours.keys() | theirs.keys())
+    if path not in ours
+    or path not in theirs
+    or ours[path].shape != theirs[path].shape
+    or ours[path].tobytes() != theirs[path].tobytes()
+  ]

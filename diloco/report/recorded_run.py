@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the folder of a real run says, as values.
+
+Unlike `prediction.history`, which accepts complete runs only, it skips what is
+missing or broken, and lists it among the gaps.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+
+from diloco.metrics.goodput import StepRecord
+from diloco.metrics.status import Evaluation, RunStatus, RunSummary
+from diloco.prediction.history import Life
+
+KEYS = {
+  'name': ('name',),
+  'learners': ('protocol', 'learners'),
+  'fragments': ('protocol', 'fragments'),
+  'total_steps': ('protocol', 'total_steps'),
+  'batch': ('data', 'batch'),
+  'seq_len': ('data', 'seq_len'),
+}
+
+
+# The few values of a run's config.json that its page needs.
+#
+# Other keys are ignored, so that runs of older versions of this package, with
+# other keys, can be read as well.
+
+
+class NoReport(Exception):
+  """A folder of which no page can be made; says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+  """The configured values."""
+
+  name: str
+  learners: int  # M.
+  fragments: int  # P.
+  total_steps: int
+  batch: int
+  seq_len: int
+
+  @property
+  def tokens_per_step(self) -> int:
+    """Tokens of one learner's inner step."""
+    return self.batch * self.seq_len
+
+
+def read(path: pathlib.Path) -> Setup:
+  """Reads an existing config.json.
+
+  Raises:
+    NoReport: it is not one of a run.
+  """
+  try:
+    config = json.loads(path.read_text())
+  except ValueError as error:
+    raise NoReport(f'{path}: is not JSON: {error}') from None
+  return Setup(**{name: _value(path, config, name) for name in KEYS})
+
+
+def _value(path: pathlib.Path, config, name: str):
+  kind, value = Setup.__annotations__[name], config
+  for key in KEYS[name]:
+    value = value.get(key) if isinstance(value, dict) else None
+  if type(value) is not kind or (kind is int and value < 1):
+    key = '.'.join(KEYS[name])
+    raise NoReport(f'{path}: {key}={value!r}, no configuration of a run')
+  return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+  """The part of one learner in a round."""
+
+  learner: int
+  weight: float
+  age_s: float  # Of its offer, when the window ended.
+  behind: int  # Versions between its base and the newest one; 0: none.
+  age_steps: float | None = None  # In its own; None on older tapes.
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+  """A round that closed; seconds as in `RecordedRun`.
+
+  Attributes:
+    at_s: when its update was published.
+    step: t.
+    quorum_s: from due to quorum; None where no line tells, as of `grace_s`.
+    grace_s: from quorum to the end of the window.
+    sync_s: from the first pull to the end of the merge.
+    reason: why the window ended.
+  """
+
+  number: int
+  at_s: float
+  step: int
+  shares: tuple[Share, ...]
+  quorum_s: float | None
+  grace_s: float | None
+  sync_s: float
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+  """Nats per token, of a batch of training or of held-out text."""
+
+  at_s: float
+  tokens: int  # Trained by all learners until then.
+  loss: float
+  steps: int = 1  # That it stands for.
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedRun:
+  """A run as far as it is known; seconds since its first learner was ready.
+
+  Attributes:
+    label: tells it from the others of the page.
+    steps: inner steps of all learners in the order of time; of those that were
+      not written, the mean.
+    training: losses in the order of time.
+    validation: of the global model on held-out text, likewise.
+    rounds: that closed, in order.
+    records: of the syncer's tape, how many of each kind.
+    lives: of each process that the launcher started.
+    pauses: (process, begin, end) of those that were stopped for a while.
+    until_s: of the last thing that is known of it.
+    last_s: the same, since the epoch.
+    ended: the syncer's tape says that the run is over.
+    goodput: as the tape has it; None: it does not.
+    gaps: what is missing, in sentences.
+  """
+
+  label: str
+  folder: pathlib.Path
+  setup: Setup
+  steps: tuple[StepRecord, ...]
+  training: tuple[Loss, ...]
+  validation: tuple[Loss, ...]
+  rounds: tuple[Round, ...]
+  records: Mapping[str, int]
+  lives: Mapping[str, tuple[Life, ...]]
+  pauses: tuple[tuple[str, float, float], ...]
+  until_s: float
+  last_s: float
+  ended: bool
+  goodput: float | None
+  summary: RunSummary | None
+  status: RunStatus | None
+  evaluation: Evaluation | None
+  gaps: tuple[str, ...]
+
+  @property
+  def learners(self) -> range:
+    return range(self.setup.learners)
+
+  def deaths(self) -> tuple[Life, ...]:
+    """Lives that ended in a death within the run, in the order of time."""
+    dead = [
+      life
+      for lives in self.lives.values()
+      for life in lives
+      if life.death and life.ended_s <= self.until_s
+    ]
+    return tuple(sorted(dead, key=lambda life: life.ended_s))

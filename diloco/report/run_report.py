@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a page of runs: state, tables, charts, timelines."""
+
+import datetime
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from diloco.metrics.workdir import learner_name
+from diloco.pages import parts as pages_parts
+from diloco.pages.parts import Part, Span, Timeline
+from diloco.prediction.history import SYNCER
+from diloco.report import run_charts, run_tables
+from diloco.report.recorded_run import RecordedRun
+from diloco.studies import lanes
+
+FINISHED = 'finished'
+STOPPED = 'stopped'
+GOING = 'no end'
+
+
+def state(run: RecordedRun) -> str:
+  """Returns the state in a word or two."""
+  if run.ended or run.summary:
+    return FINISHED
+  lasts = [lives[-1] for lives in run.lives.values() if lives]
+  if lasts and all(life.ended_s < math.inf for life in lasts):
+    return STOPPED
+  return GOING
+
+
+def sentence(run: RecordedRun) -> str | None:
+  """Returns a sentence on a run that did not finish; None if it did."""
+  how = state(run)
+  if how == FINISHED:
+    return None
+  why = {
+    STOPPED: 'all its processes ended before it was over',
+    GOING: 'it is still going, or everything was killed at once',
+  }[how]
+  if not run.steps:
+    return f'{run.label} did not finish: {why}. No inner step of it is known.'
+  step = max((each.step for each in run.rounds), default=0)
+  last = datetime.datetime.fromtimestamp(run.last_s, datetime.UTC)
+  return (
+    f'{run.label} did not finish: {why}. Shown is what it had written, up to '
+    f'step {step} of {run.setup.total_steps}, '
+    f'{pages_parts.duration(run.until_s)} '
+    f'after its first learner was ready; its last line is of '
+    f'{last:%Y-%m-%d %H:%M:%S} UTC.'
+  )
+
+
+def of(run: RecordedRun, name: str, title: str) -> Timeline | None:
+  """The whole run; None where nothing was done in it."""
+  if not run.steps and not run.rounds:
+    return None
+  processes = [*map(learner_name, run.learners), SYNCER]
+  spans = [
+    Span(step.learner, max(0.0, step.end_s - step.step_s), step.end_s, 'step')
+    for step in run.steps
+  ]
+  for lane, process in enumerate(processes):
+    spans += _absences(run, lane, process)
+  round_lanes, of_rounds = _rounds(run, len(run.learners))
+  return Timeline(
+    name=name,
+    title=title,
+    lanes=(*processes, *['rounds beside'] * (round_lanes - 1)),
+    spans=tuple(
+      sorted((*spans, *of_rounds), key=lambda s: (s.lane, s.begin_s, s.end_s))
+    ),
+    marks=tuple(
+      (each.at_s, share.learner, f'merged {each.number}')
+      for each in run.rounds
+      for share in each.shares
+      if share.learner in run.learners
+    ),
+    notes=(
+      "A mark below a learner's lane: a round took it in. The syncer's lanes: "
+      'rounds from due to their update, with their grace windows; those that '
+      'are open at the same time lie below each other.',
+    ),
+  )
+
+
+def _absences(run: RecordedRun, lane: int, process: str) -> Iterator[Span]:
+  """Deaths until the next start, starts until the first use, pauses."""
+  lives = run.lives.get(process, ())
+  for life in lives:
+    used_s = life.spoke_s if process == SYNCER else life.stepped_s
+    first_s = life.ended_s if used_s is None else used_s
+    yield from _within(run, lane, life.started_s, first_s, 'bootstrap')
+  for dead, back in itertools.pairwise(lives):
+    yield from _within(run, lane, dead.ended_s, back.started_s, 'dead')
+  if lives and lives[-1].death:
+    yield from _within(run, lane, lives[-1].ended_s, run.until_s, 'dead')
+  for paused, begin_s, end_s in run.pauses:
+    if paused == process:
+      yield from _within(run, lane, begin_s, end_s, 'pause')
+
+
+def _within(
+  run: RecordedRun, lane: int, begin_s: float, end_s: float, kind: str
+) -> Iterator[Span]:
+  begin_s, end_s = max(begin_s, 0.0), min(end_s, run.until_s)
+  if end_s > begin_s:
+    yield Span(lane, begin_s, end_s, kind)
+
+
+def _rounds(run: RecordedRun, first: int) -> tuple[int, list[Span]]:
+  """Returns the number of lanes of the rounds, and their spans."""
+  known = [each for each in run.rounds if each.grace_s is not None]
+  spans, times_s = [], []
+  for each in known:
+    window_s = max(0.0, each.at_s - each.sync_s)  # Its end.
+    quorum_s = max(0.0, window_s - each.grace_s)
+    times_s.append((max(0.0, quorum_s - each.quorum_s), quorum_s, window_s))
+  places = lanes.lanes_of(
+    [(due_s, each.at_s) for each, (due_s, *_) in zip(known, times_s)]
+  )
+  for each, place, (due_s, quorum_s, end_s) in zip(known, places, times_s):
+    lane, label = first + place, f'round {each.number}'
+    spans.append(Span(lane, due_s, quorum_s, 'round', label))
+    spans.append(Span(lane, quorum_s, end_s, 'grace', label))
+    spans.append(Span(lane, end_s, each.at_s, 'round', label))
+  return max(places, default=-1) + 1, spans
+
+
+def paragraphs(runs: Sequence[RecordedRun]) -> Iterator[str]:
+  """Yields a description of each run, with a missing end and gaps."""
+  for run in runs:
+    yield _what(run)
+    if said := sentence(run):
+      yield said
+    if run.gaps:
+      yield f'{run.label} has gaps: {" ".join(run.gaps)}'
+
+
+def _what(run: RecordedRun) -> str:
+  setup = run.setup
+  counted = run.evaluation
+  size = f'{counted.parameters:,} parameters, ' if counted else ''
+  return (
+    f'{run.label} is a run of {setup.name!r}: {size}{setup.learners} learners, '
+    f'{setup.tokens_per_step:,} tokens in an inner step of each, '
+    f'{setup.fragments} fragments.'
+  )
+
+
+def parts(runs: Sequence[RecordedRun]) -> Iterator[Part]:
+  """Yields the parts of the page, results first."""
+  yield run_tables.overview(runs)
+  yield from run_charts.losses(runs)
+  yield from run_charts.goodput(runs)
+  for i, run in enumerate(runs):
+    name = f'timeline-{i}' if len(runs) > 1 else 'timeline'
+    timeline = of(run, name, f'{run.label}: learners and rounds')
+    if timeline is not None:
+      yield timeline
+  yield run_tables.learners(runs)
+  yield run_tables.rounds(runs)
+  yield from run_charts.rounds(runs)
+  yield run_tables.traffic(runs)
+  yield run_tables.counts(runs)
+  yield from run_tables.deaths(runs)

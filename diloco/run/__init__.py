@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the processes of a run share.
+
+Start with `spec`: all that follows from a configuration alone, the same in
+every process: layout, codecs, schedule, model, data.
+
+  spec           the blueprint of a run, and a user's own model
+  host_slices    what of each fragment a process of a learner holds
+  payload_parts  a payload in parts, one for each shard of the syncer
+  contributions  what a learner offers, encoded and checked
+  tape_events    what a line of an event tape can say
+  event_log      writes and reads event tapes
+  environment    what of a machine decides about bits
+  heldout        loss on held-out text
+  utilisation    MFU
+  exposure       refuses to listen where strangers could connect
+  logs           log lines, as text or JSON
+  threads        a worker thread, an inbox
+
+Nothing is re-exported: commands without jax use `tape_events`, `event_log`.
+"""

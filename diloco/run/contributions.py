@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encodes a learner's contributions, and decodes and checks them at the
+syncer.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from diloco.numerics import payload
+from diloco.numerics.codec import Codec
+from diloco.numerics.fragments import Pieces
+from diloco.protocol import messages
+from diloco.run import payload_parts
+from diloco.run.host_slices import Cuts
+from diloco.run.payload_parts import TransferPace, why_unfit
+from diloco.run.spec import Blueprint
+from diloco.transport.data_plane import Inlet
+
+# Largest accepted magnitude: far beyond use, far below overflow.
+LARGEST = 1e12
+
+
+def encode(
+  reference: Mapping[str, np.ndarray],
+  theta: Mapping[str, np.ndarray],
+  pieces: Pieces,
+  codec: Codec,
+) -> np.ndarray:
+  """Returns the bytes of v = reference − θ of one fragment."""
+  delta = {
+    name: np.asarray(reference[name], np.float32)
+    - np.asarray(theta[name], np.float32)
+    for name in reference
+  }
+  return payload.encode(delta, pieces, codec)
+
+
+class Unusable(Exception):
+  """A contribution that must not be merged."""
+
+
+def pull_fragment(
+  found: messages.Payload,
+  fragment: int,
+  shard: int,
+  inlets: Sequence[Inlet],
+  cuts: Cuts,
+  blueprint: Blueprint,
+  pace: TransferPace,
+) -> dict[str, np.ndarray]:
+  """Pulls a shard's part of a learner's copy of Θ_p: piece name -> f32 array.
+
+  Raises:
+    TransferFailed: the bytes did not come, or differ from those announced.
+    Unusable: it has another codec or size.
+  """
+  full = blueprint.full
+  data = _pull_parts(found, fragment, shard, full, inlets, cuts, pace)
+  return cuts.join(data, fragment, shard, full)
+
+
+def pull(
+  found: messages.Payload,
+  fragment: int,
+  shard: int,
+  inlets: Sequence[Inlet],
+  cuts: Cuts,
+  blueprint: Blueprint,
+  pace: TransferPace,
+) -> tuple[dict[str, np.ndarray], float]:
+  """Pulls a shard's part of v_m: piece name -> f32 array, and its L2 norm.
+
+  Args:
+    found: the payload as the learner announced it.
+    inlets: by host of the learner.
+    cuts: how the learner's hosts share fragments.
+    pace: knows how long a pull may take.
+
+  Raises:
+    TransferFailed: the bytes did not come, or differ from those announced.
+    Unusable: they have another codec or size than the fragment needs, or decode
+      to values that are not finite or are absurdly large.
+  """
+  codec = blueprint.up
+  data = _pull_parts(found, fragment, shard, codec, inlets, cuts, pace)
+  return checked(cuts.join(data, fragment, shard, codec))
+
+
+def _pull_parts(
+  found: messages.Payload,
+  fragment: int,
+  shard: int,
+  codec: Codec,
+  inlets: Sequence[Inlet],
+  cuts: Cuts,
+  pace: TransferPace,
+) -> list[np.ndarray]:
+  """Pulls what each host has for this shard: all of it, or nothing."""
+  expected = cuts.up_bytes(fragment, codec)
+  reason = why_unfit(found, fragment, codec, expected)
+  if reason is not None:
+    raise Unusable(reason)
+  shards = len(expected) // cuts.hosts
+  wanted = (
+    payload_parts.only(found, h * shards + shard) for h in range(cuts.hosts)
+  )
+  return [
+    pace.pull(inlet, each) if each.nbytes else payload_parts.NOTHING
+    for inlet, each in zip(inlets, wanted, strict=True)
+  ]
+
+
+def decode(
+  data: np.ndarray, pieces: Pieces, codec: Codec
+) -> tuple[dict[str, np.ndarray], float]:
+  """Decodes v_m and returns it with its L2 norm; the inverse of `encode`.
+
+  Raises:
+    Unusable: values are not finite, or absurdly large.
+  """
+  return checked(payload.decode(data, pieces, codec))
+
+
+def checked(v: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
+  """Returns v_m and its L2 norm after checking its values.
+
+  Raises:
+    Unusable: values are not finite, or absurdly large.
+  """
+  if not payload.is_finite(v):
+    raise Unusable('not finite')
+  largest = max(float(np.abs(array).max()) for array in v.values())
+  if largest > LARGEST:
+    raise Unusable(f'a value of {largest:.3g}, at most {LARGEST:g} is merged')
+  squares = (float(np.vdot(x, x)) for x in v.values())
+  return v, math.sqrt(math.fsum(squares))

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loss of a model on held-out text."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+
+from diloco.data import pipeline
+from diloco.models import api
+from diloco.run.spec import Blueprint
+
+
+class Heldout:
+  """The run's held-out batches, and the compiled loss.
+
+  Args:
+    batches: number of batches of `run.eval_batch` sequences each; 0: all of the
+      held-out text; None: `run.eval_batches`.
+  """
+
+  def __init__(self, blueprint: Blueprint, batches: int | None = None):
+    config = blueprint.config
+    text, seq_len = blueprint.text.heldout, config.data.seq_len
+    count = config.run.eval_batches if batches is None else batches
+    asked = config.run.eval_batch, count
+    shape = pipeline.heldout_shape(text, seq_len, *asked)
+    if count and shape != asked:
+      logging.warning(
+        'evaluates on %d batches of %d, all that the held-out text gives: '
+        '%d of run.eval_batch=%d are asked for',
+        *reversed(shape),
+        *reversed(asked),
+      )
+    self._batches = pipeline.heldout_batches(text, seq_len, *shape)
+    self._loss = jax.jit(
+      lambda params, batch: api.reported_loss(
+        *blueprint.model.loss(api.unflatten(params), batch, jax.random.key(0))
+      )
+    )
+
+  def loss(self, params: Mapping[str, np.ndarray]) -> float:
+    """Returns the mean loss in nats per token.
+
+    Args:
+      params: path -> array.
+    """
+    placed = {path: jnp.asarray(x) for path, x in params.items()}
+    losses = [float(self._loss(placed, batch)) for batch in self._batches]
+    return float(np.mean(losses))

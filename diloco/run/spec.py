@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that follows from the configuration alone, the same in every process.
+
+Learners and syncer build it independently and compare its fingerprints.
+"""
+
+import dataclasses
+import importlib
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from absl import logging
+
+from diloco.config import limits as config_limits
+from diloco.config import run_config
+from diloco.config.data_section import MixItem
+from diloco.config.sections import ModelConfig
+from diloco.data import corpus, pipeline
+from diloco.data.mixture import Source, file_corpus
+from diloco.data.tokenizers import make_tokenizer
+from diloco.models import api
+from diloco.models.decoder import make_decoder
+from diloco.models.decoder_config import DecoderConfig, ExpertsConfig
+from diloco.models.quadratic import make_bowl
+from diloco.numerics.codec import Codec, make_codec
+from diloco.numerics.fragments import Layout, TensorSpec, make_layout, take
+from diloco.numerics.schedule import make_schedule
+from diloco.numerics.shard_assignment import Owners, shards_of
+
+FULL = 'f32'  # The codec of a full fragment.
+
+
+# Finds a user model, which a configuration names as module:function.
+#
+# The author of the configuration decides what is imported; no message does.
+
+
+def own_model(section: ModelConfig, batch: int, seq_len: int):
+  """Returns the model that the function named by `section.kind` makes.
+
+  Modules are found as usual in Python, and in the working directory. No device
+  is touched.
+
+  Args:
+    section: section with a `kind` such as 'package.module:function'.
+    batch: B of the batches that its loss will take.
+    seq_len: L of those batches.
+
+  Raises:
+    ValueError: no such module or function, or its result is not a model.
+  """
+  module, name = section.own
+  where = f'model.kind={section.kind!r}'
+  # `python -m` has it on the path; a notebook may not.
+  if os.getcwd() not in sys.path:
+    sys.path.append(os.getcwd())
+  try:
+    found = importlib.import_module(module)
+  except ModuleNotFoundError as error:
+    raise ValueError(
+      f'{where}: {error}; modules are looked for in {os.getcwd()} and where '
+      'Python looks'
+    ) from None
+  make = getattr(found, name, None)
+  if not callable(make):
+    raise ValueError(f'{where}: {found.__file__} has no function {name}')
+  try:
+    model = make(section)
+    if not isinstance(model, api.Model):
+      raise ValueError(
+        f'gave a {type(model).__name__}, must give a '
+        'diloco.models.api.Model, such as plain_model(init, loss)'
+      )
+    api.check_model(model)
+    api.check_loss(model, batch, seq_len)
+  except ValueError as error:
+    raise ValueError(f'{where}: {error}') from error
+  return model
+
+
+@dataclasses.dataclass(frozen=True)
+class Blueprint:
+  """One run's model, text, layout and codecs.
+
+  Attributes:
+    model: the model to train.
+    specs: path -> shape and role of each parameter.
+    layout: how the parameters are cut into fragments.
+    owners: which shard of the syncer owns which piece.
+    text: training and held-out text.
+    up: codec of a learner's delta to its base.
+    down: codec of the outer update.
+    full: codec of a whole fragment.
+  """
+
+  config: run_config.RunConfig
+  model: api.Model
+  specs: dict[str, TensorSpec]
+  layout: Layout
+  owners: Owners
+  text: corpus.Corpus
+  up: Codec
+  down: Codec
+  full: Codec
+
+  @property
+  def fingerprints(self) -> dict[str, str]:
+    """Settings that syncer and learners must share, by name.
+
+    Every value of the configuration is included in full, so that a refusal can
+    name the key that differs.
+    """
+    return {
+      **run_config.agreement(self.config),
+      'layout': self.layout.fingerprint(),
+      'data': self.text.fingerprint[:16],
+    }
+
+  @property
+  def parameters(self) -> int:
+    """The number of scalar parameters of the model."""
+    return sum(self.layout.sizes)
+
+  def schedule(self) -> Callable[[float], float]:
+    """The inner learning rate by progress."""
+    inner = self.config.inner
+    return make_schedule(
+      inner.schedule,
+      inner.lr,
+      inner.warmup_steps,
+      self.config.protocol.total_steps,
+      inner.final_fraction,
+    )
+
+  @property
+  def limits(self) -> config_limits.RunLimits:
+    """Limits on the run's processes."""
+    config = self.config
+    return config_limits.limits_of(
+      config.protocol.learners, config.data.shards, config.syncer.shards
+    )
+
+  def progress(self, global_step: int, position: int) -> int:
+    """Returns the schedule's argument: t, or the learner's own steps.
+
+    Own steps are the batches taken of the data shard. The syncer knows their
+    number, so a learner that lost its disk continues from there.
+    """
+    own = self.config.inner.progress == 'own'
+    return position if own else global_step
+
+  def dataset(self, learner: int) -> pipeline.Dataset:
+    """The batches of one learner id, by position."""
+    data = self.config.data
+    return pipeline.make_dataset(
+      self.text.train,
+      data.seq_len,
+      data.batch,
+      data.shards,
+      learner,
+      self.config.seed,
+    )
+
+  def initial_parameters(self) -> dict[str, np.ndarray]:
+    """Draws the parameters from the run's seed: path -> f32 array, on the CPU.
+
+    They are drawn on the CPU wherever the learner trains, so that all learners
+    start alike; one that starts differently is detected by its CRC and takes
+    the syncer's.
+    """
+    with jax.default_device(jax.local_devices(backend='cpu')[0]):
+      params = jax.jit(self.model.init)(jax.random.key(self.config.seed))
+      flat = api.flatten(params)
+      return {path: np.asarray(x, np.float32) for path, x in flat.items()}
+
+  def initial_fragments(self) -> list[dict[str, np.ndarray]]:
+    """Returns the initial parameters cut into fragments: piece name ->
+    array.
+    """
+    params = self.initial_parameters()
+    return [
+      {name: np.asarray(x, order='C') for name, x in take(params, p).items()}
+      for p in self.layout.fragments
+    ]
+
+
+def make_blueprint(
+  config: run_config.RunConfig,
+  model: api.Model | None = None,
+  reads_text: bool = True,
+) -> Blueprint:
+  """Builds the blueprint of a run without touching a device.
+
+  Args:
+    model: replaces the model that `config.model` describes.
+    reads_text: False replaces the text by an empty one, for compiling only.
+
+  Raises:
+    ValueError: the model cannot be cut as configured, or is a user model that
+      cannot be found or is invalid, or the text is too short.
+    FileNotFoundError: the text is missing.
+  """
+  # The text comes first: it is what is most often missing.
+  text = None
+  if reads_text:
+    text = load_text(config)
+    check_text(config, text)
+  model = model or make_model(config)
+  shapes = api.check_model(model)
+  specs = {
+    path: TensorSpec(tuple(leaf.shape), model.roles[path])
+    for path, leaf in shapes.items()
+  }
+
+  layout = make_layout(
+    specs,
+    config.fragments.scheme,
+    config.protocol.fragments,
+    config.fragments.embedding,
+  )
+
+  def codec(name):
+    return make_codec(name, config.codec.block_size, config.codec.scale)
+
+  return Blueprint(
+    config=config,
+    model=model,
+    specs=specs,
+    layout=layout,
+    owners=shards_of(layout, config.syncer.shards),
+    text=text,
+    up=codec(config.codec.up),
+    down=codec(config.codec.down),
+    full=codec(FULL),
+  )
+
+
+def make_model(config: run_config.RunConfig) -> api.Model:
+  """Makes the model of the configuration's section `model`.
+
+  Raises:
+    ValueError: it names a user model that cannot be found or is invalid.
+  """
+  if config.model.own:
+    data = config.data
+    return own_model(config.model, data.batch, data.seq_len)
+  match config.model.kind:
+    case 'decoder' | 'moe':
+      return make_decoder(decoder_config(config))
+    case 'bowl':
+      sizes = config.model
+      return make_bowl(sizes.layers, sizes.d_model, sizes.d_ff)
+  raise AssertionError(f'not checked: {config.model.kind=}')
+
+
+def decoder_config(config: run_config.RunConfig) -> DecoderConfig:
+  """Returns the decoder's dimensions from the section `model`.
+
+  Raises:
+    ValueError: the section describes another kind of model.
+  """
+  model = config.model
+  if model.kind not in ('decoder', 'moe'):
+    raise ValueError(
+      f"model.kind={model.kind!r}: this takes a 'decoder' or a 'moe'"
+    )
+  experts = ExpertsConfig(
+    experts=model.experts,
+    top_k=model.top_k,
+    aux_weight=model.aux_weight,
+    z_weight=model.z_weight,
+    bias_rate=model.router_bias_rate,
+  )
+  return DecoderConfig(
+    vocab=model.vocab,
+    layers=model.layers,
+    d_model=model.d_model,
+    heads=model.heads,
+    kv_heads=model.kv_heads,
+    head_dim=model.head_dim,
+    d_ff=model.d_ff,
+    rope_theta=model.rope_theta,
+    dtype=model.dtype,
+    remat=model.remat,
+    tied=model.tied,
+    experts=experts if model.kind == 'moe' else None,
+  )
+
+
+def check_text(config: run_config.RunConfig, text: corpus.Corpus) -> None:
+  """Rejects a text on which the run could not be trained or evaluated.
+
+  Raises:
+    ValueError: it is too short; the message says what is needed.
+  """
+  data = config.data
+  pipeline.check_shards(text.train, data.seq_len, data.batch, data.shards)
+  pipeline.heldout_shape(
+    text.heldout, data.seq_len, config.run.eval_batch, config.run.eval_batches
+  )
+
+
+def load_text(config: run_config.RunConfig) -> corpus.Corpus:
+  """Loads the corpus of the configuration's section `data`.
+
+  Files of documents are indexed by the first process that needs them.
+
+  Raises:
+    FileNotFoundError: it does not exist; the message names the path.
+    ValueError: files are malformed, a package that reads them is missing, or
+      the model's vocabulary is smaller than the tokenizer's.
+  """
+  data = config.data
+  match data.source:
+    case 'stdlib':
+      return corpus.stdlib_corpus()
+    case 'grammar':
+      return corpus.grammar_corpus(config.seed, data.grammar_bytes)
+    case 'text':
+      return corpus.text_corpus([pathlib.Path(data.path)])
+  tokenizer = make_tokenizer(data.tokenizer, data.end_token)
+  # Fail before hours are spent on an index.
+  if config.model.vocab < tokenizer.vocab:
+    raise ValueError(
+      f'model.vocab={config.model.vocab}: data.tokenizer={data.tokenizer!r} '
+      f'has {tokenizer.vocab} tokens, the model must know them all'
+    )
+  heldout = data.heldout
+  return file_corpus(
+    [_source(item) for item in data.items],
+    _source(heldout) if heldout else None,
+    data.heldout_percent,
+    tokenizer,
+    data.index_path,
+    say=logging.info,
+  )
+
+
+def _source(item: MixItem) -> Source:
+  return Source(item.format, item.path, item.text_key, item.weight)

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real syncer and learner machines in a simulated cluster, without arrays.
+
+Messages take a latency, bytes a transfer time; whatever is being sent to a dead
+process is lost. All decisions are the machines' own. The processes are in
+`simulated_syncer` and `simulated_learner`.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from diloco.protocol import timeouts
+from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.learner.bootstrap import Start
+from diloco.protocol.syncer import events as syncer_events
+from diloco.simulator.contents import Contents, Symbols
+from diloco.simulator.engine import Simulation, Watch
+from diloco.simulator.learner_jobs import SESSION_BITS
+from diloco.simulator.network import SteadyWires, Wires
+from diloco.simulator.simulated_learner import SimulatedLearner
+from diloco.simulator.simulated_shard import SimulatedShard
+from diloco.simulator.simulated_syncer import SimulatedSyncer
+from diloco.simulator.timing import BOTH_WAYS, Timing, Ways
+
+EPOCH_S = 1e6  # The time of a correct clock at the start of a simulation.
+KEEPALIVE_S = 5.0  # After this, silence breaks a stream on both sides.
+
+
+class Cluster:
+  """One syncer and its learners under one simulated clock.
+
+  Args:
+    timing: durations.
+    seed: seed of step lengths and lost transfers.
+    loss: probability that a transfer of bytes fails.
+    watch: observer of every event and its effects.
+    checkpoint_rounds: closes between two checkpoints of the syncer.
+    checkpoint_steps: steps between a learner's own checkpoints; None: none.
+    wires: carry the bytes; None: `timing.transfer_s` for each transfer.
+    speeds: by learner, the length of a step that begins at a time; None: drawn
+      according to `timing`.
+    tokens_per_step: tokens of each learner's step.
+    contents: what the processes hold; None: symbols.
+    shards: S, the processes of the syncer; more than 1 with symbols only.
+
+  Attributes:
+    partitions: how learners of several hosts share their state, by id.
+    disk_full: True if the syncer cannot write its ledger.
+    clocks_s: error of each learner's clock, by id; None: an incarnation is a
+      number that rises across all learners.
+  """
+
+  def __init__(
+    self,
+    config: ProtocolConfig,
+    timing: Timing,
+    seed: int,
+    loss: float = 0.0,
+    watch: Watch | None = None,
+    checkpoint_rounds: int = 1,
+    checkpoint_steps: int | None = None,
+    wires: Wires | None = None,
+    speeds: Mapping[int, Callable[[float], float]] | None = None,
+    tokens_per_step: int = 1024,
+    contents: Contents | None = None,
+    shards: int = 1,
+  ):
+    self.config = config
+    self.timing = timing
+    self.loss = loss
+    self.watch = watch or Watch()
+    self.checkpoint_steps = checkpoint_steps
+    self.wires = wires or SteadyWires(timing.transfer_s, timing.latency_s)
+    self.tokens_per_step = tokens_per_step
+    self.contents = contents or Symbols(config.fragments)
+    self.sim = Simulation()
+    self.learners: dict[int, SimulatedLearner] = {}
+    # Learners' own checkpoints, and their saved contents.
+    self.saved: dict[int, tuple[Start, Any]] = {}
+    self.ended: syncer_events.End | None = None
+    self.cut: set[int] = set()  # Learners that no message reaches or leaves.
+    # Messages held back by a silent link without a closed stream, by way.
+    self.silent: dict[tuple[int, str], list[Callable[[], None]]] = {}
+    self.partitions: Mapping[int, str] = {}
+    self.disk_full = False
+    self.clocks_s: dict[int, float] | None = None
+    self._checkpoint_rounds = checkpoint_rounds
+    self._random = random.Random(seed)
+    # A separate generator, so that a seed's other draws are unaffected.
+    self._late_random = random.Random(f'late {seed}')
+    self._speeds = speeds
+    self._incarnations = 0
+    self._handles = 0
+    self.shards = shards
+    self.others = {s: SimulatedShard(self, s) for s in range(1, shards)}
+    self.syncer = SimulatedSyncer(self, disk=None)
+    self._syncer_started()
+
+  # What a scenario does -----------------------------------------------------
+
+  def start(self, learner: int):
+    """Starts a process for `learner`, replacing a dead one."""
+    old = self.learners.get(learner)
+    assert old is None or old.gone, f'learner {learner} is alive'
+    process = SimulatedLearner(self, learner, *self.saved.get(learner, ()))
+    self.learners[learner] = process
+    process.connect()
+
+  def kill(self, learner: int):
+    """Simulates kill -9: the stream breaks, nothing more is sent."""
+    process = self.learners[learner]
+    process.alive = False
+    self.lost(process, 'stream closed')
+
+  def stop(self, learner: int):
+    """Simulates SIGSTOP: silent, but the stream stays open."""
+    self.learners[learner].stopped = True
+
+  def resume(self, learner: int):
+    """Simulates SIGCONT: what lay in the socket is read now."""
+    self.learners[learner].resume()
+
+  def pause(self, learner: int):
+    """Suspends a learner's steps; its process still answers."""
+    self.learners[learner].pause()
+
+  def go_on(self, learner: int, redoes_step: bool):
+    """Resumes a learner's steps; the suspended step is finished, or redone."""
+    self.learners[learner].go_on(redoes_step)
+
+  def preempt(self, learner: int, notice_s: float, kills: bool = False):
+    """Simulates SIGTERM: the learner leaves in good order, if time allows.
+
+    Args:
+      notice_s: the notice time that it is told.
+      kills: True if SIGKILL follows then.
+    """
+    process = self.learners[learner]
+    process.when_it_runs(lambda: process.handle(learner_events.Stop(notice_s)))
+
+    def over():
+      if self.learners[learner] is process and not process.gone:
+        self.kill(learner)
+
+    if kills:
+      self.sim.after(notice_s, over)
+
+  def spoil(self, learner: int, stretch: float = 1.0, unusable: bool = False):
+    """Makes what this process offers from now on too long, or unusable."""
+    process = self.learners[learner]
+    process.stretch, process.unusable = stretch, unusable
+
+  def partition(self, learner: int):
+    """Cuts a learner off from all other processes."""
+    self.cut.add(learner)
+    process = self.learners[learner]
+    self.lost(process, 'unreachable', through_the_cut=True)
+    self._disconnect(process, 'unreachable')
+
+  def heal(self, learner: int):
+    self.cut.discard(learner)
+
+  def silence(self, learner: int, ways: Ways):
+    """Drops bytes on these ways; streams notice only after `KEEPALIVE_S`."""
+    stuck = {(learner, way): [] for way in ways}
+    self.silent |= stuck
+    process, incarnation = (
+      self.learners[learner],
+      self.learners[learner].incarnation,
+    )
+
+    def noticed():
+      if not all(self.silent.get(key) is held for key, held in stuck.items()):
+        return  # It was over before that.
+      for held in stuck.values():
+        held.clear()  # Lost with the socket.
+      lost = syncer_events.Lost(
+        learner, incarnation, 'no answer to a keepalive'
+      )
+      self.syncer.deliver(lost)
+
+      def read():
+        if process.incarnation == incarnation:
+          process.disconnect('no answer to a keepalive')
+
+      process.when_it_runs(read)
+
+    self.sim.after(KEEPALIVE_S, noticed)
+
+  def speak(self, learner: int):
+    """Restores a silent link: what was held back is sent again, and arrives."""
+    for way in BOTH_WAYS:
+      for callback in self.silent.pop((learner, way), ()):
+        callback()
+
+  def is_silent(self, learner: int) -> bool:
+    return any((learner, way) in self.silent for way in BOTH_WAYS)
+
+  def _on_the_way(self, learner: int, way: str, callback: Callable[[], None]):
+    """Calls `callback` once the message is through."""
+    stuck = self.silent.get((learner, way))
+    if stuck is None:
+      callback()
+    else:
+      stuck.append(callback)
+
+  def fill_disk(self):
+    """Fills the syncer's disk: ledgers wait, and so do messages after them."""
+    self.disk_full = True
+
+  def free_disk(self):
+    self.disk_full = False
+    self.syncer.disk_is_free()
+
+  def kill_syncer(self):
+    """Simulates kill -9 of the syncer; what it had written stays."""
+    assert self.syncer.alive, 'the syncer is dead'
+    self.syncer.alive = False
+    for shard in self.others.values():
+      shard.lose_lead()
+    for process in self.learners.values():
+      self._disconnect(process, 'stream closed')
+
+  def stop_syncer(self):
+    """Simulates SIGSTOP of the syncer: it is silent, and its streams stay
+    open.
+    """
+    self.syncer.stopped = True
+
+  def resume_syncer(self):
+    self.syncer.resume()
+
+  def lose_disk(self):
+    """Deletes the dead syncer's folder, ledger and all."""
+    assert not self.syncer.alive, 'the syncer is alive'
+    self.syncer.disk = None
+
+  def start_syncer(self):
+    """Starts a new process of the syncer, which resumes from the disk."""
+    assert not self.syncer.alive, 'the syncer is alive'
+    self.syncer = SimulatedSyncer(self, self.syncer.disk)
+    self._syncer_started()
+
+  def _syncer_started(self):
+    self.watch.syncer_started(self.syncer)
+    for shard in self.others.values():
+      if shard.alive:
+        shard.greet()
+
+  def kill_shard(self, shard: int):
+    """Simulates kill -9 of a syncer process that does not lead."""
+    self.others[shard].kill()
+
+  def start_shard(self, shard: int):
+    """Starts a new process of a shard, which resumes from its own
+    checkpoint.
+    """
+    self.others[shard].start()
+
+  def run(self, until: float):
+    """Runs up to a time, or to the end of the run."""
+    self.sim.run(until, stop=lambda: self.ended is not None)
+
+  # What the processes want --------------------------------------------------
+
+  def to_syncer(self, process: SimulatedLearner, message):
+    """Sends a message of a session, unless the link is cut."""
+    event = syncer_events.Heard(process.id, process.incarnation, message)
+    syncer = self.syncer
+
+    def arrive():
+      if process.id not in self.cut:
+        self._on_the_way(process.id, 'up', lambda: syncer.deliver(event))
+
+    self.sim.after(self.timing.up_s(process.id), arrive)
+
+  def lost(
+    self, process: SimulatedLearner, reason: str, through_the_cut: bool = False
+  ):
+    """Notes a stream that ended on the learner's side; the syncer's host sees
+    it.
+    """
+    event = syncer_events.Lost(process.id, process.incarnation, reason)
+    syncer = self.syncer
+
+    def arrive():
+      if through_the_cut:
+        syncer.deliver(event)
+      elif process.id not in self.cut:
+        self._on_the_way(process.id, 'up', lambda: syncer.deliver(event))
+
+    self.sim.after(self.timing.up_s(process.id), arrive)
+
+  def to_learner(self, learner: int, incarnation: int, message):
+    """Sends a message of a session; a stopped process reads it later."""
+    process = self.learners[learner]
+
+    def read():
+      if process.incarnation == incarnation and learner not in self.cut:
+        process.hear(message)
+
+    def arrive():
+      self._on_the_way(learner, 'down', lambda: process.when_it_runs(read))
+
+    self.sim.after(self.timing.down_s(learner), arrive)
+
+  def drop(self, effect: syncer_events.Drop):
+    """Closes a stream from the syncer's side."""
+    process = self.learners[effect.learner]
+    if process.incarnation == effect.incarnation:
+      self._disconnect(process, effect.reason)
+
+  def _disconnect(self, process: SimulatedLearner, reason: str):
+    incarnation = process.incarnation
+
+    def read():
+      if process.incarnation == incarnation:
+        process.disconnect(reason)
+
+    def arrive():
+      self._on_the_way(process.id, 'down', lambda: process.when_it_runs(read))
+
+    self.sim.after(self.timing.down_s(process.id), arrive)
+
+  def reaches_syncer(self, learner: int) -> bool:
+    """Returns True if a learner can open a stream to the syncer now."""
+    syncer = self.syncer
+    runs = syncer.alive and not syncer.stopped
+    return runs and learner not in self.cut and not self.is_silent(learner)
+
+  def reaches(self, learner: int, incarnation: int) -> bool:
+    """Returns True if bytes can be pulled from a session's process now."""
+    process = self.learners[learner]
+    runs = not process.gone and not process.stopped
+    here = learner not in self.cut and not self.is_silent(learner)
+    return runs and here and process.incarnation == incarnation
+
+  def is_reached(self, learner: int) -> bool:
+    """Returns True if anything reaches the learner now."""
+    return learner not in self.cut and not self.is_silent(learner)
+
+  def when_reached(
+    self, process: SimulatedLearner, callback: Callable[[], None]
+  ):
+    """Calls `callback` once bytes come through and the process runs."""
+    ways = [way for way in BOTH_WAYS if (process.id, way) in self.silent]
+    self._on_the_way(
+      process.id, (*ways, 'up')[0], lambda: process.when_it_runs(callback)
+    )
+
+  def is_checkpoint(self, round_: int) -> bool:
+    """Returns True if the syncer writes Θ once this round has closed."""
+    return round_ % self._checkpoint_rounds == 0
+
+  # Draws and numbers --------------------------------------------------------
+
+  def draw_step_s(self, learner: int) -> float:
+    if self._speeds is not None:
+      return self._speeds[learner](self.sim.now)
+    mean_s = self.timing.step_s[learner]
+    drawn_s = self._random.gauss(mean_s, self.timing.jitter * mean_s)
+    if (
+      self.timing.slow_share and self._random.random() < self.timing.slow_share
+    ):
+      drawn_s *= 3.0
+    return max(drawn_s, 0.1 * mean_s)
+
+  def draw_late_s(self) -> float:
+    """Draws how much longer than usual a pull of the syncer takes."""
+    share = self.timing.late_share
+    late = share > 0.0 and self._late_random.random() < share
+    return self.timing.late_s if late else 0.0
+
+  def transfer_max_s(self, usual_s: float) -> float:
+    """Returns when a pull from a stopped process times out."""
+    knob = self.config.patience
+    factor_s = timeouts.TRANSFER_FACTOR * usual_s
+    return knob * max(timeouts.TRANSFER_FLOOR_S, factor_s)
+
+  def fails(self) -> bool:
+    return self._random.random() < self.loss
+
+  def process_number(self, learner: int) -> int:
+    """Returns the number of a process that starts now: its clock in ms."""
+    wrong_s = (self.clocks_s or {}).get(learner, 0.0)
+    return int((EPOCH_S + self.sim.now + wrong_s) * 1000)
+
+  def next_incarnation(self, process: int, session: int) -> int:
+    """Returns the incarnation of a process's session number `session`."""
+    if self.clocks_s is not None:
+      return (process << SESSION_BITS) + session
+    self._incarnations += 1
+    return self._incarnations
+
+  def next_handle(self) -> int:
+    self._handles += 1
+    return self._handles

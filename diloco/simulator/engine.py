@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated clock, alarms, and what an observer of the cluster is told."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from diloco.protocol.syncer import events as syncer_events
+
+
+class Simulation:
+  """A heap of (time, insertion number, callback); time in seconds."""
+
+  def __init__(self):
+    self.now = 0.0
+    self._heap: list[tuple[float, int, Callable[[], None]]] = []
+    self._order = itertools.count()
+
+  def at(self, when: float, callback: Callable[[], None]):
+    """Schedules `callback` at `when`; equal times run in order of `at`."""
+    assert when >= self.now, f'{when=} is before {self.now=}'
+    heapq.heappush(self._heap, (when, next(self._order), callback))
+
+  def after(self, delay_s: float, callback: Callable[[], None]):
+    """Schedules `callback` in `delay_s` seconds."""
+    self.at(self.now + delay_s, callback)
+
+  def run(self, until: float, stop: Callable[[], bool] = lambda: False):
+    """Runs what is scheduled up to `until`, or until `stop` returns True."""
+    while self._heap and self._heap[0][0] <= until:
+      if stop():
+        return
+      self.now, _, callback = heapq.heappop(self._heap)
+      callback()
+    self.now = max(self.now, until)
+
+
+class Alarm:
+  """One wake-up at a time; a stale one does nothing.
+
+  Args:
+    sim: the clock.
+    deadline: returns the machine's deadline; None: none, or its process is
+      gone.
+    ring: called when the deadline has come.
+    when_it_runs: calls back now, or once a stopped process resumes.
+  """
+
+  def __init__(
+    self,
+    sim: Simulation,
+    deadline: Callable[[], float | None],
+    ring: Callable[[], None],
+    when_it_runs: Callable[[Callable[[], None]], None] = lambda call: call(),
+  ):
+    self._sim = sim
+    self._deadline = deadline
+    self._ring = ring
+    self._when_it_runs = when_it_runs
+    self._at_s: float | None = None
+
+  def set(self):
+    """Reschedules after an event, which may have moved the deadline forward."""
+    deadline = self._deadline()
+    if deadline is None:
+      return
+    if self._at_s is None or deadline < self._at_s:
+      self._at_s = max(deadline, self._sim.now)
+      self._sim.at(self._at_s, lambda: self._when_it_runs(self._come))
+
+  def _come(self):
+    if self._at_s is None or self._at_s > self._sim.now:
+      return  # An earlier one has come and set another.
+    self._at_s = None
+    deadline = self._deadline()
+    if deadline is not None and deadline <= self._sim.now:
+      self._ring()
+    else:
+      self.set()
+
+
+class Watch:
+  """An observer of every event of every machine, which ignores them all.
+
+  Arguments are those of the cluster's processes, `SimulatedSyncer` and
+  `SimulatedLearner`; the methods are called before effects are performed.
+  """
+
+  def syncer_started(self, syncer):
+    """Called when a new process of the syncer is up."""
+
+  def theta(self, fragment: int, version: int, crc: int):
+    """Called when the bytes of Θ_p at the syncer, or their version, change."""
+
+  def at_syncer(self, syncer, event, effects):
+    """Called when the syncer's machine has handled an event."""
+
+  def merging(self, merge, taken: dict[int, Any]):
+    """Called when the syncer merges these contents, by learner."""
+
+  def at_learner(self, process, event, effects):
+    """Called when a learner's machine has handled an event."""
+
+  def stepped(self, process, spans: list[tuple[float, float]], tokens: int):
+    """Called when a learner has finished an inner step, in these spans of
+    time.
+    """
+
+
+class Log(Watch):
+  """An observer that keeps the syncer's decisions with their times in
+  seconds.
+  """
+
+  def __init__(self):
+    self.merges: list[tuple[float, syncer_events.Merge]] = []
+    self.records: list[tuple[float, syncer_events.Record]] = []
+
+  def at_syncer(self, syncer, event, effects):
+    for effect in effects:
+      match effect:
+        case syncer_events.Merge():
+          self.merges.append((syncer.now, effect))
+        case syncer_events.Record():
+          self.records.append((syncer.now, effect))

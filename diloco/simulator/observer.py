@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold of a whole simulated cluster, its tokens included."""
+
+from collections.abc import Callable
+
+from diloco.metrics import token_ledger
+from diloco.protocol import messages
+from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.syncer import events as syncer_events
+from diloco.simulator.contents import Counters, counters_of, crc_of
+from diloco.simulator.engine import Watch
+from diloco.simulator.invariants import Invariants, hold
+from diloco.simulator.learner_jobs import OFFERS_MAX
+
+
+class TokenWatch(Watch):
+  """An observer of both sides; simulated learners know their tokens exactly.
+
+  Args:
+    fragments: P.
+
+  Attributes:
+    accounts: by learner id.
+  """
+
+  def __init__(self, fragments: int):
+    self.accounts: dict[int, token_ledger.Account] = {}
+    self._fragments = fragments
+    self._numbers: dict[object, int] = {}  # Of processes.
+    self._sessions: dict[tuple[int, int], int] = {}  # Number, by incarnation.
+    self._last: dict[int, object] = {}  # Processes, by number.
+
+  def at_learner(self, process, event, effects):
+    if process not in self._numbers:
+      self._begin(process)
+    number = self._numbers[process]
+    account = self.accounts[process.id]
+    match event:
+      case learner_events.Connected(incarnation=incarnation):
+        self._sessions[process.id, incarnation] = number
+      case learner_events.Boundary(tokens=tokens):
+        account.processes[number].last += tokens
+    for effect in effects:
+      match effect:
+        case learner_events.Apply(fragment=p):
+          account.apply(
+            number,
+            p,
+            carry=effect.carry,
+            handle=effect.handle,
+            overwritten_tokens=effect.overwritten_tokens,
+            training=process.training,
+          )
+        case learner_events.Snapshot(fragment=p, handle=handle):
+          ours = account.processes[number]
+          ours.offers[p, handle] = ours.last
+
+  def at_syncer(self, syncer, event, effects):
+    for effect in effects:
+      if isinstance(effect, syncer_events.Publish):
+        self._close(effect)
+
+  def counts_from(self, process, fragment: int) -> int:
+    """Returns the token count from which progress on θ_p is unsettled."""
+    account = self.accounts[process.id]
+    return account.processes[self._numbers[process]].counts[fragment]
+
+  def rows(self) -> dict[tuple[int, int], token_ledger.Row]:
+    """Returns the current balance, by learner and fragment."""
+    for number, process in self._last.items():
+      self.accounts[process.id].processes[number].end = _end_of(process)
+    return {
+      (m, p): account.row(p)
+      for m, account in sorted(self.accounts.items())
+      for p in range(self._fragments)
+    }
+
+  def _begin(self, process):
+    number = self._numbers[process] = len(self._numbers)
+    self._last[number] = process
+    account = self.accounts.setdefault(
+      process.id, token_ledger.Account(self._fragments)
+    )
+    state = process.machine.snapshot()
+    counts = [fragment.from_tokens for fragment in state.fragments]
+    account.begin(number, state.tokens, counts)
+
+  def _close(self, publish: syncer_events.Publish):
+    p, version = publish.fragment, publish.version
+    for account in self.accounts.values():
+      account.void(p, version)  # A ledger may have been lost.
+    for share in publish.shares:
+      number = self._sessions[share.learner, share.incarnation]
+      name = number, share.handle
+      merged = token_ledger.Merged(p, version, name, share.c_tokens)
+      self.accounts[share.learner].merge(merged)
+
+
+def _end_of(process) -> str | None:
+  """Returns why a process ended; None while it runs."""
+  if not process.alive:
+    return token_ledger.DIED
+  if process.left is None or process.left.done:
+    return None
+  if process.left.reason.startswith('quarantined'):
+    return token_ledger.QUARANTINED
+  return token_ledger.LEFT
+
+
+class Onlooker(Watch):
+  """An observer of all processes at once.
+
+  Numbers in the messages are those of *What always holds* in
+  `diloco/protocol/README.md`.
+  """
+
+  def __init__(self, config: ProtocolConfig):
+    self.events = 0
+    # Called once, when the run begins to finish.
+    self.when_finishing: Callable[[], None] | None = None
+    self.tokens = TokenWatch(config.fragments)
+    self._config = config
+    self._syncer = None
+    self._invariants = Invariants(config)
+    self._theta = {(p, 0, crc_of(p, 0)) for p in range(config.fragments)}
+    # By learner and incarnation.
+    self._processes: dict[tuple[int, int], object] = {}
+    self._held: dict[object, list[int]] = {}  # Versions, by process.
+    self._told: dict[object, int] = {}  # Steps that a process reported.
+    self._trained_tokens: dict[int, int] = {}  # By id, like the three below.
+    self._merged_tokens: dict[int, int] = {}
+    self._trained_to: dict[int, int] = {}  # Position in the data.
+    # `_trained_to`, as the syncer knows it.
+    self._recorded_to: dict[int, int] = {}
+    self._ledger_crcs: dict[int, tuple[int, int]] = {}  # By fragment.
+    self._taking: dict[int, int] = {}  # The version, by fragment.
+    # Of each process and fragment, the own step up to which it was merged.
+    self._merged_to: dict[tuple[object, int], int] = {}
+
+  def _check_tick(self, event, machine, now: float):
+    """Checks that a driver would not wake the machine up without end."""
+    if isinstance(event, syncer_events.Tick | learner_events.Tick):
+      deadline = machine.deadline()
+      late = deadline is not None and deadline <= now
+      hold(not late, '8: a tick that changes nothing', (deadline, now))
+
+  # The syncer ---------------------------------------------------------------
+
+  def syncer_started(self, syncer):
+    self._syncer = syncer
+    ledger = syncer.disk.ledger if syncer.disk else None
+    self._invariants.restarted(ledger)
+    accounts = ledger.accounts if ledger else ()
+    self._recorded_to = {m: account.position for m, account in accounts}
+    if ledger is None:
+      self._merged_to.clear()
+      self._merged_tokens.clear()
+
+    disk = syncer.disk
+    self._ledger_crcs = (
+      dict(enumerate(zip(disk.ledger.versions, disk.crcs))) if disk else {}
+    )
+    self._taking.clear()
+
+  def theta(self, fragment: int, version: int, crc: int):
+    self._theta.add((fragment, version, crc))
+    # From a close, or from a version that no process has: the run continues.
+    self._ledger_crcs[fragment] = version, crc
+
+  def at_syncer(self, syncer, event, effects):
+    self.events += 1
+    self.tokens.at_syncer(syncer, event, effects)
+    snapshot = syncer.machine.snapshot()
+    self._invariants.check(event, effects, snapshot)
+    self._check_tick(event, syncer.machine, snapshot.now)
+    if self.when_finishing is not None and snapshot.last_round is not None:
+      finishing, self.when_finishing = self.when_finishing, None
+      finishing()
+    match event:
+      case syncer_events.Heard(message=messages.Report(position=position)):
+        member = dict(snapshot.members).get(event.learner)
+        if member is not None and member.incarnation == event.incarnation:
+          self._recorded_to[event.learner] = position
+    for effect in effects:
+      match effect:
+        case syncer_events.Publish():
+          for share in effect.shares:
+            self._check_merged(share, effect.fragment)
+        case syncer_events.TakeFragment(offered=offered):
+          self._taking[offered.fragment] = offered.version
+        case syncer_events.Relabel(fragment=p, version=version, taken_of=donor):
+          if donor is not None:
+            crc = syncer.donated_crc(p, donor)
+            self._check_recovered(p, version, crc)
+
+  def merging(self, merge, taken: dict[int, Counters]):
+    for share in merge.shares:
+      said, found = counters_of(share), taken[share.learner]
+      hold(said == found, '2: the bytes are of another offer', (share, found))
+
+  def _check_recovered(self, p: int, version: int, crc: int):
+    """5: a recovered version has the bytes that the ledger names."""
+    if self._taking.get(p) == version:
+      known, expected = self._ledger_crcs.get(p, (None, None))
+      fact = known != version or expected in (None, crc)
+      hold(fact, '5: recovered other bytes', (p, version))
+
+  def _check_merged(self, share: syncer_events.Share, p: int):
+    process = self._processes[share.learner, share.incarnation]
+    merged_to = self._merged_to.get((process, p), 0)
+    fact = share.step - share.c_steps >= merged_to
+    hold(fact, '2: a step was merged twice', (share, p, merged_to))
+    self._merged_to[process, p] = share.step
+    if p == 0:  # Each step is merged once per fragment.
+      tokens = self._merged_tokens.get(share.learner, 0) + share.c_tokens
+      self._merged_tokens[share.learner] = tokens
+      trained = self._trained_tokens.get(share.learner, 0)
+      hold(tokens <= trained, '6: merged, not trained', (share, trained))
+
+  # Learners -----------------------------------------------------------------
+
+  def at_learner(self, process, event, effects):
+    self.events += 1
+    self.tokens.at_learner(process, event, effects)
+    self._processes[process.id, process.incarnation] = process
+    match event:
+      case learner_events.Boundary(tokens=tokens):
+        trained = self._trained_tokens.get(process.id, 0) + tokens
+        self._trained_tokens[process.id] = trained
+        furthest = max(self._trained_to.get(process.id, 0), process.position)
+        self._trained_to[process.id] = furthest
+      case learner_events.Rebuilt(fragment=p, version=version, crc=crc):
+        fact = (p, version, crc) in self._theta
+        hold(fact, '5: bytes that no syncer had', (process.id, event))
+    for effect in effects:
+      self._check_effect(process, effect)
+    if self._config.overlap_steps > 0:
+      waits = process.machine.waiting and not self._is_cut_off(process)
+      hold(not waits, '4: the loop waits', process.id)
+    self._check_host(process)
+    self._check_bounds(process)
+    now = process.machine.snapshot().now
+    self._check_tick(event, process.machine, now)
+
+  def _is_cut_off(self, process) -> bool:
+    """Returns True if it is cut off and, as far as it knows, no step is
+    left.
+    """
+    state = process.machine.snapshot()
+    return not state.connected and state.global_step >= self._config.total_steps
+
+  def _check_same_bytes(self, process):
+    """5: at the first step, learner and syncer hold the same bytes."""
+    syncer = self._syncer
+    if not syncer.alive or not syncer.machine.whole:
+      return
+    versions = syncer.machine.snapshot().versions
+    for p, version in enumerate(process.contents.versions):
+      if version == versions[p] and p not in syncer.machine.away:
+        same = process.contents.crcs[p] == syncer.crcs[p]
+        hold(same, '5: begins with other bytes', (process.id, p, version))
+
+  def _check_effect(self, process, effect: learner_events.Effect):
+    match effect:
+      case learner_events.Begin(position=position):
+        recorded = self._recorded_to.get(process.id, 0)
+        trained = self._trained_to.get(process.id, 0)
+        where = process.id, recorded, position, trained
+        hold(recorded <= position, 'data are repeated', where)
+        hold(position <= trained, 'data are skipped', where)
+        self._check_same_bytes(process)
+      case learner_events.Apply(fragment=p):
+        ours = self.tokens.counts_from(process, p)
+        theirs = process.machine.snapshot().fragments[p].from_tokens
+        where = process.id, p, ours, theirs
+        hold(ours == theirs, '6: counts from other tokens', where)
+      case learner_events.DonateState():
+        fact = process.training
+        hold(fact, 'donates without a bootstrap of its own', process.id)
+      case learner_events.Send(message=messages.Report()):
+        self._tell(process, 1)
+      case learner_events.Send(message=messages.Ready(steps_away=steps)):
+        self._tell(process, steps)
+
+  def _tell(self, process, steps: int):
+    told = self._told.get(process, 0) + steps
+    self._told[process] = told
+    made = process.steps - process.first_step
+    hold(told <= made, '3: more steps told of than made', (process.id, told))
+
+  def _check_host(self, process):
+    fragments = process.machine.snapshot().fragments
+    held = [f.host for f in fragments]
+    crcs = [f.crc for f in fragments]
+    theirs = process.contents.versions, process.contents.crcs
+    hold((held, crcs) == theirs, 'machine and host', (process.id, held, theirs))
+    before = self._held.get(process, held)
+    rose = all(now >= then for now, then in zip(held, before))
+    hold(rose, '1: versions fell at a learner', (process.id, before, held))
+    self._held[process] = held
+
+  def _check_bounds(self, process):
+    """8: what a process holds for others is bounded by M and P."""
+    waiting = len(process.machine.snapshot().donations)
+    hold(waiting <= 1, '8: donations asked for', (process.id, waiting))
+    given = len(process.donations)
+    hold(given <= 1, '8: donations', (process.id, given))
+    # One more copy of each, in case the syncer has lost it.
+    most = (OFFERS_MAX + 1) * self._config.fragments
+    offers = len(process.offers)
+    hold(offers <= most, '8: offers', (process.id, offers))
+
+  def check_tokens(self):
+    """6: trained = merged + overwritten + lost + pending, on both sides."""
+    for where, row in self.tokens.rows().items():
+      hold(row.unexplained == 0, '6: unexplained tokens', (where, row))
+
+  # At rest ------------------------------------------------------------------
+
+  def check_at_rest(self, cluster):
+    """Checks a cluster whose learners are all ready, with no message in flight.
+
+    5: the same bytes wherever the same version is. 8: nothing is kept for
+    former newcomers.
+    """
+    self.check_tokens()
+    versions = cluster.syncer.machine.snapshot().versions
+    for shard in cluster.others.values():
+      for p, held in shard.held.items():
+        run = versions[p], cluster.syncer.crcs[p]
+        hold(held == run, '5: a shard has other bytes', (shard.shard, p))
+    for m, process in sorted(cluster.learners.items()):
+      if process.gone:
+        continue
+      kept = process.donations.keys() - process.withdrawn
+      donations = kept, process.machine.snapshot().donations
+      hold(not any(donations), '8: donations at rest', (m, donations))
+      for p, version in enumerate(versions):
+        if process.contents.versions[p] == version:
+          same = process.contents.crcs[p] == cluster.syncer.crcs[p]
+          hold(same, '5: other bytes', (m, p, version))

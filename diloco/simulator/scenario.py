@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws a scenario from a seed: a run, its cluster and its faults.
+
+Seeds below `WIDE_FROM` keep their draws for ever, so that `seeds.txt` stays
+valid: equal links, fragments of one size, at most four learners. From there on,
+anything of `Surroundings` may be added.
+"""
+
+import dataclasses
+import random
+from collections.abc import Mapping
+
+from diloco.protocol import timeouts
+from diloco.protocol.config import ADMISSIONS, BLENDS, ProtocolConfig
+from diloco.simulator.network import USUAL, Link, UnequalWires
+from diloco.simulator.timing import BOTH_WAYS, Timing
+
+WIDE_FROM = 10**8
+FAULTS = {
+  'kill': 6,
+  'kill_donor': 3,  # |While a newcomer waits for its state.
+  'stop': 4,
+  'partition': 4,
+  'preempt': 3,
+  'outlier': 2,
+  'unusable': 2,
+  'newcomer': 3,  # An id that was not seen before.
+  'syncer': 5,  # Killed, or restarted.
+  'stop_syncer': 3,  # Stopped, or resumed.
+  'lose_disk': 1,  # Of the syncer, with its ledger.
+}
+WIDE_FAULTS = {
+  'silence': 4,  # Bytes vanish, one way or both, and no stream closes.
+  'throttle': 3,  # Its link is far slower for a while.
+  'fill_disk': 2,  # Of the syncer; or it is freed.
+  'clock': 2,  # A learner's clock is set; its next process uses it.
+  'short_notice': 2,  # Preempted, and killed when the notice is over.
+}
+SHARDS = (1, 2, 4)  # S.
+LARGE = 10.0  # Size of a fragment, as a multiple of the others.
+THROTTLED = 20.0  # Factor on the time that bytes take.
+PULL_MAX_S = 2.0  # In a healed run.
+UPDATE_SHARE = 0.4  # Share of a round's time for its update.
+NEWCOMERS_MAX = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+  """A fault and its target; a target that is broken already is repaired
+  instead.
+  """
+
+  at_s: float
+  kind: str  # One of FAULTS, WIDE_FAULTS, or 'shard'.
+  learner: int
+  notice_s: float
+  shard: int = 0
+  ways: tuple[str, ...] = BOTH_WAYS
+  jump_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+  """What a wide scenario has in addition to a narrow one.
+
+  Attributes:
+    sizes: sizes of the fragments, relative to the usual one.
+    stall_share: share of the pulls that take far longer.
+    partitions: of learners of several hosts, by id.
+    finish: faults, in seconds after the run has begun to finish.
+  """
+
+  sizes: tuple[float, ...]
+  stall_share: float
+  partitions: Mapping[int, str]
+  finish: tuple[Fault, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+  """All that a seed draws but the lengths of single steps."""
+
+  seed: int
+  config: ProtocolConfig
+  timing: Timing
+  loss: float
+  checkpoint_rounds: int
+  checkpoint_steps: int | None
+  faults: tuple[Fault, ...]
+  shards: int  # S, the processes of the syncer.
+  last_shard: int  # Repaired last: the others go on without it.
+  wide: Surroundings | None = None
+
+  @property
+  def pull_s(self) -> float:
+    """Time to pull the largest fragment over the slowest link, healed."""
+    largest = max(self.wide.sizes) if self.wide else 1.0
+    links = [*self.timing.links.values(), USUAL]
+    return (
+      self.timing.latency_s
+      + max(x.up_s + x.down_s for x in links)
+      + self.timing.transfer_s * largest * max(max(x.up, x.down) for x in links)
+    )
+
+  @property
+  def heard_s(self) -> float:
+    """The time after which what was said has been heard, and answered."""
+    links = [*self.timing.links.values(), USUAL]
+    message_s = self.timing.latency_s + max(
+      max(x.up_s, x.down_s) for x in links
+    )
+    return 4 * message_s + 4 * self.timing.encode_s
+
+  @property
+  def longest_step_s(self) -> float:
+    """Longest step of the slowest learner, ignoring `slow_share`."""
+    return max(self.timing.step_s.values()) * (1 + 4 * self.timing.jitter)
+
+  def end_bound_s(self, steps_left: int) -> float:
+    """Returns the bound on a healed run's end: every step may wait for a
+    round.
+    """
+    exchange_s = 2 * self.pull_s + 2 * self.timing.encode_s
+    step_s = self.longest_step_s + exchange_s
+    return 2 * self.bound_s + steps_left * step_s
+
+  def wires(self) -> UnequalWires | None:
+    """Returns the wires of a wide scenario; None: the same for all."""
+    if self.wide is None:
+      return None
+    timing = self.timing
+    return UnequalWires(
+      timing.transfer_s,
+      timing.latency_s,
+      timing.links,
+      self.wide.sizes,
+      self.wide.stall_share,
+      self.seed,
+    )
+
+  @property
+  def bound_s(self) -> float:
+    """The bound on the time in which a healed run must make progress.
+
+    Transfers begun over a throttled link end. A silent learner is detected,
+    twice over (a session and its successor); fragments that no process has are
+    given up; then a whole cycle of rounds, and one more for those in progress,
+    at the pace of the slowest.
+    """
+    floor_s = timeouts.silence_floor_s(self.config.patience)
+    steps = self.config.sync_every_steps + self.config.overlap_steps
+    cycle_s = steps * self.longest_step_s
+    under_way_s = UnequalWires.LONGEST_S if self.wide else 0.0
+    return 4 * floor_s + 3 * cycle_s + 20 * self.pull_s + under_way_s
+
+
+def draw(seed: int) -> Scenario:
+  """Returns the scenario of a seed."""
+  rng = random.Random(seed)
+  config = _draw_config(rng)
+  ids = config.learners + NEWCOMERS_MAX
+  step_s = rng.choice((0.3, 0.6))
+  timing = Timing(
+    {m: step_s * rng.choice((1.0, 1.0, 1.2, 2.0)) for m in range(ids)},
+    jitter=rng.choice((0.0, 0.1, 0.3)),
+    latency_s=rng.choice((0.001, 0.01, 0.1, 0.4)),
+    transfer_s=rng.choice((0.001, 0.02, 0.2)),
+    encode_s=rng.choice((0.001, 0.05)),
+    reconnect_s=rng.choice((0.1, 0.5)),
+    slow_share=rng.choice((0.0, 0.0, 0.05)),
+    **_draw_late_pulls(seed),
+  )
+  loss = rng.choice((0.0, 0.0, 0.05, 0.3))
+  checkpoint_rounds = rng.choice((1, 3, 10))
+  checkpoint_steps = rng.choice((None, 3, 10))
+  drawn = _draw_faults(rng, ids)
+  shards, faults, last_shard = _with_shards(seed, drawn)
+  scenario = Scenario(
+    seed,
+    config,
+    timing,
+    loss=loss,
+    checkpoint_rounds=checkpoint_rounds,
+    checkpoint_steps=checkpoint_steps,
+    faults=faults,
+    shards=shards,
+    last_shard=last_shard,
+  )
+  return scenario if seed < WIDE_FROM else _widened(scenario)
+
+
+def _draw_late_pulls(seed: int) -> dict[str, float]:
+  """Draws late pulls separately, so that the rest of a scenario is
+  unchanged.
+  """
+  rng = random.Random(f'late pulls of {seed}')
+  return {
+    'late_share': rng.choice((0.0, 0.0, 0.1, 0.3)),
+    'late_s': rng.choice((0.3, 1.0, 4.0)),
+  }
+
+
+def _with_shards(
+  seed: int, faults: tuple[Fault, ...]
+) -> tuple[int, tuple[Fault, ...], int]:
+  """Returns S, the faults including those of shards, and the shard repaired
+  last.
+
+  Drawn separately, so that a scenario of one process is unchanged.
+  """
+  rng = random.Random(f'shards of {seed}')
+  shards = rng.choice(SHARDS)
+  if shards == 1:
+    return shards, faults, 0
+  others = range(1, shards)
+  until_s = faults[-1].at_s
+  of_shards = [
+    Fault(rng.uniform(0.0, until_s), 'shard', 0, 0.0, rng.choice(others))
+    for _ in range(rng.randint(1, 8))
+  ]
+  together = sorted([*faults, *of_shards], key=lambda fault: fault.at_s)
+  return shards, tuple(together), rng.choice(others)
+
+
+def _draw_config(rng: random.Random) -> ProtocolConfig:
+  learners = rng.choice((1, 2, 2, 3, 3, 4))
+  fragments = rng.choice((1, 2, 3))
+  every = fragments * rng.choice((1, 2, 3))
+  return ProtocolConfig(
+    learners=learners,
+    fragments=fragments,
+    sync_every_steps=every,
+    overlap_steps=rng.choice((0, rng.randrange(every), every - 1)),
+    quorum=rng.choice((1, learners, rng.randint(1, learners))),
+    grace_safety=0.5,
+    grace_cap_steps=rng.choice((0.0, 1.0)),
+    admission=rng.choice(ADMISSIONS),
+    max_staleness_versions=rng.choice((0, 1, 3)),
+    weighting='tokens',
+    patience=0.3,
+    total_steps=rng.choice((12, 30, 10_000, 10_000, 10_000)),
+    blend=rng.choice(BLENDS),
+  )
+
+
+def _draw_faults(rng: random.Random, ids: int) -> tuple[Fault, ...]:
+  # Frequent faults differ between scenarios, so that some see one twice.
+  weights = [w * rng.choice((0.2, 1.0, 4.0)) for w in FAULTS.values()]
+  calm_s = rng.choice((0.3, 1.0, 2.0))
+  faults, at_s = [], 0.0
+  for _ in range(rng.randint(4, 24)):
+    at_s += rng.expovariate(1 / calm_s)
+    kind = rng.choices(list(FAULTS), weights)[0]
+    learner = rng.randrange(ids - NEWCOMERS_MAX)
+    faults.append(Fault(at_s, kind, learner, rng.choice((0.1, 2.0, 6.0))))
+  return tuple(faults)
+
+
+# The wide space --------------------------------------------------------------
+
+
+def _widened(scenario: Scenario) -> Scenario:
+  """Adds some of what a narrow scenario can't have, drawn separately."""
+  rng = random.Random(f'wide {scenario.seed}')
+  config = _widened_config(rng, scenario.config)
+  ids = config.learners + NEWCOMERS_MAX
+  finish = ()
+  if rng.random() < 0.2:
+    steps = rng.choice((6, 12))
+    config = dataclasses.replace(config, total_steps=steps)
+    finish = _draw_finish(rng, scenario.shards)
+  large = rng.random() < 0.3
+  sizes = [1.0] * config.fragments
+  if large:
+    sizes[rng.randrange(config.fragments)] = LARGE
+  of_several_hosts = rng.choice((0.0, 0.0, 0.5, 1.0))
+  partitions = {
+    m: rng.choice(('halves', 'halves', 'thirds'))
+    for m in range(ids)
+    if rng.random() < of_several_hosts
+  }
+  wide = Surroundings(
+    tuple(sizes),
+    stall_share=rng.choice((0.0, 0.0, 0.02, 0.1)),
+    partitions=partitions,
+    finish=finish,
+  )
+  timing = _widened_timing(rng, scenario.timing, config, max(sizes))
+  faults = _widened_faults(rng, scenario.faults, config.learners)
+  return dataclasses.replace(
+    scenario, config=config, timing=timing, faults=faults, wide=wide
+  )
+
+
+def _widened_config(
+  rng: random.Random, config: ProtocolConfig
+) -> ProtocolConfig:
+  """Draws sometimes many learners, rarely very many; also more fragments."""
+  drawn = rng.random()
+  if drawn < 0.07:
+    many = rng.randint(5, 8) if drawn < 0.06 else rng.randint(9, 32)
+    quorum = rng.choice((1, many // 2, rng.randint(1, many), many))
+    config = dataclasses.replace(config, learners=many, quorum=quorum)
+  if rng.random() < 0.1:
+    fragments = rng.choice((4, 6))
+    every = fragments * rng.choice((1, 2))
+    overlap = rng.choice((0, rng.randrange(every), every - 1))
+    config = dataclasses.replace(
+      config,
+      fragments=fragments,
+      sync_every_steps=every,
+      overlap_steps=overlap,
+    )
+  return config
+
+
+def _widened_timing(
+  rng: random.Random, timing: Timing, config: ProtocolConfig, largest: float
+) -> Timing:
+  """Draws links that differ by learner and direction, and can bear the run."""
+  ids = range(config.learners + NEWCOMERS_MAX)
+  usual_s = min(timing.step_s.values())
+  step_s = {
+    m: timing.step_s.get(m, usual_s * rng.choice((1.0, 1.0, 1.2, 2.0)))
+    for m in ids
+  }
+  links = {}
+  if rng.random() < 0.5:
+    links = {m: _draw_link(rng) for m in ids if rng.random() < 0.5}
+  up = max([x.up for x in links.values()], default=1.0)
+  down = max([x.down for x in links.values()], default=1.0)
+  round_s = config.spacing_steps * min(step_s.values())
+  transfer_s = min(
+    timing.transfer_s,
+    PULL_MAX_S / (largest * up),
+    # A learner that fetches updates too slowly would fall behind for ever.
+    UPDATE_SHARE * round_s / (largest * down),
+  )
+  return dataclasses.replace(
+    timing, step_s=step_s, links=links, transfer_s=transfer_s
+  )
+
+
+def _draw_link(rng: random.Random) -> Link:
+  return Link(
+    up_s=rng.choice((0.0, 0.05, 0.4)),
+    down_s=rng.choice((0.0, 0.05, 0.4)),
+    up=rng.choice((1.0, 3.0, 10.0)),
+    down=rng.choice((1.0, 3.0, 10.0)),
+  )
+
+
+def _widened_faults(
+  rng: random.Random, faults: tuple[Fault, ...], learners: int
+) -> tuple[Fault, ...]:
+  """Spreads the faults over all learners, and adds some of the wide ones."""
+  dealt = [
+    dataclasses.replace(fault, learner=rng.randrange(learners))
+    for fault in faults
+  ]
+  kinds = [*WIDE_FAULTS]
+  weights = [w * rng.choice((0.2, 1.0, 4.0)) for w in WIDE_FAULTS.values()]
+  until_s = faults[-1].at_s
+  for _ in range(rng.randint(0, 8)):
+    dealt.append(
+      Fault(
+        rng.uniform(0.0, until_s),
+        rng.choices(kinds, weights)[0],
+        rng.randrange(learners),
+        notice_s=rng.choice((0.0, 0.1, 0.5, 2.0)),
+        ways=rng.choice((('up',), ('down',), BOTH_WAYS)),
+        jump_s=rng.choice((-3600.0, -3600.0, -2.0, 3600.0)),
+      )
+    )
+  return tuple(sorted(dealt, key=lambda fault: fault.at_s))
+
+
+def _draw_finish(rng: random.Random, shards: int) -> tuple[Fault, ...]:
+  """Draws restarts while the run finishes; rarely without the disk."""
+  after_s, faults = 0.0, []
+  for _ in range(rng.randint(1, 3)):
+    after_s += rng.choice((0.0, 0.05, 0.5, 3.0))
+    if shards > 1 and rng.random() < 0.3:
+      shard = rng.randrange(1, shards)
+      faults.append(Fault(after_s, 'shard', 0, 0.0, shard))
+      continue
+    faults.append(Fault(after_s, 'syncer', 0, 0.0))  # It dies,
+    if rng.random() < 0.2:
+      faults.append(Fault(after_s, 'lose_disk', 0, 0.0))
+    after_s += rng.choice((0.05, 0.5, 2.0))
+    faults.append(Fault(after_s, 'syncer', 0, 0.0))  # and is back.
+  return tuple(faults)

@@ -1,0 +1,444 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process of a learner in a simulated cluster, around the real machine.
+
+Its loop has the order of `diloco.learner.train_loop`, where it is documented:
+with τ > 0, boundary n comes as step n *begins* on the devices, and what is
+copied there can be encoded once step n is done.
+"""
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+from diloco.protocol import messages
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.learner.bootstrap import Start
+from diloco.protocol.learner.machine import Learner
+from diloco.simulator.contents import FINGERPRINTS, RUN, Carried
+from diloco.simulator.engine import Alarm
+from diloco.simulator.inner_steps import InnerSteps
+from diloco.simulator.learner_jobs import (
+  OFFERS_MAX,
+  OTHER_HANDLES,
+  RISES_MAX,
+  SESSION_BITS,
+  Dispatched,
+  Job,
+  offer_of,
+  saved_start,
+  state_offered,
+)
+from diloco.simulator.network import SYNCER, Cargo
+
+
+class SimulatedLearner:
+  """The machine, its host's copy of Θ, its offers.
+
+  Args:
+    cluster: the cluster that it is part of.
+    learner: the learner id.
+    saved: its own checkpoint; None: it starts from its seed.
+    contents: the contents saved with it.
+  """
+
+  def __init__(
+    self,
+    cluster,
+    learner: int,
+    saved: Start | None = None,
+    contents: Any = None,
+  ):
+    start = saved or Start.from_seed(cluster.contents.first_crcs)
+    self.id = learner
+    self.incarnation = 0
+    self.process = cluster.process_number(learner)  # Process number.
+    self.alive = True
+    self.saved_step = 0  # Step of its own newest checkpoint.
+    self.online = False  # A stream is open, as far as it knows.
+    self.stopped = False
+    self.stretch = 1.0  # Factor on the norms of what it offers.
+    self.unusable = False  # What it offers is unusable.
+    self.capacity = 1.0  # Share of its slices that are present.
+    self.first_step = self.steps = start.step
+    self.tokens = start.tokens
+    self.position = start.position
+    self.stepped_at = start.global_step  # t, as the newest step knew it.
+    self.training = False
+    self.left: learner_events.Leave | None = None
+    self.contents = cluster.contents.learner(learner, start, contents)
+    self.machine = Learner(cluster.config, RUN, learner, FINGERPRINTS, start)
+    self.offers: dict[int, int | None] = {}  # The fragment, by handle.
+    # Offers to newcomers.
+    self.donations: dict[tuple[int, int], messages.StateOffered] = {}
+    # To be withdrawn by the encoding thread, which may wait for a step.
+    self.withdrawn: set[tuple[int, int]] = set()
+    self.started_s = cluster.sim.now
+    self._cluster = cluster
+    self._sessions = 0
+    self._rises = RISES_MAX  # Until it is admitted.
+    self._unread: list[Callable[[], None]] = []  # While it is stopped.
+    self._jobs: collections.deque[Job] = collections.deque()
+    self._encoding = False  # The first of them is in progress.
+    self._dispatched: Dispatched | None = None
+    self._progress = 0  # Schedule argument of the next step.
+    self._pulls: collections.deque[Callable[[], None]] = collections.deque()
+    self._alarm = Alarm(
+      cluster.sim,
+      lambda: None if self.gone else self.machine.deadline(),
+      lambda: self.handle(learner_events.Tick()),
+      self.when_it_runs,
+    )
+    self._inner = InnerSteps(cluster.sim, self.when_it_runs, self._stepped)
+
+  # The process --------------------------------------------------------------
+
+  @property
+  def now(self) -> float:
+    return self._cluster.sim.now
+
+  @property
+  def gone(self) -> bool:
+    """True if it is dead or has left: another may take its place."""
+    return not self.alive or self.left is not None
+
+  def when_it_runs(self, callback: Callable[[], None]):
+    """Calls back now; if stopped, when it resumes; if dead, never."""
+    if self.stopped:
+      self._unread.append(callback)
+    else:
+      callback()
+
+  def resume(self):
+    self.stopped = False
+    unread, self._unread = self._unread, []
+    for callback in unread:
+      callback()
+
+  def connect(self):
+    """Opens a session; messages of an older one are void."""
+    if self.gone:
+      return
+    if not self._cluster.reaches_syncer(self.id):
+      self._connect_later()
+      return
+    self.online = True
+    self._sessions += 1
+    self.incarnation = self._cluster.next_incarnation(
+      self.process, self._sessions
+    )
+    self.offers.clear()
+    self.donations.clear()
+    self.withdrawn.clear()
+    addresses = (f'learner-{self.id}',)
+    partition = self._cluster.partitions.get(self.id, '')
+    self.handle(
+      learner_events.Connected(self.incarnation, addresses, partition)
+    )
+
+  def disconnect(self, reason: str):
+    if not self.gone and self.online:
+      self.online = False
+      self.handle(learner_events.Disconnected(reason))
+      self._connect_later()
+
+  def _connect_later(self):
+    self._cluster.sim.after(
+      self._cluster.timing.reconnect_s, lambda: self.when_it_runs(self.connect)
+    )
+
+  # The machine --------------------------------------------------------------
+
+  def hear(self, message):
+    """Handles a message of the syncer; a refusal may be due to the clock."""
+    match message:
+      case messages.Refusal(newest=newest) if newest >= 0 and self._rises:
+        self._rises -= 1
+        newer = (newest >> SESSION_BITS) + 1
+        self.process = max(self.process, newer)
+        return  # The syncer ends the session; the next one is newer.
+      case messages.Welcome():
+        self._rises = 0
+    self.handle(learner_events.Heard(message))
+
+  def handle(self, event: learner_events.Event):
+    """Passes an event to the machine and performs its effects."""
+    if self.gone:
+      return
+    effects = self.machine.handle(event, self._cluster.sim.now)
+    self._cluster.watch.at_learner(self, event, effects)
+    for effect in effects:
+      self._perform(effect)
+    self._alarm.set()
+    self._step_on()
+
+  # Inner steps --------------------------------------------------------------
+
+  def pause(self):
+    """Suspends steps until `go_on`; messages are answered."""
+    self._inner.suspend()
+
+  def go_on(self, redoes_step: bool):
+    self._inner.resume(redoes_step)
+
+  @property
+  def _overlaps(self) -> bool:
+    return self._cluster.config.overlap_steps > 0
+
+  def _step_on(self):
+    """Starts the next inner step unless one runs or the loop must wait."""
+    idle = self.training and not self._inner.running
+    if not idle or self.machine.waiting or self.gone:
+      return
+    self._inner.start(self._cluster.draw_step_s(self.id))
+    if self._overlaps:
+      self._boundary()
+
+  def _boundary(self):
+    """Makes the step of this boundary, and does what is due there."""
+    tokens = round(self.capacity * self._cluster.tokens_per_step)
+    self.stepped_at = self._progress
+    loss = self.contents.step(self.position, self.stepped_at)
+    self.position += 1
+    self.tokens += tokens
+    self._dispatched = Dispatched(tokens, self.position, loss)
+    self.handle(learner_events.Boundary(tokens))
+    self._progress = self.machine.global_step
+
+  def _stepped(self, step_s: float, spans: list[tuple[float, float]]):
+    """Notes a step that the devices have finished."""
+    if self.gone:
+      return
+    self.steps += 1
+    if not self._overlaps:
+      self._progress = self.machine.global_step
+      self._boundary()
+    done = self._dispatched
+    self._cluster.watch.stepped(self, spans, done.tokens)
+    self._save_if_due()
+    self._encode_next()
+    made = done.tokens, done.position, step_s, 0.0, done.loss
+    self.handle(learner_events.Completed(*made))
+
+  def _save_if_due(self):
+    """Saves its own checkpoint at a step's end, if due."""
+    every = self._cluster.checkpoint_steps
+    if every is not None and self.steps % every == 0:
+      self._save()
+
+  def _save(self):
+    state = self.machine.snapshot()
+    start = saved_start(state, self.contents.base_crcs, self.position)
+    self._cluster.saved[self.id] = start, self.contents.save()
+    self.saved_step = state.step
+
+  # Effects ------------------------------------------------------------------
+
+  def _perform(self, effect: learner_events.Effect):
+    cluster = self._cluster
+    match effect:
+      case learner_events.Send():
+        cluster.to_syncer(self, effect.message)
+      case learner_events.Snapshot():
+        copy = self.contents.snapshot(effect)
+        self._later(lambda: self._offer(effect, copy), copied=True)
+      case learner_events.HandIn():
+        handed_in = messages.HandedIn(effect.last_round)
+        self._later(lambda: cluster.to_syncer(self, handed_in))
+      case learner_events.SayLeaving():
+        self._later(lambda: cluster.to_syncer(self, messages.Leaving()))
+      case learner_events.DonateState():
+        self._donate(effect)
+      case learner_events.EndDonation():
+        self._end_donation((effect.learner, effect.incarnation))
+      case learner_events.DonateFragment():
+        self._later(lambda: self._donate_fragment(effect.fragment))
+      case learner_events.FetchState():
+        self._fetch_state(effect.state)
+      case learner_events.FetchUpdate():
+        self._fetch_update(effect.update)
+      case learner_events.FetchFragment():
+        self._fetch_fragment(effect.message)
+      case learner_events.Forget():
+        self._forget(effect.handles)
+      case learner_events.Begin():
+        self.training = True
+        self.position = effect.position
+        self._progress = self.machine.global_step
+      case learner_events.Save():
+        self._save()
+      case learner_events.Cease():
+        self.training = False
+      case learner_events.Leave():
+        self.left = effect
+        cluster.lost(self, effect.reason)
+      case learner_events.Apply():
+        self.contents.apply(effect, self.training)
+      case learner_events.Adopt():
+        self.contents.adopt_inner()
+      case learner_events.Reset():
+        self.contents.reset_inner()
+      case _:
+        raise TypeError(f'Not a learner effect: {effect!r}.')
+
+  def _forget(self, handles: tuple[int, ...] | None):
+    if handles is None:
+      self.offers.clear()
+      self.donations.clear()
+      return
+    for handle in handles:
+      self.offers.pop(handle, None)
+
+  def _later(self, do: Callable[[], None], copied: bool = False):
+    """Queues work; `copied`: its input is copied at this boundary."""
+    waits = copied and self._overlaps
+    of_step = self.machine.snapshot().step if waits else 0
+    self._jobs.append(Job(self.incarnation, of_step, do))
+    self._encode_next()
+
+  def _encode_next(self):
+    """Begins the next job, unless it waits for its step."""
+    waits = not self._jobs or self._jobs[0].of_step > self.steps
+    if self._encoding or waits:
+      return
+    job = self._jobs.popleft()
+    self._encoding = True
+
+    def encoded():
+      self._encoding = False
+      if not self.gone and self.incarnation == job.incarnation:
+        job.do()
+      self._encode_next()
+
+    self._cluster.sim.after(
+      self._cluster.timing.encode_s, lambda: self.when_it_runs(encoded)
+    )
+
+  def _offer(self, snapshot: learner_events.Snapshot, copy: Any):
+    if list(self.offers.values()).count(snapshot.fragment) >= OFFERS_MAX:
+      # The syncer is stopped; it will find these.
+      self.handle(learner_events.NotOffered(snapshot.fragment, snapshot.handle))
+      return
+    data = self.contents.offer(snapshot, copy)
+    nbytes = self._cluster.wires.offer_bytes(snapshot.fragment)
+    payload = Carried(snapshot.handle, 'up', nbytes, 0, data=data)
+    self.offers[snapshot.handle] = snapshot.fragment
+    self._cluster.to_syncer(self, offer_of(snapshot, payload))
+
+  def _donate(self, effect: learner_events.DonateState):
+    """Offers the host's Θ and the inner state at this boundary."""
+    donated = self.contents.donate()
+    payloads = tuple(
+      Carried(self._cluster.next_handle(), 'f32', 1, 0, data=donated)
+      for _ in self.contents.versions
+    )
+    address = f'learner-{self.id}'
+    offered = state_offered(effect, self.contents, payloads, address)
+
+    def offer():
+      self.donations[effect.learner, effect.incarnation] = offered
+      self._cluster.to_syncer(self, offered)
+
+    self._later(offer, copied=True)
+
+  def _end_donation(self, session: tuple[int, int]):
+    self.withdrawn.add(session)
+
+    def end():
+      self.donations.pop(session, None)
+      self.withdrawn.discard(session)
+
+    self._later(end)
+
+  def _donate_fragment(self, p: int):
+    data = self.contents.fragment(p)
+    handle = OTHER_HANDLES + self._cluster.next_handle()
+    payload = Carried(handle, 'f32', 1, 0, data=data)
+    self.offers[payload.handle] = None  # It is not for a round.
+    version = self.contents.versions[p]
+    offered = messages.FragmentOffered(
+      p, version, payload, self.contents.crcs[p]
+    )
+    self._cluster.to_syncer(self, offered)
+
+  # Fetches ------------------------------------------------------------------
+
+  def _pull(
+    self,
+    source: int,
+    cargo: Cargo,
+    fragment: int,
+    arrived: Callable[[], learner_events.Event],
+  ):
+    """Queues a pull on the one thread for it; always leads to an event."""
+
+    sim, wires = self._cluster.sim, self._cluster.wires
+    missing = wires.pieces(cargo)
+
+    def arrive():
+      nonlocal missing
+      missing -= 1
+      if self.gone:
+        self._pulls.clear()
+      elif missing:
+        begin()
+      else:
+        self._pulls.popleft()
+        if self._pulls:
+          self._pulls[0]()
+        self.handle(arrived())
+
+    def begin():
+      when_s = wires.arrival_s(sim.now, source, self.id, cargo, fragment)
+      sim.at(when_s, lambda: self.when_it_runs(arrive))
+
+    self._pulls.append(begin)
+    if len(self._pulls) == 1:
+      begin()
+
+  def _fetch_state(self, state: messages.StateAt):
+    """Fetches a donor's Θ, which replaces the host's on arrival."""
+
+    def arrived() -> learner_events.Event:
+      donor = self._cluster.learners[state.donor]
+      offered = state.offered
+      session = offered.learner, offered.incarnation
+      here = self._cluster.reaches(state.donor, state.incarnation)
+      reached = self._cluster.is_reached(self.id)
+      if not reached or self._cluster.fails() or not here:
+        return learner_events.StateFailed('lost on the way')
+      if donor.donations.get(session) is not offered:
+        return learner_events.StateFailed('not offered')
+      self.contents.adopt(offered, offered.payloads[0].data)
+      return learner_events.StateFetched(offered, state.donor)
+
+    self._pull(state.donor, Cargo.STATE, 0, arrived)
+
+  def _fetch_update(self, update: messages.Update):
+    self._fetch(update, Cargo.UPDATE, self.contents.update)
+
+  def _fetch_fragment(self, message: messages.FullFragment):
+    self._fetch(message, Cargo.FRAGMENT, self.contents.replace)
+
+  def _fetch(
+    self,
+    message: messages.Update | messages.FullFragment,
+    cargo: Cargo,
+    take_in: Callable[[int, int, Any, int], str | None],
+  ):
+    p, version = message.fragment, message.version
+    syncer = self._cluster.syncer
+
+    def arrived() -> learner_events.Event:
+      up = syncer.alive and not syncer.stopped
+      here = up and self._cluster.is_reached(self.id)
+      here = here and message.payload.order.holds
+      if not here or self._cluster.fails():
+        reason = 'lost on the way'
+      else:
+        reason = take_in(p, version, message.payload.data, message.crc)
+      if reason is not None:
+        return learner_events.FetchFailed(p, version, reason)
+      handle = message.payload.handle
+      return learner_events.Rebuilt(p, version, message.crc, handle)
+
+    self._pull(SYNCER, cargo, p, arrived)

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks random scenarios against the invariants; a seed draws a scenario.
+
+First a safety phase: any process may die, and the invariants hold after every
+event. Then a liveness phase: all heals, and every fragment must advance within
+a bound, so that no process waits for ever.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from diloco.simulator.cluster import Cluster
+from diloco.simulator.invariants import hold
+from diloco.simulator.observer import Onlooker
+from diloco.simulator.scenario import THROTTLED, Fault, Scenario, draw
+
+# A violation, or an internal error of a machine.
+TRIPS = AssertionError, AttributeError, LookupError, TypeError, ValueError
+SYMPTOM_CHARS = 200  # For one failure in a list of many.
+END_IN_SIGHT_STEPS = 30  # An end that is further away is not waited for.
+LOOK_S = 1.0  # Interval of the checks of a healed run's progress.
+
+
+class Swarm:
+  """One scenario as it goes."""
+
+  def __init__(self, scenario: Scenario):
+    self.scenario = scenario
+    self.onlooker = Onlooker(scenario.config)
+    self.cluster = Cluster(
+      scenario.config,
+      scenario.timing,
+      scenario.seed,
+      loss=scenario.loss,
+      watch=self.onlooker,
+      checkpoint_rounds=scenario.checkpoint_rounds,
+      checkpoint_steps=scenario.checkpoint_steps,
+      wires=scenario.wires(),
+      shards=scenario.shards,
+    )
+    self._healed = False
+    if scenario.wide is not None:
+      self.cluster.partitions = scenario.wide.partitions
+      self.cluster.clocks_s = {}
+
+  def run(self):
+    """Runs the scenario; raises `Violation` if an invariant does not hold."""
+    cluster = self.cluster
+    for learner in range(self.scenario.config.learners):
+      cluster.start(learner)
+    wide = self.scenario.wide
+    if wide is not None and wide.finish:
+      self.onlooker.when_finishing = self._break_the_finish
+    for fault in self.scenario.faults:
+      cluster.run(fault.at_s)
+      if cluster.ended:
+        break
+      self._apply(fault)
+    self._heal()
+    if self.scenario.shards > 1:
+      self._check_that_others_go_on()
+    self._check_liveness()
+
+  # The safety phase ---------------------------------------------------------
+
+  def _break_the_finish(self):
+    """Injects faults as the run begins to finish, for the first time."""
+    sim = self.cluster.sim
+    for fault in self.scenario.wide.finish:
+      sim.after(fault.at_s, lambda fault=fault: self._apply_late(fault))
+
+  def _apply_late(self, fault: Fault):
+    if not self._healed:
+      self._apply(fault)
+
+  def _apply(self, fault: Fault):
+    cluster, learner = self.cluster, fault.learner
+    match fault.kind:
+      case 'syncer':
+        if cluster.syncer.alive:
+          cluster.kill_syncer()
+        else:
+          cluster.start_syncer()
+        return
+      case 'stop_syncer':
+        if cluster.syncer.stopped:
+          cluster.resume_syncer()
+        else:
+          cluster.stop_syncer()
+        return
+      case 'shard':
+        if cluster.others[fault.shard].alive:
+          cluster.kill_shard(fault.shard)
+        else:
+          cluster.start_shard(fault.shard)
+        return
+      case 'fill_disk':
+        if cluster.disk_full:
+          cluster.free_disk()
+        else:
+          cluster.fill_disk()
+        return
+      case 'clock':
+        wrong_s = cluster.clocks_s.get(learner, 0.0)
+        cluster.clocks_s[learner] = wrong_s + fault.jump_s
+        return
+      case 'lose_disk':
+        if not cluster.syncer.alive:
+          cluster.lose_disk()
+        return
+      case 'newcomer':
+        learner = len(cluster.learners)
+        if learner in cluster.timing.step_s:
+          cluster.start(learner)
+        return
+      case 'kill_donor':
+        learner = self._donor(otherwise=learner)
+    process = cluster.learners[learner]
+    if process.gone:
+      cluster.start(learner)
+    elif process.stopped:
+      cluster.resume(learner)
+    elif learner in cluster.cut:
+      cluster.heal(learner)
+    elif cluster.is_silent(learner):
+      cluster.speak(learner)
+    else:
+      self._break(fault, learner)
+
+  def _donor(self, otherwise: int) -> int:
+    for learner, process in sorted(self.cluster.learners.items()):
+      asked = process.machine.snapshot().donations
+      if not process.gone and (process.donations or asked):
+        return learner
+    return otherwise
+
+  def _break(self, fault: Fault, learner: int):
+    cluster = self.cluster
+    match fault.kind:
+      case 'kill' | 'kill_donor':
+        cluster.kill(learner)
+      case 'stop':
+        cluster.stop(learner)
+      case 'partition':
+        cluster.partition(learner)
+      case 'preempt':
+        cluster.preempt(learner, fault.notice_s)
+      case 'short_notice':
+        cluster.preempt(learner, fault.notice_s, kills=True)
+      case 'silence':
+        cluster.silence(learner, fault.ways)
+      case 'throttle':
+        throttled = cluster.wires.throttled
+        if throttled.pop(learner, None) is None:
+          throttled[learner] = THROTTLED
+      case 'outlier':
+        cluster.spoil(learner, stretch=1000.0)
+      case 'unusable':
+        cluster.spoil(learner, unusable=True)
+
+  # The liveness phase -------------------------------------------------------
+
+  def _heal(self):
+    """Heals the network, stops losses, and starts every process."""
+    cluster = self.cluster
+    self._healed = True
+    cluster.loss = 0.0
+    cluster.timing = dataclasses.replace(cluster.timing, late_share=0.0)
+    if self.scenario.wide is not None:
+      cluster.wires.throttled.clear()
+      cluster.wires.stall_share = 0.0
+      cluster.free_disk()
+    cluster.resume_syncer()
+    if not cluster.syncer.alive:
+      cluster.start_syncer()
+    for shard, process in cluster.others.items():
+      if not process.alive:
+        cluster.start_shard(shard)
+    for learner, process in sorted(cluster.learners.items()):
+      cluster.heal(learner)
+      cluster.speak(learner)
+      cluster.spoil(learner)
+      cluster.resume(learner)
+      if process.gone:
+        cluster.start(learner)
+
+  def _check_that_others_go_on(self):
+    """9: while one shard is away, the fragments of all others are merged."""
+    cluster = self.cluster
+    first = cluster.syncer.machine.snapshot().versions
+    # A learner that starts needs all of Θ: the shard goes once all have begun.
+    begun = self._run_until(lambda: self._is_ending() or self._got_on(first))
+    if not begun or self._is_ending():
+      return  # A learner that is too late for that is found by the next check.
+    last = cluster.others[self.scenario.last_shard]
+    cluster.kill_shard(last.shard)
+    before = cluster.syncer.machine.snapshot().versions
+    got_on = self._run_until(
+      lambda: self._is_ending() or self._got_on(before, last.fragments)
+    )
+    hold(got_on, '9: all wait for one shard', self._why() if not got_on else '')
+    if not last.alive:
+      cluster.start_shard(last.shard)
+
+  def _is_ending(self) -> bool:
+    """Returns True near the run's end, which waits for all shards."""
+    return self.cluster.syncer.machine.snapshot().last_round is not None
+
+  def _run_until(self, holds: Callable[[], bool]) -> bool:
+    """Runs on; returns True if `holds` did within the scenario's bound."""
+    cluster = self.cluster
+    until = cluster.sim.now + self.scenario.bound_s
+    while cluster.sim.now < until and not cluster.ended:
+      if holds():
+        return True
+      cluster.run(cluster.sim.now + LOOK_S)
+      self._start_again()
+    return cluster.ended is not None or holds()
+
+  def _check_liveness(self):
+    cluster = self.cluster
+    until = cluster.sim.now + self.scenario.bound_s
+    before = cluster.syncer.machine.snapshot().versions
+    while cluster.sim.now < until and not cluster.ended:
+      cluster.run(cluster.sim.now + LOOK_S)
+      self._start_again()
+      if self._got_on(before):
+        cluster.sim.run(cluster.sim.now + self.scenario.heard_s)
+        self.onlooker.check_at_rest(cluster)
+        self._run_to_the_end()
+        return
+    if cluster.ended:
+      self._check_end()
+      return
+    hold(False, f'7: no progress in {self.scenario.bound_s:.0f} s', self._why())
+
+  def _start_again(self):
+    """Restarts learners, as the launcher would after they were told to
+    leave.
+    """
+    for learner, process in sorted(self.cluster.learners.items()):
+      done = process.left is not None and process.left.done
+      if process.gone and not done:
+        self.cluster.start(learner)
+
+  def _got_on(
+    self, before: tuple[int, ...], without: tuple[int, ...] = ()
+  ) -> bool:
+    """Returns True if every fragment advanced twice, but for those
+    `without`.
+    """
+    snapshot = self.cluster.syncer.machine.snapshot()
+    rounds = all(
+      now >= then + 2
+      for p, (now, then) in enumerate(zip(snapshot.versions, before))
+      if p not in without
+    )
+    members = dict(snapshot.members)
+    # Its current session: the syncer may not know yet that a process has left.
+    ready = all(
+      m in members
+      and members[m].incarnation == process.incarnation
+      and members[m].ready
+      and not members[m].leaving
+      for m, process in self.cluster.learners.items()
+    )
+    lost = {*dict(snapshot.lost), *dict(snapshot.away)} - {*without}
+    return rounds and ready and not lost
+
+  def _run_to_the_end(self):
+    """7: a run that has an end in sight comes to it."""
+    cluster, scenario = self.cluster, self.scenario
+    left = scenario.config.total_steps - cluster.syncer.machine.step
+    if left > END_IN_SIGHT_STEPS:
+      return
+    until = cluster.sim.now + scenario.end_bound_s(max(left, 0))
+    while cluster.sim.now < until and not cluster.ended:
+      cluster.run(cluster.sim.now + LOOK_S)
+      self._start_again()
+    ended = cluster.ended is not None
+    hold(ended, '7: the run does not end', '' if ended else self._why())
+    self._check_end()
+
+  def _check_end(self):
+    """Checks that every learner leaves once the run is over."""
+    sim = self.cluster.sim
+    sim.run(sim.now + self.scenario.bound_s)
+    waiting = [m for m, x in self.cluster.learners.items() if not x.gone]
+    hold(not waiting, 'learners do not leave at the end', waiting)
+    self.onlooker.check_tokens()
+
+  def _why(self) -> str:
+    snapshot = self.cluster.syncer.machine.snapshot()
+    learners = {
+      m: x.machine.snapshot() for m, x in self.cluster.learners.items()
+    }
+    return f'{snapshot}; {learners}'
+
+
+def rerun(seed: int) -> str:
+  """Returns the command that shows a seed again."""
+  return f'python -m diloco.swarm --seed={seed}'
+
+
+def run(seed: int) -> int:
+  """Runs the scenario of a seed; returns the number of events.
+
+  On a failure it first prints how to reproduce it.
+
+  Raises:
+    Violation: an invariant does not hold.
+  """
+  swarm = Swarm(draw(seed))
+  whole = False
+  try:
+    swarm.run()
+    whole = True
+  finally:
+    if not whole:
+      print(f'FAILED {swarm.scenario}')
+      print(f'rerun: {rerun(seed)}')
+  return swarm.onlooker.events
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+  """The results of several seeds.
+
+  Attributes:
+    seeds: number of seeds.
+    events: number of events of all machines.
+    failures: (seed, what failed).
+  """
+
+  seeds: int = 0
+  events: int = 0
+  failures: tuple[tuple[int, str], ...] = ()
+
+  def plus(self, other: 'Survey') -> 'Survey':
+    return Survey(
+      self.seeds + other.seeds,
+      self.events + other.events,
+      self.failures + other.failures,
+    )
+
+
+def survey(seeds: Iterable[int]) -> Survey:
+  """Runs all of these seeds; a failure does not end it."""
+  total = Survey()
+  for seed in seeds:
+    swarm = Swarm(draw(seed))
+    failures = ()
+    try:
+      swarm.run()
+    except TRIPS as error:
+      symptom = f'{type(error).__name__}: {error}'[:SYMPTOM_CHARS]
+      failures = ((seed, symptom),)
+    total = total.plus(Survey(1, swarm.onlooker.events, failures))
+  return total

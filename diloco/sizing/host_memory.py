@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Formulas for the host memory that learner and syncer use.
+
+They cover one process each, excluding Python, jax and the data:
+  N parameters that it holds, of the learner's N if its hosts share them;
+  F of those in the largest fragment, N/P if fragments are even;
+  S bytes of inner optimizer state, 8N with AdamW;
+  b bytes of a value on the wire, M learners, P fragments.
+"""
+
+import dataclasses
+
+F32_BYTES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """Bytes of a host for one purpose, with the formula."""
+
+  what: str
+  formula: str
+  nbytes: float
+
+
+def rounds(number: int) -> str:
+  """Returns text such as '2 rounds'."""
+  return f'{number} round' + ('s' if number > 1 else '')
+
+
+def of_learner(
+  n: float, f: float, s: float, b: float, ahead: int
+) -> tuple[Memory, ...]:
+  """See `learner/replica.py`, `transfers.py`, `peer_bootstrap.py`,
+  `training.py`.
+
+  Args:
+    n: N of this host.
+    f: F of this host.
+    s: S of this host.
+    b: see above.
+    ahead: rounds that may be in flight.
+  """
+  return (
+    # Bases are the same arrays: what is applied becomes the base.
+    Memory('Θ, which the bases share', '4N', F32_BYTES * n),
+    # Snapshot and delta; what is decoded and what is rebuilt of an update.
+    Memory(
+      f'{rounds(ahead)} in flight',
+      f'4·4F + {ahead + 1}·bF',
+      (4 * F32_BYTES + (ahead + 1) * b) * f,
+    ),
+    Memory('its checkpoint, while it is written', '4N + S', F32_BYTES * n + s),
+    # Θ as bytes, the inner state, and the same in one piece.
+    Memory('giving its state to a newcomer', '4N + 2S', F32_BYTES * n + 2 * s),
+    Memory("taking a donor's state, once", '8N + 2S', 2 * (F32_BYTES * n + s)),
+  )
+
+
+def of_syncer(
+  n: float, f: float, b: float, ahead: int, learners: int
+) -> tuple[Memory, ...]:
+  """See `syncer/outer_state.py`, `server.py`, `learner_sessions.py`.
+
+  Args:
+    n: N, all of them.
+    f: F, of all of them.
+    b: see above.
+    ahead: rounds that may be in flight.
+    learners: M.
+  """
+  return (
+    Memory('Θ, momentum, residual', '12N', 3 * F32_BYTES * n),
+    Memory(
+      f'contributions of {rounds(ahead)}',
+      f'{ahead}·M·4F',
+      ahead * learners * F32_BYTES * f,
+    ),
+    # Δ, u, what is wanted and sent, the next Θ_p and residual.
+    Memory('the outer step', '6·4F', 6 * F32_BYTES * f),
+    # One of each kind per learner and fragment until it is fetched.
+    Memory('updates on offer', f'{ahead}·M·bF', ahead * learners * b * f),
+    # Arrays of numpy are written as they are; the momentum is of jax.
+    Memory('its checkpoint, while it is written', '4N', F32_BYTES * n),
+  )

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The syncer's sessions with learners, and the messages sent in each."""
+
+import collections
+from collections.abc import Callable
+
+from diloco.protocol import messages
+from diloco.transport.control_server import Session
+
+Key = tuple[int, int]  # (learner, incarnation)
+
+
+class Peer:
+  """One session of one learner, with its messages in order.
+
+  A message about bytes that a shard has yet to offer keeps its place in the
+  order; later messages wait for it.
+  """
+
+  def __init__(self, session: Session):
+    self.session = session
+    self._waiting: collections.deque[Place] = collections.deque()
+    # (codec, fragment) → handle; older ones of a kind are gone.
+    self._offered: dict[tuple[str, int], int] = {}
+    self._nbytes: dict[int, int] = {}  # Bytes on offer, by handle.
+
+  def send(self, message):
+    """Sends a message after all that were sent, or reserved a place, before."""
+    self.promise().fill(message)
+
+  def promise(self) -> 'Place':
+    """Reserves the place of a message that will follow."""
+    place = Place(self._flush)
+    self._waiting.append(place)
+    return place
+
+  def note_offer(self, fragment: int, payload: messages.Payload):
+    """Notes an offer that can be fetched now, instead of the one it
+    replaces.
+    """
+    before = self._offered.get((payload.codec, fragment), 0)
+    self.retire(before)
+    self._offered[payload.codec, fragment] = payload.handle
+    self._nbytes[payload.handle] = payload.nbytes
+
+  def retire(self, handle: int) -> int:
+    """Drops a fetched offer; returns its bytes, or 0 if unknown."""
+    return self._nbytes.pop(handle, 0)
+
+  def _flush(self):
+    while self._waiting and self._waiting[0].filled:
+      message = self._waiting.popleft().message
+      if message is not None:
+        self.session.send(message)
+
+
+class Place:
+  """The reserved place of a message in one session."""
+
+  def __init__(self, flush: Callable[[], None]):
+    self._flush = flush
+    self.filled = False
+    self.message = None
+
+  def fill(self, message):
+    """Sends `message` in this place; None: nothing."""
+    self.filled, self.message = True, message
+    self._flush()
+
+
+class Peers:
+  """The sessions by learner and incarnation.
+
+  A session that has said hello is *pending* until the machine admits it.
+  """
+
+  def __init__(self, ids: int):
+    self._ids = ids
+    self._peers: dict[Key, Peer] = {}
+    self._strangers: dict[Key, tuple[Session, messages.Hello]] = {}
+
+  def __len__(self) -> int:
+    return len(self._peers)
+
+  def __iter__(self):
+    return iter(sorted(self._peers))
+
+  def get(self, key: Key) -> Peer | None:
+    return self._peers.get(key)
+
+  def add(self, key: Key, peer: Peer):
+    self._peers[key] = peer
+
+  def knock(self, session: Session, hello: messages.Hello) -> str | None:
+    """Lets a hello through to the machine, or returns why not."""
+    key = hello.learner, hello.incarnation
+    if not 0 <= hello.learner < self._ids:
+      return f'learner={hello.learner}: must be in 0 … {self._ids - 1}'
+    if self.session(key) is not None:
+      return f'learner {hello.learner} speaks in another session already'
+    self._strangers[key] = session, hello
+    return None
+
+  def session(self, key: Key) -> Session | None:
+    """Returns the session whose messages count for `key`."""
+    if key in self._peers:
+      return self._peers[key].session
+    stranger = self._strangers.get(key)
+    return stranger and stranger[0]
+
+  def take_stranger(self, key: Key) -> tuple[Session, messages.Hello] | None:
+    return self._strangers.pop(key, None)
+
+  def take(self, key: Key) -> Peer | None:
+    return self._peers.pop(key, None)
+
+
+def may_speak(peers: Peers, session: Session, event) -> bool:
+  """Returns True if a session's event counts: one session per incarnation."""
+  key = event.learner, event.incarnation
+  if not isinstance(getattr(event, 'message', None), messages.Hello):
+    return peers.session(key) in (None, session)
+  reason = peers.knock(session, event.message)
+  if reason is not None:
+    session.send(messages.Refusal(reason, final=True))
+    session.close(reason)
+  return reason is None

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Θ at the syncer: fragments, outer optimizer, and what is sent of them."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import optax
+
+from diloco.config.run_config import RunConfig
+from diloco.numerics import fragments, merge, outer, payload
+from diloco.run.spec import Blueprint
+
+Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """The result of an outer step, to be installed."""
+
+  state: outer.FragmentState
+  data: np.ndarray  # Bytes of the outer update.
+  crcs: tuple[int, ...]  # CRCs of the resulting pieces.
+
+  @property
+  def crc(self) -> int:
+    """CRC of the resulting Θ_p, if all its pieces are here."""
+    return payload.crc_of(self.crcs)
+
+
+def make_optimizer(config: RunConfig) -> optax.GradientTransformation:
+  """Makes the outer optimizer of one fragment; it counts the fragment's
+  rounds.
+  """
+  settings = config.outer
+  anneal = None
+  if settings.anneal_fraction:
+    rounds = config.protocol.total_steps / config.protocol.sync_every_steps
+    anneal = outer.Anneal(
+      begin=(1 - settings.anneal_fraction) * rounds,
+      end=rounds,
+      final_lr=settings.final_lr,
+    )
+  return outer.make_outer(
+    settings.lr, settings.momentum, settings.nesterov, anneal
+  )
+
+
+class GlobalModel:
+  """One state per fragment, replaced as a whole when a round closes.
+
+  Args:
+    shard: the shard whose pieces are here; None: all are.
+
+  Attributes:
+    owned: the fragments of which a piece is here.
+  """
+
+  def __init__(self, blueprint: Blueprint, shard: int | None = None):
+    self._blueprint = blueprint
+    owners, layout = blueprint.owners, blueprint.layout
+    if shard is None:
+      self._pieces = list(layout.fragments)
+    else:
+      fragments_ = range(len(layout.fragments))
+      self._pieces = [owners.pieces(p, shard) for p in fragments_]
+    self.owned = tuple(p for p, pieces in enumerate(self._pieces) if pieces)
+    config = blueprint.config
+    self._optimizer = make_optimizer(config)
+    self._states = [
+      outer.init({x.name: theta[x.name] for x in pieces}, self._optimizer)
+      for theta, pieces in zip(blueprint.initial_fragments(), self._pieces)
+    ]
+    self._crcs = [
+      self._piece_crcs(p, state.theta) for p, state in enumerate(self._states)
+    ]
+    # Version and CRCs of Θ_p to which each outer state belongs.
+    self._outer = [(0, crcs) for crcs in self._crcs]
+
+  def outer_step(
+    self,
+    fragment: int,
+    contributions: Mapping[int, Arrays],
+    weights: Mapping[int, float],
+  ) -> Outcome:
+    """Merges, steps and encodes (Alg. 2, lines 12 and 13).
+
+    Nothing changes here until `install` makes the result Θ.
+
+    Args:
+      fragment: index of the fragment.
+      contributions: v_m by learner id.
+      weights: w_m by learner id.
+    """
+    config = self._blueprint.config
+    pieces = self._pieces[fragment]
+    delta = merge.merge(
+      contributions,
+      weights,
+      pieces,
+      rule=config.merge.rule,
+      embedding_rule=config.merge.embedding,
+    )
+    state, data = outer.step(
+      self._states[fragment],
+      delta,
+      self._optimizer,
+      self._blueprint.down,
+      pieces,
+      config.codec.error_feedback,
+    )
+    return Outcome(state, data, self._piece_crcs(fragment, state.theta))
+
+  def install(self, fragment: int, outcome: Outcome):
+    """Makes the result of a closed round the new Θ_p."""
+    self._states[fragment] = outcome.state
+    self._crcs[fragment] = outcome.crcs
+    self._outer[fragment] = outcome.state.version, outcome.crcs
+
+  def fragment(self, fragment: int) -> tuple[int, np.ndarray, int]:
+    """Returns version, bytes in f32 and CRC of one fragment, consistent."""
+    state = self._states[fragment]
+    pieces = self._pieces[fragment]
+    data = payload.encode(state.theta, pieces, self._blueprint.full)
+    return state.version, data, payload.crc_of(self._crcs[fragment])
+
+  def state(self, fragment: int) -> outer.FragmentState:
+    """Returns everything of one fragment that a checkpoint keeps."""
+    return self._states[fragment]
+
+  def restore(self, fragment: int, state: outer.FragmentState):
+    """Restores one fragment from a checkpoint's state."""
+    self._set(fragment, state)
+    self._outer[fragment] = state.version, self._crcs[fragment]
+
+  def go_on(self, fragment: int, version: int, theta: Arrays | None):
+    """Sets Θ_p to `version`, whatever it was here.
+
+    The outer optimizer's state and the residual stay as they were at an older
+    close.
+
+    Args:
+      version: the version of the run.
+      theta: new arrays; None: those that are here.
+    """
+    state = dataclasses.replace(self._states[fragment], version=version)
+    if theta is not None:
+      state = dataclasses.replace(state, theta=theta)
+    self._set(fragment, state)
+
+  def outer_of(self, fragment: int) -> tuple[int, tuple[int, ...]]:
+    """Returns the version and piece CRCs to which the outer state belongs."""
+    return self._outer[fragment]
+
+  def versions(self) -> tuple[int, ...]:
+    """Returns the version of every fragment."""
+    return tuple(state.version for state in self._states)
+
+  def crcs(self) -> tuple[int, ...]:
+    """Returns the CRC of every fragment's bytes."""
+    return tuple(payload.crc_of(crcs) for crcs in self._crcs)
+
+  def piece_crcs(self, fragment: int) -> tuple[int, ...]:
+    """Returns the CRCs of one fragment's pieces that are here."""
+    return self._crcs[fragment]
+
+  def parameters(self) -> dict[str, np.ndarray]:
+    """Returns Θ as path -> f32 array."""
+    params = {
+      path: np.empty(spec.shape, np.float32)
+      for path, spec in self._blueprint.specs.items()
+    }
+    for state, pieces in zip(self._states, self._pieces):
+      params = fragments.put(params, pieces, state.theta)
+    return params
+
+  def _set(self, fragment: int, state: outer.FragmentState):
+    self._states[fragment] = state
+    self._crcs[fragment] = self._piece_crcs(fragment, state.theta)
+
+  def _piece_crcs(self, fragment: int, theta: Arrays) -> tuple[int, ...]:
+    return payload.piece_crcs(theta, self._pieces[fragment])

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run leaves: its final Θ, gathered from all shards, and a summary.
+
+They are written while the learners are still connected: learners hold Θ too,
+and are only released when it is on disk.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from absl import logging
+
+from diloco.checkpoint.parameters import write_parameters
+from diloco.metrics.status import write_status, write_summary
+from diloco.metrics.workdir import Workdir
+from diloco.numerics import fragments, payload
+from diloco.protocol import messages
+from diloco.protocol.syncer.machine import Syncer
+from diloco.run.spec import Blueprint
+from diloco.syncer.shard_coordinator import Shards
+from diloco.syncer.stats import Board
+from diloco.transport.data_plane import DataPlane, TransferFailed
+
+AGAIN_S = 0.5  # Between two attempts to write to a full disk.
+GATHER_S = 120.0  # Limit for the bytes of a fragment.
+
+Offered = dict[int, tuple[str, messages.Payload]]  # By shard.
+
+
+class ResultLost(Exception):
+  """No process has the final Θ that the ledger names any more."""
+
+
+class Results:
+  """Writes `status.json` while the run lasts, and its results at the end.
+
+  Args:
+    board: statistics of the run.
+    stop: set when the process has to leave.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    workdir: Workdir,
+    board: Board,
+    stop: threading.Event,
+  ):
+    self._layout = blueprint.layout
+    self._workdir = workdir
+    self._board = board
+    self._stop = stop
+    self._silent = False  # Whether the last status could not be written.
+
+  def tell_status(self):
+    """Replaces `status.json`; logs once if the disk is full."""
+    try:
+      write_status(self._workdir.status, self._board.status(False))
+      self._silent = False
+    except OSError as error:
+      if not self._silent:
+        logging.warning('the status is not written: %s', error)
+      self._silent = True
+
+  def write(
+    self, parameters: Mapping[str, np.ndarray], crcs: Sequence[int]
+  ) -> bool:
+    """Writes all results; waits for a disk that is full.
+
+    Args:
+      parameters: path -> f32 array.
+      crcs: CRC of every fragment's bytes, from the ledger.
+
+    Returns:
+      False if the process has to leave before that.
+
+    Raises:
+      ResultLost: the parameters differ from the ledger's; nothing is written.
+    """
+    found = tuple(
+      payload.crc(fragments.take(parameters, pieces), pieces)
+      for pieces in self._layout.fragments
+    )
+    if found != tuple(crcs):
+      raise ResultLost(_say_lost(found, crcs))
+    workdir, board = self._workdir, self._board
+    # The summary is written last: once it exists, the run is over.
+    return (
+      self._insist(lambda: write_parameters(workdir.parameters, parameters))
+      and self._insist(lambda: write_status(workdir.status, board.status(True)))
+      and self._insist(lambda: write_summary(workdir.summary, board.summary()))
+    )
+
+  def _insist(self, write: Callable[[], None]) -> bool:
+    """Retries until it is written; returns False if the process must leave."""
+    waits = False
+    while True:
+      try:
+        write()
+        return True
+      except (OSError, ValueError) as error:  # TensorStore raises ValueError.
+        if not waits:
+          logging.error('the result waits for the disk: %s', error)
+        waits = True
+      if self._stop.wait(AGAIN_S):
+        return False
+
+
+def _say_lost(found: Sequence[int], crcs: Sequence[int]) -> str:
+  wrong = [
+    f'fragment {p} has the CRC {here:08x}, the ledger {crc:08x}'
+    for p, (here, crc) in enumerate(zip(found, crcs, strict=True))
+    if here != crc
+  ]
+  return f'the final parameters are not those of the run: {"; ".join(wrong)}'
+
+
+class Gathering:
+  """Collects fragment by fragment, again if a shard dies meanwhile.
+
+  Args:
+    plane: the data plane.
+    shards: the shards that offer them.
+    fragments_: the fragments to collect.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    plane: DataPlane,
+    shards: Shards,
+    fragments_: tuple[int, ...],
+  ):
+    self._blueprint = blueprint
+    self._plane = plane
+    self._shards = shards
+    self._left = list(fragments_)
+    self._asked = False
+    self._found: Offered | None = None
+
+  def done(self, machine: Syncer, parameters: dict[str, np.ndarray]) -> bool:
+    """Collects as much as is possible now; call it again after each event.
+
+    Args:
+      machine: knows what is away, and what is lost.
+      parameters: path -> f32 array; receives the pieces.
+    """
+    if self._shards.unsaved:
+      return False  # A shard that dies from here on has lost nothing.
+    while self._left:
+      p = self._left[0]
+      if not self._asked:
+        if p in machine.away or p in machine.lost:
+          return False
+        self._asked = True
+        self._shards.collect(p, self._take)
+      if self._found is None:
+        return False
+      found, self._found, self._asked = self._found, None, False
+      if not self._put(p, found, parameters):
+        return False  # A shard has died meanwhile: try again.
+      self._left.pop(0)
+    return True
+
+  def _take(self, offered: Offered):
+    self._found = offered
+
+  def _put(self, p: int, found: Offered, parameters) -> bool:
+    """Returns True if all pieces of a fragment have come."""
+    owners = self._blueprint.owners
+    if sorted(found) != [s for s in owners.of_fragment(p) if s]:
+      return False
+    for shard, (address, offered) in found.items():
+      pieces = owners.pieces(p, shard)
+      try:
+        inlet = self._plane.inlet(address)
+        try:
+          data = inlet.pull(offered, GATHER_S)
+        finally:
+          inlet.close()
+      except (TransferFailed, ValueError) as error:
+        logging.warning('fragment %d of shard %d: %s', p, shard, error)
+        return False
+      arrays = payload.decode(data, pieces, self._blueprint.full)
+      parameters.update(fragments.put(parameters, pieces, arrays))
+    return True

@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The syncer's process around its machine.
+
+One thread owns the machine and talks to the learners, in the order of the
+machine's effects. The shards do the work on bytes; their answers become events.
+"""
+
+import queue
+import threading
+import time
+
+from absl import logging
+
+from diloco.metrics.workdir import Workdir
+from diloco.protocol import messages
+from diloco.protocol import shard_messages as orders
+from diloco.protocol.syncer import events as syncer_events
+from diloco.run.event_log import Tape, closing_line, line_of
+from diloco.run.spec import Blueprint
+from diloco.run.threads import Inbox, Worker
+from diloco.syncer.learner_sessions import Key, Peer, Peers, may_speak
+from diloco.syncer.results import Gathering, ResultLost, Results
+from diloco.syncer.shard import Shard
+from diloco.syncer.shard_coordinator import Shards
+from diloco.syncer.shard_recovery import Regaining, of_shard
+from diloco.syncer.shard_registry import FromShard, Roll, ShardLost
+from diloco.syncer.stats import Board, SilenceLimits
+from diloco.syncer.storage import NotKept, SyncerDisk
+from diloco.transport import auth
+from diloco.transport.control_channel import ControlLimits
+from diloco.transport.control_server import ControlServer, Session
+from diloco.transport.data_plane import DataPlane
+
+SHARD_SILENCE_S = 6.0  # At patience 1; a shard speaks at least once a second.
+LOOK_SLACK_S = 1.0
+INBOX_MAX = 1 << 14  # Events; a full inbox holds back the sessions' readers.
+SHARE_MAX = 64  # Of these, messages of one session.
+STATUS_EVERY_S = 1.0
+FAREWELL_S = 15.0  # How long learners may take to fetch the last updates.
+
+
+class Syncing:
+  """One run's syncer.
+
+  Args:
+    bind: host:port for the control plane.
+    plane: the data plane.
+    access: what each learner must present.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    bind: str,
+    plane: DataPlane,
+    workdir: Workdir,
+    access: auth.Access = auth.OPEN,
+  ):
+    config = blueprint.config
+    self._blueprint = blueprint
+    self._config = config
+    self._plane = plane
+    self._unwritten = True  # Whether the run's results are still to be written.
+    self._stop = threading.Event()
+    self._inbox = Inbox(INBOX_MAX, SHARE_MAX)
+    self._lead = Shard(
+      blueprint,
+      plane,
+      shard=0,
+      answer=lambda answer: self._inbox.tell((FromShard(0, answer), None)),
+      crash=self._inbox.tell,
+    )
+    self._model = self._lead.model
+    self._board = Board(config)
+    self._disk = SyncerDisk(
+      blueprint, workdir, self._model, self._board, self._stop
+    )
+    self._disk.occupy()
+    found = self._disk.begin()
+    self._machine, self._ended = found.machine, found.ended
+    self._results = Results(blueprint, workdir, self._board, self._stop)
+    self._roll = Roll(blueprint, self._lead, found.run_versions, found.run_crcs)
+    self._shards = Shards(
+      blueprint,
+      self._lead,
+      self._roll,
+      say=lambda key, message: self._send(*key, message),
+    )
+    self._shard_sessions: dict[Session, int] = {}  # Changed like `_keys`.
+    self._farewells: list[tuple[Key, messages.Done]] = []
+    self._looked_s = time.monotonic()
+    self._silence = SilenceLimits(self._machine)
+    self._tape = Tape(workdir.tape)
+    self._board.resume_work(self._tape.newest_first())
+    self._regaining = Regaining(
+      self._shards, self._roll, self._disk, self._tape, found
+    )
+    self._keys: dict[Session, Key] = {}  # Changed by the sessions' threads.
+    self._peers = Peers(ids=config.data.shards)
+    self._closer = Worker('closer', INBOX_MAX, self._inbox.tell)
+    limits = ControlLimits(sessions_max=blueprint.limits.sessions)
+    self._control = ControlServer(
+      bind, self._on_message, self._on_closed, limits, access
+    )
+
+  @property
+  def address(self) -> str:
+    """The host:port that learners connect to."""
+    return self._control.address
+
+  def stop(self, *_):
+    """Leaves before the run is over; also serves as a signal handler."""
+    self._stop.set()
+
+  def run(self) -> bool:
+    """Serves until the run is over; returns False if it was stopped before.
+
+    Raises:
+      ResultLost: the run has ended, and no process has its result any more.
+    """
+    try:
+      self._serve_run()
+      if not self._ended:
+        self._disk.save_last(self._machine.ledger(), self._run_crcs())
+        return False
+      # First of all: a process that dies after this has not lost the run.
+      self._write_results()
+      self._say_farewell()
+    except NotKept as error:
+      logging.error('stopped: %s', error)
+      return False
+    if not self._stop.is_set():
+      self._shards.depart()
+    return not self._unwritten
+
+  def _serve_run(self):
+    told_s = 0.0
+    while not self._ended and not self._stop.is_set():
+      self._handle_next()
+      if time.monotonic() - told_s >= STATUS_EVERY_S:
+        told_s = time.monotonic()
+        self._results.tell_status()
+
+  def close(self):
+    """Ends sessions and threads."""
+    self._inbox.close()
+    for key in list(self._peers):
+      self._peers.take(key).session.close('the syncer leaves')
+    self._control.close()
+    logging.info(
+      'messages: %s; sessions ended: %s',
+      self._control.heard(),
+      self._control.ended(),
+    )
+    self._lead.close()
+    self._closer.close(1.0)
+    self._disk.close()
+    self._tape.close()
+
+  # Events -------------------------------------------------------------------
+
+  def _on_message(self, session: Session, message):
+    """Queues a message, on a thread of its session; blocks while the inbox is
+    full.
+    """
+    if isinstance(message, messages.Hello):
+      self._keys[session] = message.learner, message.incarnation
+    if isinstance(message, orders.ShardHello):
+      self._shard_sessions[session] = message.shard
+    if session in self._shard_sessions:
+      event = FromShard(self._shard_sessions[session], message)
+    else:
+      event = syncer_events.Heard(*self._keys[session], message)
+    self._inbox.tell_from(session, (event, session))
+
+  def _on_closed(self, session: Session, reason: str):
+    if session in self._shard_sessions:
+      event = ShardLost(self._shard_sessions.pop(session), reason)
+    else:
+      event = syncer_events.Lost(*self._keys.pop(session), reason)
+    self._inbox.tell((event, session))
+
+  def _handle_next(self):
+    """Handles one event, or the tick that the machine asked for."""
+    deadline = self._machine.deadline()
+    wait_s = STATUS_EVERY_S
+    if deadline is not None:
+      wait_s = min(max(0.0, deadline - time.monotonic()), wait_s)
+    try:
+      item = self._inbox.get(timeout=wait_s)
+    except queue.Empty:
+      item = syncer_events.Tick(), None
+    if isinstance(item, BaseException):
+      raise item
+    event, session = item
+    if isinstance(event, syncer_events.Lost | ShardLost):
+      self._inbox.forget(session)
+    elif session is not None:
+      self._inbox.was_read(session)
+    if isinstance(event, FromShard | ShardLost):
+      for each in of_shard(
+        self._shards, self._roll, self._machine, session, event
+      ):
+        self._handle(each)
+    elif session is None or may_speak(self._peers, session, event):
+      self._handle(event)
+    self._end_silent_shards()
+
+  def _end_silent_shards(self):
+    """Drops shards that are silent: other processes wait for their bytes."""
+    now_s = time.monotonic()
+    away_s, self._looked_s = now_s - self._looked_s, now_s
+    limit_s = SHARD_SILENCE_S * self._config.protocol.patience
+    if away_s > STATUS_EVERY_S + LOOK_SLACK_S:
+      self._roll.excuse_silence(away_s)  # This process itself was suspended.
+    for shard in self._roll.silent(now_s - limit_s):
+      reason = f'silent for {limit_s:.1f} s'
+      session = self._roll.session_of(shard)
+      event = self._shards.lose(shard, reason)
+      session.close(reason)
+      self._handle(event)
+
+  def _handle(self, event: syncer_events.Event):
+    effects = self._machine.handle(event, time.monotonic())
+    if isinstance(event, syncer_events.Back):
+      self._regaining.note(self._machine)
+    self._board.note_event(event)
+    self._silence.note_event(event)
+    for effect in effects:
+      self._perform(effect)
+      at_s = self._tape.write(effect, self._roll.crcs())
+      worked = self._board.note_effect(effect, at_s)
+      if worked is not None:
+        self._tape.tell_work(worked)
+
+  # Effects ------------------------------------------------------------------
+
+  def _perform(self, effect: syncer_events.Effect):
+    match effect:
+      case syncer_events.Greet():
+        self._greet(effect)
+      case syncer_events.Send():
+        self._send(effect.learner, effect.incarnation, effect.message)
+      case syncer_events.Drop():
+        self._drop(effect)
+      case syncer_events.Pull():
+        self._shards.pull(effect)
+      case syncer_events.CancelPull():
+        self._shards.cancel(effect)
+      case syncer_events.Merge():
+        self._shards.merge(effect)
+      case syncer_events.KeepLedger():
+        self._disk.commit(self._machine.ledger(), self._run_crcs())
+      case syncer_events.Publish():
+        self._publish(effect)
+      case syncer_events.Serve():
+        self._serve(effect)
+      case syncer_events.TakeFragment():
+        self._shards.take(effect)
+      case syncer_events.Relabel():
+        self._regaining.relabel(effect, self._machine)
+      case syncer_events.Retire():
+        self._retire(effect)
+      case syncer_events.Record():
+        logging.info(
+          '%s: learner %d, %s', effect.kind, effect.learner, effect.reason
+        )
+      case syncer_events.End():
+        self._disk.keep(self._machine.ledger(), self._run_crcs())
+        self._ended = True
+      case _:
+        raise TypeError(f'Not a syncer effect: {effect!r}.')
+
+  def _greet(self, effect: syncer_events.Greet):
+    key = effect.learner, effect.incarnation
+    session, hello = self._peers.take_stranger(key)
+    addresses = self._shards.admit(*key, hello.addresses, hello.partition)
+    if addresses is None:  # The machine will get a `Lost` event.
+      session.close(f'addresses {hello.addresses} are of no use')
+      return
+    peer = Peer(session)
+    self._peers.add(key, peer)
+    peer.send(
+      messages.Welcome(
+        step=effect.step,
+        closed_round=effect.closed_round,
+        versions=effect.versions,
+        crcs=self._run_crcs(effect.lost_crcs),
+        position=effect.position,
+        live=effect.live,
+        clean=effect.clean,
+        addresses=addresses,
+      )
+    )
+
+  def _send(self, learner: int, incarnation: int, message):
+    if isinstance(message, messages.Done) and self._unwritten:
+      # A learner that leaves could no longer help to recover lost fragments.
+      self._farewells.append(((learner, incarnation), message))
+      return
+    peer = self._peers.get((learner, incarnation))
+    if peer is not None:
+      peer.send(message)
+      return
+    session = self._peers.session((learner, incarnation))
+    if session is not None:  # It was never admitted.
+      session.send(message)
+
+  def _drop(self, effect: syncer_events.Drop):
+    key = effect.learner, effect.incarnation
+    peer, stranger = self._peers.take(key), self._peers.take_stranger(key)
+    if stranger is not None:
+      stranger[0].close(effect.reason)
+    if peer is None:
+      return
+    self._shards.release(*key)
+    # Not on this thread: it may wait for the peer's sockets.
+    close = lambda: peer.session.close(effect.reason)  # noqa: E731
+    if not self._closer.submit(close):
+      close()
+
+  def _retire(self, effect: syncer_events.Retire):
+    self._shards.retire(effect)
+    peer = self._peers.get((effect.learner, effect.incarnation))
+    for handle in effect.handles if peer else ():
+      nbytes = peer.retire(handle)
+      if nbytes:
+        self._board.note_fetched(effect.learner, nbytes)
+
+  def _publish(self, effect: syncer_events.Publish):
+    merged = self._shards.take_merged(effect.round)
+    self._shards.install_here(effect, merged)
+    # First save what must not be lost, then tell the others.
+    published = line_of(closing_line(effect, merged.crc))
+    saved_round = self._disk.saved_round
+    self._disk.keep(self._machine.ledger(), self._run_crcs(), published)
+    self._shards.install_there(effect, merged)
+    if self._disk.saved_round != saved_round:
+      loss = self._board.mean_loss()
+      last = self._machine.ledger().ended
+      self._shards.save(effect.round, loss, last)
+    # Sessions that are missing had unusable addresses; their `Lost` event is on
+    # its way.
+    places = {
+      key: peer.promise()
+      for key in effect.recipients
+      if (peer := self._peers.get(key)) is not None
+    }
+
+    def say(key: Key, payload: messages.Payload, part_crcs: tuple[int, ...]):
+      peer = self._peers.get(key)
+      if peer is not None:
+        peer.note_offer(effect.fragment, payload)
+      places[key].fill(effect.update(key, payload, merged.crc, part_crcs))
+
+    self._shards.publish(effect.fragment, merged, places, say)
+
+  def _run_crcs(self, lost=None) -> tuple[int | None, ...]:
+    """CRCs of the run's Θ; None: unknown. `lost`: those that are not here."""
+    lost = self._machine.lost_crcs if lost is None else lost
+    return tuple((dict(enumerate(self._roll.crcs())) | dict(lost)).values())
+
+  def _serve(self, effect: syncer_events.Serve):
+    logging.info(
+      'fragment %d in full to learner %d: %s',
+      effect.fragment,
+      effect.learner,
+      effect.reason,
+    )
+    peer = self._peers.get((effect.learner, effect.incarnation))
+    if peer is None:
+      return
+    p = effect.fragment
+    version, crc = self._roll.versions()[p], self._roll.crcs()[p]
+    place = peer.promise()
+
+    def say(payload: messages.Payload, part_crcs: tuple[int, ...]):
+      peer.note_offer(p, payload)
+      place.fill(
+        messages.FullFragment(
+          p, version, payload, crc, *effect.merged, part_crcs
+        )
+      )
+
+    self._shards.serve(effect, say)
+
+  # The end ------------------------------------------------------------------
+
+  def _say_farewell(self):
+    """Lets learners fetch the last updates and say goodbye, for a limited
+    time.
+    """
+    give_up = time.monotonic() + FAREWELL_S
+    while len(self._peers) and time.monotonic() < give_up:
+      if self._stop.is_set():
+        break
+      self._handle_next()
+    for learner, _ in self._peers:
+      logging.warning('learner %d did not say goodbye', learner)
+
+  def _write_results(self):
+    """Writes the results; waits for lost fragments while learners may
+    reconnect.
+    """
+    give_up_s = time.monotonic() + self._config.transport.connect_s
+    while self._machine.lost:
+      if self._stop.is_set():
+        return
+      if time.monotonic() >= give_up_s:
+        p = self._machine.lost[0]
+        raise ResultLost(f'fragment {p} of the final parameters: nobody has it')
+      self._handle_next()
+    parameters = self._model.parameters()
+    gathering = Gathering(
+      self._blueprint, self._plane, self._shards, self._roll.elsewhere
+    )
+    while not gathering.done(self._machine, parameters):
+      if self._stop.is_set():
+        return
+      self._handle_next()
+    if not self._results.write(parameters, self._disk.final_crcs):
+      return
+    self._unwritten = False
+    for key, message in self._farewells:
+      self._send(*key, message)

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A shard's bytes: its pieces of Θ, what is merged, what goes to learners.
+
+It decides nothing: the lead of the syncer gives orders, and this executes them
+in sequence. Pulls run concurrently on a pool, merges one after another on a
+worker; both answer later. Orders that take no time are answered at once.
+"""
+
+import concurrent.futures
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from absl import logging
+
+from diloco.numerics import payload
+from diloco.numerics.codec import Codec
+from diloco.protocol import messages
+from diloco.protocol import shard_messages as orders
+from diloco.run import contributions
+from diloco.run.host_slices import Cuts, read_cuts
+from diloco.run.payload_parts import TransferPace, part_of
+from diloco.run.spec import Blueprint
+from diloco.run.threads import Worker
+from diloco.syncer.outer_state import GlobalModel, Outcome
+from diloco.transport.data_plane import DataPlane, Inlet, Outlet, TransferFailed
+
+MERGES_MAX = 64
+CLOSINGS_MAX = 1 << 14
+
+Arrays = dict[str, np.ndarray]  # Piece name -> f32 array.
+Key = tuple[int, int]  # (learner, incarnation)
+
+
+class PeerEnds:
+  """A publisher and a fetcher for each host of the learner.
+
+  Per fragment, it keeps one outer update and one full fragment on offer: a
+  learner that is further behind needs the newest full fragment anyway.
+
+  Args:
+    outlets: by host.
+    inlets: by host.
+    cuts: what of a fragment each host has.
+  """
+
+  def __init__(
+    self, outlets: Sequence[Outlet], inlets: Sequence[Inlet], cuts: Cuts
+  ):
+    self.inlets = tuple(inlets)
+    self.cuts = cuts
+    self.addresses = tuple(outlet.address for outlet in outlets)
+    self._outlets = tuple(outlets)
+    # (codec, fragment) → handle.
+    self._offered: dict[tuple[str, int], int] = {}
+
+  def offer(
+    self, codec: str, fragment: int, handle: int, parts: Sequence[np.ndarray]
+  ):
+    """Offers each host its part, which replaces the last one of its kind."""
+    before = self._offered.get((codec, fragment))
+    for outlet, data in zip(self._outlets, parts, strict=True):
+      if data.size:
+        outlet.offer(handle, data)
+    self._offered[codec, fragment] = handle
+    if before is not None:
+      self.retire(before)
+
+  def retire(self, handle: int):
+    """Withdraws an offer, if it is there."""
+    for outlet in self._outlets:
+      outlet.retire(handle)
+
+  def close(self):
+    """Ends the pulls and the offers."""
+    for end in (*self.inlets, *self._outlets):
+      end.close()
+
+
+class Shard:
+  """One shard, in the process that has its bytes; orders are for one thread.
+
+  Args:
+    plane: the data plane.
+    shard: number of the shard; the lead's is 0.
+    answer: takes answers that come later, on any thread.
+    crash: takes the error that ended a thread.
+
+  Attributes:
+    model: the own pieces of Θ.
+    closed_round: the last round that was installed here.
+    collected: where the lead pulls what it collects; None at the lead.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    plane: DataPlane,
+    shard: int,
+    answer: Callable[[object], None],
+    crash: Callable[[BaseException], None],
+  ):
+    self.shard = shard
+    self.model = GlobalModel(blueprint, shard)
+    self.closed_round = 0
+    self.collected: Outlet | None = None
+    self._blueprint = blueprint
+    self._plane = plane
+    self._answer = answer
+    self._crash = crash
+    self._paces: dict[int, TransferPace] = {}  # By learner id.
+    self._ends: dict[Key, PeerEnds] = {}
+    self._lock = threading.Lock()  # Guards the next three fields.
+    self._wanted: set[int] = set()  # Jobs of the pool.
+    self._pulled: dict[int, Arrays] = {}  # By job.
+    # By job, with the fragment.
+    self._taken: dict[int, tuple[int, Arrays]] = {}
+    self._outcomes: dict[int, Outcome] = {}
+    self._pulls = concurrent.futures.ThreadPoolExecutor(
+      max_workers=blueprint.limits.pulls, thread_name_prefix='pull'
+    )
+    self._merger = Worker('merger', MERGES_MAX, crash)
+    self._closer = Worker('closer', CLOSINGS_MAX, crash)
+
+  def perform(self, order) -> object | None:
+    """Executes an order of the lead; returns the answer if there is one at
+    once.
+    """
+    match order:
+      case orders.Admit():
+        return self._admit(order)
+      case orders.Release():
+        self._release((order.learner, order.incarnation))
+      case orders.RetireParts():
+        self._retire(order)
+      case orders.PullPart():
+        self._start(self._pull, order)
+      case orders.TakePart():
+        self._start(self._take, order)
+      case orders.CancelPart():
+        self._cancel(order.pull)
+      case orders.MergePart():
+        self._start_merge(order)
+      case orders.InstallPart():
+        self.model.install(order.fragment, self._outcomes[order.merge])
+        self.closed_round = order.round
+      case orders.PublishPart():
+        return self._publish(order)
+      case orders.ServePart():
+        return self._serve(order)
+      case orders.CollectPart():
+        return self._collect(order)
+      case orders.GoOn():
+        self._go_on(order)
+      case _:
+        raise TypeError(f'Not an order to a shard: {order!r}.')
+    return None
+
+  def hello(self, process: int) -> orders.ShardHello:
+    """Returns the hello to a lead, whether a new process or not."""
+    config, model = self._blueprint.config, self.model
+    if self.collected is not None:
+      self.collected.close()
+    self.collected = self._plane.outlet('lead')
+    outer = [model.outer_of(p) for p in model.owned]
+    return orders.ShardHello(
+      protocol=messages.PROTOCOL_VERSION,
+      run=config.name,
+      shard=self.shard,
+      process=process,
+      fingerprints=self._blueprint.fingerprints,
+      fragments=model.owned,
+      versions=tuple(model.versions()[p] for p in model.owned),
+      crcs=tuple(model.piece_crcs(p) for p in model.owned),
+      outer_versions=tuple(version for version, _ in outer),
+      outer_crcs=tuple(crcs for _, crcs in outer),
+      address=self.collected.address,
+    )
+
+  def forget(self):
+    """Drops all sessions and jobs of the previous lead."""
+    for key in list(self._ends):
+      self._release(key)
+    with self._lock:
+      self._wanted.clear()
+      self._pulled.clear()
+      self._taken.clear()
+    self._outcomes.clear()
+
+  def close(self):
+    """Ends sessions and threads."""
+    for ends in self._ends.values():
+      ends.close()
+    self._pulls.shutdown(wait=False, cancel_futures=True)
+    self._merger.close(1.0)
+    self._closer.close(1.0)
+
+  # Sessions -----------------------------------------------------------------
+
+  def _admit(self, order: orders.Admit) -> orders.Admitted:
+    key = order.learner, order.incarnation
+    self._release(key)
+    inlets = []
+    try:
+      cuts = read_cuts(self._blueprint, order.partition)
+      if len(order.addresses) != cuts.hosts:
+        raise ValueError(
+          f'{len(order.addresses)} addresses, {cuts.hosts} hosts'
+        )
+      for address in order.addresses:
+        inlets.append(self._plane.inlet(address))
+    except ValueError as error:  # Malformed, or does not resolve.
+      logging.warning('learner %d is not admitted: %s', order.learner, error)
+      for inlet in inlets:
+        inlet.close()
+      return orders.Admitted(*key, ())
+    name = f'learner {order.learner}'
+    outlets = [self._plane.outlet(name) for _ in inlets]
+    self._ends[key] = ends = PeerEnds(outlets, inlets, cuts)
+    # Kept beyond the session: the next one uses the same link.
+    knob = self._blueprint.config.protocol.patience
+    self._paces.setdefault(order.learner, TransferPace(knob))
+    return orders.Admitted(*key, ends.addresses)
+
+  def _release(self, key: Key):
+    ends = self._ends.pop(key, None)
+    # Not on this thread: it may wait for the peer's sockets.
+    if ends is not None and not self._closer.submit(ends.close):
+      ends.close()
+
+  def _retire(self, order: orders.RetireParts):
+    ends = self._ends.get((order.learner, order.incarnation))
+    for handle in order.handles if ends else ():
+      ends.retire(handle)
+
+  # In -----------------------------------------------------------------------
+
+  def _start(self, job, order: orders.PullPart | orders.TakePart):
+    ends = self._ends.get((order.learner, order.incarnation))
+    if ends is None:
+      failed = orders.PartFailed(order.job, 'the session has ended', False)
+      self._answer(failed)
+    else:
+      with self._lock:
+        self._wanted.add(order.job)
+      self._pulls.submit(self._guarded, job, order, ends)
+
+  def _guarded(self, job, order, ends):
+    """Runs a job of the pool, unless it was cancelled before its turn.
+
+    An error ends the process. The result of a job that was cancelled meanwhile
+    is dropped, and the lead expects no answer.
+    """
+    if order.job not in self._wanted:
+      return
+    try:
+      answer = job(order, ends)
+    except (TransferFailed, contributions.Unusable) as error:
+      reason = f'{type(error).__name__}: {error}'
+      unusable = isinstance(error, contributions.Unusable)
+      answer = orders.PartFailed(order.job, reason, unusable)
+    except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
+      self._crash(error)
+      return
+    with self._lock:
+      wanted = order.job in self._wanted
+      self._wanted.discard(order.job)
+    if wanted:
+      self._answer(answer)
+
+  def _pull(self, order: orders.PullPart, ends: PeerEnds) -> orders.PartPulled:
+    """Pulls an outer gradient on the pool, fully checked."""
+    v, norm = contributions.pull(
+      order.payload,
+      order.fragment,
+      self.shard,
+      ends.inlets,
+      ends.cuts,
+      self._blueprint,
+      self._paces[order.learner],
+    )
+    self._keep(self._pulled, order.job, v)
+    return orders.PartPulled(order.job, norm)
+
+  def _take(self, order: orders.TakePart, ends: PeerEnds) -> orders.PartTaken:
+    """Pulls, on the pool, a learner's copy of a lost fragment."""
+    theta = contributions.pull_fragment(
+      order.payload,
+      order.fragment,
+      self.shard,
+      ends.inlets,
+      ends.cuts,
+      self._blueprint,
+      self._paces[order.learner],
+    )
+    self._keep(self._taken, order.job, (order.fragment, theta))
+    pieces = self._blueprint.owners.pieces(order.fragment, self.shard)
+    return orders.PartTaken(order.job, payload.piece_crcs(theta, pieces))
+
+  def _keep(self, where: dict, job: int, found):
+    """Keeps the result of a job, unless it was cancelled."""
+    with self._lock:
+      if job in self._wanted:
+        where[job] = found
+
+  def _cancel(self, job: int):
+    """Cancels a pull, whether queued, in progress or done."""
+    with self._lock:
+      self._wanted.discard(job)
+      self._pulled.pop(job, None)
+
+  # Merging ------------------------------------------------------------------
+
+  def _start_merge(self, order: orders.MergePart):
+    """Hands the contributions to the merge thread."""
+    with self._lock:
+      taken = {
+        learner: self._pulled.pop(job)
+        for learner, job in zip(order.learners, order.pulls)
+      }
+    self._outcomes.clear()  # Left by a merge that was given up.
+    weights = dict(zip(order.learners, order.weights))
+
+    def merge():
+      outcome = self.model.outer_step(order.fragment, taken, weights)
+      self._outcomes[order.job] = outcome
+      part = part_of(outcome.data)
+      self._answer(orders.PartMerged(order.job, outcome.crcs, part))
+
+    if not self._merger.submit(merge):
+      raise RuntimeError(f'{MERGES_MAX} merges are waiting')
+
+  def _publish(self, order: orders.PublishPart) -> orders.PartOffered:
+    data = self._outcomes.pop(order.merge).data
+    down = self._blueprint.down
+    return self._offer(order.job, order.recipients, down, order.fragment, data)
+
+  def _serve(self, order: orders.ServePart) -> orders.PartOffered:
+    _, data, _ = self.model.fragment(order.fragment)
+    full = self._blueprint.full
+    return self._offer(order.job, [order.recipient], full, order.fragment, data)
+
+  def _offer(
+    self,
+    job: int,
+    recipients: Sequence[orders.Recipient],
+    codec: Codec,
+    fragment: int,
+    data: np.ndarray,
+  ) -> orders.PartOffered:
+    """Offers encoded bytes of the current Θ_p, cut for each session's hosts."""
+    hosts = []
+    for to in recipients:
+      ends = self._ends.get((to.learner, to.incarnation))
+      if ends is None:
+        continue
+      parts = ends.cuts.cut(data, fragment, self.shard, codec)
+      ends.offer(codec.name, fragment, to.handle, parts)
+      if not ends.cuts.whole:
+        theta = self.model.state(fragment).theta
+        crcs = ends.cuts.crcs(theta, fragment, self.shard)
+        said = tuple(part_of(each) for each in parts)
+        hosts.append(orders.HostParts(to.learner, to.incarnation, said, crcs))
+    return orders.PartOffered(job, part_of(data), tuple(hosts))
+
+  def _collect(self, order: orders.CollectPart) -> orders.PartOffered:
+    """Offers a fragment to the lead under the job's number, to be pulled
+    once.
+    """
+    _, data, _ = self.model.fragment(order.fragment)
+    self.collected.offer(order.job, data)
+    return orders.PartOffered(order.job, part_of(data), ())
+
+  def _go_on(self, order: orders.GoOn):
+    theta = self._taken[order.taken][1] if order.taken else None
+    self.model.go_on(order.fragment, order.version, theta)
+    for job, (fragment, _) in list(self._taken.items()):
+      if fragment == order.fragment:
+        del self._taken[job]

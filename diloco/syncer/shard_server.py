@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process of a shard that does not lead: it executes the lead's orders.
+
+It outlives its lead: it waits for the lead's next process and reports what it
+holds. Work in progress for the one before is void.
+"""
+
+import queue
+import threading
+import time
+
+from absl import logging
+
+from diloco.metrics.workdir import Workdir
+from diloco.protocol import messages
+from diloco.protocol import shard_messages as orders
+from diloco.run.spec import Blueprint
+from diloco.syncer.shard import Shard
+from diloco.syncer.storage import ShardDisk
+from diloco.transport.auth import Access
+from diloco.transport.control_client import (
+  ConnectFailed,
+  ControlClient,
+  NotAdmitted,
+)
+from diloco.transport.data_plane import DataPlane
+from diloco.transport.sockets import HostUnknown
+
+ATTEMPT_S = 2.0  # For one attempt to connect.
+RETRY_S = 0.2  # Between two attempts.
+ALIVE_EVERY_S = 1.0  # Interval of `Alive` messages when nothing else is sent.
+
+
+class LeadAbsent(Exception):
+  """No lead was found in the time that the configuration allows."""
+
+
+class Refused(Exception):
+  """The lead refuses this process, and would refuse any other."""
+
+
+class _Lost:
+  """The session has ended."""
+
+  def __init__(self, reason: str):
+    self.reason = reason
+
+
+class Sharding:
+  """One shard, from its start to the end of the run.
+
+  Args:
+    shard: number of the shard, not 0.
+    lead: host:port of the lead.
+    plane: the data plane.
+    access: credentials to present to the lead and to require of it.
+
+  Raises:
+    BrokenRecord: the folder belongs to another run.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    shard: int,
+    lead: str,
+    plane: DataPlane,
+    workdir: Workdir,
+    access: Access,
+  ):
+    self._address = lead
+    self._access = access
+    self._workdir = workdir
+    self._connect_s = blueprint.config.transport.connect_s
+    self._process = time.time_ns() // 1_000_000
+    self._items: queue.SimpleQueue = queue.SimpleQueue()
+    self._client: ControlClient | None = None
+    self._stopped = threading.Event()
+    self._shard = Shard(
+      blueprint,
+      plane,
+      shard,
+      answer=self._say,
+      crash=lambda error: self._items.put((None, error)),
+    )
+    self._disk = ShardDisk(blueprint, workdir, self._shard)
+
+  def stop(self, *_):
+    """Leaves before the run is over; also serves as a signal handler."""
+    self._stopped.set()
+
+  def run(self) -> bool:
+    """Serves until the run is over; returns False if it was stopped before.
+
+    Raises:
+      LeadAbsent: there was no lead in time, at the start.
+      Refused: the lead refuses this process.
+    """
+    give_up_s = time.monotonic() + self._connect_s
+    while not self._stopped.is_set():
+      client = self._connect(give_up_s)
+      if client is None:
+        if self._workdir.summary.exists():
+          return True
+        continue
+      give_up_s = None  # There was a lead, so there will be another.
+      if self._serve(client):
+        return True
+    self._disk.save(self._shard.closed_round, None, wait=True)
+    return False
+
+  def close(self):
+    """Ends sessions and threads."""
+    if self._client is not None:
+      self._client.close()
+    self._shard.close()
+    self._disk.close()
+
+  def _say(self, answer):
+    client = self._client
+    if client is not None:
+      client.send(answer)
+
+  def _connect(self, give_up_s: float | None) -> ControlClient | None:
+    """Makes one attempt to connect."""
+    client = ControlClient(
+      self._address,
+      lambda message: self._items.put((client, message)),
+      lambda reason: self._items.put((client, _Lost(reason))),
+      access=self._access,
+      heard=orders.FROM_LEAD,
+    )
+    try:
+      client.connect(ATTEMPT_S)
+    except (ConnectFailed, HostUnknown) as error:
+      if give_up_s is not None:
+        if isinstance(error, HostUnknown | NotAdmitted):
+          raise
+        if time.monotonic() >= give_up_s:
+          raise LeadAbsent(
+            f'no lead at {self._address} within {self._connect_s} s: {error}'
+          ) from error
+      self._stopped.wait(RETRY_S)
+      return None
+    return client
+
+  def _serve(self, client: ControlClient) -> bool:
+    """Serves one session; returns True if the run is over."""
+    self._shard.forget()
+    self._client = client
+    client.send(self._shard.hello(self._process))
+    alive_s = time.monotonic() + ALIVE_EVERY_S
+    try:
+      while not self._stopped.is_set():
+        if time.monotonic() >= alive_s:
+          client.send(messages.Alive())
+          alive_s = time.monotonic() + ALIVE_EVERY_S
+        try:
+          of, item = self._items.get(timeout=ALIVE_EVERY_S)
+        except queue.Empty:
+          continue
+        if isinstance(item, BaseException):
+          raise item
+        if of is not client:
+          continue  # From the session before.
+        match item:
+          case _Lost():
+            logging.info('the lead is gone: %s', item.reason)
+            return False
+          case messages.Refusal():
+            raise Refused(item.reason)
+          case orders.Depart():
+            return True
+          case orders.Accepted():
+            logging.info('the lead has taken this shard')
+          case orders.SaveParts():
+            self._save(item)
+          case _:
+            answer = self._shard.perform(item)
+            if answer is not None:
+              client.send(answer)
+    finally:
+      client.close()
+    return False
+
+  def _save(self, order: orders.SaveParts):
+    loss = order.losses[0] if order.losses else None
+    self._disk.save(order.closed_round, loss, order.wait)
+    if order.wait:
+      self._say(orders.Saved(order.job))

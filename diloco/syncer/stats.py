@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts what the syncer sees: for `status.json`, `summary.json`, the tape.
+
+Nothing here influences training.
+"""
+
+import collections
+import dataclasses
+import math
+import time
+from collections.abc import Iterable, Mapping
+
+from absl import logging
+
+from diloco.config.run_config import RunConfig
+from diloco.metrics import ages as ages_lib
+from diloco.metrics import goodput as metrics_goodput
+from diloco.metrics import status as metrics_status
+from diloco.metrics.goodput import RunningUptime, StepRecord, Work
+from diloco.protocol import messages
+from diloco.protocol.incarnation import process_of
+from diloco.protocol.syncer import events as syncer_events
+from diloco.protocol.syncer.machine import Syncer
+from diloco.protocol.syncer.state import Ledger
+from diloco.run import tape_events
+
+# Kinds of a record that count as refusals.
+REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale', 'late', 'outlier')
+TELL_FACTOR = 2.0  # A smaller change is not worth a log line.
+
+
+@dataclasses.dataclass
+class Row:
+  """The counts of one learner id, over all its incarnations."""
+
+  state: str = metrics_status.JOINING
+  incarnations: int = 0
+  beginning: str = ''
+  step: int = 0  # Steps of this incarnation.
+  steps: int = 0
+  tokens: int = 0
+  rounds: int = 0
+  loss: float | None = None
+  tokens_per_s: float = 0.0
+  offered_round: int = 0
+  lag_versions: int = 0
+  bytes_up: int = 0
+  bytes_down: int = 0
+  stall_max_s: float = 0.0
+  ages: ages_lib.Ages = dataclasses.field(default_factory=ages_lib.Ages)
+
+
+class Board:
+  """Statistics of a run, updated with every event and effect at the syncer."""
+
+  def __init__(self, config: RunConfig):
+    self._config = config
+    self._rows: dict[int, Row] = collections.defaultdict(Row)
+    self._began_s: float | None = None  # When the first learner was ready.
+    self._closed_s = 0.0
+    self._uptime: RunningUptime | None = None
+    self._work = Work(config.protocol.learners)
+    self._closed_round = 0
+    self._step = 0
+    self._versions = [0] * config.protocol.fragments
+    self._participants: tuple[int, ...] = ()
+    self._quorum_s = self._grace_s = self._sync_s = 0.0
+    self._refused: collections.Counter[str] = collections.Counter()
+    self._pulls_up = self._pulls_down = 0
+    self._asked: dict[tuple[int, int], int] = {}  # Bytes, by (round, learner).
+
+  def counts(self) -> dict:
+    """Returns the counts that a restarted syncer continues from, as JSON."""
+    return {
+      'rows': {m: dataclasses.asdict(row) for m, row in self._rows.items()},
+      'pulls': [self._pulls_up, self._pulls_down],
+      'refused': self._refused,
+    }
+
+  def resume(self, ledger: Ledger, counts: dict):
+    """Continues the counts; uptime starts anew."""
+    for learner, fields in counts['rows'].items():
+      known = ages_lib.Ages(**fields.get('ages', {}))
+      gone = {**fields, 'state': metrics_status.GONE, 'ages': known}
+      self._rows[int(learner)] = Row(**gone)
+    self._pulls_up, self._pulls_down = counts['pulls']
+    self._refused.update(counts['refused'])
+    self._closed_round = ledger.closed_round
+    self._step = ledger.step
+    self._versions = list(ledger.versions)
+
+  def resume_work(self, newest_first: Iterable[Mapping]):
+    """Continues the count of the learners' work.
+
+    Args:
+      newest_first: tape lines of an earlier process of the syncer.
+
+    Raises:
+      ValueError: a line has unexpected contents.
+    """
+    planned = self._config.protocol.learners
+    work = metrics_goodput.work_of_tape(newest_first, planned)
+    if work is not None:
+      work.forget_sessions()
+      self._work = work
+
+  def mean_loss(self) -> float | None:
+    """Returns the mean of the live learners' last losses; None without a
+    report.
+    """
+    losses = [
+      row.loss
+      for row in self._rows.values()
+      if row.state == metrics_status.LIVE and row.loss is not None
+    ]
+    return math.fsum(losses) / len(losses) if losses else None
+
+  # What happened ------------------------------------------------------------
+
+  def note_event(self, event: syncer_events.Event):
+    """Counts an event that the machine has absorbed."""
+    match event:
+      case syncer_events.Heard(message=messages.Report()):
+        self._note_report(event.learner, event.message)
+        self._note_work_done(event)
+      case syncer_events.Heard(message=messages.Offer()):
+        self._note_offer(self._rows[event.learner], event.message)
+
+  def note_effect(
+    self, effect: syncer_events.Effect, at_s: float
+  ) -> tape_events.Worked | None:
+    """Counts an effect that was performed.
+
+    Args:
+      at_s: when, in seconds since the epoch, as on the tape.
+
+    Returns:
+      The tape line on the learners' work, if one is due.
+    """
+    self._note_effect(effect)
+    return self._note_work(effect, at_s)
+
+  def _note_effect(self, effect: syncer_events.Effect):
+    match effect:
+      case syncer_events.Greet():
+        row = self._rows[effect.learner]
+        row.state, row.step = metrics_status.JOINING, 0
+        row.incarnations += 1
+      case syncer_events.Record(kind='ready'):
+        row = self._rows[effect.learner]
+        row.state, row.beginning = metrics_status.LIVE, effect.reason
+        self._begin()
+      case syncer_events.Record(kind='left'):
+        in_order = _in_order(effect)
+        state = metrics_status.LEFT if in_order else metrics_status.GONE
+        self._rows[effect.learner].state = state
+      case syncer_events.Record(kind=kind) if kind in REFUSALS:
+        self._refused[kind] += 1
+      case syncer_events.Pull():
+        self._asked[effect.round, effect.learner] = effect.offer.payload.nbytes
+      case syncer_events.Merge():
+        self._note_merge(effect)
+      case syncer_events.Publish():
+        self._note_publish(effect)
+
+  def _note_work(
+    self, effect: syncer_events.Effect, at_s: float
+  ) -> tape_events.Worked | None:
+    work = self._work
+    if work.end_s is not None:
+      return None  # A learner that leaves from now on loses nothing.
+    match effect:
+      case syncer_events.Greet():
+        process = process_of(effect.incarnation)
+        work.join(effect.learner, process, at_s)
+      case syncer_events.Record(kind='ready'):
+        work.ready(at_s)
+      case syncer_events.Record(kind='left'):
+        work.leave(effect.learner, _in_order(effect))
+      case syncer_events.Publish():
+        for share in effect.shares:
+          process = process_of(share.incarnation)
+          work.merge(share.learner, process, share.step)
+      case syncer_events.End():
+        work.end(at_s)
+        return None
+      case _:
+        return None
+    if work.begin_s is None:
+      return None
+    return tape_events.Worked(work.begin_s, tuple(work.learners.values()))
+
+  def note_fetched(self, learner: int, nbytes: int):
+    """Counts a payload that a learner pulled and could use."""
+    self._rows[learner].bytes_down += nbytes
+    self._pulls_down += 1
+
+  def _begin(self):
+    if self._began_s is None:
+      self._began_s = self._closed_s = time.monotonic()
+      self._uptime = RunningUptime(self._began_s)
+
+  def _note_offer(self, row: Row, offer: messages.Offer):
+    row.offered_round = max(row.offered_round, offer.round)
+    if 0 <= offer.fragment < len(self._versions):  # Checked by the machine.
+      row.lag_versions = self._versions[offer.fragment] - offer.base_version
+
+  def _note_report(self, learner: int, report: messages.Report):
+    row = self._rows[learner]
+    steps = max(report.step - row.step, 0) if row.step else 1
+    row.step = report.step
+    row.steps += steps
+    row.tokens += report.tokens * steps
+    row.loss = report.loss if math.isfinite(report.loss) else None
+    row.tokens_per_s = report.tokens / max(report.step_s, 1e-9)
+    row.stall_max_s = max(row.stall_max_s, report.stall_s)
+    if self._uptime is not None:
+      self._uptime.add(
+        StepRecord(learner, time.monotonic(), report.step_s, report.stall_s)
+      )
+
+  def _note_work_done(self, event: syncer_events.Heard):
+    report = event.message
+    if not math.isfinite(report.made_s):
+      return  # The machine has ended that session.
+    self._work.step(
+      event.learner,
+      process_of(event.incarnation),
+      report.step,
+      report.made_s,
+      report.saved_step,
+    )
+
+  def _note_merge(self, merge: syncer_events.Merge):
+    self._quorum_s, self._grace_s = merge.quorum_s, merge.grace_s
+    for share in merge.shares:
+      nbytes = self._asked[merge.round, share.learner]
+      self._rows[share.learner].bytes_up += nbytes
+      self._pulls_up += 1
+    for key in [k for k in self._asked if k[0] <= merge.round]:
+      del self._asked[key]
+
+  def _note_publish(self, publish: syncer_events.Publish):
+    self._closed_round = publish.round
+    self._closed_s = time.monotonic()
+    self._step = publish.step
+    self._versions[publish.fragment] = publish.version
+    self._participants = tuple(s.learner for s in publish.shares)
+    self._sync_s = publish.sync_s
+    for share in publish.shares:
+      row = self._rows[share.learner]
+      row.rounds += 1
+      row.ages.add(share.age_steps)
+
+  # What is told -------------------------------------------------------------
+
+  def status(self, finished: bool) -> metrics_status.RunStatus:
+    rows = sorted(self._rows.items())
+    return metrics_status.RunStatus(
+      run=self._config.name,
+      time_s=time.time(),
+      step=self._step,
+      total_steps=self._config.protocol.total_steps,
+      closed_round=self._closed_round,
+      live=tuple(m for m, row in rows if row.state == metrics_status.LIVE),
+      participants=self._participants,
+      quorum_s=self._quorum_s,
+      grace_s=self._grace_s,
+      sync_s=self._sync_s,
+      goodput=self._work.goodput(time.time()),
+      uptime=self._uptime_until(time.monotonic()),
+      bytes_up=sum(row.bytes_up for _, row in rows),
+      bytes_down=sum(row.bytes_down for _, row in rows),
+      refused=self._refused.total(),
+      finished=finished,
+      learners=tuple(self._learner_status(m, row) for m, row in rows),
+      **self._ages(),
+    )
+
+  def _learner_status(
+    self, learner: int, row: Row
+  ) -> metrics_status.LearnerStatus:
+    return metrics_status.LearnerStatus(
+      learner=learner,
+      state=row.state,
+      step=row.step,
+      loss=row.loss,
+      tokens_per_s=row.tokens_per_s,
+      round=row.offered_round,
+      lag_versions=row.lag_versions,
+      bytes_up=row.bytes_up,
+      bytes_down=row.bytes_down,
+      participation=row.rounds / max(self._closed_round, 1),
+      incarnations=row.incarnations,
+      stall_max_s=row.stall_max_s,
+      age_steps=row.ages.mean_steps,
+    )
+
+  def summary(self) -> metrics_status.RunSummary:
+    """Returns the summary of a run that has ended."""
+    rows = sorted(self._rows.items())
+    return metrics_status.RunSummary(
+      run=self._config.name,
+      step=self._step,
+      rounds=self._closed_round,
+      fragments=self._config.protocol.fragments,
+      wall_s=self._closed_s - (self._began_s or self._closed_s),
+      goodput=self._work.goodput(time.time()),
+      uptime=self._uptime_until(self._closed_s),
+      refused=self._refused.total(),
+      pulls_up=self._pulls_up,
+      pulls_down=self._pulls_down,
+      bytes_up=sum(row.bytes_up for _, row in rows),
+      bytes_down=sum(row.bytes_down for _, row in rows),
+      learners=tuple(
+        metrics_status.LearnerSummary(
+          learner=m,
+          steps=row.steps,
+          tokens=row.tokens,
+          rounds=row.rounds,
+          incarnations=row.incarnations,
+          beginning=row.beginning,
+          stall_max_s=row.stall_max_s,
+          bytes_up=row.bytes_up,
+          bytes_down=row.bytes_down,
+          age_steps=row.ages.mean_steps,
+        )
+        for m, row in rows
+      ),
+      **self._ages(),
+    )
+
+  def _ages(self) -> dict[str, float | None]:
+    """Returns age statistics over everything that was merged."""
+    merged = ages_lib.total(row.ages for row in self._rows.values())
+    return {'age_steps': merged.mean_steps, 'old_share': merged.old_share}
+
+  def _uptime_until(self, now_s: float) -> float:
+    return self._uptime.at(now_s) if self._uptime else 0.0
+
+
+def _in_order(left: syncer_events.Record) -> bool:
+  return left.reason.startswith('goodbye')
+
+
+class SilenceLimits:
+  """The limits last logged, by learner; for one thread.
+
+  Args:
+    machine: knows the limits.
+  """
+
+  def __init__(self, machine: Syncer):
+    self._machine = machine
+    self._told_s: dict[int, float] = {}
+
+  def note_event(self, event):
+    """Logs the limits that an event has changed; a step may change them."""
+    if not isinstance(getattr(event, 'message', None), messages.Report):
+      return
+    learner = event.learner
+    limit_s = self._machine.silence_max_s(learner)
+    told_s = self._told_s.get(learner, 0.0)
+    if limit_s is None or 1 / TELL_FACTOR <= told_s / limit_s <= TELL_FACTOR:
+      return
+    self._told_s[learner] = limit_s
+    logging.info('time-out: learner %d may be silent %.1f s', learner, limit_s)

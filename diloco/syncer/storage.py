@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the processes of the syncer find on their disks, and leave there."""
+
+import dataclasses
+import json
+import pathlib
+import threading
+
+from absl import logging
+
+from diloco.checkpoint.arrays import BrokenRecord
+from diloco.checkpoint.syncer_records import SyncerRecords
+from diloco.config import run_config
+from diloco.metrics import files
+from diloco.metrics.workdir import Workdir
+from diloco.numerics import payload
+from diloco.protocol.syncer.machine import Syncer
+from diloco.protocol.syncer.state import Ledger
+from diloco.run.spec import Blueprint
+from diloco.syncer.outer_state import GlobalModel
+from diloco.syncer.shard import Shard
+from diloco.syncer.stats import Board
+
+AGAIN_S = 0.5  # Between two attempts to write the ledger.
+CLOSE_S = 30.0  # Limit for the last checkpoint of a stopped process.
+IDENTITY = 'identity.json'
+
+
+class NotKept(Exception):
+  """The process has to stop, and the disk has not taken the last close."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """What a process of the syncer starts from.
+
+  Attributes:
+    machine: a new one, or one restored from the ledger.
+    ended: True if the run is over already.
+    versions: version of each fragment that is here; learners may have newer
+      ones.
+    crcs: CRCs of their bytes.
+    published: the tape line of the last close; None: there was none.
+    run_versions: version of each fragment, from the ledger.
+    run_crcs: CRCs of their bytes.
+  """
+
+  machine: Syncer
+  ended: bool
+  versions: tuple[int, ...]
+  crcs: tuple[int, ...]
+  published: dict | None
+  run_versions: tuple[int, ...]
+  run_crcs: tuple[int | None, ...]
+
+
+class SyncerDisk:
+  """One run's ledger and checkpoints of Θ; only this process may write there.
+
+  Args:
+    model: Θ; takes what a checkpoint has.
+    board: continues the counts in the ledger.
+    stop: set when the process has to leave; None: never.
+
+  Attributes:
+    saved_round: the last round that is in a checkpoint of this process.
+    final_crcs: CRCs of the result, by fragment, once the run has ended.
+  """
+
+  def __init__(
+    self,
+    blueprint: Blueprint,
+    workdir: Workdir,
+    model: GlobalModel,
+    board: Board,
+    stop: threading.Event | None = None,
+  ):
+    self._blueprint = blueprint
+    self._folder = workdir.syncer
+    self._model = model
+    self._board = board
+    self._stop = stop or threading.Event()
+    checkpoint = blueprint.config.checkpoint
+    self._records = SyncerRecords(
+      workdir.syncer,
+      keep_latest=checkpoint.keep_latest,
+      keep_best=checkpoint.keep_best,
+      every_rounds=checkpoint.syncer_every_rounds,
+      say=logging.warning,
+      sync=checkpoint.fsync,
+    )
+    config = blueprint.config
+    self._identity = {**blueprint.fingerprints, 'name': config.name}
+    owners, own = blueprint.owners, model.owned
+    self._owned = own
+    # If other shards own pieces, too, they report what they hold.
+    self._away = tuple(
+      p
+      for p in range(config.protocol.fragments)
+      if owners.of_fragment(p) != (0,)
+    )
+    self.saved_round = 0
+    self.final_crcs: tuple[int, ...] | None = None
+    self._published: dict | None = None
+    self._kept: tuple | None = None  # The ledger's last contents.
+
+  def occupy(self):
+    """Locks the folder; call it first. See `SyncerRecords.occupy`."""
+    self._records.occupy()
+
+  def begin(self) -> Found:
+    """Starts a new run, or resumes the one in this folder.
+
+    Raises:
+      BrokenRecord: the folder can't be read, or belongs to another run.
+    """
+    config = self._blueprint.config
+    run = config.protocol, config.name, self._blueprint.fingerprints
+    found = self._records.read_ledger()
+    if found is None:
+      versions = (0,) * config.protocol.fragments
+      machine = Syncer(*run, self._away)
+      crcs = self._initial_crcs()
+      own = self._model.crcs()
+      return Found(machine, False, versions, own, None, versions, crcs)
+    theirs = found[1]['fingerprints']
+    if differing := run_config.differences(self._identity, theirs):
+      raise BrokenRecord(f'{self._folder} is of another run: {differing}')
+    held, states = self._read_fragments()
+    # Values from a checkpoint that turned out to be broken do not count.
+    ledger, counts, crcs = self._records.read_ledger() or found
+    self._restore_fragments(ledger, held, states)
+    self._board.resume(ledger, counts['board'])
+    logging.info(
+      'resumed after round %d at step %d; versions %s, here %s',
+      ledger.closed_round,
+      ledger.step,
+      ledger.versions,
+      held,
+    )
+    machine = Syncer.resume(*run, ledger, held, crcs, self._away)
+    self._published = counts['published']
+    self.final_crcs = crcs if ledger.ended else None
+    return Found(
+      machine,
+      ledger.ended,
+      held,
+      self._model.crcs(),
+      self._published,
+      ledger.versions,
+      crcs,
+    )
+
+  def _initial_crcs(self) -> tuple[int, ...]:
+    """Returns the CRCs of a new run's fragments, whichever shard has them."""
+    if not self._away:
+      return self._model.crcs()
+    initial = self._blueprint.initial_fragments()
+    layout = self._blueprint.layout
+    return tuple(map(payload.crc, initial, layout.fragments))
+
+  def _read_fragments(self) -> tuple[tuple[int, ...], dict]:
+    """Returns the versions of all fragments, and the states of those here."""
+    fragments = self._owned
+    restored = self._records.restore([self._model.state(p) for p in fragments])
+    held = [0] * self._blueprint.config.protocol.fragments
+    if restored is None:
+      return tuple(held), {}
+    for p, version in zip(fragments, restored[0]):
+      held[p] = version
+    return tuple(held), dict(zip(fragments, restored[1]))
+
+  def _restore_fragments(
+    self, ledger: Ledger, versions: tuple[int, ...], states: dict
+  ):
+    fragments = tuple(states)
+    newer = [p for p in fragments if versions[p] > ledger.versions[p]]
+    if newer:
+      p = newer[0]
+      raise BrokenRecord(
+        f'{self._folder}: the checkpoint has version {versions[p]} of '
+        f'fragment {p}, the ledger only {ledger.versions[p]}, and there is '
+        f'none within the checkpoint'
+      )
+    for p in fragments:
+      self._model.restore(p, states[p])
+
+  def keep(
+    self,
+    ledger: Ledger,
+    crcs: tuple[int | None, ...],
+    published: dict | None = None,
+  ):
+    """Saves a round's close; call it before any learner is told of the close.
+
+    The ledger is written at each close; the fragments, which are large, every
+    few rounds, concurrently with later ones. Only at the run's end all is
+    written at once: afterwards no learner is left to recover a fragment from.
+
+    Args:
+      ledger: the machine's ledger.
+      crcs: CRC of every fragment at the ledger's versions.
+      published: the tape line of the close; None: unchanged.
+    """
+    self._published = published or self._published
+    if ledger.ended:
+      self.save(ledger, crcs)
+      self._records.wait(CLOSE_S)
+    self.commit(ledger, crcs)
+    if self._records.due(ledger.closed_round):
+      self.save(ledger, crcs)
+
+  def commit(self, ledger: Ledger, crcs: tuple[int | None, ...]):
+    """Writes the ledger alone; see `keep`.
+
+    If the disk does not take it, rounds wait until it does: a round that could
+    not be resumed has not closed. To learners it is as if this process were
+    stopped: they train on.
+
+    Raises:
+      NotKept: the process has to stop before.
+    """
+    if ledger.ended and self.final_crcs is None:
+      self.final_crcs = crcs
+    kept = ledger, crcs, self._published
+    if kept == self._kept:
+      return  # The run ends with its last round.
+    waits = False
+    while True:
+      try:
+        self._records.write_ledger(ledger, self._counts(), crcs)
+        break
+      except OSError as error:
+        if not waits:
+          logging.error(
+            'rounds wait for the disk, learners train on: %s', error
+          )
+        waits = True
+      if self._stop.wait(AGAIN_S):
+        raise NotKept(f'round {ledger.closed_round} is not in the ledger')
+    self._kept = kept
+    if waits:
+      logging.warning('round %d is in the ledger', ledger.closed_round)
+
+  def _counts(self) -> dict:
+    return {
+      'fingerprints': self._identity,
+      'board': self._board.counts(),
+      'published': self._published,
+    }
+
+  def save(self, ledger: Ledger, crcs: tuple[int | None, ...]):
+    """Starts to save all fragments as they are now, unless they are saved."""
+    if ledger.closed_round == self.saved_round:
+      return
+    states = [self._model.state(p) for p in self._owned]
+    loss = self._board.mean_loss()
+    record = ledger, self._counts(), crcs
+    if self._records.save(
+      ledger.closed_round, states, loss, self._owned, record
+    ):
+      self.saved_round = ledger.closed_round
+
+  def save_last(self, ledger: Ledger, crcs: tuple[int | None, ...]):
+    """Saves all fragments for a process that leaves, after the save in
+    progress.
+    """
+    self._records.wait(CLOSE_S)
+    self.save(ledger, crcs)
+
+  def close(self):
+    """Waits for the save in progress."""
+    self._records.close(CLOSE_S)
+
+
+# The checkpoints of a shard that does not lead.
+#
+# There is no ledger: the lead knows which versions the run has. What is here
+# may be older, and is then recovered from learners.
+
+
+class ShardDisk:
+  """One shard's checkpoints.
+
+  Args:
+    shard: takes what was found on disk.
+
+  Raises:
+    BrokenRecord: the folder belongs to another run, or to another live process.
+  """
+
+  def __init__(self, blueprint: Blueprint, workdir: Workdir, shard: Shard):
+    checkpoint = blueprint.config.checkpoint
+    self._shard = shard
+    self._saved_round = 0
+    folder = workdir.syncer_shard(shard.shard)
+    self._records = SyncerRecords(
+      folder,
+      keep_latest=checkpoint.keep_latest,
+      keep_best=checkpoint.keep_best,
+      every_rounds=checkpoint.syncer_every_rounds,
+      say=logging.warning,
+    )
+    self._records.occupy()
+    identity = {**blueprint.fingerprints, 'name': blueprint.config.name}
+    path = folder / IDENTITY
+    found = _read_identity(path)
+    if found is None:
+      files.write_json(path, identity)
+    elif differing := run_config.differences(identity, found):
+      raise BrokenRecord(f'{folder} is of another run: {differing}')
+    self._restore()
+
+  def _restore(self):
+    model = self._shard.model
+    found = self._records.restore([model.state(p) for p in model.owned])
+    if found is None:
+      return
+    for p, state in zip(model.owned, found[1]):
+      model.restore(p, state)
+
+  def save(self, closed_round: int, loss: float | None, wait: bool):
+    """Starts to save all pieces as they are; with `wait`, finishes it."""
+    if closed_round > self._saved_round:
+      model = self._shard.model
+      states = [model.state(p) for p in model.owned]
+      if wait:
+        self._records.wait(CLOSE_S)
+      if self._records.save(closed_round, states, loss, model.owned):
+        self._saved_round = closed_round
+    if wait:
+      self._records.wait(CLOSE_S)
+
+  def close(self):
+    """Waits for the save in progress."""
+    self._records.close(CLOSE_S)
+
+
+def _read_identity(path: pathlib.Path) -> dict | None:
+  """Returns which run the folder belongs to; None if that is unknown."""
+  try:
+    return json.loads(path.read_text())
+  except FileNotFoundError:
+    return None
+  except ValueError as error:  # The lead will check these pieces.
+    logging.error('%s is passed over: %s', path, error)
+    return None

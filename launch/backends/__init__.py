@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a run is started: TPU VMs, GKE, Slurm.
+
+Start with `engines`: one class a back end, which starts a `launch.job.Launch`,
+adds and removes learners.
+
+  gke, manifest_text            JobSets of Kubernetes
+  slurm                         a job for the syncer, an array of learners
+  queued_resources, startup     TPU VMs: gcloud commands, start-up scripts
+  provisioner                   asks again for slices that were taken away
+  dry_run                       what a launch would do, as text
+  commands                      runs the programs of the back ends
+"""

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What starts a launch, and adds and removes learners: one class an engine."""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+
+from diloco.config.sections import ConfigError
+from launch.backends import gke, provisioner, queued_resources, slurm
+from launch.backends.manifest_text import as_yaml
+from launch.backends.provisioner import Recreation
+from launch.backends.queued_resources import Cloud
+from launch.exit_codes import EXITS_FATAL
+from launch.job import Launch, Placed, only
+
+SYNCER_JOB = 'SYNCER_JOB'  # Known once it is submitted.
+
+Act = Callable[[Sequence[str], str], str]  # argv, standard input -> output.
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gke:
+  """By kubectl, in the cluster that it is set to."""
+
+  act: Act
+  namespace: str = 'default'
+  storage_gib: int = 50
+  storage_class: str = ''
+  shared_claim: str = ''
+
+  def start(self, whole: Launch) -> int:
+    self._apply(
+      gke.manifests(
+        whole, self.storage_gib, self.storage_class, self.shared_claim
+      )
+    )
+    return 0
+
+  def add(self, whole: Launch, learner: int) -> int:
+    self._apply([gke.job_set(whole, only(whole, learner), self.shared_claim)])
+    return 0
+
+  def remove(self, whole: Launch, learner: int) -> int:
+    name = whole.role_name(only(whole, learner))
+    self.act(self._kubectl('delete', 'jobset', name), '')
+    return 0
+
+  def _apply(self, manifests: Sequence[dict]) -> None:
+    self.act(self._kubectl('apply', '--filename=-'), as_yaml(manifests))
+
+  def _kubectl(self, *words: str) -> tuple[str, ...]:
+    return ('kubectl', f'--namespace={self.namespace}', *words)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slurm:
+  """By sbatch, from a machine that has the workdir too."""
+
+  act: Act
+  given: tuple[str, ...] = ()  # Options for sbatch.
+  makes_folders: bool = True  # False: it only says what it would do.
+
+  def start(self, whole: Launch) -> int:
+    self._refuse_queued(whole, whole.first_learners)
+    if self.makes_folders:  # Slurm opens the logs before any script runs.
+      logs = pathlib.Path(whole.workdir) / 'logs'
+      logs.mkdir(parents=True, exist_ok=True)
+    syncer = slurm.syncer_submission(whole, self.given)
+    # 'JOB' or 'JOB;CLUSTER'; nothing where this is a rehearsal.
+    job = self.act(syncer.argv, syncer.script).strip().partition(';')[0]
+    # No learner's machines stand idle before there is a syncer.
+    given = (f'--dependency=after:{job or SYNCER_JOB}', *self.given)
+    learners = slurm.learners_submission(whole, whole.first_learners, given)
+    self.act(learners.argv, learners.script)
+    return 0
+
+  def add(self, whole: Launch, learner: int) -> int:
+    joining = (only(whole, learner),)
+    self._refuse_queued(whole, joining)
+    each = slurm.learners_submission(whole, joining, self.given)
+    self.act(each.argv, each.script)
+    return 0
+
+  def remove(self, whole: Launch, learner: int) -> int:
+    only(whole, learner)
+    listed = self.act(slurm.queue_command(whole), '')
+    commands = slurm.cancel_commands(listed, learner)
+    if not commands and self.makes_folders:
+      raise ConfigError([f'--learner={learner}: is not in the queue'])
+    for argv in commands:
+      self.act(argv, '')
+    return 0
+
+  def _refuse_queued(self, whole: Launch, learners: Sequence[Placed]) -> None:
+    listed = self.act(slurm.queue_command(whole), '')
+    for each in learners:
+      if slurm.cancel_commands(listed, each.learner):
+        raise ConfigError(
+          [f'{whole.role_name(each)}: is in the queue already; see squeue']
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class QueuedResources:
+  """By gcloud; stays, and brings back slices that were taken away."""
+
+  act: Act
+  cloud: Cloud
+  say: Say
+  sleep: Callable[[float], None] = time.sleep
+  now_s: Callable[[], float] = time.monotonic
+
+  def start(self, whole: Launch) -> int:
+    if self._syncer(whole) is None:
+      provisioner.create_syncer(whole, self.cloud, self._run)
+    watched = self._recreation(whole)
+    watched.want([each.learner for each in whole.first_learners], self.now_s())
+    return self._stay(watched)
+
+  def watch(self, whole: Launch) -> int:
+    """The same for a run that somebody else has started."""
+    return self._stay(self._recreation(whole))
+
+  def add(self, whole: Launch, learner: int) -> int:
+    syncer = self._known_syncer(whole)
+    provisioner.create(whole, learner, self.cloud, syncer, 1, self._run)
+    return 0
+
+  def remove(self, whole: Launch, learner: int) -> int:
+    only(whole, learner)
+    self._run(queued_resources.delete_learner(whole, learner, self.cloud))
+    return 0
+
+  def _stay(self, watched: Recreation) -> int:
+    """Until the syncer has ended for good; 0 where that was a success."""
+    while True:
+      watched.step(self.now_s())
+      code = watched.syncer_exit()
+      if code is not None:
+        break
+      self.sleep(provisioner.LOOK_EVERY_S)
+    watched.remove_all()
+    self.say(f'the syncer has ended with exit code {code}; slices given back')
+    return code if code in (0, *EXITS_FATAL) else 1
+
+  def _recreation(self, whole: Launch) -> Recreation:
+    return Recreation(
+      whole, self.cloud, self._known_syncer(whole), self._run, self.say
+    )
+
+  def _known_syncer(self, whole: Launch) -> str:
+    address = self._syncer(whole)
+    if address is None:
+      raise ConfigError(
+        [f'{whole.role_name(whole.syncer)}: there is no such machine']
+      )
+    return f'{address}:{whole.port}'
+
+  def _syncer(self, whole: Launch) -> str | None:
+    return queued_resources.syncer_address(whole, self.cloud, self._run)
+
+  def _run(self, argv: Sequence[str]) -> str:
+    return self.act(argv, '')

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A launch for GKE: one JobSet per role, and what the roles share.
+
+Every role is a JobSet of one Job, so that one slice restarts alone, at once,
+and ends for good with exit code 0 or a fatal one. The syncer is one as well: a
+StatefulSet would start it again after its run has ended. A Service gives it a
+name that stays, a volume claim what a restarted one goes on from.
+"""
+
+from launch.exit_codes import EXITS_FATAL
+from launch.job import (
+  COORDINATOR_PORT,
+  RESERVATION,
+  SPOT,
+  SYNCER,
+  Known,
+  Launch,
+  Placed,
+  addressed,
+)
+
+CONFIG_FOLDER = '/etc/diloco/config'
+SECRET_FOLDER = '/etc/diloco/secret'
+READABLE_BY_GROUP = 0o440  # Keys that everybody can read are refused.
+OWN_ADDRESS = '$(DILOCO_HOST)'  # Kubernetes fills these in.
+OWN_INDEX = '$(DILOCO_HOST_INDEX)'
+INDEX = 'batch.kubernetes.io/job-completion-index'
+SLICE = 'slice'  # The one Job of a JobSet.
+# A node pool of TPU hosts that belong together is one slice, for one learner.
+EXCLUSIVE = 'alpha.jobset.sigs.k8s.io/exclusive-topology'
+POOL = 'cloud.google.com/gke-nodepool'
+SPOT_NODES = 'cloud.google.com/gke-spot'
+DISCOVERY_PORT = 8471  # Among the hosts of one slice.
+
+
+def manifests(
+  whole: Launch,
+  storage_gib: int,
+  storage_class: str = '',
+  shared_claim: str = '',
+) -> list[dict]:
+  """All objects of a run, in the order in which they are applied.
+
+  Args:
+    whole: the run.
+    storage_gib: of the volume of the syncer, which holds the workdir.
+    storage_class: of that volume; empty: the cluster's default.
+    shared_claim: a claim for many writers that all roles use as workdir, in
+      place of a volume for the syncer and a passing one for each learner.
+  """
+  shared = [_config_map(whole), _service(whole)]
+  if not shared_claim:
+    shared.append(_claim(whole, storage_gib, storage_class))
+  roles = (whole.syncer, *whole.first_learners)
+  return [*shared, *(job_set(whole, role, shared_claim) for role in roles)]
+
+
+def job_set(whole: Launch, role: Placed, shared_claim: str = '') -> dict:
+  """The JobSet of one role."""
+  hosts = role.resources.accelerator.hosts
+  metadata = {'name': whole.role_name(role), 'labels': _labels(whole, role)}
+  # Slices of one host share a pool, which is many of them.
+  if hosts > 1 and role.resources.accelerator.is_tpu:
+    metadata['annotations'] = {EXCLUSIVE: POOL}
+  job = {
+    'parallelism': hosts,
+    'completions': hosts,
+    'completionMode': 'Indexed',  # A host's index is its --host.
+    'backoffLimit': 0,  # One host is lost: the slice starts again as a whole.
+    'podFailurePolicy': {
+      'rules': [
+        {
+          'action': 'FailJob',
+          'onExitCodes': {
+            'containerName': role.kind,
+            'operator': 'In',
+            'values': list(EXITS_FATAL),
+          },
+        }
+      ]
+    },
+    'template': {
+      'metadata': {'labels': _labels(whole, role)},
+      'spec': _pod(whole, role, shared_claim),
+    },
+  }
+  return {
+    'apiVersion': 'jobset.x-k8s.io/v1alpha2',
+    'kind': 'JobSet',
+    'metadata': metadata,
+    'spec': {
+      'failurePolicy': {
+        'maxRestarts': whole.restarts_max,
+        'rules': [
+          {
+            'name': 'fatal',
+            'action': 'FailJobSet',
+            'onJobFailureReasons': ['PodFailurePolicy'],
+          }
+        ],
+      },
+      # A slice finds its hosts by name. The syncer's name is the Service's,
+      # which a JobSet's own Service would take.
+      'network': {'enableDNSHostnames': role.kind != SYNCER},
+      'replicatedJobs': [
+        {
+          'name': SLICE,
+          'replicas': 1,  # More would be one JAX world of many slices.
+          'template': {'spec': job},
+        }
+      ],
+    },
+  }
+
+
+def _pod(whole: Launch, role: Placed, shared_claim: str) -> dict:
+  volumes, mounts = _volumes(whole, role, shared_claim)
+  container = {
+    'name': role.kind,
+    'image': whole.image,
+    'command': [whole.python, '-m', role.module],
+    'args': _arguments(whole, role),
+    'env': [
+      _field('DILOCO_HOST', 'status.podIP'),
+      *_index(role),
+      *(
+        {'name': name, 'value': _literal(value)}
+        for name, value in whole.environment
+      ),
+    ],
+    'resources': _resources(role),
+    'volumeMounts': mounts,
+  }
+  ports = []
+  if role.kind == SYNCER:
+    ports.append(_port('control', whole.port))
+  if role.resources.accelerator.is_tpu:
+    ports.append(_port('discovery', DISCOVERY_PORT))
+  if role.resources.accelerator.hosts > 1:
+    ports.append(_port('coordinator', COORDINATOR_PORT))
+  if ports:
+    container['ports'] = ports
+  pod = {
+    'restartPolicy': 'Never',  # The exit code decides, above.
+    'terminationGracePeriodSeconds': whole.grace_s,
+    'containers': [container],
+    'volumes': volumes,
+  }
+  selector, tolerations = _nodes(role)
+  if selector:
+    pod['nodeSelector'] = selector
+  if tolerations:
+    pod['tolerations'] = tolerations
+  return pod
+
+
+def _index(role: Placed) -> list[dict]:
+  if role.resources.accelerator.hosts == 1:
+    return []
+  return [_field('DILOCO_HOST_INDEX', f"metadata.annotations['{INDEX}']")]
+
+
+def _field(name: str, path: str) -> dict:
+  """An environment variable that a pod's own field gives."""
+  return {'name': name, 'valueFrom': {'fieldRef': {'fieldPath': path}}}
+
+
+def _port(name: str, number: int) -> dict:
+  return {'name': name, 'containerPort': number, 'protocol': 'TCP'}
+
+
+def _arguments(whole: Launch, role: Placed) -> list[str]:
+  name = whole.role_name(role)
+  known = Known(
+    OWN_ADDRESS,
+    f'{whole.role_name(whole.syncer)}:{whole.port}',
+    OWN_INDEX,
+    # The first pod of the first Job, in the JobSet's own Service.
+    f'{name}-{SLICE}-0-0.{name}:{COORDINATOR_PORT}',
+  )
+  fixed = (_literal(argument) for argument in role.arguments)
+  return [*fixed, *addressed(whole, role, known)]
+
+
+def _literal(text: str) -> str:
+  """Keeps Kubernetes from filling in what only looks like a variable."""
+  return text.replace('$(', '$$(')
+
+
+def _resources(role: Placed) -> dict:
+  place = role.resources
+  requests = {}
+  if place.cpus:
+    requests['cpu'] = str(place.cpus)
+  if place.memory_gib:
+    requests['memory'] = f'{place.memory_gib}Gi'
+  limits = {}
+  if place.accelerator.is_tpu:
+    limits = {'google.com/tpu': str(place.accelerator.chips_per_host)}
+  elif place.accelerator.chips_per_host:
+    limits = {'nvidia.com/gpu': str(place.accelerator.chips_per_host)}
+  return {'requests': {**requests, **limits}, 'limits': limits}
+
+
+def _nodes(role: Placed) -> tuple[dict, list]:
+  """Which nodes it needs, and which of their taints it bears."""
+  place = role.resources
+  selector, tolerations = {}, []
+  if place.accelerator.is_tpu:
+    selector['cloud.google.com/gke-tpu-accelerator'] = (
+      place.accelerator.gke_label
+    )
+    selector['cloud.google.com/gke-tpu-topology'] = place.accelerator.topology
+    tolerations.append(
+      {'key': 'google.com/tpu', 'operator': 'Exists', 'effect': 'NoSchedule'}
+    )
+  if place.capacity == SPOT:
+    selector[SPOT_NODES] = 'true'
+    tolerations.append(
+      {
+        'key': SPOT_NODES,
+        'operator': 'Equal',
+        'value': 'true',
+        'effect': 'NoSchedule',
+      }
+    )
+  elif place.capacity == RESERVATION:
+    selector['cloud.google.com/reservation-name'] = place.reservation
+  return selector, tolerations
+
+
+def _volumes(
+  whole: Launch, role: Placed, shared_claim: str
+) -> tuple[list, list]:
+  """Volumes of a pod and where its container has them."""
+  if shared_claim:
+    workdir = {'persistentVolumeClaim': {'claimName': shared_claim}}
+  elif role.kind == SYNCER:
+    workdir = {'persistentVolumeClaim': {'claimName': whole.role_name(role)}}
+  else:
+    workdir = {'emptyDir': {}}
+  config = {'configMap': {'name': _config_name(whole)}}
+  volumes = [
+    {'name': 'workdir', **workdir},
+    {'name': 'config', **config},
+  ]
+  mounts = [
+    {'name': 'workdir', 'mountPath': whole.workdir},
+    {'name': 'config', 'mountPath': CONFIG_FOLDER, 'readOnly': True},
+  ]
+  if whole.secret:
+    secret = {
+      'secretName': whole.secret_of(role),
+      'defaultMode': READABLE_BY_GROUP,
+    }
+    volumes.append({'name': 'secret', 'secret': secret})
+    mounts.append(
+      {'name': 'secret', 'mountPath': SECRET_FOLDER, 'readOnly': True}
+    )
+  return volumes, mounts
+
+
+def _labels(whole: Launch, role: Placed) -> dict[str, str]:
+  labels = {'app': 'diloco', 'run': whole.name, 'role': role.kind}
+  if role.learner is not None:
+    labels['learner'] = str(role.learner)
+  return labels
+
+
+def _config_name(whole: Launch) -> str:
+  return f'{whole.name}-config'
+
+
+def _config_map(whole: Launch) -> dict:
+  return {
+    'apiVersion': 'v1',
+    'kind': 'ConfigMap',
+    'metadata': {
+      'name': _config_name(whole),
+      'labels': {'app': 'diloco', 'run': whole.name},
+    },
+    'data': {whole.config_name: whole.config_text},
+  }
+
+
+def _service(whole: Launch) -> dict:
+  """Of an address that stays: what has resolved the name goes on with it."""
+  labels = _labels(whole, whole.syncer)
+  return {
+    'apiVersion': 'v1',
+    'kind': 'Service',
+    'metadata': {'name': whole.role_name(whole.syncer), 'labels': labels},
+    'spec': {
+      'selector': labels,
+      'ports': [
+        {'name': 'control', 'port': whole.port, 'targetPort': 'control'}
+      ],
+    },
+  }
+
+
+def _claim(whole: Launch, storage_gib: int, storage_class: str) -> dict:
+  spec = {
+    'accessModes': ['ReadWriteOncePod'],  # Two syncers never write at once.
+    'resources': {'requests': {'storage': f'{storage_gib}Gi'}},
+  }
+  if storage_class:
+    spec['storageClassName'] = storage_class
+  return {
+    'apiVersion': 'v1',
+    'kind': 'PersistentVolumeClaim',
+    'metadata': {
+      'name': whole.role_name(whole.syncer),
+      'labels': _labels(whole, whole.syncer),
+    },
+    'spec': spec,
+  }

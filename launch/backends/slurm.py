@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A launch for Slurm: a job for the syncer, a job array of learners.
+
+The workdir is a folder that all nodes share. The syncer's job writes there at
+which host:port it listens; an element of the array is one learner, which reads
+that at each of its starts. Whoever ends with anything but success or a fatal
+exit code puts its own job back into the queue. The nodes of a learner are the
+tasks of one job step: srun ends all of them where one has failed.
+"""
+
+import dataclasses
+import shlex
+import signal
+from collections.abc import Sequence
+
+from launch.exit_codes import EXIT_STOPPED, EXITS_FATAL
+from launch.job import (
+  GPU,
+  LEARNER,
+  LEAVE_S,
+  SYNCER,
+  Known,
+  Launch,
+  Placed,
+  exports,
+  shell_command,
+)
+
+# Slurm looks at time limits once a minute: a signal may come that much early,
+# and a process that has left early loses nothing but that minute.
+SIGNAL_EARLY_S = 30
+# The first address that is not of loopback, unless the user knows better.
+HOST = 'host=${DILOCO_HOST:-$(hostname -I)}; host=${host%% *}'
+ADDRESS = 'logs/syncer.address'  # In the workdir.
+# Where the first node of a learner listens, as JAX itself does it under Slurm:
+# two learners on one node are two jobs.
+PORT_MIN = 61440
+PORTS = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Submission:
+  """One call of sbatch, which reads the script from its standard input."""
+
+  name: str  # Of the job.
+  argv: tuple[str, ...]
+  script: str
+
+
+def syncer_submission(whole: Launch, given: Sequence[str]) -> Submission:
+  """The job of the syncer; two of one run never run at once.
+
+  Args:
+    whole: the run.
+    given: options for sbatch, such as '--partition=a100'; they win.
+  """
+  name = whole.role_name(whole.syncer)
+  address = shlex.quote(f'{whole.workdir}/{ADDRESS}')
+  before = f"""\
+{HOST}
+address={address}
+echo "$host:{whole.port}" >"$address.part"
+mv "$address.part" "$address"\
+"""
+  return _submission(
+    whole, name, whole.syncer, before, '', ('--dependency=singleton',), given
+  )
+
+
+def learners_submission(
+  whole: Launch, learners: Sequence[Placed], given: Sequence[str]
+) -> Submission:
+  """One element of a job array for each learner, its index the learner's id.
+
+  Args:
+    whole: the run.
+    learners: all of them, or those that join.
+    given: options for sbatch.
+  """
+  assert learners, 'a job array of nobody'
+  indices = ','.join(str(each.learner) for each in learners)
+  # They differ in their id alone, which the array's index is.
+  own = f'--learner={learners[0].learner}'
+  assert own in learners[0].arguments, f'{own} not in {learners[0].arguments}'
+  fixed = tuple(each for each in learners[0].arguments if each != own)
+  any_learner = dataclasses.replace(learners[0], arguments=fixed)
+  address = shlex.quote(f'{whole.workdir}/{ADDRESS}')
+  before = f"""\
+until [[ -s {address} ]]; do
+  [[ -z $told ]] || leave {128 + signal.SIGTERM}
+  sleep 5
+done
+syncer=$(cat {address})
+export syncer\
+{_meeting(whole, any_learner)}\
+"""
+  return _submission(
+    whole,
+    f'{whole.name}-{LEARNER}',
+    any_learner,
+    before,
+    ' "--learner=$SLURM_ARRAY_TASK_ID"',
+    (f'--array={indices}',),
+    given,
+  )
+
+
+def queue_command(whole: Launch) -> tuple[str, ...]:
+  """Lists 'JOB INDEX STATE' of every element of the run's arrays."""
+  return (
+    'squeue',
+    '--me',
+    '--noheader',
+    '--array',
+    f'--name={whole.name}-{LEARNER}',
+    '--format=%i %K %T',
+  )
+
+
+def cancel_commands(listed: str, learner: int) -> list[tuple[str, ...]]:
+  """What takes a learner out of the queue, by what `queue_command` printed."""
+  rows = (line.split() for line in listed.splitlines())
+  commands = []
+  for job, index, state in rows:
+    if index != str(learner):
+      continue
+    # A script that runs must know that it is not to come back.
+    how = () if state == 'PENDING' else ('--batch', '--signal=USR1')
+    commands.append(('scancel', *how, job))
+  return commands
+
+
+def _submission(
+  whole: Launch,
+  name: str,
+  role: Placed,
+  before: str,
+  behind: str,
+  options: Sequence[str],
+  given: Sequence[str],
+) -> Submission:
+  """`before` is what the script does first, `behind` ends the command."""
+  # Not as #SBATCH lines: an argument of a program needs no quoting.
+  log = f'{whole.workdir}/logs/'.replace('%', '%%')
+  element = f'{LEARNER}-%a' if role.kind == LEARNER else SYNCER
+  argv = (
+    'sbatch',
+    '--parsable',
+    f'--job-name={name}',
+    f'--output={log}{element}.log',
+    '--open-mode=append',
+    '--requeue',
+    f'--signal=B:TERM@{whole.grace_s + SIGNAL_EARLY_S}',
+    *_resources(role),
+    *options,
+    *given,
+  )
+  return Submission(name, argv, _script(whole, name, role, before, behind))
+
+
+def _resources(role: Placed) -> list[str]:
+  place = role.resources
+  options = [f'--nodes={place.accelerator.hosts}', '--ntasks-per-node=1']
+  if place.accelerator.name == GPU:
+    options.append(f'--gpus-per-node={place.accelerator.chips_per_host}')
+  if place.cpus:
+    options.append(f'--cpus-per-task={place.cpus}')
+  if place.memory_gib:
+    options.append(f'--mem={place.memory_gib}G')
+  return options
+
+
+def _script(
+  whole: Launch, name: str, role: Placed, before: str, behind: str
+) -> str:
+  fatal = '|'.join(map(str, EXITS_FATAL))
+  known = Known('$host', '$syncer', '$SLURM_PROCID', '$coordinator')
+  command = f'{shell_command([whole.python], whole, role, known)}{behind}'
+  # Each node of a learner has an address of its own, so this runs there.
+  is_one_of_many = role.resources.accelerator.hosts > 1
+  run = _one_of_many(command) if is_one_of_many else f'exec {command}\n'
+  on_node = shlex.quote(f'{HOST}\n{run}')
+  return f"""\
+#!/bin/bash
+# {name}: written by launch.main; read by sbatch.
+{exports(whole)}
+
+# Ends the job, or puts it back into the queue; $1: the exit code.
+leave() {{
+  if [[ -n $removed ]]; then
+    echo '{name}: removed, no restart'
+    exit 0
+  fi
+  case $1 in
+    0) exit 0 ;;
+    {fatal})
+      echo "{name}: exit code $1 would come again, no restart"
+      exit "$1" ;;
+  esac
+  if (( ${{SLURM_RESTART_COUNT:-0}} >= {whole.restarts_max} )); then
+    echo "{name}: exit code $1, restarts used up"
+    exit "$1"
+  fi
+  echo "{name}: exit code $1, back into the queue"
+  scontrol requeue "$SLURM_JOB_ID" || exit "$1"
+  exit 0
+}}
+
+# The end of the job's time, a preemption, or a removal (USR1): the process is
+# told, and leaves within {whole.notice_s} s.
+told= removed= child=
+tell() {{
+  told=1
+  [[ -z $child ]] || kill -TERM "$child"
+}}
+trap tell TERM
+trap 'removed=1; tell' USR1
+
+{before}
+srun --kill-on-bad-exit=1 bash -c {on_node} &
+child=$!
+[[ -z $told ]] || kill -TERM "$child"
+while :; do
+  told=
+  wait "$child"
+  code=$?
+  [[ -n $told ]] || break  # Else it was the signal that ended the wait.
+done
+{_read_refusal(role)}leave "$code"
+"""
+
+
+def _meeting(whole: Launch, role: Placed) -> str:
+  """Where the nodes of a learner find each other, and leave a refusal."""
+  if role.resources.accelerator.hosts == 1:
+    return ''
+  logs = shlex.quote(f'{whole.workdir}/logs')
+  # The file's name is new: a node that has once missed a file on a shared
+  # disk may go on missing it for a while.
+  return f"""
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+coordinator=$first:$(({PORT_MIN} + SLURM_JOB_ID % {PORTS}))
+refusal={logs}/refusal.$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}
+export coordinator refusal\
+"""
+
+
+def _one_of_many(command: str) -> str:
+  """What runs on each node: srun tells of the highest exit code alone.
+
+  A refusal on one node would be lost among the deaths that it causes on the
+  others. Who has left in good order stays a while, lest srun ends the others.
+  """
+  fatal = '|'.join(map(str, EXITS_FATAL))
+  return f"""\
+trap : TERM  # srun tells the program too, and this goes on behind it.
+{command}
+code=$?
+case $code in
+  {fatal}) echo "$code" >"$refusal" ;;
+  {EXIT_STOPPED}) sleep {LEAVE_S} ;;
+esac
+exit "$code"
+"""
+
+
+def _read_refusal(role: Placed) -> str:
+  if role.resources.accelerator.hosts == 1:
+    return ''
+  return '[[ ! -s $refusal ]] || code=$(cat "$refusal")\n'

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The script that a virtual machine runs at each of its starts: one role.
+
+It reads secrets, starts the role's container, and starts it again unless it
+ended with success or a fatal exit code. That code it leaves as a guest
+attribute, and in a file: a machine that starts again then does nothing.
+
+The hosts of a slice run this side by side and don't speak with each other. When
+a learner dies on one, JAX ends it on all others within `DEAD_WITHIN_S`, and
+each waits for longer than that before it starts again. So none meets a process
+of the last attempt, all start within `DEAD_WITHIN_S` of each other, and the
+first to start wait for the last at the coordinator. Should one start earlier
+all the same, after a reboot, then that attempt dies too, everywhere, and the
+next begins as told.
+"""
+
+import re
+import shlex
+
+from launch.backends.gke import CONFIG_FOLDER, SECRET_FOLDER
+from launch.exit_codes import EXITS_FATAL
+from launch.job import (
+  COORDINATOR_PORT,
+  SYNCER,
+  Known,
+  Launch,
+  Placed,
+  shell_command,
+)
+
+METADATA = 'http://metadata.google.internal/computeMetadata/v1/instance'
+SECRETS = 'https://secretmanager.googleapis.com/v1/projects'
+EXIT_ATTRIBUTE = 'diloco/exit'
+REGISTRIES = ('docker.pkg.dev', 'gcr.io')  # They want to know who asks.
+AGAIN_S = 10
+DEAD_WITHIN_S = 20  # The learner's own bound, by heartbeats.
+TOGETHER_AGAIN_S = DEAD_WITHIN_S + 10  # With what docker needs to end.
+
+
+def startup_script(
+  whole: Launch, role: Placed, project: str, syncer: str, attempt: int
+) -> str:
+  """For one machine of a role; all hosts of a slice run the same.
+
+  Args:
+    whole: the run.
+    role: which part of it.
+    project: whose secrets are read.
+    syncer: 'host:port' of the syncer.
+    attempt: from 1; how often this slice was asked for.
+  """
+  name = whole.role_name(role)
+  fatal = '|'.join(map(str, EXITS_FATAL))
+  is_one_of_many = role.resources.accelerator.hosts > 1
+  again_s = TOGETHER_AGAIN_S if is_one_of_many else AGAIN_S
+  return f"""\
+#!/bin/bash
+# {name}, attempt {attempt}: written by launch.main.
+folder=${{DILOCO_FOLDER:-/var/lib/diloco}}
+mkdir -p "$folder"/config "$folder"/secret "$folder"/workdir
+chmod 700 "$folder"/secret
+export DOCKER_CONFIG=$folder/docker  # A home folder may be read-only.
+if [[ -e $folder/over ]]; then
+  echo '{name}: is over'
+  exit 0
+fi
+
+metadata() {{
+  curl --silent --show-error --fail --retry 5 -H 'Metadata-Flavor: Google' \\
+    "$@"
+}}
+access_token() {{
+  metadata {METADATA}/service-accounts/default/token |
+    sed 's/.*"access_token":"\\([^"]*\\)".*/\\1/'
+}}
+secret() {{ # $1: its name; $2: the file.
+  until curl --silent --show-error --fail \\
+    -H "Authorization: Bearer $(access_token)" \\
+    "{SECRETS}/{project}/secrets/$1/versions/latest:access" |
+    sed -n 's/.*"data": *"\\([^"]*\\)".*/\\1/p' | base64 -d >"$2" &&
+    [[ -s $2 ]]; do
+    echo "{name}: secret $1 can not be read, again in {AGAIN_S} s"
+    sleep {AGAIN_S}
+  done
+  chmod 600 "$2"
+}}
+# $1: why. Nothing is started again after it.
+over() {{
+  metadata -X PUT --data "$1" \\
+    {METADATA}/guest-attributes/{EXIT_ATTRIBUTE}
+  echo "$1" >"$folder"/over
+  echo "{name}: over, exit code $1"
+  exit 0
+}}
+
+printf %s {shlex.quote(whole.config_text)} \\
+  >"$folder"/config/{shlex.quote(whole.config_name)}
+{_secrets(whole, role)}{_login(whole.image)}\
+host=$(metadata {METADATA}/network-interfaces/0/ip)
+{_meeting(role)}{_doors(role)}for ((restarts = 0; ; restarts++)); do
+  docker rm --force diloco >/dev/null 2>&1
+  {_container(whole, role, syncer)}
+  code=$?
+  case $code in
+    0|{fatal}) over "$code" ;;
+  esac
+  if (( restarts >= {whole.restarts_max} )); then
+    over "$code"
+  fi
+  echo "{name}: exit code $code, again in {again_s} s"
+  sleep {again_s}
+done
+"""
+
+
+def secret_name(prefix: str, file_name: str) -> str:
+  """Of a file in the Secret Manager, whose names have no dots."""
+  return f'{prefix}-{re.sub("[^-_A-Za-z0-9]", "-", file_name)}'
+
+
+def _secrets(whole: Launch, role: Placed) -> str:
+  if not whole.secret:
+    return ''
+  lines = [
+    f'secret {secret_name(whole.secret_of(role), each)} '
+    f'"$folder"/secret/{shlex.quote(each)}\n'
+    for each in whole.secret_files
+  ]
+  return ''.join(lines)
+
+
+def _login(image: str) -> str:
+  registry = image.partition('/')[0]
+  if not registry.endswith(REGISTRIES):
+    return ''
+  return (
+    f'access_token | docker login --username oauth2accesstoken '
+    f'--password-stdin https://{registry}\n'
+  )
+
+
+def _meeting(role: Placed) -> str:
+  """Which host of its slice this machine is, and which is the first."""
+  if role.resources.accelerator.hosts == 1:
+    return ''
+  return f"""\
+attribute() {{ # $1: its name. One that is empty is not there yet.
+  local value
+  until value=$(metadata {METADATA}/attributes/$1) && [[ -n $value ]]; do
+    sleep {AGAIN_S}
+  done
+  echo "$value"
+}}
+index=$(attribute agent-worker-number)
+# 'ID:PORT:ADDRESS' of each host, by their numbers.
+first=$(attribute worker-network-endpoints | cut -d, -f1 | cut -d: -f3)
+coordinator=$first:{COORDINATOR_PORT}
+"""
+
+
+def _doors(role: Placed) -> str:
+  """The syncer's system lets only ssh in, whatever the network allows."""
+  if role.kind != SYNCER:
+    return ''
+  return 'iptables --wait --insert INPUT --protocol tcp --jump ACCEPT\n'
+
+
+def _container(whole: Launch, role: Placed, syncer: str) -> str:
+  """`docker run` of the role."""
+  options = ['--network=host', f'--stop-timeout={whole.grace_s}']
+  if role.kind != SYNCER:
+    options.append('--privileged')  # The chips are devices of the machine.
+  environment = [f'--env={key}={value}' for key, value in whole.environment]
+  fixed = shlex.join(
+    ['docker', 'run', '--rm', '--name=diloco', *options, *environment]
+  )
+  folders = ' '.join(
+    f'"--volume=$folder/{name}":{shlex.quote(place)}'
+    for name, place in (
+      ('config', f'{CONFIG_FOLDER}:ro'),
+      ('secret', f'{SECRET_FOLDER}:ro'),
+      ('workdir', whole.workdir),
+    )
+  )
+  command = shell_command(
+    [f'--entrypoint={whole.python}', whole.image],
+    whole,
+    role,
+    Known('$host', syncer, '$index', '$coordinator'),
+  )
+  return f'{fixed} {folders} {command}'

@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A launch as a value: roles, accelerators, command lines with addresses."""
+
+import dataclasses
+import difflib
+import pathlib
+import re
+import shlex
+from collections.abc import Sequence
+
+from diloco.config.hardware import TOPOLOGIES, V5E, V5P, V6E, Topology
+from diloco.config.run_config import RunConfig
+from diloco.config.sections import ConfigError
+from diloco.metrics.workdir import Workdir, learner_name
+from launch.program import SYNCER, environment, host_flags
+
+CPU = 'cpu'
+GPU = 'gpu'
+LEARNER = 'learner'
+SPOT = 'spot'
+ON_DEMAND = 'on_demand'
+RESERVATION = 'reservation'
+CAPACITIES = (SPOT, ON_DEMAND, RESERVATION)
+
+# From the end of a learner's notice to the end of its process.
+LEAVE_S = 5
+
+# RFC 1123 allows 63 characters; '-learner-NNN-slice-0' is added, and a pod's
+# own suffix behind that.
+NAME_CHARACTERS_MAX = 32
+_NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
+COORDINATOR_PORT = 8476  # Of a learner's first host; also JAX's own choice.
+
+
+# What a learner can run on, and what each is called by GKE and on a VM.
+#
+# Chips and hosts of TPU slices stand in `diloco/config/hardware.py`.
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+  """What one learner runs on; the last four are empty for CPU and GPU."""
+
+  name: str
+  hosts: int
+  chips_per_host: int
+  topology: str = ''  # As GKE writes it.
+  gke_label: str = ''  # Of the node pool.
+  machine_type: str = ''  # Of a host.
+  runtime_version: str = ''  # Of a TPU VM.
+
+  @property
+  def is_tpu(self) -> bool:
+    return bool(self.topology)
+
+
+# GKE label, machine type before the chips per host, runtime version.
+_FAMILIES = {
+  V5E: ('tpu-v5-lite-podslice', 'ct5lp-hightpu', 'v2-alpha-tpuv5-lite'),
+  V5P: ('tpu-v5p-slice', 'ct5p-hightpu', 'v2-alpha-tpuv5'),
+  V6E: ('tpu-v6e-slice', 'ct6e-standard', 'v2-alpha-tpuv6e'),
+}
+
+
+def _tpu(of: Topology) -> Accelerator:
+  label, machine, runtime = _FAMILIES[of.chip]
+  machine_type = f'{machine}-{of.chips_per_host}t'
+  sizes = of.hosts, of.chips_per_host, of.shape
+  return Accelerator(of.name, *sizes, label, machine_type, runtime)
+
+
+TPUS = {name: _tpu(each) for name, each in TOPOLOGIES.items()}
+NAMES = (CPU, GPU, *TPUS)
+
+
+def accelerator(
+  name: str, gpus_per_host: int = 0, hosts: int = 0
+) -> Accelerator:
+  """What a learner runs on.
+
+  Args:
+    name: of `NAMES`.
+    gpus_per_host: for GPU only.
+    hosts: of CPU or GPU; a slice has as many as it has. 0: not said.
+
+  Raises:
+    ConfigError: no such accelerator, GPUs without their number, or a slice of
+      another number of hosts.
+  """
+  if name == CPU:
+    return Accelerator(CPU, hosts or 1, chips_per_host=0)
+  if name == GPU:
+    if gpus_per_host < 1:
+      raise ConfigError(
+        [f'--gpus_per_host={gpus_per_host}: a learner on GPUs needs one']
+      )
+    return Accelerator(GPU, hosts or 1, gpus_per_host)
+  if name not in TPUS:
+    near = difflib.get_close_matches(name, NAMES, 1)
+    hint = f'did you mean {near[0]}? ' if near else ''
+    raise ConfigError(
+      [f'--accelerator={name}: unknown; {hint}known are {", ".join(NAMES)}']
+    )
+  if hosts not in (0, TPUS[name].hosts):
+    raise ConfigError(
+      [f'--hosts={hosts}: a slice {name} has {TPUS[name].hosts}']
+    )
+  return TPUS[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Resources:
+  """What one role runs on."""
+
+  accelerator: Accelerator
+  cpus: int  # Per host; 0: what the machine has.
+  memory_gib: int  # Per host; 0: what the machine has.
+  capacity: str = ON_DEMAND  # One of CAPACITIES.
+  reservation: str = ''  # Its name, for RESERVATION.
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+  """One role of the run, its command without addresses, and its place."""
+
+  name: str  # 'syncer' or 'learner-0'.
+  kind: str  # SYNCER or LEARNER.
+  module: str
+  arguments: tuple[str, ...]
+  resources: Resources
+  learner: int | None = None  # Its id.
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+  """One run: a syncer, its learners, and what all of them share."""
+
+  name: str  # Of the run, as RFC 1123 has it; part of every name.
+  syncer: Placed
+  learners: tuple[Placed, ...]  # All that may ever join, by id.
+  at_first: int  # So many of them are started with the syncer.
+  workdir: str  # On the machines that run it.
+  port: int  # Of the syncer.
+  restarts_max: int  # Of each role.
+  notice_s: int  # From SIGTERM, within which a learner leaves.
+  environment: tuple[tuple[str, str], ...]
+  config_name: str  # File name of the configuration.
+  config_text: str  # What is in that file.
+  python: str = 'python'  # There.
+  image: str = ''  # Container; empty where the back end needs none.
+  secret: str = ''  # Of TLS files and token; '{role}' is the role's name.
+  secret_files: tuple[str, ...] = ()  # Their names.
+
+  @property
+  def grace_s(self) -> int:
+    """From SIGTERM to SIGKILL."""
+    return self.notice_s + LEAVE_S
+
+  @property
+  def first_learners(self) -> tuple[Placed, ...]:
+    return self.learners[: self.at_first]
+
+  def role_name(self, role: Placed) -> str:
+    """'run-learner-0': unique in a namespace, a project, a queue."""
+    return f'{self.name}-{role.name}'
+
+  def secret_of(self, role: Placed) -> str:
+    return self.secret.replace('{role}', role.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+  """What the command line says besides the configuration."""
+
+  workdir: str
+  run_name: str = ''  # Default: the configuration's.
+  at_first: int | None = None  # Default: config.protocol.learners.
+  accelerator: str = CPU
+  gpus_per_host: int = 0
+  hosts: int = 0  # Of each learner; 0: as many as the accelerator has.
+  capacity: str = ON_DEMAND
+  reservation: str = ''
+  learner_cpus: int = 0
+  learner_memory_gib: int = 0
+  syncer_cpus: int = 4
+  syncer_memory_gib: int = 16
+  port: int = 7777
+  restarts_max: int = 1000
+  notice_s: int = 25
+  python: str = 'python'
+  image: str = ''
+  secret: str = ''
+  secret_files: tuple[str, ...] = ()
+  knows_peers: bool = False  # TLS or a token.
+  has_token: bool = False
+  insecure: bool = False
+  transfer_fenced: bool = False
+
+
+def launch(
+  config: RunConfig,
+  config_arguments: Sequence[str],
+  config_name: str,
+  config_text: str,
+  peer_arguments: Sequence[str],
+  asked: Asked,
+) -> Launch:
+  """One syncer and its learners.
+
+  Args:
+    config: the run.
+    config_arguments: the flags that give a process this configuration.
+    config_name: of its file, without the folder.
+    config_text: of that file.
+    peer_arguments: the flags by which the processes know each other, and
+      those of how they log.
+    asked: the rest of the command line.
+
+  Raises:
+    ConfigError: it could not run like that; all problems at once.
+  """
+  name = asked.run_name or config.name
+  learners_max = config.data.shards  # Each has a shard of its own.
+  chosen = accelerator(asked.accelerator, asked.gpus_per_host, asked.hosts)
+  if problems := [
+    *_wrong_name(name),
+    *_wrong_numbers(asked, learners_max),
+    *_wrong_capacity(asked),
+    *_wrong_mesh(config, chosen),
+    *_wrong_syncer(config),
+    *_wrong_access(config, asked),
+    *_wrong_hosts(chosen, asked),
+  ]:
+    raise ConfigError(problems)
+  shared = (*config_arguments, f'--workdir={asked.workdir}', *peer_arguments)
+  syncer = Placed(
+    SYNCER,
+    SYNCER,
+    'diloco.syncer',
+    shared,
+    Resources(accelerator(CPU), asked.syncer_cpus, asked.syncer_memory_gib),
+  )
+  parts = Launch(
+    name=name,
+    syncer=syncer,
+    learners=(),
+    at_first=(
+      config.protocol.learners if asked.at_first is None else asked.at_first
+    ),
+    workdir=asked.workdir,
+    port=asked.port,
+    restarts_max=asked.restarts_max,
+    notice_s=asked.notice_s,
+    environment=environment(
+      config, Workdir(pathlib.Path(asked.workdir)).compiled
+    ),
+    config_name=config_name,
+    config_text=config_text,
+    python=asked.python,
+    image=asked.image,
+    secret=asked.secret,
+    secret_files=asked.secret_files,
+  )
+  place = Resources(
+    chosen,
+    asked.learner_cpus,
+    asked.learner_memory_gib,
+    asked.capacity,
+    asked.reservation,
+  )
+  learners = tuple(
+    Placed(
+      learner_name(i),
+      LEARNER,
+      'diloco.learner',
+      (*shared, f'--learner={i}', f'--notice_s={asked.notice_s}'),
+      place,
+      i,
+    )
+    for i in range(learners_max)
+  )
+  return dataclasses.replace(parts, learners=learners)
+
+
+def only(whole: Launch, learner: int) -> Placed:
+  """One learner of a launch.
+
+  Raises:
+    ConfigError: the run has no learner of this id.
+  """
+  if not 0 <= learner < len(whole.learners):
+    raise ConfigError(
+      [
+        f'--learner={learner}: the run has learners 0 to '
+        f'{len(whole.learners) - 1} (config.data.shards)'
+      ]
+    )
+  return whole.learners[learner]
+
+
+def _wrong_name(name: str):
+  if not _NAME.fullmatch(name) or len(name) > NAME_CHARACTERS_MAX:
+    yield (
+      f'--run_name={name}: must be a name of RFC 1123: at most '
+      f'{NAME_CHARACTERS_MAX} of a-z, 0-9 and -, a letter first, no - last'
+    )
+
+
+def _wrong_numbers(asked: Asked, learners_max: int):
+  if not asked.workdir.startswith('/'):
+    yield f'--workdir={asked.workdir}: must be absolute, on other machines'
+  if not 0 < asked.port < 65536:
+    yield f'--port={asked.port}: must be in 1 … 65535'
+  for name in ('restarts_max', 'syncer_cpus', 'syncer_memory_gib'):
+    if getattr(asked, name) < 0:
+      yield f'--{name}={getattr(asked, name)}: must not be negative'
+  if asked.at_first is not None and not 0 < asked.at_first <= learners_max:
+    yield (
+      f'--learners_at_first={asked.at_first}: must be in 1 … {learners_max} '
+      '(config.data.shards)'
+    )
+  if asked.notice_s < 1:
+    yield f'--notice_s={asked.notice_s}: must be a second at least'
+
+
+def _wrong_capacity(asked: Asked):
+  if (asked.capacity == RESERVATION) != bool(asked.reservation):
+    yield (
+      f'--capacity={asked.capacity}, --reservation={asked.reservation}: a '
+      'reservation needs its name, and the others have none'
+    )
+
+
+def _wrong_mesh(config: RunConfig, chosen: Accelerator):
+  """JAX has one device for a chip, and one for all CPU cores."""
+  devices = chosen.hosts * max(chosen.chips_per_host, 1)
+  if config.mesh.devices != devices:
+    yield (
+      f'--accelerator={chosen.name}: a learner has {devices} devices there, '
+      f'and config.mesh asks for {config.mesh.devices}; such as '
+      f'--config.mesh.fsdp={devices}'
+    )
+
+
+def _wrong_syncer(config: RunConfig):
+  shards = config.syncer.shards
+  if shards > 1:
+    yield (
+      f'config.syncer.shards={shards}: on other machines the syncer is one '
+      'process; give 1, or --to=local'
+    )
+
+
+def _wrong_access(config: RunConfig, asked: Asked):
+  """What the processes would refuse on their own machines, told here."""
+  if not (asked.knows_peers or asked.insecure):
+    yield (
+      'other machines could connect, and nobody asks who they are; give '
+      '--tls_ca, --tls_cert and --tls_key, or --token_file, or on a private '
+      'network --insecure'
+    )
+  plane = config.transport.data_plane
+  if plane != 'grpc' and not (asked.transfer_fenced or asked.insecure):
+    yield (
+      f'config.transport.data_plane={plane}: lets everybody in who reaches its '
+      'ports; give --transfer_fenced behind a firewall, or '
+      '--config.transport.data_plane=grpc'
+    )
+
+
+def _wrong_hosts(chosen: Accelerator, asked: Asked):
+  """The ports of a learner's own hosts: likewise."""
+  if chosen.hosts == 1 or asked.insecure:
+    return
+  if not asked.has_token:
+    yield (
+      f'--accelerator={chosen.name}: the {chosen.hosts} hosts of a learner '
+      'know each other by the token; give --token_file, or on a private '
+      'network --insecure'
+    )
+  if not asked.transfer_fenced:
+    yield (
+      f'--accelerator={chosen.name}: the {chosen.hosts} hosts of a learner '
+      'are joined by jax.distributed, which lets everybody in who reaches its '
+      'ports; give --transfer_fenced behind a firewall'
+    )
+
+
+# Command lines with the addresses that only the machines themselves know.
+#
+# What is fixed is quoted for a shell; what a machine fills in ("$host") is not.
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+  """What only a machine itself knows, in the way a back end writes that."""
+
+  address: str  # Where its process is reached.
+  syncer: str = ''  # 'host:port'; not for the syncer.
+  index: str = ''  # Which host of a learner it is; for learners of several.
+  coordinator: str = ''  # 'host:port' where these meet.
+
+
+def addressed(whole: Launch, role: Placed, known: Known) -> tuple[str, ...]:
+  """The flags of a role that name addresses.
+
+  Args:
+    whole: for the port.
+    role: of which process.
+    known: to its machine.
+  """
+  # Its own address, and not 0.0.0.0: no more doors than the peers need.
+  own = f'--config.transport.host={known.address}'
+  if role.kind == SYNCER:
+    return own, f'--bind={known.address}:{whole.port}'
+  hosts = host_flags(
+    role.resources.accelerator.hosts, known.index, known.coordinator
+  )
+  return own, f'--syncer={known.syncer}', *hosts
+
+
+def shell_command(
+  program: Sequence[str], whole: Launch, role: Placed, known: Known
+) -> str:
+  """One shell command; what is `known` are texts for within "…"."""
+  fixed = shlex.join([*program, '-m', role.module, *role.arguments])
+  filled = (f'"{flag}"' for flag in addressed(whole, role, known))
+  return ' '.join([fixed, *filled])
+
+
+def exports(whole: Launch) -> str:
+  """One line of `export` for each variable of the environment."""
+  return '\n'.join(
+    f'export {name}={shlex.quote(value)}' for name, value in whole.environment
+  )

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows a run as it goes, and the table at its end."""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+import rich.box
+import rich.console
+import rich.live
+import rich.markup
+import rich.table
+
+from diloco.metrics import ages, token_ledger
+from diloco.metrics.status import (
+  Evaluation,
+  LearnerStatus,
+  RunStatus,
+  RunSummary,
+  bits,
+  bytes_per_parameter,
+)
+from diloco.metrics.token_ledger import Row
+from diloco.metrics.workdir import Workdir, learner_name
+from launch.exits import RUNNING
+from launch.supervisor import ProcessState
+
+TABLE_EVERY_S = 0.5
+LINE_EVERY_S = 5.0
+UNITS = ('B', 'kB', 'MB', 'GB', 'TB')
+
+COLUMNS = (
+  'process',
+  'state',
+  'step',
+  'loss',
+  'tok/s',
+  'round',
+  'lag',
+  'up',
+  'down',
+  'merged',
+  'starts',
+)
+
+
+class Display:
+  """What the launcher shows between its start and the end table."""
+
+  def __init__(self, console: rich.console.Console):
+    self._console = console
+    self._live = None
+    self._shown_s = -LINE_EVERY_S
+    if console.is_terminal:
+      # No refresh thread: the launcher forks, and forks from one thread.
+      self._live = rich.live.Live(console=console, auto_refresh=False)
+
+  def __enter__(self) -> 'Display':
+    if self._live:
+      self._live.start()
+    return self
+
+  def __exit__(self, *exception) -> None:
+    if self._live:
+      self._live.stop()
+
+  def say(self, line: str) -> None:
+    """One line that stays, above the table."""
+    self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+  def update(
+    self, status: RunStatus | None, processes: Sequence[ProcessState]
+  ) -> None:
+    """Shows the state where the last one is old enough."""
+    every_s = TABLE_EVERY_S if self._live else LINE_EVERY_S
+    now_s = time.monotonic()
+    if now_s - self._shown_s < every_s:
+      return
+    self._shown_s = now_s
+    if self._live:
+      self._live.update(table(status, processes), refresh=True)
+    else:
+      self.say(line(status, processes))
+
+
+def table(
+  status: RunStatus | None, processes: Sequence[ProcessState]
+) -> rich.table.Table:
+  """One row per process, the run's state above them."""
+  view = rich.table.Table(
+    title=rich.markup.escape(_headline(status)),
+    title_justify='left',
+    box=rich.box.SIMPLE_HEAD,
+    padding=0,  # Fits a terminal of 80 columns.
+    show_edge=False,
+  )
+  for name in COLUMNS:
+    justify = 'left' if name in ('process', 'state') else 'right'
+    view.add_column(name, justify=justify, no_wrap=True)
+  learners = _by_process(status)
+  for process in processes:
+    view.add_row(*_row(process, learners.get(process.name)))
+  return view
+
+
+def line(status: RunStatus | None, processes: Sequence[ProcessState]) -> str:
+  """The same on one line, for logs."""
+  learners = _by_process(status)
+  parts = [_headline(status)]
+  for process in processes:
+    learner = learners.get(process.name)
+    text = f'{process.name} {_state(process, learner)}'
+    if learner is not None and process.state == RUNNING:
+      text += f' step {learner.step} loss {_loss(learner)}'
+    parts.append(text)
+  return ' | '.join(parts)
+
+
+def in_units(nbytes: int) -> str:
+  """Bytes as '812 B', '1.3 MB', '123 MB'; one MB is 10⁶ bytes."""
+  value = float(nbytes)
+  for unit in UNITS[:-1]:
+    if value < 999.5:
+      digits = 1 if value < 9.95 and unit != 'B' else 0
+      return f'{value:.{digits}f} {unit}'
+    value /= 1000
+  return f'{value:.1f} {UNITS[-1]}'
+
+
+def _headline(status: RunStatus | None) -> str:
+  if status is None:
+    return 'starting'
+  merged = ','.join(map(str, status.participants)) or 'none'
+  return (
+    f'{status.run}  step {status.step}/{status.total_steps}  '
+    f'round {status.closed_round}  live {len(status.live)}  '
+    f'merged {merged}  grace {status.grace_s:.2f} s  '
+    f'goodput {status.goodput:.0%}'
+  )
+
+
+def _by_process(status: RunStatus | None) -> Mapping[str, LearnerStatus]:
+  learners = status.learners if status else ()
+  return {learner_name(learner.learner): learner for learner in learners}
+
+
+def _row(process: ProcessState, learner: LearnerStatus | None) -> list[str]:
+  starts = str(process.starts)
+  if learner is None:
+    blank = [''] * (len(COLUMNS) - 3)
+    return [process.name, _state(process, None), *blank, starts]
+  return [
+    process.name,
+    _state(process, learner),
+    str(learner.step),
+    _loss(learner),
+    f'{learner.tokens_per_s:,.0f}',
+    str(learner.round),
+    str(learner.lag_versions),
+    in_units(learner.bytes_up),
+    in_units(learner.bytes_down),
+    f'{learner.participation:.0%}',
+    starts,
+  ]
+
+
+def _state(process: ProcessState, learner: LearnerStatus | None) -> str:
+  """The syncer's word for a learner, unless its process does not run."""
+  if process.state == RUNNING and learner is not None:
+    return learner.state
+  return process.state
+
+
+def _loss(learner: LearnerStatus) -> str:
+  return '' if learner.loss is None else f'{learner.loss:.3f}'
+
+
+def report(
+  workdir: Workdir,
+  summary: RunSummary,
+  evaluation: Evaluation,
+  plot: str,
+  tokens: Collection[Row] = (),
+) -> rich.console.Group:
+  """Everything that a newcomer should see of a finished run.
+
+  Args:
+    workdir: of the run.
+    summary: as the syncer wrote it.
+    evaluation: of the global model.
+    plot: where the loss plot lies, or why there is none.
+    tokens: the token ledger; none where no learner has a tape.
+  """
+  tables = (
+    _losses(evaluation),
+    _learners(summary),
+    _run(summary, evaluation, tokens),
+    _places(workdir, plot),
+  )
+  return rich.console.Group(*(part for view in tables for part in ('', view)))
+
+
+def _losses(evaluation: Evaluation) -> rich.table.Table:
+  view = _table('Validation loss of the global model')
+  token = 'byte' if evaluation.bytes_per_token == 1 else 'token'
+  for name in ('', f'nats/{token}', 'bits/byte'):
+    view.add_column(name, justify='right' if name else 'left')
+  for name, nats in (
+    ('at the start', evaluation.initial_loss),
+    ('at the end', evaluation.final_loss),
+    ('unigram entropy of the text', evaluation.unigram_loss),
+    ('bigram entropy of the text', evaluation.bigram_loss),
+  ):
+    if nats is not None:
+      per_byte = bits(nats) / evaluation.bytes_per_token
+      view.add_row(name, f'{nats:.3f}', f'{per_byte:.3f}')
+  return view
+
+
+def _learners(summary: RunSummary) -> rich.table.Table:
+  view = _table(f'Learners, {summary.rounds} rounds')
+  for name in (
+    'learner', 'merged in', 'age', 'steps', 'tokens', 'starts',
+    'longest stall', 'up', 'down',
+  ):  # fmt: skip
+    view.add_column(name, justify='left' if name == 'learner' else 'right')
+  for learner in summary.learners:
+    view.add_row(
+      learner_name(learner.learner),
+      f'{learner.rounds} ({learner.rounds / max(summary.rounds, 1):.0%})',
+      '' if learner.age_steps is None else f'{learner.age_steps:.2f}',
+      f'{learner.steps}',
+      f'{learner.tokens:,}',
+      f'{learner.incarnations}',
+      f'{learner.stall_max_s * 1000:.0f} ms',
+      in_units(learner.bytes_up),
+      in_units(learner.bytes_down),
+    )
+  return view
+
+
+def _run(
+  summary: RunSummary, evaluation: Evaluation, tokens: Collection[Row]
+) -> rich.table.Table:
+  view = _table('Run', header=False)
+  view.add_column('', no_wrap=True)
+  view.add_column('')
+  up = bytes_per_parameter(
+    summary.bytes_up,
+    summary.pulls_up,
+    summary.fragments,
+    evaluation.parameters,
+  )
+  down = bytes_per_parameter(
+    summary.bytes_down,
+    summary.pulls_down,
+    summary.fragments,
+    evaluation.parameters,
+  )
+  stall_s = max((x.stall_max_s for x in summary.learners), default=0.0)
+  rows = (
+    ('parameters', f'{evaluation.parameters:,}'),
+    ('global steps', f'{summary.step}'),
+    ('rounds', f'{summary.rounds}, {summary.refused} contributions refused'),
+    ('age of what was merged', ages.text(summary.age_steps, summary.old_share)),
+    ('longest step stall', f'{stall_s * 1000:.0f} ms'),
+    (
+      'bytes per parameter and round',
+      f'up {_ratio(up)}, down {_ratio(down)} (f32 4, bf16 2)',
+    ),
+    ('wall time', f'{summary.wall_s:.0f} s'),
+    (
+      'goodput',
+      f'{summary.goodput:.1%} of the learner time went into steps that count',
+    ),
+    ('uptime', f'{summary.uptime:.1%} of the time somebody trained'),
+  )
+  ledger = [('tokens', tokens_text(tokens))] if tokens else []
+  returned = (
+    (f'back again: {learner_name(each.learner)}', _plain(each.beginning))
+    for each in summary.learners
+    if each.incarnations > 1
+  )
+  for row in (*rows, *ledger, *returned):
+    view.add_row(*row)
+  return view
+
+
+def tokens_text(rows: Collection[Row]) -> str:
+  """Where they went; what is unexplained is a defect, and stands out."""
+  text = token_ledger.text(token_ledger.total(rows))
+  if missing := token_ledger.unexplained(rows):
+    text += f', [bold red]{missing:,} unexplained[/]'
+  return text
+
+
+def _places(workdir: Workdir, plot: str) -> rich.table.Table:
+  view = _table('Where to look', header=False)
+  view.add_column('', no_wrap=True)
+  view.add_column('', overflow='fold')
+  view.add_row('logs', _plain(workdir.log('*').parent))
+  view.add_row('scalars (JSONL)', _plain(workdir.metrics('*').parent))
+  view.add_row('TensorBoard', _plain(workdir.tensorboard('*').parent))
+  view.add_row('loss plot', _plain(plot))
+  return view
+
+
+def _table(title: str, header: bool = True) -> rich.table.Table:
+  return rich.table.Table(
+    title=title,
+    show_header=header,
+    title_justify='left',
+    title_style='bold',
+    box=rich.box.SIMPLE_HEAD,
+    padding=(0, 1, 0, 0),
+    show_edge=False,
+  )
+
+
+def _plain(text: object) -> str:
+  """Text that others have chosen: brackets in it are no markup."""
+  return rich.markup.escape(str(text))
+
+
+def _ratio(value: float | None) -> str:
+  return 'none' if value is None else f'{value:.3f}'

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A launch for the tests of the back ends, and their golden files."""
+
+import pathlib
+
+from diloco.config import run_config
+from diloco.config.run_config import RunConfig
+from experiments import quickstart
+from launch.job import TPUS, Asked, Launch, launch
+
+GOLDEN = pathlib.Path(__file__).parent / 'golden'
+AWKWARD = "a b'c$(d)"  # What must survive every kind of quoting.
+
+
+def asked(**changes) -> Asked:
+  values = {
+    'workdir': '/shared/runs/first',
+    'run_name': 'first',
+    'knows_peers': True,
+    'has_token': True,
+    'transfer_fenced': True,
+    'restarts_max': 20,
+  }
+  return Asked(**{**values, **changes})
+
+
+def a_config(devices: int, learners: int = 2) -> RunConfig:
+  """The quickstart with so many devices for each learner."""
+  given = quickstart.get_config()
+  given.protocol.learners = learners
+  given.faults = ()
+  given.run.compilation_cache = False
+  given.transport.data_plane = 'grpc'
+  given.mesh.fsdp = devices
+  given.data.batch = 8 * devices
+  return run_config.build(given)
+
+
+def a_launch(*arguments, learners=2, mesh=0, **changes) -> Launch:
+  """Of the quickstart; `arguments` are further ones of its configuration."""
+  return launch(
+    a_config(mesh or _devices(**changes), learners),
+    ['--config=experiments/quickstart.py', *arguments],
+    'quickstart.py',
+    'text of the configuration\n',
+    ['--token_file=/etc/diloco/secret/token'],
+    asked(**changes),
+  )
+
+
+def a_slice_launch(*arguments, **changes) -> Launch:
+  """The same on TPU VMs, each learner a spot slice; by default of one host."""
+  values = {
+    'accelerator': 'v5litepod-8',
+    'capacity': 'spot',
+    'workdir': '/workdir',
+    'image': 'example.org/diloco:1',
+  }
+  return a_launch(*arguments, **{**values, **changes})
+
+
+def _devices(accelerator='cpu', gpus_per_host=0, hosts=0, **_) -> int:
+  if accelerator in TPUS:
+    chosen = TPUS[accelerator]
+    return chosen.hosts * chosen.chips_per_host
+  return max(gpus_per_host, 1) * max(hosts, 1)
+
+
+def check_golden(name: str, text: str, rewrite: bool) -> None:
+  """Compares with a file; `--rewrite` writes it."""
+  path = GOLDEN / name
+  if rewrite:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+  assert path.read_text() == text, f'{path} differs; look, then --rewrite'

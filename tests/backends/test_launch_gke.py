@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GKE: what is rendered is what the public schemas know, field by field."""
+
+import kubernetes_validate
+import pytest
+import yaml
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
+  JobsetV1alpha2JobSet,
+)
+
+from launch.backends import gke
+from launch.backends.manifest_text import as_yaml
+from tests.backends.launch_values import AWKWARD, a_launch, check_golden
+
+KUBERNETES = '1.31'
+STORAGE_GIB = 50
+WAYS = {
+  'cpu': {'insecure': True},
+  'spot': {
+    'accelerator': 'v5litepod-8',
+    'capacity': 'spot',
+    'secret': 'first-{role}',
+  },
+  'reserved': {
+    'accelerator': 'v5p-8',
+    'capacity': 'reservation',
+    'reservation': 'ours',
+  },
+  'slice': {'accelerator': 'v5litepod-16', 'capacity': 'spot'},
+}
+
+
+def _launch(*arguments, **changes):
+  return a_launch(
+    *arguments, workdir='/workdir', image='example.org/diloco:1', **changes
+  )
+
+
+def _all(whole, **changes) -> dict[str, dict]:
+  """Kind/name -> object."""
+  found = gke.manifests(whole, STORAGE_GIB, **changes)
+  return {f'{each["kind"]}/{each["metadata"]["name"]}': each for each in found}
+
+
+def _check(manifest: dict) -> None:
+  """By the schema of its kind; a field that it does not know is an error."""
+  if manifest['kind'] != 'JobSet':
+    kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+    return
+  read = JobsetV1alpha2JobSet.from_dict(manifest)
+  assert read.to_dict() == manifest, 'a field that JobSet does not know'
+  # The models check names and types of fields; the schema of a Job knows
+  # also which values they may have.
+  for replicated in manifest['spec']['replicatedJobs']:
+    job = {
+      'apiVersion': 'batch/v1',
+      'kind': 'Job',
+      'metadata': {'name': replicated['name']},
+      **replicated['template'],
+    }
+    kubernetes_validate.validate(job, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize('shared_claim', ['', 'filestore'])
+def test_the_schemas_know_it(way, shared_claim):
+  for manifest in _all(
+    _launch(**WAYS[way]), shared_claim=shared_claim
+  ).values():
+    _check(manifest)
+
+
+@pytest.mark.parametrize('accelerator', ['v5litepod-16', 'v5p-256'])
+def test_the_schemas_know_a_learner_of_many_hosts(accelerator):
+  whole = _launch(accelerator=accelerator)
+  for manifest in _all(whole).values():
+    _check(manifest)
+
+
+@pytest.mark.parametrize(
+  'path',
+  [
+    ('spec', 'replicas'),
+    ('spec', 'replicatedJobs', 0, 'restarts'),
+    ('spec', 'replicatedJobs', 0, 'template', 'spec', 'hosts'),
+    ('spec', 'failurePolicy', 'rules', 0, 'exitCodes'),
+  ],
+)
+def test_a_wrong_field_would_be_found(path):
+  manifest = _all(_launch())['JobSet/first-learner-0']
+  inner = manifest
+  for key in path[:-1]:
+    inner = inner[key]
+  inner[path[-1]] = 1
+  with pytest.raises((AssertionError, kubernetes_validate.ValidationError)):
+    _check(manifest)
+
+
+@pytest.mark.parametrize('way', WAYS)
+def test_what_is_applied(way, request):
+  text = as_yaml(gke.manifests(_launch(**WAYS[way]), STORAGE_GIB))
+  check_golden(f'gke-{way}.yaml', text, request.config.getoption('--rewrite'))
+
+
+def test_the_text_says_what_the_value_says():
+  manifests = gke.manifests(_launch(f'--config.name={AWKWARD}'), STORAGE_GIB)
+  assert list(yaml.safe_load_all(as_yaml(manifests))) == manifests
+
+
+def test_what_a_learner_gets():
+  whole = _launch(f'--config.data.path={AWKWARD}')
+  (container,) = _pod(_all(whole)['JobSet/first-learner-1'])['containers']
+  assert container['command'] == ['python', '-m', 'diloco.learner']
+  assert container['args'] == [
+    '--config=experiments/quickstart.py',
+    "--config.data.path=a b'c$$(d)",  # `$$(` is how Kubernetes reads `$(`.
+    '--workdir=/workdir',
+    '--token_file=/etc/diloco/secret/token',
+    '--learner=1',
+    '--notice_s=25',
+    '--config.transport.host=$(DILOCO_HOST)',
+    '--syncer=first-syncer:7777',
+  ]
+
+
+def test_the_syncer_is_where_the_learners_look():
+  found = _all(_launch(port=7070))
+  service = found['Service/first-syncer']['spec']
+  template = _job(found['JobSet/first-syncer'])['template']
+  (container,) = template['spec']['containers']
+  assert service['selector'].items() <= template['metadata']['labels'].items()
+  assert service['ports'][0]['port'] == 7070
+  assert container['ports'] == [
+    {'name': 'control', 'containerPort': 7070, 'protocol': 'TCP'}
+  ]
+  assert '--bind=$(DILOCO_HOST):7070' in container['args']
+
+
+def test_no_two_services_of_one_name():
+  # A JobSet makes a Service of its own name, unless told not to.
+  network = _all(_launch())['JobSet/first-syncer']['spec']['network']
+  assert network == {'enableDNSHostnames': False}
+
+
+def test_one_learner_is_one_jobset_of_its_hosts():
+  found = _all(_launch(accelerator='v5p-32'))
+  (replicated,) = found['JobSet/first-learner-0']['spec']['replicatedJobs']
+  job = replicated['template']['spec']
+  assert replicated['replicas'] == 1
+  assert (job['parallelism'], job['completions']) == (4, 4)
+  assert job['backoffLimit'] == 0
+
+
+@pytest.mark.parametrize(
+  'place, alone',
+  [
+    ({'accelerator': 'v5p-8'}, False),
+    ({'accelerator': 'v5p-16'}, True),
+    ({'accelerator': 'gpu', 'gpus_per_host': 8, 'hosts': 2}, False),
+  ],
+)
+def test_only_a_slice_of_many_hosts_has_a_node_pool_alone(place, alone):
+  found = _all(_launch(**place))
+  annotations = found['JobSet/first-learner-0']['metadata'].get('annotations')
+  assert bool(annotations) == alone
+
+
+def test_how_the_hosts_of_a_learner_find_each_other():
+  found = _all(_launch(accelerator='v5litepod-16'))
+  (container,) = _pod(found['JobSet/first-learner-1'])['containers']
+  assert container['args'][-3:] == [
+    '--hosts=4',
+    '--host=$(DILOCO_HOST_INDEX)',
+    # JOBSET-REPLICATEDJOB-JOB-POD.JOBSET, as JobSet names its pods.
+    '--coordinator=first-learner-1-slice-0-0.first-learner-1:8476',
+  ]
+  fields = {
+    each['name']: each['valueFrom']['fieldRef']['fieldPath']
+    for each in container['env']
+    if 'valueFrom' in each
+  }
+  assert fields['DILOCO_HOST_INDEX'] == (
+    "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+  )
+  network = found['JobSet/first-learner-1']['spec']['network']
+  assert network == {'enableDNSHostnames': True}
+  ports = {each['name']: each['containerPort'] for each in container['ports']}
+  assert ports == {'discovery': 8471, 'coordinator': 8476}
+
+
+def test_slices_never_become_one_world():
+  """That of several slices, which GKE makes of a JobSet with replicas."""
+  for name, each in _all(_launch(accelerator='v5litepod-16')).items():
+    if name.startswith('JobSet/'):
+      replicated = each['spec']['replicatedJobs']
+      assert [part['replicas'] for part in replicated] == [1]
+    assert 'MEGASCALE' not in as_yaml([each])
+
+
+def test_the_secret_is_each_role_s_own():
+  found = _all(_launch(secret='tls-{role}'))
+  for role in ('syncer', 'learner-0', 'learner-1'):
+    volumes = _pod(found[f'JobSet/first-{role}'])['volumes']
+    names = [v['secret']['secretName'] for v in volumes if 'secret' in v]
+    assert names == [f'tls-{role}']
+
+
+def test_the_notice_is_within_the_grace():
+  pod = _pod(_all(_launch(notice_s=40))['JobSet/first-learner-0'])
+  assert pod['terminationGracePeriodSeconds'] == 45
+  assert '--notice_s=40' in pod['containers'][0]['args']
+
+
+def test_the_configuration_goes_along():
+  data = _all(_launch())['ConfigMap/first-config']['data']
+  assert data == {'quickstart.py': 'text of the configuration\n'}
+
+
+def _job(manifest: dict) -> dict:
+  return manifest['spec']['replicatedJobs'][0]['template']['spec']
+
+
+def _pod(manifest: dict) -> dict:
+  return _job(manifest)['template']['spec']

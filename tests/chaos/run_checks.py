@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold of any run, whatever died in it; read from what it left.
+
+Each check returns its findings, each a sentence with the values; none is good.
+"""
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+
+from diloco.metrics.token_ledger import Row
+from launch.supervisor import ProcessEvent
+from tests.chaos.live_run import Step
+
+# Steps that a process may have made and not written when it was killed: one
+# at whose boundary it offers, and the one before, which is written after.
+UNWRITTEN_STEPS_MAX = 2
+
+LEFT = ('exited with code 0', 'exited with code 143', 'died of SIGTERM')
+
+
+def versions(tape: Iterable[Mapping]) -> list[str]:
+  """The version of each fragment rises by one per close, and never falls."""
+  findings, last = [], {}
+  for line in _closed(tape):
+    p, version = line['fragment'], line['version']
+    before = last.get(p, 0)
+    if version != before + 1:
+      findings.append(
+        f'fragment {p}: version {version} after {before}, in round '
+        f'{line["round"]}'
+      )
+    last[p] = version
+  return findings
+
+
+def whole_steps(tape: Iterable[Mapping], tokens_per_step: int) -> list[str]:
+  """A contribution has c_steps · tokens_per_step tokens, of ≥ 1 step."""
+  return [
+    f'round {line["round"]}: learner {share["learner"]} is merged with '
+    f'{share["c_tokens"]} tokens of {share["c_steps"]} steps of '
+    f'{tokens_per_step}'
+    for line in _closed(tape)
+    for share in line['shares']
+    if share['c_steps'] < 1
+    or share['c_tokens'] != share['c_steps'] * tokens_per_step
+  ]
+
+
+def merged_once(tape: Iterable[Mapping]) -> list[str]:
+  """No two merges of one (learner, incarnation, fragment, base version)."""
+  findings, seen = [], {}
+  for line in _closed(tape):
+    for share in line['shares']:
+      key = (
+        share['learner'],
+        share['incarnation'],
+        line['fragment'],
+        share['base_version'],
+      )
+      if key in seen:
+        findings.append(
+          f'learner {key[0]}, incarnation {key[1]}, fragment {key[2]}, base '
+          f'version {key[3]}: merged in rounds {seen[key]} and {line["round"]}'
+        )
+      seen[key] = line['round']
+  return findings
+
+
+def tokens_balance(
+  tape: Iterable[Mapping],
+  steps: Mapping[int, Sequence[Step]],
+  tokens_per_step: int,
+) -> list[str]:
+  """Per learner and fragment, no more tokens are merged than were trained.
+
+  A step has progress in every fragment, so each fragment has a balance of its
+  own. What a killed process had not written yet is allowed for.
+  """
+  merged = collections.Counter()
+  for line in _closed(tape):
+    for share in line['shares']:
+      merged[share['learner'], line['fragment']] += share['c_tokens']
+  findings = []
+  for (m, p), tokens in sorted(merged.items()):
+    many = steps.get(m, ())
+    processes = sum(_begins(many, i) for i in range(len(many)))
+    most_steps = len(many) + UNWRITTEN_STEPS_MAX * processes
+    if tokens > most_steps * tokens_per_step:
+      findings.append(
+        f'learner {m}, fragment {p}: {tokens} tokens merged, at most '
+        f'{most_steps * tokens_per_step} trained'
+      )
+  return findings
+
+
+def tokens_explained(rows: Mapping[tuple[int, int], Row]) -> list[str]:
+  """Trained = merged + overwritten + lost + pending, per learner and fragment.
+
+  Args:
+    rows: of the token ledger, by learner and fragment.
+  """
+  return [
+    f'learner {m}, fragment {p}: {row.unexplained:+} of {row.trained} tokens '
+    f'unexplained; {row}'
+    for (m, p), row in sorted(rows.items())
+    if row.unexplained
+  ]
+
+
+def steps_merged_once(
+  tape: Iterable[Mapping], steps: Mapping[int, Sequence[Step]]
+) -> list[str]:
+  """No step of a process is in two contributions to one fragment.
+
+  Stronger than `merged_once`: it sees through a new session of the process.
+  """
+  lives = {m: _lives(many) for m, many in steps.items()}
+  until = {}  # (learner, process, fragment) -> last step, round.
+  findings = []
+  for line in _closed(tape):
+    for share in line['shares']:
+      m, incarnation = share['learner'], share['incarnation']
+      # Killed before it wrote a step: the incarnation stands for the process.
+      life = lives.get(m, {}).get(incarnation, incarnation)
+      key = m, life, line['fragment']
+      first = share['step'] - share['c_steps'] + 1
+      last, round_ = until.get(key, (0, None))
+      if first <= last:
+        findings.append(
+          f'learner {m}, fragment {key[2]}: step {first} is merged in round '
+          f'{line["round"]}, and was in round {round_} (incarnation '
+          f'{incarnation})'
+        )
+      until[key] = max(share['step'], last), line['round']
+  return findings
+
+
+def exits(events: Iterable[ProcessEvent], is_over: bool) -> list[str]:
+  """Every process was killed, stopped, or ended with 0 as the run was over.
+
+  Args:
+    events: in the order in which they happened.
+    is_over: the run came to its end.
+  """
+  findings, killed, stopped = [], set(), set()
+  for event in events:
+    match event.event:
+      case 'started':  # The pid may be one that was in use before.
+        killed.discard(event.pid)
+        stopped.discard(event.pid)
+      case 'killed':
+        killed.add(event.pid)
+      case 'stopped':
+        stopped.add(event.pid)
+      case 'exited':
+        how = event.detail.partition(';')[0]
+        ours = event.pid in killed and how == 'died of SIGKILL'
+        left = event.pid in stopped and how in LEFT
+        if not (ours or left or (is_over and how == LEFT[0])):
+          findings.append(f'{event.process} ({event.pid}) {how}')
+  return findings
+
+
+def _closed(tape: Iterable[Mapping]) -> Iterable[Mapping]:
+  return (line for line in tape if line['kind'] == 'Publish')
+
+
+def _begins(steps: Sequence[Step], i: int) -> bool:
+  """Whether a process's first step that was written is at `i`."""
+  return i == 0 or steps[i].step <= steps[i - 1].step
+
+
+def _lives(steps: Sequence[Step]) -> dict[int, int]:
+  """Incarnation -> the count of the process whose session it was."""
+  life, found = 0, {}
+  for i, step in enumerate(steps):
+    life += _begins(steps, i)
+    found.setdefault(step.incarnation, life)
+  return found

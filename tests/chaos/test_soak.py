@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The soak: its plan, what it measures, and a run of it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from launch.supervisor import RUNNING, WAITING, ProcessState
+from tests.chaos import resources, soak_run
+from tests.chaos.resources import Sample
+from tests.chaos.soak_run import Stillness
+
+pytestmark = pytest.mark.alone
+
+ROLES = ('syncer', 'learner-0', 'learner-1', 'learner-2')
+KILLS = 100
+SEED = 0
+
+
+def test_a_plan_has_as_many_kills_as_it_should_and_is_of_its_seed():
+  planned = soak_run.plan(KILLS, SEED, ROLES)
+  assert sum(len(strike.victims) for strike in planned) == KILLS
+  assert planned == soak_run.plan(KILLS, SEED, ROLES)
+  assert planned != soak_run.plan(KILLS, SEED + 1, ROLES)
+
+
+def test_a_plan_has_pairs_start_ups_and_every_role():
+  planned = soak_run.plan(KILLS, SEED, ROLES)
+  assert {len(strike.victims) for strike in planned} == {1, 2}
+  assert {strike.in_start_up for strike in planned} == {False, True}
+  assert {name for strike in planned for name in strike.victims} == set(ROLES)
+  assert not planned[0].in_start_up
+
+
+def test_each_role_is_spared_for_a_quarter():
+  killed = [v for s in soak_run.plan(KILLS, SEED, ROLES) for v in s.victims]
+  for i, role in enumerate(ROLES):
+    quarter = KILLS // len(ROLES)
+    # The last strike of the quarter before may have been of two.
+    assert role not in killed[i * quarter + 1 : (i + 1) * quarter]
+
+
+def states(*running):
+  return [
+    ProcessState(name, RUNNING if name in running else WAITING, pid, 1)
+    for name, pid in ((name, 7 if name in running else None) for name in ROLES)
+  ]
+
+
+def test_it_is_still_only_while_syncer_and_a_learner_live():
+  stillness = Stillness()
+  both, alone = states('syncer', 'learner-1'), states('syncer')
+  assert stillness.look(0.0, both, merges=0) == 0.0
+  assert stillness.look(50.0, both, merges=0) == 0.0  # Still compiling.
+  assert stillness.look(51.0, both, merges=1) == 0.0
+  assert stillness.look(54.0, both, merges=1) == 3.0
+  assert stillness.look(55.0, both, merges=2) == 0.0
+  assert stillness.look(60.0, alone, merges=2) == 0.0
+  assert stillness.look(70.0, states('learner-1'), merges=2) == 0.0
+  assert stillness.look(71.0, both, merges=2) == 0.0
+  assert stillness.look(75.0, both, merges=2) == 4.0
+  assert stillness.longest_s == 4.0
+
+
+def samples(seconds, rss_bytes):
+  return [Sample(float(t), rss_bytes(t), 20.0, 9.0) for t in range(seconds)]
+
+
+def test_growth_is_per_minute():
+  grown = resources.growth('a', 7, samples(90, lambda t: 1e8 + 1e5 * t))
+  assert grown.rss_bytes == pytest.approx(6e6)
+  assert (grown.descriptors, grown.threads) == (0.0, 0.0)
+
+
+def test_one_peak_is_no_growth():
+  peak = samples(90, lambda t: 9e8 if t == 80 else 1e8)
+  assert resources.growth('a', 7, peak).rss_bytes == 0.0
+
+
+def test_a_short_life_tells_nothing():
+  assert resources.growth('a', 7, samples(20, lambda t: 1e8)) is None
+  assert resources.growth('a', 7, []) is None
+
+
+def test_a_sample_is_taken_only_while_all_are_at_work(monkeypatch):
+  monkeypatch.setattr(resources, 'SAMPLE_EVERY_S', 0.0)
+  monkeypatch.setattr(resources, 'WARM_UP_S', 0.0)
+  watched = resources.Resources(('hub', 'a'), hub='hub')
+  mine = f'a ({os.getpid()})'
+
+  def taken():
+    watched.sample()
+    return len(watched.samples()[mine])
+
+  for name in ('hub', 'a'):
+    watched.follow(name, os.getpid())
+  watched.works('a')
+  assert taken() == 0  # The hub is not.
+  watched.works('hub')
+  assert taken() == 1
+  watched.dies('hub')  # And nobody else is connected any more.
+  watched.works('hub')
+  assert taken() == 1
+  watched.follow('hub', os.getpid())
+  for name in ('hub', 'a'):
+    watched.works(name)
+  assert taken() == 2
+
+
+def soak(tmp_path, *flags):
+  out = tmp_path / 'found.json'
+  command = [sys.executable, '-m', 'tests.chaos.soak', f'--out={out}']
+  return out, subprocess.run(
+    [*command, f'--workdir={tmp_path / "run"}', *flags],
+    capture_output=True,
+    text=True,
+  )
+
+
+def test_a_mistake_ends_before_a_process_is_started(tmp_path):
+  _, done = soak(tmp_path, '--config.run.step_flor_s=1.0')
+  assert done.returncode == 78
+  assert 'did you mean run.step_floor_s?' in done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_run_survives_a_hundred_kills(tmp_path):
+  """Issue: any process, at any moment, a hundred times in one run."""
+  out, done = soak(tmp_path, f'--kills={KILLS}', f'--seed={SEED}')
+  assert done.returncode == 0, done.stdout + done.stderr
+  found = json.loads(out.read_text())
+  assert found['kills'] == KILLS

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be done with a finished run: evaluate, draw text, export."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from diloco.checkpoint import parameters
+from diloco.checkpoint.parameters import write_parameters
+from diloco.config import run_config
+from diloco.evaluation.final_parameters import (
+  check_has_logits,
+  final_parameters,
+)
+from diloco.metrics import status
+from diloco.metrics.workdir import Workdir
+from diloco.models import hf_export
+from diloco.run.spec import decoder_config, make_blueprint, make_model
+from experiments import tests_tiny
+from tests.data import made_files
+
+ROOT = pathlib.Path(__file__).parents[2]
+TASK = ROOT / 'experiments' / 'tasks' / 'continuation.jsonl'
+
+
+@pytest.fixture(scope='module')
+def blueprint():
+  return make_blueprint(run_config.build(tests_tiny.get_config()))
+
+
+@pytest.fixture(scope='module')
+def params(blueprint):
+  """Of a run that has learnt nothing."""
+  rng = np.random.default_rng(0)
+  return {
+    path: rng.standard_normal(spec.shape, np.float32) / 8
+    for path, spec in blueprint.specs.items()
+  }
+
+
+@pytest.fixture(scope='module')
+def workdir(params, tmp_path_factory):
+  workdir = Workdir(tmp_path_factory.mktemp('run'))
+  write_parameters(workdir.parameters, params)
+  return workdir
+
+
+def _run(main, workdir, *arguments):
+  return subprocess.run(
+    [
+      sys.executable, '-m', f'diloco.{main}',
+      '--config=experiments/tests_tiny.py', f'--workdir={workdir.root}',
+      *arguments,
+    ],
+    cwd=ROOT,
+    env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+    capture_output=True,
+    text=True,
+  )  # fmt: skip
+
+
+def test_evaluate_scores_a_task(workdir):
+  ended = _run('evaluate', workdir, f'--task={TASK}')
+  assert ended.returncode == 0, ended.stderr
+  found = status.read_evaluation(workdir.evaluation)
+  assert found.final_bits_per_byte == status.bits(found.final_loss)
+  assert found.task.file == 'continuation.jsonl'
+  assert found.task.questions == 256
+  # It has learnt nothing, and by chance 1 of 4 is right.
+  assert found.task.by_sum.low < found.task.chance == 0.25
+  assert found.task.by_sum.high > 0.25
+
+
+def test_generate_prints_prompt_and_text(workdir):
+  ended = _run('generate', workdir, '--prompt=abc', '--length=20', '--top_k=0')
+  assert ended.returncode == 0, ended.stderr
+  assert ended.stdout.startswith('abc')
+  assert len(ended.stdout) > len('abc\n')
+
+
+def test_a_model_of_word_pieces(params, tmp_path):
+  """Evaluated per byte of text, too; what it draws is text again."""
+  texts = made_files.texts()
+  name = made_files.tokenizers_json(tmp_path / 'tokenizer.json', texts)
+  shapes = {
+    path: tuple(made_files.VOCAB if n == 256 else n for n in x.shape)
+    for path, x in params.items()
+  }
+  workdir = Workdir(tmp_path)
+  rng = np.random.default_rng(0)
+  write_parameters(
+    workdir.parameters,
+    {p: rng.standard_normal(s, np.float32) / 8 for p, s in shapes.items()},
+  )
+  pieces = (
+    '--config.data.source=parquet',
+    f'--config.data.path={made_files.parquet(tmp_path / "parquet", texts)}',
+    f'--config.data.tokenizer={name}',
+    f'--config.data.index_path={tmp_path / "indices"}',
+    f'--config.model.vocab={made_files.VOCAB}',
+  )
+  ended = _run('evaluate', workdir, *pieces)
+  assert ended.returncode == 0, ended.stderr
+  found = status.read_evaluation(workdir.evaluation)
+  assert found.bigram_loss is found.unigram_loss is None
+  assert 1.05 < found.bytes_per_token < 4
+  assert found.final_bits_per_byte == pytest.approx(
+    status.bits(found.final_loss) / found.bytes_per_token
+  )
+  drawn = _run('generate', workdir, *pieces, '--prompt=größer', '--length=9')
+  assert drawn.returncode == 0, drawn.stderr
+  assert drawn.stdout.startswith('größer')
+  assert len(drawn.stdout) > len('größer\n')
+
+
+def test_export_writes_what_can_be_read_back(
+  workdir, blueprint, params, tmp_path
+):
+  ended = _run('export', workdir, f'--outdir={tmp_path / "out"}')
+  assert ended.returncode == 0, ended.stderr
+  tensors, settings = parameters.read_exported(tmp_path / 'out')
+  sizes = decoder_config(blueprint.config)
+  back = hf_export.from_exported(tensors, sizes)
+  assert back.keys() == params.keys()
+  for path, x in params.items():
+    np.testing.assert_array_equal(back[path], x, err_msg=path)
+  assert settings['max_position_embeddings'] == 32
+  assert settings == json.loads(
+    json.dumps(hf_export.exported_config(sizes, 32))
+  )
+
+
+def test_a_run_that_left_no_model_ends_in_78(tmp_path):
+  ended = _run('export', Workdir(tmp_path / 'none'), f'--outdir={tmp_path}')
+  assert ended.returncode == 78
+  assert 'no parameters at' in ended.stderr
+
+
+def test_the_model_of_another_config_is_named(workdir, blueprint):
+  changed = dataclasses.replace(
+    blueprint,
+    config=blueprint.config,
+    specs={
+      path: dataclasses.replace(spec, shape=(*spec.shape, 2))
+      for path, spec in blueprint.specs.items()
+    },
+  )
+  problem = r"'embedding' is of shape \[256, 32\], .* of shape \[256, 32, 2\]"
+  with pytest.raises(ValueError, match=problem):
+    final_parameters(changed, workdir)
+
+
+def test_a_model_without_logits_is_refused_by_name(blueprint):
+  model = make_model(blueprint.config)
+  check_has_logits(model, 'decoder')
+  with pytest.raises(ValueError, match=r"model\.kind='bowl' is no language"):
+    check_has_logits(model._replace(logits=None), 'bowl')
+
+
+def test_only_a_decoder_has_a_decoders_size():
+  raw = tests_tiny.get_config()
+  raw.model.kind = 'bowl'
+  with pytest.raises(ValueError, match="kind='bowl': this takes a 'decoder'"):
+    decoder_config(run_config.build(raw))

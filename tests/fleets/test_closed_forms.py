@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Formulas against the paper's figures and against simulated fleets."""
+
+import math
+import random
+import statistics
+
+import pytest
+
+from diloco.fleets import closed_forms, failures, synchronous
+from diloco.fleets.speeds import Speeds
+from diloco.fleets.synchronous import Exchange
+
+PAUSE_S, REPAIR_S = 13.7, 66.3
+HOURS_S = 10 * 3600.0
+SEEDS = range(8)
+
+
+def _rate(chips: int, learners: int = 1) -> float:
+  return failures.rate_per_s(chips, 365.0) / learners
+
+
+def _trace(chips: int, seed: int, learners: int = 1):
+  draw = failures.make('exponentiated_weibull', REPAIR_S, 1.5, 3.0)
+  return failures.draw(
+    _rate(chips), HOURS_S / learners, draw, random.Random(seed)
+  )
+
+
+def _run(chips, seed, rule, learners=1, exchange=None):
+  trace = _trace(chips, seed, learners)
+  until_s = HOURS_S / learners
+  own = [failures.of_learner(trace, i, learners) for i in range(learners)]
+  speeds = [Speeds(1.0, 0.0, 0.0, random.Random(0)) for _ in own]
+  return synchronous.run(
+    [rule(part, PAUSE_S, until_s) for part in own], speeds, until_s, exchange
+  )
+
+
+def _meets(values, expected: float, off: float = 0.0):
+  """Whether a mean is within 4 standard errors, and what theory neglects."""
+  error = statistics.stdev(values) / math.sqrt(len(values))
+  return abs(statistics.fmean(values) - expected) < 4 * error + off
+
+
+@pytest.mark.parametrize(
+  ('chips', 'learners', 'percent'),
+  [
+    (150_000, 1, 89.0), (600_000, 1, 69.4), (1_200_000, 1, 55.3),
+    (2_400_000, 4, 69.4), (1_200_000, 8, 89.0),
+  ],
+)  # fmt: skip
+def test_elastic_goodput_of_the_paper_s_fleets(chips, learners, percent):
+  goodput = closed_forms.elastic_goodput(_rate(chips, learners), PAUSE_S)
+  assert 100 * goodput == pytest.approx(percent, abs=0.06)
+
+
+def test_elastic_goodput_solves_its_equation():
+  g = closed_forms.elastic_goodput(1 / 20, PAUSE_S)
+  assert 1 - g == pytest.approx(PAUSE_S / 20 * g * (1 + g))
+
+
+def test_nothing_breaks_and_nothing_is_lost():
+  assert closed_forms.elastic_goodput(0.0, PAUSE_S) == 1
+  assert closed_forms.waiting_goodput(0.0, 80.0) == 1
+
+
+@pytest.mark.parametrize(
+  ('chips', 'percent'), [(150_000, 72.4), (600_000, 39.6), (2_400_000, 14.1)]
+)
+def test_goodput_without_elasticity_of_the_paper_s_fleets(chips, percent):
+  goodput = closed_forms.waiting_goodput(_rate(chips), 80.0)
+  assert 100 * goodput == pytest.approx(percent, abs=0.06)
+
+
+@pytest.mark.parametrize('chips', [150_000, 600_000, 2_400_000])
+def test_waiting_fleets_meet_their_formula(chips):
+  simulated = [_run(chips, seed, failures.waiting).goodput for seed in SEEDS]
+  expected = closed_forms.waiting_goodput(_rate(chips), PAUSE_S + REPAIR_S)
+  assert _meets(simulated, expected)
+
+
+@pytest.mark.parametrize('chips', [150_000, 600_000, 2_400_000])
+def test_elastic_fleets_meet_their_formula(chips):
+  """Within half a point: a return soon after its own pause finds the learner
+  running more often than g."""
+  simulated = [_run(chips, seed, failures.elastic).goodput for seed in SEEDS]
+  expected = closed_forms.elastic_goodput(_rate(chips), PAUSE_S)
+  assert _meets(simulated, expected, off=0.005)
+
+
+@pytest.mark.parametrize('learners', [2, 8])
+def test_uptime_of_independent_learners_meets_its_formula(learners):
+  simulated = [
+    _run(2_400_000, seed, failures.elastic, learners).uptime for seed in SEEDS
+  ]
+  g = closed_forms.elastic_goodput(_rate(2_400_000, learners), PAUSE_S)
+  assert _meets(
+    simulated, closed_forms.uptime(g, learners), off=0.005 / learners
+  )
+
+
+@pytest.mark.parametrize('exchange', [Exchange(24), Exchange(1, 2)])
+def test_lock_step_is_between_its_bounds(exchange):
+  """And nearer to the upper one the more it may overlap."""
+  runs = [
+    _run(1_200_000, seed, failures.elastic, 8, exchange).goodput
+    for seed in SEEDS
+  ]
+  g = closed_forms.elastic_goodput(_rate(1_200_000, 8), PAUSE_S)
+  least = closed_forms.lockstep_least(g, 8)
+  assert least < statistics.fmean(runs) < g
+
+
+def test_without_slack_lock_step_has_its_least_goodput():
+  """Up to the rest of a step that others finish when one stops."""
+  runs = [
+    _run(1_200_000, seed, failures.elastic, 8, Exchange(1)).goodput
+    for seed in SEEDS
+  ]
+  g = closed_forms.elastic_goodput(_rate(1_200_000, 8), PAUSE_S)
+  assert _meets(runs, closed_forms.lockstep_least(g, 8), off=0.02)
+
+
+@pytest.mark.parametrize(
+  ('extra', 'time'),
+  [(0, 1.0), (0.25, 0.9), (0.5, 5 / 6), (1, 0.75), (3, 0.625)],
+)
+def test_scavenging_times_of_the_paper(extra, time):
+  assert closed_forms.scavenging_time(extra, 0.25, 0.75) == pytest.approx(time)
+
+
+def test_scavenging_all_the_time_is_a_larger_fleet():
+  assert closed_forms.scavenging_time(1.0, 0.0, 1.0) == 0.5

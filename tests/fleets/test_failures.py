@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces of failures: their numbers, their shares, and files of them."""
+
+import math
+import random
+
+import pytest
+
+from diloco.fleets import failures
+from diloco.fleets.failures import Interruption
+
+REPAIR = failures.make('exponential', 60.0, 1.0, 1.0)
+HOUR_S = 3600.0
+
+
+def _draw(seed: int, until_s: float = HOUR_S):
+  rate = failures.rate_per_s(1_200_000, 365.0)
+  return failures.draw(rate, until_s, REPAIR, random.Random(seed))
+
+
+def test_a_fleet_of_1_2_m_chips_breaks_every_26_s():
+  assert 1 / failures.rate_per_s(1_200_000, 365.0) == pytest.approx(26.28)
+
+
+def test_the_number_of_interruptions_is_poisson():
+  """Mean and variance of 200 counts are both 137."""
+  counts = [len(_draw(seed)) for seed in range(200)]
+  mean = sum(counts) / len(counts)
+  variance = sum((c - mean) ** 2 for c in counts) / (len(counts) - 1)
+  expected = HOUR_S / 26.28
+  assert abs(mean - expected) < 4 * math.sqrt(expected / len(counts))
+  # The variance of a sample variance of n normals is 2σ⁴/(n−1).
+  assert abs(variance - expected) < 4 * expected * math.sqrt(2 / 199)
+
+
+def test_they_are_in_order_and_within_the_run():
+  trace = _draw(1)
+  assert list(trace) == sorted(trace, key=lambda i: i.at_s)
+  assert all(0 <= i.at_s < HOUR_S and 0 <= i.place < 1 for i in trace)
+
+
+def test_the_same_seed_draws_the_same_trace():
+  assert _draw(5) == _draw(5)
+
+
+def test_another_seed_draws_another_trace():
+  assert _draw(5) != _draw(6)
+
+
+def test_a_longer_run_begins_with_the_same_trace():
+  short, long = _draw(5), _draw(5, 3 * HOUR_S)
+  assert long[: len(short)] == short
+  assert len(long) > len(short)
+
+
+def test_nothing_breaks_at_rate_0():
+  assert failures.rate_per_s(1000, math.inf) == 0
+  assert failures.draw(0.0, HOUR_S, REPAIR, random.Random(0)) == ()
+
+
+def test_every_interruption_hits_one_learner():
+  trace = _draw(2)
+  parts = [failures.of_learner(trace, learner, 8) for learner in range(8)]
+  assert sorted(sum(parts, ()), key=lambda i: i.at_s) == list(trace)
+  assert all(0.625 <= i.place < 0.75 for i in parts[5])
+
+
+# Files --------------------------------------------------------------------
+
+
+def _file(tmp_path, text: str):
+  path = tmp_path / 'cluster.csv'
+  path.write_text(text)
+  return path
+
+
+def test_a_file_is_read_in_any_order_of_columns_and_lines(tmp_path):
+  path = _file(
+    tmp_path,
+    'chip,repair_s,host,at_s\n3,60,b,20.5\n0,1e2,a,10\n',
+  )
+  assert failures.read_csv(path, chips=4) == (
+    Interruption(10.0, 0.125, 100.0),
+    Interruption(20.5, 0.875, 60.0),
+  )
+
+
+@pytest.mark.parametrize('chips', [3, 1000, 150_000])
+def test_a_chip_of_a_file_is_that_chip(tmp_path, chips):
+  path = _file(tmp_path, f'at_s,chip,repair_s\n1,{chips - 1},1\n2,0,1\n')
+  last, first = failures.read_csv(path, chips)
+  assert (int(first.place * chips), int(last.place * chips)) == (0, chips - 1)
+
+
+def test_a_file_without_failures_is_a_quiet_cluster(tmp_path):
+  assert failures.read_csv(_file(tmp_path, 'at_s,chip,repair_s\n'), 4) == ()
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('', r'csv:1: no column at_s, chip, repair_s; .* and names none'),
+    ('at_s,chip\n', r'csv:1: no column repair_s; .* and names at_s, chip'),
+    ('at_s,chip,repair_s\n1,2,3\nx,2,3\n', r"csv:3: at_s='x': must be a num"),
+    ('at_s,chip,repair_s\n1,2\n', r'csv:2: repair_s=None: must be a number'),
+    ('at_s,chip,repair_s\n1,2,nan\n', r"csv:2: repair_s='nan': .* finite"),
+    ('at_s,chip,repair_s\n1,2,inf\n', r"csv:2: repair_s='inf': .* finite"),
+    ('at_s,chip,repair_s\n-1,2,3\n', r"csv:2: at_s='-1': .* at least 0"),
+    ('at_s,chip,repair_s\n1,4,3\n', r"csv:2: chip='4': .* 0 to 3"),
+    ('at_s,chip,repair_s\n1,1.5,3\n', r"csv:2: chip='1.5': .* whole number"),
+    ('at_s,chip,repair_s\n1,2,3,4\n', r'csv:2: more values than .* names'),
+    ('at_s,chip,repair_s\n1,2,"3\n', r'csv:2: not CSV'),
+  ],
+)
+def test_a_wrong_file_is_named_with_its_line(tmp_path, text, message):
+  with pytest.raises(failures.TraceError, match=message):
+    failures.read_csv(_file(tmp_path, text), chips=4)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+  path = tmp_path / 'cluster.csv'
+  path.write_bytes(b'at_s,chip,repair_s\n\xff\xfe\n')
+  with pytest.raises(failures.TraceError, match='not UTF-8 text'):
+    failures.read_csv(path, chips=4)

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole runtime in one process: what a test of it starts and ends."""
+
+import pathlib
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from unittest import mock
+
+from diloco.checkpoint.learner_records import LearnerRecords
+from diloco.config import run_config
+from diloco.learner import restore
+from diloco.learner.device import Device
+from diloco.learner.restore import Outputs
+from diloco.learner.syncer_client import Exchange
+from diloco.learner.train_loop import Training
+from diloco.metrics.workdir import Workdir, learner_name
+from diloco.metrics.writer import JsonlWriter, read_jsonl
+from diloco.protocol import timeouts
+from diloco.protocol.incarnation import process_of
+from diloco.protocol.learner import events as learner_events
+from diloco.run.environment import describe
+from diloco.run.event_log import LearnerTape
+from diloco.run.spec import make_blueprint
+from diloco.syncer.server import Syncing
+from diloco.syncer.shard_server import Sharding
+from diloco.transport.auth import OPEN
+from diloco.transport.faulty import Faults, faulty
+from diloco.transport.memory import MemoryNetwork, MemoryPlane
+from experiments import tests_tiny
+
+LEARNERS = 2
+DEADLINE_S = 120.0
+LOOK_EVERY_S = 0.02
+NOTICE_S = 5.0
+PULL_S = 0.5
+
+
+class Killed(Exception):
+  """What ends a learner's threads where a process would get SIGKILL."""
+
+
+class Living:
+  """One learner's process, so to say; see `Run.start`.
+
+  Attributes:
+    training: its loop.
+    exchange: with the syncer.
+    beginning: what it had at its start.
+    left: why it left, once it has.
+  """
+
+  def __init__(self, run: 'Run', learner: int, plane, device):
+    blueprint, workdir = run.blueprint, run.workdir
+    checkpoint = blueprint.config.checkpoint
+    self._plane = plane
+    self.learner = learner
+    self.left: learner_events.Leave | None = None
+    records = LearnerRecords(
+      workdir.checkpoints(learner_name(learner)),
+      learner,
+      blueprint.fingerprints,
+      checkpoint.keep_latest,
+      checkpoint.keep_best,
+      say=run.said.append,
+    )
+    self.beginning = restore.begin(blueprint, device, records)
+    self.exchange = Exchange(
+      blueprint,
+      learner,
+      run.syncing.address,
+      device,
+      self.beginning.host,
+      plane,
+      self.beginning.start,
+    )
+    self._writer = JsonlWriter(workdir.metrics(learner_name(learner)))
+    self._tape = LearnerTape(
+      workdir.learner_tape(learner),
+      lambda: self.exchange.process,
+      describe(blueprint.config.mesh, {}),
+    )
+    self.training = Training(
+      blueprint,
+      learner,
+      device,
+      self.beginning,
+      self.exchange,
+      Outputs(records, self._writer, self._tape),
+      NOTICE_S,
+    )
+    self.thread = threading.Thread(target=run.guard(self.train))
+
+  def train(self):
+    """To the end of the run, or of this."""
+    try:
+      self.left = self.training.run()
+    except Killed:
+      pass
+    finally:
+      self.exchange.close()
+      self._writer.close()
+      self._tape.close()
+
+  def kill(self):
+    """From one moment to the next: no word to anybody, no byte from here."""
+    self._plane.close()
+    self.exchange._on_crash(Killed())
+
+
+class Run:
+  """Syncer and learners as threads, on one memory network.
+
+  Args:
+    folder: the workdir.
+    faults: of every data plane.
+    step_floor_s: of `config.run`.
+    checkpoint: what differs from `tests_tiny` in its section.
+    shards: of the syncer.
+    embedding: of the section `fragments`.
+    progress: of the section `inner`.
+    **protocol: what differs from `tests_tiny` in its section `protocol`.
+  """
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    faults: Faults,
+    step_floor_s: float = 0.0,
+    checkpoint: Mapping | None = None,
+    shards: int = 1,
+    embedding: str = 'split',
+    progress: str = 'global',
+    **protocol,
+  ):
+    config = tests_tiny.get_config()
+    config.protocol.update(learners=LEARNERS, quorum=1, total_steps=100)
+    config.protocol.update(protocol)
+    config.checkpoint.update(checkpoint or {})
+    config.run.step_floor_s = step_floor_s
+    config.syncer.shards = shards
+    config.fragments.embedding = embedding
+    config.inner.progress = progress
+    self.blueprint = make_blueprint(run_config.build(config))
+    # Its planes lose bytes on purpose: nobody is to wait long for them.
+    self._quick = mock.patch.object(timeouts, 'TRANSFER_FLOOR_S', PULL_S)
+    self._quick.start()
+    self.device = Device(self.blueprint)
+    self.workdir = Workdir(folder)
+    self._network = MemoryNetwork()
+    self._faults = faults
+    self._planes = []
+    self.syncing = Syncing(
+      self.blueprint, '127.0.0.1:0', self.plane(0), self.workdir
+    )
+    self._syncer = threading.Thread(target=self.guard(self.syncing.run))
+    self.shardings = [
+      Sharding(
+        self.blueprint,
+        shard,
+        self.syncing.address,
+        self.plane(100 + shard),
+        self.workdir,
+        OPEN,
+      )
+      for shard in range(1, shards)
+    ]
+    self._shards = [
+      threading.Thread(target=self.guard(each.run)) for each in self.shardings
+    ]
+    self.said: list[str] = []  # Of checkpoints.
+    self.learners: list[Living] = []  # Of all that were started.
+    self._errors = []
+
+  @property
+  def hosts(self):
+    """The learners' copies of Θ."""
+    return [each.beginning.host for each in self.learners]
+
+  @property
+  def left(self) -> list[learner_events.Leave]:
+    """Why learners left."""
+    return [each.left for each in self.learners if each.left is not None]
+
+  def plane(self, seed: int):
+    """One more on the run's network."""
+    plane = faulty(
+      MemoryPlane(self._network), self._faults, random.Random(seed)
+    )
+    self._planes.append(plane)
+    return plane
+
+  def start_syncer(self):
+    for thread in (self._syncer, *self._shards):
+      thread.start()
+
+  def start(self, learner: int, plane=None, device=None) -> Living:
+    """Starts a learner, beside whatever runs."""
+    plane = plane or self.plane(1 + learner)
+    living = Living(self, learner, plane, device or self.device)
+    self.learners.append(living)
+    living.thread.start()
+    return living
+
+  def finish(self):
+    """Trains to the end; raises what any thread raised."""
+    self.start_syncer()
+    for learner in range(LEARNERS):
+      self.start(learner)
+    self.join()
+
+  def join(self):
+    """Waits for the end; raises what any thread raised."""
+    threads = [
+      self._syncer,
+      *self._shards,
+      *(each.thread for each in self.learners),
+    ]
+    for thread in threads:
+      thread.join(DEADLINE_S)
+    late = [thread for thread in threads if thread.is_alive()]
+    self.close()
+    assert not late, f'{len(late)} threads did not end in {DEADLINE_S} s'
+
+  def close(self):
+    """Stops whatever still runs; raises what any thread raised."""
+    for each in self.learners:
+      each.training.stop()
+    self.syncing.stop()
+    for each in self.shardings:
+      each.stop()
+    for thread in (
+      self._syncer,
+      *self._shards,
+      *(each.thread for each in self.learners),
+    ):
+      if thread.ident is not None:
+        thread.join(DEADLINE_S)
+    self.syncing.close()
+    for each in self.shardings:
+      each.close()
+    for plane in self._planes:
+      plane.close()
+    self._quick.stop()
+    if self._errors:
+      raise self._errors[0]
+
+  def until(self, holds: Callable[[], bool], what: str):
+    """Waits until `holds()`; raises what any thread raised."""
+    give_up_s = time.monotonic() + DEADLINE_S
+    pause = threading.Event()
+    while not holds():
+      if self._errors:
+        raise self._errors[0]
+      assert time.monotonic() < give_up_s, f'not in {DEADLINE_S} s: {what}'
+      pause.wait(LOOK_EVERY_S)
+
+  def until_merged(self, living: Living, rounds: int = 3):
+    """Waits until so many rounds have merged this very process."""
+
+    def merged() -> int:
+      shares = [
+        share
+        for line in self.tape('Publish')
+        for share in line['shares']
+        if share['learner'] == living.learner
+      ]
+      processes = [process_of(share['incarnation']) for share in shares]
+      return processes.count(living.exchange.process)
+
+    self.until(
+      lambda: merged() >= rounds, f'learner {living.learner} is merged'
+    )
+
+  def tape(self, kind: str) -> list[dict]:
+    """The syncer's decisions of one kind so far."""
+    lines = read_jsonl(self.workdir.tape)
+    return [line for line in lines if line['kind'] == kind]
+
+  def guard(self, target):
+    """As `target`; what it raises, `finish` raises."""
+
+    def run():
+      try:
+        target()
+      except BaseException as error:  # noqa: BLE001 - raised by `finish`.
+        self._errors.append(error)
+
+    return run

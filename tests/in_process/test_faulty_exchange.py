@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole runtime in one process, over data planes that fail."""
+
+import pytest
+
+from diloco.metrics.status import read_summary
+from diloco.metrics.writer import read_jsonl
+from diloco.transport.faulty import Faults
+from tests.in_process.in_process import LEARNERS, Run
+
+pytestmark = pytest.mark.alone
+
+
+@pytest.fixture(scope='module')
+def broken(tmp_path_factory):
+  """A run in which a quarter of all pulls bring a flipped byte or nothing."""
+  faults = Faults(corrupt=0.15, lost=0.1)
+  run = Run(tmp_path_factory.mktemp('broken'), faults)
+  run.finish()
+  return run
+
+
+def test_the_run_ends_in_good_order_all_the_same(broken):
+  assert [left.reason for left in broken.left] == ['run is over'] * LEARNERS
+
+
+def test_every_learner_holds_the_final_bytes(broken):
+  """Also after mismatches: these are mended by full fragments."""
+  expected = broken.syncing._model.crcs()
+  assert [host.crcs() for host in broken.hosts] == [expected] * LEARNERS
+
+
+def test_refused_payloads_are_counted(broken):
+  assert read_summary(broken.workdir.summary).refused > 0
+
+
+def test_refused_payloads_are_named_on_the_tape(broken):
+  reasons = ' '.join(
+    line['reason']
+    for line in read_jsonl(broken.workdir.tape)
+    if line['kind'] == 'pull_failed'
+  )
+  assert 'Corrupt: ' in reasons
+  assert 'PeerLost: ' in reasons
+
+
+def test_rounds_close_with_the_rest(broken):
+  assert read_summary(broken.workdir.summary).rounds > 5
+
+
+def test_synchronous_diloco_in_the_real_runtime(tmp_path):
+  """τ = 0, P = 1, K = M: each learner waits, and nobody waits for ever.
+
+  Who comes second may be in the middle of its steps when the other closes a
+  round alone; from the first round of both on they keep step.
+  """
+  run = Run(
+    tmp_path,
+    Faults(),
+    quorum=LEARNERS,
+    overlap_steps=0,
+    fragments=1,
+    sync_every_steps=4,
+  )
+  run.finish()
+  merges = [m for m in read_jsonl(run.workdir.tape) if m['kind'] == 'Merge']
+  assert len(merges) > 20
+  shares = [m['shares'] for m in merges]
+  first = next(i for i, each in enumerate(shares) if len(each) == LEARNERS)
+  steps = [s['c_steps'] for each in shares[first + 1 : -1] for s in each]
+  assert set(steps) == {4}, f'{first=} {steps=}'

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A learner of several hosts takes a donor's state on all of them, or on none.
+
+These are the leading hosts of a donor and of a newcomer, with real bytes
+between them; what their other hosts do, the test says.
+"""
+
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+
+from diloco.config import run_config
+from diloco.learner.device import Device
+from diloco.learner.hosts.host_group import Alone
+from diloco.learner.replica import HostCopy, Mismatch
+from diloco.learner.transfers import Carrier, Donation
+from diloco.protocol import host_messages, messages
+from diloco.protocol.learner import events as learner_events
+from diloco.run.spec import make_blueprint
+from diloco.transport.data_plane import PeerLost
+from diloco.transport.memory import MemoryNetwork, MemoryPlane
+from experiments import tests_tiny
+
+DONOR, NEWCOMER = (1, 4096), (0, 8192)
+VERSION, STEP = 3, 7
+
+
+class OtherHost(Alone):
+  """Host 1 of a learner of two.
+
+  Attributes:
+    offered: what it offers, if it is a donor's.
+    lost: whether the donor's host 1 dies while it pulls from it.
+    told: how each fetch ended, as the leading host said.
+  """
+
+  count = 2
+
+  def __init__(self):
+    self.offered: tuple[host_messages.HostDonated, ...] = ()
+    self.lost = False
+    self.told: list[bool] = []
+
+  def donated(self, newcomer):
+    return self.offered
+
+  @contextlib.contextmanager
+  def fetching(self, orders):
+    assert [order.address for order in orders] == ['its host 1']
+    yield
+    if self.lost:
+      raise Mismatch('host 1: PeerLost: gone')
+
+  def end_fetch(self, taken):
+    self.told.append(taken)
+
+
+class LosingPlane(MemoryPlane):
+  """Pulls fail from a given one on, as if the other end had died.
+
+  Attributes:
+    left: pulls that succeed; None: all.
+  """
+
+  left: int | None = None
+
+  def inlet(self, address):
+    inlet = super().inlet(address)
+    take = inlet.pull
+
+    def pull(payload, timeout_s):
+      if self.left is not None:
+        if not self.left:
+          raise PeerLost('gone')
+        self.left -= 1
+      return take(payload, timeout_s)
+
+    inlet.pull = pull
+    return inlet
+
+
+class Pair:
+  """A donor that offers its state, and a newcomer with other parameters."""
+
+  def __init__(self):
+    self._blueprint = make_blueprint(run_config.build(tests_tiny.get_config()))
+    self._device = Device(self._blueprint)
+    network = MemoryNetwork()
+    self.hosts, self.plane = OtherHost(), LosingPlane(network)
+    initial = self._blueprint.initial_fragments()
+    self.copy = HostCopy(self._blueprint, initial)
+    self.newcomer = self._carrier(self.copy, self.plane, self.hosts)
+    self.given = [
+      {name: x + np.float32(1) for name, x in theta.items()}
+      for theta in initial
+    ]
+    self._donated = HostCopy(
+      self._blueprint, self.given, (VERSION,) * len(initial)
+    )
+    self._donor_host = OtherHost()
+    self._donor = self._carrier(
+      self._donated, MemoryPlane(network), self._donor_host
+    )
+
+  def _carrier(self, copy, plane, hosts) -> Carrier:
+    return Carrier(self._blueprint, self._device, copy, plane, hosts)
+
+  def donate(self) -> messages.StateAt:
+    """The donor offers it all once (more), host 1 as host 0 does."""
+    _, state = self._device.init(self._blueprint.initial_parameters())
+    handles = self._donor.donation_handles()
+    parts = (messages.Part(1, 1),) * len(handles)
+    self._donor_host.offered = (
+      host_messages.HostDonated(*NEWCOMER, 'its host 1', parts),
+    )
+    offered = self._donor.donate(
+      Donation(NEWCOMER, STEP, handles), self._donated.held(), state
+    )
+    return messages.StateAt(*DONOR, offered)
+
+  def versions(self) -> set[int]:
+    return {held.version for held in self.copy.held()}
+
+
+@pytest.fixture
+def pair():
+  return Pair()
+
+
+@pytest.mark.parametrize('host', [0, 1])
+def test_a_donor_that_loses_a_host_in_mid_pull_gives_nothing(host, pair):
+  """Whichever it was: no host uses what it has, until another donor gives."""
+  before = [held.theta for held in pair.copy.held()]
+  if host:
+    pair.hosts.lost = True
+  else:
+    pair.plane.left = 1
+  said = pair.newcomer.fetch_state(pair.donate())
+  assert isinstance(said, learner_events.StateFailed)
+  assert 'PeerLost' in said.reason
+  assert pair.versions() == {0}
+  assert [held.theta for held in pair.copy.held()] == before
+  assert pair.newcomer.take_adopted() is None
+  assert pair.hosts.told == [False]
+
+  pair.hosts.lost, pair.plane.left = False, None
+  said = pair.newcomer.fetch_state(pair.donate())
+  assert isinstance(said, learner_events.StateFetched)
+  assert pair.versions() == {VERSION}
+  for held, given in zip(pair.copy.held(), pair.given):
+    jax.tree.map(np.testing.assert_array_equal, dict(held.theta), given)
+  assert pair.newcomer.take_adopted().source.step == STEP
+  assert pair.hosts.told == [False, True]

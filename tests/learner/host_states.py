@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One of two processes of a learner, which gives its inner state to itself.
+
+Run by `test_host_states.py`: two processes of one JAX world train a few steps;
+each offers its own part of Θ and of the inner state, pulls it as a newcomer's
+host of the same number does, and places it on its devices. What it found is a
+line of JSON.
+"""
+
+import json
+import sys
+
+import jax
+import numpy as np
+
+from diloco.config import run_config
+from diloco.data import pipeline
+from diloco.learner import inner_device, peer_bootstrap
+from diloco.learner.device import Device
+from diloco.learner.replica import Held, Mismatch, PartCopy
+from diloco.learner.replica_codec import make_part
+from diloco.protocol import messages
+from diloco.run import payload_parts
+from diloco.run.host_slices import Cuts
+from diloco.run.payload_parts import TransferPace
+from diloco.run.spec import make_blueprint
+from diloco.transport.memory import MemoryNetwork, MemoryPlane
+from experiments import tests_tiny
+
+STEPS = 3
+NEWCOMER = 1, 4096
+CHUNK_BYTES = 10_000  # So that there are several, and one ends in a leaf.
+
+
+def main(process: int, coordinator: str):
+  jax.distributed.initialize(coordinator, 2, process)
+  inner_device.CHUNK_BYTES_MAX = CHUNK_BYTES
+  blueprint, device = _learner()
+  params, state = _trained(blueprint, device)
+  part = _part(blueprint, device)
+  plane = MemoryPlane(MemoryNetwork())
+
+  thetas = [each.theta for each in part.held()]
+  most = peer_bootstrap.payloads_max(blueprint, device.state_like)
+  handles = tuple(range(1, most + 1))
+  given = peer_bootstrap.Donations(part, plane)
+  offered = given.offer(NEWCOMER, handles, thetas, device.copy_state(state))
+  payloads = peer_bootstrap.announced(
+    handles, blueprint.full.name, len(thetas), [offered]
+  )
+  newcomer = _part(blueprint, device)
+  fetched = _fetch(newcomer, payloads, offered.address, blueprint, plane)
+  newcomer.adopt((7,) * len(thetas), fetched.data, (1,) * len(thetas))
+  placed = device.put_state(fetched.inner_state)
+  fresh = device.fresh_state(params)
+
+  # The same next step, to the bit, whichever state it is made with.
+  batch = device.put_batch(_dataset(blueprint)[STEPS])
+  copied = {path: jax.numpy.copy(x) for path, x in params.items()}
+  here = _bits(state), _bits(placed), _bits(fresh)
+  one, _, _ = device.step(params, state, batch, 0.01, (0, STEPS))
+  other, _, _ = device.step(copied, placed, batch, 0.01, (0, STEPS))
+  found = {
+    'same': here[0] == here[1],
+    'unlike_fresh': here[0] != here[2],
+    'same_step': _bits(one) == _bits(other),
+    'theta': _bits([x.theta for x in newcomer.held()]) == _bits(thetas),
+    'versions': [each.version for each in newcomer.held()],
+    'chunks': len(offered.parts) - len(thetas),
+    'bytes': part.state_bytes(),
+    'whole_bytes': inner_device.size_bytes(device.state_like),
+    'refused': _refusal(newcomer, payloads, offered.address, blueprint, plane),
+  }
+  given.end(NEWCOMER)
+  print(json.dumps(found), flush=True)
+
+
+def _learner():
+  config = tests_tiny.get_config()
+  config.model.update(heads=4, kv_heads=4, head_dim=8)
+  config.mesh.fsdp = 4
+  config.data.batch = 8
+  blueprint = make_blueprint(run_config.build(config))
+  return blueprint, Device(blueprint)
+
+
+def _dataset(blueprint):
+  data = blueprint.config.data
+  return pipeline.make_dataset(
+    blueprint.text.train, data.seq_len, data.batch, 4, 0, 0
+  )
+
+
+def _trained(blueprint, device: Device):
+  params, state = device.init(blueprint.initial_parameters())
+  dataset = _dataset(blueprint)
+  for i in range(STEPS):
+    batch = device.put_batch(dataset[i])
+    params, state, _ = device.step(params, state, batch, 0.01, (0, i))
+  return params, state
+
+
+def _part(blueprint, device: Device):
+  holding = device.holding
+  held = [
+    Held(0, holding.needed_of(p, theta), 0)
+    for p, theta in enumerate(blueprint.initial_fragments())
+  ]
+  cuts = Cuts(blueprint.owners, device.partition)
+  copy = PartCopy(blueprint, cuts, holding.host, held)
+  return make_part(blueprint, device, copy)
+
+
+def _fetch(part, payloads, address, blueprint, plane):
+  return peer_bootstrap.fetch(
+    [payload_parts.only(each, 0) for each in payloads],
+    address,
+    part,
+    len(blueprint.layout.fragments),
+    blueprint.full.name,
+    plane,
+    TransferPace(1.0),
+  )
+
+
+def _refusal(part, payloads, address, blueprint, plane) -> str:
+  """Why a state that lacks its last chunk is not taken."""
+  last = payloads[-1]
+  short = (*payloads[:-1], messages.Payload(last.handle, last.codec, 0, 0))
+  try:
+    _fetch(part, short, address, blueprint, plane)
+  except Mismatch as error:
+    return str(error)
+  return ''
+
+
+def _bits(tree) -> list[bytes]:
+  """Of all that this process holds."""
+  return [
+    np.asarray(each).tobytes()
+    for leaf in jax.tree.leaves(tree)
+    for each in (
+      [shard.data for shard in leaf.addressable_shards]
+      if isinstance(leaf, jax.Array)
+      else [leaf]
+    )
+  ]
+
+
+if __name__ == '__main__':
+  main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes inner steps on the meshes that are asked for; prints losses as JSON.
+
+Run in a process of its own by `test_device_meshes.py`: the number of devices
+can't change within one. Arguments: 'decoder' or 'moe', then a word
+fsdp×expert×tensor×accumulate, such as 2x1x2x1, per mesh.
+"""
+
+import json
+import sys
+
+import jax
+import numpy as np
+
+from diloco.config import run_config
+from diloco.data import pipeline
+from diloco.learner.device import Device
+from diloco.run.spec import make_blueprint
+from experiments import tests_tiny
+
+STEPS = 6
+
+
+def losses(kind: str, fsdp: int, expert: int, tensor: int, parts: int) -> dict:
+  """Losses of AdamW steps with a snapshot and a blend after each."""
+  config = tests_tiny.get_config()
+  config.model.update(kind=kind, heads=4, kv_heads=4, head_dim=8)
+  # The balance of experts is of a part of the batch: no mean over its rows.
+  config.model.update(experts=4, top_k=2, aux_weight=0.0)
+  config.data.batch = 8
+  config.inner.accumulate = parts
+  config.mesh.update(fsdp=fsdp, expert=expert, tensor=tensor)
+  config.protocol.update(blend='mix', blend_alpha=0.5)
+  blueprint = make_blueprint(run_config.build(config))
+  device = Device(blueprint, jax.devices()[: fsdp * expert * tensor])
+  params, state = device.init(blueprint.initial_parameters())
+  theta = blueprint.initial_fragments()
+  dataset = pipeline.make_dataset(
+    blueprint.text.train, config.data.seq_len, config.data.batch, 4, 0, 0
+  )
+  found, sizes = [], []
+  for i in range(STEPS):
+    batch = device.put_batch(dataset[i])
+    params, state, metrics = device.step(params, state, batch, 0.01, (0, i))
+    found.append(float(metrics['loss']))
+    p = i % len(theta)
+    snapshot = device.snapshot(p, params)
+    moved = sum(
+      float(np.abs(np.asarray(snapshot[k]) - theta[p][k]).sum())
+      for k in theta[p]
+    )
+    assert moved > 0, 'the snapshot is not of the parameters after the step'
+    placed = device.put_fragment(p, theta[p])
+    params = device.blend(p, params, placed, placed)
+    for each in (*snapshot.values(), *placed.values()):
+      sizes += [shard.data.size for shard in each.addressable_shards]
+  shards = {
+    path: x.addressable_shards[0].data.shape for path, x in params.items()
+  }
+  moments = jax.tree.leaves(state)
+  return {
+    'losses': found,
+    'largest_shard': max(int(np.prod(s)) for s in shards.values()),
+    'largest_exchanged_shard': max(sizes),
+    'largest_moment_shard': max(
+      int(np.prod(x.addressable_shards[0].data.shape)) for x in moments
+    ),
+  }
+
+
+def main(kind: str, *meshes: str):
+  found = {mesh: losses(kind, *map(int, mesh.split('x'))) for mesh in meshes}
+  print(json.dumps(found))
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])

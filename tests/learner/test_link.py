@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a learner keeps for a syncer that does not answer."""
+
+import zlib
+
+import numpy as np
+import pytest
+
+from diloco.learner.connection import OFFERS_MAX, Session
+from diloco.protocol.messages import Payload
+from diloco.transport.data_plane import NotOffered
+from diloco.transport.memory import MemoryNetwork, MemoryPlane
+
+DATA = np.arange(8, dtype=np.uint8)
+
+
+def _pull(inlet, handle):
+  payload = Payload(handle, 'int4', DATA.nbytes, zlib.crc32(DATA))
+  return inlet.pull(payload, 1.0)
+
+
+@pytest.fixture
+def ends():
+  network = MemoryNetwork()
+  outlet = MemoryPlane(network).outlet('syncer')
+  return Session(1, None, [outlet]), MemoryPlane(network).inlet(outlet.address)
+
+
+@pytest.fixture
+def full(ends):
+  session, inlet = ends
+  for handle in range(OFFERS_MAX):
+    assert session.has_room(0)
+    session.offer(0, handle, [DATA])
+  return session, inlet
+
+
+def test_offers_of_one_fragment_are_bounded(full):
+  session, _ = full
+  assert not session.has_room(0)
+
+
+def test_what_was_offered_can_still_be_pulled(full):
+  _, inlet = full
+  for handle in range(OFFERS_MAX):
+    np.testing.assert_array_equal(_pull(inlet, handle), DATA)
+
+
+def test_a_retired_offer_makes_room(full):
+  session, inlet = full
+  session.retire(2)
+  assert session.has_room(0)
+  with pytest.raises(NotOffered):
+    _pull(inlet, 2)
+
+
+def test_fragments_do_not_displace_each_other(full):
+  session, _ = full
+  assert session.has_room(1)

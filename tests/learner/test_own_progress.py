@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An offer holds a learner's own work and nothing else, under every blend.
+
+Values are dyadic, so that sums are exact and equality is to the bit.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from diloco.config import run_config
+from diloco.learner.device import Device
+from diloco.learner.own_progress import OwnProgress
+from diloco.numerics.blend import NAMES
+from diloco.protocol.learner.events import Apply
+from diloco.run.spec import make_blueprint
+from tests.in_process.lockstep import toy_config, toy_model
+
+OTHERS = 0.5  # What an update brings, everywhere.
+
+
+class _Own:
+  """One fragment of a learner that makes no step unless `train` is called."""
+
+  def __init__(self, blend: str):
+    config = toy_config(
+      learners=2, fragments=1, sync_every_steps=4, overlap_steps=1, blend=blend
+    )
+    if blend == 'mix':
+      config.protocol.blend_alpha = 0.5
+    blueprint = make_blueprint(run_config.build(config), toy_model())
+    self._device = Device(blueprint)
+    rounded = [
+      {name: np.round(x * 64) / 64 for name, x in theta.items()}
+      for theta in blueprint.initial_fragments()
+    ]
+    params, _ = self._device.init(blueprint.initial_parameters())
+    placed = self._device.put_fragment(0, rounded[0])
+    self._params = self._device.overwrite(0, params, placed)
+    self._own = OwnProgress(
+      self._device, blend, dict(enumerate(rounded)), self._params
+    )
+    self._own_blend = blend
+    self._carries = blend == 'carry'
+    self._keep = ()
+    self._of_base = ()  # Handles of offers on the base of now.
+    self._version = 0
+
+  def restart(self):
+    """Of a checkpoint: θ and the bases are all that is known."""
+    self._own = OwnProgress(
+      self._device, self._own_blend, self._own.bases, self._params
+    )
+
+  def train(self, progress: float):
+    """θ += progress."""
+    self._params = jax.tree.map(lambda x: x + progress, self._params)
+
+  def offer(self, handle: int) -> set[float]:
+    """The values of the outer gradient."""
+    theta = self._own.snapshot(0, self._params, handle, self._keep)
+    self._keep = (*self._keep, handle)
+    self._of_base = (*self._of_base, handle)
+    reference = self._own.reference(0)
+    return {
+      float(v)
+      for name in theta
+      for v in np.unique(np.asarray(reference[name]) - np.asarray(theta[name]))
+    }
+
+  def update(self, merged: int = 0):
+    """Θ_p of the next version; `merged`: the own offer that it has."""
+    self._version += 1
+    base = self._own.bases[0]
+    theta = {name: x + np.float32(OTHERS) for name, x in base.items()}
+    placed = self._device.put_fragment(0, theta)
+    if merged:
+      self._keep = ()
+    carries = self._carries and merged in self._of_base
+    said = Apply(0, self._version, carries, merged, self._keep)
+    self._of_base = ()
+    self._params = self._own.take_in(
+      0, self._params, theta, placed, said, training=True
+    )
+
+
+@pytest.mark.parametrize('blend', NAMES)
+def test_who_learns_nothing_offers_nothing(blend):
+  own = _Own(blend)
+  own.update()
+  assert own.offer(1) == {0.0}
+  own.update()
+  assert own.offer(2) == {0.0}
+  own.update(merged=2)
+  assert own.offer(3) == {0.0}
+  own.update()
+  own.update(merged=3)
+  assert own.offer(4) == {0.0}
+
+
+def test_carry_keeps_what_came_after_the_copy_that_was_merged():
+  own = _Own('carry')
+  own.train(0.25)
+  assert own.offer(1) == {-0.25}
+  own.update()  # Without it: the update overwrites.
+  assert own.offer(2) == {0.0}
+  own.train(0.125)
+  assert own.offer(3) == {-0.125}
+  own.train(0.0625)
+  own.update(merged=3)
+  assert own.offer(4) == {-0.0625}
+
+
+def test_carry_counts_from_the_copy_that_was_merged_not_the_newest():
+  own = _Own('carry')
+  own.train(0.25)
+  own.offer(1)
+  own.train(0.125)
+  own.offer(2)
+  own.update(merged=1)
+  assert own.offer(3) == {-0.125}
+
+
+@pytest.mark.parametrize('blend', ['overwrite', 'mix'])
+def test_the_others_offer_what_came_since_the_update(blend):
+  own = _Own(blend)
+  own.train(0.25)
+  own.offer(1)
+  own.update()
+  own.train(0.125)
+  assert own.offer(2) == {-0.125}
+
+
+def test_mix_offers_after_a_restart_only_what_came_since():
+  """The process before has left what a checkpoint does not tell from work."""
+  own = _Own('mix')
+  own.train(0.25)
+  own.update()
+  own.train(0.125)
+  own.restart()
+  assert own.offer(1) == {0.0}
+  own.train(0.0625)
+  assert own.offer(2) == {-0.0625}

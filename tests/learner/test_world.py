@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A JAX world under the supervisor loses a host, and is there again."""
+
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import pytest
+
+from launch.program import Role, on_this_machine
+from launch.supervisor import Supervisor
+from tests.backends.launch_values import a_config
+
+pytestmark = pytest.mark.beside
+
+DEADLINE_S = 240.0  # On a machine that others work on too.
+MEMBER = pathlib.Path(__file__).parent / 'world_member.py'
+SUM = '4 devices of 2 hosts: 6.0'
+
+
+def test_a_world_of_two_hosts(tmp_path):
+  """Two processes, each with half of the mesh's four devices, of the CPU."""
+  each, _ = on_this_machine(a_config(4), '2,1', True, '')
+  argv = (sys.executable, str(MEMBER))
+  role = Role('learner-0', argv, hosts=each.hosts, environment=each.environment)
+  pids = {}
+
+  def announce(event):
+    if event.event == 'started':
+      pids[event.process] = event.pid
+
+  watched = Supervisor(
+    [role],
+    log=lambda name: tmp_path / f'{name}.log',
+    environment=os.environ | {'JAX_PLATFORMS': 'cpu'},
+    restarts_max=2,  # They need no second attempt to meet.
+    restart_delay_s=0.05,
+    announce=announce,
+  )
+  with watched:
+    _until_summed(watched, tmp_path)
+    for starts, victim in ((2, 'learner-0.1'), (3, 'learner-0')):
+      os.kill(pids[victim], signal.SIGKILL)
+      killed_at_s = time.monotonic()
+      while watched.states()[0].starts < starts:
+        watched.poll()
+        time.sleep(0.01)
+      assert time.monotonic() - killed_at_s < 5.0  # No heartbeat was awaited.
+      for path in tmp_path.glob('*.log'):  # Of the last world.
+        path.write_text('')
+      _until_summed(watched, tmp_path)
+
+
+def _until_summed(watched, folder):
+  logs = [folder / 'learner-0.log', folder / 'learner-0.1.log']
+  give_up_at_s = time.monotonic() + DEADLINE_S
+  while not all(path.exists() and SUM in path.read_text() for path in logs):
+    assert time.monotonic() < give_up_at_s, logs[0].read_text()
+    watched.poll()
+    assert watched.failure is None, logs[0].read_text()
+    time.sleep(0.02)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes are killed; the simulator, told when, predicts goodput."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from diloco.config import run_config
+from diloco.metrics.workdir import Workdir, learner_name
+from diloco.prediction import history as prediction_history
+from diloco.prediction import report
+from experiments import faults
+from tests.chaos.live_run import LiveRun
+
+pytestmark = pytest.mark.alone
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+LEARNERS = 3
+START_S = 120.0  # Until everybody is merged, on a busy machine.
+CALM_S = 4.0
+POINTS = 5.0  # Done when 5 of the issue.
+STEP_FLOOR_S = 0.05
+RESTART_DELAY_S = 0.5
+
+
+def settings():
+  """As a value, and as the flags that give processes the same."""
+  config = faults.get_config(f'learners={LEARNERS},steps=100000')
+  config.run.update(step_floor_s=STEP_FLOOR_S, restart_delay_s=RESTART_DELAY_S)
+  path = REPOSITORY / 'experiments' / 'faults.py'
+  flags = [
+    f'--config={path}:learners={LEARNERS},steps=100000',
+    f'--config.run.step_floor_s={STEP_FLOOR_S}',
+    f'--config.run.restart_delay_s={RESTART_DELAY_S}',
+  ]
+  return run_config.build(config), flags
+
+
+def kill_and_wait(run: LiveRun, learner: int):
+  """kill -9; until its next process was merged."""
+  name = learner_name(learner)
+  run.supervisor.kill(name, 'by the test')
+  starts = sum(e.process == name and e.event == 'started' for e in run.events)
+
+  def is_back() -> bool:
+    started = [
+      e.time_s for e in run.events if e.process == name and e.event == 'started'
+    ]
+    return len(started) > starts and bool(run.merges(started[-1], learner))
+
+  run.until(is_back, START_S, f'{name} is merged again')
+
+
+@pytest.mark.timeout(600)
+def test_a_chaos_run_and_its_simulation_agree_on_goodput(tmp_path):
+  """Two kills; what else the machine does meanwhile must not matter here.
+
+  So what start-ups took is known: this is about what follows from them.
+  """
+  root = tmp_path / 'run'
+  root.mkdir()
+  config, flags = settings()
+  with LiveRun(
+    config,
+    flags,
+    Workdir(root),
+    RESTART_DELAY_S,
+    announce=lambda event: None,
+  ) as run:
+    run.until(lambda: run.all_merge(0.0), START_S, 'everybody is merged')
+    run.spend(CALM_S)
+    kill_and_wait(run, 1)
+    kill_and_wait(run, 2)
+    run.spend(CALM_S)
+  history = prediction_history.read(root)
+  assert [life.process for life in history.deaths()] == [
+    'learner-1',
+    'learner-2',
+  ]
+  measured, predicted = goodputs(root)
+  assert 30 < measured < 97, 'nothing was to be seen'
+  assert abs(predicted - measured) <= POINTS, (measured, predicted)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize('seed', [1, 2, 3])
+def test_a_soak_and_its_simulation_agree_on_goodput(tmp_path, seed):
+  """Eight kills of all roles, two at once, some in a start-up."""
+  root = tmp_path / 'run'
+  done = subprocess.run(
+    [
+      *(sys.executable, '-m', 'tests.chaos.soak', '--kills=8'),
+      *(f'--seed={seed}', f'--workdir={root}'),
+    ],
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  measured, predicted = goodputs(root)
+  assert abs(predicted - measured) <= POINTS, (measured, predicted)
+
+
+def goodputs(root: pathlib.Path) -> tuple[float, float]:
+  """Measured and predicted, %, where the length of start-ups is known."""
+  page = report.report(root, 8, lambda text: None)
+  agreement = next(part for part in page.parts if part.name == 'agreement')
+  _, measured, predicted, *_ = next(
+    row for row in agreement.rows if row[0] == 'goodput, %, start-ups known'
+  )
+  return measured, predicted

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes train the user's own model; the lab ends in the same bytes.
+
+τ = 0 and K = M: then no clock decides anything, and the lab, which has other
+clocks, must come to the same Θ by its own machines.
+"""
+
+import pytest
+
+from diloco.metrics.status import read_evaluation, read_summary
+from diloco.metrics.workdir import EVALUATOR
+from diloco.metrics.writer import read_jsonl
+from tests.processes.processes import EXIT_CONFIG, START_S, Processes
+
+pytestmark = pytest.mark.alone
+
+RUN_S = 2 * START_S  # Two processes after each other.
+CONFIG = '--config=experiments/own_model.py:quicktest'
+SYNCHRONOUS = (
+  '--config.protocol.overlap_steps=0',
+  '--config.protocol.quorum=2',
+  '--config.run.eval_every_rounds=8',
+)
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """A run of the launcher, with all its processes."""
+  with Processes(tmp_path_factory.mktemp('own_model')) as processes:
+    flags = (CONFIG, *SYNCHRONOUS)
+    local = processes.start_without_config('launch', 'launch.local', *flags)
+    assert processes.exit_code(local, RUN_S) == 0, processes.tails()
+    yield processes
+
+
+def test_every_round_merges_both(trained):
+  """Whoever was compiled first has waited for the other."""
+  merged = [len(line['shares']) for line in trained.tape('Publish')]
+  assert set(merged) == {2}
+  assert read_summary(trained.workdir.summary).rounds == len(merged)
+
+
+def test_t_is_the_step_of_all(trained):
+  """No report is counted that an offer had already counted."""
+  steps = [line['step'] for line in trained.tape('Publish')]
+  assert steps == [2 * r for r in range(1, 21)] + [40]
+
+
+def test_it_is_evaluated(trained):
+  """It gives no logits, so no bits: that is for language models."""
+  evaluation = read_evaluation(trained.workdir.evaluation)
+  assert evaluation.final_loss < evaluation.initial_loss
+  assert evaluation.final_bits_per_byte is None
+
+
+def test_an_evaluator_follows(trained):
+  """How often, in so short a run, is open: nobody waits for it.
+
+  One more that comes after the end evaluates what is left, if anything is.
+  """
+  late = trained.start_without_config(
+    'evaluator-late', 'diloco.evaluator', CONFIG, *SYNCHRONOUS
+  )
+  assert trained.exit_code(late) == 0, trained.tails()
+  records = read_jsonl(trained.workdir.metrics(EVALUATOR))
+  assert records
+  for each in records:
+    assert each['step'] == min(2 * each['round'], 40)
+    assert each['eval/loss'] > 0
+    assert 0 < each['eval/merged_tokens'] <= 2 * 40 * 4 * 32
+
+
+def test_the_evaluator_did_not_die(trained):
+  started = [
+    each
+    for each in read_jsonl(trained.workdir.events)
+    if (each['process'], each['event']) == (EVALUATOR, 'started')
+  ]
+  assert len(started) == 1
+
+
+def test_the_lab_by_itself_ends_in_the_same_bytes(trained):
+  follow = trained.start_without_config(
+    'follow', 'diloco.lab.follow', '--notapes'
+  )
+  assert trained.exit_code(follow) == 0, trained.tails()
+  assert 'the same bytes' in follow.output
+
+
+def test_a_model_that_is_not_there_ends_the_run(tmp_path):
+  with Processes(tmp_path) as processes:
+    other = '--config.model.kind=nowhere.at_all:model'
+    syncer = processes.start_without_config(
+      'syncer', 'diloco.syncer', CONFIG, other
+    )
+    assert processes.exit_code(syncer) == EXIT_CONFIG
+    (error,) = syncer.errors
+    assert error.startswith("error: model.kind='nowhere.at_all:model': No mod")

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs by the launcher, and a run of unlike learners."""
+
+import signal
+
+import psutil
+import pytest
+
+from diloco.metrics.status import read_evaluation, read_status, read_summary
+from diloco.metrics.writer import read_jsonl
+from diloco.prediction import history
+from diloco.report import run_reader
+from tests.processes.processes import SLOW, START_S, Processes
+from tests.transport import credentials
+
+pytestmark = pytest.mark.alone
+
+FRAGMENTS = 2  # P of the tiny configuration.
+
+
+@pytest.fixture(scope='module')
+def killed(tmp_path_factory):
+  """A run to its end, in which learner 1 is killed and comes back."""
+  with _launched(
+    tmp_path_factory.mktemp('killed'),
+    'protocol.total_steps=1000',
+    "faults=('kill learner 1 at 0.08',)",
+  ) as processes:
+    yield processes
+
+
+@pytest.fixture(scope='module')
+def over_grpc(tmp_path_factory):
+  """A shorter run over gRPC alone, under mTLS and with a token."""
+  folder = credentials.copied(tmp_path_factory.mktemp('access'))
+  with _launched(
+    tmp_path_factory.mktemp('over_grpc'),
+    'protocol.total_steps=200',
+    'transport.data_plane=grpc',
+    flags=(
+      f'--tls_ca={folder}/ca.pem',
+      f'--tls_cert={folder}/run.pem',
+      f'--tls_key={folder}/run.key',
+      f'--tls_name={credentials.NAME}',
+      f'--token_file={folder}/run.token',
+    ),
+  ) as processes:
+    yield processes
+
+
+@pytest.fixture(params=['killed', 'over_grpc'])
+def run(request):
+  return request.getfixturevalue(request.param)
+
+
+def _launched(root, *overrides, flags=()) -> Processes:
+  """Runs the launcher to its end."""
+  # Not its own folder of compiled programs, but that of all tests.
+  overrides = (*SLOW, 'run.compilation_cache=false', *overrides)
+  with Processes(root, *overrides) as processes:
+    launcher = processes.start('launcher', 'launch.local', *flags)
+    code = processes.exit_code(launcher, deadline_s=200.0)
+  assert code == 0, f'{code=}\n{processes.tails()}'
+  return processes
+
+
+def test_all_learners_are_merged(run):
+  """Quickstart, Done-when 1: all learners stand in the participation table."""
+  summary = read_summary(run.workdir.summary)
+  rounds = {each.learner: each.rounds for each in summary.learners}
+  assert sorted(rounds) == [0, 1]
+  assert min(rounds.values()) > 0, rounds
+
+
+def test_killed_learner_comes_back(killed):
+  """`launch.local` restarts what dies, and the run takes it in again."""
+  summary = read_summary(killed.workdir.summary)
+  assert [each.incarnations for each in summary.learners] == [1, 2]
+  merged = {
+    share['incarnation']
+    for line in killed.merged(1)
+    for share in line['shares']
+    if share['learner'] == 1
+  }
+  assert len(merged) == 2, f'merged incarnations: {merged}'
+
+
+def test_all_displays_have_one_goodput(killed):
+  """The last status, the end table's summary, the page, the replay."""
+  workdir = killed.workdir
+  told = read_summary(workdir.summary).goodput
+  assert 0.2 < told < 1.0
+  assert read_status(workdir.status).goodput == told
+  assert run_reader.read(workdir.root, 'run').goodput == told
+  assert history.read(workdir.root).goodput == told
+
+
+def test_loss_falls(run):
+  """The global model learns: int4 both ways, on either data plane."""
+  evaluation = read_evaluation(run.workdir.evaluation)
+  assert evaluation.final_loss < evaluation.initial_loss
+
+
+def test_plot_is_drawn(killed):
+  """The run leaves a loss plot."""
+  assert killed.workdir.loss_plot.stat().st_size > 0
+
+
+def test_versions_rise_by_one_per_close(run):
+  """Invariant 1 of the protocol: rounds close in order, each is a version."""
+  closes = run.tape('Publish')
+  assert [c['round'] for c in closes] == list(range(1, len(closes) + 1))
+  for p in range(FRAGMENTS):
+    versions = [c['version'] for c in closes if c['fragment'] == p]
+    assert versions == list(range(1, len(versions) + 1)), f'fragment {p}'
+
+
+def test_no_process_is_left(run):
+  """`launch.local` leaves no process behind, and says so in pids.json."""
+  assert run.pids_left() == []
+  started = {
+    line['pid']
+    for line in read_jsonl(run.workdir.events)
+    if line['event'] == 'started'
+  }
+  folder = str(run.workdir.root)
+  left = [
+    process.pid
+    for process in psutil.process_iter(['cmdline'])
+    if any(folder in word for word in process.info['cmdline'] or ())
+  ]
+  assert started
+  assert left == []
+
+
+def test_learners_of_one_and_of_four_devices_train_together(tmp_path):
+  """A learner's mesh is its own affair: it is no part of the agreement.
+
+  The first stands still until the second is ready, or it might well finish
+  the run before that has compiled its step.
+  """
+  overrides = (
+    *SLOW,
+    'model.kv_heads=2',
+    'protocol.total_steps=300',
+    'protocol.patience=60.0',
+  )
+  with Processes(tmp_path, *overrides) as processes:
+    syncer = processes.syncer()
+    four = processes.learner(
+      0,
+      'mesh.fsdp=2',
+      'mesh.tensor=2',
+      environment={'JAX_NUM_CPU_DEVICES': '4'},
+    )
+    processes.until_merged(0)
+    four.send(signal.SIGSTOP)
+    one = processes.learner(1)
+    processes.until(
+      lambda: len(processes.tape('ready')) == 2,
+      START_S,
+      'learner 1 is ready',
+    )
+    four.send(signal.SIGCONT)
+    codes = [processes.exit_code(each) for each in (syncer, four, one)]
+    assert codes == [0, 0, 0], processes.tails()
+    both = [line for line in processes.merged(0) if len(line['shares']) == 2]
+    assert both, 'no round merged both learners'

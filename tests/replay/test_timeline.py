@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tapes as they are read and printed; `--rewrite` writes the golden text."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from diloco.metrics.files import Malformed
+from diloco.metrics.jsonl import CorruptLine, read_jsonl
+from diloco.metrics.workdir import Workdir
+from diloco.protocol.incarnation import incarnation_of
+from diloco.protocol.syncer import events as syncer_events
+from diloco.replay import timeline, timeline_text
+from diloco.run import event_log, tape_events
+from diloco.run.event_log import read_tapes
+from tests.replay import taped
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+GOLDEN = pathlib.Path(__file__).with_name('timeline.txt')
+FIRST, AGAIN, OTHER = 1000, 2000, 1001  # Processes of learners 1, 1 and 0.
+
+
+def _share(learner, process, weight, base, step):
+  incarnation = incarnation_of(process, 1)
+  return syncer_events.Share(
+    learner, incarnation, weight, 7, 0.25, 0.5, base, 4, 512, step
+  )
+
+
+def _round(time_s, number, version, shares, reason, closes=True):
+  fragment = (number - 1) % 2
+  merge = syncer_events.Merge(
+    number, fragment, version, 4 * number, shares, 0.5, 0.1, reason
+  )
+  lines = [taped.line(time_s, merge)]
+  if closes:
+    publish = tape_events.Publish(
+      number, fragment, version, 4 * number, shares, ((0, 1),), (4,), 0.2, 77
+    )
+    lines.append(taped.line(time_s + 0.2, publish))
+  return lines
+
+
+def _record(time_s, kind, learner, reason):
+  fields = {'time_s': time_s, 'kind': kind}
+  return fields | {'learner': learner, 'reason': reason}
+
+
+def _greet(time_s, learner, process, step, position):
+  incarnation = incarnation_of(process, 1)
+  return taped.line(
+    time_s,
+    syncer_events.Greet(
+      learner, incarnation, step, 0, (0, 0), position, (), False, ()
+    ),
+  )
+
+
+def _started(time_s, closed_round, versions):
+  return taped.line(
+    time_s,
+    tape_events.Started(closed_round, versions, (1, 2), versions, (1, 2)),
+  )
+
+
+@pytest.fixture
+def workdir(tmp_path) -> Workdir:
+  """A run with a death, a refusal, and a syncer that starts twice."""
+  both = (_share(0, OTHER, 0.75, 0, 4), _share(1, FIRST, 0.25, 0, 4))
+  late = (_share(0, OTHER, 0.5, 0, 9), _share(1, AGAIN, 0.5, 0, 3))
+  syncer = [
+    _started(100.0, 0, (0, 0)),
+    _greet(101.0, 0, OTHER, 0, 0),
+    _record(101.0, 'joined', 0, 'incarnation 4100097'),
+    _record(101.5, 'ready', 0, 'starts at step 0'),
+    _greet(102.0, 1, FIRST, 0, 0),
+    _record(102.5, 'ready', 1, 'starts at step 0'),
+    *_round(103.0, 1, 1, both, 'everyone is in'),
+    _record(104.0, 'pull_failed', 1, 'PeerLost: gone'),
+    _record(104.1, 'left', 1, 'the connection was lost'),
+    *_round(105.0, 2, 1, both[:1], 'window over, 1/1 offers, 1 live'),
+    *_round(106.0, 3, 2, both[:1], 'everyone is in', closes=False),
+    _started(108.0, 2, (1, 1)),
+    _greet(110.0, 1, AGAIN, 9, 5),
+    *_round(111.0, 3, 2, late, 'everyone is in'),
+    _record(112.0, 'left', 0, 'goodbye: run is over'),
+    taped.line(112.5, syncer_events.End(12, 3)),
+  ]
+  learners = {
+    0: [
+      taped.line(
+        101.2, tape_events.Begin(OTHER, 0, 0, tape_events.SEED, taped.MACHINE)
+      ),
+      taped.line(102.9, tape_events.Snapshot(OTHER, 4, 1, 0, 0, 7)),
+      taped.line(103.4, tape_events.Apply(OTHER, 5, 0, 1, 77, False, 7, 9, 0)),
+      taped.line(111.9, tape_events.Cease(OTHER, 12)),
+      taped.line(112.1, tape_events.Leave(OTHER, 12, 'run is over')),
+    ],
+    1: [
+      taped.line(
+        110.2,
+        tape_events.Begin(
+          AGAIN,
+          0,
+          5,
+          tape_events.Source('peer', 0, OTHER, 7, (1, 0), (77, 2)),
+          taped.MACHINE,
+        ),
+      ),
+      taped.line(110.3, tape_events.Progress(AGAIN, 0, 9)),
+    ],
+  }
+  return taped.write(tmp_path, syncer, learners)
+
+
+def test_timeline_is_as_it_was(workdir, request):
+  tapes = read_tapes(workdir)
+  found = timeline.happenings(tapes)
+  rows = [
+    *timeline_text.timeline(
+      timeline.chosen(found, None, 0.0, 1e9, frozenset()),
+      timeline_text.learner_ids(tapes),
+    ),
+    '',
+    *timeline_text.summary(tapes),
+  ]
+  text = '\n'.join(rows) + '\n'
+  if request.config.getoption('--rewrite'):
+    GOLDEN.write_text(text)
+  assert text == GOLDEN.read_text(), 'pytest --rewrite, and read the diff'
+
+
+def test_one_learner_is_shown_with_its_steps(workdir):
+  found = timeline.happenings(read_tapes(workdir))
+  shown = timeline.chosen(found, 0, 2.0, 4.0, frozenset())
+  assert [each.kind for each in shown] == ['snapshot', 'round', 'apply']
+
+
+def test_only_the_kinds_asked_for_are_shown(workdir):
+  found = timeline.happenings(read_tapes(workdir))
+  kinds = frozenset({'lost', 'restart', 'unclosed'})
+  shown = timeline.chosen(found, None, 0.0, 1e9, kinds)
+  assert [each.kind for each in shown] == ['lost', 'unclosed', 'restart']
+
+
+def test_a_run_of_the_lab_has_processes_without_a_pid(workdir):
+  record = {'time_s': 0.0, 'process': 'learner-1', 'event': 'started'}
+  line = json.dumps({**record, 'detail': 'for a while'})
+  workdir.events.write_text(line + '\n')
+  found = timeline.happenings(read_tapes(workdir))
+  (said,) = (each.words for each in found if each.kind == 'process')
+  assert said == 'learner-1 started: for a while'
+
+
+@pytest.mark.parametrize('learners', [1, 3, 4, 8, 9, 60])
+def test_rows_fit_whatever_the_number_of_learners(learners):
+  shares = tuple(_share(m, FIRST, 1 / learners, 0, 4) for m in range(learners))
+  merge = syncer_events.Merge(
+    10_000, 3, 10_000, 100_000, shares, 0.0, 0.0, 'no reason known here'
+  )
+  who = timeline.Happening(
+    99999.0, 'round', 'round 10000', frozenset(), '', merge
+  )
+  rows = list(timeline_text.timeline([who], range(learners)))
+  assert len(rows) == 2
+  assert max(len(row) for row in rows) <= timeline_text.COLUMNS
+
+
+def test_a_torn_last_line_is_left_out_and_told(workdir):
+  path = workdir.learner_tape(0)
+  path.write_bytes(path.read_bytes()[:-20])
+  tapes = read_tapes(workdir)
+  assert tapes.torn == (path,)
+  assert len(tapes.learners[0]) == 4
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'kind': 'Jump'}, r"learner-0\.jsonl:2: kind 'Jump'"),
+    ({'step': '4'}, r"learner-0\.jsonl:2: Snapshot\.step='4'"),
+    ({'round': None}, r'learner-0\.jsonl:2: Snapshot\.round=None'),
+    ({'extra': 1}, r'learner-0\.jsonl:2: Snapshot: .* extra'),
+  ],
+)
+def test_a_malformed_line_is_named(workdir, change, message):
+  path = workdir.learner_tape(0)
+  lines = path.read_text().splitlines()
+  lines[1] = json.dumps(json.loads(lines[1]) | change)
+  path.write_text('\n'.join(lines) + '\n')
+  with pytest.raises(Malformed, match=message):
+    read_tapes(workdir)
+
+
+def test_a_changed_digit_of_a_tape_is_noticed(tmp_path):
+  path = tmp_path / 'tape.jsonl'
+  lines = event_log.Lines(path)
+  lines.append(tape_events.Cease(FIRST, step=1234))
+  lines.close()
+  [said] = read_jsonl(path)
+  assert said['step'] == 1234
+  path.write_text(path.read_text().replace('1234', '1235'))
+  with pytest.raises(CorruptLine, match='has the checksum'):
+    read_jsonl(path)
+
+
+def test_the_main_prints_without_jax(workdir):
+  code = (
+    'import sys, runpy; sys.argv = sys.argv[:1] + [sys.argv[1]]\n'
+    'try: runpy.run_module("diloco.tape", run_name="__main__")\n'
+    'finally: assert "jax" not in sys.modules'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', code, str(workdir.root)],
+    cwd=REPOSITORY,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout == GOLDEN.read_text()
+
+
+def test_the_main_says_what_is_wrong(tmp_path):
+  done = subprocess.run(
+    [sys.executable, '-m', 'diloco.tape', str(tmp_path)],
+    cwd=REPOSITORY,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 78
+  assert done.stderr == f'error: no event tape at {tmp_path}/tape.jsonl\n'

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m diloco.report`, in processes of its own as users start it."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.prediction import recorded
+
+ROOT = pathlib.Path(__file__).parents[2]
+SWEEP = ROOT / 'tests' / 'report' / 'tiny_sweep'
+WHAT_IS_LOADED = """
+import sys
+from diloco.config import flags
+from diloco.report import __main__ as report
+try:
+  flags.run_without_config(report.main)
+finally:
+  print([m for m in ('jax', 'flax', 'optax', 'grain', 'grpc', 'orbax')
+         if m in sys.modules], file=sys.stderr)
+"""
+
+
+def start(*argv):
+  return subprocess.run(
+    [sys.executable, '-c', WHAT_IS_LOADED, *map(str, argv)],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    timeout=60,
+  )
+
+
+@pytest.fixture(scope='module', name='outdir')
+def fixture_outdir(tmp_path_factory):
+  return tmp_path_factory.mktemp('report') / 'page'
+
+
+@pytest.fixture(scope='module', name='done')
+def fixture_done(tmp_path_factory, outdir):
+  """Of a run and a sweep together."""
+  run = tmp_path_factory.mktemp('runs') / 'run'
+  recorded.write(run, 10.0, {})
+  return start(f'--workdir={run}', f'--workdir={SWEEP}', f'--outdir={outdir}')
+
+
+def test_it_writes_a_page_pictures_and_tables(done, outdir):
+  assert done.returncode == 0, done.stderr
+  names = {path.name for path in outdir.iterdir()}
+  assert names >= {
+    'page.html', 'report.json', 'runs.csv', 'sweep.csv', 'loss-tokens.png',
+    'loss-time.png', 'goodput.png', 'timeline.png', 'sweep-loss.png',
+    'sweep-gap-0.png', 'sweep-differences-0.png',
+  }  # fmt: skip
+  assert f'page: {outdir / "page.html"}' in done.stderr
+
+
+def test_the_json_is_one_of_the_same_parts(done, outdir):
+  parts = json.loads((outdir / 'report.json').read_text())['parts']
+  assert {'table', 'chart', 'timeline', 'intervals'} == {
+    each['part'] for each in parts
+  }
+
+
+def test_nothing_of_jax_is_loaded(done):
+  assert done.stderr.splitlines()[-1] == '[]'
+
+
+@pytest.mark.parametrize(
+  ('argv', 'reason'),
+  [
+    ((), 'error: --workdir: is missing'),
+    (('--workdir=/nowhere',), 'error: --workdir: /nowhere: is no folder'),
+    ((f'--workdir={ROOT / "diloco"}',), 'holds neither a run'),
+    (('--workdr=x',), 'workdr'),
+    ((f'--workdir={SWEEP}', '--outdir=/proc/no'), 'error: --outdir=/proc/no'),
+  ],
+)
+def test_what_can_not_be_shown_is_refused(argv, reason):
+  done = start(*argv)
+  assert done.returncode == 78, done.stderr
+  assert reason in done.stderr
+  assert done.stdout == ''

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ports between the hosts of a learner: where they are, and for whom."""
+
+import ipaddress
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from diloco.config.hardware import GROUP_SECRET
+from diloco.learner.hosts import process_group
+from diloco.run import exposure
+from diloco.transport.auth import Access
+from tests.learner.groups import Group
+from tests.processes.processes import ENDLESS, START_S, Processes
+
+pytestmark = pytest.mark.beside
+
+ON_TWO = (*ENDLESS, 'mesh.fsdp=2', 'run.step_floor_s=0.05')
+STRANGER = pathlib.Path(__file__).parent / 'stranger.py'
+SECRET = {GROUP_SECRET: 'of this start'}
+LISTENS = '0A'  # The state in /proc/net/tcp.
+
+
+def listening(pid: int) -> list[str]:
+  """The addresses at which a process listens by TCP, such as '127.0.0.1:80'."""
+  folder = pathlib.Path(f'/proc/{pid}')
+  inodes = set()
+  for each in (folder / 'fd').iterdir():
+    try:
+      target = str(each.readlink())
+    except OSError:
+      continue  # Closed meanwhile.
+    inodes.add(target.removeprefix('socket:[').removesuffix(']'))
+  found = []
+  for table in ('tcp', 'tcp6'):
+    for line in (folder / 'net' / table).read_text().splitlines()[1:]:
+      _, local, _, state, *rest = line.split()
+      if state != LISTENS or rest[5] not in inodes:
+        continue
+      host, _, port = local.partition(':')
+      raw = b''.join(
+        bytes.fromhex(host[i : i + 8])[::-1] for i in range(0, len(host), 8)
+      )
+      address = ipaddress.ip_address(raw)
+      mapped = getattr(address, 'ipv4_mapped', None) or address
+      found.append(f'{mapped}:{int(port, 16)}')
+  return sorted(found)
+
+
+@pytest.mark.skipif(not os.path.exists('/proc/net/tcp'), reason='Linux only')
+def test_hosts_listen_at_the_address_that_they_were_given(tmp_path):
+  """gRPC's services, the learner's own ports and JAX's coordination."""
+  with Processes(tmp_path, *ON_TWO, 'transport.data_plane=grpc') as processes:
+    processes.syncer()
+    group = Group(processes, 0, 2, 2, SECRET)
+    processes.until_merged(0)
+    found = [listening(member.pid) for member in group.members]
+  assert all(found), found
+  beyond = [
+    each
+    for ports in found
+    for each in ports
+    if not each.startswith('127.0.0.1:')
+  ]
+  assert not beyond, found
+
+
+def test_a_stranger_at_the_coordinator_is_no_host(tmp_path):
+  """It comes first, as host 1 did before hosts proved anything."""
+  with Processes(tmp_path, *ON_TWO) as processes:
+    processes.syncer()
+    with socket.create_server(('127.0.0.1', 0)) as free:
+      port = free.getsockname()[1]
+    first = processes.host(0, 0, 2, port, 2, SECRET)
+    processes.until(lambda: is_open(port), START_S, 'host 0 waits for others')
+    code, said = stranger(f'127.0.0.1:{port}')
+    assert 'joined' not in said, said
+    assert code, said
+    second = processes.host(0, 1, 2, port, 2, SECRET)
+    processes.until_merged(0)
+    for member in (first, second):
+      member.send(signal.SIGTERM)
+      assert processes.exit_code(member) == 143
+
+
+def test_another_secret_is_another_learner_s(tmp_path):
+  with Processes(tmp_path, *ON_TWO) as processes:
+    processes.syncer()
+    with socket.create_server(('127.0.0.1', 0)) as free:
+      port = free.getsockname()[1]
+    processes.host(0, 0, 2, port, 2, SECRET)
+    other = processes.host(0, 1, 2, port, 2, {GROUP_SECRET: 'guessed'})
+    assert processes.exit_code(other) == 1
+    [error] = other.errors
+    assert 'has another secret (--token_file)' in error
+
+
+def test_a_stranger_in_host_1_s_place_gets_nothing(tmp_path):
+  """It finds the port of JAX itself, and is quicker than host 1.
+
+  Host 1 is this test: it proves itself, and is then not in JAX's world.
+  """
+  with Processes(tmp_path, *ON_TWO) as processes:
+    processes.syncer()
+    with socket.create_server(('127.0.0.1', 0)) as free:
+      port = free.getsockname()[1]
+    first = processes.host(0, 0, 2, port, 2, SECRET)
+    lost = []
+    met = process_group.attend(
+      ('127.0.0.1', port),
+      exposure.group_secret(Access(), SECRET[GROUP_SECRET], 0),
+      1,
+      lost.append,
+    )
+    code, said = stranger(met.jax_at)
+    assert code == 0
+    got = [line for line in said.splitlines() if not line.startswith('[Gloo]')]
+    assert got[:-1] == ['joined', 'heard 2 words'], said
+    assert got[-1].startswith('refused: '), said
+    for connection in met._connections:  # As the kernel does for the dead.
+      connection.close(1.0)
+    assert processes.exit_code(first) == 1
+    [error] = first.errors
+    assert error.startswith(
+      'error: --host=0: gone before the learner was whole'
+    )
+
+
+def is_open(port: int) -> bool:
+  try:
+    socket.create_connection(('127.0.0.1', port), timeout=1.0).close()
+  except OSError:
+    return False
+  return True
+
+
+def stranger(address: str) -> tuple[int, str]:
+  """Exit code and stdout of one, at its end."""
+  ended = subprocess.run(
+    [sys.executable, str(STRANGER), address],
+    env=os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '1'},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+    text=True,
+    timeout=START_S,
+    check=False,
+  )
+  return ended.returncode, ended.stdout

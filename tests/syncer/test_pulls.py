@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pulls of the syncer: known by their handle, cancelled, and forgotten."""
+
+import contextlib
+import queue
+import threading
+
+import numpy as np
+import pytest
+
+from diloco.config import run_config
+from diloco.protocol import messages
+from diloco.protocol.syncer import events as syncer_events
+from diloco.run import contributions
+from diloco.run.payload_parts import TransferPace, announced
+from diloco.run.spec import make_blueprint
+from diloco.syncer.shard import Shard
+from diloco.syncer.shard_coordinator import Shards
+from diloco.syncer.shard_registry import FromShard, Roll
+from diloco.transport.data_plane import TimedOut
+from diloco.transport.memory import MemoryNetwork, MemoryPlane
+from experiments import tests_tiny
+
+pytestmark = pytest.mark.beside
+
+WAIT_S = 300.0
+ROUND = 1  # Of fragment 0.
+LEARNER, INCARNATION = 0, 1
+
+
+class HeldPlane(MemoryPlane):
+  """Pulls take the bytes at once, and bring them once they are let go.
+
+  Attributes:
+    began: the handles whose bytes are under way.
+    gates: opened one by one, by handle.
+  """
+
+  def __init__(self, network: MemoryNetwork):
+    super().__init__(network)
+    self.began: queue.SimpleQueue[int] = queue.SimpleQueue()
+    self.gates: dict[int, threading.Event] = {}
+
+  def inlet(self, address: str):
+    inlet = super().inlet(address)
+    take = inlet.pull
+
+    def pull(payload, timeout_s):
+      data = take(payload, timeout_s)
+      self.began.put(payload.handle)
+      assert self.gates[payload.handle].wait(WAIT_S)
+      return data
+
+    inlet.pull = pull
+    return inlet
+
+
+class Syncer:
+  """Shards of one, and a learner's outlet; what the pool says comes last."""
+
+  def __init__(self):
+    config = tests_tiny.get_config()
+    self.blueprint = make_blueprint(run_config.build(config))
+    network = MemoryNetwork()
+    self.plane = HeldPlane(network)
+    self.outlet = MemoryPlane(network).outlet('syncer')
+    self.answers: queue.SimpleQueue = queue.SimpleQueue()
+    self.shard = Shard(
+      self.blueprint,
+      self.plane,
+      shard=0,
+      answer=self.answers.put,
+      crash=self.answers.put,
+    )
+    model = self.shard.model
+    roll = Roll(self.blueprint, self.shard, model.versions(), model.crcs())
+    self.shards = Shards(self.blueprint, self.shard, roll, say=print)
+    admitted = self.shards.admit(
+      LEARNER, INCARNATION, (self.outlet.address,), ''
+    )
+    assert admitted
+
+  def offer(self, handle: int, value: float, c_steps: int) -> messages.Offer:
+    """One whose outer gradient is `value` everywhere."""
+    pieces = self.blueprint.layout.fragments[0]
+    base = self.blueprint.initial_fragments()[0]
+    theta = {name: array - np.float32(value) for name, array in base.items()}
+    data = contributions.encode(base, theta, pieces, self.blueprint.up)
+    self.plane.gates[handle] = threading.Event()
+    self.outlet.offer(handle, data)
+    payload = announced(handle, self.blueprint.up.name, [data])
+    return messages.Offer(ROUND, 0, 0, c_steps, 8 * c_steps, c_steps, payload)
+
+  def pull(self, offer: messages.Offer):
+    self.shards.pull(syncer_events.Pull(ROUND, LEARNER, INCARNATION, offer))
+
+  def cancel(self, handle: int):
+    self.shards.cancel(
+      syncer_events.CancelPull(ROUND, LEARNER, INCARNATION, handle)
+    )
+
+  def let_go(self, handle: int):
+    self.plane.gates[handle].set()
+
+  def next_event(self) -> syncer_events.Event | None:
+    answer = self.answers.get(timeout=WAIT_S)
+    if isinstance(answer, BaseException):
+      raise answer
+    return self.shards.heard(FromShard(0, answer))
+
+
+@pytest.fixture
+def syncer():
+  made = Syncer()
+  with contextlib.closing(made.shard):
+    yield made
+
+
+def test_a_cancelled_pull_is_not_taken_for_the_next(syncer):
+  """The bytes of the older offer come while those of the newer are pulled."""
+  syncer.pull(syncer.offer(1, value=1.0, c_steps=4))
+  assert syncer.plane.began.get(timeout=WAIT_S) == 1
+  syncer.cancel(1)
+  syncer.pull(syncer.offer(2, value=2.0, c_steps=5))
+  assert syncer.plane.began.get(timeout=WAIT_S) == 2
+  syncer.let_go(1)
+  syncer.let_go(2)
+  assert syncer.next_event().handle == 2
+  (found,) = syncer.shard._pulled.values()
+  largest = max(float(np.abs(x).max()) for x in found.values())
+  assert largest > 1.5  # Of the newer one, as far as four bits can say.
+
+
+def test_nothing_is_kept_of_a_cancelled_pull(syncer):
+  offers = [syncer.offer(handle, 1.0, 1) for handle in (1, 2, 3)]
+  syncer.pull(offers[0])
+  assert syncer.plane.began.get(timeout=WAIT_S) == 1
+  syncer.cancel(1)  # Under way.
+  syncer.let_go(1)
+  syncer.pull(offers[1])
+  syncer.let_go(2)
+  assert syncer.next_event().handle == 2
+  syncer.cancel(2)  # Done.
+  assert not syncer.shard._pulled and not syncer.shard._wanted
+  # Of the first no answer came, nor will: the pool has ended it.
+  syncer.shard._pulls.shutdown(wait=True)
+  assert syncer.answers.empty() and not syncer.shard._pulled
+
+
+def test_a_pull_that_was_cancelled_before_its_turn_takes_no_bytes(syncer):
+  """All threads of the pool are busy; what waits behind them is dropped."""
+  busy = syncer.shard._pulls._max_workers
+  for handle in range(1, busy + 1):
+    syncer.pull(syncer.offer(handle, 1.0, 1))
+    syncer.plane.began.get(timeout=WAIT_S)
+  waiting = busy + 1
+  syncer.pull(syncer.offer(waiting, 1.0, 1))
+  syncer.cancel(waiting)
+  for handle in range(1, busy + 1):
+    syncer.let_go(handle)
+  syncer.shard._pulls.shutdown(wait=True)
+  assert syncer.plane.began.empty()
+  assert syncer.answers.qsize() == busy
+
+
+class SlowInlet:
+  """Takes so long by its own clock, or times out."""
+
+  def __init__(self):
+    self.now_s = 0.0
+    self.takes_s = 2.0
+
+  def pull(self, payload, timeout_s):
+    self.now_s += min(self.takes_s, timeout_s)
+    if self.takes_s > timeout_s:
+      raise TimedOut(f'not in {timeout_s} s')
+    return np.zeros(payload.nbytes, np.uint8)
+
+  def close(self):
+    pass
+
+
+def test_a_link_that_becomes_nine_times_slower_recovers():
+  """A time-out teaches: else each pull to come would time out, for ever."""
+  inlet = SlowInlet()
+  pace = TransferPace(1.0, clock=lambda: inlet.now_s)
+  payload = messages.Payload(1, 'int4', 1000, 0)
+  for _ in range(10):
+    pace.pull(inlet, payload)
+  inlet.takes_s *= 9
+  failed = 0
+  for _ in range(100):
+    try:
+      pace.pull(inlet, payload)
+    except TimedOut:
+      failed += 1
+  assert 1 <= failed <= 2
