@@ -43,7 +43,7 @@ def systems():
       'codec.up': 'f32',
       'codec.down': 'f32',
     },
-    # A fragment at a time, while training goes on; everybody's, in int4.
+    # One fragment at a time, while training goes on; all learners, in int4.
     'streaming': everybody,
     study.BASE: {},
   }

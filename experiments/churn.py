@@ -18,7 +18,7 @@ from experiments import study
 
 STEPS = 2000
 AWAY = 100.0  # Steps.
-LOST = 12.0  # Steps of a dying learner that nobody has: H/2.
+LOST = 12.0  # Steps of a dying learner that are lost with it: H/2.
 TWIN = 'no failures'
 
 

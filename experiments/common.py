@@ -144,8 +144,8 @@ def base() -> ml_collections.ConfigDict:
       'keep_best': 0,  # Those of the lowest loss that stay besides.
       'syncer_every_rounds': 16,  # Between two of the syncer's.
       'learner_every_steps': 200,  # Between two of a learner's; 0: none.
-      # A close is on the disk before anybody is told: it outlives the loss of
-      # power, not only that of the process.
+      # A close is on disk before any learner is told: it survives a loss of
+      # power, not only the end of the process.
       'fsync': True,
     }
   )

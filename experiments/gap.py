@@ -57,7 +57,7 @@ def sweep(add):
 
 
 def _horizon(add, steps, numbers):
-  """So many steps by each number of learners."""
+  """Adds the variants of one horizon, by number of learners."""
   base = _label(recipe.LABEL, steps)
   add(base, _steps(steps) | recipe.DATA_PARALLEL)
   for number in numbers:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How late may an update come, and how is it taken in?
 
-τ inner steps pass between the snapshot of a fragment and its update; these
-are kept (carry), lost (overwrite), or partly kept (mix). With τ = 0 everybody
-waits for the update; with K = 1 too, whoever is not in it has worked in vain.
+τ inner steps pass between the snapshot of a fragment and its update; these are
+kept (carry), lost (overwrite), or partly kept (mix). With τ = 0 all learners
+wait for the update; with K = 1 too, a learner that is not included has worked
+in vain.
 
 Command: python -m diloco.lab --config=experiments/overlap.py --sweep \\
   --workdir=runs/overlap

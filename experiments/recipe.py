@@ -65,5 +65,5 @@ def learners(number):
 
 
 def place(number):
-  """Where a variant stands in the chart of the recipe."""
+  """Returns the place of a variant in the chart of the recipe."""
   return 'learners M', 'H = 24', number

@@ -115,7 +115,7 @@ def apply(
 
 
 def active_parameters(scale: str) -> float:
-  """Those that one token passes."""
+  """Returns the number of parameters that one token passes."""
   row = SCALES[scale]
   return row.get('active', row['parameters'])
 

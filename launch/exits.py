@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an exit code says, and what becomes of the process that left it."""
+"""The meaning of exit codes, and the decision what to do about them."""
 
 import dataclasses
 import signal
@@ -15,7 +15,7 @@ DEAD = 'dead'  # Will not be started again.
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-  """What becomes of a process that exited, and why."""
+  """The decision about a process that exited, and its reason."""
 
   state: str  # FINISHED, WAITING or DEAD.
   stops_run: bool
@@ -47,19 +47,24 @@ def after_exit(
 
 
 def describe_exit(code: int) -> str:
-  """'exited with code 1', 'died of SIGKILL'."""
+  """Describes an exit code: 'exited with code 1', 'died of SIGKILL'."""
   if code >= 0:
     return f'exited with code {code}'
   return f'died of {signal.Signals(-code).name}'
 
 
 def has_left(code: int) -> bool:
-  """Whether it ended in good order: at the end of the run, or when told to."""
+  """Returns True if it ended in good order: at the run's end, or when told
+  to.
+  """
   return code in (0, EXIT_STOPPED, -signal.SIGTERM)
 
 
 def gravity(code: int) -> int:
-  """Of processes that are one, the exit code of the highest gravity counts."""
+  """Returns the severity of an exit code.
+
+  Of the processes of one role, the exit code of highest severity counts.
+  """
   if code == EXIT_CONFIG:
     return 3
   if not has_left(code):

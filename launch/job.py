@@ -39,7 +39,7 @@ COORDINATOR_PORT = 8476  # Of a learner's first host; also JAX's own choice.
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-  """What one learner runs on; the last four are empty for CPU and GPU."""
+  """The machines of one learner; the last four are empty for CPU and GPU."""
 
   name: str
   hosts: int
@@ -76,15 +76,15 @@ NAMES = (CPU, GPU, *TPUS)
 def accelerator(
   name: str, gpus_per_host: int = 0, hosts: int = 0
 ) -> Accelerator:
-  """What a learner runs on.
+  """Returns the machines of one learner.
 
   Args:
-    name: of `NAMES`.
+    name: one of `NAMES`.
     gpus_per_host: for GPU only.
-    hosts: of CPU or GPU; a slice has as many as it has. 0: not said.
+    hosts: hosts of CPU or GPU; a slice has a fixed number. 0: not given.
 
   Raises:
-    ConfigError: no such accelerator, GPUs without their number, or a slice of
+    ConfigError: no such accelerator, GPUs without their number, or a slice with
       another number of hosts.
   """
   if name == CPU:
@@ -110,7 +110,7 @@ def accelerator(
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-  """What one role runs on."""
+  """The machines of one role."""
 
   accelerator: Accelerator
   cpus: int  # Per host; 0: what the machine has.
@@ -121,7 +121,7 @@ class Resources:
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-  """One role of the run, its command without addresses, and its place."""
+  """One role of the run: its command without addresses, and its machines."""
 
   name: str  # 'syncer' or 'learner-0'.
   kind: str  # SYNCER or LEARNER.
@@ -133,7 +133,7 @@ class Placed:
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-  """One run: a syncer, its learners, and what all of them share."""
+  """One run: a syncer, its learners, and their common settings."""
 
   name: str  # Of the run, as RFC 1123 has it; part of every name.
   syncer: Placed
@@ -153,7 +153,7 @@ class Launch:
 
   @property
   def grace_s(self) -> int:
-    """From SIGTERM to SIGKILL."""
+    """Seconds from SIGTERM to SIGKILL."""
     return self.notice_s + LEAVE_S
 
   @property
@@ -161,7 +161,9 @@ class Launch:
     return self.learners[: self.at_first]
 
   def role_name(self, role: Placed) -> str:
-    """'run-learner-0': unique in a namespace, a project, a queue."""
+    """Returns a name such as 'run-learner-0', unique in a namespace or
+    project.
+    """
     return f'{self.name}-{role.name}'
 
   def secret_of(self, role: Placed) -> str:
@@ -170,7 +172,7 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-  """What the command line says besides the configuration."""
+  """The options of the command line besides the configuration."""
 
   workdir: str
   run_name: str = ''  # Default: the configuration's.
@@ -205,19 +207,18 @@ def launch(
   peer_arguments: Sequence[str],
   asked: Asked,
 ) -> Launch:
-  """One syncer and its learners.
+  """Describes the launch of one syncer and its learners.
 
   Args:
     config: the run.
     config_arguments: the flags that give a process this configuration.
-    config_name: of its file, without the folder.
-    config_text: of that file.
-    peer_arguments: the flags by which the processes know each other, and
-      those of how they log.
+    config_name: name of its file, without the folder.
+    config_text: contents of that file.
+    peer_arguments: the flags for authentication, and for logging.
     asked: the rest of the command line.
 
   Raises:
-    ConfigError: it could not run like that; all problems at once.
+    ConfigError: the run is impossible like that; lists all problems.
   """
   name = asked.run_name or config.name
   learners_max = config.data.shards  # Each has a shard of its own.
@@ -283,7 +284,7 @@ def launch(
 
 
 def only(whole: Launch, learner: int) -> Placed:
-  """One learner of a launch.
+  """Returns one learner of a launch.
 
   Raises:
     ConfigError: the run has no learner of this id.
@@ -352,7 +353,7 @@ def _wrong_syncer(config: RunConfig):
 
 
 def _wrong_access(config: RunConfig, asked: Asked):
-  """What the processes would refuse on their own machines, told here."""
+  """Yields what the processes would refuse later on their own machines."""
   if not (asked.knows_peers or asked.insecure):
     yield (
       'other machines could connect, and nobody asks who they are; give '
@@ -393,7 +394,7 @@ def _wrong_hosts(chosen: Accelerator, asked: Asked):
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-  """What only a machine itself knows, in the way a back end writes that."""
+  """Values that only a machine itself knows, as a back end writes them."""
 
   address: str  # Where its process is reached.
   syncer: str = ''  # 'host:port'; not for the syncer.
@@ -422,14 +423,14 @@ def addressed(whole: Launch, role: Placed, known: Known) -> tuple[str, ...]:
 def shell_command(
   program: Sequence[str], whole: Launch, role: Placed, known: Known
 ) -> str:
-  """One shell command; what is `known` are texts for within "…"."""
+  """Returns one shell command; what is `known` is text for within "…"."""
   fixed = shlex.join([*program, '-m', role.module, *role.arguments])
   filled = (f'"{flag}"' for flag in addressed(whole, role, known))
   return ' '.join([fixed, *filled])
 
 
 def exports(whole: Launch) -> str:
-  """One line of `export` for each variable of the environment."""
+  """Returns one line of `export` for each variable of the environment."""
   return '\n'.join(
     f'export {name}={shlex.quote(value)}' for name, value in whole.environment
   )

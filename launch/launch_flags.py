@@ -155,7 +155,7 @@ def read_launch(config: RunConfig) -> Launch:
 
 
 def read_cloud() -> Cloud:
-  """Where --to=queued_resources makes machines."""
+  """Returns where --to=queued_resources creates machines."""
   given = absl_flags.FLAGS
   return Cloud(
     given.project,
@@ -191,7 +191,7 @@ def wrong_for_engine() -> Iterator[str]:
 
 
 def _wrong_files(given):
-  """In a container there are the files of the secret, and no others."""
+  """Yields files that are not in the secret: a container has no others."""
   if given.to not in IN_CONTAINERS:
     return
   for name, value in flags.access_files().items():

@@ -124,7 +124,7 @@ def _remove(root: pathlib.Path, contents: set[str]) -> None:
 def still_due(
   kills: Sequence[Kill], config: RunConfig, workdir: Workdir
 ) -> tuple[Kill, ...]:
-  """Those that a run which goes on has not come to yet."""
+  """Returns the faults that a resumed run has not reached yet."""
   status = read_status(workdir.status)
   step = status.step if status else 0
   total_steps = config.protocol.total_steps

@@ -65,7 +65,7 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
 
 
 def left_out(config: RunConfig) -> list[str]:
-  """What the configuration asks for, and only a local run has."""
+  """Returns lines on settings that only a local run supports."""
   lines = []
   if config.faults:
     lines.append('config.faults is for --to=local; nobody is killed here')
@@ -112,7 +112,9 @@ def _loudly(say: Callable[[str], None]) -> engines.Act:
 
 
 def _rehearse(command: str, whole: Launch, say: Callable[[str], None]) -> int:
-  """On TPU VMs one step stands on what the one before it told."""
+  """Prints the steps on TPU VMs, each of which needs the previous one's
+  result.
+  """
   cloud, learner = launch_flags.read_cloud(), absl_flags.FLAGS.learner
   if command == ADD:
     dry_run.queued_learner(whole, learner, cloud, say)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets the kernel kill a child whose launcher died, however it died.
+"""Makes the kernel kill a child whose launcher died, however it died.
 
 The child arranges that itself, in this file run as a script, and then becomes
-the program it is to be. A `preexec_fn` would run between fork and exec of the
-launcher; where the launcher has threads (gRPC, JAX), such a fork can hang.
+its actual program. A `preexec_fn` would run between fork and exec of the
+launcher; if the launcher has threads (gRPC, JAX), such a fork can hang.
 """
 
 import ctypes

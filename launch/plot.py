@@ -26,7 +26,9 @@ class Curve:
 
 
 def curves(workdir: Workdir, learners: int) -> list[Curve]:
-  """What the learners' metrics and the launcher's events tell."""
+  """Returns loss curves from the learners' metrics and the launcher's
+  events.
+  """
   records = [
     [
       record

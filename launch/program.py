@@ -35,12 +35,12 @@ EVALUATE = 'evaluate'
 
 
 def host_flags(hosts: int, host: int | str, coordinator: str) -> list[str]:
-  """What one host of a learner is told; nothing where it is the only one.
+  """Returns the flags of one host of a learner; empty if there is only one.
 
   Args:
-    hosts: of the learner.
-    host: its number, from 0, or the text that becomes it.
-    coordinator: 'host:port' where they meet, likewise.
+    hosts: number of hosts.
+    host: its number, from 0, or the shell text that becomes it.
+    coordinator: 'host:port' where they meet, or such a text.
   """
   if hosts == 1:
     return []
@@ -53,7 +53,7 @@ def host_flags(hosts: int, host: int | str, coordinator: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-  """What one learner consists of on this machine."""
+  """The processes of one learner on this machine."""
 
   hosts: int = 1
   environment: tuple[tuple[str, str], ...] = ()  # Added to each one's.
@@ -90,7 +90,7 @@ def on_this_machine(
 
 
 def hosts_of_all(asked: str) -> int:
-  """Of every learner, where none can have a number of its own.
+  """Returns the hosts of every learner, if they must all be equal.
 
   Raises:
     ConfigError: it is not one number from 1.
@@ -128,7 +128,7 @@ def _numbers(asked: str) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Role:
-  """One part: what it is called and how it is started, again and again."""
+  """One part of a run: its name and its command."""
 
   name: str
   argv: tuple[str, ...]
@@ -143,11 +143,11 @@ class Role:
     return f'{self.name}.{host}' if host else self.name
 
   def command(self, host: int, coordinator: str) -> list[str]:
-    """What one of its processes is started by.
+    """Returns the command of one of its processes.
 
     Args:
       host: its number, from 0.
-      coordinator: 'host:port' where they meet; unused where there is one.
+      coordinator: 'host:port' where they meet; unused for a single host.
     """
     return [*self.argv, *host_flags(self.hosts, host, coordinator)]
 
@@ -236,7 +236,7 @@ def program(
 def environment(
   config: RunConfig, compiled: pathlib.Path
 ) -> tuple[tuple[str, str], ...]:
-  """What every process gets; `compiled` keeps the programs of XLA."""
+  """Returns the environment of every process; `compiled` is XLA's cache."""
   variables = [('PYTHONUNBUFFERED', '1'), *MALLOC]
   if config.run.cpu_threads:  # XLA's CPU client sizes its pools by NPROC.
     variables.append(('NPROC', str(config.run.cpu_threads)))

@@ -44,7 +44,7 @@ COLUMNS = (
 
 
 class Display:
-  """What the launcher shows between its start and the end table."""
+  """The launcher's output between its start and the final table."""
 
   def __init__(self, console: rich.console.Console):
     self._console = console
@@ -64,7 +64,7 @@ class Display:
       self._live.stop()
 
   def say(self, line: str) -> None:
-    """One line that stays, above the table."""
+    """Prints one permanent line, above the table."""
     self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
   def update(
@@ -85,7 +85,7 @@ class Display:
 def table(
   status: RunStatus | None, processes: Sequence[ProcessState]
 ) -> rich.table.Table:
-  """One row per process, the run's state above them."""
+  """Returns one row per process, with the run's state above them."""
   view = rich.table.Table(
     title=rich.markup.escape(_headline(status)),
     title_justify='left',
@@ -103,7 +103,7 @@ def table(
 
 
 def line(status: RunStatus | None, processes: Sequence[ProcessState]) -> str:
-  """The same on one line, for logs."""
+  """Returns the table's contents on one line, for logs."""
   learners = _by_process(status)
   parts = [_headline(status)]
   for process in processes:
@@ -286,7 +286,7 @@ def _run(
 
 
 def tokens_text(rows: Collection[Row]) -> str:
-  """Where they went; what is unexplained is a defect, and stands out."""
+  """Returns text on the tokens' whereabouts; unexplained ones are a defect."""
   text = token_ledger.text(token_ledger.total(rows))
   if missing := token_ledger.unexplained(rows):
     text += f', [bold red]{missing:,} unexplained[/]'

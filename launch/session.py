@@ -76,7 +76,7 @@ def run(
 
 
 class _Session:
-  """What training and evaluation share."""
+  """The common part of training and evaluation."""
 
   def __init__(
     self,
@@ -96,7 +96,7 @@ class _Session:
     self._events = Lines(workdir.events)
 
   def train(self, faults: Sequence[Kill]) -> None:
-    """Until the syncer has finished and everybody has left."""
+    """Runs until the syncer has finished and every learner has left."""
     restarts_max = self._config.run.restarts_max
     pending = list(faults)
     with (
@@ -126,7 +126,9 @@ class _Session:
       raise RunFailed(f'no {self._workdir.evaluation} was written')
 
   def _status(self, display: Display) -> RunStatus | None:
-    """As the syncer wrote it last; a broken one is said, it decides nothing."""
+    """Returns the syncer's last status; a broken one is reported and
+    ignored.
+    """
     try:
       return read_status(self._workdir.status)
     except files.Malformed as error:
@@ -168,7 +170,7 @@ class _Session:
       time.sleep(POLL_S)
 
   def _record(self, event: ProcessEvent) -> None:
-    """One line of events.jsonl, and who runs now."""
+    """Writes one line of events.jsonl, and the running processes."""
     self._events.append(json.dumps(dataclasses.asdict(event)).encode())
     if event.event == 'started':
       self._pids[event.process] = event.pid

@@ -22,7 +22,7 @@ from launch.exits import (
 from launch.program import Role
 from launch.unit import Fall, Unit
 
-LINGER_S = 30.0  # From the run's end until those who stay are stopped.
+LINGER_S = 30.0  # From the run's end until remaining processes are stopped.
 POLL_S = 0.05
 LOG_LOOK_S = 10.0
 LOG_BYTES = 64 << 20  # Of one process; then its log is cut, and
@@ -42,7 +42,7 @@ class ProcessEvent:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessState:
-  """What is known of one role of the run."""
+  """The state of one role of the run."""
 
   name: str
   state: str  # One of `exits`.
@@ -69,18 +69,18 @@ class Supervisor:
     linger_s: float = LINGER_S,
     hurry: Callable[[], bool] = lambda: False,
   ):
-    """Starts nothing yet.
+    """Stores the arguments; starts nothing.
 
     Args:
       roles: the parts of the run; their names are unique.
-      log: path of a process's log, by its name.
-      environment: of every process, but for what its role adds.
-      restarts_max: of one role; one more death stops the run.
-      restart_delay_s: between a death and the restart.
-      announce: is told every event.
+      log: returns the path of a process's log, by its name.
+      environment: of every process, in addition to its role's.
+      restarts_max: restarts per role; one more death stops the run.
+      restart_delay_s: seconds between a death and the restart.
+      announce: called with every event.
       linger_s: how long others may go on when the run has ended, or when one
         process of their role has.
-      hurry: whether to wait for nobody any more who was told to leave.
+      hurry: returns True to stop waiting for processes that were told to leave.
     """
     self._units = {
       role.name: Unit(role, self._tell, linger_s) for role in roles
@@ -105,21 +105,23 @@ class Supervisor:
 
   @property
   def is_over(self) -> bool:
-    """Nothing runs and nothing will be started, or the run has failed."""
+    """Returns True if nothing runs or will be started, or the run has
+    failed.
+    """
     if self.failure:
       return True
     ends = (FINISHED, DEAD)
     return all(unit.state in ends for unit in self._units.values())
 
   def states(self) -> list[ProcessState]:
-    """Of all roles, in their order."""
+    """Returns the states of all roles, in order."""
     return [
       ProcessState(name, unit.state, unit.pid, unit.starts)
       for name, unit in self._units.items()
     ]
 
   def poll(self) -> None:
-    """Notices exits, starts what is due, stops those who stay too long."""
+    """Notices exits, starts what is due, stops processes that stay too long."""
     for unit in self._units.values():
       if fall := unit.reap():
         self._judge(unit, fall)

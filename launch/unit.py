@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of one role, which live and die together.
 
-A learner of several hosts is one computation: where one of its processes is
-dead, the others wait for it in a collective until a heartbeat is missed. So
-the first death ends all of them at once; nothing of theirs is worth saving.
-Who leaves in good order gives the others time to do the same.
+A learner of several hosts is one computation: if one of its processes is dead,
+the others wait for it in a collective until a heartbeat is missed. So the first
+death ends all of them at once; nothing of theirs is worth saving. A process
+that leaves in good order gives the others time to do the same.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ Tell = Callable[[str, str, int, str], None]  # Process, event, pid, detail.
 
 
 def free_address(host: str, port: int) -> str:
-  """'host:port' on which nobody listens; port 0 finds any.
+  """Returns a free 'host:port'; port 0 finds any.
 
   Raises:
     ConfigError: the host is unknown, not of this machine, or the port taken.
@@ -80,10 +80,10 @@ class Exit:
 
 @dataclasses.dataclass(frozen=True)
 class Fall:
-  """None of a unit's processes is left."""
+  """The end of a unit: none of its processes is left."""
 
   judged: Exit  # The one by which all of them are judged.
-  last: Exit  # The one that went last; nobody was told of it yet.
+  last: Exit  # The last exit, which has not been announced yet.
 
 
 class Unit:
@@ -116,7 +116,7 @@ class Unit:
 
   @property
   def pid(self) -> int | None:
-    """Of its first process that runs; None: none of them does."""
+    """The pid of its first running process; None: none runs."""
     return next((popen.pid for popen in self._running.values()), None)
 
   def start(
@@ -161,10 +161,10 @@ class Unit:
       _signal_group(popen, number)
 
   def reap(self) -> Fall | None:
-    """Notices exits, and lets nobody go on alone.
+    """Notices exits, and ends all processes once one has ended.
 
     Returns:
-      What is to be judged, once none is left; it is told once.
+      The exit to be judged, once none is left; it is returned once.
     """
     ended = [n for n, each in self._running.items() if _has_exited(each)]
     for name in ended:
@@ -186,7 +186,7 @@ class Unit:
       self._bury(name)
 
   def _end_the_others(self) -> None:
-    """Of a death they die; where one has left, they get time to leave."""
+    """Kills the others after a death; after a departure, lets them leave."""
     gravest = max(self._exits, key=lambda each: gravity(each.code))
     if not has_left(gravest.code):
       self.kill(f'{gravest.process} is dead')
@@ -200,7 +200,7 @@ class Unit:
   def _bury(self, name: str) -> None:
     """Ends what is left of a process's group, then reaps the process."""
     # In this order: as long as the leader is not reaped, its group's id can't
-    # belong to anybody else.
+    # belong to another process.
     popen = self._running[name]
     if popen.returncode is None:
       _signal_group(popen, signal.SIGKILL)
@@ -212,14 +212,14 @@ class Unit:
 
 
 def _another_address(last: str) -> str:
-  """Where nobody listens, and where nobody of the last start looks."""
+  """Returns a free address other than that of the last start."""
   while (address := free_address(LOOPBACK, 0)) == last:
     pass
   return address
 
 
 def _has_exited(popen: subprocess.Popen) -> bool:
-  """Whether a child has exited; does not reap it where that can be known."""
+  """Returns True if a child has exited, without reaping it where possible."""
   if not hasattr(os, 'waitid'):  # macOS before Python 3.13.
     return popen.poll() is not None
   flags = os.WEXITED | os.WNOHANG | os.WNOWAIT

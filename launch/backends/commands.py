@@ -23,10 +23,10 @@ class CommandFailed(Exception):
 
 
 def run(argv: Sequence[str], text: str = '') -> str:
-  """What `argv` printed; `text` is its standard input.
+  """Runs a command and returns its output; `text` is its standard input.
 
   Raises:
-    CommandFailed: it is not there, or it failed.
+    CommandFailed: the program does not exist, or it failed.
   """
   if shutil.which(argv[0]) is None:
     raise CommandFailed(argv, f'there is no program {argv[0]!r} on the PATH')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launch would do, as text: nothing is started and nothing is asked."""
+"""Prints what a launch would do, without starting or querying anything."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -63,7 +63,7 @@ def queued_resources(
 def queued_learner(
   whole: Launch, learner: int, cloud: Cloud, say: Callable[[str], None]
 ) -> None:
-  """One slice."""
+  """Prints the creation of one slice."""
   role = only(whole, learner)
   syncer = f'{SYNCER_IP}:{whole.port}'
   script = startup_script(whole, role, cloud.project, syncer, 1)
@@ -79,7 +79,7 @@ def queued_learner(
 def queued_removal(
   whole: Launch, learner: int, cloud: Cloud, say: Callable[[str], None]
 ) -> None:
-  """One slice that is given back."""
+  """Prints the deletion of one slice."""
   only(whole, learner)
   say(
     shlex.join(backends_queued_resources.delete_learner(whole, learner, cloud))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What starts a launch, and adds and removes learners: one class an engine."""
+"""The back ends of a launch, which start it and add and remove learners."""
 
 import dataclasses
 import pathlib
@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Gke:
-  """By kubectl, in the cluster that it is set to."""
+  """Launches by kubectl, in its current cluster."""
 
   act: Act
   namespace: str = 'default'
@@ -56,7 +56,7 @@ class Gke:
 
 @dataclasses.dataclass(frozen=True)
 class Slurm:
-  """By sbatch, from a machine that has the workdir too."""
+  """Launches by sbatch, from a machine that shares the workdir."""
 
   act: Act
   given: tuple[str, ...] = ()  # Options for sbatch.
@@ -104,7 +104,7 @@ class Slurm:
 
 @dataclasses.dataclass(frozen=True)
 class QueuedResources:
-  """By gcloud; stays, and brings back slices that were taken away."""
+  """Launches by gcloud; stays, and recreates slices that were taken away."""
 
   act: Act
   cloud: Cloud
@@ -120,7 +120,7 @@ class QueuedResources:
     return self._stay(watched)
 
   def watch(self, whole: Launch) -> int:
-    """The same for a run that somebody else has started."""
+    """Watches a run that another launcher has started."""
     return self._stay(self._recreation(whole))
 
   def add(self, whole: Launch, learner: int) -> int:
@@ -134,7 +134,7 @@ class QueuedResources:
     return 0
 
   def _stay(self, watched: Recreation) -> int:
-    """Until the syncer has ended for good; 0 where that was a success."""
+    """Waits until the syncer has ended for good; returns 0 on success."""
     while True:
       watched.step(self.now_s())
       code = watched.syncer_exit()

@@ -21,7 +21,7 @@ from launch.job import (
 
 CONFIG_FOLDER = '/etc/diloco/config'
 SECRET_FOLDER = '/etc/diloco/secret'
-READABLE_BY_GROUP = 0o440  # Keys that everybody can read are refused.
+READABLE_BY_GROUP = 0o440  # Keys that all users can read are refused.
 OWN_ADDRESS = '$(DILOCO_HOST)'  # Kubernetes fills these in.
 OWN_INDEX = '$(DILOCO_HOST_INDEX)'
 INDEX = 'batch.kubernetes.io/job-completion-index'
@@ -203,7 +203,7 @@ def _resources(role: Placed) -> dict:
 
 
 def _nodes(role: Placed) -> tuple[dict, list]:
-  """Which nodes it needs, and which of their taints it bears."""
+  """Returns the node selector and tolerations of a role."""
   place = role.resources
   selector, tolerations = {}, []
   if place.accelerator.is_tpu:
@@ -284,7 +284,9 @@ def _config_map(whole: Launch) -> dict:
 
 
 def _service(whole: Launch) -> dict:
-  """Of an address that stays: what has resolved the name goes on with it."""
+  """Returns a service, whose address stays valid for clients across
+  restarts.
+  """
   labels = _labels(whole, whole.syncer)
   return {
     'apiVersion': 'v1',

@@ -7,7 +7,7 @@ import yaml
 
 
 class _Dumper(yaml.SafeDumper):
-  """Without anchors, which nobody wants to read; long texts as blocks."""
+  """Writes YAML without anchors, and long texts as blocks."""
 
   def ignore_aliases(self, data) -> bool:
     return True
@@ -22,7 +22,7 @@ _Dumper.add_representer(str, _text)
 
 
 def as_yaml(manifests: Sequence[dict]) -> str:
-  """One document for each, in their order."""
+  """Returns one YAML document per manifest, in order."""
   return yaml.dump_all(
     manifests,
     Dumper=_Dumper,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks again for the slices that were taken away, until the run is over.
+"""Requests slices again that were taken away, until the run is over.
 
-The service tells no one that it has suspended a slice, so this looks, once a
-minute. It only ever brings back what it has seen go: a slice that somebody
-added is watched from then on, one that somebody deleted is not missed.
+The service does not announce that it has suspended a slice, so this checks once
+a minute. It only recreates slices that it has seen before: a slice that a user
+added is watched from then on, one that a user deleted is not recreated.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ PASSING = re.compile(
   r'\b(RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|INTERNAL|ABORTED'
   r'|429|50[0234]|[Cc]onnection|timed out)\b'
 )
-EXISTS = 'ALREADY_EXISTS'  # Somebody was quicker.
+EXISTS = 'ALREADY_EXISTS'  # Another launcher was faster.
 
 
 @dataclasses.dataclass
@@ -50,14 +50,14 @@ class Recreation:
     run: Run,
     say: Callable[[str], None],
   ):
-    """Does nothing yet.
+    """Stores the arguments; starts nothing.
 
     Args:
       whole: the run.
       cloud: where its machines are.
       syncer: 'host:port' of the syncer.
       run: runs a command.
-      say: takes a line for the user.
+      say: called with a line for the user.
     """
     self._whole = whole
     self._cloud = cloud
@@ -122,7 +122,8 @@ class Recreation:
     elif each.state in GONE:
       self._delete(learner)  # Once more, where the last time did not do.
       if learner not in self._wanted:
-        # A preemption is nobody's failure; what never came up is.
+        # A preemption does not count as a failure; a slice that never came up
+        # does.
         wait_s = self._failed(learner) if each.state == 'FAILED' else 0.0
         self._wanted[learner] = _Wanted(each.attempt + 1, now_s + wait_s)
 

@@ -26,7 +26,7 @@ ABSENT = ('NOT_FOUND', 'not found', 'notFound')
 
 @dataclasses.dataclass(frozen=True)
 class Cloud:
-  """Where machines are made."""
+  """Where machines are created."""
 
   project: str
   zone: str
@@ -142,7 +142,9 @@ def list_learners(cloud: Cloud) -> tuple[str, ...]:
 
 
 def slices(whole: Launch, listed: str) -> list[Slice]:
-  """Those of the run's learners, by what `list_learners` printed."""
+  """Returns the slices of the run's learners from the output of
+  `list_learners`.
+  """
   found = []
   for each in json.loads(listed or '[]'):
     name = each['name'].rpartition('/')[2]

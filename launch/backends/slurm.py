@@ -3,9 +3,9 @@
 
 The workdir is a folder that all nodes share. The syncer's job writes there at
 which host:port it listens; an element of the array is one learner, which reads
-that at each of its starts. Whoever ends with anything but success or a fatal
-exit code puts its own job back into the queue. The nodes of a learner are the
-tasks of one job step: srun ends all of them where one has failed.
+that at each of its starts. A job that ends with anything but success or a fatal
+exit code requeues itself. The nodes of a learner are the tasks of one job step:
+srun ends all of them when one has failed.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ mv "$address.part" "$address"\
 def learners_submission(
   whole: Launch, learners: Sequence[Placed], given: Sequence[str]
 ) -> Submission:
-  """One element of a job array for each learner, its index the learner's id.
+  """Returns a job array with one element for each learner, indexed by its id.
 
   Args:
     whole: the run.
@@ -118,7 +118,7 @@ def queue_command(whole: Launch) -> tuple[str, ...]:
 
 
 def cancel_commands(listed: str, learner: int) -> list[tuple[str, ...]]:
-  """What takes a learner out of the queue, by what `queue_command` printed."""
+  """Returns commands that dequeue a learner, from `queue_command`'s output."""
   rows = (line.split() for line in listed.splitlines())
   commands = []
   for job, index, state in rows:
@@ -139,7 +139,10 @@ def _submission(
   options: Sequence[str],
   given: Sequence[str],
 ) -> Submission:
-  """`before` is what the script does first, `behind` ends the command."""
+  """Returns a submission; its script starts with `before`.
+
+  `behind` ends the command.
+  """
   # Not as #SBATCH lines: an argument of a program needs no quoting.
   log = f'{whole.workdir}/logs/'.replace('%', '%%')
   element = f'{LEARNER}-%a' if role.kind == LEARNER else SYNCER
@@ -231,7 +234,9 @@ done
 
 
 def _meeting(whole: Launch, role: Placed) -> str:
-  """Where the nodes of a learner find each other, and leave a refusal."""
+  """Returns shell code by which a learner's nodes meet, and record a
+  refusal.
+  """
   if role.resources.accelerator.hosts == 1:
     return ''
   logs = shlex.quote(f'{whole.workdir}/logs')
@@ -246,10 +251,11 @@ export coordinator refusal\
 
 
 def _one_of_many(command: str) -> str:
-  """What runs on each node: srun tells of the highest exit code alone.
+  """Returns the command of each node; srun reports the highest exit code only.
 
   A refusal on one node would be lost among the deaths that it causes on the
-  others. Who has left in good order stays a while, lest srun ends the others.
+  others. A node that has left in good order stays a while, lest srun end the
+  others.
   """
   fatal = '|'.join(map(str, EXITS_FATAL))
   return f"""\

@@ -31,7 +31,7 @@ from launch.job import (
 METADATA = 'http://metadata.google.internal/computeMetadata/v1/instance'
 SECRETS = 'https://secretmanager.googleapis.com/v1/projects'
 EXIT_ATTRIBUTE = 'diloco/exit'
-REGISTRIES = ('docker.pkg.dev', 'gcr.io')  # They want to know who asks.
+REGISTRIES = ('docker.pkg.dev', 'gcr.io')  # They require authentication.
 AGAIN_S = 10
 DEAD_WITHIN_S = 20  # The learner's own bound, by heartbeats.
 TOGETHER_AGAIN_S = DEAD_WITHIN_S + 10  # With what docker needs to end.
@@ -40,14 +40,14 @@ TOGETHER_AGAIN_S = DEAD_WITHIN_S + 10  # With what docker needs to end.
 def startup_script(
   whole: Launch, role: Placed, project: str, syncer: str, attempt: int
 ) -> str:
-  """For one machine of a role; all hosts of a slice run the same.
+  """Returns the script of one machine; all hosts of a slice run the same.
 
   Args:
     whole: the run.
-    role: which part of it.
-    project: whose secrets are read.
+    role: the role of the machine.
+    project: project of the secrets.
     syncer: 'host:port' of the syncer.
-    attempt: from 1; how often this slice was asked for.
+    attempt: from 1; how often this slice was requested.
   """
   name = whole.role_name(role)
   fatal = '|'.join(map(str, EXITS_FATAL))
@@ -114,7 +114,7 @@ done
 
 
 def secret_name(prefix: str, file_name: str) -> str:
-  """Of a file in the Secret Manager, whose names have no dots."""
+  """Returns a file's name in the Secret Manager, where names have no dots."""
   return f'{prefix}-{re.sub("[^-_A-Za-z0-9]", "-", file_name)}'
 
 
@@ -140,7 +140,7 @@ def _login(image: str) -> str:
 
 
 def _meeting(role: Placed) -> str:
-  """Which host of its slice this machine is, and which is the first."""
+  """Returns shell code that finds this machine's number and the first host."""
   if role.resources.accelerator.hosts == 1:
     return ''
   return f"""\
@@ -166,7 +166,7 @@ def _doors(role: Placed) -> str:
 
 
 def _container(whole: Launch, role: Placed, syncer: str) -> str:
-  """`docker run` of the role."""
+  """Returns the `docker run` command of the role."""
   options = ['--network=host', f'--stop-timeout={whole.grace_s}']
   if role.kind != SYNCER:
     options.append('--privileged')  # The chips are devices of the machine.

@@ -37,7 +37,7 @@ from tests.chaos.fault_scenarios import Measured
 from tests.chaos.live_run import LiveRun, Overdue, RunFailed, parse_with_default
 
 CONFIG = 'faults.py:steps=100000000'  # The benchmark ends the run.
-WARM_UP_S = 5.0  # After everybody has been merged.
+WARM_UP_S = 5.0  # After every learner has been merged.
 WIDTH_MIN = 132  # Of the table; wider than most terminals' default.
 
 

@@ -35,7 +35,7 @@ Spans = Mapping[str, tuple[float, float]]  # Phase -> start, end.
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-  """One learner over one span of time."""
+  """The statistics of one learner over one span of time."""
 
   steps: int
   steps_per_s: float
@@ -48,13 +48,13 @@ class Figures:
 def figures(
   steps: Sequence[Step], start_s: float, end_s: float, floor_s: float
 ) -> Figures:
-  """Of one learner.
+  """Computes the statistics of one learner.
 
   Args:
     steps: all of them, in order, also outside of the span.
     start_s: seconds since the epoch, as `Step.time_s`.
     end_s: later than that.
-    floor_s: what a step takes at least.
+    floor_s: minimum duration of a step.
   """
   assert end_s > start_s, f'an empty span: {start_s=} {end_s=}'
   inside = [s for s in steps if start_s <= s.time_s <= end_s]
@@ -95,7 +95,7 @@ def _percentile(ascending: Sequence[float], percent: float) -> float:
 
 
 def no_fault(run: LiveRun, seconds: float) -> Measured:
-  """`seconds` in which nothing happens."""
+  """Measures `seconds` without a fault."""
   start_s = time.time()
   run.spend(seconds)
   end_s = time.time()
@@ -106,7 +106,7 @@ def no_fault(run: LiveRun, seconds: float) -> Measured:
 
 
 def learner_killed(run: LiveRun, victim: int, seconds: float) -> Measured:
-  """`kill -9` of a learner, started again `AWAY_S` later."""
+  """Kills a learner with `kill -9` and restarts it `AWAY_S` later."""
   before_s = time.time()
   run.spend(seconds)
   killed_s = _kill(run, learner_name(victim))
@@ -139,7 +139,7 @@ def learner_killed(run: LiveRun, victim: int, seconds: float) -> Measured:
 
 
 def syncer_killed(run: LiveRun, seconds: float) -> Measured:
-  """`kill -9` of the syncer, started again `AWAY_S` later."""
+  """Kills the syncer with `kill -9` and restarts it `AWAY_S` later."""
   before_s = time.time()
   run.spend(seconds)
   killed_s = _kill(run, SYNCER)
@@ -200,7 +200,9 @@ def learner_stopped(run: LiveRun, victim: int, seconds: float) -> Measured:
 
 
 def _measured(run: LiveRun, learners: Sequence[int], spans: Spans) -> Measured:
-  """What the learners' steps tell of each phase, and of all after 'before'."""
+  """Returns the learners' statistics for each phase, and for all after
+  'before'.
+  """
   # The step that a span ends in is known only when it is over.
   run.spend(1.0)
   floor_s = run.config.run.step_floor_s
@@ -278,7 +280,7 @@ def _starts(run: LiveRun, name: str) -> int:
 def _records(
   run: LiveRun, kind: str, learner: int, since_s: float
 ) -> list[dict]:
-  """What the tape says of one learner at or after a time."""
+  """Returns the tape's records of one learner since a time."""
   return [
     line
     for line in run.tape
@@ -289,7 +291,7 @@ def _records(
 
 
 def _next_merge_s(run: LiveRun, since_s: float) -> float:
-  """When the next round closed; with a learner away it must have."""
+  """Returns when the next round closed; with a learner away it must have."""
   return run.merges(since_s)[0]['time_s']
 
 
@@ -305,7 +307,7 @@ def _all_merged_s(run: LiveRun, since_s: float) -> float:
 
 
 def _listens(address: str) -> bool:
-  """Whether somebody accepts connections there."""
+  """Returns True if a process accepts connections there."""
   host, _, port = address.rpartition(':')
   try:
     socket.create_connection((host.strip('[]'), int(port)), 0.2).close()

@@ -17,7 +17,7 @@ Repetitions = Mapping[str, Sequence[Measured]]
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-  """How a figure is shown."""
+  """The format of a number."""
 
   scale: float
   digits: int
@@ -37,7 +37,7 @@ PER_S = Unit(1, 1, '1/s')
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One figure, by the name under which a scenario gives it."""
+  """One number, by the name under which a scenario returns it."""
 
   name: str
   title: str
@@ -137,7 +137,7 @@ def show(title: str, learners: int, measured: Repetitions) -> rich.table.Table:
 
 
 def summary(learners: int, measured: Repetitions) -> list[dict]:
-  """The same as plain data: one entry per figure and scenario."""
+  """Returns the table as plain data: one entry per number and scenario."""
   found = []
   for row in rows(learners):
     for name in SCENARIOS:

@@ -29,7 +29,7 @@ RESTARTS_MAX = 1_000_000  # Here deaths are the point.
 
 
 class Overdue(Exception):
-  """What was waited for did not come in time."""
+  """An awaited event did not come in time."""
 
 
 class RunFailed(Exception):
@@ -38,7 +38,7 @@ class RunFailed(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-  """One inner step, as a learner wrote of it."""
+  """One inner step, as a learner recorded it."""
 
   time_s: float  # When it was written; seconds since the epoch.
   incarnation: int
@@ -155,7 +155,9 @@ class LiveRun:
     return found[::-1]
 
   def all_merge(self, since_s: float) -> bool:
-    """Whether every learner was merged since then and since it started."""
+    """Returns True if every learner was merged since then and since its
+    start.
+    """
     last = {event.process: event for event in self.events}
     for m in self.learners:
       event = last.get(learner_name(m))
@@ -181,10 +183,10 @@ def participants(publish: Mapping) -> set[int]:
 def parse_with_default(
   argv: Sequence[str], config: str, *overrides: str
 ) -> list[str]:
-  """`flags.parse_or_exit` with a configuration where none is given.
+  """Calls `flags.parse_or_exit`, with a default configuration.
 
   Args:
-    argv: of the command line.
+    argv: the command line.
     config: a file below `experiments/`, with its argument.
     *overrides: such as 'run.step_floor_s=0.05', for that file only.
   """

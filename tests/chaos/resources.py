@@ -16,7 +16,7 @@ SAMPLES_MIN = 15  # nor do fewer samples.
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-  """What one process holds at one moment."""
+  """The resources of one process at one moment."""
 
   time_s: float  # Monotonic.
   rss_bytes: float
@@ -26,7 +26,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-  """Of one process, per minute, once it was warm; negative: it shrank."""
+  """The growth of one warm process per minute; negative: it shrank."""
 
   name: str
   pid: int
@@ -58,7 +58,7 @@ class Resources:
     self._sampled_at_s = float('-inf')
 
   def follow(self, name: str, pid: int) -> None:
-    """From now on; to be called before the process is reaped."""
+    """Follows a process from now on; call it before the process is reaped."""
     self._processes.append((name, psutil.Process(pid)))
     # The pid of one that died long ago may come again.
     self._samples[name, pid] = []
@@ -73,7 +73,7 @@ class Resources:
     self._working_since_s.setdefault(name, time.monotonic())
 
   def dies(self, name: str) -> None:
-    """It is at work no more; if it is the hub, nobody is."""
+    """Notes that it stopped working; if it is the hub, all others did, too."""
     self._alive.discard(name)
     self._at_work -= self._roles if name == self._hub else {name}
 
@@ -110,14 +110,14 @@ class Resources:
     ]
 
   def samples(self) -> dict[str, list[Sample]]:
-    """By 'name (pid)'; those that never were warm have none."""
+    """Returns samples by 'name (pid)'; empty for those that never were warm."""
     return {
       f'{name} ({pid})': list(samples)
       for (name, pid), samples in self._samples.items()
     }
 
   def growths(self) -> list[Growth]:
-    """Of each process that lived long enough to tell."""
+    """Returns the growth of each process that lived long enough."""
     found = (
       growth(name, pid, samples)
       for (name, pid), samples in self._samples.items()
@@ -126,9 +126,9 @@ class Resources:
 
 
 def growth(name: str, pid: int, samples: Sequence[Sample]) -> Growth | None:
-  """From the median of the first third of the samples to that of the last.
+  """Returns the growth from the first to the last third's median.
 
-  None where they are few or span less than `MEASURED_S`.
+  None if the samples are few or span less than `MEASURED_S`.
   """
   if len(samples) < SAMPLES_MIN:
     return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of any run, whatever died in it; read from what it left.
+"""Checks of what any run must satisfy, read from its folder.
 
 Each check returns its findings, each a sentence with the values; none is good.
 """
@@ -11,8 +11,9 @@ from diloco.metrics.token_ledger import Row
 from launch.supervisor import ProcessEvent
 from tests.chaos.live_run import Step
 
-# Steps that a process may have made and not written when it was killed: one
-# at whose boundary it offers, and the one before, which is written after.
+# Steps that a process may have made without recording them when it was killed:
+# one at whose boundary it offers, and the one before, which is recorded after
+# it.
 UNWRITTEN_STEPS_MAX = 2
 
 LEFT = ('exited with code 0', 'exited with code 143', 'died of SIGTERM')
@@ -166,12 +167,12 @@ def _closed(tape: Iterable[Mapping]) -> Iterable[Mapping]:
 
 
 def _begins(steps: Sequence[Step], i: int) -> bool:
-  """Whether a process's first step that was written is at `i`."""
+  """Returns True if a process's first recorded step is at `i`."""
   return i == 0 or steps[i].step <= steps[i - 1].step
 
 
 def _lives(steps: Sequence[Step]) -> dict[int, int]:
-  """Incarnation -> the count of the process whose session it was."""
+  """Returns the count of the process of each incarnation."""
   life, found = 0, {}
   for i, step in enumerate(steps):
     life += _begins(steps, i)

@@ -26,7 +26,7 @@ START_UP_S = 5.0  # About what a process takes to be ready.
 CALM_S = 1.5
 SHOWN_MAX = 5  # Findings of one check; all of them are in the JSON file.
 ROUND_S = 60.0  # The longest time between two closes, with syncer and learner.
-MERGED_S = 180.0  # Until everybody is merged, at first and after a strike.
+MERGED_S = 180.0  # Until every learner is merged, at first and after a strike.
 # Growth per minute of a warm process. What stayed of every death would be
 # more: there are 5 to 10 of them in a minute.
 RSS_BYTES_MAX = 16e6
@@ -44,10 +44,10 @@ class Strike:
 
 
 def plan(kills: int, seed: int, roles: Sequence[str]) -> list[Strike]:
-  """`kills` kills in all.
+  """Plans `kills` kills in all.
 
   The run has as many quarters as there are roles; in each, one role is spared,
-  so that what it keeps of all those deaths can be seen in its memory.
+  so that the memory it accumulates over all those deaths can be measured.
   """
   rng = random.Random(seed)
   strikes, done = [], 0
@@ -70,7 +70,7 @@ def plan(kills: int, seed: int, roles: Sequence[str]) -> list[Strike]:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-  """One thing that must hold."""
+  """One condition that must hold."""
 
   name: str
   findings: Sequence[str]  # None where it holds.
@@ -78,7 +78,7 @@ class Check:
 
 
 def show(title: str, checks: Sequence[Check]) -> rich.table.Table:
-  """One row per check."""
+  """Returns a table with one row per check."""
   view = rich.table.Table(
     title=title,
     title_justify='left',
@@ -100,7 +100,7 @@ def show(title: str, checks: Sequence[Check]) -> rich.table.Table:
 
 
 class Stillness:
-  """How long no round closed though the syncer and a learner lived."""
+  """Measures how long no round closed while the syncer and a learner lived."""
 
   def __init__(self):
     self.longest_s = 0.0
@@ -124,7 +124,7 @@ class Stillness:
 
 
 class Soak:
-  """One soak from its first process to its checks."""
+  """One soak test, from its first process to its checks."""
 
   def __init__(
     self,
@@ -219,7 +219,7 @@ class Soak:
     ]
 
   def _goodput(self) -> tuple[list[str], str]:
-    """What is wrong with it, and how much it was."""
+    """Returns the findings on goodput, and its value as text."""
     tape = self.run.tape
     work = work_of_tape(reversed(tape), self._config.protocol.learners)
     if work is None:
@@ -238,7 +238,7 @@ class Soak:
     )
 
   def samples(self) -> dict[str, list[Sample]]:
-    """Of each process, once it was warm."""
+    """Returns the samples of each process, once it was warm."""
     return self._resources.samples()
 
   def growths(self) -> list[Growth]:
@@ -268,7 +268,7 @@ class Soak:
     )
 
   def _look(self) -> None:
-    """At every poll."""
+    """Processes new tape lines and samples, at every poll."""
     if self._received:
       raise Interrupted(self._received[0])
     tape = self.run.tape
@@ -313,7 +313,7 @@ def _flat(
   unit: float,
   word: str,
 ) -> Check:
-  """That nobody's `field` grows by more than `most` per minute."""
+  """Checks that no process's `field` grows by more than `most` per minute."""
   found = {f'{g.name} ({g.pid})': getattr(g, field) for g in growths}
   findings = [
     f'{name}: {value / unit:+.1f} {word} per minute, at most '
