@@ -30,7 +30,7 @@ class SyncerStage:
 
   def __init__(self, away=(), **options):
     self._config = config_of(options)
-    self._machine = Syncer(self._config, RUN, FINGERPRINTS, away)
+    self.machine = Syncer(self._config, RUN, FINGERPRINTS, away)
     self._now = 0.0
     self._handle = 0
     self._ledger = None  # Of the last close.
@@ -47,9 +47,9 @@ class SyncerStage:
     lines = []
     for learner in learners or [None]:
       for event in getattr(self, f'_{command}')(learner, **options):
-        effects = self._machine.handle(event, self._now)
+        effects = self.machine.handle(event, self._now)
         if any(isinstance(e, KEEPS) for e in effects):
-          self._ledger = self._machine.ledger()
+          self._ledger = self.machine.ledger()
         for effect in effects:
           if isinstance(effect, syncer_events.Pull):
             pulled = effect.round, effect.learner
@@ -58,7 +58,7 @@ class SyncerStage:
     return lines
 
   def status(self) -> list[str]:
-    snapshot = self._machine.snapshot()
+    snapshot = self.machine.snapshot()
     clocks = ' '.join(f'{m}:{clock}' for m, clock in snapshot.clocks)
     lines = [
       f'step {snapshot.step}, round {snapshot.closed_round} closed, '
@@ -119,7 +119,7 @@ class SyncerStage:
     yield self._heard(learner, messages.WantState(reason))
 
   def _offer_state(self, learner, to, step=10):
-    versions = self._machine.snapshot().versions
+    versions = self.machine.snapshot().versions
     offered = messages.StateOffered(
       to,
       self._incarnations[to],
@@ -183,14 +183,14 @@ class SyncerStage:
     ledger = self._ledger
     crcs = tuple(crc_of(p, v) for p, v in enumerate(ledger.versions))
     held = held or ledger.versions
-    self._machine = Syncer.resume(
+    self.machine = Syncer.resume(
       self._config, RUN, FINGERPRINTS, ledger, held, crcs
     )
     return ()
 
   def _start_anew(self, _):
     """A new process that finds nothing on its disk."""
-    self._machine = Syncer(self._config, RUN, FINGERPRINTS)
+    self.machine = Syncer(self._config, RUN, FINGERPRINTS)
     return ()
 
   def _offer_fragment(self, learner, fragment, version):
@@ -217,7 +217,7 @@ class SyncerStage:
 
   def _back(self, _, fragments, versions):
     """With these versions; the CRCs are those of a run that lost nothing."""
-    run = self._machine.snapshot().versions
+    run = self.machine.snapshot().versions
     yield syncer_events.Back(
       tuple(
         syncer_events.Held(p, version, crc_of(p, run[p]))
@@ -229,7 +229,7 @@ class SyncerStage:
     yield self._heard(learner, messages.WantFragment(fragment, 'wrong CRC'))
 
   def _hand_in(self, learner, last_round=None):
-    last_round = last_round or self._machine.snapshot().last_round
+    last_round = last_round or self.machine.snapshot().last_round
     yield self._heard(learner, messages.HandedIn(last_round))
 
   def _alive(self, learner):
@@ -244,8 +244,8 @@ class SyncerStage:
 
   def _wait(self, _, until):
     """Time passes; the machine is woken up when it wants to be."""
-    while self._machine.deadline() <= until:
-      self._now = max(self._now, self._machine.deadline())
+    while self.machine.deadline() <= until:
+      self._now = max(self._now, self.machine.deadline())
       yield syncer_events.Tick()
     self._now = until
 
@@ -260,7 +260,7 @@ class LearnerStage:
   def __init__(self, saved_at=None, saved_versions=(), **options):
     self._config = config_of(options)
     start = self._start(saved_at, saved_versions)
-    self._machine = Learner(self._config, RUN, 0, FINGERPRINTS, start)
+    self.machine = Learner(self._config, RUN, 0, FINGERPRINTS, start)
     self._now = 0.0
     self._handle = 0
     self._incarnation = 0
@@ -270,14 +270,14 @@ class LearnerStage:
     self._now = options.pop('at', self._now)
     lines = []
     for event in getattr(self, f'_{command}')(**options):
-      effects = self._machine.handle(event, self._now)
+      effects = self.machine.handle(event, self._now)
       lines += [reading.of_learner(effect) for effect in effects]
-    if self._machine.waiting:
+    if self.machine.waiting:
       lines.append('wait for the update')
     return lines
 
   def status(self) -> list[str]:
-    state = self._machine.snapshot()
+    state = self.machine.snapshot()
     bases = tuple(f.base for f in state.fragments)
     return [
       f'own step {state.step}, global step {state.global_step}, '

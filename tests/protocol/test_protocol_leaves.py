@@ -21,6 +21,7 @@ from diloco.protocol.learner.offers import (
   refreshed_round,
 )
 from diloco.protocol.pace import PaceClock, after_steps
+from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import way_back
 from diloco.protocol.syncer.rounds import (
   Candidate,
@@ -29,7 +30,7 @@ from diloco.protocol.syncer.rounds import (
   decide,
 )
 from diloco.protocol.weights import equal_weight, normalised, token_weight
-from tests.protocol.stages import DEFAULTS, config_of
+from tests.protocol.stages import DEFAULTS, SyncerStage, config_of
 
 
 def _pace(clocks, quorum, spacing_steps=10, ahead_max=10):
@@ -400,3 +401,20 @@ def test_versions_follow_from_the_closed_round():
 def test_every_field_of_the_config_is_checked_here():
   fields = {f.name for f in dataclasses.fields(ProtocolConfig)}
   assert set(DEFAULTS) == fields
+
+
+def test_a_crc_that_was_told_outlives_the_shard():
+  """After a lost ledger only the learner's hello says what version 1 is."""
+  stage = SyncerStage(
+    fragments=2, learners=1, quorum=1, sync_every_steps=2, overlap_steps=1
+  )
+  stage.say('come', {'learner': 0, 'versions': (1, 1), 'began': True})
+  told = stage.machine.lost_crcs
+  assert set(told) == {0, 1}
+  stage.say('absent', {'fragments': (1,)})
+  assert stage.machine.lost_crcs == told
+  # The lead itself knows no more than what the shard has.
+  stage.machine.handle(
+    syncer_events.Back((syncer_events.Held(1, version=0, crc=1),)), now=1.0
+  )
+  assert stage.machine.lost_crcs == told

@@ -21,11 +21,13 @@ from diloco.protocol.syncer.state import Away, LostFragment, State
 def on_absent(state: State, event: syncer_events.Absent):
   """Abandons everything that was in progress with these fragments."""
   for p in event.fragments:
-    lost = state.lost.pop(p, None)
-    wanted_by = lost.wanted_by if lost else ()
-    if lost is not None and lost.offered is not None:
-      state.retire(lost.asked[0], lost.offered.payload.handle)
-    state.away.setdefault(p, Away(wanted_by))
+    away, lost = Away(), state.lost.pop(p, None)
+    if lost is not None:
+      # Learners may have told its CRC: the shard that comes back knows another.
+      away = Away(lost.wanted_by, adopted=True, crc=lost.crc)
+      if lost.offered is not None:
+        state.retire(lost.asked[0], lost.offered.payload.handle)
+    state.away.setdefault(p, away)
   for round_ in list(state.rounds.values()):
     if round_.fragment in event.fragments:
       _give_up(state, round_.number, event.reason)
