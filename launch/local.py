@@ -35,7 +35,7 @@ from launch.backends import dry_run
 from launch.program import Program, program
 from launch.unit import free_address
 
-# Takes hold of a run's folder: nobody else's run, nobody else's files.
+# Locks a run's folder, and checks that it belongs to this run.
 
 
 def occupy(

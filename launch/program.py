@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run on one machine consists of: roles, hosts, command lines."""
+"""The parts of a run on one machine: roles, hosts, command lines."""
 
 import dataclasses
 import pathlib
@@ -28,7 +28,7 @@ LEARNER_LEAVE_S = 30.0  # Its notice is 25.
 EVALUATE = 'evaluate'
 
 
-# Learners of several hosts: how many, which devices, and who is which.
+# Learners of several hosts: their number, devices and numbering.
 #
 # The hosts of a learner are one computation of JAX. They meet at a coordinator,
 # which the first of them is; only it speaks with the syncer.

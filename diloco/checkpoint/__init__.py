@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written to disk to be read by a later process.
+"""Checkpoints: state that a process writes for a later one.
 
 Start with `store`: a folder of checkpoints, written beside the training, of
 which the newest whole one is taken.

@@ -34,7 +34,7 @@ class Opened(Protocol):
 
 
 class Files(Protocol):
-  """How checkpoints are written and read."""
+  """Writes and reads checkpoints; one protocol, two implementations."""
 
   def open(self, folder: pathlib.Path, keep: Sequence[Any]) -> Opened:
     """Opens a folder for writing.

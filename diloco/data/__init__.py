@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is learned from: corpora, tokenizers, and batches by position.
+"""Training data: corpora, tokenizers, and batches by position.
 
 Start with `pipeline`: element i of a learner's dataset is its batch i.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trained model is worth: losses, questions, text.
+"""Evaluation of a trained model: losses, questions, text.
 
 The commands are `python -m diloco.evaluate`, `evaluator` and `generate`.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What breaks when and for how long; stops of programs and deaths from it.
+"""Failures of a fleet, and the stops and deaths that follow from them.
 
 One trace covers the whole fleet, so that systems with different numbers of
 learners are compared on the same failures.

@@ -181,7 +181,7 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """What one inner step puts on the link.
+  """The traffic of one inner step on the link.
 
   Attributes:
     releases: (seconds after the step's start, Gbit), in the link's order.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which learners are there when: visits, deaths, planned kills."""
+"""The presence of learners over a run: visits, deaths, planned kills."""
 
 import math
 import random
@@ -86,7 +86,7 @@ class Lives:
 
   @property
   def away_s(self) -> float:
-    """How long a dead learner is away, in seconds."""
+    """Seconds for which a dead learner is away."""
     return self._lab.step_s * self._lab.away_steps
 
   def death(self, from_s: float) -> tuple[float, float]:

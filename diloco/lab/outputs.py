@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lab run yields, shows while it goes, and writes into its folder.
+"""The outputs of a lab run: results, progress bar, files in its folder.
 
 Times are simulated seconds since the run began, not since the epoch. A
 learner's record is written once its next step is done: the evaluation of a

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any of the lab's array-valued things as plain JSON and a table of arrays.
+"""Converts the lab's array-valued objects to plain JSON and arrays.
 
 An array that occurs in several places is saved once, and restored as one.
 """
@@ -22,7 +22,7 @@ HOST, DEVICE = 'host', 'device'  # Or the axes of the mesh, if it is spread.
 
 @dataclasses.dataclass(frozen=True)
 class Donated:
-  """What a newcomer gets from a donor."""
+  """The state that a newcomer gets from a donor."""
 
   held: list[Held]  # Θ, by fragment.
   inner: Any  # A copy of the inner optimizer's state.

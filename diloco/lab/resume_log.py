@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a run of the lab goes on that was cut.
+"""Resumes an interrupted run of the lab, and saves what that needs.
 
 A checkpoint is the arrays of one moment, and the number of answers
 (`resume_log.py`) before it. The next process repeats the run from its

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a learner runs on its devices: the inner step, snapshots, blends.
+"""The programs of a learner's devices: inner step, snapshots, blends.
 
 Everything is compiled before the learner says hello, so that no other process
 waits for it.

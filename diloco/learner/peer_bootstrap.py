@@ -31,7 +31,7 @@ Newcomer = tuple[int, int]  # (learner, incarnation).
 
 @dataclasses.dataclass(frozen=True)
 class Offered:
-  """What one host offers to a newcomer.
+  """The payloads that one host offers to a newcomer.
 
   Attributes:
     address: where it is pulled.
@@ -44,7 +44,7 @@ class Offered:
 
 @dataclasses.dataclass(frozen=True)
 class Fetched:
-  """What one host has pulled from a donor; none of it is in use yet.
+  """The bytes that one host has pulled from a donor; none is in use yet.
 
   Attributes:
     data: bytes of Θ_p in f32, by fragment.
@@ -56,7 +56,7 @@ class Fetched:
 
 
 class Donations:
-  """What this process offers to newcomers; for one thread.
+  """The donations of this process to newcomers; for one thread.
 
   Args:
     part: the learner's arrays that this process has.

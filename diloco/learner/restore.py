@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process of a learner begins with: its own checkpoint, or its seed."""
+"""Restores what a learner's process starts from: a checkpoint, or its seed."""
 
 import dataclasses
 from collections.abc import Iterable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run writes of itself, and what is counted from it; free of jax.
+"""Outputs of a run, and statistics computed from them; free of jax.
 
 Start with `workdir`: where everything lies in the folder of a run.
 

@@ -43,7 +43,7 @@ class Row:
 
 @dataclasses.dataclass
 class Process:
-  """What one process of a learner did to its tokens; lists are by fragment."""
+  """The tokens of one process of a learner; lists are by fragment."""
 
   first: int  # Position at which it began,
   first_counts: tuple[int, ...]  # and from which its θ_p had progress then.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained: a model is a pair of functions on plain pytrees.
+"""Models: a model is a pair of functions on plain pytrees.
 
 Start with `api`: `Model`, and `plain_model`, which makes one of your own
 `init` and `loss`. `model.kind` of the configuration names one of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which experts a token is sent to, and how healthy the routers are.
+"""Chooses the experts of each token, and measures the routers' health.
 
 Three forces act on the load. The auxiliary loss pulls the router's
 probabilities away from busy experts, the z-loss keeps its logits small, and an

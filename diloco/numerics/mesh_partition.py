@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a learner's mesh cuts arrays, and which of its hosts holds what.
+"""The partition of arrays by a learner's mesh, and over its hosts.
 
 Pure arithmetic on names and sizes: a learner describes it once, in its hello,
 and from then on both sides know which part of a fragment each host offers and

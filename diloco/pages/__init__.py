@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people look at: terminal tables, plots, self-contained pages.
+"""Output for humans: terminal tables, plots, self-contained pages.
 
 Start with `parts`: a `Report` is tables, charts, timelines and paragraphs as
 values; the other modules draw it.
 
   terminal             in a terminal, of whatever width
-  page                 one HTML file that asks nobody for anything
+  page                 one HTML file that loads nothing else
   pictures             PNG files, where matplotlib is installed
   report_files         all of it into a folder, with CSV and JSON
   charts, intervals    how they are drawn

@@ -87,7 +87,7 @@ def _draw_line(axes, line: Line, place: int, joined: bool) -> None:
 
 
 def _style(line: Line, place: int) -> dict:
-  """How a line is drawn; `place` tells those of one group and kind apart."""
+  """Returns a line's style; `place` separates lines of one group and kind."""
   colour = COLOURS[line.group % len(COLOURS)]
   marker = MARKERS[(line.group + place) % len(MARKERS)]
   return {

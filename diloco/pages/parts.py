@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report is made of, as values; its cells and numbers as text."""
+"""The parts of a report as values; its cells and numbers as text."""
 
 import dataclasses
 import math

@@ -60,7 +60,7 @@ class Close:
 
 @dataclasses.dataclass(frozen=True)
 class History:
-  """What a run did; seconds since its first learner was ready.
+  """The history of a run; seconds since its first learner was ready.
 
   Attributes:
     config: the run's configuration.

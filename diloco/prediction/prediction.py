@@ -195,7 +195,7 @@ def _outages(lives: Sequence[Life]) -> list[tuple[float, float]]:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a prediction is told of a run; seconds as in `History`.
+  """The inputs of a prediction from a run; seconds as in `History`.
 
   Attributes:
     until_s: when the run ended.

@@ -11,7 +11,7 @@ WEIGHTINGS = ('tokens', 'equal')
 
 @dataclasses.dataclass(frozen=True)
 class ProtocolConfig:
-  """What syncer and learners must agree on (the paper's Alg. 1 and 2).
+  """Settings that syncer and learners share (the paper's Alg. 1 and 2).
 
   Attributes:
     learners: M, the number of learners that the run is planned for. Ids from 0

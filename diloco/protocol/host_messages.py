@@ -127,7 +127,7 @@ class OpenSession:
 
 @dataclasses.dataclass(frozen=True)
 class SyncerAt:
-  """Where this host pulls what the syncer offers to it."""
+  """Tells a host where it pulls what the syncer offers to it."""
 
   session: int
   addresses: tuple[str, ...]  # By shard of the syncer.
@@ -222,7 +222,7 @@ class HostStarted:
 
 @dataclasses.dataclass(frozen=True)
 class SessionAt:
-  """Where the syncer pulls what this host offers in a session."""
+  """Tells where the syncer pulls what this host offers in a session."""
 
   session: int
   addresses: tuple[str, ...]  # By shard of the syncer.
@@ -264,7 +264,7 @@ class HostFetched:
 
 @dataclasses.dataclass(frozen=True)
 class HostAdopted:
-  """What this host fetched has become its copy of Θ."""
+  """This host has made what it fetched its copy of Θ."""
 
 
 @dataclasses.dataclass(frozen=True)

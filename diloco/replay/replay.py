@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a run again in one process, from its tapes, and compares the bytes.
+"""Repeats a run in one process, from its tapes, and compares the bytes.
 
 It follows the order of the syncer's tape. A merge needs its snapshots; for each
 of them, the process is continued up to that snapshot, and so takes in the Θ_p

@@ -30,7 +30,7 @@ class NotReplayable(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-  """What one process did, as far as the replay needs it.
+  """The actions of one process, as far as the replay needs them.
 
   Attributes:
     begin: where it took its state from.

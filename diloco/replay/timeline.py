@@ -39,7 +39,7 @@ def happenings(tapes: Tapes) -> list[Happening]:
 
 
 def process_numbers(tapes: Tapes) -> dict[tuple[int, int], int]:
-  """Returns (learner, process) -> 1 for the learner's first process, 2, …"""
+  """Numbers each learner's processes from 1: (learner, process) -> number."""
   seen = {
     (line.said.learner, process_of(line.said.incarnation))
     for line in tapes.syncer

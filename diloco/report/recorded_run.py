@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the folder of a real run says, as values.
+"""The contents of a real run's folder, as values.
 
 Unlike `prediction.history`, which accepts complete runs only, it skips what is
 missing or broken, and lists it among the gaps.

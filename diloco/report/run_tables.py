@@ -242,7 +242,7 @@ def _rounds(run: RecordedRun) -> tuple[Cell, ...]:
 
 
 def _commonest(rounds: Sequence[Round]) -> Cell:
-  """Returns the commonest reason, as in 'everyone is in (92 %)'.
+  """Returns the commonest reason and its share of the rounds.
 
   Reasons that differ in numbers only are counted as one.
   """

@@ -20,7 +20,7 @@ LEFT_OUT = 0.1  # Of the tokens: the beginning, where losses fall at once.
 
 @dataclasses.dataclass(frozen=True)
 class RecordedSweep:
-  """What was found of a sweep.
+  """The results found of a sweep.
 
   Attributes:
     label: distinguishes it from others on the page.

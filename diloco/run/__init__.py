@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of a run share.
+"""Code that the processes of a run share.
 
 Start with `spec`: all that follows from a configuration alone, the same in
 every process: layout, codecs, schedule, model, data.

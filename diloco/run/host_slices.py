@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of each fragment a process of a learner holds, and how bytes are cut."""
+"""The slices of each fragment that a host of a learner holds, as bytes."""
 
 import functools
 from collections.abc import Mapping, Sequence

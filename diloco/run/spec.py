@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that follows from the configuration alone, the same in every process.
+"""Everything that follows from a run's configuration alone.
 
 Learners and syncer build it independently and compare its fingerprints.
 """

@@ -58,7 +58,7 @@ class Worked:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Where a process took its parameters and inner state from.
+  """The origin of a process's parameters and inner state.
 
   'seed': both as the configuration gives them; nothing else is set.
   'checkpoint': all that `process` of the same learner had at its `Save` of
@@ -81,7 +81,7 @@ SOURCES = ('seed', 'checkpoint', 'peer')
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-  """What, besides the configuration, affects the bits of a step."""
+  """The facts besides the configuration that affect the bits of a step."""
 
   jax: str  # JAX's version.
   platform: str  # 'cpu', 'gpu', 'tpu'.

@@ -7,7 +7,7 @@ from diloco.simulator.engine import Simulation
 
 
 class InnerSteps:
-  """At most one step at a time, which can be suspended.
+  """Makes inner steps, at most one at a time; each can be suspended.
 
   Args:
     sim: the clock.

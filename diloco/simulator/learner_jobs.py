@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulated learner keeps of its steps and jobs, and what it sends."""
+"""The state of a simulated learner's steps and jobs, and its messages."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -35,7 +35,7 @@ class Job:
 
 
 def saved_start(state: State, crcs: Iterable[int], position: int) -> Start:
-  """What a checkpoint of this state begins with again."""
+  """Returns what a process restored from this state starts with."""
   return Start(
     source=f'its checkpoint of step {state.step}',
     crcs=tuple(crcs),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long bytes take from one simulated process to another."""
+"""Models of how long bytes take from one simulated process to another."""
 
 import dataclasses
 import enum
@@ -68,7 +68,7 @@ class Wires(Protocol):
 
 
 class SteadyWires:
-  """The same time for every fragment, whatever else is in transfer.
+  """Wires with one duration for every fragment, whatever else is in transfer.
 
   Args:
     transfer_s: duration for a fragment.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of a whole simulated cluster, its tokens included."""
+"""Checks the invariants of a whole simulated cluster, tokens included."""
 
 from collections.abc import Callable
 

@@ -61,7 +61,7 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-  """What a wide scenario has in addition to a narrow one.
+  """The additional conditions of a wide scenario; a narrow one has none.
 
   Attributes:
     sizes: sizes of the fragments, relative to the usual one.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long what takes in a simulated cluster, and which ways are cut."""
+"""Durations in a simulated cluster, and links that are cut."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a learner takes of chips, hosts and links, before it has a chip.
+"""Estimates a learner's need of chips, hosts and links, without a chip.
 
 `python -m diloco.plan --config=… --topology=…`; start with `estimate`.
 

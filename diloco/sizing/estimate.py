@@ -102,7 +102,7 @@ class DoesNotFit(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """What a learner needs.
+  """The resources that a learner needs.
 
   Attributes:
     config: the run's configuration.

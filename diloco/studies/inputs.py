@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What studies are given: fleet, network, host speeds, the paper's figures."""
+"""The inputs of studies: fleet, network, host speeds, the paper's numbers."""
 
 import statistics
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to expect of a run, and how to set it up: arithmetic, no simulation.
+"""Plans a run by arithmetic, without simulation.
 
 Stages of an exchange (`diloco/protocol/README.md`, `diloco/learner`): encode at
 the learner, offer, pull by the syncer, merge, announce, pull by the learner,

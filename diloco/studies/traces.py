@@ -39,7 +39,7 @@ class Trace:
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-  """When one learner stands, and its capacity when it does not."""
+  """The stops of one learner, and its capacity between them."""
 
   stops: tuple[Stop, ...]
   capacities: tuple[tuple[float, float], ...] = ()

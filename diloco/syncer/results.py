@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves: its final Θ, gathered from all shards, and a summary.
+"""Writes a run's results: its final Θ, gathered from all shards, a summary.
 
 They are written while the learners are still connected: learners hold Θ too,
 and are only released when it is on disk.

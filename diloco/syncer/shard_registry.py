@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which shards are here and what they hold; jobs that they are given."""
+"""The shards that are connected, what they hold, and their jobs."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -299,7 +299,7 @@ def admission(
 def expected_parts(
   owners: Owners, fragment: int, codec: Codec, answers: Answers
 ) -> dict[int, Part]:
-  """Those that were answered; of the others, how long they would be."""
+  """Returns the answered parts, and the expected sizes of the others."""
   parts = {s: answer.part for s, answer in answers.items()}
   for s in owners.of_fragment(fragment):
     nbytes = payload.payload_bytes(owners.pieces(fragment, s), codec)

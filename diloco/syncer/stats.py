@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts what the syncer sees: for `status.json`, `summary.json`, the tape.
+"""Counts what the syncer sees, for `status.json` and the tape.
 
 Nothing here influences training.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of the syncer find on their disks, and leave there."""
+"""The ledger and checkpoints of the syncer's processes."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ class NotKept(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """What a process of the syncer starts from.
+  """The state that a process of the syncer starts from.
 
   Attributes:
     machine: a new one, or one restored from the ledger.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The syncer's end of the control plane: a stream for each learner."""
+"""The syncer's server of the control plane: a stream for each learner."""
 
 import collections
 import dataclasses
@@ -198,7 +198,7 @@ def abort(context: grpc.ServicerContext, cause: str, reason: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
-  """How many messages were accepted, and how many refused for which flaw.
+  """Counts of accepted and of refused messages, by flaw.
 
   Attributes:
     accepted: messages passed to `on_message`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run is started: TPU VMs, GKE, Slurm.
+"""Back ends that start a run: TPU VMs, GKE, Slurm.
 
 Start with `engines`: one class a back end, which starts a `launch.job.Launch`,
 adds and removes learners.

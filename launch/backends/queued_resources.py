@@ -26,7 +26,7 @@ ABSENT = ('NOT_FOUND', 'not found', 'notFound')
 
 @dataclasses.dataclass(frozen=True)
 class Cloud:
-  """Where machines are created."""
+  """The project and zone in which machines are created."""
 
   project: str
   zone: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the processes of one learner find each other, and their JAX world.
+"""The JAX process group of one learner, and the rendezvous of its hosts.
 
 A learner is one failure unit: `jax.distributed` ends all of its processes when
 one is gone, and the connections of `transport.group` do so at once. Two

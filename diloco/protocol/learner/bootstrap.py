@@ -19,7 +19,7 @@ from diloco.protocol.values import changed
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-  """What a process holds when it starts; tuples are by fragment.
+  """The state of a process when it starts; tuples are by fragment.
 
   Attributes:
     source: origin of the state, for humans.

@@ -81,7 +81,7 @@ class View:
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-  """What a learner knows when it decides on an offer."""
+  """The knowledge on which a learner decides about an offer."""
 
   t: float  # As estimated by the learner.
   closed_known: int  # The newest round that it knows to be closed.

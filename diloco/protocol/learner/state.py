@@ -173,7 +173,7 @@ class State:
 
 
 class Core:
-  """What the modules of the machine share: its state and pending effects."""
+  """The state and pending effects, shared by the machine's modules."""
 
   def __init__(
     self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine of the syncer: who is merged, when, with which weight.
+"""The machine of the syncer: what is merged, when, with which weight.
 
 Start with `machine.Syncer.handle`, then `closing`: a round from due to closed.
 
@@ -13,7 +13,7 @@ Start with `machine.Syncer.handle`, then `closing`: a round from due to closed.
   closing    due, quorum, grace window, merge, publish
   ending     the last rounds, and the end of the run
   pulls      the bytes of a round's contributions
-  bootstrap  who gives its state to a newcomer
+  bootstrap  the donor of a newcomer's state
   recovery   what a restarted syncer gets back from learners
   absence    fragments whose shard is away
   way_back   how long updates take to the learners

@@ -53,7 +53,7 @@ def window_deadlines(state: State) -> list[float]:
 
 
 def _go_on_if_all_wait(state: State):
-  """At τ = 0, makes the next round due when no live learner would do so.
+  """Makes the next round due at τ = 0, when no live learner would do so.
 
   A learner that has offered makes no step until the round has closed. After
   lost sessions its pace clock may count fewer steps than it made, and its view

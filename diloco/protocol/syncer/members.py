@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the syncer knows of one session of a learner, and of its id."""
+"""The syncer's knowledge of a learner's session, and of its id."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -92,7 +92,7 @@ def believable(step_s: float, average: Ema) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-  """What the syncer keeps of a learner id beyond its sessions."""
+  """The syncer's account of a learner id, which outlives its sessions."""
 
   incarnation: int = -1  # The newest that was ever accepted.
   position: int = 0  # Next batch of its data shard, as last reported.

@@ -100,7 +100,7 @@ class MergedSteps(typing.NamedTuple):
 
 
 class Candidate(typing.NamedTuple):
-  """What a round looks at in one learner."""
+  """The facts about one learner on which a round decides."""
 
   clock: int | None  # None: it is leaving, and is not waited for.
   held: HeldOffer | None  # Its newest offer for the round's fragment.
