@@ -18,7 +18,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-  # No `-m`: that is left to whoever calls tests/run.sh.
+  # No `-m`: that is left to the caller of tests/run.sh.
   part = config.getoption('--part')
   if part is None:
     return

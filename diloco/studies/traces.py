@@ -165,7 +165,7 @@ def _syncer_deaths(
 def expected_goodput(
   trace: Trace, recovery: str, learners: int, pause_s: float
 ) -> float:
-  """g of one of M learners by the closed form of its recovery.
+  """Returns g of one of M learners, by the closed form of its recovery.
 
   For learners that restart, the bootstrap is not included.
   """

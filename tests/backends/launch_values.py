@@ -37,7 +37,9 @@ def a_config(devices: int, learners: int = 2) -> RunConfig:
 
 
 def a_launch(*arguments, learners=2, mesh=0, **changes) -> Launch:
-  """Of the quickstart; `arguments` are further ones of its configuration."""
+  """Returns a launch of the quickstart, with further configuration
+  `arguments`.
+  """
   return launch(
     a_config(mesh or _devices(**changes), learners),
     ['--config=experiments/quickstart.py', *arguments],

@@ -114,7 +114,9 @@ def test_after_any_death_all_meet_again(machines):
 
 @pytest.mark.parametrize('host', [0, 2])
 def test_a_machine_that_is_back_before_the_others_know(machines, host):
-  """It finds nobody who would take it in, until they have died as well."""
+  """It finds no host that would take it in, until the others have died as
+  well.
+  """
   machines.until_met(1)
   machines.fall(host)
   machines.boot(host)

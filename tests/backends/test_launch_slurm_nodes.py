@@ -164,7 +164,7 @@ def test_a_refusal_is_not_lost_among_the_deaths_that_it_causes(job, refusing):
 
 
 def test_the_notice_reaches_all_and_all_leave(job):
-  """Also who is slower: that the others have left does not kill it."""
+  """A slower node leaves, too: that the others have left does not kill it."""
   job.start()
   for host in (0, 1):
     job.pid(host)

@@ -30,7 +30,7 @@ def test_the_startup_script(which, request):
   )
 
 
-# What the metadata server and the Secret Manager answer, and who has asked.
+# Answers of the metadata server and the Secret Manager, and a log of requests.
 CURL = """#!/bin/bash
 echo "$*" >>"$FAKES/asked"
 case "$*" in

@@ -99,7 +99,7 @@ def test_a_run_comes_to_its_end(tmp_path, hosts):
 
 
 def _check_said(workdir, name, who, message):
-  """A record says who said it; libraries in C++ write lines of their own."""
+  """A record names its process; libraries in C++ write lines of their own."""
   lines = workdir.log(name).read_text().splitlines()
   records = [json.loads(line) for line in lines if line.startswith('{')]
   said = [each for each in records if each['message'].startswith(message)]

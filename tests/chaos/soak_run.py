@@ -40,7 +40,8 @@ class Strike:
 
   victims: tuple[str, ...]
   in_start_up: bool  # `delay_s` after the last victims were started again;
-  delay_s: float  # or after everybody has been merged since the last strike.
+  # or after every learner has been merged since the last strike.
+  delay_s: float
 
 
 def plan(kills: int, seed: int, roles: Sequence[str]) -> list[Strike]:

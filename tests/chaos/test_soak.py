@@ -101,7 +101,7 @@ def test_a_sample_is_taken_only_while_all_are_at_work(monkeypatch):
   assert taken() == 0  # The hub is not.
   watched.works('hub')
   assert taken() == 1
-  watched.dies('hub')  # And nobody else is connected any more.
+  watched.dies('hub')  # And no process is connected any more.
   watched.works('hub')
   assert taken() == 1
   watched.follow('hub', os.getpid())

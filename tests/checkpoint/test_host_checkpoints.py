@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process among several saves and restores its own part, and waits for
-nobody."""
+"""A process among several saves and restores its own part, without waiting."""
 
 import json
 import os

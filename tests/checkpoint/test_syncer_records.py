@@ -256,7 +256,7 @@ def test_a_save_is_due_every_so_many_rounds(tmp_path):
 
 
 def _resumed():
-  """Of a process whose checkpoint has all that the ledger names."""
+  """Returns the machine of a process whose checkpoint matches the ledger."""
   config = config_of({})
   return Syncer.resume(config, RUN, FINGERPRINTS, LEDGER, (1, 0), CRCS)
 

@@ -273,7 +273,7 @@ def test_the_last_documents_of_a_file_are_held_out():
 
 @pytest.fixture
 def few_files():
-  """Few more files than are open may be opened, unless somebody raises that."""
+  """Lowers the limit of open files to few more than are open."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   used = max(map(int, os.listdir('/proc/self/fd')))
   resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, hard))

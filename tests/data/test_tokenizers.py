@@ -43,7 +43,7 @@ def test_texts_come_back(names, kind):
 
 @pytest.mark.parametrize('kind', ['tokenizers', 'tiktoken'])
 def test_the_end_is_but_text_in_a_text(names, kind):
-  """Whoever writes it into a document ends none."""
+  """The end token's text inside a document does not end it."""
   tokenizer = make_tokenizer(names[kind])
   [tokens] = tokenizer.encode([b'a <|endoftext|> b'])
   assert list(tokens).count(tokenizer.end) == 1

@@ -36,7 +36,7 @@ def blueprint():
 
 @pytest.fixture(scope='module')
 def params(blueprint):
-  """Of a run that has learnt nothing."""
+  """Returns the parameters of a model that has learnt nothing."""
   rng = np.random.default_rng(0)
   return {
     path: rng.standard_normal(spec.shape, np.float32) / 8

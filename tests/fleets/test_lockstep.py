@@ -27,7 +27,7 @@ def test_a_group_without_stops_steps_all_the_time():
 
 
 def test_a_stop_suspends_a_step():
-  """Of step 3, 0.5 s before the stop and 0.5 s after it."""
+  """Half of step 3 is made 0.5 s before the stop, half 0.5 s after it."""
   (group,) = _run([[(2.5, 4.5)]], 6.0).groups
   assert group.spans == ((0.0, 2.5), (4.5, 6.0))
   assert (group.steps, group.stepping_s, group.standing_s) == (4, 4.0, 2.0)
@@ -100,7 +100,7 @@ def test_an_exchange_longer_than_the_overlap_is_waited_for():
 
 
 def test_nobody_is_more_than_the_overlap_past_the_slowest():
-  """s = 2, τ = 1: with boundary 2 unsent nobody begins step 3."""
+  """s = 2, τ = 1: with boundary 2 unsent no group begins step 3."""
   done = _run([[(1.0, 6.0)], []], 8.0, Exchange(2, overlap_steps=1))
   assert done.groups[1].spans == ((0.0, 3.0), (7.0, 8.0))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lengths of steps: who is slow, how they scatter, how they drift."""
+"""Lengths of steps: slow learners, jitter and drift."""
 
 import math
 import random

@@ -104,7 +104,7 @@ class Living:
       self._tape.close()
 
   def kill(self):
-    """From one moment to the next: no word to anybody, no byte from here."""
+    """Silences a process from one moment to the next: no message, no byte."""
     self._plane.close()
     self.exchange._on_crash(Killed())
 
@@ -143,7 +143,7 @@ class Run:
     config.fragments.embedding = embedding
     config.inner.progress = progress
     self.blueprint = make_blueprint(run_config.build(config))
-    # Its planes lose bytes on purpose: nobody is to wait long for them.
+    # Its planes lose bytes on purpose: pulls must time out soon.
     self._quick = mock.patch.object(timeouts, 'TRANSFER_FLOOR_S', PULL_S)
     self._quick.start()
     self.device = Device(self.blueprint)

@@ -165,7 +165,7 @@ def story(tmp_path_factory):
       'the donor has a checkpoint',
     )
 
-    # One that nobody knew joins; the donor that is asked first, dies.
+    # An unknown learner joins; the donor that is asked first dies.
     plane = DyingDonor(run.plane(7), donor.kill)
     joins = start('joins', NEWCOMER, plane)
     run.until_merged(joins)
@@ -178,7 +178,7 @@ def story(tmp_path_factory):
     run.until_merged(alone)
     told.died['alone'] = plane.died.is_set()
 
-    # Nobody is there, and nothing on its disk.
+    # No peer is there, and nothing on its disk.
     end(alone)
     last = start('last', LAST)
     run.until_merged(last)

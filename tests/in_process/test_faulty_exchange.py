@@ -49,10 +49,10 @@ def test_rounds_close_with_the_rest(broken):
 
 
 def test_synchronous_diloco_in_the_real_runtime(tmp_path):
-  """τ = 0, P = 1, K = M: each learner waits, and nobody waits for ever.
+  """τ = 0, P = 1, K = M: each learner waits, and none waits for ever.
 
-  Who comes second may be in the middle of its steps when the other closes a
-  round alone; from the first round of both on they keep step.
+  The second learner may be in the middle of its steps when the other closes a
+  round alone; from the first common round on they keep step.
   """
   run = Run(
     tmp_path,

@@ -68,7 +68,7 @@ def _plain(tree):
 
 @pytest.fixture(scope='module')
 def synchronous(tmp_path_factory):
-  """Of 2N steps: without a break, and restored after N."""
+  """Runs 2N steps: without a break, and restored after N."""
   folder = tmp_path_factory.mktemp('saved')
   config = _config(overlap_steps=0, blend='overwrite')
   whole = Lockstep(config, LEARNERS, 0, lockstep.toy_model())

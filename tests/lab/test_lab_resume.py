@@ -86,7 +86,7 @@ def test_it_ends_as_if_it_had_not_been_cut(
   os.kill(process.pid, signal.SIGKILL)
   process.wait()
   before = _steps_before(run.checkpoints('lab'))
-  assert before >= (2 * EVERY - 4) * each  # Who is dead makes none.
+  assert before >= (2 * EVERY - 4) * each  # A dead learner makes none.
 
   process = _start(tmp_path, run, system, 'second', sys.maxsize)
   started.append(process)

@@ -13,7 +13,7 @@ from experiments import common
 
 
 class Events(Journal):
-  """Keeps what happened to whom."""
+  """Records the events of each process."""
 
   def __init__(self):
     self.seen = []

@@ -25,7 +25,7 @@ def _config(**model):
 
 
 def test_the_example_is_thirty_lines():
-  """Of code: neither its docstring nor empty lines."""
+  """The code has thirty lines, without docstring and empty lines."""
   source = inspect.getsource(own_model)
   text = ast.parse(source).body[0]
   lines = source.splitlines()[text.end_lineno :]
@@ -126,7 +126,7 @@ def some_models(tmp_path, monkeypatch):
 @pytest.mark.usefixtures('some_models')
 @pytest.mark.parametrize('codec', ['f32', 'int4'])
 def test_a_parameter_may_be_one_number(codec):
-  """Of shape (), and one of each layer: every fragment moves all of its own."""
+  """Parameters of shape (), and one per layer: every fragment moves its own."""
   config = own_model.get_config('quicktest')
   config.model.kind = 'some_models:scalars'
   config.protocol.total_steps = 120

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands for one host of a learner: says who it is, then does as it is told.
+"""Stands in for one host of a learner: reports its name, then obeys.
 
   python member.py WHAT --hosts=N --host=I --coordinator=ADDRESS
 
-WHAT: 'stay', until a signal; 'deaf', also behind SIGTERM; 'exit:CODE,CODE,…',
-host i leaves with the i-th code, and stays where that is '-'.
+WHAT: 'stay', until a signal; 'deaf', also after SIGTERM; 'exit:CODE,CODE,…',
+host i leaves with the i-th code, and stays if that is '-'.
 """
 
 import signal

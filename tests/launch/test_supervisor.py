@@ -302,7 +302,7 @@ def wait_gone(pid):
   give_up_at_s = time.monotonic() + DEADLINE_S
   while psutil.pid_exists(pid):
     if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-      return  # Dead; whoever adopted it has not looked yet.
+      return  # It is dead; the process that adopted it has not reaped it yet.
     assert time.monotonic() < give_up_at_s, f'{pid} lives on'
     time.sleep(0.01)
 

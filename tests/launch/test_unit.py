@@ -61,7 +61,7 @@ class Run:
       time.sleep(0.01)
 
   def until_ready(self, *names, starts=1):
-    """Each of these has said who it is, in its newest start."""
+    """Waits until each of these has reported its name, in its newest start."""
     self.until(lambda: all(len(self.said(n)) == starts for n in names))
 
   def said(self, name):
@@ -184,7 +184,7 @@ def test_a_kill_of_the_learner_is_one_of_all_its_processes(tmp_path):
 
 @pytest.mark.parametrize('codes', ['78,1', '1,78', '78,-', '-,78'])
 def test_a_configuration_that_one_refuses_is_refused(tmp_path, codes):
-  """Where both have exited before anybody looked, the refusal counts."""
+  """The refusal counts even if both have exited before the first poll."""
   with Run(tmp_path, role('learner-0', f'exit:{codes}')) as run:
     run.supervisor.poll()
     _wait_exited(run, codes)
@@ -196,7 +196,7 @@ def test_a_configuration_that_one_refuses_is_refused(tmp_path, codes):
 
 
 def _wait_exited(run, codes):
-  """Those that are to exit are zombies: nobody has looked at them."""
+  """Waits until the exiting processes are zombies, which are not reaped yet."""
   give_up_at_s = time.monotonic() + DEADLINE_S
   for name, code in zip(('learner-0', 'learner-0.1'), codes.split(',')):
     process = psutil.Process(run.pid(name))

@@ -135,7 +135,7 @@ def _refusal(part, payloads, address, blueprint, plane) -> str:
 
 
 def _bits(tree) -> list[bytes]:
-  """Of all that this process holds."""
+  """Returns all that this process holds."""
   return [
     np.asarray(each).tobytes()
     for leaf in jax.tree.leaves(tree)

@@ -47,7 +47,7 @@ class _Own:
     self._version = 0
 
   def restart(self):
-    """Of a checkpoint: θ and the bases are all that is known."""
+    """After a restore only θ and the bases are known."""
     self._own = OwnProgress(
       self._device, self._own_blend, self._own.bases, self._params
     )

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.alone
 
 
 def test_the_recorded_rate_is_that_of_the_step(tmp_path, monkeypatch):
-  """And whoever lost its disk goes on where its reports ended, not anew."""
+  """A learner that lost its disk goes on where its reports ended, not anew."""
   taken = collections.defaultdict(list)  # By learner: position and rate.
   step = Device.step
 

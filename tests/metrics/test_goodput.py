@@ -186,7 +186,7 @@ def test_a_successor_without_a_word_of_the_death_makes_it_one():
 
 
 def test_a_session_that_is_lost_and_comes_back_costs_nothing():
-  """Also not the steps that nobody heard of: each report has them all."""
+  """Unheard steps cost nothing either: each report includes them all."""
   work = begun(1)
   train(work, 0, 1, 2)
   work.leave(0, in_order=False)

@@ -61,7 +61,10 @@ def closed(version, *shares):
 
 
 def row(syncer, lines, last=None):
-  """Of fragment 0 of learner 0; `last`: (process, step) in the metrics."""
+  """Returns the row of fragment 0 of learner 0.
+
+  `last` is (process, step) in the metrics.
+  """
   known = [(incarnation_of(last[0], 1), last[1])] if last else []
   return token_tapes.rows(syncer, {0: lines}, {0: known}, 1, TOKENS)[0, 0]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who owns what: everything once, evenly, and the bytes of a part."""
+"""Ownership of pieces: everything once, evenly, and the bytes of a part."""
 
 import numpy as np
 import pytest

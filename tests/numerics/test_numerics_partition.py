@@ -83,7 +83,7 @@ def test_fsdp_over_two_hosts_gives_each_half_of_every_matrix():
   names = {box.name for box in partition.needed(pieces, 1)}
   assert 'layers/down[2]@0:24,8:16' in names
   assert 'embedding@0:64,8:16' in names
-  assert 'layers/norm[0]' in names  # Everybody needs it …
+  assert 'layers/norm[0]' in names  # All hosts need it …
   offered = {box.name for box in partition.offered(pieces, 1)}
   assert 'layers/norm[0]' not in offered  # … and the first host offers it.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's folder, read; a prediction that is told who was killed, no more."""
+"""A run's folder is read; a prediction is told its kills, no more."""
 
 import dataclasses
 import itertools
@@ -40,7 +40,7 @@ SPEEDS = Calibration(
 
 @pytest.fixture(scope='module', name='workdir')
 def fixture_workdir(tmp_path_factory):
-  """Nobody writes into it."""
+  """Returns a folder that no test writes into."""
   return recorded.write(tmp_path_factory.mktemp('runs') / 'run', UNTIL_S, AWAY)
 
 

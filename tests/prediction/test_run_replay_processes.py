@@ -18,7 +18,7 @@ pytestmark = pytest.mark.alone
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 LEARNERS = 3
-START_S = 120.0  # Until everybody is merged, on a busy machine.
+START_S = 120.0  # Until every learner is merged, on a busy machine.
 CALM_S = 4.0
 POINTS = 5.0  # Done when 5 of the issue.
 STEP_FLOOR_S = 0.05

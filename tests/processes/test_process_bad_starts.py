@@ -11,7 +11,7 @@ from tests.transport import credentials
 
 pytestmark = pytest.mark.beside
 
-NO_DEVICES = {'JAX_PLATFORMS': 'none'}  # Whoever touches a device fails.
+NO_DEVICES = {'JAX_PLATFORMS': 'none'}  # A process that touches a device fails.
 MISSING = '/no/such/text.txt'
 
 

@@ -42,7 +42,7 @@ def _tfds(folder, texts):
 
 
 def _mix(folder, texts):
-  """Of documents that are tokens already and others of TFDS."""
+  """Returns documents that are tokens already, and others of TFDS."""
   name = made_files.tiktoken_file(folder / 'ranks', texts)
   tokens = folder / 'tokens'
   documents = (text.encode() for text in texts if text)

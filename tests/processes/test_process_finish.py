@@ -12,7 +12,7 @@ pytestmark = pytest.mark.alone
 FRAGMENTS = 2  # P of the tiny configuration.
 LEARNERS = (0, 1)
 
-# A step takes long enough for the syncer to be killed before anybody is at
+# A step takes long enough for the syncer to be killed before any learner is at
 # the boundary at which it would hand in.
 OVERRIDES = (
   'run.step_floor_s=2.0',

@@ -34,7 +34,7 @@ def trained(tmp_path_factory):
 
 
 def test_every_round_merges_both(trained):
-  """Whoever was compiled first has waited for the other."""
+  """The learner that was compiled first has waited for the other."""
   merged = [len(line['shares']) for line in trained.tape('Publish')]
   assert set(merged) == {2}
   assert read_summary(trained.workdir.summary).rounds == len(merged)
@@ -54,7 +54,7 @@ def test_it_is_evaluated(trained):
 
 
 def test_an_evaluator_follows(trained):
-  """How often, in so short a run, is open: nobody waits for it.
+  """The number of evaluations in so short a run is open: none waits for it.
 
   One more that comes after the end evaluates what is left, if anything is.
   """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who must not train along is refused by name; the run goes on."""
+"""A process that must not train along is refused by name; the run goes on."""
 
 import random
 

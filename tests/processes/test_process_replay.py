@@ -19,8 +19,8 @@ SLEEPY = ('run.step_floor_s=0.04',)
 def killed(tmp_path_factory):
   """Learner 1 and the syncer die of SIGKILL and are started again.
 
-  While a process starts, whoever trains is stopped, so that the run is not over
-  before it is there, however slow the machine.
+  While a process starts, the learners that train are stopped, so that the run
+  is not over before it is there, however slow the machine.
   """
   root = tmp_path_factory.mktemp('replayed')
   overrides = (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults planted in what is known of pulls; the tests of pace find them.
+"""Faults planted in the estimates of pulls; the tests of pace find them.
 
-They break no invariant: who is merged, and how often, shows them.
+They break no invariant: they show in how often which learners are merged.
 """
 
 import pytest

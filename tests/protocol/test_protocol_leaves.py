@@ -76,7 +76,9 @@ def test_a_clock_is_at_most_the_rounds_in_flight_beyond_t():
 
 
 def test_the_rest_is_not_counted_later():
-  """Who trained beyond the bound, and is slower now, sets the pace at once."""
+  """A learner that trained beyond the bound, and is slower now, sets the
+  pace.
+  """
   assert after_steps(clock=8, steps=5, step=3, ahead_max=8) == 11
   assert after_steps(clock=11, steps=1, step=3, ahead_max=8) == 11
   assert after_steps(clock=20, steps=0, step=3, ahead_max=8) == 20

@@ -68,7 +68,7 @@ def test_nobody_merged_and_nobody_refused_changes_nothing():
 
 
 def test_a_lasting_change_is_believed_in_the_end():
-  """A run whose norms grow a thousandfold at once locks nobody out."""
+  """A run whose norms grow a thousandfold at once locks no learner out."""
   usual, refusals = 1.0, 0
   while outliers({0: 1000.0}, usual):
     usual = usual_after(usual, {}, refused=1)

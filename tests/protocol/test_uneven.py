@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters of unequal learners: the pace of the run, and who is merged."""
+"""Clusters of unequal learners: the pace of the run, and participation."""
 
 import dataclasses
 import itertools
@@ -60,8 +60,8 @@ def test_t_does_not_leap_when_the_slower_of_two_is_away_for_a_moment():
   cluster.run(40.5)
   cluster.start(1)
   cluster.run(41.0)
-  # Half a second of the faster one's steps, half a second of the slower's,
-  # and a spacing for each change of who is live.
+  # Half a second of the faster one's steps, half a second of the slower's, and
+  # a spacing for each change of the set of live learners.
   assert before < cluster.syncer.machine.step <= before + 50 + 25 + 2 * 4
   assert max(cluster.watch.leaps) <= cluster.config.spacing_steps
 
@@ -191,7 +191,8 @@ def test_a_fragment_ten_times_as_large_costs_nobody_its_part():
   assert len(merges) > 0.95 * (300.0 - 20.0) / 2.0
   assert sum(len(m.shares) for m in merges) / len(merges) > 7.8
   kinds = {r.kind for _, r in cluster.watch.records}
-  assert kinds == {'joined', 'ready'}  # No pull was late, nobody thrown out.
+  # No pull was late, no learner thrown out.
+  assert kinds == {'joined', 'ready'}
 
 
 @pytest.mark.parametrize('quorum,least', [(1, 0.95), (4, 0.95), (8, 0.95)])
@@ -203,7 +204,7 @@ def test_one_hanging_path_leaves_the_others_their_rounds(quorum, least):
   cluster.run(330.0)
   assert len(_merges(cluster, 30.0)) / 5 >= least * 200
   assert _participation(cluster, 5, from_s=30.0) > 0.95
-  # 1, 2 and 4 s until it is known; what is tried later, nobody waits for.
+  # 1, 2 and 4 s until it is known; later trials are not waited for.
   assert _longest_gap_s(cluster) < 8.0
 
 

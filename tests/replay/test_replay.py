@@ -176,7 +176,7 @@ def _is_before(line: dict, step: int) -> bool:
 
 
 def _progress_after(lines: list[dict], step: int) -> int:
-  """Of the step after `step` steps."""
+  """Returns the schedule argument of the step after `step` steps."""
   told = [x for x in lines if x['kind'] == 'Progress' and x['step'] <= step]
   if not told:
     return step

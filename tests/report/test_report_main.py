@@ -41,7 +41,7 @@ def fixture_outdir(tmp_path_factory):
 
 @pytest.fixture(scope='module', name='done')
 def fixture_done(tmp_path_factory, outdir):
-  """Of a run and a sweep together."""
+  """Makes one page of a run and a sweep together."""
   run = tmp_path_factory.mktemp('runs') / 'run'
   recorded.write(run, 10.0, {})
   return start(f'--workdir={run}', f'--workdir={SWEEP}', f'--outdir={outdir}')

@@ -23,7 +23,7 @@ TOKENS = 4 * 32  # Of a step: see experiments/tests_tiny.py.
 
 @pytest.fixture(scope='module', name='whole')
 def fixture_whole(tmp_path_factory):
-  """Of a run that finished; nobody writes into it."""
+  """Returns the folder of a finished run, which no test writes into."""
   workdir = recorded.write(
     tmp_path_factory.mktemp('runs') / 'run', UNTIL_S, AWAY
   )
@@ -54,7 +54,7 @@ def fixture_whole(tmp_path_factory):
 
 @pytest.fixture(name='workdir')
 def fixture_workdir(tmp_path):
-  """Of a run that did not get as far; to be damaged."""
+  """Returns the folder of a run that did not get as far, to be damaged."""
   return recorded.write(tmp_path / 'run', UNTIL_S, AWAY)
 
 
@@ -280,7 +280,7 @@ def test_a_run_that_was_stopped_and_continued_is_one(workdir):
 
 
 def test_steps_that_were_not_written_count(tmp_path):
-  """Of ten steps one is written, and the first: 1, 10, …, 320."""
+  """Every tenth of the steps is written, and the first: 1, 10, …, 320."""
   workdir = recorded.write(tmp_path / 'run', UNTIL_S, {}, every=10)
   assert column(report(workdir), 'learners', 'inner steps') == [320, 320]
 

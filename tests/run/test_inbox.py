@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inbox of the machine: who talks too much waits, and nobody else."""
+"""The inbox of the machine: a source that sends too much waits, no other."""
 
 import threading
 import time

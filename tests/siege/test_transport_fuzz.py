@@ -38,7 +38,9 @@ def seed() -> int:
 
 
 def test_fuzz_of_the_real_server_and_the_machine(seed, record_property):
-  """Sent = accepted + refused; nobody is served worse, nothing crashes."""
+  """Sent = accepted + refused; no other peer is served worse, nothing
+  crashes.
+  """
   bodies = list(malice.bodies(seed, OVER_THE_WIRE))
   with (
     contextlib.closing(small_syncer.SmallSyncer()) as syncer,

@@ -145,7 +145,7 @@ def test_siege_by_a_message_that_never_ends():
 
 
 def test_siege_by_sessions_that_say_nothing():
-  """They make room for who comes later; who said hello stays."""
+  """Silent sessions make room for later ones; those with a hello stay."""
   limits = control_channel.ControlLimits(
     sessions_max=4, handshake_s=10 * GONE_S
   )

@@ -90,7 +90,7 @@ def test_seven_of_eight_are_back_with_one_copy_out_of_each_donor(cluster):
   _kill_all_but(cluster, survivor=3)
   back_s = _run_until_all_are_ready(cluster, began_s + 10 * STATE_S)
   assert cluster.watch.most == 1
-  # 1, 2, 4: who is back donates, too. One after another it were seven.
+  # 1, 2, 4: a learner that is back donates, too. In sequence it would be seven.
   assert len(cluster.watch.donors) > 1
   assert back_s - began_s < 4 * STATE_S
 

@@ -75,7 +75,7 @@ def test_a_learner_without_a_slice_takes_what_is_here():
   lines = _lines('diloco.learner', *TINY, '--dry_run', JAX_NUM_CPU_DEVICES='4')
   text = ' '.join(' '.join(lines).split())
   assert "for the 4 devices that are here, of kind 'cpu'" in text
-  assert 'MFU' not in text  # Nobody knows the peak of a CPU.
+  assert 'MFU' not in text  # The peak of a CPU is unknown.
 
 
 def test_the_chips_own_compiler():

@@ -218,8 +218,10 @@ def _cluster(tmp_path, text: str):
 
 
 def test_a_record_drives_all_systems(tmp_path):
-  """Of 400 s data-parallel stands 110; elastic pauses 20, and has three of
-  four slices for 90 of the other 380."""
+  """Data-parallel stands for 110 of 400 s; elastic pauses for 20.
+
+  It has three of four slices for 90 of the other 380.
+  """
   config = _cluster(tmp_path, '100,5,100\n400,9,100\n')
   cells = studies_goodput.simulate(config, say=lambda line: None)
   wait = cells['data-parallel', 1, 4096]

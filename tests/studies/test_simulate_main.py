@@ -54,7 +54,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def done(folder):
-  """Of a run into `folder`/one."""
+  """Runs the study once, with its report in `folder`/one."""
   return start(*TINY, f'--outdir={folder / "one"}')
 
 

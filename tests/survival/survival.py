@@ -64,7 +64,7 @@ class Survived:
     return next(each.output for each in running if each.name == name)
 
   def crcs_at(self, started: dict) -> list[int]:
-    """Of the started versions, as the tape had them when they closed."""
+    """Returns the started versions, as the tape had them when they closed."""
     crcs = {
       (line['fragment'], line['version']): line['crc']
       for line in self.tape
@@ -73,7 +73,7 @@ class Survived:
     return [crcs[p, v] for p, v in enumerate(started['versions'])]
 
   def last_closed_fragment(self, started: dict) -> int:
-    """Of the round that the tape closed last before that start."""
+    """Returns the round that the tape closed last before that start."""
     before = self.tape[: self.tape.index(started)]
     closed = [line for line in before if line['kind'] == 'Publish']
     return closed[-1]['fragment']

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are stopped or killed: whoever is left goes on."""
+"""Processes that are stopped or killed: the remaining ones go on."""
 
 import itertools
 import signal
@@ -17,13 +17,12 @@ BEFORE_S = 3.0  # The time over which the rate before a fault is taken.
 
 
 def test_learners_train_on_while_the_syncer_is_stopped(tmp_path):
-  """Issue: syncer stopped for 10 s, the learners' steps go on at their pace.
+  """The syncer is stopped for 10 s, and the learners keep their pace.
 
-  Nobody is given up for it, nothing is restarted, no session is made anew,
-  and once the syncer goes on, so do the rounds. The stop is somewhat longer
-  than the silence that ends a session: the syncer's own absence is not theirs.
-  No grace window is open at that time, which would have a deadline of its own
-  that tells of the absence.
+  No learner is given up, nothing is restarted, no session is renewed, and once
+  the syncer resumes, so do the rounds. The stop is somewhat longer than the
+  silence that ends a session: the syncer's own absence is not the learners'. No
+  grace window is open at that time, whose deadline would reveal the absence.
   """
   overrides = (
     f'protocol.patience={0.8 * STOP_S / SILENCE_FLOOR_S}',

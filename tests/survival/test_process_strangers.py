@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ports between the hosts of a learner: where they are, and for whom."""
+"""The ports between the hosts of a learner: their addresses and their peers."""
 
 import ipaddress
 import os

@@ -61,7 +61,7 @@ def survived(tmp_path_factory):
     syncer = processes.syncer(name='syncer-donated')
     survival.until_both_merged(processes)
 
-    # Everybody, while nobody has the newest fragments on a disk.
+    # All at once, while no process has the newest fragments on a disk.
     processes.until(
       lambda: all(survival.unsaved(processes, m) > 5 for m in (0, 1)),
       START_S,
@@ -75,7 +75,7 @@ def survived(tmp_path_factory):
     syncer, learners = survival.start_all(processes, 'relabelled')
     survival.until_both_merged(processes)
 
-    # Everybody, by SIGTERM: nothing is lost.
+    # All of them, by SIGTERM: nothing is lost.
     survival.stop_all(run, 'all', [*learners, syncer])
     run.started['stopped'] = len(run.tape)
     syncer, learners = survival.start_all(processes, 'stopped')
@@ -196,7 +196,7 @@ def test_a_killed_syncer_gets_lost_fragments_back(survived):
 
 
 def test_learners_trained_on_meanwhile(survived):
-  """Nobody began again for the syncer's sake."""
+  """No learner began again because of the syncer."""
   shares = [
     share
     for line in survived.after('donated')

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stray bytes on a port of jax_transfer abort its process: it comes back.
 
-Nothing in our code can prevent that abort; it is the library's. What we can
-do is to fence the ports, and to survive where somebody gets through.
+Nothing in our code can prevent that abort; it is the library's. What we can do
+is to fence the ports, and to survive where a stranger gets through.
 """
 
 import contextlib

@@ -20,7 +20,7 @@ class Gate:
     host, port = target.rsplit(':', 1)
     self._target = host, int(port)
     self._listener = socket.create_server(('127.0.0.1', 0))
-    self.reached = threading.Event()  # Somebody waits.
+    self.reached = threading.Event()  # A caller waits.
     self._open = threading.Event()
     threading.Thread(target=self._accept, daemon=True).start()
 

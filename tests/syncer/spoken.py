@@ -157,7 +157,7 @@ class Stage:
     return next(row.step for row in rows if row.learner == learner)
 
   def assert_lives(self):
-    """Somebody new is welcome."""
+    """A new learner is welcome."""
     self.peer(15).join()
 
   def _run(self):

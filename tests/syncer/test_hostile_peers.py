@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peers that break the protocol lose their session, and harm nobody else."""
+"""Peers that break the protocol lose their session, and harm no other."""
 
 import dataclasses
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS and tokens on both planes: who gets in, and what a bad file is called."""
+"""TLS and tokens on both planes: admission, and errors about bad files."""
 
 import contextlib
 import pathlib
@@ -54,7 +54,7 @@ def connect(address: str, shown: auth.Access, timeout_s: float = WAIT_S):
     client.connect(timeout_s)
 
 
-# Who gets in -----------------------------------------------------------------
+# Admission --------------------------------------------------------------------
 
 
 def test_access_mutual_tls_lets_a_member_in(ours):
@@ -147,7 +147,7 @@ def test_access_the_data_plane_keeps_out_another_ca(ours, strangers):
 
 
 def test_access_the_data_plane_asks_for_the_token():
-  """Also of who knows the address of the outlet."""
+  """The token is required even with the address of the outlet."""
   member = auth.Access(token='of the run')
   with pytest.raises(data_plane.PeerLost, match='token is missing or wrong'):
     pull(member, auth.OPEN)

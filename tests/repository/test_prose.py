@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Docstrings and comments are sentences that stand alone in a tooltip.
+
+A first sentence does not continue the name of what it documents, and a process
+is "it", "the learner" or "the peer", never a person.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+
+import pytest
+
+from tests.repository import tree
+
+ITSELF = 'tests/repository/test_prose.py'
+PRODUCT = ('diloco/', 'launch/', 'experiments/')
+PERSONS = re.compile(
+  r'\b(who|whom|who(m)?(so)?ever'
+  r'|(no|some|every|any)body|(some|every|any)one)\b',
+  re.IGNORECASE,
+)
+# Code and quoted text, such as a reason that a user reads.
+QUOTED = re.compile(r"`[^`]*`|'[^'\n]*'")
+CONTINUES = re.compile(
+  r'(Of|Those|What|Whether|Which|Whose|As|For|How|Where|When|Unless|Also'
+  r'|Likewise|The same)\b'
+)
+FORMULA = re.compile(r'[=^·√Σ+/(]')
+# The first line of a command names it: `python -m diloco.tape DIR`.
+COMMAND = re.compile(r': python -m [\w.]+')
+Found = Iterator[tuple[int, str]]
+
+
+def _docstrings(text: str) -> Found:
+  for node in ast.walk(ast.parse(text)):
+    if isinstance(
+      node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    ):
+      docstring = ast.get_docstring(node)
+      if docstring:
+        yield node.body[0].lineno, docstring
+
+
+def _comments(text: str) -> Found:
+  for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    if token.type == tokenize.COMMENT:
+      yield token.start[0], token.string
+
+
+def _first(docstring: str) -> str:
+  return ' '.join(docstring.split('\n\n')[0].split())
+
+
+def _persons(text: str) -> Found:
+  """Yields the lines that speak of a process as of a person."""
+  for line, found in (*_docstrings(text), *_comments(text)):
+    if PERSONS.search(QUOTED.sub('', found)):
+      yield line, found
+
+
+def _fragments(text: str) -> Found:
+  """Yields docstrings that continue a name; a question may begin so."""
+  for line, docstring in _docstrings(text):
+    first = _first(docstring)
+    if CONTINUES.match(first) and not first.endswith('?'):
+      yield line, first
+
+
+def _unfinished(text: str) -> Found:
+  """Yields first sentences without a capital letter or a full stop."""
+  for line, docstring in _docstrings(text):
+    first = _first(docstring)
+    ends = first.endswith(('.', ':', '?')) or COMMAND.search(first)
+    begins = not re.match('[a-z]', first) or FORMULA.search(first)
+    if not (ends and begins):
+      yield line, first
+
+
+def _all(rule, *folders: str) -> list[str]:
+  return [
+    f'{name}:{line}: {" ".join(found.split())[:100]}'
+    for name in tree.tracked('*.py')
+    if name.startswith(folders) and name != ITSELF
+    for line, found in rule((tree.ROOT / name).read_text())
+  ]
+
+
+def test_a_process_is_no_person():
+  assert not _all(_persons, '')
+
+
+def test_a_docstring_does_not_continue_its_name():
+  assert not _all(_fragments, *PRODUCT)
+
+
+def test_no_docstring_of_a_test_begins_with_of():
+  assert not [x for x in _all(_fragments, 'tests/') if ': Of ' in x]
+
+
+def test_a_docstring_begins_with_a_sentence():
+  assert not _all(_unfinished, *PRODUCT)
+
+
+@pytest.mark.parametrize(
+  ('rule', 'code'),
+  [
+    (_persons, '"""Waits for whoever is late."""'),
+    (_persons, 'x = 1  # Nobody has reported yet.'),
+    (_persons, '# The learner, who waits.'),
+    (_fragments, 'def f():\n  """Of the bytes of every fragment."""'),
+    (_fragments, 'def f():\n  """Whether it waits."""'),
+    (_fragments, 'class A:\n  """What a learner holds."""'),
+    (_unfinished, '"""bytes of an offer."""'),
+    (_unfinished, '"""Bytes of an offer"""'),
+  ],
+)
+def test_such_a_sentence_would_be_found(rule, code):
+  assert list(rule(code))
+
+
+@pytest.mark.parametrize(
+  ('rule', 'code'),
+  [
+    (_persons, '"""The reason \'everyone is in\'; see `who`."""'),
+    (_fragments, '"""How often should a fragment be synchronised?"""'),
+    (_unfinished, '"""w = c_tokens · quality; 0 without a step."""'),
+    (_unfinished, '"""Prints a tape: python -m diloco.tape DIR"""'),
+  ],
+)
+def test_such_a_sentence_passes(rule, code):
+  assert not list(rule(code))
