@@ -47,11 +47,11 @@ def main(_) -> int:
     params = final_parameters(blueprint, Workdir(pathlib.Path(_WORKDIR.value)))
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
-  from diloco.checkpoint import parameters
+  from diloco.checkpoint import safetensors_files
 
   tensors = hf_export.to_exported(params, sizes)
   settings = hf_export.exported_config(sizes, config.data.seq_len)
-  parameters.write_exported(outdir, tensors, settings)
+  safetensors_files.write_exported(outdir, tensors, settings)
   print(f'{len(tensors)} tensors in {outdir}', file=sys.stderr)
   return 0
 

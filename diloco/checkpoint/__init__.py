@@ -9,5 +9,6 @@ which the newest whole one is taken.
   arrays           trees as named arrays, packed into volumes with a checksum
   learner_records  what a restarted learner goes on from
   syncer_records   what a restarted syncer goes on from: ledger and Θ
-  parameters       the parameters of a model: Orbax, safetensors
+  parameters       the final parameters, an Orbax checkpoint
+  safetensors_files  the same for other tools; needs the package safetensors
 """

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import safetensors
 
-from diloco.checkpoint import parameters
+from diloco.checkpoint import safetensors_files as files
 
 TENSORS = {
   'a.weight': np.arange(6, dtype=np.float32).reshape(2, 3) / 7,
@@ -14,25 +14,25 @@ TENSORS = {
 
 
 def test_tensors_and_config_are_read_back(tmp_path):
-  parameters.write_exported(tmp_path / 'out', TENSORS, {'notes': ['é', 1.5]})
-  tensors, config = parameters.read_exported(tmp_path / 'out')
+  files.write_exported(tmp_path / 'out', TENSORS, {'notes': ['é', 1.5]})
+  tensors, config = files.read_exported(tmp_path / 'out')
   assert config == {'notes': ['é', 1.5]}
   assert tensors.keys() == TENSORS.keys()
   for name, x in TENSORS.items():
     assert tensors[name].tobytes() == x.tobytes(), name
   left = sorted(path.name for path in (tmp_path / 'out').iterdir())
-  assert left == [parameters.CONFIG, parameters.WEIGHTS]
+  assert left == [files.CONFIG, files.WEIGHTS]
 
 
 def test_readers_see_whose_conventions_these_are(tmp_path):
-  parameters.write_exported(tmp_path, TENSORS, {})
-  with safetensors.safe_open(tmp_path / parameters.WEIGHTS, 'np') as opened:
+  files.write_exported(tmp_path, TENSORS, {})
+  with safetensors.safe_open(tmp_path / files.WEIGHTS, 'np') as opened:
     assert opened.metadata() == {'format': 'pt'}
 
 
 def test_half_a_file_is_named(tmp_path):
-  parameters.write_exported(tmp_path, TENSORS, {})
-  path = tmp_path / parameters.WEIGHTS
+  files.write_exported(tmp_path, TENSORS, {})
+  path = tmp_path / files.WEIGHTS
   path.write_bytes(path.read_bytes()[:-1])
   with pytest.raises(ValueError, match=r'model\.safetensors'):
-    parameters.read_exported(tmp_path)
+    files.read_exported(tmp_path)

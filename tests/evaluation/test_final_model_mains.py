@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from diloco.checkpoint import parameters
+from diloco.checkpoint import safetensors_files
 from diloco.checkpoint.parameters import write_parameters
 from diloco.config import run_config
 from diloco.evaluation.final_parameters import (
@@ -124,7 +124,7 @@ def test_export_writes_what_can_be_read_back(
 ):
   ended = _run('export', workdir, f'--outdir={tmp_path / "out"}')
   assert ended.returncode == 0, ended.stderr
-  tensors, settings = parameters.read_exported(tmp_path / 'out')
+  tensors, settings = safetensors_files.read_exported(tmp_path / 'out')
   sizes = decoder_config(blueprint.config)
   back = hf_export.from_exported(tensors, sizes)
   assert back.keys() == params.keys()

@@ -137,10 +137,10 @@ def test_a_union_of_spans_is_measured_once():
 
 
 def test_steps_that_a_death_takes_are_not_goodput():
-  """A round per four steps: two are made since the one that was merged."""
+  """Offered a step ahead of round 1: three are made since those merged."""
   befalls = Happenings(deaths=(Death(0, 6.5, 100.0),))
   outcome = run(9.5, befalls, sync_every_steps=16)
   useful_s = [outcome.learners[m].useful_s for m in (0, 1)]
   assert outcome.learners[0].steps == 6
-  assert useful_s == pytest.approx([4.0, 9.0])
-  assert outcome.goodput == pytest.approx(13 / 19)
+  assert useful_s == pytest.approx([3.0, 9.0])
+  assert outcome.goodput == pytest.approx(12 / 19)
