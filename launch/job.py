@@ -210,7 +210,6 @@ def launch(
   """Describes the launch of one syncer and its learners.
 
   Args:
-    config: the run.
     config_arguments: the flags that give a process this configuration.
     config_name: name of its file, without the folder.
     config_text: contents of that file.

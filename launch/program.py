@@ -173,9 +173,7 @@ def program(
   """The syncer's S processes, M learners, perhaps an evaluator; evaluation.
 
   Args:
-    config: the run.
     config_arguments: the flags that give a process this configuration.
-    workdir: of the run.
     address: 'host:port' at which the syncer listens.
     access_arguments: the flags by which its processes know each other.
     log_arguments: the flags of how all processes log.

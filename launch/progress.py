@@ -184,7 +184,6 @@ def report(
   """Everything that a newcomer should see of a finished run.
 
   Args:
-    workdir: of the run.
     summary: as the syncer wrote it.
     evaluation: of the global model.
     plot: where the loss plot lies, or why there is none.

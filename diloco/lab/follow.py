@@ -107,7 +107,6 @@ class Following:
 
   Args:
     lab: made the arrays.
-    learner: the learner id.
     arrays: consumed.
   """
 

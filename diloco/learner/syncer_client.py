@@ -63,7 +63,6 @@ class Exchange:
   """Couples one learner's train loop with the syncer.
 
   Args:
-    learner: the learner id.
     address: the syncer's host:port.
     device: takes fragments of Θ.
     host: the host's copy of Θ.

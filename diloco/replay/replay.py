@@ -39,7 +39,6 @@ class ReplayedLearner:
   boundary.
 
   Args:
-    learner: the learner id.
     script: the script of the process.
     standing: the state that the process starts from; consumed.
     theta: returns Θ_p by its name; each use counts.

@@ -126,7 +126,6 @@ def read(folder: pathlib.Path, label: str) -> RecordedRun:
   """The run in a folder that has a config.json.
 
   Args:
-    folder: of the run.
     label: what the page calls it.
 
   Raises:

@@ -36,7 +36,6 @@ class SimulatedLearner:
 
   Args:
     cluster: the cluster that it is part of.
-    learner: the learner id.
     saved: its own checkpoint; None: it starts from its seed.
     contents: the contents saved with it.
   """

@@ -160,7 +160,6 @@ class Roll:
     """Returns what the shards hold of a fragment, once all are here.
 
     Args:
-      p: the fragment.
       believed: a version newer than the ledger's is taken as the run's.
     """
     found = {s: self.part_held(s, p) for s in self._owners.of_fragment(p)}

@@ -42,7 +42,6 @@ def manifests(
   """All objects of a run, in the order in which they are applied.
 
   Args:
-    whole: the run.
     storage_gib: of the volume of the syncer, which holds the workdir.
     storage_class: of that volume; empty: the cluster's default.
     shared_claim: a claim for many writers that all roles use as workdir, in

@@ -53,7 +53,6 @@ class Recreation:
     """Stores the arguments; starts nothing.
 
     Args:
-      whole: the run.
       cloud: where its machines are.
       syncer: 'host:port' of the syncer.
       run: runs a command.

@@ -51,7 +51,6 @@ def syncer_submission(whole: Launch, given: Sequence[str]) -> Submission:
   """The job of the syncer; two of one run never run at once.
 
   Args:
-    whole: the run.
     given: options for sbatch, such as '--partition=a100'; they win.
   """
   name = whole.role_name(whole.syncer)
@@ -73,7 +72,6 @@ def learners_submission(
   """Returns a job array with one element for each learner, indexed by its id.
 
   Args:
-    whole: the run.
     learners: all of them, or those that join.
     given: options for sbatch.
   """

@@ -43,7 +43,6 @@ def startup_script(
   """Returns the script of one machine; all hosts of a slice run the same.
 
   Args:
-    whole: the run.
     role: the role of the machine.
     project: project of the secrets.
     syncer: 'host:port' of the syncer.

@@ -129,7 +129,6 @@ def refreshed_round(
     rounds: ascending.
     view: estimate of t.
     step: of the learner.
-    config: of the run.
   """
   open_due = view.at(step) - HALF_STEP - view.late_steps
   still_open = (r for r in rounds if r * config.spacing_steps > open_due)
