@@ -9,6 +9,44 @@ from experiments import common
 
 ON_THE_WIRE = ('up', 'down', 'block_size', 'scale', 'error_feedback')
 
+SECTIONS = {
+  'fleet': {
+    'chips': 1_200_000,  # N, of all learners together.
+    'slice_chips': 256,  # What is lost, and comes back, at once.
+    'step_s': 1.0,  # Of an inner step of a whole learner.
+    'tokens': 1 << 20,  # Of an inner step of a whole learner.
+    'slow_learners': 0,  # How many are slower than the others.
+    'slow_gap': 0.18,  # By how much: the share of steps that they lack.
+    'jitter': 0.0,  # Standard deviation of a step's length, as a share.
+    'drift': 0.0,  # Of a learner's speed, per √hour, as a share.
+  },
+  'failures': {
+    'mtbi_days': 365.0,  # Between two interruptions of one chip; inf: none.
+    'recovery': 'elastic',  # 'elastic', 'wait' or 'restart'.
+    'pause_s': 13.7,  # Of a reconfiguration: our fit to the paper's Table 1.
+    'repair': 'exponentiated_weibull',  # Or 'exponential', 'constant'.
+    'repair_s': 66.3,  # Mean; with one pause 80 s, our fit to Table 1.
+    # The paper names the distribution, not its parameters.
+    'repair_shape': 1.5,  # k of the exponentiated Weibull.
+    'repair_power': 1.0,  # Its a; 1: a plain Weibull.
+    'redoes_step': False,  # If not, the lost step is part of pause_s.
+    'syncer_mtbi_hours': math.inf,  # Between two deaths of the syncer.
+    'syncer_outage_s': 30.0,  # Until it listens again.
+    'trace': '',  # CSV of a cluster's failures; '': drawn.
+  },
+  'network': {
+    'params': 5e9,  # Of the model.
+    'datacentres': 1,  # D.
+    'learner_gbps': math.inf,  # Of a learner's link, each way.
+    'syncer_gbps': math.inf,  # Of the syncer's, shared by all.
+    'latency_s': 0.01,  # One way.
+    'encode_s': 0.02,  # Of a fragment, at the learner.
+    'merge_s': 0.05,  # Of a fragment, at the syncer.
+    'state_bytes_per_param': 12.0,  # θ and two moments in f32.
+    'embedding_share': 0.0,  # In a fragment of its own; 0: all are equal.
+  },
+}
+
 
 def base(kind: str) -> ml_collections.ConfigDict:
   """A valid simulation; experiments change what they are about.
@@ -23,47 +61,7 @@ def base(kind: str) -> ml_collections.ConfigDict:
   config.name = kind
   config.seed = 0  # Of the first of `study.seeds` runs.
 
-  config.fleet = ml_collections.ConfigDict(
-    {
-      'chips': 1_200_000,  # N, of all learners together.
-      'slice_chips': 256,  # What is lost, and comes back, at once.
-      'step_s': 1.0,  # Of an inner step of a whole learner.
-      'tokens': 1 << 20,  # Of an inner step of a whole learner.
-      'slow_learners': 0,  # How many are slower than the others.
-      'slow_gap': 0.18,  # By how much: the share of steps that they lack.
-      'jitter': 0.0,  # Standard deviation of a step's length, as a share.
-      'drift': 0.0,  # Of a learner's speed, per √hour, as a share.
-    }
-  )
-  config.failures = ml_collections.ConfigDict(
-    {
-      'mtbi_days': 365.0,  # Between two interruptions of one chip; inf: none.
-      'recovery': 'elastic',  # 'elastic', 'wait' or 'restart'.
-      'pause_s': 13.7,  # Of a reconfiguration: our fit to the paper's Table 1.
-      'repair': 'exponentiated_weibull',  # Or 'exponential', 'constant'.
-      'repair_s': 66.3,  # Mean; with one pause 80 s, our fit to Table 1.
-      # The paper names the distribution, not its parameters.
-      'repair_shape': 1.5,  # k of the exponentiated Weibull.
-      'repair_power': 1.0,  # Its a; 1: a plain Weibull.
-      'redoes_step': False,  # If not, the lost step is part of pause_s.
-      'syncer_mtbi_hours': math.inf,  # Between two deaths of the syncer.
-      'syncer_outage_s': 30.0,  # Until it listens again.
-      'trace': '',  # CSV of a cluster's failures; '': drawn.
-    }
-  )
-  config.network = ml_collections.ConfigDict(
-    {
-      'params': 5e9,  # Of the model.
-      'datacentres': 1,  # D.
-      'learner_gbps': math.inf,  # Of a learner's link, each way.
-      'syncer_gbps': math.inf,  # Of the syncer's, shared by all.
-      'latency_s': 0.01,  # One way.
-      'encode_s': 0.02,  # Of a fragment, at the learner.
-      'merge_s': 0.05,  # Of a fragment, at the syncer.
-      'state_bytes_per_param': 12.0,  # θ and two moments in f32.
-      'embedding_share': 0.0,  # In a fragment of its own; 0: all are equal.
-    }
-  )
+  config.update(SECTIONS)
   config.codec = ml_collections.ConfigDict(
     {key: run.codec[key] for key in ON_THE_WIRE}
   )

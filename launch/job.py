@@ -233,6 +233,13 @@ def launch(
   ]:
     raise ConfigError(problems)
   shared = (*config_arguments, f'--workdir={asked.workdir}', *peer_arguments)
+  learner_place = Resources(
+    chosen,
+    asked.learner_cpus,
+    asked.learner_memory_gib,
+    asked.capacity,
+    asked.reservation,
+  )
   syncer = Placed(
     SYNCER,
     SYNCER,
@@ -240,10 +247,10 @@ def launch(
     shared,
     Resources(accelerator(CPU), asked.syncer_cpus, asked.syncer_memory_gib),
   )
-  parts = Launch(
+  return Launch(
     name=name,
     syncer=syncer,
-    learners=(),
+    learners=_learners(shared, learner_place, learners_max, asked.notice_s),
     at_first=(
       config.protocol.learners if asked.at_first is None else asked.at_first
     ),
@@ -261,25 +268,22 @@ def launch(
     secret=asked.secret,
     secret_files=asked.secret_files,
   )
-  place = Resources(
-    chosen,
-    asked.learner_cpus,
-    asked.learner_memory_gib,
-    asked.capacity,
-    asked.reservation,
-  )
-  learners = tuple(
+
+
+def _learners(
+  shared: Sequence[str], place: Resources, count: int, notice_s: float
+) -> tuple[Placed, ...]:
+  return tuple(
     Placed(
       learner_name(i),
       LEARNER,
       'diloco.learner',
-      (*shared, f'--learner={i}', f'--notice_s={asked.notice_s}'),
+      (*shared, f'--learner={i}', f'--notice_s={notice_s}'),
       place,
       i,
     )
-    for i in range(learners_max)
+    for i in range(count)
   )
-  return dataclasses.replace(parts, learners=learners)
 
 
 def only(whole: Launch, learner: int) -> Placed:

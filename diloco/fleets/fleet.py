@@ -11,7 +11,7 @@ from diloco.fleets.speeds import Speeds
 from diloco.fleets.tally import LearnerCount, Tally
 from diloco.metrics import goodput as metrics_goodput
 from diloco.protocol.config import ProtocolConfig
-from diloco.simulator.cluster import Cluster
+from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.network import SYNCER, Links, Network
 from diloco.simulator.timing import Timing
 
@@ -139,16 +139,18 @@ class Decoupled:
       ),
       seed,
       watch=self.tally,
-      checkpoint_rounds=config.fragments,
-      wires=self.links,
-      speeds={
-        # Each has its own stream of draws: no learner affects another's.
-        m: Speeds(
-          step_s, fleet.jitter, fleet.drift, random.Random(rng.random())
-        ).next_s
-        for m, step_s in enumerate(fleet.step_s)
-      },
-      tokens_per_step=fleet.tokens,
+      options=ClusterOptions(
+        checkpoint_rounds=config.fragments,
+        wires=self.links,
+        speeds={
+          # Each has its own stream of draws: no learner affects another's.
+          m: Speeds(
+            step_s, fleet.jitter, fleet.drift, random.Random(rng.random())
+          ).next_s
+          for m, step_s in enumerate(fleet.step_s)
+        },
+        tokens_per_step=fleet.tokens,
+      ),
     )
     self._config = config
     self._redoes_step = redoes_step

@@ -30,7 +30,7 @@ from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run.heldout import Heldout
 from diloco.run.spec import Blueprint
-from diloco.simulator.cluster import Cluster
+from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.observer import TokenWatch
 from diloco.simulator.timing import Timing
 
@@ -160,10 +160,12 @@ class Decoupled:
       ),
       config.seed,
       watch=self._tally,
-      checkpoint_rounds=config.checkpoint.syncer_every_rounds,
-      speeds={m: own.next_s for m, own in self._lives.speeds.items()},
-      tokens_per_step=config.data.batch * config.data.seq_len,
       contents=self._contents,
+      options=ClusterOptions(
+        checkpoint_rounds=config.checkpoint.syncer_every_rounds,
+        speeds={m: own.next_s for m, own in self._lives.speeds.items()},
+        tokens_per_step=config.data.batch * config.data.seq_len,
+      ),
     )
     self._horizon_s = (
       HORIZON_FACTOR * protocol.total_steps * max(self._lives.steps_s)

@@ -19,7 +19,7 @@ from diloco.config import flags as config_flags
 from diloco.config import hardware, run_config
 from diloco.config.sections import ConfigError
 from diloco.learner import restore
-from diloco.learner.connection import RunIsOver, SyncerAbsent
+from diloco.learner.connection import RunIsOver, SyncerAbsent, SyncerAddress
 from diloco.learner.device import Device
 from diloco.learner.hosts.follower import Follower, gather
 from diloco.learner.hosts.host_group import ALONE
@@ -267,13 +267,10 @@ def _train(
   exchange = Exchange(
     blueprint,
     learner,
-    _SYNCER.value,
+    SyncerAddress(_SYNCER.value, plane, access, workdir.summary.exists),
     device,
     beginning.host,
-    plane,
-    start=beginning.start,
-    is_over=workdir.summary.exists,
-    access=access,
+    beginning.start,
     hosts=hosts,
   )
   writer = MultiWriter(

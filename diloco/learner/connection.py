@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A learner's connection to the syncer, restored whenever it is lost."""
 
+import dataclasses
 import queue
 import threading
 import time
@@ -10,7 +11,7 @@ import numpy as np
 from absl import logging
 
 from diloco.protocol.incarnation import incarnation_of, process_after
-from diloco.transport.auth import Access
+from diloco.transport.auth import OPEN, Access
 from diloco.transport.control_client import (
   ConnectFailed,
   ControlClient,
@@ -84,22 +85,50 @@ class Session:
       outlet.close()
 
 
-class Link:
-  """A thread that keeps a session open and wakes up at deadlines.
+@dataclasses.dataclass(frozen=True)
+class SyncerAddress:
+  """The address of a run's syncer, and the way that bytes take to it.
 
-  Args:
+  Attributes:
     address: the syncer's host:port.
     plane: makes the publishers of each session.
-    shards: S, the number of the syncer's shards.
-    first_s: time limit of the first connection; later ones have none.
+    access: credentials to present to the syncer and to require of it.
+    is_over: returns True once the run's results exist, if that can be seen.
+  """
+
+  address: str
+  plane: DataPlane
+  access: Access = OPEN
+  is_over: Callable[[], bool] = lambda: False
+
+
+@dataclasses.dataclass(frozen=True)
+class Callbacks:
+  """The functions that a `Link` calls, from its thread.
+
+  Attributes:
     on_open: called with each session.
     on_message: called with each message of the syncer.
     on_close: called with the reason when a session has ended.
     on_deadline: called when the time of `deadline` has come.
     deadline: returns that time, in seconds of `time.monotonic`, or None.
     on_crash: called with the error that ended the thread.
-    is_over: returns True once the run's results exist, if that can be seen.
-    access: credentials to present to the syncer and to require of it.
+  """
+
+  on_open: Callable[[Session], None]
+  on_message: Callable[[object], None]
+  on_close: Callable[[str], None]
+  on_deadline: Callable[[], None]
+  deadline: Callable[[], float | None]
+  on_crash: Callable[[BaseException], None]
+
+
+class Link:
+  """A thread that keeps a session open and wakes up at deadlines.
+
+  Args:
+    shards: S, the number of the syncer's shards.
+    first_s: time limit of the first connection; later ones have none.
 
   Attributes:
     process: this process's number; see `protocol.incarnation`.
@@ -107,31 +136,15 @@ class Link:
 
   def __init__(
     self,
-    address: str,
-    plane: DataPlane,
+    syncer: SyncerAddress,
     shards: int,
     first_s: float,
-    on_open: Callable[[Session], None],
-    on_message: Callable[[object], None],
-    on_close: Callable[[str], None],
-    on_deadline: Callable[[], None],
-    deadline: Callable[[], float | None],
-    on_crash: Callable[[BaseException], None],
-    is_over: Callable[[], bool],
-    access: Access,
+    callbacks: Callbacks,
   ):
-    self._address = address
-    self._plane = plane
+    self._syncer = syncer
     self._shards = shards
     self._first_s = first_s
-    self._on_open = on_open
-    self._on_message = on_message
-    self._on_close = on_close
-    self._on_deadline = on_deadline
-    self._deadline = deadline
-    self._on_crash = on_crash
-    self._is_over = is_over
-    self._access = access
+    self._callbacks = callbacks
     self._sessions = 0
     self._rises: int | None = RISES_MAX
     self.process = time.time_ns() // 1_000_000
@@ -183,7 +196,7 @@ class Link:
         if session is not None:
           self._hold(session)
     except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
-      self._on_crash(error)
+      self._callbacks.on_crash(error)
 
   def _connect(self) -> Session | None:
     """Connects, with retries; returns None if it was closed meanwhile."""
@@ -192,10 +205,10 @@ class Link:
     tell_s = time.monotonic() + TELL_EVERY_S
     while not self._closing.is_set():
       client = ControlClient(
-        self._address,
-        self._on_message,
+        self._syncer.address,
+        self._callbacks.on_message,
         lambda reason: self._wakes.put(reason),
-        access=self._access,
+        access=self._syncer.access,
       )
       try:
         client.connect(ATTEMPT_S)
@@ -204,40 +217,43 @@ class Link:
         hopeless = isinstance(error, HostUnknown | NotAdmitted)
         if hopeless and not self._sessions:
           raise
-        if self._is_over():
+        if self._syncer.is_over():
           raise RunIsOver('the run is over') from error
         if not self._sessions and time.monotonic() >= give_up:
           raise SyncerAbsent(
-            f'no syncer at {self._address} within {self._first_s} s: {error}'
+            f'no syncer at {self._syncer.address} within {self._first_s} s: '
+            f'{error}'
           ) from error
-        due_s = self._deadline()
+        due_s = self._callbacks.deadline()
         if due_s is not None and time.monotonic() >= due_s:
-          self._on_deadline()
+          self._callbacks.on_deadline()
         if time.monotonic() >= tell_s:
           tell_s += TELL_EVERY_S
-          logging.info('still no syncer at %s: %s', self._address, error)
+          logging.info('still no syncer at %s: %s', self._syncer.address, error)
         self._closing.wait(pause_s)
         pause_s = min(2 * pause_s, longest_s)
         continue
       self._sessions += 1
       incarnation = incarnation_of(self.process, self._sessions)
-      outlets = [self._plane.outlet('syncer') for _ in range(self._shards)]
+      outlets = [
+        self._syncer.plane.outlet('syncer') for _ in range(self._shards)
+      ]
       return Session(incarnation, client, outlets)
     return None
 
   def _hold(self, session: Session):
     """Runs a session to its end; wakes up at deadlines meanwhile."""
-    self._on_open(session)
+    self._callbacks.on_open(session)
     reason = None
     while reason is None:
-      deadline = self._deadline()
+      deadline = self._callbacks.deadline()
       try:
         left_s = (
           None if deadline is None else max(0.0, deadline - time.monotonic())
         )
         reason = self._wakes.get(timeout=left_s)
       except queue.Empty:
-        self._on_deadline()
+        self._callbacks.on_deadline()
     session.close()
     logging.info('the session ended: %s', reason)
-    self._on_close(reason)
+    self._callbacks.on_close(reason)

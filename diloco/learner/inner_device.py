@@ -327,24 +327,20 @@ class InnerDevice:
     self.programs['step'] = self._step
 
   def _inner_step(self, params, state, batch, lr, draw):
-    """Runs `numerics.inner.train_step` on flat parameters."""
+    """Runs `numerics.inner.TrainStep` on flat parameters."""
 
     def loss(flat, batch, key):
       return self._blueprint.model.loss(api.unflatten(flat), batch, key)
 
     key = jax.random.key(self._blueprint.config.seed)
     key = jax.random.fold_in(jax.random.fold_in(key, draw[0]), draw[1])
-    params, state, metrics = inner.train_step(
+    step = inner.TrainStep(
       loss,
       self._inner,
-      params,
-      state,
-      batch,
-      lr,
-      key,
       self._blueprint.specs,
       self._blueprint.config.inner.accumulate,
     )
+    params, state, metrics = step(params, state, batch, lr, key)
     loss_said = api.reported_loss(metrics['loss'], metrics)
     return params, state, metrics | {'loss': loss_said}
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from diloco.learner.connection import Link, Session
+from diloco.learner.connection import Callbacks, Link, Session, SyncerAddress
 from diloco.learner.device import Device
 from diloco.learner.hosts.host_group import ALONE, Hosts
 from diloco.learner.replica import Held, HostCopy, PartCopy
@@ -30,8 +30,7 @@ from diloco.protocol.learner.machine import Learner
 from diloco.run.payload_parts import Inlets
 from diloco.run.spec import Blueprint
 from diloco.run.threads import Worker
-from diloco.transport import auth
-from diloco.transport.data_plane import Closed, DataPlane
+from diloco.transport.data_plane import Closed
 
 # Effects that the train loop performs, in order, at its boundary.
 BOUNDARY = (
@@ -63,13 +62,9 @@ class Exchange:
   """Couples one learner's train loop with the syncer.
 
   Args:
-    address: the syncer's host:port.
     device: takes fragments of Θ.
     host: the host's copy of Θ.
-    plane: the data plane.
     start: what the process holds; None: what its seed gives.
-    is_over: returns True once the run's results exist, if that can be seen.
-    access: credentials to present to the syncer and to require of it.
     hosts: the learner's other hosts.
   """
 
@@ -77,20 +72,17 @@ class Exchange:
     self,
     blueprint: Blueprint,
     learner: int,
-    address: str,
+    syncer: SyncerAddress,
     device: Device,
     host: HostCopy | PartCopy,
-    plane: DataPlane,
     start: Start | None = None,
-    is_over: Callable[[], bool] = lambda: False,
-    access: auth.Access = auth.OPEN,
     hosts: Hosts = ALONE,
   ):
     config = blueprint.config
-    self._plane = plane
+    self._plane = syncer.plane
     self._hosts = hosts
     self._partition = device.partition.to_text() if hosts.count > 1 else ''
-    self._carrier = Carrier(blueprint, device, host, plane, hosts)
+    self._carrier = Carrier(blueprint, device, host, syncer.plane, hosts)
     self._machine = Learner(
       config.protocol,
       config.name,
@@ -108,18 +100,17 @@ class Exchange:
     self._up = Worker('up', room, self._on_crash)
     self._down = Worker('down', JOBS_MAX, self._on_crash)
     self._link = Link(
-      address,
-      plane,
+      syncer,
       config.syncer.shards,
       config.transport.connect_s,
-      on_open=self._on_open,
-      on_message=self._on_message,
-      on_close=self._on_close,
-      on_deadline=lambda: self.handle(learner_events.Tick()),
-      deadline=lambda: self._machine.deadline(),
-      on_crash=self._on_crash,
-      is_over=is_over,
-      access=access,
+      Callbacks(
+        on_open=self._on_open,
+        on_message=self._on_message,
+        on_close=self._on_close,
+        on_deadline=lambda: self.handle(learner_events.Tick()),
+        deadline=lambda: self._machine.deadline(),
+        on_crash=self._on_crash,
+      ),
     )
 
   # For the training loop ----------------------------------------------------

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inner step: one learner's AdamW, generic in model and loss.
 
-The optimizer's updates are not scaled by the learning rate; `train_step`
+The optimizer's updates are not scaled by the learning rate; `TrainStep`
 scales them by its argument `lr`. So the schedule can follow the global step of
 the whole run, known only at run time, without compiling again.
 """
 
+import dataclasses
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -109,50 +110,61 @@ def averaged(
   )
 
 
-def train_step(
-  loss: Loss,
-  inner: optax.GradientTransformation,
-  params: PyTree,
-  inner_state: PyTree,
-  batch: PyTree,
-  lr: jax.Array,
-  rng: jax.Array,
-  specs: Mapping[str, TensorSpec] | None = None,
-  accumulate: int = 1,
-) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
-  """θ' = θ - lr·update(∇loss(θ)), to be jitted with static `loss`, `inner`.
+@dataclasses.dataclass(frozen=True, eq=False)  # Hashed by jit: by identity.
+class TrainStep:
+  """θ' = θ - lr·update(∇loss(θ)), a function to be jitted.
 
   An 'averaged' tensor is θ' = θ - ∇loss(θ): its model defines how it moves.
 
-  Args:
+  Attributes:
     loss: (params, batch, rng) -> (scalar, metrics).
     inner: from `make_inner`; its state is `inner.init(params)`.
-    params: any pytree of arrays; keeps its dtypes.
-    inner_state: from the last step.
-    batch: passed to the loss.
-    lr: scalar f32, see `schedule`.
-    rng: passed to the loss.
     specs: the same as for `make_inner`.
-    accumulate: see `accumulated`; static, too.
-
-  Returns:
-    Parameters, inner state, and metrics as f32 scalars: those of the loss,
-      'loss', and 'grad_norm' before clipping, over the optimized tensors.
+    accumulate: see `accumulated`.
   """
-  value, metrics, grads = accumulated(loss, params, batch, rng, accumulate)
-  update, inner_state = inner.update(grads, inner_state, params)
-  free = averaged(params, specs)
-  params = jax.tree.map(
-    lambda p, u, is_free: (p - (u if is_free else lr * u)).astype(p.dtype),
-    params,
-    update,
-    free,
-  )
-  optimized = jax.tree.map(
-    lambda g, is_free: None if is_free else g, grads, free
-  )
-  metrics |= {'loss': value, 'grad_norm': optax.tree.norm(_f32(optimized))}
-  return params, inner_state, _f32(metrics)
+
+  loss: Loss
+  inner: optax.GradientTransformation
+  specs: Mapping[str, TensorSpec] | None = None
+  accumulate: int = 1
+
+  def __call__(
+    self,
+    params: PyTree,
+    inner_state: PyTree,
+    batch: PyTree,
+    lr: jax.Array,
+    rng: jax.Array,
+  ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
+    """Takes one step.
+
+    Args:
+      params: any pytree of arrays; keeps its dtypes.
+      inner_state: from the last step.
+      batch: passed to the loss.
+      lr: scalar f32, see `schedule`.
+      rng: passed to the loss.
+
+    Returns:
+      Parameters, inner state, and metrics as f32 scalars: those of the loss,
+        'loss', and 'grad_norm' before clipping, over the optimized tensors.
+    """
+    value, metrics, grads = accumulated(
+      self.loss, params, batch, rng, self.accumulate
+    )
+    update, inner_state = self.inner.update(grads, inner_state, params)
+    free = averaged(params, self.specs)
+    params = jax.tree.map(
+      lambda p, u, is_free: (p - (u if is_free else lr * u)).astype(p.dtype),
+      params,
+      update,
+      free,
+    )
+    optimized = jax.tree.map(
+      lambda g, is_free: None if is_free else g, grads, free
+    )
+    metrics |= {'loss': value, 'grad_norm': optax.tree.norm(_f32(optimized))}
+    return params, inner_state, _f32(metrics)
 
 
 def accumulated(
@@ -167,8 +179,8 @@ def accumulated(
   of experts) is averaged over the parts.
 
   Args:
-    loss: see `train_step`.
-    params: see `train_step`.
+    loss: see `TrainStep`.
+    params: see `TrainStep`.
     batch: axis 0 of each array counts rows; a multiple of `parts`.
     rng: the loss gets it with the part's number folded in, if there are
       several.

@@ -6,6 +6,7 @@ process is lost. All decisions are the machines' own. The processes are in
 `simulated_syncer` and `simulated_learner`.
 """
 
+import dataclasses
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,22 +29,41 @@ EPOCH_S = 1e6  # The time of a correct clock at the start of a simulation.
 KEEPALIVE_S = 5.0  # After this, silence breaks a stream on both sides.
 
 
-class Cluster:
-  """One syncer and its learners under one simulated clock.
+@dataclasses.dataclass(frozen=True)
+class ClusterOptions:
+  """The settings of a cluster besides its protocol and its durations.
 
-  Args:
-    timing: durations.
-    seed: seed of step lengths and lost transfers.
+  Attributes:
     loss: probability that a transfer of bytes fails.
-    watch: observer of every event and its effects.
     checkpoint_rounds: closes between two checkpoints of the syncer.
     checkpoint_steps: steps between a learner's own checkpoints; None: none.
     wires: carry the bytes; None: `timing.transfer_s` for each transfer.
     speeds: by learner, the length of a step that begins at a time; None: drawn
       according to `timing`.
     tokens_per_step: tokens of each learner's step.
-    contents: what the processes hold; None: symbols.
     shards: S, the processes of the syncer; more than 1 with symbols only.
+  """
+
+  loss: float = 0.0
+  checkpoint_rounds: int = 1
+  checkpoint_steps: int | None = None
+  wires: Wires | None = None
+  speeds: Mapping[int, Callable[[float], float]] | None = None
+  tokens_per_step: int = 1024
+  shards: int = 1
+
+
+USUAL_OPTIONS = ClusterOptions()
+
+
+class Cluster:
+  """One syncer and its learners under one simulated clock.
+
+  Args:
+    timing: durations.
+    seed: seed of step lengths and lost transfers.
+    watch: observer of every event and its effects.
+    contents: what the processes hold; None: symbols.
 
   Attributes:
     partitions: how learners of several hosts share their state, by id.
@@ -57,23 +77,18 @@ class Cluster:
     config: ProtocolConfig,
     timing: Timing,
     seed: int,
-    loss: float = 0.0,
     watch: Watch | None = None,
-    checkpoint_rounds: int = 1,
-    checkpoint_steps: int | None = None,
-    wires: Wires | None = None,
-    speeds: Mapping[int, Callable[[float], float]] | None = None,
-    tokens_per_step: int = 1024,
     contents: Contents | None = None,
-    shards: int = 1,
+    options: ClusterOptions = USUAL_OPTIONS,
   ):
     self.config = config
     self.timing = timing
-    self.loss = loss
+    self.options = options
+    self.loss = options.loss
     self.watch = watch or Watch()
-    self.checkpoint_steps = checkpoint_steps
-    self.wires = wires or SteadyWires(timing.transfer_s, timing.latency_s)
-    self.tokens_per_step = tokens_per_step
+    self.wires = options.wires or SteadyWires(
+      timing.transfer_s, timing.latency_s
+    )
     self.contents = contents or Symbols(config.fragments)
     self.sim = Simulation()
     self.learners: dict[int, SimulatedLearner] = {}
@@ -86,15 +101,13 @@ class Cluster:
     self.partitions: Mapping[int, str] = {}
     self.disk_full = False
     self.clocks_s: dict[int, float] | None = None
-    self._checkpoint_rounds = checkpoint_rounds
     self._random = random.Random(seed)
     # A separate generator, so that a seed's other draws are unaffected.
     self._late_random = random.Random(f'late {seed}')
-    self._speeds = speeds
     self._incarnations = 0
     self._handles = 0
-    self.shards = shards
-    self.others = {s: SimulatedShard(self, s) for s in range(1, shards)}
+    self.shards = options.shards
+    self.others = {s: SimulatedShard(self, s) for s in range(1, self.shards)}
     self.syncer = SimulatedSyncer(self, disk=None)
     self._syncer_started()
 
@@ -352,13 +365,14 @@ class Cluster:
 
   def is_checkpoint(self, round_: int) -> bool:
     """Returns True if the syncer writes Θ once this round has closed."""
-    return round_ % self._checkpoint_rounds == 0
+    return round_ % self.options.checkpoint_rounds == 0
 
   # Draws and numbers --------------------------------------------------------
 
   def draw_step_s(self, learner: int) -> float:
-    if self._speeds is not None:
-      return self._speeds[learner](self.sim.now)
+    speeds = self.options.speeds
+    if speeds is not None:
+      return speeds[learner](self.sim.now)
     mean_s = self.timing.step_s[learner]
     drawn_s = self._random.gauss(mean_s, self.timing.jitter * mean_s)
     if (

@@ -194,7 +194,7 @@ class SimulatedLearner:
 
   def _boundary(self):
     """Makes the step of this boundary, and does what is due there."""
-    tokens = round(self.capacity * self._cluster.tokens_per_step)
+    tokens = round(self.capacity * self._cluster.options.tokens_per_step)
     self.stepped_at = self._progress
     loss = self.contents.step(self.position, self.stepped_at)
     self.position += 1
@@ -220,7 +220,7 @@ class SimulatedLearner:
 
   def _save_if_due(self):
     """Saves its own checkpoint at a step's end, if due."""
-    every = self._cluster.checkpoint_steps
+    every = self._cluster.options.checkpoint_steps
     if every is not None and self.steps % every == 0:
       self._save()
 

@@ -9,7 +9,7 @@ a bound, so that no process waits for ever.
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from diloco.simulator.cluster import Cluster
+from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.invariants import hold
 from diloco.simulator.observer import Onlooker
 from diloco.simulator.scenario import THROTTLED, Fault, Scenario, draw
@@ -31,12 +31,14 @@ class Swarm:
       scenario.config,
       scenario.timing,
       scenario.seed,
-      loss=scenario.loss,
       watch=self.onlooker,
-      checkpoint_rounds=scenario.checkpoint_rounds,
-      checkpoint_steps=scenario.checkpoint_steps,
-      wires=scenario.wires(),
-      shards=scenario.shards,
+      options=ClusterOptions(
+        loss=scenario.loss,
+        checkpoint_rounds=scenario.checkpoint_rounds,
+        checkpoint_steps=scenario.checkpoint_steps,
+        wires=scenario.wires(),
+        shards=scenario.shards,
+      ),
     )
     self._healed = False
     if scenario.wide is not None:

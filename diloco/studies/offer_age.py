@@ -8,7 +8,7 @@ from collections.abc import Callable
 from diloco.config.simulation import SimulationConfig
 from diloco.pages.parts import Column, Report, Table
 from diloco.protocol.syncer import events as syncer_events
-from diloco.simulator.cluster import Cluster
+from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.engine import Watch
 from diloco.simulator.timing import Timing
 
@@ -186,7 +186,7 @@ def _run(
     ),
     seed,
     watch=watch,
-    checkpoint_rounds=cell.fragments,
+    options=ClusterOptions(checkpoint_rounds=cell.fragments),
   )
   for learner in range(cell.learners):
     cluster.start(learner)

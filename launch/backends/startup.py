@@ -55,6 +55,30 @@ def startup_script(
   return f"""\
 #!/bin/bash
 # {name}, attempt {attempt}: written by launch.main.
+{_functions(name, project)}
+printf %s {shlex.quote(whole.config_text)} \\
+  >"$folder"/config/{shlex.quote(whole.config_name)}
+{_secrets(whole, role)}{_login(whole.image)}\
+host=$(metadata {METADATA}/network-interfaces/0/ip)
+{_meeting(role)}{_doors(role)}for ((restarts = 0; ; restarts++)); do
+  docker rm --force diloco >/dev/null 2>&1
+  {_container(whole, role, syncer)}
+  code=$?
+  case $code in
+    0|{fatal}) over "$code" ;;
+  esac
+  if (( restarts >= {whole.restarts_max} )); then
+    over "$code"
+  fi
+  echo "{name}: exit code $code, again in {again_s} s"
+  sleep {again_s}
+done
+"""
+
+
+def _functions(name: str, project: str) -> str:
+  """Returns the folders and the shell functions of the script."""
+  return f"""\
 folder=${{DILOCO_FOLDER:-/var/lib/diloco}}
 mkdir -p "$folder"/config "$folder"/secret "$folder"/workdir
 chmod 700 "$folder"/secret
@@ -91,24 +115,6 @@ over() {{
   echo "{name}: over, exit code $1"
   exit 0
 }}
-
-printf %s {shlex.quote(whole.config_text)} \\
-  >"$folder"/config/{shlex.quote(whole.config_name)}
-{_secrets(whole, role)}{_login(whole.image)}\
-host=$(metadata {METADATA}/network-interfaces/0/ip)
-{_meeting(role)}{_doors(role)}for ((restarts = 0; ; restarts++)); do
-  docker rm --force diloco >/dev/null 2>&1
-  {_container(whole, role, syncer)}
-  code=$?
-  case $code in
-    0|{fatal}) over "$code" ;;
-  esac
-  if (( restarts >= {whole.restarts_max} )); then
-    over "$code"
-  fi
-  echo "{name}: exit code $code, again in {again_s} s"
-  sleep {again_s}
-done
 """
 
 

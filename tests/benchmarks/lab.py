@@ -17,7 +17,7 @@ from diloco.config import run_config
 from diloco.lab.process_arrays import LabContents
 from diloco.learner.device import Device
 from diloco.run.spec import make_blueprint
-from diloco.simulator.cluster import Cluster
+from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.timing import Timing
 from experiments import common
 
@@ -46,7 +46,7 @@ def report(turns: int) -> str:
     Timing(dict.fromkeys(range(LEARNERS), 1.0), jitter=0.05),
     seed=0,
     contents=LabContents(blueprint, device),
-    tokens_per_step=device.tokens_per_step,
+    options=ClusterOptions(tokens_per_step=device.tokens_per_step),
   )
   for learner in range(LEARNERS):
     cluster.start(learner)

@@ -11,6 +11,7 @@ from unittest import mock
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.config import run_config
 from diloco.learner import restore
+from diloco.learner.connection import SyncerAddress
 from diloco.learner.device import Device
 from diloco.learner.restore import Outputs
 from diloco.learner.syncer_client import Exchange
@@ -69,10 +70,9 @@ class Living:
     self.exchange = Exchange(
       blueprint,
       learner,
-      run.syncing.address,
+      SyncerAddress(run.syncing.address, plane),
       device,
       self.beginning.host,
-      plane,
       self.beginning.start,
     )
     self._writer = JsonlWriter(workdir.metrics(learner_name(learner)))

@@ -6,7 +6,6 @@ its offset, update applied at once (τ = 0).
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -78,32 +77,32 @@ def batches(steps, seed):
 
 
 def plain_training(params, loss, optimizer, data, lr):
-  step = jax.jit(functools.partial(inner.train_step, loss, optimizer))
+  step = jax.jit(inner.TrainStep(loss, optimizer))
   state = optimizer.init(params)
   for batch in data:
     params, state, _ = step(params, state, batch, lr, RNG)
   return {k: np.asarray(v) for k, v in params.items()}
 
 
-def train(
-  params,
-  loss,
-  optimizer,
-  data,
-  lr,
-  *,
-  layout,
-  offsets,
-  sync_every_steps,
-  outer_optimizer,
-  codec_name='f32',
-  rule='rda',
-):
+@dataclasses.dataclass
+class Method:
+  """What makes DiLoCo of plain training."""
+
+  layout: fragments.Layout
+  offsets: tuple  # By fragment.
+  outer_optimizer: object
+  sync_every_steps: int = 4
+  codec_name: str = 'f32'
+  rule: str = 'rda'
+
+
+def train(params, loss, optimizer, data, lr, method):
   """M = len(data) learners; fragment p is due where t mod H = offsets[p]."""
-  step = jax.jit(functools.partial(inner.train_step, loss, optimizer))
-  chosen = codec.make_codec(codec_name, 8)
+  layout = method.layout
+  step = jax.jit(inner.TrainStep(loss, optimizer))
+  chosen = codec.make_codec(method.codec_name, 8)
   states = [
-    outer.init(fragments.take(params, pieces), outer_optimizer)
+    outer.init(fragments.take(params, pieces), method.outer_optimizer)
     for pieces in layout.fragments
   ]
   theta = {k: v.copy() for k, v in params.items()}
@@ -115,7 +114,7 @@ def train(
         learners[m], inner_states[m], stream[t - 1], lr, RNG
       )
     for p, pieces in enumerate(layout.fragments):
-      if t % sync_every_steps != offsets[p]:
+      if t % method.sync_every_steps != method.offsets[p]:
         continue
       contributions = {}
       for m, learner in enumerate(learners):
@@ -124,9 +123,9 @@ def train(
           k: base - np.asarray(local[k]) for k, base in states[p].theta.items()
         }
       weights = dict.fromkeys(contributions, 1.0)
-      delta = merge.merge(contributions, weights, pieces, rule, 'mean')
+      delta = merge.merge(contributions, weights, pieces, method.rule, 'mean')
       states[p], _ = outer.step(
-        states[p], delta, outer_optimizer, chosen, pieces
+        states[p], delta, method.outer_optimizer, chosen, pieces
       )
       theta = fragments.put(theta, pieces, states[p].theta)
       update = {k: jnp.asarray(v) for k, v in states[p].theta.items()}
@@ -148,11 +147,18 @@ def test_one_learner_is_plain_training_to_the_bit_on_dyadic_values():
   data, sgd = batches(8, seed=0), inner.make_inner('sgd')
   expected = plain_training(integer_params(), quadratic, sgd, data, 0.25)
   trained = train(
-    integer_params(), quadratic, sgd, [data], 0.25,
-    layout=make_layout(SPECS, 'balanced', 2), offsets=(0, 2),
-    sync_every_steps=4, outer_optimizer=outer.make_outer(1.0, 0.0),
-    rule='mean',
-  )  # fmt: skip
+    integer_params(),
+    quadratic,
+    sgd,
+    [data],
+    0.25,
+    Method(
+      layout=make_layout(SPECS, 'balanced', 2),
+      offsets=(0, 2),
+      outer_optimizer=outer.make_outer(1.0, 0.0),
+      rule='mean',
+    ),
+  )
   assert_equal(trained.learners[0], expected)
 
 
@@ -161,25 +167,31 @@ def test_one_learner_is_plain_training_to_rounding(rule):
   data, adamw = batches(24, seed=2), inner.make_inner(specs=SPECS)
   expected = plain_training(normal_params(), network, adamw, data, 0.01)
   trained = train(
-    normal_params(), network, adamw, [data], 0.01,
-    layout=make_layout(SPECS, 'balanced', 3), offsets=(0, 1, 3),
-    sync_every_steps=4, outer_optimizer=outer.make_outer(1.0, 0.0),
-    rule=rule,
-  )  # fmt: skip
+    normal_params(),
+    network,
+    adamw,
+    [data],
+    0.01,
+    Method(
+      layout=make_layout(SPECS, 'balanced', 3),
+      offsets=(0, 1, 3),
+      outer_optimizer=outer.make_outer(1.0, 0.0),
+      rule=rule,
+    ),
+  )
   assert_equal(trained.learners[0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_equal_learners_are_one_learner():
   data, adamw = batches(8, seed=3), inner.make_inner(specs=SPECS)
-  common = {
-    'layout': make_layout(SPECS, 'balanced', 2),
-    'offsets': (0, 2),
-    'sync_every_steps': 4,
-    'outer_optimizer': outer.make_outer(0.7, 0.9),
-    'rule': 'mean',
-  }
-  one = train(normal_params(), network, adamw, [data], 0.01, **common)
-  four = train(normal_params(), network, adamw, [data] * 4, 0.01, **common)
+  method = Method(
+    layout=make_layout(SPECS, 'balanced', 2),
+    offsets=(0, 2),
+    outer_optimizer=outer.make_outer(0.7, 0.9),
+    rule='mean',
+  )
+  one = train(normal_params(), network, adamw, [data], 0.01, method)
+  four = train(normal_params(), network, adamw, [data] * 4, 0.01, method)
   assert_equal(four.theta, one.theta)
 
 
@@ -188,12 +200,18 @@ def test_constant_gradient_has_a_closed_form():
   # every learner. Δ = 1/2. With η = 1/2, μ = 1/2: b = 1/2, 3/4 and
   # u = -η·(Δ + μ·b) = -3/8, -7/16. Two rounds: -13/16.
   trained = train(
-    integer_params(), linear, inner.make_inner('sgd'),
-    [batches(8, seed=4)] * 3, 1 / 16,
-    layout=make_layout(SPECS, 'balanced', 1), offsets=(0,),
-    sync_every_steps=4, outer_optimizer=outer.make_outer(0.5, 0.5),
-    rule='mean',
-  )  # fmt: skip
+    integer_params(),
+    linear,
+    inner.make_inner('sgd'),
+    [batches(8, seed=4)] * 3,
+    1 / 16,
+    Method(
+      layout=make_layout(SPECS, 'balanced', 1),
+      offsets=(0,),
+      outer_optimizer=outer.make_outer(0.5, 0.5),
+      rule='mean',
+    ),
+  )
   expected = {k: v - np.float32(13 / 16) for k, v in integer_params().items()}
   assert_equal(trained.theta, expected, rtol=1e-6)
 
@@ -207,22 +225,35 @@ def test_fragments_due_together_are_one_fragment(codec_name):
   results = []
   for count, embedding, offsets in ((3, 'own', (0, 0, 0)), (1, 'split', (0,))):
     trained = train(
-      normal_params(), network, adamw, data, 0.01,
-      layout=make_layout(SPECS, 'balanced', count, embedding),
-      offsets=offsets, sync_every_steps=4, codec_name=codec_name,
-      outer_optimizer=outer.make_outer(0.7, 0.9),
-    )  # fmt: skip
+      normal_params(),
+      network,
+      adamw,
+      data,
+      0.01,
+      Method(
+        layout=make_layout(SPECS, 'balanced', count, embedding),
+        offsets=offsets,
+        codec_name=codec_name,
+        outer_optimizer=outer.make_outer(0.7, 0.9),
+      ),
+    )
     results.append(trained.theta)
   assert_equal(results[0], results[1])
 
 
 def test_learners_that_apply_every_update_hold_the_syncers_theta():
   trained = train(
-    normal_params(), network, inner.make_inner(specs=SPECS),
-    [batches(8, seed) for seed in (7, 8)], 0.01,
-    layout=make_layout(SPECS, 'balanced', 2), offsets=(0, 0),
-    sync_every_steps=4, codec_name='int4',
-    outer_optimizer=outer.make_outer(0.7, 0.9),
-  )  # fmt: skip
+    normal_params(),
+    network,
+    inner.make_inner(specs=SPECS),
+    [batches(8, seed) for seed in (7, 8)],
+    0.01,
+    Method(
+      layout=make_layout(SPECS, 'balanced', 2),
+      offsets=(0, 0),
+      codec_name='int4',
+      outer_optimizer=outer.make_outer(0.7, 0.9),
+    ),
+  )
   for learner in trained.learners:
     assert_equal(learner, trained.theta)

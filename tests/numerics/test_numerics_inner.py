@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inner step against AdamW in numpy."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +32,7 @@ def linear(params, batch, rng):
 
 
 def run(optimizer, params, batches, lrs):
-  step = jax.jit(functools.partial(inner.train_step, linear, optimizer))
+  step = jax.jit(inner.TrainStep(linear, optimizer))
   state = optimizer.init(params)
   for batch, lr in zip(batches, lrs):
     params, state, metrics = step(params, state, batch, lr, RNG)
@@ -117,8 +115,8 @@ def test_bf16_params_keep_their_dtype_and_have_f32_moments():
   params, grad = normal(rng, jnp.bfloat16), normal(rng, jnp.bfloat16)
   optimizer = inner.make_inner()
   state = optimizer.init(params)
-  after, after_state, _ = inner.train_step(
-    linear, optimizer, params, state, grad, jnp.float32(0.1), RNG
+  after, after_state, _ = inner.TrainStep(linear, optimizer)(
+    params, state, grad, jnp.float32(0.1), RNG
   )
   types = jax.tree.map(lambda x: (x.shape, x.dtype), (params, state))
   assert (
@@ -137,13 +135,11 @@ def test_another_learning_rate_does_not_compile_again():
 
   rng = np.random.default_rng(5)
   optimizer = inner.make_inner()
-  step = jax.jit(inner.train_step, static_argnums=(0, 1))
+  step = jax.jit(inner.TrainStep(loss, optimizer))
   params, state = normal(rng), optimizer.init(normal(rng))
   for lr in (0.1, 0.05, 0.0):
     batch = normal(rng)
-    params, state, _ = step(
-      loss, optimizer, params, state, batch, jnp.float32(lr), RNG
-    )
+    params, state, _ = step(params, state, batch, jnp.float32(lr), RNG)
   assert len(traces) == 1
 
 
@@ -154,9 +150,7 @@ def test_an_averaged_tensor_moves_by_its_gradient_and_nothing_else():
   optimizer = inner.make_inner(specs=specs)
   state = optimizer.init(params)
   assert all(x.shape != (2, 4) for x in jax.tree.leaves(state)), 'moments'
-  step = jax.jit(
-    functools.partial(inner.train_step, linear, optimizer, specs=specs)
-  )
+  step = jax.jit(inner.TrainStep(linear, optimizer, specs))
   after = params
   for grad in grads:
     after, state, metrics = step(after, state, grad, 0.0, RNG)

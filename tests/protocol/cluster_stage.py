@@ -2,7 +2,7 @@
 """The stage of a whole cluster, and the configuration of all stages."""
 
 from diloco.protocol.config import ProtocolConfig
-from diloco.simulator.cluster import Cluster
+from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.engine import Log
 from diloco.simulator.timing import Timing
 from tests.protocol import reading
@@ -50,8 +50,10 @@ class ClusterStage:
       Timing({m: step_s * f for m, f in factors.items()}, jitter=jitter),
       seed,
       watch=self._log,
-      checkpoint_rounds=checkpoint_rounds,
-      checkpoint_steps=checkpoint_steps,
+      options=ClusterOptions(
+        checkpoint_rounds=checkpoint_rounds,
+        checkpoint_steps=checkpoint_steps,
+      ),
     )
     self._reported = 0
     self._recorded = 0

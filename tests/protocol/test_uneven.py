@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from diloco.protocol.syncer import events as syncer_events
-from diloco.simulator.cluster import Cluster
+from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.engine import Log
 from diloco.simulator.network import Cargo, UnequalWires
 from diloco.simulator.timing import Timing
@@ -124,7 +124,8 @@ def _pulled_over(wires, step_s=0.25, learners=8, **options) -> Cluster:
     }
   )
   timing = Timing(dict.fromkeys(range(learners), step_s), jitter=0.02)
-  cluster = Cluster(config, timing, seed=1, watch=Log(), wires=wires)
+  options = ClusterOptions(wires=wires)
+  cluster = Cluster(config, timing, seed=1, watch=Log(), options=options)
   for learner in range(learners):
     cluster.start(learner)
   return cluster

@@ -7,7 +7,7 @@ import pytest
 
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
-from diloco.simulator.cluster import Cluster
+from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.engine import Watch
 from diloco.simulator.network import Cargo, SteadyWires
 from diloco.simulator.timing import Timing
@@ -54,7 +54,7 @@ def cluster():
     Timing(dict.fromkeys(range(LEARNERS), STEP_S)),
     seed=1,
     watch=watch,
-    wires=_SlowStates(0.002, 0.001),
+    options=ClusterOptions(wires=_SlowStates(0.002, 0.001)),
   )
   for learner in range(LEARNERS):
     cluster.start(learner)
