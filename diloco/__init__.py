@@ -7,6 +7,33 @@ paper", or cites an algorithm (Alg. 1 is the learner, Alg. 2 the syncer), an
 equation, a table or a figure without a name, it means that one. What the paper
 leaves open, and how it was decided here, stands in `docs/design.md` and
 `diloco/protocol/README.md`.
+
+Start with `protocol`, then `learner` and `syncer`, the two kinds of processes.
+
+  protocol    the decisions, as two pure machines
+  numerics    merge, codecs, outer and inner step
+  models      what is trained
+  data        what it is trained on
+  transport   messages and bytes between processes
+  checkpoint  what is on disk for a later process
+  config      the configuration, checked
+  metrics     what a run writes of itself
+  run         what the processes of a run share
+  learner     a process that trains
+  syncer      the process that owns Θ; `syncer_shard` is one of its shards
+  evaluation  losses, questions, text; `evaluate`, `evaluator`, `generate`
+  replay      a run made again; `tape` prints its events
+  simulator   the machines under a simulated clock; `swarm` draws scenarios
+  fleets      fleets of chips that fail
+  studies     questions to the simulator; `simulate` and `plan` ask them
+  prediction  a recorded run, predicted
+  sizing      memory and time before there is a chip
+  lab         many learners with real gradients in one process
+  pages       tables, charts, HTML
+  report      pages of what was trained
+
+Commands that prepare data or hand on results are `write_records`, `index_data`,
+`make_task` and `export`.
 """
 
 __version__ = '0.1.0'

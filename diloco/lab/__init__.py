@@ -6,7 +6,7 @@
   run            one run of the configured system
   decoupled      Decoupled DiLoCo: the simulator around real arrays
   data_parallel  data-parallel, elastic, alone
-  process_arrays what its processes hold
+  process_arrays  what its processes hold
   packing        the same as JSON and a table of arrays
   lives          visits, deaths and planned kills of learners
   outputs        what a run writes and shows
