@@ -29,7 +29,7 @@ from diloco.metrics import status
 from diloco.metrics.workdir import Workdir
 from diloco.run import logs
 from diloco.run.heldout import Heldout
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _TASK = flags.DEFINE_string('task', None, 'File of questions, JSON lines.')
@@ -43,13 +43,13 @@ def main(_) -> int:
   task = pathlib.Path(_TASK.value) if _TASK.value is not None else None
   window = config.data.seq_len
   try:
-    blueprint = make_blueprint(config)
-    model = blueprint.model
+    run_spec = make_run_spec(config)
+    model = run_spec.model
     if task is not None:
       check_has_logits(model, config.model.kind)
-      check_is_of_bytes(blueprint.text, f'--task={task}')
+      check_is_of_bytes(run_spec.text, f'--task={task}')
       questions = read_questions(task, config.model.vocab, window)
-    final = final_parameters(blueprint, workdir)
+    final = final_parameters(run_spec, workdir)
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
   task_score = None
@@ -60,18 +60,18 @@ def main(_) -> int:
     task_score = multiple_choice.task_score(
       task.name, questions, likelihoods, window
     )
-  heldout = Heldout(blueprint)
-  initial_loss = heldout.loss(blueprint.initial_parameters())
+  heldout = Heldout(run_spec)
+  initial_loss = heldout.loss(run_spec.initial_parameters())
   final_loss = heldout.loss(final)
-  bigram_loss, unigram_loss = _entropies(blueprint.text)
-  bytes_per_token = pipeline.bytes_per_token(blueprint.text.heldout)
+  bigram_loss, unigram_loss = _entropies(run_spec.text)
+  bytes_per_token = pipeline.bytes_per_token(run_spec.text.heldout)
 
   def bits(loss: float) -> float | None:
     """Per byte; the loss of a bowl is no cross-entropy."""
     return status.bits(loss) / bytes_per_token if model.logits else None
 
   evaluation = status.Evaluation(
-    parameters=blueprint.parameters,
+    parameters=run_spec.parameters,
     initial_loss=initial_loss,
     final_loss=final_loss,
     bigram_loss=bigram_loss,

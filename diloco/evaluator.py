@@ -23,7 +23,7 @@ from diloco.metrics.workdir import EVALUATOR, Workdir
 from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
 from diloco.run import logs
 from diloco.run.environment import THREADS
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 NICE = 10  # Learners on the same cores go first; 19 gets no turn at all.
@@ -37,7 +37,7 @@ def main(_) -> int:
   os.nice(NICE)
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   try:
-    blueprint = make_blueprint(config)
+    run_spec = make_run_spec(config)
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
   writer = MultiWriter(
@@ -47,7 +47,7 @@ def main(_) -> int:
     ]
   )
   try:
-    Following(blueprint, workdir, EVALUATOR, writer).run()
+    Following(run_spec, workdir, EVALUATOR, writer).run()
   except ConfigError as error:
     config_flags.exit_config(error)
   finally:

@@ -23,7 +23,7 @@ from diloco.evaluation.final_parameters import final_parameters
 from diloco.metrics.workdir import Workdir
 from diloco.models import hf_export
 from diloco.run import logs
-from diloco.run.spec import decoder_config, make_blueprint
+from diloco.run.spec import decoder_config, make_run_spec
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _OUTDIR = flags.DEFINE_string('outdir', None, 'Folder to write into.')
@@ -43,8 +43,8 @@ def main(_) -> int:
       raise ValueError(f'--outdir={outdir}: is not a folder')
     sizes = decoder_config(config)
     hf_export.check_exportable(sizes)
-    blueprint = make_blueprint(config)
-    params = final_parameters(blueprint, Workdir(pathlib.Path(_WORKDIR.value)))
+    run_spec = make_run_spec(config)
+    params = final_parameters(run_spec, Workdir(pathlib.Path(_WORKDIR.value)))
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
   from diloco.checkpoint import safetensors_files

@@ -23,7 +23,7 @@ from diloco.evaluation.final_parameters import (
 )
 from diloco.metrics.workdir import Workdir
 from diloco.run import logs
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _PROMPT = flags.DEFINE_string('prompt', '\n', 'Text to go on from.')
@@ -48,15 +48,15 @@ def main(_) -> int:
   try:
     if config.data.tokenizer == BYTES.name:
       sampling.check_prompt(prompt, config.model.vocab)
-    blueprint = make_blueprint(config)
-    tokenizer = blueprint.text.tokenizer
+    run_spec = make_run_spec(config)
+    tokenizer = run_spec.text.tokenizer
     begun = tokenizer.encode([prompt])[0][:-1]  # It goes on: without an end.
     if not len(begun):
       raise ValueError('prompt: is empty, there is nothing to go on from')
-    check_has_logits(blueprint.model, config.model.kind)
-    params = final_parameters(blueprint, Workdir(pathlib.Path(_WORKDIR.value)))
+    check_has_logits(run_spec.model, config.model.kind)
+    params = final_parameters(run_spec, Workdir(pathlib.Path(_WORKDIR.value)))
     sampler = sampling.Sampler(
-      blueprint.model,
+      run_spec.model,
       params,
       config.data.seq_len,
       _TEMPERATURE.value,

@@ -19,7 +19,7 @@ from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
 from diloco.run import logs
 from diloco.run.exposure import open_access
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.syncer.shard_server import LeadAbsent, Refused, Sharding
 from diloco.transport.control_client import ConnectFailed
 from diloco.transport.planes import make_plane
@@ -49,22 +49,22 @@ def main(_) -> int:
       bind=None,
       **config_flags.access_vouched(),
     )
-    blueprint = make_blueprint(config)
+    run_spec = make_run_spec(config)
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
   plane = make_plane(
-    transport.data_plane, transport.host, access, blueprint.limits.workers
+    transport.data_plane, transport.host, access, run_spec.limits.workers
   )
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   try:
     sharding = Sharding(
-      blueprint, _SHARD.value, _LEAD.value, plane, workdir, access
+      run_spec, _SHARD.value, _LEAD.value, plane, workdir, access
     )
   except BrokenRecord as error:
     config_flags.exit_config(ConfigError([str(error)]))
   signal.signal(signal.SIGTERM, sharding.stop)
   signal.signal(signal.SIGINT, sharding.stop)
-  owned = blueprint.owners.of_shard(_SHARD.value)
+  owned = run_spec.owners.of_shard(_SHARD.value)
   logging.info('shard %d of %d: fragments %s', _SHARD.value, shards, owned)
   try:
     finished = sharding.run()

@@ -20,7 +20,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import Writer
 from diloco.numerics import fragments
 from diloco.run.heldout import Heldout
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 
 LOOK_EVERY_S = 0.5
 AGAIN_ROUNDS = 1024  # A restarted syncer may resume this many rounds earlier.
@@ -38,16 +38,16 @@ class Following:
   """
 
   def __init__(
-    self, blueprint: Blueprint, workdir: Workdir, name: str, writer: Writer
+    self, run_spec: RunSpec, workdir: Workdir, name: str, writer: Writer
   ):
-    self._blueprint = blueprint
+    self._run_spec = run_spec
     self._workdir = workdir
     self._writer = writer
-    self._heldout = Heldout(blueprint)
-    self._every = max(1, blueprint.config.run.eval_every_rounds)
+    self._heldout = Heldout(run_spec)
+    self._every = max(1, run_spec.config.run.eval_every_rounds)
     done = from_the_end(workdir.metrics(name))
     self._round = next((int(each[EVALUATED]) for each in done), 0)
-    self._tape = MergedTokens(workdir.tape, len(blueprint.layout.fragments))
+    self._tape = MergedTokens(workdir.tape, len(run_spec.layout.fragments))
 
   def run(self):
     """Evaluates until the run is over, and once more after that."""
@@ -79,8 +79,8 @@ class Following:
       names.EVAL_LOSS: loss,
       names.EVAL_TIME: time.monotonic() - began_s,
     }
-    if self._blueprint.model.logits is not None:
-      per_token = pipeline.bytes_per_token(self._blueprint.text.heldout)
+    if self._run_spec.model.logits is not None:
+      per_token = pipeline.bytes_per_token(self._run_spec.text.heldout)
       scalars[names.EVAL_BITS] = status.bits(loss) / per_token
     self._writer.write_scalars(step, scalars)
     self._writer.flush()
@@ -92,9 +92,9 @@ class Following:
   ) -> dict[str, np.ndarray]:
     params = {
       path: np.empty(spec.shape, np.float32)
-      for path, spec in self._blueprint.specs.items()
+      for path, spec in self._run_spec.specs.items()
     }
-    for theta, pieces in zip(thetas, self._blueprint.layout.fragments):
+    for theta, pieces in zip(thetas, self._run_spec.layout.fragments):
       shapes = {piece.name: piece.shape for piece in pieces}
       if {name: x.shape for name, x in theta.items()} != shapes:
         raise ConfigError(

@@ -6,11 +6,11 @@ import numpy as np
 from diloco.checkpoint.parameters import read_parameters
 from diloco.metrics.workdir import Workdir
 from diloco.models import api
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 
 
 def final_parameters(
-  blueprint: Blueprint, workdir: Workdir
+  run_spec: RunSpec, workdir: Workdir
 ) -> dict[str, np.ndarray]:
   """Returns path -> f32 array, as the syncer wrote them when the run ended.
 
@@ -19,7 +19,7 @@ def final_parameters(
     ValueError: they belong to another model.
   """
   params = read_parameters(workdir.parameters)
-  wanted = {path: spec.shape for path, spec in blueprint.specs.items()}
+  wanted = {path: spec.shape for path, spec in run_spec.specs.items()}
   found = {path: x.shape for path, x in params.items()}
   for path in sorted(wanted.keys() | found.keys()):
     if wanted.get(path) != found.get(path):

@@ -25,7 +25,7 @@ from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics import names
 from diloco.metrics.workdir import learner_name
 from diloco.run.heldout import Heldout
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 
 # Schedules data-parallel's steps and their members while learners die.
 #
@@ -158,14 +158,14 @@ class GroupArrays:
     learners: number of learners.
   """
 
-  def __init__(self, blueprint: Blueprint, learners: int):
-    self._blueprint = blueprint
-    self._shards = [blueprint.dataset(m) for m in range(learners)]
-    self._heldout, self._health = Heldout(blueprint), Health(blueprint)
-    self._whole = Heldout(blueprint, blueprint.config.lab.final_eval_batches)
+  def __init__(self, run_spec: RunSpec, learners: int):
+    self._run_spec = run_spec
+    self._shards = [run_spec.dataset(m) for m in range(learners)]
+    self._heldout, self._health = Heldout(run_spec), Health(run_spec)
+    self._whole = Heldout(run_spec, run_spec.config.lab.final_eval_batches)
     self._device = functools.cache(self._make_device)
     self._all = self._device(learners)
-    self._params, self._inner = self._all.init(blueprint.initial_parameters())
+    self._params, self._inner = self._all.init(run_spec.initial_parameters())
 
   def step(self, positions: Mapping[int, int], lr: float, number: int) -> float:
     """Makes one step on a batch of each of some learners.
@@ -218,11 +218,11 @@ class GroupArrays:
 
   def _make_device(self, members: int) -> InnerDevice:
     """Compiles a step on the batches of `members` learners."""
-    config = self._blueprint.config
+    config = self._run_spec.config
     data = dataclasses.replace(config.data, batch=members * config.data.batch)
     config = dataclasses.replace(config, data=data)
-    blueprint = dataclasses.replace(self._blueprint, config=config)
-    return InnerDevice(*on_mesh(blueprint))
+    run_spec = dataclasses.replace(self._run_spec, config=config)
+    return InnerDevice(*on_mesh(run_spec))
 
 
 class Together:
@@ -230,14 +230,14 @@ class Together:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     kills: Sequence[Kill],
     tell: Callable[[int, float], None],
     timeline_s: float,
     journal: Journal,
     resumption: Resumption,
   ):
-    config = blueprint.config
+    config = run_spec.config
     lab = config.lab
     self._config = config
     self._resumption = resumption
@@ -253,8 +253,8 @@ class Together:
       lab.step_s * lab.pause_steps,
       elastic=lab.system == 'elastic',
     )
-    self._schedule = blueprint.schedule()
-    self._arrays = GroupArrays(blueprint, self._learners)
+    self._schedule = run_spec.schedule()
+    self._arrays = GroupArrays(run_spec, self._learners)
     self._batches = [0] * self._learners  # Number trained by each learner.
     self._steps = 0
     self._told = 0  # Reported deaths of the group.

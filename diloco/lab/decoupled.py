@@ -29,7 +29,7 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run.heldout import Heldout
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.observer import TokenWatch
 from diloco.simulator.timing import Timing
@@ -48,7 +48,7 @@ class Onlooker(Tally):
     timeline_s: see `Tally`.
     fragments: P.
     journal: receives events.
-    blueprint: gives the learning rate.
+    run_spec: gives the learning rate.
   """
 
   def __init__(
@@ -56,15 +56,15 @@ class Onlooker(Tally):
     timeline_s: float,
     fragments: int,
     journal: Journal,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
   ):
     super().__init__(timeline_s)
     self.merged_tokens = 0.0
     self.ledger = TokenWatch(fragments)
     self._fragments = fragments
     self._journal = journal
-    self._blueprint = blueprint
-    self._schedule = blueprint.schedule()
+    self._run_spec = run_spec
+    self._schedule = run_spec.schedule()
     self._publishing: syncer_events.Publish | None = None
 
   def at_syncer(self, syncer, event, effects):
@@ -93,7 +93,7 @@ class Onlooker(Tally):
     super().at_learner(process, event, effects)
     self.ledger.at_learner(process, event, effects)
     if isinstance(event, learner_events.Completed):
-      progress = self._blueprint.progress(
+      progress = self._run_spec.progress(
         process.stepped_at, process.position - 1
       )
       scalars = {
@@ -126,28 +126,28 @@ class Decoupled:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     kills: Sequence[Kill],
     tell: Callable[[int, float], None],
     timeline_s: float,
     journal: Journal,
     resumption: Resumption,
   ):
-    config = blueprint.config
+    config = run_spec.config
     lab, protocol = config.lab, config.protocol
     self._config = config
     self._tell = tell
     self._journal = journal
     self._kills = kills
-    self._heldout, self._health = Heldout(blueprint), Health(blueprint)
-    self._whole = Heldout(blueprint, blueprint.config.lab.final_eval_batches)
-    self._tally = Onlooker(timeline_s, protocol.fragments, journal, blueprint)
+    self._heldout, self._health = Heldout(run_spec), Health(run_spec)
+    self._whole = Heldout(run_spec, run_spec.config.lab.final_eval_batches)
+    self._tally = Onlooker(timeline_s, protocol.fragments, journal, run_spec)
     self._points: list[Point] = []
     self._deaths: list[tuple[int, float, float]] = []
     self._lives = Lives(config)
     self._visits = Visits(config)
     self._resumption = resumption
-    made = LabContents(blueprint, Device(*on_mesh(blueprint)))
+    made = LabContents(run_spec, Device(*on_mesh(run_spec)))
     self._contents = StubContents(made, resumption.answers)
     self._cluster = Cluster(
       dataclasses.replace(protocol, total_steps=announced_step(protocol)),

@@ -27,7 +27,7 @@ from diloco.lab.packing import Donated
 from diloco.lab.process_arrays import LabContents, LearnerArrays
 from diloco.lab.run import train
 from diloco.learner.device import Device
-from diloco.learner.replica import Held
+from diloco.learner.replica import FragmentReplica
 from diloco.metrics.files import Malformed
 from diloco.metrics.workdir import Workdir
 from diloco.numerics import payload
@@ -38,7 +38,7 @@ from diloco.replay import replay_session
 from diloco.replay.replay_contents import Given
 from diloco.replay.replay_plan import NotReplayable
 from diloco.run import logs, tape_events
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.simulator.contents import Unusable
 from diloco.syncer.outer_state import Outcome
 
@@ -60,9 +60,9 @@ class LabFollowing:
     device: compiled; shared by all.
   """
 
-  def __init__(self, blueprint: Blueprint, device: Device):
-    self._blueprint = blueprint
-    self._lab = LabContents(blueprint, device)
+  def __init__(self, run_spec: RunSpec, device: Device):
+    self._run_spec = run_spec
+    self._lab = LabContents(run_spec, device)
     self._cpu = jax.local_devices(backend='cpu')[0]
     with jax.default_device(self._cpu):
       self._syncer = self._lab.syncer(self._lab.first_crcs, None)
@@ -71,7 +71,7 @@ class LabFollowing:
   def from_seed(self, learner: int) -> 'Following':
     start = Start.from_seed(self._lab.first_crcs)
     arrays = self._lab.learner(learner, start, None)
-    return Following(self._blueprint, self._lab, learner, arrays)
+    return Following(self._run_spec, self._lab, learner, arrays)
 
   def from_checkpoint(self, learner: int, saved: 'Following') -> 'Following':
     return saved
@@ -112,13 +112,13 @@ class Following:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     lab: LabContents,
     learner: int,
     arrays: LearnerArrays,
   ):
     self.arrays = arrays
-    self._blueprint = blueprint
+    self._run_spec = run_spec
     self._lab = lab
     self._learner = learner
 
@@ -127,7 +127,7 @@ class Following:
     # `apply` decides to which versions they belong.
     start = Start.from_seed(crcs)
     arrays = self._lab.learner(self._learner, start, saved)
-    return Following(self._blueprint, self._lab, self._learner, arrays)
+    return Following(self._run_spec, self._lab, self._learner, arrays)
 
   def step(self, position: int, progress: int):
     self.arrays.step(position, progress)
@@ -150,8 +150,8 @@ class Following:
 
   def apply(self, said: tape_events.Apply, given: Given, training: bool):
     p = said.fragment
-    pieces = self._blueprint.layout.fragments[p]
-    data = payload.encode(given.theta, pieces, self._blueprint.full)
+    pieces = self._run_spec.layout.fragments[p]
+    data = payload.encode(given.theta, pieces, self._run_spec.full)
     reason = self.arrays.replace(p, given.version, data, given.crc)
     if reason is not None:
       raise NotReplayable(f'learner {self._learner}: {reason}')
@@ -160,7 +160,9 @@ class Following:
 
   def adopt(self, donor: LearnerArrays, given: Sequence[Given]):
     """Adopts a donor's inner state, and the given Θ."""
-    held = [Held(each.version, each.theta, each.crc) for each in given]
+    held = [
+      FragmentReplica(each.version, each.theta, each.crc) for each in given
+    ]
     self.arrays.adopt(None, Donated(held, donor.donate().inner))
     self.arrays.adopt_inner()
     for p, each in enumerate(given):
@@ -176,7 +178,7 @@ def main(_) -> int:
     run = replay_session.open_run(workdir)
     if not _TAPES.value:
       return _by_itself(run)
-    contents = LabFollowing(run.blueprint, Device(run.blueprint))
+    contents = LabFollowing(run.run_spec, Device(run.run_spec))
     return replay_session.make_again(run, contents)
   except ConfigError as error:
     config_flags.exit_config(error)
@@ -185,8 +187,8 @@ def main(_) -> int:
 
 
 def _by_itself(run: replay_session.Recorded) -> int:
-  _check_decided(run.blueprint.config)
-  trained = train(run.blueprint)
+  _check_decided(run.run_spec.config)
+  trained = train(run.run_spec)
   print(f'{trained.rounds} rounds, {trained.steps} inner steps in the lab')
   return replay_session.compare_parameters(trained.parameters, run.workdir)
 

@@ -33,7 +33,7 @@ from diloco.metrics.writer import (
   Writer,
 )
 from diloco.models import api, routing
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 
 Params = Mapping[str, np.ndarray]  # Path -> array.
 REDRAWN_EVERY_S = 0.2
@@ -234,18 +234,18 @@ class Health:
   A model without experts has no metrics.
   """
 
-  def __init__(self, blueprint: Blueprint):
-    config = blueprint.config
+  def __init__(self, run_spec: RunSpec):
+    config = run_spec.config
     self._routing = None
-    if blueprint.model.routing is None:
+    if run_spec.model.routing is None:
       return
     self._experts = config.model.experts
-    text, seq_len = blueprint.text.heldout, config.data.seq_len
+    text, seq_len = run_spec.text.heldout, config.data.seq_len
     rows, _ = pipeline.heldout_shape(text, seq_len, config.run.eval_batch, 1)
     (batch,) = pipeline.heldout_batches(text, seq_len, rows, 1)
     self._tokens = jnp.asarray(batch['tokens'][:, :-1])
     self._routing = jax.jit(
-      lambda params, tokens: blueprint.model.routing(
+      lambda params, tokens: run_spec.model.routing(
         api.unflatten(params), tokens
       )
     )

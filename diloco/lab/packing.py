@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from diloco.learner.replica import Held
+from diloco.learner.replica import FragmentReplica
 from diloco.numerics.outer import FragmentState
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.syncer.outer_state import Outcome
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
@@ -24,7 +24,7 @@ HOST, DEVICE = 'host', 'device'  # Or the axes of the mesh, if it is spread.
 class Donated:
   """The state that a newcomer gets from a donor."""
 
-  held: list[Held]  # Θ, by fragment.
+  held: list[FragmentReplica]  # Θ, by fragment.
   inner: Any  # A copy of the inner optimizer's state.
 
 
@@ -38,7 +38,8 @@ class Saved:
 
 
 RECORDS = {
-  cls.__name__: cls for cls in (Donated, Saved, FragmentState, Outcome, Held)
+  cls.__name__: cls
+  for cls in (Donated, Saved, FragmentState, Outcome, FragmentReplica)
 }
 
 
@@ -164,7 +165,7 @@ def _named_tuples(tree: Any):
       yield from _named_tuples(each)
 
 
-def on_mesh(blueprint: Blueprint) -> tuple[Blueprint, list[jax.Device]]:
+def on_mesh(run_spec: RunSpec) -> tuple[RunSpec, list[jax.Device]]:
   """Returns as many devices as the mesh needs: here others may be left over."""
-  mesh = blueprint.config.mesh
-  return blueprint, jax.devices()[: mesh.devices]
+  mesh = run_spec.config.mesh
+  return run_spec, jax.devices()[: mesh.devices]

@@ -15,14 +15,14 @@ import numpy as np
 from diloco.lab.packing import Arrays, Donated, Likes, Saved
 from diloco.learner.device import Device
 from diloco.learner.own_progress import OwnProgress
-from diloco.learner.replica import HostCopy, Mismatch
+from diloco.learner.replica import Mismatch, WholeReplica
 from diloco.numerics import outer, payload
 from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run import contributions
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.simulator.contents import Unusable
 from diloco.syncer.outer_state import GlobalModel, Outcome, make_optimizer
 
@@ -34,21 +34,21 @@ class LabContents:
     device: compiled for the run.
   """
 
-  def __init__(self, blueprint: Blueprint, device: Device):
-    self.blueprint = blueprint
+  def __init__(self, run_spec: RunSpec, device: Device):
+    self.run_spec = run_spec
     self.device = device
-    self.first = blueprint.initial_fragments()
-    self._initial = blueprint.initial_parameters()
+    self.first = run_spec.initial_fragments()
+    self._initial = run_spec.initial_parameters()
     self.first_crcs = tuple(
       payload.crc(theta, pieces)
-      for theta, pieces in zip(self.first, blueprint.layout.fragments)
+      for theta, pieces in zip(self.first, run_spec.layout.fragments)
     )
 
   @property
   def likes(self) -> Likes:
     """Returns the structure of what learners and syncers hold."""
     params = self.device.params_like
-    optimizer = make_optimizer(self.blueprint.config)
+    optimizer = make_optimizer(self.run_spec.config)
     state = outer.init(self.first[0], optimizer).optimizer_state
     mesh = next(iter(params.values())).sharding.mesh
     return Likes(mesh, (self.device.state_like, state))
@@ -66,11 +66,11 @@ class LabContents:
 
   def syncer(self, crcs: tuple[int, ...], saved: list | None) -> 'SyncerArrays':
     """Makes the syncer's contents; see `diloco.simulator.contents.Contents`."""
-    model = GlobalModel(self.blueprint)
+    model = GlobalModel(self.run_spec)
     for p, state in enumerate(saved or ()):
       model.restore(p, state)
     assert model.crcs() == crcs, f'{model.crcs()=}, {crcs=}'
-    return SyncerArrays(self.blueprint, model)
+    return SyncerArrays(self.run_spec, model)
 
 
 class LearnerArrays:
@@ -90,23 +90,23 @@ class LearnerArrays:
     inner: Any,
     bases: list[Arrays],
   ):
-    blueprint = lab.blueprint
+    run_spec = lab.run_spec
     self._learner = learner
-    self._blueprint = blueprint
+    self._run_spec = run_spec
     self._device = lab.device
     self._params = params
     self._inner = inner
     self._own = OwnProgress(
       lab.device,
-      blueprint.config.protocol.blend,
+      run_spec.config.protocol.blend,
       dict(enumerate(bases)),
       params,
     )
     self.base_crcs = list(start.crcs)
-    self._host = HostCopy(blueprint, bases, start.versions)
+    self._host = WholeReplica(run_spec, bases, start.versions)
     self._donated: Donated | None = None
-    self._schedule = blueprint.schedule()
-    self._dataset = blueprint.dataset(learner)
+    self._schedule = run_spec.schedule()
+    self._dataset = run_spec.dataset(learner)
     self.losses: list[float] = []
     self.applied: list[int] = []
 
@@ -124,7 +124,7 @@ class LearnerArrays:
     return self._params
 
   def step(self, position: int, progress: int) -> float:
-    progress = self._blueprint.progress(progress, position)
+    progress = self._run_spec.progress(progress, position)
     batch = self._device.put_batch(self._dataset[position])
     self._params, self._inner, metrics = self._device.step(
       self._params,
@@ -147,8 +147,8 @@ class LearnerArrays:
 
   def offer(self, effect: learner_events.Snapshot, copy) -> np.ndarray:
     theta, reference = copy
-    pieces = self._blueprint.layout.fragments[effect.fragment]
-    return contributions.encode(reference, theta, pieces, self._blueprint.up)
+    pieces = self._run_spec.layout.fragments[effect.fragment]
+    return contributions.encode(reference, theta, pieces, self._run_spec.up)
 
   def donate(self) -> Donated:
     return Donated(self._host.held(), _copy(self._inner))
@@ -190,8 +190,8 @@ class LearnerArrays:
 
   def fragment(self, p: int) -> np.ndarray:
     theta = self._host.held()[p].theta
-    pieces = self._blueprint.layout.fragments[p]
-    return payload.encode(theta, pieces, self._blueprint.full)
+    pieces = self._run_spec.layout.fragments[p]
+    return payload.encode(theta, pieces, self._run_spec.full)
 
   def save(self) -> Saved:
     return Saved(_copy(self._params), _copy(self._inner), self._bases())
@@ -228,9 +228,9 @@ class LearnerArrays:
 class SyncerArrays:
   """An implementation of `diloco.simulator.contents.SyncerContents`."""
 
-  def __init__(self, blueprint: Blueprint, model: GlobalModel):
+  def __init__(self, run_spec: RunSpec, model: GlobalModel):
     self.model = model
-    self._blueprint = blueprint
+    self._run_spec = run_spec
     self._merged: dict[int, Outcome] = {}  # By fragment.
 
   @property
@@ -242,9 +242,9 @@ class SyncerArrays:
 
   def decode(self, p: int, data: np.ndarray) -> tuple[Arrays, float]:
     """Returns a contribution and its norm from the bytes alone."""
-    pieces = self._blueprint.layout.fragments[p]
+    pieces = self._run_spec.layout.fragments[p]
     try:
-      return contributions.decode(data, pieces, self._blueprint.up)
+      return contributions.decode(data, pieces, self._run_spec.up)
     except contributions.Unusable as error:
       raise Unusable(str(error)) from None
 
@@ -267,9 +267,9 @@ class SyncerArrays:
     return self.model.fragment(p)[1]
 
   def take_fragment(self, p: int, version: int, data, crc: int):
-    pieces = self._blueprint.layout.fragments[p]
+    pieces = self._run_spec.layout.fragments[p]
     self.model.go_on(
-      p, version, payload.decode(data, pieces, self._blueprint.full)
+      p, version, payload.decode(data, pieces, self._run_spec.full)
     )
 
   def relabel(self, p: int, version: int):

@@ -18,7 +18,7 @@ from diloco.lab.decoupled import Decoupled
 from diloco.lab.outputs import Bar, Journal, Journals, Recording, Trained
 from diloco.lab.resume_log import Diverged, KeptResumption, Resumption
 from diloco.metrics.workdir import Workdir
-from diloco.run.spec import Blueprint, make_blueprint
+from diloco.run.spec import RunSpec, make_run_spec
 
 # One training run in one process, in simulated time, with reproducible bits.
 #
@@ -28,7 +28,7 @@ from diloco.run.spec import Blueprint, make_blueprint
 
 
 def train(
-  blueprint: Blueprint,
+  run_spec: RunSpec,
   tell: Callable[[int, float], None] = lambda *_: None,
   timeline_s: float = 0.0,
   journal: Journal | None = None,
@@ -37,7 +37,7 @@ def train(
   """Makes the run that the configuration describes.
 
   Args:
-    blueprint: its configuration's section `lab` names the system.
+    run_spec: its configuration's section `lab` names the system.
     tell: called often with the global step and a loss of the model.
     timeline_s: events before this time are kept for a picture, in
       `Trained.tally`.
@@ -49,10 +49,10 @@ def train(
     ConfigError: a fault of `config.faults` is impossible in this system.
     Diverged: the program does not repeat the interrupted run.
   """
-  kills = lives.plan(blueprint.config)
-  system = Decoupled if blueprint.config.lab.system == 'decoupled' else Together
+  kills = lives.plan(run_spec.config)
+  system = Decoupled if run_spec.config.lab.system == 'decoupled' else Together
   return system(
-    blueprint,
+    run_spec,
     kills,
     tell,
     timeline_s,
@@ -79,7 +79,7 @@ def make(
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
   lives.plan(config)  # Before anything is written.
   try:
-    blueprint = make_blueprint(config)
+    run_spec = make_run_spec(config)
   except (ValueError, FileNotFoundError) as error:
     raise ConfigError([str(error)]) from None
   learners = 1 if config.lab.system == 'alone' else config.protocol.learners
@@ -96,7 +96,7 @@ def make(
   if resumption.from_step:
     print(f'goes on from step {resumption.from_step}', file=sys.stderr)
   try:
-    trained = train(blueprint, journal=journal, resumption=resumption)
+    trained = train(run_spec, journal=journal, resumption=resumption)
   except Diverged as error:
     raise ConfigError(
       [

@@ -23,10 +23,10 @@ from diloco.learner.connection import RunIsOver, SyncerAbsent, SyncerAddress
 from diloco.learner.device import Device
 from diloco.learner.hosts.follower import Follower, gather
 from diloco.learner.hosts.host_group import ALONE
-from diloco.learner.hosts.process_group import Meeting, World
+from diloco.learner.hosts.process_group import ProcessGroup, Rendezvous
 from diloco.learner.restore import CheckpointGone, Outputs
-from diloco.learner.syncer_client import Exchange
-from diloco.learner.train_loop import Training, stop_on_signals
+from diloco.learner.syncer_client import SyncerClient
+from diloco.learner.train_loop import TrainLoop, stop_on_signals
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
 from diloco.protocol import host_messages
@@ -35,7 +35,7 @@ from diloco.run import logs
 from diloco.run.environment import describe
 from diloco.run.event_log import LearnerTape
 from diloco.run.exposure import check_group, group_secret, open_access
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.sizing import dry_runs
 from diloco.transport import sockets
 from diloco.transport.auth import Access
@@ -81,7 +81,7 @@ def main(_) -> int:
       **config_flags.access_vouched(),
     )
     world = _world(config, access)
-    blueprint = make_blueprint(config)
+    run_spec = make_run_spec(config)
     hardware.check(os.environ)
     met = _join(world)
     run_config.check_devices(config, _device_count())
@@ -95,8 +95,8 @@ def main(_) -> int:
   try:
     workdir = Workdir(pathlib.Path(_WORKDIR.value))
     if not world.leads:
-      return _follow(blueprint, workdir, access, world, met)
-    left = _train(blueprint, workdir, access, world, met)
+      return _follow(run_spec, workdir, access, world, met)
+    left = _train(run_spec, workdir, access, world, met)
   except BrokenRecord as error:
     config_flags.exit_config(ConfigError([str(error)]))
   except RunIsOver as over:
@@ -123,7 +123,7 @@ def main(_) -> int:
   return _exit_code(left)
 
 
-def _world(config, access: Access) -> World:
+def _world(config, access: Access) -> ProcessGroup:
   """Returns which process of the learner this is.
 
   Raises:
@@ -131,7 +131,7 @@ def _world(config, access: Access) -> World:
     ValueError: a stranger could be one of its hosts.
   """
   given = os.environ.get(hardware.GROUP_SECRET, '')
-  world = World(
+  world = ProcessGroup(
     _HOSTS.value,
     _HOST.value,
     _COORDINATOR.value,
@@ -155,7 +155,7 @@ def _world(config, access: Access) -> World:
   return world
 
 
-def _join(world: World) -> Meeting | None:
+def _join(world: ProcessGroup) -> Rendezvous | None:
   """Ends the process where the learner's hosts do not all come together."""
 
   def lost(error: GroupLost) -> NoReturn:
@@ -204,17 +204,17 @@ def _exit_code(left: learner_events.Leave) -> int:
   return 128 + signal.SIGTERM if left.stopped else 1
 
 
-def _records(blueprint, workdir: Workdir, world: World) -> LearnerRecords:
+def _records(run_spec, workdir: Workdir, world: ProcessGroup) -> LearnerRecords:
   name = learner_name(_LEARNER.value)
   folder, files = workdir.checkpoints(name), orbax_files.SOLE
   if world.hosts > 1:
     folder = workdir.host_checkpoints(name, world.index)
     files = orbax_files.HostFiles(world.index)
-  checkpoint = blueprint.config.checkpoint
+  checkpoint = run_spec.config.checkpoint
   return LearnerRecords(
     folder,
     _LEARNER.value,
-    blueprint.fingerprints,
+    run_spec.fingerprints,
     checkpoint.keep_latest,
     checkpoint.keep_best,
     say=logging.warning,
@@ -222,20 +222,24 @@ def _records(blueprint, workdir: Workdir, world: World) -> LearnerRecords:
   )
 
 
-def _plane(blueprint, access: Access):
-  transport = blueprint.config.transport
+def _plane(run_spec, access: Access):
+  transport = run_spec.config.transport
   return make_plane(transport.data_plane, transport.host, access)
 
 
 def _follow(
-  blueprint, workdir: Workdir, access: Access, world: World, met: Meeting
+  run_spec,
+  workdir: Workdir,
+  access: Access,
+  world: ProcessGroup,
+  met: Rendezvous,
 ) -> int:
   """Runs a host that does not lead; returns the exit code that host 0 sends."""
-  plane = _plane(blueprint, access)
-  records = _records(blueprint, workdir, world)
-  device = Device(blueprint)
+  plane = _plane(run_spec, access)
+  records = _records(run_spec, workdir, world)
+  device = Device(run_spec)
   follower = Follower(
-    world, met, blueprint, _LEARNER.value, device, records, plane
+    world, met, run_spec, _LEARNER.value, device, records, plane
   )
   stop_on_signals(follower)
   try:
@@ -247,25 +251,25 @@ def _follow(
 
 
 def _train(
-  blueprint,
+  run_spec,
   workdir: Workdir,
   access: Access,
-  world: World,
-  met: Meeting | None,
+  world: ProcessGroup,
+  met: Rendezvous | None,
 ) -> learner_events.Leave:
   learner = _LEARNER.value
   name = learner_name(learner)
-  plane = _plane(blueprint, access)
-  device = Device(blueprint)
-  records = _records(blueprint, workdir, world)
+  plane = _plane(run_spec, access)
+  device = Device(run_spec)
+  records = _records(run_spec, workdir, world)
   if world.hosts > 1:
     hosts, step = gather(world, met, records)
-    beginning = restore.begin_leading(blueprint, device, records, step)
+    beginning = restore.begin_leading(run_spec, device, records, step)
   else:
     hosts = ALONE
-    beginning = restore.begin(blueprint, device, records)
-  exchange = Exchange(
-    blueprint,
+    beginning = restore.begin(run_spec, device, records)
+  exchange = SyncerClient(
+    run_spec,
     learner,
     SyncerAddress(_SYNCER.value, plane, access, workdir.summary.exists),
     device,
@@ -282,10 +286,10 @@ def _train(
   tape = LearnerTape(
     workdir.learner_tape(learner),
     lambda: exchange.process,
-    describe(blueprint.config.mesh, os.environ),
+    describe(run_spec.config.mesh, os.environ),
   )
-  training = Training(
-    blueprint,
+  training = TrainLoop(
+    run_spec,
     learner,
     device,
     beginning,

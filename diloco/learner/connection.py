@@ -35,7 +35,7 @@ class RunIsOver(Exception):
   """The syncer has ended and left its results."""
 
 
-class Session:
+class SyncerSession:
   """One connection, and what is offered to the syncer over it.
 
   Args:
@@ -104,7 +104,7 @@ class SyncerAddress:
 
 @dataclasses.dataclass(frozen=True)
 class Callbacks:
-  """The functions that a `Link` calls, from its thread.
+  """The functions that a `SyncerConnection` calls, from its thread.
 
   Attributes:
     on_open: called with each session.
@@ -115,7 +115,7 @@ class Callbacks:
     on_crash: called with the error that ended the thread.
   """
 
-  on_open: Callable[[Session], None]
+  on_open: Callable[[SyncerSession], None]
   on_message: Callable[[object], None]
   on_close: Callable[[str], None]
   on_deadline: Callable[[], None]
@@ -123,7 +123,7 @@ class Callbacks:
   on_crash: Callable[[BaseException], None]
 
 
-class Link:
+class SyncerConnection:
   """A thread that keeps a session open and wakes up at deadlines.
 
   Args:
@@ -198,7 +198,7 @@ class Link:
     except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
       self._callbacks.on_crash(error)
 
-  def _connect(self) -> Session | None:
+  def _connect(self) -> SyncerSession | None:
     """Connects, with retries; returns None if it was closed meanwhile."""
     pause_s, longest_s = RETRY_S
     give_up = time.monotonic() + self._first_s
@@ -238,10 +238,10 @@ class Link:
       outlets = [
         self._syncer.plane.outlet('syncer') for _ in range(self._shards)
       ]
-      return Session(incarnation, client, outlets)
+      return SyncerSession(incarnation, client, outlets)
     return None
 
-  def _hold(self, session: Session):
+  def _hold(self, session: SyncerSession):
     """Runs a session to its end; wakes up at deadlines meanwhile."""
     self._callbacks.on_open(session)
     reason = None

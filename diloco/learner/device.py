@@ -16,7 +16,7 @@ from diloco.learner.placement import piece_sharding, place_boxes
 from diloco.numerics.blend import make_blend
 from diloco.numerics.fragments import change, take
 from diloco.run.host_slices import Holding
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 
 OVERWRITE = 'overwrite'  # Blend of a learner that has made no step since.
 Arrays = Mapping[str, jax.Array]  # Piece name -> array.
@@ -30,12 +30,12 @@ class Device(InnerDevice):
   """
 
   def __init__(
-    self, blueprint: Blueprint, devices: Sequence[jax.Device] | None = None
+    self, run_spec: RunSpec, devices: Sequence[jax.Device] | None = None
   ):
-    super().__init__(blueprint, devices)
+    super().__init__(run_spec, devices)
     spread = self.partition.host_count > 1
     host = jax.process_index() if spread else 0
-    self.holding = Holding(blueprint.layout, self.partition, host)
+    self.holding = Holding(run_spec.layout, self.partition, host)
     self._compile_exchange()
 
   def copy_state(self, state):
@@ -62,7 +62,7 @@ class Device(InnerDevice):
       piece.name: place_boxes(
         piece, boxes[piece.name], arrays, places[piece.name]
       )
-      for piece in self._blueprint.layout.fragments[fragment]
+      for piece in self._run_spec.layout.fragments[fragment]
     }
     return jax.block_until_ready(placed)
 
@@ -97,16 +97,16 @@ class Device(InnerDevice):
         .lower(self._state_like)
         .compile()
       )
-      fragments = range(len(self._blueprint.layout.fragments))
+      fragments = range(len(self._run_spec.layout.fragments))
       self._places = [
         {
           piece.name: piece_sharding(piece, self.partition, self._mesh)
-          for piece in self._blueprint.layout.fragments[p]
+          for piece in self._run_spec.layout.fragments[p]
         }
         for p in fragments
       ]
       self._snapshots = [self._compile_snapshot(p, params) for p in fragments]
-      config = self._blueprint.config
+      config = self._run_spec.config
       rule = make_blend(config.protocol.blend, config.blend_alpha)
       self._blends = [
         self._compile_blend('blend', rule, p, params) for p in fragments
@@ -120,7 +120,7 @@ class Device(InnerDevice):
     self.programs['copy of the inner state'] = self._copy_state
 
   def _compile_snapshot(self, fragment: int, params):
-    pieces = self._blueprint.layout.fragments[fragment]
+    pieces = self._run_spec.layout.fragments[fragment]
 
     def copy(params):
       # Slicing copies, except where a piece is the whole array.
@@ -136,7 +136,7 @@ class Device(InnerDevice):
     return lambda params: compiled({path: params[path] for path in used})
 
   def _compile_blend(self, name: str, rule, fragment: int, params):
-    pieces = self._blueprint.layout.fragments[fragment]
+    pieces = self._run_spec.layout.fragments[fragment]
     used = {piece.path for piece in pieces}
 
     def blend(params, global_, snapshot):

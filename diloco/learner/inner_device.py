@@ -11,7 +11,7 @@ import numpy as np
 from diloco.learner.placement import partition_of, place
 from diloco.models import api, sharding
 from diloco.numerics import inner
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 
 CHUNK_BYTES_MAX = 1 << 26  # Per payload: bounds what a lost pull costs.
 Params = dict[str, jax.Array]  # Path -> parameter.
@@ -206,10 +206,10 @@ class InnerDevice:
   """
 
   def __init__(
-    self, blueprint: Blueprint, devices: Sequence[jax.Device] | None = None
+    self, run_spec: RunSpec, devices: Sequence[jax.Device] | None = None
   ):
-    config = blueprint.config
-    self._blueprint = blueprint
+    config = run_spec.config
+    self._run_spec = run_spec
     self.tokens_per_step = config.data.batch * config.data.seq_len
     self._inner = inner.make_inner(
       optimizer=config.inner.optimizer,
@@ -218,14 +218,14 @@ class InnerDevice:
       eps=config.inner.eps,
       weight_decay=config.inner.weight_decay,
       clip_norm=config.inner.clip_norm,
-      specs=blueprint.specs,
+      specs=run_spec.specs,
     )
     self._mesh = sharding.make_mesh(
       config.mesh.fsdp, config.mesh.tensor, devices, expert=config.mesh.expert
     )
-    shapes = {path: spec.shape for path, spec in blueprint.specs.items()}
+    shapes = {path: spec.shape for path, spec in run_spec.specs.items()}
     self._shardings = sharding.param_shardings(
-      blueprint.model.axes, shapes, self._mesh
+      run_spec.model.axes, shapes, self._mesh
     )
     self.partition = partition_of(
       self._mesh,
@@ -296,11 +296,11 @@ class InnerDevice:
     )
 
   def _compile_step(self):
-    blueprint = self._blueprint
+    run_spec = self._run_spec
     params = self._abstract(self._shardings)
     batch = {
       'tokens': jax.ShapeDtypeStruct(
-        (blueprint.config.data.batch, blueprint.config.data.seq_len + 1),
+        (run_spec.config.data.batch, run_spec.config.data.seq_len + 1),
         jnp.int32,
         sharding=self._rows,
       )
@@ -330,15 +330,15 @@ class InnerDevice:
     """Runs `numerics.inner.TrainStep` on flat parameters."""
 
     def loss(flat, batch, key):
-      return self._blueprint.model.loss(api.unflatten(flat), batch, key)
+      return self._run_spec.model.loss(api.unflatten(flat), batch, key)
 
-    key = jax.random.key(self._blueprint.config.seed)
+    key = jax.random.key(self._run_spec.config.seed)
     key = jax.random.fold_in(jax.random.fold_in(key, draw[0]), draw[1])
     step = inner.TrainStep(
       loss,
       self._inner,
-      self._blueprint.specs,
-      self._blueprint.config.inner.accumulate,
+      self._run_spec.specs,
+      self._run_spec.config.inner.accumulate,
     )
     params, state, metrics = step(params, state, batch, lr, key)
     loss_said = api.reported_loss(metrics['loss'], metrics)
@@ -349,7 +349,7 @@ class InnerDevice:
       path: jax.ShapeDtypeStruct(
         spec.shape, jnp.float32, sharding=shardings[path]
       )
-      for path, spec in self._blueprint.specs.items()
+      for path, spec in self._run_spec.specs.items()
     }
 
   def _shardings_of_state(self):

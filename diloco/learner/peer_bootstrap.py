@@ -17,11 +17,11 @@ import numpy as np
 
 from diloco.learner import inner_device
 from diloco.learner.replica import Arrays, Mismatch
-from diloco.learner.replica_codec import Part
+from diloco.learner.replica_codec import ReplicaCodec
 from diloco.protocol import messages
 from diloco.run import payload_parts
 from diloco.run.payload_parts import TransferPace
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.transport.data_plane import DataPlane, Outlet
 
 INNER = 'inner'  # The inner state's codec: its raw bytes.
@@ -30,7 +30,7 @@ Newcomer = tuple[int, int]  # (learner, incarnation).
 
 
 @dataclasses.dataclass(frozen=True)
-class Offered:
+class OfferedState:
   """The payloads that one host offers to a newcomer.
 
   Attributes:
@@ -43,7 +43,7 @@ class Offered:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fetched:
+class FetchedState:
   """The bytes that one host has pulled from a donor; none is in use yet.
 
   Attributes:
@@ -63,7 +63,7 @@ class Donations:
     plane: makes a publisher for each newcomer.
   """
 
-  def __init__(self, part: Part, plane: DataPlane):
+  def __init__(self, part: ReplicaCodec, plane: DataPlane):
     self._part = part
     self._plane = plane
     self._outlets: dict[Newcomer, Outlet] = {}
@@ -74,7 +74,7 @@ class Donations:
     handles: Sequence[int],
     thetas: Sequence[Arrays],
     state,
-  ) -> Offered:
+  ) -> OfferedState:
     """Offers this process's part of Θ and of the inner state.
 
     Args:
@@ -94,7 +94,7 @@ class Donations:
       said.append(_offered(outlet, next(left), data))
     for data in self._part.state_chunks(state):
       said.append(_offered(outlet, next(left), data))
-    return Offered(outlet.address, tuple(said))
+    return OfferedState(outlet.address, tuple(said))
 
   def end(self, newcomer: Newcomer):
     """Withdraws what was offered to a newcomer, if anything was."""
@@ -113,15 +113,18 @@ def _offered(outlet: Outlet, handle: int, data: np.ndarray) -> messages.Part:
   return payload_parts.part_of(data)
 
 
-def payloads_max(blueprint: Blueprint, state_like) -> int:
+def payloads_max(run_spec: RunSpec, state_like) -> int:
   """Returns how many handles a donation can need, on any host."""
   nbytes = inner_device.size_bytes(state_like)
   chunks = math.ceil(nbytes / inner_device.CHUNK_BYTES_MAX)
-  return len(blueprint.layout.fragments) + chunks
+  return len(run_spec.layout.fragments) + chunks
 
 
 def announced(
-  handles: Sequence[int], codec: str, fragments: int, hosts: Sequence[Offered]
+  handles: Sequence[int],
+  codec: str,
+  fragments: int,
+  hosts: Sequence[OfferedState],
 ) -> tuple[messages.Payload, ...]:
   """Returns the payloads that announce all hosts' parts.
 
@@ -145,12 +148,12 @@ def announced(
 def fetch(
   payloads: Sequence[messages.Payload],
   address: str,
-  part: Part,
+  part: ReplicaCodec,
   fragments: int,
   codec: str,
   plane: DataPlane,
   pace: TransferPace,
-) -> Fetched:
+) -> FetchedState:
   """Pulls one host's part of a donation, and verifies it.
 
   Args:
@@ -181,11 +184,14 @@ def fetch(
   state = part.state_from_chunks(data[fragments:])
   if not inner_device.is_finite(state):
     raise Mismatch("the donor's inner state is not finite")
-  return Fetched(tuple(data[:fragments]), state)
+  return FetchedState(tuple(data[:fragments]), state)
 
 
 def _check(
-  payloads: Sequence[messages.Payload], part: Part, fragments: int, codec: str
+  payloads: Sequence[messages.Payload],
+  part: ReplicaCodec,
+  fragments: int,
+  codec: str,
 ) -> None:
   """Checks, before any byte is pulled, that a donor of this run would offer
   this.

@@ -9,7 +9,7 @@ import numpy as np
 from diloco.numerics import payload
 from diloco.numerics.outer import add, rebuild
 from diloco.run.host_slices import Cuts
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
 
@@ -19,7 +19,7 @@ class Mismatch(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class FragmentReplica:
   """One fragment of Θ with its version and CRC."""
 
   version: int
@@ -27,7 +27,7 @@ class Held:
   crc: int
 
 
-class HostCopy:
+class WholeReplica:
   """One set of arrays and version per fragment; arrays are never written to.
 
   `update`, `replace` and `adopt` are for one thread; the rest for any.
@@ -39,14 +39,14 @@ class HostCopy:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     fragments: Sequence[Arrays],
     versions: Sequence[int] | None = None,
   ):
-    self._blueprint = blueprint
+    self._run_spec = run_spec
     versions = versions or (0,) * len(fragments)
     self._held = [
-      Held(version, theta, self._crc(p, theta))
+      FragmentReplica(version, theta, self._crc(p, theta))
       for p, (version, theta) in enumerate(zip(versions, fragments))
     ]
 
@@ -55,7 +55,7 @@ class HostCopy:
     held = self._held[fragment]
     return held.version, held.theta
 
-  def held(self) -> list[Held]:
+  def held(self) -> list[FragmentReplica]:
     """Returns all fragments, each consistent in itself."""
     return list(self._held)
 
@@ -79,7 +79,7 @@ class HostCopy:
     Raises:
       Mismatch: a CRC does not match.
     """
-    full, layout = self._blueprint.full, self._blueprint.layout
+    full, layout = self._run_spec.full, self._run_spec.layout
     thetas = [
       payload.decode(each, pieces, full)
       for each, pieces in zip(data, layout.fragments)
@@ -89,7 +89,7 @@ class HostCopy:
       for p, (version, theta, crc) in enumerate(zip(versions, thetas, crcs))
     ]
 
-  def take_over(self, held: Sequence[Held]):
+  def take_over(self, held: Sequence[FragmentReplica]):
     """Takes a donor's copy from the same process; nothing needs to be
     verified.
     """
@@ -104,8 +104,8 @@ class HostCopy:
     held, theta = self.fragment(fragment)
     if held != version - 1:
       raise Mismatch(f'version {held} is here, the update needs {version - 1}')
-    pieces = self._blueprint.layout.fragments[fragment]
-    rebuilt = rebuild(theta, data, self._blueprint.down, pieces)
+    pieces = self._run_spec.layout.fragments[fragment]
+    rebuilt = rebuild(theta, data, self._run_spec.down, pieces)
     self._keep(fragment, version, rebuilt, crc)
 
   def replace(self, fragment: int, version: int, data: np.ndarray, crc: int):
@@ -114,8 +114,8 @@ class HostCopy:
     Raises:
       Mismatch: the CRC is not `crc`.
     """
-    pieces = self._blueprint.layout.fragments[fragment]
-    whole = payload.decode(data, pieces, self._blueprint.full)
+    pieces = self._run_spec.layout.fragments[fragment]
+    whole = payload.decode(data, pieces, self._run_spec.full)
     self._keep(fragment, version, whole, crc)
 
   def _keep(self, fragment: int, version: int, theta: Arrays, crc: int):
@@ -123,28 +123,28 @@ class HostCopy:
 
   def _proven(
     self, fragment: int, version: int, theta: Arrays, crc: int
-  ) -> Held:
+  ) -> FragmentReplica:
     found = self._crc(fragment, theta)
     if found != crc:
       raise Mismatch(
         f'CRC {found:08x} of fragment {fragment} version {version}, '
         f'announced {crc:08x}'
       )
-    return Held(version, theta, crc)
+    return FragmentReplica(version, theta, crc)
 
   def _crc(self, fragment: int, theta: Arrays) -> int:
-    return payload.crc(theta, self._blueprint.layout.fragments[fragment])
+    return payload.crc(theta, self._run_spec.layout.fragments[fragment])
 
 
 # One host's part of a learner's copy of Θ, if the learner has several hosts.
 #
-# It corresponds to `host_copy.HostCopy` of a learner of one host. A host
+# It corresponds to `host_copy.WholeReplica` of a learner of one host. A host
 # verifies its own slices; the CRC of the whole fragment, which it cannot
 # compute, is taken from the syncer, and stands for what all hosts have verified
 # together.
 
 
-class PartCopy:
+class SlicedReplica:
   """One set of slices and version per fragment; arrays are never written to.
 
   Args:
@@ -154,14 +154,18 @@ class PartCopy:
   """
 
   def __init__(
-    self, blueprint: Blueprint, cuts: Cuts, host: int, held: Sequence[Held]
+    self,
+    run_spec: RunSpec,
+    cuts: Cuts,
+    host: int,
+    held: Sequence[FragmentReplica],
   ):
-    self._blueprint = blueprint
+    self._run_spec = run_spec
     self.cuts = cuts
     self.host = host
     self._held = list(held)
 
-  def held(self) -> list[Held]:
+  def held(self) -> list[FragmentReplica]:
     """Returns all fragments, each consistent in itself."""
     return list(self._held)
 
@@ -169,7 +173,7 @@ class PartCopy:
     """Returns the CRC of every whole fragment's bytes."""
     return tuple(held.crc for held in self._held)
 
-  def take_over(self, held: Sequence[Held]):
+  def take_over(self, held: Sequence[FragmentReplica]):
     """Takes a donor's whole part, whose bytes the data plane has verified."""
     self._held = list(held)
 
@@ -196,7 +200,7 @@ class PartCopy:
       raise Mismatch(
         f'version {held.version} is here, the update needs {version - 1}'
       )
-    sent = self._decode(fragment, parts, self._blueprint.down)
+    sent = self._decode(fragment, parts, self._run_spec.down)
     theta = add(held.theta, sent)
     self._keep(fragment, version, theta, crc, part_crcs)
 
@@ -209,7 +213,7 @@ class PartCopy:
     part_crcs: Sequence[int],
   ):
     """Replaces this host's part of a fragment; arguments as for `update`."""
-    theta = self._decode(fragment, parts, self._blueprint.full)
+    theta = self._decode(fragment, parts, self._run_spec.full)
     self._keep(fragment, version, theta, crc, part_crcs)
 
   def _decode(self, fragment: int, parts, codec) -> dict[str, np.ndarray]:
@@ -238,4 +242,4 @@ class PartCopy:
           f'CRC {found:08x} of part {shard} of fragment {fragment} version '
           f'{version}, announced {announced:08x}'
         )
-    self._held[fragment] = Held(version, theta, crc)
+    self._held[fragment] = FragmentReplica(version, theta, crc)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bytes of one process of a learner: what it offers, what it takes in.
 
-`WholePart` is for the only process of a learner, `HostPart` for one of several,
-which has a part of each fragment. Both give and take bytes by shard of the
-syncer.
+`WholeReplicaCodec` is for the only process of a learner, `SlicedReplicaCodec`
+for one of several, which has a part of each fragment. Both give and take bytes
+by shard of the syncer.
 """
 
 import dataclasses
@@ -16,18 +16,18 @@ import numpy as np
 from diloco.learner import inner_device
 from diloco.learner.device import Device
 from diloco.learner.placement import take_boxes
-from diloco.learner.replica import Held, HostCopy, PartCopy
+from diloco.learner.replica import FragmentReplica, SlicedReplica, WholeReplica
 from diloco.numerics import payload
 from diloco.run import contributions
 from diloco.run.host_slices import Cuts
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 
 Arrays = Mapping[str, np.ndarray]  # Piece or box name -> f32 array.
 Parts = Sequence[np.ndarray]  # uint8, by shard of the syncer.
 
 
 @dataclasses.dataclass(frozen=True)
-class Arrived:
+class ArrivedFragment:
   """A fragment of Θ at one version, on the host and on the devices."""
 
   host: Arrays
@@ -35,7 +35,7 @@ class Arrived:
   crc: int  # CRC of the whole fragment.
 
 
-class Part(Protocol):
+class ReplicaCodec(Protocol):
   """The arrays that one host of a learner encodes and takes in."""
 
   cuts: Cuts
@@ -49,7 +49,7 @@ class Part(Protocol):
   def encode_held(self, fragment: int) -> Parts:
     """Returns the bytes of the host's copy of Θ_p, in f32."""
 
-  def held(self) -> list[Held]:
+  def held(self) -> list[FragmentReplica]:
     """Returns the host's copy of Θ."""
 
   def take_in(
@@ -65,7 +65,7 @@ class Part(Protocol):
     fit.
     """
 
-  def placed(self, fragment: int) -> Arrived:
+  def placed(self, fragment: int) -> ArrivedFragment:
     """Puts the host's copy of a fragment on the devices as well."""
 
   def donated_bytes(self, fragment: int) -> int:
@@ -92,7 +92,7 @@ class Part(Protocol):
     """Takes in a donor's Θ, by fragment; on `Mismatch` nothing is taken."""
 
 
-class WholePart:
+class WholeReplicaCodec:
   """Whole pieces, for a learner's only process.
 
   Args:
@@ -100,44 +100,44 @@ class WholePart:
     copy: the host's copy of Θ.
   """
 
-  def __init__(self, blueprint: Blueprint, device: Device, copy: HostCopy):
-    self._blueprint = blueprint
+  def __init__(self, run_spec: RunSpec, device: Device, copy: WholeReplica):
+    self._run_spec = run_spec
     self._device = device
     self._copy = copy
-    self.cuts = Cuts(blueprint.owners, None)
+    self.cuts = Cuts(run_spec.owners, None)
     self.host = 0
 
   def encode_delta(self, fragment, theta, reference) -> Parts:
-    pieces = self._blueprint.layout.fragments[fragment]
-    codec = self._blueprint.up
+    pieces = self._run_spec.layout.fragments[fragment]
+    codec = self._run_spec.up
     data = contributions.encode(reference, theta, pieces, codec)
-    return self._blueprint.owners.split(data, fragment, codec)
+    return self._run_spec.owners.split(data, fragment, codec)
 
   def encode_held(self, fragment) -> Parts:
-    pieces = self._blueprint.layout.fragments[fragment]
-    full = self._blueprint.full
+    pieces = self._run_spec.layout.fragments[fragment]
+    full = self._run_spec.full
     data = payload.encode(self._copy.held()[fragment].theta, pieces, full)
-    return self._blueprint.owners.split(data, fragment, full)
+    return self._run_spec.owners.split(data, fragment, full)
 
-  def held(self) -> list[Held]:
+  def held(self) -> list[FragmentReplica]:
     return self._copy.held()
 
   def take_in(self, fragment, version, full, parts, crc, part_crcs) -> None:
-    codec = self._blueprint.full if full else self._blueprint.down
-    data = self._blueprint.owners.join(parts, fragment, codec)
+    codec = self._run_spec.full if full else self._run_spec.down
+    data = self._run_spec.owners.join(parts, fragment, codec)
     take_in = self._copy.replace if full else self._copy.update
     take_in(fragment, version, data, crc)
 
-  def placed(self, fragment) -> Arrived:
+  def placed(self, fragment) -> ArrivedFragment:
     return _placed(self._device, fragment, self._copy.held()[fragment])
 
   def donated_bytes(self, fragment) -> int:
-    pieces = self._blueprint.layout.fragments[fragment]
-    return payload.payload_bytes(pieces, self._blueprint.full)
+    pieces = self._run_spec.layout.fragments[fragment]
+    return payload.payload_bytes(pieces, self._run_spec.full)
 
   def encode_donated(self, fragment, theta) -> np.ndarray:
-    pieces = self._blueprint.layout.fragments[fragment]
-    return payload.encode(theta, pieces, self._blueprint.full)
+    pieces = self._run_spec.layout.fragments[fragment]
+    return payload.encode(theta, pieces, self._run_spec.full)
 
   def state_bytes(self) -> int:
     return inner_device.size_bytes(self._device.state_like)
@@ -152,7 +152,7 @@ class WholePart:
     self._copy.adopt(versions, data, crcs)
 
 
-class HostPart:
+class SlicedReplicaCodec:
   """Slices of pieces, for one process among several.
 
   Args:
@@ -160,8 +160,8 @@ class HostPart:
     copy: the copy of this host's slices of Θ.
   """
 
-  def __init__(self, blueprint: Blueprint, device: Device, copy: PartCopy):
-    self._blueprint = blueprint
+  def __init__(self, run_spec: RunSpec, device: Device, copy: SlicedReplica):
+    self._run_spec = run_spec
     self._device = device
     self._copy = copy
     self.cuts = copy.cuts
@@ -174,7 +174,7 @@ class HostPart:
       held = take_boxes(holding.offered[fragment], reference)
     else:
       held = holding.offered_of(fragment, reference)
-    codec = self._blueprint.up
+    codec = self._run_spec.up
     return tuple(
       contributions.encode(
         {box.name: held[box.name] for box in boxes}, own, boxes, codec
@@ -185,28 +185,28 @@ class HostPart:
   def encode_held(self, fragment) -> Parts:
     theta = self._copy.held()[fragment].theta
     held = self._device.holding.offered_of(fragment, theta)
-    full = self._blueprint.full
+    full = self._run_spec.full
     return tuple(
       payload.encode(held, boxes, full) for boxes in self._by_shard(fragment)
     )
 
-  def held(self) -> list[Held]:
+  def held(self) -> list[FragmentReplica]:
     return self._copy.held()
 
   def take_in(self, fragment, version, full, parts, crc, part_crcs) -> None:
     take_in = self._copy.replace if full else self._copy.update
     take_in(fragment, version, parts, crc, part_crcs)
 
-  def placed(self, fragment) -> Arrived:
+  def placed(self, fragment) -> ArrivedFragment:
     return _placed(self._device, fragment, self._copy.held()[fragment])
 
   def donated_bytes(self, fragment) -> int:
     boxes = self._device.holding.needed[fragment]
-    return payload.payload_bytes(boxes, self._blueprint.full)
+    return payload.payload_bytes(boxes, self._run_spec.full)
 
   def encode_donated(self, fragment, theta) -> np.ndarray:
     boxes = self._device.holding.needed[fragment]
-    return payload.encode(theta, boxes, self._blueprint.full)
+    return payload.encode(theta, boxes, self._run_spec.full)
 
   def state_bytes(self) -> int:
     return inner_device.shards_size_bytes(self._device.state_like)
@@ -218,36 +218,39 @@ class HostPart:
     return inner_device.shards_from_chunks(chunks, self._device.state_like)
 
   def adopt(self, versions, data, crcs) -> None:
-    needed, full = self._device.holding.needed, self._blueprint.full
+    needed, full = self._device.holding.needed, self._run_spec.full
     thetas = [payload.decode(x, boxes, full) for x, boxes in zip(data, needed)]
     self._copy.take_over(
-      [Held(*each) for each in zip(versions, thetas, crcs, strict=True)]
+      [
+        FragmentReplica(*each)
+        for each in zip(versions, thetas, crcs, strict=True)
+      ]
     )
 
   def _by_shard(self, fragment: int):
-    for shard in range(self._blueprint.owners.shards):
+    for shard in range(self._run_spec.owners.shards):
       yield self.cuts.offered(fragment, self.host, shard)
 
 
 def make_part(
-  blueprint: Blueprint, device: Device, copy: HostCopy | PartCopy
-) -> Part:
+  run_spec: RunSpec, device: Device, copy: WholeReplica | SlicedReplica
+) -> ReplicaCodec:
   """Returns the implementation that fits the copy."""
-  if isinstance(copy, HostCopy):
-    return WholePart(blueprint, device, copy)
-  return HostPart(blueprint, device, copy)
+  if isinstance(copy, WholeReplica):
+    return WholeReplicaCodec(run_spec, device, copy)
+  return SlicedReplicaCodec(run_spec, device, copy)
 
 
-class Arrivals:
+class ArrivedFragments:
   """Fragments that are ready to be applied, until the loop takes them."""
 
   def __init__(self):
-    self._arrived: dict[tuple[int, int], Arrived] = {}
+    self._arrived: dict[tuple[int, int], ArrivedFragment] = {}
 
-  def put(self, fragment: int, version: int, arrived: Arrived):
+  def put(self, fragment: int, version: int, arrived: ArrivedFragment):
     self._arrived[fragment, version] = arrived
 
-  def take(self, fragment: int, version: int) -> Arrived | None:
+  def take(self, fragment: int, version: int) -> ArrivedFragment | None:
     """Returns the fragment to apply and forgets older ones.
 
     It is None if the version came twice and was applied before.
@@ -259,6 +262,8 @@ class Arrivals:
     return taken
 
 
-def _placed(device: Device, fragment: int, held: Held) -> Arrived:
+def _placed(
+  device: Device, fragment: int, held: FragmentReplica
+) -> ArrivedFragment:
   placed = device.put_fragment(fragment, held.theta)
-  return Arrived(held.theta, placed, held.crc)
+  return ArrivedFragment(held.theta, placed, held.crc)

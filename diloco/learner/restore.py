@@ -8,14 +8,14 @@ from absl import logging
 
 from diloco.checkpoint.learner_records import LearnerProgress, LearnerRecords
 from diloco.learner.device import Device, Params
-from diloco.learner.replica import Held, HostCopy, PartCopy
+from diloco.learner.replica import FragmentReplica, SlicedReplica, WholeReplica
 from diloco.metrics.writer import Writer
 from diloco.numerics import payload
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import State
 from diloco.run.event_log import LearnerTape
 from diloco.run.host_slices import Cuts
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.run.tape_events import SEED, Source
 
 NONE = -1  # No checkpoint.
@@ -28,7 +28,7 @@ NONE = -1  # No checkpoint.
 
 
 @dataclasses.dataclass(frozen=True)
-class PartBeginning:
+class RestoredHostState:
   """One host's state at the first boundary.
 
   Attributes:
@@ -40,7 +40,7 @@ class PartBeginning:
 
   params: Params
   inner_state: object
-  copy: PartCopy
+  copy: SlicedReplica
   progress: LearnerProgress | None
 
 
@@ -56,8 +56,8 @@ def common_step(by_host: Iterable[Iterable[int]]) -> int:
 
 
 def begin_part(
-  blueprint: Blueprint, device: Device, records: LearnerRecords, step: int
-) -> PartBeginning:
+  run_spec: RunSpec, device: Device, records: LearnerRecords, step: int
+) -> RestoredHostState:
   """Restores this host's part of the checkpoint of `step`, or of the seed.
 
   Raises:
@@ -65,34 +65,34 @@ def begin_part(
     CheckpointGone: the checkpoint can't be read.
   """
   holding = device.holding
-  cuts = Cuts(blueprint.owners, device.partition)
+  cuts = Cuts(run_spec.owners, device.partition)
   # Computed whole once, so that each host knows the initial CRCs by itself.
-  whole = blueprint.initial_fragments()
+  whole = run_spec.initial_fragments()
   bases = {p: holding.needed_of(p, theta) for p, theta in enumerate(whole)}
   if step == NONE:
-    layout = blueprint.layout.fragments
+    layout = run_spec.layout.fragments
     held = [
-      Held(0, bases[p], payload.crc(theta, layout[p]))
+      FragmentReplica(0, bases[p], payload.crc(theta, layout[p]))
       for p, theta in enumerate(whole)
     ]
-    params, state = device.init(blueprint.initial_parameters())
-    copy = PartCopy(blueprint, cuts, holding.host, held)
-    return PartBeginning(params, state, copy, None)
+    params, state = device.init(run_spec.initial_parameters())
+    copy = SlicedReplica(run_spec, cuts, holding.host, held)
+    return RestoredHostState(params, state, copy, None)
   found = records.restore(device.params_like, device.state_like, bases, step)
   if found is None:
     raise CheckpointGone(f'the checkpoint of step {step} can not be read')
   progress = found.progress
   logging.info('goes on from %s', found.path)
   held = [
-    Held(version, found.bases[p], crc)
+    FragmentReplica(version, found.bases[p], crc)
     for p, (version, crc) in enumerate(zip(progress.versions, progress.crcs))
   ]
-  copy = PartCopy(blueprint, cuts, holding.host, held)
-  return PartBeginning(found.params, found.inner_state, copy, progress)
+  copy = SlicedReplica(run_spec, cuts, holding.host, held)
+  return RestoredHostState(found.params, found.inner_state, copy, progress)
 
 
 @dataclasses.dataclass(frozen=True)
-class Beginning:
+class RestoredState:
   """A process's state at the first boundary.
 
   Attributes:
@@ -105,41 +105,43 @@ class Beginning:
 
   params: Params
   inner_state: object
-  host: HostCopy | PartCopy
+  host: WholeReplica | SlicedReplica
   start: Start
   source: Source
 
 
 def begin(
-  blueprint: Blueprint, device: Device, records: LearnerRecords
-) -> Beginning:
+  run_spec: RunSpec, device: Device, records: LearnerRecords
+) -> RestoredState:
   """Restores the newest complete checkpoint; if there is none, the seed's
   state.
 
   Raises:
     BrokenRecord: the folder belongs to another learner or run.
   """
-  fragments = blueprint.initial_fragments()
+  fragments = run_spec.initial_fragments()
   bases_like = dict(enumerate(fragments))
   found = records.restore(device.params_like, device.state_like, bases_like)
   if found is None:
-    params, state = device.init(blueprint.initial_parameters())
-    host = HostCopy(blueprint, fragments)
+    params, state = device.init(run_spec.initial_parameters())
+    host = WholeReplica(run_spec, fragments)
     start = Start.from_seed(host.crcs())
-    return Beginning(params, state, host, start, SEED)
+    return RestoredState(params, state, host, start, SEED)
   progress = found.progress
   logging.info('goes on from %s', found.path)
   bases = [found.bases[p] for p in range(len(fragments))]
-  host = HostCopy(blueprint, bases, progress.versions)
+  host = WholeReplica(run_spec, bases, progress.versions)
   source = Source(
     'checkpoint', records.learner, progress.process, progress.step
   )
-  return Beginning(
+  return RestoredState(
     found.params, found.inner_state, host, _start(progress, host), source
   )
 
 
-def _start(progress: LearnerProgress, host: HostCopy | PartCopy) -> Start:
+def _start(
+  progress: LearnerProgress, host: WholeReplica | SlicedReplica
+) -> Start:
   return Start(
     source=f'its checkpoint of step {progress.step}',
     crcs=host.crcs(),
@@ -155,8 +157,8 @@ def _start(progress: LearnerProgress, host: HostCopy | PartCopy) -> Start:
 
 
 def begin_leading(
-  blueprint: Blueprint, device: Device, records: LearnerRecords, step: int
-) -> Beginning:
+  run_spec: RunSpec, device: Device, records: LearnerRecords, step: int
+) -> RestoredState:
   """Restores the leading host's part, and the learner's `Start`.
 
   Args:
@@ -167,7 +169,7 @@ def begin_leading(
     BrokenRecord: the folder belongs to another learner or run.
     CheckpointGone: the checkpoint cannot be read.
   """
-  part = begin_part(blueprint, device, records, step)
+  part = begin_part(run_spec, device, records, step)
   progress, copy = part.progress, part.copy
   if progress is None:
     start, source = Start.from_seed(copy.crcs()), SEED
@@ -176,7 +178,7 @@ def begin_leading(
     source = Source(
       'checkpoint', records.learner, progress.process, progress.step
     )
-  return Beginning(part.params, part.inner_state, copy, start, source)
+  return RestoredState(part.params, part.inner_state, copy, start, source)
 
 
 def progress_of(

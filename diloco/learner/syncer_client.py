@@ -17,18 +17,28 @@ import jax
 import numpy as np
 from absl import logging
 
-from diloco.learner.connection import Callbacks, Link, Session, SyncerAddress
+from diloco.learner.connection import (
+  Callbacks,
+  SyncerAddress,
+  SyncerConnection,
+  SyncerSession,
+)
 from diloco.learner.device import Device
-from diloco.learner.hosts.host_group import ALONE, Hosts
-from diloco.learner.replica import Held, HostCopy, PartCopy
-from diloco.learner.transfers import Adopted, Arrived, Carrier, Donation
+from diloco.learner.hosts.host_group import ALONE, HostGroup
+from diloco.learner.replica import FragmentReplica, SlicedReplica, WholeReplica
+from diloco.learner.transfers import (
+  AdoptedState,
+  ArrivedFragment,
+  Donation,
+  FragmentTransfer,
+)
 from diloco.protocol import host_messages, messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import state as learner_state
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.machine import Learner
 from diloco.run.payload_parts import Inlets
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.run.threads import Worker
 from diloco.transport.data_plane import Closed
 
@@ -47,18 +57,17 @@ BOUNDARY = (
   learner_events.Leave,
 )
 JOBS_MAX = 64  # Per worker; beyond it an offer or a fetch is given up.
-# Tells a loop that waits to look up, without an effect.
-INTERRUPT = 'interrupt'
+INTERRUPT = 'interrupt'  # Tells a waiting loop to look up, without an effect.
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
   """An offer that is to be made."""
 
-  session: Session
+  session: SyncerSession
 
 
-class Exchange:
+class SyncerClient:
   """Couples one learner's train loop with the syncer.
 
   Args:
@@ -70,36 +79,38 @@ class Exchange:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     learner: int,
     syncer: SyncerAddress,
     device: Device,
-    host: HostCopy | PartCopy,
+    host: WholeReplica | SlicedReplica,
     start: Start | None = None,
-    hosts: Hosts = ALONE,
+    hosts: HostGroup = ALONE,
   ):
-    config = blueprint.config
+    config = run_spec.config
     self._plane = syncer.plane
     self._hosts = hosts
     self._partition = device.partition.to_text() if hosts.count > 1 else ''
-    self._carrier = Carrier(blueprint, device, host, syncer.plane, hosts)
+    self._carrier = FragmentTransfer(
+      run_spec, device, host, syncer.plane, hosts
+    )
     self._machine = Learner(
       config.protocol,
       config.name,
       learner,
-      blueprint.fingerprints,
+      run_spec.fingerprints,
       start or Start.from_seed(host.crcs()),
     )
     self._lock = threading.Lock()
     self._todo: queue.SimpleQueue = queue.SimpleQueue()
-    self._session: Session | None = None
+    self._session: SyncerSession | None = None
     self._newest: dict[int, int] = {}  # Handle to be encoded, by fragment.
     self._inlets: Inlets | None = None
     # At the end every fragment is offered at one boundary.
     room = JOBS_MAX + 2 * config.protocol.fragments
     self._up = Worker('up', room, self._on_crash)
     self._down = Worker('down', JOBS_MAX, self._on_crash)
-    self._link = Link(
+    self._link = SyncerConnection(
       syncer,
       config.syncer.shards,
       config.transport.connect_s,
@@ -140,7 +151,9 @@ class Exchange:
   def open(self):
     self._link.open()
 
-  def handle(self, event: learner_events.Event, session: Session | None = None):
+  def handle(
+    self, event: learner_events.Event, session: SyncerSession | None = None
+  ):
     """Passes an event to the machine and starts its effects.
 
     Args:
@@ -178,11 +191,11 @@ class Exchange:
     """Wakes a loop that waits for its next effect; signal-safe."""
     self._todo.put(INTERRUPT)
 
-  def take_arrived(self, fragment: int, version: int) -> Arrived | None:
+  def take_arrived(self, fragment: int, version: int) -> ArrivedFragment | None:
     """Returns the fragment to apply; None if it was applied before."""
     return self._carrier.take_arrived(fragment, version)
 
-  def take_adopted(self) -> Adopted:
+  def take_adopted(self) -> AdoptedState:
     """Returns the inner state that a donor gave."""
     return self._carrier.take_adopted()
 
@@ -245,7 +258,7 @@ class Exchange:
     newcomer = effect.learner, effect.incarnation
     return Donation(newcomer, effect.step, self._carrier.donation_handles())
 
-  def donate(self, donation: Donation, held: Sequence[Held], state):
+  def donate(self, donation: Donation, held: Sequence[FragmentReplica], state):
     """Offers a newcomer Θ and the inner state of a boundary.
 
     Args:
@@ -279,7 +292,7 @@ class Exchange:
 
   # The session --------------------------------------------------------------
 
-  def _on_open(self, session: Session):
+  def _on_open(self, session: SyncerSession):
     others = self._hosts.open_session(session.incarnation)
     addresses = sum(others, session.addresses)
     connected = learner_events.Connected(
@@ -393,7 +406,7 @@ class Exchange:
     if handles is None:
       self._queue_up(self._carrier.end_donations)
 
-  def _send_from_up(self, make: Callable[[Session], object]):
+  def _send_from_up(self, make: Callable[[SyncerSession], object]):
     """Makes a message for the current session on the worker, and sends it."""
     session = self._session
 

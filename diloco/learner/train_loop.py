@@ -36,14 +36,14 @@ from diloco.data import pipeline
 from diloco.learner import syncer_client
 from diloco.learner.device import Device
 from diloco.learner.hosts.follower import Follower
-from diloco.learner.hosts.host_group import ALONE, Hosts
+from diloco.learner.hosts.host_group import ALONE, HostGroup
 from diloco.learner.own_progress import OwnProgress
-from diloco.learner.replica import Held
-from diloco.learner.restore import Beginning, Outputs, progress_of
+from diloco.learner.replica import FragmentReplica
+from diloco.learner.restore import Outputs, RestoredState, progress_of
 from diloco.metrics import names
 from diloco.protocol import host_messages, messages
 from diloco.protocol.learner import events as learner_events
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.run.tape_events import SEED
 from diloco.run.utilisation import Utilisation
 from diloco.transport.sockets import SocketMeter
@@ -52,7 +52,7 @@ CLOSE_S = 30.0  # Limit for writing the last checkpoint.
 
 
 @dataclasses.dataclass(frozen=True)
-class Dispatched:
+class DispatchedStep:
   """An inner step that was dispatched, and whose metrics are not read yet."""
 
   step: int  # Own step; 1 is the first from the seed.
@@ -63,7 +63,7 @@ class Dispatched:
   stall_s: float
 
 
-class Training:
+class TrainLoop:
   """One learner's parameters, inner state and loop.
 
   Args:
@@ -79,17 +79,17 @@ class Training:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     learner: int,
     device: Device,
-    beginning: Beginning,
-    exchange: syncer_client.Exchange,
+    beginning: RestoredState,
+    exchange: syncer_client.SyncerClient,
     outputs: Outputs,
     notice_s: float,
-    hosts: Hosts = ALONE,
+    hosts: HostGroup = ALONE,
   ):
-    config = blueprint.config
-    self._blueprint = blueprint
+    config = run_spec.config
+    self._run_spec = run_spec
     self._config = config
     self._learner = learner
     self._device = device
@@ -99,8 +99,8 @@ class Training:
     self._tape = outputs.tape
     self._notice_s = notice_s
     self._hosts = hosts
-    self._schedule = blueprint.schedule()
-    self._dataset = blueprint.dataset(learner)
+    self._schedule = run_spec.schedule()
+    self._dataset = run_spec.dataset(learner)
     self._params, self._state = beginning.params, beginning.inner_state
     held = beginning.host.held()
     self._own = OwnProgress(
@@ -112,14 +112,14 @@ class Training:
     self._base_crcs = {p: each.crc for p, each in enumerate(held)}
     self._base_versions = {p: each.version for p, each in enumerate(held)}
     kind = jax.local_devices()[0].device_kind
-    self._utilisation = Utilisation(blueprint.config, kind)
+    self._utilisation = Utilisation(run_spec.config, kind)
     self._training = False
     self._source = beginning.source
     self._position = 0
     self._saving_step = self._saved_step = 0
     self._step = beginning.start.step
     self._loss: float | None = None  # Of the last step that was read.
-    self._pending: Dispatched | None = None
+    self._pending: DispatchedStep | None = None
     self._reported_s = 0.0
     self._waited_s = 0.0
     self._free_s = 0.0  # When the step in flight could start to compute.
@@ -163,7 +163,7 @@ class Training:
 
   def _inner_step(self, batch: dict[str, np.ndarray]):
     global_step = self._exchange.global_step
-    progress = self._blueprint.progress(global_step, self._position)
+    progress = self._run_spec.progress(global_step, self._position)
     self._tape.progress(self._step, progress)
     lr = self._schedule(progress)
     self._hosts.tell(host_messages.MakeStep(self._position, lr))
@@ -173,7 +173,7 @@ class Training:
     )
     self._step += 1
     self._position += 1
-    done = Dispatched(
+    done = DispatchedStep(
       self._step, metrics, self._position, global_step, lr, self._waited_s
     )
     self._waited_s = 0.0
@@ -195,7 +195,7 @@ class Training:
       pass
     return time.monotonic() - began_s
 
-  def _synchronous(self, done: Dispatched):
+  def _synchronous(self, done: DispatchedStep):
     """Reports a step at τ = 0 before its offers, and waits at the boundary.
 
     A learner that has offered makes no step, so the syncer counts the offer as
@@ -284,7 +284,7 @@ class Training:
     self._tape.save(self._step)
     copied = self._device.copy_state(self._state)
     held = [
-      Held(self._base_versions[p], theta, self._base_crcs[p])
+      FragmentReplica(self._base_versions[p], theta, self._base_crcs[p])
       for p, theta in sorted(self._own.bases.items())
     ]
     self._exchange.donate(donation, held, copied)
@@ -396,7 +396,7 @@ class Training:
     if left_s > 0:
       self._stop.wait(left_s)
 
-  def _write(self, pending: Dispatched, loss: float, step_s: float):
+  def _write(self, pending: DispatchedStep, loss: float, step_s: float):
     if pending.step % self._config.run.log_every_steps and pending.step != 1:
       return
     self._writer.write_scalars(
@@ -430,7 +430,7 @@ class Training:
     }
 
 
-def stop_on_signals(training: Training | Follower):
+def stop_on_signals(training: TrainLoop | Follower):
   """Makes SIGTERM and SIGINT leave in good order."""
 
   def stop(number, _):

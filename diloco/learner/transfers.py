@@ -10,18 +10,27 @@ import numpy as np
 from absl import logging
 
 from diloco.learner import peer_bootstrap
-from diloco.learner.connection import Session
+from diloco.learner.connection import SyncerSession
 from diloco.learner.device import Device
-from diloco.learner.hosts.host_group import ALONE, Hosts
-from diloco.learner.replica import Held, HostCopy, Mismatch, PartCopy
-from diloco.learner.replica_codec import Arrivals, Arrived, make_part
+from diloco.learner.hosts.host_group import ALONE, HostGroup
+from diloco.learner.replica import (
+  FragmentReplica,
+  Mismatch,
+  SlicedReplica,
+  WholeReplica,
+)
+from diloco.learner.replica_codec import (
+  ArrivedFragment,
+  ArrivedFragments,
+  make_part,
+)
 from diloco.numerics.codec import Codec
 from diloco.protocol import host_messages, messages
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.learner import events as learner_events
 from diloco.run import payload_parts
 from diloco.run.payload_parts import TransferPace, why_unfit
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.run.tape_events import Source
 from diloco.transport.data_plane import Closed, DataPlane, TransferFailed
 
@@ -30,7 +39,7 @@ OTHER_HANDLES = 1 << 40
 
 
 @dataclasses.dataclass(frozen=True)
-class Adopted:
+class AdoptedState:
   """A donor's inner state and its origin."""
 
   inner_state: object  # A pytree of host arrays.
@@ -52,7 +61,7 @@ class Donation:
   handles: tuple[int, ...]
 
 
-class Carrier:
+class FragmentTransfer:
   """Moves the bytes of one learner; the `take_…` methods are for its train
   loop.
 
@@ -68,21 +77,21 @@ class Carrier:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     device: Device,
-    copy: HostCopy | PartCopy,
+    copy: WholeReplica | SlicedReplica,
     plane: DataPlane,
-    hosts: Hosts = ALONE,
+    hosts: HostGroup = ALONE,
   ):
-    self._blueprint = blueprint
+    self._run_spec = run_spec
     self._device = device
-    self._part = make_part(blueprint, device, copy)
+    self._part = make_part(run_spec, device, copy)
     self._plane = plane
     self._hosts = hosts
-    self._pace = TransferPace(blueprint.config.protocol.patience)
+    self._pace = TransferPace(run_spec.config.protocol.patience)
     self._handles = itertools.count(OTHER_HANDLES)
-    self._arrivals = Arrivals()
-    self._adopted: Adopted | None = None
+    self._arrivals = ArrivedFragments()
+    self._adopted: AdoptedState | None = None
     self._donations = peer_bootstrap.Donations(self._part, plane)
 
   # For the loop -------------------------------------------------------------
@@ -96,14 +105,14 @@ class Carrier:
 
   def donation_handles(self) -> tuple[int, ...]:
     """Returns enough handles for a donation by any host."""
-    most = peer_bootstrap.payloads_max(self._blueprint, self._device.state_like)
+    most = peer_bootstrap.payloads_max(self._run_spec, self._device.state_like)
     return tuple(next(self._handles) for _ in range(most))
 
-  def take_arrived(self, fragment: int, version: int) -> Arrived | None:
-    """Returns a fragment that is ready to be applied; see `Arrivals.take`."""
+  def take_arrived(self, fragment: int, version: int) -> ArrivedFragment | None:
+    """Returns a fragment to be applied; see `ArrivedFragments.take`."""
     return self._arrivals.take(fragment, version)
 
-  def take_adopted(self) -> Adopted:
+  def take_adopted(self) -> AdoptedState:
     """Returns the inner state that a donor gave."""
     adopted, self._adopted = self._adopted, None
     return adopted
@@ -115,7 +124,7 @@ class Carrier:
     snapshot: learner_events.Snapshot,
     theta: Mapping[str, jax.Array],
     reference: Mapping[str, np.ndarray | jax.Array],
-    session: Session,
+    session: SyncerSession,
   ) -> messages.Offer:
     """Encodes and offers v = reference − θ; returns the message that says so.
 
@@ -133,11 +142,11 @@ class Carrier:
       c_steps=snapshot.c_steps,
       c_tokens=snapshot.c_tokens,
       step=snapshot.step,
-      payload=self._offered(p, self._blueprint.up, shares, session, handle),
+      payload=self._offered(p, self._run_spec.up, shares, session, handle),
     )
 
   def donate(
-    self, donation: Donation, held: Sequence[Held], state
+    self, donation: Donation, held: Sequence[FragmentReplica], state
   ) -> messages.StateOffered | None:
     """Offers a newcomer Θ and the inner state of this boundary.
 
@@ -168,9 +177,12 @@ class Carrier:
       step=donation.step,
       payloads=peer_bootstrap.announced(
         handles,
-        self._blueprint.full.name,
+        self._run_spec.full.name,
         len(held),
-        [mine, *(peer_bootstrap.Offered(x.address, x.parts) for x in others)],
+        [
+          mine,
+          *(peer_bootstrap.OfferedState(x.address, x.parts) for x in others),
+        ],
       ),
       address=mine.address,
       other_addresses=addresses,
@@ -187,7 +199,7 @@ class Carrier:
     self._hosts.tell(host_messages.HostDonationsOver())
 
   def donate_fragment(
-    self, fragment: int, session: Session
+    self, fragment: int, session: SyncerSession
   ) -> messages.FragmentOffered:
     """Offers the host's copy of a fragment to a syncer that has lost it.
 
@@ -200,7 +212,7 @@ class Carrier:
     )
     version = self._part.held()[fragment].version
     shares = self._part.encode_held(fragment)
-    full = self._blueprint.full
+    full = self._run_spec.full
     found = self._offered(fragment, full, shares, session, handle)
     crc = self._part.held()[fragment].crc
     return messages.FragmentOffered(fragment, version, found, crc)
@@ -210,7 +222,7 @@ class Carrier:
     fragment: int,
     codec: Codec,
     shares: Sequence[np.ndarray],
-    session: Session,
+    session: SyncerSession,
     handle: int,
   ) -> messages.Payload:
     """Offers own parts and collects those of the other hosts: all, or none."""
@@ -234,7 +246,7 @@ class Carrier:
     session: int,
   ) -> learner_events.Event:
     """Pulls an outer update and adds it to the host's copy and the devices'."""
-    return self._pull(update, False, self._blueprint.down, inlets, session)
+    return self._pull(update, False, self._run_spec.down, inlets, session)
 
   def pull_fragment(
     self,
@@ -243,7 +255,7 @@ class Carrier:
     session: int,
   ) -> learner_events.Event:
     """Pulls a full fragment into the host's copy and the devices'."""
-    return self._pull(message, True, self._blueprint.full, inlets, session)
+    return self._pull(message, True, self._run_spec.full, inlets, session)
 
   def _pull(
     self, message, full, codec, inlets, session: int
@@ -271,11 +283,11 @@ class Carrier:
   @property
   def _crcs_expected(self) -> int:
     hosts = self._part.cuts.hosts
-    return hosts * self._blueprint.owners.shards if hosts > 1 else 0
+    return hosts * self._run_spec.owners.shards if hosts > 1 else 0
 
   def _pull_parts(self, message, full: bool, inlets, session: int):
     """Pulls every host's own parts concurrently."""
-    shards = self._blueprint.owners.shards
+    shards = self._run_spec.owners.shards
     orders = [
       host_messages.HostTake(
         session,
@@ -315,8 +327,8 @@ class Carrier:
       versions=offered.versions,
       crcs=offered.crcs,
     )
-    self._adopted = Adopted(fetched.inner_state, source)
-    for p in range(len(self._blueprint.layout.fragments)):
+    self._adopted = AdoptedState(fetched.inner_state, source)
+    for p in range(len(self._run_spec.layout.fragments)):
       self._place(p)
     logging.info(
       'took Θ and the inner state of learner %d, at its step %d',
@@ -327,7 +339,7 @@ class Carrier:
 
   def _fetch_parts(
     self, offered: messages.StateOffered
-  ) -> peer_bootstrap.Fetched:
+  ) -> peer_bootstrap.FetchedState:
     """Fetches every host's own parts concurrently; then all adopt them."""
     addresses = (offered.address, *offered.other_addresses)
     if len(addresses) != self._hosts.count or any(
@@ -338,7 +350,7 @@ class Carrier:
         f'a donor of {len(addresses)} hosts, this learner has '
         f'{self._hosts.count}'
       )
-    fragments = len(self._blueprint.layout.fragments)
+    fragments = len(self._run_spec.layout.fragments)
     if not len(offered.versions) == len(offered.crcs) == fragments:
       raise Mismatch(
         f'{len(offered.versions)} versions and {len(offered.crcs)} CRCs, the '
@@ -359,7 +371,7 @@ class Carrier:
           offered.address,
           self._part,
           fragments,
-          self._blueprint.full.name,
+          self._run_spec.full.name,
           self._plane,
           self._pace,
         )

@@ -32,7 +32,7 @@ def main(_) -> int:
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   try:
     run = replay_session.open_run(workdir)
-    contents = DeviceContents(run.blueprint, Device(run.blueprint))
+    contents = DeviceContents(run.run_spec, Device(run.run_spec))
     return replay_session.make_again(run, contents)
   except ConfigError as error:
     config_flags.exit_config(error)

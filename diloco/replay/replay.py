@@ -26,7 +26,7 @@ from diloco.replay.replay_plan import (
   states_of,
 )
 from diloco.run import tape_events
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.syncer.outer_state import Outcome
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
@@ -180,17 +180,17 @@ class Replay:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     plan: Plan,
     contents: Contents,
     tell: Callable[[int, int], None] = lambda rounds, steps: None,
   ):
-    self._blueprint = blueprint
+    self._run_spec = run_spec
     self._plan = plan
     self._contents = contents
     self._tell = tell
     self._model = contents.model
-    self._first = blueprint.initial_fragments()
+    self._first = run_spec.initial_fragments()
     self._learners: dict[Process, ReplayedLearner] = {}
     self._beginning: set[Process] = set()
     self._uses = collections.Counter(plan.applied)

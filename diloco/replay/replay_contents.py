@@ -19,7 +19,7 @@ from diloco.numerics import payload
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run import contributions, tape_events
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.syncer.outer_state import GlobalModel, Outcome
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
@@ -96,17 +96,17 @@ class DeviceContents:
     device: compiled; shared by all states.
   """
 
-  def __init__(self, blueprint: Blueprint, device: Device):
-    self._blueprint = blueprint
+  def __init__(self, run_spec: RunSpec, device: Device):
+    self._run_spec = run_spec
     self._device = device
     # The syncer is a process without other devices.
     self._cpu = jax.local_devices(backend='cpu')[0]
     with jax.default_device(self._cpu):
-      self.model = GlobalModel(blueprint)
+      self.model = GlobalModel(run_spec)
 
   def from_seed(self, learner: int) -> 'DeviceStanding':
-    params, inner = self._device.init(self._blueprint.initial_parameters())
-    bases = dict(enumerate(self._blueprint.initial_fragments()))
+    params, inner = self._device.init(self._run_spec.initial_parameters())
+    bases = dict(enumerate(self._run_spec.initial_fragments()))
     return self._standing(learner, params, inner, bases)
 
   def from_checkpoint(
@@ -128,9 +128,9 @@ class DeviceContents:
   def outer_step(
     self, merge: syncer_events.Merge, offered: Mapping[int, np.ndarray]
   ) -> Outcome:
-    pieces = self._blueprint.layout.fragments[merge.fragment]
+    pieces = self._run_spec.layout.fragments[merge.fragment]
     taken = {
-      learner: payload.decode(data, pieces, self._blueprint.up)
+      learner: payload.decode(data, pieces, self._run_spec.up)
       for learner, data in offered.items()
     }
     weights = {share.learner: share.weight for share in merge.shares}
@@ -141,10 +141,10 @@ class DeviceContents:
     self.model.install(merge.fragment, outcome)
 
   def _standing(self, learner: int, params, inner, bases) -> 'DeviceStanding':
-    blend = self._blueprint.config.protocol.blend
+    blend = self._run_spec.config.protocol.blend
     own = OwnProgress(self._device, blend, bases, params)
     return DeviceStanding(
-      self._blueprint, self._device, learner, params, inner, own
+      self._run_spec, self._device, learner, params, inner, own
     )
 
 
@@ -152,7 +152,7 @@ class DeviceContents:
 class DeviceStanding:
   """An implementation of `Standing`."""
 
-  blueprint: Blueprint
+  run_spec: RunSpec
   device: Device
   learner: int
   params: dict[str, jax.Array]  # Path -> parameter.
@@ -160,8 +160,8 @@ class DeviceStanding:
   own: OwnProgress
 
   def __post_init__(self):
-    self._schedule = self.blueprint.schedule()
-    self._dataset = self.blueprint.dataset(self.learner)
+    self._schedule = self.run_spec.schedule()
+    self._dataset = self.run_spec.dataset(self.learner)
 
   def copy(self) -> 'DeviceStanding':
     """Returns a copy with arrays of its own, since a step donates its
@@ -188,9 +188,9 @@ class DeviceStanding:
 
   def offer(self, said: tape_events.Snapshot, copy) -> np.ndarray:
     p = said.fragment
-    pieces = self.blueprint.layout.fragments[p]
+    pieces = self.run_spec.layout.fragments[p]
     reference = self.own.reference(p)
-    return contributions.encode(reference, copy, pieces, self.blueprint.up)
+    return contributions.encode(reference, copy, pieces, self.run_spec.up)
 
   def apply(self, said: tape_events.Apply, given: Given, training: bool):
     p = said.fragment

@@ -19,7 +19,7 @@ from diloco.replay.replay_contents import Contents
 from diloco.replay.replay_plan import NotReplayable, Plan, make_plan
 from diloco.run import environment
 from diloco.run.event_log import Tapes, read_tapes
-from diloco.run.spec import Blueprint, make_blueprint
+from diloco.run.spec import RunSpec, make_run_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Recorded:
   """A run with its tapes, replayed by a process like its own."""
 
   workdir: Workdir
-  blueprint: Blueprint
+  run_spec: RunSpec
   tapes: Tapes
   plan: Plan
 
@@ -47,9 +47,9 @@ def open_run(workdir: Workdir) -> Recorded:
   plan = make_plan(tapes)
   _check_hosts(plan)
   _become_like(plan, config, workdir)
-  blueprint = make_blueprint(config)
+  run_spec = make_run_spec(config)
   run_config.check_devices(config, jax.local_device_count())
-  recorded = Recorded(workdir, blueprint, tapes, plan)
+  recorded = Recorded(workdir, run_spec, tapes, plan)
   _say_what_is_unlike(recorded)
   return recorded
 
@@ -91,7 +91,7 @@ def _become_like(plan: Plan, config: run_config.RunConfig, workdir: Workdir):
 
 
 def _say_what_is_unlike(run: Recorded):
-  here = environment.describe(run.blueprint.config.mesh, os.environ)
+  here = environment.describe(run.run_spec.config.mesh, os.environ)
   for path in run.tapes.torn:
     print(f'{path}: the last line is torn, left out', file=sys.stderr)
   unlike = {
@@ -111,7 +111,7 @@ def _say_what_is_unlike(run: Recorded):
 def make_again(run: Recorded, contents: Contents) -> int:
   """Replays a run and compares the result; returns the exit code."""
   tell = _teller(run.plan)
-  replayed = Replay(run.blueprint, run.plan, contents, tell).run()
+  replayed = Replay(run.run_spec, run.plan, contents, tell).run()
   return _compare(replayed, run.workdir)
 
 

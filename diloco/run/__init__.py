@@ -4,7 +4,7 @@
 Start with `spec`: all that follows from a configuration alone, the same in
 every process: layout, codecs, schedule, model, data.
 
-  spec           the blueprint of a run, and a user's own model
+  spec           `RunSpec` of a run, and a user's own model
   host_slices    what of each fragment a process of a learner holds
   payload_parts  a payload in parts, one for each shard of the syncer
   contributions  what a learner offers, encoded and checked

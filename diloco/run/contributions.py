@@ -15,7 +15,7 @@ from diloco.protocol import messages
 from diloco.run import payload_parts
 from diloco.run.host_slices import Cuts
 from diloco.run.payload_parts import TransferPace, why_unfit
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.transport.data_plane import Inlet
 
 # Largest accepted magnitude: far beyond use, far below overflow.
@@ -47,7 +47,7 @@ def pull_fragment(
   shard: int,
   inlets: Sequence[Inlet],
   cuts: Cuts,
-  blueprint: Blueprint,
+  run_spec: RunSpec,
   pace: TransferPace,
 ) -> dict[str, np.ndarray]:
   """Pulls a shard's part of a learner's copy of Θ_p: piece name -> f32 array.
@@ -56,7 +56,7 @@ def pull_fragment(
     TransferFailed: the bytes did not come, or differ from those announced.
     Unusable: it has another codec or size.
   """
-  full = blueprint.full
+  full = run_spec.full
   data = _pull_parts(found, fragment, shard, full, inlets, cuts, pace)
   return cuts.join(data, fragment, shard, full)
 
@@ -67,7 +67,7 @@ def pull(
   shard: int,
   inlets: Sequence[Inlet],
   cuts: Cuts,
-  blueprint: Blueprint,
+  run_spec: RunSpec,
   pace: TransferPace,
 ) -> tuple[dict[str, np.ndarray], float]:
   """Pulls a shard's part of v_m: piece name -> f32 array, and its L2 norm.
@@ -83,7 +83,7 @@ def pull(
     Unusable: they have another codec or size than the fragment needs, or decode
       to values that are not finite or are absurdly large.
   """
-  codec = blueprint.up
+  codec = run_spec.up
   data = _pull_parts(found, fragment, shard, codec, inlets, cuts, pace)
   return checked(cuts.join(data, fragment, shard, codec))
 

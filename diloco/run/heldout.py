@@ -10,7 +10,7 @@ from absl import logging
 
 from diloco.data import pipeline
 from diloco.models import api
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 
 
 class Heldout:
@@ -21,9 +21,9 @@ class Heldout:
       held-out text; None: `run.eval_batches`.
   """
 
-  def __init__(self, blueprint: Blueprint, batches: int | None = None):
-    config = blueprint.config
-    text, seq_len = blueprint.text.heldout, config.data.seq_len
+  def __init__(self, run_spec: RunSpec, batches: int | None = None):
+    config = run_spec.config
+    text, seq_len = run_spec.text.heldout, config.data.seq_len
     count = config.run.eval_batches if batches is None else batches
     asked = config.run.eval_batch, count
     shape = pipeline.heldout_shape(text, seq_len, *asked)
@@ -37,7 +37,7 @@ class Heldout:
     self._batches = pipeline.heldout_batches(text, seq_len, *shape)
     self._loss = jax.jit(
       lambda params, batch: api.reported_loss(
-        *blueprint.model.loss(api.unflatten(params), batch, jax.random.key(0))
+        *run_spec.model.loss(api.unflatten(params), batch, jax.random.key(0))
       )
     )
 

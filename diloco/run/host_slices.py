@@ -11,7 +11,7 @@ from diloco.numerics.codec import Codec
 from diloco.numerics.fragments import Layout
 from diloco.numerics.mesh_partition import Box, Partition, from_text
 from diloco.numerics.shard_assignment import Owners
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 
 HOSTS_MAX = 1024  # Per learner: bounds what a hello may request.
 
@@ -213,7 +213,7 @@ def boxes_of(boxes: Boxes, whole: Arrays) -> dict[str, np.ndarray]:
   return {box.name: whole[box.piece.name][box.index] for box in boxes}
 
 
-def read_cuts(blueprint: Blueprint, text: str) -> Cuts:
+def read_cuts(run_spec: RunSpec, text: str) -> Cuts:
   """Returns the cuts of a learner from the partition text of its hello.
 
   An empty text means that it has one host.
@@ -221,7 +221,7 @@ def read_cuts(blueprint: Blueprint, text: str) -> Cuts:
   Raises:
     ValueError: the text is not a partition of the run's parameters.
   """
-  shapes = {path: spec.shape for path, spec in blueprint.specs.items()}
-  hosts_max = min(HOSTS_MAX, blueprint.limits.hosts)
+  shapes = {path: spec.shape for path, spec in run_spec.specs.items()}
+  hosts_max = min(HOSTS_MAX, run_spec.limits.hosts)
   partition = from_text(text, shapes, hosts_max) if text else None
-  return Cuts(blueprint.owners, partition)
+  return Cuts(run_spec.owners, partition)

@@ -83,7 +83,7 @@ def own_model(section: ModelConfig, batch: int, seq_len: int):
 
 
 @dataclasses.dataclass(frozen=True)
-class Blueprint:
+class RunSpec:
   """One run's model, text, layout and codecs.
 
   Attributes:
@@ -188,12 +188,12 @@ class Blueprint:
     ]
 
 
-def make_blueprint(
+def make_run_spec(
   config: run_config.RunConfig,
   model: api.Model | None = None,
   reads_text: bool = True,
-) -> Blueprint:
-  """Builds the blueprint of a run without touching a device.
+) -> RunSpec:
+  """Builds the `RunSpec` of a run without touching a device.
 
   Args:
     model: replaces the model that `config.model` describes.
@@ -226,7 +226,7 @@ def make_blueprint(
   def codec(name):
     return make_codec(name, config.codec.block_size, config.codec.scale)
 
-  return Blueprint(
+  return RunSpec(
     config=config,
     model=model,
     specs=specs,

@@ -14,7 +14,7 @@ from absl import flags
 from diloco.config import flags as config_flags
 from diloco.config import hardware, run_config
 from diloco.config.sections import ConfigError
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.sizing import estimate, estimate_text
 from diloco.sizing.slices import NoCompiler
 
@@ -78,10 +78,10 @@ def _estimate(
   config: run_config.RunConfig, topology: str | None, compiler: str
 ) -> estimate.Estimate:
   slice_ = hardware.topology(topology) if topology else None
-  blueprint = make_blueprint(config, reads_text=False)
+  run_spec = make_run_spec(config, reads_text=False)
   if slice_ is not None:
-    return estimate.on_slice(blueprint, slice_, compiler)
+    return estimate.on_slice(run_spec, slice_, compiler)
   hardware.check(os.environ)
   hardware.check_backend(os.environ, jax.default_backend())
   run_config.check_devices(config, jax.local_device_count())
-  return estimate.on_devices(blueprint)
+  return estimate.on_devices(run_spec)

@@ -13,7 +13,7 @@ from diloco.learner.device import Device
 from diloco.models.flops import StepFlops, step_flops
 from diloco.numerics.mesh_partition import Partition
 from diloco.numerics.payload import cut_bytes
-from diloco.run.spec import Blueprint, decoder_config
+from diloco.run.spec import RunSpec, decoder_config
 from diloco.run.utilisation import COUNTED
 from diloco.sizing import host_memory
 from diloco.sizing.chip_memory import ChipMemory, chip_memory
@@ -47,7 +47,7 @@ class HostShare:
 
 
 def host_share(
-  blueprint: Blueprint, partition: Partition, state_like
+  run_spec: RunSpec, partition: Partition, state_like
 ) -> HostShare:
   """Returns the share of a learner whose mesh is cut by `partition`.
 
@@ -56,12 +56,12 @@ def host_share(
     state_like: shapes, dtypes and shardings of the inner state.
   """
   needed, up, down = [], [], []
-  for pieces in blueprint.layout.fragments:
+  for pieces in run_spec.layout.fragments:
     boxes = partition.needed(pieces, FIRST)
     needed.append(sum(box.size for box in boxes))
-    down.append(cut_bytes(boxes, blueprint.down))
+    down.append(cut_bytes(boxes, run_spec.down))
     offered = partition.offered(pieces, FIRST)
-    up.append(sum(blueprint.up.nbytes(box.size) for box in offered))
+    up.append(sum(run_spec.up.nbytes(box.size) for box in offered))
   return HostShare(
     hosts=partition.host_count,
     values=sum(needed),
@@ -146,15 +146,13 @@ class Estimate:
     return mfu * peak * self.flops.tokens / self.flops.total
 
 
-def on_slice(
-  blueprint: Blueprint, of: Topology, compiler: str = ''
-) -> Estimate:
+def on_slice(run_spec: RunSpec, of: Topology, compiler: str = '') -> Estimate:
   """Estimates for a slice that need not exist here.
 
   Call it before jax has opened a device.
 
   Args:
-    blueprint: the run's blueprint.
+    run_spec: the run's model, text, layout and codecs.
     of: the slice.
     compiler: see `described`.
 
@@ -163,11 +161,11 @@ def on_slice(
     NoCompiler: the requested compiler is not available here.
     DoesNotFit: the learner does not fit on a chip.
   """
-  mesh = blueprint.config.mesh
+  mesh = run_spec.config.mesh
   sizes = f'{mesh.fsdp=} * {mesh.expert=} * {mesh.tensor=}'
   hardware.check_fits(of, mesh.devices, sizes)
   found = described(of, compiler)
-  device = _compiled(blueprint, found.devices)
+  device = _compiled(run_spec, found.devices)
   partition = device.partition
   if not found.is_target:  # Forced devices are all of one process.
     hosts = tuple(i // of.chips_per_host for i in range(of.chips))
@@ -176,10 +174,10 @@ def on_slice(
     f'{of.name}: {of.chips} chips of {of.chip.name} ({of.shape}), '
     f'{of.chips_per_host} a host'
   )
-  return _estimate(blueprint, device, partition, where, found.compiler, of.chip)
+  return _estimate(run_spec, device, partition, where, found.compiler, of.chip)
 
 
-def on_devices(blueprint: Blueprint) -> Estimate:
+def on_devices(run_spec: RunSpec) -> Estimate:
   """Estimates for the devices of this process.
 
   Raises:
@@ -187,16 +185,16 @@ def on_devices(blueprint: Blueprint) -> Estimate:
   """
   devices = jax.devices()
   kind = devices[0].device_kind
-  device = _compiled(blueprint, devices)
+  device = _compiled(run_spec, devices)
   chip = hardware.chip_of(kind)
   where = f'the {len(devices)} devices that are here, of kind {kind!r}'
   compiler = f'the compiler of {jax.default_backend()!r}'
-  return _estimate(blueprint, device, device.partition, where, compiler, chip)
+  return _estimate(run_spec, device, device.partition, where, compiler, chip)
 
 
-def _compiled(blueprint: Blueprint, devices) -> Device:
+def _compiled(run_spec: RunSpec, devices) -> Device:
   try:
-    return Device(blueprint, devices)
+    return Device(run_spec, devices)
   except jax.errors.JaxRuntimeError as error:
     if OUT_OF_MEMORY not in str(error):
       raise
@@ -204,17 +202,17 @@ def _compiled(blueprint: Blueprint, devices) -> Device:
 
 
 def _estimate(
-  blueprint: Blueprint,
+  run_spec: RunSpec,
   device: Device,
   partition: Partition,
   where: str,
   compiler: str,
   chip: Chip | None,
 ) -> Estimate:
-  config = blueprint.config
+  config = run_spec.config
   protocol = config.protocol
   ahead = protocol.inflight_max
-  share = host_share(blueprint, partition, device.state_like)
+  share = host_share(run_spec, partition, device.state_like)
   flops = None
   if config.model.kind in COUNTED:
     sizes = decoder_config(config)
@@ -225,7 +223,7 @@ def _estimate(
     compiler=compiler,
     chips=config.mesh.devices,
     chip=chip,
-    parameters=blueprint.parameters,
+    parameters=run_spec.parameters,
     chip_memory=chip_memory(device, ahead),
     share=share,
     learner_memory=host_memory.of_learner(
@@ -236,8 +234,8 @@ def _estimate(
       ahead,
     ),
     syncer_memory=host_memory.of_syncer(
-      blueprint.parameters,
-      max(blueprint.layout.sizes),
+      run_spec.parameters,
+      max(run_spec.layout.sizes),
       share.value_bytes,
       ahead,
       protocol.learners,

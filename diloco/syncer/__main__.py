@@ -17,7 +17,7 @@ from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from diloco.run import logs
 from diloco.run.exposure import open_access
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.syncer.results import ResultLost
 from diloco.syncer.server import Syncing
 from diloco.transport import sockets
@@ -46,14 +46,14 @@ def main(_) -> int:
       bind=sockets.split(bind)[0],
       **config_flags.access_vouched(),
     )
-    blueprint = make_blueprint(config)
+    run_spec = make_run_spec(config)
   except (ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
   plane = make_plane(
-    transport.data_plane, transport.host, access, blueprint.limits.workers
+    transport.data_plane, transport.host, access, run_spec.limits.workers
   )
   try:
-    syncing = Syncing(blueprint, bind, plane, workdir, access)
+    syncing = Syncing(run_spec, bind, plane, workdir, access)
   except (BindFailed, HostUnknown) as error:
     print(f'error: --bind={bind}: {error}', file=sys.stderr)
     return 1
@@ -68,7 +68,7 @@ def main(_) -> int:
   logging.info(
     'run %s: %d parameters in %d fragments, at %s',
     config.name,
-    blueprint.parameters,
+    run_spec.parameters,
     config.protocol.fragments,
     syncing.address,
   )

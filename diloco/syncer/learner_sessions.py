@@ -5,7 +5,7 @@ import collections
 from collections.abc import Callable
 
 from diloco.protocol import messages
-from diloco.transport.control_server import Session
+from diloco.transport.control_server import ControlSession
 
 Key = tuple[int, int]  # (learner, incarnation)
 
@@ -17,7 +17,7 @@ class Peer:
   order; later messages wait for it.
   """
 
-  def __init__(self, session: Session):
+  def __init__(self, session: ControlSession):
     self.session = session
     self._waiting: collections.deque[Place] = collections.deque()
     # (codec, fragment) → handle; older ones of a kind are gone.
@@ -77,7 +77,7 @@ class Peers:
   def __init__(self, ids: int):
     self._ids = ids
     self._peers: dict[Key, Peer] = {}
-    self._strangers: dict[Key, tuple[Session, messages.Hello]] = {}
+    self._strangers: dict[Key, tuple[ControlSession, messages.Hello]] = {}
 
   def __len__(self) -> int:
     return len(self._peers)
@@ -91,7 +91,7 @@ class Peers:
   def add(self, key: Key, peer: Peer):
     self._peers[key] = peer
 
-  def knock(self, session: Session, hello: messages.Hello) -> str | None:
+  def knock(self, session: ControlSession, hello: messages.Hello) -> str | None:
     """Lets a hello through to the machine, or returns why not."""
     key = hello.learner, hello.incarnation
     if not 0 <= hello.learner < self._ids:
@@ -101,21 +101,23 @@ class Peers:
     self._strangers[key] = session, hello
     return None
 
-  def session(self, key: Key) -> Session | None:
+  def session(self, key: Key) -> ControlSession | None:
     """Returns the session whose messages count for `key`."""
     if key in self._peers:
       return self._peers[key].session
     stranger = self._strangers.get(key)
     return stranger and stranger[0]
 
-  def take_stranger(self, key: Key) -> tuple[Session, messages.Hello] | None:
+  def take_stranger(
+    self, key: Key
+  ) -> tuple[ControlSession, messages.Hello] | None:
     return self._strangers.pop(key, None)
 
   def take(self, key: Key) -> Peer | None:
     return self._peers.pop(key, None)
 
 
-def may_speak(peers: Peers, session: Session, event) -> bool:
+def may_speak(peers: Peers, session: ControlSession, event) -> bool:
   """Returns True if a session's event counts: one session per incarnation."""
   key = event.learner, event.incarnation
   if not isinstance(getattr(event, 'message', None), messages.Hello):

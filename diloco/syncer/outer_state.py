@@ -9,7 +9,7 @@ import optax
 
 from diloco.config.run_config import RunConfig
 from diloco.numerics import fragments, merge, outer, payload
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
 
@@ -56,20 +56,20 @@ class GlobalModel:
     owned: the fragments of which a piece is here.
   """
 
-  def __init__(self, blueprint: Blueprint, shard: int | None = None):
-    self._blueprint = blueprint
-    owners, layout = blueprint.owners, blueprint.layout
+  def __init__(self, run_spec: RunSpec, shard: int | None = None):
+    self._run_spec = run_spec
+    owners, layout = run_spec.owners, run_spec.layout
     if shard is None:
       self._pieces = list(layout.fragments)
     else:
       fragments_ = range(len(layout.fragments))
       self._pieces = [owners.pieces(p, shard) for p in fragments_]
     self.owned = tuple(p for p, pieces in enumerate(self._pieces) if pieces)
-    config = blueprint.config
+    config = run_spec.config
     self._optimizer = make_optimizer(config)
     self._states = [
       outer.init({x.name: theta[x.name] for x in pieces}, self._optimizer)
-      for theta, pieces in zip(blueprint.initial_fragments(), self._pieces)
+      for theta, pieces in zip(run_spec.initial_fragments(), self._pieces)
     ]
     self._crcs = [
       self._piece_crcs(p, state.theta) for p, state in enumerate(self._states)
@@ -92,7 +92,7 @@ class GlobalModel:
       contributions: v_m by learner id.
       weights: w_m by learner id.
     """
-    config = self._blueprint.config
+    config = self._run_spec.config
     pieces = self._pieces[fragment]
     delta = merge.merge(
       contributions,
@@ -105,7 +105,7 @@ class GlobalModel:
       self._states[fragment],
       delta,
       self._optimizer,
-      self._blueprint.down,
+      self._run_spec.down,
       pieces,
       config.codec.error_feedback,
     )
@@ -121,7 +121,7 @@ class GlobalModel:
     """Returns version, bytes in f32 and CRC of one fragment, consistent."""
     state = self._states[fragment]
     pieces = self._pieces[fragment]
-    data = payload.encode(state.theta, pieces, self._blueprint.full)
+    data = payload.encode(state.theta, pieces, self._run_spec.full)
     return state.version, data, payload.crc_of(self._crcs[fragment])
 
   def state(self, fragment: int) -> outer.FragmentState:
@@ -168,7 +168,7 @@ class GlobalModel:
     """Returns Θ as path -> f32 array."""
     params = {
       path: np.empty(spec.shape, np.float32)
-      for path, spec in self._blueprint.specs.items()
+      for path, spec in self._run_spec.specs.items()
     }
     for state, pieces in zip(self._states, self._pieces):
       params = fragments.put(params, pieces, state.theta)

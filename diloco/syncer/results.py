@@ -17,7 +17,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.numerics import fragments, payload
 from diloco.protocol import messages
 from diloco.protocol.syncer.machine import Syncer
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.syncer.shard_coordinator import Shards
 from diloco.syncer.stats import Board
 from diloco.transport.data_plane import DataPlane, TransferFailed
@@ -42,12 +42,12 @@ class Results:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     workdir: Workdir,
     board: Board,
     stop: threading.Event,
   ):
-    self._layout = blueprint.layout
+    self._layout = run_spec.layout
     self._workdir = workdir
     self._board = board
     self._stop = stop
@@ -127,12 +127,12 @@ class Gathering:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     plane: DataPlane,
     shards: Shards,
     fragments_: tuple[int, ...],
   ):
-    self._blueprint = blueprint
+    self._run_spec = run_spec
     self._plane = plane
     self._shards = shards
     self._left = list(fragments_)
@@ -168,7 +168,7 @@ class Gathering:
 
   def _put(self, p: int, found: Offered, parameters) -> bool:
     """Returns True if all pieces of a fragment have come."""
-    owners = self._blueprint.owners
+    owners = self._run_spec.owners
     if sorted(found) != [s for s in owners.of_fragment(p) if s]:
       return False
     for shard, (address, offered) in found.items():
@@ -182,6 +182,6 @@ class Gathering:
       except (TransferFailed, ValueError) as error:
         logging.warning('fragment %d of shard %d: %s', p, shard, error)
         return False
-      arrays = payload.decode(data, pieces, self._blueprint.full)
+      arrays = payload.decode(data, pieces, self._run_spec.full)
       parameters.update(fragments.put(parameters, pieces, arrays))
     return True

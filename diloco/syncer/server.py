@@ -16,7 +16,7 @@ from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run.event_log import Tape, closing_line, line_of
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.run.threads import Inbox, Worker
 from diloco.syncer.learner_sessions import Key, Peer, Peers, may_speak
 from diloco.syncer.results import Gathering, ResultLost, Results
@@ -28,7 +28,7 @@ from diloco.syncer.stats import Board, SilenceLimits
 from diloco.syncer.storage import NotKept, SyncerDisk
 from diloco.transport import auth
 from diloco.transport.control_channel import ControlLimits
-from diloco.transport.control_server import ControlServer, Session
+from diloco.transport.control_server import ControlServer, ControlSession
 from diloco.transport.data_plane import DataPlane
 
 SHARD_SILENCE_S = 6.0  # At patience 1; a shard speaks at least once a second.
@@ -50,21 +50,21 @@ class Syncing:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     bind: str,
     plane: DataPlane,
     workdir: Workdir,
     access: auth.Access = auth.OPEN,
   ):
-    config = blueprint.config
-    self._blueprint = blueprint
+    config = run_spec.config
+    self._run_spec = run_spec
     self._config = config
     self._plane = plane
     self._unwritten = True  # Whether the run's results are still to be written.
     self._stop = threading.Event()
     self._inbox = Inbox(INBOX_MAX, SHARE_MAX)
     self._lead = Shard(
-      blueprint,
+      run_spec,
       plane,
       shard=0,
       answer=lambda answer: self._inbox.tell((FromShard(0, answer), None)),
@@ -73,20 +73,22 @@ class Syncing:
     self._model = self._lead.model
     self._board = Board(config)
     self._disk = SyncerDisk(
-      blueprint, workdir, self._model, self._board, self._stop
+      run_spec, workdir, self._model, self._board, self._stop
     )
     self._disk.occupy()
     found = self._disk.begin()
     self._machine, self._ended = found.machine, found.ended
-    self._results = Results(blueprint, workdir, self._board, self._stop)
-    self._roll = Roll(blueprint, self._lead, found.run_versions, found.run_crcs)
+    self._results = Results(run_spec, workdir, self._board, self._stop)
+    self._roll = Roll(run_spec, self._lead, found.run_versions, found.run_crcs)
     self._shards = Shards(
-      blueprint,
+      run_spec,
       self._lead,
       self._roll,
       say=lambda key, message: self._send(*key, message),
     )
-    self._shard_sessions: dict[Session, int] = {}  # Changed like `_keys`.
+    self._shard_sessions: dict[
+      ControlSession, int
+    ] = {}  # Changed like `_keys`.
     self._farewells: list[tuple[Key, messages.Done]] = []
     self._looked_s = time.monotonic()
     self._silence = SilenceLimits(self._machine)
@@ -95,10 +97,12 @@ class Syncing:
     self._regaining = Regaining(
       self._shards, self._roll, self._disk, self._tape, found
     )
-    self._keys: dict[Session, Key] = {}  # Changed by the sessions' threads.
+    self._keys: dict[
+      ControlSession, Key
+    ] = {}  # Changed by the sessions' threads.
     self._peers = Peers(ids=config.data.shards)
     self._closer = Worker('closer', INBOX_MAX, self._inbox.tell)
-    limits = ControlLimits(sessions_max=blueprint.limits.sessions)
+    limits = ControlLimits(sessions_max=run_spec.limits.sessions)
     self._control = ControlServer(
       bind, self._on_message, self._on_closed, limits, access
     )
@@ -159,7 +163,7 @@ class Syncing:
 
   # Events -------------------------------------------------------------------
 
-  def _on_message(self, session: Session, message):
+  def _on_message(self, session: ControlSession, message):
     """Queues a message, on a thread of its session; blocks while the inbox is
     full.
     """
@@ -173,7 +177,7 @@ class Syncing:
       event = syncer_events.Heard(*self._keys[session], message)
     self._inbox.tell_from(session, (event, session))
 
-  def _on_closed(self, session: Session, reason: str):
+  def _on_closed(self, session: ControlSession, reason: str):
     if session in self._shard_sessions:
       event = ShardLost(self._shard_sessions.pop(session), reason)
     else:
@@ -412,7 +416,7 @@ class Syncing:
       self._handle_next()
     parameters = self._model.parameters()
     gathering = Gathering(
-      self._blueprint, self._plane, self._shards, self._roll.elsewhere
+      self._run_spec, self._plane, self._shards, self._roll.elsewhere
     )
     while not gathering.done(self._machine, parameters):
       if self._stop.is_set():

@@ -20,7 +20,7 @@ from diloco.protocol import shard_messages as orders
 from diloco.run import contributions
 from diloco.run.host_slices import Cuts, read_cuts
 from diloco.run.payload_parts import TransferPace, part_of
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.run.threads import Worker
 from diloco.syncer.outer_state import GlobalModel, Outcome
 from diloco.transport.data_plane import DataPlane, Inlet, Outlet, TransferFailed
@@ -94,17 +94,17 @@ class Shard:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     plane: DataPlane,
     shard: int,
     answer: Callable[[object], None],
     crash: Callable[[BaseException], None],
   ):
     self.shard = shard
-    self.model = GlobalModel(blueprint, shard)
+    self.model = GlobalModel(run_spec, shard)
     self.closed_round = 0
     self.collected: Outlet | None = None
-    self._blueprint = blueprint
+    self._run_spec = run_spec
     self._plane = plane
     self._answer = answer
     self._crash = crash
@@ -117,7 +117,7 @@ class Shard:
     self._taken: dict[int, tuple[int, Arrays]] = {}
     self._outcomes: dict[int, Outcome] = {}
     self._pulls = concurrent.futures.ThreadPoolExecutor(
-      max_workers=blueprint.limits.pulls, thread_name_prefix='pull'
+      max_workers=run_spec.limits.pulls, thread_name_prefix='pull'
     )
     self._merger = Worker('merger', MERGES_MAX, crash)
     self._closer = Worker('closer', CLOSINGS_MAX, crash)
@@ -158,7 +158,7 @@ class Shard:
 
   def hello(self, process: int) -> orders.ShardHello:
     """Returns the hello to a lead, whether a new process or not."""
-    config, model = self._blueprint.config, self.model
+    config, model = self._run_spec.config, self.model
     if self.collected is not None:
       self.collected.close()
     self.collected = self._plane.outlet('lead')
@@ -168,7 +168,7 @@ class Shard:
       run=config.name,
       shard=self.shard,
       process=process,
-      fingerprints=self._blueprint.fingerprints,
+      fingerprints=self._run_spec.fingerprints,
       fragments=model.owned,
       versions=tuple(model.versions()[p] for p in model.owned),
       crcs=tuple(model.piece_crcs(p) for p in model.owned),
@@ -202,7 +202,7 @@ class Shard:
     self._release(key)
     inlets = []
     try:
-      cuts = read_cuts(self._blueprint, order.partition)
+      cuts = read_cuts(self._run_spec, order.partition)
       if len(order.addresses) != cuts.hosts:
         raise ValueError(
           f'{len(order.addresses)} addresses, {cuts.hosts} hosts'
@@ -218,7 +218,7 @@ class Shard:
     outlets = [self._plane.outlet(name) for _ in inlets]
     self._ends[key] = ends = PeerEnds(outlets, inlets, cuts)
     # Kept beyond the session: the next one uses the same link.
-    knob = self._blueprint.config.protocol.patience
+    knob = self._run_spec.config.protocol.patience
     self._paces.setdefault(order.learner, TransferPace(knob))
     return orders.Admitted(*key, ends.addresses)
 
@@ -276,7 +276,7 @@ class Shard:
       self.shard,
       ends.inlets,
       ends.cuts,
-      self._blueprint,
+      self._run_spec,
       self._paces[order.learner],
     )
     self._keep(self._pulled, order.job, v)
@@ -290,11 +290,11 @@ class Shard:
       self.shard,
       ends.inlets,
       ends.cuts,
-      self._blueprint,
+      self._run_spec,
       self._paces[order.learner],
     )
     self._keep(self._taken, order.job, (order.fragment, theta))
-    pieces = self._blueprint.owners.pieces(order.fragment, self.shard)
+    pieces = self._run_spec.owners.pieces(order.fragment, self.shard)
     return orders.PartTaken(order.job, payload.piece_crcs(theta, pieces))
 
   def _keep(self, where: dict, job: int, found):
@@ -332,12 +332,12 @@ class Shard:
 
   def _publish(self, order: orders.PublishPart) -> orders.PartOffered:
     data = self._outcomes.pop(order.merge).data
-    down = self._blueprint.down
+    down = self._run_spec.down
     return self._offer(order.job, order.recipients, down, order.fragment, data)
 
   def _serve(self, order: orders.ServePart) -> orders.PartOffered:
     _, data, _ = self.model.fragment(order.fragment)
-    full = self._blueprint.full
+    full = self._run_spec.full
     return self._offer(order.job, [order.recipient], full, order.fragment, data)
 
   def _offer(

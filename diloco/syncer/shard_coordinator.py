@@ -17,7 +17,7 @@ from diloco.protocol import shard_messages as orders
 from diloco.protocol.messages import Payload
 from diloco.protocol.syncer import events
 from diloco.run.payload_parts import announced_parts
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.syncer import shard_registry
 from diloco.syncer.shard import Shard
 from diloco.syncer.shard_registry import (
@@ -33,7 +33,7 @@ from diloco.syncer.shard_registry import (
   by_shard,
   expected_parts,
 )
-from diloco.transport.control_server import Session
+from diloco.transport.control_server import ControlSession
 
 
 class Shards:
@@ -50,13 +50,13 @@ class Shards:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     lead: Shard,
     roll: Roll,
     say: Callable[[tuple[int, int], object], None],
   ):
-    self._blueprint = blueprint
-    self._owners = blueprint.owners
+    self._run_spec = run_spec
+    self._owners = run_spec.owners
     self._lead = lead
     self._roll = roll
     self._say = say
@@ -77,7 +77,7 @@ class Shards:
   # Shards -------------------------------------------------------------------
 
   def join(
-    self, session: Session, hello: orders.ShardHello, believed: bool
+    self, session: ControlSession, hello: orders.ShardHello, believed: bool
   ) -> events.Back | None:
     """Adds a shard; returns the now complete fragments (see `Roll.held`)."""
     shard = hello.shard
@@ -253,7 +253,7 @@ class Shards:
       done: called with each session and what to tell it: the payload, and for a
         learner of several hosts the CRCs of their slices of Θ_p, by part.
     """
-    codec = self._blueprint.down.name
+    codec = self._run_spec.down.name
     to = tuple(
       orders.Recipient(*key, next(self._handles)) for key in recipients
     )
@@ -284,12 +284,12 @@ class Shards:
       parts, crcs = by_part(
         self._owners, to, answers, by_shard(self._owners, whole)
       )
-      codec = self._blueprint.full.name
+      codec = self._run_spec.full.name
       done(announced_parts(to.handle, codec, parts), crcs)
 
     def given_up(answers: Answers):
       """Uses the expected byte length of each part that has not arrived."""
-      full = self._blueprint.full
+      full = self._run_spec.full
       parts = expected_parts(self._owners, effect.fragment, full, answers)
       done(
         announced_parts(to.handle, full.name, by_shard(self._owners, parts)), ()
@@ -364,7 +364,7 @@ class Shards:
       return
 
     def offered(answers: Answers):
-      full = self._blueprint.full.name
+      full = self._run_spec.full.name
       done(
         {
           s: (

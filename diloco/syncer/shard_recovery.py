@@ -13,7 +13,7 @@ from diloco.syncer.results import ResultLost
 from diloco.syncer.shard_coordinator import Shards
 from diloco.syncer.shard_registry import FromShard, Roll, ShardLost
 from diloco.syncer.storage import Found, SyncerDisk
-from diloco.transport.control_server import Session
+from diloco.transport.control_server import ControlSession
 
 
 class Regaining:
@@ -86,7 +86,7 @@ def of_shard(
   shards: Shards,
   roll: Roll,
   machine: Syncer,
-  session: Session | None,
+  session: ControlSession | None,
   said: FromShard | ShardLost,
 ):
   """Yields the machine's events for a shard's message.
@@ -115,7 +115,7 @@ def _welcome_shard(
   shards: Shards,
   roll: Roll,
   machine: Syncer,
-  session: Session,
+  session: ControlSession,
   hello: orders.ShardHello,
 ):
   reason = roll.why_refused(hello)

@@ -12,9 +12,9 @@ from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.messages import Part
 from diloco.protocol.syncer import events as syncer_events
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.syncer.shard import Shard
-from diloco.transport.control_server import Session
+from diloco.transport.control_server import ControlSession
 
 UNKNOWN = (-1, 0)  # A version and a CRC that no fragment has.
 # (round, learner, incarnation, handle): two offers of one learner for the
@@ -28,7 +28,7 @@ NOTHING = Part(0, 0)
 class Remote:
   """A shard in another process, while it has a session."""
 
-  session: Session
+  session: ControlSession
   process: int
   address: str  # Where the lead pulls what it collects from the shard.
   heard_s: float
@@ -53,13 +53,13 @@ class Roll:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     lead: Shard,
     versions: Sequence[int],
     crcs: Sequence[int | None],
   ):
-    self._blueprint = blueprint
-    self._owners = blueprint.owners
+    self._run_spec = run_spec
+    self._owners = run_spec.owners
     self._lead = lead
     self.remote: dict[int, Remote] = {}
     self.run = list(zip(versions, crcs))
@@ -106,7 +106,7 @@ class Roll:
     crcs = self.compose(fragment, {s: crcs for s, (_, crcs) in found.items()})
     return versions.pop(), payload.crc_of(crcs)
 
-  def session_of(self, shard: int) -> Session | None:
+  def session_of(self, shard: int) -> ControlSession | None:
     """Returns the session whose messages count for a shard."""
     remote = self.remote.get(shard)
     return remote and remote.session
@@ -122,7 +122,7 @@ class Roll:
 
   def why_refused(self, hello: orders.ShardHello) -> str | None:
     """Returns why a shard is refused; None if it is accepted."""
-    config = self._blueprint.config
+    config = self._run_spec.config
     if hello.protocol != messages.PROTOCOL_VERSION:
       return f'protocol {hello.protocol}, not {messages.PROTOCOL_VERSION}'
     if hello.run != config.name:
@@ -130,7 +130,7 @@ class Roll:
     if not 0 < hello.shard < self._owners.shards:
       return f'shard {hello.shard}: must be in 1 … {self._owners.shards - 1}'
     differing = run_config.differences(
-      self._blueprint.fingerprints, hello.fingerprints
+      self._run_spec.fingerprints, hello.fingerprints
     )
     if differing:
       return f'another configuration: {differing}'

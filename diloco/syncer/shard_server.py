@@ -14,7 +14,7 @@ from absl import logging
 from diloco.metrics.workdir import Workdir
 from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.syncer.shard import Shard
 from diloco.syncer.storage import ShardDisk
 from diloco.transport.auth import Access
@@ -61,7 +61,7 @@ class Sharding:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     shard: int,
     lead: str,
     plane: DataPlane,
@@ -71,19 +71,19 @@ class Sharding:
     self._address = lead
     self._access = access
     self._workdir = workdir
-    self._connect_s = blueprint.config.transport.connect_s
+    self._connect_s = run_spec.config.transport.connect_s
     self._process = time.time_ns() // 1_000_000
     self._items: queue.SimpleQueue = queue.SimpleQueue()
     self._client: ControlClient | None = None
     self._stopped = threading.Event()
     self._shard = Shard(
-      blueprint,
+      run_spec,
       plane,
       shard,
       answer=self._say,
       crash=lambda error: self._items.put((None, error)),
     )
-    self._disk = ShardDisk(blueprint, workdir, self._shard)
+    self._disk = ShardDisk(run_spec, workdir, self._shard)
 
   def stop(self, *_):
     """Leaves before the run is over; also serves as a signal handler."""

@@ -16,7 +16,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.numerics import payload
 from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.state import Ledger
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.syncer.outer_state import GlobalModel
 from diloco.syncer.shard import Shard
 from diloco.syncer.stats import Board
@@ -69,18 +69,18 @@ class SyncerDisk:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     workdir: Workdir,
     model: GlobalModel,
     board: Board,
     stop: threading.Event | None = None,
   ):
-    self._blueprint = blueprint
+    self._run_spec = run_spec
     self._folder = workdir.syncer
     self._model = model
     self._board = board
     self._stop = stop or threading.Event()
-    checkpoint = blueprint.config.checkpoint
+    checkpoint = run_spec.config.checkpoint
     self._records = SyncerRecords(
       workdir.syncer,
       keep_latest=checkpoint.keep_latest,
@@ -89,9 +89,9 @@ class SyncerDisk:
       say=logging.warning,
       sync=checkpoint.fsync,
     )
-    config = blueprint.config
-    self._identity = {**blueprint.fingerprints, 'name': config.name}
-    owners, own = blueprint.owners, model.owned
+    config = run_spec.config
+    self._identity = {**run_spec.fingerprints, 'name': config.name}
+    owners, own = run_spec.owners, model.owned
     self._owned = own
     # If other shards own pieces, too, they report what they hold.
     self._away = tuple(
@@ -114,8 +114,8 @@ class SyncerDisk:
     Raises:
       BrokenRecord: the folder can't be read, or belongs to another run.
     """
-    config = self._blueprint.config
-    run = config.protocol, config.name, self._blueprint.fingerprints
+    config = self._run_spec.config
+    run = config.protocol, config.name, self._run_spec.fingerprints
     found = self._records.read_ledger()
     if found is None:
       versions = (0,) * config.protocol.fragments
@@ -155,15 +155,15 @@ class SyncerDisk:
     """Returns the CRCs of a new run's fragments, whichever shard has them."""
     if not self._away:
       return self._model.crcs()
-    initial = self._blueprint.initial_fragments()
-    layout = self._blueprint.layout
+    initial = self._run_spec.initial_fragments()
+    layout = self._run_spec.layout
     return tuple(map(payload.crc, initial, layout.fragments))
 
   def _read_fragments(self) -> tuple[tuple[int, ...], dict]:
     """Returns the versions of all fragments, and the states of those here."""
     fragments = self._owned
     restored = self._records.restore([self._model.state(p) for p in fragments])
-    held = [0] * self._blueprint.config.protocol.fragments
+    held = [0] * self._run_spec.config.protocol.fragments
     if restored is None:
       return tuple(held), {}
     for p, version in zip(fragments, restored[0]):
@@ -289,8 +289,8 @@ class ShardDisk:
     BrokenRecord: the folder belongs to another run, or to another live process.
   """
 
-  def __init__(self, blueprint: Blueprint, workdir: Workdir, shard: Shard):
-    checkpoint = blueprint.config.checkpoint
+  def __init__(self, run_spec: RunSpec, workdir: Workdir, shard: Shard):
+    checkpoint = run_spec.config.checkpoint
     self._shard = shard
     self._saved_round = 0
     folder = workdir.syncer_shard(shard.shard)
@@ -302,7 +302,7 @@ class ShardDisk:
       say=logging.warning,
     )
     self._records.occupy()
-    identity = {**blueprint.fingerprints, 'name': blueprint.config.name}
+    identity = {**run_spec.fingerprints, 'name': run_spec.config.name}
     path = folder / IDENTITY
     found = _read_identity(path)
     if found is None:

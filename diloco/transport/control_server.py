@@ -47,7 +47,7 @@ _OVERSIZED_BYTES = 1 << 16
 # all callbacks, so that a session's messages, and its end, come in order.
 
 
-class Session:
+class ControlSession:
   """One learner's stream, made by the server.
 
   Attributes:
@@ -128,7 +128,7 @@ class Session:
   def read(
     self,
     requests: Iterator[bytes],
-    on_message: Callable[['Session', wire.Message], None],
+    on_message: Callable[['ControlSession', wire.Message], None],
     count: Callable[[str | None], None],
   ) -> None:
     """Delivers messages until the end, and sets its cause.
@@ -197,7 +197,7 @@ def abort(context: grpc.ServicerContext, cause: str, reason: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tally:
+class MessageCounts:
   """Counts of accepted and of refused messages, by flaw.
 
   Attributes:
@@ -228,8 +228,8 @@ class ControlServer(grpc.GenericRpcHandler):
   def __init__(
     self,
     bind: str,
-    on_message: Callable[[Session, wire.Message], None],
-    on_closed: Callable[[Session, str], None],
+    on_message: Callable[[ControlSession, wire.Message], None],
+    on_closed: Callable[[ControlSession, str], None],
     limits: control_channel.ControlLimits = control_channel.DEFAULT,
     access: auth.Access = auth.OPEN,
   ):
@@ -238,7 +238,7 @@ class ControlServer(grpc.GenericRpcHandler):
     self._limits = limits
     self._access = access
     self._lock = threading.Lock()
-    self._sessions: dict[Session, threading.Thread] = {}
+    self._sessions: dict[ControlSession, threading.Thread] = {}
     self._ended: collections.Counter[str] = collections.Counter()
     self._accepted = 0
     self._refused: collections.Counter[str] = collections.Counter()
@@ -261,10 +261,10 @@ class ControlServer(grpc.GenericRpcHandler):
     with self._lock:
       return dict(self._ended)
 
-  def heard(self) -> Tally:
+  def heard(self) -> MessageCounts:
     """Returns the counts of messages so far; each message counts once."""
     with self._lock:
-      return Tally(self._accepted, dict(self._refused))
+      return MessageCounts(self._accepted, dict(self._refused))
 
   def close(self) -> None:
     """Ends every session and every thread; idempotent.
@@ -290,7 +290,7 @@ class ControlServer(grpc.GenericRpcHandler):
     self, requests: Iterator[bytes], context: grpc.ServicerContext
   ) -> Iterator[bytes]:
     self._check_token(context)
-    session = Session(context, self._limits)
+    session = ControlSession(context, self._limits)
     reader = threading.Thread(
       target=self._read, args=(session, requests), name='control session'
     )
@@ -329,7 +329,7 @@ class ControlServer(grpc.GenericRpcHandler):
       else:
         self._refused[flaw] += 1
 
-  def _read(self, session: Session, requests: Iterator[bytes]) -> None:
+  def _read(self, session: ControlSession, requests: Iterator[bytes]) -> None:
     try:
       session.read(requests, self._on_message, self._count)
     finally:
@@ -352,6 +352,6 @@ class ControlServer(grpc.GenericRpcHandler):
     abort(context, cause, reason)
 
 
-def _machine(session: Session) -> str:
+def _machine(session: ControlSession) -> str:
   """Returns gRPC's name of the peer's address, without the port."""
   return session.peer.rpartition(':')[0]

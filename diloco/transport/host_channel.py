@@ -27,7 +27,7 @@ class GroupLost(Exception):
   """A host of this learner is gone; the others can't go on without it."""
 
 
-class Connection:
+class HostConnection:
   """A connection to one peer, with a thread that reads and one that writes.
 
   Args:
@@ -109,7 +109,7 @@ class Connection:
       self._on_lost(GroupLost(f'{self._peer}: {reason}'))
 
 
-class Listener:
+class HostListener:
   """The listener of the leading host for the others.
 
   Each connection is greeted on a thread of its own, so that one that is silent,

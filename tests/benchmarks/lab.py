@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from diloco.config import run_config
 from diloco.lab.process_arrays import LabContents
 from diloco.learner.device import Device
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.timing import Timing
 from experiments import common
@@ -39,18 +39,18 @@ def report(turns: int) -> str:
   )
   config.data.update(seq_len=64)
   config.protocol.update(learners=LEARNERS, total_steps=10**6)
-  blueprint = make_blueprint(run_config.build(config))
-  device = Device(blueprint)
+  run_spec = make_run_spec(run_config.build(config))
+  device = Device(run_spec)
   cluster = Cluster(
-    blueprint.config.protocol,
+    run_spec.config.protocol,
     Timing(dict.fromkeys(range(LEARNERS), 1.0), jitter=0.05),
     seed=0,
-    contents=LabContents(blueprint, device),
+    contents=LabContents(run_spec, device),
     options=ClusterOptions(tokens_per_step=device.tokens_per_step),
   )
   for learner in range(LEARNERS):
     cluster.start(learner)
-  plain = _Plain(blueprint, device)
+  plain = _Plain(run_spec, device)
   lab_s, plain_s = [], []
   cluster.run(cluster.sim.now + EACH_STEPS)  # Warm-up.
   plain.run(EACH_STEPS)
@@ -71,10 +71,10 @@ def report(turns: int) -> str:
 class _Plain:
   """The same inner step without the lab."""
 
-  def __init__(self, blueprint, device: Device):
+  def __init__(self, run_spec, device: Device):
     self._device = device
-    self._dataset = blueprint.dataset(0)
-    self._params, self._state = device.init(blueprint.initial_parameters())
+    self._dataset = run_spec.dataset(0)
+    self._params, self._state = device.init(run_spec.initial_parameters())
     self._position = 0
 
   def run(self, steps: int):

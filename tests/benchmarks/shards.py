@@ -23,7 +23,7 @@ from diloco.config import run_config
 from diloco.numerics import payload
 from diloco.protocol import shard_messages as orders
 from diloco.run.payload_parts import announced
-from diloco.run.spec import Blueprint, make_blueprint
+from diloco.run.spec import RunSpec, make_run_spec
 from diloco.syncer.shard import Shard
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import common
@@ -48,7 +48,7 @@ class Size:
   rounds: int
   codec: str
 
-  def blueprint(self, shards: int) -> Blueprint:
+  def run_spec(self, shards: int) -> RunSpec:
     config = common.base()
     config.model.update(
       layers=self.layers, d_model=self.d_model, d_ff=3 * self.d_model
@@ -57,20 +57,20 @@ class Size:
     config.protocol.update(learners=self.learners)
     config.codec.update(up=self.codec, down=self.codec)
     config.syncer.shards = shards
-    return make_blueprint(run_config.build(config))
+    return make_run_spec(run_config.build(config))
 
 
 class _Feeder:
   """The learners of one shard: their offers lie in memory."""
 
-  def __init__(self, blueprint: Blueprint, shard: int, size: Size):
+  def __init__(self, run_spec: RunSpec, shard: int, size: Size):
     self._answers: queue.SimpleQueue = queue.SimpleQueue()
     network = MemoryNetwork()
-    self._blueprint = blueprint
+    self._run_spec = run_spec
     self._size = size
     self._number = shard
     self._shard = Shard(
-      blueprint,
+      run_spec,
       MemoryPlane(network),
       shard,
       answer=self._answers.put,
@@ -82,13 +82,13 @@ class _Feeder:
       self._shard.perform(orders.Admit(learner, 1, (outlet.address,), ''))
     self._job = 0
     self._data = {
-      p: self._contribution(p) for p in blueprint.owners.of_shard(shard)
+      p: self._contribution(p) for p in run_spec.owners.of_shard(shard)
     }
 
   @property
   def merged_bytes(self) -> int:
     """Bytes of f32 contributions, in one round of every own fragment."""
-    owners = self._blueprint.owners
+    owners = self._run_spec.owners
     values = sum(
       piece.size for p in self._data for piece in owners.pieces(p, self._number)
     )
@@ -103,17 +103,17 @@ class _Feeder:
     self._shard.close()
 
   def _contribution(self, p: int) -> np.ndarray:
-    pieces = self._blueprint.owners.pieces(p, self._number)
+    pieces = self._run_spec.owners.pieces(p, self._number)
     rng = np.random.default_rng(p)
     arrays = {
       x.name: 1e-3 * rng.standard_normal(x.shape, np.float32) for x in pieces
     }
-    return payload.encode(arrays, pieces, self._blueprint.up)
+    return payload.encode(arrays, pieces, self._run_spec.up)
 
   def _close(self, round_: int, p: int, data: np.ndarray):
     """Makes one round of one fragment: all M are pulled, then merged."""
     jobs = []
-    parts = [np.empty(0, np.uint8)] * self._blueprint.owners.shards
+    parts = [np.empty(0, np.uint8)] * self._run_spec.owners.shards
     parts[self._number] = data
     whole = self._announced(p, parts)
     for learner, outlet in enumerate(self._outlets):
@@ -140,10 +140,10 @@ class _Feeder:
 
   def _announced(self, p: int, parts):
     """Returns the payload of a learner whose other parts other shards pull."""
-    found = announced(1, self._blueprint.up.name, parts)
+    found = announced(1, self._run_spec.up.name, parts)
     if not found.parts:
       return found
-    owners, up = self._blueprint.owners, self._blueprint.up
+    owners, up = self._run_spec.owners, self._run_spec.up
     sizes = [
       payload.payload_bytes(owners.pieces(p, s), up)
       for s in range(owners.shards)
@@ -165,7 +165,7 @@ def _serve(shard: int, shards: int, size: Size, ready, begin, done):
   """Runs one process on one core, as if each shard had a machine of its own."""
   cores = sorted(os.sched_getaffinity(0))
   os.sched_setaffinity(0, {cores[shard % len(cores)]})
-  feeder = _Feeder(size.blueprint(shards), shard, size)
+  feeder = _Feeder(size.run_spec(shards), shard, size)
   feeder.run(1)  # Compiles, and touches all memory.
   ready.put(feeder.merged_bytes)
   begin.wait(ANSWER_S)

@@ -19,7 +19,7 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.members import Account
 from diloco.protocol.syncer.state import Ledger
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.simulator.contents import FINGERPRINTS, RUN
 from diloco.syncer.outer_state import GlobalModel
 from tests.in_process.lockstep import toy_config, toy_model
@@ -42,12 +42,12 @@ LEDGER = Ledger(
 
 
 @pytest.fixture(scope='module')
-def blueprint():
+def run_spec():
   config = toy_config(
     learners=1, fragments=2, sync_every_steps=4, overlap_steps=1, quorum=1
   )
   config.codec.update(up='int4', down='int4', block_size=8)
-  return make_blueprint(run_config.build(config), toy_model())
+  return make_run_spec(run_config.build(config), toy_model())
 
 
 def _delta(model, fragment, seed):
@@ -74,9 +74,9 @@ def _states(model):
 
 
 @pytest.fixture
-def trained(blueprint):
+def trained(run_spec):
   """A model with momentum and residuals: versions 2 and 1."""
-  model = GlobalModel(blueprint)
+  model = GlobalModel(run_spec)
   for seed, fragment in enumerate((0, 1, 0)):
     _close(model, fragment, seed)
   return model
@@ -200,13 +200,11 @@ def test_checkpoints_without_their_ledger_are_no_new_run(trained, tmp_path):
 # The states -------------------------------------------------------------------
 
 
-def test_a_restored_model_makes_the_same_next_step(
-  blueprint, trained, tmp_path
-):
+def test_a_restored_model_makes_the_same_next_step(run_spec, trained, tmp_path):
   records = _records(tmp_path)
   assert records.save(3, _states(trained), None)
   records.close(SAVE_S)
-  twin = GlobalModel(blueprint)
+  twin = GlobalModel(run_spec)
   versions, states = _records(tmp_path).restore(_states(twin))
   assert versions == (2, 1)
   for fragment, state in enumerate(states):

@@ -21,7 +21,7 @@ from diloco.evaluation.final_parameters import (
 from diloco.metrics import status
 from diloco.metrics.workdir import Workdir
 from diloco.models import hf_export
-from diloco.run.spec import decoder_config, make_blueprint, make_model
+from diloco.run.spec import decoder_config, make_model, make_run_spec
 from experiments import tests_tiny
 from tests.data import made_files
 
@@ -30,17 +30,17 @@ TASK = ROOT / 'experiments' / 'tasks' / 'continuation.jsonl'
 
 
 @pytest.fixture(scope='module')
-def blueprint():
-  return make_blueprint(run_config.build(tests_tiny.get_config()))
+def run_spec():
+  return make_run_spec(run_config.build(tests_tiny.get_config()))
 
 
 @pytest.fixture(scope='module')
-def params(blueprint):
+def params(run_spec):
   """Returns the parameters of a model that has learnt nothing."""
   rng = np.random.default_rng(0)
   return {
     path: rng.standard_normal(spec.shape, np.float32) / 8
-    for path, spec in blueprint.specs.items()
+    for path, spec in run_spec.specs.items()
   }
 
 
@@ -120,12 +120,12 @@ def test_a_model_of_word_pieces(params, tmp_path):
 
 
 def test_export_writes_what_can_be_read_back(
-  workdir, blueprint, params, tmp_path
+  workdir, run_spec, params, tmp_path
 ):
   ended = _run('export', workdir, f'--outdir={tmp_path / "out"}')
   assert ended.returncode == 0, ended.stderr
   tensors, settings = safetensors_files.read_exported(tmp_path / 'out')
-  sizes = decoder_config(blueprint.config)
+  sizes = decoder_config(run_spec.config)
   back = hf_export.from_exported(tensors, sizes)
   assert back.keys() == params.keys()
   for path, x in params.items():
@@ -142,13 +142,13 @@ def test_a_run_that_left_no_model_ends_in_78(tmp_path):
   assert 'no parameters at' in ended.stderr
 
 
-def test_the_model_of_another_config_is_named(workdir, blueprint):
+def test_the_model_of_another_config_is_named(workdir, run_spec):
   changed = dataclasses.replace(
-    blueprint,
-    config=blueprint.config,
+    run_spec,
+    config=run_spec.config,
     specs={
       path: dataclasses.replace(spec, shape=(*spec.shape, 2))
-      for path, spec in blueprint.specs.items()
+      for path, spec in run_spec.specs.items()
     },
   )
   problem = r"'embedding' is of shape \[256, 32\], .* of shape \[256, 32, 2\]"
@@ -156,8 +156,8 @@ def test_the_model_of_another_config_is_named(workdir, blueprint):
     final_parameters(changed, workdir)
 
 
-def test_a_model_without_logits_is_refused_by_name(blueprint):
-  model = make_model(blueprint.config)
+def test_a_model_without_logits_is_refused_by_name(run_spec):
+  model = make_model(run_spec.config)
   check_has_logits(model, 'decoder')
   with pytest.raises(ValueError, match=r"model\.kind='bowl' is no language"):
     check_has_logits(model._replace(logits=None), 'bowl')

@@ -14,8 +14,8 @@ from diloco.learner import restore
 from diloco.learner.connection import SyncerAddress
 from diloco.learner.device import Device
 from diloco.learner.restore import Outputs
-from diloco.learner.syncer_client import Exchange
-from diloco.learner.train_loop import Training
+from diloco.learner.syncer_client import SyncerClient
+from diloco.learner.train_loop import TrainLoop
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter, read_jsonl
 from diloco.protocol import timeouts
@@ -23,7 +23,7 @@ from diloco.protocol.incarnation import process_of
 from diloco.protocol.learner import events as learner_events
 from diloco.run.environment import describe
 from diloco.run.event_log import LearnerTape
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.syncer.server import Syncing
 from diloco.syncer.shard_server import Sharding
 from diloco.transport.auth import OPEN
@@ -53,22 +53,22 @@ class Living:
   """
 
   def __init__(self, run: 'Run', learner: int, plane, device):
-    blueprint, workdir = run.blueprint, run.workdir
-    checkpoint = blueprint.config.checkpoint
+    run_spec, workdir = run.run_spec, run.workdir
+    checkpoint = run_spec.config.checkpoint
     self._plane = plane
     self.learner = learner
     self.left: learner_events.Leave | None = None
     records = LearnerRecords(
       workdir.checkpoints(learner_name(learner)),
       learner,
-      blueprint.fingerprints,
+      run_spec.fingerprints,
       checkpoint.keep_latest,
       checkpoint.keep_best,
       say=run.said.append,
     )
-    self.beginning = restore.begin(blueprint, device, records)
-    self.exchange = Exchange(
-      blueprint,
+    self.beginning = restore.begin(run_spec, device, records)
+    self.exchange = SyncerClient(
+      run_spec,
       learner,
       SyncerAddress(run.syncing.address, plane),
       device,
@@ -79,10 +79,10 @@ class Living:
     self._tape = LearnerTape(
       workdir.learner_tape(learner),
       lambda: self.exchange.process,
-      describe(blueprint.config.mesh, {}),
+      describe(run_spec.config.mesh, {}),
     )
-    self.training = Training(
-      blueprint,
+    self.training = TrainLoop(
+      run_spec,
       learner,
       device,
       self.beginning,
@@ -142,22 +142,22 @@ class Run:
     config.syncer.shards = shards
     config.fragments.embedding = embedding
     config.inner.progress = progress
-    self.blueprint = make_blueprint(run_config.build(config))
+    self.run_spec = make_run_spec(run_config.build(config))
     # Its planes lose bytes on purpose: pulls must time out soon.
     self._quick = mock.patch.object(timeouts, 'TRANSFER_FLOOR_S', PULL_S)
     self._quick.start()
-    self.device = Device(self.blueprint)
+    self.device = Device(self.run_spec)
     self.workdir = Workdir(folder)
     self._network = MemoryNetwork()
     self._faults = faults
     self._planes = []
     self.syncing = Syncing(
-      self.blueprint, '127.0.0.1:0', self.plane(0), self.workdir
+      self.run_spec, '127.0.0.1:0', self.plane(0), self.workdir
     )
     self._syncer = threading.Thread(target=self.guard(self.syncing.run))
     self.shardings = [
       Sharding(
-        self.blueprint,
+        self.run_spec,
         shard,
         self.syncing.address,
         self.plane(100 + shard),

@@ -28,7 +28,7 @@ from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.machine import Learner
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.machine import Syncer
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.syncer.outer_state import GlobalModel
 from diloco.syncer.stats import Board
 from diloco.syncer.storage import SyncerDisk
@@ -93,33 +93,33 @@ class _LockstepLearner:
   """One learner: machine, parameters, host copy; no thread."""
 
   def __init__(self, lockstep, learner: int):
-    blueprint = lockstep.blueprint
+    run_spec = lockstep.run_spec
     self.id = learner
     self._lockstep = lockstep
     self._device = lockstep.device
     self._records = lockstep.records(learner)
-    beginning = restore.begin(blueprint, lockstep.device, self._records)
+    beginning = restore.begin(run_spec, lockstep.device, self._records)
     self.host = beginning.host
     self.machine = Learner(
-      blueprint.config.protocol,
-      blueprint.config.name,
+      run_spec.config.protocol,
+      run_spec.config.name,
       learner,
-      blueprint.fingerprints,
+      run_spec.fingerprints,
       beginning.start,
     )
     self.params, self.inner_state = beginning.params, beginning.inner_state
-    data = blueprint.config.data
+    data = run_spec.config.data
     self.batches = pipeline.make_dataset(
-      blueprint.text.train,
+      run_spec.text.train,
       data.seq_len,
       data.batch,
       data.shards,
       learner,
-      blueprint.config.seed,
+      run_spec.config.seed,
     )
     self._own = OwnProgress(
       lockstep.device,
-      blueprint.config.protocol.blend,
+      run_spec.config.protocol.blend,
       {p: self.host.fragment(p)[1] for p in lockstep.fragments},
       self.params,
     )
@@ -133,7 +133,7 @@ class _LockstepLearner:
 
   def step(self):
     batch = self._device.put_batch(self.batches[self.steps])
-    lr = self._lockstep.blueprint.config.inner.lr
+    lr = self._lockstep.run_spec.config.inner.lr
     self.params, self.inner_state, metrics = self._device.step(
       self.params, self.inner_state, batch, lr, (self.id, self.steps)
     )
@@ -188,15 +188,15 @@ class _LockstepLearner:
   def _offer(self, effect: learner_events.Snapshot):
     lockstep = self._lockstep
     p = effect.fragment
-    pieces = lockstep.blueprint.layout.fragments[p]
+    pieces = lockstep.run_spec.layout.fragments[p]
     handle = effect.handle
     theta = self._own.snapshot(p, self.params, handle, effect.keep)
     base = self._own.reference(p)
     delta = {k: np.asarray(base[k]) - np.asarray(theta[k]) for k in theta}
-    data = payload.encode(delta, pieces, lockstep.blueprint.up)
+    data = payload.encode(delta, pieces, lockstep.run_spec.up)
     self.offers[handle] = data
     found = messages.Payload(
-      handle, lockstep.blueprint.up.name, data.nbytes, zlib.crc32(data)
+      handle, lockstep.run_spec.up.name, data.nbytes, zlib.crc32(data)
     )
     lockstep.tell_syncer(
       self,
@@ -239,11 +239,11 @@ class Lockstep:
     folder: pathlib.Path | None = None,
     incarnation: int = 1,
   ):
-    self.blueprint = make_blueprint(run_config.build(config), model)
-    self.fragments = range(self.blueprint.config.protocol.fragments)
+    self.run_spec = make_run_spec(run_config.build(config), model)
+    self.fragments = range(self.run_spec.config.protocol.fragments)
     self.now = 0.0
-    self.device = Device(self.blueprint)
-    self.model = GlobalModel(self.blueprint)
+    self.device = Device(self.run_spec)
+    self.model = GlobalModel(self.run_spec)
     self.sent: dict[tuple[int, int], np.ndarray] = {}
     self.published: list[syncer_events.Publish] = []
     self._delay_steps = delay_steps
@@ -251,8 +251,8 @@ class Lockstep:
     self._contributions = {}
     self._incarnation = incarnation
     self._workdir = Workdir(folder or pathlib.Path('nowhere'))
-    board = Board(self.blueprint.config)
-    self._disk = SyncerDisk(self.blueprint, self._workdir, self.model, board)
+    board = Board(self.run_spec.config)
+    self._disk = SyncerDisk(self.run_spec, self._workdir, self.model, board)
     self.syncer: Syncer = self._disk.begin().machine
     self.learners = [_LockstepLearner(self, m) for m in range(learners)]
     self._steps = 0
@@ -276,7 +276,7 @@ class Lockstep:
     return LearnerRecords(
       self._workdir.checkpoints(learner_name(learner)),
       learner,
-      self.blueprint.fingerprints,
+      self.run_spec.fingerprints,
       keep_latest=1,
       keep_best=0,
       say=print,
@@ -317,9 +317,9 @@ class Lockstep:
         learner.handle(learner_events.Heard(effect.message))
       case syncer_events.Pull():
         learner = self.learners[effect.learner]
-        pieces = self.blueprint.layout.fragments[effect.offer.fragment]
+        pieces = self.run_spec.layout.fragments[effect.offer.fragment]
         data = learner.offers[effect.offer.payload.handle]
-        v = payload.decode(data, pieces, self.blueprint.up)
+        v = payload.decode(data, pieces, self.run_spec.up)
         self._contributions[effect.round, effect.learner] = v
         norm = sum(float((x**2).sum()) for x in v.values()) ** 0.5
         handle = effect.offer.payload.handle
@@ -350,7 +350,7 @@ class Lockstep:
     self.published.append(effect)
     data = self.sent[effect.fragment, effect.version]
     offered = messages.Payload(
-      effect.round, self.blueprint.down.name, data.nbytes, zlib.crc32(data)
+      effect.round, self.run_spec.down.name, data.nbytes, zlib.crc32(data)
     )
     update = effect.update(effect.recipients[0], offered, self._crc)
     if self._delay_steps:

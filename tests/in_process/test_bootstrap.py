@@ -251,6 +251,6 @@ def test_without_a_checkpoint_either_the_syncer_gives_it_all(story):
   lines = read_jsonl(story.run.workdir.learner_tape(LAST))
   before = [line for line in lines if line['kind'] in ('Apply', 'Begin')]
   kinds = [line['kind'] for line in before]
-  fragments = story.run.blueprint.config.protocol.fragments
+  fragments = story.run.run_spec.config.protocol.fragments
   assert kinds[: fragments + 1] == ['Apply'] * fragments + ['Begin']
   assert all(line['version'] > 0 for line in before[:fragments])

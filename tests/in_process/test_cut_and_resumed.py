@@ -73,7 +73,7 @@ def test_an_ended_run_is_not_run_again(cut, tmp_path):
   """A syncer that died after the last close still writes the results."""
   shutil.copytree(cut.workdir.syncer, Workdir(tmp_path).syncer)
   plane = MemoryPlane(MemoryNetwork())
-  syncing = Syncing(cut.blueprint, '127.0.0.1:0', plane, Workdir(tmp_path))
+  syncing = Syncing(cut.run_spec, '127.0.0.1:0', plane, Workdir(tmp_path))
   ended = queue.SimpleQueue()
   thread = threading.Thread(target=lambda: ended.put(syncing.run()))
   thread.start()
@@ -90,9 +90,9 @@ def test_an_ended_run_is_not_run_again(cut, tmp_path):
 
 
 def test_the_folder_of_another_run_is_not_gone_on_with(cut):
-  inner = dataclasses.replace(cut.blueprint.config.inner, lr=0.5)
-  config = dataclasses.replace(cut.blueprint.config, inner=inner)
-  another = dataclasses.replace(cut.blueprint, config=config)
+  inner = dataclasses.replace(cut.run_spec.config.inner, lr=0.5)
+  config = dataclasses.replace(cut.run_spec.config, inner=inner)
+  another = dataclasses.replace(cut.run_spec, config=config)
   plane = MemoryPlane(MemoryNetwork())
   with pytest.raises(BrokenRecord, match=r'inner\.lr: 0\.5 here'):
     Syncing(another, '127.0.0.1:0', plane, cut.workdir)

@@ -15,12 +15,12 @@ def _plain(lock, learner, steps):
   """Parameters of plain SGD on one learner's batches."""
   params = {
     k: v.astype(np.float64)
-    for k, v in lock.blueprint.initial_parameters().items()
+    for k, v in lock.run_spec.initial_parameters().items()
   }
   for i in range(steps):
     tokens = lock.learners[learner].batches[i]['tokens']
     for k, g in toy_gradient(params, tokens).items():
-      params[k] = params[k] - lock.blueprint.config.inner.lr * g
+      params[k] = params[k] - lock.run_spec.config.inner.lr * g
   return params
 
 
@@ -74,12 +74,12 @@ def _streaming(lock, steps, overlap):
   Fragment p is merged at steps (r - 1)·P + p + 1 rounds of s; the update is
   applied `overlap` steps later. P = 1 and no overlap is synchronous DiLoCo.
   """
-  blueprint = lock.blueprint
-  protocol = blueprint.config.protocol
+  run_spec = lock.run_spec
+  protocol = run_spec.config.protocol
   spacing = protocol.spacing_steps
-  pieces = blueprint.layout.fragments
+  pieces = run_spec.layout.fragments
   theta = {
-    k: v.astype(np.float64) for k, v in blueprint.initial_parameters().items()
+    k: v.astype(np.float64) for k, v in run_spec.initial_parameters().items()
   }
   local = [dict(theta) for _ in lock.learners]
   theta = {k: v.copy() for k, v in theta.items()}
@@ -89,7 +89,7 @@ def _streaming(lock, steps, overlap):
     for m, learner in enumerate(lock.learners):
       tokens = learner.batches[step - 1]['tokens']
       for k, g in toy_gradient(local[m], tokens).items():
-        local[m][k] = local[m][k] - blueprint.config.inner.lr * g
+        local[m][k] = local[m][k] - run_spec.config.inner.lr * g
     if step % spacing == 0:
       p = (step // spacing - 1) % protocol.fragments
       for piece in pieces[p]:
@@ -156,7 +156,7 @@ def test_learners_and_syncer_hold_the_same_bytes_of_every_version(codec):
       for learner in lock.learners:
         held, theta = learner.host.fragment(p)
         if held == version:
-          pieces = lock.blueprint.layout.fragments[p]
+          pieces = lock.run_spec.layout.fragments[p]
           assert b''.join(theta[x.name].tobytes() for x in pieces) == (
             data.tobytes()
           )

@@ -13,12 +13,12 @@ import pytest
 
 from diloco.config import run_config
 from diloco.learner.device import Device
-from diloco.learner.hosts.host_group import Alone
-from diloco.learner.replica import HostCopy, Mismatch
-from diloco.learner.transfers import Carrier, Donation
+from diloco.learner.hosts.host_group import SingleHostGroup
+from diloco.learner.replica import Mismatch, WholeReplica
+from diloco.learner.transfers import Donation, FragmentTransfer
 from diloco.protocol import host_messages, messages
 from diloco.protocol.learner import events as learner_events
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.transport.data_plane import PeerLost
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
@@ -27,7 +27,7 @@ DONOR, NEWCOMER = (1, 4096), (0, 8192)
 VERSION, STEP = 3, 7
 
 
-class OtherHost(Alone):
+class OtherHost(SingleHostGroup):
   """Host 1 of a learner of two.
 
   Attributes:
@@ -85,31 +85,31 @@ class Pair:
   """A donor that offers its state, and a newcomer with other parameters."""
 
   def __init__(self):
-    self._blueprint = make_blueprint(run_config.build(tests_tiny.get_config()))
-    self._device = Device(self._blueprint)
+    self._run_spec = make_run_spec(run_config.build(tests_tiny.get_config()))
+    self._device = Device(self._run_spec)
     network = MemoryNetwork()
     self.hosts, self.plane = OtherHost(), LosingPlane(network)
-    initial = self._blueprint.initial_fragments()
-    self.copy = HostCopy(self._blueprint, initial)
+    initial = self._run_spec.initial_fragments()
+    self.copy = WholeReplica(self._run_spec, initial)
     self.newcomer = self._carrier(self.copy, self.plane, self.hosts)
     self.given = [
       {name: x + np.float32(1) for name, x in theta.items()}
       for theta in initial
     ]
-    self._donated = HostCopy(
-      self._blueprint, self.given, (VERSION,) * len(initial)
+    self._donated = WholeReplica(
+      self._run_spec, self.given, (VERSION,) * len(initial)
     )
     self._donor_host = OtherHost()
     self._donor = self._carrier(
       self._donated, MemoryPlane(network), self._donor_host
     )
 
-  def _carrier(self, copy, plane, hosts) -> Carrier:
-    return Carrier(self._blueprint, self._device, copy, plane, hosts)
+  def _carrier(self, copy, plane, hosts) -> FragmentTransfer:
+    return FragmentTransfer(self._run_spec, self._device, copy, plane, hosts)
 
   def donate(self) -> messages.StateAt:
     """The donor offers it all once (more), host 1 as host 0 does."""
-    _, state = self._device.init(self._blueprint.initial_parameters())
+    _, state = self._device.init(self._run_spec.initial_parameters())
     handles = self._donor.donation_handles()
     parts = (messages.Part(1, 1),) * len(handles)
     self._donor_host.offered = (

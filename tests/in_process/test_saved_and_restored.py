@@ -40,7 +40,7 @@ def _config(**protocol):
 
 def _bits(lock: Lockstep) -> dict[str, bytes]:
   """Everything that has bytes, by name."""
-  fragments = range(lock.blueprint.config.protocol.fragments)
+  fragments = range(lock.run_spec.config.protocol.fragments)
   trees = {f'syncer {p}': lock.model.state(p) for p in fragments}
   for each in lock.learners:
     trees[f'θ {each.id}'] = each.params

@@ -6,7 +6,7 @@ import pytest
 from diloco.config import run_config
 from diloco.lab.run import train
 from diloco.protocol.learner import bootstrap as learner_bootstrap
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.studies import offer_age
 from experiments import lab_age
 
@@ -14,7 +14,7 @@ from experiments import lab_age
 def _ages(fragments: int, overlap: int) -> offer_age.Ages:
   config = lab_age.get_config('learners=4,steps=120')
   config.protocol.update(fragments=fragments, overlap_steps=overlap, quorum=1)
-  trained = train(make_blueprint(run_config.build(config)))
+  trained = train(make_run_spec(run_config.build(config)))
   return offer_age.Ages(
     trained.age_steps, trained.old_share, trained.participation, encodings=0.0
   )

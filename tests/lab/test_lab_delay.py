@@ -9,7 +9,7 @@ from diloco.config import run_config
 from diloco.lab.run import train
 from diloco.run import tape_events
 from diloco.run.event_log import read_tapes
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.transport.faulty import Faults
 from experiments import common
 from tests.in_process.in_process import Run
@@ -29,8 +29,8 @@ def _in_the_lab(**lab) -> collections.Counter[int]:
   )
   config.protocol.update(total_steps=77, grace_cap_steps=0.0)
   config.lab.update(jitter=0.0, slow_learners=0, **lab)
-  blueprint = make_blueprint(run_config.build(config))
-  return train(blueprint).tally.delays
+  run_spec = make_run_spec(run_config.build(config))
+  return train(run_spec).tally.delays
 
 
 def _in_a_run(tape: tuple) -> collections.Counter[int]:

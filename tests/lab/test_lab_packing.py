@@ -11,7 +11,7 @@ import pytest
 
 from diloco.lab.packing import Likes, Packer, Unpacker
 from diloco.lab.resume_log import Answers, Diverged
-from diloco.learner.replica import Held
+from diloco.learner.replica import FragmentReplica
 from diloco.numerics.outer import FragmentState
 
 
@@ -42,7 +42,7 @@ def test_records_and_optimizer_states_come_back():
 
 def test_an_array_in_two_places_is_saved_once():
   theta = {'w': np.ones(3, np.float32)}
-  made, arrays = _through([Held(1, theta, 2), theta])
+  made, arrays = _through([FragmentReplica(1, theta, 2), theta])
   assert len(arrays) == 1
   assert made[0].theta['w'] is made[1]['w']
 

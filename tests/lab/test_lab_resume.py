@@ -16,7 +16,7 @@ from diloco.lab import run as lab_run
 from diloco.lab.outputs import Recording
 from diloco.lab.run import train
 from diloco.metrics.workdir import Workdir
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 
 pytestmark = pytest.mark.alone
 
@@ -138,7 +138,7 @@ def _whole(tmp_path, monkeypatch, system):
   whole = Workdir(tmp_path / 'whole-run')
   recording = Recording(whole.root, config)
   try:
-    return whole, train(make_blueprint(config), journal=recording)
+    return whole, train(make_run_spec(config), journal=recording)
   finally:
     recording.close()
 

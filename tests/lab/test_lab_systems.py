@@ -13,7 +13,7 @@ from diloco.lab.data_parallel import GroupSteps
 from diloco.lab.lives import Lives
 from diloco.lab.run import train
 from diloco.metrics import token_ledger
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from experiments import common
 
 
@@ -110,11 +110,11 @@ def _steps(group):
 def test_a_fault_that_can_not_be_is_refused(system, text):
   config = _config(lab__system=system, faults=(text,))
   with pytest.raises(ConfigError, match='faults'):
-    train(make_blueprint(config))
+    train(make_run_spec(config))
 
 
 def _train(**changes):
-  return train(make_blueprint(_config(**changes)))
+  return train(make_run_spec(_config(**changes)))
 
 
 def test_elastic_trains_as_many_tokens_in_more_steps():

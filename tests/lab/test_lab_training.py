@@ -14,7 +14,7 @@ from diloco.lab.run import train
 from diloco.learner.device import Device
 from diloco.metrics import names
 from diloco.numerics.schedule import make_schedule
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from experiments import common
 
 
@@ -31,8 +31,8 @@ def _train_anew(timeline_s=0.0, journal=None, **changes):
   for key, value in changes.items():
     section, _, name = key.rpartition('__')
     (config[section] if section else config)[name] = value
-  blueprint = make_blueprint(run_config.build(config))
-  return train(blueprint, timeline_s=timeline_s, journal=journal)
+  run_spec = make_run_spec(run_config.build(config))
+  return train(run_spec, timeline_s=timeline_s, journal=journal)
 
 
 def _same(one, other) -> bool:

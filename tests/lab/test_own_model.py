@@ -12,7 +12,7 @@ from diloco.config.sections import ConfigError
 from diloco.lab.run import train
 from diloco.numerics.mesh_partition import Partition
 from diloco.run.host_slices import Holding
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from experiments import own_model
 
 LINES_MAX = 30
@@ -37,17 +37,17 @@ def test_it_learns_in_the_lab():
   config = own_model.get_config('quicktest')
   config.protocol.total_steps = 120
   config.lab.eval_every_steps = 20
-  trained = train(make_blueprint(run_config.build(config)))
+  trained = train(make_run_spec(run_config.build(config)))
   losses = [point.loss for point in trained.points]
   assert losses[-1] < losses[0] - 0.5
 
 
 def test_what_is_said_of_no_table_is_plain_and_whole():
-  blueprint = make_blueprint(_config())
-  assert blueprint.model.roles == dict.fromkeys(
+  run_spec = make_run_spec(_config())
+  assert run_spec.model.roles == dict.fromkeys(
     ('table', 'mlp/head', 'mlp/bias'), 'plain'
   )
-  assert blueprint.model.axes['mlp/head'] == (None, None)
+  assert run_spec.model.axes['mlp/head'] == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_is_said_of_no_table_is_plain_and_whole():
 )
 def test_a_model_that_is_not_there_is_named(kind, message):
   with pytest.raises(ValueError, match=message):
-    make_blueprint(_config(kind=kind))
+    make_run_spec(_config(kind=kind))
 
 
 @pytest.mark.parametrize(
@@ -132,22 +132,22 @@ def test_a_parameter_may_be_one_number(codec):
   config.protocol.total_steps = 120
   config.lab.eval_every_steps = 40
   config.codec.update(up=codec, down=codec)
-  trained = train(make_blueprint(run_config.build(config)))
+  trained = train(make_run_spec(run_config.build(config)))
   assert trained.points[-1].loss < 0.1 < trained.points[0].loss
 
 
 @pytest.mark.usefixtures('some_models')
 def test_hosts_hold_single_numbers_as_they_are():
-  blueprint = make_blueprint(_config(kind='some_models:scalars'))
+  run_spec = make_run_spec(_config(kind='some_models:scalars'))
   splits = {
-    path: (None,) * len(spec.shape) for path, spec in blueprint.specs.items()
+    path: (None,) * len(spec.shape) for path, spec in run_spec.specs.items()
   }
   partition = Partition((('fsdp', 1),), (0,), splits)
-  holding = Holding(blueprint.layout, partition, 0)
-  for p, whole in enumerate(blueprint.initial_fragments()):
+  holding = Holding(run_spec.layout, partition, 0)
+  for p, whole in enumerate(run_spec.initial_fragments()):
     held = holding.needed_of(p, whole)
     assert {name: x.shape for name, x in held.items()} == {
-      piece.name: piece.shape for piece in blueprint.layout.fragments[p]
+      piece.name: piece.shape for piece in run_spec.layout.fragments[p]
     }
 
 
@@ -155,5 +155,5 @@ def test_hosts_hold_single_numbers_as_they_are():
 @pytest.mark.parametrize('name', sorted(BROKEN))
 def test_a_model_that_is_none_says_why(name):
   with pytest.raises(ValueError, match=BROKEN[name]) as found:
-    make_blueprint(_config(kind=f'some_models:{name}'))
+    make_run_spec(_config(kind=f'some_models:{name}'))
   assert f"model.kind='some_models:{name}'" in str(found.value)

@@ -17,13 +17,13 @@ from diloco.config import run_config
 from diloco.data import pipeline
 from diloco.learner import inner_device, peer_bootstrap
 from diloco.learner.device import Device
-from diloco.learner.replica import Held, Mismatch, PartCopy
+from diloco.learner.replica import FragmentReplica, Mismatch, SlicedReplica
 from diloco.learner.replica_codec import make_part
 from diloco.protocol import messages
 from diloco.run import payload_parts
 from diloco.run.host_slices import Cuts
 from diloco.run.payload_parts import TransferPace
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
 
@@ -35,27 +35,27 @@ CHUNK_BYTES = 10_000  # So that there are several, and one ends in a leaf.
 def main(process: int, coordinator: str):
   jax.distributed.initialize(coordinator, 2, process)
   inner_device.CHUNK_BYTES_MAX = CHUNK_BYTES
-  blueprint, device = _learner()
-  params, state = _trained(blueprint, device)
-  part = _part(blueprint, device)
+  run_spec, device = _learner()
+  params, state = _trained(run_spec, device)
+  part = _part(run_spec, device)
   plane = MemoryPlane(MemoryNetwork())
 
   thetas = [each.theta for each in part.held()]
-  most = peer_bootstrap.payloads_max(blueprint, device.state_like)
+  most = peer_bootstrap.payloads_max(run_spec, device.state_like)
   handles = tuple(range(1, most + 1))
   given = peer_bootstrap.Donations(part, plane)
   offered = given.offer(NEWCOMER, handles, thetas, device.copy_state(state))
   payloads = peer_bootstrap.announced(
-    handles, blueprint.full.name, len(thetas), [offered]
+    handles, run_spec.full.name, len(thetas), [offered]
   )
-  newcomer = _part(blueprint, device)
-  fetched = _fetch(newcomer, payloads, offered.address, blueprint, plane)
+  newcomer = _part(run_spec, device)
+  fetched = _fetch(newcomer, payloads, offered.address, run_spec, plane)
   newcomer.adopt((7,) * len(thetas), fetched.data, (1,) * len(thetas))
   placed = device.put_state(fetched.inner_state)
   fresh = device.fresh_state(params)
 
   # The same next step, to the bit, whichever state it is made with.
-  batch = device.put_batch(_dataset(blueprint)[STEPS])
+  batch = device.put_batch(_dataset(run_spec)[STEPS])
   copied = {path: jax.numpy.copy(x) for path, x in params.items()}
   here = _bits(state), _bits(placed), _bits(fresh)
   one, _, _ = device.step(params, state, batch, 0.01, (0, STEPS))
@@ -69,7 +69,7 @@ def main(process: int, coordinator: str):
     'chunks': len(offered.parts) - len(thetas),
     'bytes': part.state_bytes(),
     'whole_bytes': inner_device.size_bytes(device.state_like),
-    'refused': _refusal(newcomer, payloads, offered.address, blueprint, plane),
+    'refused': _refusal(newcomer, payloads, offered.address, run_spec, plane),
   }
   given.end(NEWCOMER)
   print(json.dumps(found), flush=True)
@@ -80,55 +80,55 @@ def _learner():
   config.model.update(heads=4, kv_heads=4, head_dim=8)
   config.mesh.fsdp = 4
   config.data.batch = 8
-  blueprint = make_blueprint(run_config.build(config))
-  return blueprint, Device(blueprint)
+  run_spec = make_run_spec(run_config.build(config))
+  return run_spec, Device(run_spec)
 
 
-def _dataset(blueprint):
-  data = blueprint.config.data
+def _dataset(run_spec):
+  data = run_spec.config.data
   return pipeline.make_dataset(
-    blueprint.text.train, data.seq_len, data.batch, 4, 0, 0
+    run_spec.text.train, data.seq_len, data.batch, 4, 0, 0
   )
 
 
-def _trained(blueprint, device: Device):
-  params, state = device.init(blueprint.initial_parameters())
-  dataset = _dataset(blueprint)
+def _trained(run_spec, device: Device):
+  params, state = device.init(run_spec.initial_parameters())
+  dataset = _dataset(run_spec)
   for i in range(STEPS):
     batch = device.put_batch(dataset[i])
     params, state, _ = device.step(params, state, batch, 0.01, (0, i))
   return params, state
 
 
-def _part(blueprint, device: Device):
+def _part(run_spec, device: Device):
   holding = device.holding
   held = [
-    Held(0, holding.needed_of(p, theta), 0)
-    for p, theta in enumerate(blueprint.initial_fragments())
+    FragmentReplica(0, holding.needed_of(p, theta), 0)
+    for p, theta in enumerate(run_spec.initial_fragments())
   ]
-  cuts = Cuts(blueprint.owners, device.partition)
-  copy = PartCopy(blueprint, cuts, holding.host, held)
-  return make_part(blueprint, device, copy)
+  cuts = Cuts(run_spec.owners, device.partition)
+  copy = SlicedReplica(run_spec, cuts, holding.host, held)
+  return make_part(run_spec, device, copy)
 
 
-def _fetch(part, payloads, address, blueprint, plane):
+def _fetch(part, payloads, address, run_spec, plane):
   return peer_bootstrap.fetch(
     [payload_parts.only(each, 0) for each in payloads],
     address,
     part,
-    len(blueprint.layout.fragments),
-    blueprint.full.name,
+    len(run_spec.layout.fragments),
+    run_spec.full.name,
     plane,
     TransferPace(1.0),
   )
 
 
-def _refusal(part, payloads, address, blueprint, plane) -> str:
+def _refusal(part, payloads, address, run_spec, plane) -> str:
   """Why a state that lacks its last chunk is not taken."""
   last = payloads[-1]
   short = (*payloads[:-1], messages.Payload(last.handle, last.codec, 0, 0))
   try:
-    _fetch(part, short, address, blueprint, plane)
+    _fetch(part, short, address, run_spec, plane)
   except Mismatch as error:
     return str(error)
   return ''

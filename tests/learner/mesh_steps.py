@@ -15,7 +15,7 @@ import numpy as np
 from diloco.config import run_config
 from diloco.data import pipeline
 from diloco.learner.device import Device
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from experiments import tests_tiny
 
 STEPS = 6
@@ -31,12 +31,12 @@ def losses(kind: str, fsdp: int, expert: int, tensor: int, parts: int) -> dict:
   config.inner.accumulate = parts
   config.mesh.update(fsdp=fsdp, expert=expert, tensor=tensor)
   config.protocol.update(blend='mix', blend_alpha=0.5)
-  blueprint = make_blueprint(run_config.build(config))
-  device = Device(blueprint, jax.devices()[: fsdp * expert * tensor])
-  params, state = device.init(blueprint.initial_parameters())
-  theta = blueprint.initial_fragments()
+  run_spec = make_run_spec(run_config.build(config))
+  device = Device(run_spec, jax.devices()[: fsdp * expert * tensor])
+  params, state = device.init(run_spec.initial_parameters())
+  theta = run_spec.initial_fragments()
   dataset = pipeline.make_dataset(
-    blueprint.text.train, config.data.seq_len, config.data.batch, 4, 0, 0
+    run_spec.text.train, config.data.seq_len, config.data.batch, 4, 0, 0
   )
   found, sizes = [], []
   for i in range(STEPS):

@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import pytest
 
-from diloco.learner.connection import OFFERS_MAX, Session
+from diloco.learner.connection import OFFERS_MAX, SyncerSession
 from diloco.protocol.messages import Payload
 from diloco.transport.data_plane import NotOffered
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
@@ -23,7 +23,9 @@ def _pull(inlet, handle):
 def ends():
   network = MemoryNetwork()
   outlet = MemoryPlane(network).outlet('syncer')
-  return Session(1, None, [outlet]), MemoryPlane(network).inlet(outlet.address)
+  return SyncerSession(1, None, [outlet]), MemoryPlane(network).inlet(
+    outlet.address
+  )
 
 
 @pytest.fixture

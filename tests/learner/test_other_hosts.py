@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from diloco.learner.hosts.host_group import OtherHosts
+from diloco.learner.hosts.host_group import MultiHostGroup
 from diloco.learner.replica import Mismatch
 from diloco.protocol import host_messages as said
 from diloco.protocol.messages import Part
@@ -24,7 +24,7 @@ class Other:
 
   def __init__(self, address, host: int):
     self.heard: queue.Queue = queue.Queue()
-    self.connection = host_channel.Connection(
+    self.connection = host_channel.HostConnection(
       host_channel.connect(address, SECRET),
       said.FROM_LEADING_HOST,
       self.heard.put,
@@ -43,10 +43,10 @@ class Other:
 @pytest.fixture
 def hosts():
   """The leading host's view, and the hosts 1 and 2."""
-  listener = host_channel.Listener('127.0.0.1', SECRET)
+  listener = host_channel.HostListener('127.0.0.1', SECRET)
   found: queue.Queue = queue.Queue()
   threading.Thread(
-    target=lambda: found.put(OtherHosts(listener, 2)), daemon=True
+    target=lambda: found.put(MultiHostGroup(listener, 2)), daemon=True
   ).start()
   others = [Other(listener.address, host) for host in (1, 2)]
   leading = found.get(timeout=WAIT_S)

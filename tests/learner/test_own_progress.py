@@ -13,7 +13,7 @@ from diloco.learner.device import Device
 from diloco.learner.own_progress import OwnProgress
 from diloco.numerics.blend import NAMES
 from diloco.protocol.learner.events import Apply
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from tests.in_process.lockstep import toy_config, toy_model
 
 OTHERS = 0.5  # What an update brings, everywhere.
@@ -28,13 +28,13 @@ class _Own:
     )
     if blend == 'mix':
       config.protocol.blend_alpha = 0.5
-    blueprint = make_blueprint(run_config.build(config), toy_model())
-    self._device = Device(blueprint)
+    run_spec = make_run_spec(run_config.build(config), toy_model())
+    self._device = Device(run_spec)
     rounded = [
       {name: np.round(x * 64) / 64 for name, x in theta.items()}
-      for theta in blueprint.initial_fragments()
+      for theta in run_spec.initial_fragments()
     ]
-    params, _ = self._device.init(blueprint.initial_parameters())
+    params, _ = self._device.init(run_spec.initial_parameters())
     placed = self._device.put_fragment(0, rounded[0])
     self._params = self._device.overwrite(0, params, placed)
     self._own = OwnProgress(

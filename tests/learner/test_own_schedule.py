@@ -43,7 +43,7 @@ def test_the_recorded_rate_is_that_of_the_step(tmp_path, monkeypatch):
   before = len(taken[0])
   again = run.start(0)
   run.join()
-  schedule = run.blueprint.schedule()
+  schedule = run.run_spec.schedule()
   for steps in taken.values():
     assert [rate for _, rate in steps] == [schedule(x) for x, _ in steps]
   assert taken[0][before][0] > 0

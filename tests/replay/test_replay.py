@@ -42,8 +42,8 @@ def _replay(
   run: Run, workdir: Workdir | None = None, contents=DeviceContents
 ) -> Replayed:
   plan = make_plan(read_tapes(workdir or run.workdir))
-  held = contents(run.blueprint, run.device)
-  return Replay(run.blueprint, plan, held).run()
+  held = contents(run.run_spec, run.device)
+  return Replay(run.run_spec, plan, held).run()
 
 
 def _assert_same_bytes(replayed: Replayed, run: Run):

@@ -104,8 +104,8 @@ class SmallSyncer:
     self.judge = Judge()
     self.strangers = 0  # Hellos that did not reach the machine.
     self._lock = threading.Lock()
-    self._sessions: dict[tuple[int, int], control_server.Session] = {}
-    self._keys: dict[control_server.Session, tuple[int, int]] = {}
+    self._sessions: dict[tuple[int, int], control_server.ControlSession] = {}
+    self._keys: dict[control_server.ControlSession, tuple[int, int]] = {}
     self.server = control_server.ControlServer(
       '127.0.0.1:0', self._on_message, self._on_closed, **options
     )

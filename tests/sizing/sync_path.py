@@ -12,7 +12,7 @@ import sys
 
 from diloco.config import hardware, run_config
 from diloco.learner.device import Device
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.sizing import chip_memory
 from diloco.sizing.estimate import host_share
 from diloco.sizing.slices import described
@@ -33,17 +33,17 @@ def main(scale: str, name: str, *keys: str):
     section, _, rest = key.partition('.')
     field, _, value = rest.partition('=')
     config[section][field] = int(value)
-  blueprint = make_blueprint(run_config.build(config), reads_text=False)
+  run_spec = make_run_spec(run_config.build(config), reads_text=False)
   of = hardware.topology(name)
-  device = Exchange(blueprint, described(of, 'cpu').devices)
+  device = Exchange(run_spec, described(of, 'cpu').devices)
   hosts = tuple(i // of.chips_per_host for i in range(of.chips))
   partition = dataclasses.replace(device.partition, hosts=hosts)
-  ahead = blueprint.config.protocol.inflight_max
-  share = host_share(blueprint, partition, device.state_like)
+  ahead = run_spec.config.protocol.inflight_max
+  share = host_share(run_spec, partition, device.state_like)
   print(
     json.dumps(
       {
-        'parameters': blueprint.parameters,
+        'parameters': run_spec.parameters,
         'on_every_host': sum(
           math.prod(like.shape)
           for like in device.params_like.values()
@@ -60,7 +60,7 @@ def main(scale: str, name: str, *keys: str):
             math.prod(place.shard_shape(piece.shape)) * 4
             for piece, place in placed(device, p)
           )
-          for p in range(len(blueprint.layout.fragments))
+          for p in range(len(run_spec.layout.fragments))
         ],
         'ahead': ahead,
         **chip_memory.exchange_memory(device.programs, ahead),
@@ -76,7 +76,7 @@ def main(scale: str, name: str, *keys: str):
 
 def placed(device: Device, fragment: int):
   """Pieces of a fragment with their shardings."""
-  pieces = device._blueprint.layout.fragments[fragment]
+  pieces = device._run_spec.layout.fragments[fragment]
   return [(each, device._places[fragment][each.name]) for each in pieces]
 
 

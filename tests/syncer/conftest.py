@@ -3,13 +3,13 @@
 
 import pytest
 
-from tests.syncer.spoken import Stage, small_blueprint
+from tests.syncer.spoken import Stage, small_run_spec
 
 
 @pytest.fixture(scope='session')
 def small_run():
   """What follows from the configuration of a small run; nothing changes it."""
-  return small_blueprint()
+  return small_run_spec()
 
 
 @pytest.fixture

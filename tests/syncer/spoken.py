@@ -14,7 +14,7 @@ from diloco.config import run_config
 from diloco.metrics.workdir import Workdir
 from diloco.numerics import payload
 from diloco.protocol import messages
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.syncer.server import Syncing
 from diloco.transport import control_channel, wire
 from diloco.transport.control_client import ControlClient
@@ -43,11 +43,11 @@ class Peer:
     self._client.connect(DEADLINE_S)
     self.hello = messages.Hello(
       protocol=messages.PROTOCOL_VERSION,
-      run=stage.blueprint.config.name,
+      run=stage.run_spec.config.name,
       learner=learner,
       incarnation=incarnation,
-      fingerprints=stage.blueprint.fingerprints,
-      versions=(0,) * stage.blueprint.config.protocol.fragments,
+      fingerprints=stage.run_spec.fingerprints,
+      versions=(0,) * stage.run_spec.config.protocol.fragments,
       crcs=stage.syncing._model.crcs(),
       began=False,
       addresses=(self._outlet.address,),
@@ -91,15 +91,15 @@ class Peer:
 
   def offer(self, round_: int, value: float, c_steps: int = 2):
     """Offers a delta to version 0 of which every number is `value`."""
-    blueprint = self._stage.blueprint
-    p = blueprint.config.protocol.fragment_of(round_)
-    pieces = blueprint.layout.fragments[p]
+    run_spec = self._stage.run_spec
+    p = run_spec.config.protocol.fragment_of(round_)
+    pieces = run_spec.layout.fragments[p]
     arrays = {x.name: np.full(x.shape, value, np.float32) for x in pieces}
-    data = payload.encode(arrays, pieces, blueprint.up)
+    data = payload.encode(arrays, pieces, run_spec.up)
     handle = next(self._handles)
     self._outlet.offer(handle, data)
     found = messages.Payload(
-      handle, blueprint.up.name, data.nbytes, zlib.crc32(data)
+      handle, run_spec.up.name, data.nbytes, zlib.crc32(data)
     )
     self.say(messages.Offer(round_, p, 0, c_steps, 16, c_steps, found))
 
@@ -122,12 +122,12 @@ class Peer:
 class Stage:
   """A syncer, in a thread once it is started, and peers."""
 
-  def __init__(self, blueprint, folder):
-    self.blueprint = blueprint
+  def __init__(self, run_spec, folder):
+    self.run_spec = run_spec
     self.workdir = Workdir(folder)
     self.network = MemoryNetwork()
     self.plane = MemoryPlane(self.network)
-    self.syncing = Syncing(blueprint, '127.0.0.1:0', self.plane, self.workdir)
+    self.syncing = Syncing(run_spec, '127.0.0.1:0', self.plane, self.workdir)
     self._peers: list[Peer] = []
     self._errors: list[BaseException] = []
     self._thread = threading.Thread(target=self._run)
@@ -167,9 +167,9 @@ class Stage:
       self._errors.append(error)
 
 
-def small_blueprint(quorum: int = 1, learners: int = 2, **codec):
+def small_run_spec(quorum: int = 1, learners: int = 2, **codec):
   config = tests_tiny.get_config()
   config.protocol.update(learners=learners, quorum=quorum, total_steps=1000)
   config.codec.update(codec)
   config.data.shards = max(config.data.shards, learners)
-  return make_blueprint(run_config.build(config))
+  return make_run_spec(run_config.build(config))

@@ -17,7 +17,7 @@ from diloco.metrics import status
 from diloco.protocol import messages
 from diloco.syncer import results, server
 from tests.siege import malice
-from tests.syncer.spoken import DEADLINE_S, REPORT, Stage, small_blueprint
+from tests.syncer.spoken import DEADLINE_S, REPORT, Stage, small_run_spec
 
 pytestmark = pytest.mark.alone
 
@@ -90,7 +90,7 @@ def test_any_figures_harm_nobody(stage, seed):
     for _ in range(10):
       bad.say(malice.extreme(rng.choice(messages.FROM_LEARNER[1:]), rng))
     bad.close()
-  good.train(stage.blueprint.config.protocol.spacing_steps)
+  good.train(stage.run_spec.config.protocol.spacing_steps)
   good.offer(1, 1e-3)
   assert 0 in good.hear(messages.Update).participants
   status = json.dumps(
@@ -109,7 +109,7 @@ def test_many_fingerprints_are_refused_in_short(stage):
   """Naming 20 000 keys would not fit the message that says so."""
   extra = {f'key-{i}': '0' for i in range(20_000)}
   peer = stage.peer(0)
-  peer.say_hello(fingerprints={**stage.blueprint.fingerprints, **extra})
+  peer.say_hello(fingerprints={**stage.run_spec.fingerprints, **extra})
   refusal = peer.hear(messages.Refusal)
   assert refusal.final
   assert len(refusal.reason) <= 1100
@@ -147,7 +147,7 @@ def test_an_address_of_no_use_ends_the_session(stage):
 
 @pytest.mark.parametrize('beyond', [0, 1000])
 def test_an_id_without_a_shard_is_refused(stage, beyond):
-  shards = stage.blueprint.config.data.shards
+  shards = stage.run_spec.config.data.shards
   peer = stage.peer(shards + beyond)
   peer.say_hello()
   refusal = peer.hear(messages.Refusal)
@@ -162,11 +162,11 @@ def test_an_id_without_a_shard_is_refused(stage, beyond):
 @pytest.mark.parametrize('codec', ['f32', 'int4'])
 def test_huge_values_are_not_merged(codec, tmp_path):
   """3e38 is finite; the sum of two is not. The rounds of others close."""
-  stage = Stage(small_blueprint(up=codec), tmp_path)
+  stage = Stage(small_run_spec(up=codec), tmp_path)
   stage.start()
   try:
     good, bad = stage.peer(0).join(), stage.peer(1).join()
-    spacing_steps = stage.blueprint.config.protocol.spacing_steps
+    spacing_steps = stage.run_spec.config.protocol.spacing_steps
     bad.train(spacing_steps)
     for attempt in range(1, 4):
       bad.offer(1, 3e38)
@@ -187,7 +187,7 @@ def test_huge_values_are_not_merged(codec, tmp_path):
 def test_a_flood_of_reports_delays_nobody(tmp_path):
   """All as they should be, but too many: another session is answered, and what
   is unread stays bounded. K = 2: one alone can't drive the run on."""
-  stage = Stage(small_blueprint(quorum=2), tmp_path)
+  stage = Stage(small_run_spec(quorum=2), tmp_path)
   stage.start()
   inbox, said = stage.syncing._inbox, threading.Event()
   try:

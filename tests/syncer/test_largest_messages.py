@@ -32,7 +32,7 @@ BASES = {
 
 def _base(stage: Stage, kind: type):
   """A message of this kind that does no harm."""
-  config = stage.blueprint.config.protocol
+  config = stage.run_spec.config.protocol
   found = messages.Payload(handle=1, codec='f32', nbytes=8, crc=1)
   fragments = (0,) * config.fragments
   match kind:
@@ -51,7 +51,7 @@ def _base(stage: Stage, kind: type):
 
 def _close_a_round(stage: Stage):
   good = stage.peer(2).join()
-  good.train(stage.blueprint.config.protocol.spacing_steps)
+  good.train(stage.run_spec.config.protocol.spacing_steps)
   good.offer(1, 1e-3)
   good.hear(messages.Update)
 

@@ -7,7 +7,7 @@ from diloco.config import limits
 from diloco.protocol import messages
 from diloco.transport import wire
 from tests.fleets import fleets
-from tests.syncer.spoken import Stage, small_blueprint
+from tests.syncer.spoken import Stage, small_run_spec
 
 pytestmark = pytest.mark.alone
 
@@ -16,11 +16,11 @@ MANY = 80
 
 def test_eighty_learners_are_served(tmp_path):
   """By the real server: it refused the 65th, whatever the config said."""
-  stage = Stage(small_blueprint(learners=MANY), tmp_path)
+  stage = Stage(small_run_spec(learners=MANY), tmp_path)
   stage.start()
   try:
     peers = [stage.peer(learner).join() for learner in range(MANY)]
-    peers[-1].train(stage.blueprint.config.protocol.spacing_steps)
+    peers[-1].train(stage.run_spec.config.protocol.spacing_steps)
     peers[-1].offer(1, 1e-3)
     for peer in peers:
       assert peer.hear(messages.Update).participants == (MANY - 1,)

@@ -13,7 +13,7 @@ from diloco.protocol import messages
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run import contributions
 from diloco.run.payload_parts import TransferPace, announced
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.syncer.shard import Shard
 from diloco.syncer.shard_coordinator import Shards
 from diloco.syncer.shard_registry import FromShard, Roll
@@ -60,21 +60,21 @@ class Syncer:
 
   def __init__(self):
     config = tests_tiny.get_config()
-    self.blueprint = make_blueprint(run_config.build(config))
+    self.run_spec = make_run_spec(run_config.build(config))
     network = MemoryNetwork()
     self.plane = HeldPlane(network)
     self.outlet = MemoryPlane(network).outlet('syncer')
     self.answers: queue.SimpleQueue = queue.SimpleQueue()
     self.shard = Shard(
-      self.blueprint,
+      self.run_spec,
       self.plane,
       shard=0,
       answer=self.answers.put,
       crash=self.answers.put,
     )
     model = self.shard.model
-    roll = Roll(self.blueprint, self.shard, model.versions(), model.crcs())
-    self.shards = Shards(self.blueprint, self.shard, roll, say=print)
+    roll = Roll(self.run_spec, self.shard, model.versions(), model.crcs())
+    self.shards = Shards(self.run_spec, self.shard, roll, say=print)
     admitted = self.shards.admit(
       LEARNER, INCARNATION, (self.outlet.address,), ''
     )
@@ -82,13 +82,13 @@ class Syncer:
 
   def offer(self, handle: int, value: float, c_steps: int) -> messages.Offer:
     """One whose outer gradient is `value` everywhere."""
-    pieces = self.blueprint.layout.fragments[0]
-    base = self.blueprint.initial_fragments()[0]
+    pieces = self.run_spec.layout.fragments[0]
+    base = self.run_spec.initial_fragments()[0]
     theta = {name: array - np.float32(value) for name, array in base.items()}
-    data = contributions.encode(base, theta, pieces, self.blueprint.up)
+    data = contributions.encode(base, theta, pieces, self.run_spec.up)
     self.plane.gates[handle] = threading.Event()
     self.outlet.offer(handle, data)
-    payload = announced(handle, self.blueprint.up.name, [data])
+    payload = announced(handle, self.run_spec.up.name, [data])
     return messages.Offer(ROUND, 0, 0, c_steps, 8 * c_steps, c_steps, payload)
 
   def pull(self, offer: messages.Offer):

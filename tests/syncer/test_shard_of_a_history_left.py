@@ -8,7 +8,7 @@ import pytest
 from diloco.config import run_config
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.syncer import events as syncer_events
-from diloco.run.spec import make_blueprint
+from diloco.run.spec import make_run_spec
 from diloco.syncer.shard import Shard
 from diloco.syncer.shard_coordinator import Shards
 from diloco.syncer.shard_registry import Roll
@@ -38,18 +38,18 @@ class Told:
 def lead_and_other():
   config = tests_tiny.get_config()
   config.syncer.shards = 2
-  blueprint = make_blueprint(run_config.build(config))
+  run_spec = make_run_spec(run_config.build(config))
   network = MemoryNetwork()
   lead, other = (
-    Shard(blueprint, MemoryPlane(network), shard, print, print)
+    Shard(run_spec, MemoryPlane(network), shard, print, print)
     for shard in (0, 1)
   )
   for shard, version in ((lead, RUN), (other, LEFT)):
     for p in shard.model.owned:
       shard.model.go_on(p, version, None)
-  versions = (RUN,) * len(blueprint.layout.fragments)
-  roll = Roll(blueprint, lead, versions, tuple(range(len(versions))))
-  return roll, Shards(blueprint, lead, roll, say=print), other
+  versions = (RUN,) * len(run_spec.layout.fragments)
+  roll = Roll(run_spec, lead, versions, tuple(range(len(versions))))
+  return roll, Shards(run_spec, lead, roll, say=print), other
 
 
 def test_its_later_versions_are_other_bytes_than_the_runs(lead_and_other):

@@ -33,7 +33,7 @@ def _final(folder, **options):
 def test_shards_make_the_parameters_that_one_syncer_makes(tmp_path, options):
   run, expected = _final(tmp_path / 'one', **options)
   sharded, found = _final(tmp_path / 'two', shards=2, **options)
-  owners = sharded.blueprint.owners
+  owners = sharded.run_spec.owners
   assert all(owners.of_shard(shard) for shard in (0, 1))
   assert found.keys() == expected.keys()
   for path, array in expected.items():

@@ -23,12 +23,12 @@ class End:
     self.heard: queue.Queue = queue.Queue()
     self.lost: queue.Queue = queue.Queue()
     self.raw = raw
-    self.connection = host_channel.Connection(
+    self.connection = host_channel.HostConnection(
       raw, allowed, self.heard.put, self.lost.put, 'the peer'
     )
 
 
-def accepting(listener: host_channel.Listener) -> queue.Queue:
+def accepting(listener: host_channel.HostListener) -> queue.Queue:
   """Gets the one connection, in a list, once it is there."""
   accepted: queue.Queue = queue.Queue()
   threading.Thread(
@@ -40,7 +40,7 @@ def accepting(listener: host_channel.Listener) -> queue.Queue:
 @pytest.fixture
 def ends():
   """The leading host's end, and another's."""
-  listener = host_channel.Listener('127.0.0.1', SECRET)
+  listener = host_channel.HostListener('127.0.0.1', SECRET)
   accepted = accepting(listener)
   other = host_channel.connect(listener.address, SECRET)
   [leading] = accepted.get(timeout=WAIT_S)
@@ -92,7 +92,7 @@ def test_bytes_that_are_no_message_cut_off_who_sent_them(ends):
 
 
 def test_who_lacks_the_secret_is_not_let_in():
-  listener = host_channel.Listener('127.0.0.1', SECRET)
+  listener = host_channel.HostListener('127.0.0.1', SECRET)
   accepted = accepting(listener)
   with pytest.raises(host_channel.GroupLost, match='has another secret'):
     host_channel.connect(listener.address, b'guessed')
@@ -108,7 +108,7 @@ def test_who_lacks_the_secret_is_not_let_in():
 
 
 def test_nobody_listens():
-  listener = host_channel.Listener('127.0.0.1', SECRET)
+  listener = host_channel.HostListener('127.0.0.1', SECRET)
   address = listener.address
   listener.close()
   with pytest.raises(host_channel.GroupLost, match='refused'):

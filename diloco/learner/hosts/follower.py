@@ -6,19 +6,19 @@ import threading
 
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner.device import Device
-from diloco.learner.hosts.host_group import OtherHosts
-from diloco.learner.hosts.process_group import Meeting, World
-from diloco.learner.hosts.worker import OtherHost
+from diloco.learner.hosts.host_group import MultiHostGroup
+from diloco.learner.hosts.process_group import ProcessGroup, Rendezvous
+from diloco.learner.hosts.worker import HostWorker
 from diloco.learner.restore import begin_part, common_step
 from diloco.protocol import host_messages
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.transport.data_plane import DataPlane
-from diloco.transport.host_channel import Connection, GroupLost
+from diloco.transport.host_channel import GroupLost, HostConnection
 
 
 def gather(
-  world: World, met: Meeting, records: LearnerRecords
-) -> tuple[OtherHosts, int]:
+  world: ProcessGroup, met: Rendezvous, records: LearnerRecords
+) -> tuple[MultiHostGroup, int]:
   """Connects the leading host to the others; returns them and the common step.
 
   `met` is closed once they are connected.
@@ -26,7 +26,7 @@ def gather(
   Raises:
     GroupLost: a host is gone.
   """
-  hosts = OtherHosts(world.listen(), world.hosts - 1)
+  hosts = MultiHostGroup(world.listen(), world.hosts - 1)
   met.close()
   step = common_step([records.readable(), *hosts.steps.values()])
   hosts.tell(host_messages.RestoreFrom(step))
@@ -45,9 +45,9 @@ class Follower:
 
   def __init__(
     self,
-    world: World,
-    met: Meeting,
-    blueprint: Blueprint,
+    world: ProcessGroup,
+    met: Rendezvous,
+    run_spec: RunSpec,
     learner: int,
     device: Device,
     records: LearnerRecords,
@@ -55,8 +55,8 @@ class Follower:
   ):
     self._made = threading.Event()
     self._answer: queue.SimpleQueue = queue.SimpleQueue()
-    self._host: OtherHost | None = None
-    self._connection = Connection(
+    self._host: HostWorker | None = None
+    self._connection = HostConnection(
       world.connect(),
       host_messages.FROM_LEADING_HOST,
       self._hear,
@@ -70,9 +70,9 @@ class Follower:
     step = self._answer.get()
     if isinstance(step, GroupLost):
       raise step
-    beginning = begin_part(blueprint, device, records, step)
-    self._host = OtherHost(
-      blueprint, learner, device, beginning, records, plane, self._connection
+    beginning = begin_part(run_spec, device, records, step)
+    self._host = HostWorker(
+      run_spec, learner, device, beginning, records, plane, self._connection
     )
     self._made.set()
 

@@ -13,7 +13,11 @@ from typing import Protocol
 
 from diloco.learner.replica import Mismatch
 from diloco.protocol import host_messages, messages
-from diloco.transport.host_channel import Connection, GroupLost, Listener
+from diloco.transport.host_channel import (
+  GroupLost,
+  HostConnection,
+  HostListener,
+)
 
 ANSWER_S = 120.0  # A live host answers; jax ends dead ones sooner.
 
@@ -25,7 +29,7 @@ Parts = tuple[messages.Part | None, ...]
 Donated = host_messages.HostDonated
 
 
-class Hosts(Protocol):
+class HostGroup(Protocol):
   """The other hosts, as a learner's exchange and loop use them."""
 
   count: int  # Including the leading one.
@@ -83,7 +87,7 @@ class Hosts(Protocol):
     """Sends what is queued, and ends."""
 
 
-class Alone:
+class SingleHostGroup:
   """The hosts of a learner that has only one."""
 
   count = 1
@@ -122,10 +126,10 @@ class Alone:
     pass
 
 
-ALONE = Alone()
+ALONE = SingleHostGroup()
 
 
-class OtherHosts:
+class MultiHostGroup:
   """Connections to the hosts 1 … N−1, which are all open once constructed.
 
   Args:
@@ -139,7 +143,7 @@ class OtherHosts:
     GroupLost: not all of them came in time.
   """
 
-  def __init__(self, listener: Listener, others: int):
+  def __init__(self, listener: HostListener, others: int):
     self.count = others + 1
     self._on_stop: Callable[[], None] = lambda: None
     self._on_lost: Callable[[GroupLost], None] = lambda error: None
@@ -148,8 +152,8 @@ class OtherHosts:
     # Answers to come that are not needed.
     self._unwanted: dict[Hashable, int] = {}
     self._lost: GroupLost | None = None
-    self._connections: dict[int, Connection] = {}
-    self._unnamed: list[Connection] = []
+    self._connections: dict[int, HostConnection] = {}
+    self._unnamed: list[HostConnection] = []
     for connection in listener.accept(others):
       self._unnamed.append(self._open(connection))
     listener.close()
@@ -217,8 +221,8 @@ class OtherHosts:
     for connection in self._connections.values():
       connection.close(timeout_s=3.0)
 
-  def _open(self, connection) -> Connection:
-    opened: list[Connection] = []
+  def _open(self, connection) -> HostConnection:
+    opened: list[HostConnection] = []
     there = threading.Event()
 
     def heard(message):
@@ -226,7 +230,7 @@ class OtherHosts:
       self._hear(opened[0], message)
 
     opened.append(
-      Connection(
+      HostConnection(
         connection,
         host_messages.FROM_OTHER_HOSTS,
         heard,
@@ -237,7 +241,7 @@ class OtherHosts:
     there.set()
     return opened[0]
 
-  def _hear(self, connection: Connection, message):
+  def _hear(self, connection: HostConnection, message):
     match message:
       case host_messages.HostStarted():
         self._connections[message.host] = connection
@@ -261,7 +265,7 @@ class OtherHosts:
       case _:
         raise TypeError(f'Not of another host: {message!r}.')
 
-  def _answer(self, key: Hashable, connection: Connection, message):
+  def _answer(self, key: Hashable, connection: HostConnection, message):
     [host] = [h for h, c in self._connections.items() if c is connection]
     with self._changed:
       if key in self._unwanted:

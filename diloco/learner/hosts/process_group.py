@@ -44,7 +44,7 @@ GREETING_BYTES = 512  # Address of the leading host.
 # blocks.
 
 
-class Meeting:
+class Rendezvous:
   """This host's connections to the hosts it has met.
 
   Args:
@@ -68,7 +68,7 @@ class Meeting:
     self._connected: set[int] = set()  # Peers that may end.
     self._began = False  # Until then a loss is reported through `heard`.
     self._connections = [
-      host_channel.Connection(
+      host_channel.HostConnection(
         raw,
         allowed,
         lambda message, peer=peer: self._hear(peer, message),
@@ -139,7 +139,7 @@ class Meeting:
 
 def convene(
   host: str, port: int, secret: bytes, others: int, on_lost: OnLost
-) -> Meeting:
+) -> Rendezvous:
   """Waits on host 0 for the others, then tells them JAX's address.
 
   Args:
@@ -147,7 +147,7 @@ def convene(
     port: the coordinator's port.
     secret: the learner's secret.
     others: the number of other hosts.
-    on_lost: see `Meeting`.
+    on_lost: see `Rendezvous`.
 
   Raises:
     ConfigError: the address is not this machine's, or is taken.
@@ -155,7 +155,7 @@ def convene(
   """
   at = sockets.join(host, port)
   try:
-    listener = host_channel.Listener(host, secret, port)
+    listener = host_channel.HostListener(host, secret, port)
   except OSError as error:
     raise ConfigError(
       [f'--coordinator: {at} can not be listened at ({error.strerror})']
@@ -164,7 +164,7 @@ def convene(
     raws = listener.accept(others, MEET_S)
   finally:
     listener.close()
-  met = Meeting(raws, 'another host', host_messages.TO_FIRST_HOST, on_lost)
+  met = Rendezvous(raws, 'another host', host_messages.TO_FIRST_HOST, on_lost)
   hosts = sorted(said.host for said in met.expect(others))
   if hosts != list(range(1, others + 1)):
     raise host_channel.GroupLost(f'hosts {hosts} came, one of each was awaited')
@@ -177,20 +177,20 @@ def convene(
 
 def attend(
   at: tuple[str, int], secret: bytes, host: int, on_lost: OnLost
-) -> Meeting:
+) -> Rendezvous:
   """Connects another host to host 0 and learns JAX's address.
 
   Args:
     at: host and port of host 0.
     secret: the learner's secret.
     host: the launcher's number of this host.
-    on_lost: see `Meeting`.
+    on_lost: see `Rendezvous`.
 
   Raises:
     GroupLost: host 0 is not there in time, or has another secret.
   """
   raw = host_channel.connect(at, secret, absent_s=MEET_S)
-  met = Meeting([raw], 'host 0', host_messages.FROM_FIRST_HOST, on_lost)
+  met = Rendezvous([raw], 'host 0', host_messages.FROM_FIRST_HOST, on_lost)
   met.tell(host_messages.HostHere(host))
   [said] = met.expect(1)
   met.begin(said.address)
@@ -198,7 +198,7 @@ def attend(
 
 
 @dataclasses.dataclass(frozen=True)
-class World:
+class ProcessGroup:
   """The place of this process among a learner's processes.
 
   Attributes:
@@ -267,7 +267,7 @@ class World:
       return sockets.routable(self.own)
     return host_channel.own_address(sockets.resolve(host))
 
-  def join(self, on_lost: OnLost) -> Meeting | None:
+  def join(self, on_lost: OnLost) -> Rendezvous | None:
     """Joins the process group; call it before any device is used.
 
     Args:
@@ -312,11 +312,11 @@ class World:
       ) from (error)
     return met
 
-  def listen(self) -> host_channel.Listener:
+  def listen(self) -> host_channel.HostListener:
     """Listens on the leading host and tells the others where; does not
     block.
     """
-    listener = host_channel.Listener(self.listens_at, self.secret)
+    listener = host_channel.HostListener(self.listens_at, self.secret)
     _spread(list(listener.address))
     return listener
 

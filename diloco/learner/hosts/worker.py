@@ -18,12 +18,12 @@ from diloco.learner import peer_bootstrap
 from diloco.learner.device import Device
 from diloco.learner.own_progress import OwnProgress
 from diloco.learner.replica import Mismatch
-from diloco.learner.replica_codec import Arrivals, make_part
-from diloco.learner.restore import PartBeginning
+from diloco.learner.replica_codec import ArrivedFragments, make_part
+from diloco.learner.restore import RestoredHostState
 from diloco.protocol import host_messages
 from diloco.run import payload_parts
 from diloco.run.payload_parts import TransferPace
-from diloco.run.spec import Blueprint
+from diloco.run.spec import RunSpec
 from diloco.run.threads import Worker
 from diloco.transport.data_plane import (
   Closed,
@@ -31,7 +31,7 @@ from diloco.transport.data_plane import (
   Outlet,
   TransferFailed,
 )
-from diloco.transport.host_channel import Connection, GroupLost
+from diloco.transport.host_channel import GroupLost, HostConnection
 
 JOBS_MAX = 256  # Per worker; the leading host waits for what it requested.
 CLOSE_S = 30.0  # Limit for writing the last checkpoint.
@@ -48,7 +48,7 @@ LOOP = (
 )
 
 
-class OtherHost:
+class HostWorker:
   """One of the hosts 1 … N−1.
 
   Args:
@@ -62,36 +62,38 @@ class OtherHost:
 
   def __init__(
     self,
-    blueprint: Blueprint,
+    run_spec: RunSpec,
     learner: int,
     device: Device,
-    beginning: PartBeginning,
+    beginning: RestoredHostState,
     records: LearnerRecords,
     plane: DataPlane,
-    connection: Connection,
+    connection: HostConnection,
   ):
-    self._blueprint = blueprint
+    self._run_spec = run_spec
     self._learner = learner
     self._device = device
     self._records = records
     self._plane = plane
     self._params, self._state = beginning.params, beginning.inner_state
-    self._part = make_part(blueprint, device, beginning.copy)
+    self._part = make_part(run_spec, device, beginning.copy)
     self._own = OwnProgress(
       device,
-      blueprint.config.protocol.blend,
+      run_spec.config.protocol.blend,
       {p: x.theta for p, x in enumerate(beginning.copy.held())},
       self._params,
     )
-    self._arrivals = Arrivals()
-    self._pace = TransferPace(blueprint.config.protocol.patience)
-    self._dataset = blueprint.dataset(learner)
+    self._arrivals = ArrivedFragments()
+    self._pace = TransferPace(run_spec.config.protocol.patience)
+    self._dataset = run_spec.dataset(learner)
     self._batches = iter(())
     self._next_position = itertools.count()
     self._todo: queue.SimpleQueue = queue.SimpleQueue()
-    self._sessions = Sessions(plane, blueprint.owners.shards)
+    self._sessions = HostSessions(plane, run_spec.owners.shards)
     self._donations = peer_bootstrap.Donations(self._part, plane)
-    self._fetched: tuple[host_messages.HostFetch, peer_bootstrap.Fetched] | None
+    self._fetched: (
+      tuple[host_messages.HostFetch, peer_bootstrap.FetchedState] | None
+    )
     self._fetched = None  # From a donor; for the worker 'down'.
     self._adopted = None  # The donor's inner state, until the loop takes it.
     self._up = Worker('up', JOBS_MAX, self._todo.put)
@@ -203,8 +205,8 @@ class OtherHost:
         order.payloads,
         order.address,
         self._part,
-        len(self._blueprint.layout.fragments),
-        self._blueprint.full.name,
+        len(self._run_spec.layout.fragments),
+        self._run_spec.full.name,
         self._plane,
         self._pace,
       )
@@ -243,7 +245,7 @@ class OtherHost:
         adopted, self._adopted = self._adopted, None
         self._state = self._device.put_state(adopted)
       case host_messages.BeginAt():
-        threads = self._blueprint.config.data.threads
+        threads = self._run_spec.config.data.threads
         self._batches = pipeline.batches(self._dataset, said.position, threads)
         self._next_position = itertools.count(said.position)
       case host_messages.SaveAt():
@@ -276,7 +278,7 @@ class OtherHost:
       try:
         offered = self._donations.offer(newcomer, said.handles, thetas, copied)
       except Closed:
-        offered = peer_bootstrap.Offered('', ())
+        offered = peer_bootstrap.OfferedState('', ())
       self._say(
         host_messages.HostDonated(*newcomer, offered.address, offered.parts)
       )
@@ -302,7 +304,7 @@ class OtherHost:
     )
 
 
-class Sessions:
+class HostSessions:
   """This host's publishers and fetchers, by session with the syncer.
 
   Args:
