@@ -20,7 +20,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.run import logs
 from diloco.run.exposure import open_access
 from diloco.run.spec import make_run_spec
-from diloco.syncer.shard_server import LeadAbsent, Refused, Sharding
+from diloco.syncer.shard_server import LeadAbsent, ShardRefused, ShardServer
 from diloco.transport.control_client import ConnectFailed
 from diloco.transport.planes import make_plane
 from diloco.transport.sockets import BadAddress, HostUnknown
@@ -57,7 +57,7 @@ def main(_) -> int:
   )
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   try:
-    sharding = Sharding(
+    sharding = ShardServer(
       run_spec, _SHARD.value, _LEAD.value, plane, workdir, access
     )
   except BrokenRecord as error:
@@ -68,7 +68,7 @@ def main(_) -> int:
   logging.info('shard %d of %d: fragments %s', _SHARD.value, shards, owned)
   try:
     finished = sharding.run()
-  except (Refused, BadAddress) as error:
+  except (ShardRefused, BadAddress) as error:
     config_flags.exit_config(ConfigError([f'--lead={_LEAD.value}: {error}']))
   except (LeadAbsent, ConnectFailed, HostUnknown) as error:
     print(f'error: --lead={_LEAD.value}: {error}', file=sys.stderr)

@@ -30,7 +30,7 @@ from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.store import BROKEN, Checkpoints, newest_after
 from diloco.metrics import files
 from diloco.protocol.grace import Ema
-from diloco.protocol.syncer.members import Account
+from diloco.protocol.syncer.members import LearnerAccount
 from diloco.protocol.syncer.state import Ledger
 
 STATES = 'states'  # Folder of the checkpoints, in the syncer's.
@@ -355,8 +355,8 @@ def _from_record(
   return ledger, fields['counts'], tuple(fields['crcs'])
 
 
-def _account(fields: dict) -> Account:
+def _account(fields: dict) -> LearnerAccount:
   bases = {int(p): v for p, v in fields['merged_bases'].items()}
   offers = {int(p): tuple(x) for p, x in fields['merged_offers'].items()}
   known = {'merged_bases': bases, 'merged_offers': offers}
-  return Account(**{**fields, **known})
+  return LearnerAccount(**{**fields, **known})

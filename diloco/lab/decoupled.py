@@ -28,6 +28,7 @@ from diloco.models import routing
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
+from diloco.run import tape_events
 from diloco.run.heldout import Heldout
 from diloco.run.spec import RunSpec
 from diloco.simulator.cluster import Cluster, ClusterOptions
@@ -79,7 +80,9 @@ class Onlooker(Tally):
         case syncer_events.Publish():
           self._publishing = effect  # Its line has the resulting CRC.
         case (
-          syncer_events.Record() | syncer_events.End() | syncer_events.Greet()
+          syncer_events.LogDecision()
+          | syncer_events.End()
+          | syncer_events.AdmitLearner()
         ):
           self._decided(syncer.now, effect)
     self._now_s = syncer.now
@@ -110,7 +113,7 @@ class Onlooker(Tally):
 
   def _decided(self, at_s: float, effect: syncer_events.Effect, **more):
     fields = dataclasses.asdict(effect) | more
-    self._journal.decided(at_s, type(effect).__name__, fields)
+    self._journal.decided(at_s, tape_events.kind_of(effect), fields)
 
 
 class Decoupled:

@@ -40,7 +40,7 @@ from diloco.replay.replay_plan import NotReplayable
 from diloco.run import logs, tape_events
 from diloco.run.spec import RunSpec
 from diloco.simulator.contents import Unusable
-from diloco.syncer.outer_state import Outcome
+from diloco.syncer.outer_state import OuterStep
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the real run.')
 _TAPES = flags.DEFINE_bool('tapes', True, 'Follow its tapes.')
@@ -86,7 +86,7 @@ class LabFollowing:
 
   def outer_step(
     self, merge: syncer_events.Merge, offered: Mapping[int, np.ndarray]
-  ) -> Outcome:
+  ) -> OuterStep:
     try:
       taken = {
         learner: self._syncer.decode(merge.fragment, data)[0]
@@ -98,7 +98,7 @@ class LabFollowing:
       self._syncer.merge(merge, taken)
     return self._syncer.merged(merge.fragment)
 
-  def install(self, merge: syncer_events.Merge, outcome: Outcome):
+  def install(self, merge: syncer_events.Merge, outcome: OuterStep):
     self._syncer.publish(merge.fragment, merge.version)
 
 

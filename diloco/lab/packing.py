@@ -14,7 +14,7 @@ import numpy as np
 from diloco.learner.replica import FragmentReplica
 from diloco.numerics.outer import FragmentState
 from diloco.run.spec import RunSpec
-from diloco.syncer.outer_state import Outcome
+from diloco.syncer.outer_state import OuterStep
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
 HOST, DEVICE = 'host', 'device'  # Or the axes of the mesh, if it is spread.
@@ -37,10 +37,15 @@ class Saved:
   bases: list[Arrays]
 
 
+# The words of the file are its own: a class can be renamed.
 RECORDS = {
-  cls.__name__: cls
-  for cls in (Donated, Saved, FragmentState, Outcome, FragmentReplica)
+  'Donated': Donated,
+  'Saved': Saved,
+  'FragmentState': FragmentState,
+  'Outcome': OuterStep,
+  'Held': FragmentReplica,
 }
+_WORDS = {cls: word for word, cls in RECORDS.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +91,11 @@ class Packer:
       case tuple():
         name = type(value).__name__ if hasattr(value, '_fields') else None
         return {'tuple': [self.plain(x) for x in value], 'of': name}
-    if type(value) in RECORDS.values():
+    if type(value) in _WORDS:
       fields = dataclasses.fields(value)
       return {
         'record': {f.name: self.plain(getattr(value, f.name)) for f in fields},
-        'of': type(value).__name__,
+        'of': _WORDS[type(value)],
       }
     raise TypeError(f'{type(value).__name__} can not be saved')
 

@@ -24,7 +24,7 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.run import contributions
 from diloco.run.spec import RunSpec
 from diloco.simulator.contents import Unusable
-from diloco.syncer.outer_state import GlobalModel, Outcome, make_optimizer
+from diloco.syncer.outer_state import OuterState, OuterStep, make_optimizer
 
 
 class LabContents:
@@ -66,7 +66,7 @@ class LabContents:
 
   def syncer(self, crcs: tuple[int, ...], saved: list | None) -> 'SyncerArrays':
     """Makes the syncer's contents; see `diloco.simulator.contents.Contents`."""
-    model = GlobalModel(self.run_spec)
+    model = OuterState(self.run_spec)
     for p, state in enumerate(saved or ()):
       model.restore(p, state)
     assert model.crcs() == crcs, f'{model.crcs()=}, {crcs=}'
@@ -228,10 +228,10 @@ class LearnerArrays:
 class SyncerArrays:
   """An implementation of `diloco.simulator.contents.SyncerContents`."""
 
-  def __init__(self, run_spec: RunSpec, model: GlobalModel):
+  def __init__(self, run_spec: RunSpec, model: OuterState):
     self.model = model
     self._run_spec = run_spec
-    self._merged: dict[int, Outcome] = {}  # By fragment.
+    self._merged: dict[int, OuterStep] = {}  # By fragment.
 
   @property
   def crcs(self) -> list[int]:
@@ -248,7 +248,7 @@ class SyncerArrays:
     except contributions.Unusable as error:
       raise Unusable(str(error)) from None
 
-  def merged(self, p: int) -> Outcome:
+  def merged(self, p: int) -> OuterStep:
     """Returns the result of the fragment's last merge, to be published."""
     return self._merged[p]
 

@@ -12,7 +12,7 @@ from diloco.learner.replica import FragmentReplica, SlicedReplica, WholeReplica
 from diloco.metrics.writer import Writer
 from diloco.numerics import payload
 from diloco.protocol.learner.bootstrap import Start
-from diloco.protocol.learner.state import State
+from diloco.protocol.learner.state import LearnerState
 from diloco.run.event_log import LearnerTape
 from diloco.run.host_slices import Cuts
 from diloco.run.spec import RunSpec
@@ -182,7 +182,7 @@ def begin_leading(
 
 
 def progress_of(
-  state: State, position: int, process: int, crcs: tuple[int, ...]
+  state: LearnerState, position: int, process: int, crcs: tuple[int, ...]
 ) -> LearnerProgress:
   """Returns the progress record of a checkpoint at a boundary.
 

@@ -199,7 +199,7 @@ class SyncerClient:
     """Returns the inner state that a donor gave."""
     return self._carrier.take_adopted()
 
-  def machine_state(self) -> learner_state.State:
+  def machine_state(self) -> learner_state.LearnerState:
     """Returns the machine's state; at a boundary it is consistent with θ."""
     return self._machine.snapshot()
 
@@ -243,7 +243,7 @@ class SyncerClient:
       self._not_offered(snapshot)
 
   def _not_offered(self, snapshot: learner_events.Snapshot):
-    self.handle(learner_events.NotOffered(snapshot.fragment, snapshot.handle))
+    self.handle(learner_events.OfferDropped(snapshot.fragment, snapshot.handle))
 
   def leave(self, reason: str):
     """Says goodbye, although the machine did not request it."""

@@ -27,7 +27,7 @@ from diloco.replay.replay_plan import (
 )
 from diloco.run import tape_events
 from diloco.run.spec import RunSpec
-from diloco.syncer.outer_state import Outcome
+from diloco.syncer.outer_state import OuterStep
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
 
@@ -198,7 +198,7 @@ class Replay:
     self._states: dict[Named, FragmentState] = {}
     self._resumed = {(p, crc) for p, _, crc in plan.resumed}
     self._bytes: dict[Bytes, Arrays] = {}  # Θ_p that a syncer resumes.
-    self._pending: dict[int, tuple[syncer_events.Merge, Outcome]] = {}
+    self._pending: dict[int, tuple[syncer_events.Merge, OuterStep]] = {}
     self._rounds = 0
     for p, crc in enumerate(self._model.crcs()):
       self._keep((p, 0, crc), self._model.state(p))

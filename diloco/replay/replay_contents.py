@@ -20,7 +20,7 @@ from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run import contributions, tape_events
 from diloco.run.spec import RunSpec
-from diloco.syncer.outer_state import GlobalModel, Outcome
+from diloco.syncer.outer_state import OuterState, OuterStep
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
 
@@ -60,7 +60,7 @@ class Contents(Protocol):
     model: Θ.
   """
 
-  model: GlobalModel
+  model: OuterState
 
   def from_seed(self, learner: int) -> Standing:
     """Returns the state of a process that started from the configuration
@@ -82,10 +82,10 @@ class Contents(Protocol):
 
   def outer_step(
     self, merge: syncer_events.Merge, offered: Mapping[int, np.ndarray]
-  ) -> Outcome:
+  ) -> OuterStep:
     """Makes a round's outer step from the `offered` bytes, by learner."""
 
-  def install(self, merge: syncer_events.Merge, outcome: Outcome):
+  def install(self, merge: syncer_events.Merge, outcome: OuterStep):
     """Installs the outer step of a round that has closed."""
 
 
@@ -102,7 +102,7 @@ class DeviceContents:
     # The syncer is a process without other devices.
     self._cpu = jax.local_devices(backend='cpu')[0]
     with jax.default_device(self._cpu):
-      self.model = GlobalModel(run_spec)
+      self.model = OuterState(run_spec)
 
   def from_seed(self, learner: int) -> 'DeviceStanding':
     params, inner = self._device.init(self._run_spec.initial_parameters())
@@ -127,7 +127,7 @@ class DeviceContents:
 
   def outer_step(
     self, merge: syncer_events.Merge, offered: Mapping[int, np.ndarray]
-  ) -> Outcome:
+  ) -> OuterStep:
     pieces = self._run_spec.layout.fragments[merge.fragment]
     taken = {
       learner: payload.decode(data, pieces, self._run_spec.up)
@@ -137,7 +137,7 @@ class DeviceContents:
     with jax.default_device(self._cpu):
       return self.model.outer_step(merge.fragment, taken, weights)
 
-  def install(self, merge: syncer_events.Merge, outcome: Outcome):
+  def install(self, merge: syncer_events.Merge, outcome: OuterStep):
     self.model.install(merge.fragment, outcome)
 
   def _standing(self, learner: int, params, inner, bases) -> 'DeviceStanding':

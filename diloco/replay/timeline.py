@@ -43,7 +43,7 @@ def process_numbers(tapes: Tapes) -> dict[tuple[int, int], int]:
   seen = {
     (line.said.learner, process_of(line.said.incarnation))
     for line in tapes.syncer
-    if isinstance(line.said, syncer_events.Greet)
+    if isinstance(line.said, syncer_events.AdmitLearner)
   }
   for learner, lines in tapes.learners.items():
     seen.update((learner, line.said.process) for line in lines)
@@ -72,11 +72,11 @@ def _of_syncer(tapes: Tapes) -> Iterator[Happening]:
         pending.clear()
         starts += 1
         yield _started(line, said, starts)
-      case syncer_events.Greet():
+      case syncer_events.AdmitLearner():
         yield _joined(line, said, numbers)
-      case syncer_events.Record(kind='joined'):
+      case syncer_events.LogDecision(kind='joined'):
         pass  # The `Greet` line says more.
-      case syncer_events.Record():
+      case syncer_events.LogDecision():
         yield _record(line, said)
       case syncer_events.End():
         words = (
@@ -137,7 +137,7 @@ def _started(line: Line, said: tape_events.Started, starts: int) -> Happening:
   return Happening(line.time_s, kind, 'syncer', frozenset(), words)
 
 
-def _joined(line: Line, said: syncer_events.Greet, numbers) -> Happening:
+def _joined(line: Line, said: syncer_events.AdmitLearner, numbers) -> Happening:
   process = numbers[said.learner, process_of(said.incarnation)]
   session = said.incarnation % (1 << SESSION_BITS)
   words = f'joins: process {process}, session {session}, step {said.step}'
@@ -146,7 +146,7 @@ def _joined(line: Line, said: syncer_events.Greet, numbers) -> Happening:
   return _learners(line, 'joined', said.learner, words)
 
 
-def _record(line: Line, said: syncer_events.Record) -> Happening:
+def _record(line: Line, said: syncer_events.LogDecision) -> Happening:
   if said.learner < 0:
     return Happening(
       line.time_s,

@@ -33,7 +33,7 @@ def learner_ids(tapes: Tapes) -> list[int]:
   greeted = {
     line.said.learner
     for line in tapes.syncer
-    if isinstance(line.said, syncer_events.Greet)
+    if isinstance(line.said, syncer_events.AdmitLearner)
   }
   return sorted(greeted | tapes.learners.keys())
 

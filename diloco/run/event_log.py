@@ -39,7 +39,7 @@ def line_of(said) -> dict:
   """
   return {
     'time_s': time.time(),
-    'kind': type(said).__name__,
+    'kind': tape_events.kind_of(said),
     **dataclasses.asdict(said),
   }
 
@@ -107,9 +107,9 @@ class Tape:
       case syncer_events.Publish():
         line = line_of(closing_line(effect, crcs[effect.fragment]))
       case (
-        syncer_events.Greet()
+        syncer_events.AdmitLearner()
         | syncer_events.Merge()
-        | syncer_events.Record()
+        | syncer_events.LogDecision()
         | syncer_events.End()
       ):
         line = line_of(effect)

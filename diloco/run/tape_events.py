@@ -174,19 +174,23 @@ class Leave:
   reason: str
 
 
+# The words of the lines are the tape's own: a class can be renamed.
 SYNCER_KINDS = {
-  kind.__name__: kind
-  for kind in (
-    Started,
-    syncer_events.Greet,
-    syncer_events.Merge,
-    Publish,
-    syncer_events.Record,
-    syncer_events.End,
-    Worked,
-  )
+  'Started': Started,
+  'Greet': syncer_events.AdmitLearner,
+  'Merge': syncer_events.Merge,
+  'Publish': Publish,
+  'Record': syncer_events.LogDecision,
+  'End': syncer_events.End,
+  'Worked': Worked,
 }
 LEARNER_KINDS = {
   kind.__name__: kind
   for kind in (Begin, Snapshot, Apply, Progress, Save, Cease, Leave)
 }
+_WORDS = {cls: word for word, cls in (SYNCER_KINDS | LEARNER_KINDS).items()}
+
+
+def kind_of(said) -> str:
+  """Returns the word for an event on a line of a tape."""
+  return _WORDS.get(type(said), type(said).__name__)

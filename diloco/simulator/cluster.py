@@ -319,7 +319,7 @@ class Cluster:
 
     self.sim.after(self.timing.down_s(learner), arrive)
 
-  def drop(self, effect: syncer_events.Drop):
+  def drop(self, effect: syncer_events.EndSession):
     """Closes a stream from the syncer's side."""
     process = self.learners[effect.learner]
     if process.incarnation == effect.incarnation:

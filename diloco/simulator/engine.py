@@ -115,12 +115,12 @@ class Log(Watch):
 
   def __init__(self):
     self.merges: list[tuple[float, syncer_events.Merge]] = []
-    self.records: list[tuple[float, syncer_events.Record]] = []
+    self.records: list[tuple[float, syncer_events.LogDecision]] = []
 
   def at_syncer(self, syncer, event, effects):
     for effect in effects:
       match effect:
         case syncer_events.Merge():
           self.merges.append((syncer.now, effect))
-        case syncer_events.Record():
+        case syncer_events.LogDecision():
           self.records.append((syncer.now, effect))

@@ -6,7 +6,7 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import recovery
 from diloco.protocol.syncer.members import Member
-from diloco.protocol.syncer.state import Ledger, Snapshot
+from diloco.protocol.syncer.state import Ledger, SyncerSnapshot
 
 
 class Violation(AssertionError):
@@ -51,7 +51,7 @@ class Invariants:
     self,
     event: syncer_events.Event,
     effects: list[syncer_events.Effect],
-    snapshot: Snapshot,
+    snapshot: SyncerSnapshot,
   ):
     """Raises `Violation` for the first invariant that does not hold."""
     self._note_event(event)
@@ -98,23 +98,23 @@ class Invariants:
     self,
     event: syncer_events.Event,
     effect: syncer_events.Effect,
-    after: Snapshot,
+    after: SyncerSnapshot,
   ):
     match effect:
-      case syncer_events.Greet():
+      case syncer_events.AdmitLearner():
         self._incarnations[effect.learner] = effect.incarnation
         self._ready.discard(effect.learner)
         self._note_adopted(effect)
-      case syncer_events.Drop():
+      case syncer_events.EndSession():
         if self._incarnations.get(effect.learner) == effect.incarnation:
           del self._incarnations[effect.learner]
           self._ready.discard(effect.learner)
         self._held.pop((effect.learner, effect.incarnation), None)
-      case syncer_events.Record(kind='adopted'):
+      case syncer_events.LogDecision(kind='adopted'):
         self._note_versions(after.versions, effect)
-      case syncer_events.Record(kind='ready'):
+      case syncer_events.LogDecision(kind='ready'):
         self._check_ready(effect.learner)
-      case syncer_events.Record(kind='quarantined'):
+      case syncer_events.LogDecision(kind='quarantined'):
         self._quarantined.add(effect.learner)
       case syncer_events.Send():
         self._check_send(effect)
@@ -123,7 +123,7 @@ class Invariants:
       case syncer_events.Publish():
         self._check_publish(effect, after)
 
-  def _note_adopted(self, greet: syncer_events.Greet):
+  def _note_adopted(self, greet: syncer_events.AdmitLearner):
     """Notes versions that learners know of and the ledger does not."""
     self._note_versions(greet.versions, greet)
 
@@ -169,7 +169,9 @@ class Invariants:
       limit = self._config.max_staleness_versions
       hold(staleness <= limit, 'staleness limit', share)
 
-  def _check_publish(self, publish: syncer_events.Publish, after: Snapshot):
+  def _check_publish(
+    self, publish: syncer_events.Publish, after: SyncerSnapshot
+  ):
     """Checks a publish; only now was it merged: a merge may die with its
     syncer.
     """
@@ -190,7 +192,7 @@ class Invariants:
 
   # Snapshots ----------------------------------------------------------------
 
-  def _check_progress(self, snapshot: Snapshot):
+  def _check_progress(self, snapshot: SyncerSnapshot):
     config = self._config
     hold(snapshot.step >= self._step, 't fell', snapshot)
     closed = snapshot.closed_round
@@ -217,7 +219,7 @@ class Invariants:
     self,
     event: syncer_events.Event,
     effects: list[syncer_events.Effect],
-    snapshot: Snapshot,
+    snapshot: SyncerSnapshot,
   ):
     """3: t rises step by step, or by a spacing if the set of live learners
     changes.
@@ -225,7 +227,7 @@ class Invariants:
     if self._is_told(event) or self._config.overlap_steps == 0:
       return  # At τ = 0 all wait for a round, which has come.
     changes = sum(
-      isinstance(effect, syncer_events.Record)
+      isinstance(effect, syncer_events.LogDecision)
       and effect.kind in ('ready', 'leaving', 'left')
       for effect in effects
     )
@@ -237,7 +239,7 @@ class Invariants:
     self,
     event: syncer_events.Event,
     effects: list[syncer_events.Effect],
-    snapshot: Snapshot,
+    snapshot: SyncerSnapshot,
   ):
     """3: a clock grows by the steps that its learner reports."""
     config = self._config
@@ -289,7 +291,7 @@ class Invariants:
         return True
     return False
 
-  def _check_silence(self, snapshot: Snapshot):
+  def _check_silence(self, snapshot: SyncerSnapshot):
     """7: no absent learner is waited for."""
     if snapshot.last_round is not None:
       return
@@ -298,7 +300,7 @@ class Invariants:
       most_s = timeouts.silence_max_s(member.step_s, self._config.patience)
       hold(silent_s < most_s, '7: silent and still here', (learner, silent_s))
 
-  def _check_turn(self, snapshot: Snapshot):
+  def _check_turn(self, snapshot: SyncerSnapshot):
     """9: no round waits for a fragment whose shard is away."""
     waits = snapshot.awaits_shards or any(
       not lost.alone for _, lost in snapshot.lost
@@ -310,7 +312,7 @@ class Invariants:
         gone = round_.fragment in dict(snapshot.away) | dict(snapshot.lost)
         hold(not gone, '9: a round waits for who is away', round_)
 
-  def _check_bounds(self, snapshot: Snapshot):
+  def _check_bounds(self, snapshot: SyncerSnapshot):
     """8: what is kept is bounded by M, the ids that ever came, and by P."""
     ids, fragments = len(self._ids), self._config.fragments
     sizes = [

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.bootstrap import Start
-from diloco.protocol.learner.state import State
+from diloco.protocol.learner.state import LearnerState
 from diloco.simulator.contents import LearnerContents
 
 SESSION_BITS = 12  # In an incarnation; the rest is the process number.
@@ -34,7 +34,9 @@ class Job:
   do: Callable[[], None]
 
 
-def saved_start(state: State, crcs: Iterable[int], position: int) -> Start:
+def saved_start(
+  state: LearnerState, crcs: Iterable[int], position: int
+) -> Start:
   """Returns what a process restored from this state starts with."""
   return Start(
     source=f'its checkpoint of step {state.step}',

@@ -189,7 +189,9 @@ class Onlooker(Watch):
             self._check_merged(share, effect.fragment)
         case syncer_events.TakeFragment(offered=offered):
           self._taking[offered.fragment] = offered.version
-        case syncer_events.Relabel(fragment=p, version=version, taken_of=donor):
+        case syncer_events.AdoptVersion(
+          fragment=p, version=version, taken_of=donor
+        ):
           if donor is not None:
             crc = syncer.donated_crc(p, donor)
             self._check_recovered(p, version, crc)

@@ -315,7 +315,9 @@ class SimulatedLearner:
   def _offer(self, snapshot: learner_events.Snapshot, copy: Any):
     if list(self.offers.values()).count(snapshot.fragment) >= OFFERS_MAX:
       # The syncer is stopped; it will find these.
-      self.handle(learner_events.NotOffered(snapshot.fragment, snapshot.handle))
+      self.handle(
+        learner_events.OfferDropped(snapshot.fragment, snapshot.handle)
+      )
       return
     data = self.contents.offer(snapshot, copy)
     nbytes = self._cluster.wires.offer_bytes(snapshot.fragment)

@@ -149,11 +149,11 @@ class SimulatedSyncer:
   def _perform(self, effect: syncer_events.Effect):
     cluster = self._cluster
     match effect:
-      case syncer_events.Greet():
+      case syncer_events.AdmitLearner():
         self._greet(effect)
       case syncer_events.Send():
         cluster.to_learner(effect.learner, effect.incarnation, effect.message)
-      case syncer_events.Drop():
+      case syncer_events.EndSession():
         cluster.drop(effect)
       case syncer_events.Pull():
         self._pull(effect)
@@ -167,14 +167,14 @@ class SimulatedSyncer:
         self._write_ledger()
       case syncer_events.Publish():
         self._publish(effect)
-      case syncer_events.Serve():
+      case syncer_events.SendFull():
         self._serve(effect)
       case syncer_events.TakeFragment():
         self._take_fragment(effect)
       case syncer_events.End():
         self._write_ledger()
         cluster.ended = effect
-      case syncer_events.Relabel():
+      case syncer_events.AdoptVersion():
         p = effect.fragment
         if effect.taken_of is not None:
           self.contents.take_fragment(p, *self._donated[p, effect.taken_of])
@@ -184,12 +184,12 @@ class SimulatedSyncer:
         self._install(p, effect.version)
         if self.machine.whole:
           self._write_ledger()
-      case syncer_events.Retire() | syncer_events.Record():
+      case syncer_events.Retire() | syncer_events.LogDecision():
         pass  # No bytes are held here, no tape is written.
       case _:
         raise TypeError(f'Not a syncer effect: {effect!r}.')
 
-  def _greet(self, effect: syncer_events.Greet):
+  def _greet(self, effect: syncer_events.AdmitLearner):
     crcs = dict(enumerate(self.crcs)) | dict(effect.lost_crcs)
     welcome = messages.Welcome(
       effect.step,
@@ -265,7 +265,7 @@ class SimulatedSyncer:
     else:
       self.disk = dataclasses.replace(self.disk, ledger=ledger, crcs=crcs)
 
-  def _serve(self, effect: syncer_events.Serve):
+  def _serve(self, effect: syncer_events.SendFull):
     message = messages.FullFragment(
       effect.fragment,
       self.machine.snapshot().versions[effect.fragment],

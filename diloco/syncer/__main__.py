@@ -19,7 +19,7 @@ from diloco.run import logs
 from diloco.run.exposure import open_access
 from diloco.run.spec import make_run_spec
 from diloco.syncer.results import ResultLost
-from diloco.syncer.server import Syncing
+from diloco.syncer.server import SyncerServer
 from diloco.transport import sockets
 from diloco.transport.control_channel import BindFailed
 from diloco.transport.planes import make_plane
@@ -53,7 +53,7 @@ def main(_) -> int:
     transport.data_plane, transport.host, access, run_spec.limits.workers
   )
   try:
-    syncing = Syncing(run_spec, bind, plane, workdir, access)
+    syncing = SyncerServer(run_spec, bind, plane, workdir, access)
   except (BindFailed, HostUnknown) as error:
     print(f'error: --bind={bind}: {error}', file=sys.stderr)
     return 1

@@ -10,7 +10,7 @@ from diloco.transport.control_server import ControlSession
 Key = tuple[int, int]  # (learner, incarnation)
 
 
-class Peer:
+class LearnerSession:
   """One session of one learner, with its messages in order.
 
   A message about bytes that a shard has yet to offer keeps its place in the
@@ -19,7 +19,7 @@ class Peer:
 
   def __init__(self, session: ControlSession):
     self.session = session
-    self._waiting: collections.deque[Place] = collections.deque()
+    self._waiting: collections.deque[MessageReservation] = collections.deque()
     # (codec, fragment) → handle; older ones of a kind are gone.
     self._offered: dict[tuple[str, int], int] = {}
     self._nbytes: dict[int, int] = {}  # Bytes on offer, by handle.
@@ -28,9 +28,9 @@ class Peer:
     """Sends a message after all that were sent, or reserved a place, before."""
     self.promise().fill(message)
 
-  def promise(self) -> 'Place':
+  def promise(self) -> 'MessageReservation':
     """Reserves the place of a message that will follow."""
-    place = Place(self._flush)
+    place = MessageReservation(self._flush)
     self._waiting.append(place)
     return place
 
@@ -54,7 +54,7 @@ class Peer:
         self.session.send(message)
 
 
-class Place:
+class MessageReservation:
   """The reserved place of a message in one session."""
 
   def __init__(self, flush: Callable[[], None]):
@@ -68,7 +68,7 @@ class Place:
     self._flush()
 
 
-class Peers:
+class LearnerSessions:
   """The sessions by learner and incarnation.
 
   A session that has said hello is *pending* until the machine admits it.
@@ -76,7 +76,7 @@ class Peers:
 
   def __init__(self, ids: int):
     self._ids = ids
-    self._peers: dict[Key, Peer] = {}
+    self._peers: dict[Key, LearnerSession] = {}
     self._strangers: dict[Key, tuple[ControlSession, messages.Hello]] = {}
 
   def __len__(self) -> int:
@@ -85,10 +85,10 @@ class Peers:
   def __iter__(self):
     return iter(sorted(self._peers))
 
-  def get(self, key: Key) -> Peer | None:
+  def get(self, key: Key) -> LearnerSession | None:
     return self._peers.get(key)
 
-  def add(self, key: Key, peer: Peer):
+  def add(self, key: Key, peer: LearnerSession):
     self._peers[key] = peer
 
   def knock(self, session: ControlSession, hello: messages.Hello) -> str | None:
@@ -113,11 +113,11 @@ class Peers:
   ) -> tuple[ControlSession, messages.Hello] | None:
     return self._strangers.pop(key, None)
 
-  def take(self, key: Key) -> Peer | None:
+  def take(self, key: Key) -> LearnerSession | None:
     return self._peers.pop(key, None)
 
 
-def may_speak(peers: Peers, session: ControlSession, event) -> bool:
+def may_speak(peers: LearnerSessions, session: ControlSession, event) -> bool:
   """Returns True if a session's event counts: one session per incarnation."""
   key = event.learner, event.incarnation
   if not isinstance(getattr(event, 'message', None), messages.Hello):

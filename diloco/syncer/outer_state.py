@@ -15,7 +15,7 @@ Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class OuterStep:
   """The result of an outer step, to be installed."""
 
   state: outer.FragmentState
@@ -46,7 +46,7 @@ def make_optimizer(config: RunConfig) -> optax.GradientTransformation:
   )
 
 
-class GlobalModel:
+class OuterState:
   """One state per fragment, replaced as a whole when a round closes.
 
   Args:
@@ -82,7 +82,7 @@ class GlobalModel:
     fragment: int,
     contributions: Mapping[int, Arrays],
     weights: Mapping[int, float],
-  ) -> Outcome:
+  ) -> OuterStep:
     """Merges, steps and encodes (Alg. 2, lines 12 and 13).
 
     Nothing changes here until `install` makes the result Θ.
@@ -109,9 +109,9 @@ class GlobalModel:
       pieces,
       config.codec.error_feedback,
     )
-    return Outcome(state, data, self._piece_crcs(fragment, state.theta))
+    return OuterStep(state, data, self._piece_crcs(fragment, state.theta))
 
-  def install(self, fragment: int, outcome: Outcome):
+  def install(self, fragment: int, outcome: OuterStep):
     """Makes the result of a closed round the new Θ_p."""
     self._states[fragment] = outcome.state
     self._crcs[fragment] = outcome.crcs

@@ -18,8 +18,8 @@ from diloco.numerics import fragments, payload
 from diloco.protocol import messages
 from diloco.protocol.syncer.machine import Syncer
 from diloco.run.spec import RunSpec
-from diloco.syncer.shard_coordinator import Shards
-from diloco.syncer.stats import Board
+from diloco.syncer.shard_coordinator import ShardCoordinator
+from diloco.syncer.stats import RunStats
 from diloco.transport.data_plane import DataPlane, TransferFailed
 
 AGAIN_S = 0.5  # Between two attempts to write to a full disk.
@@ -44,7 +44,7 @@ class Results:
     self,
     run_spec: RunSpec,
     workdir: Workdir,
-    board: Board,
+    board: RunStats,
     stop: threading.Event,
   ):
     self._layout = run_spec.layout
@@ -116,7 +116,7 @@ def _say_lost(found: Sequence[int], crcs: Sequence[int]) -> str:
   return f'the final parameters are not those of the run: {"; ".join(wrong)}'
 
 
-class Gathering:
+class ResultCollector:
   """Collects fragment by fragment, again if a shard dies meanwhile.
 
   Args:
@@ -129,7 +129,7 @@ class Gathering:
     self,
     run_spec: RunSpec,
     plane: DataPlane,
-    shards: Shards,
+    shards: ShardCoordinator,
     fragments_: tuple[int, ...],
   ):
     self._run_spec = run_spec

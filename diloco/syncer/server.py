@@ -18,13 +18,18 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.run.event_log import Tape, closing_line, line_of
 from diloco.run.spec import RunSpec
 from diloco.run.threads import Inbox, Worker
-from diloco.syncer.learner_sessions import Key, Peer, Peers, may_speak
-from diloco.syncer.results import Gathering, ResultLost, Results
+from diloco.syncer.learner_sessions import (
+  Key,
+  LearnerSession,
+  LearnerSessions,
+  may_speak,
+)
+from diloco.syncer.results import ResultCollector, ResultLost, Results
 from diloco.syncer.shard import Shard
-from diloco.syncer.shard_coordinator import Shards
-from diloco.syncer.shard_recovery import Regaining, of_shard
-from diloco.syncer.shard_registry import FromShard, Roll, ShardLost
-from diloco.syncer.stats import Board, SilenceLimits
+from diloco.syncer.shard_coordinator import ShardCoordinator
+from diloco.syncer.shard_recovery import ShardRecovery, of_shard
+from diloco.syncer.shard_registry import ShardAnswer, ShardLost, ShardRegistry
+from diloco.syncer.stats import RunStats, SilenceLimits
 from diloco.syncer.storage import NotKept, SyncerDisk
 from diloco.transport import auth
 from diloco.transport.control_channel import ControlLimits
@@ -39,7 +44,7 @@ STATUS_EVERY_S = 1.0
 FAREWELL_S = 15.0  # How long learners may take to fetch the last updates.
 
 
-class Syncing:
+class SyncerServer:
   """One run's syncer.
 
   Args:
@@ -67,11 +72,11 @@ class Syncing:
       run_spec,
       plane,
       shard=0,
-      answer=lambda answer: self._inbox.tell((FromShard(0, answer), None)),
+      answer=lambda answer: self._inbox.tell((ShardAnswer(0, answer), None)),
       crash=self._inbox.tell,
     )
     self._model = self._lead.model
-    self._board = Board(config)
+    self._board = RunStats(config)
     self._disk = SyncerDisk(
       run_spec, workdir, self._model, self._board, self._stop
     )
@@ -79,8 +84,10 @@ class Syncing:
     found = self._disk.begin()
     self._machine, self._ended = found.machine, found.ended
     self._results = Results(run_spec, workdir, self._board, self._stop)
-    self._roll = Roll(run_spec, self._lead, found.run_versions, found.run_crcs)
-    self._shards = Shards(
+    self._roll = ShardRegistry(
+      run_spec, self._lead, found.run_versions, found.run_crcs
+    )
+    self._shards = ShardCoordinator(
       run_spec,
       self._lead,
       self._roll,
@@ -94,13 +101,13 @@ class Syncing:
     self._silence = SilenceLimits(self._machine)
     self._tape = Tape(workdir.tape)
     self._board.resume_work(self._tape.newest_first())
-    self._regaining = Regaining(
+    self._regaining = ShardRecovery(
       self._shards, self._roll, self._disk, self._tape, found
     )
     self._keys: dict[
       ControlSession, Key
     ] = {}  # Changed by the sessions' threads.
-    self._peers = Peers(ids=config.data.shards)
+    self._peers = LearnerSessions(ids=config.data.shards)
     self._closer = Worker('closer', INBOX_MAX, self._inbox.tell)
     limits = ControlLimits(sessions_max=run_spec.limits.sessions)
     self._control = ControlServer(
@@ -172,7 +179,7 @@ class Syncing:
     if isinstance(message, orders.ShardHello):
       self._shard_sessions[session] = message.shard
     if session in self._shard_sessions:
-      event = FromShard(self._shard_sessions[session], message)
+      event = ShardAnswer(self._shard_sessions[session], message)
     else:
       event = syncer_events.Heard(*self._keys[session], message)
     self._inbox.tell_from(session, (event, session))
@@ -201,7 +208,7 @@ class Syncing:
       self._inbox.forget(session)
     elif session is not None:
       self._inbox.was_read(session)
-    if isinstance(event, FromShard | ShardLost):
+    if isinstance(event, ShardAnswer | ShardLost):
       for each in of_shard(
         self._shards, self._roll, self._machine, session, event
       ):
@@ -241,11 +248,11 @@ class Syncing:
 
   def _perform(self, effect: syncer_events.Effect):
     match effect:
-      case syncer_events.Greet():
+      case syncer_events.AdmitLearner():
         self._greet(effect)
       case syncer_events.Send():
         self._send(effect.learner, effect.incarnation, effect.message)
-      case syncer_events.Drop():
+      case syncer_events.EndSession():
         self._drop(effect)
       case syncer_events.Pull():
         self._shards.pull(effect)
@@ -257,15 +264,15 @@ class Syncing:
         self._disk.commit(self._machine.ledger(), self._run_crcs())
       case syncer_events.Publish():
         self._publish(effect)
-      case syncer_events.Serve():
+      case syncer_events.SendFull():
         self._serve(effect)
       case syncer_events.TakeFragment():
         self._shards.take(effect)
-      case syncer_events.Relabel():
+      case syncer_events.AdoptVersion():
         self._regaining.relabel(effect, self._machine)
       case syncer_events.Retire():
         self._retire(effect)
-      case syncer_events.Record():
+      case syncer_events.LogDecision():
         logging.info(
           '%s: learner %d, %s', effect.kind, effect.learner, effect.reason
         )
@@ -275,14 +282,14 @@ class Syncing:
       case _:
         raise TypeError(f'Not a syncer effect: {effect!r}.')
 
-  def _greet(self, effect: syncer_events.Greet):
+  def _greet(self, effect: syncer_events.AdmitLearner):
     key = effect.learner, effect.incarnation
     session, hello = self._peers.take_stranger(key)
     addresses = self._shards.admit(*key, hello.addresses, hello.partition)
     if addresses is None:  # The machine will get a `Lost` event.
       session.close(f'addresses {hello.addresses} are of no use')
       return
-    peer = Peer(session)
+    peer = LearnerSession(session)
     self._peers.add(key, peer)
     peer.send(
       messages.Welcome(
@@ -310,7 +317,7 @@ class Syncing:
     if session is not None:  # It was never admitted.
       session.send(message)
 
-  def _drop(self, effect: syncer_events.Drop):
+  def _drop(self, effect: syncer_events.EndSession):
     key = effect.learner, effect.incarnation
     peer, stranger = self._peers.take(key), self._peers.take_stranger(key)
     if stranger is not None:
@@ -364,7 +371,7 @@ class Syncing:
     lost = self._machine.lost_crcs if lost is None else lost
     return tuple((dict(enumerate(self._roll.crcs())) | dict(lost)).values())
 
-  def _serve(self, effect: syncer_events.Serve):
+  def _serve(self, effect: syncer_events.SendFull):
     logging.info(
       'fragment %d in full to learner %d: %s',
       effect.fragment,
@@ -415,7 +422,7 @@ class Syncing:
         raise ResultLost(f'fragment {p} of the final parameters: nobody has it')
       self._handle_next()
     parameters = self._model.parameters()
-    gathering = Gathering(
+    gathering = ResultCollector(
       self._run_spec, self._plane, self._shards, self._roll.elsewhere
     )
     while not gathering.done(self._machine, parameters):

@@ -22,7 +22,7 @@ from diloco.run.host_slices import Cuts, read_cuts
 from diloco.run.payload_parts import TransferPace, part_of
 from diloco.run.spec import RunSpec
 from diloco.run.threads import Worker
-from diloco.syncer.outer_state import GlobalModel, Outcome
+from diloco.syncer.outer_state import OuterState, OuterStep
 from diloco.transport.data_plane import DataPlane, Inlet, Outlet, TransferFailed
 
 MERGES_MAX = 64
@@ -101,7 +101,7 @@ class Shard:
     crash: Callable[[BaseException], None],
   ):
     self.shard = shard
-    self.model = GlobalModel(run_spec, shard)
+    self.model = OuterState(run_spec, shard)
     self.closed_round = 0
     self.collected: Outlet | None = None
     self._run_spec = run_spec
@@ -115,7 +115,7 @@ class Shard:
     self._pulled: dict[int, Arrays] = {}  # By job.
     # By job, with the fragment.
     self._taken: dict[int, tuple[int, Arrays]] = {}
-    self._outcomes: dict[int, Outcome] = {}
+    self._outcomes: dict[int, OuterStep] = {}
     self._pulls = concurrent.futures.ThreadPoolExecutor(
       max_workers=run_spec.limits.pulls, thread_name_prefix='pull'
     )

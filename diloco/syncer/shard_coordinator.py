@@ -22,12 +22,12 @@ from diloco.syncer import shard_registry
 from diloco.syncer.shard import Shard
 from diloco.syncer.shard_registry import (
   Answers,
-  FromShard,
-  Job,
-  Merged,
+  CompletedOuterStep,
   PullKey,
-  Remote,
-  Roll,
+  RemoteShard,
+  ShardAnswer,
+  ShardRegistry,
+  ShardRequest,
   admission,
   by_part,
   by_shard,
@@ -36,7 +36,7 @@ from diloco.syncer.shard_registry import (
 from diloco.transport.control_server import ControlSession
 
 
-class Shards:
+class ShardCoordinator:
   """The shards of one syncer.
 
   Args:
@@ -52,7 +52,7 @@ class Shards:
     self,
     run_spec: RunSpec,
     lead: Shard,
-    roll: Roll,
+    roll: ShardRegistry,
     say: Callable[[tuple[int, int], object], None],
   ):
     self._run_spec = run_spec
@@ -66,11 +66,11 @@ class Shards:
     # Unique across leads, since a shard outlives its lead.
     self._numbers = itertools.count(time.time_ns() // 1000)
     self._handles = itertools.count(1)
-    self._jobs: dict[int, Job] = {}
+    self._jobs: dict[int, ShardRequest] = {}
     # Jobs of pulls in progress, and of pulls that are done.
     self._pulling: dict[PullKey, int] = {}
     self._pulled: dict[PullKey, int] = {}
-    self._merged: dict[int, Merged] = {}  # By round.
+    self._merged: dict[int, CompletedOuterStep] = {}  # By round.
     # Job, and CRCs of pieces by shard.
     self._taken: dict[tuple[int, tuple[int, int]], tuple[int, dict]] = {}
 
@@ -79,11 +79,11 @@ class Shards:
   def join(
     self, session: ControlSession, hello: orders.ShardHello, believed: bool
   ) -> events.Back | None:
-    """Adds a shard; returns the now complete fragments (see `Roll.held`)."""
+    """Adds a shard; returns the fragments that are now complete."""
     shard = hello.shard
     assert shard not in self._roll.remote, f'{shard=} is here'
     outer = zip(hello.outer_versions, hello.outer_crcs)
-    self._roll.remote[shard] = Remote(
+    self._roll.remote[shard] = RemoteShard(
       session,
       hello.process,
       hello.address,
@@ -197,7 +197,7 @@ class Shards:
     def done(answers: Answers):
       crcs = {s: answer.crcs for s, answer in answers.items()}
       parts = {s: answer.part for s, answer in answers.items()}
-      self._merged[effect.round] = Merged(
+      self._merged[effect.round] = CompletedOuterStep(
         job,
         self._roll.compose(effect.fragment, crcs),
         by_shard(self._owners, parts),
@@ -217,18 +217,18 @@ class Shards:
       ),
     )
 
-  def take_merged(self, round_: int) -> Merged:
+  def take_merged(self, round_: int) -> CompletedOuterStep:
     """Returns the result of a round's merge, to be published."""
     return self._merged.pop(round_)
 
-  def install_here(self, effect: events.Publish, merged: Merged):
+  def install_here(self, effect: events.Publish, merged: CompletedOuterStep):
     """Installs the lead's pieces and notes the run's new version."""
     p = effect.fragment
     self._roll.run[p] = effect.version, merged.crc
     if 0 in self._owners.of_fragment(p):
       self._tell(0, orders.InstallPart(merged.job, effect.round, p))
 
-  def install_there(self, effect: events.Publish, merged: Merged):
+  def install_there(self, effect: events.Publish, merged: CompletedOuterStep):
     """Has the other shards install theirs, once the ledger has the close."""
     p = effect.fragment
     for shard in self._owners.of_fragment(p):
@@ -241,7 +241,7 @@ class Shards:
   def publish(
     self,
     fragment: int,
-    merged: Merged,
+    merged: CompletedOuterStep,
     recipients: Iterable[tuple[int, int]],
     done: Callable[[tuple[int, int], Payload, tuple[int, ...]], None],
   ):
@@ -270,7 +270,7 @@ class Shards:
 
   def serve(
     self,
-    effect: events.Serve,
+    effect: events.SendFull,
     done: Callable[[Payload, tuple[int, ...]], None],
   ):
     """Offers the full fragment to one session; calls `done` with what to tell
@@ -320,7 +320,7 @@ class Shards:
     job = self._begin(p, done, failed)
     self._order(job, orders.TakePart(job, *session, p, effect.offered.payload))
 
-  def relabel(self, effect: events.Relabel):
+  def relabel(self, effect: events.AdoptVersion):
     """Makes a donated fragment, or the one that is here, Θ_p."""
     p = effect.fragment
     job, crcs = (effect.taken_of and self._taken[p, effect.taken_of]) or (0, {})
@@ -386,7 +386,7 @@ class Shards:
 
   # Jobs ---------------------------------------------------------------------
 
-  def heard(self, said: FromShard) -> events.Event | None:
+  def heard(self, said: ShardAnswer) -> events.Event | None:
     """Handles a shard's answer; returns the event for the machine, if any."""
     answer = said.answer
     if said.shard in self._roll.remote:
@@ -423,7 +423,7 @@ class Shards:
   ) -> int:
     number = next(self._numbers)
     waiting = set(self._owners.of_fragment(fragment))
-    self._jobs[number] = Job(fragment, waiting, done, failed, given_up)
+    self._jobs[number] = ShardRequest(fragment, waiting, done, failed, given_up)
     return number
 
   def _order(self, job: int, order):
@@ -441,5 +441,5 @@ class Shards:
       return
     answer = self._lead.perform(order)
     if answer is not None:
-      event = self.heard(FromShard(shard, answer))
+      event = self.heard(ShardAnswer(shard, answer))
       assert event is None, f'{event=} while effects are performed'

@@ -10,13 +10,13 @@ from diloco.protocol.syncer.machine import Syncer
 from diloco.run.event_log import Tape
 from diloco.run.tape_events import Started
 from diloco.syncer.results import ResultLost
-from diloco.syncer.shard_coordinator import Shards
-from diloco.syncer.shard_registry import FromShard, Roll, ShardLost
+from diloco.syncer.shard_coordinator import ShardCoordinator
+from diloco.syncer.shard_registry import ShardAnswer, ShardLost, ShardRegistry
 from diloco.syncer.storage import Found, SyncerDisk
 from diloco.transport.control_server import ControlSession
 
 
-class Regaining:
+class ShardRecovery:
   """Moves donated fragments into Θ, the ledger and the tape.
 
   Args:
@@ -28,7 +28,12 @@ class Regaining:
   """
 
   def __init__(
-    self, shards: Shards, roll: Roll, disk: SyncerDisk, tape: Tape, found: Found
+    self,
+    shards: ShardCoordinator,
+    roll: ShardRegistry,
+    disk: SyncerDisk,
+    tape: Tape,
+    found: Found,
   ):
     self._shards = shards
     self._roll = roll
@@ -48,7 +53,7 @@ class Regaining:
     if not self._said and machine.whole and not machine.away:
       self._say_standing(machine)
 
-  def relabel(self, effect: syncer_events.Relabel, machine: Syncer):
+  def relabel(self, effect: syncer_events.AdoptVersion, machine: Syncer):
     """Makes a donated fragment, or the one that is here, Θ_p.
 
     Raises:
@@ -83,11 +88,11 @@ class Regaining:
 
 
 def of_shard(
-  shards: Shards,
-  roll: Roll,
+  shards: ShardCoordinator,
+  roll: ShardRegistry,
   machine: Syncer,
   session: ControlSession | None,
-  said: FromShard | ShardLost,
+  said: ShardAnswer | ShardLost,
 ):
   """Yields the machine's events for a shard's message.
 
@@ -112,8 +117,8 @@ def of_shard(
 
 
 def _welcome_shard(
-  shards: Shards,
-  roll: Roll,
+  shards: ShardCoordinator,
+  roll: ShardRegistry,
   machine: Syncer,
   session: ControlSession,
   hello: orders.ShardHello,

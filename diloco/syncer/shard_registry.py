@@ -25,7 +25,7 @@ NOTHING = Part(0, 0)
 
 
 @dataclasses.dataclass
-class Remote:
+class RemoteShard:
   """A shard in another process, while it has a session."""
 
   session: ControlSession
@@ -38,7 +38,7 @@ class Remote:
   outer: dict[int, tuple[int, tuple[int, ...]]]
 
 
-class Roll:
+class ShardRegistry:
   """The shards of one syncer, as its lead sees them.
 
   Args:
@@ -61,7 +61,7 @@ class Roll:
     self._run_spec = run_spec
     self._owners = run_spec.owners
     self._lead = lead
-    self.remote: dict[int, Remote] = {}
+    self.remote: dict[int, RemoteShard] = {}
     self.run = list(zip(versions, crcs))
 
   @property
@@ -203,7 +203,7 @@ class Roll:
 
 
 @dataclasses.dataclass(frozen=True)
-class FromShard:
+class ShardAnswer:
   """A shard's answer, on its way to the machine's thread."""
 
   shard: int
@@ -219,7 +219,7 @@ class ShardLost:
 
 
 @dataclasses.dataclass
-class Job:
+class ShardRequest:
   """An order that was given to some shards."""
 
   fragment: int
@@ -231,7 +231,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class Merged:
+class CompletedOuterStep:
   """An outer step that all owners of the fragment have made."""
 
   job: int

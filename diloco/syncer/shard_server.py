@@ -35,7 +35,7 @@ class LeadAbsent(Exception):
   """No lead was found in the time that the configuration allows."""
 
 
-class Refused(Exception):
+class ShardRefused(Exception):
   """The lead refuses this process, and would refuse any other."""
 
 
@@ -46,7 +46,7 @@ class _Lost:
     self.reason = reason
 
 
-class Sharding:
+class ShardServer:
   """One shard, from its start to the end of the run.
 
   Args:
@@ -168,7 +168,7 @@ class Sharding:
             logging.info('the lead is gone: %s', item.reason)
             return False
           case messages.Refusal():
-            raise Refused(item.reason)
+            raise ShardRefused(item.reason)
           case orders.Depart():
             return True
           case orders.Accepted():

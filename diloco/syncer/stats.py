@@ -30,7 +30,7 @@ TELL_FACTOR = 2.0  # A smaller change is not worth a log line.
 
 
 @dataclasses.dataclass
-class Row:
+class LearnerStats:
   """The counts of one learner id, over all its incarnations."""
 
   state: str = metrics_status.JOINING
@@ -50,12 +50,12 @@ class Row:
   ages: ages_lib.Ages = dataclasses.field(default_factory=ages_lib.Ages)
 
 
-class Board:
+class RunStats:
   """Statistics of a run, updated with every event and effect at the syncer."""
 
   def __init__(self, config: RunConfig):
     self._config = config
-    self._rows: dict[int, Row] = collections.defaultdict(Row)
+    self._rows: dict[int, LearnerStats] = collections.defaultdict(LearnerStats)
     self._began_s: float | None = None  # When the first learner was ready.
     self._closed_s = 0.0
     self._uptime: RunningUptime | None = None
@@ -82,7 +82,7 @@ class Board:
     for learner, fields in counts['rows'].items():
       known = ages_lib.Ages(**fields.get('ages', {}))
       gone = {**fields, 'state': metrics_status.GONE, 'ages': known}
-      self._rows[int(learner)] = Row(**gone)
+      self._rows[int(learner)] = LearnerStats(**gone)
     self._pulls_up, self._pulls_down = counts['pulls']
     self._refused.update(counts['refused'])
     self._closed_round = ledger.closed_round
@@ -142,19 +142,19 @@ class Board:
 
   def _note_effect(self, effect: syncer_events.Effect):
     match effect:
-      case syncer_events.Greet():
+      case syncer_events.AdmitLearner():
         row = self._rows[effect.learner]
         row.state, row.step = metrics_status.JOINING, 0
         row.incarnations += 1
-      case syncer_events.Record(kind='ready'):
+      case syncer_events.LogDecision(kind='ready'):
         row = self._rows[effect.learner]
         row.state, row.beginning = metrics_status.LIVE, effect.reason
         self._begin()
-      case syncer_events.Record(kind='left'):
+      case syncer_events.LogDecision(kind='left'):
         in_order = _in_order(effect)
         state = metrics_status.LEFT if in_order else metrics_status.GONE
         self._rows[effect.learner].state = state
-      case syncer_events.Record(kind=kind) if kind in REFUSALS:
+      case syncer_events.LogDecision(kind=kind) if kind in REFUSALS:
         self._refused[kind] += 1
       case syncer_events.Pull():
         self._asked[effect.round, effect.learner] = effect.offer.payload.nbytes
@@ -170,12 +170,12 @@ class Board:
     if work.end_s is not None:
       return None  # A learner that leaves from now on loses nothing.
     match effect:
-      case syncer_events.Greet():
+      case syncer_events.AdmitLearner():
         process = process_of(effect.incarnation)
         work.join(effect.learner, process, at_s)
-      case syncer_events.Record(kind='ready'):
+      case syncer_events.LogDecision(kind='ready'):
         work.ready(at_s)
-      case syncer_events.Record(kind='left'):
+      case syncer_events.LogDecision(kind='left'):
         work.leave(effect.learner, _in_order(effect))
       case syncer_events.Publish():
         for share in effect.shares:
@@ -200,7 +200,7 @@ class Board:
       self._began_s = self._closed_s = time.monotonic()
       self._uptime = RunningUptime(self._began_s)
 
-  def _note_offer(self, row: Row, offer: messages.Offer):
+  def _note_offer(self, row: LearnerStats, offer: messages.Offer):
     row.offered_round = max(row.offered_round, offer.round)
     if 0 <= offer.fragment < len(self._versions):  # Checked by the machine.
       row.lag_versions = self._versions[offer.fragment] - offer.base_version
@@ -278,7 +278,7 @@ class Board:
     )
 
   def _learner_status(
-    self, learner: int, row: Row
+    self, learner: int, row: LearnerStats
   ) -> metrics_status.LearnerStatus:
     return metrics_status.LearnerStatus(
       learner=learner,
@@ -339,7 +339,7 @@ class Board:
     return self._uptime.at(now_s) if self._uptime else 0.0
 
 
-def _in_order(left: syncer_events.Record) -> bool:
+def _in_order(left: syncer_events.LogDecision) -> bool:
   return left.reason.startswith('goodbye')
 
 

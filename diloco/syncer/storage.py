@@ -17,9 +17,9 @@ from diloco.numerics import payload
 from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.state import Ledger
 from diloco.run.spec import RunSpec
-from diloco.syncer.outer_state import GlobalModel
+from diloco.syncer.outer_state import OuterState
 from diloco.syncer.shard import Shard
-from diloco.syncer.stats import Board
+from diloco.syncer.stats import RunStats
 
 AGAIN_S = 0.5  # Between two attempts to write the ledger.
 CLOSE_S = 30.0  # Limit for the last checkpoint of a stopped process.
@@ -71,8 +71,8 @@ class SyncerDisk:
     self,
     run_spec: RunSpec,
     workdir: Workdir,
-    model: GlobalModel,
-    board: Board,
+    model: OuterState,
+    board: RunStats,
     stop: threading.Event | None = None,
   ):
     self._run_spec = run_spec

@@ -17,11 +17,11 @@ from diloco.protocol import messages
 from diloco.protocol.grace import Ema
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.machine import Syncer
-from diloco.protocol.syncer.members import Account
+from diloco.protocol.syncer.members import LearnerAccount
 from diloco.protocol.syncer.state import Ledger
 from diloco.run.spec import make_run_spec
 from diloco.simulator.contents import FINGERPRINTS, RUN
-from diloco.syncer.outer_state import GlobalModel
+from diloco.syncer.outer_state import OuterState
 from tests.in_process.lockstep import toy_config, toy_model
 from tests.protocol.stages import config_of
 
@@ -32,7 +32,7 @@ LEDGER = Ledger(
   clocks=((0, 9),),
   closed_round=1,
   versions=(1, 0),
-  accounts=((0, Account(5, 7, {0: 0}, 700)),),
+  accounts=((0, LearnerAccount(5, 7, {0: 0}, 700)),),
   quorum_s=Ema(0.5),
   sync_s=Ema(),
   usual_norms=(2.5, None),
@@ -76,7 +76,7 @@ def _states(model):
 @pytest.fixture
 def trained(run_spec):
   """A model with momentum and residuals: versions 2 and 1."""
-  model = GlobalModel(run_spec)
+  model = OuterState(run_spec)
   for seed, fragment in enumerate((0, 1, 0)):
     _close(model, fragment, seed)
   return model
@@ -204,7 +204,7 @@ def test_a_restored_model_makes_the_same_next_step(run_spec, trained, tmp_path):
   records = _records(tmp_path)
   assert records.save(3, _states(trained), None)
   records.close(SAVE_S)
-  twin = GlobalModel(run_spec)
+  twin = OuterState(run_spec)
   versions, states = _records(tmp_path).restore(_states(twin))
   assert versions == (2, 1)
   for fragment, state in enumerate(states):

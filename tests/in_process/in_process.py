@@ -24,8 +24,8 @@ from diloco.protocol.learner import events as learner_events
 from diloco.run.environment import describe
 from diloco.run.event_log import LearnerTape
 from diloco.run.spec import make_run_spec
-from diloco.syncer.server import Syncing
-from diloco.syncer.shard_server import Sharding
+from diloco.syncer.server import SyncerServer
+from diloco.syncer.shard_server import ShardServer
 from diloco.transport.auth import OPEN
 from diloco.transport.faulty import Faults, faulty
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
@@ -151,12 +151,12 @@ class Run:
     self._network = MemoryNetwork()
     self._faults = faults
     self._planes = []
-    self.syncing = Syncing(
+    self.syncing = SyncerServer(
       self.run_spec, '127.0.0.1:0', self.plane(0), self.workdir
     )
     self._syncer = threading.Thread(target=self.guard(self.syncing.run))
     self.shardings = [
-      Sharding(
+      ShardServer(
         self.run_spec,
         shard,
         self.syncing.address,

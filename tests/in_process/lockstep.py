@@ -29,8 +29,8 @@ from diloco.protocol.learner.machine import Learner
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.machine import Syncer
 from diloco.run.spec import make_run_spec
-from diloco.syncer.outer_state import GlobalModel
-from diloco.syncer.stats import Board
+from diloco.syncer.outer_state import OuterState
+from diloco.syncer.stats import RunStats
 from diloco.syncer.storage import SyncerDisk
 from experiments import common
 
@@ -243,7 +243,7 @@ class Lockstep:
     self.fragments = range(self.run_spec.config.protocol.fragments)
     self.now = 0.0
     self.device = Device(self.run_spec)
-    self.model = GlobalModel(self.run_spec)
+    self.model = OuterState(self.run_spec)
     self.sent: dict[tuple[int, int], np.ndarray] = {}
     self.published: list[syncer_events.Publish] = []
     self._delay_steps = delay_steps
@@ -251,7 +251,7 @@ class Lockstep:
     self._contributions = {}
     self._incarnation = incarnation
     self._workdir = Workdir(folder or pathlib.Path('nowhere'))
-    board = Board(self.run_spec.config)
+    board = RunStats(self.run_spec.config)
     self._disk = SyncerDisk(self.run_spec, self._workdir, self.model, board)
     self.syncer: Syncer = self._disk.begin().machine
     self.learners = [_LockstepLearner(self, m) for m in range(learners)]
@@ -300,7 +300,7 @@ class Lockstep:
 
   def _perform(self, effect):
     match effect:
-      case syncer_events.Greet():
+      case syncer_events.AdmitLearner():
         welcome = messages.Welcome(
           effect.step,
           effect.closed_round,
@@ -329,7 +329,7 @@ class Lockstep:
         self._merge(effect)
       case syncer_events.Publish():
         self._publish(effect)
-      case syncer_events.Record() | syncer_events.Retire():
+      case syncer_events.LogDecision() | syncer_events.Retire():
         pass
       case _:
         raise TypeError(f'not in a lockstep: {effect!r}')

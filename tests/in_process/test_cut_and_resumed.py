@@ -13,7 +13,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import read_jsonl
 from diloco.protocol import messages
 from diloco.protocol.syncer import events as syncer_events
-from diloco.syncer.server import Syncing
+from diloco.syncer.server import SyncerServer
 from diloco.transport.faulty import Faults
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from tests.in_process.in_process import LEARNERS, Run
@@ -73,7 +73,7 @@ def test_an_ended_run_is_not_run_again(cut, tmp_path):
   """A syncer that died after the last close still writes the results."""
   shutil.copytree(cut.workdir.syncer, Workdir(tmp_path).syncer)
   plane = MemoryPlane(MemoryNetwork())
-  syncing = Syncing(cut.run_spec, '127.0.0.1:0', plane, Workdir(tmp_path))
+  syncing = SyncerServer(cut.run_spec, '127.0.0.1:0', plane, Workdir(tmp_path))
   ended = queue.SimpleQueue()
   thread = threading.Thread(target=lambda: ended.put(syncing.run()))
   thread.start()
@@ -95,4 +95,4 @@ def test_the_folder_of_another_run_is_not_gone_on_with(cut):
   another = dataclasses.replace(cut.run_spec, config=config)
   plane = MemoryPlane(MemoryNetwork())
   with pytest.raises(BrokenRecord, match=r'inner\.lr: 0\.5 here'):
-    Syncing(another, '127.0.0.1:0', plane, cut.workdir)
+    SyncerServer(another, '127.0.0.1:0', plane, cut.workdir)

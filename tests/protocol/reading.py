@@ -9,7 +9,7 @@ from diloco.protocol.syncer import events as syncer_events
 def of_syncer(effect: syncer_events.Effect) -> str:
   """One line."""
   match effect:
-    case syncer_events.Greet():
+    case syncer_events.AdmitLearner():
       return (
         f'welcome learner {effect.learner}: step {effect.step}, '
         f'round {effect.closed_round} closed, versions {effect.versions}, '
@@ -17,7 +17,7 @@ def of_syncer(effect: syncer_events.Effect) -> str:
       )
     case syncer_events.Send():
       return f'tell learner {effect.learner}: {of_message(effect.message)}'
-    case syncer_events.Drop():
+    case syncer_events.EndSession():
       return f'drop learner {effect.learner}: {effect.reason}'
     case syncer_events.Pull():
       return (
@@ -44,7 +44,7 @@ def of_syncer(effect: syncer_events.Effect) -> str:
         f'publish round {effect.round} fragment {effect.fragment} '
         f'version {effect.version} to {to or "nobody"}'
       )
-    case syncer_events.Serve():
+    case syncer_events.SendFull():
       return (
         f'serve fragment {effect.fragment} to learner {effect.learner}: '
         f'{effect.reason}'
@@ -54,11 +54,11 @@ def of_syncer(effect: syncer_events.Effect) -> str:
         f'take fragment {effect.offered.fragment} version '
         f'{effect.offered.version} of learner {effect.learner}'
       )
-    case syncer_events.Relabel():
+    case syncer_events.AdoptVersion():
       return f'call fragment {effect.fragment} version {effect.version}'
     case syncer_events.Retire():
       return f'retire {effect.handles}, fetched by learner {effect.learner}'
-    case syncer_events.Record():
+    case syncer_events.LogDecision():
       return f'({effect.kind}: learner {effect.learner}, {effect.reason})'
     case syncer_events.End():
       return f'end at step {effect.step}, round {effect.closed_round}'

@@ -408,7 +408,7 @@ class LearnerStage:
     yield self._heard(messages.Retired(handles, pulled))
 
   def _not_offered(self, fragment, handle):
-    yield learner_events.NotOffered(fragment, handle)
+    yield learner_events.OfferDropped(fragment, handle)
 
   def _finish(self, last_round):
     yield self._heard(messages.Finish(0, last_round))

@@ -26,7 +26,7 @@ from diloco.protocol.syncer import (
 from diloco.protocol.syncer import bootstrap as syncer_bootstrap
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import state as syncer_state
-from diloco.protocol.syncer.members import Account, Member
+from diloco.protocol.syncer.members import LearnerAccount, Member
 from diloco.protocol.values import changed
 from diloco.simulator import simulated_syncer
 from diloco.simulator import swarm as simulator_swarm
@@ -34,7 +34,7 @@ from diloco.simulator.invariants import Violation
 from diloco.simulator.scenario import WIDE_FROM
 
 SEEDS = 1500  # Most need one. RARE says where to begin for the others.
-State = syncer_state.State
+State = syncer_state.SyncerState
 
 
 def _ledger_of_the_close_before(patch):
@@ -170,9 +170,9 @@ def _sets_learners_back(patch):
 
 
 def _counts_tokens_twice(patch):
-  original = Account.merged
+  original = LearnerAccount.merged
   patch.setattr(
-    Account,
+    LearnerAccount,
     'merged',
     lambda self, p, v, n, offer: original(self, p, v, 2 * n, offer),
   )

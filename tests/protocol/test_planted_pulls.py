@@ -7,7 +7,7 @@ They break no invariant: they show in how often which learners are merged.
 import pytest
 
 from diloco.protocol.syncer import pulls
-from diloco.protocol.syncer.state import State
+from diloco.protocol.syncer.state import SyncerState
 from diloco.protocol.timeouts import TransferTime
 from tests.protocol import test_uneven
 
@@ -25,7 +25,7 @@ def _averages_all_pulls(patch):
     state.resting.pop(learner, None)
     state.transfers[0] = time.add(1, took_s)
 
-  patch.setattr(State, 'transfer_time', transfer_time)
+  patch.setattr(SyncerState, 'transfer_time', transfer_time)
   patch.setattr(pulls, '_measure', measure)
   patch.setattr(pulls, '_note_failure', lambda *_: None)
   patch.setattr(TransferTime, 'usual_s', lambda self, nbytes: self.took_s)
@@ -40,7 +40,7 @@ def _counts_on_who_has_rested(patch):
     awake = [m for m in self.live() if not self.rests(m)]
     return max(1, min(self.config.quorum, len(awake)))
 
-  patch.setattr(State, 'quorum_now', quorum_now)
+  patch.setattr(SyncerState, 'quorum_now', quorum_now)
 
 
 def _one_hanging_path():

@@ -12,7 +12,7 @@ from diloco.protocol.grace import Ema, grace_window_s
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.machine import Learner
 from diloco.protocol.learner.offers import (
-  Standing,
+  OfferContext,
   View,
   lead_max,
   lead_min,
@@ -180,7 +180,7 @@ def test_all_zero_weights_become_equal():
 
 
 def _standing(**fields):
-  return Standing(
+  return OfferContext(
     **{'t': 10.0, 'closed_known': 4, 'last_offered': 4, 'lead': 0, **fields}
   )
 

@@ -8,7 +8,7 @@ from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import closing
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.machine import Syncer
-from diloco.protocol.syncer.state import State
+from diloco.protocol.syncer.state import SyncerState
 from diloco.simulator.cluster import Cluster
 from diloco.simulator.contents import FINGERPRINTS, RUN
 from diloco.simulator.invariants import Invariants, Violation
@@ -241,7 +241,7 @@ def test_a_double_merge_would_be_caught(monkeypatch):
   from diloco.protocol.syncer import rounds
 
   monkeypatch.setattr(rounds, 'why_void', lambda *_: None)
-  monkeypatch.setattr(State, 'discard_void', lambda *_: None)
+  monkeypatch.setattr(SyncerState, 'discard_void', lambda *_: None)
   assert _finds('merged')
 
 
@@ -258,7 +258,7 @@ def test_rounds_without_a_pace_would_be_caught(monkeypatch):
 
 
 def test_unbounded_offers_would_be_caught(monkeypatch):
-  monkeypatch.setattr(State, 'retire', lambda *_: None)
+  monkeypatch.setattr(SyncerState, 'retire', lambda *_: None)
   assert _finds('8: offers')
 
 

@@ -53,7 +53,7 @@ def _greet(time_s, learner, process, step, position):
   incarnation = incarnation_of(process, 1)
   return taped.line(
     time_s,
-    syncer_events.Greet(
+    syncer_events.AdmitLearner(
       learner, incarnation, step, 0, (0, 0), position, (), False, ()
     ),
   )

@@ -92,7 +92,7 @@ class Judge:
             events.append(syncer_events.Merged(effect.round))
           case syncer_events.Publish():
             self.published.append(effect)
-          case syncer_events.Record(kind='refused' | 'zombie'):
+          case syncer_events.LogDecision(kind='refused' | 'zombie'):
             self.refused[effect.learner] += 1
     return wanted
 
@@ -137,11 +137,11 @@ class SmallSyncer:
   def _handle(self, event):
     for effect in self.judge.handle(event, time.monotonic()):
       match effect:
-        case syncer_events.Drop():
+        case syncer_events.EndSession():
           self._to(effect, lambda s, reason=effect.reason: s.close(reason))
         case syncer_events.Send():
           self._to(effect, lambda s, said=effect.message: s.send(said))
-        case syncer_events.Serve():
+        case syncer_events.SendFull():
           said = messages.FullFragment(effect.fragment, 0, PAYLOAD, 0)
           self._to(effect, lambda s, said=said: s.send(said))
 

@@ -15,7 +15,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.numerics import payload
 from diloco.protocol import messages
 from diloco.run.spec import make_run_spec
-from diloco.syncer.server import Syncing
+from diloco.syncer.server import SyncerServer
 from diloco.transport import control_channel, wire
 from diloco.transport.control_client import ControlClient
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
@@ -127,7 +127,9 @@ class Stage:
     self.workdir = Workdir(folder)
     self.network = MemoryNetwork()
     self.plane = MemoryPlane(self.network)
-    self.syncing = Syncing(run_spec, '127.0.0.1:0', self.plane, self.workdir)
+    self.syncing = SyncerServer(
+      run_spec, '127.0.0.1:0', self.plane, self.workdir
+    )
     self._peers: list[Peer] = []
     self._errors: list[BaseException] = []
     self._thread = threading.Thread(target=self._run)

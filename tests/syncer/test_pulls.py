@@ -15,8 +15,8 @@ from diloco.run import contributions
 from diloco.run.payload_parts import TransferPace, announced
 from diloco.run.spec import make_run_spec
 from diloco.syncer.shard import Shard
-from diloco.syncer.shard_coordinator import Shards
-from diloco.syncer.shard_registry import FromShard, Roll
+from diloco.syncer.shard_coordinator import ShardCoordinator
+from diloco.syncer.shard_registry import ShardAnswer, ShardRegistry
 from diloco.transport.data_plane import TimedOut
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
@@ -73,8 +73,10 @@ class Syncer:
       crash=self.answers.put,
     )
     model = self.shard.model
-    roll = Roll(self.run_spec, self.shard, model.versions(), model.crcs())
-    self.shards = Shards(self.run_spec, self.shard, roll, say=print)
+    roll = ShardRegistry(
+      self.run_spec, self.shard, model.versions(), model.crcs()
+    )
+    self.shards = ShardCoordinator(self.run_spec, self.shard, roll, say=print)
     admitted = self.shards.admit(
       LEARNER, INCARNATION, (self.outlet.address,), ''
     )
@@ -106,7 +108,7 @@ class Syncer:
     answer = self.answers.get(timeout=WAIT_S)
     if isinstance(answer, BaseException):
       raise answer
-    return self.shards.heard(FromShard(0, answer))
+    return self.shards.heard(ShardAnswer(0, answer))
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from diloco.protocol import shard_messages as orders
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run.spec import make_run_spec
 from diloco.syncer.shard import Shard
-from diloco.syncer.shard_coordinator import Shards
-from diloco.syncer.shard_registry import Roll
+from diloco.syncer.shard_coordinator import ShardCoordinator
+from diloco.syncer.shard_registry import ShardRegistry
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
 
@@ -48,8 +48,8 @@ def lead_and_other():
     for p in shard.model.owned:
       shard.model.go_on(p, version, None)
   versions = (RUN,) * len(run_spec.layout.fragments)
-  roll = Roll(run_spec, lead, versions, tuple(range(len(versions))))
-  return roll, Shards(run_spec, lead, roll, say=print), other
+  roll = ShardRegistry(run_spec, lead, versions, tuple(range(len(versions))))
+  return roll, ShardCoordinator(run_spec, lead, roll, say=print), other
 
 
 def test_its_later_versions_are_other_bytes_than_the_runs(lead_and_other):
@@ -76,7 +76,7 @@ def test_it_goes_on_under_the_number_of_the_run(lead_and_other):
   told = Told()
   shards.join(told, other.hello(process=1), believed=False)
   for p in other.model.owned:
-    shards.relabel(syncer_events.Relabel(p, RUN, None))
+    shards.relabel(syncer_events.AdoptVersion(p, RUN, None))
   for order in told.orders():
     if not isinstance(order, orders.Accepted):
       other.perform(order)

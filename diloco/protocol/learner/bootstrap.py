@@ -13,7 +13,12 @@ from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import updates
 from diloco.protocol.learner.offers import View, lead_min
-from diloco.protocol.learner.state import Core, Donation, Fragment, State
+from diloco.protocol.learner.state import (
+  Core,
+  Fragment,
+  LearnerState,
+  PendingDonation,
+)
 from diloco.protocol.values import changed
 
 
@@ -61,7 +66,7 @@ class Start:
       self, from_steps=(self.step,) * count, from_tokens=(self.tokens,) * count
     )
 
-  def state(self) -> State:
+  def state(self) -> LearnerState:
     """Returns the machine's state before its first message."""
     fragments = tuple(
       Fragment(
@@ -77,7 +82,7 @@ class Start:
         self.versions, self.crcs, self.from_steps, self.from_tokens, strict=True
       )
     )
-    return State(
+    return LearnerState(
       fragments,
       source=self.source,
       step=self.step,
@@ -258,7 +263,9 @@ def on_donate(core: Core, message: messages.Donate):
   """Notes the syncer's request; only a learner that trains may donate."""
   if not core.state.began or core.state.ceased:
     return  # The syncer picks another donor when this session ends.
-  donation = Donation(message.learner, message.incarnation, message.versions)
+  donation = PendingDonation(
+    message.learner, message.incarnation, message.versions
+  )
   core.set(donations=(*core.state.donations, donation))
 
 

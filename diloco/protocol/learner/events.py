@@ -57,7 +57,7 @@ class Completed:
 
 
 @dataclasses.dataclass(frozen=True)
-class NotOffered:
+class OfferDropped:
   """A snapshot did not become an offer: no room, or a newer one exists."""
 
   fragment: int
@@ -266,7 +266,7 @@ Event = (
   | Heard
   | Boundary
   | Completed
-  | NotOffered
+  | OfferDropped
   | Rebuilt
   | FetchFailed
   | StateFetched

@@ -13,7 +13,7 @@ from diloco.protocol.learner import bootstrap as learner_bootstrap
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import leaving, snapshots, updates
 from diloco.protocol.learner.bootstrap import Start
-from diloco.protocol.learner.state import Core, State
+from diloco.protocol.learner.state import Core, LearnerState
 from diloco.protocol.values import changed
 
 ALIVE_S = 1.0  # A learner that waits sends `Alive` at this interval.
@@ -64,7 +64,7 @@ class Learner:
         self._on_boundary(event.tokens)
       case learner_events.Completed():
         self._on_completed(event)
-      case learner_events.NotOffered():
+      case learner_events.OfferDropped():
         self._on_not_offered(event)
       case learner_events.Rebuilt():
         updates.on_rebuilt(self._core, event)
@@ -124,7 +124,7 @@ class Learner:
     """The newest round that is known to be closed."""
     return self._core.state.closed_known
 
-  def snapshot(self) -> State:
+  def snapshot(self) -> LearnerState:
     """Returns an immutable copy of the state."""
     return self._core.state
 
@@ -135,7 +135,7 @@ class Learner:
     run: str,
     learner: int,
     fingerprints: Mapping[str, str],
-    snapshot: State,
+    snapshot: LearnerState,
   ) -> 'Learner':
     """Returns a machine in the state of `snapshot`."""
     start = Start.from_seed(tuple(f.crc for f in snapshot.fragments))
@@ -320,7 +320,7 @@ class Learner:
       or not all(f.current or f.postponed for f in state.fragments)
     )
 
-  def _on_not_offered(self, event: learner_events.NotOffered):
+  def _on_not_offered(self, event: learner_events.OfferDropped):
     """Forgets an offer that could not be made."""
     fragment = self._core.state.fragments[event.fragment]
     rest = fragment.without((event.handle,))

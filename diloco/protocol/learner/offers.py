@@ -80,7 +80,7 @@ class View:
 
 
 @dataclasses.dataclass(frozen=True)
-class Standing:
+class OfferContext:
   """The knowledge on which a learner decides about an offer."""
 
   t: float  # As estimated by the learner.
@@ -98,7 +98,7 @@ class NextOffer:
   reason: str
 
 
-def next_offer(standing: Standing, config: ProtocolConfig) -> NextOffer:
+def next_offer(standing: OfferContext, config: ProtocolConfig) -> NextOffer:
   """Chooses round r at the first boundary at which t reaches r·s − lead.
 
   At the in-flight limit the learner does not wait: it keeps training, and

@@ -6,7 +6,7 @@ from diloco.protocol.learner import leaving
 from diloco.protocol.learner.offers import (
   FIRST_OFFERS_MAX,
   UNANSWERED_MAX,
-  Standing,
+  OfferContext,
   next_offer,
   refreshed_round,
 )
@@ -31,7 +31,7 @@ def _offer_next(core: Core) -> bool:
   """Makes the next round's first offer, if it is time for it."""
   state = core.state
   choice = next_offer(
-    Standing(
+    OfferContext(
       t=state.view.at(state.step),
       closed_known=state.closed_known,
       last_offered=state.last_offered,

@@ -111,7 +111,7 @@ class Fragment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Donation:
+class PendingDonation:
   """A newcomer that waits for this learner's state."""
 
   learner: int
@@ -120,7 +120,7 @@ class Donation:
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class LearnerState:
   """All that the machine knows, as a value to compare, save and restore."""
 
   fragments: tuple[Fragment, ...]
@@ -151,7 +151,7 @@ class State:
   again_rounds: tuple[int, ...] = ()  # To be offered again, ascending.
   view: View = dataclasses.field(default=View())  # Of t.
   asking: tuple[int, ...] = ()  # Fragments with an `ask_at_s`, ascending.
-  donations: tuple[Donation, ...] = ()  # That are asked for.
+  donations: tuple[PendingDonation, ...] = ()  # That are asked for.
   giving: tuple[int, int] | None = None  # The newcomer being served.
   # Offers of this session, made as it ceased.
   last_offers: tuple[LastOffer, ...] = ()
@@ -181,7 +181,7 @@ class Core:
     run: str,
     learner: int,
     fingerprints: Mapping[str, str],
-    state: State,
+    state: LearnerState,
   ):
     self.config = config
     self.run = run

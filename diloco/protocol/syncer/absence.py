@@ -15,10 +15,10 @@ from diloco.protocol import messages, timeouts
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import recovery
 from diloco.protocol.syncer.rounds import Stage
-from diloco.protocol.syncer.state import Away, LostFragment, State
+from diloco.protocol.syncer.state import Away, LostFragment, SyncerState
 
 
-def on_absent(state: State, event: syncer_events.Absent):
+def on_absent(state: SyncerState, event: syncer_events.Absent):
   """Abandons everything that was in progress with these fragments."""
   for p in event.fragments:
     away, lost = Away(), state.lost.pop(p, None)
@@ -42,7 +42,7 @@ def on_absent(state: State, event: syncer_events.Absent):
   state.record('absent', -1, f'fragments {listed}: {event.reason}')
 
 
-def _give_up(state: State, number: int, reason: str):
+def _give_up(state: SyncerState, number: int, reason: str):
   """Reopens a round whose pulled bytes are gone; their learners are asked
   again.
   """
@@ -69,7 +69,7 @@ def _give_up(state: State, number: int, reason: str):
     state.send(learner, messages.OfferAgain(number, reason))
 
 
-def on_back(state: State, event: syncer_events.Back):
+def on_back(state: SyncerState, event: syncer_events.Back):
   """The bytes of these fragments are here again, possibly at old versions."""
   alone = not _others_wait(state)
   for held in event.held:
@@ -95,12 +95,12 @@ def on_back(state: State, event: syncer_events.Back):
     state.record('behind', -1, reason)
 
 
-def is_away(state: State, fragment: int) -> bool:
+def is_away(state: SyncerState, fragment: int) -> bool:
   """Returns True if the fragment's rounds close unmerged or wait."""
   return fragment in state.away or fragment in state.lost
 
 
-def holds_up(state: State) -> bool:
+def holds_up(state: SyncerState) -> bool:
   """Returns True while a new lead process waits for its shards.
 
   Before the first round has closed it waits without limit: starting without all
@@ -124,7 +124,7 @@ def holds_up(state: State) -> bool:
   return False
 
 
-def deadlines(state: State) -> list[float]:
+def deadlines(state: SyncerState) -> list[float]:
   """Returns when a new lead process stops waiting for its shards."""
   give_up_s = state.give_up_shards_s
   if not state.awaits_shards or give_up_s is None or give_up_s <= state.now:
@@ -132,7 +132,7 @@ def deadlines(state: State) -> list[float]:
   return [give_up_s]
 
 
-def postpone(state: State, learner: int, p: int) -> bool:
+def postpone(state: SyncerState, learner: int, p: int) -> bool:
   """Returns True if a learner that wants the fragment must wait for it."""
   if not is_away(state, p):
     return False
@@ -145,17 +145,17 @@ def postpone(state: State, learner: int, p: int) -> bool:
   return True
 
 
-def _say_postponed(state: State, learner: int, p: int):
+def _say_postponed(state: SyncerState, learner: int, p: int):
   """Tells the learner not to wait: at τ = 0 it would block, and all with it."""
   state.send(learner, messages.Postponed(p))
 
 
-def _others_wait(state: State) -> bool:
+def _others_wait(state: SyncerState) -> bool:
   """Returns True while no round at all may proceed."""
   return state.awaits_shards or any(not x.alone for x in state.lost.values())
 
 
-def on_end_of_session(state: State, learner: int):
+def on_end_of_session(state: SyncerState, learner: int):
   """Forgets which fragments the learner was waiting for."""
   for p, away in state.away.items():
     state.away[p] = away.without(learner)

@@ -10,16 +10,16 @@ only to learners that are partitioned alike.
 
 from diloco.protocol import messages
 from diloco.protocol.syncer.members import Member
-from diloco.protocol.syncer.state import State
+from diloco.protocol.syncer.state import SyncerState
 
 
-def on_want_state(state: State, learner: int):
+def on_want_state(state: SyncerState, learner: int):
   """A newcomer asks for a donor, for the first time or after one has failed."""
   dismiss(state, learner)
   _seek(state, learner)
 
 
-def _seek(state: State, learner: int):
+def _seek(state: SyncerState, learner: int):
   """Puts the newcomer at the end of the queue and drops its current donor."""
   member = state.members[learner]
   tried = member.tried
@@ -33,7 +33,7 @@ def _seek(state: State, learner: int):
   state.change(learner, donor=None, tried=tried, seeks_since_s=state.now)
 
 
-def introduce(state: State):
+def introduce(state: SyncerState):
   """Gives each waiting newcomer a free donor, in order of arrival.
 
   A donor serves one newcomer at a time: two copies of a state at once could
@@ -49,7 +49,7 @@ def introduce(state: State):
     _introduce(state, learner)
 
 
-def _introduce(state: State, learner: int):
+def _introduce(state: SyncerState, learner: int):
   member = state.members[learner]
   donors = [
     (m, x.incarnation)
@@ -76,7 +76,7 @@ def _introduce(state: State, learner: int):
   state.send(donor, request)
 
 
-def _busy(state: State) -> set[tuple[int, int]]:
+def _busy(state: SyncerState) -> set[tuple[int, int]]:
   """Returns the sessions that are giving their state to a newcomer."""
   return {x.donor for x in state.members.values() if x.donor is not None}
 
@@ -88,14 +88,16 @@ def why_unlike(donor: Member, newcomer: Member) -> str:
   return 'no live peer has the same hosts and mesh'
 
 
-def _why_none(state: State, member: Member) -> str:
+def _why_none(state: SyncerState, member: Member) -> str:
   if member.tried:
     return f'no live peer is left, {len(member.tried)} failed'
   unlike = [why_unlike(x, member) for x in state.live().values()]
   return next(filter(None, unlike), 'no peer')
 
 
-def on_state_offered(state: State, donor: int, offered: messages.StateOffered):
+def on_state_offered(
+  state: SyncerState, donor: int, offered: messages.StateOffered
+):
   """Forwards the offer to the newcomer, if that still waits for this donor."""
   session = donor, state.members[donor].incarnation
   newcomer = state.members.get(offered.learner)
@@ -113,19 +115,19 @@ def on_state_offered(state: State, donor: int, offered: messages.StateOffered):
   state.send(offered.learner, messages.StateAt(*session, offered))
 
 
-def on_state_taken(state: State, learner: int):
+def on_state_taken(state: SyncerState, learner: int):
   """Frees the donor: its copy has arrived."""
   dismiss(state, learner)
   state.change(learner, donor=None)
 
 
-def on_ready(state: State, learner: int):
+def on_ready(state: SyncerState, learner: int):
   """Frees the newcomer's donor: the newcomer has what it needs."""
   dismiss(state, learner)
   state.change(learner, donor=None, tried=(), seeks_since_s=None)
 
 
-def on_end_of_session(state: State, learner: int, incarnation: int):
+def on_end_of_session(state: SyncerState, learner: int, incarnation: int):
   """Finds other donors for the newcomers of a donor whose session has ended.
 
   It is called after the donor has stopped being live. A newcomer that was
@@ -137,7 +139,7 @@ def on_end_of_session(state: State, learner: int, incarnation: int):
       _seek(state, m)
 
 
-def dismiss(state: State, learner: int):
+def dismiss(state: SyncerState, learner: int):
   """Tells a newcomer's donor, if it has one, that it is no longer needed."""
   member = state.members[learner]
   if member.donor is None:

@@ -12,11 +12,11 @@ from diloco.protocol.grace import grace_window_s
 from diloco.protocol.syncer import absence, ending, pulls, rounds, way_back
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.rounds import Round, Stage
-from diloco.protocol.syncer.state import State
+from diloco.protocol.syncer.state import SyncerState
 from diloco.protocol.weights import WEIGHTS, normalised
 
 
-def advance_rounds(state: State):
+def advance_rounds(state: SyncerState):
   """Opens the rounds that are due and advances every open round."""
   if absence.holds_up(state):
     return  # A new process of the lead waits for its shards.
@@ -35,7 +35,7 @@ def advance_rounds(state: State):
   ending.end_if_over(state)
 
 
-def window_deadlines(state: State) -> list[float]:
+def window_deadlines(state: SyncerState) -> list[float]:
   """Returns when grace windows end and when late pulls are given up."""
   waiting = [
     r
@@ -52,7 +52,7 @@ def window_deadlines(state: State) -> list[float]:
   return [*times, *graces]
 
 
-def _go_on_if_all_wait(state: State):
+def _go_on_if_all_wait(state: SyncerState):
   """Makes the next round due at τ = 0, when no live learner would do so.
 
   A learner that has offered makes no step until the round has closed. After
@@ -76,7 +76,7 @@ def _go_on_if_all_wait(state: State):
     state.pace.all_reach(due_step)
 
 
-def _open_due(state: State):
+def _open_due(state: SyncerState):
   """Opens rounds that are due, at most `inflight_max` at a time."""
   config = state.config
   room = config.fragments if state.finishing else config.inflight_max
@@ -87,20 +87,20 @@ def _open_due(state: State):
     number += 1
 
 
-def _holds_up(state: State) -> bool:
+def _holds_up(state: SyncerState) -> bool:
   """Returns True if the next round is due but too many rounds are open."""
   if state.finishing or len(state.rounds) < state.config.inflight_max:
     return False
   return _is_due(state, max(state.rounds) + 1)
 
 
-def _is_due(state: State, number: int) -> bool:
+def _is_due(state: SyncerState, number: int) -> bool:
   if state.finishing:
     return number <= state.last_round
   return state.pace.step >= number * state.config.spacing_steps
 
 
-def _advance(state: State, round_: Round):
+def _advance(state: SyncerState, round_: Round):
   if absence.is_away(state, round_.fragment):
     if not state.finishing and round_.number == state.closed_round + 1:
       _skip(state, round_)
@@ -118,7 +118,7 @@ def _advance(state: State, round_: Round):
 # COLLECTING, GRACE -----------------------------------------------------------
 
 
-def _collect(state: State, round_: Round) -> Round:
+def _collect(state: SyncerState, round_: Round) -> Round:
   """Waits for quorum, then for the end of the grace window."""
   decision = rounds.decide(
     round_.number,
@@ -152,7 +152,7 @@ def _collect(state: State, round_: Round) -> Round:
 
 
 def _collect_last(
-  state: State, round_: Round, decision: rounds.Decision
+  state: SyncerState, round_: Round, decision: rounds.MergeDecision
 ) -> Round:
   """Collects for a last round until `finish_at_s`, even below the quorum."""
   if state.finish_at_s is None:
@@ -167,7 +167,9 @@ def _collect_last(
   return pulls.begin(state, round_, decision, reason)
 
 
-def _candidates(state: State, round_: Round) -> dict[int, rounds.Candidate]:
+def _candidates(
+  state: SyncerState, round_: Round
+) -> dict[int, rounds.Candidate]:
   """Returns the learners as the round sees them, pulled offers included."""
   pulled = {m: a.held for m, a in round_.pulls if m in round_.pulled}
   return {
@@ -181,14 +183,14 @@ def _candidates(state: State, round_: Round) -> dict[int, rounds.Candidate]:
   }
 
 
-def _may_be_pulled(state: State, learner: int) -> bool:
+def _may_be_pulled(state: SyncerState, learner: int) -> bool:
   member = state.members[learner]
   if member.late or member.straggler is not None:
     return False
   return state.finishing or not state.rests(learner)
 
 
-def sync_s(state: State) -> float:
+def sync_s(state: SyncerState) -> float:
   """Returns ξ_sync, the time in seconds to pull, merge and send back.
 
   The way back is that of the K-th fastest learner.
@@ -197,7 +199,7 @@ def sync_s(state: State) -> float:
   return state.sync_s.or_zero() + way_back.kth_s(ways_s, state.quorum_now())
 
 
-def _grace_s(state: State) -> float:
+def _grace_s(state: SyncerState) -> float:
   """Returns ξ_grace in seconds, from ξ_step of the K-th fastest learner.
 
   The K-th fastest learner sets the pace of the run.
@@ -216,7 +218,7 @@ def _grace_s(state: State) -> float:
   )
 
 
-def _refuse_last_offers(state: State):
+def _refuse_last_offers(state: SyncerState):
   """Refuses offers for rounds that cannot close once every learner is leaving.
 
   When all learners leave, no further steps are made, so no further round
@@ -240,7 +242,7 @@ def _refuse_last_offers(state: State):
       state.retire(learner, held.offer.payload.handle)
 
 
-def _will_close(state: State, number: int) -> bool:
+def _will_close(state: SyncerState, number: int) -> bool:
   """Returns True if the round can close with the offers that are there."""
   round_ = state.rounds.get(number)
   if round_ is None:
@@ -251,7 +253,7 @@ def _will_close(state: State, number: int) -> bool:
 # PULLING ---------------------------------------------------------------------
 
 
-def _conclude(state: State, round_: Round):
+def _conclude(state: SyncerState, round_: Round):
   """Merges once all pulls are over and it is the round's turn, or collects
   again.
   """
@@ -286,7 +288,9 @@ def _conclude(state: State, round_: Round):
 # MERGING, closed -------------------------------------------------------------
 
 
-def _shares(state: State, round_: Round) -> tuple[syncer_events.Share, ...]:
+def _shares(
+  state: SyncerState, round_: Round
+) -> tuple[syncer_events.Share, ...]:
   """Returns the contributions and their weights (Alg. 2, line 9)."""
   offers = {m: a.held.offer for m, a in round_.pulls}
   weigh = WEIGHTS[state.config.weighting]
@@ -310,7 +314,7 @@ def _shares(state: State, round_: Round) -> tuple[syncer_events.Share, ...]:
   )
 
 
-def _skip(state: State, round_: Round):
+def _skip(state: SyncerState, round_: Round):
   """Closes a round unmerged: its fragment is away, and later rounds wait."""
   reason = f'round {round_.number}: fragment {round_.fragment} is away'
   state.record('skipped', -1, reason)
@@ -321,7 +325,7 @@ def _skip(state: State, round_: Round):
     state.send(learner, skipped)
 
 
-def on_merged(state: State, number: int):
+def on_merged(state: SyncerState, number: int):
   """Closes the round after its outer step, and tells every learner."""
   round_ = state.rounds[number]
   assert round_.stage is Stage.MERGING, f'not merging: {round_}'
@@ -366,7 +370,7 @@ def on_merged(state: State, number: int):
 
 
 def _reported_steps(
-  state: State, shares: tuple[syncer_events.Share, ...]
+  state: SyncerState, shares: tuple[syncer_events.Share, ...]
 ) -> tuple[int, ...]:
   """Returns the receivers' own steps that are included in t, by recipient.
 
@@ -381,7 +385,7 @@ def _reported_steps(
   )
 
 
-def _close(state: State, round_: Round):
+def _close(state: SyncerState, round_: Round):
   assert round_.number == state.closed_round + 1, f'out of order: {round_}'
   del state.rounds[round_.number]
   state.closed_round = round_.number

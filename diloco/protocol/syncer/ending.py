@@ -5,11 +5,11 @@ from diloco.protocol import timeouts
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import sessions
 from diloco.protocol.syncer.rounds import Round
-from diloco.protocol.syncer.state import State
+from diloco.protocol.syncer.state import SyncerState
 
 
 def say_what_is_left(
-  state: State, round_: Round, shares: tuple[syncer_events.Share, ...]
+  state: SyncerState, round_: Round, shares: tuple[syncer_events.Share, ...]
 ):
   """Records for learners that leave whether their last steps were merged."""
   for share in shares:
@@ -28,7 +28,7 @@ def say_what_is_left(
 # The end of the run ----------------------------------------------------------
 
 
-def begin_to_finish(state: State):
+def begin_to_finish(state: SyncerState):
   """Announces, at the last step, one more round per fragment.
 
   Learners have as long to answer as it takes to give up a silent one. A
@@ -49,7 +49,7 @@ def begin_to_finish(state: State):
   )
 
 
-def are_all_back(state: State) -> bool:
+def are_all_back(state: SyncerState) -> bool:
   """Returns True if all learners that were live before a restart are back.
 
   If the ledger was lost, the syncer cannot tell which those are: a learner that
@@ -60,7 +60,7 @@ def are_all_back(state: State) -> bool:
   return bool(state.were_live) and state.were_live <= state.live().keys()
 
 
-def end_if_over(state: State):
+def end_if_over(state: SyncerState):
   if state.ended or state.closed_round != state.last_round:
     return
   state.ended = True

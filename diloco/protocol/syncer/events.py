@@ -129,7 +129,7 @@ class Share:
 
 
 @dataclasses.dataclass(frozen=True)
-class Greet:
+class AdmitLearner:
   """Send a `messages.Welcome`; the driver adds CRCs and addresses."""
 
   learner: int
@@ -153,7 +153,7 @@ class Send:
 
 
 @dataclasses.dataclass(frozen=True)
-class Drop:
+class EndSession:
   """End a session: close its stream, its pulls and its offers."""
 
   learner: int
@@ -247,7 +247,7 @@ class Publish:
 
 
 @dataclasses.dataclass(frozen=True)
-class Serve:
+class SendFull:
   """Offer the full fragment to one session and announce it."""
 
   learner: int
@@ -273,7 +273,7 @@ class TakeFragment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Relabel:
+class AdoptVersion:
   """Make a lost fragment Θ_p at `version`.
 
   The bytes are those taken from a session or, if no learner has it, those here.
@@ -294,7 +294,7 @@ class Retire:
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class LogDecision:
   """Record a decision that no other effect shows."""
 
   kind: str  # 'joined', 'ready', 'left', 'refused', 'zombie', …
@@ -323,18 +323,18 @@ Event = (
   | Tick
 )
 Effect = (
-  Greet
+  AdmitLearner
   | Send
-  | Drop
+  | EndSession
   | Pull
   | CancelPull
   | Merge
   | KeepLedger
   | Publish
-  | Serve
+  | SendFull
   | TakeFragment
-  | Relabel
+  | AdoptVersion
   | Retire
-  | Record
+  | LogDecision
   | End
 )

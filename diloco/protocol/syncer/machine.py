@@ -18,7 +18,12 @@ from diloco.protocol.syncer import (
 )
 from diloco.protocol.syncer import bootstrap as syncer_bootstrap
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.state import Away, Ledger, Snapshot, State
+from diloco.protocol.syncer.state import (
+  Away,
+  Ledger,
+  SyncerSnapshot,
+  SyncerState,
+)
 
 
 class Syncer:
@@ -37,7 +42,7 @@ class Syncer:
     fingerprints: Mapping[str, str],
     away: Collection[int] = (),
   ):
-    self._state = State(config, run, fingerprints)
+    self._state = SyncerState(config, run, fingerprints)
     self._state.away = {p: Away() for p in sorted(away)}
     self._state.awaits_shards = bool(away)
 
@@ -132,7 +137,7 @@ class Syncer:
     """Returns the seconds a learner may be silent; None: it has no session."""
     return sessions.silence_max_s(self._state, learner)
 
-  def snapshot(self) -> Snapshot:
+  def snapshot(self) -> SyncerSnapshot:
     """Returns an immutable copy of the state."""
     return self._state.snapshot()
 
@@ -171,7 +176,7 @@ class Syncer:
     config: ProtocolConfig,
     run: str,
     fingerprints: Mapping[str, str],
-    snapshot: Snapshot,
+    snapshot: SyncerSnapshot,
   ) -> 'Syncer':
     """Returns a machine in the state of `snapshot`."""
     syncer = cls(config, run, fingerprints)

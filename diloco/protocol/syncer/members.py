@@ -91,7 +91,7 @@ def believable(step_s: float, average: Ema) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Account:
+class LearnerAccount:
   """The syncer's account of a learner id, which outlives its sessions."""
 
   incarnation: int = -1  # The newest that was ever accepted.
@@ -111,7 +111,7 @@ class Account:
     base_version: int,
     tokens: int,
     offer: tuple[int, int],
-  ) -> 'Account':
+  ) -> 'LearnerAccount':
     """Returns the account after merging `offer`: incarnation, handle."""
     return changed(
       self,
@@ -124,7 +124,7 @@ class Account:
 
 def why_refused(
   hello: messages.Hello,
-  account: Account,
+  account: LearnerAccount,
   run: str,
   fingerprints: Mapping[str, str],
   versions: tuple[int, ...],
@@ -177,7 +177,7 @@ def why_refused(
   return None
 
 
-def why_not_now(hello: messages.Hello, account: Account) -> str | None:
+def why_not_now(hello: messages.Hello, account: LearnerAccount) -> str | None:
   """Returns why an incarnation is refused, if a later one would be welcome."""
   if account.quarantined and hello.began:
     return f'quarantined until a clean bootstrap: {account.quarantined}'

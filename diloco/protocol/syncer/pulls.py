@@ -7,8 +7,13 @@ from diloco.protocol import messages, outliers, timeouts
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import sessions
 from diloco.protocol.syncer.members import Straggler
-from diloco.protocol.syncer.rounds import Admitted, Decision, Round, Stage
-from diloco.protocol.syncer.state import State
+from diloco.protocol.syncer.rounds import (
+  AdmittedOffer,
+  MergeDecision,
+  Round,
+  Stage,
+)
+from diloco.protocol.syncer.state import SyncerState
 from diloco.protocol.timeouts import TransferTime
 from diloco.protocol.values import changed
 
@@ -19,7 +24,7 @@ FAILED_PULLS_MAX = 3
 
 
 def begin(
-  state: State, round_: Round, decision: Decision, reason: str
+  state: SyncerState, round_: Round, decision: MergeDecision, reason: str
 ) -> Round:
   """Ends the grace window and asks for the bytes that are not here yet."""
   pulls = {m: a for m, a in round_.pulls if m in round_.pulled}
@@ -28,7 +33,9 @@ def begin(
       continue
     member = state.members[learner]
     held = member.offers[round_.fragment]
-    pulls[learner] = Admitted(member.incarnation, held, member.step_s.or_zero())
+    pulls[learner] = AdmittedOffer(
+      member.incarnation, held, member.step_s.or_zero()
+    )
     state.emit(
       syncer_events.Pull(round_.number, learner, member.incarnation, held.offer)
     )
@@ -42,7 +49,7 @@ def begin(
   )
 
 
-def on_pulled(state: State, event: syncer_events.Pulled):
+def on_pulled(state: SyncerState, event: syncer_events.Pulled):
   """Notes the bytes of one contribution, which have arrived."""
   _end_straggler(state, event)
   found = _awaited(state, event)
@@ -60,7 +67,7 @@ def on_pulled(state: State, event: syncer_events.Pulled):
     _use_up(state, event.learner, admitted, pulled=True)
 
 
-def on_pull_failed(state: State, event: syncer_events.PullFailed):
+def on_pull_failed(state: SyncerState, event: syncer_events.PullFailed):
   """Lets the round go on without a contribution."""
   _end_straggler(state, event)
   found = _awaited(state, event)
@@ -80,7 +87,7 @@ def on_pull_failed(state: State, event: syncer_events.PullFailed):
     _ask_again(state, round_.number, event.learner, event.reason, waited_s)
 
 
-def take_last_offers(state: State, round_: Round) -> Round:
+def take_last_offers(state: SyncerState, round_: Round) -> Round:
   """Pulls what a leaving learner has offered since its offer was admitted.
 
   It makes no further offer: steps that came while the older offer was being
@@ -102,7 +109,7 @@ def take_last_offers(state: State, round_: Round) -> Round:
     round_ = state.drop_pull(round_, learner)
     if not is_here:
       _use_up(state, learner, admitted)
-    newer = Admitted(member.incarnation, held, member.step_s.or_zero())
+    newer = AdmittedOffer(member.incarnation, held, member.step_s.or_zero())
     pulls = {**dict(round_.pulls), learner: newer}
     round_ = state.put(round_, pulls=tuple(sorted(pulls.items())))
     state.emit(
@@ -111,7 +118,7 @@ def take_last_offers(state: State, round_: Round) -> Round:
   return round_
 
 
-def give_up_late(state: State, round_: Round) -> Round:
+def give_up_late(state: SyncerState, round_: Round) -> Round:
   """Gives up pulls that exceed their time limit.
 
   Nothing more is pulled from such a learner until it speaks again.
@@ -133,12 +140,12 @@ def give_up_late(state: State, round_: Round) -> Round:
   return state.rounds[round_.number]
 
 
-def late_at_s(state: State, round_: Round) -> float | None:
+def late_at_s(state: SyncerState, round_: Round) -> float | None:
   """Returns when the next open pull is given up; None if there is none."""
   return min(_limits_s(state, round_).values(), default=None)
 
 
-def _limits_s(state: State, round_: Round) -> dict[int, float]:
+def _limits_s(state: SyncerState, round_: Round) -> dict[int, float]:
   """Returns when each contribution that is being pulled is given up."""
   if round_.stage is not Stage.PULLING:
     return {}
@@ -181,7 +188,9 @@ def waited_for(
   )
 
 
-def leave_stragglers(state: State, round_: Round, holds_up: bool) -> Round:
+def leave_stragglers(
+  state: SyncerState, round_: Round, holds_up: bool
+) -> Round:
   """Continues without learners that are not waited for; their pulls go on."""
   missing = [m for m, _ in round_.pulls if m not in round_.pulled]
   if not missing:
@@ -217,7 +226,9 @@ def leave_stragglers(state: State, round_: Round, holds_up: bool) -> Round:
   return _account_for_hold(state, round_, holds_up)
 
 
-def _account_for_hold(state: State, round_: Round, holds_up: bool) -> Round:
+def _account_for_hold(
+  state: SyncerState, round_: Round, holds_up: bool
+) -> Round:
   """Sets when a round may next wait for slow bytes, by what this one cost."""
   if round_.held_s is None:
     return round_
@@ -227,7 +238,7 @@ def _account_for_hold(state: State, round_: Round, holds_up: bool) -> Round:
   return state.put(round_, held_s=None)
 
 
-def give_up_stragglers(state: State):
+def give_up_stragglers(state: SyncerState):
   """Gives up the stragglers whose time is up."""
   for learner, member in list(state.members.items()):
     straggler = member.straggler
@@ -240,7 +251,7 @@ def give_up_stragglers(state: State):
     _fail_straggler(state, learner, straggler, reason)
 
 
-def straggler_deadlines(state: State) -> list[float]:
+def straggler_deadlines(state: SyncerState) -> list[float]:
   """Returns when each straggler is given up."""
   return [
     _straggler_limit_s(state, learner)
@@ -249,14 +260,14 @@ def straggler_deadlines(state: State) -> list[float]:
   ]
 
 
-def _straggler_limit_s(state: State, learner: int) -> float:
+def _straggler_limit_s(state: SyncerState, learner: int) -> float:
   straggler = state.members[learner].straggler
   time, knob = state.transfer_time(learner), state.config.patience
   return straggler.began_s + timeouts.pull_max_s(time, straggler.nbytes, knob)
 
 
 def _end_straggler(
-  state: State, event: syncer_events.Pulled | syncer_events.PullFailed
+  state: SyncerState, event: syncer_events.Pulled | syncer_events.PullFailed
 ):
   """Ends a straggler's pull, which at least shows how long its bytes take."""
   member = state.members.get(event.learner)
@@ -280,7 +291,7 @@ def _end_straggler(
 
 
 def _fail_straggler(
-  state: State, learner: int, straggler: Straggler, reason: str
+  state: SyncerState, learner: int, straggler: Straggler, reason: str
 ):
   waited_s = state.now - straggler.began_s
   _note_failure(state, learner, straggler.nbytes, waited_s)
@@ -289,20 +300,22 @@ def _fail_straggler(
   _ask_again(state, straggler.round, learner, reason, waited_s)
 
 
-def _measure(state: State, learner: int, nbytes: int, took_s: float):
+def _measure(state: SyncerState, learner: int, nbytes: int, took_s: float):
   state.resting.pop(learner, None)
   time = state.transfer_time(learner).add(nbytes, took_s)
   state.transfers[learner] = time
 
 
-def _note_failure(state: State, learner: int, nbytes: int, waited_s: float):
+def _note_failure(
+  state: SyncerState, learner: int, nbytes: int, waited_s: float
+):
   time, knob = state.transfer_time(learner), state.config.patience
   time = timeouts.after_pull_failed(time, nbytes, waited_s, knob)
   state.transfers[learner] = time
 
 
 def _ask_again(
-  state: State, number: int, learner: int, reason: str, waited_s: float
+  state: SyncerState, number: int, learner: int, reason: str, waited_s: float
 ):
   failed = state.members[learner].failed_pulls + 1
   state.change(learner, failed_pulls=failed)
@@ -316,8 +329,8 @@ def _ask_again(
 
 
 def _awaited(
-  state: State, event: syncer_events.Pulled | syncer_events.PullFailed
-) -> tuple[Round, Admitted] | None:
+  state: SyncerState, event: syncer_events.Pulled | syncer_events.PullFailed
+) -> tuple[Round, AdmittedOffer] | None:
   """Returns the round that still waits for this very pull, if any.
 
   The handle decides: a pull of an older offer of the same learner, for the same
@@ -336,7 +349,10 @@ def _awaited(
 
 
 def _use_up(
-  state: State, learner: int, admitted: Admitted, pulled: bool = False
+  state: SyncerState,
+  learner: int,
+  admitted: AdmittedOffer,
+  pulled: bool = False,
 ):
   """Drops an offer whose pull is over: it can be pulled only once."""
   offer = admitted.held.offer
@@ -346,7 +362,7 @@ def _use_up(
   state.retire(learner, offer.payload.handle, pulled)
 
 
-def refuse_outliers(state: State, round_: Round) -> Round:
+def refuse_outliers(state: SyncerState, round_: Round) -> Round:
   """Removes contributions whose norm is far from the others' from a round."""
   steps = {m: a.held.offer.c_steps for m, a in round_.pulls}
   norms = {
@@ -368,7 +384,7 @@ def refuse_outliers(state: State, round_: Round) -> Round:
   return state.put(round_, norms=())
 
 
-def _strike(state: State, learner: int, reason: str) -> bool:
+def _strike(state: SyncerState, learner: int, reason: str) -> bool:
   """Counts a refused contribution; returns True on a quarantine."""
   account = state.accounts[learner]
   account = changed(account, strikes=account.strikes + 1)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from diloco.protocol import messages, timeouts
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.state import Away, LostFragment, State
+from diloco.protocol.syncer.state import Away, LostFragment, SyncerState
 from diloco.protocol.values import changed
 
 # Per session and fragment: a link may fail twice, and the version is lost to
@@ -21,7 +21,9 @@ from diloco.protocol.values import changed
 TRIES_MAX = 3
 
 
-def begin(state: State, held: tuple[int, ...], crcs: tuple[int | None, ...]):
+def begin(
+  state: SyncerState, held: tuple[int, ...], crcs: tuple[int | None, ...]
+):
   """Notes what is lost, right after a restart.
 
   Args:
@@ -40,7 +42,7 @@ def begin(state: State, held: tuple[int, ...], crcs: tuple[int | None, ...]):
       state.lost[p] = LostFragment(version, crcs[p], held[p])
 
 
-def knows_more(state: State, hello: messages.Hello) -> bool:
+def knows_more(state: SyncerState, hello: messages.Hello) -> bool:
   """Returns True if a learner has seen rounds close that the ledger lacks.
 
   It is asked only before this process has merged anything (`why_refused`): the
@@ -49,7 +51,7 @@ def knows_more(state: State, hello: messages.Hello) -> bool:
   return any(v > state.versions[p] for p, v in enumerate(hello.versions))
 
 
-def adopt(state: State, hello: messages.Hello):
+def adopt(state: SyncerState, hello: messages.Hello):
   """Adopts the learner's versions as those that the run has reached.
 
   All sessions must have ended, since their learners were told of older
@@ -60,14 +62,14 @@ def adopt(state: State, hello: messages.Hello):
   _adopt(state, hello.learner, told)
 
 
-def adopt_held(state: State, newer: Sequence[syncer_events.Held]):
+def adopt_held(state: SyncerState, newer: Sequence[syncer_events.Held]):
   """Adopts the versions kept by a shard whose lead has lost its ledger."""
   assert state.knows_less and not state.members, f'{state.members}'
   _adopt(state, -1, {x.fragment: (x.version, None) for x in newer})
 
 
 def _adopt(
-  state: State, learner: int, told: Mapping[int, tuple[int, int | None]]
+  state: SyncerState, learner: int, told: Mapping[int, tuple[int, int | None]]
 ):
   """Adopts `told`, version and CRC by fragment, as the run's state."""
   known = (
@@ -104,7 +106,7 @@ def _adopt(
   state.emit(syncer_events.KeepLedger())
 
 
-def ask(state: State):
+def ask(state: SyncerState):
   """Asks a holder for each lost fragment; gives up after a time limit."""
   if not state.lost:
     state.give_up_lost_s = None
@@ -139,7 +141,7 @@ def ask(state: State):
       _go_on_with_less(state, p, f'{lost.held}', None)
 
 
-def _unheard(state: State, lost: LostFragment) -> list[tuple[int, int]]:
+def _unheard(state: SyncerState, lost: LostFragment) -> list[tuple[int, int]]:
   """Returns the sessions that have not said which version they hold now.
 
   Sessions that have failed too often are left out: two of them would otherwise
@@ -153,7 +155,7 @@ def _unheard(state: State, lost: LostFragment) -> list[tuple[int, int]]:
   ]
 
 
-def _all_are_here(state: State) -> bool:
+def _all_are_here(state: SyncerState) -> bool:
   """Returns True if every learner of the last close has joined again.
 
   An update that was recorded but never reached a learner is held by no learner:
@@ -163,7 +165,7 @@ def _all_are_here(state: State) -> bool:
 
 
 def _holders(
-  state: State, p: int, lost: LostFragment, version: int
+  state: SyncerState, p: int, lost: LostFragment, version: int
 ) -> list[tuple[int, int]]:
   """Returns the sessions that can donate that version, in ascending id."""
   return [
@@ -173,7 +175,9 @@ def _holders(
   ]
 
 
-def _may_donate(state: State, learner: int, p: int, lost: LostFragment) -> bool:
+def _may_donate(
+  state: SyncerState, learner: int, p: int, lost: LostFragment
+) -> bool:
   """Returns True if the learner may be asked and its version be trusted."""
   member = state.members[learner]
   if lost.tried.count((learner, member.incarnation)) >= TRIES_MAX:
@@ -183,7 +187,7 @@ def _may_donate(state: State, learner: int, p: int, lost: LostFragment) -> bool:
   return not state.accounts[learner].quarantined  # There is only its own word.
 
 
-def _newest_elsewhere(state: State, p: int, lost: LostFragment) -> int:
+def _newest_elsewhere(state: SyncerState, p: int, lost: LostFragment) -> int:
   """Returns the newest version that a session may still donate, or the one
   here.
   """
@@ -196,7 +200,7 @@ def _newest_elsewhere(state: State, p: int, lost: LostFragment) -> int:
 
 
 def _go_on_with_less(
-  state: State, p: int, newest: str, taken_of: tuple[int, int] | None
+  state: SyncerState, p: int, newest: str, taken_of: tuple[int, int] | None
 ):
   lost = state.lost[p]
   nobody = f'fragment {p}: nobody has version {lost.version}'
@@ -209,7 +213,7 @@ def _go_on_with_less(
 
 
 def on_fragment_offered(
-  state: State, learner: int, offered: messages.FragmentOffered
+  state: SyncerState, learner: int, offered: messages.FragmentOffered
 ):
   """Pulls the copy that was requested; any other is withdrawn.
 
@@ -242,7 +246,9 @@ def on_fragment_offered(
 
 
 def _note_answer(
-  state: State, session: tuple[int, int], offered: messages.FragmentOffered
+  state: SyncerState,
+  session: tuple[int, int],
+  offered: messages.FragmentOffered,
 ) -> LostFragment:
   """Notes the version that a learner holds now instead of that in its hello."""
   p = offered.fragment
@@ -255,7 +261,7 @@ def _note_answer(
   return state.lost[p]
 
 
-def on_taken(state: State, event: syncer_events.FragmentTaken):
+def on_taken(state: SyncerState, event: syncer_events.FragmentTaken):
   """Θ_p is whole again, if the copy is the one requested last."""
   lost = state.lost.get(event.fragment)
   if lost is None or lost.asked != (event.learner, event.incarnation):
@@ -274,7 +280,7 @@ def on_taken(state: State, event: syncer_events.FragmentTaken):
     _found(state, p, lost.asked, lost.wanted_by)
 
 
-def on_failed(state: State, event: syncer_events.FragmentFailed):
+def on_failed(state: SyncerState, event: syncer_events.FragmentFailed):
   """Notes the failure, so that another session is asked."""
   lost = state.lost.get(event.fragment)
   session = event.learner, event.incarnation
@@ -282,7 +288,7 @@ def on_failed(state: State, event: syncer_events.FragmentFailed):
     _failed(state, event.fragment, session, event.reason)
 
 
-def _failed(state: State, p: int, session: tuple[int, int], reason: str):
+def _failed(state: SyncerState, p: int, session: tuple[int, int], reason: str):
   lost = state.lost[p]
   state.record('pull_failed', session[0], reason)
   state.retire(session[0], lost.offered.payload.handle)
@@ -292,7 +298,7 @@ def _failed(state: State, p: int, session: tuple[int, int], reason: str):
   )
 
 
-def on_end_of_session(state: State, session: tuple[int, int]):
+def on_end_of_session(state: SyncerState, session: tuple[int, int]):
   """Forgets an ended session, so that `ask` finds another.
 
   Earlier answers are dropped, too, since a donor may have left its copy with
@@ -311,7 +317,7 @@ def on_end_of_session(state: State, session: tuple[int, int]):
     )
 
 
-def postpone(state: State, learner: int, p: int) -> bool:
+def postpone(state: SyncerState, learner: int, p: int) -> bool:
   """Returns True if a learner that wants a fragment has to wait for it."""
   lost = state.lost.get(p)
   if lost is None:
@@ -322,29 +328,29 @@ def postpone(state: State, learner: int, p: int) -> bool:
 
 
 def _found(
-  state: State,
+  state: SyncerState,
   p: int,
   taken_of: tuple[int, int] | None,
   serve_to: Collection[int],
 ):
   lost = state.lost.pop(p)
-  state.emit(syncer_events.Relabel(p, lost.version, taken_of))
+  state.emit(syncer_events.AdoptVersion(p, lost.version, taken_of))
   serve(state, p, serve_to)
 
 
-def lost_crcs(state: State) -> dict[int, int | None]:
+def lost_crcs(state: SyncerState) -> dict[int, int | None]:
   """Returns the CRCs of fragments that are not here, None where unknown."""
   lost = {p: lost.crc for p, lost in state.lost.items()}
   return lost | {p: x.crc for p, x in state.away.items() if x.adopted}
 
 
-def serve(state: State, p: int, learners: Collection[int]):
+def serve(state: SyncerState, p: int, learners: Collection[int]):
   """Sends a fragment to the learners that had to wait for it."""
   for learner in sorted(learners):
     state.serve(learner, p, f'fragment {p} is here again')
 
 
-def deadlines(state: State) -> list[float]:
+def deadlines(state: SyncerState) -> list[float]:
   """Returns when lost fragments are given up."""
   if not state.lost or state.give_up_lost_s is None:
     return []

@@ -31,7 +31,7 @@ class HeldOffer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Admitted:
+class AdmittedOffer:
   """An offer that a round pulls, of one incarnation."""
 
   incarnation: int
@@ -58,7 +58,7 @@ class Round:
   quorum_at_s: float | None = None
   closes_at_s: float | None = None
   pull_began_s: float | None = None
-  pulls: tuple[tuple[int, Admitted], ...] = ()  # Ascending learner id.
+  pulls: tuple[tuple[int, AdmittedOffer], ...] = ()  # Ascending learner id.
   # Learners of `pulls` whose bytes are here.
   pulled: frozenset[int] = frozenset()
   # Norms that are not judged yet, by learner.
@@ -143,7 +143,7 @@ def why_not(
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
+class MergeDecision:
   """The learners that a round can merge now, and whether they suffice."""
 
   reached: bool
@@ -159,7 +159,7 @@ def decide(
   config: ProtocolConfig,
   quorum: int,
   last: bool = False,
-) -> Decision:
+) -> MergeDecision:
   """Decides on the quorum of a due round: K admissible offers, K ≤ live
   learners.
 
@@ -189,8 +189,8 @@ def decide(
     for c in live
   )
   if not candidates:
-    return Decision(False, (), False, 'no live learner')
+    return MergeDecision(False, (), False, 'no live learner')
   # A leaving learner is included, but the round does not close for it alone.
   enough = [m for m in admitted if candidates[m].clock is not None or not live]
   reason = f'{len(enough)}/{quorum} offers, {len(live)} live'
-  return Decision(len(enough) >= quorum, admitted, complete, reason)
+  return MergeDecision(len(enough) >= quorum, admitted, complete, reason)

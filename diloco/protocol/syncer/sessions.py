@@ -8,13 +8,13 @@ from diloco.protocol.grace import Ema
 from diloco.protocol.syncer import absence, members, recovery, way_back
 from diloco.protocol.syncer import bootstrap as syncer_bootstrap
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.members import Account, Member
+from diloco.protocol.syncer.members import LearnerAccount, Member
 from diloco.protocol.syncer.rounds import HeldOffer, Stage
-from diloco.protocol.syncer.state import State
+from diloco.protocol.syncer.state import SyncerState
 from diloco.protocol.values import changed
 
 
-def on_heard(state: State, event: syncer_events.Heard):
+def on_heard(state: SyncerState, event: syncer_events.Heard):
   """Handles a message; one of an ended incarnation has its session dropped."""
   if isinstance(event.message, messages.Hello):
     on_hello(state, event.message)
@@ -23,7 +23,7 @@ def on_heard(state: State, event: syncer_events.Heard):
   if not state.is_current(learner, incarnation):
     reason = f'incarnation {incarnation} has ended'
     state.record('zombie', learner, reason)
-    state.emit(syncer_events.Drop(learner, incarnation, reason))
+    state.emit(syncer_events.EndSession(learner, incarnation, reason))
     return
   hear(state, learner)
   match event.message:
@@ -56,13 +56,13 @@ def on_heard(state: State, event: syncer_events.Heard):
       raise TypeError(f'Not a learner message: {event.message!r}.')
 
 
-def on_hello(state: State, hello: messages.Hello):
+def on_hello(state: SyncerState, hello: messages.Hello):
   """Accepts a learner, or refuses it with the reason."""
   if state.is_current(hello.learner, hello.incarnation):
     # The live session is not at fault and must not be dropped.
     state.record('refused', hello.learner, 'a second hello while it lives')
     return
-  account = state.accounts.get(hello.learner, Account())
+  account = state.accounts.get(hello.learner, LearnerAccount())
   never = members.why_refused(
     hello,
     account,
@@ -80,7 +80,7 @@ def on_hello(state: State, hello: messages.Hello):
     refusal = messages.Refusal(reason, never is not None, newest)
     state.record('refused', hello.learner, reason)
     state.emit(syncer_events.Send(*session, refusal))
-    state.emit(syncer_events.Drop(*session, reason))
+    state.emit(syncer_events.EndSession(*session, reason))
     return
   if hello.learner in state.members:
     end_session(state, hello.learner, 'a newer incarnation took its place')
@@ -104,7 +104,7 @@ def on_hello(state: State, hello: messages.Hello):
   state.members = dict(sorted(state.members.items()))
   state.record('joined', hello.learner, f'incarnation {hello.incarnation}')
   state.emit(
-    syncer_events.Greet(
+    syncer_events.AdmitLearner(
       hello.learner,
       hello.incarnation,
       state.pace.step,
@@ -126,7 +126,7 @@ def on_hello(state: State, hello: messages.Hello):
     state.send(hello.learner, done_message(state))
 
 
-def on_back(state: State, event: syncer_events.Back):
+def on_back(state: SyncerState, event: syncer_events.Back):
   """Takes back shards; one may know of later rounds than a lost ledger.
 
   Once this process has merged, those rounds belong to a history that the run
@@ -141,7 +141,7 @@ def on_back(state: State, event: syncer_events.Back):
   absence.on_back(state, event)
 
 
-def on_ready(state: State, learner: int, ready: messages.Ready):
+def on_ready(state: SyncerState, learner: int, ready: messages.Ready):
   """Makes a learner count after its bootstrap; its clock starts at t.
 
   Steps that it made without a session count from where its clock was, but for
@@ -166,7 +166,9 @@ def on_ready(state: State, learner: int, ready: messages.Ready):
   state.record('ready', learner, reason)
 
 
-def on_handed_in(state: State, learner: int, handed_in: messages.HandedIn):
+def on_handed_in(
+  state: SyncerState, learner: int, handed_in: messages.HandedIn
+):
   """Notes that a learner makes no more steps, as it was told to finish.
 
   If this syncer did not tell it so, it has lost its ledger, which would say
@@ -194,7 +196,7 @@ def on_handed_in(state: State, learner: int, handed_in: messages.HandedIn):
   state.change(learner, handed_in=True)
 
 
-def begin_to_finish(state: State, last_round: int):
+def begin_to_finish(state: SyncerState, last_round: int):
   """Announces the last rounds; a restarted syncer will know of them."""
   state.last_round = last_round
   state.emit(syncer_events.KeepLedger())
@@ -203,7 +205,7 @@ def begin_to_finish(state: State, last_round: int):
     state.send(learner, finish_message(state))
 
 
-def on_leaving(state: State, learner: int):
+def on_leaving(state: SyncerState, learner: int):
   """Stops waiting for a leaving learner; its offers may still be merged."""
   if not state.members[learner].ready:
     break_off(state, learner, 'leaves before it was ready')
@@ -217,7 +219,7 @@ def on_leaving(state: State, learner: int):
   )
 
 
-def on_want_state(state: State, learner: int):
+def on_want_state(state: SyncerState, learner: int):
   """Looks for a donor for a newcomer."""
   if state.members[learner].ready:
     break_off(
@@ -228,7 +230,7 @@ def on_want_state(state: State, learner: int):
 
 
 def on_state_offered(
-  state: State, learner: int, offered: messages.StateOffered
+  state: SyncerState, learner: int, offered: messages.StateOffered
 ):
   """Forwards a donor's offer to its newcomer."""
   fragments = state.config.fragments
@@ -244,7 +246,7 @@ def on_state_offered(
 
 
 def on_fragment_offered(
-  state: State, learner: int, offered: messages.FragmentOffered
+  state: SyncerState, learner: int, offered: messages.FragmentOffered
 ):
   """Handles a copy of a fragment that this syncer has lost."""
   if not 0 <= offered.fragment < state.config.fragments:
@@ -253,7 +255,7 @@ def on_fragment_offered(
   recovery.on_fragment_offered(state, learner, offered)
 
 
-def on_report(state: State, learner: int, report: messages.Report):
+def on_report(state: SyncerState, learner: int, report: messages.Report):
   """Advances the learner's clock by one inner step."""
   member = state.members[learner]
   steps = report.step - member.step
@@ -285,7 +287,7 @@ def on_report(state: State, learner: int, report: messages.Report):
   way_back.on_fetched(state, learner, report.fetched)
 
 
-def on_offer(state: State, learner: int, offer: messages.Offer):
+def on_offer(state: SyncerState, learner: int, offer: messages.Offer):
   """Keeps an offer for its round; a newer one of the fragment replaces it."""
   member = state.members[learner]
   broken = _broken_rule(state, offer)
@@ -299,7 +301,7 @@ def on_offer(state: State, learner: int, offer: messages.Offer):
   state.discard_void(learner, offer.fragment)
 
 
-def _broken_rule(state: State, offer: messages.Offer) -> str | None:
+def _broken_rule(state: SyncerState, offer: messages.Offer) -> str | None:
   """Returns which protocol rule the offer breaks; None if it breaks none."""
   config = state.config
   if not 1 <= offer.round <= state.closed_round + config.fragments:
@@ -321,7 +323,7 @@ def _broken_rule(state: State, offer: messages.Offer) -> str | None:
   return None
 
 
-def on_want(state: State, learner: int, want: messages.WantFragment):
+def on_want(state: SyncerState, learner: int, want: messages.WantFragment):
   """Sends the full fragment to a learner that missed or could not apply an
   update.
   """
@@ -333,14 +335,14 @@ def on_want(state: State, learner: int, want: messages.WantFragment):
   state.serve(learner, want.fragment, members.brief(want.reason))
 
 
-def break_off(state: State, learner: int, reason: str):
+def break_off(state: SyncerState, learner: int, reason: str):
   """Ends the session of a peer that breaks the protocol."""
   reason = members.brief(reason)
   state.record('refused', learner, reason)
   end_session(state, learner, reason)
 
 
-def end_session(state: State, learner: int, reason: str):
+def end_session(state: SyncerState, learner: int, reason: str):
   """Ends a session: nothing of that incarnation is merged from now on."""
   syncer_bootstrap.dismiss(state, learner)
   state.drop_straggler(learner)
@@ -350,13 +352,13 @@ def end_session(state: State, learner: int, reason: str):
     if round_.stage is not Stage.MERGING:
       state.drop_pull(round_, learner)
   state.record('left', learner, reason)
-  state.emit(syncer_events.Drop(learner, member.incarnation, reason))
+  state.emit(syncer_events.EndSession(learner, member.incarnation, reason))
   syncer_bootstrap.on_end_of_session(state, learner, member.incarnation)
   recovery.on_end_of_session(state, (learner, member.incarnation))
   absence.on_end_of_session(state, learner)
 
 
-def quarantine(state: State, learner: int, reason: str):
+def quarantine(state: SyncerState, learner: int, reason: str):
   """Ends the session; only a process that starts clean may come back."""
   reason = members.brief(reason)
   state.accounts[learner] = changed(state.accounts[learner], quarantined=reason)
@@ -365,7 +367,7 @@ def quarantine(state: State, learner: int, reason: str):
   end_session(state, learner, f'quarantined: {reason}')
 
 
-def silence_max_s(state: State, learner: int) -> float | None:
+def silence_max_s(state: SyncerState, learner: int) -> float | None:
   """Returns the seconds a learner may be silent; None: it has no session."""
   member = state.members.get(learner)
   if member is None:
@@ -373,7 +375,7 @@ def silence_max_s(state: State, learner: int) -> float | None:
   return timeouts.silence_max_s(member.step_s, state.config.patience)
 
 
-def hear(state: State, learner: int, late: bool = False):
+def hear(state: SyncerState, learner: int, late: bool = False):
   """Restarts a learner's silence deadline."""
   silence_s = silence_max_s(state, learner)
   state.change(
@@ -381,9 +383,9 @@ def hear(state: State, learner: int, late: bool = False):
   )
 
 
-def finish_message(state: State) -> messages.Finish:
+def finish_message(state: SyncerState) -> messages.Finish:
   return messages.Finish(state.pace.step, state.last_round)
 
 
-def done_message(state: State) -> messages.Done:
+def done_message(state: SyncerState) -> messages.Done:
   return messages.Done(state.pace.step, state.closed_round)

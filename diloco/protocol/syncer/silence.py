@@ -4,11 +4,11 @@
 from diloco.protocol import timeouts
 from diloco.protocol.syncer import sessions
 from diloco.protocol.syncer.rounds import Stage
-from diloco.protocol.syncer.state import State
+from diloco.protocol.syncer.state import SyncerState
 from diloco.protocol.values import changed
 
 
-def silence_deadlines(state: State) -> list[float]:
+def silence_deadlines(state: SyncerState) -> list[float]:
   """Returns when each session is given up, and when to look before that.
 
   The looks are for the syncer itself: a missed one tells it that it was
@@ -24,7 +24,7 @@ def silence_deadlines(state: State) -> list[float]:
   ]
 
 
-def give_up_silent(state: State):
+def give_up_silent(state: SyncerState):
   """Ends the sessions whose deadline has passed."""
   if state.finish_at_s is not None or state.ended:
     return
@@ -38,7 +38,7 @@ def give_up_silent(state: State):
     sessions.end_session(state, learner, reason)
 
 
-def excuse_silence(state: State, away_s: float):
+def excuse_silence(state: SyncerState, away_s: float):
   """Extends all deadlines after nothing at all happened for `away_s` seconds.
 
   If that is far longer than the interval between two looks, the syncer itself

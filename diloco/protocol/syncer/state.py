@@ -9,7 +9,7 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema
 from diloco.protocol.pace import PaceClock
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.members import Account, Member
+from diloco.protocol.syncer.members import LearnerAccount, Member
 from diloco.protocol.syncer.rounds import (
   HeldOffer,
   MergedSteps,
@@ -56,7 +56,7 @@ class Away:
 
 
 @dataclasses.dataclass(frozen=True)
-class Snapshot:
+class SyncerSnapshot:
   """All that the machine knows, as a value to compare, save and restore."""
 
   now: float
@@ -65,7 +65,7 @@ class Snapshot:
   closed_round: int
   versions: tuple[int, ...]
   members: tuple[tuple[int, Member], ...]
-  accounts: tuple[tuple[int, Account], ...]
+  accounts: tuple[tuple[int, LearnerAccount], ...]
   open_rounds: tuple[Round, ...]
   quorum_s: Ema
   sync_s: Ema
@@ -98,7 +98,7 @@ class Ledger:
   clocks: tuple[tuple[int, int], ...]
   closed_round: int
   versions: tuple[int, ...]
-  accounts: tuple[tuple[int, Account], ...]
+  accounts: tuple[tuple[int, LearnerAccount], ...]
   quorum_s: Ema
   sync_s: Ema
   usual_norms: tuple[float | None, ...]
@@ -106,7 +106,7 @@ class Ledger:
   ended: bool
 
 
-class State:
+class SyncerState:
   """The machine's mutable state, held by the machine alone."""
 
   def __init__(
@@ -120,7 +120,7 @@ class State:
     self.closed_round = 0
     self.versions = [0] * config.fragments
     self.members: dict[int, Member] = {}  # In ascending id.
-    self.accounts: dict[int, Account] = {}
+    self.accounts: dict[int, LearnerAccount] = {}
     self.rounds: dict[int, Round] = {}  # Open ones, in ascending number.
     self.quorum_s = Ema()
     self.sync_s = Ema()  # From the first pull to the end of the merge.
@@ -151,8 +151,8 @@ class State:
     self.ended = False
     self.effects: list[syncer_events.Effect] = []
 
-  def snapshot(self) -> Snapshot:
-    return Snapshot(
+  def snapshot(self) -> SyncerSnapshot:
+    return SyncerSnapshot(
       now=self.now,
       step=self.pace.step,
       clocks=tuple(self.pace.clocks.items()),
@@ -181,7 +181,7 @@ class State:
       ended=self.ended,
     )
 
-  def load(self, snapshot: Snapshot):
+  def load(self, snapshot: SyncerSnapshot):
     self.now = snapshot.now
     self.pace = self._pace_clock(snapshot.step, dict(snapshot.clocks))
     self.closed_round = snapshot.closed_round
@@ -340,7 +340,7 @@ class State:
     merged = self.accounts[learner].merged_offers.get(fragment, (0, 0))
     incarnation = self.members[learner].incarnation
     self.emit(
-      syncer_events.Serve(learner, incarnation, fragment, reason, merged)
+      syncer_events.SendFull(learner, incarnation, fragment, reason, merged)
     )
     self.forget_published(learner, fragment)  # It is delivered another way.
 
@@ -388,4 +388,4 @@ class State:
     self.emit(syncer_events.Send(learner, incarnation, message))
 
   def record(self, kind: str, learner: int, reason: str):
-    self.emit(syncer_events.Record(kind, learner, reason))
+    self.emit(syncer_events.LogDecision(kind, learner, reason))

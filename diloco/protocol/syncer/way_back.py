@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from diloco.protocol import messages
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.state import State
+from diloco.protocol.syncer.state import SyncerState
 
 
 def is_possible(fetched: messages.Fetched) -> bool:
@@ -21,7 +21,7 @@ def is_possible(fetched: messages.Fetched) -> bool:
   )
 
 
-def on_published(state: State, fragment: int):
+def on_published(state: SyncerState, fragment: int):
   """Notes when a fragment's new version was announced to the sessions.
 
   For each fragment, the oldest update that a session has not reported is kept:
@@ -35,7 +35,7 @@ def on_published(state: State, fragment: int):
 
 
 def on_fetched(
-  state: State, learner: int, fetched: tuple[messages.Fetched, ...]
+  state: SyncerState, learner: int, fetched: tuple[messages.Fetched, ...]
 ):
   """Measures the way back for the fetches that a report names."""
   if not fetched:
@@ -52,7 +52,9 @@ def on_fetched(
   state.emit(syncer_events.Retire(learner, incarnation, handles))
 
 
-def _add(state: State, learner: int, fetched: messages.Fetched, since_s: float):
+def _add(
+  state: SyncerState, learner: int, fetched: messages.Fetched, since_s: float
+):
   """Adds a sample, taking both directions of a message as equally long.
 
   Args:
