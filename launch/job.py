@@ -12,6 +12,7 @@ from diloco.config.hardware import TOPOLOGIES, V5E, V5P, V6E, Topology
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir, learner_name
+from diloco.transport import planes
 from launch.program import SYNCER, environment, host_flags
 
 CPU = 'cpu'
@@ -364,11 +365,13 @@ def _wrong_access(config: RunConfig, asked: Asked):
       'network --insecure'
     )
   plane = config.transport.data_plane
-  if plane != 'grpc' and not (asked.transfer_fenced or asked.insecure):
+  if not planes.PLANES[plane].guarded and not (
+    asked.transfer_fenced or asked.insecure
+  ):
     yield (
       f'config.transport.data_plane={plane}: lets everybody in who reaches its '
       'ports; give --transfer_fenced behind a firewall, or '
-      '--config.transport.data_plane=grpc'
+      f'--config.transport.data_plane={" or ".join(planes.GUARDED)}'
     )
 
 

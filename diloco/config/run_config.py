@@ -13,7 +13,9 @@ from diloco.config import limits, parsing, sections
 from diloco.config.data_section import BYTES, DataConfig
 from diloco.config.lab_section import LabConfig
 from diloco.config.sections import ConfigError
+from diloco.numerics.merge import RULES
 from diloco.protocol.config import ProtocolConfig
+from diloco.transport.planes import PLANES
 
 # Of sources of one token per byte; the grammar writes ASCII letters. Those of
 # other tokenizers are known when their files are read.
@@ -311,25 +313,27 @@ def _alpha_used(protocol, alpha) -> Iterator[str]:
 
 
 def _rda_of_whole_tables(merge, fragments, protocol) -> Iterator[str]:
-  """RDA takes the norm of a tensor; a slice of rows has another."""
+  """A rule of whole tensors takes a norm; a slice of rows has another."""
   if (
-    merge.embedding == 'rda'
+    RULES[merge.embedding].of_whole_tensors
     and fragments.embedding == 'split'
     and protocol.fragments > 1
   ):
     yield (
-      "merge.embedding='rda': fragments.embedding='split' cuts the tables by "
-      f'rows over protocol.fragments={protocol.fragments}, and RDA is of a '
-      "whole tensor; give fragments.embedding='own', or "
-      "merge.embedding='mean'"
+      f"merge.embedding={merge.embedding!r}: fragments.embedding='split' cuts "
+      f'the tables by rows over protocol.fragments={protocol.fragments}, and '
+      f'{merge.embedding.upper()} is of a whole tensor; give '
+      "fragments.embedding='own', or merge.embedding='mean'"
     )
 
 
 def _transfers_run(transport, run) -> Iterator[str]:
-  """XLA's pool runs steps first; on one thread no transfer gets its turn."""
-  if transport.data_plane == 'jax_transfer' and run.cpu_threads == 1:
+  """Some planes' transfers need a thread of their own beside the steps."""
+  needed = PLANES[transport.data_plane].threads_min
+  if 0 < run.cpu_threads < needed:
     yield (
-      "run.cpu_threads=1: data_plane='jax_transfer' needs 2 at least (or 0, "
+      f'run.cpu_threads={run.cpu_threads}: '
+      f'data_plane={transport.data_plane!r} needs {needed} at least (or 0, '
       'as many as there are cores): transfers share the threads of the steps '
       'and would starve on one'
     )

@@ -9,17 +9,15 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-CODECS = ('int1', 'int2', 'int4', 'int8', 'bf16', 'f32')
-DATA_PLANES = ('jax_transfer', 'grpc')
+from diloco.numerics import block_codec, codec, merge, schedule
+from diloco.transport import planes
+
 DTYPES = ('float32', 'bfloat16')
 EMBEDDING_FRAGMENTS = ('split', 'own')
-MERGE_RULES = ('rda', 'mean')
 MODEL_KINDS = ('decoder', 'moe', 'bowl')
 OPTIMIZERS = ('adamw', 'sgd')
 PROGRESS = ('global', 'own')
 REMATS = ('none', 'full', 'dots', 'dots_no_batch')
-SCALES = ('bf16', 'f32')
-SCHEDULES = ('constant', 'cosine', 'wsd')
 SCHEMES = ('balanced', 'tensor', 'layer')
 
 BLOCK_MULTIPLE = 8  # A block of int1 values fills whole bytes.
@@ -159,7 +157,7 @@ class InnerConfig(Section):
 
   def broken_rules(self):
     yield from self._one_of('optimizer', OPTIMIZERS)
-    yield from self._one_of('schedule', SCHEDULES)
+    yield from self._one_of('schedule', schedule.NAMES)
     yield from self._one_of('progress', PROGRESS)
     yield from self._positive('lr', 'eps')
     yield from self._at_least(0, 'warmup_steps', 'weight_decay', 'clip_norm')
@@ -215,9 +213,9 @@ class CodecConfig(Section):
   error_feedback: bool
 
   def broken_rules(self):
-    yield from self._one_of('up', CODECS)
-    yield from self._one_of('down', CODECS)
-    yield from self._one_of('scale', SCALES)
+    yield from self._one_of('up', codec.CODECS)
+    yield from self._one_of('down', codec.CODECS)
+    yield from self._one_of('scale', block_codec.SCALE_BYTES)
     if self.block_size < 1 or self.block_size % BLOCK_MULTIPLE:
       yield (
         f'block_size={self.block_size}: must be a positive multiple of '
@@ -235,8 +233,8 @@ class MergeConfig(Section):
   embedding: str
 
   def broken_rules(self):
-    yield from self._one_of('rule', MERGE_RULES)
-    yield from self._one_of('embedding', MERGE_RULES)
+    yield from self._one_of('rule', merge.RULES)
+    yield from self._one_of('embedding', merge.RULES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,7 +280,7 @@ class TransportConfig(Section):
   connect_s: float
 
   def broken_rules(self):
-    yield from self._one_of('data_plane', DATA_PLANES)
+    yield from self._one_of('data_plane', planes.CONFIGURABLE)
     yield from self._positive('connect_s')
     if not self.host:
       yield "host='': must be a host name or address, such as 127.0.0.1"

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 
 from diloco.config import parsing, sections
 from diloco.config.sections import ConfigError, Section
+from diloco.fleets.failures import REPAIRS
 from diloco.protocol.config import ProtocolConfig
 
 SEED_MAX = 2**32 - 1
 RECOVERIES = ('elastic', 'wait', 'restart')
-REPAIRS = ('constant', 'exponential', 'exponentiated_weibull')
 SYSTEMS = (
   'data-parallel',
   'elastic data-parallel',

@@ -28,7 +28,7 @@ def make(kind: str, mean_s: float, shape: float, power: float) -> Repair:
   The paper names the exponentiated Weibull, without its parameters.
 
   Args:
-    kind: 'constant', 'exponential' or 'exponentiated_weibull'.
+    kind: a key of `REPAIRS`.
     mean_s: mean of the draws, in seconds, at least 0.
     shape: k > 0 of the exponentiated Weibull, P(x) = (1 − e^−(x/l)^k)^a; others
       ignore it. The scale l follows from the mean.
@@ -39,19 +39,35 @@ def make(kind: str, mean_s: float, shape: float, power: float) -> Repair:
   """
   if not 0 <= mean_s < math.inf:
     raise ValueError(f'{mean_s=}: must be finite, at least 0')
-  match kind:
-    case 'constant':
-      return lambda rng: mean_s
-    case 'exponential':
-      return lambda rng: -mean_s * math.log1p(-rng.random())
-    case 'exponentiated_weibull':
-      if not (shape > 0 and power > 0):
-        raise ValueError(f'{shape=}, {power=}: both must be above 0')
-      scale_s = mean_s / unit_mean(shape, power)
-      return lambda rng: scale_s * quantile(rng.random(), shape, power)
-  raise ValueError(
-    f'{kind=}: must be constant, exponential or exponentiated_weibull'
-  )
+  if kind not in REPAIRS:
+    *names, last = REPAIRS
+    raise ValueError(f'{kind=}: must be {", ".join(names)} or {last}')
+  return REPAIRS[kind](mean_s, shape, power)
+
+
+def _constant(mean_s: float, shape: float, power: float) -> Repair:
+  del shape, power
+  return lambda rng: mean_s
+
+
+def _exponential(mean_s: float, shape: float, power: float) -> Repair:
+  del shape, power
+  return lambda rng: -mean_s * math.log1p(-rng.random())
+
+
+def _exponentiated_weibull(mean_s: float, shape: float, power: float) -> Repair:
+  if not (shape > 0 and power > 0):
+    raise ValueError(f'{shape=}, {power=}: both must be above 0')
+  scale_s = mean_s / unit_mean(shape, power)
+  return lambda rng: scale_s * quantile(rng.random(), shape, power)
+
+
+# Laws of repair times, from mean, shape and power.
+REPAIRS = {
+  'constant': _constant,
+  'exponential': _exponential,
+  'exponentiated_weibull': _exponentiated_weibull,
+}
 
 
 def quantile(u: float, shape: float, power: float) -> float:

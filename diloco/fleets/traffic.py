@@ -9,8 +9,9 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-BITS = {'int1': 1, 'int2': 2, 'int4': 4, 'int8': 8, 'bf16': 16, 'f32': 32}
-SCALE_BYTES = {'bf16': 2, 'f32': 4}
+from diloco.numerics.block_codec import SCALE_BYTES
+from diloco.numerics.codec import CODECS
+
 LOW_GBPS = 0.01
 HIGH_GBPS = 250.0  # Doubled where even that is not enough.
 TOLERANCE = 0.005  # Absolute, of the utilisation.
@@ -313,7 +314,7 @@ def nbytes(
 
   Args:
     values: values of the tensor; no block spans two tensors.
-    codec: one of BITS.
+    codec: a key of CODECS.
     block_size: values that share a scale ('int…' only).
     scale: type of the scales, one of SCALE_BYTES ('int…' only).
 
@@ -323,8 +324,8 @@ def nbytes(
   _check(codec, block_size, scale)
   if values < 0:
     raise ValueError(f'values={values}: must be at least 0')
-  bits = BITS[codec]
-  if not _in_blocks(codec):
+  bits = CODECS[codec].bits
+  if not CODECS[codec].has_scales:
     return values * bits // 8
   full, tail = divmod(values, block_size)
   scales = (full + (tail > 0)) * SCALE_BYTES[scale]
@@ -338,7 +339,7 @@ def bytes_per_value(
   scale.
 
   Args:
-    codec: one of BITS.
+    codec: a key of CODECS.
     block_size: values that share one scale ('int…' only).
     scale: type of the scale, one of SCALE_BYTES ('int…' only).
 
@@ -346,8 +347,9 @@ def bytes_per_value(
     ValueError: an argument is out of range.
   """
   _check(codec, block_size, scale)
-  scales = SCALE_BYTES[scale] / block_size if _in_blocks(codec) else 0.0
-  return BITS[codec] / 8 + scales
+  kind = CODECS[codec]
+  scales = SCALE_BYTES[scale] / block_size if kind.has_scales else 0.0
+  return kind.bits / 8 + scales
 
 
 def fragment_shares(
@@ -365,13 +367,9 @@ def fragment_shares(
   return (embedding_share,) + (rest,) * (fragments - 1)
 
 
-def _in_blocks(codec: str) -> bool:
-  return codec.startswith('int')
-
-
 def _check(codec: str, block_size: int, scale: str):
-  if codec not in BITS:
-    raise ValueError(f'codec={codec!r}: must be one of {", ".join(BITS)}')
+  if codec not in CODECS:
+    raise ValueError(f'codec={codec!r}: must be one of {", ".join(CODECS)}')
   if block_size < 1 or block_size % 8:
     raise ValueError(
       f'block_size={block_size}: must be a positive multiple of 8'

@@ -2,13 +2,12 @@
 """Codecs by name: how a vector of f32 becomes bytes, and how many."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 from diloco.numerics import block_codec
-
-NAMES = ('int1', 'int2', 'int4', 'int8', 'bf16', 'f32')
 
 
 class Codec(Protocol):
@@ -56,7 +55,7 @@ def make_codec(name: str, block_size: int = 128, scale: str = 'bf16') -> Codec:
   """Makes the codec `name`.
 
   Args:
-    name: one of `NAMES`.
+    name: a key of `CODECS`.
     block_size: values that share a scale ('int…' only); smaller is more
       accurate and larger on the wire.
     scale: type of the scales, 'bf16' or 'f32' ('int…' only).
@@ -64,8 +63,8 @@ def make_codec(name: str, block_size: int = 128, scale: str = 'bf16') -> Codec:
   Raises:
     ValueError: an argument is out of range.
   """
-  if name not in NAMES:
-    raise ValueError(f'codec {name!r}, must be one of {NAMES}')
+  if name not in CODECS:
+    raise ValueError(f'codec {name!r}, must be one of {tuple(CODECS)}')
   if not isinstance(block_size, int) or block_size < 1 or block_size % 8:
     raise ValueError(
       f'{name} with block {block_size}, must be a positive multiple of 8'
@@ -75,12 +74,7 @@ def make_codec(name: str, block_size: int = 128, scale: str = 'bf16') -> Codec:
       f'{name} with scale {scale!r}, must be one of '
       f'{tuple(block_codec.SCALE_BYTES)}'
     )
-  if name == 'f32':
-    return Float32Codec()
-  if name == 'bf16':
-    return Bfloat16Codec()
-  bits = int(name.removeprefix('int'))
-  return block_codec.BlockCodec(name, bits, block_size, scale)
+  return CODECS[name].make(block_size, scale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,3 +152,36 @@ def _check_size(codec: Codec, data: np.ndarray, n: int):
       f'{codec.name}: {data.dtype} {data.shape} is not {n} values; these are '
       f'uint8 ({codec.nbytes(n)},)'
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class CodecKind:
+  """A codec, and what can be said of its bytes without arrays.
+
+  Attributes:
+    bits: of one value, without scales.
+    make: takes the block size and the type of the scales.
+    has_scales: True if each block has one.
+  """
+
+  bits: int
+  make: Callable[[int, str], Codec]
+  has_scales: bool = False
+
+
+def _in_blocks(bits: int) -> CodecKind:
+  def make(block_size, scale):
+    return block_codec.BlockCodec(f'int{bits}', bits, block_size, scale)
+
+  return CodecKind(bits, make, has_scales=True)
+
+
+CODECS = {
+  'int1': _in_blocks(1),
+  'int2': _in_blocks(2),
+  'int4': _in_blocks(4),
+  'int8': _in_blocks(8),
+  'bf16': CodecKind(16, lambda block_size, scale: Bfloat16Codec()),
+  'f32': CodecKind(32, lambda block_size, scale: Float32Codec()),
+}
+NAMES = tuple(CODECS)

@@ -5,12 +5,15 @@ v_m is learner m's outer gradient, base_m - θ_m; w_m ≥ 0 its weight. Sums run
 in ascending learner id, in f32, so that arrival order changes no bit.
 """
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from diloco.numerics.fragments import Pieces
+if TYPE_CHECKING:  # The configuration reads `RULES` without jax.
+  from diloco.numerics.fragments import Pieces
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array of its shape.
 
@@ -72,13 +75,30 @@ def rda(vs: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
   return direction
 
 
-RULES = {'mean': weighted_mean, 'rda': rda}
+@dataclasses.dataclass(frozen=True)
+class Rule:
+  """A rule by which one tensor's outer gradients become one.
+
+  Attributes:
+    merge: takes the arrays and their weights, as `weighted_mean` does.
+    of_whole_tensors: True if the result for a slice of rows is not that slice
+      of the result for the tensor.
+  """
+
+  merge: Callable[[Sequence[np.ndarray], Sequence[float]], np.ndarray]
+  of_whole_tensors: bool = False
+
+
+RULES = {
+  'rda': Rule(rda, of_whole_tensors=True),
+  'mean': Rule(weighted_mean),
+}
 
 
 def merge(
   contributions: Mapping[int, Arrays],
   weights: Mapping[int, float],
-  pieces: Pieces,
+  pieces: 'Pieces',
   rule: str = 'rda',
   embedding_rule: str = 'mean',
 ) -> dict[str, np.ndarray]:
@@ -89,10 +109,10 @@ def merge(
     weights: w_m of the same learners: c_tokens · (c_tokens / c_steps).
     pieces: the pieces of the fragment; norms are taken per piece, which is the
       logical tensor.
-    rule: 'mean' or 'rda'; pieces with role 'averaged' take the mean.
+    rule: a key of `RULES`; pieces with role 'averaged' take the mean.
     embedding_rule: the rule for pieces with role 'embedding'; the paper's is
-      'mean', and only 'mean' is right for a piece that was cut by rows
-      (`config.build` refuses the other).
+      'mean', and no rule of whole tensors is right for a piece that was cut by
+      rows (`config.build` refuses it).
 
   Raises:
     ValueError: an unknown rule, learners without weight or the reverse, a
@@ -109,7 +129,7 @@ def merge(
   rules = {'embedding': embedding_rule, 'averaged': 'mean'}
   merged = {}
   for piece in pieces:
-    merged[piece.name] = RULES[rules.get(piece.role, rule)](
+    merged[piece.name] = RULES[rules.get(piece.role, rule)].merge(
       [contributions[m][piece.name] for m in learners],
       [weights[m] for m in learners],
     )

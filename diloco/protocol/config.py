@@ -4,9 +4,22 @@
 import dataclasses
 import math
 
-ADMISSIONS = ('latest', 'fresh')
+from diloco.protocol.weights import WEIGHTS
+
+
+@dataclasses.dataclass(frozen=True)
+class Admission:
+  """The rule that says which offers a round takes.
+
+  Attributes:
+    waits_for_clock: True if a learner's pace clock must have reached the round.
+  """
+
+  waits_for_clock: bool
+
+
+ADMISSIONS = {'latest': Admission(False), 'fresh': Admission(True)}
 BLENDS = ('overwrite', 'mix', 'carry')
-WEIGHTINGS = ('tokens', 'equal')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,13 +123,13 @@ class ProtocolConfig:
     if not 0 <= self.grace_cap_steps < math.inf:
       yield f'grace_cap_steps={self.grace_cap_steps}, must be finite and ≥ 0'
     if self.admission not in ADMISSIONS:
-      yield f'admission={self.admission!r}, must be one of {ADMISSIONS}'
+      yield f'admission={self.admission!r}, must be one of {tuple(ADMISSIONS)}'
     if self.max_staleness_versions < 0:
       yield (
         f'max_staleness_versions={self.max_staleness_versions}, must be ≥ 0'
       )
-    if self.weighting not in WEIGHTINGS:
-      yield f'weighting={self.weighting!r}, must be one of {WEIGHTINGS}'
+    if self.weighting not in WEIGHTS:
+      yield f'weighting={self.weighting!r}, must be one of {tuple(WEIGHTS)}'
     if not 0 < self.patience < math.inf:
       yield f'patience={self.patience}, must be finite and > 0'
     if self.total_steps < 1:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from absl import logging
 
 from diloco.config.sections import TransportConfig
-from diloco.transport import auth
+from diloco.transport import auth, planes
 from diloco.transport.sockets import HostUnknown, is_literal, is_loopback, split
 
 
@@ -35,22 +35,23 @@ def open_access(
     ValueError: strangers could connect, and the operator did not vouch.
     HostUnknown: a host name does not resolve.
   """
-  over_grpc = transport.data_plane == 'grpc'
+  plane = planes.PLANES[transport.data_plane]
   access = auth.read(
     auth.AccessFiles(**files),
-    serves=bind is not None or over_grpc,
-    connects=bind is None or over_grpc,
+    serves=bind is not None or plane.authenticated,
+    connects=bind is None or plane.authenticated,
   )
   if bind is not None:
     _refuse_strangers(f'--bind={bind}', bind, access, insecure)
   host, flag = transport.host, f'--config.transport.host={transport.host}'
-  if over_grpc:
+  if plane.guarded:
     _refuse_strangers(flag, host, access, insecure)
   elif not (transfer_fenced or insecure or is_loopback(host)):
     raise ValueError(
       f'{flag}: {transport.data_plane} lets everybody in who reaches its '
       "ports; let a firewall keep all but the run's machines out and pass "
-      '--transfer_fenced, or use --config.transport.data_plane=grpc'
+      '--transfer_fenced, or use '
+      f'--config.transport.data_plane={" or ".join(planes.GUARDED)}'
     )
   return access
 

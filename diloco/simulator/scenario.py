@@ -234,7 +234,7 @@ def _draw_config(rng: random.Random) -> ProtocolConfig:
     quorum=rng.choice((1, learners, rng.randint(1, learners))),
     grace_safety=0.5,
     grace_cap_steps=rng.choice((0.0, 1.0)),
-    admission=rng.choice(ADMISSIONS),
+    admission=rng.choice(tuple(ADMISSIONS)),
     max_staleness_versions=rng.choice((0, 1, 3)),
     weighting='tokens',
     patience=0.3,

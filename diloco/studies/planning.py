@@ -11,10 +11,12 @@ s steps between two rounds.
 import dataclasses
 import math
 
-from diloco.config.sections import SCALES, ConfigError, Section
+from diloco.config.sections import ConfigError, Section
 from diloco.fleets import traffic
 from diloco.fleets.closed_forms import elastic_goodput, uptime
-from diloco.fleets.traffic import BITS, bytes_per_value
+from diloco.fleets.traffic import bytes_per_value
+from diloco.numerics.block_codec import SCALE_BYTES
+from diloco.numerics.codec import CODECS
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import grace_window_s
 from diloco.sizing import host_memory
@@ -102,8 +104,8 @@ class Situation(Section):
         f'state_bytes_per_param={self.state_bytes_per_param}: must be finite, '
         f'at least {THETA_BYTES}, which θ takes; 12 with AdamW'
       )
-    yield from self._one_of('codec', BITS)
-    yield from self._one_of('scale', SCALES)
+    yield from self._one_of('codec', CODECS)
+    yield from self._one_of('scale', SCALE_BYTES)
     if self.block_size < 1 or self.block_size % 8:
       yield f'block_size={self.block_size}: must be a positive multiple of 8'
 

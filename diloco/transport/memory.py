@@ -42,6 +42,10 @@ class MemoryNetwork:
     return outlet
 
 
+# All memory planes of a process share it; its addresses are never reused.
+PROCESS_WIDE = MemoryNetwork()
+
+
 class MemoryOutlet(OfferTable):
   """Offers to one peer of the same process."""
 

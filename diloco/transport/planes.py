@@ -1,45 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a data plane by name."""
+"""The data planes by name, with what a configuration must know of them.
 
-from diloco.transport import auth, data_plane, grpc_transfer, memory
+Importing this imports none of them: a launcher without jax and gRPC reads it.
+"""
 
-NAMES = ('jax_transfer', 'grpc', 'memory')
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-# All memory planes of a process share one network; its addresses are never
-# reused.
-_PROCESS_WIDE = memory.MemoryNetwork()
+if TYPE_CHECKING:
+  from diloco.transport import auth, data_plane
+
+
+@dataclasses.dataclass(frozen=True)
+class PlaneKind:
+  """A kind of data plane.
+
+  Attributes:
+    make: takes host, access and the number of pulls that are served at a time,
+      and returns the plane; imports what the plane needs.
+    encrypted: True if TLS protects its bytes, where credentials are given.
+    authenticated: True if it checks the credentials of peers; False: it accepts
+      every peer.
+    between_processes: True if a configuration may name it.
+    threads_min: CPU threads without which its transfers starve.
+  """
+
+  make: 'Callable[[str, auth.Access, int | None], data_plane.DataPlane]'
+  encrypted: bool = False
+  authenticated: bool = False
+  between_processes: bool = True
+  threads_min: int = 1
+
+  @property
+  def guarded(self) -> bool:
+    """True if it may listen where strangers could connect."""
+    return self.encrypted and self.authenticated
+
+
+def _jax_transfer(host, access, workers_max):
+  del access, workers_max
+  from diloco.transport import jax_transfer
+
+  return jax_transfer.JaxTransferPlane(host)
+
+
+def _grpc(host, access, workers_max):
+  from diloco.transport import grpc_transfer
+
+  most = workers_max or grpc_transfer.WORKERS_MAX
+  return grpc_transfer.GrpcPlane(host, access=access, workers_max=most)
+
+
+def _memory(host, access, workers_max):
+  del host, access, workers_max
+  from diloco.transport import memory
+
+  return memory.MemoryPlane(memory.PROCESS_WIDE)
+
+
+PLANES = {
+  # XLA's pool runs steps first; on one thread no transfer gets its turn.
+  'jax_transfer': PlaneKind(_jax_transfer, threads_min=2),
+  'grpc': PlaneKind(_grpc, encrypted=True, authenticated=True),
+  'memory': PlaneKind(_memory, between_processes=False),
+}
+CONFIGURABLE = tuple(
+  name for name, kind in PLANES.items() if kind.between_processes
+)
+GUARDED = tuple(name for name, kind in PLANES.items() if kind.guarded)
 
 
 def make_plane(
   name: str,
   host: str,
-  access: auth.Access = auth.OPEN,
-  workers_max: int = grpc_transfer.WORKERS_MAX,
-) -> data_plane.DataPlane:
+  access: 'auth.Access | None' = None,
+  workers_max: int | None = None,
+) -> 'data_plane.DataPlane':
   """Returns the data plane `name`, listening on `host`.
 
   Args:
-    name: one of `NAMES`.
+    name: a key of `PLANES`.
     host: IP literal or name of the interface that peers connect to; ignored by
       'memory'.
-    access: credentials of peers; only 'grpc' checks them, the others accept
-      every peer.
-    workers_max: pulls that 'grpc' serves concurrently.
+    access: credentials of peers; a plane that is not authenticated accepts
+      every peer. None: no credentials.
+    workers_max: pulls that the plane serves concurrently, if it has a limit.
 
   Raises:
     ValueError: no such plane; or `host` does not resolve, or means every
       interface.
   """
-  match name:
-    case 'jax_transfer':
-      # grpc and memory must work without jax installed.
-      from diloco.transport import jax_transfer
+  if name not in PLANES:
+    raise ValueError(f'data plane {name!r}, must be one of {tuple(PLANES)}')
+  from diloco.transport import auth
 
-      return jax_transfer.JaxTransferPlane(host)
-    case 'grpc':
-      return grpc_transfer.GrpcPlane(
-        host, access=access, workers_max=workers_max
-      )
-    case 'memory':
-      return memory.MemoryPlane(_PROCESS_WIDE)
-  raise ValueError(f'data plane {name!r}, must be one of {NAMES}')
+  return PLANES[name].make(host, access or auth.OPEN, workers_max)

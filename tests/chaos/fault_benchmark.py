@@ -24,11 +24,12 @@ from collections.abc import Callable, Sequence
 import rich.console
 from absl import flags as absl_flags
 
-from diloco.config import flags, sections
+from diloco.config import flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
+from diloco.transport import planes
 from launch.local import occupy
 from launch.session import Interrupted, signals
 from launch.supervisor import ProcessEvent
@@ -110,7 +111,7 @@ def define_flags() -> None:
     'seconds', 8.0, 'Without a fault, before and after each.', lower_bound=1.0
   )
   absl_flags.DEFINE_enum(
-    'data_plane', None, sections.DATA_PLANES, "In place of the config's."
+    'data_plane', None, planes.CONFIGURABLE, "In place of the config's."
   )
   absl_flags.DEFINE_string(
     'workdir', None, 'Folder of the run; default: a temporary one.'

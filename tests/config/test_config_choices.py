@@ -3,14 +3,12 @@
 
 from diloco.config import sections
 from diloco.models import decoder_config
-from diloco.numerics import codec, fragments, inner, schedule
+from diloco.numerics import fragments, inner
 
 
 def test_choices_are_the_same_everywhere():
-  assert sections.CODECS == codec.NAMES
   assert sections.DTYPES == decoder_config.DTYPES
   assert sections.EMBEDDING_FRAGMENTS == fragments.EMBEDDINGS
   assert sections.OPTIMIZERS == inner.NAMES
   assert sections.REMATS == decoder_config.REMATS
-  assert sections.SCHEDULES == schedule.NAMES
   assert sections.SCHEMES == fragments.SCHEMES

@@ -35,8 +35,8 @@ FAULTS = (
   fault(
     'RDA of slices of rows',
     'diloco/config/run_config.py',
-    "    merge.embedding == 'rda'\n    and fragments",
-    "    merge.embedding == 'none'\n    and fragments",
+    '    RULES[merge.embedding].of_whole_tensors\n    and fragments',
+    '    False\n    and fragments',
     'tests/config/test_build_config.py::test_rda_is_of_whole_tables',
     'DID NOT RAISE',
   ),

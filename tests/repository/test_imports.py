@@ -21,6 +21,14 @@ PROTOCOL_STDLIB = {
   'math',
   'typing',
 }
+CHOICES = {
+  'diloco.numerics.block_codec',
+  'diloco.numerics.codec',
+  'diloco.numerics.merge',
+  'diloco.numerics.schedule',
+  'diloco.transport.planes',
+}
+CODEC_SIZES = {'diloco.numerics.block_codec', 'diloco.numerics.codec'}
 CONFIG = {
   'diloco.config.data_section',
   'diloco.config.flags',
@@ -86,7 +94,13 @@ TABLE = {
   },
   'diloco/checkpoint/parameters.py': {'numpy', 'orbax'},
   'diloco/checkpoint/safetensors_files.py': {'numpy', 'safetensors'},
-  'diloco/config': {'diloco.protocol'},
+  # Registries of choices, which import nothing heavy.
+  'diloco/config': {'diloco.protocol', *CHOICES},
+  'diloco/config/simulation.py': {
+    'diloco.config',
+    'diloco.fleets.failures',
+    'diloco.protocol',
+  },
   'diloco/config/flags.py': CONFIG | {'absl', 'ml_collections'},
   'diloco/simulator': {'diloco.protocol', 'diloco.metrics', 'numpy'},
   'diloco/fleets': {
@@ -94,6 +108,7 @@ TABLE = {
     'diloco.protocol',
     'diloco.simulator',
     'numpy',
+    *CODEC_SIZES,
   },
   'diloco/pages': {'matplotlib', 'numpy', 'rich', 'diloco.metrics'},
   'diloco/studies': {
@@ -102,6 +117,7 @@ TABLE = {
     'diloco.protocol',
     'diloco.sizing.host_memory',
     'numpy',
+    *CODEC_SIZES,
     *SIMULATED,
     *SIMULATOR,
   },
@@ -208,6 +224,7 @@ TABLE = {
     'diloco.config.hardware',
     'diloco.metrics',
     'diloco.protocol',
+    'diloco.transport.planes',
   },
   'launch/backends/manifest_text.py': {'yaml'},
 }

@@ -101,7 +101,7 @@ def test_planes_name_what_there_is():
     planes.make_plane('tcp', '127.0.0.1')
 
 
-@pytest.mark.parametrize('name', planes.NAMES)
+@pytest.mark.parametrize('name', planes.PLANES)
 def test_planes_refuse_an_address_of_another_kind(name):
   with (
     contextlib.closing(planes.make_plane(name, '127.0.0.1')) as plane,

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping
 
 from diloco.protocol import messages
-from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.config import ADMISSIONS, ProtocolConfig
 
 
 class Stage(enum.Enum):
@@ -137,7 +137,7 @@ def why_not(
   if offer.c_steps < 1:
     return 'no step since its base'
   behind = candidate.clock is not None and candidate.clock < due_step
-  if config.admission == 'fresh' and behind:
+  if ADMISSIONS[config.admission].waits_for_clock and behind:
     return f'clock {candidate.clock} before step {due_step}'
   return why_void(offer, candidate.merged, version, config)
 
@@ -181,7 +181,8 @@ def decide(
   # the window on the very offers that it is held open for.
   # If each step has a round (s = 1), the next offer is of another fragment: a
   # learner whose clock is behind has nothing newer to wait for.
-  newest = config.spacing_steps == 1 and config.admission == 'latest'
+  waits_for_clock = ADMISSIONS[config.admission].waits_for_clock
+  newest = config.spacing_steps == 1 and not waits_for_clock
   complete = all(
     (newest or c.clock >= due_step)
     and c.held is not None
