@@ -18,7 +18,7 @@ from absl import flags
 
 from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
-from diloco.evaluation.continuous import Following
+from diloco.evaluation.continuous import ContinuousEvaluator
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
 from diloco.run import logs
@@ -47,7 +47,7 @@ def main(_) -> int:
     ]
   )
   try:
-    Following(run_spec, workdir, EVALUATOR, writer).run()
+    ContinuousEvaluator(run_spec, workdir, EVALUATOR, writer).run()
   except ConfigError as error:
     config_flags.exit_config(error)
   finally:

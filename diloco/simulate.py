@@ -22,7 +22,7 @@ from diloco.config import flags, simulation
 from diloco.config.sections import ConfigError
 from diloco.fleets.failures import TraceError
 from diloco.pages import pictures, report_files, terminal
-from diloco.pages.parts import Report
+from diloco.pages.parts import ReportPage
 from diloco.prediction import history, report
 
 EXAMPLE = 'experiments/goodput.py'
@@ -53,7 +53,7 @@ def main(argv) -> int:
   began_s = time.monotonic()
   replayed = absl_flags.FLAGS.replay
   config = None if replayed else flags.load(build=simulation.build)
-  line = terminal.Line()
+  line = terminal.StatusLine()
   try:
     name = config.name if config else f'replay-{pathlib.Path(replayed).name}'
     folder = _folder(argv, name)
@@ -71,7 +71,7 @@ def main(argv) -> int:
   return 0
 
 
-def _study(config, say) -> Report:
+def _study(config, say) -> ReportPage:
   study = importlib.import_module(f'diloco.studies.{config.study.kind}')
   again = shlex.join(['python', '-m', 'diloco.simulate', *flags.arguments()])
   try:
@@ -80,7 +80,7 @@ def _study(config, say) -> Report:
     raise ConfigError([f'failures.trace: {error}']) from None
 
 
-def _replay(say) -> Report:
+def _replay(say) -> ReportPage:
   run, other = absl_flags.FLAGS.replay, absl_flags.FLAGS.calibration
   try:
     return report.report(
@@ -89,7 +89,7 @@ def _replay(say) -> Report:
       say,
       pathlib.Path(other) if other else None,
     )
-  except history.NotReplayable as error:
+  except history.NotPredictable as error:
     raise ConfigError([f'--replay: {error}']) from None
 
 

@@ -18,7 +18,7 @@ from absl import flags
 
 from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
-from diloco.metrics.files import Malformed
+from diloco.metrics.files import MalformedFile
 from diloco.metrics.workdir import Workdir
 from diloco.replay import timeline, timeline_text
 from diloco.run.event_log import read_tapes
@@ -51,7 +51,7 @@ def main(argv) -> int:
     )
   except ConfigError as error:
     config_flags.exit_config(error)
-  except (Malformed, ValueError, FileNotFoundError) as error:
+  except (MalformedFile, ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
   for row in timeline_text.timeline(shown, timeline_text.learner_ids(tapes)):
     print(row)

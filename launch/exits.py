@@ -14,7 +14,7 @@ DEAD = 'dead'  # Will not be started again.
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
+class ExitDecision:
   """The decision about a process that exited, and its reason."""
 
   state: str  # FINISHED, WAITING or DEAD.
@@ -28,22 +28,22 @@ def after_exit(
   restarts_max: int,
   run_is_over: bool,
   optional: bool = False,
-) -> Decision:
+) -> ExitDecision:
   """Decides about a process that exited with `code` (−n: by signal n)."""
   how = describe_exit(code)
   if code == 0:
-    return Decision(FINISHED, False, how)
+    return ExitDecision(FINISHED, False, how)
   if run_is_over:
-    return Decision(DEAD, False, f'{how}; the run is over, no restart')
+    return ExitDecision(DEAD, False, f'{how}; the run is over, no restart')
   if code == EXIT_CONFIG:
     reason = f'{how}: it can not run as configured'
-    return Decision(DEAD, not optional, reason)
+    return ExitDecision(DEAD, not optional, reason)
   if code == EXIT_CUT_OFF:
-    return Decision(DEAD, False, f'{how}: its steps are made, no syncer')
+    return ExitDecision(DEAD, False, f'{how}: its steps are made, no syncer')
   if restarts >= restarts_max:
     reason = f'{how}; restarts used up ({restarts} of {restarts_max})'
-    return Decision(DEAD, not optional, reason)
-  return Decision(WAITING, False, f'{how}; restart {restarts + 1}')
+    return ExitDecision(DEAD, not optional, reason)
+  return ExitDecision(WAITING, False, f'{how}; restart {restarts + 1}')
 
 
 def describe_exit(code: int) -> str:

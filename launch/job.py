@@ -121,7 +121,7 @@ class Resources:
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
+class Task:
   """One role of the run: its command without addresses, and its machines."""
 
   name: str  # 'syncer' or 'learner-0'.
@@ -133,12 +133,12 @@ class Placed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Launch:
+class JobSpec:
   """One run: a syncer, its learners, and their common settings."""
 
   name: str  # Of the run, as RFC 1123 has it; part of every name.
-  syncer: Placed
-  learners: tuple[Placed, ...]  # All that may ever join, by id.
+  syncer: Task
+  learners: tuple[Task, ...]  # All that may ever join, by id.
   at_first: int  # So many of them are started with the syncer.
   workdir: str  # On the machines that run it.
   port: int  # Of the syncer.
@@ -158,21 +158,21 @@ class Launch:
     return self.notice_s + LEAVE_S
 
   @property
-  def first_learners(self) -> tuple[Placed, ...]:
+  def first_learners(self) -> tuple[Task, ...]:
     return self.learners[: self.at_first]
 
-  def role_name(self, role: Placed) -> str:
+  def role_name(self, role: Task) -> str:
     """Returns a name such as 'run-learner-0', unique in a namespace or
     project.
     """
     return f'{self.name}-{role.name}'
 
-  def secret_of(self, role: Placed) -> str:
+  def secret_of(self, role: Task) -> str:
     return self.secret.replace('{role}', role.name)
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class JobOptions:
   """The options of the command line besides the configuration."""
 
   workdir: str
@@ -206,8 +206,8 @@ def launch(
   config_name: str,
   config_text: str,
   peer_arguments: Sequence[str],
-  asked: Asked,
-) -> Launch:
+  asked: JobOptions,
+) -> JobSpec:
   """Describes the launch of one syncer and its learners.
 
   Args:
@@ -241,14 +241,14 @@ def launch(
     asked.capacity,
     asked.reservation,
   )
-  syncer = Placed(
+  syncer = Task(
     SYNCER,
     SYNCER,
     'diloco.syncer',
     shared,
     Resources(accelerator(CPU), asked.syncer_cpus, asked.syncer_memory_gib),
   )
-  return Launch(
+  return JobSpec(
     name=name,
     syncer=syncer,
     learners=_learners(shared, learner_place, learners_max, asked.notice_s),
@@ -273,9 +273,9 @@ def launch(
 
 def _learners(
   shared: Sequence[str], place: Resources, count: int, notice_s: float
-) -> tuple[Placed, ...]:
+) -> tuple[Task, ...]:
   return tuple(
-    Placed(
+    Task(
       learner_name(i),
       LEARNER,
       'diloco.learner',
@@ -287,7 +287,7 @@ def _learners(
   )
 
 
-def only(whole: Launch, learner: int) -> Placed:
+def only(whole: JobSpec, learner: int) -> Task:
   """Returns one learner of a launch.
 
   Raises:
@@ -311,7 +311,7 @@ def _wrong_name(name: str):
     )
 
 
-def _wrong_numbers(asked: Asked, learners_max: int):
+def _wrong_numbers(asked: JobOptions, learners_max: int):
   if not asked.workdir.startswith('/'):
     yield f'--workdir={asked.workdir}: must be absolute, on other machines'
   if not 0 < asked.port < 65536:
@@ -328,7 +328,7 @@ def _wrong_numbers(asked: Asked, learners_max: int):
     yield f'--notice_s={asked.notice_s}: must be a second at least'
 
 
-def _wrong_capacity(asked: Asked):
+def _wrong_capacity(asked: JobOptions):
   if (asked.capacity == RESERVATION) != bool(asked.reservation):
     yield (
       f'--capacity={asked.capacity}, --reservation={asked.reservation}: a '
@@ -356,7 +356,7 @@ def _wrong_syncer(config: RunConfig):
     )
 
 
-def _wrong_access(config: RunConfig, asked: Asked):
+def _wrong_access(config: RunConfig, asked: JobOptions):
   """Yields what the processes would refuse later on their own machines."""
   if not (asked.knows_peers or asked.insecure):
     yield (
@@ -375,7 +375,7 @@ def _wrong_access(config: RunConfig, asked: Asked):
     )
 
 
-def _wrong_hosts(chosen: Accelerator, asked: Asked):
+def _wrong_hosts(chosen: Accelerator, asked: JobOptions):
   """The ports of a learner's own hosts: likewise."""
   if chosen.hosts == 1 or asked.insecure:
     return
@@ -399,7 +399,7 @@ def _wrong_hosts(chosen: Accelerator, asked: Asked):
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class Addresses:
   """Values that only a machine itself knows, as a back end writes them."""
 
   address: str  # Where its process is reached.
@@ -408,7 +408,7 @@ class Known:
   coordinator: str = ''  # 'host:port' where these meet.
 
 
-def addressed(whole: Launch, role: Placed, known: Known) -> tuple[str, ...]:
+def addressed(whole: JobSpec, role: Task, known: Addresses) -> tuple[str, ...]:
   """The flags of a role that name addresses.
 
   Args:
@@ -427,7 +427,7 @@ def addressed(whole: Launch, role: Placed, known: Known) -> tuple[str, ...]:
 
 
 def shell_command(
-  program: Sequence[str], whole: Launch, role: Placed, known: Known
+  program: Sequence[str], whole: JobSpec, role: Task, known: Addresses
 ) -> str:
   """Returns one shell command; what is `known` is text for within "…"."""
   fixed = shlex.join([*program, '-m', role.module, *role.arguments])
@@ -435,7 +435,7 @@ def shell_command(
   return ' '.join([fixed, *filled])
 
 
-def exports(whole: Launch) -> str:
+def exports(whole: JobSpec) -> str:
   """Returns one line of `export` for each variable of the environment."""
   return '\n'.join(
     f'export {name}={shlex.quote(value)}' for name, value in whole.environment

@@ -18,8 +18,8 @@ from launch.job import (
   GPU,
   NAMES,
   ON_DEMAND,
-  Asked,
-  Launch,
+  JobOptions,
+  JobSpec,
   launch,
 )
 from launch.program import hosts_of_all
@@ -32,7 +32,7 @@ ENGINES = (LOCAL, QUEUED_RESOURCES, GKE, SLURM)
 IN_CONTAINERS = (GKE, QUEUED_RESOURCES)
 REMOTE = (*IN_CONTAINERS, SLURM)
 
-# Name: default, help. The fields of `Asked` of the same names.
+# Name: default, help. The fields of `JobOptions` of the same names.
 TEXTS = {
   'run_name': ('', "Of the run on the engine; default: the config's."),
   'accelerator': (CPU, f'Of each learner: {", ".join(NAMES)}.'),
@@ -115,7 +115,7 @@ def define_flags() -> None:
     absl_flags.DEFINE_string(name, default, f'{engine}: {text}')
 
 
-def read_launch(config: RunConfig) -> Launch:
+def read_launch(config: RunConfig) -> JobSpec:
   """The launch that the parsed flags ask for.
 
   Raises:
@@ -132,7 +132,7 @@ def read_launch(config: RunConfig) -> Launch:
     )
   access = flags.access_files()
   vouched = flags.access_vouched()
-  asked = Asked(
+  asked = JobOptions(
     workdir=given.workdir,
     at_first=given.learners_at_first,
     hosts=hosts_of_all(given.hosts) if given['hosts'].present else 0,

@@ -22,7 +22,7 @@ from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from launch import launch_flags, local
 from launch.backends import commands, dry_run, engines
-from launch.job import Launch
+from launch.job import JobSpec
 from launch.launch_flags import QUEUED_RESOURCES
 
 START = 'start'
@@ -111,7 +111,7 @@ def _loudly(say: Callable[[str], None]) -> engines.Act:
   return act
 
 
-def _rehearse(command: str, whole: Launch, say: Callable[[str], None]) -> int:
+def _rehearse(command: str, whole: JobSpec, say: Callable[[str], None]) -> int:
   """Prints the steps on TPU VMs, each of which needs the previous one's
   result.
   """

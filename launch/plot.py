@@ -14,7 +14,7 @@ from diloco.metrics.writer import read_jsonl
 
 
 @dataclasses.dataclass(frozen=True)
-class Curve:
+class LossCurve:
   """Training loss of one learner; a gap (NaN) parts its incarnations."""
 
   learner: int
@@ -25,7 +25,7 @@ class Curve:
   rejoins: tuple[tuple[float, float], ...]  # record before, the first after.
 
 
-def curves(workdir: Workdir, learners: int) -> list[Curve]:
+def curves(workdir: Workdir, learners: int) -> list[LossCurve]:
   """Returns loss curves from the learners' metrics and the launcher's
   events.
   """
@@ -52,7 +52,7 @@ def curves(workdir: Workdir, learners: int) -> list[Curve]:
 def draw(
   path: pathlib.Path,
   title: str,
-  shown: Sequence[Curve],
+  shown: Sequence[LossCurve],
   evaluation: Evaluation,
 ) -> None:
   """Writes a PNG; raises ImportError where matplotlib is not installed."""
@@ -92,7 +92,7 @@ def _curve(
   records: Sequence[dict],
   killed_s: Sequence[float],
   start_s: float,
-) -> Curve:
+) -> LossCurve:
   times_s, steps, losses = [], [], []
   kills, rejoins = [], []
   open_kills = sorted(killed_s)
@@ -115,7 +115,7 @@ def _curve(
   if last:  # Killed and never seen again.
     end = last[names.GLOBAL_STEP]
     kills += [(kill_s - start_s, end) for kill_s in open_kills]
-  return Curve(
+  return LossCurve(
     learner,
     tuple(times_s),
     tuple(steps),
@@ -125,7 +125,9 @@ def _curve(
   )
 
 
-def _draw_curve(axes, curve: Curve, xs: Sequence[float], place: int) -> None:
+def _draw_curve(
+  axes, curve: LossCurve, xs: Sequence[float], place: int
+) -> None:
   color = f'C{curve.learner}'
   name = f'learner {curve.learner}'
   axes.plot(xs, curve.losses, color=color, lw=1, alpha=0.8, label=name)

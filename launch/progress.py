@@ -19,7 +19,7 @@ from diloco.metrics.status import (
   bits,
   bytes_per_parameter,
 )
-from diloco.metrics.token_ledger import Row
+from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.exits import RUNNING
 from launch.supervisor import ProcessState
@@ -179,7 +179,7 @@ def report(
   summary: RunSummary,
   evaluation: Evaluation,
   plot: str,
-  tokens: Collection[Row] = (),
+  tokens: Collection[TokenCounts] = (),
 ) -> rich.console.Group:
   """Everything that a newcomer should see of a finished run.
 
@@ -238,7 +238,7 @@ def _learners(summary: RunSummary) -> rich.table.Table:
 
 
 def _run(
-  summary: RunSummary, evaluation: Evaluation, tokens: Collection[Row]
+  summary: RunSummary, evaluation: Evaluation, tokens: Collection[TokenCounts]
 ) -> rich.table.Table:
   view = _table('Run', header=False)
   view.add_column('', no_wrap=True)
@@ -284,7 +284,7 @@ def _run(
   return view
 
 
-def tokens_text(rows: Collection[Row]) -> str:
+def tokens_text(rows: Collection[TokenCounts]) -> str:
   """Returns text on the tokens' whereabouts; unexplained ones are a defect."""
   text = token_ledger.text(token_ledger.total(rows))
   if missing := token_ledger.unexplained(rows):

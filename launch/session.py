@@ -15,7 +15,7 @@ import rich.console
 from diloco.config.lab_section import Kill
 from diloco.config.run_config import RunConfig
 from diloco.metrics import files, token_tapes
-from diloco.metrics.jsonl import CorruptLine, Lines
+from diloco.metrics.jsonl import CorruptLine, JsonLines
 from diloco.metrics.status import (
   RunStatus,
   read_evaluation,
@@ -69,7 +69,7 @@ def run(
       f'{stopped}; no process is left', markup=False, highlight=False
     )
     return 128 + stopped.number
-  except (RunFailed, files.Malformed, CorruptLine, OSError) as error:
+  except (RunFailed, files.MalformedFile, CorruptLine, OSError) as error:
     console.print(f'failed: {error}', markup=False, highlight=False)
     return 1
   return 0
@@ -93,7 +93,7 @@ class _Session:
     self._received = received  # Signals, as they come.
     self._pids: dict[str, int] = {}
     self._status_is_broken = False
-    self._events = Lines(workdir.events)
+    self._events = JsonLines(workdir.events)
 
   def train(self, faults: Sequence[Kill]) -> None:
     """Runs until the syncer has finished and every learner has left."""
@@ -131,7 +131,7 @@ class _Session:
     """
     try:
       return read_status(self._workdir.status)
-    except files.Malformed as error:
+    except files.MalformedFile as error:
       if not self._status_is_broken:
         display.say(f'no status until the syncer writes the next: {error}')
       self._status_is_broken = True

@@ -20,7 +20,7 @@ from launch.exits import (
   describe_exit,
 )
 from launch.program import Role
-from launch.unit import Fall, Unit
+from launch.unit import GroupExit, RoleProcesses
 
 LINGER_S = 30.0  # From the run's end until remaining processes are stopped.
 POLL_S = 0.05
@@ -83,7 +83,7 @@ class Supervisor:
       hurry: returns True to stop waiting for processes that were told to leave.
     """
     self._units = {
-      role.name: Unit(role, self._tell, linger_s) for role in roles
+      role.name: RoleProcesses(role, self._tell, linger_s) for role in roles
     }
     assert len(self._units) == len(roles), f'a name twice: {roles}'
     self._log = log
@@ -179,7 +179,7 @@ class Supervisor:
     assert unit.state == RUNNING, f'{name} is not running'
     unit.send(number, event, reason)
 
-  def _judge(self, unit: Unit, fall: Fall) -> None:
+  def _judge(self, unit: RoleProcesses, fall: GroupExit) -> None:
     """Decides what becomes of a unit that has ended."""
     judged, last = fall.judged, fall.last
     decision = after_exit(

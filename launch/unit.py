@@ -70,7 +70,7 @@ def _refused(host: str, port: int, error: OSError) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exit:
+class ProcessExit:
   """A process that was reaped."""
 
   process: str
@@ -79,14 +79,14 @@ class Exit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fall:
+class GroupExit:
   """The end of a unit: none of its processes is left."""
 
-  judged: Exit  # The one by which all of them are judged.
-  last: Exit  # The last exit, which has not been announced yet.
+  judged: ProcessExit  # The one by which all of them are judged.
+  last: ProcessExit  # The last exit, which has not been announced yet.
 
 
-class Unit:
+class RoleProcesses:
   """A role, its running processes if any, and when they are started again.
 
   Attributes:
@@ -109,7 +109,7 @@ class Unit:
     self._tell = tell
     self._leave_s = leave_s
     self._running: dict[str, subprocess.Popen] = {}
-    self._exits: list[Exit] = []  # Of this start.
+    self._exits: list[ProcessExit] = []  # Of this start.
     self._told_to_leave = False
     self._leave_at_s = float('inf')  # On the monotonic clock.
     self._coordinator = ''
@@ -160,7 +160,7 @@ class Unit:
       self._tell(name, event, popen.pid, reason)
       _signal_group(popen, number)
 
-  def reap(self) -> Fall | None:
+  def reap(self) -> GroupExit | None:
     """Notices exits, and ends all processes once one has ended.
 
     Returns:
@@ -177,7 +177,7 @@ class Unit:
       return None
     self.state = DEAD
     judged = max(self._exits, key=lambda each: gravity(each.code))
-    return Fall(judged, self._exits[-1])
+    return GroupExit(judged, self._exits[-1])
 
   def kill(self, reason: str) -> None:
     """Ends all processes at once, and reaps them."""
@@ -204,7 +204,7 @@ class Unit:
     popen = self._running[name]
     if popen.returncode is None:
       _signal_group(popen, signal.SIGKILL)
-    ended = Exit(name, popen.pid, popen.wait())
+    ended = ProcessExit(name, popen.pid, popen.wait())
     del self._running[name]
     self._exits.append(ended)
     if self._running:

@@ -117,7 +117,7 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Contents:
+class RecordsManifest:
   """The contents of contents.json.
 
   Attributes:
@@ -139,7 +139,7 @@ class Contents:
   shards: dict[str, int]
 
 
-def read_contents(folder: str) -> Contents | None:
+def read_contents(folder: str) -> RecordsManifest | None:
   """Reads contents.json; None if `write_records` did not write the folder.
 
   The folder may be local or gs://.
@@ -154,7 +154,7 @@ def read_contents(folder: str) -> Contents | None:
     fields = json.loads(path.read_text())
     if fields.pop('format') != FORMAT:
       raise ValueError('of another format')
-    return Contents(**fields)
+    return RecordsManifest(**fields)
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(
       f'{path}: does not say what the records are ({error})'
@@ -166,7 +166,7 @@ def write_records(
   shards: int,
   documents: Iterable[bytes],
   tokenizer: Tokenizer | None,
-) -> Contents:
+) -> RecordsManifest:
   """Distributes documents over shards of a new folder, which appears complete.
 
   Args:
@@ -203,7 +203,7 @@ def _write_into(
   shards: int,
   documents: Iterable[bytes],
   tokenizer: Tokenizer | None,
-) -> Contents:
+) -> RecordsManifest:
   names = [f'{name}-{i:05d}-of-{shards:05d}{SUFFIX}' for i in range(shards)]
   dtype = token_dtype(tokenizer.vocab) if tokenizer else ''
   indices = [IndexBuilder() for _ in names]
@@ -229,7 +229,7 @@ def _write_into(
   if tokenizer:
     for each, index in zip(names, indices):
       index.write(folder, each.removesuffix(SUFFIX))
-  contents = Contents(
+  contents = RecordsManifest(
     documents=sum(counts),
     text_bytes=text_bytes,
     tokens=tokens,

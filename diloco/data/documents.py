@@ -265,7 +265,7 @@ def _replacing(path: pathlib.Path):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Span:
+class DocumentRange:
   """Documents first … stop - 1 of a file."""
 
   file: DocumentFile
@@ -314,7 +314,7 @@ class TokenStream:
 
   def __init__(
     self,
-    spans: Sequence[Span],
+    spans: Sequence[DocumentRange],
     tokenizer: Tokenizer,
     run_tokens: int = 0,
     bytes_per_token: float = 1.0,

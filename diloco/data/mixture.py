@@ -14,8 +14,8 @@ from diloco.data.array_records import array_record_files
 from diloco.data.corpus import Corpus
 from diloco.data.documents import (
   DocumentFile,
+  DocumentRange,
   Mixture,
-  Span,
   TokenIndex,
   TokenStream,
   load_or_build,
@@ -32,7 +32,7 @@ FORMATS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class MixtureSource:
   """Some files and their share of a mix.
 
   Attributes:
@@ -49,8 +49,8 @@ class Source:
 
 
 def file_corpus(
-  sources: Sequence[Source],
-  heldout: Source | None,
+  sources: Sequence[MixtureSource],
+  heldout: MixtureSource | None,
   heldout_percent: float,
   tokenizer: Tokenizer,
   index_folder: str,
@@ -110,7 +110,7 @@ Loaded = list[tuple[DocumentFile, TokenIndex]]
 
 
 def _load(
-  source: Source,
+  source: MixtureSource,
   tokenizer: Tokenizer,
   index_folder: str,
   say: Callable[[str], None],
@@ -134,7 +134,7 @@ def _stream(
   for file, index in loaded:
     cut = file.count - heldout_documents(file.count, percent)
     first, stop = (cut, file.count) if heldout else (0, cut)
-    spans.append(Span(file, index, first, stop))
+    spans.append(DocumentRange(file, index, first, stop))
   tokens = sum(int(index.offsets[-1]) for _, index in loaded)
   groups = sum(file.groups for file, _ in loaded)
   text_bytes = sum(index.text_bytes for _, index in loaded)

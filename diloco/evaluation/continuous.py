@@ -28,7 +28,7 @@ AGAIN_ROUNDS = 1024  # A restarted syncer may resume this many rounds earlier.
 EVALUATED = 'round'
 
 
-class Following:
+class ContinuousEvaluator:
   """One run's evaluator.
 
   Args:

@@ -229,7 +229,7 @@ def _number(line: dict, name: str, where: str) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stop:
+class Stall:
   """A learner stands still in [begin_s, end_s).
 
   Attributes:
@@ -246,7 +246,7 @@ class Stop:
 
 def elastic(
   interruptions: Iterable[Interruption], pause_s: float, until_s: float
-) -> tuple[Stop, ...]:
+) -> tuple[Stall, ...]:
   """Returns the stops of a learner that goes on with fewer slices (Fig. 1).
 
   An interruption while it runs is a pause; the slice's return is another one if
@@ -262,7 +262,7 @@ def elastic(
   Returns:
     Disjoint stops in order of time.
   """
-  stops: list[Stop] = []
+  stops: list[Stall] = []
   returns: list[float] = []
   runs_from_s = 0.0
 
@@ -271,7 +271,7 @@ def elastic(
     if at_s < runs_from_s or at_s >= until_s:
       return False
     runs_from_s = at_s + pause_s
-    stops.append(Stop(at_s, runs_from_s, reason))
+    stops.append(Stall(at_s, runs_from_s, reason))
     return True
 
   def bring_back(before_s: float):
@@ -288,7 +288,7 @@ def elastic(
 
 def waiting(
   interruptions: Iterable[Interruption], pause_s: float, until_s: float
-) -> tuple[Stop, ...]:
+) -> tuple[Stall, ...]:
   """Returns the stops of a learner that waits for the broken slice.
 
   It stands for the repair and one reconfiguration, R = repair_s + pause_s; what
@@ -302,18 +302,18 @@ def waiting(
   Returns:
     Disjoint stops in order of time.
   """
-  stops: list[Stop] = []
+  stops: list[Stall] = []
   runs_from_s = 0.0
   for interruption in interruptions:
     if runs_from_s <= interruption.at_s < until_s:
       runs_from_s = interruption.at_s + interruption.repair_s + pause_s
-      stops.append(Stop(interruption.at_s, runs_from_s, 'repair'))
+      stops.append(Stall(interruption.at_s, runs_from_s, 'repair'))
   return tuple(stops)
 
 
 def capacities(
   interruptions: Iterable[Interruption],
-  stops: Sequence[Stop],
+  stops: Sequence[Stall],
   slice_share: float,
 ) -> tuple[tuple[float, float], ...]:
   """Returns an elastic learner's capacity while slices are away.
@@ -346,10 +346,10 @@ def capacities(
   return tuple(shares)
 
 
-def stops_from(stops: Iterable[Stop], from_s: float) -> tuple[Stop, ...]:
+def stops_from(stops: Iterable[Stall], from_s: float) -> tuple[Stall, ...]:
   """Returns the stops on a clock that starts at `from_s`."""
   return tuple(
-    Stop(max(0.0, s.begin_s - from_s), s.end_s - from_s, s.reason)
+    Stall(max(0.0, s.begin_s - from_s), s.end_s - from_s, s.reason)
     for s in stops
     if s.end_s > from_s
   )
@@ -388,7 +388,7 @@ class Arrival:
 
 
 @dataclasses.dataclass(frozen=True)
-class Happenings:
+class FaultEvents:
   """All scheduled faults of one fleet.
 
   Attributes:
@@ -400,7 +400,7 @@ class Happenings:
     arrivals: of learners that don't start at 0.
   """
 
-  suspensions: Mapping[int, tuple[Stop, ...]] = dataclasses.field(
+  suspensions: Mapping[int, tuple[Stall, ...]] = dataclasses.field(
     default_factory=dict
   )
   capacities: Mapping[int, tuple[tuple[float, float], ...]] = dataclasses.field(

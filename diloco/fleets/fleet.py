@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable
 
-from diloco.fleets.failures import Death, Happenings
+from diloco.fleets.failures import Death, FaultEvents
 from diloco.fleets.speeds import Speeds
 from diloco.fleets.tally import LearnerCount, Tally
 from diloco.metrics import goodput as metrics_goodput
@@ -44,7 +44,7 @@ class LinkUse:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class FleetResult:
   """The result of a simulation.
 
   Attributes:
@@ -105,7 +105,7 @@ class Outcome:
     return count.staleness / count.merged if count.merged else 0.0
 
 
-class Decoupled:
+class DecoupledFleet:
   """One simulation, as it goes.
 
   Args:
@@ -161,7 +161,7 @@ class Decoupled:
   def now_s(self) -> float:
     return self.cluster.sim.now
 
-  def schedule(self, happenings: Happenings):
+  def schedule(self, happenings: FaultEvents):
     """Schedules faults; without this call there are none."""
     sim = self.cluster.sim
     for learner, suspensions in sorted(happenings.suspensions.items()):
@@ -197,13 +197,13 @@ class Decoupled:
     cluster = self.cluster
     cluster.sim.run(until_s, stop=lambda: cluster.ended is not None or stop())
 
-  def outcome(self, allocated: int) -> Outcome:
+  def outcome(self, allocated: int) -> FleetResult:
     """Returns the result so far, relative to `allocated` learners."""
     until_s, tally = self.now_s, self.tally
     tally.settle()
     for learner in self.cluster.learners:
       tally.count(learner)
-    return Outcome(
+    return FleetResult(
       until_s=until_s,
       allocated=allocated,
       learners=dict(sorted(tally.learners.items())),
@@ -267,12 +267,12 @@ def run(
   config: ProtocolConfig,
   fleet: Fleet,
   network: Network,
-  happenings: Happenings,
+  happenings: FaultEvents,
   seed: int,
   until_s: float,
   redoes_step: bool = False,
   timeline_s: float = 0.0,
-) -> Outcome:
+) -> FleetResult:
   """Runs a whole simulation; learners without an `Arrival` start at 0.
 
   Args:
@@ -285,7 +285,9 @@ def run(
     redoes_step: True if a suspended step is made again.
     timeline_s: events before this time are kept for a picture.
   """
-  decoupled = Decoupled(config, fleet, network, seed, redoes_step, timeline_s)
+  decoupled = DecoupledFleet(
+    config, fleet, network, seed, redoes_step, timeline_s
+  )
   late = {arrival.learner for arrival in happenings.arrivals}
   for learner in range(config.learners):
     if learner not in late:

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from diloco.fleets.failures import Stop
+from diloco.fleets.failures import Stall
 from diloco.fleets.speeds import Speeds
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics.goodput import LearnerWork
@@ -21,7 +21,7 @@ Capacity = Sequence[tuple[float, float]]  # (time, share from then on).
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class GroupExchange:
   """The exchange that the groups wait for.
 
   A group begins step n only when every group has finished the first b steps, b
@@ -70,7 +70,7 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class SynchronousResult:
   """A run of one program in [0, until_s)."""
 
   until_s: float
@@ -91,13 +91,13 @@ class Outcome:
 
 
 def run(
-  stops: Sequence[Sequence[Stop]],
+  stops: Sequence[Sequence[Stall]],
   speeds: Sequence[Speeds],
   until_s: float,
-  exchange: Exchange | None = None,
+  exchange: GroupExchange | None = None,
   redoes_step: bool = False,
   capacities: Sequence[Capacity] = (),
-) -> Outcome:
+) -> SynchronousResult:
   """Runs M groups of slices from 0 to `until_s`.
 
   Args:
@@ -137,14 +137,14 @@ def run(
   done = tuple(
     group.done(capacity) for group, capacity in zip(groups, capacities)
   )
-  return Outcome(until_s, done, _union_s(done) / until_s)
+  return SynchronousResult(until_s, done, _union_s(done) / until_s)
 
 
 class _Running:
   """One group as it goes through its steps and stops."""
 
   def __init__(
-    self, stops: Sequence[Stop], speeds: Speeds, until_s: float, redoes: bool
+    self, stops: Sequence[Stall], speeds: Speeds, until_s: float, redoes: bool
   ):
     self.now_s = 0.0
     self._coming = iter(stops)

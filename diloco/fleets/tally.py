@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from diloco.metrics.ages import Ages
+from diloco.metrics.ages import ContributionAges
 from diloco.metrics.goodput import LearnerWork, Work
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
-from diloco.simulator.engine import Watch
+from diloco.simulator.engine import Observer
 
 Span = tuple[float, float]
 COMPACT_AT = 4096  # Spans that are kept separately before they are joined.
@@ -56,12 +56,14 @@ class LearnerCount:
   tokens: int = 0
   merged: int = 0  # Rounds that included it.
   staleness: int = 0  # Sum of the versions that its bases were behind.
-  ages: Ages = dataclasses.field(default_factory=Ages)  # Ages of merged offers.
+  ages: ContributionAges = dataclasses.field(
+    default_factory=ContributionAges
+  )  # Ages of merged offers.
   bootstraps: int = 0
   peer_bootstraps: int = 0
 
 
-class Tally(Watch):
+class Tally(Observer):
   """An observer that counts what happens in a cluster.
 
   Attributes:

@@ -16,8 +16,8 @@ import numpy as np
 
 from diloco.config.lab_section import Kill
 from diloco.fleets.tally import Tally
-from diloco.lab.lives import Lives
-from diloco.lab.outputs import Health, Journal, Point, Trained
+from diloco.lab.lives import FailureSchedule
+from diloco.lab.outputs import Health, LabObserver, Point, Trained
 from diloco.lab.packing import Likes, on_mesh
 from diloco.lab.resume_log import Resumption
 from diloco.learner.inner_device import InnerDevice
@@ -41,7 +41,7 @@ from diloco.run.spec import RunSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupStep:
+class DataParallelStep:
   """One step that was finished; times in simulated seconds.
 
   Attributes:
@@ -57,7 +57,7 @@ class GroupStep:
   lengths_s: tuple[float, ...]
 
 
-class GroupSteps:
+class DataParallelSteps:
   """Makes the steps, one after another.
 
   Attributes:
@@ -72,7 +72,7 @@ class GroupSteps:
   """
 
   def __init__(
-    self, lives: Lives, learners: int, pause_s: float, elastic: bool
+    self, lives: FailureSchedule, learners: int, pause_s: float, elastic: bool
   ):
     self.now_s = 0.0
     self.deaths: list[tuple[int, float, float]] = []
@@ -82,14 +82,14 @@ class GroupSteps:
     self._elastic = elastic
     self._away: dict[int, float] = {}  # By learner, the time of its return.
     # (time, order of the draw, learner): deaths. Later ones are drawn at the
-    # time of the return, which is the order in which `Lives` wants them.
+    # time of the return, the order in which `FailureSchedule` wants them.
     self._coming: list[tuple[float, int, int, float | None]] = []
     self._order = itertools.count()
     if lives.mortal:
       for learner in range(learners):
         self._draw(learner, 0.0)
 
-  def step(self) -> GroupStep:
+  def step(self) -> DataParallelStep:
     """Returns the next finished step."""
     self._take_back()
     while True:
@@ -103,7 +103,7 @@ class GroupSteps:
       died = self._next_death(end_s, members)
       if died is None:
         self.now_s = end_s
-        return GroupStep(tuple(members), begin_s, end_s, lengths_s)
+        return DataParallelStep(tuple(members), begin_s, end_s, lengths_s)
       self._die(*died)
 
   def kill(self, learner: int):
@@ -151,7 +151,7 @@ class GroupSteps:
     heapq.heappush(self._coming, (dies_s, next(self._order), learner, back_s))
 
 
-class GroupArrays:
+class DataParallelArrays:
   """An implementation of `diloco.lab.resume_log.Holder`.
 
   Args:
@@ -225,7 +225,7 @@ class GroupArrays:
     return InnerDevice(*on_mesh(run_spec))
 
 
-class Together:
+class DataParallel:
   """One run of data-parallel; arguments are those of `Decoupled`."""
 
   def __init__(
@@ -234,7 +234,7 @@ class Together:
     kills: Sequence[Kill],
     tell: Callable[[int, float], None],
     timeline_s: float,
-    journal: Journal,
+    journal: LabObserver,
     resumption: Resumption,
   ):
     config = run_spec.config
@@ -247,14 +247,14 @@ class Together:
     self._timeline_s = timeline_s
     self._journal = journal
     self._learners = 1 if lab.system == 'alone' else config.protocol.learners
-    self._group = GroupSteps(
-      Lives(config),
+    self._group = DataParallelSteps(
+      FailureSchedule(config),
       self._learners,
       lab.step_s * lab.pause_steps,
       elastic=lab.system == 'elastic',
     )
     self._schedule = run_spec.schedule()
-    self._arrays = GroupArrays(run_spec, self._learners)
+    self._arrays = DataParallelArrays(run_spec, self._learners)
     self._batches = [0] * self._learners  # Number trained by each learner.
     self._steps = 0
     self._told = 0  # Reported deaths of the group.
@@ -305,7 +305,7 @@ class Together:
     """The global step t: steps of as many tokens as all learners have."""
     return sum(self._batches) // self._learners
 
-  def _make(self, step: GroupStep):
+  def _make(self, step: DataParallelStep):
     """Makes a step that takes no more batches than are left."""
     total = self._config.protocol.total_steps * self._learners
     members = step.members[: total - sum(self._batches)]
@@ -321,7 +321,7 @@ class Together:
     self._count(step, members)
     self._write(step, members, loss, lr)
 
-  def _count(self, step: GroupStep, members: Sequence[int]):
+  def _count(self, step: DataParallelStep, members: Sequence[int]):
     data = self._config.data
     for m, length_s in zip(members, step.lengths_s):
       count, span = (
@@ -338,7 +338,7 @@ class Together:
         self._tally.steps_spans.append((m, *span))
 
   def _write(
-    self, step: GroupStep, members: Sequence[int], loss: float, lr: float
+    self, step: DataParallelStep, members: Sequence[int], loss: float, lr: float
   ):
     """Records a step; the loss is over all its batches."""
     data, step_s = self._config.data, step.end_s - step.begin_s

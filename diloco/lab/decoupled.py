@@ -15,12 +15,12 @@ import numpy as np
 
 from diloco.config.lab_section import Kill
 from diloco.fleets.tally import Tally
-from diloco.lab.lives import Lives, Visits
-from diloco.lab.outputs import Health, Journal, Point, Trained
+from diloco.lab.lives import FailureSchedule, TransientLearners
+from diloco.lab.outputs import Health, LabObserver, Point, Trained
 from diloco.lab.packing import on_mesh
-from diloco.lab.process_arrays import LabContents
+from diloco.lab.process_arrays import ArrayBackend
 from diloco.lab.resume_log import Resumption
-from diloco.lab.resume_stubs import StubContents
+from diloco.lab.resume_stubs import StubBackend
 from diloco.learner.device import Device
 from diloco.metrics import ages, names, token_ledger
 from diloco.metrics.workdir import learner_name
@@ -32,13 +32,13 @@ from diloco.run import tape_events
 from diloco.run.heldout import Heldout
 from diloco.run.spec import RunSpec
 from diloco.simulator.cluster import Cluster, ClusterOptions
-from diloco.simulator.observer import TokenWatch
+from diloco.simulator.observer import TokenObserver
 from diloco.simulator.timing import Timing
 
 HORIZON_FACTOR = 100.0  # A run that takes this much longer than planned hangs.
 
 
-class Onlooker(Tally):
+class JournalTally(Tally):
   """A tally that also forwards to a journal.
 
   Attributes:
@@ -56,12 +56,12 @@ class Onlooker(Tally):
     self,
     timeline_s: float,
     fragments: int,
-    journal: Journal,
+    journal: LabObserver,
     run_spec: RunSpec,
   ):
     super().__init__(timeline_s)
     self.merged_tokens = 0.0
-    self.ledger = TokenWatch(fragments)
+    self.ledger = TokenObserver(fragments)
     self._fragments = fragments
     self._journal = journal
     self._run_spec = run_spec
@@ -133,7 +133,7 @@ class Decoupled:
     kills: Sequence[Kill],
     tell: Callable[[int, float], None],
     timeline_s: float,
-    journal: Journal,
+    journal: LabObserver,
     resumption: Resumption,
   ):
     config = run_spec.config
@@ -144,14 +144,16 @@ class Decoupled:
     self._kills = kills
     self._heldout, self._health = Heldout(run_spec), Health(run_spec)
     self._whole = Heldout(run_spec, run_spec.config.lab.final_eval_batches)
-    self._tally = Onlooker(timeline_s, protocol.fragments, journal, run_spec)
+    self._tally = JournalTally(
+      timeline_s, protocol.fragments, journal, run_spec
+    )
     self._points: list[Point] = []
     self._deaths: list[tuple[int, float, float]] = []
-    self._lives = Lives(config)
-    self._visits = Visits(config)
+    self._lives = FailureSchedule(config)
+    self._visits = TransientLearners(config)
     self._resumption = resumption
-    made = LabContents(run_spec, Device(*on_mesh(run_spec)))
-    self._contents = StubContents(made, resumption.answers)
+    made = ArrayBackend(run_spec, Device(*on_mesh(run_spec)))
+    self._contents = StubBackend(made, resumption.answers)
     self._cluster = Cluster(
       dataclasses.replace(protocol, total_steps=announced_step(protocol)),
       Timing(

@@ -24,11 +24,11 @@ from diloco.config import flags as config_flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.lab.packing import Donated
-from diloco.lab.process_arrays import LabContents, LearnerArrays
+from diloco.lab.process_arrays import ArrayBackend, LearnerArrays
 from diloco.lab.run import train
 from diloco.learner.device import Device
 from diloco.learner.replica import FragmentReplica
-from diloco.metrics.files import Malformed
+from diloco.metrics.files import MalformedFile
 from diloco.metrics.workdir import Workdir
 from diloco.numerics import payload
 from diloco.protocol.learner import events as learner_events
@@ -39,7 +39,7 @@ from diloco.replay.replay_contents import Given
 from diloco.replay.replay_plan import NotReplayable
 from diloco.run import logs, tape_events
 from diloco.run.spec import RunSpec
-from diloco.simulator.contents import Unusable
+from diloco.simulator.contents import RefusedContribution
 from diloco.syncer.outer_state import OuterStep
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the real run.')
@@ -53,8 +53,8 @@ _TAPES = flags.DEFINE_bool('tapes', True, 'Follow its tapes.')
 # does.
 
 
-class LabFollowing:
-  """An implementation of `diloco.replay.replay_contents.Contents`.
+class LabReplayBackend:
+  """An implementation of `diloco.replay.replay_contents.ReplayBackend`.
 
   Args:
     device: compiled; shared by all.
@@ -62,23 +62,25 @@ class LabFollowing:
 
   def __init__(self, run_spec: RunSpec, device: Device):
     self._run_spec = run_spec
-    self._lab = LabContents(run_spec, device)
+    self._lab = ArrayBackend(run_spec, device)
     self._cpu = jax.local_devices(backend='cpu')[0]
     with jax.default_device(self._cpu):
       self._syncer = self._lab.syncer(self._lab.first_crcs, None)
     self.model = self._syncer.model
 
-  def from_seed(self, learner: int) -> 'Following':
+  def from_seed(self, learner: int) -> 'LabReplayState':
     start = Start.from_seed(self._lab.first_crcs)
     arrays = self._lab.learner(learner, start, None)
-    return Following(self._run_spec, self._lab, learner, arrays)
+    return LabReplayState(self._run_spec, self._lab, learner, arrays)
 
-  def from_checkpoint(self, learner: int, saved: 'Following') -> 'Following':
+  def from_checkpoint(
+    self, learner: int, saved: 'LabReplayState'
+  ) -> 'LabReplayState':
     return saved
 
   def from_peer(
-    self, learner: int, donor: 'Following', given: Sequence[Given]
-  ) -> 'Following':
+    self, learner: int, donor: 'LabReplayState', given: Sequence[Given]
+  ) -> 'LabReplayState':
     """Adopts a peer's state as a real run does: Θ and inner state, then θ."""
     standing = self.from_seed(learner)
     standing.adopt(donor.arrays, given)
@@ -92,7 +94,7 @@ class LabFollowing:
         learner: self._syncer.decode(merge.fragment, data)[0]
         for learner, data in offered.items()
       }
-    except Unusable as error:
+    except RefusedContribution as error:
       raise NotReplayable(f'round {merge.round}: {error}') from None
     with jax.default_device(self._cpu):
       self._syncer.merge(merge, taken)
@@ -102,8 +104,8 @@ class LabFollowing:
     self._syncer.publish(merge.fragment, merge.version)
 
 
-class Following:
-  """An implementation of `diloco.replay.replay_contents.Standing`.
+class LabReplayState:
+  """An implementation of `diloco.replay.replay_contents.ReplayState`.
 
   Args:
     lab: made the arrays.
@@ -113,7 +115,7 @@ class Following:
   def __init__(
     self,
     run_spec: RunSpec,
-    lab: LabContents,
+    lab: ArrayBackend,
     learner: int,
     arrays: LearnerArrays,
   ):
@@ -122,12 +124,12 @@ class Following:
     self._lab = lab
     self._learner = learner
 
-  def copy(self) -> 'Following':
+  def copy(self) -> 'LabReplayState':
     saved, crcs = self.arrays.save(), tuple(self.arrays.base_crcs)
     # `apply` decides to which versions they belong.
     start = Start.from_seed(crcs)
     arrays = self._lab.learner(self._learner, start, saved)
-    return Following(self._run_spec, self._lab, self._learner, arrays)
+    return LabReplayState(self._run_spec, self._lab, self._learner, arrays)
 
   def step(self, position: int, progress: int):
     self.arrays.step(position, progress)
@@ -178,11 +180,11 @@ def main(_) -> int:
     run = replay_session.open_run(workdir)
     if not _TAPES.value:
       return _by_itself(run)
-    contents = LabFollowing(run.run_spec, Device(run.run_spec))
+    contents = LabReplayBackend(run.run_spec, Device(run.run_spec))
     return replay_session.make_again(run, contents)
   except ConfigError as error:
     config_flags.exit_config(error)
-  except (NotReplayable, Malformed, ValueError, FileNotFoundError) as error:
+  except (NotReplayable, MalformedFile, ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
 
 

@@ -14,7 +14,7 @@ from diloco.fleets import speeds
 NOTICE_STEPS = 30.0
 
 
-class Visits:
+class TransientLearners:
   """The visits of the last `lab.visitors` learners; others always stay.
 
   Attributes:
@@ -58,7 +58,7 @@ class Visits:
 # make of it.
 
 
-class Lives:
+class FailureSchedule:
   """Draws them; two objects with the same configuration draw the same.
 
   Attributes:

@@ -24,7 +24,7 @@ from diloco.config.sections import ConfigError
 from diloco.data import pipeline
 from diloco.fleets.tally import Tally
 from diloco.metrics import files, names
-from diloco.metrics.token_ledger import Row
+from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import (
   JsonlWriter,
@@ -77,7 +77,7 @@ class Trained:
   tally: Tally  # Timeline data, if requested.
   deaths: tuple[tuple[int, float, float], ...] = ()  # (learner, death, return).
   merged_tokens: int = 0  # Included in Θ and not lost since.
-  tokens: Row | None = None  # Sum over learners and fragments.
+  tokens: TokenCounts | None = None  # Sum over learners and fragments.
   unexplained_tokens: int | None = None  # See `metrics.token_ledger`.
   # Over what was merged, see `metrics.ages`; None if nothing was.
   age_steps: float | None = None
@@ -89,7 +89,7 @@ class Trained:
     return self.points[-1].loss
 
 
-class Journal:
+class LabObserver:
   """An observer that ignores everything.
 
   Times are simulated seconds; processes are 'syncer' and 'learner-N'.
@@ -114,10 +114,10 @@ class Journal:
     """Called last."""
 
 
-class Journals(Journal):
+class LabObservers(LabObserver):
   """Forwards to several observers."""
 
-  def __init__(self, journals: Sequence[Journal]):
+  def __init__(self, journals: Sequence[LabObserver]):
     self._journals = tuple(journals)
 
   def happened(self, at_s: float, process: str, event: str, detail: str = ''):
@@ -141,7 +141,7 @@ class Journals(Journal):
       journal.close()
 
 
-class Recording(Journal):
+class Recording(LabObserver):
   """Writes into an empty folder, or over an earlier run of the lab.
 
   Args:
@@ -289,7 +289,7 @@ class Health:
     return np.asarray(probs), np.asarray(chosen)
 
 
-class Bar(Journal):
+class Bar(LabObserver):
   """A progress bar on standard error.
 
   Args:

@@ -29,7 +29,7 @@ class Donated:
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class SavedLearner:
   """A learner's own checkpoint."""
 
   params: dict[str, jax.Array]
@@ -40,7 +40,7 @@ class Saved:
 # The words of the file are its own: a class can be renamed.
 RECORDS = {
   'Donated': Donated,
-  'Saved': Saved,
+  'Saved': SavedLearner,
   'FragmentState': FragmentState,
   'Outcome': OuterStep,
   'Held': FragmentReplica,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diloco.lab.packing import Arrays, Donated, Likes, Saved
+from diloco.lab.packing import Arrays, Donated, Likes, SavedLearner
 from diloco.learner.device import Device
 from diloco.learner.own_progress import OwnProgress
 from diloco.learner.replica import Mismatch, WholeReplica
@@ -23,11 +23,11 @@ from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run import contributions
 from diloco.run.spec import RunSpec
-from diloco.simulator.contents import Unusable
+from diloco.simulator.contents import RefusedContribution
 from diloco.syncer.outer_state import OuterState, OuterStep, make_optimizer
 
 
-class LabContents:
+class ArrayBackend:
   """Makes the contents; all learners share one device's compiled functions.
 
   Args:
@@ -54,9 +54,9 @@ class LabContents:
     return Likes(mesh, (self.device.state_like, state))
 
   def learner(
-    self, learner: int, start: Start, saved: Saved | None
+    self, learner: int, start: Start, saved: SavedLearner | None
   ) -> 'LearnerArrays':
-    """Makes a learner's contents; see `diloco.simulator.contents.Contents`."""
+    """Makes a learner's contents; see `diloco.simulator.contents.Backend`."""
     params, inner = self.device.init(self._initial)
     bases = self.first
     if saved is not None:
@@ -65,7 +65,7 @@ class LabContents:
     return LearnerArrays(self, learner, start, params, inner, bases)
 
   def syncer(self, crcs: tuple[int, ...], saved: list | None) -> 'SyncerArrays':
-    """Makes the syncer's contents; see `diloco.simulator.contents.Contents`."""
+    """Makes the syncer's contents; see `diloco.simulator.contents.Backend`."""
     model = OuterState(self.run_spec)
     for p, state in enumerate(saved or ()):
       model.restore(p, state)
@@ -74,7 +74,7 @@ class LabContents:
 
 
 class LearnerArrays:
-  """An implementation of `diloco.simulator.contents.LearnerContents`.
+  """An implementation of `diloco.simulator.contents.LearnerBackend`.
 
   Attributes:
     losses: losses of this process's steps.
@@ -83,7 +83,7 @@ class LearnerArrays:
 
   def __init__(
     self,
-    lab: LabContents,
+    lab: ArrayBackend,
     learner: int,
     start: Start,
     params: dict[str, jax.Array],
@@ -193,8 +193,8 @@ class LearnerArrays:
     pieces = self._run_spec.layout.fragments[p]
     return payload.encode(theta, pieces, self._run_spec.full)
 
-  def save(self) -> Saved:
-    return Saved(_copy(self._params), _copy(self._inner), self._bases())
+  def save(self) -> SavedLearner:
+    return SavedLearner(_copy(self._params), _copy(self._inner), self._bases())
 
   def _bases(self) -> list[Arrays]:
     return [self._own.bases[p] for p in sorted(self._own.bases)]
@@ -226,7 +226,7 @@ class LearnerArrays:
 
 
 class SyncerArrays:
-  """An implementation of `diloco.simulator.contents.SyncerContents`."""
+  """An implementation of `diloco.simulator.contents.SyncerBackend`."""
 
   def __init__(self, run_spec: RunSpec, model: OuterState):
     self.model = model
@@ -245,8 +245,8 @@ class SyncerArrays:
     pieces = self._run_spec.layout.fragments[p]
     try:
       return contributions.decode(data, pieces, self._run_spec.up)
-    except contributions.Unusable as error:
-      raise Unusable(str(error)) from None
+    except contributions.UnusableContribution as error:
+      raise RefusedContribution(str(error)) from None
 
   def merged(self, p: int) -> OuterStep:
     """Returns the result of the fragment's last merge, to be published."""

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco.lab.packing import Likes
-from diloco.lab.process_arrays import LabContents, LearnerArrays, SyncerArrays
+from diloco.lab.process_arrays import ArrayBackend, LearnerArrays, SyncerArrays
 from diloco.lab.resume_log import Answers, Diverged
 from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.syncer import events as syncer_events
-from diloco.simulator.contents import Unusable
+from diloco.simulator.contents import RefusedContribution
 
 
 class Stub:
@@ -40,15 +40,15 @@ class Stub:
     self.value = value
 
 
-class StubContents:
-  """An implementation of `diloco.simulator.contents.Contents`.
+class StubBackend:
+  """An implementation of `diloco.simulator.contents.Backend`.
 
   Args:
     lab: makes the contents once arrays are here.
     answers: the run's answers.
   """
 
-  def __init__(self, lab: LabContents, answers: Answers):
+  def __init__(self, lab: ArrayBackend, answers: Answers):
     self.lab = lab
     self.answers = answers
     self.first_crcs = lab.first_crcs
@@ -58,7 +58,7 @@ class StubContents:
   def learner(
     self, learner: int, start: Start, saved: Stub | None
   ) -> 'StubLearner':
-    """Makes a learner's contents; see `diloco.simulator.contents.Contents`."""
+    """Makes a learner's contents; see `diloco.simulator.contents.Backend`."""
     made = StubLearner(self, learner, start)
     if not self.answers.replaying:
       value = saved.value if saved is not None else None
@@ -66,7 +66,7 @@ class StubContents:
     return self._numbered(made)
 
   def syncer(self, crcs: tuple[int, ...], saved: Stub | None) -> 'StubSyncer':
-    """Makes the syncer's contents; see `diloco.simulator.contents.Contents`."""
+    """Makes the syncer's contents; see `diloco.simulator.contents.Backend`."""
     made = StubSyncer(self, crcs)
     if not self.answers.replaying:
       value = saved.value if saved is not None else None
@@ -115,13 +115,13 @@ class StubContents:
 
 
 class StubLearner:
-  """An implementation of `diloco.simulator.contents.LearnerContents`.
+  """An implementation of `diloco.simulator.contents.LearnerBackend`.
 
   Attributes:
     arrays: the real ones; None while they are away.
   """
 
-  def __init__(self, contents: StubContents, learner: int, start: Start):
+  def __init__(self, contents: StubBackend, learner: int, start: Start):
     self.versions = list(start.versions)
     self.crcs = list(start.crcs)
     self.base_crcs = list(start.crcs)
@@ -197,13 +197,13 @@ class StubLearner:
 
 
 class StubSyncer:
-  """An implementation of `diloco.simulator.contents.SyncerContents`.
+  """An implementation of `diloco.simulator.contents.SyncerBackend`.
 
   Attributes:
     arrays: the real ones; None while they are away.
   """
 
-  def __init__(self, contents: StubContents, crcs: tuple[int, ...]):
+  def __init__(self, contents: StubBackend, crcs: tuple[int, ...]):
     self.crcs = list(crcs)
     self.arrays: SyncerArrays | None = None
     self._contents = contents
@@ -217,13 +217,13 @@ class StubSyncer:
         taken, norm = self.arrays.decode(
           offer.fragment, offer.payload.data.value
         )
-      except Unusable as error:
+      except RefusedContribution as error:
         return [None, str(error)]
       return [norm, None]
 
     norm, reason = self._contents.answers.of('take', decode)
     if reason is not None:
-      raise Unusable(reason)
+      raise RefusedContribution(reason)
     return self._contents.made(lambda: taken), norm
 
   def merge(self, merge: syncer_events.Merge, taken: Mapping[int, Stub]):

@@ -13,9 +13,15 @@ import numpy as np
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.lab import lives, sweep
-from diloco.lab.data_parallel import Together
+from diloco.lab.data_parallel import DataParallel
 from diloco.lab.decoupled import Decoupled
-from diloco.lab.outputs import Bar, Journal, Journals, Recording, Trained
+from diloco.lab.outputs import (
+  Bar,
+  LabObserver,
+  LabObservers,
+  Recording,
+  Trained,
+)
 from diloco.lab.resume_log import Diverged, KeptResumption, Resumption
 from diloco.metrics.workdir import Workdir
 from diloco.run.spec import RunSpec, make_run_spec
@@ -31,7 +37,7 @@ def train(
   run_spec: RunSpec,
   tell: Callable[[int, float], None] = lambda *_: None,
   timeline_s: float = 0.0,
-  journal: Journal | None = None,
+  journal: LabObserver | None = None,
   resumption: Resumption | None = None,
 ) -> Trained:
   """Makes the run that the configuration describes.
@@ -50,13 +56,15 @@ def train(
     Diverged: the program does not repeat the interrupted run.
   """
   kills = lives.plan(run_spec.config)
-  system = Decoupled if run_spec.config.lab.system == 'decoupled' else Together
+  system = (
+    Decoupled if run_spec.config.lab.system == 'decoupled' else DataParallel
+  )
   return system(
     run_spec,
     kills,
     tell,
     timeline_s,
-    journal or Journal(),
+    journal or LabObserver(),
     resumption or Resumption(),
   ).run()
 
@@ -83,7 +91,7 @@ def make(
   except (ValueError, FileNotFoundError) as error:
     raise ConfigError([str(error)]) from None
   learners = 1 if config.lab.system == 'alone' else config.protocol.learners
-  journal = Journals(
+  journal = LabObservers(
     [
       Recording(workdir, config),
       Bar(learners, config.protocol.total_steps),
@@ -107,7 +115,7 @@ def make(
   finally:
     resumption.close()
     journal.close()
-  result = sweep.Result(
+  result = sweep.SeedResult(
     loss=trained.loss,
     learners_loss=trained.points[-1].learners_loss,
     curve=tuple((p.step, p.tokens, p.loss) for p in trained.points),

@@ -41,7 +41,7 @@ class Variant:
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class SeedResult:
   """The result of one run of one seed; losses in nats per token.
 
   `health` has one entry per point of the curve, and is empty in older results.
@@ -103,13 +103,13 @@ def folder(workdir: pathlib.Path, label: str, seed: int) -> pathlib.Path:
   return workdir / name / f'seed-{seed}'
 
 
-def read(workdir: pathlib.Path, label: str, seed: int) -> Result | None:
+def read(workdir: pathlib.Path, label: str, seed: int) -> SeedResult | None:
   """Returns the result of a finished run; None if there is none."""
   run = folder(workdir, label, seed)
   return read_from(run) if (run / RESULT).exists() else None
 
 
-def read_from(run: pathlib.Path) -> Result:
+def read_from(run: pathlib.Path) -> SeedResult:
   """Returns the result in the folder of a finished run.
 
   Raises:
@@ -118,7 +118,7 @@ def read_from(run: pathlib.Path) -> Result:
   path = run / RESULT
   try:
     fields = json.loads(path.read_text())
-    return Result(
+    return SeedResult(
       **fields
       | {
         'curve': tuple(map(tuple, fields['curve'])),
@@ -166,7 +166,7 @@ def _places(at: Place | Sequence[Place]) -> tuple[Place, ...]:
   return tuple((axis, line, x) for axis, line, x in each)
 
 
-def write_into(run: pathlib.Path, result: Result):
+def write_into(run: pathlib.Path, result: SeedResult):
   """Writes a result into the folder of a run, atomically."""
   run.mkdir(parents=True, exist_ok=True)
   partial = run / (RESULT + '.partial')
@@ -187,7 +187,7 @@ class Comparison:
   """
 
   variant: Variant
-  results: tuple[Result, ...]
+  results: tuple[SeedResult, ...]
   mean: float
   spread: float
   difference: float | None
@@ -201,7 +201,7 @@ class Comparison:
 
 
 def compare(
-  found: Mapping[str, Mapping[int, Result]], rows: Sequence[Variant]
+  found: Mapping[str, Mapping[int, SeedResult]], rows: Sequence[Variant]
 ) -> list[Comparison]:
   """Compares the variants that have a result.
 

@@ -33,7 +33,7 @@ from diloco.protocol import host_messages
 from diloco.protocol.learner import events as learner_events
 from diloco.run import logs
 from diloco.run.environment import describe
-from diloco.run.event_log import LearnerTape
+from diloco.run.event_log import LearnerEventLog
 from diloco.run.exposure import check_group, group_secret, open_access
 from diloco.run.spec import make_run_spec
 from diloco.sizing import dry_runs
@@ -283,7 +283,7 @@ def _train(
       TensorBoardWriter(workdir.tensorboard(name)),
     ]
   )
-  tape = LearnerTape(
+  tape = LearnerEventLog(
     workdir.learner_tape(learner),
     lambda: exchange.process,
     describe(run_spec.config.mesh, os.environ),

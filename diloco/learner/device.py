@@ -15,7 +15,7 @@ from diloco.learner.inner_device import InnerDevice, Params
 from diloco.learner.placement import piece_sharding, place_boxes
 from diloco.numerics.blend import make_blend
 from diloco.numerics.fragments import change, take
-from diloco.run.host_slices import Holding
+from diloco.run.host_slices import HostSlices
 from diloco.run.spec import RunSpec
 
 OVERWRITE = 'overwrite'  # Blend of a learner that has made no step since.
@@ -35,7 +35,7 @@ class Device(InnerDevice):
     super().__init__(run_spec, devices)
     spread = self.partition.host_count > 1
     host = jax.process_index() if spread else 0
-    self.holding = Holding(run_spec.layout, self.partition, host)
+    self.holding = HostSlices(run_spec.layout, self.partition, host)
     self._compile_exchange()
 
   def copy_state(self, state):

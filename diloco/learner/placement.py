@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from diloco.numerics.fragments import Piece
-from diloco.numerics.mesh_partition import Box, Partition
+from diloco.numerics.mesh_partition import Partition, Slice
 
 
 def partition_of(
@@ -57,7 +57,7 @@ def place(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 def place_boxes(
   piece: Piece,
-  boxes: Sequence[Box],
+  boxes: Sequence[Slice],
   arrays: Mapping[str, np.ndarray],
   sharding: NamedSharding,
 ) -> jax.Array:
@@ -84,7 +84,7 @@ def place_boxes(
 
 
 def take_boxes(
-  boxes: Sequence[Box], arrays: Mapping[str, jax.Array]
+  boxes: Sequence[Slice], arrays: Mapping[str, jax.Array]
 ) -> dict[str, np.ndarray]:
   """Copies the slices' values from this process's shards to the host.
 

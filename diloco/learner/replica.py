@@ -8,7 +8,7 @@ import numpy as np
 
 from diloco.numerics import payload
 from diloco.numerics.outer import add, rebuild
-from diloco.run.host_slices import Cuts
+from diloco.run.host_slices import SliceMap
 from diloco.run.spec import RunSpec
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
@@ -156,7 +156,7 @@ class SlicedReplica:
   def __init__(
     self,
     run_spec: RunSpec,
-    cuts: Cuts,
+    cuts: SliceMap,
     host: int,
     held: Sequence[FragmentReplica],
   ):

@@ -19,7 +19,7 @@ from diloco.learner.placement import take_boxes
 from diloco.learner.replica import FragmentReplica, SlicedReplica, WholeReplica
 from diloco.numerics import payload
 from diloco.run import contributions
-from diloco.run.host_slices import Cuts
+from diloco.run.host_slices import SliceMap
 from diloco.run.spec import RunSpec
 
 Arrays = Mapping[str, np.ndarray]  # Piece or box name -> f32 array.
@@ -38,7 +38,7 @@ class ArrivedFragment:
 class ReplicaCodec(Protocol):
   """The arrays that one host of a learner encodes and takes in."""
 
-  cuts: Cuts
+  cuts: SliceMap
   host: int
 
   def encode_delta(
@@ -104,7 +104,7 @@ class WholeReplicaCodec:
     self._run_spec = run_spec
     self._device = device
     self._copy = copy
-    self.cuts = Cuts(run_spec.owners, None)
+    self.cuts = SliceMap(run_spec.owners, None)
     self.host = 0
 
   def encode_delta(self, fragment, theta, reference) -> Parts:

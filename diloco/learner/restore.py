@@ -13,8 +13,8 @@ from diloco.metrics.writer import Writer
 from diloco.numerics import payload
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import LearnerState
-from diloco.run.event_log import LearnerTape
-from diloco.run.host_slices import Cuts
+from diloco.run.event_log import LearnerEventLog
+from diloco.run.host_slices import SliceMap
 from diloco.run.spec import RunSpec
 from diloco.run.tape_events import SEED, Source
 
@@ -65,7 +65,7 @@ def begin_part(
     CheckpointGone: the checkpoint can't be read.
   """
   holding = device.holding
-  cuts = Cuts(run_spec.owners, device.partition)
+  cuts = SliceMap(run_spec.owners, device.partition)
   # Computed whole once, so that each host knows the initial CRCs by itself.
   whole = run_spec.initial_fragments()
   bases = {p: holding.needed_of(p, theta) for p, theta in enumerate(whole)}
@@ -212,4 +212,4 @@ class Outputs:
 
   checkpoints: LearnerRecords
   metrics: Writer
-  tape: LearnerTape
+  tape: LearnerEventLog

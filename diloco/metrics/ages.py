@@ -12,7 +12,7 @@ OLD_STEPS = 1.5  # A contribution older than this counts as old.
 
 
 @dataclasses.dataclass
-class Ages:
+class ContributionAges:
   """Statistics of the ages of merged contributions.
 
   Attributes:
@@ -42,9 +42,9 @@ class Ages:
     return self.old / self.count if self.count else None
 
 
-def total(each: Iterable[Ages]) -> Ages:
+def total(each: Iterable[ContributionAges]) -> ContributionAges:
   """Returns the sum of several statistics."""
-  found = Ages()
+  found = ContributionAges()
   for ages in each:
     found.count += ages.count
     found.total_steps += ages.total_steps

@@ -19,7 +19,7 @@ _SEAL = b', "check": "'
 _SEAL_BYTES = len(_SEAL) + 8 + len(b'"}')
 
 
-class Malformed(Exception):
+class MalformedFile(Exception):
   """A malformed file; says which file and what is wrong."""
 
 
@@ -105,7 +105,7 @@ def read_json(path: pathlib.Path, cls):
     found = json.loads(data if text is None else text)
     return as_type(found, cls, cls.__name__)
   except ValueError as error:
-    raise Malformed(f'{path}: {error}') from None
+    raise MalformedFile(f'{path}: {error}') from None
 
 
 def as_type(value, kind, where: str):

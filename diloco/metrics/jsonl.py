@@ -25,7 +25,7 @@ class CorruptLine(ValueError):
   """A complete line of a JSONL file is not a JSON object, or was changed."""
 
 
-class Lines:
+class JsonLines:
   """Appends lines at once, each whole; one writer at a time.
 
   A killed process tears at most its last line, which the next one cuts. A full

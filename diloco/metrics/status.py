@@ -80,7 +80,7 @@ def read_status(path: pathlib.Path) -> RunStatus | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class Accuracy:
   """Right answers as a share of all, with its 95 % interval."""
 
   right: int
@@ -106,11 +106,11 @@ class TaskScore:
   questions: int
   chance: float
   cut: int
-  by_sum: Share
-  by_byte: Share
+  by_sum: Accuracy
+  by_byte: Accuracy
 
 
-def share(right: int, questions: int) -> Share:
+def share(right: int, questions: int) -> Accuracy:
   """Returns the share and its interval by Wilson's formula.
 
   (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n): unlike p ± z √(p(1−p)/n)
@@ -127,7 +127,7 @@ def share(right: int, questions: int) -> Share:
   whole = 1 + z * z / n
   low, high = (middle - spread) / whole, (middle + spread) / whole
   # Rounding must not exclude a share of 0 or 1 from the interval.
-  return Share(right, p, max(0.0, min(low, p)), min(1.0, max(high, p)))
+  return Accuracy(right, p, max(0.0, min(low, p)), min(1.0, max(high, p)))
 
 
 @dataclasses.dataclass(frozen=True)

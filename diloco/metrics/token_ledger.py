@@ -25,7 +25,7 @@ Name = tuple[int, int]  # An offer: number of its process, handle.
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TokenCounts:
   """Tokens of one learner and fragment, or sums of these."""
 
   trained: int
@@ -57,7 +57,7 @@ class Process:
 
 
 @dataclasses.dataclass(frozen=True)
-class Merged:
+class MergedContribution:
   """One contribution to a closed round."""
 
   fragment: int
@@ -66,7 +66,7 @@ class Merged:
   tokens: int
 
 
-class Account:
+class TokenAccount:
   """One learner's ledger over all its processes.
 
   Args:
@@ -76,8 +76,10 @@ class Account:
   def __init__(self, fragments: int):
     self.processes: dict[int, Process] = {}  # By number, in order.
     self._fragments = fragments
-    self._merged: list[list[Merged]] = [[] for _ in range(fragments)]
-    self._void: list[list[Merged]] = [[] for _ in range(fragments)]
+    self._merged: list[list[MergedContribution]] = [
+      [] for _ in range(fragments)
+    ]
+    self._void: list[list[MergedContribution]] = [[] for _ in range(fragments)]
 
   # What happened --------------------------------------------------------------
 
@@ -128,7 +130,7 @@ class Account:
     claims = process.overwritten if training else process.bootstrap
     claims[fragment] += overwritten_tokens
 
-  def merge(self, merged: Merged):
+  def merge(self, merged: MergedContribution):
     """Notes a merge in a closed round; it voids later versions of before."""
     self._merged[merged.fragment].append(merged)
 
@@ -142,7 +144,7 @@ class Account:
 
   # What comes of it -----------------------------------------------------------
 
-  def row(self, fragment: int) -> Row:
+  def row(self, fragment: int) -> TokenCounts:
     """Returns the balance of one fragment."""
     return _Balance(
       fragment,
@@ -168,8 +170,8 @@ class _Balance:
     self,
     fragment: int,
     processes: Sequence[tuple[int, Process]],
-    merged: Sequence[Merged],
-    void: Sequence[Merged],
+    merged: Sequence[MergedContribution],
+    void: Sequence[MergedContribution],
   ):
     self._p = fragment
     self._processes = processes
@@ -180,7 +182,7 @@ class _Balance:
     # Merged, but not taken in by the process that offered it.
     self._unheard: list[_Unheard] = []
 
-  def row(self) -> Row:
+  def row(self) -> TokenCounts:
     p, pending, settled = self._p, 0, 0
     for i, (number, process) in enumerate(self._processes):
       self._overwritten += process.overwritten[p]
@@ -205,7 +207,7 @@ class _Balance:
         self._lost[process.end] += pending
         pending = 0
     self._lose_void()
-    return Row(
+    return TokenCounts(
       sum(x.last - x.first for _, x in self._processes),
       sum(x.tokens for x in self._merged),
       self._overwritten,
@@ -289,12 +291,12 @@ class _Balance:
         self._lost[LEDGER] += each.tokens
 
 
-def unexplained(rows: Iterable[Row]) -> int:
+def unexplained(rows: Iterable[TokenCounts]) -> int:
   """Returns the sum of all deviations, which do not cancel each other."""
   return sum(abs(row.unexplained) for row in rows)
 
 
-def text(row: Row) -> str:
+def text(row: TokenCounts) -> str:
   """Returns a line of text: shares of what was trained, lost ones by reason."""
   whole = max(row.trained, 1)
   parts = [
@@ -306,13 +308,13 @@ def text(row: Row) -> str:
   return f'{row.trained:,} trained, once per fragment: {", ".join(parts)}'
 
 
-def total(rows: Iterable[Row]) -> Row:
+def total(rows: Iterable[TokenCounts]) -> TokenCounts:
   """Returns the sums over all rows."""
   rows = list(rows)
   lost = collections.Counter()
   for row in rows:
     lost.update(dict(row.lost))
-  return Row(
+  return TokenCounts(
     sum(row.trained for row in rows),
     sum(row.merged for row in rows),
     sum(row.overwritten for row in rows),

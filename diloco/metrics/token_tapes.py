@@ -7,12 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from diloco.metrics import names, token_ledger
 from diloco.metrics.jsonl import read_jsonl
-from diloco.metrics.token_ledger import Account, Merged, Row
+from diloco.metrics.token_ledger import (
+  MergedContribution,
+  TokenAccount,
+  TokenCounts,
+)
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.protocol.incarnation import process_of
 
 Lines = Sequence[Mapping]  # Raw lines of a tape.
-Rows = dict[tuple[int, int], Row]  # By learner and fragment.
+Rows = dict[tuple[int, int], TokenCounts]  # By learner and fragment.
 
 
 def rows(
@@ -100,8 +104,8 @@ class _Reader:
 
   def account(
     self, learner: int, lines: Lines, steps: Iterable[tuple[int, int]]
-  ) -> Account:
-    account = Account(self._fragments)
+  ) -> TokenAccount:
+    account = TokenAccount(self._fragments)
     self._merge(account, learner)
     known = self._known_steps(learner, steps)
     by_process = collections.defaultdict(list)
@@ -122,7 +126,7 @@ class _Reader:
     self._end(account, learner, begun)
     return account
 
-  def _merge(self, account: Account, learner: int):
+  def _merge(self, account: TokenAccount, learner: int):
     for line in self._syncer:
       if line['kind'] != 'Publish':
         continue
@@ -131,7 +135,7 @@ class _Reader:
       for share in line['shares']:
         if share['learner'] == learner:
           name = process_of(share['incarnation']), share['handle']
-          account.merge(Merged(p, version, name, share['c_tokens']))
+          account.merge(MergedContribution(p, version, name, share['c_tokens']))
 
   def _known_steps(
     self, learner: int, steps: Iterable[tuple[int, int]]
@@ -150,7 +154,7 @@ class _Reader:
 
   def _read(
     self,
-    account: Account,
+    account: TokenAccount,
     number: int,
     lines: Lines,
     saves: dict[tuple[int, int], list[int]],
@@ -198,7 +202,9 @@ class _Reader:
     own = [counts for (_, at), counts in saves.items() if at == step]
     return own[-1] if step and own else [0] * self._fragments
 
-  def _end(self, account: Account, learner: int, begun: Mapping[int, Lines]):
+  def _end(
+    self, account: TokenAccount, learner: int, begun: Mapping[int, Lines]
+  ):
     """Sets the reason of each process's end, as far as it is known."""
     began_s = [mine[0]['time_s'] for mine in begun.values()]
     quarantined_s = [

@@ -11,7 +11,7 @@ from typing import Protocol
 from absl import logging
 
 from diloco.metrics import names
-from diloco.metrics.jsonl import CorruptLine, Lines, read_jsonl
+from diloco.metrics.jsonl import CorruptLine, JsonLines, read_jsonl
 
 __all__ = [
   'CorruptLine',
@@ -43,7 +43,7 @@ class JsonlWriter:
   """Writes one JSON object a line, appended, so that a restart continues it."""
 
   def __init__(self, path: pathlib.Path):
-    self._lines = Lines(path)
+    self._lines = JsonLines(path)
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     record = {'step': int(step)}

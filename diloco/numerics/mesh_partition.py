@@ -22,7 +22,7 @@ Splits = tuple[str | None, ...]  # Mesh axis of each axis of an array.
 
 
 @dataclasses.dataclass(frozen=True)
-class Box:
+class Slice:
   """A rectangle of a piece; it may be all of it."""
 
   piece: Piece
@@ -115,7 +115,7 @@ class Partition:
       for name, size in zip(splits, piece.shape, strict=True)
     )
 
-  def needed(self, pieces: Sequence[Piece], host: int) -> tuple[Box, ...]:
+  def needed(self, pieces: Sequence[Piece], host: int) -> tuple[Slice, ...]:
     """Returns the boxes of the pieces on a host's devices, in order."""
     return tuple(
       box
@@ -123,7 +123,7 @@ class Partition:
       for box in self._boxes(piece, self._held(piece), host)
     )
 
-  def offered(self, pieces: Sequence[Piece], host: int) -> tuple[Box, ...]:
+  def offered(self, pieces: Sequence[Piece], host: int) -> tuple[Slice, ...]:
     """Returns the boxes that a host offers.
 
     Each value is offered only by the first device that holds it.
@@ -141,12 +141,12 @@ class Partition:
     )
 
   def _boxes(
-    self, piece: Piece, found: Iterable[tuple[int, Box]], host: int
-  ) -> tuple[Box, ...]:
+    self, piece: Piece, found: Iterable[tuple[int, Slice]], host: int
+  ) -> tuple[Slice, ...]:
     mine = {box.ranges: box for owner, box in found if owner == host}
     return tuple(_joined(piece, list(mine)))
 
-  def _held(self, piece: Piece) -> Iterable[tuple[int, Box]]:
+  def _held(self, piece: Piece) -> Iterable[tuple[int, Slice]]:
     """Yields (host, box) of every device."""
     sizes = [size for _, size in self.axes]
     splits = self.piece_splits(piece)
@@ -161,9 +161,9 @@ class Partition:
         axis = names.index(name)
         part = size // sizes[axis]
         ranges.append((int(at[axis]) * part, (int(at[axis]) + 1) * part))
-      yield host, Box(piece, tuple(ranges))
+      yield host, Slice(piece, tuple(ranges))
 
-  def _first(self, piece: Piece) -> Iterable[tuple[int, Box]]:
+  def _first(self, piece: Piece) -> Iterable[tuple[int, Slice]]:
     """Yields (host, box) of the first device of each box."""
     seen = set()
     for host, box in self._held(piece):
@@ -218,7 +218,7 @@ def _size(axis: tuple[str, int]) -> int:
   return axis[1]
 
 
-def _joined(piece: Piece, found: list[tuple[Range, ...]]) -> Iterable[Box]:
+def _joined(piece: Piece, found: list[tuple[Range, ...]]) -> Iterable[Slice]:
   """Joins neighbouring rectangles: fewer boxes, and longer runs."""
   for axis, _ in enumerate(piece.shape):
     groups: dict = {}
@@ -231,7 +231,7 @@ def _joined(piece: Piece, found: list[tuple[Range, ...]]) -> Iterable[Box]:
         for group in groups.values()
       )
     )
-  return (Box(piece, ranges) for ranges in sorted(found))
+  return (Slice(piece, ranges) for ranges in sorted(found))
 
 
 def _runs(axis: int, group: list[tuple[Range, ...]]):

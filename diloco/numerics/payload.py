@@ -16,7 +16,7 @@ import numpy as np
 
 from diloco.numerics.codec import Codec
 from diloco.numerics.fragments import Pieces
-from diloco.numerics.mesh_partition import Box
+from diloco.numerics.mesh_partition import Slice
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array of its shape.
 
@@ -129,13 +129,13 @@ class _Cover:
   positions: np.ndarray | None
 
 
-def cut_bytes(boxes: Sequence[Box], codec: Codec) -> int:
+def cut_bytes(boxes: Sequence[Slice], codec: Codec) -> int:
   """Returns the exact size of what `cut` gives."""
   return sum(codec.nbytes(_cover(box, codec).values) for box in boxes)
 
 
 def cut(
-  data: np.ndarray, pieces: Pieces, boxes: Sequence[Box], codec: Codec
+  data: np.ndarray, pieces: Pieces, boxes: Sequence[Slice], codec: Codec
 ) -> np.ndarray:
   """Returns the bytes of `boxes`, uint8 [cut_bytes].
 
@@ -158,7 +158,7 @@ def cut(
 
 
 def decode_cut(
-  data: np.ndarray, boxes: Sequence[Box], codec: Codec
+  data: np.ndarray, boxes: Sequence[Slice], codec: Codec
 ) -> dict[str, np.ndarray]:
   """Decodes the values of `boxes` by name, f32, each of its box's shape.
 
@@ -183,7 +183,7 @@ def decode_cut(
   return arrays
 
 
-def _cover(box: Box, codec: Codec) -> _Cover:
+def _cover(box: Slice, codec: Codec) -> _Cover:
   block, shape = codec.block_values, box.piece.shape
   total = box.piece.size
   axis, run = _run(box)
@@ -209,7 +209,7 @@ def _cover(box: Box, codec: Codec) -> _Cover:
   return _Cover(blocks, values, nth.reshape(-1) * block + flat % block)
 
 
-def _run(box: Box) -> tuple[int, int]:
+def _run(box: Slice) -> tuple[int, int]:
   """Returns the last axis that is cut, and the values behind each index."""
   shape = box.piece.shape
   for axis in reversed(range(len(shape))):

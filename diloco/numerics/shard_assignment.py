@@ -21,7 +21,7 @@ SPREAD_FACTOR = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
-class Owners:
+class ShardAssignment:
   """The owners of all pieces of a layout.
 
   Attributes:
@@ -93,7 +93,7 @@ class Owners:
     return runs
 
 
-def shards_of(layout: Layout, shards: int) -> Owners:
+def shards_of(layout: Layout, shards: int) -> ShardAssignment:
   """Assigns a layout to S shards, the largest first, each to the lightest.
 
   Ties go to the lower fragment and the lower shard. A fragment of far more than
@@ -125,7 +125,7 @@ def shards_of(layout: Layout, shards: int) -> Owners:
       f'shards={shards} is too many: {len(layout.sizes)} fragments leave '
       f'shards {idle} without any'
     )
-  return Owners(layout, shards, tuple(tuple(each) for each in owners))
+  return ShardAssignment(layout, shards, tuple(tuple(each) for each in owners))
 
 
 def _joined(runs: Sequence[np.ndarray]) -> np.ndarray:

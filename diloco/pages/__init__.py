@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output for humans: terminal tables, plots, self-contained pages.
 
-Start with `parts`: a `Report` is tables, charts, timelines and paragraphs as
-values; the other modules draw it.
+Start with `parts`: a `ReportPage` is tables, charts, timelines and paragraphs
+as values; the other modules draw it.
 
   terminal             in a terminal, of whatever width
   page                 one HTML file that loads nothing else

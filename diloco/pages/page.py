@@ -10,7 +10,7 @@ import html
 from collections.abc import Iterator, Mapping
 
 from diloco.pages import parts
-from diloco.pages.parts import Chart, Part, Picture, Report, Table, Timeline
+from diloco.pages.parts import Chart, Part, Picture, ReportPage, Table, Timeline
 
 STYLE = """
 :root {
@@ -75,7 +75,7 @@ figure.timeline img { max-width: none; min-width: 44rem; width: 100%; }
 
 
 def of(
-  report: Report,
+  report: ReportPage,
   pictures: Mapping[str, bytes],
   tables: Mapping[str, str],
   missing: str | None,
@@ -122,7 +122,7 @@ def of(
   )
 
 
-def _contents(report: Report) -> Iterator[str]:
+def _contents(report: ReportPage) -> Iterator[str]:
   yield '<nav aria-label="Contents">'
   yield '<ol>'
   for part in report.parts:

@@ -87,7 +87,7 @@ class Chart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Span:
+class TimelineSpan:
   """A state of one lane for a span of time."""
 
   lane: int
@@ -109,7 +109,7 @@ class Timeline:
   name: str
   title: str
   lanes: tuple[str, ...]
-  spans: tuple[Span, ...]
+  spans: tuple[TimelineSpan, ...]
   marks: tuple[tuple[float, int, str], ...] = ()
   notes: tuple[str, ...] = ()
 
@@ -135,7 +135,7 @@ Part = Table | Picture
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class ReportPage:
   """One page: what was measured, how to repeat it, and the results."""
 
   name: str  # Of the configuration.

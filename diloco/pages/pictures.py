@@ -8,17 +8,17 @@ it is said which pictures are missing.
 import importlib.util
 import io
 
-from diloco.pages.parts import Chart, Picture, Report, Timeline
+from diloco.pages.parts import Chart, Picture, ReportPage, Timeline
 
 CHART_DPI = 150
 
 
-def of(report: Report) -> tuple[Picture, ...]:
+def of(report: ReportPage) -> tuple[Picture, ...]:
   """The parts of a report that are pictures."""
   return tuple(p for p in report.parts if isinstance(p, Picture))
 
 
-def missing(report: Report) -> str | None:
+def missing(report: ReportPage) -> str | None:
   """Returns which pictures can't be drawn here and the remedy; None: all
   can.
   """
@@ -31,7 +31,7 @@ def missing(report: Report) -> str | None:
   )
 
 
-def draw(report: Report) -> dict[str, bytes]:
+def draw(report: ReportPage) -> dict[str, bytes]:
   """PNG by the name of the part; empty where `missing` says why.
 
   The same report gives the same bytes, whatever the user's settings are.

@@ -13,13 +13,20 @@ import pathlib
 import tempfile
 
 from diloco.pages import page, pictures
-from diloco.pages.parts import Chart, Intervals, Part, Report, Table, Timeline
+from diloco.pages.parts import (
+  Chart,
+  Intervals,
+  Part,
+  ReportPage,
+  Table,
+  Timeline,
+)
 
 PAGE = 'page.html'
 DATA = 'report.json'
 
 
-def write(report: Report, folder: pathlib.Path) -> list[pathlib.Path]:
+def write(report: ReportPage, folder: pathlib.Path) -> list[pathlib.Path]:
   """Writes all files of a report; pictures as far as they can be drawn.
 
   Args:
@@ -66,7 +73,7 @@ def as_csv(table: Table) -> str:
   return text.getvalue()
 
 
-def as_json(report: Report) -> str:
+def as_json(report: ReportPage) -> str:
   """The whole report as one object, one line per part.
 
   What JSON has no number for is written as 'inf', '-inf' or 'nan'.

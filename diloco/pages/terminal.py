@@ -13,7 +13,7 @@ import rich.table
 import rich.text
 
 from diloco.pages import parts
-from diloco.pages.parts import Picture, Report, Table
+from diloco.pages.parts import Picture, ReportPage, Table
 
 BETWEEN = 2  # Blanks between two columns.
 KEYS_MAX = 0.6  # Of the width, for columns that are repeated.
@@ -21,7 +21,9 @@ PROSE_MAX = 100  # Columns; longer lines are hard to read.
 CLEAR = '\r\x1b[K'
 
 
-def show(report: Report, console: rich.console.Console | None = None) -> None:
+def show(
+  report: ReportPage, console: rich.console.Console | None = None
+) -> None:
   """Prints a report's prose and tables, and which pictures belong to it.
 
   Args:
@@ -140,7 +142,7 @@ def _print(
     console.print(rich.text.Text(line, style=style))
 
 
-class Line:
+class StatusLine:
   """One line that is rewritten on a terminal; otherwise plain lines.
 
   Args:

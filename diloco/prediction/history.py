@@ -22,7 +22,7 @@ LINE = (names.TIME, 'kind')
 STEP = (names.TIME, 'step', names.STEP_TIME, names.STALL_TIME)
 
 
-class NotReplayable(Exception):
+class NotPredictable(Exception):
   """A folder is no run, or not one that can be replayed; says why."""
 
 
@@ -115,7 +115,7 @@ def read(folder: pathlib.Path) -> History:
   """The run in `folder`, finished or not.
 
   Raises:
-    NotReplayable: there is no run; a file is missing or broken; the run was
+    NotPredictable: there is no run; a file is missing or broken; the run was
       paused, or stopped and continued.
   """
   workdir = Workdir(pathlib.Path(folder))
@@ -124,12 +124,12 @@ def read(folder: pathlib.Path) -> History:
   tape = _records(workdir.tape, LINE, 'no syncer got as far as that')
   ready = [line['time_s'] for line in tape if line['kind'] == 'ready']
   if not ready:
-    raise NotReplayable(f'{workdir.tape}: no learner was ever ready')
+    raise NotPredictable(f'{workdir.tape}: no learner was ever ready')
   begin_s = min(ready)
   lives = _lives(workdir, config, events, begin_s)
   steps = _all_steps(workdir, config, lives, begin_s)
   if not steps:
-    raise NotReplayable(f'{workdir.root}: no inner step was made')
+    raise NotPredictable(f'{workdir.root}: no inner step was made')
   stopped_s = [e['time_s'] for e in events if e['event'] == 'stopped']
   finished = any(line['kind'] == 'End' for line in tape)
   until_s = steps[-1].end_s
@@ -155,20 +155,20 @@ def _work(
       reversed(tape), config.protocol.learners
     )
   except ValueError as error:
-    raise NotReplayable(f'{workdir.tape}: {error}') from None
+    raise NotPredictable(f'{workdir.tape}: {error}') from None
 
 
 def _config(workdir: Workdir) -> RunConfig:
   if not workdir.root.is_dir():
-    raise NotReplayable(f'{workdir.root}: is no folder')
+    raise NotPredictable(f'{workdir.root}: is no folder')
   try:
     return run_config.restore(json.loads(workdir.config.read_text()))
   except FileNotFoundError:
-    raise NotReplayable(
+    raise NotPredictable(
       f'{workdir.root}: holds no run, there is no config.json'
     ) from None
   except (ValueError, ConfigError) as error:
-    raise NotReplayable(f'{workdir.config}: {error}') from None
+    raise NotPredictable(f'{workdir.config}: {error}') from None
 
 
 def _records(
@@ -176,14 +176,14 @@ def _records(
 ) -> list[dict]:
   """Whole lines of a file that must be there, each with these keys."""
   if not path.exists():
-    raise NotReplayable(f'{path}: is missing; {otherwise}')
+    raise NotPredictable(f'{path}: is missing; {otherwise}')
   try:
     records = read_jsonl(path)
   except CorruptLine as error:
-    raise NotReplayable(str(error)) from None
+    raise NotPredictable(str(error)) from None
   for number, record in enumerate(records, start=1):
     if missing := [key for key in keys if key not in record]:
-      raise NotReplayable(f'{path}:{number}: has no {", ".join(missing)}')
+      raise NotPredictable(f'{path}:{number}: has no {", ".join(missing)}')
   return records
 
 
@@ -216,7 +216,7 @@ def _lives(
     match event['event']:
       case 'started':
         if event['detail'] == 'start 1' and of_process:
-          raise NotReplayable(
+          raise NotPredictable(
             f'{where}: the run was stopped and continued; only one that ran '
             'in one go can be replayed'
           )
@@ -227,14 +227,16 @@ def _lives(
       case 'killed' | 'exited' | 'stopped':
         of_process[-1] = ended(of_process[-1], event, at_s)
       case 'paused' | 'went on':
-        raise NotReplayable(
+        raise NotPredictable(
           f'{where}: {event["process"]} was {event["event"]!r}; a stopped '
           'process can not be replayed'
         )
       case unknown:
-        raise NotReplayable(f'{where}: unknown event {unknown!r}')
+        raise NotPredictable(f'{where}: unknown event {unknown!r}')
   if missing := [name for name, of_process in lives.items() if not of_process]:
-    raise NotReplayable(f'{workdir.events}: {", ".join(missing)} never started')
+    raise NotPredictable(
+      f'{workdir.events}: {", ".join(missing)} never started'
+    )
   return lives
 
 
@@ -266,7 +268,7 @@ def _spoken(
     if line['kind'] == 'joined':
       name = learner_name(line['learner'])
       if name not in heard:
-        raise NotReplayable(
+        raise NotPredictable(
           f'{name} joined, whom the launcher did not start; only the '
           "configuration's learners can be replayed"
         )
@@ -332,7 +334,7 @@ def _steps_of(
     try:
       steps += steps_of_record(learner, record, end_s, before)
     except ValueError as error:
-      raise NotReplayable(f'{path}:{number}: {error}') from None
+      raise NotPredictable(f'{path}:{number}: {error}') from None
     before = record['step'], end_s
   return steps
 

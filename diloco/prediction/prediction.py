@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from diloco.config.run_config import RunConfig
 from diloco.fleets import fleet
-from diloco.fleets.failures import Arrival, Death, Happenings
-from diloco.fleets.fleet import Outcome
+from diloco.fleets.failures import Arrival, Death, FaultEvents
+from diloco.fleets.fleet import FleetResult
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics.goodput import StepRecord
 from diloco.metrics.workdir import learner_name
 from diloco.prediction import history as prediction_history
-from diloco.prediction.history import SYNCER, History, Life, NotReplayable
+from diloco.prediction.history import SYNCER, History, Life, NotPredictable
 from diloco.simulator import network
 from diloco.simulator.network import Network
 
@@ -94,7 +94,7 @@ def calibrate(history: History, returns_max: int | None = None) -> Calibration:
       run may give all of them, None.
 
   Raises:
-    NotReplayable: every start was disturbed.
+    NotPredictable: every start was disturbed.
   """
   calm_s = min((d.ended_s for d in history.deaths()), default=history.until_s)
   where = f'the {calm_s:.1f} s before the first death'
@@ -176,7 +176,7 @@ def _measure(
     used = sorted(start for start in map(took, first) if start is not None)
     where = f'first starts {whose}: none came back undisturbed'
   if not used:
-    raise NotReplayable(f'every start {whose} was disturbed by another death')
+    raise NotPredictable(f'every start {whose} was disturbed by another death')
   return Measured(
     values=tuple(seconds for _, seconds in used),
     started_s=tuple(at_s for at_s, _ in used),
@@ -194,7 +194,7 @@ def _outages(lives: Sequence[Life]) -> list[tuple[float, float]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class PredictionInputs:
   """The inputs of a prediction from a run; seconds as in `History`.
 
   Attributes:
@@ -227,8 +227,8 @@ class Prediction:
     stall_share: share of each step.
   """
 
-  plan: Plan
-  outcome: Outcome
+  plan: PredictionInputs
+  outcome: FleetResult
   deaths: tuple[Death, ...]
   steps: tuple[StepRecord, ...]
   stall_share: float
@@ -243,11 +243,11 @@ class Prediction:
     return metrics_goodput.uptime(self.steps, 0.0, self.plan.until_s)
 
 
-def plan_of(history: History) -> Plan:
+def plan_of(history: History) -> PredictionInputs:
   """Returns arrivals and kills of a run, and nothing else of it."""
   names = {prediction_history.SYNCER: network.SYNCER}
   names |= {learner_name(m): m for m in history.learners}
-  return Plan(
+  return PredictionInputs(
     config=history.config,
     until_s=history.until_s,
     arrivals={
@@ -259,7 +259,9 @@ def plan_of(history: History) -> Plan:
   )
 
 
-def predict(plan: Plan, calibration: Calibration, seed: int) -> Prediction:
+def predict(
+  plan: PredictionInputs, calibration: Calibration, seed: int
+) -> Prediction:
   """Goodput and all else, for one draw of start-ups and step lengths."""
   rng = random.Random(seed)
   happenings = _happenings(plan, calibration, rng)
@@ -306,8 +308,8 @@ def _network(fragments: int, calibration: Calibration) -> Network:
 
 
 def _happenings(
-  plan: Plan, calibration: Calibration, rng: random.Random
-) -> Happenings:
+  plan: PredictionInputs, calibration: Calibration, rng: random.Random
+) -> FaultEvents:
   """Every kill costs the launcher's delay and a start-up."""
   away: dict[int, list[tuple[float, float]]] = {network.SYNCER: []}
   for learner, first_step_s in plan.arrivals.items():
@@ -327,7 +329,7 @@ def _happenings(
         arrivals.append(Arrival(process, max(0.0, end_s)))
       else:
         deaths.append(Death(process, max(0.0, begin_s), end_s))
-  return Happenings(deaths=tuple(deaths), arrivals=tuple(arrivals))
+  return FaultEvents(deaths=tuple(deaths), arrivals=tuple(arrivals))
 
 
 def _last_begun(

@@ -8,15 +8,15 @@ from collections.abc import Callable, Container, Iterable, Sequence
 
 from diloco.metrics.goodput import StepRecord
 from diloco.metrics.workdir import learner_name
-from diloco.pages.parts import Cell, Column, Report, Table
+from diloco.pages.parts import Cell, Column, ReportPage, Table
 from diloco.prediction import history as prediction_history
 from diloco.prediction import run_lives
-from diloco.prediction.history import History, NotReplayable
+from diloco.prediction.history import History, NotPredictable
 from diloco.prediction.prediction import (
   START_SPREAD,
   Calibration,
-  Plan,
   Prediction,
+  PredictionInputs,
   calibrate,
   plan_of,
   predict,
@@ -36,7 +36,7 @@ def report(
   seeds: int,
   say: Callable[[str], None],
   calibration: pathlib.Path | None = None,
-) -> Report:
+) -> ReportPage:
   """Returns the page of one run.
 
   Args:
@@ -48,7 +48,7 @@ def report(
       itself, as far as `calibrate` may use it.
 
   Raises:
-    NotReplayable: a folder holds no run that can be replayed, or the two runs
+    NotPredictable: a folder holds no run that can be replayed, or the two runs
       differ in the number of learners.
   """
   history = prediction_history.read(folder)
@@ -68,7 +68,7 @@ def report(
   all_starts = calibrate(history)
   knowing = [predict(plan, all_starts, seed) for seed in range(seeds)]
   other = '' if calibration is None else f' --calibration={calibration}'
-  return Report(
+  return ReportPage(
     name=f'replay-{history.config.name}',
     title=f'{history.config.name}: {len(plan.kills)} kills, measured and '
     'predicted',
@@ -91,7 +91,7 @@ def _speeds(history: History, other: pathlib.Path | None) -> Calibration:
   calibrating = prediction_history.read(other)
   here, there = len(history.learners), len(calibrating.learners)
   if here != there:
-    raise NotReplayable(
+    raise NotPredictable(
       f'{other}: {there} learners, the run to be predicted has {here}'
     )
   return calibrate(calibrating)
@@ -180,7 +180,7 @@ def _learners(history: History, predictions: Sequence[Prediction]) -> Table:
 
 def _deaths(
   history: History,
-  plan: Plan,
+  plan: PredictionInputs,
   predictions: Sequence[Prediction],
   inputs_s: Container[float],
 ) -> Table:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics.goodput import StepRecord
 from diloco.metrics.workdir import learner_name
-from diloco.pages.parts import Chart, Line, Span, Timeline
+from diloco.pages.parts import Chart, Line, Timeline, TimelineSpan
 from diloco.prediction import history as prediction_history
 from diloco.prediction.history import History
-from diloco.prediction.prediction import Plan, Prediction
+from diloco.prediction.prediction import Prediction, PredictionInputs
 from diloco.simulator.network import SYNCER
 
 WINDOWS = 40  # Of the chart.
@@ -63,7 +63,9 @@ def timeline(history: History, prediction: Prediction) -> Timeline:
   )
 
 
-def _measured(history: History, process: int, lane: int) -> Iterator[Span]:
+def _measured(
+  history: History, process: int, lane: int
+) -> Iterator[TimelineSpan]:
   if process == SYNCER:
     lives = history.lives[prediction_history.SYNCER]
     ready = [life.spoke_s for life in lives]
@@ -80,7 +82,7 @@ def _measured(history: History, process: int, lane: int) -> Iterator[Span]:
 
 def _predicted(
   prediction: Prediction, process: int, lane: int
-) -> Iterator[Span]:
+) -> Iterator[TimelineSpan]:
   plan = prediction.plan
   times_s = predicted_uses(prediction, process)
   yield from work(prediction.steps, times_s, process, lane)
@@ -93,12 +95,16 @@ def _predicted(
 
 
 def _inside(
-  run: History | Plan, lane: int, begin_s: float, end_s: float, kind: str
-) -> Iterator[Span]:
+  run: History | PredictionInputs,
+  lane: int,
+  begin_s: float,
+  end_s: float,
+  kind: str,
+) -> Iterator[TimelineSpan]:
   """Yields the part of a span within the run."""
   begin_s, end_s = max(begin_s, 0.0), min(end_s, run.until_s)
   if end_s > begin_s:
-    yield Span(lane, begin_s, end_s, kind)
+    yield TimelineSpan(lane, begin_s, end_s, kind)
 
 
 def work(
@@ -106,7 +112,7 @@ def work(
   uses_s: Sequence[float],
   process: int,
   lane: int,
-) -> Iterator[Span]:
+) -> Iterator[TimelineSpan]:
   """Steps of a learner, rounds of the syncer; those close by as one."""
   if process == SYNCER:
     spans = [(at_s, at_s) for at_s in uses_s]
@@ -122,7 +128,7 @@ def work(
       joined[-1] = joined[-1][0], end_s
     else:
       joined.append((begin_s, end_s))
-  return (Span(lane, *span, kind) for span in joined)
+  return (TimelineSpan(lane, *span, kind) for span in joined)
 
 
 def chart(history: History, predictions: Sequence[Prediction]) -> Chart:

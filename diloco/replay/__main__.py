@@ -16,10 +16,10 @@ from absl import flags
 from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
 from diloco.learner.device import Device
-from diloco.metrics.files import Malformed
+from diloco.metrics.files import MalformedFile
 from diloco.metrics.workdir import Workdir
 from diloco.replay import replay_session
-from diloco.replay.replay_contents import DeviceContents
+from diloco.replay.replay_contents import DeviceReplayBackend
 from diloco.replay.replay_plan import NotReplayable
 from diloco.run import logs
 
@@ -32,11 +32,11 @@ def main(_) -> int:
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   try:
     run = replay_session.open_run(workdir)
-    contents = DeviceContents(run.run_spec, Device(run.run_spec))
+    contents = DeviceReplayBackend(run.run_spec, Device(run.run_spec))
     return replay_session.make_again(run, contents)
   except ConfigError as error:
     config_flags.exit_config(error)
-  except (NotReplayable, Malformed, ValueError, FileNotFoundError) as error:
+  except (NotReplayable, MalformedFile, ValueError, FileNotFoundError) as error:
     config_flags.exit_config(ConfigError([str(error)]))
 
 

@@ -15,13 +15,13 @@ import numpy as np
 from diloco.numerics.outer import FragmentState
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.syncer import events as syncer_events
-from diloco.replay.replay_contents import Contents, Given, Standing
+from diloco.replay.replay_contents import Given, ReplayBackend, ReplayState
 from diloco.replay.replay_plan import (
   Bytes,
   Named,
   NotReplayable,
-  Plan,
   Process,
+  ReplayPlan,
   Script,
   states_of,
 )
@@ -48,12 +48,12 @@ class ReplayedLearner:
     self,
     learner: int,
     script: Script,
-    standing: Standing,
+    standing: ReplayState,
     theta: Callable[[Named], Given],
   ):
     self._learner = learner
     self._script = script
-    self._standing: Standing | None = standing
+    self._standing: ReplayState | None = standing
     self._theta = theta
     self._training = False
     self._position = 0
@@ -73,7 +73,7 @@ class ReplayedLearner:
     self._advance(index)
     return self._offers.pop(index)
 
-  def take_save(self, index: int) -> Standing:
+  def take_save(self, index: int) -> ReplayState:
     """Returns the state of the process at that line of the script."""
     self._advance(index)
     kept = self._saves[index]
@@ -181,8 +181,8 @@ class Replay:
   def __init__(
     self,
     run_spec: RunSpec,
-    plan: Plan,
-    contents: Contents,
+    plan: ReplayPlan,
+    contents: ReplayBackend,
     tell: Callable[[int, int], None] = lambda rounds, steps: None,
   ):
     self._run_spec = run_spec
@@ -350,7 +350,7 @@ class Replay:
       )
     return self._learners[process]
 
-  def _standing(self, process: Process) -> Standing:
+  def _standing(self, process: Process) -> ReplayState:
     """Returns the state that a process started from."""
     source = self._plan.scripts[process].begin.source
     learner = process[0]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Performs the work of a replayed run's processes on a device.
 
-A replay asks `Contents` for what a process starts from, and has it repeat what
-the tapes record. The lab has an implementation of its own.
+A replay asks `ReplayBackend` for what a process starts from, and has it repeat
+what the tapes record. The lab has an implementation of its own.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class Given:
   theta: Arrays
 
 
-class Standing(Protocol):
+class ReplayState(Protocol):
   """The state of a learner's process."""
 
   def step(self, position: int, progress: int):
@@ -49,11 +49,11 @@ class Standing(Protocol):
   def apply(self, said: tape_events.Apply, given: Given, training: bool):
     """Takes Θ_p into θ_p."""
 
-  def copy(self) -> 'Standing':
+  def copy(self) -> 'ReplayState':
     """Returns a copy that later changes do not affect."""
 
 
-class Contents(Protocol):
+class ReplayBackend(Protocol):
   """Creates learners' states, and acts as the syncer.
 
   Attributes:
@@ -62,19 +62,19 @@ class Contents(Protocol):
 
   model: OuterState
 
-  def from_seed(self, learner: int) -> Standing:
+  def from_seed(self, learner: int) -> ReplayState:
     """Returns the state of a process that started from the configuration
     alone.
     """
 
-  def from_checkpoint(self, learner: int, saved: Standing) -> Standing:
+  def from_checkpoint(self, learner: int, saved: ReplayState) -> ReplayState:
     """Returns the state of a process restored from `saved`, which is
     consumed.
     """
 
   def from_peer(
-    self, learner: int, donor: Standing, given: Sequence[Given]
-  ) -> Standing:
+    self, learner: int, donor: ReplayState, given: Sequence[Given]
+  ) -> ReplayState:
     """Returns the state of a process with a donor's inner state and Θ.
 
     The donor's state is consumed.
@@ -89,8 +89,8 @@ class Contents(Protocol):
     """Installs the outer step of a round that has closed."""
 
 
-class DeviceContents:
-  """An implementation of `Contents` on one device.
+class DeviceReplayBackend:
+  """An implementation of `ReplayBackend` on one device.
 
   Args:
     device: compiled; shared by all states.
@@ -104,19 +104,19 @@ class DeviceContents:
     with jax.default_device(self._cpu):
       self.model = OuterState(run_spec)
 
-  def from_seed(self, learner: int) -> 'DeviceStanding':
+  def from_seed(self, learner: int) -> 'DeviceReplayState':
     params, inner = self._device.init(self._run_spec.initial_parameters())
     bases = dict(enumerate(self._run_spec.initial_fragments()))
     return self._standing(learner, params, inner, bases)
 
   def from_checkpoint(
-    self, learner: int, saved: 'DeviceStanding'
-  ) -> 'DeviceStanding':
+    self, learner: int, saved: 'DeviceReplayState'
+  ) -> 'DeviceReplayState':
     return saved
 
   def from_peer(
-    self, learner: int, donor: 'DeviceStanding', given: Sequence[Given]
-  ) -> 'DeviceStanding':
+    self, learner: int, donor: 'DeviceReplayState', given: Sequence[Given]
+  ) -> 'DeviceReplayState':
     # All of θ consists of fragments: its earlier values do not matter.
     params = donor.params
     for p, each in enumerate(given):
@@ -140,17 +140,19 @@ class DeviceContents:
   def install(self, merge: syncer_events.Merge, outcome: OuterStep):
     self.model.install(merge.fragment, outcome)
 
-  def _standing(self, learner: int, params, inner, bases) -> 'DeviceStanding':
+  def _standing(
+    self, learner: int, params, inner, bases
+  ) -> 'DeviceReplayState':
     blend = self._run_spec.config.protocol.blend
     own = OwnProgress(self._device, blend, bases, params)
-    return DeviceStanding(
+    return DeviceReplayState(
       self._run_spec, self._device, learner, params, inner, own
     )
 
 
 @dataclasses.dataclass
-class DeviceStanding:
-  """An implementation of `Standing`."""
+class DeviceReplayState:
+  """An implementation of `ReplayState`."""
 
   run_spec: RunSpec
   device: Device
@@ -163,7 +165,7 @@ class DeviceStanding:
     self._schedule = self.run_spec.schedule()
     self._dataset = self.run_spec.dataset(self.learner)
 
-  def copy(self) -> 'DeviceStanding':
+  def copy(self) -> 'DeviceReplayState':
     """Returns a copy with arrays of its own, since a step donates its
     arrays.
     """

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run import tape_events
-from diloco.run.event_log import Line, Tapes
+from diloco.run.event_log import EventLogs, LoggedEvent
 
 BEHIND = 'behind'  # Kind of a record; see `protocol/syncer/absence.py`.
 Process = tuple[int, int]  # (learner, process).
@@ -40,7 +40,7 @@ class Script:
   """
 
   begin: tape_events.Begin
-  lines: tuple[Line, ...]
+  lines: tuple[LoggedEvent, ...]
   offered: frozenset[int]
   saves: Mapping[int, int]
 
@@ -51,7 +51,7 @@ class Script:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
   """Everything that a replay does.
 
   Attributes:
@@ -65,7 +65,7 @@ class Plan:
     resumed: the states that a syncer's process resumes.
   """
 
-  syncer: tuple[Line, ...]
+  syncer: tuple[LoggedEvent, ...]
   merges: dict[int, tuple[tuple[Process, int], ...]]
   scripts: dict[Process, Script]
   sources: dict[Process, tuple[Process, int]]
@@ -78,7 +78,7 @@ class Plan:
     return sum(script.steps for script in self.scripts.values())
 
 
-def make_plan(tapes: Tapes) -> Plan:
+def make_plan(tapes: EventLogs) -> ReplayPlan:
   """Plans backwards, from the rounds that closed to what they merged.
 
   Raises:
@@ -102,7 +102,7 @@ def make_plan(tapes: Tapes) -> Plan:
     for line in _merges_that_count(tapes.syncer)
   }
   scripts = processes.scripts(merges)
-  return Plan(
+  return ReplayPlan(
     syncer=tapes.syncer,
     merges=merges,
     scripts=scripts,
@@ -112,13 +112,13 @@ def make_plan(tapes: Tapes) -> Plan:
   )
 
 
-def _merges_that_count(lines: tuple[Line, ...]) -> list[Line]:
+def _merges_that_count(lines: tuple[LoggedEvent, ...]) -> list[LoggedEvent]:
   """Returns the merges of rounds that closed.
 
   A syncer that was killed may have merged without closing. It may also have
   closed without a line that says so; then the next process's start does.
   """
-  pending: dict[int, Line] = {}  # By fragment.
+  pending: dict[int, LoggedEvent] = {}  # By fragment.
   found = []
   for line in lines:
     said = line.said
@@ -146,9 +146,11 @@ def _merges_that_count(lines: tuple[Line, ...]) -> list[Line]:
 class _Processes:
   """The learners' tapes, process by process."""
 
-  def __init__(self, tapes: Tapes):
+  def __init__(self, tapes: EventLogs):
     self._tapes = tapes
-    self._lines: dict[Process, list[Line]] = collections.defaultdict(list)
+    self._lines: dict[Process, list[LoggedEvent]] = collections.defaultdict(
+      list
+    )
     for learner, lines in tapes.learners.items():
       for line in lines:
         self._add(learner, line)
@@ -176,7 +178,7 @@ class _Processes:
       if isinstance(line.said, tape_events.Snapshot)
     }
 
-  def snapshot(self, merge: Line, share: syncer_events.Share):
+  def snapshot(self, merge: LoggedEvent, share: syncer_events.Share):
     """Returns the process and the line index of a share's snapshot."""
     process = share.learner, process_of(share.incarnation)
     fragment = merge.said.fragment
@@ -224,7 +226,7 @@ class _Processes:
       for process, end in ends.items()
     }
 
-  def _add(self, learner: int, line: Line):
+  def _add(self, learner: int, line: LoggedEvent):
     lines = self._lines[learner, line.said.process]
     if lines and line.said.step < lines[-1].said.step:
       raise NotReplayable(
@@ -251,7 +253,9 @@ class _Processes:
     lines = self._lines[donor]
     end = sum(line.said.step <= source.step for line in lines)
     save = tape_events.Save(source.process, source.step)
-    lines.insert(end, Line(lines[end - 1].number, lines[end - 1].time_s, save))
+    lines.insert(
+      end, LoggedEvent(lines[end - 1].number, lines[end - 1].time_s, save)
+    )
 
   def _find_save(
     self, process: Process, source: tape_events.Source
@@ -299,7 +303,7 @@ def _applied(scripts: Mapping[Process, Script]) -> collections.Counter[Bytes]:
   return found
 
 
-def _resumed(lines: tuple[Line, ...]) -> frozenset[Named]:
+def _resumed(lines: tuple[LoggedEvent, ...]) -> frozenset[Named]:
   found = set()
   for line in lines:
     if isinstance(line.said, tape_events.Started):

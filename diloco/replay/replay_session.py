@@ -12,13 +12,13 @@ import numpy as np
 
 from diloco.checkpoint.parameters import read_parameters
 from diloco.config import run_config
-from diloco.metrics.files import Malformed
+from diloco.metrics.files import MalformedFile
 from diloco.metrics.workdir import Workdir
 from diloco.replay.replay import Replay, Replayed
-from diloco.replay.replay_contents import Contents
-from diloco.replay.replay_plan import NotReplayable, Plan, make_plan
+from diloco.replay.replay_contents import ReplayBackend
+from diloco.replay.replay_plan import NotReplayable, ReplayPlan, make_plan
 from diloco.run import environment
-from diloco.run.event_log import Tapes, read_tapes
+from diloco.run.event_log import EventLogs, read_tapes
 from diloco.run.spec import RunSpec, make_run_spec
 
 
@@ -28,8 +28,8 @@ class Recorded:
 
   workdir: Workdir
   run_spec: RunSpec
-  tapes: Tapes
-  plan: Plan
+  tapes: EventLogs
+  plan: ReplayPlan
 
 
 def open_run(workdir: Workdir) -> Recorded:
@@ -58,11 +58,11 @@ def _read_config(workdir: Workdir) -> run_config.RunConfig:
   try:
     fields = json.loads(workdir.config.read_text())
   except ValueError as error:
-    raise Malformed(f'{workdir.config}: {error}') from None
+    raise MalformedFile(f'{workdir.config}: {error}') from None
   return run_config.restore(fields)
 
 
-def _check_hosts(plan: Plan):
+def _check_hosts(plan: ReplayPlan):
   """Rejects learners of several hosts: their order of sums can't be
   repeated.
   """
@@ -75,7 +75,9 @@ def _check_hosts(plan: Plan):
       )
 
 
-def _become_like(plan: Plan, config: run_config.RunConfig, workdir: Workdir):
+def _become_like(
+  plan: ReplayPlan, config: run_config.RunConfig, workdir: Workdir
+):
   """Sets threads, XLA flags and the compilation cache to those of the run.
 
   It must precede the first use of a device, when jax reads them.
@@ -108,14 +110,14 @@ def _say_what_is_unlike(run: Recorded):
   )
 
 
-def make_again(run: Recorded, contents: Contents) -> int:
+def make_again(run: Recorded, contents: ReplayBackend) -> int:
   """Replays a run and compares the result; returns the exit code."""
   tell = _teller(run.plan)
   replayed = Replay(run.run_spec, run.plan, contents, tell).run()
   return _compare(replayed, run.workdir)
 
 
-def _teller(plan: Plan) -> Callable[[int, int], None]:
+def _teller(plan: ReplayPlan) -> Callable[[int, int], None]:
   """Returns a progress printer: one line on a terminal, ten lines elsewhere."""
   every = 1 if sys.stderr.isatty() else max(1, len(plan.merges) // 10)
   end = '\r' if sys.stderr.isatty() else '\n'

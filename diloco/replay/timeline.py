@@ -9,7 +9,7 @@ from diloco.metrics.writer import read_jsonl
 from diloco.protocol.incarnation import SESSION_BITS, process_of
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run import tape_events
-from diloco.run.event_log import Line, Tapes
+from diloco.run.event_log import EventLogs, LoggedEvent
 
 ROUND = 'round'
 UNCLOSED = 'unclosed'  # A round left open by a syncer's death.
@@ -18,7 +18,7 @@ DETAILS = ('snapshot', 'apply', 'progress', 'save')  # From learners' tapes.
 
 
 @dataclasses.dataclass(frozen=True)
-class Happening:
+class TimelineRow:
   """One row of the timeline."""
 
   time_s: float  # Since the first event.
@@ -29,7 +29,7 @@ class Happening:
   merge: syncer_events.Merge | None = None  # For a round.
 
 
-def happenings(tapes: Tapes) -> list[Happening]:
+def happenings(tapes: EventLogs) -> list[TimelineRow]:
   """Returns all rows in the order of their times."""
   found = [*_of_syncer(tapes), *_of_learners(tapes)]
   found += _of_launcher(tapes.workdir)
@@ -38,7 +38,7 @@ def happenings(tapes: Tapes) -> list[Happening]:
   return [dataclasses.replace(h, time_s=h.time_s - began_s) for h in found]
 
 
-def process_numbers(tapes: Tapes) -> dict[tuple[int, int], int]:
+def process_numbers(tapes: EventLogs) -> dict[tuple[int, int], int]:
   """Numbers each learner's processes from 1: (learner, process) -> number."""
   seen = {
     (line.said.learner, process_of(line.said.incarnation))
@@ -54,7 +54,7 @@ def process_numbers(tapes: Tapes) -> dict[tuple[int, int], int]:
   return numbers
 
 
-def _of_syncer(tapes: Tapes) -> Iterator[Happening]:
+def _of_syncer(tapes: EventLogs) -> Iterator[TimelineRow]:
   numbers = process_numbers(tapes)
   pending: dict[int, syncer_events.Merge] = {}  # By fragment.
   starts = 0
@@ -82,13 +82,13 @@ def _of_syncer(tapes: Tapes) -> Iterator[Happening]:
         words = (
           f'the run is over at step {said.step}, {said.closed_round} rounds'
         )
-        yield Happening(line.time_s, 'end', 'syncer', frozenset(), words)
+        yield TimelineRow(line.time_s, 'end', 'syncer', frozenset(), words)
 
 
-def _round(line: Line, merge: syncer_events.Merge) -> Happening:
+def _round(line: LoggedEvent, merge: syncer_events.Merge) -> TimelineRow:
   learners = frozenset(share.learner for share in merge.shares)
   who = f'round {merge.round}'
-  return Happening(line.time_s, ROUND, who, learners, merge.reason, merge)
+  return TimelineRow(line.time_s, ROUND, who, learners, merge.reason, merge)
 
 
 def _unexplained(said: tape_events.Publish) -> syncer_events.Merge:
@@ -106,8 +106,8 @@ def _unexplained(said: tape_events.Publish) -> syncer_events.Merge:
 
 
 def _left_open(
-  line: Line, merge: syncer_events.Merge, started: tape_events.Started
-) -> Happening:
+  line: LoggedEvent, merge: syncer_events.Merge, started: tape_events.Started
+) -> TimelineRow:
   """Returns the row of a merge at which the syncer was killed.
 
   The ledger says whether its round closed.
@@ -117,10 +117,12 @@ def _left_open(
   learners = frozenset(share.learner for share in merge.shares)
   who = f'round {merge.round}'
   words = 'had been merged when the syncer died, and did not close'
-  return Happening(line.time_s, UNCLOSED, who, learners, words)
+  return TimelineRow(line.time_s, UNCLOSED, who, learners, words)
 
 
-def _started(line: Line, said: tape_events.Started, starts: int) -> Happening:
+def _started(
+  line: LoggedEvent, said: tape_events.Started, starts: int
+) -> TimelineRow:
   kind, words = 'start', f'starts, {len(said.versions)} fragments'
   if starts > 1:
     kind, words = (
@@ -134,10 +136,12 @@ def _started(line: Line, said: tape_events.Started, starts: int) -> Happening:
   ]
   if behind:
     words += f'; outer state of an older version: fragments {behind}'
-  return Happening(line.time_s, kind, 'syncer', frozenset(), words)
+  return TimelineRow(line.time_s, kind, 'syncer', frozenset(), words)
 
 
-def _joined(line: Line, said: syncer_events.AdmitLearner, numbers) -> Happening:
+def _joined(
+  line: LoggedEvent, said: syncer_events.AdmitLearner, numbers
+) -> TimelineRow:
   process = numbers[said.learner, process_of(said.incarnation)]
   session = said.incarnation % (1 << SESSION_BITS)
   words = f'joins: process {process}, session {session}, step {said.step}'
@@ -146,9 +150,9 @@ def _joined(line: Line, said: syncer_events.AdmitLearner, numbers) -> Happening:
   return _learners(line, 'joined', said.learner, words)
 
 
-def _record(line: Line, said: syncer_events.LogDecision) -> Happening:
+def _record(line: LoggedEvent, said: syncer_events.LogDecision) -> TimelineRow:
   if said.learner < 0:
-    return Happening(
+    return TimelineRow(
       line.time_s,
       said.kind,
       'syncer',
@@ -161,7 +165,7 @@ def _record(line: Line, said: syncer_events.LogDecision) -> Happening:
   return _learners(line, kind, said.learner, f'{kind}: {said.reason}')
 
 
-def _of_learners(tapes: Tapes) -> Iterator[Happening]:
+def _of_learners(tapes: EventLogs) -> Iterator[TimelineRow]:
   numbers = process_numbers(tapes)
   for learner, lines in tapes.learners.items():
     for line in lines:
@@ -202,12 +206,14 @@ def _words(said, learner: int, numbers) -> str:
   raise TypeError(f'Not of a learner: {said!r}.')
 
 
-def _learners(line: Line, kind: str, learner: int, words: str) -> Happening:
+def _learners(
+  line: LoggedEvent, kind: str, learner: int, words: str
+) -> TimelineRow:
   who = f'learner {learner}'
-  return Happening(line.time_s, kind, who, frozenset({learner}), words)
+  return TimelineRow(line.time_s, kind, who, frozenset({learner}), words)
 
 
-def _of_launcher(workdir: Workdir) -> Iterator[Happening]:
+def _of_launcher(workdir: Workdir) -> Iterator[TimelineRow]:
   """Yields starts and ends of processes, if a launcher recorded them."""
   for record in read_jsonl(workdir.events):
     name = record['process']
@@ -216,18 +222,18 @@ def _of_launcher(workdir: Workdir) -> Iterator[Happening]:
     # The lab writes such records, too: its learners are no processes.
     pid = f' ({record["pid"]})' if 'pid' in record else ''
     words = f'{name}{pid} {record["event"]}: {record["detail"]}'
-    yield Happening(
+    yield TimelineRow(
       record['time_s'], 'process', 'launcher', frozenset(concerned), words
     )
 
 
 def chosen(
-  found: Sequence[Happening],
+  found: Sequence[TimelineRow],
   learner: int | None,
   from_s: float,
   to_s: float,
   kinds: frozenset[str],
-) -> list[Happening]:
+) -> list[TimelineRow]:
   """Returns the rows asked for; details only for one learner, or by kind."""
   return [
     each

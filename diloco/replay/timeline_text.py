@@ -11,11 +11,11 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.replay.timeline import (
   DEATHS,
   ROUND,
-  Happening,
+  TimelineRow,
   happenings,
   process_numbers,
 )
-from diloco.run.event_log import Tapes
+from diloco.run.event_log import EventLogs
 
 COLUMNS = 100
 LEFT = 22  # Columns for the time and the subject.
@@ -28,7 +28,7 @@ EVERYONE = 'everyone is in'
 LEVELS = '▁▂▃▄▅▆▇█'
 
 
-def learner_ids(tapes: Tapes) -> list[int]:
+def learner_ids(tapes: EventLogs) -> list[int]:
   """Returns all learners that ever joined or wrote a tape, ascending."""
   greeted = {
     line.said.learner
@@ -39,7 +39,7 @@ def learner_ids(tapes: Tapes) -> list[int]:
 
 
 def timeline(
-  shown: Sequence[Happening], learners: Sequence[int]
+  shown: Sequence[TimelineRow], learners: Sequence[int]
 ) -> Iterator[str]:
   """Yields a line for each row; rounds have a column for each learner."""
   if any(each.merge for each in shown):
@@ -54,7 +54,7 @@ def timeline(
       yield ' ' * LEFT + rest
 
 
-def _left(each: Happening) -> str:
+def _left(each: TimelineRow) -> str:
   return f'{each.time_s:9.2f}  {each.who:<11}'
 
 
@@ -71,7 +71,7 @@ def _header(learners: Sequence[int]) -> str:
   return f'{left}{names}'.rstrip()
 
 
-def _round(each: Happening, learners: Sequence[int]) -> str:
+def _round(each: TimelineRow, learners: Sequence[int]) -> str:
   merge = each.merge
   shares = {share.learner: share for share in merge.shares}
   width = _cell_width(learners)
@@ -124,7 +124,7 @@ def _seconds(seconds: float) -> str:
 # The summary -----------------------------------------------------------------
 
 
-def summary(tapes: Tapes) -> Iterator[str]:
+def summary(tapes: EventLogs) -> Iterator[str]:
   """Yields one screen: rounds, merges of each learner, deaths."""
   found = happenings(tapes)
   merges = [each.merge for each in found if each.kind == ROUND]
@@ -137,7 +137,7 @@ def summary(tapes: Tapes) -> Iterator[str]:
     yield f'{path}: the last line is torn, left out'
 
 
-def _rounds(found: Sequence[Happening], merges) -> Iterator[str]:
+def _rounds(found: Sequence[TimelineRow], merges) -> Iterator[str]:
   if not merges:
     yield 'no round has closed'
     return
@@ -165,8 +165,8 @@ def _median(values) -> str:
 
 
 def _table(
-  tapes: Tapes,
-  found: Sequence[Happening],
+  tapes: EventLogs,
+  found: Sequence[TimelineRow],
   merges: Sequence[syncer_events.Merge],
 ) -> Iterator[str]:
   yield (
@@ -194,7 +194,7 @@ def _table(
     )
 
 
-def _deaths(found: Sequence[Happening]) -> Iterator[str]:
+def _deaths(found: Sequence[TimelineRow]) -> Iterator[str]:
   """Yields lost learners and starts of the syncer, with their times."""
   lost = [each for each in found if each.kind in DEATHS]
   many = {0: 'no deaths', 1: '1 death:'}

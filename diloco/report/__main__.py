@@ -49,7 +49,7 @@ def main(argv) -> int:
   terminal.show(report)
   for said in (pictures.missing(report), f'page: {page}'):
     if said:
-      terminal.Line().stay(said)
+      terminal.StatusLine().stay(said)
   return 0
 
 

@@ -5,12 +5,14 @@ import pathlib
 from collections.abc import Sequence
 
 from diloco.metrics.workdir import Workdir
-from diloco.pages.parts import Part, Report
+from diloco.pages.parts import Part, ReportPage
 from diloco.report import run_reader, run_report, sweep_reader, sweep_report
 from diloco.report.recorded_run import NoReport
 
 
-def report(folders: Sequence[pathlib.Path], name: str, command: str) -> Report:
+def report(
+  folders: Sequence[pathlib.Path], name: str, command: str
+) -> ReportPage:
   """The page of all these folders: runs in common charts, then each sweep.
 
   Args:
@@ -44,7 +46,7 @@ def report(folders: Sequence[pathlib.Path], name: str, command: str) -> Report:
     suffix = f'-{i}' if len(sweeps) > 1 else ''
     parts += sweep_report.parts(sweep, suffix)
     paragraphs += sweep_report.paragraphs(sweep)
-  return Report(
+  return ReportPage(
     name=name,
     title=_title(labels, len(runs), len(sweeps)),
     command=command,

@@ -75,7 +75,7 @@ def _value(path: pathlib.Path, config, name: str):
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class RoundShare:
   """The part of one learner in a round."""
 
   learner: int
@@ -86,7 +86,7 @@ class Share:
 
 
 @dataclasses.dataclass(frozen=True)
-class Round:
+class RecordedRound:
   """A round that closed; seconds as in `RecordedRun`.
 
   Attributes:
@@ -101,7 +101,7 @@ class Round:
   number: int
   at_s: float
   step: int
-  shares: tuple[Share, ...]
+  shares: tuple[RoundShare, ...]
   quorum_s: float | None
   grace_s: float | None
   sync_s: float
@@ -145,7 +145,7 @@ class RecordedRun:
   steps: tuple[StepRecord, ...]
   training: tuple[Loss, ...]
   validation: tuple[Loss, ...]
-  rounds: tuple[Round, ...]
+  rounds: tuple[RecordedRound, ...]
   records: Mapping[str, int]
   lives: Mapping[str, tuple[Life, ...]]
   pauses: tuple[tuple[str, float, float], ...]

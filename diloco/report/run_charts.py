@@ -10,7 +10,7 @@ from diloco.metrics.workdir import learner_name
 from diloco.pages.parts import Chart, Line
 from diloco.prediction import run_lives
 from diloco.prediction.history import SYNCER
-from diloco.report.recorded_run import Loss, RecordedRun, Round
+from diloco.report.recorded_run import Loss, RecordedRound, RecordedRun
 
 WINDOWS_MAX = 60  # Of a chart's width.
 WINDOWS_MIN = 4
@@ -199,16 +199,16 @@ def rounds(runs: Sequence[RecordedRun]) -> Iterator[Chart]:
   )
 
 
-def _participation(run: RecordedRun, each: Round) -> Values:
+def _participation(run: RecordedRun, each: RecordedRound) -> Values:
   yield each.at_s, 100.0 * len(each.shares) / len(run.learners), 1.0
 
 
-def _staleness(run: RecordedRun, each: Round) -> Values:
+def _staleness(run: RecordedRun, each: RecordedRound) -> Values:
   del run
   yield from ((each.at_s, float(s.behind), 1.0) for s in each.shares)
 
 
-def _grace(run: RecordedRun, each: Round) -> Values:
+def _grace(run: RecordedRun, each: RecordedRound) -> Values:
   del run
   if each.grace_s is not None:
     yield each.at_s, each.grace_s, 1.0
@@ -244,7 +244,7 @@ def _waits(run: RecordedRun) -> Iterator[Line]:
 
 def _lines(
   runs: Sequence[RecordedRun],
-  values_of: Callable[[RecordedRun, Round], Values],
+  values_of: Callable[[RecordedRun, RecordedRound], Values],
 ) -> Iterator[Line]:
   """Yields one line per run, with means in windows."""
   for i, run in enumerate(runs):

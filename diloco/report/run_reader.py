@@ -10,7 +10,7 @@ import numpy as np
 
 from diloco.metrics import names
 from diloco.metrics import status as metrics_status
-from diloco.metrics.files import Malformed
+from diloco.metrics.files import MalformedFile
 from diloco.metrics.goodput import StepRecord, work_of_tape
 from diloco.metrics.status import read_status
 from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
@@ -18,7 +18,12 @@ from diloco.metrics.writer import CorruptLine, read_jsonl
 from diloco.prediction import history
 from diloco.prediction.history import Life
 from diloco.report import recorded_run
-from diloco.report.recorded_run import Loss, RecordedRun, Round, Share
+from diloco.report.recorded_run import (
+  Loss,
+  RecordedRound,
+  RecordedRun,
+  RoundShare,
+)
 
 LINE = (names.TIME, 'kind')
 EVENT = (names.TIME, 'process', 'event', 'detail')
@@ -32,7 +37,7 @@ STEP = (names.TIME, 'step', names.STEP_TIME, names.STALL_TIME)
 
 def rounds(
   tape: Sequence[Mapping], begin_s: float
-) -> tuple[tuple[Round, ...], list[str]]:
+) -> tuple[tuple[RecordedRound, ...], list[str]]:
   """Rounds that closed, and what is wrong with lines that tell of others.
 
   Args:
@@ -61,14 +66,16 @@ def _is_whole(line: Mapping) -> bool:
   )
 
 
-def _round(line: Mapping, merge: Mapping | None, begin_s: float) -> Round:
+def _round(
+  line: Mapping, merge: Mapping | None, begin_s: float
+) -> RecordedRound:
   """A merge that no line tells of died with a syncer."""
-  return Round(
+  return RecordedRound(
     number=line['round'],
     at_s=line[names.TIME] - begin_s,
     step=line['step'],
     shares=tuple(
-      Share(
+      RoundShare(
         share['learner'],
         share['weight'],
         share['age_s'],
@@ -226,7 +233,7 @@ class _Reader:
     """Returns the contents of a small file; None if it is absent or broken."""
     try:
       found = read_file(path)
-    except Malformed as error:
+    except MalformedFile as error:
       self._gaps.append(f'{error}.')
       return None
     if found is None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from diloco.metrics.workdir import learner_name
 from diloco.pages import parts as pages_parts
-from diloco.pages.parts import Part, Span, Timeline
+from diloco.pages.parts import Part, Timeline, TimelineSpan
 from diloco.prediction.history import SYNCER
 from diloco.report import run_charts, run_tables
 from diloco.report.recorded_run import RecordedRun
@@ -57,7 +57,9 @@ def of(run: RecordedRun, name: str, title: str) -> Timeline | None:
     return None
   processes = [*map(learner_name, run.learners), SYNCER]
   spans = [
-    Span(step.learner, max(0.0, step.end_s - step.step_s), step.end_s, 'step')
+    TimelineSpan(
+      step.learner, max(0.0, step.end_s - step.step_s), step.end_s, 'step'
+    )
     for step in run.steps
   ]
   for lane, process in enumerate(processes):
@@ -84,7 +86,9 @@ def of(run: RecordedRun, name: str, title: str) -> Timeline | None:
   )
 
 
-def _absences(run: RecordedRun, lane: int, process: str) -> Iterator[Span]:
+def _absences(
+  run: RecordedRun, lane: int, process: str
+) -> Iterator[TimelineSpan]:
   """Deaths until the next start, starts until the first use, pauses."""
   lives = run.lives.get(process, ())
   for life in lives:
@@ -102,13 +106,13 @@ def _absences(run: RecordedRun, lane: int, process: str) -> Iterator[Span]:
 
 def _within(
   run: RecordedRun, lane: int, begin_s: float, end_s: float, kind: str
-) -> Iterator[Span]:
+) -> Iterator[TimelineSpan]:
   begin_s, end_s = max(begin_s, 0.0), min(end_s, run.until_s)
   if end_s > begin_s:
-    yield Span(lane, begin_s, end_s, kind)
+    yield TimelineSpan(lane, begin_s, end_s, kind)
 
 
-def _rounds(run: RecordedRun, first: int) -> tuple[int, list[Span]]:
+def _rounds(run: RecordedRun, first: int) -> tuple[int, list[TimelineSpan]]:
   """Returns the number of lanes of the rounds, and their spans."""
   known = [each for each in run.rounds if each.grace_s is not None]
   spans, times_s = [], []
@@ -121,9 +125,9 @@ def _rounds(run: RecordedRun, first: int) -> tuple[int, list[Span]]:
   )
   for each, place, (due_s, quorum_s, end_s) in zip(known, places, times_s):
     lane, label = first + place, f'round {each.number}'
-    spans.append(Span(lane, due_s, quorum_s, 'round', label))
-    spans.append(Span(lane, quorum_s, end_s, 'grace', label))
-    spans.append(Span(lane, end_s, each.at_s, 'round', label))
+    spans.append(TimelineSpan(lane, due_s, quorum_s, 'round', label))
+    spans.append(TimelineSpan(lane, quorum_s, end_s, 'grace', label))
+    spans.append(TimelineSpan(lane, end_s, each.at_s, 'round', label))
   return max(places, default=-1) + 1, spans
 
 

@@ -11,7 +11,7 @@ from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics.workdir import learner_name
 from diloco.pages.parts import Cell, Column, Table
 from diloco.report import run_report
-from diloco.report.recorded_run import RecordedRun, Round
+from diloco.report.recorded_run import RecordedRound, RecordedRun
 
 # Of a RunSummary.
 COUNTED = ('step', 'rounds', 'wall_s', 'goodput', 'uptime', 'refused')
@@ -123,7 +123,7 @@ def _learner(run: RecordedRun, learner: int) -> tuple[Cell, ...]:
     for share in each.shares
     if share.learner == learner
   ]
-  merged = ages.Ages()
+  merged = ages.ContributionAges()
   for share in shares:
     if share.age_steps is not None:
       merged.add(share.age_steps)
@@ -241,7 +241,7 @@ def _rounds(run: RecordedRun) -> tuple[Cell, ...]:
   )
 
 
-def _commonest(rounds: Sequence[Round]) -> Cell:
+def _commonest(rounds: Sequence[RecordedRound]) -> Cell:
   """Returns the commonest reason and its share of the rounds.
 
   Reasons that differ in numbers only are counted as one.

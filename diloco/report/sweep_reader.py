@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from diloco.lab import sweep
-from diloco.lab.sweep import Result, Variant
+from diloco.lab.sweep import SeedResult, Variant
 from diloco.report.recorded_run import NoReport
 
 SEED = re.compile(r'seed-(\d+)')
@@ -33,7 +33,7 @@ class RecordedSweep:
   label: str
   folder: pathlib.Path
   variants: tuple[Variant, ...]
-  found: Mapping[str, Mapping[int, Result]]
+  found: Mapping[str, Mapping[int, SeedResult]]
   missing: tuple[tuple[str, int], ...]
   gaps: tuple[str, ...]
 
@@ -96,7 +96,7 @@ def _variants(folder: pathlib.Path) -> list[Variant] | None:
     raise NoReport(str(error)) from None
 
 
-def _result(path: pathlib.Path) -> Result:
+def _result(path: pathlib.Path) -> SeedResult:
   try:
     return sweep.read_from(path)
   except ValueError as error:
@@ -104,7 +104,7 @@ def _result(path: pathlib.Path) -> Result:
 
 
 @dataclasses.dataclass(frozen=True)
-class Curve:
+class SweepCurve:
   """Means over seeds and their standard deviations, against tokens."""
 
   tokens: tuple[float, ...]
@@ -112,7 +112,7 @@ class Curve:
   spreads: tuple[float, ...]
 
 
-def mean(results: Sequence[Result]) -> Curve:
+def mean(results: Sequence[SeedResult]) -> SweepCurve:
   """Returns the mean of the losses, as far as all seeds have them.
 
   Seeds are averaged point by point: they were evaluated at the same global
@@ -123,7 +123,9 @@ def mean(results: Sequence[Result]) -> Curve:
   )
 
 
-def gap(mine: Mapping[int, Result], theirs: Mapping[int, Result]) -> Curve:
+def gap(
+  mine: Mapping[int, SeedResult], theirs: Mapping[int, SeedResult]
+) -> SweepCurve:
   """Relative differences of losses at equal tokens, in percent, by seed.
 
   Args:
@@ -137,7 +139,7 @@ def gap(mine: Mapping[int, Result], theirs: Mapping[int, Result]) -> Curve:
   return _curve([_gap(mine[seed], theirs[seed]) for seed in seeds])
 
 
-def _gap(mine: Result, theirs: Result) -> list[tuple[float, float]]:
+def _gap(mine: SeedResult, theirs: SeedResult) -> list[tuple[float, float]]:
   if not mine.curve or not theirs.curve:
     return []
   _, xs, ys = zip(*theirs.curve)
@@ -149,7 +151,7 @@ def _gap(mine: Result, theirs: Result) -> list[tuple[float, float]]:
   ]
 
 
-def _curve(of_seeds: Sequence[Sequence[tuple[float, float]]]) -> Curve:
+def _curve(of_seeds: Sequence[Sequence[tuple[float, float]]]) -> SweepCurve:
   """Place by place from the end: all seeds have that one.
 
   Where one has diverged, nothing is shown.
@@ -160,7 +162,7 @@ def _curve(of_seeds: Sequence[Sequence[tuple[float, float]]]) -> Curve:
     for place in zip(*(each[len(each) - shortest :] for each in of_seeds))
     if all(math.isfinite(y) for _, y in place)
   ]
-  return Curve(
+  return SweepCurve(
     tuple(statistics.fmean(tokens for tokens, _ in each) for each in places),
     tuple(statistics.fmean(y for _, y in each) for each in places),
     tuple(

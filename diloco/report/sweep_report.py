@@ -199,7 +199,7 @@ def _against(
     )
 
 
-def _gap(recorded: RecordedSweep, each: Comparison) -> sweep_reader.Curve:
+def _gap(recorded: RecordedSweep, each: Comparison) -> sweep_reader.SweepCurve:
   mine = recorded.found[each.variant.label]
   return sweep_reader.gap(mine, recorded.found[each.variant.against])
 
@@ -238,7 +238,7 @@ def _pairs(recorded: RecordedSweep, each: Comparison) -> int:
 
 
 def _in_parts(
-  curves: Sequence[tuple[str, sweep_reader.Curve]],
+  curves: Sequence[tuple[str, sweep_reader.SweepCurve]],
   name: str,
   title: str,
   y_label: str,

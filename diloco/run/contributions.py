@@ -13,7 +13,7 @@ from diloco.numerics.codec import Codec
 from diloco.numerics.fragments import Pieces
 from diloco.protocol import messages
 from diloco.run import payload_parts
-from diloco.run.host_slices import Cuts
+from diloco.run.host_slices import SliceMap
 from diloco.run.payload_parts import TransferPace, why_unfit
 from diloco.run.spec import RunSpec
 from diloco.transport.data_plane import Inlet
@@ -37,7 +37,7 @@ def encode(
   return payload.encode(delta, pieces, codec)
 
 
-class Unusable(Exception):
+class UnusableContribution(Exception):
   """A contribution that must not be merged."""
 
 
@@ -46,7 +46,7 @@ def pull_fragment(
   fragment: int,
   shard: int,
   inlets: Sequence[Inlet],
-  cuts: Cuts,
+  cuts: SliceMap,
   run_spec: RunSpec,
   pace: TransferPace,
 ) -> dict[str, np.ndarray]:
@@ -66,7 +66,7 @@ def pull(
   fragment: int,
   shard: int,
   inlets: Sequence[Inlet],
-  cuts: Cuts,
+  cuts: SliceMap,
   run_spec: RunSpec,
   pace: TransferPace,
 ) -> tuple[dict[str, np.ndarray], float]:
@@ -94,14 +94,14 @@ def _pull_parts(
   shard: int,
   codec: Codec,
   inlets: Sequence[Inlet],
-  cuts: Cuts,
+  cuts: SliceMap,
   pace: TransferPace,
 ) -> list[np.ndarray]:
   """Pulls what each host has for this shard: all of it, or nothing."""
   expected = cuts.up_bytes(fragment, codec)
   reason = why_unfit(found, fragment, codec, expected)
   if reason is not None:
-    raise Unusable(reason)
+    raise UnusableContribution(reason)
   shards = len(expected) // cuts.hosts
   wanted = (
     payload_parts.only(found, h * shards + shard) for h in range(cuts.hosts)
@@ -130,9 +130,11 @@ def checked(v: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
     Unusable: values are not finite, or absurdly large.
   """
   if not payload.is_finite(v):
-    raise Unusable('not finite')
+    raise UnusableContribution('not finite')
   largest = max(float(np.abs(array).max()) for array in v.values())
   if largest > LARGEST:
-    raise Unusable(f'a value of {largest:.3g}, at most {LARGEST:g} is merged')
+    raise UnusableContribution(
+      f'a value of {largest:.3g}, at most {LARGEST:g} is merged'
+    )
   squares = (float(np.vdot(x, x)) for x in v.values())
   return v, math.sqrt(math.fsum(squares))

@@ -16,11 +16,11 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.run import tape_events
 
 
-class Lines:
+class SealedLines:
   """Appends lines to a tape, each sealed by a checksum."""
 
   def __init__(self, path: pathlib.Path):
-    self._lines = jsonl.Lines(path)
+    self._lines = jsonl.JsonLines(path)
 
   def append(self, said):
     """Appends an instance of one of the classes of `tape_lines`."""
@@ -55,11 +55,11 @@ def closing_line(
   return tape_events.Publish(**fields, crc=crc)
 
 
-class Tape:
+class SyncerEventLog:
   """The syncer's tape."""
 
   def __init__(self, path: pathlib.Path):
-    self._lines = Lines(path)
+    self._lines = SealedLines(path)
     self._path = path
 
   def complete(self, published: dict):
@@ -122,7 +122,7 @@ class Tape:
     self._lines.close()
 
 
-class LearnerTape:
+class LearnerEventLog:
   """One process's lines on the tape of its learner.
 
   The train loop itself writes them: a line of some 150 bytes takes 15 µs, 2 µs
@@ -142,7 +142,7 @@ class LearnerTape:
     process: Callable[[], int],
     machine: tape_events.Machine,
   ):
-    self._lines = Lines(path)
+    self._lines = SealedLines(path)
     self._ask_process = process
     self._process = 0  # 0: it has not begun.
     self._machine = machine
@@ -204,7 +204,7 @@ class LearnerTape:
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class LoggedEvent:
   """One line of a tape."""
 
   number: int  # In its file, from 1.
@@ -213,7 +213,7 @@ class Line:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tapes:
+class EventLogs:
   """All tapes of a run.
 
   Attributes:
@@ -224,12 +224,12 @@ class Tapes:
   """
 
   workdir: Workdir
-  syncer: tuple[Line, ...]
-  learners: dict[int, tuple[Line, ...]]
+  syncer: tuple[LoggedEvent, ...]
+  learners: dict[int, tuple[LoggedEvent, ...]]
   torn: tuple[pathlib.Path, ...]
 
 
-def read_tapes(workdir: Workdir) -> Tapes:
+def read_tapes(workdir: Workdir) -> EventLogs:
   """Reads all tapes of a run.
 
   Raises:
@@ -242,10 +242,10 @@ def read_tapes(workdir: Workdir) -> Tapes:
   for path in sorted(workdir.tapes.glob('*.jsonl')):
     number = path.stem.rpartition('-')[2]
     if not number.isdecimal() or path.stem != learner_name(int(number)):
-      raise files.Malformed(f"{path}: is no learner's, such as learner-0")
+      raise files.MalformedFile(f"{path}: is no learner's, such as learner-0")
     learners[int(number)] = read_tape(path, tape_events.LEARNER_KINDS)
   paths = [workdir.tape, *(workdir.learner_tape(m) for m in learners)]
-  return Tapes(
+  return EventLogs(
     workdir,
     read_tape(workdir.tape, tape_events.SYNCER_KINDS),
     learners,
@@ -255,7 +255,7 @@ def read_tapes(workdir: Workdir) -> Tapes:
 
 def read_tape(
   path: pathlib.Path, kinds: Mapping[str, type]
-) -> tuple[Line, ...]:
+) -> tuple[LoggedEvent, ...]:
   """Returns the complete lines of one tape; a torn last one is left out.
 
   Raises:
@@ -265,7 +265,7 @@ def read_tape(
   try:
     records = read_jsonl(path)
   except CorruptLine as error:
-    raise files.Malformed(str(error)) from None
+    raise files.MalformedFile(str(error)) from None
   return tuple(
     _line(f'{path}:{number}', number, record, kinds)
     for number, record in enumerate(records, start=1)
@@ -274,20 +274,20 @@ def read_tape(
 
 def _line(
   where: str, number: int, record: dict, kinds: Mapping[str, type]
-) -> Line:
+) -> LoggedEvent:
   name = record.pop('kind', None)
   if _is_record(name, kinds):
     name, record = 'Record', {'kind': name, **record}
   if name not in kinds:
-    raise files.Malformed(
+    raise files.MalformedFile(
       f'{where}: kind {name!r}, must be one of {", ".join(sorted(kinds))}'
     )
   try:
     time_s = files.as_type(record.pop('time_s', None), float, 'time_s')
     said = files.as_type(record, kinds[name], name)
   except ValueError as error:
-    raise files.Malformed(f'{where}: {error}') from None
-  return Line(number, time_s, said)
+    raise files.MalformedFile(f'{where}: {error}') from None
+  return LoggedEvent(number, time_s, said)
 
 
 def _is_record(name, kinds: Mapping[str, type]) -> bool:

@@ -9,17 +9,17 @@ import numpy as np
 from diloco.numerics import payload
 from diloco.numerics.codec import Codec
 from diloco.numerics.fragments import Layout
-from diloco.numerics.mesh_partition import Box, Partition, from_text
-from diloco.numerics.shard_assignment import Owners
+from diloco.numerics.mesh_partition import Partition, Slice, from_text
+from diloco.numerics.shard_assignment import ShardAssignment
 from diloco.run.spec import RunSpec
 
 HOSTS_MAX = 1024  # Per learner: bounds what a hello may request.
 
-Boxes = tuple[Box, ...]
+Boxes = tuple[Slice, ...]
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
 
 
-class Holding:
+class HostSlices:
   """The slices of one host; a learner's only process holds whole pieces.
 
   Args:
@@ -69,14 +69,14 @@ class Holding:
     }
 
 
-def _grouped(boxes: Boxes) -> dict[str, list[Box]]:
-  groups: dict[str, list[Box]] = {}
+def _grouped(boxes: Boxes) -> dict[str, list[Slice]]:
+  groups: dict[str, list[Slice]] = {}
   for box in boxes:
     groups.setdefault(box.piece.name, []).append(box)
   return groups
 
 
-def _around(box: Box, held: Sequence[Box]) -> Box:
+def _around(box: Slice, held: Sequence[Slice]) -> Slice:
   for outer in held:
     if all(
       first <= a and b <= last
@@ -86,7 +86,7 @@ def _around(box: Box, held: Sequence[Box]) -> Box:
   raise AssertionError(f'{box.name} is offered, and none of {held}')
 
 
-def _inside(box: Box, outer: Box):
+def _inside(box: Slice, outer: Slice):
   return (
     *(
       slice(a - first, b - first)
@@ -102,7 +102,7 @@ def _inside(box: Box, outer: Box):
 # owns, as far as the host holds them. A learner of one host has whole pieces.
 
 
-class Cuts:
+class SliceMap:
   """One learner's partition, set against the shards of a syncer.
 
   Args:
@@ -110,7 +110,7 @@ class Cuts:
     partition: the learner's partition; None: it has one host, and whole pieces.
   """
 
-  def __init__(self, owners: Owners, partition: Partition | None):
+  def __init__(self, owners: ShardAssignment, partition: Partition | None):
     self._owners = owners
     self._partition = partition
     self.hosts = partition.host_count if partition else 1
@@ -213,7 +213,7 @@ def boxes_of(boxes: Boxes, whole: Arrays) -> dict[str, np.ndarray]:
   return {box.name: whole[box.piece.name][box.index] for box in boxes}
 
 
-def read_cuts(run_spec: RunSpec, text: str) -> Cuts:
+def read_cuts(run_spec: RunSpec, text: str) -> SliceMap:
   """Returns the cuts of a learner from the partition text of its hello.
 
   An empty text means that it has one host.
@@ -224,4 +224,4 @@ def read_cuts(run_spec: RunSpec, text: str) -> Cuts:
   shapes = {path: spec.shape for path, spec in run_spec.specs.items()}
   hosts_max = min(HOSTS_MAX, run_spec.limits.hosts)
   partition = from_text(text, shapes, hosts_max) if text else None
-  return Cuts(run_spec.owners, partition)
+  return SliceMap(run_spec.owners, partition)

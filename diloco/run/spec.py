@@ -20,7 +20,7 @@ from diloco.config import run_config
 from diloco.config.data_section import MixItem
 from diloco.config.sections import ModelConfig
 from diloco.data import corpus, pipeline
-from diloco.data.mixture import Source, file_corpus
+from diloco.data.mixture import MixtureSource, file_corpus
 from diloco.data.tokenizers import make_tokenizer
 from diloco.models import api
 from diloco.models.decoder import make_decoder
@@ -29,7 +29,7 @@ from diloco.models.quadratic import make_bowl
 from diloco.numerics.codec import Codec, make_codec
 from diloco.numerics.fragments import Layout, TensorSpec, make_layout, take
 from diloco.numerics.schedule import make_schedule
-from diloco.numerics.shard_assignment import Owners, shards_of
+from diloco.numerics.shard_assignment import ShardAssignment, shards_of
 
 FULL = 'f32'  # The codec of a full fragment.
 
@@ -101,7 +101,7 @@ class RunSpec:
   model: api.Model
   specs: dict[str, TensorSpec]
   layout: Layout
-  owners: Owners
+  owners: ShardAssignment
   text: corpus.Corpus
   up: Codec
   down: Codec
@@ -340,5 +340,5 @@ def load_text(config: run_config.RunConfig) -> corpus.Corpus:
   )
 
 
-def _source(item: MixItem) -> Source:
-  return Source(item.format, item.path, item.text_key, item.weight)
+def _source(item: MixItem) -> MixtureSource:
+  return MixtureSource(item.format, item.path, item.text_key, item.weight)

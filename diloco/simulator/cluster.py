@@ -16,8 +16,8 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.syncer import events as syncer_events
-from diloco.simulator.contents import Contents, Symbols
-from diloco.simulator.engine import Simulation, Watch
+from diloco.simulator.contents import Backend, SymbolicBackend
+from diloco.simulator.engine import Observer, Simulation
 from diloco.simulator.learner_jobs import SESSION_BITS
 from diloco.simulator.network import SteadyWires, Wires
 from diloco.simulator.simulated_learner import SimulatedLearner
@@ -77,19 +77,19 @@ class Cluster:
     config: ProtocolConfig,
     timing: Timing,
     seed: int,
-    watch: Watch | None = None,
-    contents: Contents | None = None,
+    watch: Observer | None = None,
+    contents: Backend | None = None,
     options: ClusterOptions = USUAL_OPTIONS,
   ):
     self.config = config
     self.timing = timing
     self.options = options
     self.loss = options.loss
-    self.watch = watch or Watch()
+    self.watch = watch or Observer()
     self.wires = options.wires or SteadyWires(
       timing.transfer_s, timing.latency_s
     )
-    self.contents = contents or Symbols(config.fragments)
+    self.contents = contents or SymbolicBackend(config.fragments)
     self.sim = Simulation()
     self.learners: dict[int, SimulatedLearner] = {}
     # Learners' own checkpoints, and their saved contents.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contents of simulated processes: symbols here, arrays in the lab.
 
-A cluster asks `Contents` for what a process holds besides its machine. With
-`Symbols`, a fragment is a CRC that is a function of those before it: enough to
-detect an update that is applied to other bytes than it was made for. The lab
-has an implementation with real arrays and codecs
+A cluster asks `Backend` for what a process holds besides its machine. With
+`SymbolicBackend`, a fragment is a CRC that is a function of those before it:
+enough to detect an update that is applied to other bytes than it was made for.
+The lab has an implementation with real arrays and codecs
 (`diloco/lab/process_arrays.py`).
 """
 
@@ -29,11 +29,11 @@ class Carried(messages.Payload):
   order: Any = None  # Order to the shard that offers it; see `simulated_shard`.
 
 
-class Unusable(Exception):
+class RefusedContribution(Exception):
   """A contribution that must not be merged."""
 
 
-class LearnerContents(Protocol):
+class LearnerBackend(Protocol):
   """The contents of a learner's process; lists are by fragment.
 
   Attributes:
@@ -83,7 +83,7 @@ class LearnerContents(Protocol):
     """Returns all of it as a checkpoint, which later changes do not affect."""
 
 
-class SyncerContents(Protocol):
+class SyncerBackend(Protocol):
   """The contents of the syncer's process; `crcs` are those of Θ, by
   fragment.
   """
@@ -91,7 +91,7 @@ class SyncerContents(Protocol):
   crcs: list[int]
 
   def take(self, offer: messages.Offer) -> tuple[Any, float]:
-    """Returns a contribution and its norm; raises `Unusable`."""
+    """Returns a contribution and its norm; raises `RefusedContribution`."""
 
   def merge(self, merge: syncer_events.Merge, taken: dict[int, Any]):
     """Makes the outer step of a round; Θ is the new one from `publish` on."""
@@ -112,7 +112,7 @@ class SyncerContents(Protocol):
     """Returns all of it as a checkpoint."""
 
 
-class Contents(Protocol):
+class Backend(Protocol):
   """Makes the contents of processes.
 
   Attributes:
@@ -123,14 +123,14 @@ class Contents(Protocol):
 
   def learner(
     self, learner: int, start: Start, saved: Any | None
-  ) -> LearnerContents:
+  ) -> LearnerBackend:
     """Makes those of a learner's process; `saved` is its last checkpoint."""
 
-  def syncer(self, crcs: tuple[int, ...], saved: Any | None) -> SyncerContents:
+  def syncer(self, crcs: tuple[int, ...], saved: Any | None) -> SyncerBackend:
     """Makes those of a syncer's process; `saved` has these CRCs."""
 
 
-class Symbols:
+class SymbolicBackend:
   """Contents with CRCs in place of bytes.
 
   Args:
@@ -141,11 +141,11 @@ class Symbols:
     self.first_crcs = tuple(crc_of(p, 0) for p in range(fragments))
 
   def learner(self, learner: int, start: Start, saved: None):
-    """Makes a learner's contents; see `Contents`."""
+    """Makes a learner's contents; see `Backend`."""
     return _LearnerSymbols(start)
 
   def syncer(self, crcs: tuple[int, ...], saved: None):
-    """Makes the syncer's contents; see `Contents`."""
+    """Makes the syncer's contents; see `Backend`."""
     return _SyncerSymbols(crcs)
 
 

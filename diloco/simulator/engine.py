@@ -80,7 +80,7 @@ class Alarm:
       self.set()
 
 
-class Watch:
+class Observer:
   """An observer of every event of every machine, which ignores them all.
 
   Arguments are those of the cluster's processes, `SimulatedSyncer` and
@@ -108,7 +108,7 @@ class Watch:
     """
 
 
-class Log(Watch):
+class DecisionLog(Observer):
   """An observer that keeps the syncer's decisions with their times in
   seconds.
   """

@@ -8,7 +8,7 @@ from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import LearnerState
-from diloco.simulator.contents import LearnerContents
+from diloco.simulator.contents import LearnerBackend
 
 SESSION_BITS = 12  # In an incarnation; the rest is the process number.
 RISES_MAX = 8  # How often it takes a newer number, as in a run.
@@ -17,7 +17,7 @@ OTHER_HANDLES = 1 << 40  # First handle of payloads that are not offers.
 
 
 @dataclasses.dataclass(frozen=True)
-class Dispatched:
+class SimulatedStep:
   """An inner step that has not been reported."""
 
   tokens: int
@@ -26,7 +26,7 @@ class Dispatched:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class EncodingJob:
   """A job of the encoding thread."""
 
   incarnation: int
@@ -69,7 +69,7 @@ def offer_of(
 
 def state_offered(
   effect: learner_events.DonateState,
-  contents: LearnerContents,
+  contents: LearnerBackend,
   payloads: tuple[messages.Payload, ...],
   address: str,
 ) -> messages.StateOffered:

@@ -22,7 +22,7 @@ class Cargo(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Link:
+class LinkDeviation:
   """A learner's deviation from the usual link; up is to the syncer.
 
   Attributes:
@@ -38,7 +38,7 @@ class Link:
   down: float = 1.0
 
 
-USUAL = Link()
+USUAL = LinkDeviation()
 
 
 class Wires(Protocol):
@@ -121,7 +121,7 @@ class UnequalWires:
     self,
     transfer_s: float,
     latency_s: float,
-    links: Mapping[int, Link],
+    links: Mapping[int, LinkDeviation],
     sizes: Sequence[float],
     stall_share: float,
     seed: int,

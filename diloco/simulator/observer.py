@@ -9,12 +9,12 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.contents import Counters, counters_of, crc_of
-from diloco.simulator.engine import Watch
+from diloco.simulator.engine import Observer
 from diloco.simulator.invariants import Invariants, hold
 from diloco.simulator.learner_jobs import OFFERS_MAX
 
 
-class TokenWatch(Watch):
+class TokenObserver(Observer):
   """An observer of both sides; simulated learners know their tokens exactly.
 
   Args:
@@ -25,7 +25,7 @@ class TokenWatch(Watch):
   """
 
   def __init__(self, fragments: int):
-    self.accounts: dict[int, token_ledger.Account] = {}
+    self.accounts: dict[int, token_ledger.TokenAccount] = {}
     self._fragments = fragments
     self._numbers: dict[object, int] = {}  # Of processes.
     self._sessions: dict[tuple[int, int], int] = {}  # Number, by incarnation.
@@ -66,7 +66,7 @@ class TokenWatch(Watch):
     account = self.accounts[process.id]
     return account.processes[self._numbers[process]].counts[fragment]
 
-  def rows(self) -> dict[tuple[int, int], token_ledger.Row]:
+  def rows(self) -> dict[tuple[int, int], token_ledger.TokenCounts]:
     """Returns the current balance, by learner and fragment."""
     for number, process in self._last.items():
       self.accounts[process.id].processes[number].end = _end_of(process)
@@ -80,7 +80,7 @@ class TokenWatch(Watch):
     number = self._numbers[process] = len(self._numbers)
     self._last[number] = process
     account = self.accounts.setdefault(
-      process.id, token_ledger.Account(self._fragments)
+      process.id, token_ledger.TokenAccount(self._fragments)
     )
     state = process.machine.snapshot()
     counts = [fragment.from_tokens for fragment in state.fragments]
@@ -93,7 +93,7 @@ class TokenWatch(Watch):
     for share in publish.shares:
       number = self._sessions[share.learner, share.incarnation]
       name = number, share.handle
-      merged = token_ledger.Merged(p, version, name, share.c_tokens)
+      merged = token_ledger.MergedContribution(p, version, name, share.c_tokens)
       self.accounts[share.learner].merge(merged)
 
 
@@ -108,7 +108,7 @@ def _end_of(process) -> str | None:
   return token_ledger.LEFT
 
 
-class Onlooker(Watch):
+class ClusterObserver(Observer):
   """An observer of all processes at once.
 
   Numbers in the messages are those of *What always holds* in
@@ -119,7 +119,7 @@ class Onlooker(Watch):
     self.events = 0
     # Called once, when the run begins to finish.
     self.when_finishing: Callable[[], None] | None = None
-    self.tokens = TokenWatch(config.fragments)
+    self.tokens = TokenObserver(config.fragments)
     self._config = config
     self._syncer = None
     self._invariants = Invariants(config)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from diloco.protocol import timeouts
 from diloco.protocol.config import ADMISSIONS, BLENDS, ProtocolConfig
-from diloco.simulator.network import USUAL, Link, UnequalWires
+from diloco.simulator.network import USUAL, LinkDeviation, UnequalWires
 from diloco.simulator.timing import BOTH_WAYS, Timing
 
 WIDE_FROM = 10**8
@@ -341,8 +341,8 @@ def _widened_timing(
   )
 
 
-def _draw_link(rng: random.Random) -> Link:
-  return Link(
+def _draw_link(rng: random.Random) -> LinkDeviation:
+  return LinkDeviation(
     up_s=rng.choice((0.0, 0.05, 0.4)),
     down_s=rng.choice((0.0, 0.05, 0.4)),
     up=rng.choice((1.0, 3.0, 10.0)),

@@ -22,8 +22,8 @@ from diloco.simulator.learner_jobs import (
   OTHER_HANDLES,
   RISES_MAX,
   SESSION_BITS,
-  Dispatched,
-  Job,
+  EncodingJob,
+  SimulatedStep,
   offer_of,
   saved_start,
   state_offered,
@@ -76,9 +76,9 @@ class SimulatedLearner:
     self._sessions = 0
     self._rises = RISES_MAX  # Until it is admitted.
     self._unread: list[Callable[[], None]] = []  # While it is stopped.
-    self._jobs: collections.deque[Job] = collections.deque()
+    self._jobs: collections.deque[EncodingJob] = collections.deque()
     self._encoding = False  # The first of them is in progress.
-    self._dispatched: Dispatched | None = None
+    self._dispatched: SimulatedStep | None = None
     self._progress = 0  # Schedule argument of the next step.
     self._pulls: collections.deque[Callable[[], None]] = collections.deque()
     self._alarm = Alarm(
@@ -199,7 +199,7 @@ class SimulatedLearner:
     loss = self.contents.step(self.position, self.stepped_at)
     self.position += 1
     self.tokens += tokens
-    self._dispatched = Dispatched(tokens, self.position, loss)
+    self._dispatched = SimulatedStep(tokens, self.position, loss)
     self.handle(learner_events.Boundary(tokens))
     self._progress = self.machine.global_step
 
@@ -291,7 +291,7 @@ class SimulatedLearner:
     """Queues work; `copied`: its input is copied at this boundary."""
     waits = copied and self._overlaps
     of_step = self.machine.snapshot().step if waits else 0
-    self._jobs.append(Job(self.incarnation, of_step, do))
+    self._jobs.append(EncodingJob(self.incarnation, of_step, do))
     self._encode_next()
 
   def _encode_next(self):

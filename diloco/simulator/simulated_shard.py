@@ -106,7 +106,7 @@ class BackFrom(syncer_events.Back):
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class ShardOrder:
   """An order to a process of a shard; void once that is dead."""
 
   shard: SimulatedShard | None  # None: the lead itself.

@@ -9,10 +9,15 @@ from diloco.protocol import messages
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.state import Ledger
-from diloco.simulator.contents import FINGERPRINTS, RUN, Carried, Unusable
+from diloco.simulator.contents import (
+  FINGERPRINTS,
+  RUN,
+  Carried,
+  RefusedContribution,
+)
 from diloco.simulator.engine import Alarm
 from diloco.simulator.network import SYNCER, Cargo
-from diloco.simulator.simulated_shard import BackFrom, Order, owner_of
+from diloco.simulator.simulated_shard import BackFrom, ShardOrder, owner_of
 
 # (round, learner, incarnation, handle).
 PullKey = tuple[int, int, int, int]
@@ -227,13 +232,13 @@ class SimulatedSyncer:
     if order.shard is not None and order.holds:
       order.shard.install(p, version, self.crcs[p])
 
-  def _order(self, fragment: int) -> Order:
+  def _order(self, fragment: int) -> ShardOrder:
     """Returns an order to the process that has the fragment, as far as
     known.
     """
     number = owner_of(fragment, self._cluster.shards)
     shard = self._cluster.others.get(number)
-    return Order(shard, self._processes.get(number, 0))
+    return ShardOrder(shard, self._processes.get(number, 0))
 
   def _publish(self, effect: syncer_events.Publish):
     """First saves what must not be lost, then tells the others."""
@@ -347,7 +352,7 @@ class SimulatedSyncer:
 
     when_it_runs(begin)
 
-  def _ends(self, key: PullKey, order: Order) -> bool:
+  def _ends(self, key: PullKey, order: ShardOrder) -> bool:
     """Returns True if the machine still waits for a pull that is now over."""
     wanted = key in self._pulling
     self._pulling.discard(key)
@@ -365,8 +370,8 @@ class SimulatedSyncer:
     try:
       taken, norm = self.contents.take(effect.offer)
       if process.unusable:
-        raise Unusable('not finite')
-    except Unusable as error:
+        raise RefusedContribution('not finite')
+    except RefusedContribution as error:
       self.deliver(syncer_events.PullFailed(*pull, str(error), True))
       return
     self._taken[key] = taken

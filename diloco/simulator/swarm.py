@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.invariants import hold
-from diloco.simulator.observer import Onlooker
+from diloco.simulator.observer import ClusterObserver
 from diloco.simulator.scenario import THROTTLED, Fault, Scenario, draw
 
 # A violation, or an internal error of a machine.
@@ -26,7 +26,7 @@ class Swarm:
 
   def __init__(self, scenario: Scenario):
     self.scenario = scenario
-    self.onlooker = Onlooker(scenario.config)
+    self.onlooker = ClusterObserver(scenario.config)
     self.cluster = Cluster(
       scenario.config,
       scenario.timing,

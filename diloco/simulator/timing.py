@@ -4,7 +4,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from diloco.simulator.network import USUAL, Link
+from diloco.simulator.network import USUAL, LinkDeviation
 
 Ways = tuple[str, ...]  # 'up' and 'down': to the syncer, and from it.
 BOTH_WAYS = ('up', 'down')
@@ -39,7 +39,7 @@ class Timing:
   slow_share: float = 0.0
   late_share: float = 0.0
   late_s: float = 0.0
-  links: Mapping[int, Link] = dataclasses.field(default_factory=dict)
+  links: Mapping[int, LinkDeviation] = dataclasses.field(default_factory=dict)
 
   def up_s(self, learner: int) -> float:
     """Returns the latency of a message to the syncer."""

@@ -11,14 +11,14 @@ import numpy as np
 
 from diloco.config.simulation import SimulationConfig
 from diloco.fleets import fleet, traffic
-from diloco.fleets.failures import Happenings
+from diloco.fleets.failures import FaultEvents
 from diloco.fleets.traffic import (
   TOLERANCE,
   bandwidth_gbps,
   bytes_per_value,
   fragment_shares,
 )
-from diloco.pages.parts import Cell, Chart, Column, Line, Report, Table
+from diloco.pages.parts import Cell, Chart, Column, Line, ReportPage, Table
 from diloco.simulator.network import SYNCER
 from diloco.studies.inputs import fleet_of, network_of
 
@@ -207,7 +207,7 @@ def _row(config: SimulationConfig, gbps: float) -> tuple:
       protocol,
       fleet_of(config, protocol.learners),
       network,
-      Happenings(),
+      FaultEvents(),
       seed,
       until_s,
     )
@@ -220,8 +220,8 @@ def _row(config: SimulationConfig, gbps: float) -> tuple:
     statistics.fmean(paces),
     statistics.stdev(paces) if len(paces) > 1 else 0.0,
     statistics.fmean(100 * outcome.goodput for outcome in outcomes),
-    100 * _over_learners(outcomes, fleet.Outcome.participation),
-    _over_learners(outcomes, fleet.Outcome.staleness),
+    100 * _over_learners(outcomes, fleet.FleetResult.participation),
+    _over_learners(outcomes, fleet.FleetResult.staleness),
     statistics.fmean(_busiest(o, lambda use: use.mean_bps) for o in outcomes),
     statistics.fmean(_busiest(o, lambda use: use.peak_bps) for o in outcomes),
   )
@@ -231,13 +231,13 @@ def _over_learners(outcomes, figure) -> float:
   return statistics.fmean(figure(o, m) for o in outcomes for m in o.learners)
 
 
-def _busiest(outcome: fleet.Outcome, bps) -> float:
+def _busiest(outcome: fleet.FleetResult, bps) -> float:
   """Gbit/s of the learners' busiest link, one way; 0 where none is used."""
   used = [bps(use) for use in outcome.links if use.process != SYNCER]
   return max(used, default=0.0) / 1e9
 
 
-def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
+def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   """Returns one table and one chart per D and T; factors; the real machines.
 
   Args:
@@ -255,7 +255,7 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
       charts.append(_chart(config, rows, datacentres, step_s))
       factors += _factor_rows(setting, rows, found)
       say(f'bandwidth at {setting}')
-  return Report(
+  return ReportPage(
     config.name,
     'Bandwidth for a compute utilisation',
     'python -m diloco.simulate --config=experiments/bandwidth.py',

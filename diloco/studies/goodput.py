@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from diloco.config.simulation import SYSTEMS, SimulationConfig
 from diloco.pages import parts
-from diloco.pages.parts import Chart, Line, Span, Timeline
+from diloco.pages.parts import Chart, Line, Timeline, TimelineSpan
 from diloco.studies import goodput_cells, goodput_tables, inputs, lanes, traces
-from diloco.studies.goodput_cells import DECOUPLED, Cell, recovery_of
+from diloco.studies.goodput_cells import DECOUPLED, GoodputCell, recovery_of
 from diloco.studies.goodput_tables import Grid, short
 
 CURVE_POINTS = 41  # Of a closed form.
@@ -85,7 +85,7 @@ def _curve(
   return Line(label, 'closed form', tuple(xs), tuple(ys), group=group)
 
 
-def timeline(config: SimulationConfig, cell: Cell) -> Timeline:
+def timeline(config: SimulationConfig, cell: GoodputCell) -> Timeline:
   """Learners and rounds of the beginning of one run.
 
   Args:
@@ -102,7 +102,7 @@ def timeline(config: SimulationConfig, cell: Cell) -> Timeline:
     [f'learner {m}' for m in range(cell.learners)],
     until_s,
     more=[
-      Span(learner, stop.begin_s, stop.end_s, kind, stop.reason)
+      TimelineSpan(learner, stop.begin_s, stop.end_s, kind, stop.reason)
       for learner, one in enumerate(cell.stands)
       for stop in one.stops
     ],
@@ -111,7 +111,7 @@ def timeline(config: SimulationConfig, cell: Cell) -> Timeline:
 
 def report(
   config: SimulationConfig, say: Callable[[str], None]
-) -> parts.Report:
+) -> parts.ReportPage:
   """Simulates every system on every fleet, with the same failures.
 
   Args:
@@ -139,7 +139,7 @@ def report(
   drawn = [cell for cell in cells.values() if cell.outcome is not None]
   if drawn:
     pages += [goodput_tables.rounds_table(grid), timeline(config, drawn[0])]
-  return parts.Report(
+  return parts.ReportPage(
     name=config.name,
     title=TITLE,
     command='python -m diloco.simulate --config=experiments/goodput.py',
@@ -157,7 +157,7 @@ def chips_of(config: SimulationConfig) -> tuple[int, ...]:
 
 def simulate(
   config: SimulationConfig, say: Callable[[str], None]
-) -> dict[tuple[str, int, int], Cell]:
+) -> dict[tuple[str, int, int], GoodputCell]:
   """All cells, by (system, learners, chips)."""
   rows = goodput_cells.rows(config)
   sizes = chips_of(config)

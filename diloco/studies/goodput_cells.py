@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from diloco.config.simulation import SimulationConfig
 from diloco.fleets import closed_forms, fleet, speeds, synchronous
-from diloco.fleets.synchronous import Exchange
+from diloco.fleets.synchronous import GroupExchange
 from diloco.simulator.network import SYNCER
 from diloco.studies import inputs, traces
 from diloco.studies.traces import Trace
@@ -22,7 +22,7 @@ LOCKSTEP_LONGER = 24
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class GoodputRun:
   """One seed; fields that concern rounds are None for systems without them.
 
   Attributes:
@@ -53,7 +53,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class GoodputCell:
   """One system with M learners on N chips.
 
   Attributes:
@@ -66,14 +66,14 @@ class Cell:
   system: str
   learners: int
   chips: int
-  runs: tuple[Run, ...]
+  runs: tuple[GoodputRun, ...]
   closed_goodput: float | None
   closed_uptime: float | None
-  outcome: fleet.Outcome | None = None
-  stands: tuple[traces.Standing, ...] = ()
+  outcome: fleet.FleetResult | None = None
+  stands: tuple[traces.LearnerTrace, ...] = ()
 
   def mean(self, name: str) -> float | None:
-    """Over the seeds, of an attribute of `Run`."""
+    """Over the seeds, of an attribute of `GoodputRun`."""
     values = self.values(name)
     return statistics.fmean(values) if values else None
 
@@ -113,7 +113,7 @@ def simulate(
   learners: int,
   fleet_traces: Sequence[Trace],
   timeline_s: float = 0.0,
-) -> Cell:
+) -> GoodputCell:
   """Runs a cell on the traces of a fleet, one of each seed.
 
   Args:
@@ -140,7 +140,7 @@ def simulate(
     else:
       runs.append(_in_lockstep(config, system, every, seed, until_s))
   goodput, uptime = _closed(config, system, learners, fleet_traces[0])
-  return Cell(
+  return GoodputCell(
     system,
     learners,
     fleet_traces[0].chips,
@@ -161,13 +161,13 @@ def recovery_of(config: SimulationConfig, system: str) -> str:
   return config.failures.recovery
 
 
-def exchange_of(config: SimulationConfig, system: str) -> Exchange:
+def exchange_of(config: SimulationConfig, system: str) -> GroupExchange:
   """Returns the exchange that groups in lock-step wait for.
 
   Without a DiLoCo, that is every step of the others.
   """
   if system not in DILOCOS:
-    return Exchange(1)
+    return GroupExchange(1)
   streams = system == 'streaming DiLoCo'
   return inputs.exchange_of(config, streams, max(config.study.learners))
 
@@ -175,10 +175,10 @@ def exchange_of(config: SimulationConfig, system: str) -> Exchange:
 def _in_lockstep(
   config: SimulationConfig,
   system: str,
-  every: Sequence[traces.Standing],
+  every: Sequence[traces.LearnerTrace],
   seed: int,
   until_s: float,
-) -> Run:
+) -> GoodputRun:
   fleet = config.fleet
   is_even = not (fleet.slow_learners or fleet.jitter or fleet.drift)
   if system not in DILOCOS and not is_even:
@@ -205,16 +205,16 @@ def _in_lockstep(
     [one.capacities for one in every],
   )
   steps = sum(group.steps for group in done.groups)
-  return Run(done.goodput, done.uptime, steps)
+  return GoodputRun(done.goodput, done.uptime, steps)
 
 
 def _decoupled(
   config: SimulationConfig,
-  every: Sequence[traces.Standing],
+  every: Sequence[traces.LearnerTrace],
   seed: int,
   until_s: float,
   timeline_s: float,
-) -> fleet.Outcome:
+) -> fleet.FleetResult:
   learners = len(every)
   protocol = dataclasses.replace(
     config.protocol,
@@ -233,12 +233,12 @@ def _decoupled(
   )
 
 
-def _counted(outcome: fleet.Outcome) -> Run:
+def _counted(outcome: fleet.FleetResult) -> GoodputRun:
   participations = [outcome.participation(m) for m in outcome.learners]
   counts = outcome.learners.values()
   merged = sum(count.merged for count in counts)
   staleness = sum(count.staleness for count in counts)
-  return Run(
+  return GoodputRun(
     goodput=outcome.goodput,
     uptime=outcome.uptime,
     learner_steps=outcome.steps,
@@ -254,7 +254,7 @@ def _counted(outcome: fleet.Outcome) -> Run:
 
 
 def _gbps(
-  outcome: fleet.Outcome,
+  outcome: fleet.FleetResult,
   direction: str,
   over: Callable[[list[float]], float],
 ) -> float:
@@ -268,7 +268,7 @@ def _gbps(
   )
 
 
-def _peak_gbps(outcome: fleet.Outcome, direction: str) -> float:
+def _peak_gbps(outcome: fleet.FleetResult, direction: str) -> float:
   """Returns the peak rate of the syncer's link."""
   return max(
     (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from diloco.pages.parts import Column, Table
 from diloco.studies import inputs
-from diloco.studies.goodput_cells import DECOUPLED, Cell
+from diloco.studies.goodput_cells import DECOUPLED, GoodputCell
 
 ELASTIC = 'elastic data-parallel'
 
@@ -25,7 +25,7 @@ class Grid:
 
   rows: tuple[tuple[str, int], ...]
   chips: tuple[int, ...]
-  cells: Mapping[tuple[str, int, int], Cell]
+  cells: Mapping[tuple[str, int, int], GoodputCell]
   is_paper: bool
 
   def paper_percent(self, system: str, learners: int, chips: int):
@@ -192,7 +192,7 @@ def _if_any(
   system: str,
   learners: int,
   by: str,
-  figure: Callable[[Cell], float | None],
+  figure: Callable[[GoodputCell], float | None],
 ) -> Iterator[tuple]:
   """The row of a reference, unless all of it is missing."""
   figures = [
@@ -206,17 +206,17 @@ def _alternating(means: list, spreads: list) -> list:
   return [value for pair in zip(means, spreads) for value in pair]
 
 
-def _of_size(grid: Grid, size: float, learners: int) -> Cell | None:
+def _of_size(grid: Grid, size: float, learners: int) -> GoodputCell | None:
   is_program = learners == 1 and (ELASTIC, 1) in grid.rows
   system = ELASTIC if is_program else DECOUPLED
   return grid.cells.get((system, learners, round(size * learners)))
 
 
-def _closed_goodput(cell: Cell) -> float | None:
+def _closed_goodput(cell: GoodputCell) -> float | None:
   return _percent(cell.closed_goodput)
 
 
-def _closed_uptime(cell: Cell) -> float | None:
+def _closed_uptime(cell: GoodputCell) -> float | None:
   return _percent(cell.closed_uptime)
 
 

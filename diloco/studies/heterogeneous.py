@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 
 from diloco.config.simulation import SimulationConfig
 from diloco.fleets import fleet, synchronous
-from diloco.fleets.failures import Happenings
-from diloco.fleets.fleet import Outcome
+from diloco.fleets.failures import FaultEvents
+from diloco.fleets.fleet import FleetResult
 from diloco.fleets.speeds import Speeds
 from diloco.pages.parts import (
   Cell,
   Chart,
   Column,
   Line,
-  Report,
+  ReportPage,
   Table,
   Timeline,
 )
@@ -69,20 +69,22 @@ def slow(config: SimulationConfig) -> range:
   return range(fast(config).stop, config.protocol.learners)
 
 
-def run(config: SimulationConfig, setting: str, i: int) -> fleet.Outcome:
+def run(config: SimulationConfig, setting: str, i: int) -> fleet.FleetResult:
   """The i-th run of a setting; the first keeps what a timeline shows."""
   return fleet.run(
     protocol_of(setting, config.protocol),
     inputs.fleet_of(config, config.protocol.learners),
     inputs.network_of(config),
-    Happenings(),
+    FaultEvents(),
     config.seed + i,
     until_s=config.study.steps * config.fleet.step_s,
     timeline_s=config.study.timeline_s if i == 0 else 0.0,
   )
 
 
-def run_in_lockstep(config: SimulationConfig, i: int) -> synchronous.Outcome:
+def run_in_lockstep(
+  config: SimulationConfig, i: int
+) -> synchronous.SynchronousResult:
   """Streaming DiLoCo on the same fleet: one program, M groups."""
   fleet, groups = config.fleet, config.protocol.learners
   steps_s = inputs.fleet_of(config, groups).step_s
@@ -102,7 +104,7 @@ def run_in_lockstep(config: SimulationConfig, i: int) -> synchronous.Outcome:
   )
 
 
-def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
+def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   """Runs every setting with every seed."""
   study = config.study
   outcomes = {}
@@ -112,7 +114,7 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
       outcomes.setdefault(setting, []).append(run(config, setting, i))
   say(f'{LOCKSTEP}: {study.seeds} runs')
   waiting = [run_in_lockstep(config, i) for i in range(study.seeds)]
-  return Report(
+  return ReportPage(
     name=config.name,
     title='Learners of unequal speed: what quorum, grace and admission do',
     command='python -m diloco.simulate --config=experiments/heterogeneous.py',
@@ -126,7 +128,9 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
 
 
 def _table(
-  config: SimulationConfig, outcomes: dict, waiting: list[synchronous.Outcome]
+  config: SimulationConfig,
+  outcomes: dict,
+  waiting: list[synchronous.SynchronousResult],
 ) -> Table:
   rows = []
   for setting, several in outcomes.items():
@@ -175,7 +179,7 @@ def _table(
 
 
 def _lockstep_row(
-  config: SimulationConfig, waiting: list[synchronous.Outcome]
+  config: SimulationConfig, waiting: list[synchronous.SynchronousResult]
 ) -> tuple[Cell, ...]:
   """All take part in every round, and wait for it."""
   protocol = config.protocol
@@ -281,7 +285,7 @@ def _even_pace(config: SimulationConfig, setting: str) -> float:
 
 
 def _mean_merged(
-  several: Sequence[Outcome], learners: Sequence[int]
+  several: Sequence[FleetResult], learners: Sequence[int]
 ) -> float | None:
   """Returns the mean participation; None if there are no such learners."""
   if not learners:
@@ -289,12 +293,12 @@ def _mean_merged(
   return inputs.mean([_merged(outcome, learners) for outcome in several])
 
 
-def _merged(outcome: Outcome, learners: Sequence[int]) -> float:
+def _merged(outcome: FleetResult, learners: Sequence[int]) -> float:
   """Mean participation of some learners, in %."""
   return inputs.mean([100 * outcome.participation(m) for m in learners])
 
 
-def _staleness(outcome: Outcome) -> float:
+def _staleness(outcome: FleetResult) -> float:
   """Mean over everything that was merged."""
   counts = outcome.learners.values()
   merged = sum(count.merged for count in counts)

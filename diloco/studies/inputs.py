@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from diloco.config.simulation import FailuresConfig, SimulationConfig
 from diloco.fleets import speeds
 from diloco.fleets.fleet import Fleet
-from diloco.fleets.synchronous import Exchange
+from diloco.fleets.synchronous import GroupExchange
 from diloco.fleets.traffic import bytes_per_value, fragment_shares
 from diloco.simulator.network import Network
 
@@ -96,7 +96,7 @@ def network_of(config: SimulationConfig) -> Network:
 
 def exchange_of(
   config: SimulationConfig, streams: bool, groups: int
-) -> Exchange:
+) -> GroupExchange:
   """Returns the exchange that groups in lock-step wait for.
 
   An exchange is the bytes of all parameters, or of the largest fragment, up and
@@ -117,8 +117,10 @@ def exchange_of(
   )
   exchange_s = transfer_s + 2 * network.latency_s
   if streams:
-    return Exchange(protocol.spacing_steps, protocol.overlap_steps, exchange_s)
-  return Exchange(protocol.sync_every_steps, 0, exchange_s)
+    return GroupExchange(
+      protocol.spacing_steps, protocol.overlap_steps, exchange_s
+    )
+  return GroupExchange(protocol.sync_every_steps, 0, exchange_s)
 
 
 def said(runs: int) -> str:

@@ -3,8 +3,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from diloco.fleets.fleet import Outcome
-from diloco.pages.parts import Span, Timeline
+from diloco.fleets.fleet import FleetResult
+from diloco.pages.parts import Timeline, TimelineSpan
 
 ROUNDS_MAX = 4  # Lanes of rounds; more of them overlap.
 
@@ -12,10 +12,10 @@ ROUNDS_MAX = 4  # Lanes of rounds; more of them overlap.
 def timeline(
   name: str,
   title: str,
-  outcome: Outcome,
+  outcome: FleetResult,
   learners: Sequence[str],
   until_s: float,
-  more: Iterable[Span] = (),
+  more: Iterable[TimelineSpan] = (),
   notes: tuple[str, ...] = (),
 ) -> Timeline:
   """A lane per learner, and below them as many as rounds overlap.
@@ -32,15 +32,20 @@ def timeline(
   tally = outcome.tally
   spans = [
     *more,
-    *(Span(m, begin, end, 'bootstrap') for m, begin, end in tally.bootstraps),
-    *(Span(m, begin, end, 'step') for m, begin, end in tally.steps_spans),
+    *(
+      TimelineSpan(m, begin, end, 'bootstrap')
+      for m, begin, end in tally.bootstraps
+    ),
+    *(
+      TimelineSpan(m, begin, end, 'step') for m, begin, end in tally.steps_spans
+    ),
   ]
   lanes = lanes_of([(due, merged) for _, due, _, merged in tally.round_spans])
   for lane, round_span in zip(lanes, tally.round_spans):
     number, due_s, quorum_s, merged_s = round_span
     place, label = len(learners) + lane, f'round {number}'
-    spans.append(Span(place, due_s, quorum_s, 'round', label))
-    spans.append(Span(place, quorum_s, merged_s, 'grace', label))
+    spans.append(TimelineSpan(place, due_s, quorum_s, 'round', label))
+    spans.append(TimelineSpan(place, quorum_s, merged_s, 'grace', label))
   return Timeline(
     name,
     title,
@@ -69,9 +74,11 @@ def lanes_of(spans: Sequence[tuple[float, float]]) -> list[int]:
   return lanes
 
 
-def _cut(spans: Iterable[Span], until_s: float) -> Iterator[Span]:
+def _cut(
+  spans: Iterable[TimelineSpan], until_s: float
+) -> Iterator[TimelineSpan]:
   """Yields the spans that begin before `until_s`, cut there."""
   for span in spans:
     end_s = min(span.end_s, until_s)
     if span.begin_s < end_s:
-      yield Span(span.lane, span.begin_s, end_s, span.kind, span.label)
+      yield TimelineSpan(span.lane, span.begin_s, end_s, span.kind, span.label)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 
 from diloco.config.simulation import SimulationConfig
-from diloco.pages.parts import Column, Report, Table
+from diloco.pages.parts import Column, ReportPage, Table
 from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.cluster import Cluster, ClusterOptions
-from diloco.simulator.engine import Watch
+from diloco.simulator.engine import Observer
 from diloco.simulator.timing import Timing
 
 OLD_STEPS = 1.5  # Of the learner's own; an offer is due each step at most.
@@ -31,7 +31,7 @@ COLUMNS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class OfferAgeSetting:
   """One setting of the study."""
 
   far: bool
@@ -42,7 +42,7 @@ class Cell:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ages:
+class OfferAgeResult:
   """The result of one setting, over all seeds.
 
   Attributes:
@@ -66,7 +66,7 @@ class Ages:
     )
 
 
-class _Shares(Watch):
+class _Shares(Observer):
   """Collects the ages of all that is merged before the run finishes."""
 
   def __init__(self):
@@ -83,7 +83,7 @@ class _Shares(Watch):
         self.ages += [share.age_steps for share in effect.shares]
 
 
-def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
+def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   """Runs every setting with every seed."""
   rows = []
   for cell in cells(config):
@@ -117,7 +117,7 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
       f'{config.study.steps} steps, {config.study.seeds} seeds together.',
     ),
   )
-  return Report(
+  return ReportPage(
     name=config.name,
     title='How old is what a round merges?',
     command='python -m diloco.simulate --config=experiments/offer_age.py',
@@ -130,13 +130,13 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
   )
 
 
-def cells(config: SimulationConfig) -> list[Cell]:
+def cells(config: SimulationConfig) -> list[OfferAgeSetting]:
   """Near link with every τ, then the far one."""
   study = config.study
   links = [(False, overlap) for overlap in study.overlaps]
   links += [(True, study.far_overlap)]
   return [
-    Cell(far, overlap, learners, quorum, fragments)
+    OfferAgeSetting(far, overlap, learners, quorum, fragments)
     for far, overlap in links
     for learners in study.learners
     for quorum in sorted({1, max(1, learners // 2)})
@@ -144,7 +144,7 @@ def cells(config: SimulationConfig) -> list[Cell]:
   ]
 
 
-def measure(config: SimulationConfig, cell: Cell) -> Ages:
+def measure(config: SimulationConfig, cell: OfferAgeSetting) -> OfferAgeResult:
   """All seeds of one setting."""
   shares, steps, offers = _Shares(), 0, 0
   for i in range(config.study.seeds):
@@ -154,7 +154,7 @@ def measure(config: SimulationConfig, cell: Cell) -> Ages:
       each.machine.snapshot().handles for each in cluster.learners.values()
     )
   merged = len(shares.ages)
-  return Ages(
+  return OfferAgeResult(
     mean=math.fsum(shares.ages) / merged,
     old=sum(age > OLD_STEPS for age in shares.ages) / merged,
     merged=merged / (shares.rounds * cell.learners),
@@ -163,7 +163,7 @@ def measure(config: SimulationConfig, cell: Cell) -> Ages:
 
 
 def _run(
-  config: SimulationConfig, cell: Cell, seed: int, watch: Watch
+  config: SimulationConfig, cell: OfferAgeSetting, seed: int, watch: Observer
 ) -> Cluster:
   step_s, network = config.fleet.step_s, config.network
   far_s = config.study.far_steps * step_s

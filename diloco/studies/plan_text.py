@@ -5,12 +5,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from diloco.sizing.host_memory import F32_BYTES, Memory
-from diloco.studies.planning import INTERVALS, LATENCIES, Plan
+from diloco.studies.planning import INTERVALS, LATENCIES, RunPlan
 
 OVERLAP_ADVISED = 5  # Streaming DiLoCo: harmless up to 10, advised up to 5.
 
 
-def lines(plan: Plan) -> Iterator[str]:
+def lines(plan: RunPlan) -> Iterator[str]:
   """All that is to be said, line by line."""
   yield from _given(plan)
   yield ''
@@ -23,7 +23,7 @@ def lines(plan: Plan) -> Iterator[str]:
   yield from _memories(plan)
 
 
-def _given(plan: Plan) -> Iterator[str]:
+def _given(plan: RunPlan) -> Iterator[str]:
   given = plan.situation
   where = 'the syncer elsewhere'
   if given.datacentres > 1:
@@ -38,7 +38,7 @@ def _given(plan: Plan) -> Iterator[str]:
   )
 
 
-def _settings(plan: Plan) -> Iterator[str]:
+def _settings(plan: RunPlan) -> Iterator[str]:
   config = plan.protocol
   yield _row('suggested', 'because')
   yield _row(
@@ -63,7 +63,7 @@ def _settings(plan: Plan) -> Iterator[str]:
   yield _row(f'grace ≤ {config.grace_cap_steps:g} T', late)
 
 
-def _why_interval(plan: Plan) -> str:
+def _why_interval(plan: RunPlan) -> str:
   every = plan.protocol.sync_every_steps
   if plan.links_on_time < 1:
     needed = _up(plan.gbps_needed) if plan.gbps_needed < math.inf else None
@@ -78,7 +78,7 @@ def _why_interval(plan: Plan) -> str:
   return "the paper's; raise it only for links that are busy more than 90 %"
 
 
-def _traffic(plan: Plan) -> Iterator[str]:
+def _traffic(plan: RunPlan) -> Iterator[str]:
   given, x = plan.situation, plan.exchange
   rate = plan.link_share * given.bandwidth_gbps
   size = _size(plan.fragment_bytes)
@@ -104,7 +104,7 @@ def _traffic(plan: Plan) -> Iterator[str]:
   )
 
 
-def _utilisation(plan: Plan) -> Iterator[str]:
+def _utilisation(plan: RunPlan) -> Iterator[str]:
   yield _row('chips busy', '100 %: steps never wait')
   yield _row(
     '',
@@ -123,7 +123,7 @@ def _utilisation(plan: Plan) -> Iterator[str]:
     yield _row('', hosts + ')')
 
 
-def _failures(plan: Plan) -> Iterator[str]:
+def _failures(plan: RunPlan) -> Iterator[str]:
   if plan.goodput is None:
     return
   given = plan.situation
@@ -139,7 +139,7 @@ def _failures(plan: Plan) -> Iterator[str]:
   )
 
 
-def _memories(plan: Plan) -> Iterator[str]:
+def _memories(plan: RunPlan) -> Iterator[str]:
   state = plan.situation.state_bytes_per_param - F32_BYTES
   yield (
     "host memory of a learner, besides the process's own "

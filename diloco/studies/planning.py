@@ -111,7 +111,7 @@ class Situation(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class ExchangeTimes:
   """The stages of one fragment's exchange, in seconds."""
 
   latency_s: float  # All of them.
@@ -127,7 +127,7 @@ class Exchange:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class RunPlan:
   """The plan for a situation.
 
   Attributes:
@@ -158,7 +158,7 @@ class Plan:
   protocol: ProtocolConfig
   value_bytes: float
   fragment_bytes: float
-  exchange: Exchange
+  exchange: ExchangeTimes
   overlap_s: float
   grace_s: float
   link_share: float
@@ -182,7 +182,7 @@ class Plan:
     return self.situation.mtbi_days * DAY_S / chips if chips else None
 
 
-def plan(situation: Situation) -> Plan:
+def plan(situation: Situation) -> RunPlan:
   """Settings for a situation, and what they lead to."""
   value_bytes = bytes_per_value(
     situation.codec, situation.block_size, situation.scale
@@ -206,7 +206,7 @@ def plan(situation: Situation) -> Plan:
   n, f = situation.params, situation.params / every
   s = (situation.state_bytes_per_param - F32_BYTES) * n
   b, ahead = value_bytes, protocol.inflight_max
-  return Plan(
+  return RunPlan(
     situation=situation,
     protocol=protocol,
     value_bytes=value_bytes,
@@ -244,7 +244,7 @@ def _interval(situation: Situation, value_bytes: float) -> int:
   return INTERVALS[-1]
 
 
-def _overlap_s(situation: Situation, exchange: Exchange) -> float:
+def _overlap_s(situation: Situation, exchange: ExchangeTimes) -> float:
   """Returns the duration of an exchange whose stages are on time.
 
   A larger τ does not help a slow stage.
@@ -254,7 +254,7 @@ def _overlap_s(situation: Situation, exchange: Exchange) -> float:
 
 
 def _protocol(
-  situation: Situation, every: int, exchange: Exchange
+  situation: Situation, every: int, exchange: ExchangeTimes
 ) -> ProtocolConfig:
   needed_s = _overlap_s(situation, exchange)
   overlap = math.ceil(needed_s / situation.step_s) + 1
@@ -276,7 +276,7 @@ def _protocol(
 
 
 def _grace_s(
-  situation: Situation, protocol: ProtocolConfig, exchange: Exchange
+  situation: Situation, protocol: ProtocolConfig, exchange: ExchangeTimes
 ) -> float:
   """Returns the grace window the syncer will compute for equally fast
   learners.
@@ -296,12 +296,12 @@ def _grace_s(
 
 def _exchange(
   situation: Situation, fragments: int, fragment_bytes: float
-) -> Exchange:
+) -> ExchangeTimes:
   wire_s = _gbit(fragment_bytes) / situation.bandwidth_gbps
   f32_gb = situation.params / fragments * F32_BYTES / 1e9
   host_s = f32_gb / situation.host_speed
   merge_s = inputs.PULL_S + inputs.merge_s(situation.learners)
-  return Exchange(
+  return ExchangeTimes(
     latency_s=LATENCIES * situation.latency_s,
     encode_s=host_s * inputs.ENCODE_S,
     up_s=wire_s,
@@ -311,13 +311,15 @@ def _exchange(
   )
 
 
-def _link_stage_s(situation: Situation, exchange: Exchange) -> float:
+def _link_stage_s(situation: Situation, exchange: ExchangeTimes) -> float:
   """A learner pulls updates one after another: with two latencies each."""
   down_s = exchange.down_s + 2 * situation.latency_s
   return _crossing(situation) * max(exchange.up_s, down_s)
 
 
-def _host_stages(situation: Situation, exchange: Exchange) -> dict[str, float]:
+def _host_stages(
+  situation: Situation, exchange: ExchangeTimes
+) -> dict[str, float]:
   """Returns what one thread does for each round."""
   return {
     'encoding at the learner': exchange.encode_s,
@@ -329,7 +331,7 @@ def _host_stages(situation: Situation, exchange: Exchange) -> dict[str, float]:
 
 
 def _speed_needed(
-  situation: Situation, exchange: Exchange, spacing_s: float
+  situation: Situation, exchange: ExchangeTimes, spacing_s: float
 ) -> float:
   """Host speed with which no stage takes longer than the time for it."""
   left_s = spacing_s - _link_stage_s(situation, exchange)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from diloco.config.simulation import SimulationConfig
 from diloco.fleets.closed_forms import scavenging_time
-from diloco.fleets.fleet import Decoupled, Outcome
-from diloco.pages.parts import Chart, Column, Line, Report, Table, Timeline
+from diloco.fleets.fleet import DecoupledFleet, FleetResult
+from diloco.pages.parts import Chart, Column, Line, ReportPage, Table, Timeline
 from diloco.studies import inputs, lanes
 
 PATIENCE = 4.0  # Times as long as it takes without extra learners.
@@ -30,7 +30,7 @@ COLUMNS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class ScavengingResult:
   """One run, up to its last token.
 
   Attributes:
@@ -47,10 +47,10 @@ class Result:
   extra_merged: float | None
   bootstraps_s: tuple[float, ...]
   peer_bootstraps: int
-  outcome: Outcome
+  outcome: FleetResult
 
 
-def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
+def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   """Runs every number of extra learners with every seed."""
   study = config.study
   results = {}
@@ -58,7 +58,7 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
     for i in range(study.seeds):
       say(f'{extra} extra learners: run {i + 1} of {study.seeds}')
       results.setdefault(extra, []).append(_run(config, extra, i))
-  return Report(
+  return ReportPage(
     name=config.name,
     title='Scavenging: learners that come for a part of the work',
     command='python -m diloco.simulate --config=experiments/scavenging.py',
@@ -71,11 +71,11 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> Report:
   )
 
 
-def _run(config: SimulationConfig, extra: int, i: int) -> Result:
+def _run(config: SimulationConfig, extra: int, i: int) -> ScavengingResult:
   """Runs until all have trained as many tokens as the permanent ones would."""
   study, always = config.study, config.protocol.learners
   tokens = study.steps * always * config.fleet.tokens
-  run = Decoupled(
+  run = DecoupledFleet(
     config.protocol,
     inputs.fleet_of(config, always + extra),
     inputs.network_of(config),
@@ -96,7 +96,7 @@ def _run(config: SimulationConfig, extra: int, i: int) -> Result:
   _train(config, run, tokens)
   counts = [run.tally.count(learner) for learner in comers]
   merged = sum(count.merged for count in counts)
-  return Result(
+  return ScavengingResult(
     time_s=run.now_s,
     extra_tokens=sum(count.tokens for count in counts) / run.tally.tokens,
     extra_merged=merged / (rounds * extra) if rounds and extra else None,
@@ -110,7 +110,9 @@ def _run(config: SimulationConfig, extra: int, i: int) -> Result:
   )
 
 
-def _train(config: SimulationConfig, run: Decoupled, tokens: float) -> None:
+def _train(
+  config: SimulationConfig, run: DecoupledFleet, tokens: float
+) -> None:
   """Goes on until so many tokens are trained in all."""
   bound_s = PATIENCE * config.study.steps * config.fleet.step_s
   run.run(run.now_s + bound_s, stop=lambda: run.tally.tokens >= tokens)

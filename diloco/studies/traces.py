@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from diloco.config.simulation import FailuresConfig, SimulationConfig
 from diloco.fleets import closed_forms, failures
-from diloco.fleets.failures import Death, Happenings, Interruption, Stop
+from diloco.fleets.failures import Death, FaultEvents, Interruption, Stall
 from diloco.simulator.network import SYNCER
 
 # A drawn fleet has been at it for so many times the mean repair and pause: at
@@ -38,10 +38,10 @@ class Trace:
 
 
 @dataclasses.dataclass(frozen=True)
-class Standing:
+class LearnerTrace:
   """The stops of one learner, and its capacity between them."""
 
-  stops: tuple[Stop, ...]
+  stops: tuple[Stall, ...]
   capacities: tuple[tuple[float, float], ...] = ()
 
 
@@ -89,7 +89,7 @@ def standing(
   learners: int,
   config: SimulationConfig,
   until_s: float,
-) -> list[Standing]:
+) -> list[LearnerTrace]:
   """Returns the stops of each of M learners, from the start of the run.
 
   Args:
@@ -113,7 +113,7 @@ def standing(
       stands = failures.elastic(own, pause_s, ends_s)
       shares = failures.capacities(own, stands, 1 / max(slices, 1.0))
     every.append(
-      Standing(
+      LearnerTrace(
         failures.stops_from(stands, trace.from_s),
         failures.capacities_from(shares, trace.from_s),
       )
@@ -122,15 +122,18 @@ def standing(
 
 
 def happenings(
-  every: Sequence[Standing], config: FailuresConfig, seed: int, until_s: float
-) -> Happenings:
+  every: Sequence[LearnerTrace],
+  config: FailuresConfig,
+  seed: int,
+  until_s: float,
+) -> FaultEvents:
   """Returns the faults for Decoupled DiLoCo, including its syncer's.
 
   For learners that restart, each reconfiguration, with fewer slices or with
   more, is a death; the next process bootstraps after the pause.
   """
   deaths = _syncer_deaths(config, seed, until_s)
-  suspensions: Mapping[int, tuple[Stop, ...]] = {
+  suspensions: Mapping[int, tuple[Stall, ...]] = {
     m: one.stops for m, one in enumerate(every)
   }
   if config.recovery == 'restart':
@@ -140,7 +143,7 @@ def happenings(
       for stop in one.stops
     ]
     suspensions = {}
-  return Happenings(
+  return FaultEvents(
     suspensions=suspensions,
     capacities={m: one.capacities for m, one in enumerate(every)},
     deaths=tuple(deaths),

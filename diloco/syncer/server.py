@@ -15,7 +15,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.syncer import events as syncer_events
-from diloco.run.event_log import Tape, closing_line, line_of
+from diloco.run.event_log import SyncerEventLog, closing_line, line_of
 from diloco.run.spec import RunSpec
 from diloco.run.threads import Inbox, Worker
 from diloco.syncer.learner_sessions import (
@@ -99,7 +99,7 @@ class SyncerServer:
     self._farewells: list[tuple[Key, messages.Done]] = []
     self._looked_s = time.monotonic()
     self._silence = SilenceLimits(self._machine)
-    self._tape = Tape(workdir.tape)
+    self._tape = SyncerEventLog(workdir.tape)
     self._board.resume_work(self._tape.newest_first())
     self._regaining = ShardRecovery(
       self._shards, self._roll, self._disk, self._tape, found

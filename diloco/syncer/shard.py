@@ -18,7 +18,7 @@ from diloco.numerics.codec import Codec
 from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
 from diloco.run import contributions
-from diloco.run.host_slices import Cuts, read_cuts
+from diloco.run.host_slices import SliceMap, read_cuts
 from diloco.run.payload_parts import TransferPace, part_of
 from diloco.run.spec import RunSpec
 from diloco.run.threads import Worker
@@ -45,7 +45,7 @@ class PeerEnds:
   """
 
   def __init__(
-    self, outlets: Sequence[Outlet], inlets: Sequence[Inlet], cuts: Cuts
+    self, outlets: Sequence[Outlet], inlets: Sequence[Inlet], cuts: SliceMap
   ):
     self.inlets = tuple(inlets)
     self.cuts = cuts
@@ -255,9 +255,9 @@ class Shard:
       return
     try:
       answer = job(order, ends)
-    except (TransferFailed, contributions.Unusable) as error:
+    except (TransferFailed, contributions.UnusableContribution) as error:
       reason = f'{type(error).__name__}: {error}'
-      unusable = isinstance(error, contributions.Unusable)
+      unusable = isinstance(error, contributions.UnusableContribution)
       answer = orders.PartFailed(order.job, reason, unusable)
     except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
       self._crash(error)

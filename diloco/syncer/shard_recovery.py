@@ -7,7 +7,7 @@ from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.machine import Syncer
-from diloco.run.event_log import Tape
+from diloco.run.event_log import SyncerEventLog
 from diloco.run.tape_events import Started
 from diloco.syncer.results import ResultLost
 from diloco.syncer.shard_coordinator import ShardCoordinator
@@ -32,7 +32,7 @@ class ShardRecovery:
     shards: ShardCoordinator,
     roll: ShardRegistry,
     disk: SyncerDisk,
-    tape: Tape,
+    tape: SyncerEventLog,
     found: Found,
   ):
     self._shards = shards

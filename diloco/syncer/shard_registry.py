@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from diloco.config import run_config
 from diloco.numerics import payload
 from diloco.numerics.codec import Codec
-from diloco.numerics.shard_assignment import Owners
+from diloco.numerics.shard_assignment import ShardAssignment
 from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.messages import Part
@@ -249,7 +249,7 @@ def never(answer: orders.PartFailed):
 
 
 def by_part(
-  owners: Owners,
+  owners: ShardAssignment,
   to: orders.Recipient,
   answers: Answers,
   whole: tuple[Part, ...],
@@ -279,13 +279,15 @@ def by_part(
   return tuple(part for part, _ in pairs), tuple(crc for _, crc in pairs)
 
 
-def by_shard(owners: Owners, parts: Mapping[int, Part]) -> tuple[Part, ...]:
+def by_shard(
+  owners: ShardAssignment, parts: Mapping[int, Part]
+) -> tuple[Part, ...]:
   shards = range(owners.shards)
   return tuple(parts.get(shard, NOTHING) for shard in shards)
 
 
 def admission(
-  owners: Owners,
+  owners: ShardAssignment,
   shard: int,
   key: tuple[int, int],
   addresses: Sequence[str],
@@ -296,7 +298,7 @@ def admission(
 
 
 def expected_parts(
-  owners: Owners, fragment: int, codec: Codec, answers: Answers
+  owners: ShardAssignment, fragment: int, codec: Codec, answers: Answers
 ) -> dict[int, Part]:
   """Returns the answered parts, and the expected sizes of the others."""
   parts = {s: answer.part for s, answer in answers.items()}

@@ -47,7 +47,9 @@ class LearnerStats:
   bytes_up: int = 0
   bytes_down: int = 0
   stall_max_s: float = 0.0
-  ages: ages_lib.Ages = dataclasses.field(default_factory=ages_lib.Ages)
+  ages: ages_lib.ContributionAges = dataclasses.field(
+    default_factory=ages_lib.ContributionAges
+  )
 
 
 class RunStats:
@@ -80,7 +82,7 @@ class RunStats:
   def resume(self, ledger: Ledger, counts: dict):
     """Continues the counts; uptime starts anew."""
     for learner, fields in counts['rows'].items():
-      known = ages_lib.Ages(**fields.get('ages', {}))
+      known = ages_lib.ContributionAges(**fields.get('ages', {}))
       gone = {**fields, 'state': metrics_status.GONE, 'ages': known}
       self._rows[int(learner)] = LearnerStats(**gone)
     self._pulls_up, self._pulls_down = counts['pulls']

@@ -178,6 +178,6 @@ class ControlClient:
         self.bytes_received += len(body)
         message = wire.decode(body, self._heard, self._address)
         self._on_message(message)
-    except wire.Malformed as error:
+    except wire.MalformedMessage as error:
       return str(error)
     return 'the server ended the stream'

@@ -142,7 +142,7 @@ class ControlSession:
         message = self._judged(body)
         count(None)
         on_message(self, message)
-    except wire.Malformed as error:
+    except wire.MalformedMessage as error:
       cause, reason = 'malformed', str(error)
       count(error.flaw)
     except grpc.RpcError:
@@ -150,13 +150,17 @@ class ControlSession:
     self.end(cause, reason)
 
   def _judged(self, body: bytes) -> wire.Message:
-    """Returns the message in `body`; raises `Malformed` if it may not come
-    now.
+    """Returns the message in `body`.
+
+    Raises:
+      MalformedMessage: it is not a message, or may not come now.
     """
     if self._end is not None:
-      raise wire.Malformed('too late', f'from {self.peer}: after the end')
+      raise wire.MalformedMessage(
+        'too late', f'from {self.peer}: after the end'
+      )
     if len(body) > self._limits.message_bytes_max:
-      raise wire.Malformed(
+      raise wire.MalformedMessage(
         'oversized',
         f'from {self.peer}: {len(body)} bytes, at most '
         f'{self._limits.message_bytes_max}',
@@ -165,7 +169,7 @@ class ControlSession:
     hello = type(message) in _FOLLOWING
     if hello == self._greeted.is_set():
       wrong = 'a second Hello' if hello else f'{message} before Hello'
-      raise wire.Malformed('wrong order', f'from {self.peer}: {wrong}')
+      raise wire.MalformedMessage('wrong order', f'from {self.peer}: {wrong}')
     if hello:
       self._allowed = _FOLLOWING[type(message)]
       self._greeted.set()

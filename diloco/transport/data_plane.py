@@ -99,7 +99,7 @@ class DataPlane(Protocol):
     """Closes every outlet and inlet, and what they share."""
 
 
-class End(Protocol):
+class Endpoint(Protocol):
   """A publisher or a fetcher."""
 
   def close(self) -> None:
@@ -111,13 +111,13 @@ class OpenEnds:
 
   def __init__(self):
     self._lock = threading.Lock()
-    self._ends: set[End] = set()
+    self._ends: set[Endpoint] = set()
 
-  def add(self, end: End) -> None:
+  def add(self, end: Endpoint) -> None:
     with self._lock:
       self._ends.add(end)
 
-  def discard(self, end: End) -> None:
+  def discard(self, end: Endpoint) -> None:
     with self._lock:
       self._ends.discard(end)
 

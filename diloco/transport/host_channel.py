@@ -94,7 +94,7 @@ class HostConnection:
         self._on_message(wire.decode(data, self._allowed, self._peer))
     except (EOFError, OSError) as error:
       self._say_lost(str(error) or type(error).__name__)
-    except wire.Malformed as error:
+    except wire.MalformedMessage as error:
       self._say_lost(str(error))
 
   def _write(self):

@@ -4,8 +4,8 @@
 A message is msgpack of `[kind, {field: value}]`. Kinds, fields and types are
 derived from the dataclasses of `protocol/messages.py` and, between the shards
 of a syncer, of `protocol/shard_messages.py`; whatever does not match them
-exactly is `Malformed`, so that code behind this module sees valid messages
-only.
+exactly is `MalformedMessage`, so that code behind this module sees valid
+messages only.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ FLAWS = (
 )
 
 
-class Malformed(ValueError):
+class MalformedMessage(ValueError):
   """Bytes that are not a message, or not one that this sender may send.
 
   Attributes:
@@ -128,7 +128,7 @@ def decode(
   try:
     return _decode(data, tuple(allowed))
   except _Wrong as wrong:
-    raise Malformed(wrong.flaw, f'from {sender}: {wrong}') from wrong
+    raise MalformedMessage(wrong.flaw, f'from {sender}: {wrong}') from wrong
 
 
 def _decode(data: bytes, allowed: tuple[type, ...]) -> Message:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Back ends that start a run: TPU VMs, GKE, Slurm.
 
-Start with `engines`: one class a back end, which starts a `launch.job.Launch`,
+Start with `engines`: one class a back end, which starts a `launch.job.JobSpec`,
 adds and removes learners.
 
   gke, manifest_text            JobSets of Kubernetes

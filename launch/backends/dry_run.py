@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from launch.backends import queued_resources as backends_queued_resources
 from launch.backends.queued_resources import Cloud
 from launch.backends.startup import startup_script
-from launch.job import Launch, only
+from launch.job import JobSpec, only
 from launch.program import Program
 
 SYNCER_IP = 'SYNCER_IP'  # Known once its machine is there.
@@ -39,7 +39,7 @@ def local(parts: Program, say: Callable[[str], None]) -> None:
 
 
 def queued_resources(
-  whole: Launch, cloud: Cloud, say: Callable[[str], None], with_roles: bool
+  whole: JobSpec, cloud: Cloud, say: Callable[[str], None], with_roles: bool
 ) -> None:
   """The commands of a launch on TPU VMs and their startup scripts.
 
@@ -60,7 +60,7 @@ def queued_resources(
 
 
 def queued_learner(
-  whole: Launch, learner: int, cloud: Cloud, say: Callable[[str], None]
+  whole: JobSpec, learner: int, cloud: Cloud, say: Callable[[str], None]
 ) -> None:
   """Prints the creation of one slice."""
   role = only(whole, learner)
@@ -76,7 +76,7 @@ def queued_learner(
 
 
 def queued_removal(
-  whole: Launch, learner: int, cloud: Cloud, say: Callable[[str], None]
+  whole: JobSpec, learner: int, cloud: Cloud, say: Callable[[str], None]
 ) -> None:
   """Prints the deletion of one slice."""
   only(whole, learner)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from diloco.config.sections import ConfigError
 from launch.backends import gke, provisioner, queued_resources, slurm
 from launch.backends.manifest_text import as_yaml
-from launch.backends.provisioner import Recreation
+from launch.backends.provisioner import Provisioner
 from launch.backends.queued_resources import Cloud
 from launch.exit_codes import EXITS_FATAL
-from launch.job import Launch, Placed, only
+from launch.job import JobSpec, Task, only
 
 SYNCER_JOB = 'SYNCER_JOB'  # Known once it is submitted.
 
@@ -30,7 +30,7 @@ class Gke:
   storage_class: str = ''
   shared_claim: str = ''
 
-  def start(self, whole: Launch) -> int:
+  def start(self, whole: JobSpec) -> int:
     self._apply(
       gke.manifests(
         whole, self.storage_gib, self.storage_class, self.shared_claim
@@ -38,11 +38,11 @@ class Gke:
     )
     return 0
 
-  def add(self, whole: Launch, learner: int) -> int:
+  def add(self, whole: JobSpec, learner: int) -> int:
     self._apply([gke.job_set(whole, only(whole, learner), self.shared_claim)])
     return 0
 
-  def remove(self, whole: Launch, learner: int) -> int:
+  def remove(self, whole: JobSpec, learner: int) -> int:
     name = whole.role_name(only(whole, learner))
     self.act(self._kubectl('delete', 'jobset', name), '')
     return 0
@@ -62,7 +62,7 @@ class Slurm:
   given: tuple[str, ...] = ()  # Options for sbatch.
   makes_folders: bool = True  # False: it only says what it would do.
 
-  def start(self, whole: Launch) -> int:
+  def start(self, whole: JobSpec) -> int:
     self._refuse_queued(whole, whole.first_learners)
     if self.makes_folders:  # Slurm opens the logs before any script runs.
       logs = pathlib.Path(whole.workdir) / 'logs'
@@ -76,14 +76,14 @@ class Slurm:
     self.act(learners.argv, learners.script)
     return 0
 
-  def add(self, whole: Launch, learner: int) -> int:
+  def add(self, whole: JobSpec, learner: int) -> int:
     joining = (only(whole, learner),)
     self._refuse_queued(whole, joining)
     each = slurm.learners_submission(whole, joining, self.given)
     self.act(each.argv, each.script)
     return 0
 
-  def remove(self, whole: Launch, learner: int) -> int:
+  def remove(self, whole: JobSpec, learner: int) -> int:
     only(whole, learner)
     listed = self.act(slurm.queue_command(whole), '')
     commands = slurm.cancel_commands(listed, learner)
@@ -93,7 +93,7 @@ class Slurm:
       self.act(argv, '')
     return 0
 
-  def _refuse_queued(self, whole: Launch, learners: Sequence[Placed]) -> None:
+  def _refuse_queued(self, whole: JobSpec, learners: Sequence[Task]) -> None:
     listed = self.act(slurm.queue_command(whole), '')
     for each in learners:
       if slurm.cancel_commands(listed, each.learner):
@@ -112,28 +112,28 @@ class QueuedResources:
   sleep: Callable[[float], None] = time.sleep
   now_s: Callable[[], float] = time.monotonic
 
-  def start(self, whole: Launch) -> int:
+  def start(self, whole: JobSpec) -> int:
     if self._syncer(whole) is None:
       provisioner.create_syncer(whole, self.cloud, self._run)
     watched = self._recreation(whole)
     watched.want([each.learner for each in whole.first_learners], self.now_s())
     return self._stay(watched)
 
-  def watch(self, whole: Launch) -> int:
+  def watch(self, whole: JobSpec) -> int:
     """Watches a run that another launcher has started."""
     return self._stay(self._recreation(whole))
 
-  def add(self, whole: Launch, learner: int) -> int:
+  def add(self, whole: JobSpec, learner: int) -> int:
     syncer = self._known_syncer(whole)
     provisioner.create(whole, learner, self.cloud, syncer, 1, self._run)
     return 0
 
-  def remove(self, whole: Launch, learner: int) -> int:
+  def remove(self, whole: JobSpec, learner: int) -> int:
     only(whole, learner)
     self._run(queued_resources.delete_learner(whole, learner, self.cloud))
     return 0
 
-  def _stay(self, watched: Recreation) -> int:
+  def _stay(self, watched: Provisioner) -> int:
     """Waits until the syncer has ended for good; returns 0 on success."""
     while True:
       watched.step(self.now_s())
@@ -145,12 +145,12 @@ class QueuedResources:
     self.say(f'the syncer has ended with exit code {code}; slices given back')
     return code if code in (0, *EXITS_FATAL) else 1
 
-  def _recreation(self, whole: Launch) -> Recreation:
-    return Recreation(
+  def _recreation(self, whole: JobSpec) -> Provisioner:
+    return Provisioner(
       whole, self.cloud, self._known_syncer(whole), self._run, self.say
     )
 
-  def _known_syncer(self, whole: Launch) -> str:
+  def _known_syncer(self, whole: JobSpec) -> str:
     address = self._syncer(whole)
     if address is None:
       raise ConfigError(
@@ -158,7 +158,7 @@ class QueuedResources:
       )
     return f'{address}:{whole.port}'
 
-  def _syncer(self, whole: Launch) -> str | None:
+  def _syncer(self, whole: JobSpec) -> str | None:
     return queued_resources.syncer_address(whole, self.cloud, self._run)
 
   def _run(self, argv: Sequence[str]) -> str:

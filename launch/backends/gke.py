@@ -13,9 +13,9 @@ from launch.job import (
   RESERVATION,
   SPOT,
   SYNCER,
-  Known,
-  Launch,
-  Placed,
+  Addresses,
+  JobSpec,
+  Task,
   addressed,
 )
 
@@ -34,7 +34,7 @@ DISCOVERY_PORT = 8471  # Among the hosts of one slice.
 
 
 def manifests(
-  whole: Launch,
+  whole: JobSpec,
   storage_gib: int,
   storage_class: str = '',
   shared_claim: str = '',
@@ -54,7 +54,7 @@ def manifests(
   return [*shared, *(job_set(whole, role, shared_claim) for role in roles)]
 
 
-def job_set(whole: Launch, role: Placed, shared_claim: str = '') -> dict:
+def job_set(whole: JobSpec, role: Task, shared_claim: str = '') -> dict:
   """The JobSet of one role."""
   hosts = role.resources.accelerator.hosts
   metadata = {'name': whole.role_name(role), 'labels': _labels(whole, role)}
@@ -112,7 +112,7 @@ def job_set(whole: Launch, role: Placed, shared_claim: str = '') -> dict:
   }
 
 
-def _pod(whole: Launch, role: Placed, shared_claim: str) -> dict:
+def _pod(whole: JobSpec, role: Task, shared_claim: str) -> dict:
   volumes, mounts = _volumes(whole, role, shared_claim)
   container = {
     'name': role.kind,
@@ -153,7 +153,7 @@ def _pod(whole: Launch, role: Placed, shared_claim: str) -> dict:
   return pod
 
 
-def _index(role: Placed) -> list[dict]:
+def _index(role: Task) -> list[dict]:
   if role.resources.accelerator.hosts == 1:
     return []
   return [_field('DILOCO_HOST_INDEX', f"metadata.annotations['{INDEX}']")]
@@ -168,9 +168,9 @@ def _port(name: str, number: int) -> dict:
   return {'name': name, 'containerPort': number, 'protocol': 'TCP'}
 
 
-def _arguments(whole: Launch, role: Placed) -> list[str]:
+def _arguments(whole: JobSpec, role: Task) -> list[str]:
   name = whole.role_name(role)
-  known = Known(
+  known = Addresses(
     OWN_ADDRESS,
     f'{whole.role_name(whole.syncer)}:{whole.port}',
     OWN_INDEX,
@@ -186,7 +186,7 @@ def _literal(text: str) -> str:
   return text.replace('$(', '$$(')
 
 
-def _resources(role: Placed) -> dict:
+def _resources(role: Task) -> dict:
   place = role.resources
   requests = {}
   if place.cpus:
@@ -201,7 +201,7 @@ def _resources(role: Placed) -> dict:
   return {'requests': {**requests, **limits}, 'limits': limits}
 
 
-def _nodes(role: Placed) -> tuple[dict, list]:
+def _nodes(role: Task) -> tuple[dict, list]:
   """Returns the node selector and tolerations of a role."""
   place = role.resources
   selector, tolerations = {}, []
@@ -229,7 +229,7 @@ def _nodes(role: Placed) -> tuple[dict, list]:
 
 
 def _volumes(
-  whole: Launch, role: Placed, shared_claim: str
+  whole: JobSpec, role: Task, shared_claim: str
 ) -> tuple[list, list]:
   """Volumes of a pod and where its container has them."""
   if shared_claim:
@@ -259,18 +259,18 @@ def _volumes(
   return volumes, mounts
 
 
-def _labels(whole: Launch, role: Placed) -> dict[str, str]:
+def _labels(whole: JobSpec, role: Task) -> dict[str, str]:
   labels = {'app': 'diloco', 'run': whole.name, 'role': role.kind}
   if role.learner is not None:
     labels['learner'] = str(role.learner)
   return labels
 
 
-def _config_name(whole: Launch) -> str:
+def _config_name(whole: JobSpec) -> str:
   return f'{whole.name}-config'
 
 
-def _config_map(whole: Launch) -> dict:
+def _config_map(whole: JobSpec) -> dict:
   return {
     'apiVersion': 'v1',
     'kind': 'ConfigMap',
@@ -282,7 +282,7 @@ def _config_map(whole: Launch) -> dict:
   }
 
 
-def _service(whole: Launch) -> dict:
+def _service(whole: JobSpec) -> dict:
   """Returns a service, whose address stays valid for clients across
   restarts.
   """
@@ -300,7 +300,7 @@ def _service(whole: Launch) -> dict:
   }
 
 
-def _claim(whole: Launch, storage_gib: int, storage_class: str) -> dict:
+def _claim(whole: JobSpec, storage_gib: int, storage_class: str) -> dict:
   spec = {
     'accessModes': ['ReadWriteOncePod'],  # Two syncers never write at once.
     'resources': {'requests': {'storage': f'{storage_gib}Gi'}},

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection
 
 from launch.backends import queued_resources
 from launch.backends.commands import CommandFailed, Run
-from launch.backends.queued_resources import Cloud, Slice
+from launch.backends.queued_resources import Cloud, QueuedSlice
 from launch.backends.startup import startup_script
-from launch.job import Launch, only
+from launch.job import JobSpec, only
 
 LOOK_EVERY_S = 60.0
 BACKOFF_MIN_S = 60.0
@@ -39,12 +39,12 @@ class _Wanted:
   due_s: float
 
 
-class Recreation:
+class Provisioner:
   """The learners' slices of one run. Time is an argument."""
 
   def __init__(
     self,
-    whole: Launch,
+    whole: JobSpec,
     cloud: Cloud,
     syncer: str,
     run: Run,
@@ -106,11 +106,11 @@ class Recreation:
       if each.state != 'DELETING':
         self._delete(each.learner)
 
-  def _look(self) -> list[Slice]:
+  def _look(self) -> list[QueuedSlice]:
     listed = self._run(queued_resources.list_learners(self._cloud))
     return queued_resources.slices(self._whole, listed)
 
-  def _notice(self, each: Slice, now_s: float) -> None:
+  def _notice(self, each: QueuedSlice, now_s: float) -> None:
     learner = each.learner
     if self._states.get(learner) != each.state:
       self._say(f'learner-{learner}: {each.state}, attempt {each.attempt}')
@@ -169,7 +169,7 @@ class Recreation:
 
 
 def create(
-  whole: Launch,
+  whole: JobSpec,
   learner: int,
   cloud: Cloud,
   syncer: str,
@@ -189,7 +189,7 @@ def create(
     run(queued_resources.create_learner(whole, role, cloud, str(path), attempt))
 
 
-def create_syncer(whole: Launch, cloud: Cloud, run: Run) -> None:
+def create_syncer(whole: JobSpec, cloud: Cloud, run: Run) -> None:
   """Makes the syncer's machine."""
   script = startup_script(whole, whole.syncer, cloud.project, '', 1)
   with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from launch.backends.commands import CommandFailed, Run
 from launch.backends.startup import EXIT_ATTRIBUTE
-from launch.job import ON_DEMAND, RESERVATION, SPOT, Launch, Placed
+from launch.job import ON_DEMAND, RESERVATION, SPOT, JobSpec, Task
 
 SCOPES = '--scopes=https://www.googleapis.com/auth/cloud-platform'
 QUEUED = ('compute', 'tpus', 'queued-resources')
@@ -41,7 +41,7 @@ class Cloud:
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice:
+class QueuedSlice:
   """A queued resource of the run, as the service tells of it."""
 
   learner: int
@@ -50,7 +50,7 @@ class Slice:
 
 
 def create_syncer(
-  whole: Launch, cloud: Cloud, script_file: str
+  whole: JobSpec, cloud: Cloud, script_file: str
 ) -> tuple[str, ...]:
   """Makes the syncer's machine; its disk holds the workdir."""
   place = whole.syncer.resources
@@ -70,7 +70,7 @@ def create_syncer(
   )
 
 
-def syncer_address(whole: Launch, cloud: Cloud, run: Run) -> str | None:
+def syncer_address(whole: JobSpec, cloud: Cloud, run: Run) -> str | None:
   """IP address of the syncer's machine; None where there is none."""
   argv = (
     *_instances('describe', whole, cloud),
@@ -79,7 +79,7 @@ def syncer_address(whole: Launch, cloud: Cloud, run: Run) -> str | None:
   return _unless_absent(run, argv)
 
 
-def syncer_exit(whole: Launch, cloud: Cloud, run: Run) -> int | None:
+def syncer_exit(whole: JobSpec, cloud: Cloud, run: Run) -> int | None:
   """Exit code with which the syncer has ended for good; None: it has not."""
   argv = (
     *_instances('get-guest-attributes', whole, cloud),
@@ -91,7 +91,7 @@ def syncer_exit(whole: Launch, cloud: Cloud, run: Run) -> int | None:
 
 
 def create_learner(
-  whole: Launch, role: Placed, cloud: Cloud, script_file: str, attempt: int
+  whole: JobSpec, role: Task, cloud: Cloud, script_file: str, attempt: int
 ) -> tuple[str, ...]:
   """Asks for one learner's slice."""
   place = role.resources
@@ -120,7 +120,7 @@ def create_learner(
 
 
 def delete_learner(
-  whole: Launch, learner: int, cloud: Cloud
+  whole: JobSpec, learner: int, cloud: Cloud
 ) -> tuple[str, ...]:
   """Gives a slice back, or takes its request out of the queue."""
   name = whole.role_name(whole.learners[learner])
@@ -141,7 +141,7 @@ def list_learners(cloud: Cloud) -> tuple[str, ...]:
   return ('gcloud', *QUEUED, 'list', *cloud.place, '--format=json')
 
 
-def slices(whole: Launch, listed: str) -> list[Slice]:
+def slices(whole: JobSpec, listed: str) -> list[QueuedSlice]:
   """Returns the slices of the run's learners from the output of
   `list_learners`.
   """
@@ -151,7 +151,7 @@ def slices(whole: Launch, listed: str) -> list[Slice]:
     match = re.fullmatch(rf'{re.escape(whole.name)}-learner-(\d+)', name)
     if match and int(match[1]) < len(whole.learners):
       state = each.get('state', {}).get('state', 'STATE_UNSPECIFIED')
-      found.append(Slice(int(match[1]), state, _attempt(each)))
+      found.append(QueuedSlice(int(match[1]), state, _attempt(each)))
   return sorted(found, key=lambda each: each.learner)
 
 
@@ -161,7 +161,7 @@ def _attempt(listed: dict) -> int:
   return int(labels.get('attempt', 1))
 
 
-def _instances(verb: str, whole: Launch, cloud: Cloud) -> tuple[str, ...]:
+def _instances(verb: str, whole: JobSpec, cloud: Cloud) -> tuple[str, ...]:
   name = whole.role_name(whole.syncer)
   return ('gcloud', 'compute', 'instances', verb, name, *cloud.place)
 

@@ -19,9 +19,9 @@ from launch.job import (
   LEARNER,
   LEAVE_S,
   SYNCER,
-  Known,
-  Launch,
-  Placed,
+  Addresses,
+  JobSpec,
+  Task,
   exports,
   shell_command,
 )
@@ -47,7 +47,7 @@ class Submission:
   script: str
 
 
-def syncer_submission(whole: Launch, given: Sequence[str]) -> Submission:
+def syncer_submission(whole: JobSpec, given: Sequence[str]) -> Submission:
   """The job of the syncer; two of one run never run at once.
 
   Args:
@@ -67,7 +67,7 @@ mv "$address.part" "$address"\
 
 
 def learners_submission(
-  whole: Launch, learners: Sequence[Placed], given: Sequence[str]
+  whole: JobSpec, learners: Sequence[Task], given: Sequence[str]
 ) -> Submission:
   """Returns a job array with one element for each learner, indexed by its id.
 
@@ -103,7 +103,7 @@ export syncer\
   )
 
 
-def queue_command(whole: Launch) -> tuple[str, ...]:
+def queue_command(whole: JobSpec) -> tuple[str, ...]:
   """Lists 'JOB INDEX STATE' of every element of the run's arrays."""
   return (
     'squeue',
@@ -129,9 +129,9 @@ def cancel_commands(listed: str, learner: int) -> list[tuple[str, ...]]:
 
 
 def _submission(
-  whole: Launch,
+  whole: JobSpec,
   name: str,
-  role: Placed,
+  role: Task,
   before: str,
   behind: str,
   options: Sequence[str],
@@ -159,7 +159,7 @@ def _submission(
   return Submission(name, argv, _script(whole, name, role, before, behind))
 
 
-def _resources(role: Placed) -> list[str]:
+def _resources(role: Task) -> list[str]:
   place = role.resources
   options = [f'--nodes={place.accelerator.hosts}', '--ntasks-per-node=1']
   if place.accelerator.name == GPU:
@@ -172,10 +172,10 @@ def _resources(role: Placed) -> list[str]:
 
 
 def _script(
-  whole: Launch, name: str, role: Placed, before: str, behind: str
+  whole: JobSpec, name: str, role: Task, before: str, behind: str
 ) -> str:
   fatal = '|'.join(map(str, EXITS_FATAL))
-  known = Known('$host', '$syncer', '$SLURM_PROCID', '$coordinator')
+  known = Addresses('$host', '$syncer', '$SLURM_PROCID', '$coordinator')
   command = f'{shell_command([whole.python], whole, role, known)}{behind}'
   # Each node of a learner has an address of its own, so this runs there.
   is_one_of_many = role.resources.accelerator.hosts > 1
@@ -231,7 +231,7 @@ done
 """
 
 
-def _meeting(whole: Launch, role: Placed) -> str:
+def _meeting(whole: JobSpec, role: Task) -> str:
   """Returns shell code by which a learner's nodes meet, and record a
   refusal.
   """
@@ -268,7 +268,7 @@ exit "$code"
 """
 
 
-def _read_refusal(role: Placed) -> str:
+def _read_refusal(role: Task) -> str:
   if role.resources.accelerator.hosts == 1:
     return ''
   return '[[ ! -s $refusal ]] || code=$(cat "$refusal")\n'

@@ -22,9 +22,9 @@ from launch.exit_codes import EXITS_FATAL
 from launch.job import (
   COORDINATOR_PORT,
   SYNCER,
-  Known,
-  Launch,
-  Placed,
+  Addresses,
+  JobSpec,
+  Task,
   shell_command,
 )
 
@@ -38,7 +38,7 @@ TOGETHER_AGAIN_S = DEAD_WITHIN_S + 10  # With what docker needs to end.
 
 
 def startup_script(
-  whole: Launch, role: Placed, project: str, syncer: str, attempt: int
+  whole: JobSpec, role: Task, project: str, syncer: str, attempt: int
 ) -> str:
   """Returns the script of one machine; all hosts of a slice run the same.
 
@@ -123,7 +123,7 @@ def secret_name(prefix: str, file_name: str) -> str:
   return f'{prefix}-{re.sub("[^-_A-Za-z0-9]", "-", file_name)}'
 
 
-def _secrets(whole: Launch, role: Placed) -> str:
+def _secrets(whole: JobSpec, role: Task) -> str:
   if not whole.secret:
     return ''
   lines = [
@@ -144,7 +144,7 @@ def _login(image: str) -> str:
   )
 
 
-def _meeting(role: Placed) -> str:
+def _meeting(role: Task) -> str:
   """Returns shell code that finds this machine's number and the first host."""
   if role.resources.accelerator.hosts == 1:
     return ''
@@ -163,14 +163,14 @@ coordinator=$first:{COORDINATOR_PORT}
 """
 
 
-def _doors(role: Placed) -> str:
+def _doors(role: Task) -> str:
   """The syncer's system lets only ssh in, whatever the network allows."""
   if role.kind != SYNCER:
     return ''
   return 'iptables --wait --insert INPUT --protocol tcp --jump ACCEPT\n'
 
 
-def _container(whole: Launch, role: Placed, syncer: str) -> str:
+def _container(whole: JobSpec, role: Task, syncer: str) -> str:
   """Returns the `docker run` command of the role."""
   options = ['--network=host', f'--stop-timeout={whole.grace_s}']
   if role.kind != SYNCER:
@@ -191,6 +191,6 @@ def _container(whole: Launch, role: Placed, syncer: str) -> str:
     [f'--entrypoint={whole.python}', whole.image],
     whole,
     role,
-    Known('$host', syncer, '$index', '$coordinator'),
+    Addresses('$host', syncer, '$index', '$coordinator'),
   )
   return f'{fixed} {folders} {command}'

@@ -6,13 +6,13 @@ import pathlib
 from diloco.config import run_config
 from diloco.config.run_config import RunConfig
 from experiments import quickstart
-from launch.job import TPUS, Asked, Launch, launch
+from launch.job import TPUS, JobOptions, JobSpec, launch
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 AWKWARD = "a b'c$(d)"  # What must survive every kind of quoting.
 
 
-def asked(**changes) -> Asked:
+def asked(**changes) -> JobOptions:
   values = {
     'workdir': '/shared/runs/first',
     'run_name': 'first',
@@ -21,7 +21,7 @@ def asked(**changes) -> Asked:
     'transfer_fenced': True,
     'restarts_max': 20,
   }
-  return Asked(**{**values, **changes})
+  return JobOptions(**{**values, **changes})
 
 
 def a_config(devices: int, learners: int = 2) -> RunConfig:
@@ -36,7 +36,7 @@ def a_config(devices: int, learners: int = 2) -> RunConfig:
   return run_config.build(given)
 
 
-def a_launch(*arguments, learners=2, mesh=0, **changes) -> Launch:
+def a_launch(*arguments, learners=2, mesh=0, **changes) -> JobSpec:
   """Returns a launch of the quickstart, with further configuration
   `arguments`.
   """
@@ -50,7 +50,7 @@ def a_launch(*arguments, learners=2, mesh=0, **changes) -> Launch:
   )
 
 
-def a_slice_launch(*arguments, **changes) -> Launch:
+def a_slice_launch(*arguments, **changes) -> JobSpec:
   """The same on TPU VMs, each learner a spot slice; by default of one host."""
   values = {
     'accelerator': 'v5litepod-8',

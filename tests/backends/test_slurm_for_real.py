@@ -14,7 +14,7 @@ from diloco.metrics.status import read_summary
 from diloco.metrics.workdir import Workdir
 from experiments import tests_tiny
 from launch.backends import slurm
-from launch.job import Launch, launch
+from launch.job import JobSpec, launch
 from launch.unit import free_address
 from tests.backends.launch_values import asked
 
@@ -32,7 +32,7 @@ esac
 """
 
 
-def _whole(folder, port: int, hosts: int) -> Launch:
+def _whole(folder, port: int, hosts: int) -> JobSpec:
   text = f'steps={STEPS},learners=1'
   given = tests_tiny.get_config(text)
   given.transport.data_plane = 'grpc'

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from diloco.config import run_config
-from diloco.lab.process_arrays import LabContents
+from diloco.lab.process_arrays import ArrayBackend
 from diloco.learner.device import Device
 from diloco.run.spec import make_run_spec
 from diloco.simulator.cluster import Cluster, ClusterOptions
@@ -45,7 +45,7 @@ def report(turns: int) -> str:
     run_spec.config.protocol,
     Timing(dict.fromkeys(range(LEARNERS), 1.0), jitter=0.05),
     seed=0,
-    contents=LabContents(run_spec, device),
+    contents=ArrayBackend(run_spec, device),
     options=ClusterOptions(tokens_per_step=device.tokens_per_step),
   )
   for learner in range(LEARNERS):

@@ -14,8 +14,8 @@ import argparse
 import time
 from collections.abc import Sequence
 
-from diloco.fleets.failures import Happenings
-from diloco.fleets.fleet import Fleet, Outcome, run
+from diloco.fleets.failures import FaultEvents
+from diloco.fleets.fleet import Fleet, FleetResult, run
 from diloco.protocol.config import ProtocolConfig
 from diloco.simulator.network import Network
 
@@ -55,7 +55,7 @@ def report(learner_steps: int, repeat: int) -> str:
   return '\n'.join(rows)
 
 
-def simulate(learners: int, steps: int) -> Outcome:
+def simulate(learners: int, steps: int) -> FleetResult:
   """Simulates `steps` inner steps of 1 s of each of `learners` learners."""
   config = ProtocolConfig(
     learners=learners,
@@ -83,10 +83,10 @@ def simulate(learners: int, steps: int) -> Outcome:
     merge_s=0.05,
   )
   fleet = Fleet((1.0,) * learners, tokens=1 << 20, jitter=0.1)
-  return run(config, fleet, network, Happenings(), 0, until_s=float(steps))
+  return run(config, fleet, network, FaultEvents(), 0, until_s=float(steps))
 
 
-def _timed(learners: int, steps: int) -> tuple[float, Outcome]:
+def _timed(learners: int, steps: int) -> tuple[float, FleetResult]:
   began_s = time.process_time()
   outcome = simulate(learners, steps)
   return time.process_time() - began_s, outcome

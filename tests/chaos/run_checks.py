@@ -7,7 +7,7 @@ Each check returns its findings, each a sentence with the values; none is good.
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 
-from diloco.metrics.token_ledger import Row
+from diloco.metrics.token_ledger import TokenCounts
 from launch.supervisor import ProcessEvent
 from tests.chaos.live_run import Step
 
@@ -94,7 +94,7 @@ def tokens_balance(
   return findings
 
 
-def tokens_explained(rows: Mapping[tuple[int, int], Row]) -> list[str]:
+def tokens_explained(rows: Mapping[tuple[int, int], TokenCounts]) -> list[str]:
   """Trained = merged + overwritten + lost + pending, per learner and fragment.
 
   Args:

@@ -14,7 +14,7 @@ import pytest
 from diloco.data import array_records, parquet_files, pipeline
 from diloco.data.array_records import write_records
 from diloco.data.documents import Mixture
-from diloco.data.mixture import Source, file_corpus, heldout_documents
+from diloco.data.mixture import MixtureSource, file_corpus, heldout_documents
 from diloco.data.tokenizers import BYTES, make_tokenizer
 from tests.data import made_files
 
@@ -34,19 +34,22 @@ def sources(tmp_path_factory):
   write_records(root / 'tokens', 3, documents, tiktoken)
   records = made_files.array_records(root / 'records', TEXTS)
   parquet = made_files.parquet(root / 'parquet', made_files.texts(seed=1))
-  ours = Source('array_record', str(records), '')
-  theirs = Source('parquet', str(parquet), 'text')
+  ours = MixtureSource('array_record', str(records), '')
+  theirs = MixtureSource('parquet', str(parquet), 'text')
   examples = f'{version}/toy-train.array_record*'
   return {
     'array_record': ([ours], BYTES),
-    'example': ([Source('array_record', examples, 'text')], BYTES),
-    'tokens': ([Source('array_record', str(root / 'tokens'), '')], tiktoken),
+    'example': ([MixtureSource('array_record', examples, 'text')], BYTES),
+    'tokens': (
+      [MixtureSource('array_record', str(root / 'tokens'), '')],
+      tiktoken,
+    ),
     'parquet': ([theirs], tiktoken),
-    'tfds': ([Source('tfds', str(version), 'text')], BYTES),
+    'tfds': ([MixtureSource('tfds', str(version), 'text')], BYTES),
     'mix': (
       [
-        Source('array_record', str(records), '', 3.0),
-        Source('parquet', str(parquet), 'text', 1.0),
+        MixtureSource('array_record', str(records), '', 3.0),
+        MixtureSource('parquet', str(parquet), 'text', 1.0),
       ],
       BYTES,
     ),
@@ -217,17 +220,17 @@ def test_the_fingerprint_is_of_tokens_not_of_places(load, sources, tmp_path):
   assert len({corpus.fingerprint for corpus in corpora}) == len(FORMATS)
   copy = made_files.array_records(tmp_path / 'elsewhere', TEXTS)
   args = (None, 8.0, BYTES, str(tmp_path), print)
-  same = file_corpus([Source('array_record', str(copy), '')], *args)
+  same = file_corpus([MixtureSource('array_record', str(copy), '')], *args)
   assert same.fingerprint == load('array_record').fingerprint
   other = made_files.array_records(tmp_path / 'other', [*TEXTS[1:], 'x'])
-  changed = file_corpus([Source('array_record', str(other), '')], *args)
+  changed = file_corpus([MixtureSource('array_record', str(other), '')], *args)
   assert changed.fingerprint != same.fingerprint
 
 
 def test_the_fingerprint_sees_what_is_held_out_and_the_weights(load, sources):
   base = load('array_record')
   assert load('array_record', percent=9.0).fingerprint != base.fingerprint
-  held = Source('array_record', sources['array_record'][0][0].path, '')
+  held = MixtureSource('array_record', sources['array_record'][0][0].path, '')
   assert load('array_record', held).fingerprint != base.fingerprint
   [ours, theirs], _ = sources['mix']
   turned = [theirs, ours]
@@ -237,7 +240,7 @@ def test_the_fingerprint_sees_what_is_held_out_and_the_weights(load, sources):
 
 def test_documents_of_another_path_can_be_held_out(load, sources):
   [source], _ = sources['tfds']
-  held = Source('tfds', f'{source.path}#validation', 'text')
+  held = MixtureSource('tfds', f'{source.path}#validation', 'text')
   corpus = load('tfds', held)
   cut = len(TEXTS) - len(TEXTS) // 8
   for part, texts in (
@@ -253,7 +256,7 @@ def test_documents_of_another_path_can_be_held_out(load, sources):
 def test_a_split_of_tfds_may_be_a_part(load, sources):
   [source], _ = sources['tfds']
   sources['half'] = (
-    [Source('tfds', f'{source.path}#train[:50%]', 'text')],
+    [MixtureSource('tfds', f'{source.path}#train[:50%]', 'text')],
     BYTES,
   )
   whole, half = (len(load(name).train) for name in ('tfds', 'half'))
@@ -284,7 +287,7 @@ def few_files():
 @pytest.mark.skipif(sys.platform != 'linux', reason='counts files by /proc')
 def test_as_many_files_stay_open_as_there_are(tmp_path, few_files):
   folder = made_files.array_records(tmp_path / 'records', TEXTS, files=40)
-  source = Source('array_record', str(folder), '')
+  source = MixtureSource('array_record', str(folder), '')
   corpus = file_corpus([source], None, 8.0, BYTES, str(tmp_path / 'i'), print)
   assert len(corpus.train[: len(corpus.train)]) == len(corpus.train)
   assert sum(
@@ -311,7 +314,9 @@ def _refused(tmp_path, source, tokenizer=BYTES):
 
 @pytest.mark.parametrize('format_', ['array_record', 'parquet', 'tfds'])
 def test_nothing_is_there(tmp_path, format_):
-  said = _refused(tmp_path, Source(format_, str(tmp_path / 'no'), 'text'))
+  said = _refused(
+    tmp_path, MixtureSource(format_, str(tmp_path / 'no'), 'text')
+  )
   assert str(tmp_path / 'no') in said
 
 
@@ -319,32 +324,32 @@ def test_nothing_is_there(tmp_path, format_):
 def test_a_file_of_something_else(tmp_path, format_):
   path = tmp_path / 'file'
   path.write_text('something else')
-  said = _refused(tmp_path, Source(format_, str(path), 'text'))
+  said = _refused(tmp_path, MixtureSource(format_, str(path), 'text'))
   assert said.startswith(f'{path}: is no ')
 
 
 def test_another_column_is_wanted(tmp_path):
   folder = made_files.parquet(tmp_path / 'parquet', TEXTS)
-  said = _refused(tmp_path, Source('parquet', str(folder), 'body'))
+  said = _refused(tmp_path, MixtureSource('parquet', str(folder), 'body'))
   assert "no column data.text_key='body', those there are: id, text" in said
-  said = _refused(tmp_path, Source('parquet', str(folder), 'id'))
+  said = _refused(tmp_path, MixtureSource('parquet', str(folder), 'id'))
   assert "column data.text_key='id' is of int64, must be text" in said
 
 
 def test_another_feature_or_split_is_wanted(tmp_path):
   version = made_files.tfds(tmp_path, TEXTS)
-  said = _refused(tmp_path, Source('tfds', str(version), 'body'))
+  said = _refused(tmp_path, MixtureSource('tfds', str(version), 'body'))
   assert "no feature data.text_key='body', those there are: text, url" in said
-  said = _refused(tmp_path, Source('tfds', f'{version}#test', 'text'))
+  said = _refused(tmp_path, MixtureSource('tfds', f'{version}#test', 'text'))
   assert "no split 'test', those there are: train, validation" in said
   examples = f'{version}/toy-train*'
-  said = _refused(tmp_path, Source('array_record', examples, 'body'))
+  said = _refused(tmp_path, MixtureSource('array_record', examples, 'body'))
   assert "no feature 'body' of bytes; those there are: text, url" in said
 
 
 def test_a_text_that_is_no_example(tmp_path):
   folder = made_files.array_records(tmp_path / 'records', TEXTS)
-  said = _refused(tmp_path, Source('array_record', str(folder), 'text'))
+  said = _refused(tmp_path, MixtureSource('array_record', str(folder), 'text'))
   assert 'text-0.array_record: a record ' in said
   assert "data.text_key='text' names" in said
 
@@ -359,7 +364,9 @@ def test_a_document_that_is_no_unicode(sources, tmp_path):
   path = tmp_path / 'records'
   made_files.write_records(path, [b'one', b'two \xff'])
   _, tiktoken = sources['tokens']
-  said = _refused(tmp_path, Source('array_record', str(path), ''), tiktoken)
+  said = _refused(
+    tmp_path, MixtureSource('array_record', str(path), ''), tiktoken
+  )
   assert said.startswith(f'{path}: a document is not UTF-8')
 
 
@@ -369,6 +376,6 @@ def test_a_document_that_is_no_unicode(sources, tmp_path):
 )
 def test_a_missing_package(tmp_path, monkeypatch, format_, module, extra):
   monkeypatch.setitem(sys.modules, module, None)
-  said = _refused(tmp_path, Source(format_, str(tmp_path), 'text'))
+  said = _refused(tmp_path, MixtureSource(format_, str(tmp_path), 'text'))
   assert f"data.source='{format_}' needs {module}" in said
   assert f"pip install 'diloco[{extra}]'" in said

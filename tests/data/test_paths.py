@@ -12,7 +12,7 @@ import pytest
 
 from diloco.data import paths
 from diloco.data.array_records import write_records
-from diloco.data.mixture import Source, file_corpus
+from diloco.data.mixture import MixtureSource, file_corpus
 from diloco.data.tokenizers import BYTES
 from tests.data import made_files
 
@@ -89,7 +89,7 @@ def test_urls_are_read_to_the_same_tokens(tmp_path, monkeypatch):
     for remote in (False, True):
       monkeypatch.setattr(paths, 'is_remote', lambda _, remote=remote: remote)
       index_path = tmp_path / f'{name}-{remote}'
-      source = Source(format_, str(tmp_path / name), 'text')
+      source = MixtureSource(format_, str(tmp_path / name), 'text')
       said = []
       corpora.append(
         file_corpus([source], None, 5.0, BYTES, str(index_path), said.append)

@@ -6,7 +6,12 @@ import random
 import numpy as np
 import pytest
 
-from diloco.data.documents import DocumentFile, Span, TokenIndex, TokenStream
+from diloco.data.documents import (
+  DocumentFile,
+  DocumentRange,
+  TokenIndex,
+  TokenStream,
+)
 from diloco.data.tokenizers import BYTES
 
 
@@ -27,7 +32,7 @@ class Shelf:
 
   def span(self, first=0, stop=None):
     stop = len(self.documents) if stop is None else stop
-    return Span(self.file, self.index, first, stop)
+    return DocumentRange(self.file, self.index, first, stop)
 
 
 def _shelf(seed, count=40):

@@ -2,11 +2,11 @@
 """Small fleets for the tests."""
 
 from diloco.fleets import fleet
-from diloco.fleets.failures import Happenings
+from diloco.fleets.failures import FaultEvents
 from diloco.protocol.config import ProtocolConfig
 from diloco.simulator.network import Network
 
-NOTHING = Happenings()
+NOTHING = FaultEvents()
 
 
 def config_of(**changes) -> ProtocolConfig:
@@ -42,7 +42,7 @@ def network_of(fragments: int = 4, **changes) -> Network:
 
 def run(
   until_s: float,
-  happenings: Happenings = NOTHING,
+  happenings: FaultEvents = NOTHING,
   jitter: float = 0.0,
   seed: int = 0,
   network: Network | None = None,
@@ -50,7 +50,7 @@ def run(
   redoes_step: bool = False,
   timeline_s: float = 0.0,
   **changes,
-) -> fleet.Outcome:
+) -> fleet.FleetResult:
   """A fleet of as many learners as the protocol has."""
   config = config_of(**changes)
   return fleet.run(

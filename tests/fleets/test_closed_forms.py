@@ -9,7 +9,7 @@ import pytest
 
 from diloco.fleets import closed_forms, failures, synchronous
 from diloco.fleets.speeds import Speeds
-from diloco.fleets.synchronous import Exchange
+from diloco.fleets.synchronous import GroupExchange
 
 PAUSE_S, REPAIR_S = 13.7, 66.3
 HOURS_S = 10 * 3600.0
@@ -100,7 +100,7 @@ def test_uptime_of_independent_learners_meets_its_formula(learners):
   )
 
 
-@pytest.mark.parametrize('exchange', [Exchange(24), Exchange(1, 2)])
+@pytest.mark.parametrize('exchange', [GroupExchange(24), GroupExchange(1, 2)])
 def test_lock_step_is_between_its_bounds(exchange):
   """And nearer to the upper one the more it may overlap."""
   runs = [
@@ -115,7 +115,7 @@ def test_lock_step_is_between_its_bounds(exchange):
 def test_without_slack_lock_step_has_its_least_goodput():
   """Up to the rest of a step that others finish when one stops."""
   runs = [
-    _run(1_200_000, seed, failures.elastic, 8, Exchange(1)).goodput
+    _run(1_200_000, seed, failures.elastic, 8, GroupExchange(1)).goodput
     for seed in SEEDS
   ]
   g = closed_forms.elastic_goodput(_rate(1_200_000, 8), PAUSE_S)

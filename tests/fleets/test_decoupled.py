@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from diloco.fleets.failures import Arrival, Death, Happenings, Stop
+from diloco.fleets.failures import Arrival, Death, FaultEvents, Stall
 from diloco.fleets.tally import Union
 from diloco.simulator.network import SYNCER
 from tests.fleets.fleets import network_of, run
@@ -23,7 +23,7 @@ def test_nothing_happens_to_a_fleet():
 
 
 def test_a_suspended_learner_costs_nobody_else_anything():
-  befalls = Happenings(suspensions={1: (Stop(10.5, 30.5, 'down'),)})
+  befalls = FaultEvents(suspensions={1: (Stall(10.5, 30.5, 'down'),)})
   outcome = run(100.0, befalls)
   assert outcome.learners[0].steps == 100
   assert outcome.learners[1].stepping_s == pytest.approx(79.5, abs=0.51)
@@ -33,7 +33,7 @@ def test_a_suspended_learner_costs_nobody_else_anything():
 
 
 def test_a_redone_step_is_not_goodput():
-  befalls = Happenings(suspensions={1: (Stop(10.75, 20.5, 'down'),)})
+  befalls = FaultEvents(suspensions={1: (Stall(10.75, 20.5, 'down'),)})
   kept, redone = (run(100.0, befalls, redoes_step=x) for x in (False, True))
   # 90.25 s are left for steps of 1 s; 0.75 s of them were made in vain.
   assert kept.learners[1].stepping_s == pytest.approx(90.0)
@@ -41,14 +41,14 @@ def test_a_redone_step_is_not_goodput():
 
 
 def test_uptime_is_lost_when_all_stand_still():
-  standing = (Stop(20.0, 45.0, 'down'),)
-  outcome = run(100.0, Happenings(suspensions={0: standing, 1: standing}))
+  standing = (Stall(20.0, 45.0, 'down'),)
+  outcome = run(100.0, FaultEvents(suspensions={0: standing, 1: standing}))
   assert outcome.uptime == pytest.approx(0.75)
   assert outcome.goodput == pytest.approx(0.75)
 
 
 def test_lost_slices_are_not_goodput():
-  outcome = run(100.0, Happenings(capacities={0: ((50.0, 0.5),)}))
+  outcome = run(100.0, FaultEvents(capacities={0: ((50.0, 0.5),)}))
   assert outcome.goodput == pytest.approx(0.875, abs=0.01)
   assert outcome.learners[0].tokens == pytest.approx(75_000, abs=1000)
   assert outcome.learners[1].tokens == 100_000
@@ -58,7 +58,7 @@ def test_a_dead_learner_comes_back_through_a_peer():
   """12 Mbyte of state over 9.6 Mbit/s take 10 s; no other learner waits for
   them.
   """
-  befalls = Happenings(deaths=(Death(1, 20.2, 30.0),))
+  befalls = FaultEvents(deaths=(Death(1, 20.2, 30.0),))
   outcome = run(100.0, befalls, network=network_of(learner_bps=9.6e6))
   back = outcome.learners[1]
   assert (back.bootstraps, back.peer_bootstraps) == (2, 1)
@@ -68,14 +68,14 @@ def test_a_dead_learner_comes_back_through_a_peer():
 
 
 def test_a_learner_that_never_comes_back():
-  befalls = Happenings(deaths=(Death(1, 20.2, math.inf),))
+  befalls = FaultEvents(deaths=(Death(1, 20.2, math.inf),))
   outcome = run(100.0, befalls)
   assert outcome.learners[1].steps == 20
   assert outcome.goodput == pytest.approx(0.6)
 
 
 def test_a_newcomer_is_merged():
-  befalls = Happenings(arrivals=(Arrival(1, 50.0),))
+  befalls = FaultEvents(arrivals=(Arrival(1, 50.0),))
   outcome = run(100.0, befalls)
   assert 45 <= outcome.learners[1].steps <= 50
   assert outcome.learners[1].peer_bootstraps == 1
@@ -83,7 +83,7 @@ def test_a_newcomer_is_merged():
 
 
 def test_learners_train_on_without_a_syncer():
-  befalls = Happenings(deaths=(Death(SYNCER, 30.0, 50.0),))
+  befalls = FaultEvents(deaths=(Death(SYNCER, 30.0, 50.0),))
   outcome = run(100.0, befalls)
   assert outcome.goodput == pytest.approx(1.0)
   assert 70 <= outcome.rounds <= 85
@@ -96,7 +96,7 @@ def counted(tally):
 
 
 def test_same_seed_same_outcome_other_seed_another():
-  befalls = Happenings(deaths=(Death(0, 20.2, 30.0),))
+  befalls = FaultEvents(deaths=(Death(0, 20.2, 30.0),))
   one, again, other = (
     run(100.0, befalls, jitter=0.2, seed=seed, timeline_s=50.0)
     for seed in (3, 3, 4)
@@ -107,14 +107,14 @@ def test_same_seed_same_outcome_other_seed_another():
 
 
 def test_what_befalls_one_learner_moves_no_step_of_another():
-  befalls = Happenings(suspensions={1: (Stop(10.5, 30.5, 'down'),)})
+  befalls = FaultEvents(suspensions={1: (Stall(10.5, 30.5, 'down'),)})
   alone, hit = (
     [
       span
       for span in run(50.0, x, jitter=0.2, timeline_s=50.0).tally.steps_spans
       if span[0] == 0
     ]
-    for x in (Happenings(), befalls)
+    for x in (FaultEvents(), befalls)
   )
   assert alone == hit
 
@@ -138,7 +138,7 @@ def test_a_union_of_spans_is_measured_once():
 
 def test_steps_that_a_death_takes_are_not_goodput():
   """Offered a step ahead of round 1: three are made since those merged."""
-  befalls = Happenings(deaths=(Death(0, 6.5, 100.0),))
+  befalls = FaultEvents(deaths=(Death(0, 6.5, 100.0),))
   outcome = run(9.5, befalls, sync_every_steps=16)
   useful_s = [outcome.learners[m].useful_s for m in (0, 1)]
   assert outcome.learners[0].steps == 6

@@ -4,7 +4,7 @@
 import pytest
 
 from diloco.fleets import failures
-from diloco.fleets.failures import Interruption, Stop
+from diloco.fleets.failures import Interruption, Stall
 
 
 def _trace(*times: tuple[float, float]):
@@ -21,7 +21,7 @@ def _waiting(*times, until_s=1000.0):
 
 def test_a_lost_slice_costs_a_pause_and_its_return_another():
   assert _elastic((100, 60)) == (
-    Stop(100, 110, 'down'), Stop(160, 170, 'up'),
+    Stall(100, 110, 'down'), Stall(160, 170, 'up'),
   )  # fmt: skip
 
 
@@ -33,12 +33,12 @@ def test_what_breaks_during_a_pause_costs_nothing_then_or_later():
 def test_a_return_during_a_pause_is_absorbed():
   """That of the first, at 160, falls into the pause for the second."""
   assert _elastic((100, 60), (155, 200)) == (
-    Stop(100, 110, 'down'), Stop(155, 165, 'down'), Stop(355, 365, 'up'),
+    Stall(100, 110, 'down'), Stall(155, 165, 'down'), Stall(355, 365, 'up'),
   )  # fmt: skip
 
 
 def test_a_return_during_its_own_pause_is_absorbed():
-  assert _elastic((100, 5)) == (Stop(100, 110, 'down'),)
+  assert _elastic((100, 5)) == (Stall(100, 110, 'down'),)
 
 
 def test_what_breaks_while_the_learner_grows_is_absorbed():
@@ -48,36 +48,36 @@ def test_what_breaks_while_the_learner_grows_is_absorbed():
 def test_the_learner_runs_at_the_end_of_a_pause():
   """[begin, end): what breaks at the very end costs a pause of its own."""
   assert _elastic((100, 900), (110, 900)) == (
-    Stop(100, 110, 'down'), Stop(110, 120, 'down'),
+    Stall(100, 110, 'down'), Stall(110, 120, 'down'),
   )  # fmt: skip
 
 
 def test_slices_return_in_their_own_order():
   assert _elastic((100, 300), (200, 50)) == (
-    Stop(100, 110, 'down'), Stop(200, 210, 'down'),
-    Stop(250, 260, 'up'), Stop(400, 410, 'up'),
+    Stall(100, 110, 'down'), Stall(200, 210, 'down'),
+    Stall(250, 260, 'up'), Stall(400, 410, 'up'),
   )  # fmt: skip
 
 
 def test_no_pause_begins_after_the_end_of_the_run():
   assert _elastic((100, 60), (995, 60), until_s=150.0) == (
-    Stop(100, 110, 'down'),
+    Stall(100, 110, 'down'),
   )
 
 
 def test_without_elasticity_a_learner_stands_for_repair_and_pause():
-  assert _waiting((100, 60)) == (Stop(100, 170, 'repair'),)
+  assert _waiting((100, 60)) == (Stall(100, 170, 'repair'),)
 
 
 def test_what_breaks_meanwhile_is_repaired_meanwhile():
   assert _waiting((100, 60), (120, 500), (169, 500)) == (
-    Stop(100, 170, 'repair'),
+    Stall(100, 170, 'repair'),
   )
 
 
 def test_what_breaks_afterwards_is_waited_for():
   assert _waiting((100, 60), (170, 20)) == (
-    Stop(100, 170, 'repair'), Stop(170, 200, 'repair'),
+    Stall(100, 170, 'repair'), Stall(170, 200, 'repair'),
   )  # fmt: skip
 
 
@@ -114,9 +114,13 @@ def test_nobody_has_less_than_nothing():
 
 
 def test_a_clock_that_starts_later_is_in_the_middle_of_things():
-  own = (Stop(100, 110, 'down'), Stop(155, 165, 'down'), Stop(200, 210, 'up'))
+  own = (
+    Stall(100, 110, 'down'),
+    Stall(155, 165, 'down'),
+    Stall(200, 210, 'up'),
+  )
   assert failures.stops_from(own, 160.0) == (
-    Stop(0, 5, 'down'), Stop(40, 50, 'up'),
+    Stall(0, 5, 'down'), Stall(40, 50, 'up'),
   )  # fmt: skip
   shares = ((100, 0.75), (155, 0.5), (200, 0.75))
   assert failures.capacities_from(shares, 160.0) == ((0.0, 0.5), (40.0, 0.75))

@@ -22,7 +22,7 @@ from diloco.protocol import timeouts
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.learner import events as learner_events
 from diloco.run.environment import describe
-from diloco.run.event_log import LearnerTape
+from diloco.run.event_log import LearnerEventLog
 from diloco.run.spec import make_run_spec
 from diloco.syncer.server import SyncerServer
 from diloco.syncer.shard_server import ShardServer
@@ -76,7 +76,7 @@ class Living:
       self.beginning.start,
     )
     self._writer = JsonlWriter(workdir.metrics(learner_name(learner)))
-    self._tape = LearnerTape(
+    self._tape = LearnerEventLog(
       workdir.learner_tape(learner),
       lambda: self.exchange.process,
       describe(run_spec.config.mesh, {}),

@@ -11,11 +11,11 @@ from diloco.studies import offer_age
 from experiments import lab_age
 
 
-def _ages(fragments: int, overlap: int) -> offer_age.Ages:
+def _ages(fragments: int, overlap: int) -> offer_age.OfferAgeResult:
   config = lab_age.get_config('learners=4,steps=120')
   config.protocol.update(fragments=fragments, overlap_steps=overlap, quorum=1)
   trained = train(make_run_spec(run_config.build(config)))
-  return offer_age.Ages(
+  return offer_age.OfferAgeResult(
     trained.age_steps, trained.old_share, trained.participation, encodings=0.0
   )
 

@@ -9,8 +9,8 @@ import pytest
 
 from diloco.config import run_config
 from diloco.config.sections import ConfigError
-from diloco.lab.data_parallel import GroupSteps
-from diloco.lab.lives import Lives
+from diloco.lab.data_parallel import DataParallelSteps
+from diloco.lab.lives import FailureSchedule
 from diloco.lab.run import train
 from diloco.metrics import token_ledger
 from diloco.run.spec import make_run_spec
@@ -27,7 +27,9 @@ def _config(**changes):
   return run_config.build(config)
 
 
-def _group(elastic: bool, learners=2, pause_s=2.0, **changes) -> GroupSteps:
+def _group(
+  elastic: bool, learners=2, pause_s=2.0, **changes
+) -> DataParallelSteps:
   """Steps of 1 s, away for 10 s."""
   config = _config(
     protocol__learners=learners,
@@ -35,7 +37,7 @@ def _group(elastic: bool, learners=2, pause_s=2.0, **changes) -> GroupSteps:
     lab__away_steps=10.0,
     **changes,
   )
-  return GroupSteps(Lives(config), learners, pause_s, elastic)
+  return DataParallelSteps(FailureSchedule(config), learners, pause_s, elastic)
 
 
 def test_nobody_dies():

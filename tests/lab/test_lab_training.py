@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from diloco.config import run_config
-from diloco.lab.outputs import Journal
+from diloco.lab.outputs import LabObserver
 from diloco.lab.run import train
 from diloco.learner.device import Device
 from diloco.metrics import names
@@ -65,7 +65,7 @@ def test_it_tells_who_died_and_who_was_merged():
   assert len(trained.tally.merged_marks) == merged
 
 
-class _Rates(Journal):
+class _Rates(LabObserver):
   """Keeps the rates that are recorded, and those of the steps they are of.
 
   A step that its process died in was taken, and is not recorded.

@@ -5,14 +5,14 @@ import pytest
 
 from diloco.config import run_config
 from diloco.config.sections import ConfigError
-from diloco.lab.lives import Visits
-from diloco.lab.outputs import Journal
+from diloco.lab.lives import TransientLearners
+from diloco.lab.outputs import LabObserver
 from diloco.lab.run import train
 from diloco.run.spec import make_run_spec
 from experiments import common
 
 
-class Events(Journal):
+class Events(LabObserver):
   """Records the events of each process."""
 
   def __init__(self):
@@ -61,7 +61,7 @@ def test_a_visitor_that_dies_comes_back_only_if_it_is_to_be_there():
 
 
 def test_the_time_in_which_learners_should_be_there():
-  visits = Visits(_config())
+  visits = TransientLearners(_config())
   assert visits.learner_s(10.0) == 2 * 10.0
   visits.begin(4.0)
   assert visits.learner_s(10.0) == 2 * 10.0 + 6.0

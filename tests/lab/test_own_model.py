@@ -11,7 +11,7 @@ from diloco.config import run_config
 from diloco.config.sections import ConfigError
 from diloco.lab.run import train
 from diloco.numerics.mesh_partition import Partition
-from diloco.run.host_slices import Holding
+from diloco.run.host_slices import HostSlices
 from diloco.run.spec import make_run_spec
 from experiments import own_model
 
@@ -143,7 +143,7 @@ def test_hosts_hold_single_numbers_as_they_are():
     path: (None,) * len(spec.shape) for path, spec in run_spec.specs.items()
   }
   partition = Partition((('fsdp', 1),), (0,), splits)
-  holding = Holding(run_spec.layout, partition, 0)
+  holding = HostSlices(run_spec.layout, partition, 0)
   for p, whole in enumerate(run_spec.initial_fragments()):
     held = holding.needed_of(p, whole)
     assert {name: x.shape for name, x in held.items()} == {

@@ -8,11 +8,11 @@ import math
 import pytest
 
 from diloco.lab import sweep
-from diloco.lab.sweep import Result, Variant
+from diloco.lab.sweep import SeedResult, Variant
 
 
-def result(loss: float) -> Result:
-  return Result(loss, loss, ((10, 100, loss),), 3, 1.0, 0.9, 2.0)
+def result(loss: float) -> SeedResult:
+  return SeedResult(loss, loss, ((10, 100, loss),), 3, 1.0, 0.9, 2.0)
 
 
 def test_a_result_is_read_as_it_was_written(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from diloco.config.sections import ConfigError
 from diloco.lab import sweep, sweep_runner
-from diloco.lab.sweep import Result, Variant
+from diloco.lab.sweep import SeedResult, Variant
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from experiments import common
@@ -24,7 +24,9 @@ def made(rows=ROWS):
 
 def finish(workdir, label, config):
   run = sweep.folder(workdir, label, 0)
-  sweep.write_into(run, Result(1.0, 1.0, ((10, 100, 1.0),), 3, 1.0, 0.9, 2.0))
+  sweep.write_into(
+    run, SeedResult(1.0, 1.0, ((10, 100, 1.0),), 3, 1.0, 0.9, 2.0)
+  )
   files.write_json(Workdir(run).config, config)
 
 

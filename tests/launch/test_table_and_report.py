@@ -103,15 +103,15 @@ def test_bytes_have_units(nbytes, text):
 
 def test_the_end_table_says_where_the_tokens_went():
   rows = [
-    token_ledger.Row(1000, 900, 50, (('died', 20),), 30),
-    token_ledger.Row(1000, 960, 0, (), 40),
+    token_ledger.TokenCounts(1000, 900, 50, (('died', 20),), 30),
+    token_ledger.TokenCounts(1000, 960, 0, (), 40),
   ]
   text = progress.tokens_text(rows)
   assert text == (
     '2,000 trained, once per fragment: 93.0% merged, 2.5% overwritten, '
     '1.0% lost (died), 3.5% pending'
   )
-  wrong = [*rows, token_ledger.Row(10, 0, 3, (), 0)]
+  wrong = [*rows, token_ledger.TokenCounts(10, 0, 3, (), 0)]
   assert progress.tokens_text(wrong).endswith(', [bold red]7 unexplained[/]')
 
 

@@ -21,7 +21,7 @@ from diloco.learner.replica import FragmentReplica, Mismatch, SlicedReplica
 from diloco.learner.replica_codec import make_part
 from diloco.protocol import messages
 from diloco.run import payload_parts
-from diloco.run.host_slices import Cuts
+from diloco.run.host_slices import SliceMap
 from diloco.run.payload_parts import TransferPace
 from diloco.run.spec import make_run_spec
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
@@ -106,7 +106,7 @@ def _part(run_spec, device: Device):
     FragmentReplica(0, holding.needed_of(p, theta), 0)
     for p, theta in enumerate(run_spec.initial_fragments())
   ]
-  cuts = Cuts(run_spec.owners, device.partition)
+  cuts = SliceMap(run_spec.owners, device.partition)
   copy = SlicedReplica(run_spec, cuts, holding.host, held)
   return make_part(run_spec, device, copy)
 

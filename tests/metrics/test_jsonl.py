@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 from diloco.metrics import files, jsonl
-from diloco.metrics.jsonl import CorruptLine, Lines, Tail, read_jsonl
+from diloco.metrics.jsonl import CorruptLine, JsonLines, Tail, read_jsonl
 from diloco.metrics.writer import TensorBoardWriter
 
 
@@ -34,7 +34,7 @@ def _file_size_max(nbytes):
 
 def test_all_parts_are_read_and_only_their_size_is_bounded(tmp_path):
   path = tmp_path / 'a.jsonl'
-  lines, tail, seen = Lines(path, part_bytes=100), Tail(path), []
+  lines, tail, seen = JsonLines(path, part_bytes=100), Tail(path), []
   for number in range(40):
     lines.append(_line(number))
     if number % 7 == 0:
@@ -51,7 +51,7 @@ def test_all_parts_are_read_and_only_their_size_is_bounded(tmp_path):
 def test_another_process_goes_on_in_the_same_part(tmp_path):
   path = tmp_path / 'a.jsonl'
   for number in range(4):
-    lines = Lines(path, part_bytes=40)
+    lines = JsonLines(path, part_bytes=40)
     lines.append(_line(number))
     lines.close()
   assert _numbers(read_jsonl(path)) == [0, 1, 2, 3]
@@ -82,7 +82,7 @@ def test_the_newest_record_of_a_long_file_takes_little_memory(tmp_path):
   path = tmp_path / 'a.jsonl'
   path.write_bytes((_line(0) + b'\n') * 1_000_000 + b'{"torn')
   tracemalloc.start()
-  Lines(path).close()
+  JsonLines(path).close()
   assert next(jsonl.from_the_end(path)) == {'number': 0}
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
@@ -103,7 +103,7 @@ def test_every_changed_bit_of_a_sealed_line_is_noticed_or_harmless(tmp_path):
 
 def test_a_full_disk_holds_lines_back_and_keeps_them_whole(tmp_path):
   path = tmp_path / 'a.jsonl'
-  lines = Lines(path)
+  lines = JsonLines(path)
   lines.append(_line(0))
   with _file_size_max(path.stat().st_size + 5):
     lines.append(_line(1))
@@ -117,7 +117,7 @@ def test_a_full_disk_holds_lines_back_and_keeps_them_whole(tmp_path):
 def test_what_waits_for_a_full_disk_is_bounded(tmp_path, monkeypatch):
   monkeypatch.setattr(jsonl, 'WAITING_BYTES_MAX', 100)
   path = tmp_path / 'a.jsonl'
-  lines = Lines(path)
+  lines = JsonLines(path)
   with _file_size_max(0):
     for number in range(1000):
       lines.append(_line(number))
@@ -130,7 +130,7 @@ def test_what_waits_for_a_full_disk_is_bounded(tmp_path, monkeypatch):
 
 def test_a_file_that_can_not_be_made_is_made_later(tmp_path):
   (tmp_path / 'folder').write_text('in the way')
-  lines = Lines(tmp_path / 'folder' / 'a.jsonl')
+  lines = JsonLines(tmp_path / 'folder' / 'a.jsonl')
   lines.append(_line(1))
   (tmp_path / 'folder').unlink()
   lines.append(_line(2))

@@ -44,7 +44,7 @@ def test_a_wrong_status_says_what_is_wrong(tmp_path, change, message):
   fields = json.loads(path.read_text())
   del fields['check']
   path.write_text(json.dumps(fields | change))
-  with pytest.raises(files.Malformed, match=message):
+  with pytest.raises(files.MalformedFile, match=message):
     status.read_status(path)
 
 
@@ -52,14 +52,14 @@ def test_a_changed_digit_of_a_status_is_malformed(tmp_path):
   path = tmp_path / 'status.json'
   status.write_status(path, STATUS)
   path.write_text(path.read_text().replace('"step": 7', '"step": 8', 1))
-  with pytest.raises(files.Malformed, match='has the checksum'):
+  with pytest.raises(files.MalformedFile, match='has the checksum'):
     status.read_status(path)
 
 
 def test_half_a_status_is_malformed(tmp_path):
   path = tmp_path / 'status.json'
   path.write_text('{"run":')
-  with pytest.raises(files.Malformed, match=r'status\.json'):
+  with pytest.raises(files.MalformedFile, match=r'status\.json'):
     status.read_status(path)
 
 

@@ -86,7 +86,7 @@ def good():
 
 def test_a_good_run_balances():
   found = row(*good())
-  assert found == token_ledger.Row(60, 30, 20, (), 10)
+  assert found == token_ledger.TokenCounts(60, 30, 20, (), 10)
   assert found.unexplained == 0
 
 
@@ -147,7 +147,7 @@ def test_what_a_checkpoint_has_is_pending_again():
   syncer, learner = killed()
   found = row(syncer, learner, (FIRST, 8))
   # 8 and 3 steps: 2 merged, 4 died, 2 of the checkpoint and 3 pending.
-  assert found == token_ledger.Row(110, 20, 0, ((DIED, 40),), 50)
+  assert found == token_ledger.TokenCounts(110, 20, 0, ((DIED, 40),), 50)
   assert found.unexplained == 0
 
 
@@ -155,7 +155,7 @@ def test_what_was_merged_after_a_death_is_not_lost_nor_pending():
   syncer, learner = killed()
   syncer.append(closed(2, (FIRST, 2, 4, 6)))
   found = row(syncer, learner, (FIRST, 8))
-  assert found == token_ledger.Row(110, 60, 0, ((DIED, 20),), 30)
+  assert found == token_ledger.TokenCounts(110, 60, 0, ((DIED, 20),), 30)
   assert found.unexplained == 0
 
 
@@ -165,14 +165,14 @@ def test_what_a_restart_overwrites_of_its_checkpoint_counts_once():
   syncer.append(closed(2, (FIRST, 2, 4, 6)))
   taken = applied(SECOND, 4, 0, 0, 20, carry=False)
   found = row(syncer, [*learner[:5], taken, *learner[5:]], (FIRST, 8))
-  assert found == token_ledger.Row(110, 60, 0, ((DIED, 20),), 30)
+  assert found == token_ledger.TokenCounts(110, 60, 0, ((DIED, 20),), 30)
 
 
 def test_what_a_bootstrap_overwrites_has_its_reason():
   syncer, learner = killed()
   taken = applied(SECOND, 4, 0, 0, 20, carry=False)
   found = row(syncer, [*learner[:5], taken, *learner[5:]], (FIRST, 8))
-  assert found == token_ledger.Row(
+  assert found == token_ledger.TokenCounts(
     110, 20, 0, ((BOOTSTRAP, 20), (DIED, 40)), 30
   )
   assert found.unexplained == 0
@@ -181,20 +181,23 @@ def test_what_a_bootstrap_overwrites_has_its_reason():
 def test_one_that_starts_from_the_seed_lets_go_of_all():
   syncer, learner = good()
   found = row(syncer, [*learner, begin(SECOND), line('Cease', SECOND, 2)])
-  assert found == token_ledger.Row(80, 30, 20, ((LEFT, 10),), 20)
+  assert found == token_ledger.TokenCounts(80, 30, 20, ((LEFT, 10),), 20)
 
 
 def test_what_a_lost_ledger_had_merged_is_lost():
   """Version 2 is another than the learner had taken in."""
   syncer, learner = good()
   found = row([*syncer, closed(2)], learner)
-  assert found == token_ledger.Row(60, 20, 20, ((LEDGER, 10),), 10)
+  assert found == token_ledger.TokenCounts(60, 20, 20, ((LEDGER, 10),), 10)
   assert found.unexplained == 0
 
 
 @pytest.mark.parametrize('sign', [1, -1])
 def test_learners_do_not_make_up_for_each_other(sign):
-  rows = [token_ledger.Row(10, 10 + x, 0, (), 0) for x in (sign * 3, -sign * 3)]
+  rows = [
+    token_ledger.TokenCounts(10, 10 + x, 0, (), 0)
+    for x in (sign * 3, -sign * 3)
+  ]
   assert token_ledger.total(rows).unexplained == 0
   assert token_ledger.unexplained(rows) == 6
 
@@ -210,5 +213,7 @@ def test_with_mix_what_a_checkpoint_had_pending_is_lost(merged_late):
     syncer, {0: learner}, {0: known}, 1, TOKENS, blend='mix'
   ).values()
   lost = ((DIED, 20),) if merged_late else ((DIED, 40), (RESTORED, 20))
-  assert found == token_ledger.Row(110, 60 if merged_late else 20, 0, lost, 30)
+  assert found == token_ledger.TokenCounts(
+    110, 60 if merged_late else 20, 0, lost, 30
+  )
   assert found.unexplained == 0

@@ -9,7 +9,7 @@ import pytest
 from diloco.numerics import payload
 from diloco.numerics.codec import NAMES, make_codec
 from diloco.numerics.fragments import TensorSpec, make_layout
-from diloco.numerics.mesh_partition import Box, Partition, from_text
+from diloco.numerics.mesh_partition import Partition, Slice, from_text
 
 SPECS = {
   'embedding': TensorSpec((64, 16), 'embedding'),
@@ -116,7 +116,7 @@ def test_any_rectangle_of_any_piece_can_be_cut_out(seed):
   for size in shape:
     first = rng.randrange(size)
     ranges.append((first, rng.randint(first + 1, size)))
-  box = Box(piece, tuple(ranges))
+  box = Slice(piece, tuple(ranges))
   codec = make_codec(rng.choice(NAMES), rng.choice((8, 16)))
   data = payload.encode(_random([piece], seed), [piece], codec)
   whole = payload.decode(data, [piece], codec)[piece.name]

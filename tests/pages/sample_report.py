@@ -8,21 +8,21 @@ from diloco.pages.parts import (
   Chart,
   Column,
   Line,
-  Report,
-  Span,
+  ReportPage,
   Table,
   Timeline,
+  TimelineSpan,
 )
 
 CHIPS = (150_000.0, 300_000.0, 600_000.0, 1_200_000.0, 2_400_000.0)
 
 
-def report(spans: int = 0) -> Report:
+def report(spans: int = 0) -> ReportPage:
   """The report; `spans`: of a timeline that is added to it."""
   parts = [goodput(), wide(), chart(), bandwidth(), timeline()]
   if spans:
     parts.append(long_timeline(spans))
-  return Report(
+  return ReportPage(
     name='sample',
     title='Goodput of <fleets> & friends',
     command='python -m diloco.simulate --config=experiments/goodput.py',
@@ -136,17 +136,17 @@ def timeline() -> Timeline:
         if rng.random() < 0.7:
           kinds = (('pause', 13.7),)
         for kind, length_s in kinds:
-          spans.append(Span(lane, at_s, at_s + length_s, kind))
+          spans.append(TimelineSpan(lane, at_s, at_s + length_s, kind))
           at_s += length_s
       length_s = rng.gauss(1.0, 0.1)
-      spans.append(Span(lane, at_s, at_s + length_s, 'step'))
+      spans.append(TimelineSpan(lane, at_s, at_s + length_s, 'step'))
       at_s += length_s
       if lane == 3:
-        spans.append(Span(lane, at_s, at_s + 0.5, 'waiting'))
+        spans.append(TimelineSpan(lane, at_s, at_s + 0.5, 'waiting'))
         at_s += 0.5
   for i in range(300):
-    spans.append(Span(8, i, i + 0.4, 'round', f'round {i}'))
-    spans.append(Span(8, i + 0.4, i + 0.9, 'grace'))
+    spans.append(TimelineSpan(8, i, i + 0.4, 'round', f'round {i}'))
+    spans.append(TimelineSpan(8, i + 0.4, i + 0.9, 'grace'))
     marks += [(i + 0.9, m, f'merged {i}') for m in range(8) if m != i % 8]
   marks.append((120.0, -1, 'the syncer dies'))
   return Timeline(
@@ -165,7 +165,7 @@ def long_timeline(spans: int) -> Timeline:
   for i in range(spans):
     lane, place = i % 4, i // 4
     kind = 'pause' if place % 100 == 99 else 'step'
-    every.append(Span(lane, float(place), place + 0.95, kind))
+    every.append(TimelineSpan(lane, float(place), place + 0.95, kind))
   marks = tuple((float(i), i % 4, 'merged') for i in range(spans // 4))
   lanes = tuple(f'learner {m}' for m in range(4))
   return Timeline('long', 'A long run', lanes, tuple(every), marks)

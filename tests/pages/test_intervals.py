@@ -4,7 +4,7 @@
 import pytest
 
 from diloco.pages import charts, intervals, report_files
-from diloco.pages.parts import Chart, Intervals, Line, Report
+from diloco.pages.parts import Chart, Intervals, Line, ReportPage
 
 ROWS = (('worse', 2.0, 0.5), ('nobody knows', 1.0, 1.5), ('once', -0.5, None))
 PART = Intervals('i', 'Losses', 'difference, %', ROWS)
@@ -44,7 +44,7 @@ def test_its_words_have_its_numbers():
 
 def test_intervals_get_a_file_and_stand_in_the_page(tmp_path):
   page, *_ = report_files.write(
-    Report('r', 'R', 'again', (), (PART,)), tmp_path
+    ReportPage('r', 'R', 'again', (), (PART,)), tmp_path
   )
   assert (tmp_path / 'i.png').stat().st_size > 0
   assert 'Intervals: Losses' in page.read_text()

@@ -8,13 +8,16 @@ import pytest
 from matplotlib import colors
 
 from diloco.pages import charts, parts, shares, timelines
-from diloco.pages.parts import SPAN_KINDS, Chart, Line, Span, Timeline
+from diloco.pages.parts import SPAN_KINDS, Chart, Line, Timeline, TimelineSpan
 from tests.pages import sample_report
 
 
 def one_lane(*spans):
   return Timeline(
-    't', 't', ('a',), tuple(Span(0, begin, end, k) for begin, end, k in spans)
+    't',
+    't',
+    ('a',),
+    tuple(TimelineSpan(0, begin, end, k) for begin, end, k in spans),
   )
 
 

@@ -89,7 +89,7 @@ def test_json_is_strict_and_whole(folder):
 def test_two_tables_of_one_name_are_refused():
   table = sample_report.goodput()
   with pytest.raises(AssertionError, match="two of \\['goodput', 'goodput'\\]"):
-    parts.Report('name', 'title', 'command', (), (table, table))
+    parts.ReportPage('name', 'title', 'command', (), (table, table))
 
 
 def test_without_matplotlib_all_else_is_written_and_that_is_said(tmp_path):

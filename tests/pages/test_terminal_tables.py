@@ -8,7 +8,7 @@ import pytest
 import rich.console
 
 from diloco.pages import parts, terminal
-from diloco.pages.parts import Column, Report, Table
+from diloco.pages.parts import Column, ReportPage, Table
 from tests.pages import sample_report
 
 ON_EIGHTY = """
@@ -55,7 +55,7 @@ def test_a_wide_table_is_cut_into_blocks_that_repeat_its_first_column():
 
 def test_markup_is_text():
   table = Table('t', '[bold]t[/bold]', (Column('[red]x'),), (('[/]',),))
-  text = shown(Report('n', '[i]', 'c', (), (table,)), 80)
+  text = shown(ReportPage('n', '[i]', 'c', (), (table,)), 80)
   assert '[bold]t[/bold]' in text
   assert '[red]x' in text
   assert '[/]' in text
@@ -99,7 +99,7 @@ class Terminal(io.StringIO):
 def test_progress_is_in_place_on_a_terminal_only():
   plain, seen = io.StringIO(), Terminal()
   for stream in (plain, seen):
-    line = terminal.Line(stream)
+    line = terminal.StatusLine(stream)
     line.say('one')
     line.say('two')
     line.stay('page')

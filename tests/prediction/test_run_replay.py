@@ -10,14 +10,14 @@ import shutil
 import pytest
 
 from diloco.metrics import names
-from diloco.pages.parts import Report, Table
+from diloco.pages.parts import ReportPage, Table
 from diloco.prediction import history as prediction_history
 from diloco.prediction import report
-from diloco.prediction.history import NotReplayable
+from diloco.prediction.history import NotPredictable
 from diloco.prediction.prediction import (
   Calibration,
   Measured,
-  Plan,
+  PredictionInputs,
   calibrate,
   predict,
 )
@@ -48,11 +48,11 @@ def silent(text):
   del text
 
 
-def table(report: Report, name: str) -> Table:
+def table(report: ReportPage, name: str) -> Table:
   return next(part for part in report.parts if part.name == name)
 
 
-def column(report: Report, name: str, heading: str) -> list:
+def column(report: ReportPage, name: str, heading: str) -> list:
   found = table(report, name)
   place = [c.name for c in found.columns].index(heading)
   return [row[place] for row in found.rows]
@@ -149,7 +149,7 @@ def add(name, record):
 def test_what_is_no_run_is_refused(tmp_path, workdir, spoil, reason):
   root = shutil.copytree(workdir.root, tmp_path / 'spoilt')
   spoil(root)
-  with pytest.raises(NotReplayable, match=re.escape(reason)):
+  with pytest.raises(NotPredictable, match=re.escape(reason)):
     prediction_history.read(root)
 
 
@@ -199,11 +199,11 @@ def test_the_second_down_time_is_not_known(tmp_path, workdir):
 # What it predicts -------------------------------------------------------------
 
 
-def plan(kills, until_s=30.0, restart_delay_s=1.0) -> Plan:
+def plan(kills, until_s=30.0, restart_delay_s=1.0) -> PredictionInputs:
   config = recorded.config()
   run = dataclasses.replace(config.run, restart_delay_s=restart_delay_s)
   config = dataclasses.replace(config, run=run)
-  return Plan(config, until_s, {0: 0.0, 1: 0.0}, tuple(kills))
+  return PredictionInputs(config, until_s, {0: 0.0, 1: 0.0}, tuple(kills))
 
 
 def away_s(prediction, learner) -> list[float]:
@@ -300,5 +300,5 @@ def test_the_lives_stand_over_one_another(workdir):
 
 def test_speeds_of_a_run_with_other_learners_are_refused(tmp_path, workdir):
   other = recorded.write(tmp_path / 'other', UNTIL_S, {}, learners=1)
-  with pytest.raises(NotReplayable, match='1 learners, the run to be'):
+  with pytest.raises(NotPredictable, match='1 learners, the run to be'):
     report.report(workdir.root, 1, silent, calibration=other.root)

@@ -3,7 +3,7 @@
 
 from diloco.protocol.config import ProtocolConfig
 from diloco.simulator.cluster import Cluster, ClusterOptions
-from diloco.simulator.engine import Log
+from diloco.simulator.engine import DecisionLog
 from diloco.simulator.timing import Timing
 from tests.protocol import reading
 
@@ -44,7 +44,7 @@ class ClusterStage:
     self._config = config_of(options)
     learners = self._config.learners
     factors = dict.fromkeys(range(learners), 1.0) | dict(slow)
-    self._log = Log()
+    self._log = DecisionLog()
     self._cluster = Cluster(
       self._config,
       Timing({m: step_s * f for m, f in factors.items()}, jitter=jitter),

@@ -9,7 +9,7 @@ from diloco.protocol.syncer import pulls
 from diloco.protocol.timeouts import TransferTime
 from diloco.protocol.values import changed
 from diloco.simulator.cluster import Cluster
-from diloco.simulator.engine import Log
+from diloco.simulator.engine import DecisionLog
 from diloco.simulator.timing import Timing
 from tests.protocol.stages import config_of
 
@@ -126,7 +126,7 @@ def _cluster(step_s: float, overlap_steps: int) -> Cluster:
   timing = Timing(
     {0: step_s, 1: step_s, 2: 2 * step_s}, jitter=0.3, slow_share=0.02
   )
-  cluster = Cluster(config, timing, seed=1, watch=Log())
+  cluster = Cluster(config, timing, seed=1, watch=DecisionLog())
   for learner in range(3):
     cluster.start(learner)
   return cluster

@@ -9,7 +9,7 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.values import changed
 from diloco.simulator import swarm as simulator_swarm
 from diloco.simulator.invariants import Violation
-from diloco.simulator.observer import TokenWatch
+from diloco.simulator.observer import TokenObserver
 from diloco.simulator.scenario import draw
 
 SEEDS = 20  # Every scenario merges; not every one overwrites.
@@ -27,7 +27,7 @@ def _forgets_what_it_overwrites(patch):
 
 def _record(patch, shares_of):
   """The record of what was published is another, for one round."""
-  original = TokenWatch.at_syncer
+  original = TokenObserver.at_syncer
 
   def at_syncer(self, syncer, event, effects):
     effects = [
@@ -38,7 +38,7 @@ def _record(patch, shares_of):
     ]
     original(self, syncer, event, effects)
 
-  patch.setattr(TokenWatch, 'at_syncer', at_syncer)
+  patch.setattr(TokenObserver, 'at_syncer', at_syncer)
 
 
 def _loses_a_merge(patch):

@@ -8,7 +8,7 @@ import pytest
 
 from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.cluster import Cluster, ClusterOptions
-from diloco.simulator.engine import Log
+from diloco.simulator.engine import DecisionLog
 from diloco.simulator.network import Cargo, UnequalWires
 from diloco.simulator.timing import Timing
 from tests.protocol.cluster_stage import config_of
@@ -16,7 +16,7 @@ from tests.protocol.cluster_stage import config_of
 FOREVER = 10**6  # Steps: no run here comes to its end.
 
 
-class PaceLog(Log):
+class PaceLog(DecisionLog):
   """Also keeps by how much t rose with each event."""
 
   def __init__(self):
@@ -125,7 +125,9 @@ def _pulled_over(wires, step_s=0.25, learners=8, **options) -> Cluster:
   )
   timing = Timing(dict.fromkeys(range(learners), step_s), jitter=0.02)
   options = ClusterOptions(wires=wires)
-  cluster = Cluster(config, timing, seed=1, watch=Log(), options=options)
+  cluster = Cluster(
+    config, timing, seed=1, watch=DecisionLog(), options=options
+  )
   for learner in range(learners):
     cluster.start(learner)
   return cluster
@@ -170,7 +172,7 @@ def test_the_sync_includes_the_way_back():
   config = config_of({'learners': 4, **options})
   steps = Timing(dict.fromkeys(range(4), 0.25), jitter=0.02)
   timing = dataclasses.replace(steps, latency_s=0.7 * 0.25)
-  cluster = Cluster(config, timing, seed=1, watch=Log())
+  cluster = Cluster(config, timing, seed=1, watch=DecisionLog())
   for learner in range(4):
     cluster.start(learner)
   cluster.run(60.0)

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from diloco.checkpoint.parameters import read_parameters
-from diloco.lab.follow import LabFollowing
+from diloco.lab.follow import LabReplayBackend
 from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import read_jsonl
 from diloco.protocol.incarnation import incarnation_of, process_of
 from diloco.replay.replay import Replay, Replayed
-from diloco.replay.replay_contents import DeviceContents
+from diloco.replay.replay_contents import DeviceReplayBackend
 from diloco.replay.replay_plan import NotReplayable, make_plan
 from diloco.run.event_log import read_tapes
 from diloco.transport.faulty import Faults
@@ -39,7 +39,7 @@ def synchronous(tmp_path_factory):
 
 
 def _replay(
-  run: Run, workdir: Workdir | None = None, contents=DeviceContents
+  run: Run, workdir: Workdir | None = None, contents=DeviceReplayBackend
 ) -> Replayed:
   plan = make_plan(read_tapes(workdir or run.workdir))
   held = contents(run.run_spec, run.device)
@@ -183,7 +183,7 @@ def _progress_after(lines: list[dict], step: int) -> int:
   return told[-1]['progress'] + step - told[-1]['step']
 
 
-WAYS = [DeviceContents, LabFollowing]  # The second is the lab's.
+WAYS = [DeviceReplayBackend, LabReplayBackend]  # The second is the lab's.
 
 
 @pytest.mark.parametrize('contents', WAYS)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from diloco.metrics.files import Malformed
+from diloco.metrics.files import MalformedFile
 from diloco.metrics.jsonl import CorruptLine, read_jsonl
 from diloco.metrics.workdir import Workdir
 from diloco.protocol.incarnation import incarnation_of
@@ -161,7 +161,7 @@ def test_rows_fit_whatever_the_number_of_learners(learners):
   merge = syncer_events.Merge(
     10_000, 3, 10_000, 100_000, shares, 0.0, 0.0, 'no reason known here'
   )
-  who = timeline.Happening(
+  who = timeline.TimelineRow(
     99999.0, 'round', 'round 10000', frozenset(), '', merge
   )
   rows = list(timeline_text.timeline([who], range(learners)))
@@ -191,13 +191,13 @@ def test_a_malformed_line_is_named(workdir, change, message):
   lines = path.read_text().splitlines()
   lines[1] = json.dumps(json.loads(lines[1]) | change)
   path.write_text('\n'.join(lines) + '\n')
-  with pytest.raises(Malformed, match=message):
+  with pytest.raises(MalformedFile, match=message):
     read_tapes(workdir)
 
 
 def test_a_changed_digit_of_a_tape_is_noticed(tmp_path):
   path = tmp_path / 'tape.jsonl'
-  lines = event_log.Lines(path)
+  lines = event_log.SealedLines(path)
   lines.append(tape_events.Cease(FIRST, step=1234))
   lines.close()
   [said] = read_jsonl(path)

@@ -9,7 +9,7 @@ from diloco.metrics import names, status
 from diloco.metrics.status import Evaluation, LearnerSummary, RunSummary
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from diloco.metrics.writer import JsonlWriter
-from diloco.pages.parts import Report
+from diloco.pages.parts import ReportPage
 from diloco.prediction import history
 from diloco.report import folders, run_charts, run_reader, run_report
 from diloco.report.recorded_run import NoReport
@@ -58,15 +58,15 @@ def fixture_workdir(tmp_path):
   return recorded.write(tmp_path / 'run', UNTIL_S, AWAY)
 
 
-def report(*workdirs: Workdir) -> Report:
+def report(*workdirs: Workdir) -> ReportPage:
   return folders.report([w.root for w in workdirs], 'name', 'again')
 
 
-def part(found: Report, name: str):
+def part(found: ReportPage, name: str):
   return next(p for p in found.parts if p.name == name)
 
 
-def column(found: Report, name: str, heading: str) -> list:
+def column(found: ReportPage, name: str, heading: str) -> list:
   table = part(found, name)
   place = [c.name for c in table.columns].index(heading)
   return [row[place] for row in table.rows]

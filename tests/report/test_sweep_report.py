@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from diloco.lab import sweep
-from diloco.lab.sweep import Result, Variant
+from diloco.lab.sweep import SeedResult, Variant
 from diloco.report import folders, sweep_reader
 from diloco.report.recorded_run import NoReport
 
@@ -17,9 +17,9 @@ REAL = pathlib.Path(__file__).parent / 'tiny_sweep'
 ROWS = [Variant('base', {}), Variant('a b', {'outer.lr': 0.7}, 'base')]
 
 
-def result(*losses: float) -> Result:
+def result(*losses: float) -> SeedResult:
   curve = tuple((i, 100 * i, loss) for i, loss in enumerate(losses, start=1))
-  return Result(losses[-1], losses[-1], curve, 3, 0.5, 0.9, 2.0)
+  return SeedResult(losses[-1], losses[-1], curve, 3, 0.5, 0.9, 2.0)
 
 
 @pytest.fixture(name='root')
@@ -93,7 +93,7 @@ def test_a_trend_has_the_differences_in_the_order_of_its_axis(tmp_path):
 
 def test_differences_are_at_equal_tokens():
   """Halfway between 4 and 2 the other one is at 3."""
-  mine = Result(3.3, 3.3, ((1, 150, 3.3), (2, 200, 2.2)), 3, 1.0, 1.0, 1.0)
+  mine = SeedResult(3.3, 3.3, ((1, 150, 3.3), (2, 200, 2.2)), 3, 1.0, 1.0, 1.0)
   found = sweep_reader.gap({0: mine}, {0: result(4.0, 2.0)})
   assert found.tokens == (150, 200)
   assert found.means == pytest.approx((10.0, 10.0))

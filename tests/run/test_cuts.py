@@ -9,7 +9,7 @@ from diloco.numerics.codec import make_codec
 from diloco.numerics.fragments import TensorSpec, make_layout
 from diloco.numerics.mesh_partition import Partition
 from diloco.numerics.shard_assignment import shards_of
-from diloco.run.host_slices import Cuts, boxes_of
+from diloco.run.host_slices import SliceMap, boxes_of
 
 SPECS = {
   'embedding': TensorSpec((64, 16), 'embedding'),
@@ -42,7 +42,7 @@ def owners(request):
 @pytest.mark.parametrize('partition', [None, PARTITION])
 @pytest.mark.parametrize('fragment', [0, 1])
 def test_what_hosts_offer_is_joined_to_the_whole(owners, partition, fragment):
-  cuts, codec = Cuts(owners, partition), make_codec('f32')
+  cuts, codec = SliceMap(owners, partition), make_codec('f32')
   theta, found = _theta(fragment), {}
   sizes = cuts.up_bytes(fragment, codec)
   assert sum(sizes) == 4 * LAYOUT.sizes[fragment]  # Every value once.
@@ -65,7 +65,7 @@ def test_what_hosts_offer_is_joined_to_the_whole(owners, partition, fragment):
 @pytest.mark.parametrize('codec', ['int4', 'f32'])
 @pytest.mark.parametrize('fragment', [0, 1])
 def test_each_host_gets_the_bits_that_all_get(owners, fragment, codec):
-  cuts, codec = Cuts(owners, PARTITION), make_codec(codec, 8)
+  cuts, codec = SliceMap(owners, PARTITION), make_codec(codec, 8)
   theta = _theta(fragment)
   sizes = cuts.down_bytes(fragment, codec)
   for shard in range(owners.shards):
@@ -86,7 +86,7 @@ def test_each_host_gets_the_bits_that_all_get(owners, fragment, codec):
 
 def test_a_learner_of_one_host_is_offered_what_all_are():
   owners = shards_of(LAYOUT, 1)
-  cuts, codec = Cuts(owners, None), make_codec('int4', 8)
+  cuts, codec = SliceMap(owners, None), make_codec('int4', 8)
   data = payload.encode(_theta(1), LAYOUT.fragments[1], codec)
   [part] = cuts.cut(data, 1, 0, codec)
   assert part is data  # Not even copied.

@@ -141,7 +141,7 @@ def test_fuzz_of_the_codec_and_the_machine(seed):
       hear(learner, hello.incarnation, messages.Ready(0, 'the test'))
     try:
       message = wire.decode(body, messages.FROM_LEARNER)
-    except wire.Malformed as malformed:
+    except wire.MalformedMessage as malformed:
       fates[malformed.flaw] += 1
       continue
     said.append(message)

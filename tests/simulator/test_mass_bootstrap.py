@@ -8,7 +8,7 @@ import pytest
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.cluster import Cluster, ClusterOptions
-from diloco.simulator.engine import Watch
+from diloco.simulator.engine import Observer
 from diloco.simulator.network import Cargo, SteadyWires
 from diloco.simulator.timing import Timing
 from tests.protocol.stages import config_of
@@ -27,7 +27,7 @@ class _SlowStates(SteadyWires):
     return super().arrival_s(now_s, source, target, cargo, fragment)
 
 
-class _Copies(Watch):
+class _Copies(Observer):
   """The most copies that one process had out, and when rounds closed."""
 
   def __init__(self):

@@ -11,7 +11,7 @@ from diloco.fleets import failures
 from diloco.pages.parts import Chart, Table, Timeline
 from diloco.studies import goodput as studies_goodput
 from diloco.studies import goodput_cells, goodput_tables, traces
-from diloco.studies.goodput_cells import DECOUPLED, Cell, Run
+from diloco.studies.goodput_cells import DECOUPLED, GoodputCell, GoodputRun
 from experiments import goodput as experiments_goodput
 
 LOCKSTEP = ('synchronous DiLoCo', 'streaming DiLoCo')
@@ -81,8 +81,13 @@ def test_the_paper_stands_beside_its_own_setting(report):
 
 def test_the_paper_says_nothing_of_other_settings():
   cells = {
-    ('elastic data-parallel', 1, 600_000): Cell(
-      'elastic data-parallel', 1, 600_000, (Run(0.7, 0.7, 100),), 0.69, 0.69
+    ('elastic data-parallel', 1, 600_000): GoodputCell(
+      'elastic data-parallel',
+      1,
+      600_000,
+      (GoodputRun(0.7, 0.7, 100),),
+      0.69,
+      0.69,
     )
   }
   grid = goodput_tables.Grid(
@@ -248,8 +253,10 @@ def test_the_report_names_the_record(tmp_path):
 
 
 def test_a_spread_needs_two_seeds():
-  cell = Cell('data-parallel', 1, 1, (Run(0.5, 0.5, 1),), None, None)
+  cell = GoodputCell(
+    'data-parallel', 1, 1, (GoodputRun(0.5, 0.5, 1),), None, None
+  )
   assert cell.spread('goodput') is None
-  two = dataclasses.replace(cell, runs=(*cell.runs, Run(0.7, 0.7, 1)))
+  two = dataclasses.replace(cell, runs=(*cell.runs, GoodputRun(0.7, 0.7, 1)))
   assert two.mean('goodput') == pytest.approx(0.6)
   assert two.spread('goodput') == pytest.approx(0.2 / math.sqrt(2))

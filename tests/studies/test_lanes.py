@@ -4,7 +4,7 @@
 import types
 
 from diloco.fleets.tally import Tally
-from diloco.pages.parts import Span
+from diloco.pages.parts import TimelineSpan
 from diloco.studies import lanes
 
 
@@ -42,10 +42,10 @@ def test_what_is_later_is_left_out_and_what_reaches_there_is_cut():
   tally = Tally()
   tally.steps_spans = [(0, 0.0, 6.0), (0, 6.0, 12.0), (1, 12.0, 18.0)]
   tally.merged_marks = [(9.0, 0, 1), (11.0, 0, 2)]
-  drawn = timeline(tally, more=[Span(1, 3.0, 99.0, 'pause')])
+  drawn = timeline(tally, more=[TimelineSpan(1, 3.0, 99.0, 'pause')])
   assert drawn.spans == (
-    Span(0, 0.0, 6.0, 'step'),
-    Span(0, 6.0, 10.0, 'step'),
-    Span(1, 3.0, 10.0, 'pause'),
+    TimelineSpan(0, 0.0, 6.0, 'step'),
+    TimelineSpan(0, 6.0, 10.0, 'step'),
+    TimelineSpan(1, 3.0, 10.0, 'pause'),
   )
   assert drawn.marks == ((9.0, 0, 'merged 1'),)

@@ -11,14 +11,17 @@ from experiments import offer_age as experiment
 
 # Link, τ, M, K, P; and how many steps.
 CELLS = [
-  (offer_age.Cell(False, 1, 4, 1, 1), 240),
-  (offer_age.Cell(False, 1, 4, 2, 1), 240),
-  (offer_age.Cell(False, 1, 2, 1, 2), 240),
-  (offer_age.Cell(False, 1, 4, 2, 8), 240),
-  (offer_age.Cell(False, 6, 4, 1, 24), 120),
-  (offer_age.Cell(True, 4, 4, 1, 4), 240),
-  (offer_age.Cell(False, 1, 8, 1, 24), 120),  # A round at each step.
-  (offer_age.Cell(False, 6, 8, 1, 8), 240),  # Rounds open for two steps.
+  (offer_age.OfferAgeSetting(False, 1, 4, 1, 1), 240),
+  (offer_age.OfferAgeSetting(False, 1, 4, 2, 1), 240),
+  (offer_age.OfferAgeSetting(False, 1, 2, 1, 2), 240),
+  (offer_age.OfferAgeSetting(False, 1, 4, 2, 8), 240),
+  (offer_age.OfferAgeSetting(False, 6, 4, 1, 24), 120),
+  (offer_age.OfferAgeSetting(True, 4, 4, 1, 4), 240),
+  (offer_age.OfferAgeSetting(False, 1, 8, 1, 24), 120),  # A round at each step.
+  (
+    offer_age.OfferAgeSetting(False, 6, 8, 1, 8),
+    240,
+  ),  # Rounds open for two steps.
 ]
 
 
@@ -36,7 +39,7 @@ def test_what_is_merged_is_of_the_last_boundary(cell, steps):
 
 def test_copies_are_not_spent_on_rounds_that_have_closed():
   """Two rounds are open at a time, and a boundary has one copy for them."""
-  cell = offer_age.Cell(True, 4, 4, 2, 8)
+  cell = offer_age.OfferAgeSetting(True, 4, 4, 2, 8)
   ages = offer_age.measure(config_of(240), cell)
   assert ages.reached(far=False), ages
 

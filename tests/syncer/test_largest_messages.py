@@ -129,6 +129,6 @@ def test_what_is_larger_is_refused_by_name(stage):
   name, fields = 'StateOffered', dataclasses.asdict(larger)
   body = msgpack.packb([name, fields])
   assert wire.INCOMING_BYTES_MAX < len(body) < wire.MESSAGE_BYTES_MAX
-  with pytest.raises(wire.Malformed, match='at most') as refused:
+  with pytest.raises(wire.MalformedMessage, match='at most') as refused:
     wire.decode(body, messages.FROM_LEARNER)
   assert refused.value.flaw == 'oversized'

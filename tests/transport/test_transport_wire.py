@@ -124,7 +124,7 @@ def test_wire_writes_a_whole_number_as_float():
 )
 def test_wire_names_the_field_that_is_wrong(cls, change, named):
   kind, fields = body_of(example(cls))
-  with pytest.raises(wire.Malformed, match='from learner 3: ') as caught:
+  with pytest.raises(wire.MalformedMessage, match='from learner 3: ') as caught:
     wire.decode(msgpack.packb([kind, {**fields, **change}]), ALL, 'learner 3')
   assert named in str(caught.value)
 
@@ -145,13 +145,15 @@ def test_wire_names_the_field_that_is_wrong(cls, change, named):
   ],
 )
 def test_wire_refuses(data, named):
-  with pytest.raises(wire.Malformed) as caught:
+  with pytest.raises(wire.MalformedMessage) as caught:
     wire.decode(data, ALL)
   assert named in str(caught.value)
 
 
 def test_wire_refuses_a_message_of_the_other_side():
-  with pytest.raises(wire.Malformed, match='Done may not come from there'):
+  with pytest.raises(
+    wire.MalformedMessage, match='Done may not come from there'
+  ):
     wire.decode(wire.encode(example(messages.Done)), messages.FROM_LEARNER)
 
 
@@ -197,7 +199,7 @@ def test_wire_fuzz_gives_messages_or_malformed_and_nothing_else():
         data[at:at] = rng.randbytes(rng.randint(1, 8))
     try:
       message = wire.decode(bytes(data), ALL)
-    except wire.Malformed:
+    except wire.MalformedMessage:
       outcomes['malformed'] += 1
     else:
       assert wire.decode(wire.encode(message), ALL) is not None, (seed, index)
