@@ -59,8 +59,8 @@ def _go_on_if_all_wait(state: SyncerState):
   lost sessions its pace clock may count fewer steps than it made, and its view
   of t may be ahead of t; a round that only waiting learners could make due
   would then never come. Other learners may be training on because the shard of
-  their fragment is away: they have done their part once their clocks have
-  reached the round.
+  their fragment is away: they have done their part once their clocks are past
+  the round. One that has just reached it is about to offer, and is waited for.
   """
   config, number = state.config, state.closed_round + 1
   if config.overlap_steps > 0 or state.finishing or number in state.rounds:
@@ -72,7 +72,9 @@ def _go_on_if_all_wait(state: SyncerState):
     for m, member in live.items()
     if any(held.offer.round >= number for held in member.offers.values())
   }
-  if waiting and all(m in waiting or state.pace[m] >= due_step for m in live):
+  # As far past it as a clock may be; with s = 1 that is the round itself.
+  past = min(due_step + 1, state.pace.step + config.clock_ahead_max)
+  if waiting and all(m in waiting or state.pace[m] >= past for m in live):
     state.pace.all_reach(due_step)
 
 
