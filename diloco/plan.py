@@ -20,6 +20,7 @@ from absl import flags
 
 from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
+from diloco.data.sources import IN_MEMORY
 from diloco.studies import plan_text, planning
 from diloco.studies.planning import Situation
 
@@ -80,7 +81,8 @@ def _of_config(rest) -> int:
   if problems:
     config_flags.exit_config(ConfigError(problems))
   config = flags.FLAGS[config_flags.CONFIG].value
-  if config.data.source == 'text' and not config.data.path:
+  source = IN_MEMORY.get(config.data.source)
+  if source and source.takes_path and not config.data.path:
     config.data.path = 'unread'  # A plan needs no text.
   config = config_flags.load()
   from diloco.sizing import dry_runs

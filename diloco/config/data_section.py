@@ -8,12 +8,13 @@ import os
 from collections.abc import Iterator
 
 from diloco.config import sections
+from diloco.data import tokenizers
+from diloco.data.sources import FORMATS, IN_MEMORY
+from diloco.data.tokenizers import TOKENIZERS
 
-FORMATS = ('array_record', 'parquet', 'tfds')
 MIX = 'mix'
-SOURCES = ('stdlib', 'grammar', 'text', *FORMATS, MIX)
-BYTES = 'bytes'
-TOKENIZERS = ('sentencepiece', 'tokenizers', 'tiktoken')
+SOURCES = (*IN_MEMORY, *FORMATS, MIX)
+BYTES = tokenizers.BYTES.name
 HELDOUT_PERCENT_MAX = 50.0
 
 
@@ -96,7 +97,9 @@ class DataConfig(sections.Section):
       1, 'seq_len', 'batch', 'shards', 'grammar_bytes', 'threads'
     )
     needed = self.shards * self.batch * self.seq_len + 1
-    if self.source == 'grammar' and self.grammar_bytes < needed:
+    in_memory = IN_MEMORY.get(self.source)
+    is_made = in_memory is not None and in_memory.is_made
+    if is_made and self.grammar_bytes < needed:
       yield (
         f'grammar_bytes={self.grammar_bytes}: one batch of each of '
         f'{self.shards} shards takes {needed}'
@@ -110,7 +113,8 @@ class DataConfig(sections.Section):
       )
 
   def _paths(self) -> Iterator[str]:
-    with_path = ('text', *FORMATS)
+    in_memory = (name for name, s in IN_MEMORY.items() if s.takes_path)
+    with_path = (*in_memory, *FORMATS)
     if self.source in with_path and not self.path:
       yield (
         f"path='': data.source={self.source!r} needs the path of a file or "
@@ -149,7 +153,7 @@ class DataConfig(sections.Section):
       yield from self._key_of(self.items[0])
 
   def _key_of(self, item: MixItem) -> Iterator[str]:
-    if item.format != 'array_record' and not item.text_key:
+    if FORMATS[item.format].needs_text_key and not item.text_key:
       yield f"text_key='': format {item.format!r} needs the name"
 
   def _tokenizer(self) -> Iterator[str]:
@@ -174,14 +178,19 @@ def missing_paths(data: DataConfig) -> Iterator[str]:
   Looks at the file system only: a launcher asks before it starts a process.
   """
   kind, _, file = data.tokenizer.partition(':')
+  of_file = kind in TOKENIZERS and TOKENIZERS[kind].of_file
   named = [
     ('path', data.path),
     *(('mix', item.path) for item in data.items if data.source == MIX),
     ('heldout_path', data.heldout.path if data.heldout else ''),
-    ('tokenizer', file if kind in ('sentencepiece', 'tokenizers') else ''),
+    (
+      'tokenizer',
+      file if of_file else '',
+    ),
   ]
   for key, path in named:
-    if data.source == 'tfds' or (key == 'mix' and '#' in path):
+    has_splits = data.source in FORMATS and FORMATS[data.source].has_splits
+    if has_splits or (key == 'mix' and '#' in path):
       path = path.partition('#')[0]
     found = not path or '://' in path or glob.glob(os.path.expanduser(path))
     if not found and not os.path.exists(path):  # A name may hold brackets.

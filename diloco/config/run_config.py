@@ -13,14 +13,11 @@ from diloco.config import limits, parsing, sections
 from diloco.config.data_section import BYTES, DataConfig
 from diloco.config.lab_section import LabConfig
 from diloco.config.sections import ConfigError
+from diloco.data.sources import BYTE_VOCAB, IN_MEMORY
 from diloco.numerics.merge import RULES
 from diloco.protocol.config import ProtocolConfig
 from diloco.transport.planes import PLANES
 
-# Of sources of one token per byte; the grammar writes ASCII letters. Those of
-# other tokenizers are known when their files are read.
-VOCAB_MIN = {'grammar': 128}
-BYTE_VOCAB = 256
 SEED_MAX = 2**32 - 1
 EVERYBODY = 0  # As protocol.quorum.
 WSD_DECAY_FRACTION = 0.2  # Of total_steps, the fall of schedule 'wsd'.
@@ -227,7 +224,9 @@ def _broken_between(parts: Mapping) -> Iterator[str]:
 
 
 def _bytes_fit(model, data) -> Iterator[str]:
-  needed = VOCAB_MIN.get(data.source, BYTE_VOCAB)
+  # What other tokenizers need is known when their files are read.
+  source = IN_MEMORY.get(data.source)
+  needed = source.vocab_min if source else BYTE_VOCAB
   if data.tokenizer == BYTES and model.vocab < needed:
     yield (
       f'model.vocab={model.vocab}: data.source={data.source!r} needs {needed}'

@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from diloco.numerics import block_codec, codec, merge, schedule
+from diloco.numerics.optimizers import INNER
 from diloco.transport import planes
 
 DTYPES = ('float32', 'bfloat16')
 EMBEDDING_FRAGMENTS = ('split', 'own')
 MODEL_KINDS = ('decoder', 'moe', 'bowl')
-OPTIMIZERS = ('adamw', 'sgd')
 PROGRESS = ('global', 'own')
 REMATS = ('none', 'full', 'dots', 'dots_no_batch')
 SCHEMES = ('balanced', 'tensor', 'layer')
@@ -156,7 +156,7 @@ class InnerConfig(Section):
   accumulate: int
 
   def broken_rules(self):
-    yield from self._one_of('optimizer', OPTIMIZERS)
+    yield from self._one_of('optimizer', INNER)
     yield from self._one_of('schedule', schedule.NAMES)
     yield from self._one_of('progress', PROGRESS)
     yield from self._positive('lr', 'eps')

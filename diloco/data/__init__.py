@@ -4,6 +4,7 @@
 Start with `pipeline`: element i of a learner's dataset is its batch i.
 
   pipeline       windows, shuffling, shards, held-out batches
+  sources        sources and formats by name; read by the configuration
   corpus         text in memory: files, the standard library, a grammar
   mixture        documents in files of any size, one source or a mix
   documents      documents by number, their index, tokens as one row

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Callable, Sequence
 
-from diloco.data.array_records import array_record_files
 from diloco.data.corpus import Corpus
 from diloco.data.documents import (
   DocumentFile,
@@ -20,15 +19,8 @@ from diloco.data.documents import (
   TokenStream,
   load_or_build,
 )
-from diloco.data.parquet_files import parquet_files
-from diloco.data.tfds_files import tfds_files
+from diloco.data.sources import FORMATS
 from diloco.data.tokenizers import Tokenizer, fingerprint
-
-FORMATS = {
-  'array_record': array_record_files,
-  'parquet': parquet_files,
-  'tfds': tfds_files,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +28,7 @@ class MixtureSource:
   """Some files and their share of a mix.
 
   Attributes:
-    format: one of `FORMATS`.
+    format: a key of `FORMATS`.
     path: a file, a folder or a pattern; TFDS has its own syntax.
     text_key: column or feature with the text.
     weight: share of rows, relative to the others'.
@@ -115,7 +107,7 @@ def _load(
   index_folder: str,
   say: Callable[[str], None],
 ) -> Loaded:
-  files = FORMATS[source.format](source.path, source.text_key)
+  files = FORMATS[source.format].files(source.path, source.text_key)
   for file in files:
     if file.tokenizer not in ('', tokenizer.fingerprint):
       raise ValueError(

@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from diloco.data.paths import needed
-
 # Usual end tokens, if a JSON file does not name one.
 ENDS = ('<|endoftext|>', '<|end_of_text|>', '</s>', '<eos>', '<|eos|>', '[SEP]')
 TIKTOKEN_END = '<|endoftext|>'
@@ -121,21 +119,16 @@ def make_tokenizer(name: str, end: str = '') -> Tokenizer:
     if end:
       raise ValueError(f"data.end_token={end!r}: the end of 'bytes' is byte 0")
     return BYTES
-  match kind:
-    case 'sentencepiece':
-      return _sentencepiece(name, path, end)
-    case 'tokenizers':
-      return _tokenizers(name, path, end)
-    case 'tiktoken':
-      return _tiktoken(name, path, end)
-  raise ValueError(
-    f"data.tokenizer={name!r}: must be 'bytes', or 'KIND:FILE' with KIND one "
-    'of sentencepiece, tokenizers, tiktoken'
-  )
+  if kind not in TOKENIZERS:
+    raise ValueError(
+      f"data.tokenizer={name!r}: must be 'bytes', or 'KIND:FILE' with KIND one "
+      f'of {", ".join(TOKENIZERS)}'
+    )
+  return TOKENIZERS[kind].make(name, path, end)
 
 
 def _sentencepiece(name: str, path: str, end: str) -> Tokenizer:
-  with needed('data', f'data.tokenizer={name!r}'):
+  with _needed('data', f'data.tokenizer={name!r}'):
     import sentencepiece
   model = _content(name, path)
   try:
@@ -160,7 +153,7 @@ def _sentencepiece(name: str, path: str, end: str) -> Tokenizer:
 
 
 def _tokenizers(name: str, path: str, end: str) -> Tokenizer:
-  with needed('data', f'data.tokenizer={name!r}'):
+  with _needed('data', f'data.tokenizer={name!r}'):
     import tokenizers
   content = _content(name, path)
   try:
@@ -193,7 +186,7 @@ def _tokenizers(name: str, path: str, end: str) -> Tokenizer:
 
 
 def _tiktoken(name: str, path: str, end: str) -> Tokenizer:
-  with needed('data', f'data.tokenizer={name!r}'):
+  with _needed('data', f'data.tokenizer={name!r}'):
     import tiktoken
   if path in tiktoken.list_encoding_names():
     encoding = _tiktoken_of_network(tiktoken, name, path)
@@ -278,3 +271,29 @@ def _found(number: int, name: str, end: str, own: str) -> int:
       f'such as {own}; name the one to take'
     )
   return number
+
+
+def _needed(extra: str, what: str):
+  from diloco.data.paths import needed  # Which imports a reader of URLs.
+
+  return needed(extra, what)
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerKind:
+  """A kind of tokenizers that users have in files.
+
+  Attributes:
+    make: takes the tokenizer's whole name, its file and the end token.
+    of_file: True if a file is always meant; False: it may be a name.
+  """
+
+  make: Callable[[str, str, str], Tokenizer]
+  of_file: bool = True
+
+
+TOKENIZERS = {
+  'sentencepiece': TokenizerKind(_sentencepiece),
+  'tokenizers': TokenizerKind(_tokenizers),
+  'tiktoken': TokenizerKind(_tiktoken, of_file=False),
+}

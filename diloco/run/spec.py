@@ -7,7 +7,6 @@ Learners and syncer build it independently and compare its fingerprints.
 import dataclasses
 import importlib
 import os
-import pathlib
 import sys
 from collections.abc import Callable
 
@@ -21,6 +20,7 @@ from diloco.config.data_section import MixItem
 from diloco.config.sections import ModelConfig
 from diloco.data import corpus, pipeline
 from diloco.data.mixture import MixtureSource, file_corpus
+from diloco.data.sources import IN_MEMORY
 from diloco.data.tokenizers import make_tokenizer
 from diloco.models import api
 from diloco.models.decoder import make_decoder
@@ -315,13 +315,8 @@ def load_text(config: run_config.RunConfig) -> corpus.Corpus:
       the model's vocabulary is smaller than the tokenizer's.
   """
   data = config.data
-  match data.source:
-    case 'stdlib':
-      return corpus.stdlib_corpus()
-    case 'grammar':
-      return corpus.grammar_corpus(config.seed, data.grammar_bytes)
-    case 'text':
-      return corpus.text_corpus([pathlib.Path(data.path)])
+  if data.source in IN_MEMORY:
+    return IN_MEMORY[data.source].load(data, config.seed)
   tokenizer = make_tokenizer(data.tokenizer, data.end_token)
   # Fail before hours are spent on an index.
   if config.model.vocab < tokenizer.vocab:

@@ -3,12 +3,11 @@
 
 from diloco.config import sections
 from diloco.models import decoder_config
-from diloco.numerics import fragments, inner
+from diloco.numerics import fragments
 
 
 def test_choices_are_the_same_everywhere():
   assert sections.DTYPES == decoder_config.DTYPES
   assert sections.EMBEDDING_FRAGMENTS == fragments.EMBEDDINGS
-  assert sections.OPTIMIZERS == inner.NAMES
   assert sections.REMATS == decoder_config.REMATS
   assert sections.SCHEMES == fragments.SCHEMES

@@ -22,6 +22,9 @@ PROTOCOL_STDLIB = {
   'typing',
 }
 CHOICES = {
+  'diloco.data.sources',
+  'diloco.data.tokenizers',
+  'diloco.numerics.optimizers',
   'diloco.numerics.block_codec',
   'diloco.numerics.codec',
   'diloco.numerics.merge',
@@ -153,6 +156,7 @@ TABLE = {
   },
   'diloco/plan.py': {
     'absl',
+    'diloco.data.sources',
     'diloco.sizing',  # In its second mode only: it needs jax.
     'diloco.studies',
     *SIMULATED,

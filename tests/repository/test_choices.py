@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each choice is added by one edit, in the file that CONTRIBUTING names.
+
+A test makes the edit in a copy of the tree, and a process that runs there
+configures what is new and uses it.
+"""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Configures a run, with keys that a test gives.
+BUILD = """
+import numpy as np
+from diloco.config import run_config
+from experiments import common
+
+def built(**keys):
+  config = common.base()
+  config.update_from_flattened_dict(
+    {key.replace('__', '.'): value for key, value in keys.items()}
+  )
+  return run_config.build(config)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """An edit, and the use of what it adds.
+
+  Attributes:
+    file: where the registry is.
+    registry: its name.
+    entry: what is added to it.
+    before: the implementation, which stands before the registry.
+    use: a program that uses the new entry.
+  """
+
+  file: str
+  registry: str
+  entry: str
+  before: str
+  use: str
+
+
+CHOICES = {
+  'merge rule': Choice(
+    'diloco/numerics/merge.py',
+    'RULES',
+    "'median': Rule(median),",
+    """
+def median(vs, weights):
+  return np.median(np.stack(vs), axis=0)
+""",
+    """
+from types import SimpleNamespace
+from diloco.numerics import merge
+config = built(merge__rule='median')
+vs = {m: {'w': np.full(3, v)} for m, v in enumerate((1.0, 2.0, 9.0))}
+pieces = [SimpleNamespace(name='w', role='plain')]
+merged = merge.merge(vs, dict.fromkeys(vs, 1.0), pieces, config.merge.rule)
+assert merged['w'].tolist() == [2.0] * 3
+""",
+  ),
+  'codec': Choice(
+    'diloco/numerics/codec.py',
+    'CODECS',
+    "'f16': CodecKind(16, lambda block_size, scale: Float16Codec()),",
+    """
+class Float16Codec:
+  name, block_values = 'f16', 1
+
+  def nbytes(self, n):
+    return 2 * n
+
+  def encode(self, x, rng=None):
+    return x.astype('<f2').view(np.uint8)
+
+  def decode(self, data, n):
+    return data.view('<f2').astype(np.float32)
+""",
+    """
+from diloco.fleets import traffic
+from diloco.numerics.codec import make_codec
+config = built(codec__up='f16', codec__down='f16')
+codec = make_codec(config.codec.up)
+x = np.float32([0.5, -2.0])
+assert codec.decode(codec.encode(x), 2).tolist() == [0.5, -2.0]
+assert traffic.bytes_per_value(config.codec.up) == 2.0
+""",
+  ),
+  'data plane': Choice(
+    'diloco/transport/planes.py',
+    'PLANES',
+    "'post': PlaneKind(_post, encrypted=True, authenticated=True),",
+    """
+def _post(host, access, workers_max):
+  return _memory(host, access, workers_max)
+""",
+    """
+from diloco.run.exposure import open_access
+from diloco.transport import auth, planes
+config = built(transport__data_plane='post', transport__host='192.0.2.1')
+plane = planes.make_plane('post', config.transport.host)
+plane.outlet('syncer').offer(1, np.zeros(4, np.uint8))
+files = vars(auth.AccessFiles())
+try:
+  open_access(files, config.transport, None, False, True)
+  raise AssertionError('strangers let in')
+except ValueError as error:  # As it is authenticated, it asks for a token.
+  assert '--token_file' in str(error), error
+assert planes.GUARDED == ('post', 'grpc')
+""",
+  ),
+  'weighting': Choice(
+    'diloco/protocol/weights.py',
+    'WEIGHTS',
+    "'steps': step_weight,",
+    """
+def step_weight(c_tokens, c_steps):
+  return float(c_steps)
+""",
+    """
+from diloco.simulator.cluster import Cluster
+from diloco.simulator.timing import Timing
+config = built(protocol__weighting='steps', protocol__total_steps=96)
+cluster = Cluster(config.protocol, Timing({0: 1.0, 1: 1.0}), seed=0)
+for learner in (0, 1):
+  cluster.start(learner)
+cluster.run(2000.0)
+assert cluster.ended is not None
+""",
+  ),
+  'admission': Choice(
+    'diloco/protocol/config.py',
+    'ADMISSIONS',
+    "'strict': Admission(True),",
+    '',
+    """
+from diloco.simulator.cluster import Cluster
+from diloco.simulator.timing import Timing
+config = built(protocol__admission='strict', protocol__total_steps=96)
+cluster = Cluster(config.protocol, Timing({0: 1.0, 1: 1.0}), seed=0)
+for learner in (0, 1):
+  cluster.start(learner)
+cluster.run(2000.0)
+assert cluster.ended is not None
+""",
+  ),
+  'inner optimizer': Choice(
+    'diloco/numerics/optimizers.py',
+    'INNER',
+    "'lion': _lion,",
+    """
+def _lion(settings):
+  import optax
+  return optax.scale_by_lion(b1=settings.b1, b2=settings.b2)
+""",
+    """
+from diloco.numerics.inner import make_inner
+inner = built(inner__optimizer='lion').inner
+made = make_inner(inner.optimizer, inner.b1, inner.b2)
+params = {'w': np.ones(3, np.float32)}
+update, _ = made.update(params, made.init(params), params)
+assert np.asarray(update['w']).tolist() == [1.0] * 3
+""",
+  ),
+  'text source in memory': Choice(
+    'diloco/data/sources.py',
+    'IN_MEMORY',
+    "'zeros': MemorySource(_zeros, vocab_min=1),",
+    """
+def _zeros(data, seed):
+  from diloco.data import corpus
+  return corpus.make_corpus('zeros', bytes(1 << 16), bytes(1 << 12))
+""",
+    """
+from diloco.run.spec import load_text
+config = built(data__source='zeros', model__vocab=2)
+assert load_text(config).name == 'zeros'
+""",
+  ),
+  'format of files of documents': Choice(
+    'diloco/data/sources.py',
+    'FORMATS',
+    "'lines': Format(_lines, needs_text_key=False),",
+    """
+def _lines(path, text_key):
+  return [path]
+""",
+    """
+from diloco.data import mixture
+config = built(data__source='lines', data__path='some.txt')
+(item,) = config.data.items
+assert mixture.FORMATS[item.format].files(item.path, '') == ['some.txt']
+config = built(data__source='mix', data__mix=('1 lines a', '2 parquet b'))
+assert config.data.items[0].format == 'lines'
+""",
+  ),
+  'tokenizer': Choice(
+    'diloco/data/tokenizers.py',
+    'TOKENIZERS',
+    "'halves': TokenizerKind(_halves),",
+    """
+def _halves(name, path, end):
+  return dataclasses.replace(BYTES, name=name)
+""",
+    """
+from diloco.data.tokenizers import make_tokenizer
+config = built(
+  data__source='parquet', data__path='x', data__tokenizer='halves:FILE'
+)
+assert make_tokenizer(config.data.tokenizer).name == 'halves:FILE'
+""",
+  ),
+  'failure law': Choice(
+    'diloco/fleets/failures.py',
+    'REPAIRS',
+    "'uniform': _uniform,",
+    """
+def _uniform(mean_s, shape, power):
+  return lambda rng: 2 * mean_s * rng.random()
+""",
+    """
+import random
+from diloco.config import simulation
+from diloco.studies import traces
+from experiments import simulated
+config = simulated.base('goodput')
+config.failures.repair = 'uniform'
+made = simulation.build(config).failures
+trace = traces.drawn(made, 100_000, 0, 10_000.0)
+assert trace.interruptions
+assert all(0 <= i.repair_s < 2 * made.repair_s for i in trace.interruptions)
+""",
+  ),
+}
+
+
+def _edited(choice: Choice, folder: pathlib.Path) -> pathlib.Path:
+  """Returns a copy of the tree with the entry added."""
+  for part in ('diloco', 'experiments', 'launch'):
+    shutil.copytree(ROOT / part, folder / part)
+  file = folder / choice.file
+  text = file.read_text()
+  head = f'\n{choice.registry} = {{'
+  assert text.count(head) == 1, f'{choice.registry} of {choice.file}'
+  file.write_text(text.replace(head, f'{choice.before}\n{head} {choice.entry}'))
+  return folder
+
+
+@pytest.mark.parametrize('kind', CHOICES)
+def test_a_choice_is_one_edit(kind, tmp_path):
+  choice = CHOICES[kind]
+  done = subprocess.run(
+    [sys.executable, '-c', BUILD + choice.use],
+    cwd=_edited(choice, tmp_path),
+    env={**os.environ, 'PYTHONPATH': str(tmp_path), 'JAX_PLATFORMS': 'cpu'},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize('kind', CHOICES)
+def test_a_choice_is_in_the_table_of_contributing(kind):
+  text = (ROOT / 'CONTRIBUTING.md').read_text()
+  choice = CHOICES[kind]
+  row = f'| {kind} | `{choice.file}`, `{choice.registry}`'
+  assert any(line.startswith(row) for line in text.splitlines()), row
