@@ -17,8 +17,8 @@ from absl import flags
 
 from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
-from diloco.data.array_records import SHARDS_MAX, write_records
 from diloco.data.paths import KINDS, read_documents
+from diloco.data.records_folder import SHARDS_MAX, write_records
 from diloco.data.tokenizers import make_tokenizer
 
 _OUT = flags.DEFINE_string('out', None, 'Folder to write; not there yet.')

@@ -3,15 +3,16 @@
 
 Start with `pipeline`: element i of a learner's dataset is its batch i.
 
-  pipeline       windows, shuffling, shards, held-out batches
-  sources        sources and formats by name; read by the configuration
-  corpus         text in memory: files, the standard library, a grammar
-  mixture        documents in files of any size, one source or a mix
-  documents      documents by number, their index, tokens as one row
-  array_records  ArrayRecord: read, written, its Example features
-  parquet_files  a column of text, a row group at a time
-  tfds_files     prepared datasets of TFDS, without TensorFlow
-  tokenizers     what a tokenizer is, and those that can be configured
-  tasks          multiple-choice questions: read, written, made
-  paths          files by path, pattern or URL; text files
+  pipeline        windows, shuffling, shards, held-out batches
+  sources         sources and formats by name; read by the configuration
+  corpus          text in memory: files, the standard library, a grammar
+  mixture         documents in files of any size, one source or a mix
+  documents       documents by number, their index, tokens as one row
+  array_records   ArrayRecord: read, with features of its Examples
+  records_folder  ArrayRecord: written; free of jax
+  parquet_files   a column of text, a row group at a time
+  tfds_files      prepared datasets of TFDS, without TensorFlow
+  tokenizers      what a tokenizer is, and those that can be configured
+  tasks           multiple-choice questions: read, written, made
+  paths           files by path, pattern or URL; text files
 """

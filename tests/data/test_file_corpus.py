@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from diloco.data import array_records, parquet_files, pipeline
-from diloco.data.array_records import write_records
 from diloco.data.documents import Mixture
 from diloco.data.mixture import MixtureSource, file_corpus, heldout_documents
+from diloco.data.records_folder import write_records
 from diloco.data.tokenizers import BYTES, make_tokenizer
 from tests.data import made_files
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from diloco.data import documents
-from diloco.data.array_records import array_record_files, write_records
+from diloco.data.array_records import array_record_files
 from diloco.data.documents import load_or_build
+from diloco.data.records_folder import write_records
 from diloco.data.tokenizers import BYTES, make_tokenizer
 from tests.data import made_files
 

@@ -9,13 +9,10 @@ import sys
 import numpy as np
 import pytest
 
-from diloco.data import array_records
-from diloco.data.array_records import (
-  array_record_files,
-  read_contents,
-  write_records,
-)
+from diloco.data import records_folder
+from diloco.data.array_records import array_record_files
 from diloco.data.paths import read_documents
+from diloco.data.records_folder import read_contents, write_records
 from diloco.data.tokenizers import BYTES, make_tokenizer
 from tests.data import made_files
 
@@ -60,12 +57,20 @@ def test_tokens_are_as_small_as_they_can_be(tmp_path):
     assert contents.tokens == sum(map(len, tokens))
     for ours, theirs in zip(each.encode(DOCUMENTS), tokens, strict=True):
       np.testing.assert_array_equal(ours, theirs)
-  assert array_records.token_dtype(65536) == '<u2'
-  assert array_records.token_dtype(65537) == '<i4'
+  assert records_folder.token_dtype(65536) == '<u2'
+  assert records_folder.token_dtype(65537) == '<i4'
+
+
+def test_records_are_written_without_jax():
+  code = "import sys, diloco.write_records; print('jax' in sys.modules)"
+  done = subprocess.run(
+    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
+  )
+  assert done.stdout.split() == ['False'], done.stderr
 
 
 def test_many_documents_are_never_held_at_once(tmp_path, monkeypatch):
-  monkeypatch.setattr(array_records, 'TOKENISED_AT_ONCE_BYTES', 1000)
+  monkeypatch.setattr(records_folder, 'TOKENISED_AT_ONCE_BYTES', 1000)
   held = []
   encode = BYTES.encode
   monkeypatch.setattr(

@@ -11,7 +11,7 @@ import signal
 
 import pytest
 
-from diloco.data import array_records
+from diloco.data import records_folder
 from diloco.data.tokenizers import make_tokenizer
 from diloco.metrics.writer import read_jsonl
 from diloco.protocol.incarnation import process_of
@@ -46,7 +46,7 @@ def _mix(folder, texts):
   name = made_files.tiktoken_file(folder / 'ranks', texts)
   tokens = folder / 'tokens'
   documents = (text.encode() for text in texts if text)
-  array_records.write_records(tokens, 3, documents, make_tokenizer(name))
+  records_folder.write_records(tokens, 3, documents, make_tokenizer(name))
   version = made_files.tfds(folder, made_files.texts(seed=1))
   mix = (
     f'0.7 array_record {tokens}',

@@ -62,11 +62,10 @@ TABLE = {
   # are extras, imported where they are needed.
   'diloco/data/paths.py': {'diloco.data', 'etils'},
   'diloco/data/documents.py': {'diloco.data', 'etils', 'numpy'},
-  'diloco/data/array_records.py': {
+  'diloco/data/records_folder.py': {
     'array_record',
     'diloco.data',
     'etils',
-    'grain',
     'numpy',
   },
   'diloco/data/parquet_files.py': {'diloco.data', 'pyarrow'},
