@@ -43,7 +43,7 @@ def main(argv) -> int:
       )
     tapes = read_tapes(Workdir(pathlib.Path(argv[1])))
     shown = timeline.chosen(
-      timeline.happenings(tapes),
+      timeline.timeline_rows(tapes),
       _LEARNER.value,
       _FROM_S.value,
       _TO_S.value,

@@ -60,7 +60,7 @@ def has_left(code: int) -> bool:
   return code in (0, EXIT_STOPPED, -signal.SIGTERM)
 
 
-def gravity(code: int) -> int:
+def severity(code: int) -> int:
   """Returns the severity of an exit code.
 
   Of the processes of one role, the exit code of highest severity counts.

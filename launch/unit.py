@@ -26,8 +26,8 @@ from launch.exits import (
   RUNNING,
   WAITING,
   describe_exit,
-  gravity,
   has_left,
+  severity,
 )
 from launch.orphans import dying_with_parent
 from launch.program import Role
@@ -176,7 +176,7 @@ class RoleProcesses:
     if self._running or self.state != RUNNING:
       return None
     self.state = DEAD
-    judged = max(self._exits, key=lambda each: gravity(each.code))
+    judged = max(self._exits, key=lambda each: severity(each.code))
     return GroupExit(judged, self._exits[-1])
 
   def kill(self, reason: str) -> None:
@@ -187,14 +187,14 @@ class RoleProcesses:
 
   def _end_the_others(self) -> None:
     """Kills the others after a death; after a departure, lets them leave."""
-    gravest = max(self._exits, key=lambda each: gravity(each.code))
-    if not has_left(gravest.code):
-      self.kill(f'{gravest.process} is dead')
+    worst = max(self._exits, key=lambda each: severity(each.code))
+    if not has_left(worst.code):
+      self.kill(f'{worst.process} is dead')
       return
     leave_at_s = time.monotonic() + self._leave_s
     self._leave_at_s = min(self._leave_at_s, leave_at_s)
-    if gravest.code and not self._told_to_leave:
-      reason = f'SIGTERM: {gravest.process} has left'
+    if worst.code and not self._told_to_leave:
+      reason = f'SIGTERM: {worst.process} has left'
       self.send(signal.SIGTERM, 'stopped', reason)
 
   def _bury(self, name: str) -> None:

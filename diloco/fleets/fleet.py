@@ -138,7 +138,7 @@ class DecoupledFleet:
         reconnect_s=network.reconnect_s,
       ),
       seed,
-      watch=self.tally,
+      observer=self.tally,
       options=ClusterOptions(
         checkpoint_rounds=config.fragments,
         wires=self.links,
@@ -161,19 +161,19 @@ class DecoupledFleet:
   def now_s(self) -> float:
     return self.cluster.sim.now
 
-  def schedule(self, happenings: FaultEvents):
+  def schedule(self, fault_events: FaultEvents):
     """Schedules faults; without this call there are none."""
     sim = self.cluster.sim
-    for learner, suspensions in sorted(happenings.suspensions.items()):
+    for learner, suspensions in sorted(fault_events.suspensions.items()):
       for each in suspensions:
         sim.at(each.begin_s, lambda m=learner: self._suspend(m))
         sim.at(each.end_s, lambda m=learner: self._go_on(m))
-    for learner, shares in sorted(happenings.capacities.items()):
+    for learner, shares in sorted(fault_events.capacities.items()):
       for at_s, share in shares:
         sim.at(at_s, lambda m=learner, x=share: self._set_capacity(m, x))
-    for death in happenings.deaths:
+    for death in fault_events.deaths:
       self._schedule_death(death)
-    for arrival in happenings.arrivals:
+    for arrival in fault_events.arrivals:
       sim.at(arrival.at_s, lambda m=arrival.learner: self.join(m))
 
   def join(self, learner: int):
@@ -267,7 +267,7 @@ def run(
   config: ProtocolConfig,
   fleet: Fleet,
   network: Network,
-  happenings: FaultEvents,
+  fault_events: FaultEvents,
   seed: int,
   until_s: float,
   redoes_step: bool = False,
@@ -279,7 +279,7 @@ def run(
     config: `config.learners` are allocated all the time.
     fleet: the speeds of learners.
     network: sizes and rates.
-    happenings: scheduled faults.
+    fault_events: scheduled faults.
     seed: seed of step lengths.
     until_s: when to stop.
     redoes_step: True if a suspended step is made again.
@@ -288,10 +288,10 @@ def run(
   decoupled = DecoupledFleet(
     config, fleet, network, seed, redoes_step, timeline_s
   )
-  late = {arrival.learner for arrival in happenings.arrivals}
+  late = {arrival.learner for arrival in fault_events.arrivals}
   for learner in range(config.learners):
     if learner not in late:
       decoupled.join(learner)
-  decoupled.schedule(happenings)
+  decoupled.schedule(fault_events)
   decoupled.run(until_s)
   return decoupled.outcome(config.learners)

@@ -164,7 +164,7 @@ class Decoupled:
         merge_s=0.01 * lab.step_s,
       ),
       config.seed,
-      watch=self._tally,
+      observer=self._tally,
       contents=self._contents,
       options=ClusterOptions(
         checkpoint_rounds=config.checkpoint.syncer_every_rounds,

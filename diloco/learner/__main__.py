@@ -264,17 +264,17 @@ def _train(
   records = _records(run_spec, workdir, world)
   if world.hosts > 1:
     hosts, step = gather(world, met, records)
-    beginning = restore.begin_leading(run_spec, device, records, step)
+    restored = restore.restore_leading(run_spec, device, records, step)
   else:
     hosts = ALONE
-    beginning = restore.begin(run_spec, device, records)
+    restored = restore.restore(run_spec, device, records)
   exchange = SyncerClient(
     run_spec,
     learner,
     SyncerAddress(_SYNCER.value, plane, access, workdir.summary.exists),
     device,
-    beginning.host,
-    beginning.start,
+    restored.host,
+    restored.start,
     hosts=hosts,
   )
   writer = MultiWriter(
@@ -292,7 +292,7 @@ def _train(
     run_spec,
     learner,
     device,
-    beginning,
+    restored,
     exchange,
     Outputs(records, writer, tape),
     _NOTICE_S.value,

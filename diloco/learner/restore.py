@@ -55,7 +55,7 @@ def common_step(by_host: Iterable[Iterable[int]]) -> int:
   return max(set.intersection(*map(set, by_host)), default=NONE)
 
 
-def begin_part(
+def restore_host(
   run_spec: RunSpec, device: Device, records: LearnerRecords, step: int
 ) -> RestoredHostState:
   """Restores this host's part of the checkpoint of `step`, or of the seed.
@@ -110,7 +110,7 @@ class RestoredState:
   source: Source
 
 
-def begin(
+def restore(
   run_spec: RunSpec, device: Device, records: LearnerRecords
 ) -> RestoredState:
   """Restores the newest complete checkpoint; if there is none, the seed's
@@ -156,7 +156,7 @@ def _start(
   )
 
 
-def begin_leading(
+def restore_leading(
   run_spec: RunSpec, device: Device, records: LearnerRecords, step: int
 ) -> RestoredState:
   """Restores the leading host's part, and the learner's `Start`.
@@ -169,7 +169,7 @@ def begin_leading(
     BrokenRecord: the folder belongs to another learner or run.
     CheckpointGone: the checkpoint cannot be read.
   """
-  part = begin_part(run_spec, device, records, step)
+  part = restore_host(run_spec, device, records, step)
   progress, copy = part.progress, part.copy
   if progress is None:
     start, source = Start.from_seed(copy.crcs()), SEED

@@ -91,7 +91,7 @@ class SyncerClient:
     self._plane = syncer.plane
     self._hosts = hosts
     self._partition = device.partition.to_text() if hosts.count > 1 else ''
-    self._carrier = FragmentTransfer(
+    self._transfer = FragmentTransfer(
       run_spec, device, host, syncer.plane, hosts
     )
     self._machine = Learner(
@@ -193,11 +193,11 @@ class SyncerClient:
 
   def take_arrived(self, fragment: int, version: int) -> ArrivedFragment | None:
     """Returns the fragment to apply; None if it was applied before."""
-    return self._carrier.take_arrived(fragment, version)
+    return self._transfer.take_arrived(fragment, version)
 
   def take_adopted(self) -> AdoptedState:
     """Returns the inner state that a donor gave."""
-    return self._carrier.take_adopted()
+    return self._transfer.take_adopted()
 
   def machine_state(self) -> learner_state.LearnerState:
     """Returns the machine's state; at a boundary it is consistent with θ."""
@@ -232,7 +232,7 @@ class SyncerClient:
         self._not_offered(snapshot)  # A newer one waits behind it.
         return
       try:
-        offer = self._carrier.offer(snapshot, theta, reference, session)
+        offer = self._transfer.offer(snapshot, theta, reference, session)
       except Closed:
         return  # The session has just ended.
       session.client.send(offer)
@@ -256,7 +256,7 @@ class SyncerClient:
   def prepare_donation(self, effect: learner_events.DonateState) -> Donation:
     """Returns the donation, to be announced to the other hosts."""
     newcomer = effect.learner, effect.incarnation
-    return Donation(newcomer, effect.step, self._carrier.donation_handles())
+    return Donation(newcomer, effect.step, self._transfer.donation_handles())
 
   def donate(self, donation: Donation, held: Sequence[FragmentReplica], state):
     """Offers a newcomer Θ and the inner state of a boundary.
@@ -272,9 +272,9 @@ class SyncerClient:
       gone = session is None or session is not self._session
       if gone and self._hosts.count == 1:
         return  # The syncer it was meant for is gone.
-      offered = self._carrier.donate(donation, held, state)
+      offered = self._transfer.donate(donation, held, state)
       if session is None or session is not self._session:
-        self._carrier.end_donation(donation.newcomer)
+        self._transfer.end_donation(donation.newcomer)
       elif offered is not None:
         session.client.send(offered)
 
@@ -366,20 +366,20 @@ class SyncerClient:
       case learner_events.Send():
         self._send(effect.message)
       case learner_events.FetchUpdate():
-        return self._fetch(self._carrier.pull_update, effect.update)
+        return self._fetch(self._transfer.pull_update, effect.update)
       case learner_events.FetchFragment():
-        return self._fetch(self._carrier.pull_fragment, effect.message)
+        return self._fetch(self._transfer.pull_fragment, effect.message)
       case learner_events.FetchState():
         self._fetch_state(effect.state)
       case learner_events.DonateFragment():
         self._send_from_up(
-          lambda session: self._carrier.donate_fragment(
+          lambda session: self._transfer.donate_fragment(
             effect.fragment, session
           )
         )
       case learner_events.EndDonation():
         newcomer = effect.learner, effect.incarnation
-        self._queue_up(lambda: self._carrier.end_donation(newcomer))
+        self._queue_up(lambda: self._transfer.end_donation(newcomer))
       case learner_events.Forget():
         self._forget(effect.handles)
       case _ if isinstance(effect, BOUNDARY):
@@ -404,7 +404,7 @@ class SyncerClient:
     if session is not None and handles:
       self._hosts.tell(host_messages.HostRetire(session.incarnation, handles))
     if handles is None:
-      self._queue_up(self._carrier.end_donations)
+      self._queue_up(self._transfer.end_donations)
 
   def _send_from_up(self, make: Callable[[SyncerSession], object]):
     """Makes a message for the current session on the worker, and sends it."""
@@ -437,6 +437,6 @@ class SyncerClient:
 
   def _fetch_state(self, state: messages.StateAt):
     """Queues the pull of what a donor offers."""
-    job = lambda: self.handle(self._carrier.fetch_state(state))  # noqa: E731
+    job = lambda: self.handle(self._transfer.fetch_state(state))  # noqa: E731
     if not self._down.submit(job):
       self._on_crash(RuntimeError('no room to fetch a state'))

@@ -69,7 +69,7 @@ class TrainLoop:
   Args:
     learner: the learner id, which also selects the data shard.
     device: the compiled device.
-    beginning: what the process starts from; it is consumed.
+    restored: what the process starts from; it is consumed.
     exchange: the exchange with the syncer; not yet open.
     outputs: takes checkpoints, metrics and the tape.
     notice_s: how long leaving in good order may take.
@@ -82,7 +82,7 @@ class TrainLoop:
     run_spec: RunSpec,
     learner: int,
     device: Device,
-    beginning: RestoredState,
+    restored: RestoredState,
     exchange: syncer_client.SyncerClient,
     outputs: Outputs,
     notice_s: float,
@@ -101,8 +101,8 @@ class TrainLoop:
     self._hosts = hosts
     self._schedule = run_spec.schedule()
     self._dataset = run_spec.dataset(learner)
-    self._params, self._state = beginning.params, beginning.inner_state
-    held = beginning.host.held()
+    self._params, self._state = restored.params, restored.inner_state
+    held = restored.host.held()
     self._own = OwnProgress(
       device,
       config.protocol.blend,
@@ -114,10 +114,10 @@ class TrainLoop:
     kind = jax.local_devices()[0].device_kind
     self._utilisation = Utilisation(run_spec.config, kind)
     self._training = False
-    self._source = beginning.source
+    self._source = restored.source
     self._position = 0
     self._saving_step = self._saved_step = 0
-    self._step = beginning.start.step
+    self._step = restored.start.step
     self._loss: float | None = None  # Of the last step that was read.
     self._pending: DispatchedStep | None = None
     self._reported_s = 0.0

@@ -264,7 +264,7 @@ def predict(
 ) -> Prediction:
   """Goodput and all else, for one draw of start-ups and step lengths."""
   rng = random.Random(seed)
-  happenings = _happenings(plan, calibration, rng)
+  fault_events = _fault_events(plan, calibration, rng)
   protocol = plan.config.protocol
   outcome = fleet.run(
     dataclasses.replace(protocol, total_steps=FOREVER_STEPS),
@@ -274,7 +274,7 @@ def predict(
       jitter=calibration.jitter,
     ),
     _network(protocol.fragments, calibration),
-    happenings,
+    fault_events,
     seed=rng.getrandbits(32),
     until_s=plan.until_s,
     timeline_s=plan.until_s,
@@ -285,7 +285,7 @@ def predict(
     if (step_s := end_s - begin_s)
   )
   return Prediction(
-    plan, outcome, happenings.deaths, steps, calibration.stall_share
+    plan, outcome, fault_events.deaths, steps, calibration.stall_share
   )
 
 
@@ -307,7 +307,7 @@ def _network(fragments: int, calibration: Calibration) -> Network:
   )
 
 
-def _happenings(
+def _fault_events(
   plan: PredictionInputs, calibration: Calibration, rng: random.Random
 ) -> FaultEvents:
   """Every kill costs the launcher's delay and a start-up."""

@@ -29,7 +29,7 @@ class TimelineRow:
   merge: syncer_events.Merge | None = None  # For a round.
 
 
-def happenings(tapes: EventLogs) -> list[TimelineRow]:
+def timeline_rows(tapes: EventLogs) -> list[TimelineRow]:
   """Returns all rows in the order of their times."""
   found = [*_of_syncer(tapes), *_of_learners(tapes)]
   found += _of_launcher(tapes.workdir)

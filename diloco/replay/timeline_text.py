@@ -12,8 +12,8 @@ from diloco.replay.timeline import (
   DEATHS,
   ROUND,
   TimelineRow,
-  happenings,
   process_numbers,
+  timeline_rows,
 )
 from diloco.run.event_log import EventLogs
 
@@ -126,7 +126,7 @@ def _seconds(seconds: float) -> str:
 
 def summary(tapes: EventLogs) -> Iterator[str]:
   """Yields one screen: rounds, merges of each learner, deaths."""
-  found = happenings(tapes)
+  found = timeline_rows(tapes)
   merges = [each.merge for each in found if each.kind == ROUND]
   yield from _rounds(found, merges)
   yield ''

@@ -62,7 +62,7 @@ class Cluster:
   Args:
     timing: durations.
     seed: seed of step lengths and lost transfers.
-    watch: observer of every event and its effects.
+    observer: observer of every event and its effects.
     contents: what the processes hold; None: symbols.
 
   Attributes:
@@ -77,7 +77,7 @@ class Cluster:
     config: ProtocolConfig,
     timing: Timing,
     seed: int,
-    watch: Observer | None = None,
+    observer: Observer | None = None,
     contents: Backend | None = None,
     options: ClusterOptions = USUAL_OPTIONS,
   ):
@@ -85,7 +85,7 @@ class Cluster:
     self.timing = timing
     self.options = options
     self.loss = options.loss
-    self.watch = watch or Observer()
+    self.observer = observer or Observer()
     self.wires = options.wires or SteadyWires(
       timing.transfer_s, timing.latency_s
     )
@@ -257,7 +257,7 @@ class Cluster:
     self._syncer_started()
 
   def _syncer_started(self):
-    self.watch.syncer_started(self.syncer)
+    self.observer.syncer_started(self.syncer)
     for shard in self.others.values():
       if shard.alive:
         shard.greet()

@@ -164,7 +164,7 @@ class SimulatedLearner:
     if self.gone:
       return
     effects = self.machine.handle(event, self._cluster.sim.now)
-    self._cluster.watch.at_learner(self, event, effects)
+    self._cluster.observer.at_learner(self, event, effects)
     for effect in effects:
       self._perform(effect)
     self._alarm.set()
@@ -212,7 +212,7 @@ class SimulatedLearner:
       self._progress = self.machine.global_step
       self._boundary()
     done = self._dispatched
-    self._cluster.watch.stepped(self, spans, done.tokens)
+    self._cluster.observer.stepped(self, spans, done.tokens)
     self._save_if_due()
     self._encode_next()
     made = done.tokens, done.position, step_s, 0.0, done.loss

@@ -112,7 +112,7 @@ class SimulatedSyncer:
     if isinstance(event, BackFrom):
       self._processes[event.shard] = event.process
     effects = self.machine.handle(event, self._cluster.sim.now)
-    self._cluster.watch.at_syncer(self, event, effects)
+    self._cluster.observer.at_syncer(self, event, effects)
     for effect in effects:
       self._perform(effect)
     self._alarm.set()
@@ -185,7 +185,7 @@ class SimulatedSyncer:
           self.contents.take_fragment(p, *self._donated[p, effect.taken_of])
         self._donated = {k: x for k, x in self._donated.items() if k[0] != p}
         self.contents.relabel(p, effect.version)
-        cluster.watch.theta(p, effect.version, self.crcs[p])
+        cluster.observer.theta(p, effect.version, self.crcs[p])
         self._install(p, effect.version)
         if self.machine.whole:
           self._write_ledger()
@@ -213,7 +213,7 @@ class SimulatedSyncer:
     for s in effect.shares:
       key = pull_key(effect.round, s.learner, s.incarnation, s.handle)
       merged[s.learner] = self._taken.pop(key)
-    self._cluster.watch.merging(effect, merged)
+    self._cluster.observer.merging(effect, merged)
     self.contents.merge(effect, merged)
     order = self._order(effect.fragment)
 
@@ -244,7 +244,7 @@ class SimulatedSyncer:
     """First saves what must not be lost, then tells the others."""
     p = effect.fragment
     data = self.contents.publish(p, effect.version)
-    self._cluster.watch.theta(p, effect.version, self.crcs[p])
+    self._cluster.observer.theta(p, effect.version, self.crcs[p])
     checkpoint = self._cluster.is_checkpoint(effect.round)
     self._write_ledger(checkpoint)
     self._install(p, effect.version)

@@ -26,12 +26,12 @@ class Swarm:
 
   def __init__(self, scenario: Scenario):
     self.scenario = scenario
-    self.onlooker = ClusterObserver(scenario.config)
+    self.observer = ClusterObserver(scenario.config)
     self.cluster = Cluster(
       scenario.config,
       scenario.timing,
       scenario.seed,
-      watch=self.onlooker,
+      observer=self.observer,
       options=ClusterOptions(
         loss=scenario.loss,
         checkpoint_rounds=scenario.checkpoint_rounds,
@@ -52,7 +52,7 @@ class Swarm:
       cluster.start(learner)
     wide = self.scenario.wide
     if wide is not None and wide.finish:
-      self.onlooker.when_finishing = self._break_the_finish
+      self.observer.when_finishing = self._break_the_finish
     for fault in self.scenario.faults:
       cluster.run(fault.at_s)
       if cluster.ended:
@@ -228,7 +228,7 @@ class Swarm:
       self._start_again()
       if self._got_on(before):
         cluster.sim.run(cluster.sim.now + self.scenario.heard_s)
-        self.onlooker.check_at_rest(cluster)
+        self.observer.check_at_rest(cluster)
         self._run_to_the_end()
         return
     if cluster.ended:
@@ -289,7 +289,7 @@ class Swarm:
     sim.run(sim.now + self.scenario.bound_s)
     waiting = [m for m, x in self.cluster.learners.items() if not x.gone]
     hold(not waiting, 'learners do not leave at the end', waiting)
-    self.onlooker.check_tokens()
+    self.observer.check_tokens()
 
   def _why(self) -> str:
     snapshot = self.cluster.syncer.machine.snapshot()
@@ -321,7 +321,7 @@ def run(seed: int) -> int:
     if not whole:
       print(f'FAILED {swarm.scenario}')
       print(f'rerun: {rerun(seed)}')
-  return swarm.onlooker.events
+  return swarm.observer.events
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,5 +357,5 @@ def survey(seeds: Iterable[int]) -> Survey:
     except TRIPS as error:
       symptom = f'{type(error).__name__}: {error}'[:SYMPTOM_CHARS]
       failures = ((seed, symptom),)
-    total = total.plus(Survey(1, swarm.onlooker.events, failures))
+    total = total.plus(Survey(1, swarm.observer.events, failures))
   return total

@@ -225,7 +225,7 @@ def _decoupled(
     protocol,
     inputs.fleet_of(config, learners),
     inputs.network_of(config),
-    traces.happenings(every, config.failures, seed, until_s),
+    traces.fault_events(every, config.failures, seed, until_s),
     seed,
     until_s,
     config.failures.redoes_step,

@@ -163,7 +163,7 @@ def measure(config: SimulationConfig, cell: OfferAgeSetting) -> OfferAgeResult:
 
 
 def _run(
-  config: SimulationConfig, cell: OfferAgeSetting, seed: int, watch: Observer
+  config: SimulationConfig, cell: OfferAgeSetting, seed: int, observer: Observer
 ) -> Cluster:
   step_s, network = config.fleet.step_s, config.network
   far_s = config.study.far_steps * step_s
@@ -185,7 +185,7 @@ def _run(
       merge_s=network.merge_s,
     ),
     seed,
-    watch=watch,
+    observer=observer,
     options=ClusterOptions(checkpoint_rounds=cell.fragments),
   )
   for learner in range(cell.learners):

@@ -121,7 +121,7 @@ def standing(
   return every
 
 
-def happenings(
+def fault_events(
   every: Sequence[LearnerTrace],
   config: FailuresConfig,
   seed: int,

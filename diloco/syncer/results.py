@@ -36,7 +36,7 @@ class Results:
   """Writes `status.json` while the run lasts, and its results at the end.
 
   Args:
-    board: statistics of the run.
+    stats: statistics of the run.
     stop: set when the process has to leave.
   """
 
@@ -44,19 +44,19 @@ class Results:
     self,
     run_spec: RunSpec,
     workdir: Workdir,
-    board: RunStats,
+    stats: RunStats,
     stop: threading.Event,
   ):
     self._layout = run_spec.layout
     self._workdir = workdir
-    self._board = board
+    self._stats = stats
     self._stop = stop
     self._silent = False  # Whether the last status could not be written.
 
   def tell_status(self):
     """Replaces `status.json`; logs once if the disk is full."""
     try:
-      write_status(self._workdir.status, self._board.status(False))
+      write_status(self._workdir.status, self._stats.status(False))
       self._silent = False
     except OSError as error:
       if not self._silent:
@@ -84,12 +84,12 @@ class Results:
     )
     if found != tuple(crcs):
       raise ResultLost(_say_lost(found, crcs))
-    workdir, board = self._workdir, self._board
+    workdir, stats = self._workdir, self._stats
     # The summary is written last: once it exists, the run is over.
     return (
       self._insist(lambda: write_parameters(workdir.parameters, parameters))
-      and self._insist(lambda: write_status(workdir.status, board.status(True)))
-      and self._insist(lambda: write_summary(workdir.summary, board.summary()))
+      and self._insist(lambda: write_status(workdir.status, stats.status(True)))
+      and self._insist(lambda: write_summary(workdir.summary, stats.summary()))
     )
 
   def _insist(self, write: Callable[[], None]) -> bool:

@@ -76,21 +76,21 @@ class SyncerServer:
       crash=self._inbox.tell,
     )
     self._model = self._lead.model
-    self._board = RunStats(config)
+    self._stats = RunStats(config)
     self._disk = SyncerDisk(
-      run_spec, workdir, self._model, self._board, self._stop
+      run_spec, workdir, self._model, self._stats, self._stop
     )
     self._disk.occupy()
     found = self._disk.begin()
     self._machine, self._ended = found.machine, found.ended
-    self._results = Results(run_spec, workdir, self._board, self._stop)
-    self._roll = ShardRegistry(
+    self._results = Results(run_spec, workdir, self._stats, self._stop)
+    self._registry = ShardRegistry(
       run_spec, self._lead, found.run_versions, found.run_crcs
     )
     self._shards = ShardCoordinator(
       run_spec,
       self._lead,
-      self._roll,
+      self._registry,
       say=lambda key, message: self._send(*key, message),
     )
     self._shard_sessions: dict[
@@ -100,9 +100,9 @@ class SyncerServer:
     self._looked_s = time.monotonic()
     self._silence = SilenceLimits(self._machine)
     self._tape = SyncerEventLog(workdir.tape)
-    self._board.resume_work(self._tape.newest_first())
-    self._regaining = ShardRecovery(
-      self._shards, self._roll, self._disk, self._tape, found
+    self._stats.resume_work(self._tape.newest_first())
+    self._recovery = ShardRecovery(
+      self._shards, self._registry, self._disk, self._tape, found
     )
     self._keys: dict[
       ControlSession, Key
@@ -210,7 +210,7 @@ class SyncerServer:
       self._inbox.was_read(session)
     if isinstance(event, ShardAnswer | ShardLost):
       for each in of_shard(
-        self._shards, self._roll, self._machine, session, event
+        self._shards, self._registry, self._machine, session, event
       ):
         self._handle(each)
     elif session is None or may_speak(self._peers, session, event):
@@ -223,10 +223,12 @@ class SyncerServer:
     away_s, self._looked_s = now_s - self._looked_s, now_s
     limit_s = SHARD_SILENCE_S * self._config.protocol.patience
     if away_s > STATUS_EVERY_S + LOOK_SLACK_S:
-      self._roll.excuse_silence(away_s)  # This process itself was suspended.
-    for shard in self._roll.silent(now_s - limit_s):
+      self._registry.excuse_silence(
+        away_s
+      )  # This process itself was suspended.
+    for shard in self._registry.silent(now_s - limit_s):
       reason = f'silent for {limit_s:.1f} s'
-      session = self._roll.session_of(shard)
+      session = self._registry.session_of(shard)
       event = self._shards.lose(shard, reason)
       session.close(reason)
       self._handle(event)
@@ -234,13 +236,13 @@ class SyncerServer:
   def _handle(self, event: syncer_events.Event):
     effects = self._machine.handle(event, time.monotonic())
     if isinstance(event, syncer_events.Back):
-      self._regaining.note(self._machine)
-    self._board.note_event(event)
+      self._recovery.note(self._machine)
+    self._stats.note_event(event)
     self._silence.note_event(event)
     for effect in effects:
       self._perform(effect)
-      at_s = self._tape.write(effect, self._roll.crcs())
-      worked = self._board.note_effect(effect, at_s)
+      at_s = self._tape.write(effect, self._registry.crcs())
+      worked = self._stats.note_effect(effect, at_s)
       if worked is not None:
         self._tape.tell_work(worked)
 
@@ -269,7 +271,7 @@ class SyncerServer:
       case syncer_events.TakeFragment():
         self._shards.take(effect)
       case syncer_events.AdoptVersion():
-        self._regaining.relabel(effect, self._machine)
+        self._recovery.relabel(effect, self._machine)
       case syncer_events.Retire():
         self._retire(effect)
       case syncer_events.LogDecision():
@@ -336,7 +338,7 @@ class SyncerServer:
     for handle in effect.handles if peer else ():
       nbytes = peer.retire(handle)
       if nbytes:
-        self._board.note_fetched(effect.learner, nbytes)
+        self._stats.note_fetched(effect.learner, nbytes)
 
   def _publish(self, effect: syncer_events.Publish):
     merged = self._shards.take_merged(effect.round)
@@ -347,7 +349,7 @@ class SyncerServer:
     self._disk.keep(self._machine.ledger(), self._run_crcs(), published)
     self._shards.install_there(effect, merged)
     if self._disk.saved_round != saved_round:
-      loss = self._board.mean_loss()
+      loss = self._stats.mean_loss()
       last = self._machine.ledger().ended
       self._shards.save(effect.round, loss, last)
     # Sessions that are missing had unusable addresses; their `Lost` event is on
@@ -369,7 +371,7 @@ class SyncerServer:
   def _run_crcs(self, lost=None) -> tuple[int | None, ...]:
     """CRCs of the run's Θ; None: unknown. `lost`: those that are not here."""
     lost = self._machine.lost_crcs if lost is None else lost
-    return tuple((dict(enumerate(self._roll.crcs())) | dict(lost)).values())
+    return tuple((dict(enumerate(self._registry.crcs())) | dict(lost)).values())
 
   def _serve(self, effect: syncer_events.SendFull):
     logging.info(
@@ -382,7 +384,7 @@ class SyncerServer:
     if peer is None:
       return
     p = effect.fragment
-    version, crc = self._roll.versions()[p], self._roll.crcs()[p]
+    version, crc = self._registry.versions()[p], self._registry.crcs()[p]
     place = peer.promise()
 
     def say(payload: messages.Payload, part_crcs: tuple[int, ...]):
@@ -423,7 +425,7 @@ class SyncerServer:
       self._handle_next()
     parameters = self._model.parameters()
     gathering = ResultCollector(
-      self._run_spec, self._plane, self._shards, self._roll.elsewhere
+      self._run_spec, self._plane, self._shards, self._registry.elsewhere
     )
     while not gathering.done(self._machine, parameters):
       if self._stop.is_set():

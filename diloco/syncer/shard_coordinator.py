@@ -41,7 +41,7 @@ class ShardCoordinator:
 
   Args:
     lead: the shard of this process.
-    roll: knows which other shards are here, and what they hold.
+    registry: knows which other shards are here, and what they hold.
     say: sends a message to a session of a learner, in its order.
 
   Attributes:
@@ -52,13 +52,13 @@ class ShardCoordinator:
     self,
     run_spec: RunSpec,
     lead: Shard,
-    roll: ShardRegistry,
+    registry: ShardRegistry,
     say: Callable[[tuple[int, int], object], None],
   ):
     self._run_spec = run_spec
     self._owners = run_spec.owners
     self._lead = lead
-    self._roll = roll
+    self._registry = registry
     self._say = say
     self.unsaved: set[int] = set()
     # By session: its addresses, and how its hosts cut a fragment.
@@ -81,9 +81,9 @@ class ShardCoordinator:
   ) -> events.Back | None:
     """Adds a shard; returns the fragments that are now complete."""
     shard = hello.shard
-    assert shard not in self._roll.remote, f'{shard=} is here'
+    assert shard not in self._registry.remote, f'{shard=} is here'
     outer = zip(hello.outer_versions, hello.outer_crcs)
-    self._roll.remote[shard] = RemoteShard(
+    self._registry.remote[shard] = RemoteShard(
       session,
       hello.process,
       hello.address,
@@ -95,17 +95,17 @@ class ShardCoordinator:
     for key, known in sorted(self._addresses.items()):
       session.send(admission(self._owners, shard, key, *known))
     held = tuple(
-      self._roll.held(p, believed)
+      self._registry.held(p, believed)
       for p in hello.fragments
       if all(
-        not s or s in self._roll.remote for s in self._owners.of_fragment(p)
+        not s or s in self._registry.remote for s in self._owners.of_fragment(p)
       )
     )
     return events.Back(held) if held else None
 
   def lose(self, shard: int, reason: str) -> events.Absent:
     """Removes a shard; orders for its fragments are given up."""
-    del self._roll.remote[shard]
+    del self._registry.remote[shard]
     self.unsaved.discard(shard)
     fragments = self._owners.of_shard(shard)
     for number, job in list(self._jobs.items()):
@@ -137,7 +137,7 @@ class ShardCoordinator:
     if not admitted.addresses:
       return None
     self._addresses[key] = known
-    for shard, remote in self._roll.remote.items():
+    for shard, remote in self._registry.remote.items():
       remote.session.send(admission(self._owners, shard, key, *known))
     others = [''] * (shards - 1)
     return tuple(x for own in admitted.addresses for x in (own, *others))
@@ -199,7 +199,7 @@ class ShardCoordinator:
       parts = {s: answer.part for s, answer in answers.items()}
       self._merged[effect.round] = CompletedOuterStep(
         job,
-        self._roll.compose(effect.fragment, crcs),
+        self._registry.compose(effect.fragment, crcs),
         by_shard(self._owners, parts),
       )
       return events.Merged(effect.round)
@@ -224,7 +224,7 @@ class ShardCoordinator:
   def install_here(self, effect: events.Publish, merged: CompletedOuterStep):
     """Installs the lead's pieces and notes the run's new version."""
     p = effect.fragment
-    self._roll.run[p] = effect.version, merged.crc
+    self._registry.run[p] = effect.version, merged.crc
     if 0 in self._owners.of_fragment(p):
       self._tell(0, orders.InstallPart(merged.job, effect.round, p))
 
@@ -232,11 +232,11 @@ class ShardCoordinator:
     """Has the other shards install theirs, once the ledger has the close."""
     p = effect.fragment
     for shard in self._owners.of_fragment(p):
-      if shard in self._roll.remote:
+      if shard in self._registry.remote:
         self._tell(shard, orders.InstallPart(merged.job, effect.round, p))
-        crcs = self._roll.crcs_of(shard, p, merged.crcs)
-        self._roll.remote[shard].held[p] = effect.version, crcs
-        self._roll.remote[shard].outer[p] = effect.version, crcs
+        crcs = self._registry.crcs_of(shard, p, merged.crcs)
+        self._registry.remote[shard].held[p] = effect.version, crcs
+        self._registry.remote[shard].outer[p] = effect.version, crcs
 
   def publish(
     self,
@@ -304,7 +304,7 @@ class ShardCoordinator:
 
     def done(answers: Answers):
       crcs = {s: answer.crcs for s, answer in answers.items()}
-      crc = payload.crc_of(self._roll.compose(p, crcs))
+      crc = payload.crc_of(self._registry.compose(p, crcs))
       if crc != effect.crc:
         reason = (
           f'Unusable: CRC {crc:08x} of fragment {p}, the run has '
@@ -329,11 +329,11 @@ class ShardCoordinator:
     found = {}
     for shard in self._owners.of_fragment(p):
       self._tell(shard, order)
-      found[shard] = crcs.get(shard) or self._roll.part_held(shard, p)[1]
+      found[shard] = crcs.get(shard) or self._registry.part_held(shard, p)[1]
       if shard:
-        self._roll.remote[shard].held[p] = effect.version, found[shard]
-    crc = payload.crc_of(self._roll.compose(p, found))
-    self._roll.run[p] = effect.version, crc
+        self._registry.remote[shard].held[p] = effect.version, found[shard]
+    crc = payload.crc_of(self._registry.compose(p, found))
+    self._registry.run[p] = effect.version, crc
 
   def save(self, closed_round: int, loss: float | None, last: bool):
     """Has all other shards save a checkpoint as of a round.
@@ -342,8 +342,8 @@ class ShardCoordinator:
     disk.
     """
     losses = () if loss is None else (loss,)
-    self.unsaved = set(self._roll.remote) if last else set()
-    for shard in self._roll.remote:
+    self.unsaved = set(self._registry.remote) if last else set()
+    for shard in self._registry.remote:
       job = next(self._numbers)
       self._tell(shard, orders.SaveParts(job, closed_round, losses, wait=last))
 
@@ -359,7 +359,7 @@ class ShardCoordinator:
         away.
     """
     others = [s for s in self._owners.of_fragment(fragment) if s]
-    if any(s not in self._roll.remote for s in others):
+    if any(s not in self._registry.remote for s in others):
       done({})
       return
 
@@ -368,7 +368,7 @@ class ShardCoordinator:
       done(
         {
           s: (
-            self._roll.remote[s].address,
+            self._registry.remote[s].address,
             Payload(job, full, answer.part.nbytes, answer.part.crc),
           )
           for s, answer in answers.items()
@@ -381,7 +381,7 @@ class ShardCoordinator:
 
   def depart(self):
     """Tells all other shards that the run is over."""
-    for shard in self._roll.remote:
+    for shard in self._registry.remote:
       self._tell(shard, orders.Depart())
 
   # Jobs ---------------------------------------------------------------------
@@ -389,8 +389,8 @@ class ShardCoordinator:
   def heard(self, said: ShardAnswer) -> events.Event | None:
     """Handles a shard's answer; returns the event for the machine, if any."""
     answer = said.answer
-    if said.shard in self._roll.remote:
-      self._roll.remote[said.shard].heard_s = time.monotonic()
+    if said.shard in self._registry.remote:
+      self._registry.remote[said.shard].heard_s = time.monotonic()
     match answer:
       case messages.Alive():
         return None
@@ -431,13 +431,13 @@ class ShardCoordinator:
       self._tell(shard, order)
 
   def _tell_all(self, order):
-    for shard in (0, *self._roll.remote):
+    for shard in (0, *self._registry.remote):
       self._tell(shard, order)
 
   def _tell(self, shard: int, order):
     if shard:
       # If that session has just ended, the machine will hear of it.
-      self._roll.remote[shard].session.send(order)
+      self._registry.remote[shard].session.send(order)
       return
     answer = self._lead.perform(order)
     if answer is not None:

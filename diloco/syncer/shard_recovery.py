@@ -21,7 +21,7 @@ class ShardRecovery:
 
   Args:
     shards: take in what is donated.
-    roll: knows the run's versions.
+    registry: knows the run's versions.
     disk: saves Θ once it is complete.
     tape: records it then.
     found: what this process started from.
@@ -30,13 +30,13 @@ class ShardRecovery:
   def __init__(
     self,
     shards: ShardCoordinator,
-    roll: ShardRegistry,
+    registry: ShardRegistry,
     disk: SyncerDisk,
     tape: SyncerEventLog,
     found: Found,
   ):
     self._shards = shards
-    self._roll = roll
+    self._registry = registry
     self._disk = disk
     self._tape = tape
     self._found = found
@@ -62,11 +62,11 @@ class ShardRecovery:
     ledger = machine.ledger()
     self._shards.relabel(effect)
     p, final = effect.fragment, self._disk.final_crcs
-    if final is not None and self._roll.crcs()[p] != final[p]:
+    if final is not None and self._registry.crcs()[p] != final[p]:
       raise ResultLost(f'fragment {p} of the final parameters: nobody has it')
     # The machine may know of two at once; here they follow in turn.
-    if machine.whole and self._roll.versions() == ledger.versions:
-      crcs = self._roll.crcs()
+    if machine.whole and self._registry.versions() == ledger.versions:
+      crcs = self._registry.crcs()
       self._disk.commit(ledger, crcs)
       self._disk.save(ledger, crcs)
       self.note(machine)
@@ -74,13 +74,13 @@ class ShardRecovery:
   def _say_standing(self, machine: Syncer):
     """Records on the tape what this process continues from."""
     ledger = machine.ledger()
-    outer = [self._roll.outer(p) for p in range(len(ledger.versions))]
+    outer = [self._registry.outer(p) for p in range(len(ledger.versions))]
     self._said = True
     self._tape.start(
       Started(
         closed_round=ledger.closed_round,
         versions=ledger.versions,
-        crcs=self._roll.crcs(),
+        crcs=self._registry.crcs(),
         outer_versions=tuple(version for version, _ in outer),
         outer_crcs=tuple(crc for _, crc in outer),
       )
@@ -89,7 +89,7 @@ class ShardRecovery:
 
 def of_shard(
   shards: ShardCoordinator,
-  roll: ShardRegistry,
+  registry: ShardRegistry,
   machine: Syncer,
   session: ControlSession | None,
   said: ShardAnswer | ShardLost,
@@ -102,13 +102,13 @@ def of_shard(
   if session is None:
     event = shards.heard(said)
   elif isinstance(said, ShardLost):
-    if roll.session_of(shard) is not session:
+    if registry.session_of(shard) is not session:
       return
     event = shards.lose(shard, said.reason)
   elif isinstance(said.answer, orders.ShardHello):
-    yield from _welcome_shard(shards, roll, machine, session, said.answer)
+    yield from _welcome_shard(shards, registry, machine, session, said.answer)
     return
-  elif roll.session_of(shard) is session:
+  elif registry.session_of(shard) is session:
     event = shards.heard(said)
   else:
     return  # From a session that was replaced.
@@ -118,18 +118,18 @@ def of_shard(
 
 def _welcome_shard(
   shards: ShardCoordinator,
-  roll: ShardRegistry,
+  registry: ShardRegistry,
   machine: Syncer,
   session: ControlSession,
   hello: orders.ShardHello,
 ):
-  reason = roll.why_refused(hello)
+  reason = registry.why_refused(hello)
   if reason is not None:
     logging.warning('shard %d refused: %s', hello.shard, reason)
     session.send(messages.Refusal(reason, final=True))
     session.close(reason)
     return
-  older = roll.session_of(hello.shard)
+  older = registry.session_of(hello.shard)
   if older is not None:
     yield shards.lose(hello.shard, 'a newer process took its place')
     older.close('a newer process took its place')

@@ -59,7 +59,7 @@ class SyncerDisk:
 
   Args:
     model: Θ; takes what a checkpoint has.
-    board: continues the counts in the ledger.
+    stats: continues the counts in the ledger.
     stop: set when the process has to leave; None: never.
 
   Attributes:
@@ -72,13 +72,13 @@ class SyncerDisk:
     run_spec: RunSpec,
     workdir: Workdir,
     model: OuterState,
-    board: RunStats,
+    stats: RunStats,
     stop: threading.Event | None = None,
   ):
     self._run_spec = run_spec
     self._folder = workdir.syncer
     self._model = model
-    self._board = board
+    self._stats = stats
     self._stop = stop or threading.Event()
     checkpoint = run_spec.config.checkpoint
     self._records = SyncerRecords(
@@ -130,7 +130,7 @@ class SyncerDisk:
     # Values from a checkpoint that turned out to be broken do not count.
     ledger, counts, crcs = self._records.read_ledger() or found
     self._restore_fragments(ledger, held, states)
-    self._board.resume(ledger, counts['board'])
+    self._stats.resume(ledger, counts['board'])
     logging.info(
       'resumed after round %d at step %d; versions %s, here %s',
       ledger.closed_round,
@@ -245,7 +245,7 @@ class SyncerDisk:
   def _counts(self) -> dict:
     return {
       'fingerprints': self._identity,
-      'board': self._board.counts(),
+      'board': self._stats.counts(),
       'published': self._published,
     }
 
@@ -254,7 +254,7 @@ class SyncerDisk:
     if ledger.closed_round == self.saved_round:
       return
     states = [self._model.state(p) for p in self._owned]
-    loss = self._board.mean_loss()
+    loss = self._stats.mean_loss()
     record = ledger, self._counts(), crcs
     if self._records.save(
       ledger.closed_round, states, loss, self._owned, record

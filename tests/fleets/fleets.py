@@ -42,7 +42,7 @@ def network_of(fragments: int = 4, **changes) -> Network:
 
 def run(
   until_s: float,
-  happenings: FaultEvents = NOTHING,
+  fault_events: FaultEvents = NOTHING,
   jitter: float = 0.0,
   seed: int = 0,
   network: Network | None = None,
@@ -57,7 +57,7 @@ def run(
     config,
     fleet.Fleet((step_s,) * config.learners, 1000, jitter),
     network or network_of(config.fragments),
-    happenings,
+    fault_events,
     seed,
     until_s,
     redoes_step,

@@ -48,7 +48,7 @@ class Living:
   Attributes:
     training: its loop.
     exchange: with the syncer.
-    beginning: what it had at its start.
+    restored: what it had at its start.
     left: why it left, once it has.
   """
 
@@ -66,14 +66,14 @@ class Living:
       checkpoint.keep_best,
       say=run.said.append,
     )
-    self.beginning = restore.begin(run_spec, device, records)
+    self.restored = restore.restore(run_spec, device, records)
     self.exchange = SyncerClient(
       run_spec,
       learner,
       SyncerAddress(run.syncing.address, plane),
       device,
-      self.beginning.host,
-      self.beginning.start,
+      self.restored.host,
+      self.restored.start,
     )
     self._writer = JsonlWriter(workdir.metrics(learner_name(learner)))
     self._tape = LearnerEventLog(
@@ -85,7 +85,7 @@ class Living:
       run_spec,
       learner,
       device,
-      self.beginning,
+      self.restored,
       self.exchange,
       Outputs(records, self._writer, self._tape),
       NOTICE_S,
@@ -176,7 +176,7 @@ class Run:
   @property
   def hosts(self):
     """The learners' copies of Θ."""
-    return [each.beginning.host for each in self.learners]
+    return [each.restored.host for each in self.learners]
 
   @property
   def left(self) -> list[learner_events.Leave]:

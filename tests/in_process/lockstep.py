@@ -98,16 +98,16 @@ class _LockstepLearner:
     self._lockstep = lockstep
     self._device = lockstep.device
     self._records = lockstep.records(learner)
-    beginning = restore.begin(run_spec, lockstep.device, self._records)
-    self.host = beginning.host
+    restored = restore.restore(run_spec, lockstep.device, self._records)
+    self.host = restored.host
     self.machine = Learner(
       run_spec.config.protocol,
       run_spec.config.name,
       learner,
       run_spec.fingerprints,
-      beginning.start,
+      restored.start,
     )
-    self.params, self.inner_state = beginning.params, beginning.inner_state
+    self.params, self.inner_state = restored.params, restored.inner_state
     data = run_spec.config.data
     self.batches = pipeline.make_dataset(
       run_spec.text.train,
@@ -251,8 +251,8 @@ class Lockstep:
     self._contributions = {}
     self._incarnation = incarnation
     self._workdir = Workdir(folder or pathlib.Path('nowhere'))
-    board = RunStats(self.run_spec.config)
-    self._disk = SyncerDisk(self.run_spec, self._workdir, self.model, board)
+    stats = RunStats(self.run_spec.config)
+    self._disk = SyncerDisk(self.run_spec, self._workdir, self.model, stats)
     self.syncer: Syncer = self._disk.begin().machine
     self.learners = [_LockstepLearner(self, m) for m in range(learners)]
     self._steps = 0

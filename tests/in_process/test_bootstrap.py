@@ -188,7 +188,7 @@ def story(tmp_path_factory):
 
 
 def _note_reports(run: Run, told: Story):
-  note_event = run.syncing._board.note_event
+  note_event = run.syncing._stats.note_event
 
   def note(event):
     note_event(event)
@@ -197,7 +197,7 @@ def _note_reports(run: Run, told: Story):
         process = event.incarnation >> 12
         told.reported[process] = event.message.position
 
-  run.syncing._board.note_event = note
+  run.syncing._stats.note_event = note
 
 
 def test_it_goes_on_with_the_donors_moments_bit_for_bit(story):

@@ -36,7 +36,7 @@ def cut(tmp_path_factory):
     fragments=1,
     sync_every_steps=4,
   )
-  peers, note_event = run.syncing._peers, run.syncing._board.note_event
+  peers, note_event = run.syncing._peers, run.syncing._stats.note_event
 
   def cut_off(event):
     note_event(event)
@@ -48,7 +48,7 @@ def cut(tmp_path_factory):
           peers.session(key).close('cut off by the test')
 
   was_cut = threading.Event()
-  run.syncing._board.note_event = cut_off
+  run.syncing._stats.note_event = cut_off
   run.finish()
   assert was_cut.is_set()
   return run

@@ -49,7 +49,7 @@ class ClusterStage:
       self._config,
       Timing({m: step_s * f for m, f in factors.items()}, jitter=jitter),
       seed,
-      watch=self._log,
+      observer=self._log,
       options=ClusterOptions(
         checkpoint_rounds=checkpoint_rounds,
         checkpoint_steps=checkpoint_steps,

@@ -126,7 +126,7 @@ def _cluster(step_s: float, overlap_steps: int) -> Cluster:
   timing = Timing(
     {0: step_s, 1: step_s, 2: 2 * step_s}, jitter=0.3, slow_share=0.02
   )
-  cluster = Cluster(config, timing, seed=1, watch=DecisionLog())
+  cluster = Cluster(config, timing, seed=1, observer=DecisionLog())
   for learner in range(3):
     cluster.start(learner)
   return cluster
@@ -135,7 +135,7 @@ def _cluster(step_s: float, overlap_steps: int) -> Cluster:
 def _left(cluster: Cluster) -> list[tuple[float, int, str]]:
   return [
     (at_s, record.learner, record.reason)
-    for at_s, record in cluster.watch.records
+    for at_s, record in cluster.observer.records
     if record.kind == 'left'
   ]
 

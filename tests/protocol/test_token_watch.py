@@ -66,7 +66,7 @@ def test_tokens_are_lost_for_every_reason_and_none_is_unexplained():
   for seed in range(3 * SEEDS):
     scenario = simulator_swarm.Swarm(draw(seed))
     scenario.run()
-    rows += scenario.onlooker.tokens.rows().values()
+    rows += scenario.observer.tokens.rows().values()
   assert token_ledger.unexplained(rows) == 0
   total = token_ledger.total(rows)
   assert total.merged > total.overwritten > 0

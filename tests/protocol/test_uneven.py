@@ -44,7 +44,7 @@ def _two_of_which_one_is_fast(**options) -> Cluster:
     }
   )
   timing = Timing({0: 0.01, 1: 0.02})
-  cluster = Cluster(config, timing, seed=1, watch=PaceLog())
+  cluster = Cluster(config, timing, seed=1, observer=PaceLog())
   for learner in (0, 1):
     cluster.start(learner)
   return cluster
@@ -63,14 +63,14 @@ def test_t_does_not_leap_when_the_slower_of_two_is_away_for_a_moment():
   # Half a second of the faster one's steps, half a second of the slower's, and
   # a spacing for each change of the set of live learners.
   assert before < cluster.syncer.machine.step <= before + 50 + 25 + 2 * 4
-  assert max(cluster.watch.leaps) <= cluster.config.spacing_steps
+  assert max(cluster.observer.leaps) <= cluster.config.spacing_steps
 
 
 def test_what_the_faster_one_trains_beyond_the_bound_is_merged():
   cluster = _two_of_which_one_is_fast(blend='carry')
   cluster.run(40.0)
   merged = {0: 0, 1: 0}
-  for _, merge in cluster.watch.merges:
+  for _, merge in cluster.observer.merges:
     if merge.fragment == 0:
       for share in merge.shares:
         merged[share.learner] += share.c_steps
@@ -86,7 +86,7 @@ def test_synchronous_learners_stay_in_step_while_t_is_bounded():
   cluster.run(20.2)
   cluster.start(1)
   cluster.run(40.0)
-  late = [merge for at_s, merge in cluster.watch.merges if at_s > 22.0]
+  late = [merge for at_s, merge in cluster.observer.merges if at_s > 22.0]
   steps = {s.c_steps for merge in late for s in merge.shares}
   assert len(late) > 100 and steps == {cluster.config.sync_every_steps}
   assert all(len(merge.shares) == 2 for merge in late)
@@ -126,7 +126,7 @@ def _pulled_over(wires, step_s=0.25, learners=8, **options) -> Cluster:
   timing = Timing(dict.fromkeys(range(learners), step_s), jitter=0.02)
   options = ClusterOptions(wires=wires)
   cluster = Cluster(
-    config, timing, seed=1, watch=DecisionLog(), options=options
+    config, timing, seed=1, observer=DecisionLog(), options=options
   )
   for learner in range(learners):
     cluster.start(learner)
@@ -134,7 +134,7 @@ def _pulled_over(wires, step_s=0.25, learners=8, **options) -> Cluster:
 
 
 def _merges(cluster: Cluster, from_s: float) -> list[syncer_events.Merge]:
-  return [merge for at_s, merge in cluster.watch.merges if at_s >= from_s]
+  return [merge for at_s, merge in cluster.observer.merges if at_s >= from_s]
 
 
 def _participation(cluster: Cluster, learner: int, from_s: float) -> float:
@@ -144,7 +144,7 @@ def _participation(cluster: Cluster, learner: int, from_s: float) -> float:
 
 
 def _longest_gap_s(cluster: Cluster) -> float:
-  times_s = [at_s for at_s, _ in cluster.watch.merges]
+  times_s = [at_s for at_s, _ in cluster.observer.merges]
   return max(b - a for a, b in itertools.pairwise(times_s))
 
 
@@ -172,7 +172,7 @@ def test_the_sync_includes_the_way_back():
   config = config_of({'learners': 4, **options})
   steps = Timing(dict.fromkeys(range(4), 0.25), jitter=0.02)
   timing = dataclasses.replace(steps, latency_s=0.7 * 0.25)
-  cluster = Cluster(config, timing, seed=1, watch=DecisionLog())
+  cluster = Cluster(config, timing, seed=1, observer=DecisionLog())
   for learner in range(4):
     cluster.start(learner)
   cluster.run(60.0)
@@ -193,7 +193,7 @@ def test_a_fragment_ten_times_as_large_costs_nobody_its_part():
   merges = _merges(cluster, 20.0)
   assert len(merges) > 0.95 * (300.0 - 20.0) / 2.0
   assert sum(len(m.shares) for m in merges) / len(merges) > 7.8
-  kinds = {r.kind for _, r in cluster.watch.records}
+  kinds = {r.kind for _, r in cluster.observer.records}
   # No pull was late, no learner thrown out.
   assert kinds == {'joined', 'ready'}
 
@@ -217,6 +217,6 @@ def test_a_link_that_becomes_nine_times_slower_is_pulled_from_again():
   options = {'sync_every_steps': 64, 'overlap_steps': 16, 'step_s': 2.0}
   cluster = _pulled_over(wires, learners=2, quorum=2, **options)
   cluster.run(2000.0)
-  late = [r for at_s, r in cluster.watch.records if r.kind == 'late']
+  late = [r for at_s, r in cluster.observer.records if r.kind == 'late']
   assert [r.learner for r in late] == [1] * len(late) and 1 <= len(late) <= 2
   assert _participation(cluster, 1, from_s=700.0) == 1.0

@@ -118,7 +118,7 @@ def workdir(tmp_path) -> Workdir:
 
 def test_timeline_is_as_it_was(workdir, request):
   tapes = read_tapes(workdir)
-  found = timeline.happenings(tapes)
+  found = timeline.timeline_rows(tapes)
   rows = [
     *timeline_text.timeline(
       timeline.chosen(found, None, 0.0, 1e9, frozenset()),
@@ -134,13 +134,13 @@ def test_timeline_is_as_it_was(workdir, request):
 
 
 def test_one_learner_is_shown_with_its_steps(workdir):
-  found = timeline.happenings(read_tapes(workdir))
+  found = timeline.timeline_rows(read_tapes(workdir))
   shown = timeline.chosen(found, 0, 2.0, 4.0, frozenset())
   assert [each.kind for each in shown] == ['snapshot', 'round', 'apply']
 
 
 def test_only_the_kinds_asked_for_are_shown(workdir):
-  found = timeline.happenings(read_tapes(workdir))
+  found = timeline.timeline_rows(read_tapes(workdir))
   kinds = frozenset({'lost', 'restart', 'unclosed'})
   shown = timeline.chosen(found, None, 0.0, 1e9, kinds)
   assert [each.kind for each in shown] == ['lost', 'unclosed', 'restart']
@@ -150,7 +150,7 @@ def test_a_run_of_the_lab_has_processes_without_a_pid(workdir):
   record = {'time_s': 0.0, 'process': 'learner-1', 'event': 'started'}
   line = json.dumps({**record, 'detail': 'for a while'})
   workdir.events.write_text(line + '\n')
-  found = timeline.happenings(read_tapes(workdir))
+  found = timeline.timeline_rows(read_tapes(workdir))
   (said,) = (each.words for each in found if each.kind == 'process')
   assert said == 'learner-1 started: for a while'
 

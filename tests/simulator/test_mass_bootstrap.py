@@ -48,19 +48,19 @@ class _Copies(Observer):
 
 @pytest.fixture
 def cluster():
-  watch = _Copies()
+  observer = _Copies()
   cluster = Cluster(
     config_of({'learners': LEARNERS, 'quorum': 1, 'total_steps': 100_000}),
     Timing(dict.fromkeys(range(LEARNERS), STEP_S)),
     seed=1,
-    watch=watch,
+    observer=observer,
     options=ClusterOptions(wires=_SlowStates(0.002, 0.001)),
   )
   for learner in range(LEARNERS):
     cluster.start(learner)
   cluster.run(20.0)
   assert _ready(cluster) == LEARNERS
-  watch.donors.clear()
+  observer.donors.clear()
   return cluster
 
 
@@ -89,9 +89,9 @@ def test_seven_of_eight_are_back_with_one_copy_out_of_each_donor(cluster):
   began_s = cluster.sim.now
   _kill_all_but(cluster, survivor=3)
   back_s = _run_until_all_are_ready(cluster, began_s + 10 * STATE_S)
-  assert cluster.watch.most == 1
+  assert cluster.observer.most == 1
   # 1, 2, 4: a learner that is back donates, too. In sequence it would be seven.
-  assert len(cluster.watch.donors) > 1
+  assert len(cluster.observer.donors) > 1
   assert back_s - began_s < 4 * STATE_S
 
 
@@ -99,7 +99,7 @@ def test_rounds_go_on_closing_meanwhile(cluster):
   began_s = cluster.sim.now
   _kill_all_but(cluster, survivor=0)
   back_s = _run_until_all_are_ready(cluster, began_s + 10 * STATE_S)
-  times = [t for t in cluster.watch.published_s if began_s < t < back_s]
+  times = [t for t in cluster.observer.published_s if began_s < t < back_s]
   gaps = [after - before for before, after in itertools.pairwise(times)]
   assert max(gaps) < STATE_S
 
@@ -118,5 +118,5 @@ def test_a_donor_that_dies_half_way_is_replaced(cluster):
   cluster.run(began_s + 0.6 * STATE_S)
   cluster.start(0)
   back_s = _run_until_all_are_ready(cluster, began_s + 20 * STATE_S)
-  assert cluster.watch.most == 1
+  assert cluster.observer.most == 1
   assert back_s - began_s < 6 * STATE_S

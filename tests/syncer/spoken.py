@@ -155,7 +155,7 @@ class Stage:
 
   def steps_of(self, learner: int) -> int:
     """How many the syncer has read of."""
-    rows = self.syncing._board.status(False).learners
+    rows = self.syncing._stats.status(False).learners
     return next(row.step for row in rows if row.learner == learner)
 
   def assert_lives(self):

@@ -94,7 +94,7 @@ def test_any_figures_harm_nobody(stage, seed):
   good.offer(1, 1e-3)
   assert 0 in good.hear(messages.Update).participants
   status = json.dumps(
-    dataclasses.asdict(stage.syncing._board.status(False)), allow_nan=False
+    dataclasses.asdict(stage.syncing._stats.status(False)), allow_nan=False
   )
   told = json.loads(status)
   assert told['learners'][0]['state'] == 'live'

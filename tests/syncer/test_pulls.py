@@ -73,10 +73,12 @@ class Syncer:
       crash=self.answers.put,
     )
     model = self.shard.model
-    roll = ShardRegistry(
+    registry = ShardRegistry(
       self.run_spec, self.shard, model.versions(), model.crcs()
     )
-    self.shards = ShardCoordinator(self.run_spec, self.shard, roll, say=print)
+    self.shards = ShardCoordinator(
+      self.run_spec, self.shard, registry, say=print
+    )
     admitted = self.shards.admit(
       LEARNER, INCARNATION, (self.outlet.address,), ''
     )

@@ -48,31 +48,33 @@ def lead_and_other():
     for p in shard.model.owned:
       shard.model.go_on(p, version, None)
   versions = (RUN,) * len(run_spec.layout.fragments)
-  roll = ShardRegistry(run_spec, lead, versions, tuple(range(len(versions))))
-  return roll, ShardCoordinator(run_spec, lead, roll, say=print), other
+  registry = ShardRegistry(
+    run_spec, lead, versions, tuple(range(len(versions)))
+  )
+  return registry, ShardCoordinator(run_spec, lead, registry, say=print), other
 
 
 def test_its_later_versions_are_other_bytes_than_the_runs(lead_and_other):
-  roll, shards, other = lead_and_other
-  before = list(roll.run)
+  registry, shards, other = lead_and_other
+  before = list(registry.run)
   back = shards.join(Told(), other.hello(process=1), believed=False)
   assert back.held == tuple(
     syncer_events.Held(p, LEFT, crc=before[p][1], same=False)
     for p in other.model.owned
   )
-  assert roll.run == before
+  assert registry.run == before
 
 
 def test_before_the_first_merge_they_are_the_runs(lead_and_other):
-  roll, shards, other = lead_and_other
+  registry, shards, other = lead_and_other
   back = shards.join(Told(), other.hello(process=1), believed=True)
   assert [x.version for x in back.held] == [LEFT] * len(other.model.owned)
   assert all(x.same for x in back.held)
-  assert all(roll.run[p][0] == LEFT for p in other.model.owned)
+  assert all(registry.run[p][0] == LEFT for p in other.model.owned)
 
 
 def test_it_goes_on_under_the_number_of_the_run(lead_and_other):
-  roll, shards, other = lead_and_other
+  registry, shards, other = lead_and_other
   told = Told()
   shards.join(told, other.hello(process=1), believed=False)
   for p in other.model.owned:
@@ -84,4 +86,4 @@ def test_it_goes_on_under_the_number_of_the_run(lead_and_other):
   assert [versions[p] for p in other.model.owned] == [RUN] * len(
     other.model.owned
   )
-  assert roll.versions() == (RUN,) * len(roll.run)
+  assert registry.versions() == (RUN,) * len(registry.run)

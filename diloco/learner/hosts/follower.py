@@ -9,7 +9,7 @@ from diloco.learner.device import Device
 from diloco.learner.hosts.host_group import MultiHostGroup
 from diloco.learner.hosts.process_group import ProcessGroup, Rendezvous
 from diloco.learner.hosts.worker import HostWorker
-from diloco.learner.restore import begin_part, common_step
+from diloco.learner.restore import common_step, restore_host
 from diloco.protocol import host_messages
 from diloco.run.spec import RunSpec
 from diloco.transport.data_plane import DataPlane
@@ -70,9 +70,9 @@ class Follower:
     step = self._answer.get()
     if isinstance(step, GroupLost):
       raise step
-    beginning = begin_part(run_spec, device, records, step)
+    restored = restore_host(run_spec, device, records, step)
     self._host = HostWorker(
-      run_spec, learner, device, beginning, records, plane, self._connection
+      run_spec, learner, device, restored, records, plane, self._connection
     )
     self._made.set()
 

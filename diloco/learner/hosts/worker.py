@@ -53,7 +53,7 @@ class HostWorker:
 
   Args:
     device: the compiled device.
-    beginning: what the process starts from; it is consumed.
+    restored: what the process starts from; it is consumed.
     records: takes this host's checkpoints.
     plane: the data plane.
     connection: to the leading host; its messages go to `hear`, its end to
@@ -65,7 +65,7 @@ class HostWorker:
     run_spec: RunSpec,
     learner: int,
     device: Device,
-    beginning: RestoredHostState,
+    restored: RestoredHostState,
     records: LearnerRecords,
     plane: DataPlane,
     connection: HostConnection,
@@ -75,12 +75,12 @@ class HostWorker:
     self._device = device
     self._records = records
     self._plane = plane
-    self._params, self._state = beginning.params, beginning.inner_state
-    self._part = make_part(run_spec, device, beginning.copy)
+    self._params, self._state = restored.params, restored.inner_state
+    self._part = make_part(run_spec, device, restored.copy)
     self._own = OwnProgress(
       device,
       run_spec.config.protocol.blend,
-      {p: x.theta for p, x in enumerate(beginning.copy.held())},
+      {p: x.theta for p, x in enumerate(restored.copy.held())},
       self._params,
     )
     self._arrivals = ArrivedFragments()
