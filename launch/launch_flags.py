@@ -10,8 +10,8 @@ from absl import flags as absl_flags
 from diloco.config import flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
+from launch.backends.engines import BACKENDS
 from launch.backends.gke import CONFIG_FOLDER, SECRET_FOLDER
-from launch.backends.queued_resources import Cloud
 from launch.job import (
   CAPACITIES,
   CPU,
@@ -28,9 +28,12 @@ LOCAL = 'local'
 GKE = 'gke'
 SLURM = 'slurm'
 QUEUED_RESOURCES = 'queued_resources'
-ENGINES = (LOCAL, QUEUED_RESOURCES, GKE, SLURM)
-IN_CONTAINERS = (GKE, QUEUED_RESOURCES)
-REMOTE = (*IN_CONTAINERS, SLURM)
+ENGINES = (LOCAL, *BACKENDS)
+# Sorted, as messages name them.
+IN_CONTAINERS = tuple(
+  sorted(name for name, kind in BACKENDS.items() if kind.in_containers)
+)
+REMOTE = (*IN_CONTAINERS, *(n for n in BACKENDS if n not in IN_CONTAINERS))
 
 # Name: default, help. The fields of `JobOptions` of the same names.
 TEXTS = {
@@ -137,7 +140,7 @@ def read_launch(config: RunConfig) -> JobSpec:
     at_first=given.learners_at_first,
     hosts=hosts_of_all(given.hosts) if given['hosts'].present else 0,
     capacity=given.capacity,
-    python=sys.executable if given.to == SLURM else 'python',
+    python='python' if given.to in IN_CONTAINERS else sys.executable,
     secret_files=_secret_files() if given.secret else (),
     knows_peers=bool(access['tls_ca'] or access['token_file']),
     has_token=bool(access['token_file']),
@@ -154,19 +157,6 @@ def read_launch(config: RunConfig) -> JobSpec:
   )
 
 
-def read_cloud() -> Cloud:
-  """Returns where --to=queued_resources creates machines."""
-  given = absl_flags.FLAGS
-  return Cloud(
-    given.project,
-    given.zone,
-    given.storage_gib,
-    given.service_account,
-    given.subnetwork,
-    given.internal_ips,
-  )
-
-
 def wrong_for_engine() -> Iterator[str]:
   """Flags that are missing, or that the engine would ignore."""
   given = absl_flags.FLAGS
@@ -177,9 +167,12 @@ def wrong_for_engine() -> Iterator[str]:
     if given.to in engines and not getattr(given, name):
       yield f'--{name}: is missing, --to={given.to} needs it'
   is_tpu = given.accelerator not in (CPU, GPU)
-  if given.to == SLURM and is_tpu:
-    yield f'--accelerator={given.accelerator}: --to=slurm takes cpu and gpu'
-  if given.to == QUEUED_RESOURCES and not is_tpu:
+  tpus = BACKENDS[given.to].tpus if given.to in BACKENDS else None
+  if tpus is False and is_tpu:
+    yield (
+      f'--accelerator={given.accelerator}: --to={given.to} takes cpu and gpu'
+    )
+  if tpus and not is_tpu:
     yield (
       f'--accelerator={given.accelerator}: --to={given.to} takes TPUs, such '
       'as v5litepod-8'

@@ -23,7 +23,6 @@ from diloco.config.sections import ConfigError
 from launch import launch_flags, local
 from launch.backends import commands, dry_run, engines
 from launch.job import JobSpec
-from launch.launch_flags import QUEUED_RESOURCES
 
 START = 'start'
 ADD = 'add-learner'
@@ -48,7 +47,7 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
   whole = launch_flags.read_launch(config)
   for line in left_out(config):
     print(f'note: {line}', file=sys.stderr)
-  if given.dry_run and given.to == QUEUED_RESOURCES:
+  if given.dry_run and engines.BACKENDS[given.to].stays:
     return _rehearse(command, whole, say)
   engine = _engine(say)
   match command:
@@ -80,23 +79,7 @@ def left_out(config: RunConfig) -> list[str]:
 def _engine(say: Callable[[str], None]) -> Engine:
   given = absl_flags.FLAGS
   act = dry_run.shown(say) if given.dry_run else _loudly(say)
-  match given.to:
-    case launch_flags.GKE:
-      return engines.Gke(
-        act,
-        given.namespace,
-        given.storage_gib,
-        given.storage_class,
-        given.shared_claim,
-      )
-    case launch_flags.SLURM:
-      return engines.Slurm(act, tuple(given.sbatch), not given.dry_run)
-    case launch_flags.QUEUED_RESOURCES:
-      return engines.QueuedResources(
-        commands.run, launch_flags.read_cloud(), say
-      )
-    case _:
-      raise ValueError(f'no engine: {given.to!r}')
+  return engines.BACKENDS[given.to].make(given, act, say)
 
 
 def _loudly(say: Callable[[str], None]) -> engines.Act:
@@ -115,7 +98,8 @@ def _rehearse(command: str, whole: JobSpec, say: Callable[[str], None]) -> int:
   """Prints the steps on TPU VMs, each of which needs the previous one's
   result.
   """
-  cloud, learner = launch_flags.read_cloud(), absl_flags.FLAGS.learner
+  given = absl_flags.FLAGS
+  cloud, learner = engines.cloud_of(given), given.learner
   if command == ADD:
     dry_run.queued_learner(whole, learner, cloud, say)
   elif command == REMOVE:
@@ -135,8 +119,9 @@ def main(argv) -> int:
       raise ConfigError([f'{" ".join(argv[1:])}: must be one of {known}'])
     if (given.learner is not None) != (command in (ADD, REMOVE)):
       raise ConfigError(['--learner: is for add-learner and remove-learner'])
-    if command == WATCH and given.to != launch_flags.QUEUED_RESOURCES:
-      raise ConfigError(['watch: is for --to=queued_resources'])
+    staying = [n for n, kind in engines.BACKENDS.items() if kind.stays]
+    if command == WATCH and given.to not in staying:
+      raise ConfigError([f'watch: is for --to={" or --to=".join(staying)}'])
     if given.to != launch_flags.LOCAL:
       return perform(command, config, say)
     if command != START:

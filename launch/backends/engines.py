@@ -5,9 +5,10 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from diloco.config.sections import ConfigError
-from launch.backends import gke, provisioner, queued_resources, slurm
+from launch.backends import commands, gke, provisioner, queued_resources, slurm
 from launch.backends.manifest_text import as_yaml
 from launch.backends.provisioner import Provisioner
 from launch.backends.queued_resources import Cloud
@@ -163,3 +164,63 @@ class QueuedResources:
 
   def _run(self, argv: Sequence[str]) -> str:
     return self.act(argv, '')
+
+
+@dataclasses.dataclass(frozen=True)
+class BackendKind:
+  """A back end that `--to` names.
+
+  Attributes:
+    make: takes the parsed flags, what runs a command, and what prints a line.
+    in_containers: True if processes run in an image and find their files in a
+      secret; False: on machines that share this one's folders.
+    tpus: True if it takes TPUs only, False if it takes none, None for any.
+    stays: True if the launcher stays, to recreate what was taken away.
+  """
+
+  make: Callable[[Any, Act, Say], Any]
+  in_containers: bool = False
+  tpus: bool | None = None
+  stays: bool = False
+
+
+def cloud_of(given) -> Cloud:
+  """Returns where queued resources are created, by the parsed flags."""
+  return Cloud(
+    given.project,
+    given.zone,
+    given.storage_gib,
+    given.service_account,
+    given.subnetwork,
+    given.internal_ips,
+  )
+
+
+def _gke(given, act: Act, say: Say) -> Gke:
+  del say
+  return Gke(
+    act,
+    given.namespace,
+    given.storage_gib,
+    given.storage_class,
+    given.shared_claim,
+  )
+
+
+def _slurm(given, act: Act, say: Say) -> Slurm:
+  del say
+  return Slurm(act, tuple(given.sbatch), not given.dry_run)
+
+
+def _queued_resources(given, act: Act, say: Say) -> QueuedResources:
+  del act  # It reads what its commands print, and says more itself.
+  return QueuedResources(commands.run, cloud_of(given), say)
+
+
+BACKENDS = {
+  'queued_resources': BackendKind(
+    _queued_resources, in_containers=True, tpus=True, stays=True
+  ),
+  'gke': BackendKind(_gke, in_containers=True),
+  'slurm': BackendKind(_slurm, tpus=False),
+}

@@ -219,6 +219,30 @@ config = built(
 assert make_tokenizer(config.data.tokenizer).name == 'halves:FILE'
 """,
   ),
+  'launcher back end': Choice(
+    'launch/backends/engines.py',
+    'BACKENDS',
+    "'ssh': BackendKind(lambda given, act, say: _Ssh(say), tpus=False),",
+    """
+class _Ssh:
+  def __init__(self, say):
+    self._say = say
+
+  def start(self, whole):
+    self._say(f'ssh starts {whole.name}')
+    return 0
+""",
+    """
+import runpy, sys
+config = '--config=experiments/quickstart.py'
+flags = ['--to=ssh', '--workdir=/w', '--insecure', '--accelerator=cpu']
+sys.argv = ['launch.main', 'start', config, *flags]
+try:
+  runpy.run_module('launch.main', run_name='__main__', alter_sys=True)
+except SystemExit as end:
+  assert not end.code, end.code
+""",
+  ),
   'failure law': Choice(
     'diloco/fleets/failures.py',
     'REPAIRS',
