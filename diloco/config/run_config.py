@@ -304,7 +304,7 @@ def _mesh_divides(model, mesh) -> Iterator[str]:
 def _alpha_used(protocol, alpha) -> Iterator[str]:
   if not 0 <= alpha <= 1:
     yield f'protocol.blend_alpha={alpha}: must be in [0, 1]'
-  elif alpha and protocol.blend != 'mix':
+  elif alpha and not protocol.blending.mixes:
     yield (
       f"protocol.blend_alpha={alpha}: has an effect only with blend='mix', "
       f'not with {protocol.blend!r}'

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from diloco.learner.device import OVERWRITE, Device
+from diloco.learner.device import Device
+from diloco.protocol.config import BLENDS
 
 Arrays = Mapping[str, np.ndarray]  # Piece or box name -> f32 array.
 Copy = Mapping[str, jax.Array]  # Piece name -> array, on the devices.
@@ -31,7 +32,7 @@ class OwnProgress:
 
   Args:
     device: copies and blends fragments.
-    blend: 'overwrite', 'mix' or 'carry'.
+    blend: a key of `protocol.config.BLENDS`.
     bases: Θ_p by fragment.
     params: the current θ, path -> array. With 'mix' an offer counts from it
       until an update comes: a checkpoint does not say what θ was set to.
@@ -48,11 +49,11 @@ class OwnProgress:
     params: Mapping[str, jax.Array],
   ):
     self._device = device
-    self._blend = blend
+    self._blending = BLENDS[blend]
     self.bases = dict(bases)
     # Only where it differs from the base.
     self._references: dict[int, Copy] = {}
-    if blend == 'mix':
+    if self._blending.mixes:
       self._references = {p: device.snapshot(p, params) for p in bases}
     self._copies: dict[int, dict[int, Copy]] = {}  # By fragment and handle.
 
@@ -79,7 +80,7 @@ class OwnProgress:
       keep: handles of the fragment's copies that are still needed.
     """
     copy = self._device.snapshot(fragment, params)
-    if self._blend == 'carry':
+    if self._blending.carries:
       kept = self._kept(fragment, keep)
       self._copies[fragment] = {**kept, handle: copy}
     return copy
@@ -109,7 +110,7 @@ class OwnProgress:
     if training and said.carry:
       since = copies[said.handle]
       return self._device.blend(fragment, params, placed, since)
-    if not training or self._blend in (OVERWRITE, 'carry'):
+    if not training or not self._blending.mixes:
       return self._device.overwrite(fragment, params, placed)
     params = self._device.blend(fragment, params, placed, placed)
     self._references[fragment] = self._device.snapshot(fragment, params)

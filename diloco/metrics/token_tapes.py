@@ -13,6 +13,7 @@ from diloco.metrics.token_ledger import (
   TokenCounts,
 )
 from diloco.metrics.workdir import Workdir, learner_name
+from diloco.protocol.config import BLENDS
 from diloco.protocol.incarnation import process_of
 
 Lines = Sequence[Mapping]  # Raw lines of a tape.
@@ -41,7 +42,7 @@ def rows(
     tokens_per_step: tokens of a learner's step.
     blend: the run's blend; with 'mix' a process counts anew after a checkpoint.
   """
-  reader = _Reader(syncer, fragments, tokens_per_step, blend == 'mix')
+  reader = _Reader(syncer, fragments, tokens_per_step, BLENDS[blend].mixes)
   ids = {*learners, *(m for _, _, m, _ in _shares(syncer))}
   return {
     (m, p): account.row(p)

@@ -15,8 +15,6 @@ import jax.numpy as jnp
 Arrays = Mapping[str, jax.Array]
 Blend = Callable[[Arrays, Arrays, Arrays], dict[str, jax.Array]]
 
-NAMES = ('overwrite', 'mix', 'carry')
-
 
 def make_blend(name: str, alpha: float = 0.0) -> Blend:
   """Returns the rule `name` as a function of (theta, global_, snapshot).
@@ -24,19 +22,15 @@ def make_blend(name: str, alpha: float = 0.0) -> Blend:
   Raises:
     ValueError: an unknown name, alpha outside [0, 1], or alpha without 'mix'.
   """
-  if name not in NAMES:
-    raise ValueError(f'blend {name!r}, must be one of {NAMES}')
+  if name not in RULES:
+    raise ValueError(f'blend {name!r}, must be one of {tuple(RULES)}')
   if not 0 <= alpha <= 1:
     raise ValueError(f'alpha={alpha}, must be in [0, 1]')
   if alpha and name != 'mix':
     raise ValueError(
       f"alpha={alpha} has a meaning for 'mix' only, not {name!r}"
     )
-  if name == 'carry':
-    return carry
-  if name == 'mix':
-    return lambda theta, global_, snapshot: mix(theta, global_, alpha)
-  return lambda theta, global_, snapshot: overwrite(theta, global_)
+  return RULES[name](alpha)
 
 
 def overwrite(theta: Arrays, global_: Arrays) -> dict[str, jax.Array]:
@@ -70,3 +64,13 @@ def carry(
 
 def _f32(x) -> jax.Array:
   return jnp.asarray(x, jnp.float32)
+
+
+# Each makes the rule for α; `protocol.config.BLENDS` says of the same names
+# what the machines must know.
+RULES: dict[str, Callable[[float], Blend]] = {
+  'overwrite': lambda alpha: lambda theta, new, since: overwrite(theta, new),
+  'mix': lambda alpha: lambda theta, new, since: mix(theta, new, alpha),
+  'carry': lambda alpha: carry,
+}
+NAMES = tuple(RULES)

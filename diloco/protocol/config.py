@@ -19,7 +19,28 @@ class Admission:
 
 
 ADMISSIONS = {'latest': Admission(False), 'fresh': Admission(True)}
-BLENDS = ('overwrite', 'mix', 'carry')
+
+
+@dataclasses.dataclass(frozen=True)
+class Blending:
+  """The traits of a blend that the machines act on.
+
+  `numerics.blend` computes the blend itself.
+
+  Attributes:
+    mixes: True if it leaves a share of θ, the configuration's α, beside Θ_p.
+    carries: True if progress made since the merged copy stays in θ.
+  """
+
+  mixes: bool = False
+  carries: bool = False
+
+
+BLENDS = {
+  'overwrite': Blending(),
+  'mix': Blending(mixes=True),
+  'carry': Blending(carries=True),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +87,11 @@ class ProtocolConfig:
     broken = list(self._broken_rules())
     if broken:
       raise ValueError('protocol: ' + '; '.join(broken))
+
+  @property
+  def blending(self) -> Blending:
+    """The traits of the blend that the machines act on."""
+    return BLENDS[self.blend]
 
   @property
   def spacing_steps(self) -> int:
@@ -135,4 +161,4 @@ class ProtocolConfig:
     if self.total_steps < 1:
       yield f'total_steps={self.total_steps}, must be at least 1'
     if self.blend not in BLENDS:
-      yield f'blend={self.blend!r}, must be one of {BLENDS}'
+      yield f'blend={self.blend!r}, must be one of {tuple(BLENDS)}'

@@ -239,7 +239,7 @@ def _draw_config(rng: random.Random) -> ProtocolConfig:
     weighting='tokens',
     patience=0.3,
     total_steps=rng.choice((12, 30, 10_000, 10_000, 10_000)),
-    blend=rng.choice(BLENDS),
+    blend=rng.choice(tuple(BLENDS)),
   )
 
 

@@ -38,7 +38,7 @@ class Learner:
     start: Start,
   ):
     assert len(start.crcs) == config.fragments, f'{start=} for {config}'
-    if config.blend == 'mix':
+    if config.blending.mixes:
       start = start.counting_anew()
     self._core = Core(config, run, learner, fingerprints, start.state())
 

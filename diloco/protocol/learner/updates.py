@@ -201,7 +201,7 @@ def _apply(core: Core, p: int, fragment: Fragment):
   """
   state, made = core.state, fragment.merged
   carry = (
-    core.config.blend == 'carry'
+    core.config.blending.carries
     and state.began
     and made is not None
     and made.base == fragment.base
