@@ -245,7 +245,7 @@ class SyncerArrays:
     pieces = self._run_spec.layout.fragments[p]
     try:
       return contributions.decode(data, pieces, self._run_spec.up)
-    except contributions.UnusableContribution as error:
+    except contributions.Unusable as error:
       raise RefusedContribution(str(error)) from None
 
   def merged(self, p: int) -> OuterStep:

@@ -37,7 +37,7 @@ def encode(
   return payload.encode(delta, pieces, codec)
 
 
-class UnusableContribution(Exception):
+class Unusable(Exception):
   """A contribution that must not be merged."""
 
 
@@ -101,7 +101,7 @@ def _pull_parts(
   expected = cuts.up_bytes(fragment, codec)
   reason = why_unfit(found, fragment, codec, expected)
   if reason is not None:
-    raise UnusableContribution(reason)
+    raise Unusable(reason)
   shards = len(expected) // cuts.hosts
   wanted = (
     payload_parts.only(found, h * shards + shard) for h in range(cuts.hosts)
@@ -130,11 +130,9 @@ def checked(v: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
     Unusable: values are not finite, or absurdly large.
   """
   if not payload.is_finite(v):
-    raise UnusableContribution('not finite')
+    raise Unusable('not finite')
   largest = max(float(np.abs(array).max()) for array in v.values())
   if largest > LARGEST:
-    raise UnusableContribution(
-      f'a value of {largest:.3g}, at most {LARGEST:g} is merged'
-    )
+    raise Unusable(f'a value of {largest:.3g}, at most {LARGEST:g} is merged')
   squares = (float(np.vdot(x, x)) for x in v.values())
   return v, math.sqrt(math.fsum(squares))

@@ -255,9 +255,9 @@ class Shard:
       return
     try:
       answer = job(order, ends)
-    except (TransferFailed, contributions.UnusableContribution) as error:
+    except (TransferFailed, contributions.Unusable) as error:
       reason = f'{type(error).__name__}: {error}'
-      unusable = isinstance(error, contributions.UnusableContribution)
+      unusable = isinstance(error, contributions.Unusable)
       answer = orders.PartFailed(order.job, reason, unusable)
     except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
       self._crash(error)
