@@ -42,7 +42,8 @@ class Away:
   """A fragment whose shard is away."""
 
   wanted_by: tuple[int, ...] = ()  # Learners that wait for it, in ascending id.
-  # True if its version is what learners reported after the ledger was lost.
+  # True if `crc` is that of the run's version, as learners or the ledger told
+  # it (None: unknown); what the shard has may be of an older history.
   adopted: bool = False
   crc: int | None = None
 
