@@ -145,6 +145,10 @@ class SimulatedSyncer:
     same = version != known_version or known_crc in (None, crc)
     self.contents.crcs[p] = crc
     run_crc = known_crc if version <= known_version else None
+    # The ledger was lost: it does not know the version, or not its bytes.
+    adopted = version > known_version and self.machine.knows_less
+    if adopted or (version == known_version and known_crc is None):
+      self._known[p] = version, crc
     return syncer_events.Held(p, version, run_crc, same)
 
   def _later(self, delay_s: float, event: syncer_events.Event):
