@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configurations of runs, one file each; README.md beside them has the table.
 
+Most start from `common`, all keys of a run with their defaults, or from
+`simulated`, those of a simulation.
+
 "The paper" is *Decoupled DiLoCo for Resilient Distributed Pre-training*, arXiv
 2604.21428.
 """

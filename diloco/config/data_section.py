@@ -30,48 +30,36 @@ class MixItem:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(sections.Section):
-  """The section `data`: where tokens come from, how many a step takes.
-
-  Attributes:
-    source: 'stdlib', 'grammar', 'text': bytes, held in memory. 'array_record',
-      'parquet', 'tfds': documents in files of any size. 'mix': some of these.
-    path: of 'text' a file or folder. Of files: one, a folder or a pattern such
-      as /data/train-*.parquet, local or gs://; of 'tfds' the folder of a
-      version, and behind '#' a split if it is not 'train'.
-    text_key: column or feature with a document's text; '' of 'array_record':
-      a record is the text.
-    tokenizer: of files: 'bytes', 'sentencepiece:FILE', 'tokenizers:FILE',
-      'tiktoken:FILE'.
-    end_token: stands behind each document; '': the tokenizer's own.
-    mix: of 'mix': 'WEIGHT FORMAT PATH' each, such as '0.7 parquet /data/web';
-      FORMAT may be FORMAT:TEXT_KEY.
-    heldout_path: held-out documents, of the same format ('mix': as an item of
-      `mix`, its weight is 1); '': the last documents of each file.
-    heldout_percent: of the documents of each file, where `heldout_path` is ''.
-    index_path: local folder of the indices of files; '': ~/.cache/diloco.
-    threads: of a learner that read ahead.
-    seq_len: tokens in one sequence.
-    batch: sequences per learner and inner step.
-    shards: logical shards, fixed for the run.
-    grammar_bytes: length of the text of 'grammar'.
-  """
+  """The section `data`: where tokens come from, how many a step takes."""
 
   SECTION = 'data'
 
-  source: str
-  path: str
-  text_key: str
-  tokenizer: str
-  end_token: str
-  mix: tuple[str, ...]
-  heldout_path: str
-  heldout_percent: float
-  index_path: str
-  threads: int
-  seq_len: int
-  batch: int
-  shards: int
-  grammar_bytes: int
+  # 'stdlib', 'grammar', 'text': bytes, held in memory. 'array_record',
+  # 'parquet', 'tfds': documents in files of any size. 'mix': some of these.
+  source: str = 'stdlib'
+  # Of 'text' a file or folder. Of files: one, a folder or a pattern such as
+  # /data/train-*.parquet, local or gs://; of 'tfds' the folder of a version,
+  # and behind '#' a split if it is not 'train'.
+  path: str = ''
+  # Column or feature with a document's text; '' of 'array_record': a record is
+  # the text.
+  text_key: str = 'text'
+  # Of files: 'bytes', 'sentencepiece:FILE', 'tokenizers:FILE', 'tiktoken:FILE'.
+  tokenizer: str = 'bytes'
+  end_token: str = ''  # Behind each document; '': the tokenizer's own.
+  # Of 'mix': 'WEIGHT FORMAT PATH' each, such as '0.7 parquet /data/web'; FORMAT
+  # may be FORMAT:TEXT_KEY.
+  mix: tuple[str, ...] = ()
+  # Held-out documents, of the same format ('mix': as an item of `mix`, its
+  # weight is 1); '': the last documents of each file.
+  heldout_path: str = ''
+  heldout_percent: float = 1.0  # Of each file's documents, without such a path.
+  index_path: str = ''  # Local folder of indices of files; '': ~/.cache/diloco.
+  threads: int = 1  # Of a learner that read ahead.
+  seq_len: int = 128  # Tokens in one sequence.
+  batch: int = 8  # Sequences per learner and inner step.
+  shards: int = 16  # Logical shards, fixed for the run; at least M.
+  grammar_bytes: int = 1 << 20  # Length of the text of 'grammar'.
 
   @property
   def items(self) -> tuple[MixItem, ...]:

@@ -16,50 +16,38 @@ FORM = 'kill learner N at FRACTION, or kill syncer at FRACTION'
 class LabConfig(sections.Section):
   """The section `lab`: settings of a run in one process.
 
-  Attributes:
-    system: 'decoupled': the protocol's machines; 'data_parallel': one model on
-      the batches of all learners, which waits for dead ones; 'elastic':
-      data-parallel on the batches of the live learners, until as many tokens
-      were trained; 'alone': one learner on its own.
-    step_s: simulated length of an inner step.
-    slow_learners: number of slower learners.
-    slow_gap: share of steps that a slow learner lacks.
-    jitter: standard deviation of a step's length, as a share of it.
-    latency_s: latency of a message, one way.
-    transfer_s: duration of a fragment's transfer.
-    mtbf_steps: mean time between two deaths of a learner, in steps; 0: none.
-    away_steps: how long a dead learner is away.
-    pause_steps: additional pause of data-parallel when its group changes: with
-      a death and, if elastic, with a return.
-    visitors: number of learners, the last ones, that are there only for a part
-      of the run; they leave with notice, as a preempted machine does.
-    visit_from: share of total_steps at which they start.
-    visit_until: share of total_steps at which they are told to leave.
-    eval_every_steps: global steps between two evaluations; 0: only at the end.
-    final_eval_batches: held-out batches, of `run.eval_batch` sequences, of the
-      evaluation at the end; 0: all of the held-out text.
-    checkpoint_steps: global steps between two checkpoints, from which an
-      interrupted run resumes; 0: none.
+  All times are simulated. Systems: 'decoupled', the protocol's machines;
+  'data_parallel', one model on the batches of all learners, which waits for
+  dead ones; 'elastic', data-parallel on the batches of the live learners, until
+  as many tokens were trained; 'alone', one learner on its own.
   """
 
   SECTION = 'lab'
 
-  system: str
-  step_s: float
-  slow_learners: int
-  slow_gap: float
-  jitter: float
-  latency_s: float
-  transfer_s: float
-  mtbf_steps: float
-  away_steps: float
-  pause_steps: float
-  visitors: int
-  visit_from: float
-  visit_until: float
-  eval_every_steps: int
-  final_eval_batches: int
-  checkpoint_steps: int
+  system: str = 'decoupled'  # One of LAB_SYSTEMS.
+  step_s: float = 1.0  # Length of an inner step.
+  slow_learners: int = 0  # How many are slower than the others.
+  slow_gap: float = 0.18  # The share of steps that a slow one lacks.
+  jitter: float = 0.05  # Standard deviation of a step's length, as a share.
+  latency_s: float = 0.01  # Of a message, one way.
+  transfer_s: float = 0.1  # Of a fragment.
+  mtbf_steps: float = 0.0  # Mean time between a learner's deaths; 0: none.
+  away_steps: float = 20.0  # For how long a dead learner is away.
+  # Data-parallel stands when its group changes: with a death and, if elastic,
+  # with a return.
+  pause_steps: float = 2.0
+  # The last so many learners are there for a part of the run; they leave with
+  # notice, as a preempted machine does.
+  visitors: int = 0
+  visit_from: float = 0.0  # Share of total_steps at which they start,
+  visit_until: float = 1.0  # and at which they are told to leave.
+  eval_every_steps: int = 0  # Global steps between evaluations; 0: at the end.
+  # Held-out batches of `run.eval_batch` sequences of the evaluation at the end;
+  # 0: all of the held-out text.
+  final_eval_batches: int = 0
+  # Global steps between checkpoints, from which an interrupted run resumes; 0:
+  # none.
+  checkpoint_steps: int = 500
 
   def broken_rules(self):
     yield from self._one_of('system', LAB_SYSTEMS)

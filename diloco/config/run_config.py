@@ -39,6 +39,11 @@ SECTIONS = {
   'lab': LabConfig,
 }
 TOP = {'name': str, 'seed': int, 'faults': tuple[str, ...]}
+TOP_DEFAULTS = {
+  'name': 'base',  # Of the run; learners of another run are refused.
+  'seed': 0,  # Of the initial parameters and of the data order.
+  'faults': (),  # Such as 'kill learner 1 at 0.33' (of total_steps).
+}
 
 # What may differ between processes of one run: where they run and how fast.
 FREE = frozenset(
@@ -93,6 +98,12 @@ class RunConfig:
     broken = list(_broken_between(_shallow(self)))
     if broken:
       raise ConfigError(broken)
+
+
+def defaults() -> dict[str, object]:
+  """Returns all keys of a run, nested, with their defaults."""
+  made = {name: sections.defaults(SECTIONS[name]) for name in SECTIONS}
+  return TOP_DEFAULTS | made | {'protocol': sections.PROTOCOL}
 
 
 def build(config: Mapping) -> RunConfig:

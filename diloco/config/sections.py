@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections of a run's configuration as frozen values with their rules.
+"""The sections of a run's configuration: keys, types, defaults and rules.
 
-Defaults stand in `experiments/common.py` and nowhere else, so every field is
-required here. The section `protocol` is `diloco.protocol.config`'s.
+A key stands here and nowhere else. The section `protocol` is
+`diloco.protocol.config`'s, which has no defaults: they are `PROTOCOL`.
 """
 
 import dataclasses
@@ -76,23 +76,23 @@ class ModelConfig(Section):
 
   SECTION = 'model'
 
-  kind: str
-  vocab: int
-  layers: int
-  d_model: int
-  heads: int
-  kv_heads: int
-  head_dim: int
-  d_ff: int
-  rope_theta: float
-  dtype: str
-  remat: str
-  tied: bool
-  experts: int
-  top_k: int
-  aux_weight: float
-  z_weight: float
-  router_bias_rate: float
+  kind: str = 'decoder'  # Or 'moe', 'bowl', a 'module:function' of yours.
+  vocab: int = 256  # One token per byte.
+  layers: int = 4  # Decoder blocks.
+  d_model: int = 128  # Width of the residual stream.
+  heads: int = 4  # Query heads.
+  kv_heads: int = 2  # Key and value heads; divides heads.
+  head_dim: int = 32  # Width of one head; even, for RoPE.
+  d_ff: int = 384  # Width of the gated MLP; of each expert, where kind='moe'.
+  rope_theta: float = 10_000.0  # Base of RoPE's wavelengths.
+  dtype: str = 'float32'  # Of activations; parameters stay float32.
+  remat: str = 'none'  # What the backward pass recomputes.
+  tied: bool = False  # Whether the output head is the embedding.
+  experts: int = 8  # Of each layer; this and all below of kind 'moe' only.
+  top_k: int = 2  # Experts that one token is sent to.
+  aux_weight: float = 0.01  # Of the load-balancing loss.
+  z_weight: float = 1e-5  # Of the router's z-loss.
+  router_bias_rate: float = 0.0  # What a step moves the bias by; 0: no bias.
 
   @property
   def own(self) -> tuple[str, str] | None:
@@ -142,18 +142,18 @@ class InnerConfig(Section):
 
   SECTION = 'inner'
 
-  optimizer: str
-  lr: float
-  schedule: str
-  warmup_steps: int
-  final_fraction: float
-  progress: str
-  b1: float
-  b2: float
-  eps: float
-  weight_decay: float
-  clip_norm: float
-  accumulate: int
+  optimizer: str = 'adamw'  # 'adamw' or 'sgd'.
+  lr: float = 3e-3  # Peak learning rate.
+  schedule: str = 'cosine'  # 'constant', 'cosine' or 'wsd'.
+  warmup_steps: int = 20  # Linear warm-up, in steps of `progress`.
+  final_fraction: float = 0.1  # Last learning rate, as a share of lr.
+  progress: str = 'global'  # The schedule follows t, or its 'own' steps.
+  b1: float = 0.9  # Decay of AdamW's first moment.
+  b2: float = 0.95  # Decay of AdamW's second moment.
+  eps: float = 1e-8  # Added to AdamW's denominator.
+  weight_decay: float = 0.1  # Decoupled, of AdamW.
+  clip_norm: float = 1.0  # Global gradient norm; 0 does not clip.
+  accumulate: int = 1  # Parts of a batch, one after another on the devices.
 
   def broken_rules(self):
     yield from self._one_of('optimizer', INNER)
@@ -172,11 +172,11 @@ class OuterConfig(Section):
 
   SECTION = 'outer'
 
-  lr: float
-  momentum: float
-  nesterov: bool
-  anneal_fraction: float
-  final_lr: float
+  lr: float = 0.6  # Of the outer step.
+  momentum: float = 0.7  # Of the outer step.
+  nesterov: bool = True  # Nesterov's form of the momentum.
+  anneal_fraction: float = 0.1  # Of the run, at its end: momentum goes to 0,
+  final_lr: float = 0.8  # and lr to this one.
 
   def broken_rules(self):
     yield from self._positive('lr', 'final_lr')
@@ -192,8 +192,8 @@ class FragmentsConfig(Section):
 
   SECTION = 'fragments'
 
-  scheme: str
-  embedding: str
+  scheme: str = 'balanced'  # 'balanced', 'tensor' or 'layer'.
+  embedding: str = 'split'  # By rows over all fragments, or its 'own'.
 
   def broken_rules(self):
     yield from self._one_of('scheme', SCHEMES)
@@ -206,11 +206,11 @@ class CodecConfig(Section):
 
   SECTION = 'codec'
 
-  up: str
-  down: str
-  block_size: int
-  scale: str
-  error_feedback: bool
+  up: str = 'int4'  # Of a learner's delta to its base.
+  down: str = 'int4'  # Of the syncer's outer update.
+  block_size: int = 128  # Values that share one scale.
+  scale: str = 'bf16'  # 'bf16' or 'f32'.
+  error_feedback: bool = True  # The syncer keeps its rounding residual.
 
   def broken_rules(self):
     yield from self._one_of('up', codec.CODECS)
@@ -229,8 +229,8 @@ class MergeConfig(Section):
 
   SECTION = 'merge'
 
-  rule: str
-  embedding: str
+  rule: str = 'rda'  # 'rda' or 'mean', for all but embeddings.
+  embedding: str = 'mean'  # 'mean' or 'rda', for embedding and output head.
 
   def broken_rules(self):
     yield from self._one_of('rule', merge.RULES)
@@ -243,7 +243,7 @@ class SyncerConfig(Section):
 
   SECTION = 'syncer'
 
-  shards: int
+  shards: int = 1  # S, the processes that share Θ; one of them leads.
 
   def broken_rules(self):
     yield from self._at_least(1, 'shards')
@@ -255,9 +255,9 @@ class MeshConfig(Section):
 
   SECTION = 'mesh'
 
-  fsdp: int
-  expert: int
-  tensor: int
+  fsdp: int = 1  # Devices of one learner over which parameters are sharded.
+  expert: int = 1  # Devices over which the experts are spread.
+  tensor: int = 1  # Devices over which heads and d_ff are split.
 
   @property
   def devices(self) -> int:
@@ -274,10 +274,10 @@ class TransportConfig(Section):
 
   SECTION = 'transport'
 
-  data_plane: str
-  host: str
-  port: int
-  connect_s: float
+  data_plane: str = 'jax_transfer'  # 'jax_transfer' or 'grpc'.
+  host: str = '127.0.0.1'  # Where the syncer listens.
+  port: int = 0  # 0: any free one.
+  connect_s: float = 60.0  # How long a learner looks for the syncer.
 
   def broken_rules(self):
     yield from self._one_of('data_plane', planes.CONFIGURABLE)
@@ -294,11 +294,13 @@ class CheckpointConfig(Section):
 
   SECTION = 'checkpoint'
 
-  keep_latest: int
-  keep_best: int
-  syncer_every_rounds: int
-  learner_every_steps: int
-  fsync: bool
+  keep_latest: int = 2  # Newest checkpoints of a process that stay.
+  keep_best: int = 0  # Those of the lowest loss that stay besides.
+  syncer_every_rounds: int = 16  # Between two of the syncer's.
+  learner_every_steps: int = 200  # Between two of a learner's; 0: none.
+  # A close is on disk before any learner is told: it survives a loss of power,
+  # not only the end of the process.
+  fsync: bool = True
 
   def broken_rules(self):
     yield from self._at_least(1, 'keep_latest', 'syncer_every_rounds')
@@ -311,15 +313,15 @@ class ProcessConfig(Section):
 
   SECTION = 'run'
 
-  log_every_steps: int
-  eval_every_rounds: int
-  eval_batches: int
-  eval_batch: int
-  restarts_max: int
-  restart_delay_s: float
-  cpu_threads: int
-  compilation_cache: bool
-  step_floor_s: float
+  log_every_steps: int = 10  # Between two records of a learner's metrics.
+  eval_every_rounds: int = 0  # Θ is evaluated beside the run; 0: at its end.
+  eval_batches: int = 16  # Held-out batches of one evaluation.
+  eval_batch: int = 16  # Sequences in one of them.
+  restarts_max: int = 10  # Of one process; then the run stops.
+  restart_delay_s: float = 1.0  # Between a death and the restart.
+  cpu_threads: int = 0  # NPROC of each process; 0 leaves it as it is.
+  compilation_cache: bool = True  # One for all processes, in the workdir.
+  step_floor_s: float = 0.0  # An inner step takes at least this: it sleeps.
 
   def broken_rules(self):
     yield from self._at_least(
@@ -334,6 +336,30 @@ class ProcessConfig(Section):
     )
     if not 0 <= self.step_floor_s < float('inf'):
       yield f'step_floor_s={self.step_floor_s}: must be finite, at least 0'
+
+
+# Of the section `protocol`. It never sees α, which `RunConfig` holds.
+PROTOCOL = {
+  'learners': 2,  # M.
+  'fragments': 8,  # P; divides H.
+  'sync_every_steps': 24,  # H, between two syncs of one fragment.
+  'overlap_steps': 6,  # τ, inner steps that an exchange may overlap.
+  'quorum': 1,  # K, offers without which no round closes; 0: all, K = M.
+  'grace_safety': 0.8,  # γ, the share of the slack that grace uses.
+  'grace_cap_steps': 2.0,  # The longest grace window, in inner steps.
+  'admission': 'latest',  # A key of ADMISSIONS.
+  'max_staleness_versions': 4,  # Offers on an older base are refused.
+  'weighting': 'tokens',  # Of what is merged; a key of WEIGHTS.
+  'patience': 1.0,  # Stretches all time-outs; they are measured.
+  'total_steps': 500,  # The run ends at this global step.
+  'blend': 'carry',  # A key of BLENDS.
+  'blend_alpha': 0.0,  # α of 'mix': the weight of what is overwritten.
+}
+
+
+def defaults(section: type) -> dict[str, object]:
+  """Returns the keys of a section's dataclass with their defaults."""
+  return {each.name: each.default for each in dataclasses.fields(section)}
 
 
 def broken_name(name: str) -> Iterator[str]:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The configuration of a simulation as one checked, frozen value.
 
-Defaults stand in `experiments/simulated.py`. The sections `protocol` and
-`codec` are those of a run.
+A key stands here with its type, default and rules. The sections `protocol` and
+`codec` are those of a run, with the paper's settings of the protocol.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 
 from diloco.config import parsing, sections
@@ -26,29 +27,19 @@ SYSTEMS = (
 
 @dataclasses.dataclass(frozen=True)
 class FleetConfig(Section):
-  """The machines: how many, how fast, how even.
-
-  Attributes:
-    chips: N, of all learners together.
-    slice_chips: of one slice, the unit that is lost and comes back.
-    step_s: of an inner step of a learner with all its slices.
-    tokens: of an inner step of a learner with all its slices.
-    slow_learners: how many of the learners are slower than the others.
-    slow_gap: a slow learner makes 1 − gap steps while another makes one.
-    jitter: standard deviation of a step's length, as a share of it.
-    drift: standard deviation, per √hour, of a learner's speed as a share.
-  """
+  """The machines: how many, how fast, how even."""
 
   SECTION = 'fleet'
 
-  chips: int
-  slice_chips: int
-  step_s: float
-  tokens: int
-  slow_learners: int
-  slow_gap: float
-  jitter: float
-  drift: float
+  chips: int = 1_200_000  # N, of all learners together.
+  slice_chips: int = 256  # Of one slice, the unit that is lost and comes back.
+  step_s: float = 1.0  # Of an inner step of a whole learner.
+  tokens: int = 1 << 20  # Of an inner step of a whole learner.
+  slow_learners: int = 0  # How many are slower than the others.
+  # A slow learner makes 1 − gap steps while another makes one.
+  slow_gap: float = 0.18
+  jitter: float = 0.0  # Standard deviation of a step's length, as a share.
+  drift: float = 0.0  # The same, per √hour, of a learner's speed.
 
   def broken_rules(self):
     yield from self._at_least(1, 'chips', 'slice_chips', 'tokens')
@@ -63,37 +54,29 @@ class FleetConfig(Section):
 class FailuresConfig(Section):
   """Failures and their cost, after the paper's simulated fleets.
 
-  Attributes:
-    mtbi_days: mean time between interruptions of one chip; inf: none.
-    recovery: how a learner recovers. 'elastic': pauses, runs on without the
-      slice, and pauses again when it is back. 'wait': stands until the slice is
-      back, and pauses. 'restart': its process dies, and starts again, without
-      the slice, after a pause; it bootstraps through a peer.
-    pause_s: duration of one reconfiguration, down or up.
-    repair: distribution of the time until a slice is back.
-    repair_s: its mean.
-    repair_shape: k of the exponentiated Weibull, P(x) = (1 − e^−(x/l)^k)^a.
-    repair_power: a.
-    redoes_step: True if an interrupted step is made again; otherwise its loss
-      is part of `pause_s`.
-    syncer_mtbi_hours: mean time between two deaths of the syncer; inf: none.
-    syncer_outage_s: from its death until it listens again.
-    trace: CSV of a cluster's failures instead of drawn ones; '': drawn.
+  A learner recovers in one of three ways. 'elastic': it pauses, runs on without
+  the slice, and pauses again when that is back. 'wait': it stands until the
+  slice is back, and pauses. 'restart': its process dies, starts again without
+  the slice after a pause, and bootstraps through a peer.
   """
 
   SECTION = 'failures'
 
-  mtbi_days: float
-  recovery: str
-  pause_s: float
-  repair: str
-  repair_s: float
-  repair_shape: float
-  repair_power: float
-  redoes_step: bool
-  syncer_mtbi_hours: float
-  syncer_outage_s: float
-  trace: str
+  mtbi_days: float = 365.0  # Between two interruptions of one chip; inf: none.
+  recovery: str = 'elastic'
+  pause_s: float = 13.7  # Of a reconfiguration: our fit to the paper's Table 1.
+  # Distribution of the time until a slice is back: a key of REPAIRS.
+  repair: str = 'exponentiated_weibull'
+  repair_s: float = 66.3  # Mean; with one pause 80 s, our fit to Table 1.
+  # k and a of the exponentiated Weibull, P(x) = (1 − e^−(x/l)^k)^a; the paper
+  # names the distribution, not its parameters.
+  repair_shape: float = 1.5
+  repair_power: float = 1.0  # 1: a plain Weibull.
+  # True: an interrupted step is made again; else its loss is part of pause_s.
+  redoes_step: bool = False
+  syncer_mtbi_hours: float = math.inf  # Between two deaths of the syncer.
+  syncer_outage_s: float = 30.0  # Until it listens again.
+  trace: str = ''  # CSV of a cluster's failures; '': they are drawn.
 
   def broken_rules(self):
     for key in ('mtbi_days', 'syncer_mtbi_hours'):
@@ -111,32 +94,24 @@ class FailuresConfig(Section):
 class NetworkConfig(Section):
   """Links between data centres, and what travels on them.
 
-  Attributes:
-    params: of the model.
-    datacentres: D; learners and shards of the syncer are spread over them
-      evenly. What stays in a data centre costs nothing. 1: every byte is
-      carried by the link between a learner and the syncer.
-    learner_gbps: of a learner's link, each way; inf: no limit.
-    syncer_gbps: of the syncer's link, each way, shared by all; inf: no limit.
-    latency_s: one way.
-    encode_s: of a fragment, at the learner.
-    merge_s: of a fragment, at the syncer.
-    state_bytes_per_param: of what a joiner gets from a peer.
-    embedding_share: of the parameters, in a fragment of their own; 0: all
-      fragments are equal.
+  Learners and shards of the syncer are spread over the data centres evenly.
+  What stays in one costs nothing; where there is one only, every byte is
+  carried by the link between a learner and the syncer.
   """
 
   SECTION = 'network'
 
-  params: float
-  datacentres: int
-  learner_gbps: float
-  syncer_gbps: float
-  latency_s: float
-  encode_s: float
-  merge_s: float
-  state_bytes_per_param: float
-  embedding_share: float
+  params: float = 5e9  # Of the model.
+  datacentres: int = 1  # D.
+  learner_gbps: float = math.inf  # Of a learner's link, each way.
+  syncer_gbps: float = math.inf  # Of the syncer's, each way, shared by all.
+  latency_s: float = 0.01  # One way.
+  encode_s: float = 0.02  # Of a fragment, at the learner.
+  merge_s: float = 0.05  # Of a fragment, at the syncer.
+  # Of what a joiner gets from a peer: θ and two moments in f32.
+  state_bytes_per_param: float = 12.0
+  # Of the parameters, in a fragment of their own; 0: all fragments are equal.
+  embedding_share: float = 0.0
 
   def broken_rules(self):
     yield from self._at_least(1, 'params', 'datacentres')
@@ -154,8 +129,8 @@ class Study(Section):
 
   SECTION = 'study'
 
-  kind: str
-  seeds: int  # Runs of every cell, from `seed` on.
+  kind: str = ''  # A key of STUDIES.
+  seeds: int = 3  # Runs of every cell, from `seed` on.
 
   def broken_rules(self):
     yield from self._at_least(1, 'seeds')
@@ -168,21 +143,15 @@ class Study(Section):
 
 @dataclasses.dataclass(frozen=True)
 class GoodputStudy(Study):
-  """Systems on fleets of different sizes, on the same failures.
+  """Systems on fleets of different sizes, on the same failures."""
 
-  Attributes:
-    systems: of SYSTEMS.
-    chips: fleet sizes.
-    learners: M of Decoupled DiLoCo; the DiLoCos in lock-step have the most.
-    learner_hours: simulated time of one cell and seed, times its learners.
-    timeline_s: how much of the largest fleet's run is drawn.
-  """
-
-  systems: tuple[str, ...]
-  chips: tuple[int, ...]
-  learners: tuple[int, ...]
-  learner_hours: float
-  timeline_s: float
+  systems: tuple[str, ...] = SYSTEMS
+  chips: tuple[int, ...] = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
+  # M of Decoupled DiLoCo; the DiLoCos in lock-step have the most.
+  learners: tuple[int, ...] = (2, 4, 8, 16)
+  # Simulated time of one cell and seed, times its learners.
+  learner_hours: float = 16.0
+  timeline_s: float = 300.0  # Drawn, of the largest fleet.
 
   def broken_rules(self):
     yield from super().broken_rules()
@@ -196,23 +165,16 @@ class GoodputStudy(Study):
 
 @dataclasses.dataclass(frozen=True)
 class BandwidthStudy(Study):
-  """The bandwidth that a system needs to keep the chips busy.
+  """The bandwidth that a system needs to keep the chips busy."""
 
-  Attributes:
-    datacentres: D, one table each.
-    steps_s: lengths of a step, one table each.
-    utilisations: target compute utilisations, as shares.
-    buckets: number of buckets of data-parallel's gradients.
-    steps: steps simulated for one utilisation.
-    gbps: bandwidths at which the real machines are simulated.
-  """
-
-  datacentres: tuple[int, ...]
-  steps_s: tuple[float, ...]
-  utilisations: tuple[float, ...]
-  buckets: int
-  steps: int
-  gbps: tuple[float, ...]
+  datacentres: tuple[int, ...] = (2, 8)  # D, one table each.
+  steps_s: tuple[float, ...] = (1.0,)  # Lengths of a step, one table each.
+  # Shares of the time in which chips compute that are aimed at.
+  utilisations: tuple[float, ...] = (0.5, 0.75, 0.9, 0.95, 0.99)
+  buckets: int = 128  # Of data-parallel's gradients.
+  steps: int = 2000  # Simulated for one utilisation.
+  # Bandwidths at which the real machines are simulated.
+  gbps: tuple[float, ...] = (0.1, 0.2, 0.43, 0.86, 1.7, 3.4)
 
   def broken_rules(self):
     yield from super().broken_rules()
@@ -226,19 +188,13 @@ class BandwidthStudy(Study):
 
 @dataclasses.dataclass(frozen=True)
 class HeterogeneousStudy(Study):
-  """Learners of unequal speed under different quorums.
-
-  Attributes:
-    settings: of SETTINGS, the rows of the table.
-    steps: inner steps of the fastest learner.
-    timeline_s: how much of each run is drawn.
-  """
+  """Learners of unequal speed under different quorums."""
 
   SETTINGS = ('K=M', 'K=1', 'K=1 grace', 'K=1 latest', 'K=1 grace latest')
 
-  settings: tuple[str, ...]
-  steps: int
-  timeline_s: float
+  settings: tuple[str, ...] = SETTINGS  # The rows of the table.
+  steps: int = 2000  # Inner steps of the fastest learner.
+  timeline_s: float = 30.0  # Drawn, of each run.
 
   def broken_rules(self):
     yield from super().broken_rules()
@@ -253,21 +209,14 @@ class HeterogeneousStudy(Study):
 
 @dataclasses.dataclass(frozen=True)
 class ScavengingStudy(Study):
-  """Learners that are there for a part of the work only.
+  """Learners that are there for a part of the work only."""
 
-  Attributes:
-    extra: numbers of extra learners, one row each; times are relative to 0.
-    begin: share of the tokens after which they join.
-    end: share of the tokens after which they leave.
-    steps: inner steps of each learner if there are no extra ones.
-    notice_s: their notice time.
-  """
-
-  extra: tuple[int, ...]
-  begin: float
-  end: float
-  steps: int
-  notice_s: float
+  # Numbers of extra learners, one row each; times are relative to 0.
+  extra: tuple[int, ...] = (0, 1, 2, 4, 12)
+  begin: float = 0.25  # Share of the tokens after which they join,
+  end: float = 0.75  # and after which they leave.
+  steps: int = 1000  # Inner steps of each learner if there are no extra ones.
+  notice_s: float = 5.0  # Within which they leave.
 
   def broken_rules(self):
     yield from super().broken_rules()
@@ -280,23 +229,14 @@ class ScavengingStudy(Study):
 
 @dataclasses.dataclass(frozen=True)
 class OfferAgeStudy(Study):
-  """The age of what a round merges.
+  """The age of what a round merges."""
 
-  Attributes:
-    learners: M; each with K = 1 and K = M/2.
-    fragments: P.
-    overlaps: τ over the near link, which is that of `network`.
-    far_steps: latency of the far link, one way, in inner steps.
-    far_overlap: τ over it.
-    steps: inner steps of a run.
-  """
-
-  learners: tuple[int, ...]
-  fragments: tuple[int, ...]
-  overlaps: tuple[int, ...]
-  far_steps: float
-  far_overlap: int
-  steps: int
+  learners: tuple[int, ...] = (2, 4, 8, 16)  # M; with K = 1 and K = M/2.
+  fragments: tuple[int, ...] = (1, 2, 4, 8, 24)  # P.
+  overlaps: tuple[int, ...] = (1, 6)  # τ over the near link, that of `network`.
+  far_steps: float = 0.7  # Latency of the far link, one way, in inner steps.
+  far_overlap: int = 4  # τ over it.
+  steps: int = 960  # Inner steps of a run.
 
   def broken_rules(self):
     yield from super().broken_rules()
@@ -322,6 +262,31 @@ SECTIONS = {
   'protocol': ProtocolConfig,
 }
 TOP = {'name': str, 'seed': int}
+
+
+# What differs from a run: the paper's settings.
+PROTOCOL = {
+  key: value for key, value in sections.PROTOCOL.items() if key != 'blend_alpha'
+} | {
+  'learners': 8,
+  'fragments': 24,
+  'sync_every_steps': 24,
+  'overlap_steps': 2,
+  'quorum': 1,
+  'grace_cap_steps': 1.0,
+  'total_steps': 10**9,  # The study says when it ends.
+}
+
+
+def defaults(kind: str) -> dict[str, object]:
+  """Returns all keys of a simulation with their defaults.
+
+  Args:
+    kind: of the study, a key of STUDIES.
+  """
+  made = {name: sections.defaults(SECTIONS[name]) for name in SECTIONS}
+  study = sections.defaults(STUDIES[kind]) | {'kind': kind}
+  return made | {'name': kind, 'seed': 0, 'protocol': PROTOCOL, 'study': study}
 
 
 @dataclasses.dataclass(frozen=True)

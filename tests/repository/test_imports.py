@@ -209,6 +209,8 @@ TABLE = {
   'diloco': LOW | CONFIG | {'diloco.run', 'absl', 'jax', 'numpy'},
   'experiments': {
     'ml_collections',
+    'diloco.config.run_config',
+    'diloco.config.simulation',
     'experiments.common',
     'experiments.scales',
     'experiments.simulated',  # Its twin for simulations.
