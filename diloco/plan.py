@@ -14,6 +14,7 @@ compiles that learner for that slice, without a chip: memory of a chip and of a
 host, bytes of a round, FLOPs. It takes a minute or two. See `diloco/sizing`.
 """
 
+import re
 import sys
 
 from absl import flags
@@ -25,32 +26,56 @@ from diloco.studies import plan_text, planning
 from diloco.studies.planning import Situation
 
 NEEDED = {
-  'params': 'Of the model, such as 12e9.',
-  'learners': 'M.',
-  'bandwidth_gbps': "Of a learner's link, each way.",
-  'step_s': 'Of an inner step, such as 1.3.',
+  'params': 'Parameters of the model, such as 12e9 or 12B.',
+  'learners': 'Number of learners, M, such as 4.',
+  'bandwidth_gbps': "Gbit/s of a learner's link, each way, such as 2.",
+  'step_s': 'Seconds that an inner step takes, such as 1.3.',
 }
 OTHERS = {
-  'datacentres': 'D, with a shard of the syncer in each; 1: it is elsewhere.',
-  'chips': 'Of all learners; 0: nothing is said of failures.',
-  'mtbi_days': 'Mean time between interruptions of a chip.',
-  'pause_s': 'Of one reconfiguration of an elastic learner, down or up.',
-  'codec': 'Both ways: int1, int2, int4, int8, bf16 or f32.',
+  'datacentres': 'Data centres, each with a shard of the syncer; 1: the syncer '
+  'is in another one.',
+  'chips': 'Chips of all learners; 0: nothing is said of failures.',
+  'mtbi_days': 'Mean time between interruptions of a chip, in days.',
+  'pause_s': 'Seconds that a reconfiguration of an elastic learner takes.',
+  'codec': 'Codec in both directions: int1, int2, int4, int8, bf16 or f32.',
   'block_size': 'Values that share one scale.',
-  'scale': 'Of a block: bf16 or f32.',
-  'latency_s': 'Between learner and syncer, one way.',
-  'state_bytes_per_param': "Of θ and the inner optimizer's state.",
-  'host_speed': 'Of hosts, relative to the two cores that were measured.',
+  'scale': 'Type of the scale of a block: bf16 or f32.',
+  'latency_s': 'Seconds from a learner to the syncer, one way.',
+  'state_bytes_per_param': "Bytes of θ and the inner optimizer's state.",
+  'host_speed': 'Speed of hosts; 1: as the two cores that were measured.',
 }
+PARAMS = 'params'
+UNITS = {'K': 1e3, 'M': 1e6, 'B': 1e9, 'T': 1e12}
 EXAMPLE = 'experiments/recipe.py:scale=12b'
 KINDS = {
   int: flags.DEFINE_integer,
   float: flags.DEFINE_float,
   str: flags.DEFINE_string,
 }
+
+
+class _Count(flags.ArgumentParser):
+  """A number such as 12e9, 12B or 150M."""
+
+  syntactic_help = 'a number, such as 12e9 or 12B'
+
+  def parse(self, argument) -> float:
+    text = str(argument)
+    found = re.fullmatch(r'([0-9.]+) ?([KMBT])', text, re.IGNORECASE)
+    try:
+      if found:
+        return float(found[1]) * UNITS[found[2].upper()]
+      return float(text)
+    except ValueError:
+      raise ValueError(f'must be {self.syntactic_help}') from None
+
+
 for _name, _help in (NEEDED | OTHERS).items():
   _default = getattr(Situation, _name, None)  # Its fields have the defaults.
-  KINDS[Situation.__annotations__[_name]](_name, _default, _help)
+  if _name == PARAMS:
+    flags.DEFINE(_Count(), _name, _default, _help)
+  else:
+    KINDS[Situation.__annotations__[_name]](_name, _default, _help)
 
 
 config_flags.define()

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from diloco.config import hardware
 from diloco.config.hardware import TOPOLOGIES, V5E, V5P, V6E, Topology
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
@@ -96,17 +97,18 @@ def accelerator(
         [f'--gpus_per_host={gpus_per_host}: a learner on GPUs needs one']
       )
     return Accelerator(GPU, hosts or 1, gpus_per_host)
-  if name not in TPUS:
-    near = difflib.get_close_matches(name, NAMES, 1)
+  found = hardware.canonical(name)
+  if found not in TPUS:
+    near = difflib.get_close_matches(found, NAMES, 1)
     hint = f'did you mean {near[0]}? ' if near else ''
     raise ConfigError(
       [f'--accelerator={name}: unknown; {hint}known are {", ".join(NAMES)}']
     )
-  if hosts not in (0, TPUS[name].hosts):
+  if hosts not in (0, TPUS[found].hosts):
     raise ConfigError(
-      [f'--hosts={hosts}: a slice {name} has {TPUS[name].hosts}']
+      [f'--hosts={hosts}: a slice {name} has {TPUS[found].hosts}']
     )
-  return TPUS[name]
+  return TPUS[found]
 
 
 @dataclasses.dataclass(frozen=True)

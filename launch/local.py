@@ -23,7 +23,7 @@ import rich.console
 from absl import flags as absl_flags
 
 from diloco.config import flags, lab_section, run_config
-from diloco.config.data_section import missing_paths
+from diloco.config.data_section import missing_paths, too_short_text
 from diloco.config.lab_section import Kill
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
@@ -60,7 +60,13 @@ def occupy(
   workdir = Workdir(root)
   if root.exists() and not root.is_dir():
     raise ConfigError([f'--workdir={root}: is a file, give a folder'])
-  found = {path.name for path in root.iterdir()} if root.exists() else set()
+  try:
+    root.mkdir(parents=True, exist_ok=True)
+    found = {path.name for path in root.iterdir()}
+  except OSError as error:
+    raise ConfigError(
+      [f'--workdir={root}: no run can be kept there: {error}']
+    ) from None
   if foreign := sorted(n for n in found if not Workdir.owns(n)):
     raise ConfigError(
       [
@@ -68,8 +74,12 @@ def occupy(
         'an empty folder or one that does not exist'
       ]
     )
-  root.mkdir(parents=True, exist_ok=True)
-  lock = workdir.lock.open('ab')
+  try:
+    lock = workdir.lock.open('ab')
+  except OSError as error:
+    raise ConfigError(
+      [f'--workdir={root}: no run can be kept there: {error}']
+    ) from None
   try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
@@ -196,6 +206,8 @@ def main(argv) -> int:
       raise ConfigError(['--workdir: is missing, such as runs/first'])
     if missing := list(missing_paths(config.data)):
       raise ConfigError(missing)  # Before a process starts for it.
+    if short := list(too_short_text(config.data)):
+      raise ConfigError(short)
     planned = lab_section.plan(config.faults, config.protocol.learners)
     address = free_address(config.transport.host, config.transport.port)
     root = pathlib.Path(given.workdir)

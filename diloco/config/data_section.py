@@ -5,11 +5,18 @@ import dataclasses
 import glob
 import math
 import os
+import pathlib
 from collections.abc import Iterator
 
 from diloco.config import sections
 from diloco.data import tokenizers
-from diloco.data.sources import FORMATS, IN_MEMORY
+from diloco.data.sources import (
+  FORMATS,
+  HELDOUT_PERCENT,
+  IN_MEMORY,
+  heldout_bytes,
+  text_files,
+)
 from diloco.data.tokenizers import TOKENIZERS
 
 MIX = 'mix'
@@ -183,6 +190,42 @@ def missing_paths(data: DataConfig) -> Iterator[str]:
     found = not path or '://' in path or glob.glob(os.path.expanduser(path))
     if not found and not os.path.exists(path):  # A name may hold brackets.
       yield f'data.{key}={path!r}: there is nothing at this path'
+
+
+def too_short_text(data: DataConfig) -> Iterator[str]:
+  """Yields 'key=path: …' for a text that can't be trained or evaluated on.
+
+  Only the sizes of its files are looked at: a launcher asks before it starts a
+  process. Each process asks again, of the tokens (`run.spec.check_text`).
+  """
+  in_memory = IN_MEMORY.get(data.source)
+  if in_memory is None or not in_memory.takes_path:
+    return
+  where = f'data.path={data.path!r}'
+  try:
+    sizes = [
+      file.stat().st_size for file in text_files(pathlib.Path(data.path))
+    ]
+  except OSError as error:
+    yield f'{where}: {error}'
+    return
+  held = [heldout_bytes(size) for size in sizes]
+  between = len(sizes) - 1  # Bytes that separate files.
+  trained, heldout = sum(sizes) - sum(held) + between, sum(held) + between
+  needed = data.shards * data.batch * data.seq_len + 1
+  if trained >= needed and heldout > data.seq_len:
+    return
+  nbytes = max(
+    (needed - 1) * 100 // (100 - HELDOUT_PERCENT) + 1,
+    math.ceil((data.seq_len + 1) * 100 / HELDOUT_PERCENT),
+  )
+  yield (
+    f'{where}: {sum(sizes)} bytes are too short, a text needs {nbytes}: '
+    f'one batch of each shard takes {needed} (data.shards={data.shards} * '
+    f'data.batch={data.batch} * data.seq_len={data.seq_len} + 1), and '
+    f'{HELDOUT_PERCENT} % of each file, at least {data.seq_len + 1} bytes in '
+    'all, are held out; give more text, or lower these keys'
+  )
 
 
 def mix_item(text: str, text_key: str) -> MixItem:

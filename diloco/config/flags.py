@@ -7,6 +7,7 @@ configuration from `load()`. Whatever is wrong with flags or configuration ends
 in a message on stderr and exit code 78, which launchers do not restart.
 """
 
+import difflib
 import pathlib
 import re
 import runpy
@@ -22,6 +23,7 @@ from diloco.config.sections import ConfigError
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h.
 EXIT_CUT_OFF = 69  # EX_UNAVAILABLE: a learner made all steps; no syncer.
 CONFIG = 'config'
+WORKDIR = 'workdir'
 EXAMPLE = 'experiments/quickstart.py'
 # Names of files; what is in them never stands on a command line.
 ACCESS_FILES = {
@@ -132,9 +134,9 @@ def run_without_config(main: Callable[[Sequence[str]], int | None]) -> None:
 def parse_without_config_or_exit(argv: Sequence[str]) -> list[str]:
   """Parses a command without a configuration; on failure exits with code 78."""
   try:
-    return flags.FLAGS(list(argv))
-  except flags.Error as error:
-    exit_config(ConfigError([' '.join(str(error).split())]))
+    return _parse_values(argv, flags.FLAGS)
+  except ConfigError as error:
+    exit_config(error)
 
 
 def parse_or_exit(argv: Sequence[str], example: str = EXAMPLE) -> list[str]:
@@ -187,12 +189,39 @@ def parse(
   if path is None and not HELP.isdisjoint(argv):
     return values(list(argv))
   if path is None:
-    raise ConfigError([f'--config: is missing, such as --config={example}'])
+    raise ConfigError(
+      [*_misspelt_config(argv, values)]
+      or [f'--config: is missing, such as --config={example}']
+    )
   _check_overrides(argv, _keys(path, example))
+  return _parse_values(argv, values)
+
+
+def _parse_values(argv: Sequence[str], values: flags.FlagValues) -> list[str]:
   try:
-    return values(list(argv))
+    rest = values(list(argv))
   except flags.Error as error:
     raise ConfigError([' '.join(str(error).split())]) from None
+  workdir = values[WORKDIR].value if WORKDIR in values else None
+  # As a path it would be a local folder 'gs:', and go with the machine.
+  if isinstance(workdir, str) and '://' in workdir:
+    raise ConfigError(
+      [
+        f'--workdir={workdir}: must be a folder of this machine, or a disk '
+        'that is mounted here: files in it are locked and appended to, which '
+        'a bucket can not do'
+      ]
+    )
+  return rest
+
+
+def _misspelt_config(argv: Sequence[str], values: flags.FlagValues):
+  """Yields unknown flags that look like --config."""
+  for word in argv[1:]:
+    name = word.lstrip('-').partition('=')[0]
+    is_known = not word.startswith('-') or name in (*values, CONFIG)
+    if not is_known and difflib.get_close_matches(name, [CONFIG], cutoff=0.75):
+      yield f'{word}: unknown flag, did you mean --{CONFIG}?'
 
 
 def arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
@@ -231,7 +260,12 @@ def _keys(path: str, example: str) -> dict[str, object]:
     raise ConfigError(
       [f'--config={path}: no such file, such as --config={example}']
     )
-  get_config = runpy.run_path(name).get('get_config')
+  try:
+    get_config = runpy.run_path(name).get('get_config')
+  except (SyntaxError, ImportError) as error:
+    raise ConfigError(
+      [f'--config={path}: can not be read as Python: {error}']
+    ) from None
   if get_config is None:
     raise ConfigError([f'--config={path}: the file has no get_config()'])
   try:

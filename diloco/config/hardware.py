@@ -103,14 +103,19 @@ _SLICES = (
 TOPOLOGIES = {each.name: each for each in _SLICES}
 
 
+def canonical(name: str) -> str:
+  """Returns the TPU API's name of a slice; 'v5e-N' is 'v5litepod-N'."""
+  family, dash, number = name.partition('-')
+  return f'v5litepod{dash}{number}' if family == V5E.name else name
+
+
 def topology(name: str) -> Topology:
   """The slice of that name; 'v5e-N' is 'v5litepod-N'.
 
   Raises:
     ConfigError: there is none.
   """
-  family, dash, number = name.partition('-')
-  found = f'v5litepod{dash}{number}' if family == V5E.name else name
+  found = canonical(name)
   if found not in TOPOLOGIES:
     near = difflib.get_close_matches(found, TOPOLOGIES, 1)
     hint = f'did you mean {near[0]}? ' if near else ''

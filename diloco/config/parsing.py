@@ -85,6 +85,11 @@ def make_sections(
 
 def nearest(key: str, valid) -> str:
   """Returns ', did you mean …?' with the valid key most like `key`, or ''."""
+  section, _, name = key.rpartition('.')
+  initials = ''.join(word[:1] for word in name.split('_'))
+  short = f'{section}.{initials}'
+  if '_' in name and short in valid:  # learning_rate is called lr.
+    return f', did you mean {short}?'
   near = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
   if not near:  # The section may be wrong, or left out.
     last = key.rpartition('.')[2]

@@ -17,6 +17,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from diloco.data.documents import Mixture, TokenStream
+from diloco.data.sources import (
+  HELDOUT_PERCENT,
+  TEXT_PATTERN,
+  heldout_bytes,
+  text_files,
+)
 from diloco.data.tokenizers import BYTES, Tokenizer
 
 SEPARATOR = b'\0'  # Between files; it occurs in no text.
@@ -41,7 +47,6 @@ ENTROPY_RATE = -sum(c / 16 * math.log(c / 16) for c in CHANCES)  # Nats a byte.
 ALPHABET = string.ascii_lowercase + string.ascii_uppercase
 ORDER_MAX = 4
 CONTEXTS_MAX = 1 << 20  # Bounds the memory of the table.
-HELDOUT_PERCENT = 4
 
 _WALK, _TABLE = 0, 1  # Streams of draws.
 
@@ -144,8 +149,8 @@ def is_heldout(path: str, percent: int) -> bool:
 
 def text_corpus(
   paths: Sequence[pathlib.Path | str],
-  pattern: str = '*.txt',
-  heldout_percent: int = 4,
+  pattern: str = TEXT_PATTERN,
+  heldout_percent: int = HELDOUT_PERCENT,
 ) -> Corpus:
   """Returns a corpus of the user's text; the end of every file is held out.
 
@@ -162,7 +167,7 @@ def text_corpus(
   train, heldout = [], []
   for file in _files(paths, pattern):
     text = file.read_bytes()
-    cut = len(text) - len(text) * heldout_percent // 100
+    cut = len(text) - heldout_bytes(len(text), heldout_percent)
     train.append(text[:cut])
     heldout.append(text[cut:])
   name = 'text of ' + ', '.join(map(str, paths))
@@ -221,15 +226,7 @@ def _files(paths: Sequence, pattern: str) -> Iterable[pathlib.Path]:
   if not paths:
     raise ValueError('no path of a text was given')
   for path in map(pathlib.Path, paths):
-    if path.is_dir():
-      found = sorted(file for file in path.rglob(pattern) if file.is_file())
-      if not found:
-        raise FileNotFoundError(f'no file {pattern!r} in directory {path}')
-      yield from found
-    elif path.is_file():
-      yield path
-    else:
-      raise FileNotFoundError(f'no text at {path}')
+    yield from text_files(path, pattern)
 
 
 # A random language whose entropy rate is known exactly.

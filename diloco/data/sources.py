@@ -14,6 +14,31 @@ if TYPE_CHECKING:
   from diloco.data.documents import DocumentFile
 
 BYTE_VOCAB = 256
+TEXT_PATTERN = '*.txt'  # Files that are taken from a folder of text.
+HELDOUT_PERCENT = 4  # Of the bytes of each file of text.
+
+
+def text_files(
+  path: pathlib.Path, pattern: str = TEXT_PATTERN
+) -> list[pathlib.Path]:
+  """Returns the files of a text: itself, or those in a folder, at any depth.
+
+  Raises:
+    FileNotFoundError: there is none.
+  """
+  if path.is_dir():
+    found = sorted(file for file in path.rglob(pattern) if file.is_file())
+    if not found:
+      raise FileNotFoundError(f'no file {pattern!r} in directory {path}')
+    return found
+  if not path.is_file():
+    raise FileNotFoundError(f'no text at {path}')
+  return [path]
+
+
+def heldout_bytes(nbytes: int, percent: int = HELDOUT_PERCENT) -> int:
+  """Returns how many bytes at the end of a file of text are held out."""
+  return nbytes * percent // 100
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,11 @@ def test_chips_of_hosts_are_chips_of_the_topology(name):
   assert chips == int(number) // (2 if family == 'v5p' else 1)
 
 
+def test_a_slice_of_v5e_goes_by_both_names():
+  """As `diloco.plan` takes them."""
+  assert job.accelerator('v5e-256') is job.accelerator('v5litepod-256')
+
+
 @pytest.mark.parametrize(
   'flag, missing',
   [

@@ -12,9 +12,11 @@ import sys
 import pytest
 
 from diloco.config import lab_section, run_config
+from diloco.config.data_section import too_short_text
 from diloco.config.sections import ConfigError
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
+from diloco.run.spec import check_text, load_text
 from experiments import quickstart, tests_tiny
 from launch.local import occupy
 from launch.program import on_this_machine, program
@@ -67,6 +69,66 @@ def test_missing_data_end_in_one_line(tmp_path, flags):
   assert said.startswith(f"error: data.{flags[1].partition('=')[0]}='/no/such/")
   assert said.endswith('there is nothing at this path\n')
   assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+  ('nbytes', 'needed'), [(5000, 17067), (17066, 17067), (0, 17067)]
+)
+def test_too_short_a_text_ends_in_one_line(tmp_path, nbytes, needed):
+  """It says how many bytes are needed, and starts nothing."""
+  text, run = tmp_path / 'text.txt', tmp_path / 'run'
+  text.write_bytes(b'a' * nbytes)
+  said = refused(
+    '--config=experiments/quickstart.py',
+    f'--workdir={run}',
+    '--config.data.source=text',
+    f'--config.data.path={text}',
+  )
+  assert said.startswith(f"error: data.path='{text}': {nbytes} bytes are")
+  assert f'a text needs {needed}' in said
+  assert said.count('\n') == 1
+  assert not run.exists()
+
+
+def test_a_text_that_suffices_is_told_by_its_sizes(tmp_path):
+  text = tmp_path / 'text.txt'
+  given = quickstart.get_config()
+  given.data.update(source='text', path=str(text))
+  data = run_config.build(given).data
+  for nbytes, short in ((17066, 1), (17067, 0), (100_000, 0)):
+    text.write_bytes(b'a' * nbytes)
+    assert len([*too_short_text(data)]) == short
+    config = run_config.build(given)
+    try:
+      check_text(config, load_text(config))
+      assert not short
+    except ValueError:
+      assert short
+
+
+@pytest.mark.parametrize(
+  ('workdir', 'line'),
+  [
+    ('/proc/nope', 'error: --workdir=/proc/nope: no run can be kept there'),
+    ('gs://bucket/run', 'error: --workdir=gs://bucket/run: must be a folder'),
+  ],
+)
+def test_a_folder_that_can_not_be_ends_in_one_line(workdir, line):
+  said = refused(FLAG, f'--workdir={workdir}')
+  assert said.startswith(line)
+  assert said.count('\n') == 1
+  assert not pathlib.Path('gs:').exists()
+
+
+def test_the_script_that_ties_a_child_to_its_parent_says_how_it_is_called():
+  done = subprocess.run(
+    [sys.executable, '-m', 'launch.orphans', '--help'],
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 64
+  assert 'orphans.py PID COMMAND' in done.stderr
+  assert 'Traceback' not in done.stderr
 
 
 def test_two_shards_take_the_flag_of_how_all_log():

@@ -198,7 +198,7 @@ def _start(*argv):
 
 def test_the_command_prints_the_plan():
   done = _start(
-    '--params=12e9', '--learners=4', '--bandwidth_gbps=2', '--step_s=1.3'
+    '--params=12B', '--learners=4', '--bandwidth_gbps=2', '--step_s=1.3'
   )
   assert done.returncode == 0, done.stderr
   assert done.stdout.splitlines() == list(plan_text.lines(plan(LARGE)))
@@ -209,8 +209,10 @@ def test_the_command_lists_all_that_is_wrong():
   assert done.returncode == 78
   assert done.stderr.splitlines() == [
     "error: 'now': this takes flags only",
-    "error: --bandwidth_gbps: is missing. Of a learner's link, each way.",
-    'error: --step_s: is missing. Of an inner step, such as 1.3.',
+    "error: --bandwidth_gbps: is missing. Gbit/s of a learner's link, each "
+    'way, such as 2.',
+    'error: --step_s: is missing. Seconds that an inner step takes, such as '
+    '1.3.',
   ]
 
 
