@@ -12,17 +12,10 @@ from collections.abc import Iterator, Mapping
 from diloco.config import parsing, sections
 from diloco.config.sections import ConfigError, Section
 from diloco.fleets.failures import REPAIRS
+from diloco.fleets.systems import RECOVERIES, SYSTEMS
 from diloco.protocol.config import ProtocolConfig
 
 SEED_MAX = 2**32 - 1
-RECOVERIES = ('elastic', 'wait', 'restart')
-SYSTEMS = (
-  'data-parallel',
-  'elastic data-parallel',
-  'synchronous DiLoCo',
-  'streaming DiLoCo',
-  'Decoupled DiLoCo',
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +138,7 @@ class Study(Section):
 class GoodputStudy(Study):
   """Systems on fleets of different sizes, on the same failures."""
 
-  systems: tuple[str, ...] = SYSTEMS
+  systems: tuple[str, ...] = tuple(SYSTEMS)
   chips: tuple[int, ...] = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
   # M of Decoupled DiLoCo; the DiLoCos in lock-step have the most.
   learners: tuple[int, ...] = (2, 4, 8, 16)

@@ -5,6 +5,7 @@ Start with `fleet`: Decoupled DiLoCo on a fleet, by the simulator; and
 `synchronous`: systems that run as one program, and so wait.
 
   fleet         a fleet of learners, its outcome
+  systems       the systems by name, and how they recover
   synchronous   data-parallel, elastic, DiLoCo in lockstep
   tally         counts what a simulated fleet does
   failures      when what breaks, for how long; stops and deaths from it

@@ -4,11 +4,12 @@
 import math
 from collections.abc import Callable
 
-from diloco.config.simulation import SYSTEMS, SimulationConfig
+from diloco.config.simulation import SimulationConfig
+from diloco.fleets.systems import RECOVERIES, SYSTEMS
 from diloco.pages import parts
 from diloco.pages.parts import Chart, Line, Timeline, TimelineSpan
 from diloco.studies import goodput_cells, goodput_tables, inputs, lanes, traces
-from diloco.studies.goodput_cells import DECOUPLED, GoodputCell, recovery_of
+from diloco.studies.goodput_cells import GoodputCell, recovery_of
 from diloco.studies.goodput_tables import Grid, short
 
 CURVE_POINTS = 41  # Of a closed form.
@@ -93,7 +94,7 @@ def timeline(config: SimulationConfig, cell: GoodputCell) -> Timeline:
     cell: one that kept its outcome.
   """
   until_s = config.study.timeline_s
-  kind = 'dead' if config.failures.recovery == 'restart' else 'pause'
+  kind = 'dead' if RECOVERIES[config.failures.recovery].dies else 'pause'
   return lanes.timeline(
     'timeline',
     f'The first {until_s:g} s of {cell.learners} learners on '
@@ -166,11 +167,8 @@ def simulate(
   for chips in sizes:
     fleet_traces = _traces(config, chips, longest_s)
     for system, learners in rows:
-      is_drawn = (system, learners, chips) == (
-        DECOUPLED,
-        max(config.study.learners),
-        max(sizes),
-      )
+      largest = max(config.study.learners), max(sizes)
+      is_drawn = SYSTEMS[system].is_decoupled and (learners, chips) == largest
       cell = goodput_cells.simulate(
         config,
         system,
@@ -212,7 +210,7 @@ def _paragraphs(config: SimulationConfig):
       f'reconfiguration takes {failures.pause_s:g} s. Fleets have been at it '
       'for a while when a run begins.'
     )
-  yield _RECOVERIES[failures.recovery]
+  yield RECOVERIES[failures.recovery].note
   yield (
     'Goodput is the share of the allocated time, and slices, that went into '
     'training steps whose work no death took, as of real runs: a slice that '
@@ -221,7 +219,7 @@ def _paragraphs(config: SimulationConfig):
     'stepping. All systems of one fleet and seed have the same failures. '
     f'± is the standard deviation over {study.seeds} seeds.'
   )
-  if DECOUPLED in study.systems:
+  if any(SYSTEMS[system].is_decoupled for system in study.systems):
     yield (
       'Decoupled DiLoCo runs the protocol code of real runs, '
       f'{study.learner_hours:g} learner-hours per cell and seed, with '
@@ -239,17 +237,3 @@ def _paragraphs(config: SimulationConfig):
   absent = [system for system in SYSTEMS if system not in study.systems]
   if absent:
     yield f'Not simulated: {", ".join(absent)}.'
-
-
-_RECOVERIES = {
-  'elastic': (
-    'A learner that loses a slice pauses, runs on without it, and pauses '
-    'again when it is back. Data-parallel without elasticity waits for it.'
-  ),
-  'wait': 'A learner that loses a slice waits for it.',
-  'restart': (
-    'A learner that loses a slice, or gets it back, starts again; its process '
-    'bootstraps through a peer. The closed form is without the bootstrap. '
-    'Data-parallel without elasticity waits for the slice.'
-  ),
-}

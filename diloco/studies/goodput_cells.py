@@ -9,12 +9,10 @@ from collections.abc import Callable, Sequence
 from diloco.config.simulation import SimulationConfig
 from diloco.fleets import closed_forms, fleet, speeds, synchronous
 from diloco.fleets.synchronous import GroupExchange
+from diloco.fleets.systems import RECOVERIES, SYSTEMS, Recovery
 from diloco.simulator.network import SYNCER
 from diloco.studies import inputs, traces
 from diloco.studies.traces import Trace
-
-DECOUPLED = 'Decoupled DiLoCo'
-DILOCOS = ('synchronous DiLoCo', 'streaming DiLoCo')
 
 # Programs in lock-step cost next to nothing, so they run longer: their means
 # scatter less. Their failures begin with those of Decoupled DiLoCo.
@@ -92,9 +90,9 @@ def rows(config: SimulationConfig) -> list[tuple[str, int]]:
   study = config.study
   listed = []
   for system in study.systems:
-    if system == DECOUPLED:
+    if SYSTEMS[system].is_decoupled:
       listed += [(system, learners) for learners in study.learners]
-    elif system in DILOCOS:
+    elif SYSTEMS[system].is_diloco:
       listed.append((system, max(study.learners)))
     else:
       listed.append((system, 1))
@@ -104,7 +102,8 @@ def rows(config: SimulationConfig) -> list[tuple[str, int]]:
 def seconds(config: SimulationConfig, system: str, learners: int) -> float:
   """Simulated time of one cell and seed."""
   hours = config.study.learner_hours / learners
-  return 3600 * hours * (1 if system == DECOUPLED else LOCKSTEP_LONGER)
+  longer = 1 if SYSTEMS[system].is_decoupled else LOCKSTEP_LONGER
+  return 3600 * hours * longer
 
 
 def simulate(
@@ -118,7 +117,7 @@ def simulate(
 
   Args:
     config: all else.
-    system: of `simulation_config.SYSTEMS`.
+    system: a key of `fleets.systems.SYSTEMS`.
     learners: M.
     fleet_traces: of `config.seed` and those after it.
     timeline_s: how much of the first seed is kept for a picture.
@@ -131,7 +130,7 @@ def simulate(
       until_s = min(until_s, trace.ends_s)
     every = traces.standing(trace, recovery, learners, config, until_s)
     seed = config.seed + index
-    if system == DECOUPLED:
+    if SYSTEMS[system].is_decoupled:
       keep_s = 0.0 if index else timeline_s
       outcome = _decoupled(config, every, seed, until_s, keep_s)
       runs.append(_counted(outcome))
@@ -152,13 +151,9 @@ def simulate(
   )
 
 
-def recovery_of(config: SimulationConfig, system: str) -> str:
+def recovery_of(config: SimulationConfig, system: str) -> Recovery:
   """Returns how a group of slices of this system recovers from losing one."""
-  if system == 'data-parallel':
-    return 'wait'
-  if system == 'elastic data-parallel':
-    return 'elastic'
-  return config.failures.recovery
+  return RECOVERIES[SYSTEMS[system].recovery or config.failures.recovery]
 
 
 def exchange_of(config: SimulationConfig, system: str) -> GroupExchange:
@@ -166,10 +161,11 @@ def exchange_of(config: SimulationConfig, system: str) -> GroupExchange:
 
   Without a DiLoCo, that is every step of the others.
   """
-  if system not in DILOCOS:
+  if not SYSTEMS[system].is_diloco:
     return GroupExchange(1)
-  streams = system == 'streaming DiLoCo'
-  return inputs.exchange_of(config, streams, max(config.study.learners))
+  return inputs.exchange_of(
+    config, SYSTEMS[system].streams, max(config.study.learners)
+  )
 
 
 def _in_lockstep(
@@ -181,7 +177,7 @@ def _in_lockstep(
 ) -> GoodputRun:
   fleet = config.fleet
   is_even = not (fleet.slow_learners or fleet.jitter or fleet.drift)
-  if system not in DILOCOS and not is_even:
+  if not SYSTEMS[system].is_diloco and not is_even:
     # Parts of unequal speed wait for each other after every step.
     every = list(every) * max(config.study.learners)
   steps_s = speeds.mean_steps_s(
@@ -284,7 +280,8 @@ def _closed(
   config: SimulationConfig, system: str, learners: int, trace: Trace
 ) -> tuple[float | None, float | None]:
   """Returns (goodput, uptime) by formula."""
-  if system in DILOCOS:
+  kind = SYSTEMS[system]
+  if kind.is_diloco and not kind.is_decoupled:
     return None, None
   recovery = recovery_of(config, system)
   goodput = traces.expected_goodput(

@@ -5,11 +5,10 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 
+from diloco.fleets.systems import DECOUPLED, ELASTIC, SYSTEMS
 from diloco.pages.parts import Column, Table
 from diloco.studies import inputs
-from diloco.studies.goodput_cells import DECOUPLED, GoodputCell
-
-ELASTIC = 'elastic data-parallel'
+from diloco.studies.goodput_cells import GoodputCell
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +83,7 @@ def uptime_table(grid: Grid) -> Table:
 
 def same_goodput_table(grid: Grid) -> Table:
   """M learners have about the goodput of one on M times fewer chips."""
-  learners = sorted({m for system, m in grid.rows if system == DECOUPLED})
+  learners = sorted({m for name, m in grid.rows if SYSTEMS[name].is_decoupled})
   if (ELASTIC, 1) in grid.rows:
     learners = [1, *(m for m in learners if m > 1)]
   sizes = sorted({n / m for n in grid.chips for m in learners})
@@ -139,7 +138,7 @@ def rounds_table(grid: Grid) -> Table:
     columns += _with_spread(name, digits, hidden)
   rows = []
   for system, learners in grid.rows:
-    if system != DECOUPLED:
+    if not SYSTEMS[system].is_decoupled:
       continue
     for chips in grid.chips:
       cell = grid.cells[system, learners, chips]

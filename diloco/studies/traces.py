@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from diloco.config.simulation import FailuresConfig, SimulationConfig
-from diloco.fleets import closed_forms, failures
+from diloco.fleets import failures
 from diloco.fleets.failures import Death, FaultEvents, Interruption, Stall
+from diloco.fleets.systems import RECOVERIES, Recovery
 from diloco.simulator.network import SYNCER
 
 # A drawn fleet has been at it for so many times the mean repair and pause: at
@@ -85,7 +86,7 @@ def recorded(config: SimulationConfig) -> Trace:
 
 def standing(
   trace: Trace,
-  recovery: str,
+  recovery: Recovery,
   learners: int,
   config: SimulationConfig,
   until_s: float,
@@ -94,7 +95,6 @@ def standing(
 
   Args:
     trace: failures of the fleet.
-    recovery: 'wait', or 'elastic', also for processes that restart.
     learners: M.
     config: has pause and slices.
     until_s: end of the run.
@@ -106,11 +106,9 @@ def standing(
   every = []
   for learner in range(learners):
     own = failures.of_learner(within, learner, learners)
-    if recovery == 'wait':
-      stands = failures.waiting(own, pause_s, ends_s)
-      shares = ()
-    else:
-      stands = failures.elastic(own, pause_s, ends_s)
+    stands = recovery.stops(own, pause_s, ends_s)
+    shares = ()
+    if recovery.runs_on:
       shares = failures.capacities(own, stands, 1 / max(slices, 1.0))
     every.append(
       LearnerTrace(
@@ -136,7 +134,7 @@ def fault_events(
   suspensions: Mapping[int, tuple[Stall, ...]] = {
     m: one.stops for m, one in enumerate(every)
   }
-  if config.recovery == 'restart':
+  if RECOVERIES[config.recovery].dies:
     deaths += [
       Death(m, stop.begin_s, stop.end_s)
       for m, one in enumerate(every)
@@ -166,13 +164,10 @@ def _syncer_deaths(
 
 
 def expected_goodput(
-  trace: Trace, recovery: str, learners: int, pause_s: float
+  trace: Trace, recovery: Recovery, learners: int, pause_s: float
 ) -> float:
   """Returns g of one of M learners, by the closed form of its recovery.
 
   For learners that restart, the bootstrap is not included.
   """
-  rate_per_s = trace.rate_per_s / learners
-  if recovery == 'wait':
-    return closed_forms.waiting_goodput(rate_per_s, trace.repair_s + pause_s)
-  return closed_forms.elastic_goodput(rate_per_s, pause_s)
+  return recovery.goodput(trace.rate_per_s / learners, trace.repair_s, pause_s)

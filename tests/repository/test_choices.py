@@ -264,6 +264,49 @@ assert trace.interruptions
 assert all(0 <= i.repair_s < 2 * made.repair_s for i in trace.interruptions)
 """,
   ),
+  "recovery of a fleet's learner": Choice(
+    'diloco/fleets/systems.py',
+    'RECOVERIES',
+    "'spare': Recovery(_swapped, _elastic_goodput, 'A spare slice comes.'),",
+    """
+def _swapped(interruptions, pause_s, until_s):
+  spared = [dataclasses.replace(i, repair_s=0.0) for i in interruptions]
+  return failures.elastic(spared, pause_s, until_s)
+""",
+    """
+from diloco.config import simulation
+from diloco.studies import goodput
+from experiments import simulated
+config = simulated.base('goodput')
+config.failures.recovery = 'spare'
+config.study.update(
+  systems=('synchronous DiLoCo',), chips=(150_000,), learners=(2,),
+  learner_hours=0.1, seeds=1
+)
+page = goodput.report(simulation.build(config), lambda line: None)
+assert 'A spare slice comes.' in str(page), page
+""",
+  ),
+  'system of a fleet': Choice(
+    'diloco/fleets/systems.py',
+    'SYSTEMS',
+    "'patient DiLoCo': FleetSystem('wait'),",
+    '',
+    """
+from diloco.config import simulation
+from diloco.studies import goodput
+from experiments import simulated
+config = simulated.base('goodput')
+config.study.update(
+  systems=('patient DiLoCo',), chips=(150_000,), learners=(2,),
+  learner_hours=0.1, seeds=1
+)
+cells = goodput.simulate(simulation.build(config), lambda line: None)
+(cell,) = cells.values()
+assert cell.system == 'patient DiLoCo' and cell.learners == 2
+assert 0 < cell.mean('goodput') < 1
+""",
+  ),
 }
 
 

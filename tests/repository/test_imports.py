@@ -101,6 +101,7 @@ TABLE = {
   'diloco/config/simulation.py': {
     'diloco.config',
     'diloco.fleets.failures',
+    'diloco.fleets.systems',
     'diloco.protocol',
   },
   'diloco/config/flags.py': CONFIG | {'absl', 'ml_collections'},

@@ -4,6 +4,7 @@
 import pytest
 
 from diloco.config import simulation
+from diloco.fleets.systems import RECOVERIES
 from diloco.simulator.network import SYNCER
 from diloco.studies import traces
 from experiments import goodput as experiments_goodput
@@ -19,6 +20,7 @@ def _config(**changes):
 
 def _standing(config, learners, recovery='elastic', until_s=600.0):
   trace = traces.drawn(config.failures, 1_200_000, 3, until_s)
+  recovery = RECOVERIES[recovery]
   return traces.standing(trace, recovery, learners, config, until_s)
 
 
@@ -48,7 +50,8 @@ def test_a_fleet_has_been_at_it_when_the_run_begins():
   standing = 0
   for seed in range(100):
     trace = traces.drawn(config.failures, 2_400_000, seed, 10.0)
-    (one,) = traces.standing(trace, 'elastic', 1, config, 10.0)
+    recovery = RECOVERIES['elastic']
+    (one,) = traces.standing(trace, recovery, 1, config, 10.0)
     standing += bool(one.stops) and one.stops[0].begin_s == 0
   assert abs(standing - 59.4) < 4 * 4.9
 

@@ -8,10 +8,11 @@ import pytest
 
 from diloco.config import simulation
 from diloco.fleets import failures
+from diloco.fleets.systems import DECOUPLED, RECOVERIES
 from diloco.pages.parts import Chart, Table, Timeline
 from diloco.studies import goodput as studies_goodput
 from diloco.studies import goodput_cells, goodput_tables, traces
-from diloco.studies.goodput_cells import DECOUPLED, GoodputCell, GoodputRun
+from diloco.studies.goodput_cells import GoodputCell, GoodputRun
 from experiments import goodput as experiments_goodput
 
 LOCKSTEP = ('synchronous DiLoCo', 'streaming DiLoCo')
@@ -169,7 +170,8 @@ def test_the_machines_lose_nothing_but_the_pauses():
   until_s = goodput_cells.seconds(config, DECOUPLED, 2)
   trace = traces.drawn(config.failures, 1_200_000, 0, until_s)
   cell = goodput_cells.simulate(config, DECOUPLED, 2, [trace])
-  every = traces.standing(trace, 'elastic', 2, config, until_s)
+  recovery = RECOVERIES['elastic']
+  every = traces.standing(trace, recovery, 2, config, until_s)
   stands_s = sum(
     min(stop.end_s, until_s) - stop.begin_s
     for one in every
