@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loss of the global model on held-out text: python -m diloco.evaluate …
 
-  python -m diloco.evaluate --config=experiments/NAME.py --workdir=DIR \\
-    [--task=experiments/tasks/continuation.jsonl]
+  python -m diloco.evaluate --workdir=DIR \\
+    [--task=experiments/tasks/continuation.jsonl] [--config.run.eval_batches=64]
 
-With --task the final model also answers the multiple-choice questions of a
-task file. All of it is written to DIR/evaluation.json.
+The configuration is that in DIR, unless there is a --config. With --task
+the final model also answers the multiple-choice questions of a task file. All
+of it is printed, and written to DIR/evaluation.json.
 """
 
 import os
@@ -82,7 +83,7 @@ def main(_) -> int:
     bytes_per_token=bytes_per_token,
   )
   status.write_evaluation(workdir.evaluation, evaluation)
-  print(evaluation, file=sys.stderr)
+  print('\n'.join(status.evaluation_lines(evaluation)))
   return 0
 
 
@@ -103,4 +104,4 @@ if __name__ == '__main__':
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   if config_flags.asks_for_json(sys.argv):
     logs.write_json('evaluate')
-  config_flags.run(main)
+  config_flags.run_of_workdir(main)

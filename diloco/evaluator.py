@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluates Θ periodically while a run goes on: python -m diloco.evaluator …
 
-  python -m diloco.evaluator --config=experiments/NAME.py --workdir=DIR
+  python -m diloco.evaluator --workdir=DIR
 
 Every `run.eval_every_rounds` rounds it takes the syncer's newest checkpoint and
 writes validation loss and bits per byte to metrics/evaluator.jsonl and to
-TensorBoard. It needs only the folder, and no other process depends on it. It
-uses one thread of the CPU, at low priority. Exit code 0: the run is over.
+TensorBoard. It needs only the folder, and no other process depends on it; the
+configuration is that in DIR, unless there is a --config. It uses one thread of
+the CPU, at low priority. Exit code 0: the run is over.
 """
 
 import os
@@ -63,4 +64,4 @@ if __name__ == '__main__':
   os.environ[THREADS] = '1'  # Before jax looks for devices.
   if config_flags.asks_for_json(sys.argv):
     logs.write_json('evaluator')
-  config_flags.run(main)
+  config_flags.run_of_workdir(main)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a run's final model for other tools: python -m diloco.export …
 
-  python -m diloco.export --config=experiments/NAME.py --workdir=DIR \\
+  python -m diloco.export --workdir=DIR \\
     --outdir=DIR
+
+The configuration is that in DIR, unless there is a --config.
 
 Leaves model.safetensors and config.json in --outdir: tensors one per layer,
 by the names of Llama, and a config of the kind `granite`, which is Llama with
@@ -60,4 +62,4 @@ if __name__ == '__main__':
   config_flags.define_flags()
   flags.mark_flags_as_required(['workdir', 'outdir'])
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
-  config_flags.run(main)
+  config_flags.run_of_workdir(main)

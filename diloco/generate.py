@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws text from the final model of a run: python -m diloco.generate …
 
-  python -m diloco.generate --config=experiments/NAME.py --workdir=DIR \\
+  python -m diloco.generate --workdir=DIR \\
     [--prompt='def '] [--length=200] [--temperature=0.8] [--top_k=40] [--seed=0]
 
-Prints the prompt and what follows. The same seed gives the same text.
+Prints the prompt and what follows. The same seed gives the same text. The
+configuration is that in DIR, unless there is a --config.
 """
 
 import os
@@ -76,4 +77,4 @@ if __name__ == '__main__':
   flags.mark_flag_as_required('workdir')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   sys.stdout.reconfigure(errors='replace')
-  config_flags.run(main)
+  config_flags.run_of_workdir(main)

@@ -16,8 +16,8 @@ from diloco.metrics.status import (
   LearnerStatus,
   RunStatus,
   RunSummary,
-  bits,
   bytes_per_parameter,
+  loss_rows,
 )
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
@@ -203,15 +203,8 @@ def _losses(evaluation: Evaluation) -> rich.table.Table:
   token = 'byte' if evaluation.bytes_per_token == 1 else 'token'
   for name in ('', f'nats/{token}', 'bits/byte'):
     view.add_column(name, justify='right' if name else 'left')
-  for name, nats in (
-    ('at the start', evaluation.initial_loss),
-    ('at the end', evaluation.final_loss),
-    ('unigram entropy of the text', evaluation.unigram_loss),
-    ('bigram entropy of the text', evaluation.bigram_loss),
-  ):
-    if nats is not None:
-      per_byte = bits(nats) / evaluation.bytes_per_token
-      view.add_row(name, f'{nats:.3f}', f'{per_byte:.3f}')
+  for name, nats, per_byte in loss_rows(evaluation):
+    view.add_row(name, f'{nats:.3f}', f'{per_byte:.3f}')
   return view
 
 

@@ -12,6 +12,7 @@ into one `RunConfig`, or raises `ConfigError` with everything that is wrong.
   parsing       nested mappings to sections; finds the nearest valid key
   simulation    a simulated fleet: network, failures, study
   flags         the flags that all commands share
+  recorded      the configuration of a run that was made
   hardware      TPU slices, chips, and the environment of a learner
 
 Nothing here imports jax: launchers read it on machines without devices.

@@ -3,8 +3,10 @@
 the flags by which processes know each other.
 
 A main calls `define_flags()` at import, is run by `run(main)`, and gets its
-configuration from `load()`. Whatever is wrong with flags or configuration ends
-in a message on stderr and exit code 78, which launchers do not restart.
+configuration from `load()`. One that takes a run that was made calls
+`run_of_workdir(main)`: without --config it reads that of the run's folder.
+Whatever is wrong with flags or configuration ends in a message on stderr and
+exit code 78, which launchers do not restart.
 """
 
 import difflib
@@ -24,6 +26,8 @@ EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h.
 EXIT_CUT_OFF = 69  # EX_UNAVAILABLE: a learner made all steps; no syncer.
 CONFIG = 'config'
 WORKDIR = 'workdir'
+RUN_CONFIG = 'config.json'  # In the folder of a run; see `metrics.workdir`.
+RECORDED = pathlib.Path(__file__).with_name('recorded.py')
 EXAMPLE = 'experiments/quickstart.py'
 # Names of files; what is in them never stands on a command line.
 ACCESS_FILES = {
@@ -131,6 +135,18 @@ def run_without_config(main: Callable[[Sequence[str]], int | None]) -> None:
   app.run(main, flags_parser=parse_without_config_or_exit)
 
 
+def run_of_workdir(main: Callable[[Sequence[str]], int | None]) -> None:
+  """Runs a main that takes the run in --workdir; see `parse_of_run`."""
+
+  def parser(argv):
+    try:
+      return parse_of_run(argv)
+    except ConfigError as error:
+      exit_config(error)
+
+  app.run(main, flags_parser=parser)
+
+
 def parse_without_config_or_exit(argv: Sequence[str]) -> list[str]:
   """Parses a command without a configuration; on failure exits with code 78."""
   try:
@@ -197,6 +213,36 @@ def parse(
   return _parse_values(argv, values)
 
 
+def parse_of_run(
+  argv: Sequence[str], values: flags.FlagValues = flags.FLAGS
+) -> list[str]:
+  """Calls `parse`; without --config, with that of the run in --workdir.
+
+  Keys can be changed as usual: --config.run.eval_batches=64.
+
+  Raises:
+    ConfigError: as `parse`, or the folder holds no run.
+  """
+  folder = _value_of(WORKDIR, argv)
+  if has_config(argv) or not HELP.isdisjoint(argv):
+    return parse(argv, values)
+  if problems := [*_misspelt_config(argv, values)]:
+    raise ConfigError(problems)
+  if not folder:
+    raise ConfigError(
+      [f'--{WORKDIR}: is missing, the folder of a run, such as runs/first']
+    )
+  path = pathlib.Path(folder) / RUN_CONFIG
+  if not path.is_file():
+    raise ConfigError(
+      [
+        f'--{WORKDIR}={folder}: holds no {RUN_CONFIG}; give the folder of a '
+        'run, or its --config'
+      ]
+    )
+  return parse([argv[0], f'--{CONFIG}={RECORDED}:{path}', *argv[1:]], values)
+
+
 def _parse_values(argv: Sequence[str], values: flags.FlagValues) -> list[str]:
   try:
     rest = values(list(argv))
@@ -245,10 +291,15 @@ def config_file(values: flags.FlagValues = flags.FLAGS) -> str:
 
 
 def _config_path(argv: Sequence[str]) -> str | None:
+  return _value_of(CONFIG, argv)
+
+
+def _value_of(name: str, argv: Sequence[str]) -> str | None:
+  """Returns a flag's value before flags are parsed; None: it is not given."""
   for i, word in enumerate(argv):
-    if match := re.fullmatch(rf'--?{CONFIG}=(.*)', word):
+    if match := re.fullmatch(rf'--?{name}=(.*)', word):
       return match[1]
-    if re.fullmatch(rf'--?{CONFIG}', word) and i + 1 < len(argv):
+    if re.fullmatch(rf'--?{name}', word) and i + 1 < len(argv):
       return argv[i + 1]
   return None
 

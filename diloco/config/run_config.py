@@ -135,10 +135,17 @@ def restore(fields: Mapping) -> RunConfig:
   Raises:
     ConfigError: as `build`.
   """
+  return build(unfold(fields))
+
+
+def unfold(fields: Mapping) -> dict:
+  """Returns what `dataclasses.asdict` gave, with the keys of a file of
+  `experiments/`.
+  """
   sections = {**fields, 'protocol': dict(fields.get('protocol', {}))}
   if 'blend_alpha' in sections:
     sections['protocol']['blend_alpha'] = sections.pop('blend_alpha')
-  return build(sections)
+  return sections
 
 
 def key_types() -> dict[str, type]:

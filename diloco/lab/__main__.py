@@ -7,7 +7,8 @@
 
 The first command makes one run, shows its progress, and writes into DIR the
 files of a real run, with simulated times: `python -m diloco.report
---workdir=DIR` makes a page of them. After an interruption the same command
+--workdir=DIR` makes a page of them, `python -m diloco.generate --workdir=DIR`
+samples the final model. After an interruption the same command
 resumes from the last checkpoint (`lab.checkpoint_steps`). The second makes the
 runs of the file's `sweep(add)`, over several seeds, some concurrently; finished
 runs are not repeated.
@@ -34,6 +35,9 @@ _JOBS = absl_flags.DEFINE_integer(
   'jobs', 2, 'Runs at a time, one thread each.', lower_bound=1
 )
 _ONLY = absl_flags.DEFINE_string('only', '', 'Variants whose label has this.')
+_PARAMETERS = absl_flags.DEFINE_bool(
+  'parameters', True, 'Leaves the final model in WORKDIR/parameters.'
+)
 _COMPILED = absl_flags.DEFINE_string(
   'compiled',
   None,
@@ -54,7 +58,7 @@ def _run(workdir: pathlib.Path) -> int:
   from diloco.lab import run
 
   compiled = pathlib.Path(_COMPILED.value or Workdir(workdir).compiled)
-  return run.make(config, workdir, compiled)
+  return run.make(config, workdir, compiled, _PARAMETERS.value)
 
 
 def _sweep(workdir: pathlib.Path) -> int:

@@ -160,9 +160,18 @@ class Recording(LabObserver):
         )
     for old in (workdir.tape, workdir.events):
       old.unlink(missing_ok=True)
-    for old in (folder / 'metrics', folder / 'tensorboard'):
+    for old in (
+      folder / 'metrics',
+      folder / 'tensorboard',
+      workdir.parameters,
+    ):
       shutil.rmtree(old, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+      folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+      raise ConfigError(
+        [f'--workdir={folder}: no run can be kept there: {error}']
+      ) from None
     files.write_json(workdir.config, config)
     self._workdir = workdir
     self._every = config.run.log_every_steps

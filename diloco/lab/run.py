@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
+from diloco.checkpoint.parameters import write_parameters
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.lab import lives, sweep
@@ -70,13 +71,18 @@ def train(
 
 
 def make(
-  config: RunConfig, workdir: pathlib.Path, compiled: pathlib.Path
+  config: RunConfig,
+  workdir: pathlib.Path,
+  compiled: pathlib.Path,
+  keeps_model: bool = True,
 ) -> int:
   """Makes a run; returns exit code 0.
 
   Args:
     workdir: folder of the run, whose name is its label.
     compiled: compilation cache, unless `run.compilation_cache` is off.
+    keeps_model: whether the final parameters stay in the folder, as those of
+      a run of processes do.
 
   Raises:
     ConfigError: it can't be run.
@@ -115,14 +121,25 @@ def make(
   finally:
     resumption.close()
     journal.close()
-  result = sweep.SeedResult(
+  wall_s = resumption.earlier_s + time.monotonic() - began_s
+  if keeps_model:
+    write_parameters(Workdir(workdir).parameters, trained.parameters)
+  sweep.write_into(workdir, _result(trained, wall_s))
+  resumption.finish()
+  print(f'loss {trained.loss:.4f} nats per token')
+  print(f'parameters {crc(trained.parameters):08x}')
+  return 0
+
+
+def _result(trained: Trained, wall_s: float) -> sweep.SeedResult:
+  return sweep.SeedResult(
     loss=trained.loss,
     learners_loss=trained.points[-1].learners_loss,
     curve=tuple((p.step, p.tokens, p.loss) for p in trained.points),
     rounds=trained.rounds,
     participation=trained.participation,
     goodput=trained.goodput,
-    wall_s=resumption.earlier_s + time.monotonic() - began_s,
+    wall_s=wall_s,
     health=tuple(p.health for p in trained.points),
     merged_tokens=trained.merged_tokens,
     unexplained_tokens=trained.unexplained_tokens,
@@ -130,11 +147,6 @@ def make(
     old_share=trained.old_share,
     delay_steps=trained.tally.mean_delay_steps,
   )
-  sweep.write_into(workdir, result)
-  resumption.finish()
-  print(f'loss {trained.loss:.4f} nats per token')
-  print(f'parameters {crc(trained.parameters):08x}')
-  return 0
 
 
 def crc(parameters: Mapping[str, np.ndarray]) -> int:

@@ -241,6 +241,7 @@ def _run(variant: Variant, seed: int, workdir: pathlib.Path) -> int:
         f'--config.seed={seed}',
         f'--workdir={folder}',
         f'--compiled={Workdir(workdir).compiled}',
+        '--noparameters',  # A sweep's models would fill the disk.
       ],
       stdout=log,
       stderr=log,

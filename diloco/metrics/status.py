@@ -188,6 +188,43 @@ class Evaluation:
   bytes_per_token: float = 1.0  # Of the held-out text, on average.
 
 
+def loss_rows(evaluation: Evaluation) -> list[tuple[str, float, float]]:
+  """Returns what was measured: its name, nats per token, bits per byte."""
+  rows = (
+    ('at the start', evaluation.initial_loss),
+    ('at the end', evaluation.final_loss),
+    ('unigram entropy of the text', evaluation.unigram_loss),
+    ('bigram entropy of the text', evaluation.bigram_loss),
+  )
+  return [
+    (name, nats, bits(nats) / evaluation.bytes_per_token)
+    for name, nats in rows
+    if nats is not None
+  ]
+
+
+def evaluation_lines(evaluation: Evaluation) -> list[str]:
+  """Returns a table in plain text."""
+  token = 'byte' if evaluation.bytes_per_token == 1 else 'token'
+  title = 'Validation loss of the global model'
+  lines = [f'{title:36}{f"nats/{token}":>10}{"bits/byte":>11}']
+  lines += [
+    f'{name:36}{nats:10.3f}{per_byte:11.3f}'
+    for name, nats, per_byte in loss_rows(evaluation)
+  ]
+  lines.append(f'{"parameters":36}{evaluation.parameters:>10,}')
+  task = evaluation.task
+  for how, found in (
+    () if task is None else (('sum', task.by_sum), ('byte', task.by_byte))
+  ):
+    lines.append(
+      f'{task.file}, by {how}: {found.share:.1%} of {task.questions} right '
+      f'(95 %: {found.low:.1%} to {found.high:.1%}; by chance '
+      f'{task.chance:.0%})'
+    )
+  return lines
+
+
 def bits(nats: float) -> float:
   """Converts nats to bits."""
   return nats / math.log(2)

@@ -10,15 +10,17 @@ import sys
 
 import numpy as np
 import pytest
+from absl import flags as absl_flags
 
 from diloco.checkpoint import safetensors_files
 from diloco.checkpoint.parameters import write_parameters
+from diloco.config import flags as config_flags
 from diloco.config import run_config
 from diloco.evaluation.final_parameters import (
   check_has_logits,
   final_parameters,
 )
-from diloco.metrics import status
+from diloco.metrics import files, status
 from diloco.metrics.workdir import Workdir
 from diloco.models import hf_export
 from diloco.run.spec import decoder_config, make_model, make_run_spec
@@ -45,8 +47,9 @@ def params(run_spec):
 
 
 @pytest.fixture(scope='module')
-def workdir(params, tmp_path_factory):
+def workdir(run_spec, params, tmp_path_factory):
   workdir = Workdir(tmp_path_factory.mktemp('run'))
+  files.write_json(workdir.config, dataclasses.asdict(run_spec.config))
   write_parameters(workdir.parameters, params)
   return workdir
 
@@ -54,8 +57,7 @@ def workdir(params, tmp_path_factory):
 def _run(main, workdir, *arguments):
   return subprocess.run(
     [
-      sys.executable, '-m', f'diloco.{main}',
-      '--config=experiments/tests_tiny.py', f'--workdir={workdir.root}',
+      sys.executable, '-m', f'diloco.{main}', f'--workdir={workdir.root}',
       *arguments,
     ],
     cwd=ROOT,
@@ -65,9 +67,17 @@ def _run(main, workdir, *arguments):
   )  # fmt: skip
 
 
+CONFIG = '--config=experiments/tests_tiny.py'
+
+
 def test_evaluate_scores_a_task(workdir):
   ended = _run('evaluate', workdir, f'--task={TASK}')
   assert ended.returncode == 0, ended.stderr
+  title, _, end, *_, task = ended.stdout.splitlines()
+  assert title.endswith('nats/byte  bits/byte')
+  assert end.startswith('at the end ')
+  assert task.startswith('continuation.jsonl, by byte: ')
+  assert 'Evaluation(' not in ended.stdout + ended.stderr
   found = status.read_evaluation(workdir.evaluation)
   assert found.final_bits_per_byte == status.bits(found.final_loss)
   assert found.task.file == 'continuation.jsonl'
@@ -105,6 +115,7 @@ def test_a_model_of_word_pieces(params, tmp_path):
     f'--config.data.index_path={tmp_path / "indices"}',
     f'--config.model.vocab={made_files.VOCAB}',
   )
+  pieces = (CONFIG, *pieces)
   ended = _run('evaluate', workdir, *pieces)
   assert ended.returncode == 0, ended.stderr
   found = status.read_evaluation(workdir.evaluation)
@@ -137,9 +148,34 @@ def test_export_writes_what_can_be_read_back(
 
 
 def test_a_run_that_left_no_model_ends_in_78(tmp_path):
-  ended = _run('export', Workdir(tmp_path / 'none'), f'--outdir={tmp_path}')
+  none = Workdir(tmp_path / 'none')
+  ended = _run('export', none, f'--outdir={tmp_path}', CONFIG)
   assert ended.returncode == 78
   assert 'no parameters at' in ended.stderr
+  ended = _run('export', none, f'--outdir={tmp_path}')
+  assert ended.returncode == 78
+  assert ended.stderr == (
+    f'error: --workdir={none.root}: holds no config.json; give the folder of '
+    'a run, or its --config\n'
+  )
+
+
+def test_keys_of_the_runs_own_configuration_can_be_changed(workdir):
+  values = absl_flags.FlagValues()
+  argv = [
+    'generate', f'--workdir={workdir.root}', '--config.run.eval_batches=3',
+    '--config.lab.step_s=2',
+  ]  # fmt: skip
+  config_flags.define_flags(values, argv)
+  absl_flags.DEFINE_string('workdir', None, '', flag_values=values)
+  config_flags.parse_of_run(argv, values)
+  found = config_flags.load(values)
+  recorded = run_config.build(tests_tiny.get_config())
+  assert found == dataclasses.replace(
+    recorded,
+    run=dataclasses.replace(recorded.run, eval_batches=3),
+    lab=dataclasses.replace(recorded.lab, step_s=2.0),
+  )
 
 
 def test_the_model_of_another_config_is_named(workdir, run_spec):

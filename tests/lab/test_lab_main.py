@@ -6,7 +6,10 @@ import pathlib
 import subprocess
 import sys
 
+from diloco.checkpoint.parameters import read_parameters
 from diloco.lab import sweep, sweep_runner
+from diloco.lab.run import crc
+from diloco.metrics.workdir import Workdir
 from diloco.report import run_reader
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -64,10 +67,32 @@ def test_a_sweep_is_made_once(tmp_path):
   said = (run / 'log').read_text()
   assert 'step 4/8  loss' in said, said
   assert '●●' in said
+  assert not Workdir(run).parameters.exists(), 'of a sweep'
 
   again = start(*argv)
   assert again.stdout == first.stdout
   assert '1/' not in again.stderr, 'made again'
+
+
+def test_the_model_of_a_run_can_be_sampled(tmp_path):
+  config = tmp_path / 'mine.py'
+  config.write_text(EXPERIMENT)
+  made = start(f'--config={config}', f'--workdir={tmp_path / "run"}')
+  assert made.returncode == 0, made.stderr
+  parameters = read_parameters(Workdir(tmp_path / 'run').parameters)
+  assert f'parameters {crc(parameters):08x}' in made.stdout
+  drawn = subprocess.run(
+    [
+      *(sys.executable, '-m', 'diloco.generate', '--length=5'),
+      *('--prompt=abc', f'--workdir={tmp_path / "run"}'),
+    ],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    timeout=240,
+  )
+  assert drawn.returncode == 0, drawn.stderr
+  assert drawn.stdout.startswith('abc')
 
 
 def test_two_sweeps_do_not_share_a_folder(tmp_path):

@@ -38,6 +38,7 @@ CONFIG = {
   'diloco.config.lab_section',
   'diloco.config.limits',
   'diloco.config.parsing',
+  'diloco.config.recorded',
   'diloco.config.run_config',
   'diloco.config.sections',
 }
@@ -105,6 +106,7 @@ TABLE = {
     'diloco.protocol',
   },
   'diloco/config/flags.py': CONFIG | {'absl', 'ml_collections'},
+  'diloco/config/recorded.py': CONFIG | {'ml_collections'},
   'diloco/simulator': {'diloco.protocol', 'diloco.metrics', 'numpy'},
   'diloco/fleets': {
     'diloco.metrics',
