@@ -51,7 +51,7 @@ def a_launch(*arguments, learners=2, mesh=0, **changes) -> JobSpec:
 
 
 def a_slice_launch(*arguments, **changes) -> JobSpec:
-  """The same on TPU VMs, each learner a spot slice; by default of one host."""
+  """Returns the same on TPU VMs, each learner a spot slice of one host."""
   values = {
     'accelerator': 'v5litepod-8',
     'capacity': 'spot',

@@ -43,7 +43,7 @@ def _all(whole, **changes) -> dict[str, dict]:
 
 
 def _check(manifest: dict) -> None:
-  """By the schema of its kind; a field that it does not know is an error."""
+  """Checks against the schema of its kind; an unknown field is an error."""
   if manifest['kind'] != 'JobSet':
     kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
     return
@@ -189,7 +189,7 @@ def test_how_the_hosts_of_a_learner_find_each_other():
 
 
 def test_slices_never_become_one_world():
-  """That of several slices, which GKE makes of a JobSet with replicas."""
+  """GKE joins the replicas of a JobSet into one world; ours have none."""
   for name, each in _all(_launch(accelerator='v5litepod-16')).items():
     if name.startswith('JobSet/'):
       replicated = each['spec']['replicatedJobs']

@@ -39,7 +39,7 @@ exec {sys.executable} -IS {HERE}/fake_slice.py "$@"
 
 
 class Slice:
-  """One script for each host, in a group of its own."""
+  """Runs one script for each host, in a process group of its own."""
 
   def __init__(self, folder):
     self.folder = folder
@@ -82,7 +82,7 @@ class Slice:
     os.kill(int((self.folder / f'pid.{host}').read_text()), signal.SIGKILL)
 
   def met(self, host):
-    """How often this host was in a world of all."""
+    """Returns how often this host was in a world of all hosts."""
     path = self.folder / f'met.{host}'
     return len(path.read_text().splitlines()) if path.exists() else 0
 

@@ -156,7 +156,7 @@ def test_one_death_is_the_learners(job, victim):
 
 @pytest.mark.parametrize('refusing', [0, 1])
 def test_a_refusal_is_not_lost_among_the_deaths_that_it_causes(job, refusing):
-  """srun tells of 137 alone: the other node was killed."""
+  """`srun` reports 137 alone, of the other node, which was killed."""
   job.does(refusing, 78)
   job.start()
   assert job.wait() == 78

@@ -69,7 +69,7 @@ def report(turns: int) -> str:
 
 
 class _Plain:
-  """The same inner step without the lab."""
+  """Times the same inner step without the lab."""
 
   def __init__(self, run_spec, device: Device):
     self._device = device

@@ -37,7 +37,7 @@ PER_S = Unit(1, 1, '1/s')
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One number, by the name under which a scenario returns it."""
+  """A row shows one number, by the name under which a scenario returns it."""
 
   name: str
   title: str
@@ -70,7 +70,7 @@ POINT = 1.0
 
 
 def rows(learners: int) -> list[Row]:
-  """All figures, in the order of the table."""
+  """Returns all figures, in the order of the table."""
   each = [learner_name(m) for m in range(learners)]
   return [
     *_each('stall_max_s', 'longest stall', each, STALL_S),

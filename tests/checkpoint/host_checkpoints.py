@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of two processes of a JAX world that save by themselves.
+"""Runs one of two processes of a JAX world that save by themselves.
 
 Run by `test_host_checkpoints.py`: process 1 saves twice, process 0 never; both
 restore what is there, each its own part, and print what they found.

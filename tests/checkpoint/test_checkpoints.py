@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was saved comes back to the bit; what is broken is passed over."""
+"""Checkpoints come back to the bit; broken ones are passed over."""
 
 import collections
 

@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture(scope='module')
 def found(tmp_path_factory):
-  """What the two processes print."""
+  """Returns what the two processes print."""
   folder = tmp_path_factory.mktemp('checkpoints')
   with socket.create_server(('127.0.0.1', 0)) as free:
     coordinator = f'127.0.0.1:{free.getsockname()[1]}'

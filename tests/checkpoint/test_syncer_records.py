@@ -64,7 +64,7 @@ def _records(folder, said=None, every_rounds=4):
 
 
 def _close(model, fragment, seed):
-  """One round of a fragment, as the syncer closes it."""
+  """Closes one round of a fragment, as the syncer does."""
   delta = _delta(model, fragment, seed)
   model.install(fragment, model.outer_step(fragment, {0: delta}, {0: 1.0}))
 
@@ -106,7 +106,7 @@ def _later(ledger):
 
 
 def _write_two(folder):
-  """Two closes; the file of the second."""
+  """Writes two closes; returns the file of the second."""
   records = _records(folder)
   records.write_ledger(LEDGER, {}, CRCS)
   records.write_ledger(_later(LEDGER), {}, CRCS)
@@ -278,7 +278,7 @@ def _hello(incarnation, versions):
 
 
 def test_a_resumed_machine_knows_what_was_merged():
-  """The same steps, offered again to the restarted syncer, are void."""
+  """Steps that are offered again to the restarted syncer are void."""
   machine = _resumed()
   machine.handle(_hello(6, (1, 0)), 1.0)
   machine.handle(syncer_events.Heard(0, 6, messages.Ready(0, 'the test')), 1.0)

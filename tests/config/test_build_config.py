@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration may be, and how it says what is wrong."""
+"""Checks what a configuration may be, and how it says what is wrong."""
 
 import dataclasses
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a learner's environment is refused, and what would be right."""
+"""Checks which environments of a learner are refused, and what is advised."""
 
 import pytest
 

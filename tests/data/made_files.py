@@ -133,7 +133,7 @@ def tokenizers_json(path: pathlib.Path, documents: Sequence[str]) -> str:
 
 
 def tiktoken_file(path: pathlib.Path, documents: Sequence[str]) -> str:
-  """All bytes, and the pairs of letters that are most frequent."""
+  """Writes ranks of all bytes and of the most frequent pairs of letters."""
   pairs = {}
   for text in documents:
     for pair in itertools.pairwise(text):

@@ -25,7 +25,7 @@ FORMATS = ('array_record', 'example', 'tokens', 'parquet', 'tfds', 'mix')
 
 @pytest.fixture(scope='module')
 def sources(tmp_path_factory):
-  """By name, with the tokenizer that each is read with."""
+  """Returns sources by name, each with the tokenizer it is read with."""
   root = tmp_path_factory.mktemp('files')
   version = made_files.tfds(root, TEXTS)
   name = made_files.tiktoken_file(root / 'ranks', TEXTS)
@@ -189,7 +189,7 @@ def test_of_a_mix_held_out_rows_come_by_weight(load):
 def test_an_epoch_of_a_parquet_reads_each_group_about_once(
   load, sources, monkeypatch
 ):
-  """Else a row would cost a row group; and few are held at a time."""
+  """A row would cost a row group otherwise; few are held at a time."""
   import pyarrow.parquet as pq
 
   corpus = load('parquet')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be done with a finished run: evaluate, draw text, export."""
+"""Checks what can be done with a finished run: evaluate, draw text, export."""
 
 import dataclasses
 import json

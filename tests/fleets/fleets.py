@@ -10,7 +10,7 @@ NOTHING = FaultEvents()
 
 
 def config_of(**changes) -> ProtocolConfig:
-  """Two learners, four fragments, one round per step."""
+  """Returns a run of two learners, four fragments, one round per step."""
   fields = {
     'learners': 2,
     'fragments': 4,

@@ -38,7 +38,7 @@ def _run(chips, seed, rule, learners=1, exchange=None):
 
 
 def _meets(values, expected: float, off: float = 0.0):
-  """Whether a mean is within 4 standard errors, and what theory neglects."""
+  """Returns whether a mean is within 4 standard errors of the theory."""
   error = statistics.stdev(values) / math.sqrt(len(values))
   return abs(statistics.fmean(values) - expected) < 4 * error + off
 
@@ -102,7 +102,7 @@ def test_uptime_of_independent_learners_meets_its_formula(learners):
 
 @pytest.mark.parametrize('exchange', [GroupExchange(24), GroupExchange(1, 2)])
 def test_lock_step_is_between_its_bounds(exchange):
-  """And nearer to the upper one the more it may overlap."""
+  """The more it may overlap, the nearer it is to the upper bound."""
   runs = [
     _run(1_200_000, seed, failures.elastic, 8, exchange).goodput
     for seed in SEEDS

@@ -90,7 +90,7 @@ def test_learners_train_on_without_a_syncer():
 
 
 def counted(tally):
-  """All but the objects that it was told of."""
+  """Returns all fields but the objects that it was told of."""
   public = {k: v for k, v in vars(tally).items() if not k.startswith('_')}
   return public | {'stepping': None, 'works': tally.works()}
 

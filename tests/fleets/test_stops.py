@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a learner stands, on traces made by hand: pauses of 10 s."""
+"""Checks when a learner stands, on traces made by hand: pauses of 10 s."""
 
 import pytest
 
@@ -26,12 +26,12 @@ def test_a_lost_slice_costs_a_pause_and_its_return_another():
 
 
 def test_what_breaks_during_a_pause_costs_nothing_then_or_later():
-  """Not at 105, when the other pauses, nor at 205, when it is back."""
+  """It costs nothing at 105, when the other pauses, nor at 205."""
   assert _elastic((100, 60), (105, 100)) == _elastic((100, 60))
 
 
 def test_a_return_during_a_pause_is_absorbed():
-  """That of the first, at 160, falls into the pause for the second."""
+  """The return of the first, at 160, falls into the second's pause."""
   assert _elastic((100, 60), (155, 200)) == (
     Stall(100, 110, 'down'), Stall(155, 165, 'down'), Stall(355, 365, 'up'),
   )  # fmt: skip

@@ -39,11 +39,11 @@ PULL_S = 0.5
 
 
 class Killed(Exception):
-  """What ends a learner's threads where a process would get SIGKILL."""
+  """Ends a learner's threads where a process would get SIGKILL."""
 
 
 class Living:
-  """One learner's process, so to say; see `Run.start`.
+  """A learner, in threads, that stands for its process; see `Run.start`.
 
   Attributes:
     training: its loop.
@@ -184,7 +184,7 @@ class Run:
     return [each.left for each in self.learners if each.left is not None]
 
   def plane(self, seed: int):
-    """One more on the run's network."""
+    """Makes one more plane on the run's network."""
     plane = faulty(
       MemoryPlane(self._network), self._faults, random.Random(seed)
     )
@@ -279,7 +279,7 @@ class Run:
     return [line for line in lines if line['kind'] == kind]
 
   def guard(self, target):
-    """As `target`; what it raises, `finish` raises."""
+    """Wraps `target` so that `finish` raises what it raised."""
 
     def run():
       try:

@@ -90,7 +90,7 @@ def toy_config(**protocol) -> ml_collections.ConfigDict:
 
 
 class _LockstepLearner:
-  """One learner: machine, parameters, host copy; no thread."""
+  """A learner of machine, parameters and host copy, without a thread."""
 
   def __init__(self, lockstep, learner: int):
     run_spec = lockstep.run_spec
@@ -146,7 +146,7 @@ class _LockstepLearner:
     )
 
   def save(self):
-    """As `learner/train_loop.py` does at this boundary."""
+    """Saves as `learner/train_loop.py` does at this boundary."""
     progress = restore.progress_of(
       self.machine.snapshot(), self.steps, 1, self.host.crcs()
     )
@@ -283,7 +283,7 @@ class Lockstep:
     )
 
   def save(self):
-    """All of it, to its folder."""
+    """Saves all of it to its folder."""
     ledger = self.syncer.ledger()
     self._disk.commit(ledger, self.model.crcs())
     self._disk.save_last(ledger, self.model.crcs())

@@ -213,7 +213,7 @@ def test_its_source_is_on_the_tape(story):
 
 
 def test_no_batch_is_trained_on_twice_and_none_left_out(story):
-  """But for what was never reported."""
+  """Batches that were never reported are the exception."""
   first, again = story.watched['dies'], story.watched['again']
   position = story.reported[story.processes['dies']]
   assert again.batches[0] == position == story.begin('again')['position']

@@ -55,7 +55,7 @@ def cut(tmp_path_factory):
 
 
 def test_a_waiting_learner_that_is_cut_off_goes_on(cut):
-  """Its machine waits no longer, and no effect tells the loop so."""
+  """The machine waits no longer, and no effect tells the loop so."""
   shares = [
     merge['shares']
     for merge in read_jsonl(cut.workdir.tape)

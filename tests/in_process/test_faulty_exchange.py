@@ -25,7 +25,7 @@ def test_the_run_ends_in_good_order_all_the_same(broken):
 
 
 def test_every_learner_holds_the_final_bytes(broken):
-  """Also after mismatches: these are mended by full fragments."""
+  """Full fragments mend mismatches."""
   expected = broken.syncing._model.crcs()
   assert [host.crcs() for host in broken.hosts] == [expected] * LEARNERS
 

@@ -21,7 +21,7 @@ STEP_FLOOR_S = 0.15
 
 
 def _in_the_lab(**lab) -> collections.Counter[int]:
-  """Without a lead, as in the run below: s is not above τ + 1."""
+  """Counts delays without a lead, as in the run below: s ≤ τ + 1."""
   config = common.quicktest(common.base())
   config.model.update(kind='bowl', layers=2)
   config.protocol.update(
@@ -34,7 +34,7 @@ def _in_the_lab(**lab) -> collections.Counter[int]:
 
 
 def _in_a_run(tape: tuple) -> collections.Counter[int]:
-  """From a learner's tape: since the copy that was merged."""
+  """Counts steps since the merged copy, from a learner's tape."""
   copied, found = {}, collections.Counter()
   for line in tape:
     match line.said:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run shows as it goes, and what it writes into its folder."""
+"""Checks what a run shows as it goes, and what it writes into its folder."""
 
 import io
 

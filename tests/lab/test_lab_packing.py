@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint of the lab is made of: answers, and packed arrays."""
+"""A checkpoint of the lab is made of answers and packed arrays."""
 
 import json
 

@@ -127,7 +127,7 @@ def _start(folder, run, system, name, hold_at) -> subprocess.Popen:
 
 
 def _whole(tmp_path, monkeypatch, system):
-  """The same run in this process, in one go: its folder, what came of it."""
+  """Makes the same run in this process; returns its folder and result."""
   monkeypatch.syspath_prepend(str(tmp_path))
   monkeypatch.delitem(sys.modules, 'counting', raising=False)
   monkeypatch.setenv('SEEN', str(tmp_path / 'whole'))
@@ -144,7 +144,7 @@ def _whole(tmp_path, monkeypatch, system):
 
 
 def _steps_before(folder) -> int:
-  """That were made when the newest checkpoint was."""
+  """Counts the steps made when the newest checkpoint was."""
   count = newest_after(folder / 'arrays', 0).meta['answers']
   lines = (folder / 'answers.jsonl').read_text().splitlines()
   answers = [json.loads(line) for line in lines[1 : 1 + count]]

@@ -120,7 +120,7 @@ def _train(**changes):
 
 
 def test_elastic_trains_as_many_tokens_in_more_steps():
-  """Those of the end come one by one."""
+  """The steps at the end come one by one."""
   trained = _train(
     lab__system='elastic',
     lab__away_steps=6.0,

@@ -88,7 +88,7 @@ class _Rates(LabObserver):
 
 @pytest.mark.parametrize('progress', ['own', 'global'])
 def test_who_returns_goes_on_with_its_schedule(progress, monkeypatch):
-  """By its own steps: those before its death are its too, whatever is left.
+  """A learner's own steps before its death count for its schedule, too.
 
   And what is recorded is the rate of the step.
   """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sweep makes of its runs."""
+"""Checks what a sweep makes of its runs."""
 
 import dataclasses
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many hosts each learner has, and how they share its devices."""
+"""Checks how many hosts each learner has, and how they share its devices."""
 
 import pytest
 

@@ -63,7 +63,7 @@ def test_a_mistake_ends_in_one_line(tmp_path):
   ids=['text', 'pattern', 'mix'],
 )
 def test_missing_data_end_in_one_line(tmp_path, flags):
-  """Before any process is started for it."""
+  """It is said before any process is started."""
   run = f'--workdir={tmp_path / "run"}'
   said = refused(FLAG, run, *(f'--config.data.{each}' for each in flags))
   assert said.startswith(f"error: data.{flags[1].partition('=')[0]}='/no/such/")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user sees of a run, as text."""
+"""Checks what a user sees of a run, as text."""
 
 import dataclasses
 import io

@@ -112,7 +112,7 @@ def test_a_role_of_one_process_is_told_nothing(tmp_path):
 
 
 def test_they_share_a_secret_that_is_new_at_each_start(tmp_path):
-  """Its name is the learner's own; a role of one process has none."""
+  """A role of one process has no secret."""
   code = f'import os, sys; print(os.environ.get({GROUP_SECRET!r}, "none"))'
   argv = (sys.executable, '-c', f'{code}; sys.exit(1)')
   many, one = Role('learner-0', argv, hosts=2), Role('learner-1', argv)
@@ -135,7 +135,7 @@ def test_they_are_finished_when_all_have_left(tmp_path):
 
 
 def test_one_that_stays_behind_is_ended(tmp_path):
-  """And that was no end of the run: they are started again."""
+  """The run has not ended: its hosts count as dead, and restarts run out."""
   left = role('learner-0', 'exit:0,-')
   with Run(tmp_path, left, restarts_max=0, linger_s=0.2) as run:
     run.until(lambda: run.supervisor.is_over)

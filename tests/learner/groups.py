@@ -8,7 +8,7 @@ from tests.processes.processes import START_S, Processes
 
 
 class Group:
-  """All processes of one learner.
+  """Starts all processes of one learner and waits for their ends.
 
   Args:
     processes: of the run.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of two processes of a learner, which gives its inner state to itself.
+"""Runs one of two hosts of a learner that gives its state to itself.
 
 Run by `test_host_states.py`: two processes of one JAX world train a few steps;
 each offers its own part of Θ and of the inner state, pulls it as a newcomer's

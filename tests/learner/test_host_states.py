@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture(scope='module')
 def found():
-  """What each of the two processes prints."""
+  """Returns what each of the two processes prints."""
   with socket.create_server(('127.0.0.1', 0)) as free:
     coordinator = f'127.0.0.1:{free.getsockname()[1]}'
   running = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which process of a learner is the newest, whatever its clock says."""
+"""Checks which process of a learner is the newest, whatever its clock says."""
 
 import time
 

@@ -13,7 +13,7 @@ PARAMS = {'a': jnp.arange(5.0), 'b': jnp.ones((2, 3))}
 
 
 def _state(optimizer):
-  """After two steps, so that no leaf is all zeros."""
+  """Returns a state after two steps, so that no leaf is all zeros."""
   state = optimizer.init(PARAMS)
   for _ in range(2):
     _, state = optimizer.update(PARAMS, state, PARAMS)
@@ -27,7 +27,7 @@ def _state(optimizer):
 )
 @pytest.mark.parametrize('chunk_bytes_max', [7, 1 << 26])
 def test_a_state_comes_back_to_the_bit(optimizer, chunk_bytes_max, monkeypatch):
-  """Also where there is nothing in it: SGD without momentum."""
+  """SGD without momentum has an empty state."""
   monkeypatch.setattr(inner_device, 'CHUNK_BYTES_MAX', chunk_bytes_max)
   state = _state(optimizer)
   chunks = inner_device.to_chunks(state)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a learner keeps for a syncer that does not answer."""
+"""Checks what a learner keeps for a syncer that does not answer."""
 
 import zlib
 

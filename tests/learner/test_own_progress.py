@@ -20,7 +20,7 @@ OTHERS = 0.5  # What an update brings, everywhere.
 
 
 class _Own:
-  """One fragment of a learner that makes no step unless `train` is called."""
+  """A learner of one fragment that steps only when `train` is called."""
 
   def __init__(self, blend: str):
     config = toy_config(
@@ -47,7 +47,7 @@ class _Own:
     self._version = 0
 
   def restart(self):
-    """After a restore only θ and the bases are known."""
+    """Restores: only θ and the bases are known."""
     self._own = OwnProgress(
       self._device, self._own_blend, self._own.bases, self._params
     )

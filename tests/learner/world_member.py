@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One host of a JAX world that sums over all its devices, again and again.
+"""Runs one host of a JAX world that sums over all devices repeatedly.
 
   python world_member.py --hosts=N --host=I --coordinator=ADDRESS
 

@@ -99,7 +99,7 @@ def test_the_running_form_forgets():
 
 
 def begun(learners: int) -> Work:
-  """All say hello at −1 with process 7, and are ready at 0."""
+  """Greets all learners at −1 with process 7; they are ready at 0."""
   work = Work(learners)
   for learner in range(learners):
     work.join(learner, 7, -1.0)
@@ -114,7 +114,7 @@ def train(work: Work, learner: int, first: int, last: int, process: int = 7):
 
 
 def taped(work: Work, *later: dict) -> Work:
-  """As a reader of the tape finds it."""
+  """Returns the work as a reader of the tape finds it."""
   line = {
     'time_s': 1.0,
     'kind': 'Worked',
@@ -196,7 +196,7 @@ def test_a_session_that_is_lost_and_comes_back_costs_nothing():
 
 
 def test_a_syncer_that_begins_anew_changes_no_useful_time():
-  """It goes on from its tape; a learner died while it was away."""
+  """The syncer goes on from its tape; a learner died meanwhile."""
   undisturbed, work = begun(2), begun(2)
   for each in (undisturbed, work):
     train(each, 0, 1, 4)

@@ -23,7 +23,7 @@ def _numbers(records):
 
 @contextlib.contextmanager
 def _file_size_max(nbytes):
-  """What a disk of that size does: a write is cut short, the next fails."""
+  """Acts as a disk of that size: a write is cut short, the next fails."""
   limit = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limit[1]))
   try:

@@ -42,7 +42,7 @@ def applied(process, step, handle, merged, overwritten, carry=True):
 
 
 def closed(version, *shares):
-  """Each share: process, handle, its steps, the step of the copy."""
+  """Returns a closed round; each share: process, handle, steps, copied at."""
   return {
     'kind': 'Publish',
     'fragment': 0,
@@ -160,7 +160,7 @@ def test_what_was_merged_after_a_death_is_not_lost_nor_pending():
 
 
 def test_what_a_restart_overwrites_of_its_checkpoint_counts_once():
-  """It does not know that a round has merged it."""
+  """The restarted process does not know that a round has merged it."""
   syncer, learner = killed()
   syncer.append(closed(2, (FIRST, 2, 4, 6)))
   taken = applied(SECOND, 4, 0, 0, 20, carry=False)
@@ -204,7 +204,7 @@ def test_learners_do_not_make_up_for_each_other(sign):
 
 @pytest.mark.parametrize('merged_late', (False, True))
 def test_with_mix_what_a_checkpoint_had_pending_is_lost(merged_late):
-  """Its process can't tell it from what it mixed in, and offers it no more."""
+  """The restarted process can't tell it from what was mixed in."""
   syncer, learner = killed()
   if merged_late:  # Of the two steps at the checkpoint, and two that died.
     syncer.append(closed(2, (FIRST, 2, 4, 6)))

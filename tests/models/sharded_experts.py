@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step of a mixture of experts on meshes; prints what came out, as JSON.
+"""Makes one step of a mixture of experts on meshes; prints it as JSON.
 
 Run by `test_moe.py` in a process of its own: the number of devices can't
 change within one. Arguments: fsdp, expert and tensor, a triple per mesh.

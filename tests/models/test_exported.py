@@ -51,7 +51,7 @@ def _rotate_half(x):
 
 
 def _turn(x, settings):
-  """x: [heads, length, head_dim]."""
+  """Turns pairs by position; x: [heads, length, head_dim]."""
   size = settings['head_dim']
   frequencies = settings['rope_theta'] ** -(np.arange(0, size, 2) / size)
   angles = np.outer(np.arange(x.shape[1]), frequencies)

@@ -146,7 +146,7 @@ def on_one():
 
 @pytest.fixture(scope='module')
 def on_meshes():
-  """What the script prints in a process with eight devices."""
+  """Returns what the script prints in a process with eight devices."""
   sizes = [size for mesh in MESHES for size in mesh.split('x')]
   env = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}
   env |= {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How learners' routers compare, by examples that can be worked by hand."""
+"""Learners' routers are compared, by examples worked by hand."""
 
 import math
 

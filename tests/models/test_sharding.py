@@ -25,7 +25,7 @@ MESHES = {'4x1': (4, 1), '1x4': (1, 4), '2x2': (2, 2)}
 
 @pytest.fixture(scope='module')
 def on_four():
-  """What the script prints in a process with four devices."""
+  """Returns what the script prints in a process with four devices."""
   sizes = [str(size) for mesh in MESHES.values() for size in mesh]
   env = os.environ | {
     'JAX_ENABLE_COMPILATION_CACHE': 'false',  # The partitioner is to speak.

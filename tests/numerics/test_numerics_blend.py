@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an update is taken in: the three rules, and where they coincide."""
+"""Three rules take in an update; the tests show where they coincide."""
 
 import jax
 import jax.numpy as jnp

@@ -86,7 +86,7 @@ def plain_training(params, loss, optimizer, data, lr):
 
 @dataclasses.dataclass
 class Method:
-  """What makes DiLoCo of plain training."""
+  """The settings that make DiLoCo of plain training."""
 
   layout: fragments.Layout
   offsets: tuple  # By fragment.

@@ -74,7 +74,7 @@ def test_worked_example():
 
 @pytest.mark.parametrize('shape', [(), (1,), (1, 1)])
 def test_of_one_element_rda_is_the_mean(shape):
-  """Its direction is a sign: two small against one large would outvote it."""
+  """The direction of one element is a sign: two small would outvote one."""
   vs = [np.full(shape, x, np.float32) for x in (-8.0, 1.0, 1.0)]
   merged = merge.rda(vs, [1, 1, 2])
   assert merged.shape == shape

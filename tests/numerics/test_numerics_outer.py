@@ -99,7 +99,7 @@ def test_products_and_sums_are_rounded_one_after_the_other(anneal):
 
 
 def test_any_optimizer_of_optax_takes_the_step():
-  """One that compiles parts of itself, too: what is jax's comes back."""
+  """An optimizer may compile parts of itself: jax's arrays come back."""
   rng = np.random.default_rng(12)
   optimizer = optax.adam(0.1)
   state = outer.init(normal(rng), optimizer)

@@ -52,7 +52,7 @@ def test_wrong_length_is_refused():
   'wrong', [np.zeros((2, 2), np.float32), np.zeros(4, np.float64)]
 )
 def test_wrong_arrays_are_refused_by_a_named_error(wrong):
-  """Not by an `assert`, which `python -O` leaves out."""
+  """The error is no `assert`, which `python -O` leaves out."""
   (pieces,) = make_layout({'w': TensorSpec((4,))}, 'balanced', 1).fragments
   for refused in (
     lambda: payload.encode({'w': wrong}, pieces, codec.make_codec('int4')),

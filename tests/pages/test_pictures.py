@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What charts and timelines draw, looked at before it becomes pixels."""
+"""Checks what charts and timelines draw, looked at before it becomes pixels."""
 
 import itertools
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in a report's folder, byte by byte."""
+"""Checks what stands in a report's folder, byte by byte."""
 
 import csv
 import json

@@ -52,7 +52,7 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What the test said of a fault.
+  """The verdict of the test on a fault.
 
   Attributes:
     found: whether it failed for the reason that the table gives.

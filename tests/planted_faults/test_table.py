@@ -25,7 +25,7 @@ def test_names_are_unique():
 
 @pytest.mark.parametrize('name', BY_NAME)
 def test_a_fault_can_be_planted(name):
-  """Its text is there, once, and so is its test."""
+  """The text that it edits is there, once, and so is its test."""
   assert not problems(BY_NAME[name])
 
 

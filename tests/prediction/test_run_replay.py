@@ -170,7 +170,7 @@ def test_of_another_run_all_returns_are_known(workdir):
 
 
 def test_the_second_down_time_is_not_known(tmp_path, workdir):
-  """It is another one here; what is predicted is the same."""
+  """The second down time is another here; the prediction is the same."""
   away = {1: (AWAY[1][0], (26.0, 26.25, 28.25))}
   other = recorded.write(tmp_path / 'other', UNTIL_S, away)
   pages = [report.report(w.root, 2, silent) for w in (workdir, other)]

@@ -26,7 +26,7 @@ RESTART_DELAY_S = 0.5
 
 
 def settings():
-  """As a value, and as the flags that give processes the same."""
+  """Returns the configuration, and the flags that give the same."""
   config = faults.get_config(f'learners={LEARNERS},steps=100000')
   config.run.update(step_floor_s=STEP_FLOOR_S, restart_delay_s=RESTART_DELAY_S)
   path = REPOSITORY / 'experiments' / 'faults.py'
@@ -55,7 +55,7 @@ def kill_and_wait(run: LiveRun, learner: int):
 
 @pytest.mark.timeout(600)
 def test_a_chaos_run_and_its_simulation_agree_on_goodput(tmp_path):
-  """Two kills; what else the machine does meanwhile must not matter here.
+  """They agree over two kills, whatever else the machine does meanwhile.
 
   So what start-ups took is known: this is about what follows from them.
   """
@@ -104,7 +104,7 @@ def test_a_soak_and_its_simulation_agree_on_goodput(tmp_path, seed):
 
 
 def goodputs(root: pathlib.Path) -> tuple[float, float]:
-  """Measured and predicted, %, where the length of start-ups is known."""
+  """Returns measured and predicted %, with known lengths of start-ups."""
   page = report.report(root, 8, lambda text: None)
   agreement = next(part for part in page.parts if part.name == 'agreement')
   _, measured, predicted, *_ = next(

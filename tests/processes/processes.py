@@ -31,7 +31,7 @@ ENDLESS = ('protocol.total_steps=1000000',)  # The test ends the run.
 
 
 class Running:
-  """One process; its stdout and stderr go to `log`."""
+  """A process that was started; its stdout and stderr go to `log`."""
 
   def __init__(self, name: str, popen: subprocess.Popen, log: pathlib.Path):
     self.name = name
@@ -171,7 +171,7 @@ class Processes:
     flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
   ) -> Running:
-    """Starts one that connects to the syncer; `overrides` are its own."""
+    """Starts a learner of the syncer; `overrides` are its own."""
     return self.start(
       name or learner_name(learner),
       'diloco.learner',
@@ -224,7 +224,7 @@ class Processes:
 
   @property
   def address(self) -> str:
-    """host:port of the syncer."""
+    """The syncer's host:port."""
     return self._address
 
   # Watching -----------------------------------------------------------------
@@ -253,17 +253,17 @@ class Processes:
     self.until(lambda: time.monotonic() >= over_s, 2 * seconds, 'time passes')
 
   def steps(self, learner: int) -> list[dict]:
-    """What the learner wrote of each of its steps so far."""
+    """Returns what the learner wrote of each of its steps so far."""
     return read_jsonl(self.workdir.metrics(learner_name(learner)))
 
   def tape(self, kind: str) -> list[dict]:
-    """The syncer's decisions of one kind so far."""
+    """Returns the syncer's decisions of one kind so far."""
     return [
       line for line in read_jsonl(self.workdir.tape) if line['kind'] == kind
     ]
 
   def merged(self, learner: int) -> list[dict]:
-    """The closed rounds that merged the learner."""
+    """Returns the closed rounds that merged the learner."""
     return [
       line
       for line in self.tape('Publish')

@@ -94,7 +94,7 @@ def test_text_is_missing(tmp_path, module, flags):
   [(700, 'held-out tokens hold no window of'), (5000, 'one batch needs 4')],
 )
 def test_text_is_too_short(tmp_path, module, flags, length, reason):
-  """For the evaluation at the end, too: it is said before the first step."""
+  """The evaluation at the end needs text, too: it is said at the start."""
   (tmp_path / 'text.txt').write_text('x' * length)
   overrides = (
     'data.source=text',
@@ -191,7 +191,7 @@ def test_the_wrong_token(tmp_path):
 
 
 def test_nobody_listens_to_strangers_unasked(tmp_path):
-  """Without authentication, only loopback is safe by itself."""
+  """Only loopback is safe without authentication."""
   with Processes(tmp_path) as processes:
     syncer = processes.start('syncer', 'diloco.syncer', '--bind=0.0.0.0:0')
     error = _error(processes, syncer, EXIT_CONFIG)

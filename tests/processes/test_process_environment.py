@@ -34,7 +34,7 @@ def test_platforms_without_the_cpu(tmp_path):
 
 
 def test_an_accelerator_that_jax_passes_over(tmp_path):
-  """Without a plugin for it jax takes the CPU, and says nothing."""
+  """Without a plugin for it, jax would take the CPU and say nothing."""
   error = _error(tmp_path, {'JAX_PLATFORMS': 'cuda,cpu'}, EXIT_CONFIG)
   assert error.startswith("error: JAX_PLATFORMS=cuda,cpu: jax has no 'cuda'")
 

@@ -78,14 +78,14 @@ def test_the_result_is_that_of_the_run_in_one_piece(finals):
 
 
 def saved(processes, host: int) -> list[int]:
-  """The steps of checkpoints of one host of learner 0."""
+  """Returns the steps of the checkpoints of one host of learner 0."""
   folder = processes.workdir.host_checkpoints('learner-0', host)
   names = (path.name for path in folder.glob('*'))
   return [int(name) for name in names if name.isdecimal()]
 
 
 def merged_into(processes, fragment: int) -> int:
-  """How many rounds of a fragment have been closed with a merge."""
+  """Returns how many rounds of a fragment have closed with a merge."""
   rounds = processes.tape('Publish')
   return len([line for line in rounds if line['fragment'] == fragment])
 
@@ -149,13 +149,13 @@ def test_the_run_survives_the_death_of_each_process(tmp_path):
 
 
 def begun(processes, learner: int) -> list[dict]:
-  """Where each process of a learner began from, by its tape."""
+  """Returns where each process of a learner began from, by its tape."""
   lines = read_jsonl(processes.workdir.learner_tape(learner))
   return [line['source'] for line in lines if line['kind'] == 'Begin']
 
 
 def test_a_killed_learner_takes_its_peers_moments_host_to_host(tmp_path):
-  """Nothing is on its disk: what it has, it has of its peer."""
+  """The learner has no disk: what it has, it has from its peer."""
   without_disk = (*SLOWLY, 'checkpoint.learner_every_steps=0')
   with Processes(tmp_path, *without_disk) as processes:
     processes.syncer()

@@ -47,7 +47,7 @@ def test_t_is_the_step_of_all(trained):
 
 
 def test_it_is_evaluated(trained):
-  """It gives no logits, so no bits: that is for language models."""
+  """A model without logits has no bits: those are for language models."""
   evaluation = read_evaluation(trained.workdir.evaluation)
   assert evaluation.final_loss < evaluation.initial_loss
   assert evaluation.final_bits_per_byte is None

@@ -41,7 +41,7 @@ def running(texts, tmp_path_factory):
 
 
 def _refused(running, name: str, override: str) -> str:
-  """Starts learner 1 with an override of its own; what it was told.
+  """Starts learner 1 with an override of its own; returns what it was told.
 
   Whatever that is, the syncer and learner 0 must go on.
   """

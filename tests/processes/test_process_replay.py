@@ -83,7 +83,7 @@ def test_the_lab_follows_to_the_same_bytes(killed):
 
 
 def test_three_processes_of_learners_were_replayed(killed):
-  """Else the kill was for nothing."""
+  """The kill would be for nothing otherwise."""
   incarnations = {
     process_of(share['incarnation'])
     for line in killed.tape('Publish')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kill -9 of each process of a sharded syncer in turn; training goes on."""
+"""Training survives a kill -9 of each process of a sharded syncer."""
 
 import signal
 

@@ -87,7 +87,7 @@ class ClusterStage:
     return lines
 
   def records(self) -> list[str]:
-    """What the syncer has decided since the last time that it was asked."""
+    """Returns what the syncer has decided since the last call."""
     records = self._log.records[self._recorded :]
     self._recorded = len(self._log.records)
     return [f'{at:.2f} s: {reading.of_syncer(r)}' for at, r in records]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands of a transcript do: one stage per kind of subject.
+"""Stages perform a transcript's commands: one stage per kind of subject.
 
 Handles of offers are numbered from 1; a learner's tokens are 100 per step.
 """
@@ -216,7 +216,7 @@ class SyncerStage:
     yield syncer_events.Absent(fragments, 'shard 1 is away')
 
   def _back(self, _, fragments, versions):
-    """With these versions; the CRCs are those of a run that lost nothing."""
+    """Yields these versions with the CRCs of a run that lost nothing."""
     run = self.machine.snapshot().versions
     yield syncer_events.Back(
       tuple(
@@ -285,7 +285,7 @@ class LearnerStage:
     ]
 
   def _start(self, saved_at: int | None, versions: tuple[int, ...]) -> Start:
-    """From its seed, or from its own checkpoint of step `saved_at`."""
+    """Starts from the seed, or from the own checkpoint of step `saved_at`."""
     fragments = range(self._config.fragments)
     if saved_at is None:
       return Start.from_seed(tuple(crc_of(p, 0) for p in fragments))

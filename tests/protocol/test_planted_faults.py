@@ -55,7 +55,7 @@ def _merges_twice(patch):
 
 
 def _counts_steps_from_the_start(patch):
-  """And the syncer does not look at steps, only at bases."""
+  """Plants that the syncer looks at bases only, not at steps."""
   patch.setattr(
     rounds.MergedSteps, 'has', lambda self, x: x.base_version <= self.base
   )
@@ -143,7 +143,7 @@ def _waits_at_its_boundary(patch):
 
 
 def _sets_learners_back(patch):
-  """One that knows of later rounds is let in, and takes what it is given.
+  """Plants that a learner that knows of later rounds takes what it is given.
 
   It does not mind that it is welcomed with less than it holds, either.
   """
@@ -312,7 +312,7 @@ def _believes_any_donation(patch):
 
 
 def _knows_pulls_by_their_learner(patch):
-  """What an older offer's pull brings late counts as the newer offer's."""
+  """Plants that a late pull of an older offer counts as the newer one's."""
 
   def awaited(state, event):
     round_ = state.rounds.get(event.round)

@@ -13,7 +13,7 @@ from tests.protocol import test_uneven
 
 
 def _averages_all_pulls(patch):
-  """One mean for all learners and all sizes."""
+  """Plants one mean for all learners and all sizes."""
 
   def transfer_time(self, learner):
     del learner

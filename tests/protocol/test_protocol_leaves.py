@@ -163,7 +163,7 @@ def test_weight_without_a_step_is_zero():
 
 
 def test_with_mix_a_process_counts_from_its_checkpoint():
-  """What it made before can't be told from what the rule has left of θ."""
+  """Earlier steps can't be told from what the rule has left of θ."""
   start = Start('a checkpoint', (0,), (3,), (4,), (400,), step=6, tokens=600)
   for blend, counted in (('mix', (6, 600)), ('carry', (4, 400))):
     config = config_of({'fragments': 1, 'blend': blend})

@@ -53,7 +53,7 @@ class _Storm:
     self._taking: list[syncer_events.TakeFragment] = []
 
   def restart(self):
-    """What was under way at the syncer has died with it."""
+    """Restarts the syncer: what was under way there has died with it."""
     self._pulls.clear()
     self._merging.clear()
     self._taking.clear()
@@ -225,7 +225,7 @@ def test_random_event_sequences_keep_the_invariants():
 
 
 def _finds(words, seeds=300) -> bool:
-  """Whether some seed shows a violation in these words."""
+  """Returns whether some seed shows a violation in these words."""
   for seed in range(seeds):
     try:
       _storm(seed)

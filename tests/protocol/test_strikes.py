@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which contributions are refused, as leaf decisions."""
+"""Checks which contributions are refused, as leaf decisions."""
 
 import math
 

@@ -17,7 +17,7 @@ FOREVER = 10**6  # Steps: no run here comes to its end.
 
 
 class PaceLog(DecisionLog):
-  """Also keeps by how much t rose with each event."""
+  """A log that also keeps by how much t rose with each event."""
 
   def __init__(self):
     super().__init__()

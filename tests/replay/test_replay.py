@@ -79,7 +79,7 @@ def test_another_weight_is_found_in_its_round(synchronous, tmp_path):
 
 
 def test_another_step_of_an_apply_is_found(synchronous, tmp_path):
-  """One step later: the first round that merges what was blended in then.
+  """The first round that merges what was blended in a step later differs.
 
   Every round merges learner 1 (K = 2), so that is the one after the apply.
   """
@@ -122,8 +122,9 @@ def test_a_missing_snapshot_is_named(synchronous, tmp_path):
 
 
 def _cut(run: Run, folder, step: int, source) -> Workdir:
-  """The same tapes, but learner 1's process ends after `step`, and another
-  goes on from `source`, whose own steps count from 0 again.
+  """Returns the same tapes, but learner 1's process ends after `step`.
+
+  Another goes on from `source`, whose own steps count from 0 again.
 
   Args:
     run: is not changed.
@@ -188,7 +189,7 @@ WAYS = [DeviceReplayBackend, LabReplayBackend]  # The second is the lab's.
 
 @pytest.mark.parametrize('contents', WAYS)
 def test_a_process_from_a_checkpoint(synchronous, tmp_path, contents):
-  """In the middle between two rounds: all that it had counts."""
+  """The process begins between two rounds, where all that it had counts."""
 
   def source(process, step, applied):
     return _source('checkpoint', None, process, step)
@@ -227,7 +228,7 @@ def test_a_process_from_the_seed_instead_differs(synchronous, tmp_path):
 
 
 def _first_round_after(run: Run, step: int) -> int:
-  """That merged learner 1 later than at `step` of its own.
+  """Returns the first round that merged learner 1 after its own `step`.
 
   Learner 0 may have closed rounds alone before learner 1 was there.
   """
@@ -257,7 +258,7 @@ def _source(kind, learner, process, step, versions=(), crcs=()) -> dict:
 def _restarted(
   lines, round_: int, unwritten: bool = False, behind: int = 0
 ) -> list[dict]:
-  """A syncer dies after it closed `round_`, another goes on.
+  """Returns tape lines of a syncer that dies after `round_`, and of the next.
 
   Args:
     lines: of a run with one fragment.
@@ -291,7 +292,7 @@ def _restarted(
 
 @pytest.mark.parametrize('unwritten', [False, True])
 def test_a_syncer_that_goes_on(synchronous, tmp_path, unwritten):
-  """What it had merged counts if it closed, whatever the tape has of it."""
+  """A merge counts if its round closed, whether it is on tape or not."""
   copied = changed(
     synchronous.workdir,
     tmp_path,

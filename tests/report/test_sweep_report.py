@@ -156,7 +156,7 @@ def test_two_sweeps_on_one_page(root, tmp_path):
 
 
 def test_a_real_sweep():
-  """What its own table says: +1.14 ± 1.42 %."""
+  """The sweep's own table says +1.14 ± 1.42 %."""
   found = report(REAL)
   assert found.paragraphs == ()
   _, decoupled, same = rows(found)

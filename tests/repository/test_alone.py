@@ -35,7 +35,7 @@ def _imported(text: str) -> set[str]:
 
 
 def _reasons(text: str) -> set[str]:
-  """Those of DISTURBED that a test imports, itself or by what it stands on."""
+  """Returns DISTURBED modules that a test imports, itself or indirectly."""
   seen, waiting = set(), [text]
   while waiting:
     for module in _imported(waiting.pop()) - seen:

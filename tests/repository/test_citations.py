@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is cited can be looked up: the paper by its own parts, pages that exist.
+"""Citations can be looked up: the paper's own parts, and pages that exist.
 
 A section sign points at a page that is not in the repository. The paper is
 cited by algorithm, equation, table, figure or appendix.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plain installation has is enough for the processes of a run."""
+"""The plain installation is enough for the processes of a run."""
 
 import subprocess
 import sys

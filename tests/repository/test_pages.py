@@ -28,7 +28,7 @@ def _text(name: str) -> str:
 
 
 def _anchors(path: pathlib.Path) -> set[str]:
-  """Those that a Markdown page's headings have on GitHub."""
+  """Returns the anchors that a page's headings have on GitHub."""
   headings = re.findall(r'^#+ (.*)$', path.read_text(), re.MULTILINE)
   kept = (re.sub(r'[^\w\- ]', '', heading.lower()) for heading in headings)
   return {heading.replace(' ', '-') for heading in kept}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every file of the repository has in common."""
+"""Checks what every file of the repository has in common."""
 
 import ast
 import collections
@@ -79,7 +79,7 @@ def _wide_functions(root: pathlib.Path, names: list[str]) -> list[str]:
 
 
 def _wrong_pages(root: pathlib.Path, names: list[str]) -> list[str]:
-  """What a package's page leaves out, and what it lists that isn't there."""
+  """Returns what a package's page leaves out, and lists in vain."""
   wrong = []
   for init in (n for n in names if n.endswith('/__init__.py')):
     folder = (root / init).parent
@@ -182,7 +182,7 @@ def test_nothing_ambient_below_the_runtime(name):
 
 
 def _unpickling(tree: ast.AST):
-  """What would run a sender's code, or read bytes that could, in a file."""
+  """Returns what would run a sender's code, or bytes that could, in a file."""
   for node in ast.walk(tree):
     match node:
       case ast.Import(names=names):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes between hosts of a learner and shards of the syncer, as bytes."""
+"""Checks the bytes between hosts of a learner and shards of the syncer."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a process may listen: loopback, or peers that it knows, or vouched."""
+"""A process listens on loopback, or where its peers are known or vouched."""
 
 import dataclasses
 

@@ -25,7 +25,7 @@ logs.write_json('learner')
 
 
 def _said(does: str, code: int = 0) -> list[dict]:
-  """What a main that `does` this has written."""
+  """Returns what a main that `does` this has written."""
   body = ''.join(f'  {line}\n' for line in does.splitlines())
   script = f'{PROLOGUE}\ndef does():\n{body}\napp.run(main)\n'
   ended = subprocess.run(
@@ -110,7 +110,7 @@ def test_it_is_known_before_flags_are_read(word, asked):
 
 @pytest.mark.parametrize('main', ['syncer', 'learner', 'evaluator', 'evaluate'])
 def test_every_main_refuses_in_json(main):
-  """Also a flag that it does not know, when nothing is known yet."""
+  """An unknown flag is refused in JSON, too, when nothing is known yet."""
   ended = subprocess.run(
     [sys.executable, '-m', f'diloco.{main}', '--log_json', '--colour=red'],
     capture_output=True,

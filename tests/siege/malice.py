@@ -87,7 +87,7 @@ def _body(kind: str, rng: random.Random) -> bytes:
 
 
 def _changed(kind: str, good: bytes, rng: random.Random) -> bytes:
-  """One field of another type; or one too few, too many, or twice."""
+  """Makes one field of another type, or one too few, too many, or twice."""
   name, fields = msgpack.unpackb(good)
   if fields and kind == 'confused':
     fields[rng.choice(sorted(fields))] = rng.choice(STRANGE)

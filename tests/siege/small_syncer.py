@@ -38,7 +38,7 @@ PAYLOAD = messages.Payload(handle=1, codec='int4', nbytes=10, crc=1)
 
 
 def hello(learner: int, incarnation: int) -> messages.Hello:
-  """One that the machine accepts."""
+  """Returns a hello that the machine accepts."""
   return messages.Hello(
     protocol=messages.PROTOCOL_VERSION,
     run=RUN,
@@ -57,7 +57,7 @@ def machine() -> Syncer:
 
 
 def honest_step(step: int) -> Iterator[wire.Message]:
-  """What a learner that keeps the protocol says at one step."""
+  """Yields what a learner that keeps the protocol says at one step."""
   yield messages.Report(step, 8, step, 0.1, 0.0, 1.0, ())
   if step % CONFIG.spacing_steps == 0:
     round_ = step // CONFIG.spacing_steps
@@ -75,7 +75,7 @@ class Judge:
     self.published: list[syncer_events.Publish] = []
 
   def handle(self, event: syncer_events.Event, now: float) -> list:
-    """What the machine wanted done, and what came of it, in order."""
+    """Returns what the machine wanted done and what came of it, in order."""
     wanted = []
     events = collections.deque([event])
     while events:

@@ -81,13 +81,13 @@ def test_fuzz_of_the_real_server_and_the_machine(seed, record_property):
 
 
 def messages_of(good: GoodLearner) -> int:
-  """Hello and Ready; report and question of each step; the offers."""
+  """Counts Hello and Ready, each step's report and question, the offers."""
   steps = len(good.answers_s)
   return 2 + 2 * steps + steps // CONFIG.spacing_steps
 
 
 class Attacker(threading.Thread):
-  """One session after another, each ended by its last message."""
+  """Opens one session after another, each ended by its last message."""
 
   def __init__(self, address: str, learner: int, bodies, seed: int):
     super().__init__()
@@ -117,7 +117,7 @@ class Attacker(threading.Thread):
 
 
 def test_fuzz_of_the_codec_and_the_machine(seed):
-  """Many more, and each one's fate: at most one refusal of the machine."""
+  """Each of many more messages meets at most one refusal of the machine."""
   judge, fates = Judge(), collections.Counter()
   rng = random.Random(seed)
   now_s, incarnations = 0.0, dict.fromkeys(range(1, 5), 0)

@@ -59,7 +59,7 @@ def siege(request, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('opening', OPENINGS)
 def test_siege_by_what_is_no_grpc(siege, opening):
-  """Also where it never says another byte: the server hangs up."""
+  """The server hangs up, even on a peer that never says another byte."""
   syncer, good = siege
   with contextlib.ExitStack() as stack:
     strangers = [
@@ -176,7 +176,7 @@ def test_siege_by_sessions_that_say_nothing():
 
 
 def test_siege_by_huge_messages():
-  """gRPC drops them as soon as it reads how long they are."""
+  """The library drops huge messages as soon as it reads how long they are."""
   with (
     contextlib.closing(SmallSyncer()) as syncer,
     contextlib.closing(GoodLearner(syncer.address)) as good,

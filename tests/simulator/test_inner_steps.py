@@ -6,7 +6,7 @@ from diloco.simulator.inner_steps import InnerSteps
 
 
 def _made(plan: dict[float, str], anew: bool) -> tuple[float, list]:
-  """One step of 10 s; when it ended, and its spans."""
+  """Makes one step of 10 s; returns when it ended, and its spans."""
   sim, ends = Simulation(), []
   inner = InnerSteps(
     sim,

@@ -105,7 +105,7 @@ def test_rounds_go_on_closing_meanwhile(cluster):
 
 
 def test_a_donor_that_dies_half_way_is_replaced(cluster):
-  """Also where others wait for it."""
+  """Another donor takes its place, even where others wait for it."""
   began_s = cluster.sim.now
   for learner in range(2, LEARNERS):
     cluster.kill(learner)

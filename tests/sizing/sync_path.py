@@ -20,7 +20,7 @@ from experiments import recipe
 
 
 class Exchange(Device):
-  """All that a learner compiles but for its step, which takes minutes."""
+  """A device that compiles all but the step, which takes minutes."""
 
   def _compile_step(self):
     pass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a learner takes, as the commands say it: two mains, one output."""
+"""Two mains tell what a learner takes, and give one output."""
 
 import os
 import subprocess
@@ -89,7 +89,7 @@ def test_the_chips_own_compiler():
 
 
 def test_without_libtpu_the_other_compiler_is_named(tmp_path):
-  """It says what was missing, and what its figures are then worth."""
+  """The command says what was missing, and what its figures are worth."""
   code = (
     'import importlib.metadata as m, runpy, sys\n'
     'found = m.version\n'

@@ -200,7 +200,7 @@ def test_an_exchange_in_lock_step_is_its_bytes_and_a_round_trip():
 
 
 def test_a_slow_part_slows_data_parallel_as_a_whole():
-  """Without failures, 1 of 4 parts at half the speed: the others idle."""
+  """Three parts of four idle where one has half the speed."""
   config = _config(
     {'systems': ('elastic data-parallel',)},
     fleet={'slow_learners': 1, 'slow_gap': 0.5},

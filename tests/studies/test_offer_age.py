@@ -52,7 +52,7 @@ def test_a_learner_that_begins_without_a_lead_is_late_once(monkeypatch):
 
 
 def test_offers_by_own_steps_without_refresh_are_old(monkeypatch):
-  """As it was: s own steps after the last offer, whatever t is."""
+  """Offers were made s own steps after the last, whatever t was."""
 
   monkeypatch.setattr(offers.View, 'moved', lambda self, *_: self)
   monkeypatch.setattr(snapshots, 'refresh', lambda core: None)

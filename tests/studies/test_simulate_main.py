@@ -60,7 +60,7 @@ def done(folder):
 
 @pytest.fixture(scope='module')
 def again(folder):
-  """The same into `folder`/two; what was loaded is printed at last."""
+  """Runs the same into `folder`/two; prints last what was loaded."""
   argv = [*TINY, f'--outdir={folder / "two"}']
   return start(code=WHAT_IS_LOADED.format(argv=argv))
 

@@ -18,7 +18,7 @@ NOTICE_S = 20.0
 
 @dataclasses.dataclass
 class Survived:
-  """What the run looked like at each death.
+  """A run that has survived, and what it looked like at each death.
 
   Attributes:
     processes: all of them; what they wrote is complete.

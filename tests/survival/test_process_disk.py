@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the syncer's disk may do to a run: be full, be broken, be another's."""
+"""The syncer's disk may be full, be broken, or be another's."""
 
 import dataclasses
 import itertools
@@ -178,7 +178,7 @@ def filled(tmp_path_factory):
 
 
 def _limit(running: Running, nbytes: int):
-  """How large a file may be: what is beyond, the kernel does not write."""
+  """Limits how large a file of the process may grow."""
   hard = resource.prlimit(running.pid, resource.RLIMIT_FSIZE)[1]
   resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (nbytes, hard))
 
@@ -222,7 +222,7 @@ def test_a_second_syncer_is_refused_by_the_first_one_s_number(filled):
 
 
 def test_a_syncer_that_starts_on_a_full_disk_waits_for_it(filled):
-  """It lets learners in, and closes no round before the disk takes it."""
+  """The syncer lets learners in, and closes no round before there is room."""
   processes, syncer, learner, _ = filled
   processes.until_merged(0)
   last = processes.steps(0)[-1]
@@ -255,6 +255,6 @@ def test_a_syncer_that_starts_on_a_full_disk_waits_for_it(filled):
 
 
 def _applied(processes: Processes) -> int:
-  """How many updates the learner has taken in."""
+  """Returns how many updates the learner has taken in."""
   lines = read_jsonl(processes.workdir.learner_tape(0))
   return sum(line['kind'] == 'Apply' for line in lines)

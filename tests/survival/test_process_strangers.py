@@ -54,7 +54,7 @@ def listening(pid: int) -> list[str]:
 
 @pytest.mark.skipif(not os.path.exists('/proc/net/tcp'), reason='Linux only')
 def test_hosts_listen_at_the_address_that_they_were_given(tmp_path):
-  """gRPC's services, the learner's own ports and JAX's coordination."""
+  """Ports are those of gRPC, of the learner itself and of JAX."""
   with Processes(tmp_path, *ON_TWO, 'transport.data_plane=grpc') as processes:
     processes.syncer()
     group = Group(processes, 0, 2, 2, SECRET)
@@ -71,7 +71,7 @@ def test_hosts_listen_at_the_address_that_they_were_given(tmp_path):
 
 
 def test_a_stranger_at_the_coordinator_is_no_host(tmp_path):
-  """It comes first, as host 1 did before hosts proved anything."""
+  """The stranger comes first, and is not taken for host 1."""
   with Processes(tmp_path, *ON_TWO) as processes:
     processes.syncer()
     with socket.create_server(('127.0.0.1', 0)) as free:
@@ -101,7 +101,7 @@ def test_another_secret_is_another_learner_s(tmp_path):
 
 
 def test_a_stranger_in_host_1_s_place_gets_nothing(tmp_path):
-  """It finds the port of JAX itself, and is quicker than host 1.
+  """The stranger finds JAX's own port, and is quicker than host 1.
 
   Host 1 is this test: it proves itself, and is then not in JAX's world.
   """
@@ -140,7 +140,7 @@ def is_open(port: int) -> bool:
 
 
 def stranger(address: str) -> tuple[int, str]:
-  """Exit code and stdout of one, at its end."""
+  """Runs a stranger to its end; returns its exit code and stdout."""
   ended = subprocess.run(
     [sys.executable, str(STRANGER), address],
     env=os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '1'},

@@ -109,7 +109,7 @@ def _pids(running: Processes) -> dict[str, int]:
 
 
 def _incarnations(running: Processes, learner: int) -> set[int]:
-  """Those that were merged so far."""
+  """Returns the incarnations that were merged so far."""
   return {
     share['incarnation']
     for line in running.merged(learner)

@@ -8,7 +8,7 @@ from tests.syncer.spoken import Stage, small_run_spec
 
 @pytest.fixture(scope='session')
 def small_run():
-  """What follows from the configuration of a small run; nothing changes it."""
+  """Returns the run specification of a small run; nothing changes it."""
   return small_run_spec()
 
 

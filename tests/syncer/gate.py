@@ -26,7 +26,7 @@ class Gate:
 
   @property
   def address(self) -> str:
-    """host:port."""
+    """The gate's host:port."""
     return f'127.0.0.1:{self._listener.getsockname()[1]}'
 
   def open(self):

@@ -71,8 +71,10 @@ class Peer:
       self.say(dataclasses.replace(REPORT, step=step, position=step))
 
   def flood(self, reports: int, said: threading.Event):
-    """Joins and reports as fast as the syncer reads; not over `_client`, whose
-    outbox is bounded."""
+    """Joins and reports as fast as the syncer reads.
+
+    Not over `_client`, whose outbox is bounded.
+    """
     self._client.close()
     bodies = itertools.chain(
       (self.hello, messages.Ready(0, 'the test')),
@@ -104,7 +106,7 @@ class Peer:
     self.say(messages.Offer(round_, p, 0, c_steps, 16, c_steps, found))
 
   def hear(self, kind):
-    """The next message of this kind; passes over the others."""
+    """Returns the next message of this kind; passes over the others."""
     while True:
       message = self._heard.get(timeout=DEADLINE_S)
       if isinstance(message, kind):
@@ -154,7 +156,7 @@ class Stage:
       raise self._errors[0]
 
   def steps_of(self, learner: int) -> int:
-    """How many the syncer has read of."""
+    """Returns how many steps of the learner the syncer has read of."""
     rows = self.syncing._stats.status(False).learners
     return next(row.step for row in rows if row.learner == learner)
 

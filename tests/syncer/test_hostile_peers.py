@@ -124,7 +124,7 @@ def test_a_long_run_name_is_refused_in_short(stage):
 
 
 def test_a_session_can_not_be_taken_over(stage):
-  """By a second one that says it were the first."""
+  """A second session that says it were the first is refused."""
   first = stage.peer(0).join()
   second = stage.peer(0)
   second.say_hello()
@@ -136,7 +136,7 @@ def test_a_session_can_not_be_taken_over(stage):
 
 
 def test_an_address_of_no_use_ends_the_session(stage):
-  """What is said right after the hello meets a session that has no inlet."""
+  """Messages right after such a hello meet a session without an inlet."""
   peer = stage.peer(0)
   peer.say_hello(addresses=('nonsense',))
   peer.say(messages.Ready(0, 'the test'), REPORT)

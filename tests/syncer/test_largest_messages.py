@@ -69,7 +69,7 @@ def test_a_run_that_has_just_begun_is_not_ended_by_a_member(stage):
   'kind', messages.FROM_LEARNER[1:], ids=lambda kind: kind.__name__
 )
 def test_no_message_of_a_member_ends_the_syncer(stage, kind):
-  """Each field of each kind by itself, from a learner that counts."""
+  """Each field of each kind is made large, by a learner that counts."""
   if kind is messages.HandedIn:
     _close_a_round(stage)  # Before, it may end the run: the ledger may be lost.
   largest = malice.largest(kind, _base(stage, kind), wire.INCOMING_BYTES_MAX)
@@ -98,7 +98,7 @@ def test_no_hello_ends_the_syncer(stage):
 
 @pytest.mark.parametrize('field', ['payloads', 'address', 'crcs', 'versions'])
 def test_the_largest_donation_is_handed_on_or_refused(stage, field):
-  """It was one of these that ended the syncer: handed on it was too large."""
+  """A donation once ended the syncer: handed on it was too large."""
   base = _base(stage, messages.StateOffered)
   largest = dict(
     malice.largest(messages.StateOffered, base, wire.INCOMING_BYTES_MAX)
@@ -120,7 +120,7 @@ def test_the_largest_donation_is_handed_on_or_refused(stage, field):
 
 
 def test_what_is_larger_is_refused_by_name(stage):
-  """By the sender's own end, and by the syncer's."""
+  """The sender's own end refuses it, and so does the syncer's."""
   donation = _base(stage, messages.StateOffered)
   room = wire.INCOMING_BYTES_MAX - len(wire.encode(donation))
   larger = dataclasses.replace(donation, address='x' * (room + 20))

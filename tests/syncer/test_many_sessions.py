@@ -15,7 +15,7 @@ MANY = 80
 
 
 def test_eighty_learners_are_served(tmp_path):
-  """By the real server: it refused the 65th, whatever the config said."""
+  """The real server refused the 65th once, whatever the config said."""
   stage = Stage(small_run_spec(learners=MANY), tmp_path)
   stage.start()
   try:

@@ -85,7 +85,7 @@ class Syncer:
     assert admitted
 
   def offer(self, handle: int, value: float, c_steps: int) -> messages.Offer:
-    """One whose outer gradient is `value` everywhere."""
+    """Returns an offer whose outer gradient is `value` everywhere."""
     pieces = self.run_spec.layout.fragments[0]
     base = self.run_spec.initial_fragments()[0]
     theta = {name: array - np.float32(value) for name, array in base.items()}

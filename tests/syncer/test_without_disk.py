@@ -13,7 +13,7 @@ pytestmark = pytest.mark.alone
 
 @pytest.fixture(scope='module')
 def without_disk(tmp_path_factory):
-  """Where the checkpoints should lie, there are files."""
+  """A run that finds files where the checkpoints should lie."""
   folder = tmp_path_factory.mktemp('without_disk')
   warned = []
   with pytest.MonkeyPatch.context() as patched:

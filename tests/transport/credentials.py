@@ -19,7 +19,7 @@ def copied(root: pathlib.Path, whose: str = 'ours') -> pathlib.Path:
 
 
 def tls_files(folder: pathlib.Path, **changes) -> auth.AccessFiles:
-  """mTLS; `changes` are other fields of `AccessFiles`."""
+  """Returns the files of mTLS; `changes` are other fields."""
   given = {
     'tls_ca': str(folder / 'ca.pem'),
     'tls_cert': str(folder / 'run.pem'),
@@ -29,6 +29,6 @@ def tls_files(folder: pathlib.Path, **changes) -> auth.AccessFiles:
 
 
 def read(folder: pathlib.Path, **changes) -> auth.Access:
-  """What a process with these files has, which listens and connects."""
+  """Reads what a process with these files has that serves and connects."""
   files = tls_files(folder, **changes)
   return auth.read(files, serves=True, connects=True)

@@ -60,7 +60,7 @@ class Client(control_client.ControlClient):
     super().__init__(address, self.seen.put, self.seen.put, **options)
 
   def send_body(self, body):
-    """What no honest client sends."""
+    """Sends what no honest client sends."""
     self._outbox.put(body)
 
 
