@@ -24,7 +24,8 @@ def pytest_collection_modifyitems(config, items):
     return
   chosen, others = [], []
   for item in items:
-    is_alone = item.get_closest_marker('alone') is not None
+    # A soak measures, whatever the rest of its file does.
+    is_alone = any(map(item.get_closest_marker, ('alone', 'soak')))
     (chosen if is_alone == (part == 'alone') else others).append(item)
   config.hook.pytest_deselected(items=others)
   items[:] = chosen

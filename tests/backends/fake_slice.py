@@ -65,7 +65,7 @@ def join(host, port):
     except ConnectionRefusedError:
       if time.monotonic() > give_up_at_s:
         sys.exit(1)
-      time.sleep(0.01)
+      time.sleep(0.01)  # Nothing tells when the leading host listens.
   connection.send(bytes([host]))
   if connection.recv(1) != b'!':
     sys.exit(1)

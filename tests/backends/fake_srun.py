@@ -27,7 +27,7 @@ def main(argv):
   while None in [task.poll() for task in tasks]:
     if any(task.returncode for task in tasks):
       send(tasks, signal.SIGKILL)
-    time.sleep(POLL_S)
+    time.sleep(POLL_S)  # As srun does, which looks at its tasks by turns.
   codes = (task.returncode for task in tasks)
   sys.exit(max(code if code >= 0 else 128 - code for code in codes))
 

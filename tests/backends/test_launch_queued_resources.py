@@ -16,7 +16,7 @@ from launch.backends.engines import QueuedResources
 from launch.backends.queued_resources import Cloud
 from tests.backends.launch_values import a_slice_launch, check_golden
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 HERE = pathlib.Path(__file__).parent
 CLOUD = Cloud('p', 'z')

@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
 from launch.backends import startup
 from tests.backends.launch_values import a_slice_launch
+from tests.waiting import until
 
 pytestmark = pytest.mark.beside
 
@@ -87,10 +87,11 @@ class Slice:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
   def until_met(self, times):
-    give_up_at_s = time.monotonic() + DEADLINE_S
-    while any(self.met(host) < times for host in range(HOSTS)):
-      assert time.monotonic() < give_up_at_s, list(map(self.met, range(HOSTS)))
-      time.sleep(0.02)
+    until(
+      lambda: all(self.met(host) >= times for host in range(HOSTS)),
+      DEADLINE_S,
+      lambda: f'{times} worlds: {list(map(self.met, range(HOSTS)))}',
+    )
 
 
 @pytest.fixture
@@ -114,9 +115,7 @@ def test_after_any_death_all_meet_again(machines):
 
 @pytest.mark.parametrize('host', [0, 2])
 def test_a_machine_that_is_back_before_the_others_know(machines, host):
-  """It finds no host that would take it in, until the others have died as
-  well.
-  """
+  """The machine finds no host that takes it in, until the others have died."""
   machines.until_met(1)
   machines.fall(host)
   machines.boot(host)

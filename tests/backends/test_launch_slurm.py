@@ -7,14 +7,14 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from launch.backends import slurm
 from tests.backends.launch_values import AWKWARD, a_launch, check_golden
+from tests.waiting import until
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 # Runs the rest of its command line as `srun` does, on this machine.
 SRUN = """#!/bin/bash
@@ -32,7 +32,7 @@ def leave(number, frame):
 signal.signal(signal.SIGTERM, leave)
 (folder / 'started').touch()
 if os.environ['CODE'] == 'wait':
-  time.sleep(600)
+  signal.pause()
 sys.exit(int(os.environ['CODE']))
 """
 SCONTROL = """#!/bin/bash
@@ -218,7 +218,4 @@ def test_one_learner_joins():
 
 
 def _until(condition):
-  end_s = time.monotonic() + 120
-  while not condition():
-    assert time.monotonic() < end_s, 'it never started'
-    time.sleep(0.02)
+  until(condition, 120.0, 'it starts')

@@ -7,13 +7,13 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from launch.backends import slurm
 from tests.backends.launch_values import a_launch, check_golden
+from tests.waiting import until
 
 pytestmark = pytest.mark.beside
 
@@ -42,7 +42,7 @@ does = folder / f'does.{{host}}'
 if does.exists():
   sys.exit(int(does.read_text()))
 while True:
-  time.sleep(1)
+  signal.pause()
 """
 
 
@@ -89,11 +89,12 @@ class Job:
     (self.folder / f'does.{host}').write_text(str(code))
 
   def pid(self, host):
-    give_up_at_s = time.monotonic() + DEADLINE_S
     path = self.folder / f'pid.{host}'
-    while not path.exists() or not path.read_text():
-      assert time.monotonic() < give_up_at_s, f'no process on node {host}'
-      time.sleep(0.02)
+    until(
+      lambda: path.exists() and path.read_text(),
+      DEADLINE_S,
+      f'a process on node {host}',
+    )
     return int(path.read_text())
 
   def wait(self):

@@ -11,7 +11,7 @@ import pytest
 from launch.backends import startup
 from tests.backends.launch_values import AWKWARD, a_slice_launch, check_golden
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 
 @pytest.mark.parametrize('which', ['syncer', 'learner', 'slice'])
@@ -144,7 +144,7 @@ def test_what_the_container_gets(machine):
 
 
 def test_a_host_of_a_slice_knows_itself_and_the_first(machine):
-  """Its number is not there at once: it is asked for until it is."""
+  """The host asks for its number until the metadata server has it."""
   folder, start = machine
   (call,) = start(_script(accelerator='v5litepod-16'), 0)
   assert call[-4:] == [

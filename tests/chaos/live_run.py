@@ -133,7 +133,7 @@ class LiveRun:
         return
       if time.monotonic() >= give_up_at_s:
         raise Overdue(f'not within {deadline_s:.0f} s: {what}')
-      time.sleep(POLL_S)
+      time.sleep(POLL_S)  # Between two polls, at which the supervisor acts.
 
   def spend(self, seconds: float) -> None:
     """Lets time pass, polling."""

@@ -13,7 +13,7 @@ from tests.chaos import fault_table
 from tests.chaos.fault_scenarios import figures
 from tests.chaos.live_run import Step, Tail
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 FLOOR_S = 0.02
 

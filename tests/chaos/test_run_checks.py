@@ -7,7 +7,7 @@ from launch.supervisor import ProcessEvent
 from tests.chaos import run_checks
 from tests.chaos.live_run import Step
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 TOKENS = 10  # Per step.
 

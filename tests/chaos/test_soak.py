@@ -13,7 +13,7 @@ from tests.chaos import resources, soak_run
 from tests.chaos.resources import Sample
 from tests.chaos.soak_run import Stillness
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 ROLES = ('syncer', 'learner-0', 'learner-1', 'learner-2')
 KILLS = 100

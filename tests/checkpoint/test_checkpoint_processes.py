@@ -13,7 +13,7 @@ import pytest
 
 from launch.orphans import dying_with_parent
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 ROOT = pathlib.Path(__file__).parents[2]
 KILLS = 5
@@ -48,7 +48,7 @@ def _run(task, folder, devices=1):
 
 
 def _save_and_kill(folder, after_s):
-  """What the process told until it was killed in the midst of a save."""
+  """Returns what the process told until it was killed in mid-save."""
   told = {}
   with subprocess.Popen(
     dying_with_parent(_command('keep_saving', folder)),

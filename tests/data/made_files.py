@@ -42,7 +42,7 @@ def array_records(folder: pathlib.Path, documents: Sequence[str], files=3):
 
 
 def parquet(folder: pathlib.Path, documents: Sequence[str], rows=23, files=2):
-  """With a column beside that of the text, in groups of so many rows."""
+  """Writes a column beside that of the text, in groups of so many rows."""
   import pyarrow as pa
   import pyarrow.parquet as pq
 

@@ -4,7 +4,6 @@
 import pathlib
 import random
 import threading
-import time
 from collections.abc import Callable, Mapping
 from unittest import mock
 
@@ -30,10 +29,10 @@ from diloco.transport.auth import OPEN
 from diloco.transport.faulty import Faults, faulty
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
+from tests.waiting import until
 
 LEARNERS = 2
 DEADLINE_S = 120.0
-LOOK_EVERY_S = 0.02
 NOTICE_S = 5.0
 PULL_S = 0.5
 
@@ -93,7 +92,7 @@ class Living:
     self.thread = threading.Thread(target=run.guard(self.train))
 
   def train(self):
-    """To the end of the run, or of this."""
+    """Trains to the end of the run, or until it is killed."""
     try:
       self.left = self.training.run()
     except Killed:
@@ -248,13 +247,13 @@ class Run:
 
   def until(self, holds: Callable[[], bool], what: str):
     """Waits until `holds()`; raises what any thread raised."""
-    give_up_s = time.monotonic() + DEADLINE_S
-    pause = threading.Event()
-    while not holds():
+
+    def holds_or_raises() -> bool:
       if self._errors:
         raise self._errors[0]
-      assert time.monotonic() < give_up_s, f'not in {DEADLINE_S} s: {what}'
-      pause.wait(LOOK_EVERY_S)
+      return holds()
+
+    until(holds_or_raises, DEADLINE_S, what)
 
   def until_merged(self, living: Living, rounds: int = 3):
     """Waits until so many rounds have merged this very process."""

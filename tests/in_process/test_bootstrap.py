@@ -16,7 +16,7 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.transport.faulty import Faults
 from tests.in_process.in_process import Living, Run
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 FLOOR_S = 0.02
 NEWCOMER = 2  # An id that the run has not seen.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many steps lie between a copy and its update: in the lab as in a run."""
+"""Checks how many steps lie between a copy and its update, lab beside run."""
 
 import collections
 

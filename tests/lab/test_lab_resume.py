@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -17,8 +16,9 @@ from diloco.lab.outputs import Recording
 from diloco.lab.run import train
 from diloco.metrics.workdir import Workdir
 from diloco.run.spec import make_run_spec
+from tests.waiting import until
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 WAIT_S = 600.0  # On a machine that has other work.
 STEPS, EVERY, CUT_AT_STEP = 24, 8, 20  # Two checkpoints come before the cut.
@@ -26,7 +26,7 @@ LEARNERS = 2
 # A model that counts how often its loss is computed, and, so that the test
 # decides where the run is cut, does not go on beyond a number of them.
 MODEL = """
-import os, time
+import os, threading
 import jax
 from experiments import own_model
 
@@ -37,8 +37,8 @@ def seen():
   count += 1
   with open(os.environ['SEEN'], 'a') as file:
     file.write('x')
-  while count >= int(os.environ['HOLD_AT']):
-    time.sleep(0.01)
+  if count >= int(os.environ['HOLD_AT']):
+    threading.Event().wait()
 
 def model(sizes):
   plain = own_model.model(sizes)
@@ -152,12 +152,12 @@ def _steps_before(folder) -> int:
 
 
 def _wait(process, condition):
-  until_s = time.monotonic() + WAIT_S
-  while not condition():
+  def holds() -> bool:
     if process.poll() is not None:
       raise AssertionError(process.communicate()[1])
-    assert time.monotonic() < until_s
-    time.sleep(0.02)
+    return condition()
+
+  until(holds, WAIT_S, 'the run has come so far')
 
 
 def _seen(folder, name) -> int:

@@ -90,7 +90,7 @@ class _Rates(LabObserver):
 def test_who_returns_goes_on_with_its_schedule(progress, monkeypatch):
   """A learner's own steps before its death count for its schedule, too.
 
-  And what is recorded is the rate of the step.
+  What is recorded is the rate of the step.
   """
   taken = collections.defaultdict(list)
   step = Device.step

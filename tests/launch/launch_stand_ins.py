@@ -18,10 +18,10 @@ from launch.program import Program, Role
 
 HERE = pathlib.Path(__file__).parent
 STUBBORN = """
-import signal, time
+import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print('deaf', flush=True)
-while True: time.sleep(1)
+while True: signal.pause()
 """
 
 

@@ -9,7 +9,6 @@ host i leaves with the i-th code, and stays if that is '-'.
 
 import signal
 import sys
-import time
 
 
 def main(what, *flags):
@@ -25,7 +24,7 @@ def main(what, *flags):
     if code != '-':
       sys.exit(int(code))
   while True:
-    time.sleep(1)
+    signal.pause()
 
 
 if __name__ == '__main__':

@@ -22,7 +22,7 @@ STEP_S = 0.02
 def syncer(workdir, steps):
   for step in range(1, steps + 1):
     write_status(workdir, step, steps, finished=False)
-    time.sleep(STEP_S)
+    time.sleep(STEP_S)  # The step itself.
   write_status(workdir, steps, steps, finished=True)
   learners = tuple(
     status.LearnerSummary(
@@ -77,7 +77,7 @@ def learner(workdir, i):
       names.TRAIN_LOSS: 1 + 4 / step,
     }
     writer.write_scalars(step, scalars)
-    time.sleep(STEP_S)
+    time.sleep(STEP_S)  # The step itself.
 
 
 def evaluate(workdir):

@@ -15,7 +15,7 @@ from launch.backends.commands import CommandFailed
 from launch.backends.engines import Gke, Slurm
 from tests.backends.launch_values import a_launch
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = '--config=experiments/quickstart.py:learners=4'

@@ -22,7 +22,7 @@ from launch.local import occupy
 from launch.program import on_this_machine, program
 from launch.unit import free_address
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 FLAG = '--config=experiments/tests_tiny.py'
 CONFIG = run_config.build(tests_tiny.get_config())
@@ -33,7 +33,7 @@ def refused(*argv):
     [sys.executable, '-m', 'launch.local', *argv],
     capture_output=True,
     text=True,
-    timeout=60,
+    timeout=240,
   )
   assert done.returncode == 78, done.stderr
   assert done.stdout == ''
@@ -139,7 +139,7 @@ def test_two_shards_take_the_flag_of_how_all_log():
     ],
     capture_output=True,
     text=True,
-    timeout=60,
+    timeout=240,
   )
   assert done.returncode == 78
   [line] = done.stderr.splitlines()

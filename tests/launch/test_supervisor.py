@@ -6,7 +6,6 @@ import os
 import pathlib
 import signal
 import sys
-import time
 
 import psutil
 import pytest
@@ -18,11 +17,12 @@ from experiments import tests_tiny
 from launch.exits import FINISHED, after_exit, describe_exit
 from launch.program import Role, program
 from launch.supervisor import Supervisor, rotate_log
+from tests.waiting import until
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
-DEADLINE_S = 20.0
-FOREVER = 'import time\nwhile True: time.sleep(1)'
+DEADLINE_S = 120.0
+FOREVER = 'import signal\nwhile True: signal.pause()'
 DEAF = 'import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n'
 READY = 'print("ready", flush=True)\n'
 
@@ -50,11 +50,19 @@ def build(tmp_path, *roles, restarts_max=3, linger_s=0.3):
 
 
 def poll_until(watched, condition):
-  give_up_at_s = time.monotonic() + DEADLINE_S
-  while not condition():
-    assert time.monotonic() < give_up_at_s, watched.states()
-    watched.poll()
-    time.sleep(0.01)
+  def holds() -> bool:
+    if not condition():
+      watched.poll()
+    return condition()
+
+  until(holds, DEADLINE_S, lambda: str(watched.states()))
+
+
+def held(tmp_path) -> pathlib.Path:
+  """Returns a pipe whose reader waits until it is written to."""
+  path = tmp_path / 'over'
+  os.mkfifo(path)
+  return path
 
 
 def told(events, kind):
@@ -143,6 +151,7 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path):
 
 
 def test_each_role_has_as_long_to_leave_as_it_was_promised(tmp_path):
+  # Longer than one has promised, and much less than the other.
   slow = (
     'import signal, sys, time\n'
     'def leave(*_): time.sleep(0.6); print("left"); sys.exit(0)\n'
@@ -254,7 +263,8 @@ def test_when_the_run_ends_those_who_stay_are_stopped(tmp_path):
 
 
 def test_when_the_run_has_ended_nobody_is_started_again(tmp_path):
-  late = 'import time; time.sleep(0.4); raise SystemExit(1)'
+  over = held(tmp_path)
+  late = f'open({str(over)!r}).read(); raise SystemExit(1)'
   watched, events = build(
     tmp_path,
     role('end', 'pass', ends_run=True),
@@ -262,6 +272,8 @@ def test_when_the_run_has_ended_nobody_is_started_again(tmp_path):
     linger_s=DEADLINE_S,
   )
   with watched:
+    poll_until(watched, lambda: told(events, 'exited') == ['end'])
+    over.write_text('')
     poll_until(watched, lambda: watched.is_over)
   assert watched.failure is None
   assert events[-1].detail == 'exited with code 1; the run is over, no restart'
@@ -299,19 +311,25 @@ def test_signals_have_names():
 
 
 def wait_gone(pid):
-  give_up_at_s = time.monotonic() + DEADLINE_S
-  while psutil.pid_exists(pid):
-    if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-      return  # It is dead; the process that adopted it has not reaped it yet.
-    assert time.monotonic() < give_up_at_s, f'{pid} lives on'
-    time.sleep(0.01)
+  until(lambda: is_gone(pid), DEADLINE_S, f'{pid} is gone')
+
+
+def is_gone(pid) -> bool:
+  """A zombie is: the process that adopted it has only to reap it."""
+  try:
+    return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+  except psutil.NoSuchProcess:
+    return True
 
 
 def test_without_an_optional_process_the_run_goes_on(tmp_path):
-  """It can't run as configured; the one that is needed finishes."""
-  roles = role('a', 'import time; time.sleep(1)'), optional('b', 'exit(78)')
-  watched, _ = build(tmp_path, *roles)
+  """The optional process can't run as configured; the other finishes."""
+  over = held(tmp_path)
+  needed = role('a', f'open({str(over)!r}).read()')
+  watched, events = build(tmp_path, needed, optional('b', 'exit(78)'))
   with watched:
+    poll_until(watched, lambda: told(events, 'exited') == ['b'])
+    over.write_text('')
     poll_until(watched, lambda: watched.is_over)
     assert watched.failure is None
     assert [each.state for each in watched.states()] == ['finished', 'dead']

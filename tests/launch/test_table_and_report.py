@@ -13,7 +13,7 @@ from diloco.metrics.workdir import Workdir
 from launch import progress
 from launch.supervisor import ProcessState
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 LEARNERS = (
   status.LearnerStatus(

@@ -10,7 +10,7 @@ from diloco.metrics.jsonl import read_jsonl
 from diloco.transport.faulty import Faults
 from tests.in_process.in_process import Run
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 HOUR_NS = 3600 * 10**9
 

@@ -12,10 +12,10 @@ from diloco.protocol import host_messages as said
 from diloco.protocol.messages import Part
 from diloco.transport import host_channel
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 SECRET = b'of this learner'
-WAIT_S = 20.0
+WAIT_S = 120.0
 PART = Part(nbytes=3, crc=4)
 
 

@@ -13,7 +13,7 @@ from diloco.protocol.incarnation import process_of
 from diloco.transport.faulty import Faults
 from tests.in_process.in_process import Living, Run
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 
 def test_the_recorded_rate_is_that_of_the_step(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from launch.program import Role, on_this_machine
 from launch.supervisor import Supervisor
 from tests.backends.launch_values import a_config
+from tests.waiting import until
 
 pytestmark = pytest.mark.beside
 
@@ -44,9 +45,12 @@ def test_a_world_of_two_hosts(tmp_path):
     for starts, victim in ((2, 'learner-0.1'), (3, 'learner-0')):
       os.kill(pids[victim], signal.SIGKILL)
       killed_at_s = time.monotonic()
-      while watched.states()[0].starts < starts:
+
+      def started_again(starts=starts) -> bool:
         watched.poll()
-        time.sleep(0.01)
+        return watched.states()[0].starts >= starts
+
+      until(started_again, DEADLINE_S, f'start {starts}')
       assert time.monotonic() - killed_at_s < 5.0  # No heartbeat was awaited.
       for path in tmp_path.glob('*.log'):  # Of the last world.
         path.write_text('')
@@ -55,9 +59,10 @@ def test_a_world_of_two_hosts(tmp_path):
 
 def _until_summed(watched, folder):
   logs = [folder / 'learner-0.log', folder / 'learner-0.1.log']
-  give_up_at_s = time.monotonic() + DEADLINE_S
-  while not all(path.exists() and SUM in path.read_text() for path in logs):
-    assert time.monotonic() < give_up_at_s, logs[0].read_text()
+
+  def summed() -> bool:
     watched.poll()
     assert watched.failure is None, logs[0].read_text()
-    time.sleep(0.02)
+    return all(path.exists() and SUM in path.read_text() for path in logs)
+
+  until(summed, DEADLINE_S, lambda: logs[0].read_text())

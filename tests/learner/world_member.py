@@ -34,7 +34,7 @@ def main(*flags):
     total = float(add(shards))
     hosts = len({device.process_index for device in devices})
     print(f'{len(devices)} devices of {hosts} hosts: {total}', flush=True)
-    time.sleep(0.05)
+    time.sleep(0.05)  # The log is to stay short.
 
 
 if __name__ == '__main__':

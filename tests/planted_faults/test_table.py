@@ -8,7 +8,7 @@ import pytest
 from tests.planted_faults.fault import copy_of_the_tree, problems, run
 from tests.planted_faults.table import FAULTS
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 BY_NAME = {each.name: each for each in FAULTS}
 

@@ -39,7 +39,7 @@ def settings():
 
 
 def kill_and_wait(run: LiveRun, learner: int):
-  """kill -9; until its next process was merged."""
+  """Kills a learner and waits until its next process is merged."""
   name = learner_name(learner)
   run.supervisor.kill(name, 'by the test')
   starts = sum(e.process == name and e.event == 'started' for e in run.events)

@@ -8,15 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-
-import pytest
 
 from diloco.metrics.workdir import Workdir, learner_name, shard_name
 from diloco.metrics.writer import read_jsonl
 from launch.orphans import dying_with_parent
+from tests.waiting import until
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 EXIT_CONFIG = 78
@@ -24,9 +22,10 @@ LOOK_EVERY_S = 0.05
 START_S = 240.0  # Until a process is where it can do its part, uncached.
 TAIL_LINES = 25  # Of each log, shown where a test fails.
 
-# Steps of some 20 ms on 2 cores, so that something can happen between two.
-# One shape for all tests: they share what they compile.
-SLOW = ('data.batch=32', 'data.seq_len=64', 'data.shards=4')
+# Steps that are slept out, so that something can happen between two while the
+# machine is free for what starts. Their shape is the tiny one of all tests:
+# they share what they compile.
+SLOW = ('run.step_floor_s=0.04', 'data.shards=4')
 ENDLESS = ('protocol.total_steps=1000000',)  # The test ends the run.
 
 
@@ -70,8 +69,9 @@ class Processes:
   """The processes of one run; leaving the `with` block kills what it started.
 
   Args:
-    root: an empty folder of this test. All tests of a pytest session compile
-      into one folder beside it.
+    root: an empty folder of this test. What its processes compile is shared
+      with the tests of the whole suite (tests/run.sh), or else with those of
+      the pytest session.
     *overrides: of the tiny configuration, such as 'protocol.quorum=2'.
   """
 
@@ -85,7 +85,9 @@ class Processes:
     self._address: str | None = None
     self._environment = os.environ | {
       'JAX_PLATFORMS': 'cpu',
-      'JAX_COMPILATION_CACHE_DIR': str(root.parent / 'compiled'),
+      'JAX_COMPILATION_CACHE_DIR': os.environ.get(
+        'JAX_COMPILATION_CACHE_DIR', str(root.parent / 'compiled')
+      ),
       'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
       'NPROC': '2',
       'PYTHONUNBUFFERED': '1',
@@ -144,18 +146,18 @@ class Processes:
     return self.running[-1]
 
   def syncer(self, *flags: str, name: str = 'syncer') -> Running:
-    """Starts it on a free port, later ones on the same; once it listens."""
+    """Starts a syncer, later ones on the same port; waits until it listens."""
     bind = f'--bind={self._address or "127.0.0.1:0"}'
     syncer = self.start(name, 'diloco.syncer', bind, *flags)
     self.until(lambda: self._listens(syncer), START_S, 'the syncer listens')
     return syncer
 
   def syncer_again(self, name: str) -> Running:
-    """Starts one where the first listened; does not wait until it does."""
+    """Starts a syncer where the first listened, and does not wait for it."""
     return self.start(name, 'diloco.syncer', f'--bind={self._address}')
 
   def shard(self, shard: int, name: str | None = None) -> Running:
-    """Starts one beside the syncer that listens."""
+    """Starts a shard beside the syncer that listens."""
     return self.start(
       name or shard_name(shard),
       'diloco.syncer_shard',
@@ -231,12 +233,7 @@ class Processes:
 
   def until(self, holds: Callable[[], bool], deadline_s: float, what: str):
     """Waits until `holds()`; fails with all logs where it never does."""
-    give_up_s = time.monotonic() + deadline_s
-    pause = threading.Event()
-    while not holds():
-      if time.monotonic() >= give_up_s:
-        pytest.fail(f'not within {deadline_s} s: {what}\n{self.tails()}')
-      pause.wait(LOOK_EVERY_S)
+    until(holds, deadline_s, lambda: f'{what}\n{self.tails()}', LOOK_EVERY_S)
 
   def exit_code(self, running: Running, deadline_s: float = START_S) -> int:
     """Waits until the process has exited."""

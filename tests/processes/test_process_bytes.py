@@ -6,7 +6,7 @@ import pytest
 from diloco.metrics import names
 from tests.processes.processes import ENDLESS, START_S, Processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 FRAGMENTS = 4  # P.
 MODEL = (

@@ -7,7 +7,7 @@ import pytest
 
 from tests.processes.processes import START_S, Processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 FRAGMENTS = 2  # P of the tiny configuration.
 LEARNERS = (0, 1)

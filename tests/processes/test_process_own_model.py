@@ -12,7 +12,7 @@ from diloco.metrics.workdir import EVALUATOR
 from diloco.metrics.writer import read_jsonl
 from tests.processes.processes import EXIT_CONFIG, START_S, Processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 RUN_S = 2 * START_S  # Two processes after each other.
 CONFIG = '--config=experiments/own_model.py:quicktest'

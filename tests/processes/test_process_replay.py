@@ -8,7 +8,7 @@ import pytest
 from diloco.protocol.incarnation import process_of
 from tests.processes.processes import START_S, Processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 STEPS = 100
 # Of the tiny shape, made slow by sleep: the replays need not wait.
@@ -55,7 +55,7 @@ def killed(tmp_path_factory):
 
 
 def _until_ready(processes: Processes, learner: int):
-  """Until the syncer has it among its own once more."""
+  """Waits until the syncer counts the learner as ready once more."""
 
   def ready() -> int:
     lines = processes.tape('ready')

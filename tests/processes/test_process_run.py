@@ -13,7 +13,7 @@ from diloco.report import run_reader
 from tests.processes.processes import SLOW, START_S, Processes
 from tests.transport import credentials
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 FRAGMENTS = 2  # P of the tiny configuration.
 
@@ -23,7 +23,8 @@ def killed(tmp_path_factory):
   """A run to its end, in which learner 1 is killed and comes back."""
   with _launched(
     tmp_path_factory.mktemp('killed'),
-    'protocol.total_steps=1000',
+    'protocol.total_steps=300',
+    'run.step_floor_s=0.1',  # It lasts until learner 1 is there again.
     "faults=('kill learner 1 at 0.08',)",
   ) as processes:
     yield processes
@@ -59,7 +60,7 @@ def _launched(root, *overrides, flags=()) -> Processes:
   overrides = (*SLOW, 'run.compilation_cache=false', *overrides)
   with Processes(root, *overrides) as processes:
     launcher = processes.start('launcher', 'launch.local', *flags)
-    code = processes.exit_code(launcher, deadline_s=200.0)
+    code = processes.exit_code(launcher, deadline_s=START_S)
   assert code == 0, f'{code=}\n{processes.tails()}'
   return processes
 
@@ -142,7 +143,7 @@ def test_learners_of_one_and_of_four_devices_train_together(tmp_path):
   overrides = (
     *SLOW,
     'model.kv_heads=2',
-    'protocol.total_steps=300',
+    'protocol.total_steps=150',
     'protocol.patience=60.0',
   )
   with Processes(tmp_path, *overrides) as processes:

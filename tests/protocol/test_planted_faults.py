@@ -133,7 +133,7 @@ def _every_round_is_due(patch):
 
 
 def _waits_at_its_boundary(patch):
-  """As at τ = 0, whatever τ is."""
+  """Plants a learner that waits as at τ = 0, whatever τ is."""
 
   def waits(learner):
     core = learner._core

@@ -17,14 +17,14 @@ from diloco.transport.faulty import Faults
 from tests.in_process.in_process import Run
 from tests.replay.taped import changed
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 STEPS = 40
 
 
 @pytest.fixture(scope='module')
 def synchronous(tmp_path_factory):
-  """One fragment; all wait for its update: θ = Θ after each round."""
+  """A run of one fragment that all wait for: θ = Θ after each round."""
   run = Run(
     tmp_path_factory.mktemp('synchronous'),
     Faults(),
@@ -202,7 +202,7 @@ def test_a_process_from_a_checkpoint(synchronous, tmp_path, contents):
 
 @pytest.mark.parametrize('contents', WAYS)
 def test_a_process_from_a_peer(synchronous, tmp_path, contents):
-  """At a boundary where θ = Θ: only the donor's inner state is of it."""
+  """At a boundary where θ = Θ only the inner state is the donor's."""
 
   def source(process, step, applied):
     assert applied['step'] == step

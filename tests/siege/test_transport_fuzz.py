@@ -22,7 +22,7 @@ from diloco.transport import control_channel, wire
 from tests.siege import malice, small_syncer
 from tests.siege.small_syncer import CONFIG, HONEST, GoodLearner, Judge
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 OVER_THE_WIRE = 10_000
 BY_DECODE = 7500
@@ -38,9 +38,7 @@ def seed() -> int:
 
 
 def test_fuzz_of_the_real_server_and_the_machine(seed, record_property):
-  """Sent = accepted + refused; no other peer is served worse, nothing
-  crashes.
-  """
+  """Every message is accepted or refused; no other peer is served worse."""
   bodies = list(malice.bodies(seed, OVER_THE_WIRE))
   with (
     contextlib.closing(small_syncer.SmallSyncer()) as syncer,

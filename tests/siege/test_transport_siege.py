@@ -18,8 +18,9 @@ from diloco.transport import auth, control_channel, grpc_transfer, sockets, wire
 from tests.siege import small_syncer
 from tests.siege.small_syncer import GoodLearner, SmallSyncer
 from tests.transport import credentials
+from tests.waiting import until
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 HANDSHAKE_S = 1.0
 GONE_S = 60.0
@@ -164,8 +165,10 @@ def test_siege_by_sessions_that_say_nothing():
         stack.callback(converse(_silence(over)).cancel)
       # All but the free places; a place more was lost to each good learner.
       crowded = SILENT - 4 + (SILENT + 1) * len(good)
-      wait_until(
-        lambda n=crowded: syncer.server.ended().get('crowded out', 0) >= n
+      until(
+        lambda n=crowded: syncer.server.ended().get('crowded out', 0) >= n,
+        GONE_S,
+        f'{crowded} are crowded out',
       )
       late = GoodLearner(syncer.address, learner)
       stack.enter_context(contextlib.closing(late))
@@ -218,13 +221,6 @@ def idle_strangers(address: str):
       stack.enter_context(stranger(address, PREFACE + SETTINGS + ACK))
       for _ in range(IDLE)
     ]
-
-
-def wait_until(holds):
-  give_up_s = time.monotonic() + GONE_S
-  while not holds():
-    assert time.monotonic() < give_up_s
-    time.sleep(0.01)
 
 
 def hung_up(connection: socket.socket):

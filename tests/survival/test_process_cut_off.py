@@ -10,10 +10,10 @@ from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import read_jsonl
 from tests.processes.processes import SLOW, START_S, Processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 EXIT_CUT_OFF = 69
-TOTAL_STEPS = 300
+TOTAL_STEPS = 150
 WAIT_S = 30.0  # After its last step: the patience below, of 300 s.
 
 

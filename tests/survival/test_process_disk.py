@@ -21,7 +21,7 @@ from tests.processes.processes import (
   Running,
 )
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 FULL_S = 4.0
 STEPS = 40
@@ -163,7 +163,7 @@ def test_a_broken_ledger_tape_and_status_keep_no_run_from_going_on(ended):
 def filled(tmp_path_factory):
   """A syncer and a learner that no file can grow of for `FULL_S`, and when."""
   root = tmp_path_factory.mktemp('filled')
-  with Processes(root, *SLOW, *ENDLESS, 'run.step_floor_s=0.04') as processes:
+  with Processes(root, *SLOW, *ENDLESS) as processes:
     syncer, learner = processes.syncer(), processes.learner(0)
     processes.until_merged(0)
     before = processes.steps(0)[-1]

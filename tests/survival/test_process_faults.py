@@ -10,7 +10,7 @@ from diloco.metrics import names
 from diloco.protocol.timeouts import SILENCE_FLOOR_S
 from tests.processes.processes import ENDLESS, SLOW, START_S, Processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 STOP_S = 10.0
 BEFORE_S = 3.0  # The time over which the rate before a fault is taken.
@@ -68,7 +68,7 @@ def test_learners_train_on_when_the_syncer_is_killed(tmp_path):
     done = [len(processes.steps(m)) for m in (0, 1)]
     processes.until(
       lambda: all(len(processes.steps(m)) >= done[m] + 50 for m in (0, 1)),
-      30.0,
+      START_S,
       'both learners make 50 steps without a syncer',
     )
     assert [each.exit_code for each in learners] == [None, None]
@@ -117,7 +117,7 @@ def test_silent_learner_is_given_up_and_joins_again(tmp_path):
         line['learner'] == 1 and line['reason'].startswith('silent')
         for line in processes.tape('left')
       ),
-      30.0,
+      START_S,
       'learner 1 is given up as silent',
     )
     processes.until_merged(0, rounds=5)
@@ -125,7 +125,7 @@ def test_silent_learner_is_given_up_and_joins_again(tmp_path):
     learners[1].send(signal.SIGCONT)
     processes.until(
       lambda: _incarnation(processes, 1) > first,
-      30.0,
+      START_S,
       'learner 1 is merged again, with a higher incarnation',
     )
     assert [each.exit_code for each in learners] == [None, None]

@@ -49,7 +49,7 @@ class Gate:
       threading.Thread(target=self._pump, args=pair, daemon=True).start()
 
   def _pump(self, source: socket.socket, sink: socket.socket):
-    """Until either end is closed; then both are."""
+    """Carries bytes until either end is closed; then both are."""
     try:
       while data := source.recv(CHUNK_BYTES):
         sink.sendall(data)

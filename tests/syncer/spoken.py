@@ -21,7 +21,7 @@ from diloco.transport.control_client import ControlClient
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 REPORT = messages.Report(
   step=1, tokens=8, position=1, step_s=0.1, stall_s=0.0, loss=1.0, fetched=()
 )
@@ -113,7 +113,7 @@ class Peer:
         return message
 
   def end(self) -> str:
-    """Waits until the syncer has ended the session; why it did."""
+    """Waits until the syncer has ended the session; returns why."""
     return self._ended.get(timeout=DEADLINE_S)
 
   def close(self):

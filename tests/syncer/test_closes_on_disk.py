@@ -10,7 +10,7 @@ import pytest
 from diloco.protocol import messages
 from tests.syncer.spoken import Stage
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 
 @pytest.mark.parametrize('asked', [True, False])

@@ -19,11 +19,11 @@ from diloco.syncer import results, server
 from tests.siege import malice
 from tests.syncer.spoken import DEADLINE_S, REPORT, Stage, small_run_spec
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 FLOOD = 25_000  # More than the inbox holds; 100,000 took 50 s, and passed.
 GROWN_MAX = 64 << 20
-CLOSE_S = 10.0  # Time-outs of about 3 s, on a machine that is busy.
+CLOSE_S = 60.0  # Time-outs of about 3 s, on a machine that is busy.
 
 
 # Reports ---------------------------------------------------------------------
@@ -185,8 +185,10 @@ def test_huge_values_are_not_merged(codec, tmp_path):
 
 
 def test_a_flood_of_reports_delays_nobody(tmp_path):
-  """All as they should be, but too many: another session is answered, and what
-  is unread stays bounded. K = 2: one alone can't drive the run on."""
+  """Another session is answered beside valid but too many reports.
+
+  What is unread stays bounded. K = 2: one alone can't drive the run on.
+  """
   stage = Stage(small_run_spec(quorum=2), tmp_path)
   stage.start()
   inbox, said = stage.syncing._inbox, threading.Event()

@@ -15,7 +15,7 @@ from diloco.transport import wire
 from tests.siege import malice
 from tests.syncer.spoken import REPORT, Stage
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 BASES = {
   messages.Ready: messages.Ready(0, 'the test'),

@@ -9,7 +9,7 @@ from diloco.transport import wire
 from tests.fleets import fleets
 from tests.syncer.spoken import Stage, small_run_spec
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 MANY = 80
 

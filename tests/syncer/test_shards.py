@@ -8,7 +8,7 @@ from diloco.checkpoint.parameters import read_parameters
 from diloco.transport.faulty import Faults
 from tests.in_process.in_process import Run
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 # Synchronous, so that two runs can be alike.
 ALIKE = {'overlap_steps': 0, 'quorum': 2, 'total_steps': 24}

@@ -8,7 +8,7 @@ from diloco.metrics.workdir import learner_name
 from diloco.transport.faulty import Faults
 from tests.in_process.in_process import LEARNERS, Run
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 
 @pytest.fixture(scope='module')

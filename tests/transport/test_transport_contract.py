@@ -116,7 +116,7 @@ def test_contract_a_retired_handle_is_gone_at_once(pair):
 
 
 def resident_mib() -> int:
-  """What is held; glibc keeps freed arenas, up to 0.5 GiB, until trimmed."""
+  """Returns memory in use, with the arenas that glibc keeps trimmed."""
   ctypes.CDLL(None).malloc_trim(0)
   pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
   return pages * os.sysconf('SC_PAGE_SIZE') >> 20

@@ -9,6 +9,7 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -21,10 +22,11 @@ from diloco.transport import (
   wire,
 )
 from diloco.transport.auth import Access
+from tests.waiting import until
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 HELLO = messages.Hello(
   protocol=messages.PROTOCOL_VERSION,
   run='run',
@@ -79,12 +81,9 @@ def threads() -> int:
   return len(os.listdir('/proc/self/task'))
 
 
-def wait_for(condition, what: str):
+def wait_for(condition, what: str | Callable[[], str]):
   """Polls what has no event of its own, such as the death of a thread."""
-  deadline = time.monotonic() + WAIT_S
-  while not condition():
-    assert time.monotonic() < deadline, what
-    time.sleep(0.01)
+  until(condition, WAIT_S, what)
 
 
 def test_control_carries_messages_both_ways_and_counts_bytes():
@@ -323,9 +322,15 @@ def test_control_leaves_no_thread_and_no_descriptor():
   for index in range(10):
     cycle(server_first=bool(index % 2))
   wait_for(lambda: threading.active_count() <= ours, 'python threads')
-  wait_for(lambda: threads() <= before[0] + 2, f'{threads()} > {before[0]}')
+  wait_for(
+    lambda: threads() <= before[0] + 2,
+    lambda: f'{threads()} threads > {before[0]}',
+  )
   fds = lambda: len(os.listdir('/proc/self/fd'))  # noqa: E731
-  wait_for(lambda: fds() <= before[1] + 2, f'{fds()} > {before[1]} descriptors')
+  wait_for(
+    lambda: fds() <= before[1] + 2,
+    lambda: f'{fds()} descriptors > {before[1]}',
+  )
   assert not [
     t.name for t in threading.enumerate() if t.name.startswith('control')
   ]

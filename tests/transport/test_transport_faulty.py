@@ -12,7 +12,7 @@ import pytest
 from diloco.protocol.messages import Payload
 from diloco.transport import data_plane, faulty, memory
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 SEED = 11
 DATA = np.arange(256, dtype=np.uint8)
@@ -202,5 +202,5 @@ def test_faulty_close_frees_a_real_wait():
     waiting = threading.Thread(target=pull)
     waiting.start()
   inlet.close()
-  waiting.join(5.0)
+  waiting.join(60.0)
   assert outcome == ['closed']

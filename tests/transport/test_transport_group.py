@@ -10,10 +10,10 @@ import pytest
 from diloco.protocol import host_messages
 from diloco.transport import host_channel
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 SECRET = b'of this learner'
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class End:

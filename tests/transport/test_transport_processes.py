@@ -19,6 +19,7 @@ from diloco.protocol import messages
 from diloco.transport import data_plane, planes
 from diloco.transport import sockets as transport_sockets
 from tests.transport.peer_process import Process
+from tests.waiting import until
 
 pytestmark = pytest.mark.alone
 
@@ -287,11 +288,14 @@ def test_processes_fifty_cycles_leak_nothing(plane, kind):
           process = Process(kind)
       outlet.close()
       inlet.close()
-    deadline = time.monotonic() + WAIT_S
-    while not all(
-      now <= then + more for now, then, more in zip(usage(), before, (2, 2, 48))
-    ):
-      assert time.monotonic() < deadline, f'{usage()=}, after 10: {before=}'
-      time.sleep(0.1)
+    until(
+      lambda: all(
+        now <= then + more
+        for now, then, more in zip(usage(), before, (2, 2, 48))
+      ),
+      WAIT_S,
+      lambda: f'{usage()=}, after 10: {before=}',
+      look_every_s=0.1,
+    )
   finally:
     process.close()

@@ -24,9 +24,9 @@ from diloco.transport import (
   sockets,
 )
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 @pytest.mark.parametrize(
