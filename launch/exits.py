@@ -11,6 +11,7 @@ RUNNING = 'running'
 WAITING = 'waiting'  # Dead; will be started again.
 FINISHED = 'finished'  # Exited with 0.
 DEAD = 'dead'  # Will not be started again.
+STOPPED = 'stopped'  # Told to leave; the same command starts it again.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,7 +75,13 @@ class Display:
     now_s = time.monotonic()
     if now_s - self._shown_s < every_s:
       return
-    self._shown_s = now_s
+    self.show(status, processes)
+
+  def show(
+    self, status: RunStatus | None, processes: Sequence[ProcessState]
+  ) -> None:
+    """Shows the state now, such as the last one."""
+    self._shown_s = time.monotonic()
     if self._live:
       self._live.update(table(status, processes), refresh=True)
     else:

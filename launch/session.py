@@ -66,7 +66,11 @@ def run(
     _show_end(config, workdir, console)
   except Interrupted as stopped:
     console.print(
-      f'{stopped}; no process is left', markup=False, highlight=False
+      f'{stopped}; no process is left; the same command goes on with the run '
+      f'in {workdir.root}',
+      markup=False,
+      highlight=False,
+      soft_wrap=True,
     )
     return 128 + stopped.number
   except (RunFailed, files.MalformedFile, CorruptLine, OSError) as error:
@@ -99,15 +103,18 @@ class _Session:
     """Runs until the syncer has finished and every learner has left."""
     restarts_max = self._config.run.restarts_max
     pending = list(faults)
-    with (
-      Display(self._console) as display,
-      self._supervisor(display, self._program.roles, restarts_max) as running,
-    ):
-      for _ in self._until_over(running):
-        status = self._status(display)
-        if status is not None:
-          pending = _perform(pending, status.step, self._config, running)
-        display.update(status, running.states())
+    with Display(self._console) as display:
+      roles = self._program.roles
+      running = self._supervisor(display, roles, restarts_max)
+      try:
+        with running:
+          for _ in self._until_over(running):
+            status = self._status(display)
+            if status is not None:
+              pending = _perform(pending, status.step, self._config, running)
+            display.update(status, running.states())
+      finally:  # However it ended, the last picture shows what is left.
+        display.show(self._status(display), running.states())
       for kill in pending:
         display.say(f'not performed, the run was over: {kill}')
     if read_summary(self._workdir.summary) is None:

@@ -15,6 +15,7 @@ from launch.exits import (
   DEAD,
   FINISHED,
   RUNNING,
+  STOPPED,
   WAITING,
   after_exit,
   describe_exit,
@@ -110,7 +111,7 @@ class Supervisor:
     """
     if self.failure:
       return True
-    ends = (FINISHED, DEAD)
+    ends = (FINISHED, DEAD, STOPPED)
     return all(unit.state in ends for unit in self._units.values())
 
   def states(self) -> list[ProcessState]:
@@ -157,7 +158,7 @@ class Supervisor:
     """
     for unit in self._units.values():
       if unit.state == WAITING:
-        unit.state = DEAD
+        unit.state = STOPPED
       unit.send(signal.SIGTERM, 'stopped', 'SIGTERM')
     began_s = time.monotonic()
     while running := [u for u in self._units.values() if u.state == RUNNING]:
@@ -167,6 +168,7 @@ class Supervisor:
         if passed_s >= leave_s or self._hurry():
           unit.kill(f'{passed_s:.0f} s after SIGTERM')
         if fall := unit.reap():
+          unit.state = STOPPED
           last = fall.last
           how = describe_exit(last.code)
           self._tell(last.process, 'exited', last.pid, how)

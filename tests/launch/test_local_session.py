@@ -99,6 +99,12 @@ def test_a_signal_stops_everything(tmp_path, number, code):
   shown = finish(launcher)
   assert launcher.returncode == code, shown
   assert f'stopped by {number.name}; no process is left' in shown
+  assert f'the same command goes on with the run in {workdir.root}' in shown
+  *_, picture, _ = shown.splitlines()
+  for name in ('syncer', 'learner-0', 'learner-1', 'learner-2'):
+    assert f'{name} stopped' in picture
+  assert 'running' not in picture
+  assert ' live ' not in picture.partition('|')[2]
   assert_all_gone(workdir)
 
 
