@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output for humans: terminal tables, plots, self-contained pages.
+"""Output for humans: terminal tables, figures, self-contained pages.
 
 Start with `parts`: a `ReportPage` is tables, charts, timelines and paragraphs
 as values; the other modules draw it.
 
-  terminal             in a terminal, of whatever width
-  page                 one HTML file that loads nothing else
-  pictures             PNG files, where matplotlib is installed
-  report_files         all of it into a folder, with CSV and JSON
-  charts, intervals    how they are drawn
-  timelines, shares    how they are drawn
+  terminal      in a terminal, of whatever width
+  page          one HTML file that loads nothing else
+  figures       charts, intervals and timelines, by matplotlib
+  pictures      the same as PNG, where matplotlib is installed
+  report_files  all of it into a folder, with CSV and JSON
 """

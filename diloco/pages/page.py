@@ -10,7 +10,7 @@ import html
 from collections.abc import Iterator, Mapping
 
 from diloco.pages import parts
-from diloco.pages.parts import Chart, Part, Picture, ReportPage, Table, Timeline
+from diloco.pages.parts import Part, Picture, ReportPage, Table
 
 STYLE = """
 :root {
@@ -178,37 +178,22 @@ def _table(table: Table, csv: str) -> Iterator[str]:
   yield '</div>'
   yield (
     f'<p class="save"><a download="{_text(table.name)}.csv" '
-    f'href="data:text/csv;base64,{_base64(csv.encode())}">'
+    f'href="data:text/csv;base64,{base64.b64encode(csv.encode()).decode()}">'
     f'{_text(table.name)}.csv</a>, with all digits</p>'
   )
 
 
 def _picture(part: Picture, image: bytes) -> Iterator[str]:
-  # There is a picture: they load.
-  from diloco.pages import charts, intervals, timelines
-
-  match part:
-    case Chart():
-      module = charts
-    case Timeline():
-      module = timelines
-    case _:
-      module = intervals
-  kind = type(part).__name__.lower()
-  yield f'<figure class="{kind}">'
+  yield f'<figure class="{type(part).__name__.lower()}">'
   yield (
-    f'<img alt="{_text(module.alternative(part))}" '
-    f'src="data:image/png;base64,{_base64(image)}">'
+    f'<img alt="{_text(parts.alternative(part))}" '
+    f'src="data:image/png;base64,{base64.b64encode(image).decode()}">'
   )
   yield '</figure>'
 
 
 def _anchor(part: Part) -> str:
   return f'{type(part).__name__.lower()}-{_text(part.name)}'
-
-
-def _base64(data: bytes) -> str:
-  return base64.b64encode(data).decode()
 
 
 def _text(text: str) -> str:

@@ -6,8 +6,18 @@ import math
 
 Cell = str | int | float | None  # None: nothing to say, shown as a dash.
 
-# What a lane of a timeline can show, and a line of a chart can be.
-SPAN_KINDS = ('step', 'pause', 'dead', 'waiting', 'bootstrap', 'round', 'grace')
+# What a lane of a timeline can show, in words,
+SPAN_MEANINGS = {
+  'step': 'inner steps',
+  'pause': 'paused to reconfigure',
+  'dead': 'dead',
+  'waiting': 'waiting',
+  'bootstrap': 'bootstrap',
+  'round': 'round',
+  'grace': 'grace window',
+}
+SPAN_KINDS = tuple(SPAN_MEANINGS)
+# and what a line of a chart can be.
 LINE_KINDS = (
   'simulated',
   'closed form',
@@ -112,6 +122,14 @@ class Timeline:
   spans: tuple[TimelineSpan, ...]
   marks: tuple[tuple[float, int, str], ...] = ()
   notes: tuple[str, ...] = ()
+
+  @property
+  def limits(self) -> tuple[float, float]:
+    """The earliest and the latest time of spans and marks, in seconds."""
+    times_s = [s.begin_s for s in self.spans] + [s.end_s for s in self.spans]
+    times_s += [at_s for at_s, _, _ in self.marks]
+    begin_s, end_s = min(times_s, default=0.0), max(times_s, default=1.0)
+    return begin_s, end_s if end_s > begin_s else begin_s + 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,6 +238,46 @@ def _with_spreads(texts, cells, spreads, digits):
 
 def _is_number(cell: Cell) -> bool:
   return isinstance(cell, int | float)
+
+
+def shares_of_kinds(timeline: Timeline) -> dict[str, float]:
+  """Each kind's share of all lanes' time, in SPAN_KINDS' order; no zeros."""
+  begin_s, end_s = timeline.limits
+  whole_s = (end_s - begin_s) * max(1, len(timeline.lanes))
+  spent_s = dict.fromkeys(SPAN_KINDS, 0.0)
+  for span in timeline.spans:
+    spent_s[span.kind] += span.end_s - span.begin_s
+  return {kind: s / whole_s for kind, s in spent_s.items() if s}
+
+
+def alternative(part: Picture) -> str:
+  """Returns a description of a picture, as its alternative text."""
+  match part:
+    case Chart():
+      kinds = [k for k in LINE_KINDS if any(x.kind == k for x in part.lines)]
+      labels = dict.fromkeys(line.label for line in part.lines)
+      said = (
+        f'{part.y_label} over {part.x_label}; {", ".join(kinds)}. '
+        f'Lines: {", ".join(labels)}.'
+      )
+    case Intervals():
+      rows = '; '.join(
+        f'{label} {middle:+.2f}' + ('' if half is None else f' ± {half:.2f}')
+        for label, middle, half in part.rows
+      )
+      said = f'{part.x_label}: {rows}.'
+    case Timeline():
+      begin_s, end_s = part.limits
+      shares = ', '.join(
+        f'{SPAN_MEANINGS[kind]} {share:.1%}'
+        for kind, share in shares_of_kinds(part).items()
+      )
+      said = (
+        f'{len(part.lanes)} lanes over {duration(end_s - begin_s)}, '
+        f'{len(part.spans)} spans. Of the time of all lanes: '
+        f'{shares or "nothing"}.'
+      )
+  return f'{type(part).__name__}: {part.title}. {said}'
 
 
 def in_thousands(value: float) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib import colors
 
-from diloco.pages import charts, parts, shares, timelines
+from diloco.pages import figures, parts
 from diloco.pages.parts import SPAN_KINDS, Chart, Line, Timeline, TimelineSpan
 from tests.pages import sample_report
 
@@ -22,8 +22,8 @@ def one_lane(*spans):
 
 
 def of(timeline, columns, layer):
-  found = shares.per_column(timeline, columns)
-  return found[0, shares.LAYERS.index(layer)].tolist()
+  found = figures.shares(timeline, columns)
+  return found[0, figures.LAYERS.index(layer)].tolist()
 
 
 def test_a_wide_span_fills_its_columns_and_steps_alternate():
@@ -54,41 +54,41 @@ def test_overlapping_spans_share_a_column():
 
 
 def test_a_hundred_thousand_spans_are_few_shapes():
-  page = timelines.draw(sample_report.long_timeline(100_000))
+  page = figures.draw(sample_report.long_timeline(100_000))
   (axes,) = page.axes
   assert len(axes.get_images()) == 1
   (marks,) = axes.collections
-  assert len(marks.get_segments()) <= 4 * (timelines.COLUMNS + 1)
+  assert len(marks.get_segments()) <= 4 * (figures.COLUMNS + 1)
   assert len(axes.patches) == 0
 
 
 def test_empty_timelines_and_charts_are_drawn():
-  timelines.draw(Timeline('t', 't', (), ()))
-  timelines.draw(Timeline('t', 't', ('a',), ()))
-  charts.draw(Chart('c', 'c', 'x', 'y', ()))
-  charts.draw(Chart('c', 'c', 'x', 'y', (Line('l', 'paper', (), ()),), True))
+  figures.draw(Timeline('t', 't', (), ()))
+  figures.draw(Timeline('t', 't', ('a',), ()))
+  figures.draw(Chart('c', 'c', 'x', 'y', ()))
+  figures.draw(Chart('c', 'c', 'x', 'y', (Line('l', 'paper', (), ()),), True))
 
 
 def test_kinds_of_spans_are_told_apart_without_colour_too():
   def lightness(colour):
     return float(np.dot(colors.to_rgb(colour), (0.299, 0.587, 0.114)))
 
-  assert set(SPAN_KINDS) <= timelines.COLOURS.keys()
-  for a, b in itertools.combinations(timelines.COLOURS, 2):
-    x, y = timelines.COLOURS[a], timelines.COLOURS[b]
+  assert set(SPAN_KINDS) <= figures.SPAN_COLOURS.keys()
+  for a, b in itertools.combinations(figures.SPAN_COLOURS, 2):
+    x, y = figures.SPAN_COLOURS[a], figures.SPAN_COLOURS[b]
     far = np.linalg.norm(np.subtract(colors.to_rgb(x), colors.to_rgb(y)))
     assert far > 0.2, (a, b)
   for kind in ('pause', 'dead', 'waiting', 'bootstrap'):
-    grey = lightness(timelines.COLOURS[kind])
-    assert abs(grey - lightness(timelines.COLOURS['step'])) > 0.1, kind
+    grey = lightness(figures.SPAN_COLOURS[kind])
+    assert abs(grey - lightness(figures.SPAN_COLOURS['step'])) > 0.1, kind
 
 
 def test_each_group_has_one_colour_and_each_kind_its_form():
-  page = charts.draw(sample_report.chart())
+  page = figures.draw(sample_report.chart())
   drawn = {}
   for line in page.axes[0].get_lines():
     drawn.setdefault(line.get_color(), []).append(line)
-  assert list(drawn)[:4] == list(charts.COLOURS[:4])
+  assert list(drawn)[:4] == list(figures.COLOURS[:4])
   forms = [
     (line.get_marker(), line.get_linestyle()) for line in drawn['#0072B2']
   ]
@@ -100,7 +100,7 @@ def test_each_group_has_one_colour_and_each_kind_its_form():
 
 
 def test_a_legend_names_labels_once_and_kinds_in_grey():
-  page = charts.draw(sample_report.chart())
+  page = figures.draw(sample_report.chart())
   texts = [text.get_text() for text in page.legends[0].get_texts()]
   assert texts == [
     'elastic data-parallel', 'M = 4', 'M = 8', 'a real run', '',
@@ -110,7 +110,7 @@ def test_a_legend_names_labels_once_and_kinds_in_grey():
 
 def test_lines_of_one_group_and_kind_differ():
   lines = tuple(Line(c, 'closed form', (0, 1), (0, 1)) for c in 'abc')
-  page = charts.draw(Chart('c', 'c', 'x', 'y', lines))
+  page = figures.draw(Chart('c', 'c', 'x', 'y', lines))
   dashes = {line.get_linestyle() for line in page.axes[0].get_lines()}
   assert len(dashes) == 3
 
