@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of the whole suite."""
 
+import pathlib
+
 PARTS = ('together', 'alone')
 
 
@@ -15,6 +17,20 @@ def pytest_addoption(parser):
     choices=PARTS,
     help='only tests that may run beside others, or only those that may not',
   )
+
+
+def pytest_ignore_collect(collection_path, config):
+  # Else every module would be imported for the few tests that run alone. A
+  # file that is asked for by name is not left out: that would be an error.
+  named = {
+    pathlib.Path(arg.partition('::')[0]).resolve() for arg in config.args
+  }
+  if config.getoption('--part') != 'alone' or collection_path.suffix != '.py':
+    return None
+  if collection_path in named:
+    return None
+  text = collection_path.read_text()
+  return None if 'mark.alone' in text or 'mark.soak' in text else True
 
 
 def pytest_collection_modifyitems(config, items):

@@ -29,8 +29,9 @@ run_part() {
 }
 
 .venv-test/bin/python -m ruff check .
-# A file stays with one worker, so that its fixtures are made once.
-run_part together -n 2 --dist=loadfile --no-loadscope-reorder "$@"
+# A file stays with one worker, so that its fixtures are made once. Three of
+# them keep two cores busy: tests of processes wait much of their time.
+run_part together -n 3 --dist=loadfile --no-loadscope-reorder "$@"
 # Tests with clocks, ports and processes of their own; the slowest come last.
 run_part alone "$@"
 exit "$worst"

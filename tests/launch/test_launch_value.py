@@ -27,7 +27,7 @@ def test_chips_of_hosts_are_chips_of_the_topology(name):
 
 
 def test_a_slice_of_v5e_goes_by_both_names():
-  """Returns them as `diloco.plan` takes them."""
+  """Both names are the same slice, as `diloco.plan` takes them."""
   assert job.accelerator('v5e-256') is job.accelerator('v5litepod-256')
 
 

@@ -21,7 +21,9 @@ from diloco.transport import sockets as transport_sockets
 from tests.transport.peer_process import Process
 from tests.waiting import until
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
+# Of what takes less than some seconds, or is to be met in its middle.
+measures_time = pytest.mark.alone
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -94,6 +96,7 @@ def test_processes_exchange_both_ways(plane, process):
   assert process.answer() == 5 << 20
 
 
+@measures_time
 def test_processes_offered_twice_never_offered_retired(plane, process, kind):
   unknown = {
     'jax_transfer': data_plane.TimedOut,
@@ -121,6 +124,7 @@ def test_processes_wrong_size(plane, process, announced):
   assert inlet.pull(process.offer(2, 1000), WAIT_S).nbytes == 1000
 
 
+@measures_time
 def test_processes_peer_killed_before_a_pull(plane, process):
   inlet = plane.inlet(process.ask(do='outlet'))
   first, second = process.offer(1, 1000), process.offer(2, 1000)
@@ -136,6 +140,7 @@ def test_processes_peer_killed_before_a_pull(plane, process):
   assert connected.took_s < 2
 
 
+@measures_time
 def test_processes_peer_killed_during_a_pull(plane, process):
   inlet = plane.inlet(process.ask(do='outlet'))
   payload = process.offer(1, BIG)
@@ -148,6 +153,7 @@ def test_processes_peer_killed_during_a_pull(plane, process):
   assert time.monotonic() - killed < 2
 
 
+@measures_time
 def test_processes_peer_stopped_before_a_pull(plane, process):
   inlet = plane.inlet(process.ask(do='outlet'))
   payload, again = process.offer(1, 1000), process.offer(2, 1000)
@@ -159,6 +165,7 @@ def test_processes_peer_stopped_before_a_pull(plane, process):
   assert inlet.pull(again, WAIT_S).nbytes == 1000
 
 
+@measures_time
 def test_processes_peer_stopped_during_a_pull(plane, process):
   inlet = plane.inlet(process.ask(do='outlet'))
   payload, again = process.offer(1, BIG), process.offer(2, 1000)
@@ -172,6 +179,7 @@ def test_processes_peer_stopped_during_a_pull(plane, process):
   assert inlet.pull(again, WAIT_S).nbytes == 1000
 
 
+@measures_time
 def test_processes_close_unblocks_a_pull_from_a_stopped_peer(plane, process):
   inlet = plane.inlet(process.ask(do='outlet'))
   payload = process.offer(1, BIG)
@@ -185,6 +193,7 @@ def test_processes_close_unblocks_a_pull_from_a_stopped_peer(plane, process):
   assert time.monotonic() - closed < 2
 
 
+@measures_time
 def test_processes_a_stopped_puller_delays_nobody(plane, process, kind):
   stalled, healthy = plane.outlet('stalled'), plane.outlet('healthy')
   payload = offered(stalled, 1, BIG)
@@ -203,6 +212,7 @@ def test_processes_a_stopped_puller_delays_nobody(plane, process, kind):
     assert process.answer() == 'PeerLost'
 
 
+@measures_time
 def test_processes_a_stopped_puller_may_go_on(plane, process):
   outlet = plane.outlet('stalled')
   payload = offered(outlet, 1, BIG)
@@ -214,6 +224,7 @@ def test_processes_a_stopped_puller_may_go_on(plane, process):
   assert process.answer() == BIG
 
 
+@measures_time
 def test_processes_a_killed_puller_frees_what_it_held(plane, process, kind):
   outlet = plane.outlet('killed')
   payload = offered(outlet, 1, BIG)
@@ -227,6 +238,7 @@ def test_processes_a_killed_puller_frees_what_it_held(plane, process, kind):
     assert other.answer() == 1000
 
 
+@measures_time
 @pytest.mark.parametrize('host', ['127.0.0.1', 'localhost'])
 def test_processes_dead_address(plane, process, host):
   address = process.ask(do='outlet').replace('127.0.0.1', host)
