@@ -224,7 +224,7 @@ class Invariants:
     """3: t rises step by step, or by a spacing if the set of live learners
     changes.
     """
-    if self._is_told(event) or self._config.overlap_steps == 0:
+    if self._is_told(event, snapshot) or self._config.overlap_steps == 0:
       return  # At τ = 0 all wait for a round, which has come.
     changes = sum(
       isinstance(effect, syncer_events.LogDecision)
@@ -257,7 +257,7 @@ class Invariants:
       bound = max(snapshot.step + config.clock_ahead_max, due)
       hold(clock <= bound, f'3: learner {learner} is too far ahead', clock)
     self._check_leap(event, effects, snapshot)
-    if snapshot.step > self._step and not self._is_told(event):
+    if snapshot.step > self._step and not self._is_told(event, snapshot):
       reported = [c + said.get(m, 0) for m, c in self._clocks.items()]
       most = max([*clocks.values(), *reported], default=0)
       hold(snapshot.step <= most, '3: t is ahead of every clock', snapshot)
@@ -282,8 +282,13 @@ class Invariants:
           return round_ * self._config.spacing_steps
     return 0
 
-  def _is_told(self, event: syncer_events.Event) -> bool:
+  def _is_told(
+    self, event: syncer_events.Event, snapshot: SyncerSnapshot
+  ) -> bool:
     """Returns True for an event with knowledge from before a restart."""
+    handed_in = [m.handed_in for _, m in snapshot.members]
+    if snapshot.last_round is not None and handed_in and None not in handed_in:
+      return True  # All that are here were told to finish.
     match event:
       case syncer_events.Heard(message=messages.Hello() | messages.HandedIn()):
         return True

@@ -253,11 +253,19 @@ class ClusterObserver(Observer):
     return not state.connected and state.global_step >= self._config.total_steps
 
   def _check_same_bytes(self, process):
-    """5: at the first step, learner and syncer hold the same bytes."""
+    """5: at the first step, learner and syncer hold the same bytes.
+
+    Over a silent link a welcome may come after its session has ended; what has
+    changed since is in the welcome of the next one.
+    """
     syncer = self._syncer
     if not syncer.alive or not syncer.machine.whole:
       return
-    versions = syncer.machine.snapshot().versions
+    snapshot = syncer.machine.snapshot()
+    member = dict(snapshot.members).get(process.id)
+    if member is None or member.incarnation != process.incarnation:
+      return
+    versions = snapshot.versions
     for p, version in enumerate(process.contents.versions):
       if version == versions[p] and p not in syncer.machine.away:
         same = process.contents.crcs[p] == syncer.crcs[p]

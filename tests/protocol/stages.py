@@ -347,14 +347,14 @@ class LearnerStage:
       )
     )
 
-  def _full(self, fragment, version):
+  def _full(self, fragment, version, crc=None):
     self._handle += 1
     payload = messages.Payload(self._handle, 'f32', 1, 0)
-    crc = crc_of(fragment, version)
+    crc = crc or crc_of(fragment, version)
     yield self._heard(messages.FullFragment(fragment, version, payload, crc))
 
-  def _rebuilt(self, fragment, version):
-    crc = crc_of(fragment, version)
+  def _rebuilt(self, fragment, version, crc=None):
+    crc = crc or crc_of(fragment, version)
     yield learner_events.Rebuilt(fragment, version, crc, self._handle)
 
   def _fail(self, fragment, version):

@@ -152,6 +152,7 @@ def on_welcome(core: Core, welcome: messages.Welcome):
       p,
       coming=fragment.host,
       announced=announced,
+      told=(announced, welcome.crcs[p]),
       unlike=welcome.clean or welcome.crcs[p] != fragment.crc,
       # Offers end with their session. Whether one was merged is said by the
       # update of a merge in progress, or by the full fragment.
@@ -212,16 +213,19 @@ def on_state_fetched(core: Core, event: learner_events.StateFetched):
   """Adopts a donor's state; newer fragments still come from the syncer.
 
   The session that asked for it may have ended meanwhile; the state is as good.
+  Only where the syncer has gone on with other bytes of a version since, these
+  are requested.
   """
   offered = event.offered
   for p, (version, crc) in enumerate(zip(offered.versions, offered.crcs)):
+    told = core.state.fragments[p].told
     core.set_fragment(
       p,
       host=version,
       coming=max(version, core.state.fragments[p].coming),
       crc=crc,
       applied=False,
-      unlike=False,
+      unlike=told is not None and told[0] == version and told[1] != crc,
     )
   if core.state.connected:
     core.send(messages.StateTaken())

@@ -46,6 +46,8 @@ class Fragment:
   # Version that the host will hold after the fetches in progress.
   coming: int = 0
   announced: int = 0  # The newest version known to exist.
+  # Version and CRC that the syncer has told of last, outside of updates.
+  told: tuple[int, int] | None = None
   unlike: bool = False  # The host's bytes differ from the syncer's.
   crc: int = 0  # CRC of the host's copy.
   applied: bool = True  # Whether θ_p was set to the host's copy.

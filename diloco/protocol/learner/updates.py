@@ -45,7 +45,12 @@ def on_full_fragment(core: Core, message: messages.FullFragment):
     by = f'version {message.version}'
     leaving.on_merged(core, p, made.handle, made.step, by)
   core.set_fragment(
-    p, coming=message.version, wanted=False, postponed=False, ask_at_s=None
+    p,
+    coming=message.version,
+    told=(message.version, message.crc),
+    wanted=False,
+    postponed=False,
+    ask_at_s=None,
   )
   _expect(core, p, message.version)
   core.effects.append(learner_events.FetchFragment(message))

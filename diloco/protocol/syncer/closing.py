@@ -161,7 +161,7 @@ def _collect_last(
     return round_
   live = state.live()
   over = state.now >= state.finish_at_s
-  all_in = live and all(m.handed_in for m in live.values())
+  all_in = live and all(m.handed_in is not None for m in live.values())
   if not over and not (all_in and ending.are_all_back(state)):
     return round_
   round_ = state.put(round_, quorum_at_s=round_.quorum_at_s or state.now)
@@ -273,6 +273,8 @@ def _conclude(state: SyncerState, round_: Round):
     return
   state.put(round_, stage=Stage.MERGING)
   state.knows_less = False
+  if state.told_until_round is None:
+    state.told_until_round = state.closed_round + state.config.fragments
   state.emit(
     syncer_events.Merge(
       round=round_.number,

@@ -35,6 +35,7 @@ def begin_to_finish(state: SyncerState):
   restarted syncer grants that time anew, counted from the first learner's
   return.
   """
+  _finish_if_none_steps(state)
   live = state.live()
   if state.finish_at_s is not None or state.ended or not live:
     return
@@ -47,6 +48,25 @@ def begin_to_finish(state: SyncerState):
     timeouts.silence_max_s(m.step_s, state.config.patience)
     for m in live.values()
   )
+
+
+def _finish_if_none_steps(state: SyncerState):
+  """Finishes once every learner that is here has been told to, and none steps.
+
+  An earlier process told them so. Its ledger is lost, and this process had
+  merged before they said it: at most a round per fragment, since each of them
+  makes one last offer of each.
+  """
+  told = [m.handed_in for m in state.members.values()]
+  if state.finishing or not told or None in told:
+    return
+  until = state.told_until_round
+  if until is not None and state.closed_round > until:
+    return  # Others have made steps since: these are not believed any more.
+  for learner in sorted(state.members):
+    state.change(learner, leaving=False)
+    state.pace.join(learner, 0, state.config.quorum)
+  sessions.finish_as_told(state, max(told))
 
 
 def are_all_back(state: SyncerState) -> bool:

@@ -46,7 +46,7 @@ class Member:
   offers: Mapping[int, HeldOffer] = dataclasses.field(default_factory=dict)
   # By fragment, the own step up to which offers of this session were merged.
   merged_steps: Mapping[int, int] = dataclasses.field(default_factory=dict)
-  handed_in: bool = False
+  handed_in: int | None = None  # The last round that it was told to hand in.
   failed_pulls: int = 0  # Consecutive failures.
   late: bool = False  # Its bytes are late, and it has sent nothing since.
   straggler: Straggler | None = None  # Nothing else is pulled meanwhile.

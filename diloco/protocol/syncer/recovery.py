@@ -206,8 +206,11 @@ def _go_on_with_less(
   nobody = f'fragment {p}: nobody has version {lost.version}'
   state.record('lost', -1, f'{nobody}; goes on from {newest}')
   # Some hold it but could not be pulled from: they must adopt the older one.
+  # A learner that is not ready yet may be about to take it from a peer.
   astray = {
-    m for m, x in state.members.items() if x.versions[p] == lost.version
+    m
+    for m, x in state.members.items()
+    if x.versions[p] == lost.version or not x.ready
   }
   _found(state, p, taken_of, {*lost.wanted_by, *astray})
 

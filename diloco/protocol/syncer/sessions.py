@@ -172,28 +172,36 @@ def on_handed_in(
   """Notes that a learner makes no more steps, as it was told to finish.
 
   If this syncer did not tell it so, it has lost its ledger, which would say
-  when the finish began. The learner is believed only before the first merge;
-  from then on the process's own count decides when the run is over.
+  when the finish began. The learner is believed before the first merge; from
+  then on the process's own count decides when the run is over, as long as any
+  other learner makes steps (`ending.begin_to_finish`).
   """
   if not state.members[learner].ready:
     break_off(state, learner, 'hands in before it was ready')
     return
-  if not state.finishing and state.knows_less:
-    # Later it could end the run for all.
-    fragments = state.config.fragments
-    if handed_in.last_round < max(fragments, state.closed_round):
-      # A finish gives every fragment one more round after those that closed.
-      said = f'last_round={handed_in.last_round}'
-      break_off(state, learner, f'{said}, round {state.closed_round} closed')
-      return
-    state.change(learner, handed_in=True)
-    state.pace.at_least(state.config.total_steps)
-    state.finish_was_told = True
-    least = max(state.rounds, default=state.closed_round)  # They are open.
-    most = state.closed_round + fragments
-    begin_to_finish(state, min(max(least, handed_in.last_round), most))
+  if state.finishing:
+    state.change(learner, handed_in=handed_in.last_round)
     return
-  state.change(learner, handed_in=True)
+  # A finish gives every fragment one more round after those that closed.
+  closed = state.closed_round if state.knows_less else 0
+  if handed_in.last_round < max(state.config.fragments, closed):
+    said = f'last_round={handed_in.last_round}'
+    break_off(state, learner, f'{said}, round {state.closed_round} closed')
+    return
+  state.change(learner, handed_in=handed_in.last_round)
+  if state.knows_less:
+    finish_as_told(state, handed_in.last_round)
+  else:
+    _stop_counting(state, learner)  # Its clock would hold up t for good.
+
+
+def finish_as_told(state: SyncerState, last_round: int):
+  """Finishes with the last round that an earlier process has announced."""
+  state.pace.at_least(state.config.total_steps)
+  state.finish_was_told = True
+  least = max(state.rounds, default=state.closed_round)  # They are open.
+  most = state.closed_round + state.config.fragments
+  begin_to_finish(state, min(max(least, last_round), most))
 
 
 def begin_to_finish(state: SyncerState, last_round: int):
@@ -210,6 +218,11 @@ def on_leaving(state: SyncerState, learner: int):
   if not state.members[learner].ready:
     break_off(state, learner, 'leaves before it was ready')
     return
+  _stop_counting(state, learner)
+
+
+def _stop_counting(state: SyncerState, learner: int):
+  """Waits no longer for a learner that makes no more steps."""
   state.change(learner, leaving=True)
   state.pace.leave(learner, state.config.quorum)
   state.record('leaving', learner, 'makes no more steps')

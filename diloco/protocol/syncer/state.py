@@ -81,6 +81,7 @@ class SyncerSnapshot:
   give_up_shards_s: float | None
   give_up_lost_s: float | None
   knows_less: bool
+  told_until_round: int | None
   were_live: frozenset[int]
   last_round: int | None
   finish_at_s: float | None
@@ -144,6 +145,8 @@ class SyncerState:
     self.give_up_shards_s: float | None = None
     self.were_live: frozenset[int] = frozenset()  # At the ledger's close.
     self.knows_less = True  # Until its own first merge.
+    # Learners that were told to finish can fill no later round by themselves.
+    self.told_until_round: int | None = None  # None: nothing is merged yet.
     self.last_round: int | None = None  # Set once the run is finishing.
     # Deadline for learners to hand in; None: no live learner could.
     self.finish_at_s: float | None = None
@@ -175,6 +178,7 @@ class SyncerState:
       give_up_shards_s=self.give_up_shards_s,
       give_up_lost_s=self.give_up_lost_s,
       knows_less=self.knows_less,
+      told_until_round=self.told_until_round,
       were_live=self.were_live,
       last_round=self.last_round,
       finish_at_s=self.finish_at_s,
@@ -203,6 +207,7 @@ class SyncerState:
     self.give_up_shards_s = snapshot.give_up_shards_s
     self.give_up_lost_s = snapshot.give_up_lost_s
     self.knows_less = snapshot.knows_less
+    self.told_until_round = snapshot.told_until_round
     self.were_live = snapshot.were_live
     self.last_round = snapshot.last_round
     self.finish_at_s = snapshot.finish_at_s
