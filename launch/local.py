@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains on one machine: starts a syncer and M learners, keeps them alive.
 
-A run that was stopped goes on where the same command is given again.
+A run that was stopped goes on where the same command is given again; one that
+is over goes on with a larger --config.protocol.total_steps.
 
   python -m launch.local --config=experiments/NAME.py --workdir=DIR \\
     [--config.a.b=c ...] [--overwrite] [--tls_ca=… --token_file=… …] \\
@@ -108,8 +109,6 @@ def _why_not_go_on(workdir: Workdir, config: RunConfig | None) -> str | None:
   """Why the folder's run is not the one to be started; None where it is."""
   if config is None:
     return 'already holds a run'
-  if workdir.summary.exists():
-    return 'holds a run that is over'
   try:
     theirs = run_config.restore(json.loads(workdir.config.read_text()))
   except (OSError, ValueError) as error:
@@ -118,8 +117,16 @@ def _why_not_go_on(workdir: Workdir, config: RunConfig | None) -> str | None:
     {**run_config.agreement(each), 'name': each.name}
     for each in (config, theirs)
   )
-  differing = run_config.differences(here, there)
-  return f'holds another run, with {differing}' if differing else None
+  longer = run_config.extended(here, there)
+  if differing := run_config.differences(here, longer):
+    return f'holds another run, with {differing}'
+  if longer == there and workdir.summary.exists():
+    steps = theirs.protocol.total_steps
+    return (
+      f'holds a run that is over; --config.protocol.total_steps above {steps} '
+      'extends it'
+    )
+  return None
 
 
 def _remove(root: pathlib.Path, contents: set[str]) -> None:
@@ -221,6 +228,9 @@ def main(argv) -> int:
       f'goes on with the run in {workdir.root}', markup=False, highlight=False
     )
     planned = still_due(planned, config, workdir)
+    # There they are if the run was over: now it is longer.
+    workdir.summary.unlink(missing_ok=True)
+    workdir.evaluation.unlink(missing_ok=True)
   with lock:
     return session.run(config, parts, workdir, planned, console)
 

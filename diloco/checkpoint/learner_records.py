@@ -12,6 +12,8 @@ from diloco.checkpoint import orbax_files
 from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.store import Checkpoints
 
+# It may be larger than when a checkpoint was made: the run was extended.
+TOTAL_STEPS = 'protocol.total_steps'
 Bases = Mapping[int, Mapping[str, np.ndarray]]  # Fragment -> piece -> f32.
 
 
@@ -148,7 +150,10 @@ class LearnerRecords:
     self._checkpoints.close(timeout_s)
 
   def _check(self, meta: dict) -> None:
-    theirs = meta['identity']
+    theirs = dict(meta['identity'])
+    steps = self._identity.get(TOTAL_STEPS), theirs.get(TOTAL_STEPS)
+    if None not in steps and int(steps[0]) > int(steps[1]):
+      theirs[TOTAL_STEPS] = steps[0]
     differing = [
       f'{key}: {self._identity.get(key, "absent")} here, '
       f'{theirs.get(key, "absent")} there'

@@ -45,6 +45,8 @@ TOP_DEFAULTS = {
   'faults': (),  # Such as 'kill learner 1 at 0.33' (of total_steps).
 }
 
+TOTAL_STEPS = 'protocol.total_steps'
+
 # What may differ between processes of one run: where they run and how fast.
 FREE = frozenset(
   {
@@ -203,6 +205,19 @@ def config_fingerprint(config: RunConfig) -> str:
   """Returns 16 hex digits of a hash of `agreement(config)`."""
   text = json.dumps(agreement(config), sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def extended(
+  mine: Mapping[str, str], theirs: Mapping[str, str]
+) -> dict[str, str]:
+  """Returns the agreement `theirs`, with the steps of `mine` if those are more.
+
+  A run may be extended, never shortened: both have one beginning.
+  """
+  steps = mine.get(TOTAL_STEPS), theirs.get(TOTAL_STEPS)
+  if None in steps or int(steps[0]) <= int(steps[1]):
+    return dict(theirs)
+  return {**theirs, TOTAL_STEPS: steps[0]}
 
 
 def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:

@@ -94,6 +94,19 @@ def make_plan(tapes: EventLogs) -> ReplayPlan:
       f'{tapes.workdir.tape}:{behind[0].number}: a shard came back with an '
       'older outer state, and no line says with which'
     )
+  lengths = sorted(
+    {
+      line.said.total_steps
+      for line in tapes.syncer
+      # Older tapes don't say.
+      if isinstance(line.said, tape_events.Started) and line.said.total_steps
+    }
+  )
+  if len(lengths) > 1:
+    raise NotReplayable(
+      f'{tapes.workdir.tape}: the run was extended from {lengths[0]} to '
+      f'{lengths[-1]} steps, and the outer step follows one length'
+    )
   processes = _Processes(tapes)
   merges = {
     line.number: tuple(

@@ -25,7 +25,8 @@ class Started:
   The tuples have one item per fragment. Fragment p has Θ_p at `versions[p]`,
   whose bytes have the CRC `crcs[p]`; its outer optimizer's state and residual
   are those that belonged to `outer_versions[p]`, when Θ_p had the CRC
-  `outer_crcs[p]`. A new run has version 0 everywhere.
+  `outer_crcs[p]`. A new run has version 0 everywhere. `total_steps` is the
+  run's length as far as this process knows it; 0 in older tapes.
   """
 
   closed_round: int
@@ -33,6 +34,7 @@ class Started:
   crcs: tuple[int, ...]
   outer_versions: tuple[int, ...]
   outer_crcs: tuple[int, ...]
+  total_steps: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,6 +83,7 @@ class ShardRecovery:
         crcs=self._registry.crcs(),
         outer_versions=tuple(version for version, _ in outer),
         outer_crcs=tuple(crc for _, crc in outer),
+        total_steps=self._disk.total_steps,
       )
     )
 

@@ -65,6 +65,7 @@ class SyncerDisk:
   Attributes:
     saved_round: the last round that is in a checkpoint of this process.
     final_crcs: CRCs of the result, by fragment, once the run has ended.
+    total_steps: the length of the run.
   """
 
   def __init__(
@@ -77,6 +78,8 @@ class SyncerDisk:
   ):
     self._run_spec = run_spec
     self._folder = workdir.syncer
+    self._summary = workdir.summary
+    self.total_steps = run_spec.config.protocol.total_steps
     self._model = model
     self._stats = stats
     self._stop = stop or threading.Event()
@@ -123,12 +126,15 @@ class SyncerDisk:
       crcs = self._initial_crcs()
       own = self._model.crcs()
       return Found(machine, False, versions, own, None, versions, crcs)
-    theirs = found[1]['fingerprints']
+    begun = found[1]['fingerprints']
+    theirs = run_config.extended(self._identity, begun)
     if differing := run_config.differences(self._identity, theirs):
       raise BrokenRecord(f'{self._folder} is of another run: {differing}')
     held, states = self._read_fragments()
     # Values from a checkpoint that turned out to be broken do not count.
     ledger, counts, crcs = self._records.read_ledger() or found
+    if theirs != begun:
+      ledger = self._extended(ledger)
     self._restore_fragments(ledger, held, states)
     self._stats.resume(ledger, counts['board'])
     logging.info(
@@ -150,6 +156,14 @@ class SyncerDisk:
       ledger.versions,
       crcs,
     )
+
+  def _extended(self, ledger: Ledger) -> Ledger:
+    """Returns the ledger of a run that goes on, though it was to end there."""
+    logging.info(
+      'extended from step %d to %d steps', ledger.step, self.total_steps
+    )
+    self._summary.unlink(missing_ok=True)  # It says that the run is over.
+    return dataclasses.replace(ledger, last_round=None, ended=False)
 
   def _initial_crcs(self) -> tuple[int, ...]:
     """Returns the CRCs of a new run's fragments, whichever shard has them."""
@@ -307,8 +321,12 @@ class ShardDisk:
     found = _read_identity(path)
     if found is None:
       files.write_json(path, identity)
-    elif differing := run_config.differences(identity, found):
+    elif differing := run_config.differences(
+      identity, run_config.extended(identity, found)
+    ):
       raise BrokenRecord(f'{folder} is of another run: {differing}')
+    elif identity != found:
+      files.write_json(path, identity)
     self._restore()
 
   def _restore(self):

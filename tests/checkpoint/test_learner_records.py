@@ -102,3 +102,14 @@ def test_another_learners_checkpoint_is_refused(learner, saved):
 
 def test_a_learner_without_a_checkpoint_restores_nothing(learner, tmp_path):
   assert _records(tmp_path, []).restore(*_likes(learner)) is None
+
+
+def test_a_longer_run_takes_them_a_shorter_one_does_not(learner, tmp_path):
+  steps = 'protocol.total_steps'
+  records = _records(tmp_path, [], **{steps: '60'})
+  records.save(40, *learner, PROGRESS, 1.0)
+  records.close(SAVE_S)
+  longer = _records(tmp_path, [], **{steps: '90'})
+  assert longer.restore(*_likes(learner)).progress == PROGRESS
+  with pytest.raises(BrokenRecord, match=rf'{steps}: 30 here, 60 there'):
+    _records(tmp_path, [], **{steps: '30'}).restore(*_likes(learner))

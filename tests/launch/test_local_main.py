@@ -269,6 +269,23 @@ def test_a_run_that_is_over_does_not_go_on(tmp_path):
     occupy(tmp_path, False, CONFIG)
 
 
+def _of_steps(total_steps):
+  protocol = dataclasses.replace(CONFIG.protocol, total_steps=total_steps)
+  return dataclasses.replace(CONFIG, protocol=protocol)
+
+
+def test_a_run_that_is_over_is_extended_never_shortened(tmp_path):
+  _left(tmp_path, CONFIG)
+  (tmp_path / 'summary.json').write_text('{}')
+  _, lock, goes_on = occupy(tmp_path, False, _of_steps(90))
+  lock.close()
+  assert goes_on
+  with pytest.raises(ConfigError, match=r'total_steps: 30 here, 60 there'):
+    occupy(tmp_path, False, _of_steps(30))
+  with pytest.raises(ConfigError, match='total_steps above 60 extends it'):
+    occupy(tmp_path, False, CONFIG)
+
+
 @pytest.mark.parametrize('overwrite', [False, True])
 def test_a_folder_of_something_else_is_never_touched(tmp_path, overwrite):
   (tmp_path / 'logs').mkdir()
