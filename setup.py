@@ -67,6 +67,7 @@ setuptools.setup(
   python_requires='>=3.11',
   packages=setuptools.find_packages(include=['diloco', 'diloco.*']),
   package_data={'diloco': ['protocol/README.md']},
+  entry_points={'console_scripts': ['diloco=diloco.__main__:main']},
   install_requires=RUNTIME,
   extras_require={
     'tpu': ['jax[tpu]', *GCS],

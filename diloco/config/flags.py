@@ -223,7 +223,7 @@ def parse_of_run(
   Raises:
     ConfigError: as `parse`, or the folder holds no run.
   """
-  folder = _value_of(WORKDIR, argv)
+  folder = value_of(WORKDIR, argv)
   if has_config(argv) or not HELP.isdisjoint(argv):
     return parse(argv, values)
   if problems := [*_misspelt_config(argv, values)]:
@@ -291,10 +291,10 @@ def config_file(values: flags.FlagValues = flags.FLAGS) -> str:
 
 
 def _config_path(argv: Sequence[str]) -> str | None:
-  return _value_of(CONFIG, argv)
+  return value_of(CONFIG, argv)
 
 
-def _value_of(name: str, argv: Sequence[str]) -> str | None:
+def value_of(name: str, argv: Sequence[str]) -> str | None:
   """Returns a flag's value before flags are parsed; None: it is not given."""
   for i, word in enumerate(argv):
     if match := re.fullmatch(rf'--?{name}=(.*)', word):

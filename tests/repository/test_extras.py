@@ -48,6 +48,7 @@ MODULES = (
   'diloco.simulate',
   'diloco.swarm',
   'diloco.tape',
+  'diloco.__main__',
   'diloco.write_records',
   'launch.local',
   'launch.main',

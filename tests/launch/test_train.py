@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m diloco COMMAND`, and `train` on a text of one's own."""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import diloco.__main__ as commands
+from launch import train
+
+pytestmark = pytest.mark.alone
+
+ROOT = pathlib.Path(__file__).parents[2]
+WORDS = 'the learner and the syncer of one fragment and a round '
+
+
+def call(folder, *argv):
+  """Calls it outside of the checkout, as a user's own folder is."""
+  return subprocess.run(
+    [sys.executable, '-m', 'diloco', *argv],
+    cwd=folder,
+    env=os.environ | {'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'},
+    capture_output=True,
+    text=True,
+  )
+
+
+def test_all_commands_are_there_and_listed(tmp_path):
+  done = call(tmp_path)
+  assert done.returncode == 0, done.stderr
+  for name, (module, text) in commands.COMMANDS.items():
+    assert importlib.util.find_spec(module), module
+    assert f'  {name:14}{text}\n' in done.stdout
+
+
+def test_an_unknown_command_names_the_nearest(tmp_path):
+  done = call(tmp_path, 'evalute')
+  assert done.returncode == 78
+  assert done.stderr == (
+    'error: evalute: unknown command, did you mean evaluate? '
+    '(diloco --help lists all)\n'
+  )
+
+
+def test_without_a_checkout_it_says_what_is_needed(tmp_path, monkeypatch):
+  monkeypatch.setattr(commands, 'ROOT', tmp_path)
+  assert 'needs a checkout' in commands.problem('train')
+  assert commands.problem('plan') is None
+
+
+def test_a_command_starts_elsewhere_and_its_exit_code_comes_back(tmp_path):
+  done = call(tmp_path, 'plan', '--params=12B')
+  assert done.returncode == 78
+  assert 'error: --learners: is missing' in done.stderr
+
+
+def test_a_text_becomes_the_flags_of_a_run():
+  config = f'--config={ROOT}/experiments/train.py'
+  assert train.arguments(['train', '--text=a/My book.txt']) == [
+    'train', config, '--text=a/My book.txt', '--config.data.source=text',
+    '--config.data.path=a/My book.txt', '--workdir=runs/My-book',
+  ]  # fmt: skip
+  assert train.arguments(['train']) == [
+    'train',
+    config,
+    '--workdir=runs/stdlib',
+  ]
+  given = ['train', '--workdir=w', '--config=x.py']
+  assert train.arguments(given) == given
+
+
+def test_the_next_commands_go_on_with_this_run():
+  words = ['--text=b.txt', '--config.protocol.total_steps=5', '--workdir=w']
+  title, *lines = train.next_commands('w', 5, words).splitlines()
+  assert title == 'Next:'
+  assert [line.split('diloco ')[1].split()[0] for line in lines] == [
+    'generate', 'report', 'train',
+  ]  # fmt: skip
+  assert (
+    'train --text=b.txt --workdir=w --config.protocol.total_steps=10 '
+    in lines[-1]
+  )
+
+
+def test_too_short_a_text_is_refused_at_once(tmp_path):
+  (tmp_path / 'short.txt').write_text(WORDS)
+  done = call(tmp_path, 'train', '--text=short.txt')
+  assert done.returncode == 78
+  assert 'bytes are too short, a text needs 4267' in done.stderr
+  assert not (tmp_path / 'runs').exists()
+
+
+def test_a_text_is_trained_on_and_sampled(tmp_path):
+  (tmp_path / 'book.txt').write_text(WORDS * 400)
+  done = call(
+    tmp_path,
+    'train',
+    f'--config={ROOT}/experiments/train.py:quicktest',
+    '--text=book.txt',
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  assert 'killed' not in done.stdout
+  assert 'What the model writes:' in done.stdout
+  assert 'generate --workdir=runs/book' in done.stdout
+  assert (tmp_path / 'runs' / 'book' / 'summary.json').exists()
