@@ -37,35 +37,43 @@ REMOTE = (*IN_CONTAINERS, *(n for n in BACKENDS if n not in IN_CONTAINERS))
 
 # Name: default, help. The fields of `JobOptions` of the same names.
 TEXTS = {
-  'run_name': ('', "Of the run on the engine; default: the config's."),
-  'accelerator': (CPU, f'Of each learner: {", ".join(NAMES)}.'),
-  'reservation': ('', 'Its name, with --capacity=reservation.'),
-  'image': ('', 'Container with this repository as working directory.'),
+  'run_name': ('', "Name of the run on the engine; default: the config's."),
+  'accelerator': (CPU, f'Accelerator of each learner: {", ".join(NAMES)}.'),
+  'reservation': ('', 'Name of the reservation, with --capacity=reservation.'),
+  'image': ('', 'Container image with this repository as working directory.'),
   'secret': (
     '',
-    f'Whose files the processes find in {SECRET_FOLDER}; {{role}} in it '
+    f'Secret whose files are mounted at {SECRET_FOLDER}; {{role}} in it '
     "becomes 'syncer', 'learner-0', …",
   ),
 }
 INTEGERS = {
-  'gpus_per_host': (0, 'With --accelerator=gpu.'),
-  'learner_cpus': (0, 'Per host; 0: not asked for.'),
-  'learner_memory_gib': (0, 'Per host; 0: not asked for.'),
-  'syncer_cpus': (4, 'Of the syncer.'),
-  'syncer_memory_gib': (16, 'Of the syncer.'),
-  'port': (7777, 'Of the syncer.'),
-  'restarts_max': (1000, 'Of each role.'),
-  'notice_s': (25, 'From SIGTERM, within which a learner leaves.'),
+  'gpus_per_host': (0, 'GPUs of each host, with --accelerator=gpu.'),
+  'learner_cpus': (0, "CPUs of each learner's host; 0: no request."),
+  'learner_memory_gib': (0, "Memory of a learner's host; 0: no request."),
+  'syncer_cpus': (4, "CPUs of the syncer's host."),
+  'syncer_memory_gib': (16, "Memory of the syncer's host."),
+  'port': (7777, 'Port that the syncer listens on.'),
+  'restarts_max': (1000, 'Restarts of each role before it is given up.'),
+  'notice_s': (25, 'Seconds from SIGTERM in which a learner leaves.'),
 }
 # Of one engine alone.
 OWN_TEXTS = {
-  'namespace': (GKE, 'default', 'Of all objects.'),
-  'storage_class': (GKE, '', "Of the syncer's volume; default: the cluster's."),
-  'shared_claim': (GKE, '', 'Claim for many writers, as workdir of all roles.'),
-  'project': (QUEUED_RESOURCES, '', 'Of all machines.'),
-  'zone': (QUEUED_RESOURCES, '', 'Of all machines.'),
-  'service_account': (QUEUED_RESOURCES, '', 'Of all machines.'),
-  'subnetwork': (QUEUED_RESOURCES, '', 'Of all machines.'),
+  'namespace': (GKE, 'default', 'Namespace of all objects.'),
+  'storage_class': (
+    GKE,
+    '',
+    "Storage class of the syncer's volume; default: the cluster's.",
+  ),
+  'shared_claim': (
+    GKE,
+    '',
+    'Claim that many can write to, as the workdir of all roles.',
+  ),
+  'project': (QUEUED_RESOURCES, '', 'Project of all machines.'),
+  'zone': (QUEUED_RESOURCES, '', 'Zone of all machines.'),
+  'service_account': (QUEUED_RESOURCES, '', 'Account of all machines.'),
+  'subnetwork': (QUEUED_RESOURCES, '', 'Subnetwork of all machines.'),
 }
 # Given to another engine, a flag is refused: it would be ignored.
 ENGINES_OF = {
@@ -91,24 +99,35 @@ NEEDED_BY = {
 def define_flags() -> None:
   """Besides those of launch.local."""
   absl_flags.DEFINE_enum('to', LOCAL, ENGINES, 'Where the run is started.')
-  absl_flags.DEFINE_bool('dry_run', False, 'Prints what it would do.')
-  absl_flags.DEFINE_integer('learner', None, 'Who is added or removed.')
+  absl_flags.DEFINE_bool(
+    'dry_run', False, 'Prints the commands and manifests, and starts nothing.'
+  )
+  absl_flags.DEFINE_integer(
+    'learner', None, 'Id of the learner that is added or removed.'
+  )
   absl_flags.DEFINE_integer(
     'learners_at_first',
     None,
-    "Others wait for add-learner; default: the config's.",
+    "Learners that start with the syncer; default: the config's.",
   )
   absl_flags.DEFINE_enum(
-    'capacity', ON_DEMAND, CAPACITIES, 'What the learners run on.'
+    'capacity',
+    ON_DEMAND,
+    CAPACITIES,
+    'Kind of capacity that the learners run on.',
   )
   absl_flags.DEFINE_integer(
-    'storage_gib', 50, "Of the syncer's volume or disk.", lower_bound=1
+    'storage_gib', 50, "Size of the syncer's volume or disk.", lower_bound=1
   )
   absl_flags.DEFINE_bool(
-    'internal_ips', False, 'queued_resources: no addresses from outside.'
+    'internal_ips',
+    False,
+    'queued_resources: gives machines no external addresses.',
   )
   absl_flags.DEFINE_multi_string(
-    'sbatch', [], 'slurm: an option of its own, such as --partition=a100.'
+    'sbatch',
+    [],
+    'slurm: passes an option on to sbatch, such as --partition=a100.',
   )
   for name, (default, text) in TEXTS.items():
     absl_flags.DEFINE_string(name, default, text)

@@ -157,15 +157,20 @@ def define_flags() -> None:
     'workdir', None, 'Folder of the run: logs, metrics, parameters.'
   )
   absl_flags.DEFINE_bool(
-    'overwrite', False, 'Remove the run that the workdir holds.'
+    'overwrite',
+    False,
+    'Removes the run that the workdir holds, and begins anew.',
   )
   absl_flags.DEFINE_string(
-    'hosts', '1', 'Of every learner; here also of each, such as 2,1.'
+    'hosts',
+    '1',
+    'Hosts of each learner: one number for all, or, on this machine, one '
+    'for each, such as 2,1.',
   )
   absl_flags.DEFINE_bool(
     'cpu_devices',
     False,
-    'The devices of config.mesh are made out of CPU cores.',
+    'Makes the devices of config.mesh out of CPU cores.',
   )
 
 
@@ -237,4 +242,5 @@ def main(argv) -> int:
 
 if __name__ == '__main__':
   define_flags()
+  absl_flags.adopt_module_key_flags(flags)  # --help lists them, too.
   flags.run(main)

@@ -31,18 +31,18 @@ RECORDED = pathlib.Path(__file__).with_name('recorded.py')
 EXAMPLE = 'experiments/quickstart.py'
 # Names of files; what is in them never stands on a command line.
 ACCESS_FILES = {
-  'tls_ca': 'PEM: the CA of all peers. A server asks for their certificates.',
-  'tls_cert': "PEM: this process's certificate and its chain.",
-  'tls_key': 'PEM: its private key; not readable by everybody.',
+  'tls_ca': 'PEM file of the CA of all peers; a server asks for certificates.',
+  'tls_cert': "PEM file of this process's certificate and its chain.",
+  'tls_key': 'PEM file of its private key; not readable by everybody.',
   'tls_name': "Name in a peer's certificate; default: the host connected to.",
-  'token_file': 'One line that all processes of the run show each other.',
+  'token_file': 'File of one line that the processes of a run show each other.',
 }
 ACCESS_VOUCHED = {
-  'insecure': 'Listens beyond loopback: the network is private.',
+  'insecure': 'Vouches that the network is private: listens beyond loopback.',
   'transfer_fenced': (
-    'The ports of jax_transfer, and of jax.distributed between the hosts of '
-    'a learner, which ask nobody who he is, are behind a firewall that lets '
-    "only the run's machines through."
+    'Vouches that the ports of jax_transfer, and of jax.distributed between '
+    'the hosts of a learner, which let everybody in, are behind a firewall '
+    "that lets only the run's machines through."
   ),
 }
 LOG_JSON = 'log_json'
@@ -60,7 +60,8 @@ def define_flags(
   """Defines --config; `argv` stands in for sys.argv where it is given."""
   config_flags.DEFINE_config_file(
     CONFIG,
-    help_string='experiments/NAME.py or experiments/NAME.py:ARG.',
+    help_string='Configuration: experiments/NAME.py or NAME.py:ARG; '
+    '--config.KEY=VALUE changes a key.',
     flag_values=values,
     lock_config=True,
     sys_argv=None if argv is None else list(argv),
@@ -96,7 +97,7 @@ def access_arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
 
 def define_log_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   """Defines --log_json."""
-  text = 'Every record of the log is a line of JSON.'
+  text = 'Writes every record of the log as a line of JSON.'
   flags.DEFINE_bool(LOG_JSON, False, text, flag_values=values)
 
 

@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -257,3 +258,19 @@ def test_arguments_pass_as_they_are(tmp_path):
   show = 'import json, sys; print(json.dumps(sys.argv[1:]))'
   text = commands.run([sys.executable, '-I', '-c', show, *words])
   assert json.loads(text) == words
+
+
+@pytest.mark.parametrize(
+  ('main', 'more'), [('local', ()), ('main', ('to', 'accelerator', 'zone'))]
+)
+def test_help_lists_the_flags_and_says_what_each_is(main, more):
+  done = subprocess.run(
+    [sys.executable, '-m', f'launch.{main}', '--help'],
+    capture_output=True,
+    text=True,
+  )
+  for name in ('config', 'workdir', 'hosts', 'tls_ca', 'token_file', *more):
+    assert f'  --{name}: ' in done.stdout
+  assert '--[no]log_json: ' in done.stdout
+  texts = re.findall(r'^  --[^:]+: (.*)', done.stdout, re.MULTILINE)
+  assert not [text for text in texts if text.startswith(('Of ', 'From '))]
