@@ -14,13 +14,14 @@ from diloco.config.data_section import BYTES, DataConfig
 from diloco.config.lab_section import LabConfig
 from diloco.config.sections import ConfigError
 from diloco.data.sources import BYTE_VOCAB, IN_MEMORY
+from diloco.numerics.fragments import EMBEDDINGS
 from diloco.numerics.merge import RULES
+from diloco.numerics.schedule import DECAY_FRACTION, SCHEDULES
 from diloco.protocol.config import ProtocolConfig
 from diloco.transport.planes import PLANES
 
 SEED_MAX = 2**32 - 1
 EVERYBODY = 0  # As protocol.quorum.
-WSD_DECAY_FRACTION = 0.2  # Of total_steps, the fall of schedule 'wsd'.
 
 SECTIONS = {
   'model': sections.ModelConfig,
@@ -274,13 +275,13 @@ def _warmup_fits(inner, protocol) -> Iterator[str]:
       f'protocol.total_steps={total_steps}'
     )
   elif (
-    inner.schedule == 'wsd'
-    and inner.warmup_steps > (1 - WSD_DECAY_FRACTION) * total_steps
+    SCHEDULES[inner.schedule].is_late
+    and inner.warmup_steps > (1 - DECAY_FRACTION) * total_steps
   ):
     yield (
-      f"inner.warmup_steps={inner.warmup_steps}: schedule 'wsd' falls in the "
-      f'last {WSD_DECAY_FRACTION:.0%} of protocol.total_steps={total_steps}, '
-      f'warm-up must end before'
+      f'inner.warmup_steps={inner.warmup_steps}: schedule {inner.schedule!r} '
+      f'falls in the last {DECAY_FRACTION:.0%} of protocol.total_steps='
+      f'{total_steps}, warm-up must end before'
     )
 
 
@@ -348,12 +349,13 @@ def _rda_of_whole_tables(merge, fragments, protocol) -> Iterator[str]:
   """A rule of whole tensors takes a norm; a slice of rows has another."""
   if (
     RULES[merge.embedding].of_whole_tensors
-    and fragments.embedding == 'split'
+    and EMBEDDINGS[fragments.embedding].cuts_rows
     and protocol.fragments > 1
   ):
     yield (
-      f"merge.embedding={merge.embedding!r}: fragments.embedding='split' cuts "
-      f'the tables by rows over protocol.fragments={protocol.fragments}, and '
+      f'merge.embedding={merge.embedding!r}: fragments.embedding='
+      f'{fragments.embedding!r} cuts the tables by rows over '
+      f'protocol.fragments={protocol.fragments}, and '
       f'{merge.embedding.upper()} is of a whole tensor; give '
       "fragments.embedding='own', or merge.embedding='mean'"
     )

@@ -9,16 +9,13 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from diloco.numerics import block_codec, codec, merge, schedule
-from diloco.numerics.optimizers import INNER
+from diloco.numerics import block_codec, codec, fragments, merge, schedule
+from diloco.numerics.optimizers import INNER, OUTER
 from diloco.transport import planes
 
 DTYPES = ('float32', 'bfloat16')
-EMBEDDING_FRAGMENTS = ('split', 'own')
 MODEL_KINDS = ('decoder', 'moe', 'bowl')
-PROGRESS = ('global', 'own')
 REMATS = ('none', 'full', 'dots', 'dots_no_batch')
-SCHEMES = ('balanced', 'tensor', 'layer')
 
 BLOCK_MULTIPLE = 8  # A block of int1 values fills whole bytes.
 
@@ -142,9 +139,9 @@ class InnerConfig(Section):
 
   SECTION = 'inner'
 
-  optimizer: str = 'adamw'  # 'adamw' or 'sgd'.
+  optimizer: str = 'adamw'  # A key of INNER.
   lr: float = 3e-3  # Peak learning rate.
-  schedule: str = 'cosine'  # 'constant', 'cosine' or 'wsd'.
+  schedule: str = 'cosine'  # A key of SCHEDULES.
   warmup_steps: int = 20  # Linear warm-up, in steps of `progress`.
   final_fraction: float = 0.1  # Last learning rate, as a share of lr.
   progress: str = 'global'  # The schedule follows t, or its 'own' steps.
@@ -157,8 +154,8 @@ class InnerConfig(Section):
 
   def broken_rules(self):
     yield from self._one_of('optimizer', INNER)
-    yield from self._one_of('schedule', schedule.NAMES)
-    yield from self._one_of('progress', PROGRESS)
+    yield from self._one_of('schedule', schedule.SCHEDULES)
+    yield from self._one_of('progress', schedule.PROGRESS)
     yield from self._positive('lr', 'eps')
     yield from self._at_least(0, 'warmup_steps', 'weight_decay', 'clip_norm')
     yield from self._at_least(1, 'accumulate')
@@ -172,16 +169,26 @@ class OuterConfig(Section):
 
   SECTION = 'outer'
 
+  optimizer: str = 'sgd'  # A key of OUTER.
   lr: float = 0.6  # Of the outer step.
-  momentum: float = 0.7  # Of the outer step.
-  nesterov: bool = True  # Nesterov's form of the momentum.
+  momentum: float = 0.7  # Of the outer step; b1 of 'adam'.
+  nesterov: bool = True  # Nesterov's form of the momentum, of 'sgd'.
+  b2: float = 0.95  # Decay of the second moment of 'adam'.
+  eps: float = 0.1  # Added to the denominator of 'adam'.
   anneal_fraction: float = 0.1  # Of the run, at its end: momentum goes to 0,
   final_lr: float = 0.8  # and lr to this one.
 
   def broken_rules(self):
-    yield from self._positive('lr', 'final_lr')
-    yield from self._share('momentum', one=False)
+    yield from self._one_of('optimizer', OUTER)
+    yield from self._positive('lr', 'final_lr', 'eps')
+    yield from self._share('momentum', 'b2', one=False)
     yield from self._share('anneal_fraction')
+    kind = OUTER.get(self.optimizer)
+    if kind and self.anneal_fraction and not kind.anneals:
+      yield (
+        f'anneal_fraction={self.anneal_fraction}: must be 0, '
+        f'optimizer={self.optimizer!r} has no annealing'
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,12 +199,12 @@ class FragmentsConfig(Section):
 
   SECTION = 'fragments'
 
-  scheme: str = 'balanced'  # 'balanced', 'tensor' or 'layer'.
-  embedding: str = 'split'  # By rows over all fragments, or its 'own'.
+  scheme: str = 'balanced'  # A key of SCHEMES.
+  embedding: str = 'split'  # A key of EMBEDDINGS.
 
   def broken_rules(self):
-    yield from self._one_of('scheme', SCHEMES)
-    yield from self._one_of('embedding', EMBEDDING_FRAGMENTS)
+    yield from self._one_of('scheme', fragments.SCHEMES)
+    yield from self._one_of('embedding', fragments.EMBEDDINGS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ Start with `merge` and `outer`: what is merged, and how Θ moves.
   merge             merges outer gradients (Alg. 2, line 12)
   outer             the outer step, with error feedback
   inner             the inner step: AdamW, accumulation
-  optimizers        inner optimizers by name; free of jax
+  optimizers        inner and outer optimizers by name; free of jax
   schedule          inner learning rate
   blend             how a learner takes in an updated fragment
   mesh_partition    what of an array each host of a learner holds

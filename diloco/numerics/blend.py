@@ -7,6 +7,7 @@ two the learner made some steps; the rules differ in what becomes of these.
 Results have the dtype of θ.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 import jax
@@ -20,17 +21,16 @@ def make_blend(name: str, alpha: float = 0.0) -> Blend:
   """Returns the rule `name` as a function of (theta, global_, snapshot).
 
   Raises:
-    ValueError: an unknown name, alpha outside [0, 1], or alpha without 'mix'.
+    ValueError: an unknown name, alpha outside [0, 1], or alpha of a rule that
+      takes none.
   """
   if name not in RULES:
     raise ValueError(f'blend {name!r}, must be one of {tuple(RULES)}')
   if not 0 <= alpha <= 1:
     raise ValueError(f'alpha={alpha}, must be in [0, 1]')
-  if alpha and name != 'mix':
-    raise ValueError(
-      f"alpha={alpha} has a meaning for 'mix' only, not {name!r}"
-    )
-  return RULES[name](alpha)
+  if alpha and not RULES[name].takes_alpha:
+    raise ValueError(f'alpha={alpha} has no meaning for {name!r}')
+  return RULES[name].make(alpha)
 
 
 def overwrite(theta: Arrays, global_: Arrays) -> dict[str, jax.Array]:
@@ -66,11 +66,27 @@ def _f32(x) -> jax.Array:
   return jnp.asarray(x, jnp.float32)
 
 
-# Each makes the rule for α; `protocol.config.BLENDS` says of the same names
-# what the machines must know.
-RULES: dict[str, Callable[[float], Blend]] = {
-  'overwrite': lambda alpha: lambda theta, new, since: overwrite(theta, new),
-  'mix': lambda alpha: lambda theta, new, since: mix(theta, new, alpha),
-  'carry': lambda alpha: carry,
+@dataclasses.dataclass(frozen=True)
+class Rule:
+  """A rule of blending.
+
+  Attributes:
+    make: takes α and returns the rule.
+    takes_alpha: True if α has a meaning for it.
+  """
+
+  make: Callable[[float], Blend]
+  takes_alpha: bool = False
+
+
+# `protocol.config.BLENDS` says of the same names what the machines must know.
+# They are two dicts, as the machines import neither jax nor this package, and
+# know nothing of arrays.
+RULES = {
+  'overwrite': Rule(lambda _: lambda theta, new, since: overwrite(theta, new)),
+  'mix': Rule(
+    lambda alpha: lambda theta, new, since: mix(theta, new, alpha),
+    takes_alpha=True,
+  ),
+  'carry': Rule(lambda _: carry),
 }
-NAMES = tuple(RULES)

@@ -14,17 +14,17 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
-Array = np.ndarray | jax.Array
+if TYPE_CHECKING:  # The configuration reads `SCHEMES` without jax.
+  import jax
+
+Array = 'np.ndarray | jax.Array'
 Params = Mapping[str, Array]  # path -> array, such as 'layers/mlp/up'.
 
 ROLES = ('plain', 'stacked', 'embedding', 'averaged')
-SCHEMES = ('balanced', 'tensor', 'layer')
-EMBEDDINGS = ('split', 'own')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,38 +128,30 @@ def make_layout(
   Raises:
     ValueError: an argument is out of range, or a fragment would be empty.
   """
-  if scheme not in SCHEMES:
-    raise ValueError(f'scheme={scheme!r}, must be one of {SCHEMES}')
-  if embedding not in EMBEDDINGS:
-    raise ValueError(f'embedding={embedding!r}, must be one of {EMBEDDINGS}')
+  for name, value, known in (
+    ('scheme', scheme, SCHEMES),
+    ('embedding', embedding, EMBEDDINGS),
+  ):
+    if value not in known:
+      raise ValueError(f'{name}={value!r}, must be one of {tuple(known)}')
   if fragments < 1:
     raise ValueError(f'fragments={fragments}, must be at least 1')
 
-  tables = sorted(p for p, spec in specs.items() if spec.role == 'embedding')
+  tables = [
+    _whole(path, spec)
+    for path, spec in sorted(specs.items())
+    if spec.role == 'embedding'
+  ]
   tensors = _logical_tensors(specs)
-  if embedding == 'split':
-    bins = [
-      [
-        piece
-        for path in tables
-        for piece in _rows(path, specs[path], i, fragments)
-      ]
-      for i in range(fragments)
-    ]
-  else:
-    if not tables:
-      raise ValueError("embedding='own', but no tensor has role 'embedding'")
-    if fragments == 1 and tensors:
-      raise ValueError(
-        f"embedding='own' leaves none of fragments=1 to {len(tensors)} other "
-        "tensors; use embedding='split' or more fragments"
-      )
-    bins = [[] for _ in range(fragments - 1)]
-
-  if bins:
-    _SCHEMES[scheme](bins, tensors)
-  if embedding == 'own':
-    bins.insert(0, [_whole(path, specs[path]) for path in tables])
+  own, shared = EMBEDDINGS[embedding].place(tables, fragments)
+  if tensors and not shared:
+    raise ValueError(
+      f'embedding={embedding!r} leaves none of fragments={fragments} to '
+      f"{len(tensors)} other tensors; use embedding='split' or more fragments"
+    )
+  if shared:
+    SCHEMES[scheme](shared, tensors)
+  bins = own + shared
   empty = [i for i, pieces in enumerate(bins) if not pieces]
   if empty:
     raise ValueError(
@@ -206,7 +198,7 @@ def put(params: Params, pieces: Pieces, arrays: Params) -> dict[str, Array]:
 
 
 def change(
-  params: Params, piece: Piece, rule: Callable[[jax.Array], jax.Array]
+  params: Params, piece: Piece, rule: 'Callable[[jax.Array], jax.Array]'
 ) -> dict[str, Array]:
   """Returns `params` with `rule(piece)` in place of a piece, for use under
   `jit`.
@@ -220,13 +212,15 @@ def change(
     rule: maps the piece to its new value; a layer's piece has a leading axis of
       size 1.
   """
+  from jax import lax
+
   array = params[piece.path]
   if piece.layer is None:
     part = array[piece.index]
     changed = array.at[piece.index].set(rule(part).astype(array.dtype))
   else:
-    part = jax.lax.dynamic_slice_in_dim(array, piece.layer, 1)
-    changed = jax.lax.dynamic_update_slice_in_dim(
+    part = lax.dynamic_slice_in_dim(array, piece.layer, 1)
+    changed = lax.dynamic_update_slice_in_dim(
       array, rule(part).astype(array.dtype), piece.layer, 0
     )
   return {**params, piece.path: changed}
@@ -262,15 +256,16 @@ def _logical_tensors(specs: Mapping[str, TensorSpec]) -> list[Piece]:
   return tensors
 
 
-def _rows(path: str, spec: TensorSpec, i: int, parts: int) -> list[Piece]:
+def _rows(table: Piece, i: int, parts: int) -> list[Piece]:
   """Returns part i of the rows; no piece if there are fewer rows than parts."""
-  rows, *rest = spec.shape
+  rows, *rest = table.shape
   start, stop = i * rows // parts, (i + 1) * rows // parts
   if parts == 1:
-    return [_whole(path, spec)]
+    return [table]
   if start == stop:
     return []
-  return [Piece(path, None, (start, stop), (stop - start, *rest), spec.role)]
+  shape = (stop - start, *rest)
+  return [dataclasses.replace(table, rows=(start, stop), shape=shape)]
 
 
 def _balanced(bins: list[list[Piece]], tensors: list[Piece]):
@@ -304,4 +299,38 @@ def _layers(bins: list[list[Piece]], tensors: list[Piece]):
     bins[group].append(piece)
 
 
-_SCHEMES = {'balanced': _balanced, 'tensor': _round_robin, 'layer': _layers}
+# Each adds tensors to fragments, in place.
+SCHEMES = {'balanced': _balanced, 'tensor': _round_robin, 'layer': _layers}
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedding:
+  """A place for the embedding-like tensors.
+
+  Attributes:
+    place: takes these and P; returns fragments of their own, which come first,
+      and the others, to which the scheme adds all other tensors.
+    cuts_rows: True if a fragment has some of the rows of a tensor only.
+  """
+
+  place: Callable[[list[Piece], int], tuple[list, list]]
+  cuts_rows: bool = False
+
+
+def _split(tables: list[Piece], fragments: int) -> tuple[list, list]:
+  return [], [
+    [piece for table in tables for piece in _rows(table, i, fragments)]
+    for i in range(fragments)
+  ]
+
+
+def _own(tables: list[Piece], fragments: int) -> tuple[list, list]:
+  if not tables:
+    raise ValueError("embedding='own', but no tensor has role 'embedding'")
+  return [tables], [[] for _ in range(fragments - 1)]
+
+
+EMBEDDINGS = {
+  'split': Embedding(_split, cuts_rows=True),
+  'own': Embedding(_own),
+}

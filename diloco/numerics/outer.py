@@ -13,13 +13,14 @@ reconstruct from the quantised updates:
 
 Both sides compute the last line by the same code, with numpy: a product and a
 sum, each rounded. A fused multiply-add on one side would break every CRC.
-OuterOpt is optax's, computed with numpy too: a syncer that restarts on another
-CPU, or a replay there, must get the same bits, and XLA contracts a product and
-a sum that it compiles together, on CPUs that can.
+OuterOpt, by name in `optimizers.OUTER`, is computed with numpy too: a syncer
+that restarts on another CPU, or a replay there, must get the same bits, and XLA
+contracts a product and a sum that it compiles together, on CPUs that can.
 """
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -102,6 +103,51 @@ def make_outer(
   return optax.GradientTransformation(start, update)
 
 
+class _AdamState(NamedTuple):
+  """The state of Adam."""
+
+  rounds: np.ndarray  # Rounds of the fragment so far; int32 [].
+  mean: Arrays  # m
+  square: Arrays  # v
+
+
+def make_adam(
+  lr: float, b1: float, b2: float, eps: float
+) -> optax.GradientTransformation:
+  """Adam: u = -η·m̂ / (√v̂ + ε) with m̂ = m' / (1 - b1ⁿ), v̂ = v' / (1 - b2ⁿ).
+
+  m' = b1·m + (1 - b1)·Δ, v' = b2·v + (1 - b2)·Δ². Optax has XLA compute bⁿ, and
+  CPUs differ in the last bit of its powers.
+  """
+
+  def start(params):
+    zeros = jax.tree.map(np.zeros_like, params)
+    return _AdamState(np.zeros((), np.int32), zeros, zeros)
+
+  def update(updates, state, params=None):
+    del params
+    rounds = state.rounds + np.int32(1)
+
+    def moment(b, old, new):
+      return np.float32(b) * old + np.float32(1 - b) * new
+
+    def unbiased(b, x):
+      return x / np.float32(1 - math.prod([b] * int(rounds)))
+
+    def move(m, v):
+      root = np.sqrt(unbiased(b2, v)) + np.float32(eps)
+      return np.float32(-lr) * unbiased(b1, m) / root
+
+    mean = jax.tree.map(lambda m, x: moment(b1, m, x), state.mean, updates)
+    square = jax.tree.map(
+      lambda v, x: moment(b2, v, x * x), state.square, updates
+    )
+    moved = jax.tree.map(move, mean, square)
+    return moved, _AdamState(np.asarray(rounds), mean, square)
+
+  return optax.GradientTransformation(start, update)
+
+
 def init(
   theta: Arrays, optimizer: optax.GradientTransformation, version: int = 0
 ) -> FragmentState:
@@ -126,7 +172,7 @@ def step(
   Args:
     state: the state before; it is not changed.
     delta: Δ, the merged outer gradient, old minus new parameters.
-    optimizer: from `make_outer`, or any other optax transformation.
+    optimizer: of `optimizers.OUTER`, or any other optax transformation.
     codec: codec of the bytes that the learners receive.
     pieces: the pieces of the fragment; one with role 'averaged' bypasses
       OuterOpt: its u is -Δ, so that its Θ is the learners' mean.

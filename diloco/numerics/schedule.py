@@ -5,10 +5,38 @@ The step is the run's global one and need not be whole: learners that are slow
 or late anneal with the rest. That is our choice, as the paper names no rule.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 
-NAMES = ('constant', 'cosine', 'wsd')
+DECAY_FRACTION = 0.2  # Of the run, in which a late fall takes place.
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """The fall of the learning rate after its warm-up.
+
+  Attributes:
+    height: maps progress of the fall, in [0, 1], to what is left of it: 1 is
+      the peak, 0 the final rate.
+    is_late: True if it falls in the last steps of the run only.
+  """
+
+  height: Callable[[float], float]
+  is_late: bool = False
+
+
+SCHEDULES = {
+  'constant': Schedule(lambda progress: 1.0),
+  'cosine': Schedule(lambda progress: (1 + math.cos(math.pi * progress)) / 2),
+  'wsd': Schedule(lambda progress: 1 - progress, is_late=True),
+}
+
+# What a schedule follows, from t and the batches taken of the data shard.
+PROGRESS = {
+  'global': lambda global_step, position: global_step,
+  'own': lambda global_step, position: position,
+}
 
 
 def make_schedule(
@@ -17,7 +45,7 @@ def make_schedule(
   warmup_steps: int,
   total_steps: int,
   final_fraction: float = 0.0,
-  decay_fraction: float = 0.2,
+  decay_fraction: float = DECAY_FRACTION,
 ) -> Callable[[float], float]:
   """Returns the learning rate as a function of the global step t ≥ 0.
 
@@ -27,18 +55,19 @@ def make_schedule(
   steps. Beyond total_steps nothing changes.
 
   Args:
-    name: one of `NAMES`.
+    name: a key of `SCHEDULES`.
     lr: the peak.
     warmup_steps: steps until the peak; 0 starts at the peak.
     total_steps: length of the run.
     final_fraction: of lr, at the end.
-    decay_fraction: share of total_steps in which 'wsd' falls.
+    decay_fraction: share of total_steps in which a late schedule falls.
 
   Raises:
     ValueError: an argument is out of range.
   """
-  if name not in NAMES:
-    raise ValueError(f'schedule {name!r}, must be one of {NAMES}')
+  if name not in SCHEDULES:
+    raise ValueError(f'schedule {name!r}, must be one of {tuple(SCHEDULES)}')
+  schedule = SCHEDULES[name]
   if not 0 < lr < math.inf:
     raise ValueError(f'lr={lr}, must be finite and > 0')
   if not 0 <= warmup_steps < total_steps:
@@ -52,30 +81,24 @@ def make_schedule(
   ):
     if not 0 <= value <= 1:
       raise ValueError(f'{label}={value}, must be in [0, 1]')
-  if name == 'wsd' and not 0 < decay_fraction * total_steps <= (
+  if schedule.is_late and not 0 < decay_fraction * total_steps <= (
     total_steps - warmup_steps
   ):
     raise ValueError(
       f'decay_fraction={decay_fraction} of total_steps={total_steps} must be '
       f'more than 0 and fit after warmup_steps={warmup_steps}'
     )
+  begin = warmup_steps
+  if schedule.is_late:
+    begin = (1 - decay_fraction) * total_steps
 
   def rate(step: float) -> float:
     if step < 0:
       raise ValueError(f'step={step}, must be at least 0')
     if step + 1 < warmup_steps:
       return lr * (step + 1) / warmup_steps
-    match name:
-      case 'constant':
-        return lr
-      case 'cosine':
-        begin = warmup_steps
-      case 'wsd':
-        begin = (1 - decay_fraction) * total_steps
     progress = min(max(step - begin, 0) / (total_steps - begin), 1)
-    height = 1 - progress
-    if name == 'cosine':
-      height = (1 + math.cos(math.pi * progress)) / 2
+    height = schedule.height(progress)
     return lr * (final_fraction + (1 - final_fraction) * height)
 
   return rate

@@ -28,7 +28,7 @@ from diloco.models.decoder_config import DecoderConfig, ExpertsConfig
 from diloco.models.quadratic import make_bowl
 from diloco.numerics.codec import Codec, make_codec
 from diloco.numerics.fragments import Layout, TensorSpec, make_layout, take
-from diloco.numerics.schedule import make_schedule
+from diloco.numerics.schedule import PROGRESS, make_schedule
 from diloco.numerics.shard_assignment import ShardAssignment, shards_of
 
 FULL = 'f32'  # The codec of a full fragment.
@@ -150,8 +150,7 @@ class RunSpec:
     Own steps are the batches taken of the data shard. The syncer knows their
     number, so a learner that lost its disk continues from there.
     """
-    own = self.config.inner.progress == 'own'
-    return position if own else global_step
+    return PROGRESS[self.config.inner.progress](global_step, position)
 
   def dataset(self, learner: int) -> pipeline.Dataset:
     """The batches of one learner id, by position."""

@@ -12,6 +12,7 @@ from diloco.config.hardware import Chip, Topology
 from diloco.learner.device import Device
 from diloco.models.flops import StepFlops, step_flops
 from diloco.numerics.mesh_partition import Partition
+from diloco.numerics.optimizers import OUTER
 from diloco.numerics.payload import cut_bytes
 from diloco.run.spec import RunSpec, decoder_config
 from diloco.run.utilisation import COUNTED
@@ -239,6 +240,7 @@ def _estimate(
       share.value_bytes,
       ahead,
       protocol.learners,
+      OUTER[config.outer.optimizer].moments,
     ),
     flops=flops,
     xla_flops=device.programs['step'].cost_analysis().get('flops', 0.0),

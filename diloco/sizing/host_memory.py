@@ -57,7 +57,7 @@ def of_learner(
 
 
 def of_syncer(
-  n: float, f: float, b: float, ahead: int, learners: int
+  n: float, f: float, b: float, ahead: int, learners: int, moments: int = 1
 ) -> tuple[Memory, ...]:
   """See `syncer/outer_state.py`, `server.py`, `learner_sessions.py`.
 
@@ -67,9 +67,14 @@ def of_syncer(
     b: see above.
     ahead: rounds that may be in flight.
     learners: M.
+    moments: arrays of N in the outer optimizer's state.
   """
   return (
-    Memory('Θ, momentum, residual', '12N', 3 * F32_BYTES * n),
+    Memory(
+      'Θ, outer optimizer, residual',
+      f'{(2 + moments) * F32_BYTES}N',
+      (2 + moments) * F32_BYTES * n,
+    ),
     Memory(
       f'contributions of {rounds(ahead)}',
       f'{ahead}·M·4F',

@@ -9,6 +9,7 @@ import optax
 
 from diloco.config.run_config import RunConfig
 from diloco.numerics import fragments, merge, outer, payload
+from diloco.numerics.optimizers import OUTER
 from diloco.run.spec import RunSpec
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
@@ -41,9 +42,7 @@ def make_optimizer(config: RunConfig) -> optax.GradientTransformation:
       end=rounds,
       final_lr=settings.final_lr,
     )
-  return outer.make_outer(
-    settings.lr, settings.momentum, settings.nesterov, anneal
-  )
+  return OUTER[settings.optimizer].make(settings, anneal)
 
 
 class OuterState:

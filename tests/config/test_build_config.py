@@ -33,7 +33,7 @@ def problem_of(config):
 def test_the_defaults_are_valid_and_complete():
   config = run_config.build(common.base())
   assert config.protocol.fragments == 8
-  assert config.outer == sections.OuterConfig(0.6, 0.7, True, 0.1, 0.8)
+  assert config.outer == sections.OuterConfig(lr=0.6, momentum=0.7)
   assert parsing.flatten(common.base()).keys() == run_config.key_types().keys()
 
 
@@ -100,6 +100,12 @@ def test_an_int_is_a_float():
     ({'codec__block_size': 12}, 'positive multiple of 8'),
     ({'codec__up': 'int3'}, 'must be one of int1, int2, int4'),
     ({'fragments__scheme': 'even'}, 'one of balanced, tensor, layer'),
+    ({'outer__optimizer': 'lion'}, "outer.optimizer='lion': must be one of"),
+    (
+      {'outer__optimizer': 'adam'},
+      "outer.anneal_fraction=0.1: must be 0, optimizer='adam' has no",
+    ),
+    ({'outer__eps': 0.0}, 'outer.eps=0.0: must be finite and above 0'),
     ({'merge__rule': 'median'}, 'must be one of rda, mean'),
     ({'model__kv_heads': 3}, 'must divide model.heads=4'),
     ({'model__head_dim': 31}, 'must be even'),
@@ -203,7 +209,7 @@ def test_all_problems_stand_in_one_message():
 
 def test_a_section_checks_itself():
   with pytest.raises(ConfigError, match=r'outer\.lr=0: must be finite'):
-    sections.OuterConfig(0, 0.5, True, 0.0, 0.5)
+    sections.OuterConfig(lr=0)
 
 
 def test_a_mix_is_what_its_items_say():

@@ -3,13 +3,12 @@
 
 from diloco.config import sections
 from diloco.models import decoder_config
-from diloco.numerics import blend, fragments
+from diloco.numerics import blend
 from diloco.protocol.config import BLENDS
 
 
 def test_choices_are_the_same_everywhere():
-  assert tuple(BLENDS) == blend.NAMES
+  assert BLENDS.keys() == blend.RULES.keys()
+  assert all(BLENDS[n].mixes == blend.RULES[n].takes_alpha for n in BLENDS)
   assert sections.DTYPES == decoder_config.DTYPES
-  assert sections.EMBEDDING_FRAGMENTS == fragments.EMBEDDINGS
   assert sections.REMATS == decoder_config.REMATS
-  assert sections.SCHEMES == fragments.SCHEMES

@@ -2,6 +2,7 @@
 """Systems of the lab under the same deaths; faults; where a run ends."""
 
 import itertools
+import math
 import pathlib
 import runpy
 
@@ -13,6 +14,7 @@ from diloco.lab.data_parallel import DataParallelSteps
 from diloco.lab.lives import FailureSchedule
 from diloco.lab.run import train
 from diloco.metrics import token_ledger
+from diloco.numerics.optimizers import OUTER
 from diloco.run.spec import make_run_spec
 from experiments import common
 
@@ -133,6 +135,14 @@ def test_elastic_trains_as_many_tokens_in_more_steps():
   counts = trained.tally.learners
   assert counts[0].steps > counts[1].steps
   assert [m for m, _, _ in trained.deaths] == [1]
+
+
+def test_the_outer_optimizer_is_a_setting():
+  losses = {
+    _train(outer__optimizer=name, outer__anneal_fraction=0.0).loss
+    for name in OUTER
+  }
+  assert len(losses) == len(OUTER) and all(map(math.isfinite, losses))
 
 
 def test_a_run_ends_at_its_last_step_also_with_a_dead_syncer():

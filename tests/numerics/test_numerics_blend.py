@@ -45,7 +45,7 @@ def test_carry_is_overwrite_where_no_step_was_made():
   assert_equal(blend.carry(THETA, GLOBAL, THETA), GLOBAL)
 
 
-@pytest.mark.parametrize('name', blend.NAMES)
+@pytest.mark.parametrize('name', blend.RULES)
 def test_rules_by_name_are_jittable_donatable_and_keep_the_dtype(name):
   rule = jax.jit(blend.make_blend(name), donate_argnums=0)
   blended = rule(arrays(0, jnp.bfloat16), GLOBAL, arrays(0, jnp.bfloat16))
@@ -65,7 +65,7 @@ def test_alpha_reaches_mix():
   [
     (('average',), "blend 'average'"),
     (('mix', 1.5), 'alpha=1.5'),
-    (('overwrite', 0.5), "alpha=0.5 has a meaning for 'mix' only"),
+    (('overwrite', 0.5), "alpha=0.5 has no meaning for 'overwrite'"),
   ],
 )
 def test_wrong_arguments_are_named(arguments, message):

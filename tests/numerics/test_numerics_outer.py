@@ -2,14 +2,17 @@
 """The outer step: Nesterov, error feedback, and bytes that both sides share."""
 
 import io
+import math
 
 import jax
 import numpy as np
 import optax
 import pytest
 
+from diloco.config import sections
 from diloco.numerics import codec, merge, outer, payload
 from diloco.numerics.fragments import TensorSpec, make_layout
+from diloco.numerics.optimizers import OUTER
 
 SPECS = {
   'a': TensorSpec((2, 10, 13), 'stacked'),
@@ -96,6 +99,37 @@ def test_products_and_sums_are_rounded_one_after_the_other(anneal):
     for name, v in theta.items():
       np.testing.assert_array_equal(state.theta[name], v)
   assert differ > 20  # So a fused step would not have passed.
+
+
+def test_adam_is_optax_s_and_keeps_its_bits_in_numpy():
+  rng = np.random.default_rng(13)
+  ours, theirs = (
+    outer.make_adam(0.3, 0.9, 0.95, 0.1),
+    optax.adam(0.3, b1=0.9, b2=0.95, eps=0.1),
+  )
+  state = outer.init(normal(rng), ours)
+  other = outer.init(state.theta, theirs)
+  for n in range(1, 30):
+    delta = normal(rng)
+    before = state
+    state, _ = outer.step(state, delta, ours, F32, PIECES)
+    other, _ = outer.step(other, delta, theirs, F32, PIECES)
+    for name, x in state.theta.items():
+      np.testing.assert_allclose(x, other.theta[name], rtol=1e-5, atol=1e-6)
+    # Each product, quotient and root is rounded by itself.
+    f32, old = np.float32, before.optimizer_state
+    m = f32(0.9) * old.mean['b'] + f32(1 - 0.9) * delta['b']
+    v = f32(0.95) * old.square['b'] + f32(1 - 0.95) * (delta['b'] * delta['b'])
+    m_hat, v_hat = (
+      x / f32(1 - math.prod([b] * n)) for x, b in ((m, 0.9), (v, 0.95))
+    )
+    moved = f32(-0.3) * m_hat / (np.sqrt(v_hat) + f32(0.1))
+    np.testing.assert_array_equal(state.theta['b'], before.theta['b'] + moved)
+  leaves = jax.tree.leaves((state.theta, state.optimizer_state))
+  assert {(type(x), x.dtype.kind) for x in leaves} <= {
+    (np.ndarray, 'f'),
+    (np.ndarray, 'i'),
+  }
 
 
 def test_any_optimizer_of_optax_takes_the_step():
@@ -253,10 +287,12 @@ def test_without_error_feedback_small_updates_are_lost():
   assert not any(v.any() for v in without.residual.values())
 
 
+@pytest.mark.parametrize('kind', OUTER)
 @pytest.mark.parametrize('name', ['int4', 'f32'])
-def test_restart_equals_uninterrupted_to_the_bit(name):
+def test_restart_equals_uninterrupted_to_the_bit(name, kind):
   chosen = codec.make_codec(name, 32)
-  optimizer = outer.make_outer(0.7, 0.9)
+  settings = sections.OuterConfig(optimizer=kind, anneal_fraction=0.0)
+  optimizer = OUTER[kind].make(settings, None)
   rng = np.random.default_rng(5)
   start = outer.init(normal(rng), optimizer)
   deltas = [normal(rng) for _ in range(20)]

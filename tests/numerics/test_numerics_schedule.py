@@ -8,7 +8,7 @@ import pytest
 from diloco.numerics import schedule
 
 
-@pytest.mark.parametrize('name', schedule.NAMES)
+@pytest.mark.parametrize('name', schedule.SCHEDULES)
 def test_warm_up_is_linear_and_reaches_the_peak(name):
   rate = schedule.make_schedule(name, 2.0, 4, 100)
   assert [rate(t) for t in range(4)] == [0.5, 1.0, 1.5, 2.0]
@@ -29,7 +29,7 @@ def test_corners():
   )
 
 
-@pytest.mark.parametrize('name', schedule.NAMES)
+@pytest.mark.parametrize('name', schedule.SCHEDULES)
 def test_never_rises_after_the_peak_and_never_jumps(name):
   rate = schedule.make_schedule(name, 1.0, 10, 100, 0.05)
   values = [rate(t / 8) for t in range(8 * 9, 8 * 120)]

@@ -40,6 +40,7 @@ class Choice:
     entry: what is added to it.
     before: the implementation, which stands before the registry.
     use: a program that uses the new entry.
+    also: file, registry and entry of a second edit.
   """
 
   file: str
@@ -47,6 +48,7 @@ class Choice:
   entry: str
   before: str
   use: str
+  also: tuple[str, str, str] | None = None
 
 
 CHOICES = {
@@ -170,6 +172,89 @@ params = {'w': np.ones(3, np.float32)}
 update, _ = made.update(params, made.init(params), params)
 assert np.asarray(update['w']).tolist() == [1.0] * 3
 """,
+  ),
+  'outer optimizer': Choice(
+    'diloco/numerics/optimizers.py',
+    'OUTER',
+    "'signs': OuterKind(_signs, moments=0),",
+    """
+def _signs(settings, anneal):
+  import numpy as np
+  import optax
+  return optax.stateless(
+    lambda delta, _: {n: -settings.lr * np.sign(x) for n, x in delta.items()}
+  )
+""",
+    """
+from diloco.run.spec import make_run_spec
+from diloco.syncer.outer_state import OuterState
+keys = {'model__layers': 1, 'protocol__fragments': 1, 'codec__down': 'f32'}
+keys |= {'outer__optimizer': 'signs', 'outer__anneal_fraction': 0.0}
+state = OuterState(make_run_spec(built(data__source='grammar', **keys)))
+before = state.state(0).theta
+ones = {name: np.ones_like(v) for name, v in before.items()}
+state.install(0, state.outer_step(0, {0: ones}, {0: 1.0}))
+for name, v in state.state(0).theta.items():
+  assert (v == before[name] + np.float32(-0.6)).all(), name
+""",
+  ),
+  'schedule of the inner rate': Choice(
+    'diloco/numerics/schedule.py',
+    'SCHEDULES',
+    "'squared': Schedule(lambda progress: (1 - progress) ** 2),",
+    '',
+    """
+from diloco.numerics.schedule import make_schedule
+inner = built(inner__schedule='squared').inner
+rate = make_schedule(inner.schedule, 1.0, 0, 100)
+assert [rate(t) for t in (0, 50, 100)] == [1.0, 0.25, 0.0]
+""",
+  ),
+  'fragmentation scheme': Choice(
+    'diloco/numerics/fragments.py',
+    'SCHEMES',
+    "'first': lambda bins, tensors: bins[0].extend(tensors),",
+    '',
+    """
+from diloco.numerics.fragments import TensorSpec, make_layout
+fragments = built(fragments__scheme='first').fragments
+specs = {'e': TensorSpec((4, 2), 'embedding'), 'w': TensorSpec((3,))}
+layout = make_layout(specs, fragments.scheme, 2, fragments.embedding)
+assert layout.sizes == (7, 4)
+""",
+  ),
+  'place of embeddings': Choice(
+    'diloco/numerics/fragments.py',
+    'EMBEDDINGS',
+    "'first': Embedding(_first),",
+    """
+def _first(tables, fragments):
+  return [], [list(tables), *([] for _ in range(fragments - 1))]
+""",
+    """
+from diloco.numerics.fragments import TensorSpec, make_layout
+config = built(fragments__embedding='first', merge__embedding='rda')
+specs = {'e': TensorSpec((4, 2), 'embedding'), 'w': TensorSpec((3,))}
+layout = make_layout(specs, 'balanced', 2, config.fragments.embedding)
+assert layout.sizes == (8, 3)
+""",
+  ),
+  'blend rule': Choice(
+    'diloco/numerics/blend.py',
+    'RULES',
+    "'halve': Rule(lambda _: _halve),",
+    """
+def _halve(theta, new, since):
+  return mix(theta, new, 0.5)
+""",
+    """
+from diloco.numerics.blend import make_blend
+config = built(protocol__blend='halve')
+blend = make_blend(config.protocol.blend, config.blend_alpha)
+mixed = blend({'w': np.zeros(2)}, {'w': np.ones(2)}, {})
+assert mixed['w'].tolist() == [0.5, 0.5]
+""",
+    also=('diloco/protocol/config.py', 'BLENDS', "'halve': Blending(),"),
   ),
   'text source in memory': Choice(
     'diloco/data/sources.py',
@@ -314,11 +399,16 @@ def _edited(choice: Choice, folder: pathlib.Path) -> pathlib.Path:
   """Returns a copy of the tree with the entry added."""
   for part in ('diloco', 'experiments', 'launch'):
     shutil.copytree(ROOT / part, folder / part)
-  file = folder / choice.file
-  text = file.read_text()
-  head = f'\n{choice.registry} = {{'
-  assert text.count(head) == 1, f'{choice.registry} of {choice.file}'
-  file.write_text(text.replace(head, f'{choice.before}\n{head} {choice.entry}'))
+  first = choice.file, choice.registry, choice.entry
+  edits = [(*first, choice.before)]
+  if choice.also:
+    edits.append((*choice.also, ''))
+  for name, registry, entry, before in edits:
+    file = folder / name
+    text = file.read_text()
+    head = f'\n{registry} = {{'
+    assert text.count(head) == 1, f'{registry} of {name}'
+    file.write_text(text.replace(head, f'{before}\n{head} {entry}'))
   return folder
 
 

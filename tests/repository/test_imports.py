@@ -27,6 +27,7 @@ CHOICES = {
   'diloco.numerics.optimizers',
   'diloco.numerics.block_codec',
   'diloco.numerics.codec',
+  'diloco.numerics.fragments',
   'diloco.numerics.merge',
   'diloco.numerics.schedule',
   'diloco.transport.planes',
