@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from diloco.config import sections
 from diloco.config.sections import ConfigError
+from diloco.lab.systems import SYSTEMS
 
-LAB_SYSTEMS = ('decoupled', 'data_parallel', 'elastic', 'alone')
 FORM = 'kill learner N at FRACTION, or kill syncer at FRACTION'
 
 
@@ -24,7 +24,7 @@ class LabConfig(sections.Section):
 
   SECTION = 'lab'
 
-  system: str = 'decoupled'  # One of LAB_SYSTEMS.
+  system: str = 'decoupled'  # A key of SYSTEMS.
   step_s: float = 1.0  # Length of an inner step.
   slow_learners: int = 0  # How many are slower than the others.
   slow_gap: float = 0.18  # The share of steps that a slow one lacks.
@@ -50,7 +50,7 @@ class LabConfig(sections.Section):
   checkpoint_steps: int = 500
 
   def broken_rules(self):
-    yield from self._one_of('system', LAB_SYSTEMS)
+    yield from self._one_of('system', SYSTEMS)
     yield from self._positive('step_s')
     yield from self._at_least(0, 'slow_learners', 'jitter', 'latency_s')
     yield from self._at_least(0, 'transfer_s', 'mtbf_steps', 'away_steps')
@@ -64,10 +64,11 @@ class LabConfig(sections.Section):
         f'visit_until={self.visit_until}: must be more than '
         f'visit_from={self.visit_from}'
       )
-    if self.visitors and self.system != 'decoupled':
+    system = SYSTEMS.get(self.system)
+    if self.visitors and system and not system.has_syncer:
       yield (
-        f"visitors={self.visitors}: only system='decoupled' can have some, not "
-        f'{self.system!r}'
+        f'visitors={self.visitors}: must be 0, system={self.system!r} can not '
+        'have any'
       )
 
 

@@ -14,6 +14,7 @@ from diloco.config.data_section import BYTES, DataConfig
 from diloco.config.lab_section import LabConfig
 from diloco.config.sections import ConfigError
 from diloco.data.sources import BYTE_VOCAB, IN_MEMORY
+from diloco.models.kinds import KINDS
 from diloco.numerics.fragments import EMBEDDINGS
 from diloco.numerics.merge import RULES
 from diloco.numerics.schedule import DECAY_FRACTION, SCHEDULES
@@ -323,12 +324,13 @@ def _mesh_divides(model, mesh) -> Iterator[str]:
         f'{key}={value}: must be a multiple of '
         f'mesh.{axis}={getattr(mesh, axis)}'
       )
-  if model.kind != 'moe' and mesh.expert > 1:
+  has_experts = not model.own and KINDS[model.kind].has_experts
+  if mesh.expert > 1 and not has_experts:
     yield (
-      f"mesh.expert={mesh.expert}: has an effect only with model.kind='moe', "
-      f'not with {model.kind!r}'
+      f'mesh.expert={mesh.expert}: must be 1, model.kind={model.kind!r} has no '
+      'experts'
     )
-  elif model.kind == 'moe' and model.experts % mesh.expert:
+  elif has_experts and model.experts % mesh.expert:
     yield (
       f'model.experts={model.experts}: must be a multiple of '
       f'mesh.expert={mesh.expert}'
@@ -340,8 +342,8 @@ def _alpha_used(protocol, alpha) -> Iterator[str]:
     yield f'protocol.blend_alpha={alpha}: must be in [0, 1]'
   elif alpha and not protocol.blending.mixes:
     yield (
-      f"protocol.blend_alpha={alpha}: has an effect only with blend='mix', "
-      f'not with {protocol.blend!r}'
+      f'protocol.blend_alpha={alpha}: must be 0, blend={protocol.blend!r} '
+      'takes none'
     )
 
 

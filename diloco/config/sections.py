@@ -9,13 +9,11 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from diloco.models.decoder_config import DTYPES, REMATS
+from diloco.models.kinds import KINDS
 from diloco.numerics import block_codec, codec, fragments, merge, schedule
 from diloco.numerics.optimizers import INNER, OUTER
 from diloco.transport import planes
-
-DTYPES = ('float32', 'bfloat16')
-MODEL_KINDS = ('decoder', 'moe', 'bowl')
-REMATS = ('none', 'full', 'dots', 'dots_no_batch')
 
 BLOCK_MULTIPLE = 8  # A block of int1 values fills whole bytes.
 
@@ -73,7 +71,7 @@ class ModelConfig(Section):
 
   SECTION = 'model'
 
-  kind: str = 'decoder'  # Or 'moe', 'bowl', a 'module:function' of yours.
+  kind: str = 'decoder'  # A key of KINDS, or a 'module:function' of yours.
   vocab: int = 256  # One token per byte.
   layers: int = 4  # Decoder blocks.
   d_model: int = 128  # Width of the residual stream.
@@ -83,7 +81,7 @@ class ModelConfig(Section):
   d_ff: int = 384  # Width of the gated MLP; of each expert, where kind='moe'.
   rope_theta: float = 10_000.0  # Base of RoPE's wavelengths.
   dtype: str = 'float32'  # Of activations; parameters stay float32.
-  remat: str = 'none'  # What the backward pass recomputes.
+  remat: str = 'none'  # What the backward pass finds stored; of REMATS.
   tied: bool = False  # Whether the output head is the embedding.
   experts: int = 8  # Of each layer; this and all below of kind 'moe' only.
   top_k: int = 2  # Experts that one token is sent to.
@@ -98,9 +96,10 @@ class ModelConfig(Section):
     return (found[1], found[2]) if found else None
 
   def broken_rules(self):
-    if self.kind not in MODEL_KINDS and not self.own:
+    kind = KINDS.get(self.kind)
+    if not kind and not self.own:
       yield (
-        f'kind={self.kind!r}: must be one of {", ".join(MODEL_KINDS)}, or the '
+        f'kind={self.kind!r}: must be one of {", ".join(KINDS)}, or the '
         "'package.module:function' of a model of your own"
       )
     yield from self._one_of('dtype', DTYPES)
@@ -119,18 +118,16 @@ class ModelConfig(Section):
     for key in ('aux_weight', 'z_weight', 'router_bias_rate'):
       if not 0 <= getattr(self, key) < float('inf'):
         yield f'{key}={getattr(self, key)}: must be finite, at least 0'
-    if self.kind == 'moe' and self.top_k > self.experts:
+    if kind and kind.has_experts and self.top_k > self.experts:
       yield (
         f'top_k={self.top_k}: must be at most model.experts={self.experts}'
       )
-    if self.kind == 'bowl':
-      yield from self._plain('dtype', 'float32')
-      yield from self._plain('remat', 'none')
-      yield from self._plain('tied', False)
-
-  def _plain(self, key: str, value) -> Iterator[str]:
-    if getattr(self, key) != value:
-      yield f"{key}={getattr(self, key)!r}: kind='bowl' knows only {value!r}"
+    for key, value in (kind.fixed if kind else {}).items():
+      if getattr(self, key) != value:
+        yield (
+          f'{key}={getattr(self, key)!r}: kind={self.kind!r} knows only '
+          f'{value!r}'
+        )
 
 
 @dataclasses.dataclass(frozen=True)

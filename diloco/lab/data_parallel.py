@@ -20,6 +20,7 @@ from diloco.lab.lives import FailureSchedule
 from diloco.lab.outputs import Health, LabObserver, Point, Trained
 from diloco.lab.packing import Likes, on_mesh
 from diloco.lab.resume_log import Resumption
+from diloco.lab.systems import SYSTEMS
 from diloco.learner.inner_device import InnerDevice
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics import names
@@ -246,12 +247,13 @@ class DataParallel:
     self._tell = tell
     self._timeline_s = timeline_s
     self._journal = journal
-    self._learners = 1 if lab.system == 'alone' else config.protocol.learners
+    system = SYSTEMS[lab.system]
+    self._learners = system.learners(config.protocol.learners)
     self._group = DataParallelSteps(
       FailureSchedule(config),
       self._learners,
       lab.step_s * lab.pause_steps,
-      elastic=lab.system == 'elastic',
+      elastic=system.is_elastic,
     )
     self._schedule = run_spec.schedule()
     self._arrays = DataParallelArrays(run_spec, self._learners)

@@ -9,6 +9,7 @@ from diloco.config.lab_section import Kill
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.fleets import speeds
+from diloco.lab.systems import SYSTEMS
 
 # From notice to end; a learner that has handed in leaves sooner.
 NOTICE_STEPS = 30.0
@@ -107,13 +108,13 @@ def plan(config: RunConfig) -> tuple[Kill, ...]:
     ConfigError: names each fault that can't be read, or that is impossible in a
       run of `lab.system`.
   """
-  system = config.lab.system
-  alone = system == 'alone'
+  name = config.lab.system
+  system = SYSTEMS[name]
   kills = lab_section.plan(
-    config.faults, 1 if alone else config.protocol.learners
+    config.faults, system.learners(config.protocol.learners)
   )
-  if system != 'decoupled' and any(kill.learner is None for kill in kills):
+  if not system.has_syncer and any(kill.learner is None for kill in kills):
     raise ConfigError(
-      [f'faults: lab.system={system!r} has no syncer that could be killed']
+      [f'faults: lab.system={name!r} has no syncer that could be killed']
     )
   return kills

@@ -14,8 +14,6 @@ from diloco.checkpoint.parameters import write_parameters
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.lab import lives, sweep
-from diloco.lab.data_parallel import DataParallel
-from diloco.lab.decoupled import Decoupled
 from diloco.lab.outputs import (
   Bar,
   LabObserver,
@@ -24,6 +22,7 @@ from diloco.lab.outputs import (
   Trained,
 )
 from diloco.lab.resume_log import Diverged, KeptResumption, Resumption
+from diloco.lab.systems import SYSTEMS
 from diloco.metrics.workdir import Workdir
 from diloco.run.spec import RunSpec, make_run_spec
 
@@ -57,17 +56,18 @@ def train(
     Diverged: the program does not repeat the interrupted run.
   """
   kills = lives.plan(run_spec.config)
-  system = (
-    Decoupled if run_spec.config.lab.system == 'decoupled' else DataParallel
+  return (
+    SYSTEMS[run_spec.config.lab.system]
+    .load()(
+      run_spec,
+      kills,
+      tell,
+      timeline_s,
+      journal or LabObserver(),
+      resumption or Resumption(),
+    )
+    .run()
   )
-  return system(
-    run_spec,
-    kills,
-    tell,
-    timeline_s,
-    journal or LabObserver(),
-    resumption or Resumption(),
-  ).run()
 
 
 def make(
@@ -96,7 +96,7 @@ def make(
     run_spec = make_run_spec(config)
   except (ValueError, FileNotFoundError) as error:
     raise ConfigError([str(error)]) from None
-  learners = 1 if config.lab.system == 'alone' else config.protocol.learners
+  learners = SYSTEMS[config.lab.system].learners(config.protocol.learners)
   journal = LabObservers(
     [
       Recording(workdir, config),

@@ -8,6 +8,7 @@ Start with `api`: `Model`, and `plain_model`, which makes one of your own
   quadratic  a bowl with noise: many parameters, cheap steps
   module:function   of the user, `experiments/own_model.py` shows one
 
+  kinds           the kinds by name, free of jax
   decoder_config  the size of a decoder, free of jax
   sharding        logical axes to a mesh of three axes
   flops           arithmetic of a step, which the MFU counts

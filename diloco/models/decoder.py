@@ -18,15 +18,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from diloco.models import api, layers, routing
-from diloco.models.decoder_config import DecoderConfig
+from diloco.models.decoder_config import REMATS, DecoderConfig
 from diloco.models.moe import Experts
 from diloco.models.sharding import constrain
-
-_POLICIES = {  # The meaning of `DecoderConfig.remat`.
-  'full': jax.checkpoint_policies.nothing_saveable,
-  'dots': jax.checkpoint_policies.dots_saveable,
-  'dots_no_batch': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
 
 
 def make_decoder(config: DecoderConfig) -> api.Model:
@@ -169,11 +163,10 @@ class Decoder(nnx.Module):
       told = None if routed is None else tell(routed)
       return constrain(x_BLD, 'batch', None, None), told
 
-    if config.remat != 'none':
+    if remat := REMATS[config.remat]:
       # The scan is itself a barrier against merging the two computations.
-      block = jax.checkpoint(
-        block, policy=_POLICIES[config.remat], prevent_cse=False
-      )
+      policy = getattr(jax.checkpoint_policies, remat)
+      block = jax.checkpoint(block, policy=policy, prevent_cse=False)
     x_BLD, told = jax.lax.scan(block, x_BLD, stacked)
     x_BLD = layers.rms_norm(x_BLD, self.norm[...])
     if config.tied:

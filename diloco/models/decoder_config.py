@@ -18,13 +18,14 @@ SIZES = (
 )
 
 # What the backward pass finds stored; the rest is recomputed.
-REMATS = (
-  'none',  # Everything.
-  'full',  # Only the input of each layer.
-  'dots',  # The results of all matrix products.
+# Values are the policies of `jax.checkpoint_policies`.
+REMATS = {
+  'none': None,  # Everything.
+  'full': 'nothing_saveable',  # Only the input of each layer.
+  'dots': 'dots_saveable',  # The results of all matrix products.
   # Results of products with a parameter: not those of the attention.
-  'dots_no_batch',
-)
+  'dots_no_batch': 'dots_with_no_batch_dims_saveable',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ class DecoderConfig:
     d_ff: width of the gated MLP, or of each expert.
     rope_theta: base of the RoPE wavelengths.
     dtype: dtype of the computation; parameters, norms and the loss are f32.
-    remat: policy of `REMATS` that saves memory in the backward pass.
+    remat: key of `REMATS` that saves memory in the backward pass.
     tied: True if the embedding is also the output head.
     experts: None: one MLP for all tokens.
   """
@@ -124,4 +125,4 @@ class DecoderConfig:
     if self.dtype not in DTYPES:
       yield f'dtype={self.dtype!r}, must be one of {DTYPES}'
     if self.remat not in REMATS:
-      yield f'remat={self.remat!r}, must be one of {REMATS}'
+      yield f'remat={self.remat!r}, must be one of {tuple(REMATS)}'

@@ -23,9 +23,8 @@ from diloco.data.mixture import MixtureSource, file_corpus
 from diloco.data.sources import IN_MEMORY
 from diloco.data.tokenizers import make_tokenizer
 from diloco.models import api
-from diloco.models.decoder import make_decoder
-from diloco.models.decoder_config import DecoderConfig, ExpertsConfig
-from diloco.models.quadratic import make_bowl
+from diloco.models.decoder_config import DecoderConfig
+from diloco.models.kinds import KINDS, sizes_of
 from diloco.numerics.codec import Codec, make_codec
 from diloco.numerics.fragments import Layout, TensorSpec, make_layout, take
 from diloco.numerics.schedule import PROGRESS, make_schedule
@@ -247,13 +246,7 @@ def make_model(config: run_config.RunConfig) -> api.Model:
   if config.model.own:
     data = config.data
     return own_model(config.model, data.batch, data.seq_len)
-  match config.model.kind:
-    case 'decoder' | 'moe':
-      return make_decoder(decoder_config(config))
-    case 'bowl':
-      sizes = config.model
-      return make_bowl(sizes.layers, sizes.d_model, sizes.d_ff)
-  raise AssertionError(f'not checked: {config.model.kind=}')
+  return KINDS[config.model.kind].make(config.model)
 
 
 def decoder_config(config: run_config.RunConfig) -> DecoderConfig:
@@ -262,32 +255,13 @@ def decoder_config(config: run_config.RunConfig) -> DecoderConfig:
   Raises:
     ValueError: the section describes another kind of model.
   """
-  model = config.model
-  if model.kind not in ('decoder', 'moe'):
-    raise ValueError(
-      f"model.kind={model.kind!r}: this takes a 'decoder' or a 'moe'"
+  sizes = sizes_of(config.model)
+  if sizes is None:
+    names = ' or '.join(
+      repr(name) for name, kind in KINDS.items() if kind.sizes
     )
-  experts = ExpertsConfig(
-    experts=model.experts,
-    top_k=model.top_k,
-    aux_weight=model.aux_weight,
-    z_weight=model.z_weight,
-    bias_rate=model.router_bias_rate,
-  )
-  return DecoderConfig(
-    vocab=model.vocab,
-    layers=model.layers,
-    d_model=model.d_model,
-    heads=model.heads,
-    kv_heads=model.kv_heads,
-    head_dim=model.head_dim,
-    d_ff=model.d_ff,
-    rope_theta=model.rope_theta,
-    dtype=model.dtype,
-    remat=model.remat,
-    tied=model.tied,
-    experts=experts if model.kind == 'moe' else None,
-  )
+    raise ValueError(f'model.kind={config.model.kind!r}: this takes {names}')
+  return sizes
 
 
 def check_text(config: run_config.RunConfig, text: corpus.Corpus) -> None:

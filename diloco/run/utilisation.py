@@ -4,9 +4,7 @@
 from diloco.config import hardware, run_config
 from diloco.metrics import names
 from diloco.models.flops import step_flops
-from diloco.run.spec import decoder_config
-
-COUNTED = ('decoder', 'moe')  # For other models the FLOPs are unknown.
+from diloco.models.kinds import sizes_of
 
 
 class Utilisation:
@@ -21,9 +19,10 @@ class Utilisation:
   def __init__(self, config: run_config.RunConfig, device_kind: str):
     chip = hardware.chip_of(device_kind)
     self._least_s = None  # Seconds of a step at the peak of all chips.
-    if chip is not None and config.model.kind in COUNTED:
+    sizes = sizes_of(config.model)
+    if chip is not None and sizes is not None:
       data = config.data
-      flops = step_flops(decoder_config(config), data.batch, data.seq_len)
+      flops = step_flops(sizes, data.batch, data.seq_len)
       peak = config.mesh.devices * chip.bf16_flops
       self._least_s = flops.total / peak
 

@@ -11,11 +11,11 @@ from diloco.config import hardware, run_config
 from diloco.config.hardware import Chip, Topology
 from diloco.learner.device import Device
 from diloco.models.flops import StepFlops, step_flops
+from diloco.models.kinds import sizes_of
 from diloco.numerics.mesh_partition import Partition
 from diloco.numerics.optimizers import OUTER
 from diloco.numerics.payload import cut_bytes
-from diloco.run.spec import RunSpec, decoder_config
-from diloco.run.utilisation import COUNTED
+from diloco.run.spec import RunSpec
 from diloco.sizing import host_memory
 from diloco.sizing.chip_memory import ChipMemory, chip_memory
 from diloco.sizing.slices import described
@@ -215,8 +215,7 @@ def _estimate(
   ahead = protocol.inflight_max
   share = host_share(run_spec, partition, device.state_like)
   flops = None
-  if config.model.kind in COUNTED:
-    sizes = decoder_config(config)
+  if sizes := sizes_of(config.model):
     flops = step_flops(sizes, config.data.batch, config.data.seq_len)
   return Estimate(
     config=config,

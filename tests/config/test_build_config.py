@@ -165,7 +165,7 @@ def test_an_int_is_a_float():
     ),
     ({'inner__accumulate': 0}, 'inner.accumulate=0: must be at least 1'),
     ({'mesh__tensor': 4}, 'must be a multiple of mesh.tensor=4'),
-    ({'mesh__expert': 2}, "only with model.kind='moe', not with 'decoder'"),
+    ({'mesh__expert': 2}, "must be 1, model.kind='decoder' has no experts"),
     (
       {'mesh__expert': 3, 'model__kind': 'moe'},
       'model.experts=8: must be a multiple of mesh.expert=3',
@@ -181,7 +181,7 @@ def test_an_int_is_a_float():
     ({'checkpoint__keep_best': -1}, 'must be at least 0'),
     ({'checkpoint__syncer_every_rounds': 0}, 'must be at least 1'),
     ({'checkpoint__learner_every_steps': -1}, 'must be at least 0'),
-    ({'protocol__blend_alpha': 0.5}, "only with blend='mix'"),
+    ({'protocol__blend_alpha': 0.5}, "must be 0, blend='carry' takes none"),
     ({'protocol__blend': 'mix', 'protocol__blend_alpha': 2.0}, 'in [0, 1]'),
     ({'name': 'a/b'}, 'letters, digits'),
     ({'seed': -1}, 'must be in 0'),

@@ -202,5 +202,5 @@ def test_a_model_without_logits_is_refused_by_name(run_spec):
 def test_only_a_decoder_has_a_decoders_size():
   raw = tests_tiny.get_config()
   raw.model.kind = 'bowl'
-  with pytest.raises(ValueError, match="kind='bowl': this takes a 'decoder'"):
+  with pytest.raises(ValueError, match="kind='bowl': this takes 'decoder'"):
     decoder_config(run_config.build(raw))

@@ -75,7 +75,7 @@ def test_the_time_in_which_learners_should_be_there():
 @pytest.mark.parametrize(
   ('lab', 'message'),
   [
-    ({'system': 'elastic'}, "lab.visitors=1: only system='decoupled'"),
+    ({'system': 'elastic'}, "lab.visitors=1: must be 0, system='elastic'"),
     ({'visitors': 3}, 'lab.visitors=3: must be less than protocol.learners=3'),
     ({'visit_until': 0.0}, 'lab.visit_until=0.0: must be more than'),
     ({'visit_from': -0.5}, 'lab.visit_from=-0.5: must be in'),

@@ -239,6 +239,49 @@ layout = make_layout(specs, 'balanced', 2, config.fragments.embedding)
 assert layout.sizes == (8, 3)
 """,
   ),
+  'kind of models': Choice(
+    'diloco/models/kinds.py',
+    'KINDS',
+    "'line': ModelKind(_line, fixed={'tied': False}),",
+    """
+def _line(section):
+  import jax.numpy as jnp
+  from diloco.models.api import plain_model
+  return plain_model(
+    lambda key: {'w': jnp.zeros(section.d_model)},
+    lambda params, batch, key: (jnp.sum(params['w'] ** 2), {}),
+  )
+""",
+    """
+from diloco.config.sections import ConfigError
+from diloco.run.spec import make_run_spec
+keys = {'data__source': 'grammar', 'protocol__fragments': 1}
+keys |= {'model__kind': 'line', 'fragments__embedding': 'split'}
+assert make_run_spec(built(**keys)).parameters == 128
+try:
+  built(model__tied=True, **keys)
+  raise AssertionError('tied')
+except ConfigError as error:
+  assert "kind='line' knows only False" in str(error), error
+""",
+  ),
+  'system of the lab': Choice(
+    'diloco/lab/systems.py',
+    'SYSTEMS',
+    "'lonely': LabSystem(_data_parallel, is_elastic=True, is_alone=True),",
+    '',
+    """
+from diloco.lab.run import train
+from diloco.run.spec import make_run_spec
+config = common.quicktest(common.base())
+config.model.update(kind='bowl', layers=2)
+config.protocol.total_steps = 5
+config.inner.warmup_steps = 2
+config.lab.system = 'lonely'
+trained = train(make_run_spec(run_config.build(config)))
+assert trained.points[-1].step == 5
+""",
+  ),
   'blend rule': Choice(
     'diloco/numerics/blend.py',
     'RULES',

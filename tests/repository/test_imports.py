@@ -22,6 +22,9 @@ PROTOCOL_STDLIB = {
   'typing',
 }
 CHOICES = {
+  'diloco.lab.systems',
+  'diloco.models.decoder_config',
+  'diloco.models.kinds',
   'diloco.data.sources',
   'diloco.data.tokenizers',
   'diloco.numerics.optimizers',
