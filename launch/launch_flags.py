@@ -25,15 +25,8 @@ from launch.job import (
 from launch.program import hosts_of_all
 
 LOCAL = 'local'
-GKE = 'gke'
-SLURM = 'slurm'
-QUEUED_RESOURCES = 'queued_resources'
 ENGINES = (LOCAL, *BACKENDS)
-# Sorted, as messages name them.
-IN_CONTAINERS = tuple(
-  sorted(name for name, kind in BACKENDS.items() if kind.in_containers)
-)
-REMOTE = (*IN_CONTAINERS, *(n for n in BACKENDS if n not in IN_CONTAINERS))
+IN_CONTAINERS = tuple(n for n, kind in BACKENDS.items() if kind.in_containers)
 
 # Name: default, help. The fields of `JobOptions` of the same names.
 TEXTS = {
@@ -57,42 +50,29 @@ INTEGERS = {
   'restarts_max': (1000, 'Restarts of each role before it is given up.'),
   'notice_s': (25, 'Seconds from SIGTERM in which a learner leaves.'),
 }
-# Of one engine alone.
-OWN_TEXTS = {
-  'namespace': (GKE, 'default', 'Namespace of all objects.'),
-  'storage_class': (
-    GKE,
-    '',
-    "Storage class of the syncer's volume; default: the cluster's.",
-  ),
-  'shared_claim': (
-    GKE,
-    '',
-    'Claim that many can write to, as the workdir of all roles.',
-  ),
-  'project': (QUEUED_RESOURCES, '', 'Project of all machines.'),
-  'zone': (QUEUED_RESOURCES, '', 'Zone of all machines.'),
-  'service_account': (QUEUED_RESOURCES, '', 'Account of all machines.'),
-  'subnetwork': (QUEUED_RESOURCES, '', 'Subnetwork of all machines.'),
-}
 # Given to another engine, a flag is refused: it would be ignored.
 ENGINES_OF = {
-  **dict.fromkeys((*TEXTS, *INTEGERS, 'learners_at_first'), REMOTE),
-  **{name: (engine,) for name, (engine, _, _) in OWN_TEXTS.items()},
+  **dict.fromkeys((*TEXTS, *INTEGERS, 'learners_at_first'), tuple(BACKENDS)),
   **dict.fromkeys(('image', 'secret', 'storage_gib'), IN_CONTAINERS),
   **dict.fromkeys(('capacity', 'reservation'), IN_CONTAINERS),
-  **dict.fromkeys(('learner_cpus', 'learner_memory_gib'), (GKE, SLURM)),
-  'gpus_per_host': (GKE, SLURM),
-  'internal_ips': (QUEUED_RESOURCES,),
-  'sbatch': (SLURM,),
-  'overwrite': (LOCAL,),
-  'cpu_devices': (LOCAL,),
+  # Machines with TPUs are had as they are.
+  **dict.fromkeys(
+    ('learner_cpus', 'learner_memory_gib', 'gpus_per_host'),
+    tuple(name for name, kind in BACKENDS.items() if not kind.tpus),
+  ),
+  **dict.fromkeys(('overwrite', 'cpu_devices'), (LOCAL,)),
+  **{flag: (name,) for name, kind in BACKENDS.items() for flag in kind.flags},
 }
 NEEDED_BY = {
   'workdir': ENGINES,
   'image': IN_CONTAINERS,
-  'project': (QUEUED_RESOURCES,),
-  'zone': (QUEUED_RESOURCES,),
+  **{flag: (name,) for name, kind in BACKENDS.items() for flag in kind.needs},
+}
+_DEFINE = {
+  str: absl_flags.DEFINE_string,
+  bool: absl_flags.DEFINE_bool,
+  int: absl_flags.DEFINE_integer,
+  list: absl_flags.DEFINE_multi_string,
 }
 
 
@@ -119,22 +99,11 @@ def define_flags() -> None:
   absl_flags.DEFINE_integer(
     'storage_gib', 50, "Size of the syncer's volume or disk.", lower_bound=1
   )
-  absl_flags.DEFINE_bool(
-    'internal_ips',
-    False,
-    'queued_resources: gives machines no external addresses.',
-  )
-  absl_flags.DEFINE_multi_string(
-    'sbatch',
-    [],
-    'slurm: passes an option on to sbatch, such as --partition=a100.',
-  )
-  for name, (default, text) in TEXTS.items():
-    absl_flags.DEFINE_string(name, default, text)
-  for name, (default, text) in INTEGERS.items():
-    absl_flags.DEFINE_integer(name, default, text)
-  for name, (engine, default, text) in OWN_TEXTS.items():
-    absl_flags.DEFINE_string(name, default, f'{engine}: {text}')
+  for name, (default, text) in {**TEXTS, **INTEGERS}.items():
+    _DEFINE[type(default)](name, default, text)
+  for engine, kind in BACKENDS.items():
+    for name, (default, text) in kind.flags.items():
+      _DEFINE[type(default)](name, default, f'{engine}: {text}')
 
 
 def read_launch(config: RunConfig) -> JobSpec:

@@ -4,7 +4,7 @@
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from diloco.config.sections import ConfigError
@@ -176,12 +176,16 @@ class BackendKind:
       secret; False: on machines that share this one's folders.
     tpus: True if it takes TPUs only, False if it takes none, None for any.
     stays: True if the launcher stays, to recreate what was taken away.
+    flags: its own, name to default and help; the default's type is the flag's.
+    needs: those that must be given.
   """
 
   make: Callable[[Any, Act, Say], Any]
   in_containers: bool = False
   tpus: bool | None = None
   stays: bool = False
+  flags: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
+  needs: tuple[str, ...] = ()
 
 
 def cloud_of(given) -> Cloud:
@@ -218,9 +222,41 @@ def _queued_resources(given, act: Act, say: Say) -> QueuedResources:
 
 
 BACKENDS = {
-  'queued_resources': BackendKind(
-    _queued_resources, in_containers=True, tpus=True, stays=True
+  'gke': BackendKind(
+    _gke,
+    in_containers=True,
+    flags={
+      'namespace': ('default', 'Namespace of all objects.'),
+      'storage_class': (
+        '',
+        "Storage class of the syncer's volume; default: the cluster's.",
+      ),
+      'shared_claim': (
+        '',
+        'Claim that many can write to, as the workdir of all roles.',
+      ),
+    },
   ),
-  'gke': BackendKind(_gke, in_containers=True),
-  'slurm': BackendKind(_slurm, tpus=False),
+  'queued_resources': BackendKind(
+    _queued_resources,
+    in_containers=True,
+    tpus=True,
+    stays=True,
+    flags={
+      'project': ('', 'Project of all machines.'),
+      'zone': ('', 'Zone of all machines.'),
+      'service_account': ('', 'Account of all machines.'),
+      'subnetwork': ('', 'Subnetwork of all machines.'),
+      'internal_ips': (False, 'gives machines no external addresses.'),
+    },
+    needs=('project', 'zone'),
+  ),
+  'slurm': BackendKind(
+    _slurm,
+    tpus=False,
+    flags={'sbatch': (
+        [],
+        'passes an option on to sbatch, such as --partition=a100.',
+      )},
+  ),
 }

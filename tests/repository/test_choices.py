@@ -350,21 +350,28 @@ assert make_tokenizer(config.data.tokenizer).name == 'halves:FILE'
   'launcher back end': Choice(
     'launch/backends/engines.py',
     'BACKENDS',
-    "'ssh': BackendKind(lambda given, act, say: _Ssh(say), tpus=False),",
+    """
+  'ssh': BackendKind(
+    lambda given, act, say: _Ssh(say, given.ssh_user),
+    tpus=False,
+    flags={'ssh_user': ('', 'Of all hosts.')},
+    needs=('ssh_user',),
+  ),
+""",
     """
 class _Ssh:
-  def __init__(self, say):
-    self._say = say
+  def __init__(self, say, user):
+    self._say, self._user = say, user
 
   def start(self, whole):
-    self._say(f'ssh starts {whole.name}')
+    self._say(f'ssh starts {whole.name} as {self._user}')
     return 0
 """,
     """
 import runpy, sys
 config = '--config=experiments/quickstart.py'
 flags = ['--to=ssh', '--workdir=/w', '--insecure', '--accelerator=cpu']
-sys.argv = ['launch.main', 'start', config, *flags]
+sys.argv = ['launch.main', 'start', config, *flags, '--ssh_user=me']
 try:
   runpy.run_module('launch.main', run_name='__main__', alter_sys=True)
 except SystemExit as end:
