@@ -29,7 +29,7 @@ zero, since machines disagree about smaller numbers.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -38,7 +38,6 @@ _MAX_MIDPOINT = np.uint32(0x7F7F_8000)  # From here up, rounding gives Inf.
 # Shape letters: N blocks, B values of a block, W bytes of a block's codes.
 
 LEVEL_MAX = {1: 1, 2: 3, 4: 7, 8: 127}  # By bits.
-SCALE_BYTES = {'bf16': 2, 'f32': 4}
 CHUNK_VALUES = 1 << 16  # 256 KiB of f32: a chunk stays in the L2 cache.
 
 # (L + ½) / (1 + 2⁻⁸), rounded down: the bf16 scale may be 2⁻⁸ too small, and
@@ -68,6 +67,30 @@ def to_bits(x: np.ndarray) -> np.ndarray:
 def from_bits(bits: np.ndarray) -> np.ndarray:
   """Returns the f32 values of bfloat16 bits, exactly."""
   return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+  """A type of the scales on the wire.
+
+  Attributes:
+    dtype: of what is stored.
+    pack: maps f32 to what is stored.
+    unpack: maps what is stored to f32.
+  """
+
+  dtype: str
+  pack: Callable[[np.ndarray], np.ndarray]
+  unpack: Callable[[np.ndarray], np.ndarray]
+
+
+SCALES = {
+  'bf16': Scale('<u2', to_bits, from_bits),
+  'f32': Scale('<f4', lambda x: x, lambda stored: stored.astype(np.float32)),
+}
+SCALE_BYTES = {
+  name: np.dtype(scale.dtype).itemsize for name, scale in SCALES.items()
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +157,7 @@ class BlockCodec:
           scale_N, codes_NB = self._quantise_odd(x_NB)
         else:
           scale_N, codes_NB = self._quantise(x_NB, rng)
-        scales[blocks] = self._to_stored(scale_N)
+        scales[blocks] = SCALES[self.scale].pack(scale_N)
         codes[packed] = self._pack(codes_NB).reshape(-1)
     return data
 
@@ -155,7 +178,7 @@ class BlockCodec:
     scales, codes = self._parts(data, n)
     with np.errstate(invalid='ignore'):
       for blocks, width, values, packed in self._chunks(n):
-        scale_N = self._from_stored(scales[blocks])
+        scale_N = SCALES[self.scale].unpack(scales[blocks])
         codes_NW = codes[packed].reshape(scale_N.size, -1)
         levels_NB = self._unpack(codes_NW, width)
         np.multiply(
@@ -208,15 +231,8 @@ class BlockCodec:
     finite_N = np.isfinite(scale_N)
     scale_N = np.where(finite_N, np.minimum(scale_N, bound), scale_N)
     scale_N = np.where(scale_N < _SCALE_MIN, np.float32(0), scale_N)
-    return self._from_stored(self._to_stored(scale_N))
-
-  def _to_stored(self, scale_N: np.ndarray) -> np.ndarray:
-    return to_bits(scale_N) if self.scale == 'bf16' else scale_N
-
-  def _from_stored(self, stored_N: np.ndarray) -> np.ndarray:
-    if self.scale == 'bf16':
-      return from_bits(stored_N)
-    return stored_N.astype(np.float32)
+    kind = SCALES[self.scale]
+    return kind.unpack(kind.pack(scale_N))
 
   def _pack(self, codes_NB: np.ndarray) -> np.ndarray:
     width = codes_NB.shape[1]
@@ -257,8 +273,7 @@ class BlockCodec:
   def _parts(self, data: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns views of the scales and of the codes."""
     end = -(-n // self.block_size) * SCALE_BYTES[self.scale]
-    stored = '<u2' if self.scale == 'bf16' else '<f4'
-    return data[:end].view(stored), data[end:]
+    return data[:end].view(SCALES[self.scale].dtype), data[end:]
 
   def _chunks(self, n: int) -> Iterator[tuple[slice, int, slice, slice]]:
     """Yields slices of blocks, with their width, of values and of code

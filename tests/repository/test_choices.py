@@ -5,7 +5,9 @@ A test makes the edit in a copy of the tree, and a process that runs there
 configures what is new and uses it.
 """
 
+import ast
 import dataclasses
+import importlib
 import os
 import pathlib
 import shutil
@@ -95,6 +97,21 @@ codec = make_codec(config.codec.up)
 x = np.float32([0.5, -2.0])
 assert codec.decode(codec.encode(x), 2).tolist() == [0.5, -2.0]
 assert traffic.bytes_per_value(config.codec.up) == 2.0
+""",
+  ),
+  'type of scales': Choice(
+    'diloco/numerics/block_codec.py',
+    'SCALES',
+    "'f64': Scale('<f8', np.float64, np.float32),",
+    '',
+    """
+from diloco.numerics.codec import make_codec
+section = built(codec__scale='f64').codec
+codec = make_codec(section.up, section.block_size, section.scale)
+assert codec.nbytes(128) == 64 + 8
+x = np.arange(-64, 64, dtype=np.float32)
+near = codec.decode(codec.encode(x), 128)
+assert near.dtype == np.float32 and np.abs(near - x).max() < 5
 """,
   ),
   'data plane': Choice(
@@ -481,3 +498,52 @@ def test_a_choice_is_in_the_table_of_contributing(kind):
   choice = CHOICES[kind]
   row = f'| {kind} | `{choice.file}`, `{choice.registry}`'
   assert any(line.startswith(row) for line in text.splitlines()), row
+
+
+# Words that are no choice there: a key of the section `data`, and a part of the
+# names of a study's rows.
+OTHER_WORDS = (
+  ('diloco/config/data_section.py', 'mix'),
+  ('diloco/studies/heterogeneous.py', 'latest'),
+)
+
+
+def _compared(text: str, names: set[str]) -> set[str]:
+  """The names with which a program compares something, or matches it."""
+  sides = []
+  for node in ast.walk(ast.parse(text)):
+    if isinstance(node, ast.Compare):
+      sides += [node.left, *node.comparators]
+    elif isinstance(node, ast.MatchValue):
+      sides.append(node.value)
+  literal = (ast.Constant, ast.Tuple, ast.List, ast.Set)
+  return names & {
+    each.value
+    for side in sides
+    if isinstance(side, literal)
+    for each in ast.walk(side)
+    if isinstance(each, ast.Constant) and isinstance(each.value, str)
+  }
+
+
+def test_nothing_is_compared_with_the_name_of_a_choice():
+  """What differs between choices is an attribute of their entries."""
+  names = set()
+  for choice in CHOICES.values():
+    module = choice.file.removesuffix('.py').replace('/', '.')
+    names |= getattr(importlib.import_module(module), choice.registry).keys()
+  found = {
+    (file.relative_to(ROOT).as_posix(), name)
+    for top in ('diloco', 'launch')
+    for file in (ROOT / top).rglob('*.py')
+    for name in _compared(file.read_text(), names)
+  }
+  assert sorted(found) == sorted(OTHER_WORDS)
+
+
+@pytest.mark.parametrize(
+  'code',
+  ["x == 'a'", "x in ('a', 'b')", "match x:\n  case 'a' | 'b':\n    pass"],
+)
+def test_such_a_comparison_would_be_found(code):
+  assert _compared(code, {'a'}) == {'a'}
