@@ -67,7 +67,7 @@ def _f32(x) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class BlendRule:
   """A rule of blending.
 
   Attributes:
@@ -83,10 +83,12 @@ class Rule:
 # They are two dicts, as the machines import neither jax nor this package, and
 # know nothing of arrays.
 RULES = {
-  'overwrite': Rule(lambda _: lambda theta, new, since: overwrite(theta, new)),
-  'mix': Rule(
+  'overwrite': BlendRule(
+    lambda _: lambda theta, new, since: overwrite(theta, new)
+  ),
+  'mix': BlendRule(
     lambda alpha: lambda theta, new, since: mix(theta, new, alpha),
     takes_alpha=True,
   ),
-  'carry': Rule(lambda _: carry),
+  'carry': BlendRule(lambda _: carry),
 }

@@ -302,7 +302,7 @@ assert trained.points[-1].step == 5
   'blend rule': Choice(
     'diloco/numerics/blend.py',
     'RULES',
-    "'halve': Rule(lambda _: _halve),",
+    "'halve': BlendRule(lambda _: _halve),",
     """
 def _halve(theta, new, since):
   return mix(theta, new, 0.5)
