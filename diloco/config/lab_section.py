@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from diloco.config import sections
 from diloco.config.sections import ConfigError
-from diloco.lab.systems import SYSTEMS
+from diloco.lab.lab_systems import SYSTEMS
 
 FORM = 'kill learner N at FRACTION, or kill syncer at FRACTION'
 

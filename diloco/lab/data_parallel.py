@@ -16,11 +16,11 @@ import numpy as np
 
 from diloco.config.lab_section import Kill
 from diloco.fleets.tally import Tally
+from diloco.lab.lab_systems import SYSTEMS
 from diloco.lab.lives import FailureSchedule
 from diloco.lab.outputs import Health, LabObserver, Point, Trained
 from diloco.lab.packing import Likes, on_mesh
 from diloco.lab.resume_log import Resumption
-from diloco.lab.systems import SYSTEMS
 from diloco.learner.inner_device import InnerDevice
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics import names

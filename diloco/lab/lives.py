@@ -9,7 +9,7 @@ from diloco.config.lab_section import Kill
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.fleets import speeds
-from diloco.lab.systems import SYSTEMS
+from diloco.lab.lab_systems import SYSTEMS
 
 # From notice to end; a learner that has handed in leaves sooner.
 NOTICE_STEPS = 30.0

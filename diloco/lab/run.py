@@ -14,6 +14,7 @@ from diloco.checkpoint.parameters import write_parameters
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.lab import lives, sweep
+from diloco.lab.lab_systems import SYSTEMS
 from diloco.lab.outputs import (
   Bar,
   LabObserver,
@@ -22,7 +23,6 @@ from diloco.lab.outputs import (
   Trained,
 )
 from diloco.lab.resume_log import Diverged, KeptResumption, Resumption
-from diloco.lab.systems import SYSTEMS
 from diloco.metrics.workdir import Workdir
 from diloco.run.spec import RunSpec, make_run_spec
 

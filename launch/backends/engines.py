@@ -254,9 +254,11 @@ BACKENDS = {
   'slurm': BackendKind(
     _slurm,
     tpus=False,
-    flags={'sbatch': (
+    flags={
+      'sbatch': (
         [],
         'passes an option on to sbatch, such as --partition=a100.',
-      )},
+      )
+    },
   ),
 }

@@ -255,7 +255,7 @@ except ConfigError as error:
 """,
   ),
   'system of the lab': Choice(
-    'diloco/lab/systems.py',
+    'diloco/lab/lab_systems.py',
     'SYSTEMS',
     "'lonely': LabSystem(_data_parallel, is_elastic=True, is_alone=True),",
     '',

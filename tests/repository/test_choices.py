@@ -98,7 +98,7 @@ def _compared(text: str, names: set[str]) -> set[str]:
 
 
 def test_nothing_is_compared_with_the_name_of_a_choice():
-  """What differs between choices is an attribute of their entries."""
+  """An attribute of their entries says what differs between choices."""
   names = set()
   for choice in CHOICES.values():
     module = choice.file.removesuffix('.py').replace('/', '.')

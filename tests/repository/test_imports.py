@@ -22,7 +22,7 @@ PROTOCOL_STDLIB = {
   'typing',
 }
 CHOICES = {
-  'diloco.lab.systems',
+  'diloco.lab.lab_systems',
   'diloco.models.decoder_config',
   'diloco.models.kinds',
   'diloco.data.sources',
