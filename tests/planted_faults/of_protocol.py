@@ -81,10 +81,26 @@ FAULTS = (
   fault(
     'handed in is not believed',
     'diloco/protocol/syncer/sessions.py',
-    '  if not state.finishing and state.knows_less:\n',
-    '  if False:\n',
+    '  if state.knows_less:\n    finish_as_told',
+    '  if False:\n    finish_as_told',
     f'{TRANSCRIPT}[finish_after_a_lost_ledger]',
     'finish_after_a_lost_ledger',
+  ),
+  fault(
+    'handed in after a merge is not believed',
+    'diloco/protocol/syncer/ending.py',
+    '  if state.finishing or not told or None in told:\n',
+    '  if True:\n',
+    f'{TRANSCRIPT}[finish_told_after_a_merge]',
+    'finish_told_after_a_merge',
+  ),
+  fault(
+    'a newcomer keeps the bytes that were given up',
+    'diloco/protocol/learner/bootstrap.py',
+    '      unlike=told is not None and told[0] == version and told[1] != crc,\n',
+    '      unlike=False,\n',
+    f'{TRANSCRIPT}[newcomer_takes_other_bytes]',
+    'newcomer_takes_other_bytes',
   ),
   fault(
     'one ends the run for all',
