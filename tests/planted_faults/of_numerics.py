@@ -35,15 +35,15 @@ FAULTS = (
   fault(
     'RDA of slices of rows',
     'diloco/config/run_config.py',
-    '    RULES[merge.embedding].of_whole_tensors\n    and fragments',
-    '    False\n    and fragments',
+    '    RULES[merge.embedding].of_whole_tensors\n    and EMBED',
+    '    False\n    and EMBED',
     'tests/config/test_build_config.py::test_rda_is_of_whole_tables',
     'DID NOT RAISE',
   ),
   fault(
     'own schedule begins anew',
     'diloco/run/spec.py',
-    '    return position if own else global_step',
+    '    return PROGRESS[self.config.inner.progress](global_step, position)',
     '    return global_step',
     'tests/lab/test_lab_training.py::test_who_returns_goes_on_with_its_schedule',
     'assert',
