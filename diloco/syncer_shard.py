@@ -48,6 +48,7 @@ def main(_) -> int:
       transport,
       bind=None,
       **config_flags.access_vouched(),
+      proxy=config_flags.proxy(),
     )
     run_spec = make_run_spec(config)
   except (ValueError, FileNotFoundError) as error:
@@ -83,6 +84,7 @@ if __name__ == '__main__':
   config_flags.define_flags()
   config_flags.define_log_flags()
   config_flags.define_access_flags()
+  config_flags.define_proxy_flag()
   flags.mark_flags_as_required(['workdir', 'shard', 'lead'])
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   if config_flags.asks_for_json(sys.argv):

@@ -10,6 +10,7 @@ elsewhere too.
   backends     TPU VMs, GKE, Slurm
   local        the command for one machine; `session` is one run of it
   program      what such a run consists of
+  chaos        the command that runs processes under a plan of faults
   supervisor   keeps its roles alive; a `unit` is the processes of one
   orphans      ends children whose launcher died
   exits        what exit codes mean; `exit_codes` are their numbers

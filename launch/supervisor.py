@@ -19,12 +19,14 @@ from launch.exits import (
   WAITING,
   after_exit,
   describe_exit,
+  has_left,
 )
 from launch.program import Role
 from launch.unit import GroupExit, RoleProcesses
 
 LINGER_S = 30.0  # From the run's end until remaining processes are stopped.
 POLL_S = 0.05
+DISMISSED = 'it was dismissed'  # The end of an event's detail.
 LOG_LOOK_S = 10.0
 LOG_BYTES = 64 << 20  # Of one process; then its log is cut, and
 LOGS_KEPT = 4  # so many older ones stay: NAME.log.1 is the newest of them.
@@ -96,6 +98,7 @@ class Supervisor:
     self._hurry = hurry
     self._stop_at_s: float | None = None
     self._looked_s = time.monotonic()
+    self._dismissed: set[str] = set()  # They leave for good.
     self.failure: str | None = None  # Why the run can't go on.
 
   def __enter__(self) -> 'Supervisor':
@@ -150,6 +153,20 @@ class Supervisor:
     """SIGCONT for a paused role, announced beforehand."""
     self._send(name, signal.SIGCONT, 'went on', reason)
 
+  def terminate(self, name: str, reason: str) -> None:
+    """SIGTERM for a running role, announced beforehand; it is restarted."""
+    self._send(name, signal.SIGTERM, 'stopped', reason)
+
+  def add(self, role: Role) -> None:
+    """Adds a role to the run; it is started at the next `poll`."""
+    assert role.name not in self._units, f'a name twice: {role.name}'
+    self._units[role.name] = RoleProcesses(role, self._tell, self._linger_s)
+
+  def dismiss(self, name: str, reason: str) -> None:
+    """SIGTERM for a running role, which is not started again."""
+    self._dismissed.add(name)
+    self.terminate(name, reason)
+
   def stop(self, deadline_s: float | None = None) -> None:
     """SIGTERM, later SIGKILL; returns when all are gone.
 
@@ -184,6 +201,11 @@ class Supervisor:
   def _judge(self, unit: RoleProcesses, fall: GroupExit) -> None:
     """Decides what becomes of a unit that has ended."""
     judged, last = fall.judged, fall.last
+    if unit.role.name in self._dismissed and has_left(judged.code):
+      unit.state = DEAD
+      how = describe_exit(last.code)
+      self._tell(last.process, 'exited', last.pid, f'{how}; {DISMISSED}')
+      return
     decision = after_exit(
       judged.code,
       unit.starts - 1,

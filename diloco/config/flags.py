@@ -46,6 +46,7 @@ ACCESS_VOUCHED = {
   ),
 }
 LOG_JSON = 'log_json'
+PROXY = 'proxy'
 # Flags by which a process is told which one of its kind it is.
 WHO = ('learner', 'host', 'shard')
 HELP = frozenset({'-h', '-help', '--help', '--helpshort', '--helpfull'})
@@ -93,6 +94,17 @@ def access_arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
     *(f'--{name}={value}' for name, value in files if value is not None),
     *(f'--{name}' for name, yes in access_vouched(values).items() if yes),
   ]
+
+
+def define_proxy_flag(values: flags.FlagValues = flags.FLAGS) -> None:
+  """Defines --proxy."""
+  text = 'host:port of an HTTP proxy through which it connects by gRPC.'
+  flags.DEFINE_string(PROXY, '', text, flag_values=values)
+
+
+def proxy(values: flags.FlagValues = flags.FLAGS) -> str:
+  """Returns the proxy that was given; '' if none was."""
+  return values[PROXY].value
 
 
 def define_log_flags(values: flags.FlagValues = flags.FLAGS) -> None:

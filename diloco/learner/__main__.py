@@ -79,6 +79,7 @@ def main(_) -> int:
       config.transport,
       bind=None,
       **config_flags.access_vouched(),
+      proxy=config_flags.proxy(),
     )
     world = _world(config, access)
     run_spec = make_run_spec(config)
@@ -322,6 +323,7 @@ if __name__ == '__main__':
   config_flags.define_flags()
   config_flags.define_log_flags()
   config_flags.define_access_flags()
+  config_flags.define_proxy_flag()
   dry_runs.define_flags(needed_else=['workdir', 'learner', 'syncer'])
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   if config_flags.asks_for_json(sys.argv):

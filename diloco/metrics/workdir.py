@@ -18,6 +18,7 @@ syncer/              what a restarted syncer resumes from
 checkpoints/NAME/    what a restarted learner resumes from
 checkpoints/lab/     what an interrupted run of the lab resumes from
 parameters/          the final parameters of the global model
+chaos/               the plan, the faults and the verdict of `launch.chaos`
 """
 
 import dataclasses
@@ -50,6 +51,7 @@ class Workdir:
     'parameters',
     'syncer',
     'checkpoints',
+    'chaos',
   )
 
   @classmethod
@@ -116,6 +118,11 @@ class Workdir:
     lead's.
     """
     return self.syncer / f'shard-{shard}' if shard else self.syncer
+
+  @property
+  def chaos(self) -> pathlib.Path:
+    """Folder of what faults were planned, performed and judged."""
+    return self.root / 'chaos'
 
   @property
   def parameters(self) -> pathlib.Path:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from diloco.metrics.goodput import StepRecord
 from diloco.metrics.status import Evaluation, RunStatus, RunSummary
 from diloco.prediction.history import Life
+from diloco.report.recorded_faults import RecordedFault
 
 KEYS = {
   'name': ('name',),
@@ -137,6 +138,7 @@ class RecordedRun:
     ended: the syncer's tape says that the run is over.
     goodput: as the tape has it; None: it does not.
     gaps: what is missing, in sentences.
+    faults: those of a plan, as `launch.chaos` has judged them.
   """
 
   label: str
@@ -157,6 +159,7 @@ class RecordedRun:
   status: RunStatus | None
   evaluation: Evaluation | None
   gaps: tuple[str, ...]
+  faults: tuple[RecordedFault, ...] = ()
 
   @property
   def learners(self) -> range:

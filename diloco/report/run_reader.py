@@ -17,7 +17,8 @@ from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
 from diloco.metrics.writer import CorruptLine, read_jsonl
 from diloco.prediction import history
 from diloco.prediction.history import Life
-from diloco.report import recorded_run
+from diloco.report import recorded_faults, recorded_run
+from diloco.report.recorded_faults import RecordedFault
 from diloco.report.recorded_run import (
   Loss,
   RecordedRound,
@@ -191,8 +192,16 @@ class _Reader:
       summary=counted,
       status=status,
       evaluation=evaluated,
+      faults=self._faults(begin_s),
       gaps=(*self._missing(), *self._gaps),
     )
+
+  def _faults(self, begin_s: float) -> tuple[RecordedFault, ...]:
+    try:
+      return recorded_faults.read(self._workdir, begin_s)
+    except ValueError as error:
+      self._gaps.append(f'{error}.')
+      return ()
 
   def _goodput(self, tape: Sequence[dict]) -> float | None:
     """Returns the goodput until the run's end, or the last line of the tape."""

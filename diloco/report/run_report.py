@@ -10,7 +10,7 @@ from diloco.metrics.workdir import learner_name
 from diloco.pages import parts as pages_parts
 from diloco.pages.parts import Part, Timeline, TimelineSpan
 from diloco.prediction.history import SYNCER
-from diloco.report import run_charts, run_tables
+from diloco.report import recorded_faults, run_charts, run_tables
 from diloco.report.recorded_run import RecordedRun
 from diloco.studies import lanes
 
@@ -77,13 +77,24 @@ def of(run: RecordedRun, name: str, title: str) -> Timeline | None:
       for each in run.rounds
       for share in each.shares
       if share.learner in run.learners
-    ),
+    )
+    + tuple(_hits(run, processes)),
     notes=(
       "A mark below a learner's lane: a round took it in. The syncer's lanes: "
       'rounds from due to their update, with their grace windows; those that '
       'are open at the same time lie below each other.',
     ),
   )
+
+
+def _hits(
+  run: RecordedRun, processes: Sequence[str]
+) -> Iterator[tuple[float, int, str]]:
+  """Yields a mark for each fault, on the lane of its target."""
+  for fault in run.faults:
+    target = fault.target.partition('.')[0]
+    if fault.at_s is not None and target in processes:
+      yield fault.at_s, processes.index(target), f'fault {fault.number}'
 
 
 def _absences(
@@ -162,6 +173,12 @@ def parts(runs: Sequence[RecordedRun]) -> Iterator[Part]:
     timeline = of(run, name, f'{run.label}: learners and rounds')
     if timeline is not None:
       yield timeline
+  for i, run in enumerate(runs):
+    yield from recorded_faults.table(
+      run.faults,
+      f'faults-{i}' if len(runs) > 1 else 'faults',
+      f'{run.label}: faults, and what the others did',
+    )
   yield run_tables.learners(runs)
   yield run_tables.rounds(runs)
   yield from run_charts.rounds(runs)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which peers may connect; refuses to listen where strangers could."""
 
+import dataclasses
 import hashlib
 import hmac
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ def open_access(
   bind: str | None,
   insecure: bool,
   transfer_fenced: bool,
+  proxy: str = '',
 ) -> auth.Access:
   """Reads a process's credentials before it listens anywhere.
 
@@ -29,10 +31,12 @@ def open_access(
       ports of jax_transfer and of JAX itself. They know neither TLS nor tokens,
       and stray bytes on one may abort the process, however well the control
       plane is guarded.
+    proxy: host:port of an HTTP proxy for connections by gRPC; '': none.
 
   Raises:
     access_lib.BadAccess: a file can't be used.
-    ValueError: strangers could connect, and the operator did not vouch.
+    ValueError: strangers could connect, and the operator did not vouch; or
+      `proxy` is not host:port.
     HostUnknown: a host name does not resolve.
   """
   plane = planes.PLANES[transport.data_plane]
@@ -53,6 +57,9 @@ def open_access(
       '--transfer_fenced, or use '
       f'--config.transport.data_plane={" or ".join(planes.GUARDED)}'
     )
+  if proxy:
+    split(proxy)
+    access = dataclasses.replace(access, proxy=proxy)
   return access
 
 

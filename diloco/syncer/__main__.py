@@ -45,6 +45,7 @@ def main(_) -> int:
       transport,
       bind=sockets.split(bind)[0],
       **config_flags.access_vouched(),
+      proxy=config_flags.proxy(),
     )
     run_spec = make_run_spec(config)
   except (ValueError, FileNotFoundError) as error:
@@ -87,6 +88,7 @@ if __name__ == '__main__':
   config_flags.define_flags()
   config_flags.define_log_flags()
   config_flags.define_access_flags()
+  config_flags.define_proxy_flag()
   flags.mark_flag_as_required('workdir')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   if config_flags.asks_for_json(sys.argv):

@@ -56,6 +56,8 @@ class Access:
     token: sent and required with each call; None: neither.
     tls_name: see `AccessFiles`.
     knows_peers: True if servers here reject strangers.
+    proxy: 'host:port' of an HTTP proxy through which gRPC connects (CONNECT);
+      '': none, whatever the environment says.
   """
 
   server: grpc.ServerCredentials | None = None
@@ -63,6 +65,7 @@ class Access:
   token: str | None = dataclasses.field(default=None, repr=False)
   tls_name: str | None = None
   knows_peers: bool = False
+  proxy: str = ''
 
   def shown(self) -> Metadata:
     """The metadata that a call from here carries."""

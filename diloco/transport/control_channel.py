@@ -147,13 +147,13 @@ def channel(
   """Opens a channel of its own to `endpoint` (IP literal and port).
 
   With TLS, the certificate found there must hold `access.tls_name`, or
-  `tls_name` if that is None.
+  `tls_name` if that is None. It goes through `access.proxy`, if there is one.
   """
   host, port = sockets.split(endpoint)
   family = 'ipv6' if ':' in host else 'ipv4'
   options = (
     ('grpc.use_local_subchannel_pool', 1),  # No connection is shared.
-    ('grpc.enable_http_proxy', 0),
+    *_proxy_options(access.proxy),
     ('grpc.enable_retries', 0),
     ('grpc.initial_reconnect_backoff_ms', 100),
     # Despite its name, how long one attempt to connect may take.
@@ -168,6 +168,13 @@ def channel(
     return grpc.insecure_channel(target, options)
   named = ('grpc.ssl_target_name_override', access.tls_name or tls_name)
   return grpc.secure_channel(target, access.channel, (*options, named))
+
+
+def _proxy_options(proxy: str) -> tuple[tuple[str, int | str], ...]:
+  """Returns the options that name a proxy, or rule out the environment's."""
+  if not proxy:
+    return (('grpc.enable_http_proxy', 0),)
+  return ('grpc.enable_http_proxy', 1), ('grpc.http_proxy', f'http://{proxy}')
 
 
 # A bounded queue of the messages to be sent on one stream.

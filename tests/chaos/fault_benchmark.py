@@ -30,12 +30,17 @@ from diloco.config.sections import ConfigError
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from diloco.transport import planes
+from launch.chaos.live_run import (
+  LiveRun,
+  Overdue,
+  RunFailed,
+  parse_with_default,
+)
 from launch.local import occupy
 from launch.session import Interrupted, signals
 from launch.supervisor import ProcessEvent
 from tests.chaos import fault_scenarios, fault_table
 from tests.chaos.fault_scenarios import Measured
-from tests.chaos.live_run import LiveRun, Overdue, RunFailed, parse_with_default
 
 CONFIG = 'faults.py:steps=100000000'  # The benchmark ends the run.
 WARM_UP_S = 5.0  # After every learner has been merged.

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from diloco.metrics.goodput import StepRecord, stepping
 from diloco.metrics.workdir import learner_name
+from launch.chaos import run_checks
+from launch.chaos.live_run import LiveRun, WrittenStep
 from launch.program import SYNCER
-from tests.chaos import run_checks
-from tests.chaos.live_run import LiveRun, Step
 
 AWAY_S = 5.0  # From a kill to the restart.
 STOPPED_S = 8.0  # From SIGSTOP to SIGCONT.
@@ -46,13 +46,13 @@ class Figures:
 
 
 def figures(
-  steps: Sequence[Step], start_s: float, end_s: float, floor_s: float
+  steps: Sequence[WrittenStep], start_s: float, end_s: float, floor_s: float
 ) -> Figures:
   """Computes the statistics of one learner.
 
   Args:
     steps: all of them, in order, also outside of the span.
-    start_s: seconds since the epoch, as `Step.time_s`.
+    start_s: seconds since the epoch, as `WrittenStep.time_s`.
     end_s: later than that.
     floor_s: minimum duration of a step.
   """
@@ -73,7 +73,7 @@ def figures(
 
 
 def _longest_gap_s(
-  steps: Sequence[Step], start_s: float, end_s: float
+  steps: Sequence[WrittenStep], start_s: float, end_s: float
 ) -> float:
   """Between two steps, of which one at least or all the time is inside.
 

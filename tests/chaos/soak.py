@@ -4,9 +4,9 @@
   python -m tests.chaos.soak --kills=100 --seed=0 --workdir=DIR [--config.a.b=c
   ...]
 
-Any process, also two at once, also while another one starts. Needs psutil:
-pip install -e '.[test]'. Exit code 0: all checks hold; 1: one does not; 78: it
-can't run as configured; 130, 143: Ctrl-C, SIGTERM.
+Any process, also two at once, also while another one starts. Exit code 0: all
+checks hold; 1: one does not; 78: it can't run as configured; 130, 143: Ctrl-C,
+SIGTERM.
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ from absl import flags as absl_flags
 from diloco.config import flags
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import learner_name
+from launch.chaos.live_run import parse_with_default
 from launch.local import occupy
 from launch.program import SYNCER
 from launch.session import Interrupted, signals
 from tests.chaos import soak_run
-from tests.chaos.live_run import parse_with_default
 from tests.chaos.soak_run import Soak, show
 
 CONFIG = 'tests_tiny.py:learners=3,steps=100000000'

@@ -13,12 +13,19 @@ from diloco.config.run_config import RunConfig
 from diloco.metrics import names, token_ledger, token_tapes
 from diloco.metrics.goodput import work_of_tape
 from diloco.metrics.workdir import Workdir, learner_name
+from launch.chaos import run_checks
+from launch.chaos.live_run import LiveRun, Overdue, RunFailed, participants
+from launch.chaos.resources import (
+  DESCRIPTORS_MAX,
+  RSS_BYTES_MAX,
+  THREADS_MAX,
+  Growth,
+  ResourceWatch,
+  Sample,
+)
 from launch.program import SYNCER
 from launch.session import Interrupted
 from launch.supervisor import ProcessEvent, ProcessState
-from tests.chaos import run_checks
-from tests.chaos.live_run import LiveRun, Overdue, RunFailed, participants
-from tests.chaos.resources import Growth, Resources, Sample
 
 PAIR_SHARE = 0.2  # Of the strikes, two processes at once.
 START_UP_SHARE = 0.3  # While the last ones killed start again.
@@ -27,11 +34,6 @@ CALM_S = 1.5
 SHOWN_MAX = 5  # Findings of one check; all of them are in the JSON file.
 ROUND_S = 60.0  # The longest time between two closes, with syncer and learner.
 MERGED_S = 180.0  # Until every learner is merged, at first and after a strike.
-# Growth per minute of a warm process. What stayed of every death would be
-# more: there are 5 to 10 of them in a minute.
-RSS_BYTES_MAX = 16e6
-DESCRIPTORS_MAX = 4.0
-THREADS_MAX = 4.0  # Pools fill up as they are used.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +154,7 @@ class Soak:
     self._received = received
     self._stillness = Stillness()
     roles = [SYNCER, *map(learner_name, range(config.protocol.learners))]
-    self._resources = Resources(roles, hub=SYNCER)
+    self._resources = ResourceWatch(roles, hub=SYNCER)
     self._merges = self._read_lines = 0
     self._kills = 0
     self._ended: str | None = None  # Why before its time.

@@ -9,9 +9,9 @@ import sys
 import pytest
 import rich.console
 
+from launch.chaos.live_run import Tail, WrittenStep
 from tests.chaos import fault_table
 from tests.chaos.fault_scenarios import figures
-from tests.chaos.live_run import Step, Tail
 
 pytestmark = pytest.mark.beside
 
@@ -19,7 +19,9 @@ FLOOR_S = 0.02
 
 
 def steps(*times_s, stall_s=0.001):
-  return [Step(t, 1, i, 0.02, stall_s) for i, t in enumerate(times_s, start=1)]
+  return [
+    WrittenStep(t, 1, i, 0.02, stall_s) for i, t in enumerate(times_s, start=1)
+  ]
 
 
 def test_figures_of_a_span():
@@ -34,7 +36,9 @@ def test_figures_of_a_span():
 
 def test_the_99th_percentile_leaves_out_one_in_a_hundred():
   many = steps(*(i / 100 for i in range(1, 100)))
-  found = figures([*many, Step(1.0, 1, 100, 0.02, 0.5)], 0.0, 1.0, FLOOR_S)
+  found = figures(
+    [*many, WrittenStep(1.0, 1, 100, 0.02, 0.5)], 0.0, 1.0, FLOOR_S
+  )
   assert (found.stall_max_s, found.stall_p99_s) == (0.5, 0.001)
 
 

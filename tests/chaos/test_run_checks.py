@@ -3,9 +3,9 @@
 
 import pytest
 
+from launch.chaos import run_checks
+from launch.chaos.live_run import WrittenStep
 from launch.supervisor import ProcessEvent
-from tests.chaos import run_checks
-from tests.chaos.live_run import Step
 
 pytestmark = pytest.mark.beside
 
@@ -35,7 +35,8 @@ def close(round_, version, *shares, fragment=0):
 
 def trained(count, incarnation=1, first=1):
   return [
-    Step(float(i), incarnation, i, 0.02, 0.0) for i in range(first, count + 1)
+    WrittenStep(float(i), incarnation, i, 0.02, 0.0)
+    for i in range(first, count + 1)
   ]
 
 

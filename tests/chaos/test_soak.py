@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
+from launch.chaos import resources
+from launch.chaos.resources import Sample
 from launch.supervisor import RUNNING, WAITING, ProcessState
-from tests.chaos import resources, soak_run
-from tests.chaos.resources import Sample
+from tests.chaos import soak_run
 from tests.chaos.soak_run import Stillness
 
 pytestmark = pytest.mark.beside
@@ -88,7 +89,7 @@ def test_a_short_life_tells_nothing():
 def test_a_sample_is_taken_only_while_all_are_at_work(monkeypatch):
   monkeypatch.setattr(resources, 'SAMPLE_EVERY_S', 0.0)
   monkeypatch.setattr(resources, 'WARM_UP_S', 0.0)
-  watched = resources.Resources(('hub', 'a'), hub='hub')
+  watched = resources.ResourceWatch(('hub', 'a'), hub='hub')
   mine = f'a ({os.getpid()})'
 
   def taken():

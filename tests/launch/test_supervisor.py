@@ -342,3 +342,29 @@ def test_an_optional_process_does_not_keep_a_run_alive(tmp_path):
   with watched:
     poll_until(watched, lambda: watched.is_over)
     assert watched.failure == ('syncer goes on though all others have finished')
+
+
+def test_a_role_that_is_added_is_started(tmp_path):
+  watched, _ = build(tmp_path, role('a', FOREVER))
+  with watched:
+    poll_until(watched, lambda: watched.is_running('a'))
+    watched.add(role('b', FOREVER))
+    poll_until(watched, lambda: watched.is_running('b'))
+
+
+def test_who_is_told_to_leave_comes_back_and_who_is_dismissed_does_not(
+  tmp_path,
+):
+  watched, events = build(tmp_path, role('a', FOREVER), role('b', FOREVER))
+  with watched:
+    poll_until(watched, lambda: all(s.pid for s in watched.states()))
+    watched.terminate('a', 'for the test')
+    watched.dismiss('b', 'for the test')
+    poll_until(watched, lambda: watched.states()[0].starts == 2)
+    poll_until(watched, lambda: 'b' in told(events, 'exited'))
+    assert not watched.is_running('b')
+    assert not watched.is_over
+    [left] = [e for e in events if (e.process, e.event) == ('b', 'exited')]
+    assert left.detail == 'died of SIGTERM; it was dismissed'
+    poll_until(watched, lambda: watched.is_running('a'))
+    assert watched.states()[1].starts == 1

@@ -12,7 +12,7 @@ from diloco.metrics.workdir import Workdir, learner_name
 from diloco.prediction import history as prediction_history
 from diloco.prediction import report
 from experiments import faults
-from tests.chaos.live_run import LiveRun
+from launch.chaos.live_run import LiveRun
 
 pytestmark = pytest.mark.alone
 

@@ -60,7 +60,7 @@ def test_what_could_be_disturbed_is_alone(name):
     'import time',
     'from tests.processes.processes import Processes',
     'from tests.processes import processes',
-    'from tests.chaos.live_run import LiveRun',
+    'from launch.chaos.live_run import LiveRun',
   ],
 )
 def test_it_would_be_found(text):

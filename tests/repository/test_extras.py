@@ -50,6 +50,7 @@ MODULES = (
   'diloco.tape',
   'diloco.__main__',
   'diloco.write_records',
+  'launch.chaos.__main__',
   'launch.local',
   'launch.main',
 )

@@ -239,6 +239,19 @@ TABLE = {
     'diloco.transport.planes',
   },
   'launch/backends/manifest_text.py': {'yaml'},
+  # It judges runs as the simulator would, and simulates their plans.
+  'launch/chaos': CONFIG
+  | SIMULATOR
+  | {
+    'absl',
+    'diloco.config.data_section',
+    'diloco.metrics',
+    'diloco.protocol',
+    'diloco.transport.sockets',
+    'launch',
+    'numpy',
+    'rich',
+  },
 }
 
 

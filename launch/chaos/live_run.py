@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +20,14 @@ from diloco.config.run_config import RunConfig
 from diloco.metrics import files, names
 from diloco.metrics.jsonl import Tail
 from diloco.metrics.workdir import Workdir, learner_name
-from launch.program import program
+from launch.program import Program, Role, program
+from launch.session import RunFailed
 from launch.supervisor import ProcessEvent, Supervisor
 from launch.unit import free_address
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
+# They would lead a process past the proxy that it was given.
+PASS_BY = ('no_proxy', 'NO_PROXY', 'no_grpc_proxy')
 POLL_S = 0.02
 RESTARTS_MAX = 1_000_000  # Here deaths are the point.
 
@@ -32,12 +36,8 @@ class Overdue(Exception):
   """An awaited event did not come in time."""
 
 
-class RunFailed(Exception):
-  """The run can't go on; the message says why."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step:
+class WrittenStep:
   """One inner step, as a learner recorded it."""
 
   time_s: float  # When it was written; seconds since the epoch.
@@ -63,6 +63,8 @@ class LiveRun:
     restart_delay_s: between a death and the restart.
     announce: is told every event.
     on_poll: called whenever the processes have been looked at.
+    parts: takes the syncer's address and returns the processes; None: those of
+      the configuration.
   """
 
   def __init__(
@@ -73,12 +75,13 @@ class LiveRun:
     restart_delay_s: float,
     announce: Callable[[ProcessEvent], None],
     on_poll: Callable[[], None] = lambda: None,
+    parts: Callable[[str], Program] | None = None,
   ):
     self.config = config
     self.workdir = workdir
     self.learners = range(config.protocol.learners)
     self.tape: list[dict] = []
-    self.steps: Mapping[int, list[Step]] = {m: [] for m in self.learners}
+    self.steps: dict[int, list[WrittenStep]] = {m: [] for m in self.learners}
     self.events: list[ProcessEvent] = []
     self.address = free_address(config.transport.host, config.transport.port)
     self._announce = announce
@@ -87,12 +90,18 @@ class LiveRun:
     self._step_tails = {
       m: Tail(workdir.metrics(learner_name(m))) for m in self.learners
     }
-    parts = program(config, config_arguments, workdir, self.address)
+    if parts is None:
+      made = program(config, config_arguments, workdir, self.address)
+    else:
+      made = parts(self.address)
     files.write_json(workdir.config, dataclasses.asdict(config))
     self.supervisor = Supervisor(
-      parts.roles,
+      made.roles,
       log=workdir.log,
-      environment=os.environ | dict(parts.environment),
+      environment={
+        **{k: v for k, v in os.environ.items() if k not in PASS_BY},
+        **dict(made.environment),
+      },
       restarts_max=RESTARTS_MAX,
       restart_delay_s=restart_delay_s,
       announce=self._on_event,
@@ -119,8 +128,27 @@ class LiveRun:
   def read(self) -> None:
     """Reads what the processes have written since the last time."""
     self.tape += self._tape_tail.new_records()
-    for m in self.learners:
-      self.steps[m] += map(_step, self._step_tails[m].new_records())
+    for m, tail in self._step_tails.items():
+      self.steps[m] += map(_step, tail.new_records())
+
+  def add_learner(self, learner: int, role: Role) -> None:
+    """Starts a learner beyond M at the next `poll`, and reads its steps."""
+    self.steps[learner] = []
+    self._step_tails[learner] = Tail(
+      self.workdir.metrics(learner_name(learner))
+    )
+    self.supervisor.add(role)
+
+  def kill_host(self, process: str, reason: str) -> None:
+    """SIGKILL for one process of a role, which is running."""
+    pid = next(
+      event.pid
+      for event in reversed(self.events)
+      if event.process == process and event.event == 'started'
+    )
+    # It is a child that is reaped by `poll` only: no other can have its pid.
+    self._on_event(ProcessEvent(time.time(), process, 'killed', pid, reason))
+    os.kill(pid, signal.SIGKILL)
 
   def until(
     self, holds: Callable[[], bool], deadline_s: float, what: str
@@ -199,8 +227,8 @@ def parse_with_default(
   return flags.parse_or_exit(argv)
 
 
-def _step(record: Mapping) -> Step:
-  return Step(
+def _step(record: Mapping) -> WrittenStep:
+  return WrittenStep(
     time_s=record[names.TIME],
     incarnation=int(record[names.INCARNATION]),
     step=record['step'],

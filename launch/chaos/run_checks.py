@@ -8,8 +8,8 @@ import collections
 from collections.abc import Iterable, Mapping, Sequence
 
 from diloco.metrics.token_ledger import TokenCounts
+from launch.chaos.live_run import WrittenStep
 from launch.supervisor import ProcessEvent
-from tests.chaos.live_run import Step
 
 # Steps that a process may have made without recording them when it was killed:
 # one at whose boundary it offers, and the one before, which is recorded after
@@ -69,7 +69,7 @@ def merged_once(tape: Iterable[Mapping]) -> list[str]:
 
 def tokens_balance(
   tape: Iterable[Mapping],
-  steps: Mapping[int, Sequence[Step]],
+  steps: Mapping[int, Sequence[WrittenStep]],
   tokens_per_step: int,
 ) -> list[str]:
   """Per learner and fragment, no more tokens are merged than were trained.
@@ -109,7 +109,7 @@ def tokens_explained(rows: Mapping[tuple[int, int], TokenCounts]) -> list[str]:
 
 
 def steps_merged_once(
-  tape: Iterable[Mapping], steps: Mapping[int, Sequence[Step]]
+  tape: Iterable[Mapping], steps: Mapping[int, Sequence[WrittenStep]]
 ) -> list[str]:
   """No step of a process is in two contributions to one fragment.
 
@@ -151,6 +151,8 @@ def exits(events: Iterable[ProcessEvent], is_over: bool) -> list[str]:
         stopped.discard(event.pid)
       case 'killed':
         killed.add(event.pid)
+      case 'stopped' if event.detail.startswith('SIGKILL'):
+        killed.add(event.pid)  # As another process of its role is dead.
       case 'stopped':
         stopped.add(event.pid)
       case 'exited':
@@ -166,12 +168,12 @@ def _closed(tape: Iterable[Mapping]) -> Iterable[Mapping]:
   return (line for line in tape if line['kind'] == 'Publish')
 
 
-def _begins(steps: Sequence[Step], i: int) -> bool:
+def _begins(steps: Sequence[WrittenStep], i: int) -> bool:
   """Returns True if a process's first recorded step is at `i`."""
   return i == 0 or steps[i].step <= steps[i - 1].step
 
 
-def _lives(steps: Sequence[Step]) -> dict[int, int]:
+def _lives(steps: Sequence[WrittenStep]) -> dict[int, int]:
   """Returns the count of the process of each incarnation."""
   life, found = 0, {}
   for i, step in enumerate(steps):

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Performs a plan of faults on real processes, and writes down what happened.
+
+The folder `chaos/` of the run then holds `plan.json` (what was planned, and
+how), `faults.jsonl` (what was performed, when, and what the relay counted),
+and `course.json` (times of the run's phases, growth of processes).
+"""
+
+import dataclasses
+import heapq
+import itertools
+import json
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+
+from diloco.config.run_config import RunConfig
+from diloco.metrics import files
+from diloco.metrics.workdir import Workdir, learner_name
+from launch.chaos import stage as chaos_stage
+from launch.chaos.fault_plan import PlannedFault
+from launch.chaos.faults import KINDS
+from launch.chaos.live_run import LiveRun, Overdue, participants
+from launch.chaos.relay import WAYS, Relay
+from launch.chaos.resources import ResourceWatch
+from launch.chaos.stage import Clocks, Parts, RealStage
+from launch.program import SYNCER, Processes
+from launch.session import Interrupted
+from launch.supervisor import DISMISSED, ProcessEvent
+
+READY_S = 240.0  # Until every learner is merged, at first and at the end.
+CALM_S = 15.0  # Before the plan, to measure speeds and links.
+QUIET_S = 50.0  # After it, to measure growth.
+LATE_S = 20.0  # So long a fault waits for its target to run.
+AGAIN_S = 0.2
+TURN_S = 0.02
+NOT_THERE = 'its target did not run'
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+  """The phases of a run, by their begin in seconds since the epoch.
+
+  Attributes:
+    calm_s: every learner had been merged.
+    began_s: the plan began.
+    ended_s: its last second was over.
+    growths: of each process that was long enough at work with all others.
+    left: processes that were still there when all had been stopped.
+    unready: why the run was not whole again at the end; '': it was.
+  """
+
+  calm_s: float
+  began_s: float
+  ended_s: float
+  growths: tuple[dict, ...]
+  left: tuple[str, ...]
+  unready: str
+
+
+class Folder:
+  """Files of a chaos run, in `chaos/` of its folder."""
+
+  def __init__(self, workdir: Workdir):
+    self.workdir = workdir
+    self.root = workdir.chaos
+    self.plan = self.root / 'plan.json'
+    self.faults = self.root / 'faults.jsonl'
+    self.course = self.root / 'course.json'
+    self.processes = self.root / 'processes.json'
+    self.verdict = self.root / 'verdict.json'
+    self.clocks = self.root / 'clocks'
+    self.page = self.root / 'page'
+
+  def twin(self, number: int) -> pathlib.Path:
+    """Returns the folder of a fault-free twin."""
+    return self.root / f'twin-{number}'
+
+
+class ChaosRun:
+  """One run of real processes under a plan.
+
+  Args:
+    config: with `log_every_steps` = 1 and a data plane that can be relayed.
+    arguments: the flags that give a process this configuration.
+    workdir: occupied, empty.
+    learners: of what each learner consists.
+    say: takes a line for the user.
+    received: signals that ask to stop.
+    seed: of the relay's draws.
+  """
+
+  def __init__(
+    self,
+    config: RunConfig,
+    arguments: Sequence[str],
+    workdir: Workdir,
+    learners: Sequence[Processes],
+    say: Callable[[str], None],
+    received: list[int],
+    seed: int,
+  ):
+    self._config = config
+    self._arguments = arguments
+    self._workdir = workdir
+    self._folder = Folder(workdir)
+    self._folder.root.mkdir(parents=True, exist_ok=True)
+    self._learners = learners
+    self._say = say
+    self._received = received
+    self._relay = Relay(chaos_stage.hosts_of(config), seed)
+    names = [SYNCER, *map(learner_name, range(config.protocol.learners))]
+    self._roles = frozenset(names)
+    self._resources = ResourceWatch(names, hub=SYNCER)
+    self._pids: dict[str, int] = {}
+    self._read_lines = 0
+
+  def perform(self, plan: Sequence[PlannedFault], seconds: float) -> None:
+    """Runs from the first process to the last; writes the folder's files.
+
+    Raises:
+      Overdue: the run did not begin to merge.
+      live_run.RunFailed: the processes can't go on.
+      Interrupted: by a signal.
+    """
+    clocks = Clocks(self._folder.clocks)
+    with self._relay:
+      run, parts = self._processes(clocks)
+      with run:
+        stage = RealStage(run, self._relay, parts, clocks)
+        try:
+          course = self._phases(run, stage, plan, seconds)
+        finally:
+          stage.end_all()
+    run.read()
+    course = dataclasses.replace(course, left=tuple(self._resources.left()))
+    files.write_json(self._folder.course, dataclasses.asdict(course))
+
+  def without_faults(
+    self, holds: Callable[[], bool], deadline_s: float, what: str
+  ) -> None:
+    """Runs until `holds()`; raises as `perform` does."""
+    with self._relay:
+      run, _ = self._processes(Clocks(self._folder.clocks))
+      with run:
+        run.until(holds, deadline_s, what)
+
+  def _processes(self, clocks: Clocks) -> tuple[LiveRun, Parts]:
+    parts = Parts(
+      self._config,
+      self._arguments,
+      self._workdir,
+      self._relay,
+      clocks,
+      self._learners,
+    )
+    run = LiveRun(
+      self._config,
+      self._arguments,
+      self._workdir,
+      self._config.run.restart_delay_s,
+      announce=self._on_event,
+      on_poll=lambda: self._look(run),
+      parts=parts,
+    )
+    return run, parts
+
+  def _phases(
+    self,
+    run: LiveRun,
+    stage: RealStage,
+    plan: Sequence[PlannedFault],
+    seconds: float,
+  ) -> Course:
+    run.until(lambda: run.all_merge(0.0), READY_S, 'every learner is merged')
+    calm_s = time.time()
+    self._say(f'every learner is merged; {CALM_S:.0f} s of calm, then faults')
+    before = self._carried(run)
+    run.spend(CALM_S)
+    stage.measure_links(before, CALM_S)
+    began_s = time.time()
+    _Performance(run, stage, self._relay, self._folder.faults, self._say).of(
+      plan, seconds
+    )
+    stage.end_all()
+    ended_s = time.time()
+    unready = ''
+    self._say('the plan is over; all is healed')
+    try:
+      run.until(
+        lambda: self._is_whole(run, plan, ended_s),
+        READY_S,
+        'every learner is merged after the plan',
+      )
+      run.spend(QUIET_S)
+    except Overdue as error:
+      unready = str(error)
+    growths = tuple(map(dataclasses.asdict, self._resources.growths()))
+    return Course(calm_s, began_s, ended_s, growths, (), unready)
+
+  def _carried(self, run: LiveRun) -> dict[str, int]:
+    return {
+      name: max(self._relay.counts(name, w).carried_bytes for w in WAYS)
+      for name in map(learner_name, run.learners)
+    }
+
+  def _is_whole(
+    self, run: LiveRun, plan: Sequence[PlannedFault], since_s: float
+  ) -> bool:
+    """Returns True if all learners but those that left have been merged."""
+    left = {fault.target for fault in plan if fault.kind == 'leave'}
+    new = {fault.target for fault in plan if fault.kind == 'join'}
+    names = {*map(learner_name, run.learners), *new} - left
+    ids = [int(name.rpartition('-')[2]) for name in names]
+    return all(run.merges(since_s, m) for m in ids)
+
+  def _look(self, run: LiveRun) -> None:
+    """Notes which processes are at work, at every poll."""
+    if self._received:
+      raise Interrupted(self._received[0])
+    for line in run.tape[self._read_lines :]:
+      if line['kind'] == 'Publish':
+        for name in (SYNCER, *map(learner_name, participants(line))):
+          if name in self._roles:
+            self._resources.works(name)
+    self._read_lines = len(run.tape)
+    self._resources.sample()
+
+  def _on_event(self, event: ProcessEvent) -> None:
+    match event.event:
+      case 'started':
+        self._resources.follow(event.process, event.pid)
+        self._pids[event.process] = event.pid
+      case 'exited':
+        self._pids.pop(event.process, None)
+        self._resources.dies(event.process)
+        if event.detail.endswith(DISMISSED):
+          self._resources.leaves(event.process)
+      case 'killed':
+        self._resources.dies(event.process)
+    chaos_stage.note_processes(
+      self._folder.processes, list(self._pids.values())
+    )
+
+
+class _Performance:
+  """The time of the plan: begins faults, ends them, writes them down."""
+
+  def __init__(
+    self,
+    run: LiveRun,
+    stage: RealStage,
+    relay: Relay,
+    path: pathlib.Path,
+    say: Callable[[str], None],
+  ):
+    self._run = run
+    self._stage = stage
+    self._relay = relay
+    self._path = path
+    self._say = say
+    self._order = itertools.count()
+    self._due: list = []  # (time, order, 'begin' or 'end', fault).
+    self._begun: dict[int, tuple[float, dict]] = {}  # By number.
+
+  def of(self, plan: Sequence[PlannedFault], seconds: float) -> None:
+    """Performs a plan that takes so long."""
+    began_s = time.monotonic()
+    for fault in plan:
+      self._at(fault.at_s, 'begin', fault)
+    while (now_s := time.monotonic() - began_s) < seconds:
+      while self._due and self._due[0][0] <= now_s:
+        _, _, what, fault = heapq.heappop(self._due)
+        (self._begin if what == 'begin' else self._end)(fault, now_s)
+      self._stage.tick()
+      self._run.poll()
+      time.sleep(TURN_S)
+    for _, _, what, fault in sorted(self._due):
+      if what == 'end':
+        self._end(fault, seconds)
+      else:
+        self._write(fault, {'failed': 'the plan was over before'})
+
+  def _at(self, at_s: float, what: str, fault: PlannedFault) -> None:
+    heapq.heappush(self._due, (at_s, next(self._order), what, fault))
+
+  def _begin(self, fault: PlannedFault, now_s: float) -> None:
+    if fault.kind != 'join' and not self._stage.is_there(fault.target):
+      if now_s < fault.at_s + LATE_S:
+        self._at(now_s + AGAIN_S, 'begin', fault)
+      else:
+        self._say(f'{fault}: not performed, {NOT_THERE}')
+        self._write(fault, {'failed': f'{NOT_THERE} for {LATE_S:.0f} s'})
+      return
+    self._say(f'{now_s:6.1f} s  {fault.number}: {str(fault)[10:]}')
+    counts = {}
+    if KINDS[fault.kind].counters:
+      counts = {w: self._relay.counts(fault.target, w) for w in WAYS}
+    self._begun[fault.number] = time.time(), counts
+    KINDS[fault.kind].begin(self._stage, fault)
+    self._at(now_s + fault.hold_s, 'end', fault)
+
+  def _end(self, fault: PlannedFault, now_s: float) -> None:
+    KINDS[fault.kind].end(self._stage, fault)
+    began_s, counts = self._begun.pop(fault.number)
+    counted = {
+      way: self._relay.counts(fault.target, way).since(before)
+      for way, before in counts.items()
+    }
+    self._write(
+      fault,
+      {
+        'began_s': began_s,
+        'ended_s': time.time(),
+        'counted': counted,
+        'failed': '',
+      },
+    )
+
+  def _write(self, fault: PlannedFault, found: dict) -> None:
+    line = {**dataclasses.asdict(fault), **found}
+    with self._path.open('a') as file:
+      file.write(json.dumps(line) + '\n')

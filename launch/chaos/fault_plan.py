@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A seeded plan of faults: kinds, moments, targets and durations; pure."""
+
+import bisect
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from diloco.metrics.workdir import learner_name
+
+QUIET_END_S = 10.0  # Without a new fault, at the end.
+BETWEEN_S = 2.0  # From one fault to the next, at least.
+RECOVERY_S = 15.0  # Until a target can be hit again.
+TRIES = 60  # Moments at which a fault is tried to be placed.
+# What a fault can befall.
+LEARNER = 'learner'
+SERVER = 'syncer'  # The syncer, and its shards.
+HOST = 'host'  # One process of a learner of several hosts.
+NEWCOMER = 'newcomer'  # An id that was not there before.
+MEMBER = 'member'  # A learner, which does not come back.
+WAYS = ('up', 'down')
+BOTH = 'both'
+
+
+class Unplannable(ValueError):
+  """So many faults, of these kinds, do not fit; says what would."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """The part of a kind of fault that a plan must know.
+
+  Attributes:
+    befalls: which of the above it can befall.
+    hold_s: bounds of how long it lasts; (0, 0): it is a moment.
+    one_way: it befalls one way of a link.
+  """
+
+  befalls: tuple[str, ...]
+  hold_s: tuple[float, float] = (0.0, 0.0)
+  one_way: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedFault:
+  """One fault of a plan."""
+
+  number: int  # From 1, in the order of time.
+  at_s: float  # Since the begin of the plan.
+  kind: str
+  target: str  # 'syncer', 'shard-1', 'learner-0', or its host 'learner-0.1'.
+  hold_s: float = 0.0
+  way: str = ''  # 'up', 'down', 'both'; '': it befalls no link.
+
+  @property
+  def end_s(self) -> float:
+    return self.at_s + self.hold_s
+
+  @property
+  def learner(self) -> int | None:
+    """The id of the learner that it befalls; None: a process of the syncer."""
+    name, _, number = self.target.partition('.')[0].partition('-')
+    return int(number) if name == 'learner' else None
+
+  def __str__(self) -> str:
+    way = f', {self.way}' if self.way else ''
+    hold = f' for {self.hold_s:.1f} s' if self.hold_s else ''
+    return f'{self.at_s:6.1f} s  {self.kind} {self.target}{way}{hold}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Cast:
+  """The processes that a plan may hit.
+
+  Attributes:
+    learners: M, those of the configuration.
+    ids_max: ids that a learner can have.
+    servers: the syncer and its shards, by name.
+    hosts: processes of each learner.
+  """
+
+  learners: int
+  ids_max: int
+  servers: tuple[str, ...]
+  hosts: tuple[int, ...]
+
+
+def draw(
+  seed: int,
+  seconds: float,
+  faults_per_hour: float,
+  shapes: Mapping[str, Shape],
+  cast: Cast,
+) -> tuple[PlannedFault, ...]:
+  """Returns the plan of a seed.
+
+  Each kind comes as often as the others. No process is hit again before it had
+  time to recover, and one learner at least is left alone at any time.
+
+  Args:
+    seed: of all draws.
+    seconds: length of the plan.
+    faults_per_hour: their mean rate; round(rate · time) come.
+    shapes: of the kinds that are asked for.
+    cast: the processes of the run.
+
+  Raises:
+    Unplannable: they do not fit; or a kind can befall no process of this run.
+  """
+  rng = np.random.default_rng(seed)
+  many = round(faults_per_hour * seconds / 3600)
+  places = _Places(seconds, cast)
+  for name, shape in shapes.items():
+    if not can_befall(shape, cast):
+      raise Unplannable(f'--kinds={name}: no process of this run can be hit')
+  deck: list[str] = []
+  for done in range(many):
+    if not deck:
+      deck = [str(kind) for kind in rng.permutation(sorted(shapes))]
+    for kind in list(deck):
+      if places.put(kind, shapes[kind], rng):
+        deck.remove(kind)
+        break
+    else:
+      fits = 3600 * done / seconds
+      raise Unplannable(
+        f'--faults_per_hour={faults_per_hour:g}: {many} faults in '
+        f'{seconds / 60:g} minutes do not fit, as each process gets '
+        f'{RECOVERY_S:.0f} s to recover; at most about {fits:.0f} an hour do'
+      )
+  return places.plan()
+
+
+def can_befall(shape: Shape, cast: Cast) -> bool:
+  """Returns True if it can befall a process of this run at some time."""
+  there = {
+    LEARNER: cast.learners > 0,
+    SERVER: bool(cast.servers),
+    HOST: max(cast.hosts, default=1) > 1,
+    NEWCOMER: cast.ids_max > cast.learners,
+    MEMBER: cast.learners > 1,
+  }
+  return any(there[which] for which in shape.befalls)
+
+
+class _Places:
+  """Faults that were placed, and where another one fits."""
+
+  def __init__(self, seconds: float, cast: Cast):
+    self._seconds = seconds
+    self._cast = cast
+    self._faults: list[PlannedFault] = []
+    self._left: dict[str, float] = {}  # When a learner left for good.
+    self._joined: dict[str, float] = {}  # When one that is new has joined.
+
+  def put(self, kind: str, shape: Shape, rng: np.random.Generator) -> bool:
+    """Places one; returns False if no place was found."""
+    last_s = self._seconds - QUIET_END_S - shape.hold_s[1]
+    if last_s <= 0:
+      return False
+    for _ in range(TRIES):
+      at_s = round(float(rng.uniform(0, last_s)), 3)
+      hold_s = round(float(rng.uniform(*shape.hold_s)), 3)
+      targets = self._targets(shape, at_s, at_s + hold_s)
+      if not targets or self._is_crowded(at_s):
+        continue
+      target = str(rng.choice(targets))
+      way = ''
+      if shape.one_way:
+        way = str(rng.choice(WAYS))
+      fault = PlannedFault(0, at_s, kind, target, hold_s, way)
+      if not self._spares_one([*self._faults, fault], shape):
+        continue
+      if MEMBER in shape.befalls:
+        self._left[target] = at_s
+      if NEWCOMER in shape.befalls:
+        self._joined[target] = at_s
+      self._faults.append(fault)
+      return True
+    return False
+
+  def plan(self) -> tuple[PlannedFault, ...]:
+    """Returns all faults in the order of time, numbered."""
+    ordered = sorted(self._faults, key=lambda fault: fault.at_s)
+    return tuple(
+      dataclasses.replace(fault, number=number)
+      for number, fault in enumerate(ordered, start=1)
+    )
+
+  def _is_crowded(self, at_s: float) -> bool:
+    times_s = sorted(fault.at_s for fault in self._faults)
+    place = bisect.bisect(times_s, at_s)
+    near = times_s[max(0, place - 1) : place + 1]
+    return any(abs(each - at_s) < BETWEEN_S for each in near)
+
+  def _targets(self, shape: Shape, begin_s: float, end_s: float) -> list[str]:
+    """Returns the processes that it can befall then."""
+    cast, found = self._cast, []
+    if SERVER in shape.befalls:
+      found += [s for s in cast.servers if self._is_free(s, begin_s, end_s)]
+    if NEWCOMER in shape.befalls:
+      unused = cast.learners + len(self._joined)
+      found += [learner_name(unused)] if unused < cast.ids_max else []
+    members = [m for m in self._members() if self._is_free(m, begin_s, end_s)]
+    if LEARNER in shape.befalls:
+      found += members
+    if HOST in shape.befalls:
+      found += [
+        f'{learner_name(m)}.{host}'
+        for m, hosts in enumerate(cast.hosts)
+        for host in range(1, hosts)
+        if learner_name(m) in members
+      ]
+    if MEMBER in shape.befalls:
+      found += self._dispensable(members, begin_s)
+    return found
+
+  def _members(self) -> list[str]:
+    own = [learner_name(m) for m in range(self._cast.learners)]
+    return own + sorted(self._joined)
+
+  def _dispensable(self, members: Sequence[str], at_s: float) -> list[str]:
+    """Returns those that can leave for good: newcomers, if there are some."""
+    later = [
+      fault.target.partition('.')[0]
+      for fault in self._faults
+      if fault.end_s >= at_s
+    ]
+    able = [m for m in members if m not in later and m not in self._left]
+    new = [m for m in able if m in self._joined]
+    stays = self._cast.learners - len(self._left)
+    return new or (able if stays > 2 else [])
+
+  def _is_free(self, target: str, begin_s: float, end_s: float) -> bool:
+    """Returns True if a process is there, and hit by nothing else."""
+    if begin_s < self._joined.get(target, -RECOVERY_S) + RECOVERY_S:
+      return False
+    if end_s + RECOVERY_S > self._left.get(target, float('inf')):
+      return False
+    return not any(
+      fault.target.partition('.')[0] == target
+      and begin_s < fault.end_s + RECOVERY_S
+      and fault.at_s < end_s + RECOVERY_S
+      for fault in self._faults
+    )
+
+  def _spares_one(self, faults: Sequence[PlannedFault], shape: Shape) -> bool:
+    """Returns True if a learner is left alone at any time.
+
+    Args:
+      faults: all that are placed, and at last the one that is to be.
+      shape: of the last one.
+    """
+    left, joined = dict(self._left), dict(self._joined)
+    if MEMBER in shape.befalls:
+      left[faults[-1].target] = faults[-1].at_s
+    own = {learner_name(m) for m in range(self._cast.learners)}
+    # A learner becomes hit at these moments only.
+    for at_s in (fault.at_s for fault in faults):
+      new = {m for m, since_s in joined.items() if since_s + RECOVERY_S <= at_s}
+      gone = {m for m, since_s in left.items() if since_s <= at_s}
+      hit = {
+        fault.target.partition('.')[0]
+        for fault in faults
+        if fault.at_s <= at_s <= fault.end_s + RECOVERY_S
+      }
+      if not (own | new) - gone - hit:
+        return False
+    return True

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains the fault-free twins, judges a run, and shows the verdict."""
+
+import collections
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+
+import rich.box
+import rich.console
+import rich.table
+
+from diloco.config.run_config import RunConfig
+from diloco.metrics import files, names
+from diloco.metrics.jsonl import read_jsonl
+from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
+from launch.chaos import record as chaos_record
+from launch.chaos import verdict as chaos_verdict
+from launch.chaos.conductor import READY_S, ChaosRun, Folder
+from launch.chaos.outcomes import Outcome
+from launch.chaos.verdict import Check, Losses, Verdict
+from launch.program import Processes
+
+EVALUATIONS = 20  # A loss is the mean of so many, the last ones.
+SLOWER_MAX = 3.0  # A twin may take so many times the run's time.
+SHOWN_MAX = 5  # Findings of one check; all of them are in the JSON file.
+NOTHING = '—'
+
+
+class Twins:
+  """Runs without faults of the same configuration.
+
+  Args:
+    config: of the run.
+    arguments: the flags that give a process this configuration.
+    learners: of what each learner consists.
+    say: takes a line for the user.
+    received: signals that ask to stop.
+  """
+
+  def __init__(
+    self,
+    config: RunConfig,
+    arguments: Sequence[str],
+    learners: Sequence[Processes],
+    say: Callable[[str], None],
+    received: list[int],
+  ):
+    self._config = config
+    self._arguments = arguments
+    self._learners = learners
+    self._say = say
+    self._received = received
+
+  def train(self, folder: Folder, seconds: float, count: int) -> None:
+    """Trains `count` twins until they have merged as many tokens.
+
+    Args:
+      folder: of the run with faults.
+      seconds: of its plan.
+      count: number of twins, one after the other.
+
+    Raises:
+      Overdue: a twin did not get there.
+      live_run.RunFailed: its processes can't go on.
+      Interrupted: by a signal.
+    """
+    found = evaluations(folder.workdir)
+    if count and not found:
+      self._say('the run was never evaluated: there is no loss to compare')
+      return
+    for number in range(count):
+      tokens = found[-1][0]
+      self._say(f'twin {number + 1} of {count}: {tokens:,} tokens, no fault')
+      workdir = Workdir(folder.twin(number))
+      workdir.root.mkdir(parents=True, exist_ok=True)
+      ChaosRun(
+        self._config,
+        self._arguments,
+        workdir,
+        self._learners,
+        self._say,
+        self._received,
+        seed=number,
+      ).without_faults(
+        lambda: (evaluations(workdir) or [(0, 0.0)])[-1][0] >= tokens,  # noqa: B023
+        SLOWER_MAX * seconds + READY_S,
+        f'twin {number + 1} merges {tokens:,} tokens',
+      )
+
+
+def evaluations(workdir: Workdir) -> list[tuple[int, float]]:
+  """Returns (merged tokens, loss of Θ on held-out text), in order."""
+  path = workdir.metrics(EVALUATOR)
+  lines = read_jsonl(path) if path.exists() else []
+  return [
+    (int(x[names.MERGED_TOKENS]), float(x[names.EVAL_LOSS])) for x in lines
+  ]
+
+
+def losses(folder: Folder) -> Losses | None:
+  """Returns the losses of a run and its twins; None: there are no twins."""
+  twins, number = [], 0
+  while folder.twin(number).exists():
+    twins.append(evaluations(Workdir(folder.twin(number))))
+    number += 1
+  own = evaluations(folder.workdir)
+  if not own or not all(twins) or not twins:
+    return None
+  tokens = min(each[-1][0] for each in (own, *twins))
+  return Losses(
+    tokens, _loss_at(own, tokens), tuple(_loss_at(x, tokens) for x in twins)
+  )
+
+
+def _loss_at(found: Sequence[tuple[int, float]], tokens: int) -> float:
+  """Returns the mean of the last evaluations up to so many tokens."""
+  within = [loss for at, loss in found if at <= tokens]
+  return statistics.fmean(within[-EVALUATIONS:] or [found[0][1]])
+
+
+def judge(workdir: Workdir, console: rich.console.Console) -> int:
+  """Judges the run in a folder, writes and shows the verdict.
+
+  Returns:
+    The exit code: 0 if it holds, 1 if not.
+  """
+  folder = Folder(workdir)
+  record = chaos_record.read(workdir)
+  seed = json.loads(folder.plan.read_text())['seed']
+  verdict = chaos_verdict.judge(record, seed, losses(folder))
+  files.write_json(
+    folder.verdict, {'holds': verdict.holds, **dataclasses.asdict(verdict)}
+  )
+  for view in (_kinds(verdict), _figures(verdict), _checks(verdict.checks)):
+    console.print(view)
+    console.print()
+  for outcome in verdict.outcomes:
+    console.print(_line(outcome), markup=False, highlight=False)
+  word = 'holds' if verdict.holds else 'DOES NOT HOLD'
+  console.print(
+    f'the verdict {word}: {folder.verdict}', markup=False, highlight=False
+  )
+  return 0 if verdict.holds else 1
+
+
+# The tables -------------------------------------------------------------------
+
+
+def _table(title: str, *columns: str) -> rich.table.Table:
+  view = rich.table.Table(
+    title=title,
+    title_justify='left',
+    box=rich.box.SIMPLE_HEAD,
+    padding=(0, 1, 0, 0),
+    show_edge=False,
+  )
+  for i, name in enumerate(columns):
+    view.add_column(name, justify='right' if i else 'left', overflow='fold')
+  return view
+
+
+def by_kind(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+  """Returns the outcomes of each kind, by name."""
+  found = collections.defaultdict(list)
+  for outcome in outcomes:
+    found[outcome.kind].append(outcome)
+  return dict(sorted(found.items()))
+
+
+def _kinds(verdict: Verdict) -> rich.table.Table:
+  view = _table(
+    'faults',
+    'kind',
+    'hit',
+    'back after, s',
+    'lost, learner·s',
+    "others' stall, s",
+    'counted by the relay',
+  )
+  for kind, many in by_kind(verdict.outcomes).items():
+    hit = [x for x in many if not x.failed]
+    back_s = [x.back_s for x in hit if x.back_s is not None]
+    counted = [x.counted for x in hit if x.counted is not None]
+    view.add_row(
+      kind,
+      f'{len(hit)}/{len(many)}',
+      f'{max(back_s):.1f}' if back_s else NOTHING,
+      f'{sum(x.lost_s for x in hit):.1f}',
+      f'{max((x.stall_s for x in hit), default=0.0):.2f}',
+      f'{sum(counted):,}' if counted else NOTHING,
+    )
+  return view
+
+
+def _figures(verdict: Verdict) -> rich.table.Table:
+  view = _table('the run', '', 'processes', 'simulated', 'twins')
+  for row in figure_rows(verdict):
+    view.add_row(*row)
+  return view
+
+
+def figure_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str]]:
+  """Yields what is said of the run, of its simulation, and of its twins."""
+  real, simulation, lost = verdict.real, verdict.simulation, verdict.losses
+  for name, get, form in (
+    ('goodput', lambda x: x.goodput, '{:.1%}'),
+    ('uptime', lambda x: x.uptime, '{:.1%}'),
+    ('rounds closed', lambda x: x.rounds, '{:,}'),
+    ('inner steps', lambda x: x.steps, '{:,}'),
+    ("longest stall of a survivor's step, s", _stall, '{:.2f}'),
+  ):
+    yield name, form.format(get(real)), form.format(get(simulation)), NOTHING
+  for m, share in real.participation.items():
+    other = simulation.participation.get(m)
+    told = NOTHING if other is None else f'{other:.0%}'
+    yield f'rounds with {learner_name(m)}', f'{share:.0%}', told, NOTHING
+  for reason in sorted({*real.refused, *simulation.refused}):
+    count, other = (x.refused.get(reason, 0) for x in (real, simulation))
+    yield f'refused: {reason}', str(count), str(other), NOTHING
+  if lost:
+    twins = ', '.join(f'{x:.4f}' for x in lost.twins)
+    name = f'loss after {lost.tokens:,} merged tokens'
+    yield name, f'{lost.run:.4f}', NOTHING, twins
+
+
+def _stall(figures) -> float:
+  return figures.longest_stall_s
+
+
+def _checks(checks: Sequence[Check]) -> rich.table.Table:
+  view = _table('checks', 'check', 'holds', 'found')
+  view.columns[2].justify = 'left'
+  for check in checks:
+    lines = [check.note] if check.note else []
+    lines += check.findings[:SHOWN_MAX]
+    if (more := len(check.findings) - SHOWN_MAX) > 0:
+      lines.append(f'and {more} more')
+    view.add_row(
+      check.name, 'NO' if check.findings else 'yes', '\n'.join(lines)
+    )
+  return view
+
+
+def _line(x: Outcome) -> str:
+  if x.begun_s is None:
+    return f'   — s  {x.number}: {x.kind} {x.target}: {x.failed}'
+  back = 'gone for good' if x.back_s is None else f'back after {x.back_s:.1f} s'
+  return f'{x.begun_s:6.1f} s  {x.number}: {x.kind} {x.target}: {back}'

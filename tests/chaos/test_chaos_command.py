@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command: bad use, what it leaves when killed, a run of three minutes."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import zlib
+
+import numpy as np
+import pytest
+
+from diloco.protocol.messages import Payload
+from diloco.transport import auth
+from diloco.transport.grpc_transfer import GrpcPlane
+from launch.chaos import resources, stage
+from launch.chaos.clock import sitecustomize
+from launch.chaos.relay import UP, Relay
+from launch.chaos.stage import Clocks
+
+pytestmark = pytest.mark.alone
+
+CONFIG = '--config=experiments/tests_tiny.py:learners=3'
+SLOW = '--config.run.step_floor_s=0.05'
+START_S = 240.0
+LISTENS = '0A'  # In /proc/net/tcp.
+
+
+def command(*words):
+  return [sys.executable, '-m', 'launch.chaos', *words]
+
+
+@pytest.mark.parametrize(
+  ('words', 'said'),
+  [
+    (('--workdir=W',), '--config: is missing, such as --config=experiments/'),
+    ((CONFIG,), '--workdir: is missing'),
+    ((CONFIG, '--workdir=W', '--kinds=quake'), '--kinds=quake: must be some'),
+    (
+      (CONFIG, '--workdir=W', '--kinds=kill_host'),
+      '--kinds=kill_host: no process of this run can be hit',
+    ),
+    (
+      (CONFIG, '--workdir=W', '--faults_per_hour=9000'),
+      '--faults_per_hour=9000: 450 faults in 3 minutes do not fit',
+    ),
+    ((CONFIG, '--workdir=W', '--minutes=0'), '--minutes=0: must be above 0'),
+    (
+      (CONFIG, '--workdir=W', '--config.transport.host=0.0.0.0'),
+      'transport.host=0.0.0.0: a run of faults stays on loopback',
+    ),
+  ],
+)
+def test_bad_use_gets_one_clear_line(tmp_path, words, said):
+  words = [word.replace('=W', f'={tmp_path / "run"}') for word in words]
+  done = subprocess.run(command(*words), capture_output=True, text=True)
+  assert done.returncode == 78
+  [line] = done.stderr.splitlines()
+  assert line.startswith(f'error: {said}')
+  assert not (tmp_path / 'run').exists()
+
+
+def test_the_data_plane_goes_through_the_relay():
+  host = '127.0.1.1'
+  data = np.arange(1000, dtype=np.uint8)
+  payload = Payload(1, 'int4', data.nbytes, crc=zlib.crc32(data))
+  with Relay({'learner-0': host}, seed=0) as relay:
+    access = auth.Access(proxy=relay.listen('syncer'))
+    learner, syncer = GrpcPlane(host), GrpcPlane('127.0.0.1', access=access)
+    try:
+      outlet = learner.outlet('syncer')
+      outlet.offer(1, data)
+      found = syncer.inlet(outlet.address).pull(payload, timeout_s=10.0)
+      np.testing.assert_array_equal(found, data)
+      assert relay.counts('learner-0', UP).carried_bytes >= data.nbytes
+    finally:
+      syncer.close()
+      learner.close()
+
+
+def test_a_clock_is_set_from_outside(tmp_path):
+  clocks = Clocks(tmp_path)
+  environment = dict(clocks.environment('learner-0'))
+  clocks.set('learner-0', -3600.0)
+  code = 'import time; print(time.time(), time.time_ns(), time.monotonic())'
+  done = subprocess.run(
+    [sys.executable, '-c', code],
+    env={**os.environ, **environment},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  seconds, nanoseconds, monotonic = map(float, done.stdout.split())
+  assert seconds == pytest.approx(time.time(), abs=30.0)
+  assert nanoseconds / 1e9 - seconds == pytest.approx(-3600.0, abs=1.0)
+  assert monotonic == pytest.approx(time.monotonic(), abs=30.0)
+  assert sitecustomize.VARIABLE in environment
+
+
+def test_what_a_killed_command_left_is_ended(tmp_path):
+  child = subprocess.Popen(
+    [sys.executable, '-c', 'import time; time.sleep(99)']
+  )
+  path = tmp_path / 'processes.json'
+  stage.note_processes(path, [child.pid])
+  [noted] = stage.noted(path)
+  stranger = resources.ProcessId(child.pid, 'another start')
+  assert stage.end_left([stranger]) == []
+  assert child.poll() is None
+  assert stage.end_left([noted]) == [child.pid]
+  assert child.wait(10.0) == -signal.SIGKILL
+  assert stage.end_left([noted]) == []
+  assert stage.noted(tmp_path / 'none.json') == []
+
+
+def _until(holds, deadline_s, what):
+  give_up_at_s = time.monotonic() + deadline_s
+  while not holds():
+    assert time.monotonic() < give_up_at_s, f'not within {deadline_s} s: {what}'
+    time.sleep(0.1)
+
+
+def test_a_killed_command_takes_its_processes_along(tmp_path):
+  root = tmp_path / 'run'
+  with (tmp_path / 'out').open('w') as out:
+    running = subprocess.Popen(
+      command(CONFIG, SLOW, f'--workdir={root}', '--faults_per_hour=0'),
+      stdout=out,
+      stderr=out,
+    )
+    path = root / 'chaos' / 'processes.json'
+    try:
+      _until(
+        lambda: len(stage.noted(path)) >= 4 or running.poll() is not None,
+        START_S,
+        'its processes are started',
+      )
+    finally:
+      running.kill()
+      running.wait()
+  noted = stage.noted(path)
+  assert len(noted) >= 4, (tmp_path / 'out').read_text()
+  _until(
+    lambda: not any(each.is_running for each in noted),
+    30.0,
+    'all its processes are gone',
+  )
+
+
+def _listeners_elsewhere(pids):
+  """Sockets of these processes that listen beyond loopback."""
+  inodes = set()
+  for pid in pids:
+    for link in pathlib.Path(f'/proc/{pid}/fd').glob('*'):
+      try:
+        kind, _, inode = os.readlink(link).partition(':')
+      except OSError:
+        continue
+      if kind == 'socket':
+        inodes.add(inode.strip('[]'))
+  lines = pathlib.Path('/proc/net/tcp').read_text().splitlines()[1:]
+  found = []
+  for fields in map(str.split, lines):
+    host, state, inode = fields[1].partition(':')[0], fields[3], fields[9]
+    # Little-endian: 127.… ends in 7F.
+    if inode in inodes and state == LISTENS and not host.endswith('7F'):
+      found.append(fields[1])
+  return found
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_run_of_three_minutes_holds(tmp_path):
+  """Every kind of fault once; its verdict, and that of the simulation."""
+  root = tmp_path / 'run'
+  out = tmp_path / 'out'
+  elsewhere = []
+  with out.open('w') as file:
+    running = subprocess.Popen(
+      command(
+        CONFIG,
+        SLOW,
+        f'--workdir={root}',
+        '--seed=0',
+        '--minutes=3',
+        '--faults_per_hour=280',
+      ),
+      stdout=file,
+      stderr=file,
+    )
+    while running.poll() is None:
+      noted = stage.noted(root / 'chaos' / 'processes.json')
+      elsewhere += _listeners_elsewhere([running.pid, *(x.pid for x in noted)])
+      time.sleep(1.0)
+  said = out.read_text()
+  assert running.returncode == 0, said
+  assert not elsewhere, 'they listen beyond loopback'
+  verdict = json.loads((root / 'chaos' / 'verdict.json').read_text())
+  assert verdict['holds'], said
+  real, simulation = verdict['real'], verdict['simulation']
+  assert abs(real['goodput'] - simulation['goodput']) <= 0.05
+  assert len({x['kind'] for x in verdict['outcomes']}) == 13
+  assert len(verdict['losses']['twins']) == 2
+  noted = stage.noted(root / 'chaos' / 'processes.json')
+  assert not any(each.is_running for each in noted)

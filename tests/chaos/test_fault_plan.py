@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan of faults is of its seed, fits, and says what does not fit."""
+
+import collections
+
+import pytest
+
+from launch.chaos import fault_plan
+from launch.chaos.fault_plan import RECOVERY_S, Cast, Unplannable
+from launch.chaos.faults import KINDS
+
+pytestmark = pytest.mark.alone
+
+CAST = Cast(learners=3, ids_max=16, servers=('syncer',), hosts=(1, 1, 1))
+LARGE = Cast(5, 16, ('syncer', 'shard-1', 'shard-2'), (2, 1, 1, 1, 1))
+SECONDS = 180.0
+SEEDS = range(40)
+
+
+def shapes(*kinds):
+  return {kind: KINDS[kind].shape for kind in kinds}
+
+
+def usual(cast):
+  return {
+    name: kind.shape
+    for name, kind in KINDS.items()
+    if fault_plan.can_befall(kind.shape, cast)
+  }
+
+
+def drawn(seed, cast=CAST, rate=240.0, seconds=SECONDS):
+  return fault_plan.draw(seed, seconds, rate, usual(cast), cast)
+
+
+def test_a_plan_is_of_its_seed():
+  assert drawn(7) == drawn(7)
+  assert drawn(7) != drawn(8)
+  assert [fault.number for fault in drawn(7)] == list(range(1, 13))
+
+
+@pytest.mark.parametrize('cast', [CAST, LARGE])
+def test_every_kind_comes_as_often_as_the_others(cast):
+  counts = collections.Counter(
+    fault.kind
+    for fault in drawn(0, cast, rate=60.0, seconds=60.0 * len(usual(cast)))
+  )
+  assert set(counts.values()) == {1}
+  assert counts.keys() == usual(cast).keys()
+
+
+@pytest.mark.parametrize('cast', [CAST, LARGE])
+def test_nothing_is_hit_before_it_could_recover(cast):
+  for seed in SEEDS:
+    free_at_s = collections.defaultdict(float)
+    for fault in drawn(seed, cast):
+      role = fault.target.partition('.')[0]
+      assert fault.at_s >= free_at_s[role], (seed, fault)
+      free_at_s[role] = fault.end_s + RECOVERY_S
+      if fault.kind == 'leave':
+        free_at_s[role] = float('inf')
+      assert fault.end_s < SECONDS
+
+
+def test_one_learner_is_left_alone_at_any_time():
+  for seed in SEEDS:
+    plan = [f for f in drawn(seed) if f.learner is not None]
+    for fault in plan:
+      hit = {
+        f.learner
+        for f in plan
+        if (f.at_s <= fault.at_s <= f.end_s + RECOVERY_S)
+        or (f.kind == 'leave' and f.at_s <= fault.at_s)
+      }
+      joined = {
+        f.learner
+        for f in plan
+        if f.kind == 'join' and f.at_s + RECOVERY_S <= fault.at_s
+      }
+      assert {0, 1, 2, *joined} - hit, (seed, fault)
+
+
+def test_who_leaves_has_joined_if_it_can():
+  plan = fault_plan.draw(0, 600.0, 60.0, shapes('join', 'leave'), CAST)
+  leaves = [fault for fault in plan if fault.kind == 'leave']
+  assert leaves
+  new = {f.target: f.at_s for f in plan if f.kind == 'join'}
+  for fault in leaves:
+    if fault.target in new:
+      assert fault.at_s >= new[fault.target] + RECOVERY_S
+
+
+def test_a_link_is_cut_one_way():
+  plan = fault_plan.draw(3, 600.0, 60.0, shapes('cut_one_way'), CAST)
+  assert {fault.way for fault in plan} == {'up', 'down'}
+
+
+def test_no_faults_are_a_plan():
+  assert drawn(0, rate=0.0) == ()
+
+
+def test_too_many_faults_are_refused_with_what_would_do():
+  with pytest.raises(Unplannable) as refused:
+    drawn(0, rate=9000.0)
+  said = str(refused.value)
+  assert said.startswith('--faults_per_hour=9000: 450 faults in 3 minutes do')
+  most = float(said.rpartition('about ')[2].split()[0])
+  assert 100 < most < 2000
+
+
+@pytest.mark.parametrize('kind', ['kill_host'])
+def test_a_kind_that_can_befall_nothing_is_refused(kind):
+  with pytest.raises(Unplannable, match=f'--kinds={kind}: no process'):
+    fault_plan.draw(0, SECONDS, 60.0, shapes(kind), CAST)
+
+
+def test_hosts_and_shards_are_hit():
+  targets = {f.target for seed in SEEDS for f in drawn(seed, LARGE)}
+  assert {'learner-0.1', 'shard-1', 'shard-2', 'syncer'} <= targets

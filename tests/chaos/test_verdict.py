@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict of a run by hand: what is planted is found, and nothing else."""
+
+import dataclasses
+import types
+
+import pytest
+
+from diloco.metrics import names
+from diloco.metrics.token_ledger import TokenCounts
+from launch.chaos import outcomes, record, verdict
+from launch.chaos.conductor import Course
+from launch.chaos.fault_plan import PlannedFault
+from launch.chaos.live_run import WrittenStep
+from launch.chaos.outcomes import Figures
+from launch.chaos.record import Record
+from launch.chaos.verdict import Losses
+from launch.supervisor import ProcessEvent
+
+pytestmark = pytest.mark.alone
+
+T0 = 1000.0  # The plan begins; the first learner was ready 10 s before.
+TOKENS = 8
+CUT = PlannedFault(1, 5.0, 'cut', 'learner-1', 4.0)
+KILL = PlannedFault(2, 12.0, 'kill', 'learner-0')
+SILENT = {0: (12.0, 20.0), 1: ()}  # Learner 0 makes no step then.
+EVENTS = (
+  ('learner-0', 'started', 70, -12.0),
+  ('learner-1', 'started', 71, -12.0),
+  ('learner-0', 'killed', 70, 12.0),
+  ('learner-0', 'exited', 70, 12.1),
+  ('learner-0', 'started', 72, 12.5),
+)
+
+
+def performed(fault, **changes):
+  counted = {
+    way: {'held_bytes': 50, 'held_connects': 0} for way in ('up', 'down')
+  }
+  return {
+    **dataclasses.asdict(fault),
+    'began_s': T0 + fault.at_s,
+    'ended_s': T0 + fault.end_s,
+    'counted': counted if fault.kind == 'cut' else {},
+    'failed': '',
+    **changes,
+  }
+
+
+def steps_of(learner):
+  """A step every half second; learner 0 has two processes."""
+  found, count = [], 0
+  for i in range(-20, 61):
+    at_s = i / 2
+    if learner == 0 and 12.0 < at_s < 20.0:
+      count = 0
+      continue
+    count += 1
+    found.append(WrittenStep(T0 + at_s, 1, count, 0.5, 0.05))
+  return found
+
+
+def tape():
+  lines = [
+    {'kind': 'joined', 'learner': 0, names.TIME: T0 - 11.0},
+    {'kind': 'ready', names.TIME: T0 - 10.0},
+  ]
+  for version, i in enumerate(range(-10, 31), start=1):
+    here = [m for m in (0, 1) if not (m == 0 and 12 < i < 21)]
+    here = [m for m in here if not (m == 1 and 5 <= i < 10)]
+    lines.append(
+      {
+        'kind': 'Publish',
+        names.TIME: T0 + i + 0.25,
+        'round': version,
+        'fragment': 0,
+        'version': version,
+        'sync_s': 0.01,
+        'shares': [
+          {
+            'learner': m,
+            'incarnation': 1,
+            'base_version': version - 1,
+            'c_steps': 1,
+            'c_tokens': TOKENS,
+            'step': version,
+          }
+          for m in here
+        ],
+      }
+    )
+  return lines
+
+
+def made(lines=None, **changes) -> Record:
+  protocol = types.SimpleNamespace(learners=2)
+  run = types.SimpleNamespace(restart_delay_s=0.5)
+  data = types.SimpleNamespace(batch=1, seq_len=TOKENS)
+  fields = {
+    'config': types.SimpleNamespace(protocol=protocol, run=run, data=data),
+    'plan': (CUT, KILL),
+    'performed': tuple(lines or (performed(CUT), performed(KILL))),
+    'course': Course(T0 - 8.0, T0, T0 + 30.0, (), (), ''),
+    'tape': tape(),
+    'steps': {0: steps_of(0), 1: steps_of(1)},
+    'events': tuple(
+      ProcessEvent(
+        T0 + at_s,
+        name,
+        event,
+        pid,
+        'died of SIGKILL; restart 1' if event == 'exited' else '',
+      )
+      for name, event, pid, at_s in EVENTS
+    ),
+    'ledger': {(0, 0): TokenCounts(100, 60, 40, (), 0)},
+  }
+  return Record(**{**fields, **changes})
+
+
+def figures(goodput=0.9):
+  return Figures(goodput, 1.0, 40, 100, 0.0, {}, {})
+
+
+def failing(found: Record, **changes) -> dict[str, tuple[str, ...]]:
+  """The checks that do not hold, by name."""
+  given = {'real': figures(), 'simulation': figures(), 'losses': None}
+  checks = verdict.checks(
+    found, outcomes.outcomes(found), **{**given, **changes}
+  )
+  return {check.name: check.findings for check in checks if check.findings}
+
+
+def test_a_good_run_has_no_findings():
+  assert failing(made()) == {}
+
+
+def test_what_each_fault_did():
+  cut, kill = outcomes.outcomes(made())
+  assert (cut.counted, cut.begun_s) == (100, 5.0)
+  assert cut.back_s == pytest.approx(5.25)  # Merged again at 10.25.
+  assert cut.lost_s == pytest.approx(0.0)  # It trained on.
+  assert kill.counted is None
+  assert kill.back_s == pytest.approx(9.25)
+  assert kill.lost_s == pytest.approx(8.0, abs=0.5)
+  assert kill.stall_s == pytest.approx(0.0)
+
+
+def test_a_stall_of_a_survivor_is_found_and_one_of_the_dead_is_not():
+  found = made()
+  assert outcomes.figures(found).longest_stall_s == pytest.approx(0.0)
+  slow = [s for s in found.steps[1] if not T0 + 13.0 < s.time_s < T0 + 16.0]
+  late = made(steps={**found.steps, 1: slow})
+  assert outcomes.figures(late).longest_stall_s == pytest.approx(2.5)
+  _, kill = outcomes.outcomes(late)
+  assert kill.stall_s == pytest.approx(2.5)
+
+
+def test_participation_and_refusals():
+  refused = [
+    {'kind': 'refused', 'reason': f'norm {n} is large', names.TIME: T0 + n}
+    for n in (1.5, 2.5)
+  ]
+  found = outcomes.figures(made(tape=sorted_tape([*tape(), *refused])))
+  assert found.refused == {'norm … is large': 2}
+  assert found.participation[0] == pytest.approx(32 / 40)
+  assert found.participation[1] == pytest.approx(35 / 40)
+
+
+def sorted_tape(lines):
+  return sorted(lines, key=lambda line: line[names.TIME])
+
+
+def test_an_unbalanced_ledger_fails():
+  rows = {(1, 0): TokenCounts(100, 60, 32, (), 0)}
+  assert failing(made(ledger=rows)) == {
+    'every token is accounted for': (
+      'learner 1, fragment 0: +8 of 100 tokens unexplained; ' + str(rows[1, 0]),
+    )
+  }
+
+
+def test_tokens_that_were_never_trained_fail():
+  few = {0: steps_of(0)[:3], 1: steps_of(1)}
+  assert 'no more merged than trained' in failing(made(steps=few))
+
+
+def test_a_link_fault_that_did_nothing_fails():
+  nothing = {w: {'held_bytes': 0, 'held_connects': 0} for w in ('up', 'down')}
+  lines = performed(CUT, counted=nothing), performed(KILL)
+  assert failing(made(lines)) == {
+    'link faults moved their counters': (
+      'fault 1, cut learner-1: it changed nothing, held_bytes and '
+      'held_connects stayed 0',
+    )
+  }
+
+
+def test_of_a_one_way_cut_only_that_way_counts():
+  fault = dataclasses.replace(CUT, kind='cut_one_way', way='up')
+  counted = {
+    'up': {'held_bytes': 0, 'held_connects': 0},
+    'down': {'held_bytes': 7, 'held_connects': 0},
+  }
+  lines = performed(fault, counted=counted), performed(KILL)
+  found = made(lines, plan=(fault, KILL))
+  assert 'link faults moved their counters' in failing(found)
+
+
+def test_a_fault_that_was_not_performed_fails():
+  found = failing(made((performed(CUT), performed(KILL, failed='too late'))))
+  assert found['the plan was performed'] == (
+    'fault 2, kill learner-0: too late',
+  )
+  missing = failing(made((performed(CUT),)))
+  assert 'the plan was performed' in missing
+
+
+@pytest.mark.parametrize(
+  ('changes', 'name'),
+  [
+    ({'left': ('syncer (7)',)}, 'all processes are gone'),
+    ({'unready': 'not within 240 s'}, 'all are back at the end'),
+    (
+      {
+        'growths': (
+          {
+            'name': 'syncer',
+            'pid': 7,
+            'rss_bytes': 0.0,
+            'descriptors': 9.0,
+            'threads': 0.0,
+          },
+        )
+      },
+      'descriptors are flat',
+    ),
+  ],
+)
+def test_what_the_course_tells_is_judged(changes, name):
+  course = dataclasses.replace(made().course, **changes)
+  assert list(failing(made(course=course))) == [name]
+
+
+def test_a_version_that_falls_and_an_unwanted_death_fail():
+  lines = tape()
+  lines[-1] = {**lines[-1], 'version': 3}
+  died = ProcessEvent(T0 + 25.0, 'learner-1', 'exited', 71, 'died of SIGSEGV')
+  found = made(tape=lines, events=(*made().events, died))
+  assert failing(found).keys() == {
+    'no process dies by itself',
+    'versions rise by one',
+  }
+
+
+@pytest.mark.parametrize(('goodput', 'holds'), [(0.86, True), (0.84, False)])
+def test_goodput_is_within_five_points_of_the_simulated(goodput, holds):
+  found = failing(made(), simulation=figures(goodput))
+  assert ('goodput is as simulated' not in found) == holds
+
+
+@pytest.mark.parametrize(
+  ('own', 'holds'), [(2.0, True), (2.09, True), (2.2, False), (1.0, True)]
+)
+def test_loss_is_compared_with_the_twins(own, holds):
+  found = failing(made(), losses=Losses(1000, own, (2.0, 2.01)))
+  assert ('loss is as without faults' not in found) == holds
+
+
+def test_speeds_are_measured_in_calm_and_at_returns():
+  speed = record.speed_of(made())
+  assert speed.step_s == pytest.approx((0.5, 0.5))
+  assert speed.stall_share == pytest.approx(0.1, abs=0.02)
+  assert speed.learner_start_s == pytest.approx(7.5)  # From 12.5 to 20.
+  assert speed.restart_delay_s == 0.5
