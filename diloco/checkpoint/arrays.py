@@ -32,11 +32,14 @@ class BrokenRecord(Exception):
 
 def pack(
   arrays: Mapping[str, np.ndarray],
+  kept: Sequence[np.ndarray] = (),
 ) -> tuple[list[np.ndarray], dict[str, dict]]:
   """Concatenates arrays.
 
   Args:
     arrays: by name, of any dtype that numpy or jax knows; not objects.
+    kept: volumes that were packed before and are not needed any more: those of
+      the right size are written to again.
 
   Returns:
     The volumes, uint8 vectors, and the place of each array in them, as JSON.
@@ -61,7 +64,20 @@ def pack(
     if padding := -data.nbytes % ALIGNMENT_BYTES:
       parts[-1].append(np.zeros(padding, np.uint8))
       start += padding
-  return [p[0] if len(p) == 1 else np.concatenate(p) for p in parts], index
+  buffers: dict[int, list[np.ndarray]] = {}
+  for volume in kept:
+    if volume.flags.owndata and volume.flags.writeable:
+      buffers.setdefault(volume.nbytes, []).append(volume)
+  return [_volume(p, buffers) for p in parts], index
+
+
+def _volume(
+  parts: Sequence[np.ndarray], buffers: Mapping[int, list[np.ndarray]]
+) -> np.ndarray:
+  if len(parts) == 1:
+    return parts[0]
+  fit = buffers.get(sum(part.nbytes for part in parts))
+  return np.concatenate(parts, out=fit.pop() if fit else None)
 
 
 def unpack(
@@ -88,11 +104,15 @@ def unpack(
   return arrays
 
 
-def to_host(tree: Any) -> dict[str, np.ndarray]:
+def to_host(tree: Any, views: bool = False) -> dict[str, np.ndarray]:
   """Returns path -> array on the host, unaffected by a donation of the tree.
 
   jax arrays are copied (all transfers concurrently). numpy arrays are taken as
   they are: they must not be written to any more.
+
+  Args:
+    views: jax arrays on CPU devices are not copied; they must not be donated
+      while the result is in use.
   """
   leaves = {}
   for name, leaf in _named(tree).items():
@@ -101,7 +121,7 @@ def to_host(tree: Any) -> dict[str, np.ndarray]:
   for leaf in leaves.values():
     if isinstance(leaf, jax.Array):
       leaf.copy_to_host_async()
-  return {name: _host_copy(leaf) for name, leaf in leaves.items()}
+  return {name: _on_host(leaf, views) for name, leaf in leaves.items()}
 
 
 def compare(arrays: Mapping[str, np.ndarray], likes: Any) -> None:
@@ -198,13 +218,21 @@ def _named(tree: Any) -> dict[str, Any]:
   return named
 
 
-def _host_copy(leaf) -> np.ndarray:
-  array = np.asarray(leaf)
+def _on_host(leaf, views: bool) -> np.ndarray:
   on_cpu = isinstance(leaf, jax.Array) and any(
     device.platform == 'cpu' for device in leaf.devices()
   )
-  # On a CPU, `array` may be the very buffer that a donation overwrites.
-  return array.copy() if on_cpu else array
+  if not on_cpu:
+    return np.asarray(leaf)
+  if len(leaf.devices()) > 1:
+    # jax would keep what it puts together for as long as it has the array.
+    whole = np.empty(leaf.shape, leaf.dtype)
+    for shard in leaf.addressable_shards:
+      whole[shard.index] = shard.data
+    return whole
+  # It may be the very buffer that a donation overwrites.
+  array = np.asarray(leaf)
+  return array if views else array.copy()
 
 
 def _kind(leaf) -> str:

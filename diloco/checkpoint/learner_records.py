@@ -44,6 +44,23 @@ class Restored:
   path: pathlib.Path
 
 
+@dataclasses.dataclass(frozen=True)
+class HeldState:
+  """θ and the inner state of one boundary.
+
+  Attributes:
+    params: θ; None if only the inner state is held.
+    inner_state: the inner optimizer's state.
+    release: from its call on, which may come from any thread, the arrays may be
+      overwritten; a second call does nothing. None: they may be as soon as
+      the method that is given them has returned.
+  """
+
+  params: Any
+  inner_state: Any
+  release: Callable[[], None] | None = None
+
+
 class LearnerRecords:
   """Reads and writes one folder, for one thread.
 
@@ -77,15 +94,23 @@ class LearnerRecords:
     return self._checkpoints.failed
 
   @property
+  def saving(self) -> bool:
+    """True while a save is in progress."""
+    return self._checkpoints.saving
+
+  @property
   def newest_step(self) -> int | None:
     """Step of the newest checkpoint, complete as far as is known."""
     return self._checkpoints.newest_step
 
+  def can_begin(self, step: int) -> bool:
+    """Returns False, with a log line, if `save` would not begin."""
+    return self._checkpoints.can_begin(step)
+
   def save(
     self,
     step: int,
-    params: Any,
-    inner_state: Any,
+    held: HeldState,
     bases: Bases,
     progress: LearnerProgress,
     loss: float | None,
@@ -94,8 +119,7 @@ class LearnerRecords:
 
     Args:
       step: inner steps made; newer than all that was saved.
-      params: θ after that step, a tree; may be donated once this returns.
-      inner_state: optax state; may be donated once this returns.
+      held: θ and the inner state after that step; released.
       bases: Θ_p as last received, by fragment; never written to.
       progress: the progress at that step.
       loss: loss of θ, for `keep_best`.
@@ -104,8 +128,8 @@ class LearnerRecords:
       'identity': self._identity,
       'progress': dataclasses.asdict(progress),
     }
-    tree = _tree(params, inner_state, bases)
-    return self._checkpoints.save(step, tree, meta, loss)
+    tree = _tree(held.params, held.inner_state, bases)
+    return self._checkpoints.save(step, tree, meta, loss, held.release)
 
   def readable(self) -> tuple[int, ...]:
     """Returns the steps that seem to have a complete checkpoint."""

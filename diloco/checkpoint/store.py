@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder of checkpoints, written by Orbax concurrently with training.
 
-`save` copies what lies on devices and returns; a thread does the rest. This
-package has a thread of its own instead of Orbax's for two reasons: with 60
-arrays Orbax works some 35 ms in the caller's thread, and the CRCs, which it
-lacks, must be known when it begins. A save that fails never harms training, and
-an unreadable checkpoint never keeps a process from starting with a readable
-one.
+`save` returns at once where the caller can leave the arrays as they are until
+they are written, and otherwise after a copy of what lies on devices; a thread
+does the rest. This package has a thread of its own instead of Orbax's for two
+reasons: with 60 arrays Orbax works some 35 ms in the caller's thread, and the
+CRCs, which it lacks, must be known when it begins. One save at a time is in
+progress, and its buffers are kept for the next one. A save that fails never
+harms training, and an unreadable checkpoint never keeps a process from starting
+with a readable one.
 """
 
 import dataclasses
@@ -14,11 +16,13 @@ import json
 import math
 import os
 import pathlib
+import queue
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from diloco.checkpoint import arrays as checkpoint_arrays
@@ -75,6 +79,10 @@ class Checkpoints:
     self._opened: orbax_files.Opened | None = None  # The thread's.
     self._losses: dict[int, float | None] = {}  # By step, while it is open.
     self._thread: threading.Thread | None = None
+    self._jobs: queue.SimpleQueue = queue.SimpleQueue()
+    self._idle = threading.Event()
+    self._idle.set()
+    self._kept: list[np.ndarray] = []  # Volumes, to be written to again.
     self._newest = max(self._steps(), default=-1)
     self._failed = 0
 
@@ -91,23 +99,43 @@ class Checkpoints:
   @property
   def saving(self) -> bool:
     """True while a save is in progress."""
-    return self._thread is not None and self._thread.is_alive()
+    return not self._idle.is_set()
 
   # Saving -------------------------------------------------------------------
 
-  def save(
-    self, step: int, arrays: Any, meta: Mapping, loss: float | None
-  ) -> bool:
-    """Starts to save; returns after the copies from the devices.
+  def can_begin(self, step: int) -> bool:
+    """Returns False, with a log line, if `save` would not begin."""
+    path = self._folder / str(step)
+    if self.saving:
+      self._say(f'{path} is not begun: the save before is still under way')
+      return False
+    if step <= self._newest:
+      self._say(f'{path} is not begun: there is {self._newest} already')
+      return False
+    return True
 
-    The copies wait for the computations that make the arrays.
+  def save(
+    self,
+    step: int,
+    arrays: Any,
+    meta: Mapping,
+    loss: float | None,
+    release: Callable[[], None] | None = None,
+  ) -> bool:
+    """Starts to save.
+
+    Without `release` it returns after the copies from the devices, which wait
+    for the computations that make the arrays. With it, it returns at once, and
+    all of that is the thread's.
 
     Args:
       step: newer than every checkpoint in the folder.
-      arrays: a tree. jax arrays may be donated as soon as this returns; numpy
-        arrays may not be written to any more.
+      arrays: a tree. Without `release`, jax arrays may be donated as soon as
+        this returns; numpy arrays may not be written to any more.
       meta: plain JSON.
       loss: for `keep_best`; None or not finite is never among the best.
+      release: called once, when the jax arrays may be donated: on the thread,
+        or here if the save does not begin.
 
     Returns:
       False, with a log line, if the last save is still in progress or `step` is
@@ -116,28 +144,33 @@ class Checkpoints:
     Raises:
       TypeError: `meta` is not JSON.
     """
-    path = self._folder / str(step)
-    if self.saving:
-      self._say(f'{path} is not begun: the save before is still under way')
+    begins = False
+    try:
+      meta = json.loads(json.dumps(meta))  # A copy; fails here, not later.
+      begins = self.can_begin(step)
+      if begins and release is None:
+        arrays = checkpoint_arrays.to_host(arrays)
+    finally:
+      if release is not None and not begins:
+        release()
+    if not begins:
       return False
-    if step <= self._newest:
-      self._say(f'{path} is not begun: there is {self._newest} already')
-      return False
-    meta = json.loads(json.dumps(meta))  # A copy; fails here, not later.
     loss = float(loss) if loss is not None and math.isfinite(loss) else None
-    arguments = path, step, checkpoint_arrays.to_host(arrays), meta, loss
-    # A daemon: without `close`, the process need not wait for a slow disk.
-    self._thread = threading.Thread(
-      target=self._save, args=arguments, name='checkpoint', daemon=True
-    )
-    self._thread.start()
+    # A list, so that the thread can let go of it.
+    arguments = step, [arrays], meta, loss, release
+    self._idle.clear()
+    self._jobs.put(arguments)
+    if self._thread is None:
+      # A daemon: without `close`, the process need not wait for a slow disk.
+      self._thread = threading.Thread(
+        target=self._run, name='checkpoint', daemon=True
+      )
+      self._thread.start()
     return True
 
   def wait(self, timeout_s: float) -> bool:
     """Waits for the save in progress; returns True if it is over."""
-    if self._thread is not None:
-      self._thread.join(timeout_s)
-    return not self.saving
+    return self._idle.wait(timeout_s)
 
   def close(self, timeout_s: float) -> None:
     """Waits for the save in progress; a slower one is lost, and logged."""
@@ -145,14 +178,32 @@ class Checkpoints:
       self._say(
         f'{self._folder}: the save under way did not end in {timeout_s} s'
       )
-    elif self._opened is not None:
+      return
+    if self._thread is not None:
+      self._jobs.put(None)
+      self._thread.join(timeout_s)
+      self._thread = None
+    if self._opened is not None:
       self._opened.close()
       self._opened = None
 
-  def _save(self, path: pathlib.Path, step: int, arrays, meta, loss):
+  def _run(self):
+    """Writes one checkpoint after the other, on the thread."""
+    while (job := self._jobs.get()) is not None:
+      try:
+        self._save(*job)
+      finally:
+        job = None
+        self._idle.set()
+
+  def _save(self, step: int, arrays: list, meta, loss, release):
     """Writes a checkpoint, on the thread."""
+    path = self._folder / str(step)
     try:
-      self._write(step, arrays, meta, loss)
+      host = arrays.pop()
+      if release is not None:  # On accelerators this frees the copy there.
+        host = checkpoint_arrays.to_host(host, views=True)
+      self._write(step, host, meta, loss)
       self._newest = step
     # No error of a save may end the training.
     except Exception as error:  # noqa: BLE001 - said and counted.
@@ -160,9 +211,15 @@ class Checkpoints:
       self._say(f'{path} could not be written: {_line(error)}')
       self._opened = None  # It would raise the same error again.
       shutil.rmtree(path.with_name(path.name + UNFINISHED), ignore_errors=True)
+      self._kept = []
+    finally:
+      host = None  # The last view.
+      if release is not None:
+        release()
 
-  def _write(self, step: int, arrays, meta, loss):
-    vectors, index = checkpoint_arrays.pack(arrays)
+  def _write(self, step: int, host, meta, loss):
+    vectors, index = checkpoint_arrays.pack(host, self._kept)
+    self._kept = [x for x in vectors if x.flags.owndata]
     text = json.dumps(
       {'format': FORMAT, 'meta': meta, 'loss': loss, 'arrays': index}
     )
@@ -231,8 +288,7 @@ class Checkpoints:
       check: called with `meta` first; its errors are raised here.
       step: that checkpoint or none.
     """
-    if self._thread is not None:
-      self._thread.join()
+    self._idle.wait()
     for path in sorted(self._folder.glob('*' + UNFINISHED)):
       self._say(f'{path} is passed over: half written')
     steps = [s for s in self._steps() if step in (None, s)]

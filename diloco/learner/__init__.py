@@ -8,6 +8,7 @@ threads beside it are made by `syncer_client`.
   train_loop      inner steps and boundaries; the order within a step
   device          compiled programs: step, snapshot, blend
   inner_device    the inner step on a mesh, inner state as bytes
+  held_state      θ and inner state of a boundary, read while steps go on
   placement       where pieces of fragments lie on a mesh
   own_progress    what of θ is its own, and how an updated Θ_p comes in
   syncer_client   the machine of `diloco.protocol.learner` and its threads

@@ -19,6 +19,8 @@ from diloco.run.host_slices import HostSlices
 from diloco.run.spec import RunSpec
 
 OVERWRITE = 'overwrite'  # Blend of a learner that has made no step since.
+# Share of a device's memory that may be in use while θ is copied to be saved.
+ROOM = 0.9
 Arrays = Mapping[str, jax.Array]  # Piece name -> array.
 
 
@@ -47,6 +49,46 @@ class Device(InnerDevice):
     copied = self._copy_state(state)
     jax.tree.map(lambda x: x.copy_to_host_async(), copied)
     return copied
+
+  def copy_all(self, params: Params, state):
+    """Dispatches a copy of θ and the inner state, on its way to the host.
+
+    Returns:
+      θ and the inner state; None if a device has no room for the copy beside an
+      inner step, or does not say how much it has.
+    """
+    step = self.programs['step'].memory_analysis()
+    taken = (
+      2 * step.argument_size_in_bytes  # Those of the copy, and of the step.
+      + step.temp_size_in_bytes
+      + step.output_size_in_bytes
+      - step.alias_size_in_bytes
+      + step.generated_code_size_in_bytes
+    )
+    # A process's devices are alike.
+    known = self._mesh.local_devices[0].memory_stats() or {}
+    if taken > ROOM * known.get('bytes_limit', 0):
+      return None
+    copied = self._copy_all((params, state))
+    jax.tree.map(lambda x: x.copy_to_host_async(), copied)
+    return copied
+
+  def copy_params(self, params: Params) -> Params:
+    """Dispatches a copy of θ."""
+    copy = lambda params: jax.tree.map(jnp.copy, params)  # noqa: E731
+    return jax.jit(copy, out_shardings=self._shardings)(params)
+
+  def compile_copy_all(self):
+    """Compiles `copy_all`."""
+    with jax.set_mesh(self._mesh):
+      self._copy_all = (
+        jax.jit(
+          lambda held: jax.tree.map(jnp.copy, held),
+          out_shardings=(self._shardings, self._state_shardings),
+        )
+        .lower((self.params_like, self._state_like))
+        .compile()
+      )
 
   def put_fragment(
     self, fragment: int, arrays: Mapping[str, np.ndarray]

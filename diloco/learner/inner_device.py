@@ -2,6 +2,7 @@
 """The inner step on a mesh of devices, and the inner state as bytes."""
 
 import math
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 import jax
@@ -239,6 +240,8 @@ class InnerDevice:
     self._state_shardings = self._shardings_of_state()
     self._state_like = self._abstract_state()
     self.programs: dict[str, jax.stages.Compiled] = {}
+    self._compiling = threading.Lock()
+    self._step_beside: jax.stages.Compiled | None = None
     self._compile_step()
 
   def init(self, params: Mapping[str, np.ndarray]) -> tuple[Params, object]:
@@ -286,6 +289,47 @@ class InnerDevice:
     draw = np.array(draw, np.uint32)
     return self._step(params, state, batch, np.float32(lr), draw)
 
+  @property
+  def on_cpu(self) -> bool:
+    """True if the devices are the host's own cores."""
+    return self._mesh.devices.flat[0].platform == 'cpu'
+
+  def step_beside(self, params, state, batch, lr: float, draw, spare):
+    """Dispatches the same inner step, which leaves what it is given as it is.
+
+    Args:
+      spare: (parameters, inner state), overwritten by the results; donated.
+    """
+    draw = np.array(draw, np.uint32)
+    return self._step_beside(params, state, batch, np.float32(lr), draw, spare)
+
+  def compile_step_beside(self):
+    """Compiles `step_beside`, once for all learners on this device."""
+    with self._compiling:
+      if self._step_beside is not None:
+        return
+
+      def step(params, state, batch, lr, draw, spare):
+        del spare  # Where the results go.
+        return self._inner_step(params, state, batch, lr, draw)
+
+      like = self._abstract(self._shardings), self._state_like
+      self._step_beside = self._compiled_step(
+        step, *like, spare=like, donate_argnums=5, keep_unused=True
+      )
+
+  def empty_params(self) -> Params:
+    """Returns buffers of the parameters' shapes, written to once."""
+    return self._zeros(self._abstract(self._shardings), self._shardings)
+
+  def empty_state(self):
+    """Returns buffers of the inner state's shapes, written to once."""
+    return self._zeros(self._state_like, self._state_shardings)
+
+  def _zeros(self, like, shardings):
+    make = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)  # noqa: E731
+    return jax.jit(make, out_shardings=shardings)()
+
   def _abstract_state(self):
     return jax.tree.map(
       lambda leaf, place: jax.ShapeDtypeStruct(
@@ -296,35 +340,31 @@ class InnerDevice:
     )
 
   def _compile_step(self):
-    run_spec = self._run_spec
     params = self._abstract(self._shardings)
-    batch = {
-      'tokens': jax.ShapeDtypeStruct(
-        (run_spec.config.data.batch, run_spec.config.data.seq_len + 1),
-        jnp.int32,
-        sharding=self._rows,
-      )
-    }
     with jax.set_mesh(self._mesh):
       self._init_state = jax.jit(
         self._inner.init, out_shardings=self._state_shardings
       )
-      self._step = (
-        jax.jit(
-          self._inner_step,
-          donate_argnums=(0, 1),
-          out_shardings=(
-            self._shardings,
-            self._state_shardings,
-            self._whole,
-          ),
-        )
-        .lower(
-          params, self._state_like, batch, np.float32(0), np.zeros(2, np.uint32)
-        )
-        .compile()
-      )
+    self._step = self._compiled_step(
+      self._inner_step, params, self._state_like, donate_argnums=(0, 1)
+    )
     self.programs['step'] = self._step
+
+  def _compiled_step(self, step, params, state, spare=None, **options):
+    section = self._run_spec.config.data
+    batch = {
+      'tokens': jax.ShapeDtypeStruct(
+        (section.batch, section.seq_len + 1), jnp.int32, sharding=self._rows
+      )
+    }
+    places = self._shardings, self._state_shardings, self._whole
+    draw = np.zeros(2, np.uint32)
+    arguments = params, state, batch, np.float32(0), draw
+    if spare is not None:
+      arguments += (spare,)
+    with jax.set_mesh(self._mesh):
+      made = jax.jit(step, out_shardings=places, **options)
+      return made.lower(*arguments).compile()
 
   def _inner_step(self, params, state, batch, lr, draw):
     """Runs `numerics.inner.TrainStep` on flat parameters."""

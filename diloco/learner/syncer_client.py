@@ -264,15 +264,18 @@ class SyncerClient:
     Args:
       donation: as `prepare_donation` gave it.
       held: Θ at the boundary, by fragment.
-      state: a copy of the inner state.
+      state: a `HeldState`, released once its bytes are taken.
     """
     session = self._session
 
     def job():
       gone = session is None or session is not self._session
-      if gone and self._hosts.count == 1:
-        return  # The syncer it was meant for is gone.
-      offered = self._transfer.donate(donation, held, state)
+      try:
+        if gone and self._hosts.count == 1:
+          return  # The syncer it was meant for is gone.
+        offered = self._transfer.donate(donation, held, state.inner_state)
+      finally:
+        state.release()
       if session is None or session is not self._session:
         self._transfer.end_donation(donation.newcomer)
       elif offered is not None:

@@ -35,6 +35,7 @@ import numpy as np
 from diloco.data import pipeline
 from diloco.learner import syncer_client
 from diloco.learner.device import Device
+from diloco.learner.held_state import StateHolder
 from diloco.learner.hosts.follower import Follower
 from diloco.learner.hosts.host_group import ALONE, HostGroup
 from diloco.learner.own_progress import OwnProgress
@@ -93,6 +94,7 @@ class TrainLoop:
     self._config = config
     self._learner = learner
     self._device = device
+    self._holder = StateHolder(device)
     self._exchange = exchange
     self._records = outputs.checkpoints
     self._writer = outputs.metrics
@@ -116,6 +118,7 @@ class TrainLoop:
     self._training = False
     self._source = restored.source
     self._position = 0
+    self._save_due = False
     self._saving_step = self._saved_step = 0
     self._step = restored.start.step
     self._loss: float | None = None  # Of the last step that was read.
@@ -168,7 +171,7 @@ class TrainLoop:
     lr = self._schedule(progress)
     self._hosts.tell(host_messages.MakeStep(self._position, lr))
     placed = self._device.put_batch(batch)
-    self._params, self._state, metrics = self._device.step(
+    self._params, self._state, metrics = self._holder.step(
       self._params, self._state, placed, lr, (self._learner, self._position)
     )
     self._step += 1
@@ -276,18 +279,18 @@ class TrainLoop:
       self._exchange.offer(prepared, effect, theta, self._own.reference(p))
 
   def _donate(self, effect: learner_events.DonateState):
-    """Copies the inner state of this boundary, on all hosts, for a newcomer."""
+    """Holds the inner state of this boundary, on all hosts, for a newcomer."""
     donation = self._exchange.prepare_donation(effect)
     self._hosts.tell(
       host_messages.DonateAt(*donation.newcomer, donation.handles)
     )
     self._tape.save(self._step)
-    copied = self._device.copy_state(self._state)
+    state = self._holder.hold_state(self._state)
     held = [
       FragmentReplica(self._base_versions[p], theta, self._base_crcs[p])
       for p, theta in sorted(self._own.bases.items())
     ]
-    self._exchange.donate(donation, held, copied)
+    self._exchange.donate(donation, held, state)
 
   def _apply(self, effect: learner_events.Apply):
     """Blends in Θ_p; before the first step there is nothing to blend."""
@@ -308,8 +311,9 @@ class TrainLoop:
     self._tape.apply(self._step, effect, arrived.crc)
     self._base_crcs[p] = arrived.crc
     self._base_versions[p] = effect.version
+    params = self._holder.to_blend(self._params)
     self._params = self._own.take_in(
-      p, self._params, arrived.host, arrived.device, effect, self._training
+      p, params, arrived.host, arrived.device, effect, self._training
     )
 
   def _report(self):
@@ -347,11 +351,17 @@ class TrainLoop:
     self._left = self._left or learner_events.Leave(reason)
 
   def _save_if_due(self) -> float:
-    """Saves a checkpoint every so many steps; returns the seconds it waited."""
+    """Saves a checkpoint every so many steps; returns the seconds it waited.
+
+    It comes a few steps later while a newcomer's donor reads the inner state.
+    """
     every_steps = self._config.checkpoint.learner_every_steps
-    if not every_steps or self._step % every_steps or not self._training:
+    if not every_steps or not self._training:
       return 0.0
-    jax.block_until_ready(self._params)  # This is compute, not a stall.
+    self._save_due = self._save_due or not self._step % every_steps
+    if not self._save_due or not (self._holder.ready or self._records.saving):
+      return 0.0
+    self._save_due = False
     began_s = time.monotonic()
     self._save()
     return time.monotonic() - began_s
@@ -359,6 +369,8 @@ class TrainLoop:
   def _save(self):
     """Saves θ at this boundary with all that belongs to it, asynchronously."""
     if self._left is not None or self._loss is None:
+      return
+    if not self._records.can_begin(self._step):
       return
     self._tape.save(self._step)
     progress = progress_of(
@@ -369,13 +381,9 @@ class TrainLoop:
     )
     text = json.dumps(dataclasses.asdict(progress))
     self._hosts.tell(host_messages.SaveAt(self._step, self._loss, text))
+    held = self._holder.hold(self._params, self._state)
     begun = self._records.save(
-      self._step,
-      self._params,
-      self._state,
-      self._own.bases,
-      progress,
-      self._loss,
+      self._step, held, self._own.bases, progress, self._loss
     )
     if begun:
       self._saving_step = self._step

@@ -56,6 +56,11 @@ class ChipMemory:
     return self.snapshots + self.arrived + self.exchange_temporaries
 
   @property
+  def checkpoint(self) -> int:
+    """Bytes of what is saved, while it is copied to the host."""
+    return self.parameters + self.inner_state
+
+  @property
   def total(self) -> int:
     """Bytes of a step with the exchange in progress, without a donation."""
     held = self.parameters + self.inner_state + self.batch + self.code

@@ -61,6 +61,7 @@ def _chip(found: Estimate) -> Iterator[str]:
     f', the largest shard {_size(memory.largest_shard)}'
   )
   yield _row('more, while a newcomer is given the state', memory.donation)
+  yield _row('more, if there is room, to save', memory.checkpoint)
 
 
 def _hosts(found: Estimate) -> Iterator[str]:

@@ -31,7 +31,7 @@ def of_learner(
   n: float, f: float, s: float, b: float, ahead: int
 ) -> tuple[Memory, ...]:
   """See `learner/replica.py`, `transfers.py`, `peer_bootstrap.py`,
-  `training.py`.
+  `held_state.py`.
 
   Args:
     n: N of this host.
@@ -49,7 +49,8 @@ def of_learner(
       f'4·4F + {ahead + 1}·bF',
       (4 * F32_BYTES + (ahead + 1) * b) * f,
     ),
-    Memory('its checkpoint, while it is written', '4N + S', F32_BYTES * n + s),
+    # On CPUs a second set of buffers, kept; else the copy that is written.
+    Memory('θ and its state again, to save', '4N + S', F32_BYTES * n + s),
     # Θ as bytes, the inner state, and the same in one piece.
     Memory('giving its state to a newcomer', '4N + 2S', F32_BYTES * n + 2 * s),
     Memory("taking a donor's state, once", '8N + 2S', 2 * (F32_BYTES * n + s)),

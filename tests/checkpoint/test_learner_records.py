@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from diloco.checkpoint.arrays import BrokenRecord
-from diloco.checkpoint.learner_records import LearnerProgress, LearnerRecords
+from diloco.checkpoint.learner_records import (
+  HeldState,
+  LearnerProgress,
+  LearnerRecords,
+)
 from diloco.numerics import inner
 
 SAVE_S = 60.0
@@ -59,7 +63,8 @@ def _likes(learner):
 @pytest.fixture
 def saved(learner, tmp_path):
   records = _records(tmp_path, [])
-  assert records.save(40, *learner, PROGRESS, 1.5)
+  params, state, bases = learner
+  assert records.save(40, HeldState(params, state), bases, PROGRESS, 1.5)
   records.close(SAVE_S)
   return tmp_path
 

@@ -14,7 +14,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from diloco.checkpoint.learner_records import LearnerRecords
+from diloco.checkpoint.learner_records import HeldState, LearnerRecords
 from diloco.config import run_config
 from diloco.data import pipeline
 from diloco.learner import restore
@@ -152,8 +152,7 @@ class _LockstepLearner:
     )
     written = self._records.save(
       self.steps,
-      self.params,
-      self.inner_state,
+      HeldState(self.params, self.inner_state),
       self._own.bases,
       progress,
       self._loss,

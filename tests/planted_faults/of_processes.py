@@ -305,6 +305,16 @@ FAULTS = (
     f'{SIEGE}::test_siege_of_the_control_plane_by_idle_connections',
     'TimeoutError|timed out',
   ),
+  # Checkpoints ----------------------------------------------------------------
+  fault(
+    'θ copied in the train loop to be saved',
+    'diloco/learner/held_state.py',
+    '    return HeldState(params, state, release)\n',
+    '    release()\n    return HeldState(params, state)\n',
+    'tests/learner/test_held_state.py'
+    '::test_the_loop_copies_nothing_where_it_saves',
+    'assert',
+  ),
   # Messages -------------------------------------------------------------------
   fault(
     'no room for an envelope',

@@ -16,6 +16,7 @@ from diloco.checkpoint.learner_records import LearnerRecords, read_progress
 from diloco.data import pipeline
 from diloco.learner import peer_bootstrap
 from diloco.learner.device import Device
+from diloco.learner.held_state import StateHolder
 from diloco.learner.own_progress import OwnProgress
 from diloco.learner.replica import Mismatch
 from diloco.learner.replica_codec import ArrivedFragments, make_part
@@ -73,6 +74,7 @@ class HostWorker:
     self._run_spec = run_spec
     self._learner = learner
     self._device = device
+    self._holder = StateHolder(device)
     self._records = records
     self._plane = plane
     self._params, self._state = restored.params, restored.inner_state
@@ -258,7 +260,7 @@ class HostWorker:
     assert position == said.position, f'{position=}, told {said.position}'
     placed = self._device.put_batch(next(self._batches))
     draw = self._learner, position
-    self._params, self._state, _ = self._device.step(
+    self._params, self._state, _ = self._holder.step(
       self._params, self._state, placed, said.lr, draw
     )
 
@@ -270,15 +272,19 @@ class HostWorker:
       self._offer(said, lambda: self._part.encode_delta(p, theta, reference))
 
   def _donate(self, said: host_messages.DonateAt):
-    copied = self._device.copy_state(self._state)
+    state = self._holder.hold_state(self._state)
     thetas = [self._own.bases[p] for p in sorted(self._own.bases)]
     newcomer = said.learner, said.incarnation
 
     def job():
       try:
-        offered = self._donations.offer(newcomer, said.handles, thetas, copied)
+        offered = self._donations.offer(
+          newcomer, said.handles, thetas, state.inner_state
+        )
       except Closed:
         offered = peer_bootstrap.OfferedState('', ())
+      finally:
+        state.release()
       self._say(
         host_messages.HostDonated(*newcomer, offered.address, offered.parts)
       )
@@ -289,15 +295,15 @@ class HostWorker:
     p = said.fragment
     arrived = self._arrivals.take(p, said.version)
     assert arrived is not None, f'{said} has not arrived here'
+    params = self._holder.to_blend(self._params)
     self._params = self._own.take_in(
-      p, self._params, arrived.host, arrived.device, said, said.blended
+      p, params, arrived.host, arrived.device, said, said.blended
     )
 
   def _save(self, said: host_messages.SaveAt):
     self._records.save(
       said.step,
-      self._params,
-      self._state,
+      self._holder.hold(self._params, self._state),
       self._own.bases,
       read_progress(json.loads(said.progress)),
       said.loss,

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing that saves, or gives to a newcomer, copies θ in the train loop."""
+
+import queue
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from diloco.checkpoint import arrays as checkpoint_arrays
+from diloco.checkpoint import store
+from diloco.learner.held_state import StateHolder
+from tests.benchmarks import saving
+
+pytestmark = pytest.mark.alone
+
+MILLIONS = 0.001
+SAVE_S = 60.0
+
+
+@pytest.fixture(scope='module')
+def run_spec():
+  return saving.run_spec_of(MILLIONS)
+
+
+@pytest.fixture
+def learner(run_spec, tmp_path):
+  """A train loop without a syncer, in its fourth step."""
+  measured = saving.Measured(run_spec, tmp_path)
+  measured.steps(3, 0)
+  yield measured
+  measured.records.close(SAVE_S)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+  """Lets as many saves be written as there are items in it."""
+  passes = queue.SimpleQueue()
+  write = store.Checkpoints._write
+
+  def wait_and_write(self, *arguments):
+    passed = passes.get()
+    if isinstance(passed, Exception):
+      raise passed
+    write(self, *arguments)
+
+  monkeypatch.setattr(store.Checkpoints, '_write', wait_and_write)
+  return passes
+
+
+def _bits(tree) -> list[bytes]:
+  return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def _buffers(tree) -> set[int]:
+  """Where the arrays are, without the scalars."""
+  leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.ndim]
+  return {
+    leaf.unsafe_buffer_pointer() for leaf in jax.block_until_ready(leaves)
+  }
+
+
+def _theta(learner):
+  loop = learner.loop
+  return loop._params, loop._state
+
+
+def _restored(learner):
+  """What another process finds, as θ and the inner state."""
+  device = learner.device
+  bases = {p: dict(x) for p, x in learner.loop._own.bases.items()}
+  found = learner.records.restore(device.params_like, device.state_like, bases)
+  return found.progress.position, (found.params, found.inner_state)
+
+
+def test_a_step_beside_gives_the_same_bits_and_leaves_what_it_is_given(
+  run_spec, learner
+):
+  device = learner.device
+  params, state = device.init(run_spec.initial_parameters())
+  given = _bits((params, state))
+  batch = device.put_batch(learner._batch)
+  spare = device.empty_params(), device.empty_state()
+  beside = device.step_beside(params, state, batch, 0.1, (0, 7), spare)
+  beside_bits = _bits(beside)
+  assert _bits((params, state)) == given
+  assert jax.tree.leaves(spare)[0].is_deleted()
+  assert _bits(device.step(params, state, batch, 0.1, (0, 7))) == beside_bits
+
+
+def test_the_loop_copies_nothing_where_it_saves(learner, gate, monkeypatch):
+  """Issue: `Checkpoints.save` copied θ and the moments in the train loop."""
+  copied = []
+  host = checkpoint_arrays.to_host
+  monkeypatch.setattr(
+    checkpoint_arrays,
+    'to_host',
+    lambda *arguments, **more: copied.append(more) or host(*arguments, **more),
+  )
+  held = _buffers(_theta(learner))
+  learner.loop._save()
+  learner.steps(1, 0)
+  assert not held & _buffers(_theta(learner))  # They stay as they are.
+  gate.put(None)
+  assert learner.records.wait(SAVE_S)
+  assert copied == [{'views': True}]  # On the thread, and no copy.
+
+
+def test_what_is_saved_is_of_its_step_although_training_goes_on(learner, gate):
+  position, expected = learner.loop._position, _bits(_theta(learner))
+  learner.loop._save()
+  learner.steps(4, 0)
+  gate.put(None)
+  assert learner.records.wait(SAVE_S)
+  assert learner.records.newest_step == learner.loop._saving_step
+  found_at, found = _restored(learner)
+  assert found_at == position
+  assert _bits(found) == expected
+
+
+def test_the_same_buffers_are_used_by_all_saves(learner):
+  first = _buffers(_theta(learner))
+  sets = [first]
+  for _ in range(4):
+    learner.loop._save()
+    learner.steps(1, 0)
+    assert learner.records.wait(SAVE_S)
+    sets.append(_buffers(_theta(learner)))
+    learner.steps(2, 0)
+  assert not sets[0] & sets[1]
+  assert sets[2:] == [sets[0], sets[1], sets[0]]
+
+
+def test_a_learner_does_not_call_a_checkpoint_saved_before_it_is(learner, gate):
+  learner.loop._save()
+  learner.steps(2, 0)
+  assert learner.loop._newest_saved() == 0
+  gate.put(None)
+  assert learner.records.wait(SAVE_S)
+  assert learner.loop._newest_saved() == learner.loop._saving_step > 0
+
+
+def test_no_save_begins_beside_another_and_none_waits(learner, gate):
+  learner.loop._save()
+  learner.steps(2, 0)
+  before = learner.loop._saving_step
+  learner.loop._save()
+  assert learner.loop._saving_step == before
+  assert 'the save before is still under way' in learner.said[0]
+  gate.put(None)
+  assert learner.records.wait(SAVE_S)
+  assert learner.loop._holder.ready
+
+
+def test_a_save_that_fails_says_why_and_gives_its_buffers_back(learner, gate):
+  learner.loop._save()
+  learner.steps(1, 0)
+  gate.put(OSError('no space left'))
+  assert learner.records.wait(SAVE_S)
+  assert learner.records.failed == 1
+  assert 'OSError: no space left' in learner.said[0]
+  assert learner.loop._newest_saved() == 0
+  assert learner.loop._holder.ready
+  learner.loop._save()
+  gate.put(None)
+  assert learner.records.wait(SAVE_S)
+  assert learner.records.failed == 0 + 1
+
+
+def test_a_blend_right_after_a_save_does_not_change_it(learner, gate):
+  """At the end of a run, where no step comes between them."""
+  expected = _bits(_theta(learner))
+  loop = learner.loop
+  loop._save()
+  theta = loop._own.bases[0]
+  placed = learner.device.put_fragment(0, theta)
+  blended = learner.device.overwrite(
+    0, loop._holder.to_blend(loop._params), placed
+  )
+  gate.put(None)
+  assert learner.records.wait(SAVE_S)
+  assert _bits(_restored(learner)[1]) == expected
+  assert _bits(blended) != expected[: len(blended)]
+
+
+def test_a_newcomer_is_given_the_state_of_its_boundary(learner):
+  loop, given = learner.loop, []
+  loop._exchange.prepare_donation = lambda effect: types.SimpleNamespace(
+    newcomer=(1, 1), handles=()
+  )
+  loop._exchange.donate = lambda donation, held, state: given.append(state)
+  expected = _bits(loop._state)
+  loop._donate(None)
+  loop._state_before = _buffers(loop._state)
+  learner.steps(3, 0)
+  [held] = given
+  assert _bits(held.inner_state) == expected
+  assert _buffers(held.inner_state) == loop._state_before  # No copy.
+  assert not loop._holder.ready
+  held.release()
+  held.release()
+  assert loop._holder.ready
+
+
+def test_a_save_that_is_due_waits_for_a_newcomers_donor(learner, gate):
+  loop = learner.loop
+  held = loop._holder.hold_state(loop._state)
+  learner.steps(1, 0)
+  loop._save_if_due()
+  assert not learner.records.saving
+  held.release()
+  loop._save_if_due()
+  assert learner.records.saving
+  gate.put(None)
+
+
+def test_a_device_that_has_no_room_for_a_copy_lets_the_loop_copy(run_spec):
+  """As on an accelerator, of which this pretends to be one."""
+  copies = []
+  device = types.SimpleNamespace(
+    on_cpu=False,
+    compile_copy_all=lambda: None,
+    copy_all=lambda params, state: copies.pop(),
+  )
+  holder = StateHolder(device)
+  copies[:] = [('θ', 'moments'), None]
+  held = holder.hold('params', 'state')
+  assert (held.params, held.inner_state) == ('params', 'state')
+  assert held.release is None
+  held = holder.hold('params', 'state')
+  assert (held.params, held.inner_state) == ('θ', 'moments')
