@@ -33,22 +33,26 @@ class Watched:
   def __init__(self, device):
     self._device = device
     self.batches: list[int] = []  # Positions, in order.
-    self.copies: list = []  # Inner states that were copied to be donated.
+    self.held: list = []  # Inner states that were held to be donated.
     self.first = None  # The inner state of the first step.
 
   def __getattr__(self, name):
     return getattr(self._device, name)
 
   def step(self, params, state, batch, lr, key):
+    self._note(state, key)
+    return self._device.step(params, state, batch, lr, key)
+
+  def step_beside(self, params, state, batch, lr, key, spare):
+    """The step after a donation; there are no checkpoints."""
+    self._note(state, key)
+    self.held.append(_bits(state))
+    return self._device.step_beside(params, state, batch, lr, key, spare)
+
+  def _note(self, state, key):
     if not self.batches:
       self.first = _bits(state)
     self.batches.append(key[1])
-    return self._device.step(params, state, batch, lr, key)
-
-  def copy_state(self, state):
-    copied = self._device.copy_state(state)
-    self.copies.append(_bits(copied))
-    return copied
 
 
 class DyingDonor:
@@ -201,7 +205,7 @@ def _note_reports(run: Run, told: Story):
 
 
 def test_it_goes_on_with_the_donors_moments_bit_for_bit(story):
-  [donated] = story.watched['donor'].copies[:1]
+  [donated] = story.watched['donor'].held[:1]
   assert story.watched['again'].first == donated
   assert any(any(leaf) for leaf in donated), 'all zeros'
 
@@ -226,7 +230,7 @@ def test_a_donor_that_dies_half_way_is_replaced_by_another(story):
   assert story.died['joins']
   source = story.begin('joins')['source']
   assert (source['kind'], source['learner']) == ('peer', 1)
-  assert story.watched['joins'].first == story.watched['again'].copies[0]
+  assert story.watched['joins'].first == story.watched['again'].held[0]
 
 
 def test_an_id_that_the_run_has_not_seen_begins_its_shard(story):
