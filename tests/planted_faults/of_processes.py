@@ -311,7 +311,7 @@ FAULTS = (
     'diloco/learner/held_state.py',
     '    return HeldState(params, state, release)\n',
     '    release()\n    return HeldState(params, state)\n',
-    'tests/learner/test_held_state.py'
+    'tests/checkpoint/test_held_state.py'
     '::test_the_loop_copies_nothing_where_it_saves',
     'assert',
   ),
