@@ -26,7 +26,7 @@ def run_spec():
 
 @pytest.fixture
 def learner(run_spec, tmp_path):
-  """A train loop without a syncer, in its fourth step."""
+  """Yields a train loop without a syncer that has made three steps."""
   measured = saving.Measured(run_spec, tmp_path)
   measured.steps(3, 0)
   yield measured
@@ -35,7 +35,7 @@ def learner(run_spec, tmp_path):
 
 @pytest.fixture
 def gate(monkeypatch):
-  """Lets as many saves be written as there are items in it."""
+  """Returns a queue: each item in it lets one save be written."""
   passes = queue.SimpleQueue()
   write = store.Checkpoints._write
 
@@ -54,7 +54,7 @@ def _bits(tree) -> list[bytes]:
 
 
 def _buffers(tree) -> set[int]:
-  """Where the arrays are, without the scalars."""
+  """Returns where the arrays are in memory, without the scalars."""
   leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.ndim]
   return {
     leaf.unsafe_buffer_pointer() for leaf in jax.block_until_ready(leaves)
@@ -67,7 +67,7 @@ def _theta(learner):
 
 
 def _restored(learner):
-  """What another process finds, as θ and the inner state."""
+  """Returns position, θ and inner state as another process finds them."""
   device = learner.device
   bases = {p: dict(x) for p, x in learner.loop._own.bases.items()}
   found = learner.records.restore(device.params_like, device.state_like, bases)
@@ -169,7 +169,7 @@ def test_a_save_that_fails_says_why_and_gives_its_buffers_back(learner, gate):
 
 
 def test_a_blend_right_after_a_save_does_not_change_it(learner, gate):
-  """At the end of a run, where no step comes between them."""
+  """It happens at the end of a run: no step comes between them."""
   expected = _bits(_theta(learner))
   loop = learner.loop
   loop._save()
@@ -216,7 +216,7 @@ def test_a_save_that_is_due_waits_for_a_newcomers_donor(learner, gate):
 
 
 def test_a_device_that_has_no_room_for_a_copy_lets_the_loop_copy(run_spec):
-  """As on an accelerator, of which this pretends to be one."""
+  """The stand-in pretends to be an accelerator."""
   copies = []
   device = types.SimpleNamespace(
     on_cpu=False,

@@ -44,7 +44,7 @@ class Watched:
     return self._device.step(params, state, batch, lr, key)
 
   def step_beside(self, params, state, batch, lr, key, spare):
-    """The step after a donation or a checkpoint."""
+    """Makes the step after a donation or a checkpoint."""
     self._note(state, key)
     self.held.append(_bits(state))
     return self._device.step_beside(params, state, batch, lr, key, spare)
