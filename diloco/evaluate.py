@@ -9,15 +9,12 @@ the final model also answers the multiple-choice questions of a task file. All
 of it is printed, and written to DIR/evaluation.json.
 """
 
-import os
 import pathlib
-import sys
 
 import numpy as np
 from absl import flags
 
 from diloco.config import flags as config_flags
-from diloco.config.sections import ConfigError
 from diloco.data import corpus, pipeline
 from diloco.data.corpus import check_is_of_bytes
 from diloco.data.tasks import read_questions
@@ -28,7 +25,7 @@ from diloco.evaluation.final_parameters import (
 )
 from diloco.metrics import status
 from diloco.metrics.workdir import Workdir
-from diloco.run import logs
+from diloco.run.command import run_command
 from diloco.run.heldout import Heldout
 from diloco.run.spec import make_run_spec
 
@@ -36,14 +33,12 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _TASK = flags.DEFINE_string('task', None, 'File of questions, JSON lines.')
 
 
-def main(_) -> int:
+def main(config) -> int:
   """Evaluates the run's first and last Θ, writes `evaluation.json`."""
-  config = config_flags.load()
-  logs.keep_ours(config.name, **config_flags.who())
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   task = pathlib.Path(_TASK.value) if _TASK.value is not None else None
   window = config.data.seq_len
-  try:
+  with config_flags.refusing():
     run_spec = make_run_spec(config)
     model = run_spec.model
     if task is not None:
@@ -51,8 +46,6 @@ def main(_) -> int:
       check_is_of_bytes(run_spec.text, f'--task={task}')
       questions = read_questions(task, config.model.vocab, window)
     final = final_parameters(run_spec, workdir)
-  except (ValueError, FileNotFoundError) as error:
-    config_flags.exit_config(ConfigError([str(error)]))
   task_score = None
   if task is not None:
     likelihoods = multiple_choice.log_likelihoods(
@@ -98,10 +91,4 @@ def _entropies(text: corpus.Corpus) -> tuple[float | None, float | None]:
 
 
 if __name__ == '__main__':
-  config_flags.define_flags()
-  config_flags.define_log_flags()
-  flags.mark_flag_as_required('workdir')
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
-  if config_flags.asks_for_json(sys.argv):
-    logs.write_json('evaluate')
-  config_flags.run_of_workdir(main)
+  run_command(main, role='evaluate', of_run=True)

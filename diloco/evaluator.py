@@ -12,17 +12,15 @@ the CPU, at low priority. Exit code 0: the run is over.
 
 import os
 import pathlib
-import sys
 
 import jax
 from absl import flags
 
 from diloco.config import flags as config_flags
-from diloco.config.sections import ConfigError
 from diloco.evaluation.continuous import ContinuousEvaluator
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
-from diloco.run import logs
+from diloco.run.command import run_command
 from diloco.run.environment import THREADS
 from diloco.run.spec import make_run_spec
 
@@ -30,17 +28,13 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 NICE = 10  # Learners on the same cores go first; 19 gets no turn at all.
 
 
-def main(_) -> int:
+def main(config) -> int:
   """Follows the run to its end."""
-  config = config_flags.load()
-  logs.keep_ours(config.name, **config_flags.who())
   jax.config.update('jax_platforms', 'cpu')  # Devices are the learners'.
   os.nice(NICE)
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
-  try:
+  with config_flags.refusing():
     run_spec = make_run_spec(config)
-  except (ValueError, FileNotFoundError) as error:
-    config_flags.exit_config(ConfigError([str(error)]))
   writer = MultiWriter(
     [
       JsonlWriter(workdir.metrics(EVALUATOR)),
@@ -49,19 +43,11 @@ def main(_) -> int:
   )
   try:
     ContinuousEvaluator(run_spec, workdir, EVALUATOR, writer).run()
-  except ConfigError as error:
-    config_flags.exit_config(error)
   finally:
     writer.close()
   return 0
 
 
 if __name__ == '__main__':
-  config_flags.define_flags()
-  config_flags.define_log_flags()
-  flags.mark_flag_as_required('workdir')
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   os.environ[THREADS] = '1'  # Before jax looks for devices.
-  if config_flags.asks_for_json(sys.argv):
-    logs.write_json('evaluator')
-  config_flags.run_of_workdir(main)
+  run_command(main, role='evaluator', of_run=True)

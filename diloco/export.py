@@ -13,30 +13,26 @@ maps to what. Needs the package safetensors: pip install -e '.[export]'.
 """
 
 import importlib.util
-import os
 import pathlib
 import sys
 
 from absl import flags
 
 from diloco.config import flags as config_flags
-from diloco.config.sections import ConfigError
 from diloco.evaluation.final_parameters import final_parameters
 from diloco.metrics.workdir import Workdir
 from diloco.models import hf_export
-from diloco.run import logs
+from diloco.run.command import run_command
 from diloco.run.spec import decoder_config, make_run_spec
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _OUTDIR = flags.DEFINE_string('outdir', None, 'Folder to write into.')
 
 
-def main(_) -> int:
+def main(config) -> int:
   """Writes the folder; 78 where there is nothing that could be written."""
-  config = config_flags.load()
-  logs.keep_ours()
   outdir = pathlib.Path(_OUTDIR.value)
-  try:
+  with config_flags.refusing():
     if importlib.util.find_spec('safetensors') is None:
       raise ValueError(
         "the package safetensors is missing: pip install -e '.[export]'"
@@ -47,8 +43,6 @@ def main(_) -> int:
     hf_export.check_exportable(sizes)
     run_spec = make_run_spec(config)
     params = final_parameters(run_spec, Workdir(pathlib.Path(_WORKDIR.value)))
-  except (ValueError, FileNotFoundError) as error:
-    config_flags.exit_config(ConfigError([str(error)]))
   from diloco.checkpoint import safetensors_files
 
   tensors = hf_export.to_exported(params, sizes)
@@ -59,7 +53,4 @@ def main(_) -> int:
 
 
 if __name__ == '__main__':
-  config_flags.define_flags()
-  flags.mark_flags_as_required(['workdir', 'outdir'])
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
-  config_flags.run_of_workdir(main)
+  run_command(main, required=['workdir', 'outdir'], of_run=True)

@@ -15,7 +15,6 @@ import sys
 from absl import flags
 
 from diloco.config import flags as config_flags
-from diloco.config.sections import ConfigError
 from diloco.data.tokenizers import BYTES
 from diloco.evaluation import sampling
 from diloco.evaluation.final_parameters import (
@@ -23,7 +22,7 @@ from diloco.evaluation.final_parameters import (
   final_parameters,
 )
 from diloco.metrics.workdir import Workdir
-from diloco.run import logs
+from diloco.run.command import run_command
 from diloco.run.spec import make_run_spec
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
@@ -40,13 +39,11 @@ _SEED = flags.DEFINE_integer(
 )
 
 
-def main(_) -> int:
+def main(config) -> int:
   """Prints; 78 where the model or the prompt will not do."""
-  config = config_flags.load()
-  logs.keep_ours()
   # What the shell gave, to the byte, even where it is no UTF-8.
   prompt = os.fsencode(_PROMPT.value)
-  try:
+  with config_flags.refusing():
     if config.data.tokenizer == BYTES.name:
       sampling.check_prompt(prompt, config.model.vocab)
     run_spec = make_run_spec(config)
@@ -64,8 +61,6 @@ def main(_) -> int:
       _TOP_K.value,
       tokenizer.vocab,
     )
-  except (ValueError, FileNotFoundError) as error:
-    config_flags.exit_config(ConfigError([str(error)]))
   drawn = [*sampler.sample(begun.tolist(), _LENGTH.value, _SEED.value)]
   text = tokenizer.decode([*begun.tolist(), *drawn])
   print(text.decode(errors='replace'))
@@ -73,8 +68,5 @@ def main(_) -> int:
 
 
 if __name__ == '__main__':
-  config_flags.define_flags()
-  flags.mark_flag_as_required('workdir')
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   sys.stdout.reconfigure(errors='replace')
-  config_flags.run_of_workdir(main)
+  run_command(main, of_run=True)

@@ -10,21 +10,16 @@ machines that share `data.index_path`, share the work. No device is used.
 """
 
 from diloco.config import flags
-from diloco.config.sections import ConfigError
 from diloco.data import pipeline
 from diloco.data.documents import Mixture
-from diloco.run import logs
+from diloco.run.command import run_command
 from diloco.run.spec import load_text
 
 
-def main(_) -> int:
+def main(config) -> int:
   """Indexes what is missing and prints; 78 where the data won't do."""
-  config = flags.load()
-  logs.keep_ours()
-  try:
+  with flags.refusing():
     text = load_text(config)
-  except (ValueError, FileNotFoundError) as error:
-    flags.exit_config(ConfigError([str(error)]))
   data, protocol = config.data, config.protocol
   print(f'{text.name}, fingerprint {text.fingerprint[:16]}')
   taken = protocol.learners * protocol.total_steps * data.batch * data.seq_len
@@ -48,5 +43,4 @@ def main(_) -> int:
 
 
 if __name__ == '__main__':
-  flags.define_flags()
-  flags.run(main)
+  run_command(main, required=[])

@@ -17,8 +17,8 @@ import numpy as np
 from absl import flags
 
 from diloco.config import flags as config_flags
-from diloco.config.sections import ConfigError
 from diloco.data.tasks import continuation_questions, write_questions
+from diloco.run.command import run_command
 from diloco.run.spec import load_text
 
 _OUTFILE = flags.DEFINE_string('outfile', None, 'File to write.')
@@ -31,11 +31,10 @@ _SEED = flags.DEFINE_integer(
 )
 
 
-def main(_) -> int:
+def main(config) -> int:
   """Writes the file; 78 where the text does not suffice."""
-  config = config_flags.load()
   outfile = pathlib.Path(_OUTFILE.value)
-  try:
+  with config_flags.refusing():
     if not outfile.parent.is_dir():
       raise ValueError(f'--outfile={outfile}: there is no such folder')
     text = load_text(config)
@@ -52,14 +51,10 @@ def main(_) -> int:
       _CHOICE.value,
       _SEED.value,
     )
-  except (ValueError, FileNotFoundError) as error:
-    config_flags.exit_config(ConfigError([str(error)]))
   write_questions(outfile, questions)
   print(f'{len(questions)} questions of {text.name}', file=sys.stderr)
   return 0
 
 
 if __name__ == '__main__':
-  config_flags.define_flags()
-  flags.mark_flag_as_required('outfile')
-  config_flags.run(main)
+  run_command(main, required=['outfile'])

@@ -85,11 +85,8 @@ def main(argv) -> int:
   """Prints the plan; 78 where a value is missing or makes no sense."""
   if config_flags.CONFIG in flags.FLAGS:
     return _of_config(argv[1:])
-  try:
-    for line in plan_text.lines(planning.plan(_situation(argv[1:]))):
-      print(line)
-  except ConfigError as error:
-    config_flags.exit_config(error)
+  for line in plan_text.lines(planning.plan(_situation(argv[1:]))):
+    print(line)
   return 0
 
 
@@ -104,7 +101,7 @@ def _of_config(rest) -> int:
   if flags.FLAGS[config_flags.TOPOLOGY].value is None:
     problems.append('--topology: is missing, such as --topology=v5p-256')
   if problems:
-    config_flags.exit_config(ConfigError(problems))
+    raise ConfigError(problems)
   config = flags.FLAGS[config_flags.CONFIG].value
   source = IN_MEMORY.get(config.data.source)
   if source and source.takes_path and not config.data.path:
@@ -139,8 +136,8 @@ def _parse(argv):
   """Parses the command line according to its mode."""
   if config_flags.has_config(argv):
     config_flags.define_flags()
-    return config_flags.parse_or_exit(argv, EXAMPLE)
-  return config_flags.parse_without_config_or_exit(argv)
+    return config_flags.parse(argv, example=EXAMPLE)
+  return config_flags.parse_without_config(argv)
 
 
 if __name__ == '__main__':

@@ -45,8 +45,8 @@ def parse(argv) -> list[str]:
   own.
   """
   if any(word.lstrip('-').startswith('replay') for word in argv[1:]):
-    return flags.parse_without_config_or_exit(argv)
-  return flags.parse_or_exit(argv, example=EXAMPLE)
+    return flags.parse_without_config(argv)
+  return flags.parse(argv, example=EXAMPLE)
 
 
 def main(argv) -> int:
@@ -58,10 +58,8 @@ def main(argv) -> int:
     name = config.name if config else f'replay-{pathlib.Path(replayed).name}'
     folder = _folder(argv, name)
     report = _study(config, line.say) if config else _replay(line.say)
-  except ConfigError as error:
+  finally:
     line.end()
-    flags.exit_config(error)
-  line.end()
   terminal.show(report)
   page, *_ = report_files.write(report, folder)
   if missing := pictures.missing(report):

@@ -36,11 +36,9 @@ _SUMMARY = flags.DEFINE_bool('summary', True, 'Shows the summary at the end.')
 
 def main(argv) -> int:
   """Prints; 78 where the tape can't be read."""
-  try:
-    if len(argv) != 2:
-      raise ConfigError(
-        ['give the folder of one run: python -m diloco.tape DIR']
-      )
+  if len(argv) != 2:
+    raise ConfigError(['give the folder of one run: python -m diloco.tape DIR'])
+  with config_flags.refusing(MalformedFile, ValueError, FileNotFoundError):
     tapes = read_tapes(Workdir(pathlib.Path(argv[1])))
     shown = timeline.chosen(
       timeline.timeline_rows(tapes),
@@ -49,10 +47,6 @@ def main(argv) -> int:
       _TO_S.value,
       frozenset(_KIND.value),
     )
-  except ConfigError as error:
-    config_flags.exit_config(error)
-  except (MalformedFile, ValueError, FileNotFoundError) as error:
-    config_flags.exit_config(ConfigError([str(error)]))
   for row in timeline_text.timeline(shown, timeline_text.learner_ids(tapes)):
     print(row)
   if _SUMMARY.value:

@@ -16,7 +16,6 @@ import numpy as np
 from absl import flags
 
 from diloco.config import flags as config_flags
-from diloco.config.sections import ConfigError
 from diloco.data.paths import KINDS, read_documents
 from diloco.data.records_folder import SHARDS_MAX, write_records
 from diloco.data.tokenizers import make_tokenizer
@@ -40,7 +39,7 @@ def main(arguments) -> int:
   out = pathlib.Path(_OUT.value)
   name = _TOKENIZER.value
   files = [pathlib.Path(each) for each in arguments[1:]]
-  try:
+  with config_flags.refusing(ValueError, OSError):
     if not files:
       raise ValueError('FILES: there are none')
     if not out.absolute().parent.is_dir():
@@ -53,8 +52,6 @@ def main(arguments) -> int:
       read_documents(files, _DOCUMENTS.value, _TEXT_KEY.value),
       None if name is None else make_tokenizer(name, _END_TOKEN.value),
     )
-  except (ValueError, OSError) as error:
-    config_flags.exit_config(ConfigError([str(error)]))
   for shard, count in written.shards.items():
     print(f'{out / shard}: {count:,} documents')
   print(f'{written.documents:,} documents of {written.text_bytes:,} bytes')

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does each way to train on several machines cost in loss and in time?
+"""What loss and goodput does each way of training on several machines reach?
 
-Decoupled DiLoCo beside synchronous and streaming DiLoCo, plain and elastic
-data-parallel, at equal tokens, and one learner alone with a quarter of them;
-then all but that one with deaths: each learner dies every 120 steps on average
-and is away for 20, the same deaths for every system, and data-parallel stands
-still for 2 steps whenever its group changes.
+Decoupled DiLoCo beside synchronous DiLoCo, streaming DiLoCo, plain and elastic
+data-parallel, all with the same number of tokens, and one learner alone with a
+quarter of them. All but the last are run again with deaths: each learner dies
+every 120 steps on average and is away for 20 steps, at the same times in every
+system; data-parallel stands still for 2 steps whenever its group changes.
+
+Look at: loss against data-parallel, and goodput without and with deaths.
 
 Command: python -m diloco.lab --config=experiments/baselines.py --sweep \
   --workdir=runs/baselines
@@ -25,7 +27,7 @@ def get_config(arg=None):
 def systems():
   """Changes of a configuration such as the above, by the system's name."""
   parallel = recipe.DATA_PARALLEL
-  everybody = {
+  all_learners = {
     'protocol.quorum': 0,
     'protocol.grace_cap_steps': 0.0,
     'protocol.admission': 'fresh',
@@ -36,7 +38,7 @@ def systems():
     'alone': parallel | {'lab.system': 'alone'},
     # All wait at every H steps for one exchange of the whole model, in f32.
     'synchronous': {
-      **everybody,
+      **all_learners,
       'protocol.fragments': 1,
       'protocol.overlap_steps': 0,
       'protocol.blend': 'overwrite',
@@ -44,7 +46,7 @@ def systems():
       'codec.down': 'f32',
     },
     # One fragment at a time, while training goes on; all learners, in int4.
-    'streaming': everybody,
+    'streaming': all_learners,
     study.BASE: {},
   }
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How does Decoupled DiLoCo train on C4, in word pieces, read from files?
+"""How is a run set up that trains on C4, in word pieces read from files?
 
-The recipe at a scale of `scales.py` on TFDS's c4/en, whose own validation split
-is held out. Documents are read by number and tokenised as they are needed; the
-index that this takes is built once (`diloco.index_data`, on as many machines as
-share `data.index_path`). Tokens that `diloco.write_records` has made take none,
-and no tokenizer's time in a step.
+The recipe at a scale of `scales.py` on TFDS's c4/en, with that dataset's own
+validation split held out. Documents are read by number and tokenised as they
+are needed. This takes an index, which is built once (`diloco.index_data`, on as
+many machines as share `data.index_path`). Tokens written by
+`diloco.write_records` need neither the index nor a tokenizer in the step.
 
 Command: python -m launch.local --config=experiments/c4.py --workdir=DIR \\
   --config.data.path=gs://BUCKET/c4/en/3.0.1 \\

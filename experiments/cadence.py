@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often should a fragment be synchronised, in how many?
+"""How often should a fragment be synchronised, and how many should there be?
 
-H inner steps between two syncs of a fragment, P fragments.
+One variant for each H, the inner steps between two syncs of one fragment, and
+for each P, the number of fragments; the others keep H = 24 and P = 8.
+
+Look at: the loss against data-parallel by H and by P.
 
 Command: python -m diloco.lab --config=experiments/cadence.py --sweep \\
   --workdir=runs/cadence

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do failures cost in quality, at equal tokens?
+"""What do failing learners cost in loss, at equal numbers of merged tokens?
 
 Each learner dies at random (a Poisson process) and is away for 100 steps, so
-that it lacks a tenth, about a third, or half of its time. What it had not
-handed in yet is lost too: half of H steps of each fragment on average. The run
-is longer by both, so that about as many tokens are merged as by the twin
-without failures. Longer than the other studies: at 600 steps the spread of
-seeds hides all.
+that it misses a tenth, about a third, or half of its time. A death also loses
+what the learner had not handed in: half of H steps of each fragment on average.
+The runs with failures are longer by both, so that about as many tokens are
+merged as in the run without failures. They are longer than in other studies,
+because at 600 steps the spread over seeds hides the effect.
+
+Look at: loss against the run without failures, and the tokens merged.
 
 Command: python -m diloco.lab --config=experiments/churn.py --sweep \\
   --workdir=runs/churn
@@ -14,7 +16,7 @@ Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
 Variants: churn.py:quicktest, churn.py:scale=150m; others in study.py.
 """
 
-from experiments import study
+from experiments import scales, study
 
 STEPS = 2000
 AWAY = 100.0  # Steps.
@@ -27,13 +29,13 @@ def get_config(arg=None):
 
 
 def sweep(add):
-  add(TWIN, study.steps_of(STEPS))
+  add(TWIN, scales.steps_of(STEPS))
   for share in (0.1, 0.3, 0.5):
     life = AWAY * (1 - share) / share
     merged = (1 - share) * (1 - LOST / life)
     add(
       f'{share:.0%} lost',
-      study.steps_of(round(STEPS / merged))
+      scales.steps_of(round(STEPS / merged))
       | {'lab.away_steps': AWAY, 'lab.mtbf_steps': life},
       against=TWIN,
       at=("share of the learners' time that is lost", 'equal tokens', share),

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How few bits per value does an outer gradient need?
+"""How few bits per value can the exchange use without a higher loss?
 
-Both ways the same codec, or one way int4 and f32 the other; error feedback of
-the syncer's rounding on or off.
+One variant for each codec in both directions, two with int4 in one direction
+and f32 in the other, and three without the syncer's error feedback.
+
+Look at: the loss against data-parallel by codec.
 
 Command: python -m diloco.lab --config=experiments/codecs.py --sweep \\
   --workdir=runs/codecs

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do the others notice when one process is killed, stopped or away?
+"""What do the other processes notice when one is killed, stopped or away?
 
-A quadratic bowl of 1 M parameters on the seeded grammar, 1 syncer and 3
-learners; a step takes 20 ms, most of it slept, so that what is measured is not
-the contention of four processes for the cores of one machine. Protocol,
-transport and time-outs are the defaults.
+A quadratic model of 1 M parameters on the seeded grammar, one syncer and three
+learners. A step takes 20 ms, most of it slept, so that the measurement is not
+of four processes that contend for the cores of one machine. Protocol, transport
+and time-outs are the defaults.
+
+Look at: the longest stall of the other learners' steps, goodput while the
+syncer is away, and the time until the next merge.
 
 Command: python -m tests.chaos.fault_benchmark, which starts these processes,
-kills
-  and stops them, and prints one table.
+  kills and stops them, and prints one table.
 Hardware: 2 CPU cores, shared with a test run. Wall time: 107 s for one
   repetition.
 Result of one repetition, jax_transfer: longest stall of the others' steps, a

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does it matter how the model is cut into fragments?
+"""Does the loss depend on how the model is cut into fragments?
 
-Balanced bins of whole tensors and rows of the embedding, single tensors in
-turn, or whole layers; the embedding split over all fragments or on its own.
+Three ways of cutting: balanced bins of whole tensors, single tensors in turn,
+whole layers. The embedding is cut by rows over all fragments, or is a fragment
+of its own.
+
+Look at: the loss against data-parallel by way of cutting.
 
 Command: python -m diloco.lab --config=experiments/fragmentation.py --sweep \\
   --workdir=runs/fragmentation

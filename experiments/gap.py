@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How does the gap to data-parallel move with horizon, H and model size?
+"""How does the gap to data-parallel depend on run length, H and model size?
 
-The recipe's settings. By horizon with M = 2, 4 and 8, the shortest with M = 4;
-by H and size with M = 4 and 1,000 steps. Every point has a data-parallel run of
-its own horizon and size. `diloco.report` draws the differences as charts. At
-2,000 steps the variants are the recipe's, and in its folder those that it made
-are taken.
+The settings are those of `recipe.py`. The run length varies with M = 2, 4 and 8
+learners (the shortest with M = 4 only); H, the inner steps between two syncs,
+and the model size vary with M = 4 and 1,000 steps. Each point has a
+data-parallel run of the same length and size beside it. The variants of 2,000
+steps are the recipe's: runs found in its folder are not repeated.
+
+Look at: `python -m diloco.report --workdir=runs/recipe`, which draws the
+differences as charts.
 
 Command: python -m diloco.lab --config=experiments/gap.py --sweep \
   --workdir=runs/recipe
@@ -13,7 +16,7 @@ Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
 Variants: those of recipe.py.
 """
 
-from experiments import recipe
+from experiments import recipe, scales
 
 SHORT = 1000  # Steps, where it is not the horizon that varies.
 LEARNERS = 4  # Where it is not their number.
@@ -34,7 +37,7 @@ def sweep(add):
   for steps, numbers in HORIZONS.items():
     _horizon(add, steps, numbers)
 
-  shorter = _steps(SHORT)
+  shorter = scales.steps_of(SHORT)
   unchanged = _label(recipe.LABEL, SHORT)
   for every in (8, 48, 96):
     add(
@@ -59,7 +62,7 @@ def sweep(add):
 def _horizon(add, steps, numbers):
   """Adds the variants of one horizon, by number of learners."""
   base = _label(recipe.LABEL, steps)
-  add(base, _steps(steps) | recipe.DATA_PARALLEL)
+  add(base, scales.steps_of(steps) | recipe.DATA_PARALLEL)
   for number in numbers:
     places = [('inner steps of the run', f'M = {number}', steps)]
     if steps == recipe.STEPS:
@@ -68,7 +71,7 @@ def _horizon(add, steps, numbers):
       places += [(EVERY, LINE, 24), (PARAMETERS, LINE, 131e3)]
     add(
       _label(f'M = {number}', steps),
-      _steps(steps) | recipe.learners(number),
+      scales.steps_of(steps) | recipe.learners(number),
       against=base,
       at=places,
     )
@@ -76,10 +79,3 @@ def _horizon(add, steps, numbers):
 
 def _label(label, steps):
   return label if steps == recipe.STEPS else f'{label}, {steps} steps'
-
-
-def _steps(number):
-  return {
-    'protocol.total_steps': number,
-    'inner.warmup_steps': number // 10,
-  }

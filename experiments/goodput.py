@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which share of a fleet's time goes into training when chips fail?
+"""Which share of a large fleet's time goes into training while chips fail?
 
-150 thousand to 2.4 million chips, each interrupted once a year; data-parallel
-with and without elasticity, the DiLoCos in lock-step, and Decoupled DiLoCo with
-2 to 16 learners, all on the same failures. Answers the paper's Table 1. A pause
-of 13.7 s and a wait of 80 s are fitted to that table as a whole; nothing is
-fitted to a cell. A step takes 8 s: goodput hardly depends on it, and for the
-same work eight times as many failures are seen as with steps of 1 s.
+A simulation of the paper's Table 1: 150 thousand to 2.4 million chips, each
+interrupted once a year; data-parallel with and without elasticity, synchronous
+and streaming DiLoCo, and Decoupled DiLoCo with 2 to 16 learners, all on the
+same failures. A pause of 13.7 s and a wait of 80 s are fitted to that table as
+a whole; nothing is fitted to a single cell. A step takes 8 s, because goodput
+hardly depends on it, and the same work then covers eight times as many failures
+as with steps of 1 s.
+
+Look at: goodput by system and fleet size, beside the paper's figures.
 
 Command: python -m diloco.simulate --config=experiments/goodput.py
 Hardware: 1 CPU core of two that were shared. Wall time: 209 s (198 s of CPU),

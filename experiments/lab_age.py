@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How old is what a round merges in the lab, and of how many learners?
+"""How old are merged contributions in training, and from how many learners?
 
-The question of `offer_age.py`, of runs that train: the lab's own delays (a
-message 0.01 step each way, a fragment 0.1), learners of the same speed whose
-steps vary by 5 %, H = 24. The model is a small quadratic bowl, since times are
-simulated: what is computed in a step does not matter to ages. The end of a run,
-when every learner hands in for each fragment once more, is included.
+This asks the question of `offer_age.py` of runs that train, with the lab's
+delays: 0.01 step for a message, 0.1 for a fragment. Learners have the same
+speed, and their steps vary by 5 %; H = 24. The model is a small quadratic:
+times are simulated, so that the computation has no influence on ages. The end
+of each run is included, where every learner offers each fragment once more.
+
+Look at: mean age, share of contributions older than 1.5 steps, participation.
 
 Command: python -m diloco.lab --config=experiments/lab_age.py --sweep \\
   --seeds=1 --workdir=runs/lab_age

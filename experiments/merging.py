@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How should the outer gradients of many learners be merged?
 
-The mean, RDA, and RDA for all but the embeddings, with 2 to 16 learners that
-share the sequences of a step; the outer optimizer is the same for all. RDA of
-an embedding needs it whole, in a fragment of its own, which is a change by
-itself: RDA for all but the embeddings is run with that too.
+Four rules with 2 to 16 learners, which share the sequences of a step: the mean;
+RDA for all but the embeddings; the same with the embeddings in a fragment of
+their own; RDA for everything. The third is there because RDA of an embedding
+needs it in one piece, which is a change by itself. The outer optimizer is the
+same for all.
+
+Look at: the loss against data-parallel by number of learners.
 
 Command: python -m diloco.lab --config=experiments/merging.py --sweep \\
   --workdir=runs/merging

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does Decoupled DiLoCo train a mixture of experts as data-parallel does?
+"""Does Decoupled DiLoCo train a mixture of experts as well as data-parallel?
 
-The run of `study.py` with 8 experts of 96 in each layer, 2 of them for a token:
-a token passes as many parameters as in the dense decoder beside it. The load
-is balanced by the auxiliary loss alone, or by the router's bias too, which is
-averaged outside the outer step. Losses are the cross-entropy alone; results
-hold the health of the routing at every evaluation.
+The run of `study.py` with 8 experts of width 96 in each layer, 2 of them for
+each token, so that a token passes as many parameters as in the dense decoder
+beside it. The load is balanced by the auxiliary loss alone, or also by the
+router's bias, which is averaged outside the outer step.
+
+Look at: the cross-entropy of each system, and the health of the routing at
+every evaluation, which the results contain.
 
 Command: python -m diloco.lab --config=experiments/moe.py --sweep \
   --workdir=runs/moe

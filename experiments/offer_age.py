@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How old is what a round merges, and of how many learners?
+"""How old are merged contributions, and from how many learners do they come?
 
-A simulation: learners of the same speed, a step's length varies by 5 %; H = 24
-with P = 1 to 24 fragments, K = 1 and K = M/2, τ = 1 and 6; and τ = 4 over a
+A simulation of learners of the same speed whose steps vary by 5 %. H = 24 with
+P = 1 to 24 fragments, a quorum of 1 and of M/2, τ = 1 and 6; and τ = 4 over a
 link that takes 0.7 of a step each way.
+
+Look at: mean age, share of contributions older than 1.5 steps, participation.
 
 Command: python -m diloco.simulate --config=experiments/offer_age.py
 Hardware: 1 CPU core, no accelerator. Wall time and result:

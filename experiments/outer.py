@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which outer learning rate and momentum, by M and by horizon?
+"""Which learning rate and momentum should the outer optimizer have?
 
-M learners share the sequences of a step; the longer horizon has three times
-the steps, and a data-parallel run of its own to be compared with.
+Five pairs with 2, 4 and 8 learners, which share the sequences of a step; and
+the same pairs with three times as many steps, compared with a data-parallel run
+of that length.
+
+Look at: the best pair by number of learners and by run length.
 
 Command: python -m diloco.lab --config=experiments/outer.py --sweep \\
   --workdir=runs/outer
@@ -10,7 +13,7 @@ Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
 Variants: outer.py:quicktest, outer.py:scale=150m; others in study.py.
 """
 
-from experiments import recipe, study
+from experiments import recipe, scales, study
 
 
 def get_config(arg=None):
@@ -32,7 +35,7 @@ def sweep(add):
         against=study.DATA_PARALLEL,
         at=('learners M', f'{lr:g}, {momentum:g}', number),
       )
-  longer = study.steps_of(3 * study.STEPS)
+  longer = scales.steps_of(3 * study.STEPS)
   reference = f'{study.DATA_PARALLEL}, three times the steps'
   add(reference, longer | recipe.DATA_PARALLEL)
   for lr, momentum in settings:

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How late may an update come, and how is it taken in?
+"""How late may an update arrive, and how should a learner take it in?
 
-τ inner steps pass between the snapshot of a fragment and its update; these are
-kept (carry), lost (overwrite), or partly kept (mix). With τ = 0 all learners
-wait for the update; with K = 1 too, a learner that is not included has worked
-in vain.
+τ inner steps may pass between the snapshot of a fragment and its update. The
+progress made meanwhile is kept (carry), lost (overwrite), or kept in part
+(mix). With τ = 0 all learners wait for the update; with a quorum of one as
+well, the work of a learner that was not merged is lost.
+
+Look at: the loss against data-parallel by τ and rule, and `delay_steps` in the
+results, the steps that updates really took.
 
 Command: python -m diloco.lab --config=experiments/overlap.py --sweep \\
   --workdir=runs/overlap

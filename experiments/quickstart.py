@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does training go on, and learn, when a learner is lost on the way?
+"""Does training go on, and the model improve, when a learner is killed?
 
-A byte-level decoder on the Python standard library's own source, 1 syncer and
-3 learners as processes of one machine, int4 both ways. A third of the way in,
-learner 1 is killed with SIGKILL and started again.
+A byte-level decoder on the Python standard library's own source; one syncer and
+three learners as processes of one machine; int4 in both directions. A third of
+the way through, learner 1 is killed with SIGKILL and started again.
+
+Look at: the table at the end of the run, and the loss plot that it names.
 
 Command: bash launch/quickstart.sh, or
   python -m launch.local --config=experiments/quickstart.py --workdir=runs/q

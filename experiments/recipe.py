@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How near does Decoupled DiLoCo with int4 both ways come to data-parallel?
+"""How close does Decoupled DiLoCo, with int4 both ways, come to data-parallel?
 
-A byte-level decoder of 131 k parameters on the source of the standard library,
-2,000 steps of 32 sequences of 64 bytes in all, by M = 2, 4 and 8 learners;
-H = 24, P = 8, τ = 1, K = 1, grace window on, the library's defaults else.
-Data-parallel has the same tokens, the same global batch, and a schedule and
-rate of its own, the best of those tried. Losses are of the global model on
-held-out text.
+A byte-level decoder of 131 k parameters on the source of the standard library:
+2,000 steps of 32 sequences of 64 bytes, shared by M = 2, 4 or 8 learners. Each
+fragment is synchronised every H = 24 steps, in P = 8 fragments, with one step
+of overlap (τ = 1), a quorum of one (K = 1) and the grace window; all else is
+the default. Data-parallel has the same tokens, the same global batch, and the
+best schedule and learning rate of those tried for it.
+
+Look at: the loss of the global model on held-out text against data-parallel.
 
 Command: python -m diloco.lab --config=experiments/recipe.py --sweep \\
   --workdir=runs/recipe
@@ -17,7 +19,7 @@ Variants: recipe.py:learners=2, recipe.py:steps=6000, recipe.py:quicktest,
   recipe.py:scale=150m (scales.py).
 """
 
-from experiments import common, scales
+from experiments import scales
 
 SEQUENCES = 32  # In one step of all learners together.
 # Data-parallel is best with a higher rate than a learner, and falls to 0.
@@ -32,21 +34,7 @@ LEARNERS = (2, 4, 8)
 
 
 def get_config(arg=None):
-  args = common.parse_arg(
-    arg, quicktest=False, learners=4, steps=0, scale=scales.SMALL
-  )
-  config = common.base()
-  config.name = 'recipe'
-  config.protocol.update(
-    learners=args.learners, overlap_steps=1, grace_cap_steps=1.0
-  )
-  scales.apply(config, args.scale)
-  if args.scale == scales.SMALL:
-    config.data.update(batch=SEQUENCES // args.learners, shards=args.learners)
-  if args.steps:  # 0: as many as the scale has.
-    config.protocol.total_steps = args.steps
-    config.inner.warmup_steps = args.steps // 10
-  return common.quicktest(config) if args.quicktest else config
+  return scales.scaled('recipe', arg, SEQUENCES)
 
 
 def sweep(add):
@@ -56,12 +44,7 @@ def sweep(add):
 
 
 def learners(number):
-  """Changes: so many learners with the sequences of a step between them."""
-  return {
-    'protocol.learners': number,
-    'data.batch': SEQUENCES // number,
-    'data.shards': number,
-  }
+  return scales.learners(number, SEQUENCES)
 
 
 def place(number):

@@ -15,6 +15,8 @@ run yet.
 
 import ml_collections
 
+from experiments import common
+
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al., 2022: about compute-optimal.
 SMALL_STEPS = 2000
 SMALL = 'small'
@@ -87,6 +89,52 @@ SCALES = {
     'mesh': {'fsdp': 4, 'expert': 8},
   },
 }  # fmt: skip
+
+
+def scaled(
+  name: str, arg: str | None, sequences: int, small_steps: int = SMALL_STEPS
+) -> ml_collections.ConfigDict:
+  """A configuration that takes learners=, steps=, scale= and quicktest.
+
+  Args:
+    name: of the run.
+    arg: as `common.parse_arg` takes it.
+    sequences: in one step of all learners together, at the scale 'small'.
+    small_steps: inner steps at that scale, unless `arg` says how many.
+  """
+  args = common.parse_arg(
+    arg, quicktest=False, learners=4, steps=0, scale=SMALL
+  )
+  config = common.base()
+  config.name = name
+  config.protocol.update(
+    learners=args.learners, overlap_steps=1, grace_cap_steps=1.0
+  )
+  apply(config, args.scale)
+  steps = args.steps
+  if args.scale == SMALL:
+    config.data.update(batch=sequences // args.learners, shards=args.learners)
+    steps = steps or small_steps
+  if steps:  # Else as many as the scale has.
+    config.update_from_flattened_dict(steps_of(steps))
+  return common.quicktest(config) if args.quicktest else config
+
+
+def steps_of(number: int) -> dict[str, object]:
+  """Changes: so many inner steps, a tenth of them to warm up."""
+  return {
+    'protocol.total_steps': number,
+    'inner.warmup_steps': number // 10,
+  }
+
+
+def learners(number: int, sequences: int) -> dict[str, object]:
+  """Changes: so many learners with the sequences of a step between them."""
+  return {
+    'protocol.learners': number,
+    'data.batch': sequences // number,
+    'data.shards': number,
+  }
 
 
 def apply(

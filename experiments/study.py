@@ -12,7 +12,7 @@ other scales stand in `scales.py`, their steps are their token budget's.
 
 import ml_collections
 
-from experiments import common, recipe, scales
+from experiments import recipe, scales
 
 SEQUENCES = 16  # In one step of all learners together, whatever their number.
 STEPS = 600
@@ -22,22 +22,7 @@ DATA_PARALLEL = 'data-parallel'
 
 def config_of(name: str, arg: str | None) -> ml_collections.ConfigDict:
   """The unchanged variant of the study of that name."""
-  args = common.parse_arg(
-    arg, quicktest=False, learners=4, steps=0, scale=scales.SMALL
-  )
-  config = common.base()
-  config.name = name
-  config.protocol.update(
-    learners=args.learners, overlap_steps=1, grace_cap_steps=1.0
-  )
-  scales.apply(config, args.scale)
-  if args.scale == scales.SMALL:
-    config.data.update(batch=SEQUENCES // args.learners, shards=args.learners)
-  steps = args.steps or (STEPS if args.scale == scales.SMALL else 0)
-  if steps:  # Else as many as the scale has.
-    config.protocol.total_steps = steps
-    config.inner.warmup_steps = steps // 10
-  return common.quicktest(config) if args.quicktest else config
+  return scales.scaled(name, arg, SEQUENCES, STEPS)
 
 
 def add_references(add, at=()):
@@ -46,18 +31,5 @@ def add_references(add, at=()):
   add(BASE, {}, against=DATA_PARALLEL, at=at)
 
 
-def steps_of(number: int) -> dict[str, object]:
-  """Changes: so many inner steps, a tenth of them to warm up."""
-  return {
-    'protocol.total_steps': number,
-    'inner.warmup_steps': number // 10,
-  }
-
-
 def learners(number: int) -> dict[str, object]:
-  """Changes: so many learners with the sequences of a step between them."""
-  return {
-    'protocol.learners': number,
-    'data.batch': SEQUENCES // number,
-    'data.shards': number,
-  }
+  return scales.learners(number, SEQUENCES)

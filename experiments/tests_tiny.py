@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do the processes of a run do together what they should? Used by the tests.
+"""Do the processes of a run work together?
 
-About 20 thousand parameters on the seeded grammar, 2 learners, 60 steps.
+The smallest run of real processes: about 20 thousand parameters on the seeded
+grammar, 2 learners, 60 steps. The tests start it; there is nothing to learn
+from its loss.
+
 Command:
   python -m launch.local --config=experiments/tests_tiny.py --workdir=runs/tiny
 Hardware: any CPU. Wall time and final loss: TBD, filled in from a run.

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was tried on the way to the recipe, with success and without?
+"""Which changes to the recipe, and to its baseline, help or harm?
 
-One change each to the recipe of M = 4 (`recipe.py`), and to data-parallel;
-one seed, so that differences below a percent mean little.
+One change at a time to the recipe with 4 learners (`recipe.py`), and to its
+data-parallel baseline. There is one seed, so that differences below a percent
+mean little.
+
+Look at: the sign of each difference.
 
 Command: python -m diloco.lab --config=experiments/tried.py --sweep \
   --workdir=runs/tried --seeds=1

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do quorum, grace, admission and weights do for quality?
+"""What do quorum, grace, admission and weights do to the loss?
 
-Two of four learners lack 40 % of the steps of the others. Tokens differ
-between the variants: the run ends at the fastest learner's last step, and what
-a slow one did counts only if it is merged.
+Two of four learners make 40 % fewer steps than the others. The variants train
+different numbers of tokens: a run ends at the fastest learner's last step, and
+the work of a slow one counts only if it is merged.
+
+Look at: loss, participation and merged tokens together.
 
 Command: python -m diloco.lab --config=experiments/unequal.py --sweep \\
   --workdir=runs/unequal

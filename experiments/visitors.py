@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do learners give that come for half of the run only?
+"""How much do learners help that are there for half of the run only?
 
-Four learners are there from beginning to end. Four more, with as many
-sequences each, come for its first or its second half: a joining one takes its
-state from a peer, a leaving one hands in what it has. Against the four alone:
-at equal steps, where visitors bring half as many tokens again, and at equal
-tokens, where the run is by a third shorter.
+Four learners are there from beginning to end. Four more, with as many sequences
+each, are there for the first or for the second half: when one joins it takes
+its state from a peer, and when one leaves it hands in its work. Both are
+compared with the four alone, at equal steps, where the visitors add half as
+many tokens again, and at equal tokens, where the run is a third shorter.
+
+Look at: the loss against the four alone.
 
 Command: python -m diloco.lab --config=experiments/visitors.py --sweep \\
   --workdir=runs/visitors
@@ -13,7 +15,7 @@ Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
 Variants: visitors.py:quicktest, visitors.py:scale=150m; others in study.py.
 """
 
-from experiments import study
+from experiments import scales, study
 
 STEADY = VISITORS = 4
 HALVES = {'first half': (0.0, 0.5), 'second half': (0.5, 1.0)}
@@ -35,5 +37,5 @@ def sweep(add):
     }
     add(f'{half}, equal steps', visit, against=study.BASE)
     more = 1 + VISITORS / STEADY * (end - begin)  # Tokens of a step, mean.
-    shorter = study.steps_of(round(study.STEPS / more))
+    shorter = scales.steps_of(round(study.STEPS / more))
     add(f'{half}, equal tokens', visit | shorter, against=study.BASE)

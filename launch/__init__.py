@@ -11,8 +11,8 @@ elsewhere too.
   local        the command for one machine; `session` is one run of it
   program      what such a run consists of
   chaos        the command that runs processes under a plan of faults
-  supervisor   keeps its roles alive; a `unit` is the processes of one
-  orphans      ends children whose launcher died
-  exits        what exit codes mean; `exit_codes` are their numbers
+  supervisor   keeps its roles alive; `role_processes` are those of one
+  parent_death ends children whose launcher died
+  exit_policy  what is done about an exit; `exit_codes` are the numbers
   progress     shows a run as it goes; `plot` draws its losses
 """

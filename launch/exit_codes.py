@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exit codes of the roles, as all engines read them."""
+"""Exit codes of the roles, as all back ends read them."""
 
 EXIT_CONFIG = 78  # The same configuration would fail again.
 EXIT_USAGE = 64  # So would the same command line.

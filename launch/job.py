@@ -81,8 +81,6 @@ def accelerator(
   """Returns the machines of one learner.
 
   Args:
-    name: one of `NAMES`.
-    gpus_per_host: for GPU only.
     hosts: hosts of CPU or GPU; a slice has a fixed number. 0: not given.
 
   Raises:
@@ -134,25 +132,31 @@ class Task:
   learner: int | None = None  # Its id.
 
 
-@dataclasses.dataclass(frozen=True)
-class JobSpec:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobSettings:
+  """The options of the command line that all roles of a run share."""
+
+  workdir: str  # On the machines that run it.
+  port: int = 7777  # Of the syncer.
+  restarts_max: int = 1000  # Of each role.
+  notice_s: int = 25  # From SIGTERM, within which a learner leaves.
+  python: str = 'python'  # There.
+  image: str = ''  # Container; empty where the back end needs none.
+  secret: str = ''  # Of TLS files and token; '{role}' is the role's name.
+  secret_files: tuple[str, ...] = ()  # Their names.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobSpec(JobSettings):
   """One run: a syncer, its learners, and their common settings."""
 
   name: str  # Of the run, as RFC 1123 has it; part of every name.
   syncer: Task
   learners: tuple[Task, ...]  # All that may ever join, by id.
   at_first: int  # So many of them are started with the syncer.
-  workdir: str  # On the machines that run it.
-  port: int  # Of the syncer.
-  restarts_max: int  # Of each role.
-  notice_s: int  # From SIGTERM, within which a learner leaves.
   environment: tuple[tuple[str, str], ...]
   config_name: str  # File name of the configuration.
   config_text: str  # What is in that file.
-  python: str = 'python'  # There.
-  image: str = ''  # Container; empty where the back end needs none.
-  secret: str = ''  # Of TLS files and token; '{role}' is the role's name.
-  secret_files: tuple[str, ...] = ()  # Their names.
 
   @property
   def grace_s(self) -> int:
@@ -173,11 +177,10 @@ class JobSpec:
     return self.secret.replace('{role}', role.name)
 
 
-@dataclasses.dataclass(frozen=True)
-class JobOptions:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobOptions(JobSettings):
   """The options of the command line besides the configuration."""
 
-  workdir: str
   run_name: str = ''  # Default: the configuration's.
   at_first: int | None = None  # Default: config.protocol.learners.
   accelerator: str = CPU
@@ -189,13 +192,6 @@ class JobOptions:
   learner_memory_gib: int = 0
   syncer_cpus: int = 4
   syncer_memory_gib: int = 16
-  port: int = 7777
-  restarts_max: int = 1000
-  notice_s: int = 25
-  python: str = 'python'
-  image: str = ''
-  secret: str = ''
-  secret_files: tuple[str, ...] = ()
   knows_peers: bool = False  # TLS or a token.
   has_token: bool = False
   insecure: bool = False
@@ -214,10 +210,7 @@ def launch(
 
   Args:
     config_arguments: the flags that give a process this configuration.
-    config_name: name of its file, without the folder.
-    config_text: contents of that file.
     peer_arguments: the flags for authentication, and for logging.
-    asked: the rest of the command line.
 
   Raises:
     ConfigError: the run is impossible like that; lists all problems.
@@ -257,19 +250,12 @@ def launch(
     at_first=(
       config.protocol.learners if asked.at_first is None else asked.at_first
     ),
-    workdir=asked.workdir,
-    port=asked.port,
-    restarts_max=asked.restarts_max,
-    notice_s=asked.notice_s,
     environment=environment(
       config, Workdir(pathlib.Path(asked.workdir)).compiled
     ),
     config_name=config_name,
     config_text=config_text,
-    python=asked.python,
-    image=asked.image,
-    secret=asked.secret,
-    secret_files=asked.secret_files,
+    **{f.name: getattr(asked, f.name) for f in dataclasses.fields(JobSettings)},
   )
 
 
@@ -362,7 +348,7 @@ def _wrong_access(config: RunConfig, asked: JobOptions):
   """Yields what the processes would refuse later on their own machines."""
   if not (asked.knows_peers or asked.insecure):
     yield (
-      'other machines could connect, and nobody asks who they are; give '
+      'other machines could connect without proving who they are; give '
       '--tls_ca, --tls_cert and --tls_key, or --token_file, or on a private '
       'network --insecure'
     )
@@ -371,7 +357,7 @@ def _wrong_access(config: RunConfig, asked: JobOptions):
     asked.transfer_fenced or asked.insecure
   ):
     yield (
-      f'config.transport.data_plane={plane}: lets everybody in who reaches its '
+      f'config.transport.data_plane={plane}: accepts every connection to its '
       'ports; give --transfer_fenced behind a firewall, or '
       f'--config.transport.data_plane={" or ".join(planes.GUARDED)}'
     )
@@ -390,7 +376,7 @@ def _wrong_hosts(chosen: Accelerator, asked: JobOptions):
   if not asked.transfer_fenced:
     yield (
       f'--accelerator={chosen.name}: the {chosen.hosts} hosts of a learner '
-      'are joined by jax.distributed, which lets everybody in who reaches its '
+      'are joined by jax.distributed, which accepts every connection to its '
       'ports; give --transfer_fenced behind a firewall'
     )
 
@@ -411,13 +397,7 @@ class Addresses:
 
 
 def addressed(whole: JobSpec, role: Task, known: Addresses) -> tuple[str, ...]:
-  """The flags of a role that name addresses.
-
-  Args:
-    whole: for the port.
-    role: of which process.
-    known: to its machine.
-  """
+  """The flags of a role that name addresses."""
   # Its own address, and not 0.0.0.0: no more doors than the peers need.
   own = f'--config.transport.host={known.address}'
   if role.kind == SYNCER:

@@ -10,8 +10,8 @@ from absl import flags as absl_flags
 from diloco.config import flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from launch.backends.engines import BACKENDS
 from launch.backends.gke import CONFIG_FOLDER, SECRET_FOLDER
+from launch.backends.registry import BACKENDS
 from launch.job import (
   CAPACITIES,
   CPU,
@@ -25,33 +25,32 @@ from launch.job import (
 from launch.program import hosts_of_all
 
 LOCAL = 'local'
-ENGINES = (LOCAL, *BACKENDS)
+TARGETS = (LOCAL, *BACKENDS)
 IN_CONTAINERS = tuple(n for n, kind in BACKENDS.items() if kind.in_containers)
 
-# Name: default, help. The fields of `JobOptions` of the same names.
+# Name: help. The fields of `JobOptions` of the same names, with their defaults.
 TEXTS = {
-  'run_name': ('', "Name of the run on the engine; default: the config's."),
-  'accelerator': (CPU, f'Accelerator of each learner: {", ".join(NAMES)}.'),
-  'reservation': ('', 'Name of the reservation, with --capacity=reservation.'),
-  'image': ('', 'Container image with this repository as working directory.'),
+  'run_name': "Name of the run on the back end; default: the config's.",
+  'accelerator': f'Accelerator of each learner: {", ".join(NAMES)}.',
+  'reservation': 'Name of the reservation, with --capacity=reservation.',
+  'image': 'Container image with this repository as working directory.',
   'secret': (
-    '',
     f'Secret whose files are mounted at {SECRET_FOLDER}; {{role}} in it '
-    "becomes 'syncer', 'learner-0', …",
+    "becomes 'syncer', 'learner-0', …"
   ),
 }
 INTEGERS = {
-  'gpus_per_host': (0, 'GPUs of each host, with --accelerator=gpu.'),
-  'learner_cpus': (0, "CPUs of each learner's host; 0: no request."),
-  'learner_memory_gib': (0, "Memory of a learner's host; 0: no request."),
-  'syncer_cpus': (4, "CPUs of the syncer's host."),
-  'syncer_memory_gib': (16, "Memory of the syncer's host."),
-  'port': (7777, 'Port that the syncer listens on.'),
-  'restarts_max': (1000, 'Restarts of each role before it is given up.'),
-  'notice_s': (25, 'Seconds from SIGTERM in which a learner leaves.'),
+  'gpus_per_host': 'GPUs of each host, with --accelerator=gpu.',
+  'learner_cpus': "CPUs of each learner's host; 0: no request.",
+  'learner_memory_gib': "Memory of a learner's host; 0: no request.",
+  'syncer_cpus': "CPUs of the syncer's host.",
+  'syncer_memory_gib': "Memory of the syncer's host.",
+  'port': 'Port that the syncer listens on.',
+  'restarts_max': 'Restarts of each role before it is given up.',
+  'notice_s': 'Seconds from SIGTERM in which a learner leaves.',
 }
-# Given to another engine, a flag is refused: it would be ignored.
-ENGINES_OF = {
+# Given to another back end, a flag is refused: it would be ignored.
+BACKENDS_OF = {
   **dict.fromkeys((*TEXTS, *INTEGERS, 'learners_at_first'), tuple(BACKENDS)),
   **dict.fromkeys(('image', 'secret', 'storage_gib'), IN_CONTAINERS),
   **dict.fromkeys(('capacity', 'reservation'), IN_CONTAINERS),
@@ -64,7 +63,7 @@ ENGINES_OF = {
   **{flag: (name,) for name, kind in BACKENDS.items() for flag in kind.flags},
 }
 NEEDED_BY = {
-  'workdir': ENGINES,
+  'workdir': TARGETS,
   'image': IN_CONTAINERS,
   **{flag: (name,) for name, kind in BACKENDS.items() for flag in kind.needs},
 }
@@ -78,7 +77,7 @@ _DEFINE = {
 
 def define_flags() -> None:
   """Besides those of launch.local."""
-  absl_flags.DEFINE_enum('to', LOCAL, ENGINES, 'Where the run is started.')
+  absl_flags.DEFINE_enum('to', LOCAL, TARGETS, 'Where the run is started.')
   absl_flags.DEFINE_bool(
     'dry_run', False, 'Prints the commands and manifests, and starts nothing.'
   )
@@ -99,11 +98,12 @@ def define_flags() -> None:
   absl_flags.DEFINE_integer(
     'storage_gib', 50, "Size of the syncer's volume or disk.", lower_bound=1
   )
-  for name, (default, text) in {**TEXTS, **INTEGERS}.items():
+  for name, text in {**TEXTS, **INTEGERS}.items():
+    default = getattr(JobOptions, name)
     _DEFINE[type(default)](name, default, text)
-  for engine, kind in BACKENDS.items():
+  for backend, kind in BACKENDS.items():
     for name, (default, text) in kind.flags.items():
-      _DEFINE[type(default)](name, default, f'{engine}: {text}')
+      _DEFINE[type(default)](name, default, f'{backend}: {text}')
 
 
 def read_launch(config: RunConfig) -> JobSpec:
@@ -113,7 +113,7 @@ def read_launch(config: RunConfig) -> JobSpec:
     ConfigError: it can not be.
   """
   given = absl_flags.FLAGS
-  if problems := [*wrong_for_engine(), *_wrong_files(given)]:
+  if problems := [*wrong_for_backend(), *_wrong_files(given)]:
     raise ConfigError(problems)
   path = pathlib.Path(flags.config_file())
   arguments = flags.arguments()
@@ -145,14 +145,14 @@ def read_launch(config: RunConfig) -> JobSpec:
   )
 
 
-def wrong_for_engine() -> Iterator[str]:
-  """Flags that are missing, or that the engine would ignore."""
+def wrong_for_backend() -> Iterator[str]:
+  """Flags that are missing, or that the back end would ignore."""
   given = absl_flags.FLAGS
-  for name, engines in ENGINES_OF.items():
-    if given[name].present and given.to not in engines:
-      yield f'--{name}: is for --to={" and --to=".join(engines)} only'
-  for name, engines in NEEDED_BY.items():
-    if given.to in engines and not getattr(given, name):
+  for name, backends in BACKENDS_OF.items():
+    if given[name].present and given.to not in backends:
+      yield f'--{name}: is for --to={" and --to=".join(backends)} only'
+  for name, backends in NEEDED_BY.items():
+    if given.to in backends and not getattr(given, name):
       yield f'--{name}: is missing, --to={given.to} needs it'
   is_tpu = given.accelerator not in (CPU, GPU)
   tpus = BACKENDS[given.to].tpus if given.to in BACKENDS else None

@@ -34,7 +34,7 @@ from launch import program as launch_program
 from launch import session
 from launch.backends import dry_run
 from launch.program import Program, program
-from launch.unit import free_address
+from launch.role_processes import free_address
 
 # Locks a run's folder, and checks that it belongs to this run.
 
@@ -197,7 +197,7 @@ def read_program(config: RunConfig, workdir: Workdir, address: str) -> Program:
   )
 
 
-def rehearse(config: RunConfig, say: Callable[[str], None]) -> None:
+def show_processes(config: RunConfig, say: Callable[[str], None]) -> None:
   """Shows the processes of a run; nothing is started.
 
   Raises:
@@ -211,22 +211,19 @@ def rehearse(config: RunConfig, say: Callable[[str], None]) -> None:
 def main(argv) -> int:
   config = flags.load()
   given = absl_flags.FLAGS
-  try:
-    if len(argv) > 1:
-      raise ConfigError([f'{argv[1]}: unexpected argument'])
-    if not given.workdir:
-      raise ConfigError(['--workdir: is missing, such as runs/first'])
-    if missing := list(missing_paths(config.data)):
-      raise ConfigError(missing)  # Before a process starts for it.
-    if short := list(too_short_text(config.data)):
-      raise ConfigError(short)
-    planned = lab_section.plan(config.faults, config.protocol.learners)
-    address = free_address(config.transport.host, config.transport.port)
-    root = pathlib.Path(given.workdir)
-    parts = read_program(config, Workdir(root), address)
-    workdir, lock, goes_on = occupy(root, given.overwrite, config)
-  except ConfigError as error:
-    flags.exit_config(error)
+  if len(argv) > 1:
+    raise ConfigError([f'{argv[1]}: unexpected argument'])
+  if not given.workdir:
+    raise ConfigError(['--workdir: is missing, such as runs/first'])
+  if missing := list(missing_paths(config.data)):
+    raise ConfigError(missing)  # Before a process starts for it.
+  if short := list(too_short_text(config.data)):
+    raise ConfigError(short)
+  planned = lab_section.plan(config.faults, config.protocol.learners)
+  address = free_address(config.transport.host, config.transport.port)
+  root = pathlib.Path(given.workdir)
+  parts = read_program(config, Workdir(root), address)
+  workdir, lock, goes_on = occupy(root, given.overwrite, config)
   console = rich.console.Console()
   if goes_on:
     console.print(

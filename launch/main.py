@@ -21,7 +21,7 @@ from diloco.config import flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from launch import launch_flags, local
-from launch.backends import commands, dry_run, engines
+from launch.backends import commands, dry_run, registry
 from launch.job import JobSpec
 
 START = 'start'
@@ -30,10 +30,10 @@ REMOVE = 'remove-learner'
 WATCH = 'watch'
 COMMANDS = (START, ADD, REMOVE, WATCH)
 
-Engine = engines.Gke | engines.Slurm | engines.QueuedResources
+Backend = registry.Gke | registry.Slurm | registry.QueuedResources
 
 
-# Carries out one command of launch.main on the engine that was asked for.
+# Carries out one command of launch.main on the back end that was asked for.
 
 
 def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
@@ -41,24 +41,24 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
 
   Raises:
     ConfigError: the launch can not be.
-    CommandFailed: a program of the engine is missing, or failed.
+    CommandFailed: a program of the back end is missing, or failed.
   """
   given = absl_flags.FLAGS
   whole = launch_flags.read_launch(config)
   for line in left_out(config):
     print(f'note: {line}', file=sys.stderr)
-  if given.dry_run and engines.BACKENDS[given.to].stays:
-    return _rehearse(command, whole, say)
-  engine = _engine(say)
+  if given.dry_run and registry.BACKENDS[given.to].stays:
+    return _show_steps(command, whole, say)
+  backend = _backend(say)
   match command:
     case 'start':
-      return engine.start(whole)
+      return backend.start(whole)
     case 'add-learner':
-      return engine.add(whole, given.learner)
+      return backend.add(whole, given.learner)
     case 'remove-learner':
-      return engine.remove(whole, given.learner)
+      return backend.remove(whole, given.learner)
     case 'watch':
-      return engine.watch(whole)
+      return backend.watch(whole)
     case _:
       raise ValueError(f'no command: {command!r}')
 
@@ -67,7 +67,7 @@ def left_out(config: RunConfig) -> list[str]:
   """Returns lines on settings that only a local run supports."""
   lines = []
   if config.faults:
-    lines.append('config.faults is for --to=local; nobody is killed here')
+    lines.append('config.faults is for --to=local; no process is killed here')
   if config.run.eval_every_rounds:
     lines.append(
       'config.run.eval_every_rounds: start python -m diloco.evaluator beside '
@@ -76,13 +76,13 @@ def left_out(config: RunConfig) -> list[str]:
   return lines
 
 
-def _engine(say: Callable[[str], None]) -> Engine:
+def _backend(say: Callable[[str], None]) -> Backend:
   given = absl_flags.FLAGS
   act = dry_run.shown(say) if given.dry_run else _loudly(say)
-  return engines.BACKENDS[given.to].make(given, act, say)
+  return registry.BACKENDS[given.to].make(given, act, say)
 
 
-def _loudly(say: Callable[[str], None]) -> engines.Act:
+def _loudly(say: Callable[[str], None]) -> registry.Act:
   """Runs a command and passes on what it says."""
 
   def act(argv, text):
@@ -94,12 +94,14 @@ def _loudly(say: Callable[[str], None]) -> engines.Act:
   return act
 
 
-def _rehearse(command: str, whole: JobSpec, say: Callable[[str], None]) -> int:
+def _show_steps(
+  command: str, whole: JobSpec, say: Callable[[str], None]
+) -> int:
   """Prints the steps on TPU VMs, each of which needs the previous one's
   result.
   """
   given = absl_flags.FLAGS
-  cloud, learner = engines.cloud_of(given), given.learner
+  cloud, learner = registry.cloud_of(given), given.learner
   if command == ADD:
     dry_run.queued_learner(whole, learner, cloud, say)
   elif command == REMOVE:
@@ -119,20 +121,18 @@ def main(argv) -> int:
       raise ConfigError([f'{" ".join(argv[1:])}: must be one of {known}'])
     if (given.learner is not None) != (command in (ADD, REMOVE)):
       raise ConfigError(['--learner: is for add-learner and remove-learner'])
-    staying = [n for n, kind in engines.BACKENDS.items() if kind.stays]
+    staying = [n for n, kind in registry.BACKENDS.items() if kind.stays]
     if command == WATCH and given.to not in staying:
       raise ConfigError([f'watch: is for --to={" or --to=".join(staying)}'])
     if given.to != launch_flags.LOCAL:
       return perform(command, config, say)
     if command != START:
       raise ConfigError([f'{command}: is not for --to=local'])
-    if problems := [*launch_flags.wrong_for_engine()]:
+    if problems := [*launch_flags.wrong_for_backend()]:
       raise ConfigError(problems)
     if given.dry_run:
-      local.rehearse(config, say)
+      local.show_processes(config, say)
       return 0
-  except ConfigError as error:
-    flags.exit_config(error)
   except commands.CommandFailed as error:
     print(f'error: {error}', file=sys.stderr)
     return 1

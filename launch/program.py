@@ -38,7 +38,6 @@ def host_flags(hosts: int, host: int | str, coordinator: str) -> list[str]:
   """Returns the flags of one host of a learner; empty if there is only one.
 
   Args:
-    hosts: number of hosts.
     host: its number, from 0, or the shell text that becomes it.
     coordinator: 'host:port' where they meet, or such a text.
   """
@@ -146,7 +145,6 @@ class Role:
     """Returns the command of one of its processes.
 
     Args:
-      host: its number, from 0.
       coordinator: 'host:port' where they meet; unused for a single host.
     """
     return [*self.argv, *host_flags(self.hosts, host, coordinator)]
@@ -173,11 +171,7 @@ def program(
   """The syncer's S processes, M learners, perhaps an evaluator; evaluation.
 
   Args:
-    config_arguments: the flags that give a process this configuration.
     address: 'host:port' at which the syncer listens.
-    access_arguments: the flags by which its processes know each other.
-    log_arguments: the flags of how all processes log.
-    learners: of what each learner consists; empty: of one process.
   """
 
   def argv(module: str, *flags: str) -> tuple[str, ...]:

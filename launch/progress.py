@@ -21,7 +21,7 @@ from diloco.metrics.status import (
 )
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
-from launch.exits import RUNNING
+from launch.exit_policy import RUNNING
 from launch.supervisor import ProcessState
 
 TABLE_EVERY_S = 0.5
@@ -190,8 +190,6 @@ def report(
   """Everything that a newcomer should see of a finished run.
 
   Args:
-    summary: as the syncer wrote it.
-    evaluation: of the global model.
     plot: where the loss plot lies, or why there is none.
     tokens: the token ledger; none where no learner has a tape.
   """
@@ -270,7 +268,10 @@ def _run(
       'goodput',
       f'{summary.goodput:.1%} of the learner time went into steps that count',
     ),
-    ('uptime', f'{summary.uptime:.1%} of the time somebody trained'),
+    (
+      'uptime',
+      f'{summary.uptime:.1%} of the time at least one learner trained',
+    ),
   )
   ledger = [('tokens', tokens_text(tokens))] if tokens else []
   returned = (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from absl import logging
 
-from launch.exits import (
+from launch.exit_policy import (
   DEAD,
   FINISHED,
   RUNNING,
@@ -22,7 +22,7 @@ from launch.exits import (
   has_left,
 )
 from launch.program import Role
-from launch.unit import GroupExit, RoleProcesses
+from launch.role_processes import GroupExit, RoleProcesses
 
 LINGER_S = 30.0  # From the run's end until remaining processes are stopped.
 POLL_S = 0.05
@@ -48,7 +48,7 @@ class ProcessState:
   """The state of one role of the run."""
 
   name: str
-  state: str  # One of `exits`.
+  state: str  # One of `exit_policy`.
   pid: int | None  # Of its first process; None unless running.
   starts: int
 
@@ -77,18 +77,15 @@ class Supervisor:
     Args:
       roles: the parts of the run; their names are unique.
       log: returns the path of a process's log, by its name.
-      environment: of every process, in addition to its role's.
       restarts_max: restarts per role; one more death stops the run.
-      restart_delay_s: seconds between a death and the restart.
-      announce: called with every event.
       linger_s: how long others may go on when the run has ended, or when one
         process of their role has.
       hurry: returns True to stop waiting for processes that were told to leave.
     """
-    self._units = {
+    self._groups = {
       role.name: RoleProcesses(role, self._tell, linger_s) for role in roles
     }
-    assert len(self._units) == len(roles), f'a name twice: {roles}'
+    assert len(self._groups) == len(roles), f'a name twice: {roles}'
     self._log = log
     self._environment = dict(environment)
     self._restarts_max = restarts_max
@@ -115,31 +112,31 @@ class Supervisor:
     if self.failure:
       return True
     ends = (FINISHED, DEAD, STOPPED)
-    return all(unit.state in ends for unit in self._units.values())
+    return all(group.state in ends for group in self._groups.values())
 
   def states(self) -> list[ProcessState]:
     """Returns the states of all roles, in order."""
     return [
-      ProcessState(name, unit.state, unit.pid, unit.starts)
-      for name, unit in self._units.items()
+      ProcessState(name, group.state, group.pid, group.starts)
+      for name, group in self._groups.items()
     ]
 
   def poll(self) -> None:
     """Notices exits, starts what is due, stops processes that stay too long."""
-    for unit in self._units.values():
-      if fall := unit.reap():
-        self._judge(unit, fall)
+    for group in self._groups.values():
+      if ended := group.reap():
+        self._judge(group, ended)
     self._end_lingering()
     if time.monotonic() - self._looked_s >= LOG_LOOK_S:
       self._looked_s = time.monotonic()
       self._rotate_logs()
-    for unit in self._units.values():
-      is_due = time.monotonic() >= unit.start_at_s
-      if unit.state == WAITING and is_due and not self.failure:
-        unit.start(self._log, self._environment)
+    for group in self._groups.values():
+      is_due = time.monotonic() >= group.start_at_s
+      if group.state == WAITING and is_due and not self.failure:
+        group.start(self._log, self._environment)
 
   def is_running(self, name: str) -> bool:
-    return self._units[name].state == RUNNING
+    return self._groups[name].state == RUNNING
 
   def kill(self, name: str, reason: str) -> None:
     """SIGKILL for a running role, announced beforehand."""
@@ -159,8 +156,8 @@ class Supervisor:
 
   def add(self, role: Role) -> None:
     """Adds a role to the run; it is started at the next `poll`."""
-    assert role.name not in self._units, f'a name twice: {role.name}'
-    self._units[role.name] = RoleProcesses(role, self._tell, self._linger_s)
+    assert role.name not in self._groups, f'a name twice: {role.name}'
+    self._groups[role.name] = RoleProcesses(role, self._tell, self._linger_s)
 
   def dismiss(self, name: str, reason: str) -> None:
     """SIGTERM for a running role, which is not started again."""
@@ -173,20 +170,20 @@ class Supervisor:
     Args:
       deadline_s: between the two; None: what each role was promised.
     """
-    for unit in self._units.values():
-      if unit.state == WAITING:
-        unit.state = STOPPED
-      unit.send(signal.SIGTERM, 'stopped', 'SIGTERM')
+    for group in self._groups.values():
+      if group.state == WAITING:
+        group.state = STOPPED
+      group.send(signal.SIGTERM, 'stopped', 'SIGTERM')
     began_s = time.monotonic()
-    while running := [u for u in self._units.values() if u.state == RUNNING]:
-      for unit in running:
-        leave_s = unit.role.leave_s if deadline_s is None else deadline_s
+    while running := [g for g in self._groups.values() if g.state == RUNNING]:
+      for group in running:
+        leave_s = group.role.leave_s if deadline_s is None else deadline_s
         passed_s = time.monotonic() - began_s
         if passed_s >= leave_s or self._hurry():
-          unit.kill(f'{passed_s:.0f} s after SIGTERM')
-        if fall := unit.reap():
-          unit.state = STOPPED
-          last = fall.last
+          group.kill(f'{passed_s:.0f} s after SIGTERM')
+        if ended := group.reap():
+          group.state = STOPPED
+          last = ended.last
           how = describe_exit(last.code)
           self._tell(last.process, 'exited', last.pid, how)
       time.sleep(POLL_S)
@@ -194,27 +191,27 @@ class Supervisor:
   def _send(
     self, name: str, number: signal.Signals, event: str, reason: str
   ) -> None:
-    unit = self._units[name]
-    assert unit.state == RUNNING, f'{name} is not running'
-    unit.send(number, event, reason)
+    group = self._groups[name]
+    assert group.state == RUNNING, f'{name} is not running'
+    group.send(number, event, reason)
 
-  def _judge(self, unit: RoleProcesses, fall: GroupExit) -> None:
-    """Decides what becomes of a unit that has ended."""
-    judged, last = fall.judged, fall.last
-    if unit.role.name in self._dismissed and has_left(judged.code):
-      unit.state = DEAD
+  def _judge(self, group: RoleProcesses, ended: GroupExit) -> None:
+    """Decides what becomes of processes that have ended."""
+    judged, last = ended.judged, ended.last
+    if group.role.name in self._dismissed and has_left(judged.code):
+      group.state = DEAD
       how = describe_exit(last.code)
       self._tell(last.process, 'exited', last.pid, f'{how}; {DISMISSED}')
       return
     decision = after_exit(
       judged.code,
-      unit.starts - 1,
+      group.starts - 1,
       self._restarts_max,
       self._stop_at_s is not None,
-      unit.role.optional,
+      group.role.optional,
     )
-    unit.state = decision.state
-    unit.start_at_s = time.monotonic() + self._restart_delay_s
+    group.state = decision.state
+    group.start_at_s = time.monotonic() + self._restart_delay_s
     told = f'{judged.process} {decision.reason}'
     if decision.stops_run and not self.failure:
       self.failure = told
@@ -223,31 +220,31 @@ class Supervisor:
     self._tell(last.process, 'exited', last.pid, detail)
 
   def _end_lingering(self) -> None:
-    enders = [u for u in self._units.values() if u.role.ends_run]
-    others = [u for u in self._units.values() if not u.role.ends_run]
-    needed = [u for u in others if not u.role.optional]
+    enders = [g for g in self._groups.values() if g.role.ends_run]
+    others = [g for g in self._groups.values() if not g.role.ends_run]
+    needed = [g for g in others if not g.role.optional]
     for few, many in ((enders, others), (needed, enders)):
-      if few and many and all(unit.state == FINISHED for unit in few):
+      if few and many and all(group.state == FINISHED for group in few):
         break
     else:
       return
     now_s = time.monotonic()
     if self._stop_at_s is None:
       self._stop_at_s = now_s + self._linger_s
-    for unit in many:
-      if unit.state == WAITING and few is enders:
-        unit.state = DEAD
+    for group in many:
+      if group.state == WAITING and few is enders:
+        group.state = DEAD
     if now_s < self._stop_at_s or self.is_over:
       return
-    stayed = ', '.join(u.role.name for u in many if u.state == RUNNING)
+    stayed = ', '.join(g.role.name for g in many if g.state == RUNNING)
     if few is needed:
       self.failure = f'{stayed} goes on though all others have finished'
     self.stop()
 
   def _rotate_logs(self) -> None:
-    for unit in self._units.values():
-      for host in range(unit.role.hosts):
-        rotate_log(self._log(unit.role.process(host)), LOG_BYTES)
+    for group in self._groups.values():
+      for host in range(group.role.hosts):
+        rotate_log(self._log(group.role.process(host)), LOG_BYTES)
 
   def _tell(self, process: str, event: str, pid: int, detail: str) -> None:
     self._announce(ProcessEvent(time.time(), process, event, pid, detail))

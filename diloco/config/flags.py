@@ -5,16 +5,18 @@ the flags by which processes know each other.
 A main calls `define_flags()` at import, is run by `run(main)`, and gets its
 configuration from `load()`. One that takes a run that was made calls
 `run_of_workdir(main)`: without --config it reads that of the run's folder.
-Whatever is wrong with flags or configuration ends in a message on stderr and
-exit code 78, which launchers do not restart.
+Whatever is wrong with flags or configuration, and every ConfigError that a main
+raises, ends in a message on stderr and exit code 78, which launchers do not
+restart.
 """
 
+import contextlib
 import difflib
 import pathlib
 import re
 import runpy
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from absl import app, flags
 from ml_collections import config_flags
@@ -33,7 +35,7 @@ EXAMPLE = 'experiments/quickstart.py'
 ACCESS_FILES = {
   'tls_ca': 'PEM file of the CA of all peers; a server asks for certificates.',
   'tls_cert': "PEM file of this process's certificate and its chain.",
-  'tls_key': 'PEM file of its private key; not readable by everybody.',
+  'tls_key': 'PEM file of its private key; not readable by others.',
   'tls_name': "Name in a peer's certificate; default: the host connected to.",
   'token_file': 'File of one line that the processes of a run show each other.',
 }
@@ -41,8 +43,8 @@ ACCESS_VOUCHED = {
   'insecure': 'Vouches that the network is private: listens beyond loopback.',
   'transfer_fenced': (
     'Vouches that the ports of jax_transfer, and of jax.distributed between '
-    'the hosts of a learner, which let everybody in, are behind a firewall '
-    "that lets only the run's machines through."
+    'the hosts of a learner, which accept every connection, are behind a '
+    "firewall that lets only the run's machines through."
   ),
 }
 LOG_JSON = 'log_json'
@@ -138,42 +140,52 @@ def run(
 
   Args:
     main: takes what is left over of the command line.
-    parser: in place of `parse_or_exit`.
+    parser: in place of `parse`.
   """
-  app.run(main, flags_parser=parser or parse_or_exit)
+  app.run(_or_exit(main), flags_parser=_or_exit(parser or parse))
+
+
+def _or_exit(work: Callable) -> Callable:
+  def call(argv: Sequence[str]):
+    try:
+      return work(argv)
+    except ConfigError as error:
+      exit_config(error)
+
+  return call
 
 
 def run_without_config(main: Callable[[Sequence[str]], int | None]) -> None:
   """Runs a main that has no --config."""
-  app.run(main, flags_parser=parse_without_config_or_exit)
+  run(main, parse_without_config)
 
 
 def run_of_workdir(main: Callable[[Sequence[str]], int | None]) -> None:
   """Runs a main that takes the run in --workdir; see `parse_of_run`."""
-
-  def parser(argv):
-    try:
-      return parse_of_run(argv)
-    except ConfigError as error:
-      exit_config(error)
-
-  app.run(main, flags_parser=parser)
+  run(main, parse_of_run)
 
 
-def parse_without_config_or_exit(argv: Sequence[str]) -> list[str]:
-  """Parses a command without a configuration; on failure exits with code 78."""
+@contextlib.contextmanager
+def refusing(*errors: type[Exception], flag: str = '') -> Iterator[None]:
+  """Raises ConfigError for `errors`, by default those of values and files.
+
+  Args:
+    errors: what a value of the user's has caused.
+    flag: the one to blame, such as '--lead=x:1'.
+  """
+  caught = errors or (ValueError, FileNotFoundError)
   try:
-    return _parse_values(argv, flags.FLAGS)
-  except ConfigError as error:
-    exit_config(error)
+    yield
+  except ConfigError:
+    raise
+  except caught as error:
+    problem = f'{flag}: {error}' if flag else str(error)
+    raise ConfigError([problem]) from None
 
 
-def parse_or_exit(argv: Sequence[str], example: str = EXAMPLE) -> list[str]:
-  """Calls `parse`; on failure exits with code 78."""
-  try:
-    return parse(argv, example=example)
-  except ConfigError as error:
-    exit_config(error)
+def parse_without_config(argv: Sequence[str]) -> list[str]:
+  """Parses a command that has no --config; raises ConfigError."""
+  return _parse_values(argv, flags.FLAGS)
 
 
 def load(
@@ -182,7 +194,6 @@ def load(
   """The checked configuration of the parsed flags, or exit code 78.
 
   Args:
-    values: the parsed flags.
     build: makes the checked value of the mapping that --config gave.
   """
   try:
@@ -206,8 +217,6 @@ def parse(
   """Parses flags; returns what is left over, the program's name first.
 
   Args:
-    argv: the command line.
-    values: get what it says.
     example: a configuration that this main takes, named where there is none.
 
   Raises:

@@ -34,7 +34,6 @@ class Chip:
   Attributes:
     name: such as 'v5e'.
     device_kinds: jax's names for it.
-    hbm_bytes: its memory.
     bf16_flops: its peak per second, dense, in bf16.
   """
 
@@ -58,10 +57,7 @@ class Topology:
 
   Attributes:
     name: the TPU API's.
-    chip: of which kind.
     shape: how the chips are wired, such as '4x4x8'; GKE writes it so too.
-    hosts: machines.
-    chips_per_host: of each.
   """
 
   name: str
@@ -133,8 +129,6 @@ def check_fits(chosen: Topology, devices: int, mesh: str) -> None:
   """Refuses a mesh that does not take every chip of a slice.
 
   Args:
-    chosen: the slice.
-    devices: of the mesh.
     mesh: its keys and sizes, as they are to be named.
 
   Raises:
@@ -179,7 +173,6 @@ def check_backend(environment: Mapping[str, str], backend: str) -> None:
   """Refuses the CPU where an accelerator was asked for: jax says nothing.
 
   Args:
-    environment: the process's.
     backend: `jax.default_backend()`.
 
   Raises:

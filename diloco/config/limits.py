@@ -25,10 +25,8 @@ class RunLimits:
   """Limits of a syncer of a run.
 
   Attributes:
-    sessions: concurrent sessions, of learners and of shards.
     pulls: concurrent pulls of one shard.
     workers: threads of a gRPC data plane that sends to all learners.
-    hosts: hosts of one learner.
   """
 
   sessions: int
@@ -43,7 +41,6 @@ def limits_of(learners: int, ids: int, shards: int) -> RunLimits:
   Args:
     learners: M.
     ids: of learners that may join, `data.shards`; at least M.
-    shards: S, of the syncer.
   """
   wanted = ids + shards - 1 + SPARE_SESSIONS
   sessions = min(max(wanted, SESSIONS_LEAST), SESSIONS_MAX)

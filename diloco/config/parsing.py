@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from diloco.config.sections import ConfigError
 
@@ -18,6 +18,16 @@ TUPLES = {
   tuple[int, ...]: (int, 'a tuple of int'),
   tuple[float, ...]: (float, 'a tuple of float'),
 }
+
+
+def split_fields(
+  config: type, but: Collection[str] = ()
+) -> tuple[dict[str, type], dict[str, type]]:
+  """Returns the types of a configuration's sections, and of its other keys."""
+  types = typing.get_type_hints(config)
+  types = {name: types[name] for name in types if name not in but}
+  parts = {n: t for n, t in types.items() if dataclasses.is_dataclass(t)}
+  return parts, {n: t for n, t in types.items() if n not in parts}
 
 
 def key_types(

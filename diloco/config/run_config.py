@@ -22,30 +22,7 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.transport.planes import PLANES
 
 SEED_MAX = 2**32 - 1
-EVERYBODY = 0  # As protocol.quorum.
-
-SECTIONS = {
-  'model': sections.ModelConfig,
-  'data': DataConfig,
-  'inner': sections.InnerConfig,
-  'outer': sections.OuterConfig,
-  'fragments': sections.FragmentsConfig,
-  'codec': sections.CodecConfig,
-  'merge': sections.MergeConfig,
-  'protocol': ProtocolConfig,
-  'syncer': sections.SyncerConfig,
-  'mesh': sections.MeshConfig,
-  'transport': sections.TransportConfig,
-  'checkpoint': sections.CheckpointConfig,
-  'run': sections.ProcessConfig,
-  'lab': LabConfig,
-}
-TOP = {'name': str, 'seed': int, 'faults': tuple[str, ...]}
-TOP_DEFAULTS = {
-  'name': 'base',  # Of the run; learners of another run are refused.
-  'seed': 0,  # Of the initial parameters and of the data order.
-  'faults': (),  # Such as 'kill learner 1 at 0.33' (of total_steps).
-}
+ALL_LEARNERS = 0  # As protocol.quorum.
 
 TOTAL_STEPS = 'protocol.total_steps'
 
@@ -75,13 +52,13 @@ FREE = frozenset(
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
   """One validated run configuration; made by `build`."""
 
-  name: str
-  seed: int
-  faults: tuple[str, ...]
+  name: str = 'base'  # Of the run; learners of another run are refused.
+  seed: int = 0  # Of the initial parameters and of the data order.
+  faults: tuple[str, ...] = ()  # Such as 'kill learner 1 at 0.33' of the steps.
   model: sections.ModelConfig
   data: DataConfig
   inner: sections.InnerConfig
@@ -104,10 +81,14 @@ class RunConfig:
       raise ConfigError(broken)
 
 
+SECTIONS, TOP = parsing.split_fields(RunConfig, but=('blend_alpha',))
+
+
 def defaults() -> dict[str, object]:
   """Returns all keys of a run, nested, with their defaults."""
   made = {name: sections.defaults(SECTIONS[name]) for name in SECTIONS}
-  return TOP_DEFAULTS | made | {'protocol': sections.PROTOCOL}
+  top = sections.defaults(RunConfig)
+  return {n: top[n] for n in TOP} | made | {'protocol': sections.PROTOCOL}
 
 
 def build(config: Mapping) -> RunConfig:
@@ -234,7 +215,10 @@ def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
 
 def _fill_quorum(typed: dict[str, object]):
   """A quorum of all follows whatever number of learners there is."""
-  if typed.get('protocol.quorum') == EVERYBODY and 'protocol.learners' in typed:
+  if (
+    typed.get('protocol.quorum') == ALL_LEARNERS
+    and 'protocol.learners' in typed
+  ):
     typed['protocol.quorum'] = typed['protocol.learners']
 
 
@@ -375,12 +359,12 @@ def _transfers_run(transport, run) -> Iterator[str]:
     )
 
 
-def _somebody_stays(protocol, lab) -> Iterator[str]:
+def _one_stays(protocol, lab) -> Iterator[str]:
   """Requires a permanent learner: with none, t would stand still for ever."""
   if lab.visitors >= protocol.learners:
     yield (
       f'lab.visitors={lab.visitors}: must be less than '
-      f'protocol.learners={protocol.learners}: somebody stays'
+      f'protocol.learners={protocol.learners}: one must stay'
     )
 
 
@@ -405,7 +389,7 @@ BETWEEN = (
   (('protocol', 'blend_alpha'), _alpha_used),
   (('merge', 'fragments', 'protocol'), _rda_of_whole_tables),
   (('transport', 'run'), _transfers_run),
-  (('protocol', 'lab'), _somebody_stays),
+  (('protocol', 'lab'), _one_stays),
   (('checkpoint', 'run'), _checkpoints_come),
 )
 

@@ -247,16 +247,6 @@ STUDIES = {
   'scavenging': ScavengingStudy,
   'offer_age': OfferAgeStudy,
 }
-SECTIONS = {
-  'fleet': FleetConfig,
-  'failures': FailuresConfig,
-  'network': NetworkConfig,
-  'codec': sections.CodecConfig,
-  'protocol': ProtocolConfig,
-}
-TOP = {'name': str, 'seed': int}
-
-
 # What differs from a run: the paper's settings.
 PROTOCOL = {
   key: value for key, value in sections.PROTOCOL.items() if key != 'blend_alpha'
@@ -271,17 +261,6 @@ PROTOCOL = {
 }
 
 
-def defaults(kind: str) -> dict[str, object]:
-  """Returns all keys of a simulation with their defaults.
-
-  Args:
-    kind: of the study, a key of STUDIES.
-  """
-  made = {name: sections.defaults(SECTIONS[name]) for name in SECTIONS}
-  study = sections.defaults(STUDIES[kind]) | {'kind': kind}
-  return made | {'name': kind, 'seed': 0, 'protocol': PROTOCOL, 'study': study}
-
-
 @dataclasses.dataclass(frozen=True)
 class SimulationConfig:
   """One validated simulation; made by `build`."""
@@ -294,6 +273,20 @@ class SimulationConfig:
   codec: sections.CodecConfig
   protocol: ProtocolConfig
   study: Study
+
+
+SECTIONS, TOP = parsing.split_fields(SimulationConfig, but=('study',))
+
+
+def defaults(kind: str) -> dict[str, object]:
+  """Returns all keys of a simulation with their defaults.
+
+  Args:
+    kind: of the study, a key of STUDIES.
+  """
+  made = {name: sections.defaults(SECTIONS[name]) for name in SECTIONS}
+  study = sections.defaults(STUDIES[kind]) | {'kind': kind}
+  return made | {'name': kind, 'seed': 0, 'protocol': PROTOCOL, 'study': study}
 
 
 def build(config: Mapping) -> SimulationConfig:

@@ -113,19 +113,19 @@ def array_record_files(path: str, text_key: str) -> list[DocumentFile]:
     folder, _, base = name.rpartition('/')
     if folder not in folders:
       folders[folder] = records_folder.read_contents(folder)
-    contents = folders[folder]
+    manifest = folders[folder]
     source = open_records(name)
-    if contents is not None and base in contents.shards:
+    if manifest is not None and base in manifest.shards:
       files.append(
         DocumentFile(
           name=name,
-          stamp=f'records|{contents.dtype}|{paths.stamp(name)}',
+          stamp=f'records|{manifest.dtype}|{paths.stamp(name)}',
           count=len(source),
           groups=0,
           read=functools.partial(read_records, source, _same),
-          dtype=contents.dtype,
-          tokenizer=contents.tokenizer,
-          index=(folder, base.removesuffix(SUFFIX)) if contents.dtype else None,
+          dtype=manifest.dtype,
+          tokenizer=manifest.tokenizer,
+          index=(folder, base.removesuffix(SUFFIX)) if manifest.dtype else None,
         )
       )
       continue

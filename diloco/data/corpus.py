@@ -56,11 +56,9 @@ class Corpus:
   """The text of a run.
 
   Attributes:
-    name: origin of the text, for logs.
     train: uint8 [bytes]; for files of documents, a stream of tokens.
     heldout: like `train`, but never trained on.
     fingerprint: hex sha256 over both.
-    tokenizer: the tokenizer of both.
   """
 
   name: str

@@ -28,9 +28,7 @@ class DocumentFile:
   """One file, or a range of its documents; it holds no open file itself.
 
   Attributes:
-    name: for humans, such as its path.
     stamp: differs if documents may differ.
-    count: number of documents.
     groups: number of pieces that are read as a whole; 0: each document by
       itself.
     read: reads documents start … stop - 1, as UTF-8, or tokens if `dtype` is
@@ -140,10 +138,7 @@ def load_or_build(
   """Returns the indices of files, in order; missing ones are built.
 
   Args:
-    files: files to index.
-    tokenizer: counts their tokens.
     folder: local folder of indices; '': `DEFAULT_FOLDER`.
-    say: called with a line for each file that is indexed.
 
   Raises:
     ValueError: a document can't be tokenised, an index is broken, or the folder
@@ -306,7 +301,6 @@ class TokenStream:
 
   Args:
     spans: in order; those without tokens are left out.
-    tokenizer: tokenizer of all of them.
     run_tokens: tokens in a piece that is read as a whole; 0 if documents are
       read one by one.
     bytes_per_token: bytes of text per token, on average.

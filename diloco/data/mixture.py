@@ -51,13 +51,9 @@ def file_corpus(
   """Opens the files and their indices; reads documents only to index them.
 
   Args:
-    sources: one, or several to mix.
     heldout: what is held out; None: the last documents of each file.
     heldout_percent: percentage of each file's documents, if `heldout` is None;
       a file of two or more holds out at least one.
-    tokenizer: tokenizer of all sources.
-    index_folder: where the index keeps what it builds.
-    say: called with a line for each file that is indexed.
 
   Raises:
     FileNotFoundError: a source has no files.

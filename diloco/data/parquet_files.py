@@ -25,7 +25,6 @@ def parquet_files(path: str, text_key: str) -> list[DocumentFile]:
 
   Args:
     path: a file, a folder or a pattern, local or gs://.
-    text_key: name of the column.
 
   Raises:
     FileNotFoundError: there is none.

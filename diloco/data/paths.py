@@ -29,7 +29,6 @@ def find(path: str, patterns: Sequence[str]) -> list[str]:
   Args:
     path: a file; a folder, of which the files that match a pattern are taken;
       or a pattern in its last part, such as /data/train-*.parquet.
-    patterns: patterns of a folder's files.
 
   Raises:
     FileNotFoundError: there is none; names the path.
@@ -89,7 +88,6 @@ def needed(extra: str, what: str) -> Iterator[None]:
   """Wraps imports of packages from an extra of setup.py.
 
   Args:
-    extra: name of the extra.
     what: what needs it, such as "data.source='parquet'".
 
   Raises:
@@ -109,10 +107,8 @@ def read_documents(
   """Yields documents in UTF-8, in order; empty ones are left out.
 
   Args:
-    files: text files.
     kind: what a document is: a whole 'file', a 'line', or the field `text_key`
       of a JSON object on a line, 'jsonl'.
-    text_key: see `kind`.
 
   Raises:
     FileNotFoundError: a file is missing; raised before anything is read.

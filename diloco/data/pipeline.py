@@ -104,7 +104,6 @@ def make_dataset(
     seq_len: L, predictions per row.
     batch: B, rows.
     shards: Number of logical data shards; fixed, at least as many as learners.
-    shard: Index of the shard, from 0.
     seed: Seed of the run; every shard is shuffled differently.
 
   Returns:
@@ -181,7 +180,6 @@ def batches(
   """Yields elements `start`, start + 1, … of `dataset`, read ahead.
 
   Args:
-    dataset: from `make_dataset`.
     start: position of the first.
     threads: threads that read, each a batch at a time; two batches are buffered
       per thread. (Grain's default, 16 threads and 500 elements, is too much for
@@ -204,10 +202,6 @@ def check_shards(
   tokens: Tokens | Mixture, seq_len: int, batch: int, shards: int
 ) -> None:
   """Checks that a text gives every shard a batch.
-
-  Args:
-    tokens: the training text.
-    seq_len: as for `make_dataset`, like the others.
 
   Raises:
     ValueError: it is too short; says what is needed.

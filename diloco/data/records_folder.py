@@ -36,12 +36,10 @@ class RecordsManifest:
   """The contents of contents.json.
 
   Attributes:
-    documents: number in all shards.
     text_bytes: bytes of their texts in UTF-8.
     tokens: tokens of all shards, including end tokens; 0 for text.
     dtype: dtype of tokens; '' for text.
     tokenizer: its fingerprint; '' for text.
-    made_by: the tokenizer's name, for humans.
     shards: names of files with the number of documents in each.
   """
 
@@ -104,12 +102,12 @@ def write_records(
     tempfile.mkdtemp(prefix=f'.{folder.name}-', dir=folder.parent)
   )
   try:
-    contents = _write_into(temporary, folder.name, shards, documents, tokenizer)
+    manifest = _write_into(temporary, folder.name, shards, documents, tokenizer)
     temporary.chmod(0o755)
     os.replace(temporary, folder)
   finally:
     shutil.rmtree(temporary, ignore_errors=True)
-  return contents
+  return manifest
 
 
 def _write_into(
@@ -144,7 +142,7 @@ def _write_into(
   if tokenizer:
     for each, index in zip(names, indices):
       index.write(folder, each.removesuffix(SUFFIX))
-  contents = RecordsManifest(
+  manifest = RecordsManifest(
     documents=sum(counts),
     text_bytes=text_bytes,
     tokens=tokens,
@@ -153,9 +151,9 @@ def _write_into(
     made_by=tokenizer.name if tokenizer else '',
     shards=dict(zip(names, counts)),
   )
-  fields = {'format': FORMAT, **dataclasses.asdict(contents)}
+  fields = {'format': FORMAT, **dataclasses.asdict(manifest)}
   (folder / CONTENTS).write_text(json.dumps(fields, indent=1) + '\n')
-  return contents
+  return manifest
 
 
 def token_dtype(vocab: int) -> str:

@@ -37,7 +37,6 @@ def read_questions(
   """Returns the questions of a task file, checked for a model of bytes.
 
   Args:
-    path: the task file.
     vocab: larger byte values are unknown to the model.
     choice_bytes_max: a longer choice does not fit after any context.
 
@@ -138,11 +137,7 @@ def continuation_questions(
 
   Args:
     text: uint8 [bytes], such as a corpus' held-out part.
-    count: number of questions.
     choices: choices per question, including the right one.
-    context_bytes: bytes that are shown.
-    choice_bytes: bytes of each choice.
-    seed: seed of places, wrong choices and the right one's index.
 
   Raises:
     ValueError: a number is out of its range, or the text has too few places.

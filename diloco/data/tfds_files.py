@@ -23,7 +23,6 @@ def tfds_files(path: str, text_key: str) -> list[DocumentFile]:
 
   Args:
     path: DIR or DIR#SPLIT.
-    text_key: the feature with the text.
 
   Raises:
     FileNotFoundError: there is no prepared dataset.

@@ -9,7 +9,7 @@
   data_parallel  data-parallel, elastic, alone
   process_arrays  what its processes hold
   packing        the same as JSON and a table of arrays
-  lives          visits, deaths and planned kills of learners
+  failure_schedule  visits, deaths and planned kills of learners
   outputs        what a run writes and shows
   resume_log     goes on with a run that was cut
   resume_stubs   stands for arrays while decisions are made again

@@ -47,10 +47,7 @@ _COMPILED = absl_flags.DEFINE_string(
 
 def main(_) -> int:
   workdir = pathlib.Path(_WORKDIR.value)
-  try:
-    return (_sweep if _SWEEP.value else _run)(workdir)
-  except ConfigError as error:
-    flags.exit_config(error)
+  return (_sweep if _SWEEP.value else _run)(workdir)
 
 
 def _run(workdir: pathlib.Path) -> int:
@@ -68,10 +65,8 @@ def _sweep(workdir: pathlib.Path) -> int:
   make = runpy.run_path(path).get('sweep')
   if make is None:
     raise ConfigError([f'--config={path}: has no sweep(add)'])
-  try:
+  with flags.refusing(ValueError):
     rows = [v for v in sweep.variants(make) if _ONLY.value in v.label]
-  except ValueError as error:
-    raise ConfigError([str(error)]) from None
   made = flags.load(
     build=lambda base: sweep_runner.make_configs(base.to_dict(), rows)
   )

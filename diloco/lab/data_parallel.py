@@ -16,8 +16,8 @@ import numpy as np
 
 from diloco.config.lab_section import Kill
 from diloco.fleets.tally import Tally
+from diloco.lab.failure_schedule import FailureSchedule
 from diloco.lab.lab_systems import SYSTEMS
-from diloco.lab.lives import FailureSchedule
 from diloco.lab.outputs import Health, LabObserver, Point, Trained
 from diloco.lab.packing import Likes, on_mesh
 from diloco.lab.resume_log import Resumption
@@ -47,7 +47,6 @@ class DataParallelStep:
 
   Attributes:
     members: learners whose batches it takes, ascending.
-    begin_s: start of the step.
     end_s: end of the slowest member.
     lengths_s: duration of each member.
   """
@@ -66,18 +65,19 @@ class DataParallelSteps:
     deaths: those that cost something: (learner, death, return).
 
   Args:
-    lives: draws deaths and step lengths.
-    learners: number of learners.
-    pause_s: duration of one reconfiguration.
     elastic: True if the group goes on with fewer.
   """
 
   def __init__(
-    self, lives: FailureSchedule, learners: int, pause_s: float, elastic: bool
+    self,
+    failure_schedule: FailureSchedule,
+    learners: int,
+    pause_s: float,
+    elastic: bool,
   ):
     self.now_s = 0.0
     self.deaths: list[tuple[int, float, float]] = []
-    self._lives = lives
+    self._failures = failure_schedule
     self._learners = learners
     self._pause_s = pause_s
     self._elastic = elastic
@@ -86,7 +86,7 @@ class DataParallelSteps:
     # time of the return, the order in which `FailureSchedule` wants them.
     self._coming: list[tuple[float, int, int, float | None]] = []
     self._order = itertools.count()
-    if lives.mortal:
+    if failure_schedule.mortal:
       for learner in range(learners):
         self._draw(learner, 0.0)
 
@@ -99,7 +99,9 @@ class DataParallelSteps:
         self._stand(min(self._away.values()))
         continue
       begin_s = self.now_s
-      lengths_s = tuple(self._lives.speeds[m].next_s(begin_s) for m in members)
+      lengths_s = tuple(
+        self._failures.speeds[m].next_s(begin_s) for m in members
+      )
       end_s = begin_s + max(lengths_s)
       died = self._next_death(end_s, members)
       if died is None:
@@ -110,7 +112,7 @@ class DataParallelSteps:
   def kill(self, learner: int):
     """Kills a learner between two steps; it is away as long as any."""
     if learner not in self._away:
-      self._die(learner, self.now_s, self.now_s + self._lives.away_s)
+      self._die(learner, self.now_s, self.now_s + self._failures.away_s)
 
   def _die(self, learner: int, dies_s: float, back_s: float):
     self.now_s = dies_s
@@ -148,16 +150,12 @@ class DataParallelSteps:
     return None
 
   def _draw(self, learner: int, from_s: float):
-    dies_s, back_s = self._lives.death(from_s)
+    dies_s, back_s = self._failures.death(from_s)
     heapq.heappush(self._coming, (dies_s, next(self._order), learner, back_s))
 
 
 class DataParallelArrays:
-  """An implementation of `diloco.lab.resume_log.Holder`.
-
-  Args:
-    learners: number of learners.
-  """
+  """An implementation of `diloco.lab.resume_log.Holder`."""
 
   def __init__(self, run_spec: RunSpec, learners: int):
     self._run_spec = run_spec
@@ -173,8 +171,6 @@ class DataParallelArrays:
 
     Args:
       positions: index of each batch, by learner.
-      lr: inner learning rate.
-      number: number of the step.
 
     Returns:
       The loss over all these batches.
@@ -235,7 +231,7 @@ class DataParallel:
     kills: Sequence[Kill],
     tell: Callable[[int, float], None],
     timeline_s: float,
-    journal: LabObserver,
+    observer: LabObserver,
     resumption: Resumption,
   ):
     config = run_spec.config
@@ -246,7 +242,7 @@ class DataParallel:
     self._kills = list(kills)
     self._tell = tell
     self._timeline_s = timeline_s
-    self._journal = journal
+    self._observer = observer
     system = SYSTEMS[lab.system]
     self._learners = system.learners(config.protocol.learners)
     self._group = DataParallelSteps(
@@ -268,7 +264,7 @@ class DataParallel:
     total = self._config.protocol.total_steps
     every = self._config.lab.eval_every_steps or total
     for learner in range(self._learners):
-      self._journal.happened(0.0, learner_name(learner), 'started')
+      self._observer.happened(0.0, learner_name(learner), 'started')
     look_at = every
     checkpoints = list(self._resumption.steps(total))
     while self._step < total:
@@ -355,17 +351,17 @@ class DataParallel:
         names.STALL_TIME: step_s - length_s,
         names.TOKENS_PER_S: data.batch * data.seq_len / step_s,
       }
-      self._journal.stepped(m, self._batches[m], scalars)
+      self._observer.stepped(m, self._batches[m], scalars)
 
   def _tell_of_deaths(self):
     """Reports the deaths so far, and the learners that are back."""
     for learner, dies_s, back_s in self._group.deaths[self._told :]:
-      self._journal.happened(dies_s, learner_name(learner), 'killed')
+      self._observer.happened(dies_s, learner_name(learner), 'killed')
       self._coming.append((back_s, learner))
     self._told = len(self._group.deaths)
     for back_s, learner in sorted(self._coming):
       if back_s <= self._group.now_s:
-        self._journal.happened(back_s, learner_name(learner), 'started')
+        self._observer.happened(back_s, learner_name(learner), 'started')
         self._coming.remove((back_s, learner))
 
   def _look(self, final: bool = False):
@@ -379,4 +375,4 @@ class DataParallel:
     )
     self._points.append(point)
     self._tell(point.step, point.loss)
-    self._journal.evaluated(point)
+    self._observer.evaluated(point)

@@ -15,7 +15,7 @@ import numpy as np
 
 from diloco.config.lab_section import Kill
 from diloco.fleets.tally import Tally
-from diloco.lab.lives import FailureSchedule, TransientLearners
+from diloco.lab.failure_schedule import FailureSchedule, TransientLearners
 from diloco.lab.outputs import Health, LabObserver, Point, Trained
 from diloco.lab.packing import on_mesh
 from diloco.lab.process_arrays import ArrayBackend
@@ -38,32 +38,26 @@ from diloco.simulator.timing import Timing
 HORIZON_FACTOR = 100.0  # A run that takes this much longer than planned hangs.
 
 
-class JournalTally(Tally):
-  """A tally that also forwards to a journal.
+class ObservedTally(Tally):
+  """A tally that also forwards to an observer.
 
   Attributes:
     merged_tokens: tokens of merged contributions, mean over the fragments.
     ledger: where each learner's tokens went.
-
-  Args:
-    timeline_s: see `Tally`.
-    fragments: P.
-    journal: receives events.
-    run_spec: gives the learning rate.
   """
 
   def __init__(
     self,
     timeline_s: float,
     fragments: int,
-    journal: LabObserver,
+    observer: LabObserver,
     run_spec: RunSpec,
   ):
     super().__init__(timeline_s)
     self.merged_tokens = 0.0
     self.ledger = TokenObserver(fragments)
     self._fragments = fragments
-    self._journal = journal
+    self._observer = observer
     self._run_spec = run_spec
     self._schedule = run_spec.schedule()
     self._publishing: syncer_events.Publish | None = None
@@ -109,23 +103,15 @@ class JournalTally(Tally):
         names.STALL_TIME: 0.0,
         names.TOKENS_PER_S: event.tokens / event.step_s,
       }
-      self._journal.stepped(process.id, process.steps, scalars)
+      self._observer.stepped(process.id, process.steps, scalars)
 
   def _decided(self, at_s: float, effect: syncer_events.Effect, **more):
     fields = dataclasses.asdict(effect) | more
-    self._journal.decided(at_s, tape_events.kind_of(effect), fields)
+    self._observer.decided(at_s, tape_events.kind_of(effect), fields)
 
 
 class Decoupled:
-  """One run of Decoupled DiLoCo in the lab.
-
-  Args:
-    kills: faults, in the order in which they are due.
-    tell: called with the global step and Θ's loss at every evaluation.
-    timeline_s: events before this time are kept for a picture.
-    journal: receives all events.
-    resumption: where the run resumes.
-  """
+  """One run of Decoupled DiLoCo in the lab."""
 
   def __init__(
     self,
@@ -133,31 +119,31 @@ class Decoupled:
     kills: Sequence[Kill],
     tell: Callable[[int, float], None],
     timeline_s: float,
-    journal: LabObserver,
+    observer: LabObserver,
     resumption: Resumption,
   ):
     config = run_spec.config
     lab, protocol = config.lab, config.protocol
     self._config = config
     self._tell = tell
-    self._journal = journal
+    self._observer = observer
     self._kills = kills
     self._heldout, self._health = Heldout(run_spec), Health(run_spec)
     self._whole = Heldout(run_spec, run_spec.config.lab.final_eval_batches)
-    self._tally = JournalTally(
-      timeline_s, protocol.fragments, journal, run_spec
+    self._tally = ObservedTally(
+      timeline_s, protocol.fragments, observer, run_spec
     )
     self._points: list[Point] = []
     self._deaths: list[tuple[int, float, float]] = []
-    self._lives = FailureSchedule(config)
-    self._visits = TransientLearners(config)
+    self._failures = FailureSchedule(config)
+    self._transient = TransientLearners(config)
     self._resumption = resumption
     made = ArrayBackend(run_spec, Device(*on_mesh(run_spec)))
-    self._contents = StubBackend(made, resumption.answers)
+    self._backend = StubBackend(made, resumption.answers)
     self._cluster = Cluster(
       dataclasses.replace(protocol, total_steps=announced_step(protocol)),
       Timing(
-        dict(enumerate(self._lives.steps_s)),
+        dict(enumerate(self._failures.steps_s)),
         latency_s=lab.latency_s,
         transfer_s=lab.transfer_s,
         encode_s=0.01 * lab.step_s,
@@ -165,23 +151,23 @@ class Decoupled:
       ),
       config.seed,
       observer=self._tally,
-      contents=self._contents,
+      contents=self._backend,
       options=ClusterOptions(
         checkpoint_rounds=config.checkpoint.syncer_every_rounds,
-        speeds={m: own.next_s for m, own in self._lives.speeds.items()},
+        speeds={m: own.next_s for m, own in self._failures.speeds.items()},
         tokens_per_step=config.data.batch * config.data.seq_len,
       ),
     )
     self._horizon_s = (
-      HORIZON_FACTOR * protocol.total_steps * max(self._lives.steps_s)
+      HORIZON_FACTOR * protocol.total_steps * max(self._failures.steps_s)
     )
-    if self._lives.mortal:
+    if self._failures.mortal:
       for learner in range(protocol.learners):
         self._live(learner, 0.0)
 
   def run(self) -> Trained:
     cluster, protocol = self._cluster, self._config.protocol
-    self._journal.happened(0.0, 'syncer', 'started')
+    self._observer.happened(0.0, 'syncer', 'started')
     for learner in range(protocol.learners):
       self._start(learner)  # A visitor starts only if it is due by now.
     for target, do in self._plan():
@@ -192,7 +178,7 @@ class Decoupled:
     self._look(self._whole)
     self._tally.settle()
     counts = self._tally.learners.values()
-    learner_s = self._visits.learner_s(cluster.sim.now)
+    learner_s = self._transient.learner_s(cluster.sim.now)
     rounds = self._tally.rounds
     merged = ages.total(count.ages for count in counts)
     rows = self._tally.ledger.rows().values()
@@ -222,13 +208,13 @@ class Decoupled:
       (kill.fraction * total, functools.partial(self._strike, kill))
       for kill in self._kills
     ]
-    visits = self._visits
-    if visits.visitors:
-      planned.append((visits.from_step, self._welcome_visitors))
-    if visits.visitors and visits.until_step < total:
-      planned.append((visits.until_step, self._dismiss_visitors))
+    transient = self._transient
+    if transient.visitors:
+      planned.append((transient.from_step, self._welcome_visitors))
+    if transient.visitors and transient.until_step < total:
+      planned.append((transient.until_step, self._dismiss_visitors))
     for step in self._resumption.steps(total):
-      save = functools.partial(self._resumption.at, step, self._contents)
+      save = functools.partial(self._resumption.at, step, self._backend)
       planned.append((float(step), save))
     return sorted(planned, key=lambda each: each[0])
 
@@ -274,7 +260,7 @@ class Decoupled:
     )
     self._points.append(point)
     self._tell(point.step, point.loss)
-    self._journal.evaluated(point)
+    self._observer.evaluated(point)
 
   # Deaths -------------------------------------------------------------------
 
@@ -283,7 +269,7 @@ class Decoupled:
 
     The next life begins once the learner is back.
     """
-    dies_s, back_s = self._lives.death(from_s)
+    dies_s, back_s = self._failures.death(from_s)
 
     def come_back():
       self._start(learner)
@@ -296,13 +282,13 @@ class Decoupled:
   def _strike(self, kill: Kill):
     """Kills a process, unless it is dead or has left already."""
     sim, learner = self._cluster.sim, kill.learner
-    back_s = sim.now + self._lives.away_s
+    back_s = sim.now + self._failures.away_s
     if learner is not None:
       self._die(learner, back_s)
       sim.at(back_s, lambda: self._start(learner))
     elif self._cluster.syncer.alive:
       self._cluster.kill_syncer()
-      self._journal.happened(sim.now, 'syncer', 'killed')
+      self._observer.happened(sim.now, 'syncer', 'killed')
       sim.at(back_s, self._start_syncer)
 
   def _die(self, learner: int, back_s: float):
@@ -311,7 +297,7 @@ class Decoupled:
       now_s = self._cluster.sim.now
       self._cluster.kill(learner)
       self._deaths.append((learner, now_s, back_s))
-      self._journal.happened(now_s, learner_name(learner), 'killed')
+      self._observer.happened(now_s, learner_name(learner), 'killed')
 
   def _start(self, learner: int):
     """Starts a process for the learner.
@@ -322,29 +308,29 @@ class Decoupled:
     now_s = self._cluster.sim.now
     old = self._cluster.learners.get(learner)
     free = old is None or old.gone
-    expected = self._visits.expects(learner, now_s)
+    expected = self._transient.expects(learner, now_s)
     if free and expected and not self._cluster.ended:
       self._cluster.start(learner)
-      self._journal.happened(now_s, learner_name(learner), 'started')
+      self._observer.happened(now_s, learner_name(learner), 'started')
 
   def _welcome_visitors(self):
-    self._visits.begin(self._cluster.sim.now)
-    for learner in self._visits.visitors:
+    self._transient.begin(self._cluster.sim.now)
+    for learner in self._transient.visitors:
       self._start(learner)
 
   def _dismiss_visitors(self):
     """Makes the visitors leave with notice, as if preempted."""
     now_s = self._cluster.sim.now
-    self._visits.end(now_s)
-    for learner in self._visits.visitors:
+    self._transient.end(now_s)
+    for learner in self._transient.visitors:
       process = self._cluster.learners.get(learner)
       if process is not None and not process.gone:
-        self._cluster.preempt(learner, self._visits.notice_s)
-        self._journal.happened(now_s, learner_name(learner), 'stopped')
+        self._cluster.preempt(learner, self._transient.notice_s)
+        self._observer.happened(now_s, learner_name(learner), 'stopped')
 
   def _start_syncer(self):
     self._cluster.start_syncer()
-    self._journal.happened(self._cluster.sim.now, 'syncer', 'started')
+    self._observer.happened(self._cluster.sim.now, 'syncer', 'started')
 
 
 def announced_step(protocol: ProtocolConfig) -> int:

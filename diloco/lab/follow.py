@@ -28,14 +28,13 @@ from diloco.lab.process_arrays import ArrayBackend, LearnerArrays
 from diloco.lab.run import train
 from diloco.learner.device import Device
 from diloco.learner.replica import FragmentReplica
-from diloco.metrics.files import MalformedFile
 from diloco.metrics.workdir import Workdir
 from diloco.numerics import payload
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.syncer import events as syncer_events
 from diloco.replay import replay_session
-from diloco.replay.replay_contents import Given
+from diloco.replay.replay_backends import Given
 from diloco.replay.replay_plan import NotReplayable
 from diloco.run import logs, tape_events
 from diloco.run.spec import RunSpec
@@ -54,11 +53,7 @@ _TAPES = flags.DEFINE_bool('tapes', True, 'Follow its tapes.')
 
 
 class LabReplayBackend:
-  """An implementation of `diloco.replay.replay_contents.ReplayBackend`.
-
-  Args:
-    device: compiled; shared by all.
-  """
+  """An implementation of `diloco.replay.replay_backends.ReplayBackend`."""
 
   def __init__(self, run_spec: RunSpec, device: Device):
     self._run_spec = run_spec
@@ -82,9 +77,9 @@ class LabReplayBackend:
     self, learner: int, donor: 'LabReplayState', given: Sequence[Given]
   ) -> 'LabReplayState':
     """Adopts a peer's state as a real run does: Θ and inner state, then θ."""
-    standing = self.from_seed(learner)
-    standing.adopt(donor.arrays, given)
-    return standing
+    state = self.from_seed(learner)
+    state.adopt(donor.arrays, given)
+    return state
 
   def outer_step(
     self, merge: syncer_events.Merge, offered: Mapping[int, np.ndarray]
@@ -105,10 +100,9 @@ class LabReplayBackend:
 
 
 class LabReplayState:
-  """An implementation of `diloco.replay.replay_contents.ReplayState`.
+  """An implementation of `diloco.replay.replay_backends.ReplayState`.
 
   Args:
-    lab: made the arrays.
     arrays: consumed.
   """
 
@@ -176,16 +170,12 @@ def main(_) -> int:
   """Replays the run, compares the result and prints the outcome."""
   logs.keep_ours()
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
-  try:
+  with config_flags.refusing(*replay_session.UNREADABLE):
     run = replay_session.open_run(workdir)
     if not _TAPES.value:
       return _by_itself(run)
-    contents = LabReplayBackend(run.run_spec, Device(run.run_spec))
-    return replay_session.make_again(run, contents)
-  except ConfigError as error:
-    config_flags.exit_config(error)
-  except (NotReplayable, MalformedFile, ValueError, FileNotFoundError) as error:
-    config_flags.exit_config(ConfigError([str(error)]))
+    backend = LabReplayBackend(run.run_spec, Device(run.run_spec))
+    return replay_session.make_again(run, backend)
 
 
 def _by_itself(run: replay_session.Recorded) -> int:

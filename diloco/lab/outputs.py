@@ -52,7 +52,6 @@ class Point:
     loss: loss of the global model on held-out text, nats per token.
     learners_loss: loss of the mean of the learners' parameters, nats per token;
       NaN if there is none.
-    at_s: simulated time.
     health: metrics of a mixture of experts, by name; see `diloco.lab.outputs`.
   """
 
@@ -117,35 +116,32 @@ class LabObserver:
 class LabObservers(LabObserver):
   """Forwards to several observers."""
 
-  def __init__(self, journals: Sequence[LabObserver]):
-    self._journals = tuple(journals)
+  def __init__(self, observers: Sequence[LabObserver]):
+    self._observers = tuple(observers)
 
   def happened(self, at_s: float, process: str, event: str, detail: str = ''):
-    for journal in self._journals:
-      journal.happened(at_s, process, event, detail)
+    for observer in self._observers:
+      observer.happened(at_s, process, event, detail)
 
   def stepped(self, learner: int, step: int, scalars: Mapping[str, float]):
-    for journal in self._journals:
-      journal.stepped(learner, step, scalars)
+    for observer in self._observers:
+      observer.stepped(learner, step, scalars)
 
   def decided(self, at_s: float, kind: str, fields: Mapping):
-    for journal in self._journals:
-      journal.decided(at_s, kind, fields)
+    for observer in self._observers:
+      observer.decided(at_s, kind, fields)
 
   def evaluated(self, point: Point):
-    for journal in self._journals:
-      journal.evaluated(point)
+    for observer in self._observers:
+      observer.evaluated(point)
 
   def close(self):
-    for journal in self._journals:
-      journal.close()
+    for observer in self._observers:
+      observer.close()
 
 
 class Recording(LabObserver):
   """Writes into an empty folder, or over an earlier run of the lab.
-
-  Args:
-    folder: folder of the run.
 
   Raises:
     ConfigError: the folder holds a run of processes.
@@ -299,13 +295,7 @@ class Health:
 
 
 class Bar(LabObserver):
-  """A progress bar on standard error.
-
-  Args:
-    learners: number of learners.
-    total_steps: t at the end.
-    console: the terminal; None: found automatically.
-  """
+  """A progress bar on standard error."""
 
   def __init__(
     self,
@@ -315,7 +305,7 @@ class Bar(LabObserver):
   ):
     self._console = console or rich.console.Console(stderr=True)
     self._total = total_steps
-    self._lives = {learner_name(m): DEAD for m in range(learners)}
+    self._states = {learner_name(m): DEAD for m in range(learners)}
     self._step = 0
     self._loss = self._held_out = float('nan')
     self._said = 0
@@ -334,8 +324,8 @@ class Bar(LabObserver):
       self._bar.start()
 
   def happened(self, at_s: float, process: str, event: str, detail: str = ''):
-    if process in self._lives:
-      self._lives[process] = LIVE if event == 'started' else DEAD
+    if process in self._states:
+      self._states[process] = LIVE if event == 'started' else DEAD
 
   def stepped(self, learner: int, step: int, scalars: Mapping[str, float]):
     self._step = max(self._step, round(scalars[names.GLOBAL_STEP]))
@@ -376,10 +366,10 @@ class Bar(LabObserver):
     )
 
   def _text(self, at_s: float) -> str:
-    lives = ''.join(self._lives.values())
+    states = ''.join(self._states.values())
     held_out = (
       f'  held out {self._held_out:.4f}'
       if self._held_out == self._held_out
       else ''
     )
-    return f'loss {self._loss:.4f}{held_out}  {lives}  {at_s:.0f} s simulated'
+    return f'loss {self._loss:.4f}{held_out}  {states}  {at_s:.0f} s simulated'

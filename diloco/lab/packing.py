@@ -53,7 +53,6 @@ class Likes:
   """The structures of a run that can't be told from what was saved.
 
   Attributes:
-    mesh: the mesh of arrays that are spread over one.
     trees: contain every kind of named tuple that is packed.
   """
 
@@ -107,12 +106,7 @@ class Packer:
 
 
 class Unpacker:
-  """Restores objects.
-
-  Args:
-    arrays: name -> array on the host.
-    likes: the run's structures.
-  """
+  """Restores objects."""
 
   def __init__(self, arrays: Mapping[str, np.ndarray], likes: Likes):
     self._arrays = arrays

@@ -28,11 +28,7 @@ from diloco.syncer.outer_state import OuterState, OuterStep, make_optimizer
 
 
 class ArrayBackend:
-  """Makes the contents; all learners share one device's compiled functions.
-
-  Args:
-    device: compiled for the run.
-  """
+  """Makes the contents; all learners share one device's compiled functions."""
 
   def __init__(self, run_spec: RunSpec, device: Device):
     self.run_spec = run_spec
@@ -77,7 +73,6 @@ class LearnerArrays:
   """An implementation of `diloco.simulator.contents.LearnerBackend`.
 
   Attributes:
-    losses: losses of this process's steps.
     applied: for each blend, how many of the steps preceded it.
   """
 

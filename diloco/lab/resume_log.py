@@ -43,7 +43,6 @@ class Answers:
   """One JSON line per answer, appended to a file that `sync` makes durable.
 
   Attributes:
-    count: number of answers so far, earlier ones included.
     replaying: answers come from an earlier process, and no array is there; the
       holder of the saved arrays decides when that ends.
 
@@ -104,11 +103,7 @@ class Answers:
 
 
 class Holder(Protocol):
-  """Holds arrays that can be taken out and put in again.
-
-  Attributes:
-    likes: their structure.
-  """
+  """Holds arrays that can be taken out and put in again."""
 
   likes: Likes
 
@@ -123,7 +118,6 @@ class Resumption:
   """One process of a run; this class starts anew and saves nothing.
 
   Attributes:
-    answers: the run's answers.
     from_step: step of the checkpoint that it resumes from; 0: none.
     earlier_s: wall time of the earlier processes, up to their checkpoint.
   """

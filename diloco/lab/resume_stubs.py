@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco.lab.packing import Likes
-from diloco.lab.process_arrays import ArrayBackend, LearnerArrays, SyncerArrays
+from diloco.lab.process_arrays import ArrayBackend
 from diloco.lab.resume_log import Answers, Diverged
 from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
@@ -41,12 +41,7 @@ class Stub:
 
 
 class StubBackend:
-  """An implementation of `diloco.simulator.contents.Backend`.
-
-  Args:
-    lab: makes the contents once arrays are here.
-    answers: the run's answers.
-  """
+  """An implementation of `diloco.simulator.contents.Backend`."""
 
   def __init__(self, lab: ArrayBackend, answers: Answers):
     self.lab = lab
@@ -114,74 +109,91 @@ class StubBackend:
     return sorted(self._living.items(), key=lambda item: item[0])
 
 
-class StubLearner:
-  """An implementation of `diloco.simulator.contents.LearnerBackend`.
+class _StubArrays:
+  """Arrays that can be away, and the calls that are passed on to them.
 
   Attributes:
     arrays: the real ones; None while they are away.
   """
 
-  def __init__(self, contents: StubBackend, learner: int, start: Start):
+  def __init__(self, backend: StubBackend):
+    self.arrays: Any = None
+    self._backend = backend
+
+  def _call(self, method: str, *args) -> Any:
+    values = (x.value if isinstance(x, Stub) else x for x in args)
+    return getattr(self.arrays, method)(*values)
+
+  def _make(self, method: str, *args) -> Stub:
+    """Returns a stub of what the arrays' method makes."""
+    return self._backend.made(lambda: self._call(method, *args))
+
+  def _do(self, method: str, *args):
+    self._backend.do(lambda: self._call(method, *args))
+
+  def fragment(self, p: int) -> Stub:
+    return self._make('fragment', p)
+
+  def save(self) -> Stub:
+    return self._make('save')
+
+
+class StubLearner(_StubArrays):
+  """An implementation of `diloco.simulator.contents.LearnerBackend`."""
+
+  def __init__(self, backend: StubBackend, learner: int, start: Start):
+    super().__init__(backend)
     self.versions = list(start.versions)
     self.crcs = list(start.crcs)
     self.base_crcs = list(start.crcs)
-    self.arrays: LearnerArrays | None = None
-    self._contents = contents
     self._learner = learner
     self._start = start
 
   def step(self, position: int, progress: int) -> float:
-    return self._contents.answers.of(
+    return self._backend.answers.of(
       f'step {self._learner}', lambda: self.arrays.step(position, progress)
     )
 
   def snapshot(self, effect: learner_events.Snapshot) -> Stub:
-    return self._contents.made(lambda: self.arrays.snapshot(effect))
+    return self._make('snapshot', effect)
 
   def offer(self, effect: learner_events.Snapshot, copy: Stub) -> Stub:
-    return self._contents.made(lambda: self.arrays.offer(effect, copy.value))
+    return self._make('offer', effect, copy)
 
   def donate(self) -> Stub:
-    return self._contents.made(lambda: self.arrays.donate())
+    return self._make('donate')
 
   def adopt(self, offered: messages.StateOffered, donated: Stub):
-    self._contents.do(lambda: self.arrays.adopt(offered, donated.value))
+    self._do('adopt', offered, donated)
     self.versions, self.crcs = list(offered.versions), list(offered.crcs)
 
   def adopt_inner(self):
-    self._contents.do(lambda: self.arrays.adopt_inner())
+    self._do('adopt_inner')
 
   def reset_inner(self):
-    self._contents.do(lambda: self.arrays.reset_inner())
+    self._do('reset_inner')
 
   def update(self, p: int, version: int, data: Stub, crc: int) -> str | None:
-    return self._taken_in(
-      p, version, crc, lambda: self.arrays.update(p, version, data.value, crc)
-    )
+    return self._taken_in('update', p, version, data, crc)
 
   def replace(self, p: int, version: int, data: Stub, crc: int) -> str | None:
-    return self._taken_in(
-      p, version, crc, lambda: self.arrays.replace(p, version, data.value, crc)
-    )
+    return self._taken_in('replace', p, version, data, crc)
 
   def _taken_in(
-    self, p: int, version: int, crc: int, take_in: Callable[[], str | None]
+    self, method: str, p: int, version: int, data: Stub, crc: int
   ) -> str | None:
     """Notes version and CRC after bytes were verified."""
-    reason = self._contents.answers.of(f'take in {self._learner}', take_in)
+    reason = self._backend.answers.of(
+      f'take in {self._learner}',
+      lambda: self._call(method, p, version, data, crc),
+    )
     if reason is None:
       self.versions[p], self.crcs[p] = version, crc
     return reason
 
   def apply(self, effect: learner_events.Apply, training: bool):
-    self._contents.do(lambda: self.arrays.apply(effect, training))
+    self._do('apply', effect, training)
     self.base_crcs[effect.fragment] = self.crcs[effect.fragment]
-
-  def fragment(self, p: int) -> Stub:
-    return self._contents.made(lambda: self.arrays.fragment(p))
-
-  def save(self) -> Stub:
-    return self._contents.made(lambda: self.arrays.save())
 
   def state(self) -> dict[str, Any]:
     """Returns the arrays' state, which must agree with what is known here."""
@@ -191,22 +203,17 @@ class StubLearner:
     return self.arrays.state()
 
   def go_on(self, state: Mapping[str, Any]):
-    lab = self._contents.lab
+    lab = self._backend.lab
     self.arrays = lab.learner(self._learner, self._start, None)
     self.arrays.go_on(state)
 
 
-class StubSyncer:
-  """An implementation of `diloco.simulator.contents.SyncerBackend`.
+class StubSyncer(_StubArrays):
+  """An implementation of `diloco.simulator.contents.SyncerBackend`."""
 
-  Attributes:
-    arrays: the real ones; None while they are away.
-  """
-
-  def __init__(self, contents: StubBackend, crcs: tuple[int, ...]):
+  def __init__(self, backend: StubBackend, crcs: tuple[int, ...]):
+    super().__init__(backend)
     self.crcs = list(crcs)
-    self.arrays: SyncerArrays | None = None
-    self._contents = contents
 
   def take(self, offer: messages.Offer) -> tuple[Stub, float]:
     taken = None
@@ -214,53 +221,43 @@ class StubSyncer:
     def decode() -> list:
       nonlocal taken
       try:
-        taken, norm = self.arrays.decode(
-          offer.fragment, offer.payload.data.value
-        )
+        taken, norm = self._call('decode', offer.fragment, offer.payload.data)
       except RefusedContribution as error:
         return [None, str(error)]
       return [norm, None]
 
-    norm, reason = self._contents.answers.of('take', decode)
+    norm, reason = self._backend.answers.of('take', decode)
     if reason is not None:
       raise RefusedContribution(reason)
-    return self._contents.made(lambda: taken), norm
+    return self._backend.made(lambda: taken), norm
 
   def merge(self, merge: syncer_events.Merge, taken: Mapping[int, Stub]):
-    self._contents.do(
+    self._backend.do(
       lambda: self.arrays.merge(merge, {m: x.value for m, x in taken.items()})
     )
 
   def publish(self, p: int, version: int) -> Stub:
-    data = self._contents.made(lambda: self.arrays.publish(p, version))
+    data = self._make('publish', p, version)
     self._learn_crc(p)
     return data
 
-  def fragment(self, p: int) -> Stub:
-    return self._contents.made(lambda: self.arrays.fragment(p))
-
   def take_fragment(self, p: int, version: int, data: Stub, crc: int):
-    self._contents.do(
-      lambda: self.arrays.take_fragment(p, version, data.value, crc)
-    )
+    self._do('take_fragment', p, version, data, crc)
     self._learn_crc(p)
 
   def relabel(self, p: int, version: int):
-    self._contents.do(lambda: self.arrays.relabel(p, version))
-
-  def save(self) -> Stub:
-    return self._contents.made(lambda: self.arrays.save())
+    self._do('relabel', p, version)
 
   def state(self) -> dict[str, Any]:
     assert self.crcs == self.arrays.crcs, f'{self.crcs=} {self.arrays.crcs=}'
     return self.arrays.state()
 
   def go_on(self, state: Mapping[str, Any]):
-    lab = self._contents.lab
+    lab = self._backend.lab
     self.arrays = lab.syncer(lab.first_crcs, None)
     self.arrays.go_on(state)
 
   def _learn_crc(self, p: int):
-    self.crcs[p] = self._contents.answers.of(
+    self.crcs[p] = self._backend.answers.of(
       f'crc {p}', lambda: self.arrays.crcs[p]
     )

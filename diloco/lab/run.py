@@ -13,7 +13,7 @@ import numpy as np
 from diloco.checkpoint.parameters import write_parameters
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from diloco.lab import lives, sweep
+from diloco.lab import failure_schedule, sweep
 from diloco.lab.lab_systems import SYSTEMS
 from diloco.lab.outputs import (
   Bar,
@@ -37,7 +37,7 @@ def train(
   run_spec: RunSpec,
   tell: Callable[[int, float], None] = lambda *_: None,
   timeline_s: float = 0.0,
-  journal: LabObserver | None = None,
+  observer: LabObserver | None = None,
   resumption: Resumption | None = None,
 ) -> Trained:
   """Makes the run that the configuration describes.
@@ -47,7 +47,7 @@ def train(
     tell: called often with the global step and a loss of the model.
     timeline_s: events before this time are kept for a picture, in
       `Trained.tally`.
-    journal: receives all events, including replayed ones.
+    observer: receives all events, including replayed ones.
     resumption: where the run resumes, and what it saves for the next process;
       None: it starts anew, and saves nothing.
 
@@ -55,7 +55,7 @@ def train(
     ConfigError: a fault of `config.faults` is impossible in this system.
     Diverged: the program does not repeat the interrupted run.
   """
-  kills = lives.plan(run_spec.config)
+  kills = failure_schedule.plan(run_spec.config)
   return (
     SYSTEMS[run_spec.config.lab.system]
     .load()(
@@ -63,7 +63,7 @@ def train(
       kills,
       tell,
       timeline_s,
-      journal or LabObserver(),
+      observer or LabObserver(),
       resumption or Resumption(),
     )
     .run()
@@ -91,13 +91,13 @@ def make(
   if config.run.compilation_cache:
     jax.config.update('jax_compilation_cache_dir', str(compiled.absolute()))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
-  lives.plan(config)  # Before anything is written.
+  failure_schedule.plan(config)  # Before anything is written.
   try:
     run_spec = make_run_spec(config)
   except (ValueError, FileNotFoundError) as error:
     raise ConfigError([str(error)]) from None
   learners = SYSTEMS[config.lab.system].learners(config.protocol.learners)
-  journal = LabObservers(
+  observer = LabObservers(
     [
       Recording(workdir, config),
       Bar(learners, config.protocol.total_steps),
@@ -110,7 +110,7 @@ def make(
   if resumption.from_step:
     print(f'goes on from step {resumption.from_step}', file=sys.stderr)
   try:
-    trained = train(run_spec, journal=journal, resumption=resumption)
+    trained = train(run_spec, observer=observer, resumption=resumption)
   except Diverged as error:
     raise ConfigError(
       [
@@ -120,7 +120,7 @@ def make(
     ) from None
   finally:
     resumption.close()
-    journal.close()
+    observer.close()
   wall_s = resumption.earlier_s + time.monotonic() - began_s
   if keeps_model:
     write_parameters(Workdir(workdir).parameters, trained.parameters)

@@ -207,7 +207,6 @@ def compare(
 
   Args:
     found: by label and seed.
-    rows: the variants, in the order of the table.
   """
   compared = []
   for variant in rows:

@@ -30,7 +30,6 @@ def make_configs(base: dict, rows: Sequence[Variant]) -> dict[str, RunConfig]:
 
   Args:
     base: the configuration of --config, as nested plain dicts.
-    rows: variants, which change flat keys of it.
 
   Raises:
     ConfigError: lists each problem with its variant's label.
@@ -55,12 +54,6 @@ def check(
   """Rejects finished runs with another configuration.
 
   A run from before a key existed passes if its variant leaves that key alone.
-
-  Args:
-    made: configurations by label.
-    rows: the variants.
-    seeds: seeds of each variant.
-    workdir: folder of the sweep.
 
   Raises:
     ConfigError: names the folders and what differs.

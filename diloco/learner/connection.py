@@ -17,7 +17,7 @@ from diloco.transport.control_client import (
   ControlClient,
   NotAdmitted,
 )
-from diloco.transport.data_plane import DataPlane, Outlet
+from diloco.transport.data_plane import DataPlane, Publisher
 from diloco.transport.sockets import HostUnknown
 
 ATTEMPT_S = 2.0  # For one attempt to connect.
@@ -40,15 +40,18 @@ class SyncerSession:
 
   Args:
     client: the connection to the syncer.
-    outlets: one per shard of the syncer.
+    publishers: one per shard of the syncer.
   """
 
   def __init__(
-    self, incarnation: int, client: ControlClient, outlets: Sequence[Outlet]
+    self,
+    incarnation: int,
+    client: ControlClient,
+    publishers: Sequence[Publisher],
   ):
     self.incarnation = incarnation
     self.client = client
-    self._outlets = tuple(outlets)
+    self._publishers = tuple(publishers)
     self._unretired: dict[int, int] = {}  # Handle -> fragment.
 
   def has_room(self, fragment: int) -> bool:
@@ -63,26 +66,26 @@ class SyncerSession:
   @property
   def addresses(self) -> tuple[str, ...]:
     """Addresses from which the shards pull, in order."""
-    return tuple(outlet.address for outlet in self._outlets)
+    return tuple(publisher.address for publisher in self._publishers)
 
   def offer(self, fragment: int, handle: int, parts: Sequence[np.ndarray]):
     """Offers each shard its part; raises `Closed` if the session has ended."""
-    for outlet, data in zip(self._outlets, parts, strict=True):
+    for publisher, data in zip(self._publishers, parts, strict=True):
       if data.size:
-        outlet.offer(handle, data)
+        publisher.offer(handle, data)
     self._unretired[handle] = fragment
 
   def retire(self, handle: int):
     """Releases an offer that the syncer does not need any more."""
     self._unretired.pop(handle, None)
-    for outlet in self._outlets:
-      outlet.retire(handle)
+    for publisher in self._publishers:
+      publisher.retire(handle)
 
   def close(self):
     """Ends the connection, after what is queued, and the offers."""
     self.client.close()
-    for outlet in self._outlets:
-      outlet.close()
+    for publisher in self._publishers:
+      publisher.close()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,10 +238,10 @@ class SyncerConnection:
         continue
       self._sessions += 1
       incarnation = incarnation_of(self.process, self._sessions)
-      outlets = [
-        self._syncer.plane.outlet('syncer') for _ in range(self._shards)
+      publishers = [
+        self._syncer.plane.publisher('syncer') for _ in range(self._shards)
       ]
-      return SyncerSession(incarnation, client, outlets)
+      return SyncerSession(incarnation, client, publishers)
     return None
 
   def _hold(self, session: SyncerSession):

@@ -22,7 +22,7 @@ from diloco.protocol import messages
 from diloco.run import payload_parts
 from diloco.run.payload_parts import TransferPace
 from diloco.run.spec import RunSpec
-from diloco.transport.data_plane import DataPlane, Outlet
+from diloco.transport.data_plane import DataPlane, Publisher
 
 INNER = 'inner'  # The inner state's codec: its raw bytes.
 NOTHING = messages.Part(0, 0)
@@ -66,7 +66,7 @@ class Donations:
   def __init__(self, part: ReplicaCodec, plane: DataPlane):
     self._part = part
     self._plane = plane
-    self._outlets: dict[Newcomer, Outlet] = {}
+    self._publishers: dict[Newcomer, Publisher] = {}
 
   def offer(
     self,
@@ -84,32 +84,34 @@ class Donations:
       state: a copy of the inner state.
     """
     self.end(newcomer)
-    outlet = self._plane.outlet(f'newcomer {newcomer[0]}')
-    self._outlets[newcomer] = outlet
+    publisher = self._plane.publisher(f'newcomer {newcomer[0]}')
+    self._publishers[newcomer] = publisher
     encoded = (
       self._part.encode_donated(p, theta) for p, theta in enumerate(thetas)
     )
     said, left = [], iter(handles)
     for data in encoded:
-      said.append(_offered(outlet, next(left), data))
+      said.append(_offered(publisher, next(left), data))
     for data in self._part.state_chunks(state):
-      said.append(_offered(outlet, next(left), data))
-    return OfferedState(outlet.address, tuple(said))
+      said.append(_offered(publisher, next(left), data))
+    return OfferedState(publisher.address, tuple(said))
 
   def end(self, newcomer: Newcomer):
     """Withdraws what was offered to a newcomer, if anything was."""
-    outlet = self._outlets.pop(newcomer, None)
-    if outlet is not None:
-      outlet.close()
+    publisher = self._publishers.pop(newcomer, None)
+    if publisher is not None:
+      publisher.close()
 
   def end_all(self):
-    for newcomer in list(self._outlets):
+    for newcomer in list(self._publishers):
       self.end(newcomer)
 
 
-def _offered(outlet: Outlet, handle: int, data: np.ndarray) -> messages.Part:
+def _offered(
+  publisher: Publisher, handle: int, data: np.ndarray
+) -> messages.Part:
   if data.size:
-    outlet.offer(handle, data)
+    publisher.offer(handle, data)
   return payload_parts.part_of(data)
 
 
@@ -171,16 +173,16 @@ def fetch(
   """
   _check(payloads, part, fragments, codec)
   try:
-    inlet = plane.inlet(address)
+    fetcher = plane.fetcher(address)
   except ValueError as error:
     raise Mismatch(f'donor at {address!r}: {error}') from error
   try:
     data = [
-      pace.pull(inlet, each) if each.nbytes else payload_parts.NOTHING
+      pace.pull(fetcher, each) if each.nbytes else payload_parts.NOTHING
       for each in payloads
     ]
   finally:
-    inlet.close()
+    fetcher.close()
   state = part.state_from_chunks(data[fragments:])
   if not inner_device.is_finite(state):
     raise Mismatch("the donor's inner state is not finite")

@@ -156,12 +156,12 @@ class SlicedReplica:
   def __init__(
     self,
     run_spec: RunSpec,
-    cuts: SliceMap,
+    slice_map: SliceMap,
     host: int,
     held: Sequence[FragmentReplica],
   ):
     self._run_spec = run_spec
-    self.cuts = cuts
+    self.slice_map = slice_map
     self.host = host
     self._held = list(held)
 
@@ -219,7 +219,7 @@ class SlicedReplica:
   def _decode(self, fragment: int, parts, codec) -> dict[str, np.ndarray]:
     found = {}
     for shard, data in enumerate(parts):
-      boxes = self.cuts.needed(fragment, self.host, shard)
+      boxes = self.slice_map.needed(fragment, self.host, shard)
       try:
         found |= payload.decode_cut(data, boxes, codec)
       except ValueError as error:
@@ -235,7 +235,7 @@ class SlicedReplica:
     part_crcs: Sequence[int],
   ):
     for shard, announced in enumerate(part_crcs):
-      boxes = self.cuts.needed(fragment, self.host, shard)
+      boxes = self.slice_map.needed(fragment, self.host, shard)
       found = payload.crc(theta, boxes) if boxes else 0
       if found != announced:
         raise Mismatch(

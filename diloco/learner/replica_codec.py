@@ -38,7 +38,7 @@ class ArrivedFragment:
 class ReplicaCodec(Protocol):
   """The arrays that one host of a learner encodes and takes in."""
 
-  cuts: SliceMap
+  slice_map: SliceMap
   host: int
 
   def encode_delta(
@@ -104,7 +104,7 @@ class WholeReplicaCodec:
     self._run_spec = run_spec
     self._device = device
     self._copy = copy
-    self.cuts = SliceMap(run_spec.owners, None)
+    self.slice_map = SliceMap(run_spec.owners, None)
     self.host = 0
 
   def encode_delta(self, fragment, theta, reference) -> Parts:
@@ -164,7 +164,7 @@ class SlicedReplicaCodec:
     self._run_spec = run_spec
     self._device = device
     self._copy = copy
-    self.cuts = copy.cuts
+    self.slice_map = copy.slice_map
     self.host = copy.host
 
   def encode_delta(self, fragment, theta, reference) -> Parts:
@@ -229,7 +229,7 @@ class SlicedReplicaCodec:
 
   def _by_shard(self, fragment: int):
     for shard in range(self._run_spec.owners.shards):
-      yield self.cuts.offered(fragment, self.host, shard)
+      yield self.slice_map.offered(fragment, self.host, shard)
 
 
 def make_part(

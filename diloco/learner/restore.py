@@ -65,7 +65,7 @@ def restore_host(
     CheckpointGone: the checkpoint can't be read.
   """
   holding = device.holding
-  cuts = SliceMap(run_spec.owners, device.partition)
+  slice_map = SliceMap(run_spec.owners, device.partition)
   # Computed whole once, so that each host knows the initial CRCs by itself.
   whole = run_spec.initial_fragments()
   bases = {p: holding.needed_of(p, theta) for p, theta in enumerate(whole)}
@@ -76,7 +76,7 @@ def restore_host(
       for p, theta in enumerate(whole)
     ]
     params, state = device.init(run_spec.initial_parameters())
-    copy = SlicedReplica(run_spec, cuts, holding.host, held)
+    copy = SlicedReplica(run_spec, slice_map, holding.host, held)
     return RestoredHostState(params, state, copy, None)
   found = records.restore(device.params_like, device.state_like, bases, step)
   if found is None:
@@ -87,7 +87,7 @@ def restore_host(
     FragmentReplica(version, found.bases[p], crc)
     for p, (version, crc) in enumerate(zip(progress.versions, progress.crcs))
   ]
-  copy = SlicedReplica(run_spec, cuts, holding.host, held)
+  copy = SlicedReplica(run_spec, slice_map, holding.host, held)
   return RestoredHostState(found.params, found.inner_state, copy, progress)
 
 

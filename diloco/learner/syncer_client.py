@@ -37,7 +37,7 @@ from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import state as learner_state
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.machine import Learner
-from diloco.run.payload_parts import Inlets
+from diloco.run.payload_parts import Fetchers
 from diloco.run.spec import RunSpec
 from diloco.run.threads import Worker
 from diloco.transport.data_plane import Closed
@@ -105,7 +105,7 @@ class SyncerClient:
     self._todo: queue.SimpleQueue = queue.SimpleQueue()
     self._session: SyncerSession | None = None
     self._newest: dict[int, int] = {}  # Handle to be encoded, by fragment.
-    self._inlets: Inlets | None = None
+    self._fetchers: Fetchers | None = None
     # At the end every fragment is offered at one boundary.
     room = JOBS_MAX + 2 * config.protocol.fragments
     self._up = Worker('up', room, self._on_crash)
@@ -327,16 +327,16 @@ class SyncerClient:
       tuple(addresses[host * shards : (host + 1) * shards])
       for host in range(self._hosts.count)
     ]
-    self._replace_inlets(Inlets(self._plane, by_host[0]))
+    self._replace_fetchers(Fetchers(self._plane, by_host[0]))
     self._hosts.tell_each(
       host_messages.SyncerAt(self.incarnation, each) for each in by_host[1:]
     )
 
   def _move(self, message: messages.ShardAt):
     """Notes a restarted shard of the syncer."""
-    if self._inlets is None:
+    if self._fetchers is None:
       return
-    self._inlets.move(message.shard, message.addresses[0])
+    self._fetchers.move(message.shard, message.addresses[0])
     self._hosts.tell_each(
       host_messages.ShardMoved(self.incarnation, message.shard, address)
       for address in message.addresses[1:]
@@ -346,11 +346,11 @@ class SyncerClient:
     if self._session is not None:
       self._hosts.tell(host_messages.CloseSession(self._session.incarnation))
     self._session = None
-    self._replace_inlets(None)
+    self._replace_fetchers(None)
     self.handle(learner_events.Disconnected(reason))
 
-  def _replace_inlets(self, inlets: Inlets | None):
-    before, self._inlets = self._inlets, inlets
+  def _replace_fetchers(self, fetchers: Fetchers | None):
+    before, self._fetchers = self._fetchers, fetchers
     if before is not None:
       before.close()
 
@@ -430,8 +430,8 @@ class SyncerClient:
 
   def _fetch(self, pull, message) -> list[learner_events.Event]:
     """Queues a pull of bytes that the syncer offers."""
-    inlets, session = self._inlets, self.incarnation
-    if self._down.submit(lambda: self.handle(pull(message, inlets, session))):
+    fetchers, session = self._fetchers, self.incarnation
+    if self._down.submit(lambda: self.handle(pull(message, fetchers, session))):
       return []
     reason = f'{JOBS_MAX} fetches are waiting'
     return [

@@ -242,35 +242,35 @@ class FragmentTransfer:
   def pull_update(
     self,
     update: messages.Update,
-    inlets: payload_parts.Inlets | None,
+    fetchers: payload_parts.Fetchers | None,
     session: int,
   ) -> learner_events.Event:
     """Pulls an outer update and adds it to the host's copy and the devices'."""
-    return self._pull(update, False, self._run_spec.down, inlets, session)
+    return self._pull(update, False, self._run_spec.down, fetchers, session)
 
   def pull_fragment(
     self,
     message: messages.FullFragment,
-    inlets: payload_parts.Inlets | None,
+    fetchers: payload_parts.Fetchers | None,
     session: int,
   ) -> learner_events.Event:
     """Pulls a full fragment into the host's copy and the devices'."""
-    return self._pull(message, True, self._run_spec.full, inlets, session)
+    return self._pull(message, True, self._run_spec.full, fetchers, session)
 
   def _pull(
-    self, message, full, codec, inlets, session: int
+    self, message, full, codec, fetchers, session: int
   ) -> learner_events.Event:
     p, version = message.fragment, message.version
     try:
-      expected = self._part.cuts.down_bytes(p, codec)
+      expected = self._part.slice_map.down_bytes(p, codec)
       reason = why_unfit(message.payload, p, codec, expected)
-      if reason is None and inlets is None:
+      if reason is None and fetchers is None:
         reason = 'the session has ended'
       if reason is None and len(message.part_crcs) != self._crcs_expected:
         reason = f'{len(message.part_crcs)} CRCs of parts are announced'
       if reason is not None:
         raise Mismatch(reason)
-      self._pull_parts(message, full, inlets, session)
+      self._pull_parts(message, full, fetchers, session)
     except (TransferFailed, Mismatch) as error:
       reason = f'{type(error).__name__}: {error}'
       logging.warning('fragment %d version %d: %s', p, version, reason)
@@ -282,10 +282,10 @@ class FragmentTransfer:
 
   @property
   def _crcs_expected(self) -> int:
-    hosts = self._part.cuts.hosts
+    hosts = self._part.slice_map.hosts
     return hosts * self._run_spec.owners.shards if hosts > 1 else 0
 
-  def _pull_parts(self, message, full: bool, inlets, session: int):
+  def _pull_parts(self, message, full: bool, fetchers, session: int):
     """Pulls every host's own parts concurrently."""
     shards = self._run_spec.owners.shards
     orders = [
@@ -302,7 +302,7 @@ class FragmentTransfer:
       for mine in [range(host * shards, (host + 1) * shards)]
     ]
     with self._hosts.taking(orders):
-      data = inlets.pull(message.payload, self._pace)
+      data = fetchers.pull(message.payload, self._pace)
       self._part.take_in(
         message.fragment,
         message.version,

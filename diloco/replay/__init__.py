@@ -7,7 +7,7 @@ Start with `replay_plan`: what has to be done again, made from the tapes alone.
   replay_session   a run's folder, opened; its machine, its end
   replay_plan      what to do again, in which order
   replay           does it, and compares the bytes
-  replay_contents  what the replayed processes hold
+  replay_backends  what the replayed processes hold
   timeline         tapes as what happened when (`python -m diloco.tape`)
   timeline_text    the same as text
 """

@@ -14,13 +14,10 @@ import pathlib
 from absl import flags
 
 from diloco.config import flags as config_flags
-from diloco.config.sections import ConfigError
 from diloco.learner.device import Device
-from diloco.metrics.files import MalformedFile
 from diloco.metrics.workdir import Workdir
 from diloco.replay import replay_session
-from diloco.replay.replay_contents import DeviceReplayBackend
-from diloco.replay.replay_plan import NotReplayable
+from diloco.replay.replay_backends import DeviceReplayBackend
 from diloco.run import logs
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
@@ -30,14 +27,10 @@ def main(_) -> int:
   """Replays, compares, says what came of it."""
   logs.keep_ours()
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
-  try:
+  with config_flags.refusing(*replay_session.UNREADABLE):
     run = replay_session.open_run(workdir)
-    contents = DeviceReplayBackend(run.run_spec, Device(run.run_spec))
-    return replay_session.make_again(run, contents)
-  except ConfigError as error:
-    config_flags.exit_config(error)
-  except (NotReplayable, MalformedFile, ValueError, FileNotFoundError) as error:
-    config_flags.exit_config(ConfigError([str(error)]))
+    backend = DeviceReplayBackend(run.run_spec, Device(run.run_spec))
+    return replay_session.make_again(run, backend)
 
 
 if __name__ == '__main__':

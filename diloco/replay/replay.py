@@ -15,7 +15,7 @@ import numpy as np
 from diloco.numerics.outer import FragmentState
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.syncer import events as syncer_events
-from diloco.replay.replay_contents import Given, ReplayBackend, ReplayState
+from diloco.replay.replay_backends import Given, ReplayBackend, ReplayState
 from diloco.replay.replay_plan import (
   Bytes,
   Named,
@@ -39,8 +39,7 @@ class ReplayedLearner:
   boundary.
 
   Args:
-    script: the script of the process.
-    standing: the state that the process starts from; consumed.
+    state: the state that the process starts from; consumed.
     theta: returns Θ_p by its name; each use counts.
   """
 
@@ -48,12 +47,12 @@ class ReplayedLearner:
     self,
     learner: int,
     script: Script,
-    standing: ReplayState,
+    state: ReplayState,
     theta: Callable[[Named], Given],
   ):
     self._learner = learner
     self._script = script
-    self._standing: ReplayState | None = standing
+    self._state: ReplayState | None = state
     self._theta = theta
     self._training = False
     self._position = 0
@@ -90,7 +89,7 @@ class ReplayedLearner:
       self._perform(self._done, said)
       self._done += 1
     if self._done == len(self._script.lines):
-      self._standing = None  # All that is needed of it has been copied.
+      self._state = None  # All that is needed of it has been copied.
 
   def _inner_step(self):
     if not self._training:
@@ -98,7 +97,7 @@ class ReplayedLearner:
         f'learner {self._learner}, process {self._script.begin.process}: its '
         f'step {self._step + 1} comes before its Begin'
       )
-    self._standing.step(self._position, self._progress)
+    self._state.step(self._position, self._progress)
     self._step += 1
     self._position += 1
     self._progress += 1
@@ -117,7 +116,7 @@ class ReplayedLearner:
       case tape_events.Save():
         uses = self._script.saves.get(index, 0)
         if uses:
-          self._saves[index] = [self._standing.copy(), uses]
+          self._saves[index] = [self._state.copy(), uses]
       case tape_events.Cease() | tape_events.Leave():
         pass
       case _:
@@ -125,12 +124,12 @@ class ReplayedLearner:
 
   def _snapshot(self, index: int, said: tape_events.Snapshot):
     if index in self._script.offered:
-      copy = self._standing.snapshot(said)
-      self._offers[index] = self._standing.offer(said, copy)
+      copy = self._state.snapshot(said)
+      self._offers[index] = self._state.offer(said, copy)
 
   def _apply(self, said: tape_events.Apply):
     given = self._theta((said.fragment, said.version, said.crc))
-    self._standing.apply(said, given, self._training)
+    self._state.apply(said, given, self._training)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,8 +172,6 @@ class Replay:
   """One replay of a run.
 
   Args:
-    plan: made from the run's tapes.
-    contents: performs the work of its processes, on the run's kind of device.
     tell: called after each round with rounds and steps so far.
   """
 
@@ -182,17 +179,17 @@ class Replay:
     self,
     run_spec: RunSpec,
     plan: ReplayPlan,
-    contents: ReplayBackend,
+    backend: ReplayBackend,
     tell: Callable[[int, int], None] = lambda rounds, steps: None,
   ):
     self._run_spec = run_spec
     self._plan = plan
-    self._contents = contents
+    self._backend = backend
     self._tell = tell
-    self._model = contents.model
+    self._model = backend.model
     self._first = run_spec.initial_fragments()
     self._learners: dict[Process, ReplayedLearner] = {}
-    self._beginning: set[Process] = set()
+    self._starting: set[Process] = set()
     self._uses = collections.Counter(plan.applied)
     self._thetas: dict[Bytes, Arrays] = {}
     self._states: dict[Named, FragmentState] = {}
@@ -243,7 +240,7 @@ class Replay:
         merge.shares, self._plan.merges[number]
       )
     }
-    outcome = self._contents.outer_step(merge, offered)
+    outcome = self._backend.outer_step(merge, offered)
     self._pending[merge.fragment] = merge, outcome
 
   def _close(self, fragment: int, crc: int) -> Difference | None:
@@ -253,7 +250,7 @@ class Replay:
       return Difference(
         merge.round, fragment, merge.version, crc, outcome.crc, merge.shares
       )
-    self._contents.install(merge, outcome)
+    self._backend.install(merge, outcome)
     self._keep((fragment, merge.version, crc), outcome.state)
     self._rounds += 1
     self._tell(self._rounds, self._steps())
@@ -339,30 +336,30 @@ class Replay:
   def _learner(self, process: Process) -> ReplayedLearner:
     """Starts a learner's process if that has not been done."""
     if process not in self._learners:
-      if process in self._beginning:
+      if process in self._starting:
         raise NotReplayable(f'process {process[1]} began with itself')
-      self._beginning.add(process)
+      self._starting.add(process)
       self._learners[process] = ReplayedLearner(
         process[0],
         self._plan.scripts[process],
-        self._standing(process),
+        self._state(process),
         self._theta,
       )
     return self._learners[process]
 
-  def _standing(self, process: Process) -> ReplayState:
+  def _state(self, process: Process) -> ReplayState:
     """Returns the state that a process started from."""
     source = self._plan.scripts[process].begin.source
     learner = process[0]
     if source.kind == tape_events.SEED.kind:
-      return self._contents.from_seed(learner)
+      return self._backend.from_seed(learner)
     donor, index = self._plan.sources[process]
     save = self._learner(donor).take_save(index)
     if source.kind == 'checkpoint':
-      return self._contents.from_checkpoint(learner, save)
+      return self._backend.from_checkpoint(learner, save)
     names = states_of(source.versions, source.crcs)
     given = [self._theta(name) for name in names]
-    return self._contents.from_peer(learner, save, given)
+    return self._backend.from_peer(learner, save, given)
 
 
 def _words(name: Named) -> str:

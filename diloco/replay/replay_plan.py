@@ -55,7 +55,6 @@ class ReplayPlan:
   """Everything that a replay does.
 
   Attributes:
-    syncer: the syncer's lines.
     merges: number of a `Merge` line that counts -> for each of its shares, the
       process and the index of the snapshot in its script.
     scripts: by process.

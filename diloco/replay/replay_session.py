@@ -15,11 +15,14 @@ from diloco.config import run_config
 from diloco.metrics.files import MalformedFile
 from diloco.metrics.workdir import Workdir
 from diloco.replay.replay import Replay, Replayed
-from diloco.replay.replay_contents import ReplayBackend
+from diloco.replay.replay_backends import ReplayBackend
 from diloco.replay.replay_plan import NotReplayable, ReplayPlan, make_plan
 from diloco.run import environment
 from diloco.run.event_log import EventLogs, read_tapes
 from diloco.run.spec import RunSpec, make_run_spec
+
+# What a folder that can't be replayed raises.
+UNREADABLE = (NotReplayable, MalformedFile, ValueError, FileNotFoundError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,10 +113,10 @@ def _say_what_is_unlike(run: Recorded):
   )
 
 
-def make_again(run: Recorded, contents: ReplayBackend) -> int:
+def make_again(run: Recorded, backend: ReplayBackend) -> int:
   """Replays a run and compares the result; returns the exit code."""
   tell = _teller(run.plan)
-  replayed = Replay(run.run_spec, run.plan, contents, tell).run()
+  replayed = Replay(run.run_spec, run.plan, backend, tell).run()
   return _compare(replayed, run.workdir)
 
 

@@ -152,7 +152,7 @@ def _rounds(found: Sequence[TimelineRow], merges) -> Iterator[str]:
     f'{merged:.2f} learners merged on average'
   )
   yield (
-    f'window: everyone in for {complete} rounds; medians '
+    f'window: all offers in for {complete} rounds; medians '
     f'{_median(m.quorum_s for m in merges)} to quorum, '
     f'{_median(m.grace_s for m in merges)} of grace'
   )

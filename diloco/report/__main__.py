@@ -33,18 +33,15 @@ def main(argv) -> int:
   try:
     report = folders.report(_folders(argv[1:]), _name(), _command())
   except NoReport as error:
-    config_flags.exit_config(
-      ConfigError([f'--workdir: {each}' for each in str(error).splitlines()])
-    )
-  except ConfigError as error:
-    config_flags.exit_config(error)
+    raise ConfigError(
+      [f'--workdir: {each}' for each in str(error).splitlines()]
+    ) from None
   outdir = pathlib.Path(_OUTDIR.value or PARENT / report.name)
   try:
     report_files.check_writable(outdir)
   except OSError as error:
-    config_flags.exit_config(
-      ConfigError([f'--outdir={outdir}: {error.strerror}'])
-    )
+    problem = f'--outdir={outdir}: {error.strerror}'
+    raise ConfigError([problem]) from None
   page, *_ = report_files.write(report, outdir)
   terminal.show(report)
   for said in (pictures.missing(report), f'page: {page}'):

@@ -15,6 +15,7 @@ every process: layout, codecs, schedule, model, data.
   utilisation    MFU
   exposure       refuses to listen where strangers could connect
   logs           log lines, as text or JSON
+  command        runs the commands that take a training configuration
   threads        a worker thread, an inbox
 
 Nothing is re-exported: commands without jax use `tape_events`, `event_log`.

@@ -15,8 +15,7 @@ from diloco.protocol import messages
 from diloco.run import payload_parts
 from diloco.run.host_slices import SliceMap
 from diloco.run.payload_parts import TransferPace, why_unfit
-from diloco.run.spec import RunSpec
-from diloco.transport.data_plane import Inlet
+from diloco.transport.data_plane import Fetcher
 
 # Largest accepted magnitude: far beyond use, far below overflow.
 LARGEST = 1e12
@@ -41,75 +40,40 @@ class Unusable(Exception):
   """A contribution that must not be merged."""
 
 
-def pull_fragment(
-  found: messages.Payload,
-  fragment: int,
-  shard: int,
-  inlets: Sequence[Inlet],
-  cuts: SliceMap,
-  run_spec: RunSpec,
-  pace: TransferPace,
-) -> dict[str, np.ndarray]:
-  """Pulls a shard's part of a learner's copy of Θ_p: piece name -> f32 array.
-
-  Raises:
-    TransferFailed: the bytes did not come, or differ from those announced.
-    Unusable: it has another codec or size.
-  """
-  full = run_spec.full
-  data = _pull_parts(found, fragment, shard, full, inlets, cuts, pace)
-  return cuts.join(data, fragment, shard, full)
-
-
-def pull(
-  found: messages.Payload,
-  fragment: int,
-  shard: int,
-  inlets: Sequence[Inlet],
-  cuts: SliceMap,
-  run_spec: RunSpec,
-  pace: TransferPace,
-) -> tuple[dict[str, np.ndarray], float]:
-  """Pulls a shard's part of v_m: piece name -> f32 array, and its L2 norm.
-
-  Args:
-    found: the payload as the learner announced it.
-    inlets: by host of the learner.
-    cuts: how the learner's hosts share fragments.
-    pace: knows how long a pull may take.
-
-  Raises:
-    TransferFailed: the bytes did not come, or differ from those announced.
-    Unusable: they have another codec or size than the fragment needs, or decode
-      to values that are not finite or are absurdly large.
-  """
-  codec = run_spec.up
-  data = _pull_parts(found, fragment, shard, codec, inlets, cuts, pace)
-  return checked(cuts.join(data, fragment, shard, codec))
-
-
-def _pull_parts(
+def pull_parts(
   found: messages.Payload,
   fragment: int,
   shard: int,
   codec: Codec,
-  inlets: Sequence[Inlet],
-  cuts: SliceMap,
+  fetchers: Sequence[Fetcher],
+  slice_map: SliceMap,
   pace: TransferPace,
-) -> list[np.ndarray]:
-  """Pulls what each host has for this shard: all of it, or nothing."""
-  expected = cuts.up_bytes(fragment, codec)
+) -> dict[str, np.ndarray]:
+  """Pulls a shard's part of v_m, or of Θ_p: piece name -> f32 array.
+
+  Args:
+    codec: of the bytes; that of whole fragments for Θ_p.
+    fetchers: by host of the learner.
+
+  Raises:
+    TransferFailed: the bytes did not come, or differ from those announced.
+    Unusable: they have another codec or size than the fragment needs.
+  """
+  expected = slice_map.up_bytes(fragment, codec)
   reason = why_unfit(found, fragment, codec, expected)
   if reason is not None:
     raise Unusable(reason)
-  shards = len(expected) // cuts.hosts
+  shards = len(expected) // slice_map.hosts
   wanted = (
-    payload_parts.only(found, h * shards + shard) for h in range(cuts.hosts)
+    payload_parts.only(found, h * shards + shard)
+    for h in range(slice_map.hosts)
   )
-  return [
-    pace.pull(inlet, each) if each.nbytes else payload_parts.NOTHING
-    for inlet, each in zip(inlets, wanted, strict=True)
+  # What each host has for this shard: all of it, or nothing.
+  parts = [
+    pace.pull(fetcher, each) if each.nbytes else payload_parts.NOTHING
+    for fetcher, each in zip(fetchers, wanted, strict=True)
   ]
+  return slice_map.join(parts, fragment, shard, codec)
 
 
 def decode(

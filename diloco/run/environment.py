@@ -19,12 +19,7 @@ XLA_FLAGS = 'XLA_FLAGS'
 
 
 def describe(mesh: MeshConfig, environment: Mapping[str, str]) -> Machine:
-  """Describes this process; initialises its devices.
-
-  Args:
-    mesh: the learner's mesh.
-    environment: the process's environment variables.
-  """
+  """Describes this process; initialises its devices."""
   device = jax.local_devices()[0]
   threads = environment.get(THREADS, '')
   return Machine(

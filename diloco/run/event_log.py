@@ -97,7 +97,6 @@ class SyncerEventLog:
     """Writes `effect` if it is a decision; the others follow from those.
 
     Args:
-      effect: an effect that was performed.
       crcs: CRCs of the bytes of Θ now, by fragment.
 
     Returns:
@@ -129,11 +128,9 @@ class LearnerEventLog:
   of them for the write, and it must be there before the offer that it explains.
 
   Args:
-    path: path of the learner's tape.
     process: returns the process's number, see `protocol.incarnation`. It is
       called until training begins: the syncer, which may make the process take
       a newer number, has admitted it before its first line.
-    machine: the hardware and software it runs on.
   """
 
   def __init__(
@@ -217,8 +214,6 @@ class EventLogs:
   """All tapes of a run.
 
   Attributes:
-    workdir: the run's folder.
-    syncer: the syncer's lines.
     learners: lines by learner id, of those that have a tape.
     torn: files whose last line is incomplete, and was left out.
   """

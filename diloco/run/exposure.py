@@ -52,7 +52,7 @@ def open_access(
     _refuse_strangers(flag, host, access, insecure)
   elif not (transfer_fenced or insecure or is_loopback(host)):
     raise ValueError(
-      f'{flag}: {transport.data_plane} lets everybody in who reaches its '
+      f'{flag}: {transport.data_plane} accepts every connection to its '
       "ports; let a firewall keep all but the run's machines out and pass "
       '--transfer_fenced, or use '
       f'--config.transport.data_plane={" or ".join(planes.GUARDED)}'
@@ -108,7 +108,7 @@ def check_group(
   if not transfer_fenced:
     raise ValueError(
       f'{flag}: jax.distributed, and what runs between the devices of several '
-      'hosts, lets everybody in who reaches its ports; let a firewall keep all '
+      'hosts, accepts every connection to its ports; let a firewall keep all '
       "but the run's machines out and pass --transfer_fenced"
     )
 
@@ -132,7 +132,7 @@ def _refuse_strangers(
     return
   if not access.knows_peers and not insecure:
     raise ValueError(
-      f'{flag}: other machines could connect, and nobody asks who they are; '
+      f'{flag}: other machines could connect without proving who they are; '
       'give --tls_ca, --tls_cert and --tls_key, or --token_file, or on a '
       'private network --insecure'
     )

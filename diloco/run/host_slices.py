@@ -23,9 +23,7 @@ class HostSlices:
   """The slices of one host; a learner's only process holds whole pieces.
 
   Args:
-    layout: how the run's parameters are cut into fragments.
     partition: how the learner's hosts share the parameters.
-    host: index of the host.
 
   Attributes:
     needed: by fragment, the slices that the host's devices hold.
@@ -106,7 +104,6 @@ class SliceMap:
   """One learner's partition, set against the shards of a syncer.
 
   Args:
-    owners: which shard owns which piece.
     partition: the learner's partition; None: it has one host, and whole pieces.
   """
 
@@ -173,7 +170,6 @@ class SliceMap:
 
     Args:
       parts: by host, of the sizes of `up_bytes`.
-      codec: the codec that wrote them.
     """
     pieces = self._owners.pieces(fragment, shard)
     if self.whole:
@@ -213,7 +209,7 @@ def boxes_of(boxes: Boxes, whole: Arrays) -> dict[str, np.ndarray]:
   return {box.name: whole[box.piece.name][box.index] for box in boxes}
 
 
-def read_cuts(run_spec: RunSpec, text: str) -> SliceMap:
+def read_slice_map(run_spec: RunSpec, text: str) -> SliceMap:
   """Returns the cuts of a learner from the partition text of its hello.
 
   An empty text means that it has one host.

@@ -92,11 +92,7 @@ class JsonLine(logging.Formatter):
 
 
 class PrintedLines(io.TextIOBase):
-  """Replaces stderr: every line that is printed becomes a record.
-
-  Args:
-    handler: writes records to the real stderr.
-  """
+  """Replaces stderr: every line that is printed becomes a record."""
 
   def __init__(self, handler: logging.StreamHandler):
     self._handler = handler

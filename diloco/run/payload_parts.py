@@ -17,7 +17,7 @@ from diloco.protocol.timeouts import TransferTime
 from diloco.transport.data_plane import (
   Closed,
   DataPlane,
-  Inlet,
+  Fetcher,
   TimedOut,
   Unreachable,
 )
@@ -36,9 +36,8 @@ def why_unfit(
 
   Args:
     found: the payload as the peer announced it.
-    fragment: index of the fragment.
     codec: the codec that must have written it.
-    parts: expected bytes of each part; see `cuts`.
+    parts: expected bytes of each part; see `SliceMap`.
   """
   nbytes = sum(parts)
   parts = () if len(parts) == 1 else tuple(parts)
@@ -76,15 +75,15 @@ class TransferPace:
     with self._lock:
       return timeouts.transfer_max_s(self._time, nbytes, self._patience)
 
-  def pull(self, inlet: Inlet, payload: Payload) -> np.ndarray:
+  def pull(self, fetcher: Fetcher, payload: Payload) -> np.ndarray:
     """Pulls within the limit, and adds the duration to the measurements.
 
     Raises:
-      TransferFailed: as `Inlet.pull`.
+      TransferFailed: as `Fetcher.pull`.
     """
     began_s, limit_s = self._clock(), self.limit_s(payload.nbytes)
     try:
-      data = inlet.pull(payload, limit_s)
+      data = fetcher.pull(payload, limit_s)
     except TimedOut:
       with self._lock:  # The next limit is longer.
         self._time = timeouts.after_transfer_failed(
@@ -137,11 +136,10 @@ def only(payload: Payload, index: int) -> Payload:
   return Payload(payload.handle, payload.codec, part.nbytes, part.crc)
 
 
-class Inlets:
+class Fetchers:
   """A learner's connections for pulling what the syncer's shards offer.
 
   Args:
-    plane: makes the fetchers.
     addresses: by shard; '' if not known yet.
 
   Raises:
@@ -152,17 +150,17 @@ class Inlets:
     self._plane = plane
     self._lock = threading.Lock()
     self._closed = False
-    self._inlets: list[Inlet | None] = [
-      plane.inlet(address) if address else None for address in addresses
+    self._fetchers: list[Fetcher | None] = [
+      plane.fetcher(address) if address else None for address in addresses
     ]
 
   def move(self, shard: int, address: str):
     """Sets the shard's new address."""
-    inlet = self._plane.inlet(address)
+    fetcher = self._plane.fetcher(address)
     with self._lock:
-      before, self._inlets[shard] = self._inlets[shard], inlet
+      before, self._fetchers[shard] = self._fetchers[shard], fetcher
       closed = self._closed
-    for each in (before, inlet if closed else None):
+    for each in (before, fetcher if closed else None):
       if each is not None:
         each.close()
 
@@ -170,9 +168,9 @@ class Inlets:
     """Returns the bytes by shard, all verified.
 
     Raises:
-      TransferFailed: as `Inlet.pull`, for the first part that did not come.
+      TransferFailed: as `Fetcher.pull`, for the first part that did not come.
     """
-    shards = range(len(self._inlets))
+    shards = range(len(self._fetchers))
     return self.pull_each([only(payload, shard) for shard in shards], pace)
 
   def pull_each(
@@ -182,7 +180,7 @@ class Inlets:
     parts = []
     for shard, wanted in enumerate(payloads):
       if wanted.nbytes:
-        parts.append(pace.pull(self._inlet(shard), wanted))
+        parts.append(pace.pull(self._fetcher(shard), wanted))
       else:
         parts.append(NOTHING)
     return parts
@@ -191,16 +189,16 @@ class Inlets:
     """Ends the pulls in progress."""
     with self._lock:
       self._closed = True
-      inlets = list(self._inlets)
-    for inlet in inlets:
-      if inlet is not None:
-        inlet.close()
+      fetchers = list(self._fetchers)
+    for fetcher in fetchers:
+      if fetcher is not None:
+        fetcher.close()
 
-  def _inlet(self, shard: int) -> Inlet:
+  def _fetcher(self, shard: int) -> Fetcher:
     with self._lock:
-      inlet = self._inlets[shard]
+      fetcher = self._fetchers[shard]
       if self._closed:
         raise Closed('the session has ended')
-    if inlet is None:
+    if fetcher is None:
       raise Unreachable(f'shard {shard} has not said where it is')
-    return inlet
+    return fetcher

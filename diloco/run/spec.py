@@ -86,9 +86,7 @@ class RunSpec:
   """One run's model, text, layout and codecs.
 
   Attributes:
-    model: the model to train.
     specs: path -> shape and role of each parameter.
-    layout: how the parameters are cut into fragments.
     owners: which shard of the syncer owns which piece.
     text: training and held-out text.
     up: codec of a learner's delta to its base.

@@ -13,8 +13,6 @@ class Worker:
   """One thread with one bounded queue.
 
   Args:
-    name: name of the thread.
-    jobs_max: number of jobs that may wait.
     on_crash: called on the thread with a job's error; the worker then ends.
   """
 

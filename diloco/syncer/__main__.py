@@ -2,7 +2,6 @@
 """The process of the syncer: python -m diloco.syncer --config=… --workdir=…"""
 
 import dataclasses
-import os
 import pathlib
 import signal
 import sys
@@ -12,10 +11,9 @@ from absl import flags, logging
 
 from diloco.checkpoint.arrays import BrokenRecord
 from diloco.config import flags as config_flags
-from diloco.config.sections import ConfigError
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
-from diloco.run import logs
+from diloco.run.command import run_command
 from diloco.run.exposure import open_access
 from diloco.run.spec import make_run_spec
 from diloco.syncer.results import ResultLost
@@ -31,15 +29,13 @@ _BIND = flags.DEFINE_string(
 )
 
 
-def main(_) -> int:
+def main(config) -> int:
   """Serves one run to its end: 0, or 143 where it was stopped before."""
-  config = config_flags.load()
-  logs.keep_ours(config.name, **config_flags.who())
   jax.config.update('jax_platforms', 'cpu')  # Devices are the learners'.
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   transport = config.transport
   bind = _BIND.value or f'{transport.host}:{transport.port}'
-  try:
+  with config_flags.refusing():
     access = open_access(
       config_flags.access_files(),
       transport,
@@ -48,49 +44,38 @@ def main(_) -> int:
       proxy=config_flags.proxy(),
     )
     run_spec = make_run_spec(config)
-  except (ValueError, FileNotFoundError) as error:
-    config_flags.exit_config(ConfigError([str(error)]))
   plane = make_plane(
     transport.data_plane, transport.host, access, run_spec.limits.workers
   )
   try:
-    syncing = SyncerServer(run_spec, bind, plane, workdir, access)
+    with config_flags.refusing(BrokenRecord):
+      server = SyncerServer(run_spec, bind, plane, workdir, access)
   except (BindFailed, HostUnknown) as error:
     print(f'error: --bind={bind}: {error}', file=sys.stderr)
     return 1
-  except BrokenRecord as error:
-    config_flags.exit_config(ConfigError([str(error)]))
   try:
     files.write_json(workdir.config, dataclasses.asdict(config))
   except OSError as error:  # Of a run that goes on it is there already.
     logging.error('the configuration is not written: %s', error)
-  signal.signal(signal.SIGTERM, syncing.stop)
-  signal.signal(signal.SIGINT, syncing.stop)
+  signal.signal(signal.SIGTERM, server.stop)
+  signal.signal(signal.SIGINT, server.stop)
   logging.info(
     'run %s: %d parameters in %d fragments, at %s',
     config.name,
     run_spec.parameters,
     config.protocol.fragments,
-    syncing.address,
+    server.address,
   )
   try:
-    finished = syncing.run()
+    finished = server.run()
   except ResultLost as error:
     print(f'error: {error}', file=sys.stderr)
     return 1  # Started again, it looks for learners once more.
   finally:
-    syncing.close()
+    server.close()
     plane.close()
   return 0 if finished else 128 + signal.SIGTERM
 
 
 if __name__ == '__main__':
-  config_flags.define_flags()
-  config_flags.define_log_flags()
-  config_flags.define_access_flags()
-  config_flags.define_proxy_flag()
-  flags.mark_flag_as_required('workdir')
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
-  if config_flags.asks_for_json(sys.argv):
-    logs.write_json('syncer')
-  config_flags.run(main)
+  run_command(main, role='syncer', access=True)

@@ -26,9 +26,9 @@ class LearnerSession:
 
   def send(self, message):
     """Sends a message after all that were sent, or reserved a place, before."""
-    self.promise().fill(message)
+    self.reserve().send(message)
 
-  def promise(self) -> 'MessageReservation':
+  def reserve(self) -> 'MessageReservation':
     """Reserves the place of a message that will follow."""
     place = MessageReservation(self._flush)
     self._waiting.append(place)
@@ -62,7 +62,7 @@ class MessageReservation:
     self.filled = False
     self.message = None
 
-  def fill(self, message):
+  def send(self, message):
     """Sends `message` in this place; None: nothing."""
     self.filled, self.message = True, message
     self._flush()
@@ -77,7 +77,7 @@ class LearnerSessions:
   def __init__(self, ids: int):
     self._ids = ids
     self._peers: dict[Key, LearnerSession] = {}
-    self._strangers: dict[Key, tuple[ControlSession, messages.Hello]] = {}
+    self._pending: dict[Key, tuple[ControlSession, messages.Hello]] = {}
 
   def __len__(self) -> int:
     return len(self._peers)
@@ -91,27 +91,27 @@ class LearnerSessions:
   def add(self, key: Key, peer: LearnerSession):
     self._peers[key] = peer
 
-  def knock(self, session: ControlSession, hello: messages.Hello) -> str | None:
+  def admit(self, session: ControlSession, hello: messages.Hello) -> str | None:
     """Lets a hello through to the machine, or returns why not."""
     key = hello.learner, hello.incarnation
     if not 0 <= hello.learner < self._ids:
       return f'learner={hello.learner}: must be in 0 … {self._ids - 1}'
     if self.session(key) is not None:
       return f'learner {hello.learner} speaks in another session already'
-    self._strangers[key] = session, hello
+    self._pending[key] = session, hello
     return None
 
   def session(self, key: Key) -> ControlSession | None:
     """Returns the session whose messages count for `key`."""
     if key in self._peers:
       return self._peers[key].session
-    stranger = self._strangers.get(key)
-    return stranger and stranger[0]
+    pending = self._pending.get(key)
+    return pending and pending[0]
 
-  def take_stranger(
+  def take_pending(
     self, key: Key
   ) -> tuple[ControlSession, messages.Hello] | None:
-    return self._strangers.pop(key, None)
+    return self._pending.pop(key, None)
 
   def take(self, key: Key) -> LearnerSession | None:
     return self._peers.pop(key, None)
@@ -122,7 +122,7 @@ def may_speak(peers: LearnerSessions, session: ControlSession, event) -> bool:
   key = event.learner, event.incarnation
   if not isinstance(getattr(event, 'message', None), messages.Hello):
     return peers.session(key) in (None, session)
-  reason = peers.knock(session, event.message)
+  reason = peers.admit(session, event.message)
   if reason is not None:
     session.send(messages.Refusal(reason, final=True))
     session.close(reason)

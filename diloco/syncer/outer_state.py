@@ -87,7 +87,6 @@ class OuterState:
     Nothing changes here until `install` makes the result Θ.
 
     Args:
-      fragment: index of the fragment.
       contributions: v_m by learner id.
       weights: w_m by learner id.
     """
@@ -139,7 +138,6 @@ class OuterState:
     close.
 
     Args:
-      version: the version of the run.
       theta: new arrays; None: those that are here.
     """
     state = dataclasses.replace(self._states[fragment], version=version)

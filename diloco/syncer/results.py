@@ -33,12 +33,7 @@ class ResultLost(Exception):
 
 
 class Results:
-  """Writes `status.json` while the run lasts, and its results at the end.
-
-  Args:
-    stats: statistics of the run.
-    stop: set when the process has to leave.
-  """
+  """Writes `status.json` while the run lasts, and its results at the end."""
 
   def __init__(
     self,
@@ -117,13 +112,7 @@ def _say_lost(found: Sequence[int], crcs: Sequence[int]) -> str:
 
 
 class ResultCollector:
-  """Collects fragment by fragment, again if a shard dies meanwhile.
-
-  Args:
-    plane: the data plane.
-    shards: the shards that offer them.
-    fragments_: the fragments to collect.
-  """
+  """Collects fragment by fragment, again if a shard dies meanwhile."""
 
   def __init__(
     self,
@@ -143,7 +132,6 @@ class ResultCollector:
     """Collects as much as is possible now; call it again after each event.
 
     Args:
-      machine: knows what is away, and what is lost.
       parameters: path -> f32 array; receives the pieces.
     """
     if self._shards.unsaved:
@@ -174,11 +162,11 @@ class ResultCollector:
     for shard, (address, offered) in found.items():
       pieces = owners.pieces(p, shard)
       try:
-        inlet = self._plane.inlet(address)
+        fetcher = self._plane.fetcher(address)
         try:
-          data = inlet.pull(offered, GATHER_S)
+          data = fetcher.pull(offered, GATHER_S)
         finally:
-          inlet.close()
+          fetcher.close()
       except (TransferFailed, ValueError) as error:
         logging.warning('fragment %d of shard %d: %s', p, shard, error)
         return False

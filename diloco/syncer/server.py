@@ -49,8 +49,6 @@ class SyncerServer:
 
   Args:
     bind: host:port for the control plane.
-    plane: the data plane.
-    access: what each learner must present.
   """
 
   def __init__(
@@ -286,7 +284,7 @@ class SyncerServer:
 
   def _greet(self, effect: syncer_events.AdmitLearner):
     key = effect.learner, effect.incarnation
-    session, hello = self._peers.take_stranger(key)
+    session, hello = self._peers.take_pending(key)
     addresses = self._shards.admit(*key, hello.addresses, hello.partition)
     if addresses is None:  # The machine will get a `Lost` event.
       session.close(f'addresses {hello.addresses} are of no use')
@@ -321,9 +319,9 @@ class SyncerServer:
 
   def _drop(self, effect: syncer_events.EndSession):
     key = effect.learner, effect.incarnation
-    peer, stranger = self._peers.take(key), self._peers.take_stranger(key)
-    if stranger is not None:
-      stranger[0].close(effect.reason)
+    peer, pending = self._peers.take(key), self._peers.take_pending(key)
+    if pending is not None:
+      pending[0].close(effect.reason)
     if peer is None:
       return
     self._shards.release(*key)
@@ -355,7 +353,7 @@ class SyncerServer:
     # Sessions that are missing had unusable addresses; their `Lost` event is on
     # its way.
     places = {
-      key: peer.promise()
+      key: peer.reserve()
       for key in effect.recipients
       if (peer := self._peers.get(key)) is not None
     }
@@ -364,7 +362,7 @@ class SyncerServer:
       peer = self._peers.get(key)
       if peer is not None:
         peer.note_offer(effect.fragment, payload)
-      places[key].fill(effect.update(key, payload, merged.crc, part_crcs))
+      places[key].send(effect.update(key, payload, merged.crc, part_crcs))
 
     self._shards.publish(effect.fragment, merged, places, say)
 
@@ -385,11 +383,11 @@ class SyncerServer:
       return
     p = effect.fragment
     version, crc = self._registry.versions()[p], self._registry.crcs()[p]
-    place = peer.promise()
+    place = peer.reserve()
 
     def say(payload: messages.Payload, part_crcs: tuple[int, ...]):
       peer.note_offer(p, payload)
-      place.fill(
+      place.send(
         messages.FullFragment(
           p, version, payload, crc, *effect.merged, part_crcs
         )
@@ -421,7 +419,9 @@ class SyncerServer:
         return
       if time.monotonic() >= give_up_s:
         p = self._machine.lost[0]
-        raise ResultLost(f'fragment {p} of the final parameters: nobody has it')
+        raise ResultLost(
+          f'fragment {p} of the final parameters: no process has it'
+        )
       self._handle_next()
     parameters = self._model.parameters()
     gathering = ResultCollector(

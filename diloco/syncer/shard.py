@@ -18,12 +18,17 @@ from diloco.numerics.codec import Codec
 from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
 from diloco.run import contributions
-from diloco.run.host_slices import SliceMap, read_cuts
+from diloco.run.host_slices import SliceMap, read_slice_map
 from diloco.run.payload_parts import TransferPace, part_of
 from diloco.run.spec import RunSpec
 from diloco.run.threads import Worker
 from diloco.syncer.outer_state import OuterState, OuterStep
-from diloco.transport.data_plane import DataPlane, Inlet, Outlet, TransferFailed
+from diloco.transport.data_plane import (
+  DataPlane,
+  Fetcher,
+  Publisher,
+  TransferFailed,
+)
 
 MERGES_MAX = 64
 CLOSINGS_MAX = 1 << 14
@@ -37,20 +42,18 @@ class PeerEnds:
 
   Per fragment, it keeps one outer update and one full fragment on offer: a
   learner that is further behind needs the newest full fragment anyway.
-
-  Args:
-    outlets: by host.
-    inlets: by host.
-    cuts: what of a fragment each host has.
   """
 
   def __init__(
-    self, outlets: Sequence[Outlet], inlets: Sequence[Inlet], cuts: SliceMap
+    self,
+    publishers: Sequence[Publisher],
+    fetchers: Sequence[Fetcher],
+    slice_map: SliceMap,
   ):
-    self.inlets = tuple(inlets)
-    self.cuts = cuts
-    self.addresses = tuple(outlet.address for outlet in outlets)
-    self._outlets = tuple(outlets)
+    self.fetchers = tuple(fetchers)
+    self.slice_map = slice_map
+    self.addresses = tuple(publisher.address for publisher in publishers)
+    self._publishers = tuple(publishers)
     # (codec, fragment) → handle.
     self._offered: dict[tuple[str, int], int] = {}
 
@@ -59,21 +62,21 @@ class PeerEnds:
   ):
     """Offers each host its part, which replaces the last one of its kind."""
     before = self._offered.get((codec, fragment))
-    for outlet, data in zip(self._outlets, parts, strict=True):
+    for publisher, data in zip(self._publishers, parts, strict=True):
       if data.size:
-        outlet.offer(handle, data)
+        publisher.offer(handle, data)
     self._offered[codec, fragment] = handle
     if before is not None:
       self.retire(before)
 
   def retire(self, handle: int):
     """Withdraws an offer, if it is there."""
-    for outlet in self._outlets:
-      outlet.retire(handle)
+    for publisher in self._publishers:
+      publisher.retire(handle)
 
   def close(self):
     """Ends the pulls and the offers."""
-    for end in (*self.inlets, *self._outlets):
+    for end in (*self.fetchers, *self._publishers):
       end.close()
 
 
@@ -81,7 +84,6 @@ class Shard:
   """One shard, in the process that has its bytes; orders are for one thread.
 
   Args:
-    plane: the data plane.
     shard: number of the shard; the lead's is 0.
     answer: takes answers that come later, on any thread.
     crash: takes the error that ended a thread.
@@ -103,7 +105,7 @@ class Shard:
     self.shard = shard
     self.model = OuterState(run_spec, shard)
     self.closed_round = 0
-    self.collected: Outlet | None = None
+    self.collected: Publisher | None = None
     self._run_spec = run_spec
     self._plane = plane
     self._answer = answer
@@ -161,7 +163,7 @@ class Shard:
     config, model = self._run_spec.config, self.model
     if self.collected is not None:
       self.collected.close()
-    self.collected = self._plane.outlet('lead')
+    self.collected = self._plane.publisher('lead')
     outer = [model.outer_of(p) for p in model.owned]
     return orders.ShardHello(
       protocol=messages.PROTOCOL_VERSION,
@@ -200,23 +202,23 @@ class Shard:
   def _admit(self, order: orders.Admit) -> orders.Admitted:
     key = order.learner, order.incarnation
     self._release(key)
-    inlets = []
+    fetchers = []
     try:
-      cuts = read_cuts(self._run_spec, order.partition)
-      if len(order.addresses) != cuts.hosts:
+      slice_map = read_slice_map(self._run_spec, order.partition)
+      if len(order.addresses) != slice_map.hosts:
         raise ValueError(
-          f'{len(order.addresses)} addresses, {cuts.hosts} hosts'
+          f'{len(order.addresses)} addresses, {slice_map.hosts} hosts'
         )
       for address in order.addresses:
-        inlets.append(self._plane.inlet(address))
+        fetchers.append(self._plane.fetcher(address))
     except ValueError as error:  # Malformed, or does not resolve.
       logging.warning('learner %d is not admitted: %s', order.learner, error)
-      for inlet in inlets:
-        inlet.close()
+      for fetcher in fetchers:
+        fetcher.close()
       return orders.Admitted(*key, ())
     name = f'learner {order.learner}'
-    outlets = [self._plane.outlet(name) for _ in inlets]
-    self._ends[key] = ends = PeerEnds(outlets, inlets, cuts)
+    publishers = [self._plane.publisher(name) for _ in fetchers]
+    self._ends[key] = ends = PeerEnds(publishers, fetchers, slice_map)
     # Kept beyond the session: the next one uses the same link.
     knob = self._run_spec.config.protocol.patience
     self._paces.setdefault(order.learner, TransferPace(knob))
@@ -270,32 +272,29 @@ class Shard:
 
   def _pull(self, order: orders.PullPart, ends: PeerEnds) -> orders.PartPulled:
     """Pulls an outer gradient on the pool, fully checked."""
-    v, norm = contributions.pull(
-      order.payload,
-      order.fragment,
-      self.shard,
-      ends.inlets,
-      ends.cuts,
-      self._run_spec,
-      self._paces[order.learner],
-    )
+    v = self._pull_parts(order, ends, self._run_spec.up)
+    v, norm = contributions.checked(v)
     self._keep(self._pulled, order.job, v)
     return orders.PartPulled(order.job, norm)
 
   def _take(self, order: orders.TakePart, ends: PeerEnds) -> orders.PartTaken:
     """Pulls, on the pool, a learner's copy of a lost fragment."""
-    theta = contributions.pull_fragment(
-      order.payload,
-      order.fragment,
-      self.shard,
-      ends.inlets,
-      ends.cuts,
-      self._run_spec,
-      self._paces[order.learner],
-    )
+    theta = self._pull_parts(order, ends, self._run_spec.full)
     self._keep(self._taken, order.job, (order.fragment, theta))
     pieces = self._run_spec.owners.pieces(order.fragment, self.shard)
     return orders.PartTaken(order.job, payload.piece_crcs(theta, pieces))
+
+  def _pull_parts(self, order, ends: PeerEnds, codec: Codec):
+    """Pulls what each host of a learner has for this shard, and joins it."""
+    return contributions.pull_parts(
+      order.payload,
+      order.fragment,
+      self.shard,
+      codec,
+      ends.fetchers,
+      ends.slice_map,
+      self._paces[order.learner],
+    )
 
   def _keep(self, where: dict, job: int, found):
     """Keeps the result of a job, unless it was cancelled."""
@@ -354,11 +353,11 @@ class Shard:
       ends = self._ends.get((to.learner, to.incarnation))
       if ends is None:
         continue
-      parts = ends.cuts.cut(data, fragment, self.shard, codec)
+      parts = ends.slice_map.cut(data, fragment, self.shard, codec)
       ends.offer(codec.name, fragment, to.handle, parts)
-      if not ends.cuts.whole:
+      if not ends.slice_map.whole:
         theta = self.model.state(fragment).theta
-        crcs = ends.cuts.crcs(theta, fragment, self.shard)
+        crcs = ends.slice_map.crcs(theta, fragment, self.shard)
         said = tuple(part_of(each) for each in parts)
         hosts.append(orders.HostParts(to.learner, to.incarnation, said, crcs))
     return orders.PartOffered(job, part_of(data), tuple(hosts))

@@ -40,8 +40,6 @@ class ShardCoordinator:
   """The shards of one syncer.
 
   Args:
-    lead: the shard of this process.
-    registry: knows which other shards are here, and what they hold.
     say: sends a message to a session of a learner, in its order.
 
   Attributes:
@@ -248,8 +246,6 @@ class ShardCoordinator:
     """Offers the outer update to sessions.
 
     Args:
-      merged: result of the merge.
-      recipients: sessions.
       done: called with each session and what to tell it: the payload, and for a
         learner of several hosts the CRCs of their slices of Θ_p, by part.
     """

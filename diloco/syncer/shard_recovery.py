@@ -17,15 +17,7 @@ from diloco.transport.control_server import ControlSession
 
 
 class ShardRecovery:
-  """Moves donated fragments into Θ, the ledger and the tape.
-
-  Args:
-    shards: take in what is donated.
-    registry: knows the run's versions.
-    disk: saves Θ once it is complete.
-    tape: records it then.
-    found: what this process started from.
-  """
+  """Moves donated fragments into Θ, the ledger and the tape."""
 
   def __init__(
     self,
@@ -63,7 +55,9 @@ class ShardRecovery:
     self._shards.relabel(effect)
     p, final = effect.fragment, self._disk.final_crcs
     if final is not None and self._registry.crcs()[p] != final[p]:
-      raise ResultLost(f'fragment {p} of the final parameters: nobody has it')
+      raise ResultLost(
+        f'fragment {p} of the final parameters: no process has it'
+      )
     # The machine may know of two at once; here they follow in turn.
     if machine.whole and self._registry.versions() == ledger.versions:
       crcs = self._registry.crcs()

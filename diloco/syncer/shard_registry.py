@@ -42,9 +42,7 @@ class ShardRegistry:
   """The shards of one syncer, as its lead sees them.
 
   Args:
-    lead: the shard of this process.
     versions: version of every fragment, as far as the ledger knows.
-    crcs: CRCs of their bytes.
 
   Attributes:
     remote: the other shards that have a session, by number.
@@ -257,7 +255,6 @@ def by_part(
   """Returns the parts for one session, and the CRCs of its hosts' slices.
 
   Args:
-    to: the session.
     answers: `PartOffered` by shard.
     whole: by shard, for a learner of one host.
   """

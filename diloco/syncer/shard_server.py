@@ -52,8 +52,6 @@ class ShardServer:
   Args:
     shard: number of the shard, not 0.
     lead: host:port of the lead.
-    plane: the data plane.
-    access: credentials to present to the lead and to require of it.
 
   Raises:
     BrokenRecord: the folder belongs to another run.

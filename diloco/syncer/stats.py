@@ -346,11 +346,7 @@ def _in_order(left: syncer_events.LogDecision) -> bool:
 
 
 class SilenceLimits:
-  """The limits last logged, by learner; for one thread.
-
-  Args:
-    machine: knows the limits.
-  """
+  """The limits last logged, by learner; for one thread."""
 
   def __init__(self, machine: Syncer):
     self._machine = machine

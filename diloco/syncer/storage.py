@@ -212,7 +212,6 @@ class SyncerDisk:
     written at once: afterwards no learner is left to recover a fragment from.
 
     Args:
-      ledger: the machine's ledger.
       crcs: CRC of every fragment at the ledger's versions.
       published: the tape line of the close; None: unchanged.
     """
@@ -295,9 +294,6 @@ class SyncerDisk:
 
 class ShardDisk:
   """One shard's checkpoints.
-
-  Args:
-    shard: takes what was found on disk.
 
   Raises:
     BrokenRecord: the folder belongs to another run, or to another live process.

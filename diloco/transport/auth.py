@@ -196,7 +196,7 @@ def _read_file(
     raise BadAccess(f'--{flag}={path}: {error.strerror}') from error
   if secret and mode & (stat.S_IROTH | stat.S_IWOTH):
     raise BadAccess(
-      f'--{flag}={path}: everybody on this machine can read or change it '
+      f'--{flag}={path}: every user of this machine can read or change it '
       f'(mode {stat.S_IMODE(mode):04o}); chmod 600 {path}'
     )
   if not data.strip():

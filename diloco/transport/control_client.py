@@ -27,11 +27,9 @@ class ControlClient:
   """One connection; to reconnect, make another client.
 
   Args:
-    address: host:port of the server.
     on_message: called with each message, one after another, on a thread of the
       transport.
     on_closed: called once, after the last message, if `connect` succeeded.
-    access: credentials to present to the server and to require of it.
     heard: the kinds of messages that may come: the syncer's to a learner, or
       the lead's to a shard.
 
@@ -85,7 +83,7 @@ class ControlClient:
       sockets.probe(host, self._port, timeout_s)
     except OSError as error:
       raise ConnectFailed(
-        f'nobody listens at {self._address}: {error}'
+        f'no process listens at {self._address}: {error}'
       ) from error
     channel = control_channel.channel(
       sockets.join(host, self._port),

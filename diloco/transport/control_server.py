@@ -222,7 +222,6 @@ class ControlServer(grpc.GenericRpcHandler):
       session are sequential, those for several concurrent.
     on_closed: called once for each session whose `Hello` was delivered, after
       its last message, with the reason.
-    access: what each learner must present.
 
   Raises:
     listen.BindFailed: the address is in use or not of this machine.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of a data plane, and what all implementations share.
 
-An *outlet* is what this process offers to exactly one peer; an *inlet* pulls
+A *publisher* is what this process offers to exactly one peer; a *fetcher* pulls
 from exactly one incarnation of one peer. Both carry flat uint8 arrays; their
 meaning, and the CRC that verifies them, are sent on the control plane.
 
@@ -12,7 +12,7 @@ The contract, which every implementation passes (`tests/transport`):
 * A handle in use can't be offered again: `ValueError`.
 * `retire` is idempotent and frees the bytes; so does `close`.
 * `pull` returns the bytes or raises a `TransferFailed` before its time-out plus
-  one second, whatever the peer does; afterwards the inlet still works.
+  one second, whatever the peer does; afterwards the fetcher still works.
 * One peer that stalls delays no other.
 * `close` unblocks the pulls in progress; a closed one stays closed.
 """
@@ -58,10 +58,10 @@ class Corrupt(TransferFailed):
 
 
 class Closed(TransferFailed):
-  """The inlet was closed while, or before, the pull waited."""
+  """The fetcher was closed while, or before, the pull waited."""
 
 
-class Outlet(Protocol):
+class Publisher(Protocol):
   """Offers of this process to one peer."""
 
   address: str
@@ -76,7 +76,7 @@ class Outlet(Protocol):
     """Withdraws everything and cuts the peer off."""
 
 
-class Inlet(Protocol):
+class Fetcher(Protocol):
   """Pulls from one incarnation of one peer."""
 
   def pull(self, payload: Payload, timeout_s: float) -> np.ndarray:
@@ -87,16 +87,16 @@ class Inlet(Protocol):
 
 
 class DataPlane(Protocol):
-  """Makes outlets and inlets; there is one per process."""
+  """Makes publishers and fetchers; there is one per process."""
 
-  def outlet(self, peer: str) -> Outlet:
-    """Makes an outlet for `peer`, with an address of its own."""
+  def publisher(self, peer: str) -> Publisher:
+    """Makes a publisher for `peer`, with an address of its own."""
 
-  def inlet(self, address: str) -> Inlet:
-    """Makes an inlet from the outlet at `address`; does not connect yet."""
+  def fetcher(self, address: str) -> Fetcher:
+    """Makes a fetcher from the publisher at `address`; does not connect yet."""
 
   def close(self) -> None:
-    """Closes every outlet and inlet, and what they share."""
+    """Closes every publisher and fetcher, and what they share."""
 
 
 class Endpoint(Protocol):
@@ -174,11 +174,7 @@ def check_size(payload: Payload, nbytes: int, origin: str) -> None:
 
 
 class OfferTable:
-  """Outlet that keeps the bytes itself; thread-safe.
-
-  Args:
-    address: address of the outlet.
-  """
+  """Publisher that keeps the bytes itself; thread-safe."""
 
   def __init__(self, address: str):
     self.address = address
@@ -191,12 +187,12 @@ class OfferTable:
 
     Raises:
       ValueError: the handle is in use, or `data` is not a payload.
-      interface.Closed: the outlet is closed.
+      interface.Closed: the publisher is closed.
     """
     check_offer(handle, data)
     with self._lock:
       if self._closed:
-        raise Closed(f'outlet {self.address} is closed')
+        raise Closed(f'publisher {self.address} is closed')
       if handle in self._offers:
         raise ValueError(f'handle {handle} is in use at {self.address}')
       self._offers[handle] = data
@@ -210,12 +206,12 @@ class OfferTable:
     """Hands the bytes out, once.
 
     Raises:
-      interface.PeerLost: the outlet is closed.
+      interface.PeerLost: the publisher is closed.
       interface.NotOffered: no such handle, or it is used up.
     """
     with self._lock:
       if self._closed:
-        raise PeerLost(f'outlet {self.address} was closed')
+        raise PeerLost(f'publisher {self.address} was closed')
       data = self._offers.get(handle)
       if data is None:
         raise NotOffered(f'no offer {handle} at {self.address}')

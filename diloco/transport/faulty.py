@@ -77,14 +77,14 @@ class TokenBucket:
       return max(0.0, -self._level / self._rate)
 
 
-class FaultyInlet:
+class FaultyFetcher:
   """A fetcher whose pulls suffer the faults of its plane."""
 
   def __init__(
-    self, plane: 'FaultyPlane', inlet: data_plane.Inlet, rng: random.Random
+    self, plane: 'FaultyPlane', fetcher: data_plane.Fetcher, rng: random.Random
   ):
     self._plane = plane
-    self._inlet = inlet
+    self._fetcher = fetcher
     self._rng = rng
     self._closed = threading.Event()
 
@@ -103,7 +103,8 @@ class FaultyInlet:
     self._sleep(self._rng.uniform(*faults.delay_s), deadline)
     self._wait_for_link(deadline)
     left_s = max(0.001, deadline - self._plane.clock())
-    data = self._inlet.pull(payload, left_s)  # A fault uses the offer up, too.
+    # A fault uses the offer up, too.
+    data = self._fetcher.pull(payload, left_s)
     if duplicate:
       self._pull_again(payload)
     if lost:
@@ -120,7 +121,7 @@ class FaultyInlet:
 
   def close(self) -> None:
     self._closed.set()
-    self._inlet.close()
+    self._fetcher.close()
 
   def _wait_for_link(self, deadline: float) -> None:
     """Waits while the link is cut, as a pull would after a lost packet."""
@@ -133,13 +134,13 @@ class FaultyInlet:
     if seconds > 0 and self._plane.wait(
       self._closed, max(0.0, min(seconds, left_s))
     ):
-      raise data_plane.Closed('inlet was closed during a pull')
+      raise data_plane.Closed('fetcher was closed during a pull')
     if seconds > left_s:
       raise data_plane.TimedOut('fault: the link was too slow, or cut')
 
   def _pull_again(self, payload: Payload) -> None:
     try:
-      self._inlet.pull(payload, DUPLICATE_WAIT_S)
+      self._fetcher.pull(payload, DUPLICATE_WAIT_S)
     except data_plane.TransferFailed:
       return
     raise AssertionError(f'payload {payload.handle} came twice')
@@ -149,9 +150,7 @@ class FaultyPlane:
   """A data plane with faults on its fetchers; its publishers are sound.
 
   Args:
-    plane: the plane that carries the bytes; closed with this one.
     rng: seeds the generator of each fetcher, in the order of their creation.
-    clock: seconds, never falling.
     wait: waits for an event for some seconds; returns True if it was set.
   """
 
@@ -175,12 +174,12 @@ class FaultyPlane:
     self._rng = rng
     self._cut = threading.Event()
 
-  def outlet(self, peer: str) -> data_plane.Outlet:
-    return self._plane.outlet(peer)
+  def publisher(self, peer: str) -> data_plane.Publisher:
+    return self._plane.publisher(peer)
 
-  def inlet(self, address: str) -> FaultyInlet:
+  def fetcher(self, address: str) -> FaultyFetcher:
     rng = random.Random(self._rng.getrandbits(64))
-    return FaultyInlet(self, self._plane.inlet(address), rng)
+    return FaultyFetcher(self, self._plane.fetcher(address), rng)
 
   def close(self) -> None:
     self._plane.close()

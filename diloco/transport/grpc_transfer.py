@@ -26,17 +26,17 @@ SCHEME = 'grpc'
 CHUNK_BYTES = 1 << 20
 MESSAGE_BYTES_MAX = CHUNK_BYTES + 1024
 WORKERS_MAX = 64  # For a process that sends to few others.
-PULLS_PER_OUTLET_MAX = 4  # A stalled peer must not take every worker.
+PULLS_PER_PUBLISHER_MAX = 4  # A stalled peer must not take every worker.
 PROBE_S = 1.0
 _METHOD = '/diloco.DataPlane/Pull'
-_OUTLET_KEY, _HANDLE_KEY = 'diloco-outlet', 'diloco-handle'
+_PUBLISHER_KEY, _HANDLE_KEY = 'diloco-outlet', 'diloco-handle'
 _HANDLE = re.compile(r'[0-9]{1,19}')
 
 
-class GrpcOutlet(OfferTable):
+class GrpcPublisher(OfferTable):
   """Offers to one peer, behind a token that only the peer is told."""
 
-  def __init__(self, plane: 'GrpcPlane', address: sockets.OutletAddress):
+  def __init__(self, plane: 'GrpcPlane', address: sockets.PublisherAddress):
     super().__init__(str(address))
     self._plane = plane
     self._token = address.token
@@ -56,13 +56,13 @@ class GrpcOutlet(OfferTable):
   ) -> Iterator[bytes]:
     """Yields the chunks of an offer, which is used up from the first one on."""
     with self._serving:
-      busy = len(self._calls) >= PULLS_PER_OUTLET_MAX
+      busy = len(self._calls) >= PULLS_PER_PUBLISHER_MAX
       if not busy:
         self._calls.add(context)
     if busy:
       context.abort(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
-        f'{PULLS_PER_OUTLET_MAX} pulls of this outlet are under way',
+        f'{PULLS_PER_PUBLISHER_MAX} pulls of this publisher are under way',
       )
     try:
       data = self.take(handle)
@@ -76,12 +76,12 @@ class GrpcOutlet(OfferTable):
         self._calls.discard(context)
 
 
-class GrpcInlet:
+class GrpcFetcher:
   """Pulls from one publisher over a channel of its own."""
 
   def __init__(
     self,
-    address: sockets.OutletAddress,
+    address: sockets.PublisherAddress,
     access: auth.Access,
     open_ends: data_plane.OpenEnds,
   ):
@@ -109,12 +109,12 @@ class GrpcInlet:
     data_plane.check_request(payload, origin)
     metadata = (
       *self._access.shown(),
-      (_OUTLET_KEY, self._address.token),
+      (_PUBLISHER_KEY, self._address.token),
       (_HANDLE_KEY, str(payload.handle)),
     )
     with self._lock:
       if self._closed:
-        raise data_plane.Closed(f'inlet from {origin} is closed')
+        raise data_plane.Closed(f'fetcher from {origin} is closed')
       call = self._pull(b'', timeout=timeout_s, metadata=metadata)
       self._calls.add(call)
     data = np.empty(payload.nbytes, np.uint8)
@@ -153,7 +153,9 @@ class GrpcInlet:
     code, text = error.code(), error.details()
     origin = self._address.endpoint
     if self._closed:
-      return data_plane.Closed(f'inlet from {origin} was closed during a pull')
+      return data_plane.Closed(
+        f'fetcher from {origin} was closed during a pull'
+      )
     match code:
       case grpc.StatusCode.NOT_FOUND:
         return data_plane.NotOffered(f'{origin}: {text}')
@@ -180,7 +182,7 @@ class GrpcInlet:
     except TimeoutError:
       return data_plane.TimedOut(f'{origin} accepted no connection')
     except OSError as error:
-      return data_plane.Unreachable(f'nobody listens at {origin}: {error}')
+      return data_plane.Unreachable(f'no process listens at {origin}: {error}')
     return data_plane.PeerLost(f'{origin} cut the connection: {text}')
 
 
@@ -191,8 +193,6 @@ class GrpcPlane(grpc.GenericRpcHandler):
   Args:
     host: IP literal or name of the interface that peers connect to.
     port: 0 for a free one; raises `listen.BindFailed` if it is taken.
-    access: credentials to present to peers and to require of them.
-    workers_max: pulls that are served concurrently.
   """
 
   def __init__(
@@ -203,8 +203,8 @@ class GrpcPlane(grpc.GenericRpcHandler):
     workers_max: int = WORKERS_MAX,
   ):
     self._lock = threading.Lock()
-    self._outlets: dict[str, GrpcOutlet] = {}
-    self._inlets = data_plane.OpenEnds()
+    self._publishers: dict[str, GrpcPublisher] = {}
+    self._fetchers = data_plane.OpenEnds()
     self._access = access
     self._server = control_channel.ListeningServer(
       sockets.join(sockets.routable(host), port),
@@ -219,31 +219,33 @@ class GrpcPlane(grpc.GenericRpcHandler):
       ),
     )
 
-  def outlet(self, peer: str) -> GrpcOutlet:
+  def publisher(self, peer: str) -> GrpcPublisher:
     host, port = sockets.split(self._server.address)
     token = secrets.token_hex(16)
-    outlet = GrpcOutlet(self, sockets.OutletAddress(SCHEME, host, port, token))
+    publisher = GrpcPublisher(
+      self, sockets.PublisherAddress(SCHEME, host, port, token)
+    )
     with self._lock:
-      self._outlets[token] = outlet
-    return outlet
+      self._publishers[token] = publisher
+    return publisher
 
-  def inlet(self, address: str) -> GrpcInlet:
-    parsed = sockets.parse_outlet(address, SCHEME).resolved()
-    inlet = GrpcInlet(parsed, self._access, self._inlets)
-    self._inlets.add(inlet)
-    return inlet
+  def fetcher(self, address: str) -> GrpcFetcher:
+    parsed = sockets.parse_publisher(address, SCHEME).resolved()
+    fetcher = GrpcFetcher(parsed, self._access, self._fetchers)
+    self._fetchers.add(fetcher)
+    return fetcher
 
   def forget(self, token: str) -> None:
     """Removes a closed publisher from the table."""
     with self._lock:
-      self._outlets.pop(token, None)
+      self._publishers.pop(token, None)
 
   def close(self) -> None:
-    self._inlets.close_all()
+    self._fetchers.close_all()
     with self._lock:
-      outlets = list(self._outlets.values())
-    for outlet in outlets:
-      outlet.close()
+      publishers = list(self._publishers.values())
+    for publisher in publishers:
+      publisher.close()
     self._server.close()
 
   def service(self, call):
@@ -264,7 +266,7 @@ class GrpcPlane(grpc.GenericRpcHandler):
     if not _HANDLE.fullmatch(handle):
       context.abort(grpc.StatusCode.INVALID_ARGUMENT, 'no handle')
     with self._lock:
-      outlet = self._outlets.get(metadata.get(_OUTLET_KEY, ''))
-    if outlet is None:
-      context.abort(grpc.StatusCode.FAILED_PRECONDITION, 'no such outlet')
-    return outlet.serve(int(handle), context)
+      publisher = self._publishers.get(metadata.get(_PUBLISHER_KEY, ''))
+    if publisher is None:
+      context.abort(grpc.StatusCode.FAILED_PRECONDITION, 'no such publisher')
+    return publisher.serve(int(handle), context)

@@ -31,11 +31,9 @@ class HostConnection:
   """A connection to one peer, with a thread that reads and one that writes.
 
   Args:
-    connection: an open connection whose peer has proven the secret.
     allowed: the kinds of messages that the peer may send.
     on_message: called with each on the reading thread.
     on_lost: called once with why the connection ended.
-    peer: its name, for errors.
   """
 
   def __init__(

@@ -5,7 +5,7 @@ Used directly, the library hangs for ever if a peer dies at the wrong moment,
 lets one stalled peer block a whole server, and trusts every announced size.
 Hence the following, each from an experiment on jax 0.10.2 and 0.12.0.1:
 
-* One server per outlet; a stalled puller can only block its own.
+* One server per publisher; a stalled puller can only block its own.
 * Addresses are IP literals: the library takes any name for 0.0.0.0.
 * Port 0 everywhere: the puller binds its transport address for each connection,
   so that a fixed port aborts the process at the second one.
@@ -103,7 +103,7 @@ class _Server:
     self.transfer = None
 
 
-class JaxOutlet:
+class JaxPublisher:
   """Offers to one peer, through a server of its own."""
 
   def __init__(self, host: str, open_ends: data_plane.OpenEnds):
@@ -113,7 +113,7 @@ class JaxOutlet:
     self._offers: dict[int, tuple[jax.Array, jax.Array]] = {}
     self._token = secrets.token_hex(8)
     self.address = str(
-      sockets.OutletAddress(SCHEME, host, self._server.port, self._token)
+      sockets.PublisherAddress(SCHEME, host, self._server.port, self._token)
     )
 
   def offer(self, handle: int, data: np.ndarray) -> None:
@@ -122,7 +122,7 @@ class JaxOutlet:
     arrays = jax.block_until_ready(jax.device_put((size, data), _cpu()))
     with self._lock:
       if self._server is None:
-        raise data_plane.Closed(f'outlet {self.address} is closed')
+        raise data_plane.Closed(f'publisher {self.address} is closed')
       if handle in self._offers:
         raise ValueError(f'handle {handle} is in use at {self.address}')
       self._offers[handle] = arrays
@@ -154,13 +154,13 @@ class JaxOutlet:
       array.delete()
 
 
-class JaxInlet:
-  """Pulls from one outlet; concurrent pulls use separate connections."""
+class JaxFetcher:
+  """Pulls from one publisher; concurrent pulls use separate connections."""
 
   def __init__(
     self,
     own: _Server,
-    address: sockets.OutletAddress,
+    address: sockets.PublisherAddress,
     open_ends: data_plane.OpenEnds,
   ):
     self._open_ends = open_ends
@@ -200,7 +200,7 @@ class JaxInlet:
     with self._lock:
       if self._closed.is_set():
         raise data_plane.Closed(
-          f'inlet from {self._address.endpoint} is closed'
+          f'fetcher from {self._address.endpoint} is closed'
         )
       if self._idle:
         return self._idle.pop()
@@ -215,7 +215,7 @@ class JaxInlet:
       ) from error
     except OSError as error:
       raise data_plane.Unreachable(
-        f'nobody listens at {self._address.endpoint}: {error}'
+        f'no process listens at {self._address.endpoint}: {error}'
       ) from error
     return self._own.transfer.connect(self._address.endpoint)
 
@@ -238,7 +238,7 @@ class JaxInlet:
           )
         if self._closed.wait(poll_s):
           raise data_plane.Closed(
-            f'inlet from {self._address.endpoint} was closed during a pull'
+            f'fetcher from {self._address.endpoint} was closed during a pull'
           )
         poll_s = min(2 * poll_s, POLL_MAX_S)
       return np.asarray(jax.block_until_ready(array))
@@ -250,7 +250,7 @@ class JaxInlet:
     if hasattr(connection, '_poison_connection'):
       with contextlib.suppress(jax.errors.JaxRuntimeError):  # Dead already.
         connection._poison_connection()
-    else:  # This cuts the inlet's other pulls, too; they fail as PeerLost.
+    else:  # This cuts the fetcher's other pulls, too; they fail as PeerLost.
       sockets.shut_connected(self._address.host, self._address.port)
 
 
@@ -265,7 +265,7 @@ def _named(error: Exception, origin: str) -> data_plane.TransferFailed:
 
 
 class JaxTransferPlane:
-  """One server per outlet, and one more for all pulls of this process.
+  """One server per publisher, and one more for all pulls of this process.
 
   Args:
     host: IP literal or name of the interface that peers connect to. There is
@@ -277,16 +277,16 @@ class JaxTransferPlane:
     self._own = _Server(self._host)
     self._ends = data_plane.OpenEnds()
 
-  def outlet(self, peer: str) -> JaxOutlet:
-    outlet = JaxOutlet(self._host, self._ends)
-    self._ends.add(outlet)
-    return outlet
+  def publisher(self, peer: str) -> JaxPublisher:
+    publisher = JaxPublisher(self._host, self._ends)
+    self._ends.add(publisher)
+    return publisher
 
-  def inlet(self, address: str) -> JaxInlet:
-    parsed = sockets.parse_outlet(address, SCHEME).resolved()
-    inlet = JaxInlet(self._own, parsed, self._ends)
-    self._ends.add(inlet)
-    return inlet
+  def fetcher(self, address: str) -> JaxFetcher:
+    parsed = sockets.parse_publisher(address, SCHEME).resolved()
+    fetcher = JaxFetcher(self._own, parsed, self._ends)
+    self._ends.add(fetcher)
+    return fetcher
 
   def close(self) -> None:
     self._ends.close_all()

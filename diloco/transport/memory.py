@@ -14,39 +14,39 @@ SCHEME = 'memory'
 
 
 class MemoryNetwork:
-  """The outlets of all planes that were made on it; thread-safe."""
+  """The publishers of all planes that were made on it; thread-safe."""
 
   def __init__(self):
     self._lock = threading.Lock()
     self._numbers = itertools.count(1)
-    self._outlets: dict[str, MemoryOutlet] = {}
+    self._publishers: dict[str, MemoryPublisher] = {}
 
-  def add(self, outlet: 'MemoryOutlet', peer: str) -> str:
-    """Registers an outlet and returns its address."""
+  def add(self, publisher: 'MemoryPublisher', peer: str) -> str:
+    """Registers a publisher and returns its address."""
     with self._lock:
       address = f'{SCHEME}://{peer}/{next(self._numbers)}'
-      self._outlets[address] = outlet
+      self._publishers[address] = publisher
     return address
 
   def remove(self, address: str) -> None:
-    """Forgets an outlet; does nothing if there is none."""
+    """Forgets a publisher; does nothing if there is none."""
     with self._lock:
-      self._outlets.pop(address, None)
+      self._publishers.pop(address, None)
 
-  def find(self, address: str) -> 'MemoryOutlet':
-    """Returns the outlet at `address`; raises `Unreachable`."""
+  def find(self, address: str) -> 'MemoryPublisher':
+    """Returns the publisher at `address`; raises `Unreachable`."""
     with self._lock:
-      outlet = self._outlets.get(address)
-    if outlet is None:
-      raise data_plane.Unreachable(f'no outlet at {address}')
-    return outlet
+      publisher = self._publishers.get(address)
+    if publisher is None:
+      raise data_plane.Unreachable(f'no publisher at {address}')
+    return publisher
 
 
 # All memory planes of a process share it; its addresses are never reused.
 PROCESS_WIDE = MemoryNetwork()
 
 
-class MemoryOutlet(OfferTable):
+class MemoryPublisher(OfferTable):
   """Offers to one peer of the same process."""
 
   def __init__(
@@ -62,8 +62,8 @@ class MemoryOutlet(OfferTable):
     self.clear()
 
 
-class MemoryInlet:
-  """Pulls from one outlet of the same process; never blocks."""
+class MemoryFetcher:
+  """Pulls from one publisher of the same process; never blocks."""
 
   def __init__(
     self, network: MemoryNetwork, address: str, open_ends: data_plane.OpenEnds
@@ -75,7 +75,7 @@ class MemoryInlet:
 
   def pull(self, payload: Payload, timeout_s: float) -> np.ndarray:
     if self._closed.is_set():
-      raise data_plane.Closed(f'inlet from {self._address} is closed')
+      raise data_plane.Closed(f'fetcher from {self._address} is closed')
     data_plane.check_request(payload, self._address)
     data = self._network.find(self._address).take(payload.handle)
     data_plane.check_arrival(payload, data, self._address)
@@ -87,25 +87,25 @@ class MemoryInlet:
 
 
 class MemoryPlane:
-  """The outlets and inlets of one role in the process, on a `MemoryNetwork`."""
+  """The publishers and fetchers of one role, on a `MemoryNetwork`."""
 
   def __init__(self, network: MemoryNetwork):
     self._network = network
     self._ends = data_plane.OpenEnds()
 
-  def outlet(self, peer: str) -> MemoryOutlet:
-    outlet = MemoryOutlet(self._network, peer, self._ends)
-    self._ends.add(outlet)
-    return outlet
+  def publisher(self, peer: str) -> MemoryPublisher:
+    publisher = MemoryPublisher(self._network, peer, self._ends)
+    self._ends.add(publisher)
+    return publisher
 
-  def inlet(self, address: str) -> MemoryInlet:
+  def fetcher(self, address: str) -> MemoryFetcher:
     if not address.startswith(f'{SCHEME}://'):
       raise sockets.BadAddress(
         f'address {address!r}: must start with {SCHEME}://'
       )
-    inlet = MemoryInlet(self._network, address, self._ends)
-    self._ends.add(inlet)
-    return inlet
+    fetcher = MemoryFetcher(self._network, address, self._ends)
+    self._ends.add(fetcher)
+    return fetcher
 
   def close(self) -> None:
     self._ends.close_all()

@@ -39,7 +39,7 @@ class HostUnknown(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class OutletAddress:
+class PublisherAddress:
   """The address of one publisher of a data plane, and the key to it.
 
   As text: `scheme://host:port/token`, such as `grpc://10.0.0.7:4711/9f…`.
@@ -59,12 +59,12 @@ class OutletAddress:
     """The text `host:port`."""
     return join(self.host, self.port)
 
-  def resolved(self) -> 'OutletAddress':
+  def resolved(self) -> 'PublisherAddress':
     """Returns the address with an IP literal as host; raises `HostUnknown`."""
     return dataclasses.replace(self, host=resolve(self.host))
 
 
-def parse_outlet(text: str, scheme: str) -> OutletAddress:
+def parse_publisher(text: str, scheme: str) -> PublisherAddress:
   """Parses a publisher's address; raises `BadAddress`, which names the flaw."""
   found, mark, rest = text.partition('://')
   if not mark or found != scheme:
@@ -75,7 +75,7 @@ def parse_outlet(text: str, scheme: str) -> OutletAddress:
   host, port = split(endpoint)
   if not port:
     raise BadAddress(f'address {text!r}: port 0 cannot be connected to')
-  return OutletAddress(scheme, host, port, token)
+  return PublisherAddress(scheme, host, port, token)
 
 
 def split(endpoint: str) -> tuple[str, int]:

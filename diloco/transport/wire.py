@@ -118,9 +118,7 @@ def decode(
   """Returns the message in `data`.
 
   Args:
-    data: one whole message.
     allowed: the kinds that this sender may send, such as `FROM_LEARNER`.
-    sender: named in the error.
 
   Raises:
     Malformed: `data` is anything but exactly one such message.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Back ends that start a run: TPU VMs, GKE, Slurm.
 
-Start with `engines`: one class a back end, which starts a `launch.job.JobSpec`,
-adds and removes learners.
+Start with `registry`: one class a back end, which starts a
+`launch.job.JobSpec`, adds and removes learners.
 
   gke, manifest_text            JobSets of Kubernetes
   slurm                         a job for the syncer, an array of learners

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the programs of the engines; a failure names the command and its words.
+"""Runs programs of the back ends; a failure names the command and its words.
 
 Nothing here goes through a shell: an argument is an argument.
 """

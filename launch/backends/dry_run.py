@@ -44,8 +44,6 @@ def queued_resources(
   """The commands of a launch on TPU VMs and their startup scripts.
 
   Args:
-    cloud: where.
-    say: takes the text.
     with_roles: False: only what is done each minute.
   """
   if with_roles:

@@ -53,10 +53,7 @@ class Provisioner:
     """Stores the arguments; starts nothing.
 
     Args:
-      cloud: where its machines are.
       syncer: 'host:port' of the syncer.
-      run: runs a command.
-      say: called with a line for the user.
     """
     self._whole = whole
     self._cloud = cloud

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A launch on TPU VMs: the gcloud commands of its machines.
 
-The syncer is a CPU machine of Compute Engine, every learner a queued resource
+The syncer is a CPU machine of Compute Backend, every learner a queued resource
 of its own. One for several would be a single JAX world.
 """
 

@@ -73,9 +73,8 @@ def learners_submission(
 
   Args:
     learners: all of them, or those that join.
-    given: options for sbatch.
   """
-  assert learners, 'a job array of nobody'
+  assert learners, 'a job array without learners'
   indices = ','.join(str(each.learner) for each in learners)
   # They differ in their id alone, which the array's index is.
   own = f'--learner={learners[0].learner}'

@@ -43,8 +43,6 @@ def startup_script(
   """Returns the script of one machine; all hosts of a slice run the same.
 
   Args:
-    role: the role of the machine.
-    project: project of the secrets.
     syncer: 'host:port' of the syncer.
     attempt: from 1; how often this slice was requested.
   """

@@ -21,9 +21,9 @@ from diloco.metrics import files, names
 from diloco.metrics.jsonl import Tail
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.program import Program, Role, program
+from launch.role_processes import free_address
 from launch.session import RunFailed
 from launch.supervisor import ProcessEvent, Supervisor
-from launch.unit import free_address
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 # They would lead a process past the proxy that it was given.
@@ -211,7 +211,7 @@ def participants(publish: Mapping) -> set[int]:
 def parse_with_default(
   argv: Sequence[str], config: str, *overrides: str
 ) -> list[str]:
-  """Calls `flags.parse_or_exit`, with a default configuration.
+  """Calls `flags.parse`, with a default configuration.
 
   Args:
     argv: the command line.
@@ -224,7 +224,7 @@ def parse_with_default(
     path = REPOSITORY / 'experiments' / config
     argv = [argv[0], f'--config={path}', *rest, *argv[1:]]
     sys.argv = list(argv)  # ml_collections reads the overrides there.
-  return flags.parse_or_exit(argv)
+  return flags.parse(argv)
 
 
 def _step(record: Mapping) -> WrittenStep:

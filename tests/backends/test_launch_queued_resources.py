@@ -12,8 +12,8 @@ import pytest
 from diloco.config.sections import ConfigError
 from launch.backends import commands, queued_resources
 from launch.backends.commands import CommandFailed
-from launch.backends.engines import QueuedResources
 from launch.backends.queued_resources import Cloud
+from launch.backends.registry import QueuedResources
 from tests.backends.launch_values import a_slice_launch, check_golden
 
 pytestmark = pytest.mark.beside
@@ -37,7 +37,7 @@ class World:
     self._write({'instances': {}, 'slices': {}, 'refusals': [], 'outages': []})
 
   @property
-  def engine(self) -> QueuedResources:
+  def backend(self) -> QueuedResources:
     return QueuedResources(
       commands.run, CLOUD, self.said.append, self._sleep, lambda: self.now_s
     )
@@ -115,7 +115,7 @@ def test_a_run_without_a_fault(world):
     _all(_becomes(0, 'ACTIVE'), _becomes(1, 'ACTIVE')),
     _run_ends(),
   ]
-  assert world.engine.start(a_slice_launch()) == 0
+  assert world.backend.start(a_slice_launch()) == 0
   slices = world.state['slices']
   assert {each['state'] for each in slices.values()} == {'DELETING'}
   assert len(world.calls('create')) == 3
@@ -131,7 +131,7 @@ def test_a_slice_that_is_gone_is_asked_for_again(world, gone):
     _becomes(1, 'ACTIVE'),
     _run_ends(),
   ]
-  assert world.engine.start(a_slice_launch()) == 0
+  assert world.backend.start(a_slice_launch()) == 0
   assert (world.attempt(0), world.attempt(1)) == ('1', '2')
   script = world.state['slices']['first-learner-1']['script']
   assert '--learner=1 ' in script
@@ -141,7 +141,7 @@ def test_a_slice_that_is_gone_is_asked_for_again(world, gone):
 def test_it_waits_longer_each_time_that_there_is_none(world):
   world.change(lambda state: state['refusals'].extend([EXHAUSTED] * 3))
   world.turns = [_nothing] * 8 + [_run_ends()]
-  assert world.engine.start(a_slice_launch(learners=1)) == 0
+  assert world.backend.start(a_slice_launch(learners=1)) == 0
   again = [line for line in world.said if 'again in' in line]
   assert again == [
     f'learner-0: again in {wait_s} s' for wait_s in (60, 120, 240)
@@ -152,7 +152,7 @@ def test_it_waits_longer_each_time_that_there_is_none(world):
 def test_it_does_not_wait_for_what_will_never_be(world):
   world.change(lambda state: state['refusals'].append('PERMISSION_DENIED: no'))
   with pytest.raises(CommandFailed, match='PERMISSION_DENIED: no'):
-    world.engine.start(a_slice_launch())
+    world.backend.start(a_slice_launch())
 
 
 def test_what_passes_does_not_end_the_watch(world):
@@ -160,14 +160,14 @@ def test_what_passes_does_not_end_the_watch(world):
     state['outages'] = ['UNAVAILABLE: 503 Service Unavailable'] * 2
 
   world.turns = [fails, _nothing, _run_ends()]
-  assert world.engine.start(a_slice_launch()) == 0
+  assert world.backend.start(a_slice_launch()) == 0
   assert sum('Service Unavailable' in line for line in world.said) == 2
 
 
 def test_one_that_somebody_else_has_made_meanwhile(world):
   world.change(lambda state: state['refusals'].append('ALREADY_EXISTS: it'))
   world.turns = [_nothing, _run_ends()]
-  assert world.engine.start(a_slice_launch(learners=1)) == 0
+  assert world.backend.start(a_slice_launch(learners=1)) == 0
   assert len(world.calls('create')) == 2
 
 
@@ -181,7 +181,7 @@ def test_one_that_never_comes_up_is_not_asked_for_at_once(world):
     _becomes(0, 'ACTIVE'),
     _run_ends(),
   ]
-  assert world.engine.start(a_slice_launch(learners=1)) == 0
+  assert world.backend.start(a_slice_launch(learners=1)) == 0
   assert world.attempt(0) == '3'
 
 
@@ -192,58 +192,58 @@ def test_what_somebody_deleted_is_not_missed(world):
     _nothing,
     _run_ends(),
   ]
-  assert world.engine.start(a_slice_launch()) == 0
+  assert world.backend.start(a_slice_launch()) == 0
   assert list(world.state['slices']) == ['first-learner-0']
 
 
 def test_who_watches_brings_back_what_another_has_started(world):
   whole = a_slice_launch(at_first=1)
   world.turns = [_nothing, _run_ends()]
-  assert world.engine.start(whole) == 0
+  assert world.backend.start(whole) == 0
   world.change(lambda state: state['slices'].clear())
   world.change(_run_ends(None))
-  world.engine.add(whole, 1)
+  world.backend.add(whole, 1)
   world.turns = [
     _becomes(1, 'SUSPENDED'),
     _disappears(1),
     _nothing,
     _run_ends(),
   ]
-  assert world.engine.watch(whole) == 0
+  assert world.backend.watch(whole) == 0
   assert list(world.state['slices']) == ['first-learner-1']
   assert world.attempt(1) == '2'
 
 
 def test_the_same_command_again_goes_on(world):
   world.turns = [_nothing, _run_ends(1)]
-  assert world.engine.start(a_slice_launch()) == 1
+  assert world.backend.start(a_slice_launch()) == 1
   world.change(_run_ends(None))
   world.turns = [_run_ends()]
-  world.engine.start(a_slice_launch())
+  world.backend.start(a_slice_launch())
   assert len(world.calls('create')) == 3
 
 
 def test_the_end_of_the_syncer_is_the_end(world):
   world.turns = [_run_ends(78)]
-  assert world.engine.start(a_slice_launch()) == 78
+  assert world.backend.start(a_slice_launch()) == 78
 
 
 def test_one_learner_is_added_and_removed(world):
   whole = a_slice_launch(learners=3, at_first=1)
   world.turns = [_run_ends()]
-  world.engine.start(whole)
-  world.engine.add(whole, 2)
+  world.backend.start(whole)
+  world.backend.add(whole, 2)
   assert (
     '--syncer=10.0.0.1:7777'
     in (world.state['slices']['first-learner-2']['script'])
   )
-  world.engine.remove(whole, 2)
+  world.backend.remove(whole, 2)
   assert world.state['slices']['first-learner-2']['state'] == 'DELETING'
 
 
 def test_nothing_is_added_to_a_run_that_is_not_there(world):
   with pytest.raises(ConfigError, match='no such machine'):
-    world.engine.add(a_slice_launch(), 1)
+    world.backend.add(a_slice_launch(), 1)
 
 
 def test_a_neighbour_with_a_similar_name_is_left_alone():

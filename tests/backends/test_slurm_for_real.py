@@ -15,7 +15,7 @@ from diloco.metrics.workdir import Workdir
 from experiments import tests_tiny
 from launch.backends import slurm
 from launch.job import JobSpec, launch
-from launch.unit import free_address
+from launch.role_processes import free_address
 from tests.backends.launch_values import asked
 
 pytestmark = pytest.mark.beside

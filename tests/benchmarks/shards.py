@@ -77,9 +77,9 @@ class _Feeder:
       crash=self._answers.put,
     )
     plane = MemoryPlane(network)
-    self._outlets = [plane.outlet('syncer') for _ in range(size.learners)]
-    for learner, outlet in enumerate(self._outlets):
-      self._shard.perform(orders.Admit(learner, 1, (outlet.address,), ''))
+    self._publishers = [plane.publisher('syncer') for _ in range(size.learners)]
+    for learner, publisher in enumerate(self._publishers):
+      self._shard.perform(orders.Admit(learner, 1, (publisher.address,), ''))
     self._job = 0
     self._data = {
       p: self._contribution(p) for p in run_spec.owners.of_shard(shard)
@@ -116,10 +116,10 @@ class _Feeder:
     parts = [np.empty(0, np.uint8)] * self._run_spec.owners.shards
     parts[self._number] = data
     whole = self._announced(p, parts)
-    for learner, outlet in enumerate(self._outlets):
+    for learner, publisher in enumerate(self._publishers):
       self._job += 1
       jobs.append(self._job)
-      outlet.offer(self._job, data)
+      publisher.offer(self._job, data)
       found = dataclasses.replace(whole, handle=self._job)
       self._shard.perform(
         orders.PullPart(self._job, round_, learner, 1, p, found)

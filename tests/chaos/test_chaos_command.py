@@ -71,9 +71,9 @@ def test_the_data_plane_goes_through_the_relay():
     access = auth.Access(proxy=relay.listen('syncer'))
     learner, syncer = GrpcPlane(host), GrpcPlane('127.0.0.1', access=access)
     try:
-      outlet = learner.outlet('syncer')
-      outlet.offer(1, data)
-      found = syncer.inlet(outlet.address).pull(payload, timeout_s=10.0)
+      publisher = learner.publisher('syncer')
+      publisher.offer(1, data)
+      found = syncer.fetcher(publisher.address).pull(payload, timeout_s=10.0)
       np.testing.assert_array_equal(found, data)
       assert relay.counts('learner-0', UP).carried_bytes >= data.nbytes
     finally:

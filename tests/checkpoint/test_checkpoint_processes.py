@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from launch.orphans import dying_with_parent
+from launch.parent_death import dying_with_parent
 
 pytestmark = pytest.mark.beside
 

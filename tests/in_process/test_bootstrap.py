@@ -71,20 +71,20 @@ class DyingDonor:
   def __getattr__(self, name):
     return getattr(self._plane, name)
 
-  def inlet(self, address: str):
-    inlet = self._plane.inlet(address)
+  def fetcher(self, address: str):
+    fetcher = self._plane.fetcher(address)
     if '://newcomer' not in address or self.died.is_set():
-      return inlet
-    return _DyingInlet(inlet, self)
+      return fetcher
+    return _DyingFetcher(fetcher, self)
 
   def kill_donor(self):
     self._die()
     self.died.set()
 
 
-class _DyingInlet:
-  def __init__(self, inlet, plane: DyingDonor):
-    self._inlet = inlet
+class _DyingFetcher:
+  def __init__(self, fetcher, plane: DyingDonor):
+    self._fetcher = fetcher
     self._plane = plane
     self._pulls = 0
 
@@ -92,10 +92,10 @@ class _DyingInlet:
     self._pulls += 1
     if self._pulls == 2:
       self._plane.kill_donor()
-    return self._inlet.pull(payload, timeout_s)
+    return self._fetcher.pull(payload, timeout_s)
 
   def close(self):
-    self._inlet.close()
+    self._fetcher.close()
 
 
 def _bits(tree) -> list[bytes]:

@@ -66,9 +66,9 @@ class LosingPlane(MemoryPlane):
 
   left: int | None = None
 
-  def inlet(self, address):
-    inlet = super().inlet(address)
-    take = inlet.pull
+  def fetcher(self, address):
+    fetcher = super().fetcher(address)
+    take = fetcher.pull
 
     def pull(payload, timeout_s):
       if self.left is not None:
@@ -77,8 +77,8 @@ class LosingPlane(MemoryPlane):
         self.left -= 1
       return take(payload, timeout_s)
 
-    inlet.pull = pull
-    return inlet
+    fetcher.pull = pull
+    return fetcher
 
 
 class Pair:

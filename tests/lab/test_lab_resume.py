@@ -138,7 +138,7 @@ def _whole(tmp_path, monkeypatch, system):
   whole = Workdir(tmp_path / 'whole-run')
   recording = Recording(whole.root, config)
   try:
-    return whole, train(make_run_spec(config), journal=recording)
+    return whole, train(make_run_spec(config), observer=recording)
   finally:
     recording.close()
 

@@ -11,7 +11,7 @@ import pytest
 from diloco.config import run_config
 from diloco.config.sections import ConfigError
 from diloco.lab.data_parallel import DataParallelSteps
-from diloco.lab.lives import FailureSchedule
+from diloco.lab.failure_schedule import FailureSchedule
 from diloco.lab.run import train
 from diloco.metrics import token_ledger
 from diloco.numerics.optimizers import OUTER

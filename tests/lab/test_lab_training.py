@@ -24,7 +24,7 @@ def _train(**changes):
   return _train_anew(**changes)
 
 
-def _train_anew(timeline_s=0.0, journal=None, **changes):
+def _train_anew(timeline_s=0.0, observer=None, **changes):
   config = common.quicktest(common.base())
   config.model.update(layers=1)
   config.protocol.update(total_steps=12)
@@ -32,7 +32,7 @@ def _train_anew(timeline_s=0.0, journal=None, **changes):
     section, _, name = key.rpartition('__')
     (config[section] if section else config)[name] = value
   run_spec = make_run_spec(run_config.build(config))
-  return train(run_spec, timeline_s=timeline_s, journal=journal)
+  return train(run_spec, timeline_s=timeline_s, observer=observer)
 
 
 def _same(one, other) -> bool:
@@ -103,7 +103,7 @@ def test_who_returns_goes_on_with_its_schedule(progress, monkeypatch):
   rates = _Rates(taken)
   changes = {**DEADLY, 'inner__progress': progress, 'lab__slow_learners': 1}
   trained = _train_anew(
-    journal=rates, protocol__total_steps=40, lab__slow_gap=0.5, **changes
+    observer=rates, protocol__total_steps=40, lab__slow_gap=0.5, **changes
   )
   assert trained.deaths and len(rates.incarnations) > 2
   rate_at = make_schedule('cosine', 3e-3, 4, 40, 0.1)

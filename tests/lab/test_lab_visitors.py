@@ -5,7 +5,7 @@ import pytest
 
 from diloco.config import run_config
 from diloco.config.sections import ConfigError
-from diloco.lab.lives import TransientLearners
+from diloco.lab.failure_schedule import TransientLearners
 from diloco.lab.outputs import LabObserver
 from diloco.lab.run import train
 from diloco.run.spec import make_run_spec
@@ -39,7 +39,7 @@ def _config(begin=0.0, end=0.5, **lab):
 )
 def test_a_visitor_is_there_for_a_half(begin, end, events):
   seen = Events()
-  trained = train(make_run_spec(_config(begin, end)), journal=seen)
+  trained = train(make_run_spec(_config(begin, end)), observer=seen)
   assert [e for who, e in seen.seen if who == 'learner-2'] == events
   assert trained.points[-1].step == 24
   counts = trained.tally.learners
@@ -51,7 +51,7 @@ def test_a_visitor_is_there_for_a_half(begin, end, events):
 def test_a_visitor_that_dies_comes_back_only_if_it_is_to_be_there():
   seen = Events()
   config = _config(0.0, 0.5, mtbf_steps=8.0, away_steps=4.0)
-  trained = train(make_run_spec(config), journal=seen)
+  trained = train(make_run_spec(config), observer=seen)
   assert trained.points[-1].step == 24
   mine = [e for who, e in seen.seen if who == 'learner-2']
   assert mine.count('started') <= 1 + mine.count('killed')

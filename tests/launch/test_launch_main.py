@@ -13,7 +13,7 @@ import yaml
 
 from launch.backends import commands
 from launch.backends.commands import CommandFailed
-from launch.backends.engines import Gke, Slurm
+from launch.backends.registry import Gke, Slurm
 from tests.backends.launch_values import a_launch
 
 pytestmark = pytest.mark.beside
@@ -212,12 +212,12 @@ def test_a_program_that_is_missing_is_named(monkeypatch, tmp_path):
 
 
 def test_kubernetes_adds_and_removes_one_learner(programs):
-  engine = Gke(commands.run, namespace='lab')
+  backend = Gke(commands.run, namespace='lab')
   whole = a_launch(image='a:1', at_first=1)
-  engine.add(whole, 1)
+  backend.add(whole, 1)
   (added,) = yaml.safe_load_all((programs / 'input').read_text())
   assert added['metadata']['name'] == 'first-learner-1'
-  engine.remove(whole, 1)
+  backend.remove(whole, 1)
   assert (programs / 'called').read_text().splitlines() == [
     'kubectl --namespace=lab apply --filename=-',
     'kubectl --namespace=lab delete jobset first-learner-1',
@@ -235,11 +235,11 @@ def test_slurm_starts_the_syncer_and_the_first_learners(programs, tmp_path):
 
 
 def test_slurm_adds_and_removes_one_learner(programs, tmp_path):
-  engine = Slurm(commands.run)
+  backend = Slurm(commands.run)
   whole = a_launch(workdir=str(tmp_path / 'run'))
-  engine.add(whole, 1)
+  backend.add(whole, 1)
   (programs / 'queue').write_text('9_0 0 RUNNING\n12_1 1 RUNNING\n')
-  engine.remove(whole, 1)
+  backend.remove(whole, 1)
   called = (programs / 'called').read_text().splitlines()
   assert '--array=1' in called[1]
   assert called[-1] == 'scancel --batch --signal=USR1 12_1'

@@ -12,7 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 TEXT = (ROOT / 'launch' / 'README.md').read_text()
 SHARED = re.findall(r'^ +(export .*|RUN="[^"]*")', TEXT, re.MULTILINE)
-# What each engine's variable ends in, by a line of what is shown.
+# What each back end's variable ends in, by a line of what is shown.
 ENDS = {
   'GKE': 'name: first-learner-4',
   'QR': '--labels=run=first,role=learner,attempt=1',

@@ -82,7 +82,7 @@ def test_a_name_that_kubernetes_would_refuse(name):
 @pytest.mark.parametrize(
   'changes, words',
   [
-    ({'knows_peers': False}, 'nobody asks who they are'),
+    ({'knows_peers': False}, 'without proving who they are'),
     ({'accelerator': 'cpu', 'gpus_per_host': 4}, 'config.mesh asks for 4'),
     ({'workdir': 'runs/first'}, 'must be absolute'),
     ({'capacity': 'reservation'}, 'a reservation needs its name'),

@@ -20,7 +20,7 @@ from diloco.run.spec import check_text, load_text
 from experiments import quickstart, tests_tiny
 from launch.local import occupy
 from launch.program import on_this_machine, program
-from launch.unit import free_address
+from launch.role_processes import free_address
 
 pytestmark = pytest.mark.beside
 
@@ -122,12 +122,12 @@ def test_a_folder_that_can_not_be_ends_in_one_line(workdir, line):
 
 def test_the_script_that_ties_a_child_to_its_parent_says_how_it_is_called():
   done = subprocess.run(
-    [sys.executable, '-m', 'launch.orphans', '--help'],
+    [sys.executable, '-m', 'launch.parent_death', '--help'],
     capture_output=True,
     text=True,
   )
   assert done.returncode == 64
-  assert 'orphans.py PID COMMAND' in done.stderr
+  assert 'parent_death.py PID COMMAND' in done.stderr
   assert 'Traceback' not in done.stderr
 
 

@@ -14,7 +14,7 @@ from diloco.config import run_config
 from diloco.metrics.workdir import Workdir
 from diloco.syncer import storage
 from experiments import tests_tiny
-from launch.exits import FINISHED, after_exit, describe_exit
+from launch.exit_policy import FINISHED, after_exit, describe_exit
 from launch.program import Role, program
 from launch.supervisor import Supervisor, rotate_log
 from tests.waiting import until

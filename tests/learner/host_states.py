@@ -106,8 +106,8 @@ def _part(run_spec, device: Device):
     FragmentReplica(0, holding.needed_of(p, theta), 0)
     for p, theta in enumerate(run_spec.initial_fragments())
   ]
-  cuts = SliceMap(run_spec.owners, device.partition)
-  copy = SlicedReplica(run_spec, cuts, holding.host, held)
+  slice_map = SliceMap(run_spec.owners, device.partition)
+  copy = SlicedReplica(run_spec, slice_map, holding.host, held)
   return make_part(run_spec, device, copy)
 
 

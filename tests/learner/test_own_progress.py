@@ -11,7 +11,7 @@ import pytest
 from diloco.config import run_config
 from diloco.learner.device import Device
 from diloco.learner.own_progress import OwnProgress
-from diloco.numerics.blend import NAMES
+from diloco.numerics.blend import RULES
 from diloco.protocol.learner.events import Apply
 from diloco.run.spec import make_run_spec
 from tests.in_process.lockstep import toy_config, toy_model
@@ -84,7 +84,7 @@ class _Own:
     )
 
 
-@pytest.mark.parametrize('blend', NAMES)
+@pytest.mark.parametrize('blend', RULES)
 def test_who_learns_nothing_offers_nothing(blend):
   own = _Own(blend)
   own.update()

@@ -193,7 +193,7 @@ FAULTS = (
   fault(
     'killed before its time',
     'launch/supervisor.py',
-    'unit.role.leave_s if deadline_s is None else deadline_s',
+    'group.role.leave_s if deadline_s is None else deadline_s',
     '0.1',
     'tests/launch/test_supervisor.py'
     '::test_each_role_has_as_long_to_leave_as_it_was_promised',
@@ -211,7 +211,7 @@ FAULTS = (
   fault(
     'shard refuses --log_json',
     'diloco/syncer_shard.py',
-    '  config_flags.define_log_flags()\n',
+    "    role='syncer_shard',\n",
     '',
     'tests/launch/test_local_main.py'
     '::test_two_shards_take_the_flag_of_how_all_log',

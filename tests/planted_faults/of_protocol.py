@@ -97,7 +97,8 @@ FAULTS = (
   fault(
     'a newcomer keeps the bytes that were given up',
     'diloco/protocol/learner/bootstrap.py',
-    '      unlike=told is not None and told[0] == version and told[1] != crc,\n',
+    '      unlike=told is not None and told[0] == version'
+    ' and told[1] != crc,\n',
     '      unlike=False,\n',
     f'{TRANSCRIPT}[newcomer_takes_other_bytes]',
     'newcomer_takes_other_bytes',

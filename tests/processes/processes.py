@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from diloco.metrics.workdir import Workdir, learner_name, shard_name
 from diloco.metrics.writer import read_jsonl
-from launch.orphans import dying_with_parent
+from launch.parent_death import dying_with_parent
 from tests.waiting import until
 
 REPOSITORY = pathlib.Path(__file__).parents[2]

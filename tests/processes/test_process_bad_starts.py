@@ -174,7 +174,7 @@ def test_a_secret_that_everybody_can_read(tmp_path, module, flags):
       'it', module, *flags, f'--token_file={token}', environment=NO_DEVICES
     )
     error = _error(processes, process, EXIT_CONFIG)
-  assert error.startswith(f'error: --token_file={token}: everybody')
+  assert error.startswith(f'error: --token_file={token}: every user')
 
 
 def test_the_wrong_token(tmp_path):

@@ -10,7 +10,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import read_jsonl
 from diloco.protocol.incarnation import incarnation_of, process_of
 from diloco.replay.replay import Replay, Replayed
-from diloco.replay.replay_contents import DeviceReplayBackend
+from diloco.replay.replay_backends import DeviceReplayBackend
 from diloco.replay.replay_plan import NotReplayable, make_plan
 from diloco.run.event_log import read_tapes
 from diloco.transport.faulty import Faults
@@ -39,10 +39,10 @@ def synchronous(tmp_path_factory):
 
 
 def _replay(
-  run: Run, workdir: Workdir | None = None, contents=DeviceReplayBackend
+  run: Run, workdir: Workdir | None = None, backend=DeviceReplayBackend
 ) -> Replayed:
   plan = make_plan(read_tapes(workdir or run.workdir))
-  held = contents(run.run_spec, run.device)
+  held = backend(run.run_spec, run.device)
   return Replay(run.run_spec, plan, held).run()
 
 
@@ -187,21 +187,21 @@ def _progress_after(lines: list[dict], step: int) -> int:
 WAYS = [DeviceReplayBackend, LabReplayBackend]  # The second is the lab's.
 
 
-@pytest.mark.parametrize('contents', WAYS)
-def test_a_process_from_a_checkpoint(synchronous, tmp_path, contents):
+@pytest.mark.parametrize('backend', WAYS)
+def test_a_process_from_a_checkpoint(synchronous, tmp_path, backend):
   """The process begins between two rounds, where all that it had counts."""
 
   def source(process, step, applied):
     return _source('checkpoint', None, process, step)
 
   copied = _cut(synchronous, tmp_path, 18, source)
-  replayed = _replay(synchronous, copied, contents)
+  replayed = _replay(synchronous, copied, backend)
   assert replayed.processes == 3
   _assert_same_bytes(replayed, synchronous)
 
 
-@pytest.mark.parametrize('contents', WAYS)
-def test_a_process_from_a_peer(synchronous, tmp_path, contents):
+@pytest.mark.parametrize('backend', WAYS)
+def test_a_process_from_a_peer(synchronous, tmp_path, backend):
   """At a boundary where θ = Θ only the inner state is the donor's."""
 
   def source(process, step, applied):
@@ -210,7 +210,7 @@ def test_a_process_from_a_peer(synchronous, tmp_path, contents):
     return _source('peer', 1, process, step, versions, crcs)
 
   copied = _cut(synchronous, tmp_path, 16, source)
-  replayed = _replay(synchronous, copied, contents)
+  replayed = _replay(synchronous, copied, backend)
   assert replayed.processes == 3
   _assert_same_bytes(replayed, synchronous)
 

@@ -99,7 +99,7 @@ from diloco.run.exposure import open_access
 from diloco.transport import auth, planes
 config = built(transport__data_plane='post', transport__host='192.0.2.1')
 plane = planes.make_plane('post', config.transport.host)
-plane.outlet('syncer').offer(1, np.zeros(4, np.uint8))
+plane.publisher('syncer').offer(1, np.zeros(4, np.uint8))
 files = vars(auth.AccessFiles())
 try:
   open_access(files, config.transport, None, False, True)
@@ -337,7 +337,7 @@ assert make_tokenizer(config.data.tokenizer).name == 'halves:FILE'
 """,
   ),
   'launcher back end': Choice(
-    'launch/backends/engines.py',
+    'launch/backends/registry.py',
     'BACKENDS',
     """
   'ssh': BackendKind(

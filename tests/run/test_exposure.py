@@ -57,7 +57,7 @@ def test_exposure_who_knows_his_peers_may_listen(folder, kind):
 
 
 def test_exposure_encryption_alone_lets_everybody_in(folder):
-  with pytest.raises(ValueError, match='nobody asks who they are'):
+  with pytest.raises(ValueError, match='without proving who they are'):
     opened(given(folder, 'tls'), plane='jax_transfer', bind=PUBLIC)
 
 

@@ -98,18 +98,18 @@ def test_siege_of_the_data_plane_by_idle_connections(monkeypatch):
     contextlib.closing(grpc_transfer.GrpcPlane('127.0.0.1')) as plane,
     contextlib.closing(grpc_transfer.GrpcPlane('127.0.0.1')) as puller,
   ):
-    outlet = plane.outlet('peer')
-    inlet = puller.inlet(outlet.address)
-    place = sockets.parse_outlet(outlet.address, grpc_transfer.SCHEME)
+    publisher = plane.publisher('peer')
+    fetcher = puller.fetcher(publisher.address)
+    place = sockets.parse_publisher(publisher.address, grpc_transfer.SCHEME)
     with idle_strangers(place.endpoint) as strangers:
-      outlet.offer(1, data)
-      np.testing.assert_array_equal(inlet.pull(found, GONE_S), data)
+      publisher.offer(1, data)
+      np.testing.assert_array_equal(fetcher.pull(found, GONE_S), data)
       for each in strangers:
         hung_up(each)
-    # The inlet's own connection was idle as long: it comes back by itself.
-    outlet.offer(2, data)
+    # The fetcher's own connection was idle as long: it comes back by itself.
+    publisher.offer(2, data)
     again = dataclasses.replace(found, handle=2)
-    np.testing.assert_array_equal(inlet.pull(again, GONE_S), data)
+    np.testing.assert_array_equal(fetcher.pull(again, GONE_S), data)
 
 
 @pytest.mark.parametrize('siege', ['plain'], indirect=True)

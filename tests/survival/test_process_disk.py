@@ -136,7 +136,7 @@ def test_what_nobody_has_is_refused_and_nothing_written(ended):
   syncer = ended.syncer_of('refuses', '--config.transport.connect_s=2')
   assert ended.processes.exit_code(syncer) == 1
   [error] = syncer.errors
-  assert 'of the final parameters: nobody has it' in error
+  assert 'of the final parameters: no process has it' in error
   assert not workdir.parameters.exists()
   assert not workdir.summary.exists()
 

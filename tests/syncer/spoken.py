@@ -33,7 +33,7 @@ class Peer:
   def __init__(self, stage: 'Stage', learner: int, incarnation: int = 1):
     self._stage = stage
     self._plane = MemoryPlane(stage.network)
-    self._outlet = self._plane.outlet('syncer')
+    self._publisher = self._plane.publisher('syncer')
     self._handles = itertools.count(1)
     self._heard: queue.SimpleQueue = queue.SimpleQueue()
     self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -50,7 +50,7 @@ class Peer:
       versions=(0,) * stage.run_spec.config.protocol.fragments,
       crcs=stage.syncing._model.crcs(),
       began=False,
-      addresses=(self._outlet.address,),
+      addresses=(self._publisher.address,),
     )
 
   def say(self, *said):
@@ -99,7 +99,7 @@ class Peer:
     arrays = {x.name: np.full(x.shape, value, np.float32) for x in pieces}
     data = payload.encode(arrays, pieces, run_spec.up)
     handle = next(self._handles)
-    self._outlet.offer(handle, data)
+    self._publisher.offer(handle, data)
     found = messages.Payload(
       handle, run_spec.up.name, data.nbytes, zlib.crc32(data)
     )

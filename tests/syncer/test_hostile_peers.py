@@ -136,7 +136,7 @@ def test_a_session_can_not_be_taken_over(stage):
 
 
 def test_an_address_of_no_use_ends_the_session(stage):
-  """Messages right after such a hello meet a session without an inlet."""
+  """Messages right after such a hello meet a session without a fetcher."""
   peer = stage.peer(0)
   peer.say_hello(addresses=('nonsense',))
   peer.say(messages.Ready(0, 'the test'), REPORT)

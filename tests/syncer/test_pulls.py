@@ -41,9 +41,9 @@ class HeldPlane(MemoryPlane):
     self.began: queue.SimpleQueue[int] = queue.SimpleQueue()
     self.gates: dict[int, threading.Event] = {}
 
-  def inlet(self, address: str):
-    inlet = super().inlet(address)
-    take = inlet.pull
+  def fetcher(self, address: str):
+    fetcher = super().fetcher(address)
+    take = fetcher.pull
 
     def pull(payload, timeout_s):
       data = take(payload, timeout_s)
@@ -51,19 +51,19 @@ class HeldPlane(MemoryPlane):
       assert self.gates[payload.handle].wait(WAIT_S)
       return data
 
-    inlet.pull = pull
-    return inlet
+    fetcher.pull = pull
+    return fetcher
 
 
 class Syncer:
-  """Shards of one, and a learner's outlet; what the pool says comes last."""
+  """Shards of one, and a learner's publisher; what the pool says comes last."""
 
   def __init__(self):
     config = tests_tiny.get_config()
     self.run_spec = make_run_spec(run_config.build(config))
     network = MemoryNetwork()
     self.plane = HeldPlane(network)
-    self.outlet = MemoryPlane(network).outlet('syncer')
+    self.publisher = MemoryPlane(network).publisher('syncer')
     self.answers: queue.SimpleQueue = queue.SimpleQueue()
     self.shard = Shard(
       self.run_spec,
@@ -80,7 +80,7 @@ class Syncer:
       self.run_spec, self.shard, registry, say=print
     )
     admitted = self.shards.admit(
-      LEARNER, INCARNATION, (self.outlet.address,), ''
+      LEARNER, INCARNATION, (self.publisher.address,), ''
     )
     assert admitted
 
@@ -91,7 +91,7 @@ class Syncer:
     theta = {name: array - np.float32(value) for name, array in base.items()}
     data = contributions.encode(base, theta, pieces, self.run_spec.up)
     self.plane.gates[handle] = threading.Event()
-    self.outlet.offer(handle, data)
+    self.publisher.offer(handle, data)
     payload = announced(handle, self.run_spec.up.name, [data])
     return messages.Offer(ROUND, 0, 0, c_steps, 8 * c_steps, c_steps, payload)
 
@@ -167,7 +167,7 @@ def test_a_pull_that_was_cancelled_before_its_turn_takes_no_bytes(syncer):
   assert syncer.answers.qsize() == busy
 
 
-class SlowInlet:
+class SlowFetcher:
   """Takes so long by its own clock, or times out."""
 
   def __init__(self):
@@ -186,16 +186,16 @@ class SlowInlet:
 
 def test_a_link_that_becomes_nine_times_slower_recovers():
   """A time-out teaches: else each pull to come would time out, for ever."""
-  inlet = SlowInlet()
-  pace = TransferPace(1.0, clock=lambda: inlet.now_s)
+  fetcher = SlowFetcher()
+  pace = TransferPace(1.0, clock=lambda: fetcher.now_s)
   payload = messages.Payload(1, 'int4', 1000, 0)
   for _ in range(10):
-    pace.pull(inlet, payload)
-  inlet.takes_s *= 9
+    pace.pull(fetcher, payload)
+  fetcher.takes_s *= 9
   failed = 0
   for _ in range(100):
     try:
-      pace.pull(inlet, payload)
+      pace.pull(fetcher, payload)
     except TimedOut:
       failed += 1
   assert 1 <= failed <= 2

@@ -54,10 +54,12 @@ class Process:
     crc = self.ask(do='offer', handle=handle, nbytes=nbytes)
     return messages.Payload(handle, 'raw', nbytes, crc)
 
-  def pull(self, outlet: data_plane.Outlet, payload: messages.Payload, **more):
+  def pull(
+    self, publisher: data_plane.Publisher, payload: messages.Payload, **more
+  ):
     fields = dataclasses.asdict(payload)
     del fields['codec']
-    self.tell(do='pull', address=outlet.address, **fields, **more)
+    self.tell(do='pull', address=publisher.address, **fields, **more)
 
   def stop(self):
     """SIGSTOP; returns once the kernel says that it is stopped."""

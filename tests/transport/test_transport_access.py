@@ -147,7 +147,7 @@ def test_access_the_data_plane_keeps_out_another_ca(ours, strangers):
 
 
 def test_access_the_data_plane_asks_for_the_token():
-  """The token is required even with the address of the outlet."""
+  """The token is required even with the address of the publisher."""
   member = auth.Access(token='of the run')
   with pytest.raises(data_plane.PeerLost, match='token is missing or wrong'):
     pull(member, auth.OPEN)
@@ -160,16 +160,16 @@ def pull(
     contextlib.closing(planes.make_plane('grpc', '127.0.0.1', theirs)) as there,
     contextlib.closing(planes.make_plane('grpc', '127.0.0.1', ours)) as here,
   ):
-    outlet = there.outlet('us')
-    outlet.offer(1, DATA)
+    publisher = there.publisher('us')
+    publisher.offer(1, DATA)
     payload = messages.Payload(1, 'raw', DATA.nbytes, zlib.crc32(DATA))
-    return here.inlet(outlet.address).pull(payload, timeout_s)
+    return here.fetcher(publisher.address).pull(payload, timeout_s)
 
 
 def test_access_the_data_plane_waits_for_no_request():
   """A call that never sends one must not hold a thread of the server."""
   with contextlib.closing(planes.make_plane('grpc', '127.0.0.1')) as plane:
-    endpoint = plane.outlet('us').address.split('/')[2]
+    endpoint = plane.publisher('us').address.split('/')[2]
     with grpc.insecure_channel(endpoint) as channel:
       call = channel.stream_stream('/diloco.DataPlane/Pull')
       silent = queue.SimpleQueue()

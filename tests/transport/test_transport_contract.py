@@ -50,13 +50,13 @@ class Pair:
   def __init__(self, kind: str):
     self.unknown = UNKNOWN[kind.split()[-1]]
     self.theirs, self.ours = make(kind), make(kind)
-    self.outlet = self.theirs.outlet('us')
-    self.inlet = self.ours.inlet(self.outlet.address)
+    self.publisher = self.theirs.publisher('us')
+    self.fetcher = self.ours.fetcher(self.publisher.address)
     self._rng = np.random.default_rng(SEED)
 
   def offer(self, handle: int, nbytes: int) -> tuple[Payload, np.ndarray]:
     data = self._rng.integers(0, 256, nbytes, dtype=np.uint8)
-    self.outlet.offer(handle, data)
+    self.publisher.offer(handle, data)
     return Payload(handle, 'raw', nbytes, zlib.crc32(data)), data
 
   def close(self):
@@ -73,7 +73,7 @@ def pair(request):
 @pytest.mark.parametrize('nbytes', [1, 4096, (1 << 20) + 1, 9 << 20])
 def test_contract_the_bytes_arrive(pair, nbytes):
   payload, data = pair.offer(1, nbytes)
-  got = pair.inlet.pull(payload, WAIT_S)
+  got = pair.fetcher.pull(payload, WAIT_S)
   assert got.dtype == np.uint8
   assert got.ndim == 1
   np.testing.assert_array_equal(got, data)
@@ -81,38 +81,38 @@ def test_contract_the_bytes_arrive(pair, nbytes):
 
 def test_contract_the_largest_handle_works(pair):
   payload, data = pair.offer((1 << 60) - 1, 10)
-  np.testing.assert_array_equal(pair.inlet.pull(payload, WAIT_S), data)
+  np.testing.assert_array_equal(pair.fetcher.pull(payload, WAIT_S), data)
 
 
 def test_contract_an_offer_can_be_pulled_once(pair):
   payload, _ = pair.offer(1, 100)
-  pair.inlet.pull(payload, WAIT_S)
+  pair.fetcher.pull(payload, WAIT_S)
   with pytest.raises(pair.unknown):
-    pair.inlet.pull(payload, SHORT_S)
+    pair.fetcher.pull(payload, SHORT_S)
 
 
 def test_contract_a_pull_that_failed_has_used_the_offer_up(pair):
   payload, _ = pair.offer(1, 100)
   with pytest.raises(data_plane.Corrupt, match='crc'):
-    pair.inlet.pull(dataclasses.replace(payload, crc=1), WAIT_S)
+    pair.fetcher.pull(dataclasses.replace(payload, crc=1), WAIT_S)
   with pytest.raises(pair.unknown):
-    pair.inlet.pull(payload, SHORT_S)
+    pair.fetcher.pull(payload, SHORT_S)
 
 
 def test_contract_a_handle_that_was_never_offered(pair):
   pair.offer(1, 100)
   started = time.monotonic()
   with pytest.raises(pair.unknown):
-    pair.inlet.pull(Payload(2, 'raw', 100, 0), SHORT_S)
+    pair.fetcher.pull(Payload(2, 'raw', 100, 0), SHORT_S)
   assert time.monotonic() - started < WAIT_S
 
 
 def test_contract_a_retired_handle_is_gone_at_once(pair):
   payload, _ = pair.offer(1, 100)
-  pair.outlet.retire(1)
-  pair.outlet.retire(1)
+  pair.publisher.retire(1)
+  pair.publisher.retire(1)
   with pytest.raises(data_plane.NotOffered):
-    pair.inlet.pull(payload, WAIT_S)
+    pair.fetcher.pull(payload, WAIT_S)
 
 
 def resident_mib() -> int:
@@ -126,14 +126,14 @@ def resident_mib() -> int:
 def test_contract_retire_and_close_free_the_bytes(pair, end):
   before = resident_mib()
   for _ in range(16):
-    outlet = pair.theirs.outlet('somebody else')
+    publisher = pair.theirs.publisher('somebody else')
     for handle in range(4):
-      outlet.offer(handle, np.ones(16 << 20, np.uint8))
+      publisher.offer(handle, np.ones(16 << 20, np.uint8))
     if end == 'close':
-      outlet.close()
+      publisher.close()
     else:
       for handle in range(4):
-        outlet.retire(handle)
+        publisher.retire(handle)
   # Of 1024 MiB that were offered.
   assert resident_mib() < before + 256
 
@@ -141,11 +141,11 @@ def test_contract_retire_and_close_free_the_bytes(pair, end):
 def test_contract_a_handle_in_use_cannot_be_offered_again(pair):
   payload, data = pair.offer(1, 100)
   with pytest.raises(ValueError, match='handle 1 is in use'):
-    pair.outlet.offer(1, np.zeros(5, np.uint8))
-  np.testing.assert_array_equal(pair.inlet.pull(payload, WAIT_S), data)
-  pair.outlet.retire(1)
+    pair.publisher.offer(1, np.zeros(5, np.uint8))
+  np.testing.assert_array_equal(pair.fetcher.pull(payload, WAIT_S), data)
+  pair.publisher.retire(1)
   payload, data = pair.offer(1, 200)
-  np.testing.assert_array_equal(pair.inlet.pull(payload, WAIT_S), data)
+  np.testing.assert_array_equal(pair.fetcher.pull(payload, WAIT_S), data)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_contract_a_handle_in_use_cannot_be_offered_again(pair):
 )
 def test_contract_only_flat_bytes_can_be_offered(pair, data):
   with pytest.raises(ValueError, match='offer 1: '):
-    pair.outlet.offer(1, data)
+    pair.publisher.offer(1, data)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_contract_only_flat_bytes_can_be_offered(pair, data):
 def test_contract_a_wrong_size_is_named(pair, offered, announced):
   payload, _ = pair.offer(1, offered)
   with pytest.raises(data_plane.WrongSize, match=f'announced.*{announced}'):
-    pair.inlet.pull(dataclasses.replace(payload, nbytes=announced), WAIT_S)
+    pair.fetcher.pull(dataclasses.replace(payload, nbytes=announced), WAIT_S)
 
 
 def test_contract_a_flipped_byte_is_found(pair):
@@ -188,69 +188,69 @@ def test_contract_a_flipped_byte_is_found(pair):
   flipped[3 << 20] ^= 1
   announced = dataclasses.replace(payload, crc=zlib.crc32(flipped))
   with pytest.raises(data_plane.Corrupt, match=f'{announced.crc:#010x}'):
-    pair.inlet.pull(announced, WAIT_S)
+    pair.fetcher.pull(announced, WAIT_S)
 
 
-def test_contract_an_inlet_works_on_after_every_failure(pair):
+def test_contract_an_fetcher_works_on_after_every_failure(pair):
   for handle in range(10):
     payload, data = pair.offer(2 * handle + 1, 1000)
     with pytest.raises(data_plane.TransferFailed):
-      pair.inlet.pull(dataclasses.replace(payload, nbytes=7), WAIT_S)
+      pair.fetcher.pull(dataclasses.replace(payload, nbytes=7), WAIT_S)
     payload, data = pair.offer(2 * handle + 2, 1000)
-    np.testing.assert_array_equal(pair.inlet.pull(payload, WAIT_S), data)
+    np.testing.assert_array_equal(pair.fetcher.pull(payload, WAIT_S), data)
 
 
 @pytest.mark.parametrize('pair', WAITING, indirect=True)
-def test_contract_pulls_of_one_inlet_do_not_wait_for_each_other(pair):
+def test_contract_pulls_of_one_fetcher_do_not_wait_for_each_other(pair):
   failed = []
 
   def stall():
     with pytest.raises(data_plane.TimedOut):
-      pair.inlet.pull(Payload(99, 'raw', 100, 0), 2.0)
+      pair.fetcher.pull(Payload(99, 'raw', 100, 0), 2.0)
     failed.append(time.monotonic())
 
   stalled = threading.Thread(target=stall)
   stalled.start()
   payload, data = pair.offer(1, 1 << 20)
-  np.testing.assert_array_equal(pair.inlet.pull(payload, WAIT_S), data)
+  np.testing.assert_array_equal(pair.fetcher.pull(payload, WAIT_S), data)
   assert not failed
   stalled.join()
 
 
 def test_contract_one_peer_cannot_pull_the_offers_of_another(pair):
-  other = pair.theirs.outlet('somebody else')
+  other = pair.theirs.publisher('somebody else')
   payload, _ = pair.offer(1, 100)
   with pytest.raises(pair.unknown):
-    pair.ours.inlet(other.address).pull(payload, SHORT_S)
+    pair.ours.fetcher(other.address).pull(payload, SHORT_S)
 
 
-def test_contract_outlets_have_handles_of_their_own(pair):
-  other = pair.theirs.outlet('somebody else')
+def test_contract_publishers_have_handles_of_their_own(pair):
+  other = pair.theirs.publisher('somebody else')
   payload, data = pair.offer(1, 100)
   other.offer(1, np.ones(100, np.uint8))
-  np.testing.assert_array_equal(pair.inlet.pull(payload, WAIT_S), data)
+  np.testing.assert_array_equal(pair.fetcher.pull(payload, WAIT_S), data)
 
 
-def test_contract_a_closed_outlet_is_closed(pair):
+def test_contract_a_closed_publisher_is_closed(pair):
   payload, _ = pair.offer(1, 100)
-  pair.inlet.pull(payload, WAIT_S)
-  pair.outlet.close()
-  pair.outlet.close()
-  pair.outlet.retire(1)
+  pair.fetcher.pull(payload, WAIT_S)
+  pair.publisher.close()
+  pair.publisher.close()
+  pair.publisher.retire(1)
   with pytest.raises((data_plane.Unreachable, data_plane.PeerLost)):
-    pair.inlet.pull(payload, WAIT_S)
+    pair.fetcher.pull(payload, WAIT_S)
   with pytest.raises(data_plane.Unreachable):
-    pair.inlet.pull(payload, WAIT_S)
+    pair.fetcher.pull(payload, WAIT_S)
   with pytest.raises(data_plane.Closed):
-    pair.outlet.offer(2, np.ones(1, np.uint8))
+    pair.publisher.offer(2, np.ones(1, np.uint8))
 
 
-def test_contract_a_closed_inlet_is_closed(pair):
+def test_contract_a_closed_fetcher_is_closed(pair):
   payload, _ = pair.offer(1, 100)
-  pair.inlet.close()
-  pair.inlet.close()
+  pair.fetcher.close()
+  pair.fetcher.close()
   with pytest.raises(data_plane.Closed):
-    pair.inlet.pull(payload, WAIT_S)
+    pair.fetcher.pull(payload, WAIT_S)
 
 
 @pytest.mark.parametrize('pair', WAITING, indirect=True)
@@ -259,12 +259,12 @@ def test_contract_close_unblocks_the_pull_that_waits(pair):
 
   def wait():
     with pytest.raises(data_plane.Closed):
-      pair.inlet.pull(Payload(99, 'raw', 100, 0), 60.0)
+      pair.fetcher.pull(Payload(99, 'raw', 100, 0), 60.0)
     outcome.append('closed')
 
   waiting = threading.Thread(target=wait)
   waiting.start()
-  pair.inlet.close()
+  pair.fetcher.close()
   waiting.join(WAIT_S)
   assert outcome == ['closed']
 
@@ -273,10 +273,10 @@ def test_contract_a_closed_plane_has_closed_its_ends(pair):
   payload, _ = pair.offer(1, 100)
   pair.theirs.close()
   with pytest.raises((data_plane.Unreachable, data_plane.PeerLost)):
-    pair.inlet.pull(payload, WAIT_S)
+    pair.fetcher.pull(payload, WAIT_S)
   pair.ours.close()
   with pytest.raises(data_plane.Closed):
-    pair.inlet.pull(payload, WAIT_S)
+    pair.fetcher.pull(payload, WAIT_S)
 
 
 def test_contract_many_threads_pull_at_once(pair):
@@ -285,7 +285,7 @@ def test_contract_many_threads_pull_at_once(pair):
 
   def work(mine):
     for payload, data in mine:
-      if not np.array_equal(pair.inlet.pull(payload, WAIT_S), data):
+      if not np.array_equal(pair.fetcher.pull(payload, WAIT_S), data):
         wrong.append(payload)
 
   workers = [

@@ -36,7 +36,7 @@ class FakeTime:
 
 
 class Link:
-  """One outlet, and a faulty inlet from it, on a clock of their own."""
+  """One publisher, and a faulty fetcher from it, on a clock of their own."""
 
   def __init__(self, seed=SEED, **faults):
     self.time = FakeTime()
@@ -48,15 +48,15 @@ class Link:
       self.time.clock,
       self.time.wait,
     )
-    self.outlet = self.plane.outlet('peer')
-    self.inlet = self.plane.inlet(self.outlet.address)
+    self.publisher = self.plane.publisher('peer')
+    self.fetcher = self.plane.fetcher(self.publisher.address)
     self._handles = 0
 
   def pull(self, timeout_s=10.0, data=DATA):
     self._handles += 1
-    self.outlet.offer(self._handles, data)
+    self.publisher.offer(self._handles, data)
     payload = Payload(self._handles, 'raw', data.nbytes, zlib.crc32(data))
-    return self.inlet.pull(payload, timeout_s)
+    return self.fetcher.pull(payload, timeout_s)
 
   def outcomes(self, count: int) -> list[str]:
     seen = []
@@ -100,7 +100,7 @@ def test_faulty_failure_uses_the_offer_up():
   with pytest.raises(data_plane.PeerLost):
     link.pull()
   with pytest.raises(data_plane.NotOffered):
-    link.inlet.pull(Payload(1, 'raw', 256, 0), 1.0)
+    link.fetcher.pull(Payload(1, 'raw', 256, 0), 1.0)
 
 
 def test_faulty_duplicate_still_arrives_once():
@@ -157,7 +157,7 @@ def test_faulty_heal_frees_the_pull_that_waits():
 
 def test_faulty_close_frees_the_pull_that_waits():
   link = Link(delay_s=(5.0, 5.0))
-  link.time.on_wait = link.inlet.close
+  link.time.on_wait = link.fetcher.close
   with pytest.raises(data_plane.Closed):
     link.pull()
 
@@ -191,16 +191,16 @@ def test_faulty_close_frees_a_real_wait():
     random.Random(SEED),
   )
   with contextlib.closing(plane):
-    inlet = plane.inlet(plane.outlet('peer').address)
+    fetcher = plane.fetcher(plane.publisher('peer').address)
     outcome = []
 
     def pull():
       with pytest.raises(data_plane.Closed):
-        inlet.pull(Payload(1, 'raw', 1, 0), 120.0)
+        fetcher.pull(Payload(1, 'raw', 1, 0), 120.0)
       outcome.append('closed')
 
     waiting = threading.Thread(target=pull)
     waiting.start()
-  inlet.close()
+  fetcher.close()
   waiting.join(60.0)
   assert outcome == ['closed']

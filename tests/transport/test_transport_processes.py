@@ -35,17 +35,17 @@ MIDDLE = 8 << 20
 class Pull(threading.Thread):
   """A pull on a thread of its own, its outcome and how long it took."""
 
-  def __init__(self, inlet, payload, timeout_s):
+  def __init__(self, fetcher, payload, timeout_s):
     super().__init__()
-    self._arguments = (inlet, payload, timeout_s)
+    self._arguments = (fetcher, payload, timeout_s)
     self.outcome = None
     self.start()
 
   def run(self):
-    inlet, payload, timeout_s = self._arguments
+    fetcher, payload, timeout_s = self._arguments
     started = time.monotonic()
     try:
-      self.outcome = inlet.pull(payload, timeout_s).nbytes
+      self.outcome = fetcher.pull(payload, timeout_s).nbytes
     except data_plane.TransferFailed as error:
       self.outcome = type(error)
     self.took_s = time.monotonic() - started
@@ -73,9 +73,9 @@ def process(kind):
     yield made
 
 
-def offered(outlet, handle: int, nbytes: int) -> messages.Payload:
+def offered(publisher, handle: int, nbytes: int) -> messages.Payload:
   data = np.random.default_rng(handle).integers(0, 256, nbytes, np.uint8)
-  outlet.offer(handle, data)
+  publisher.offer(handle, data)
   return messages.Payload(handle, 'raw', nbytes, zlib.crc32(data))
 
 
@@ -88,11 +88,11 @@ def wait_until_middle(sockets: transport_sockets.SocketMeter, direction: str):
 
 
 def test_processes_exchange_both_ways(plane, process):
-  inlet = plane.inlet(process.ask(do='outlet'))
+  fetcher = plane.fetcher(process.ask(do='publisher'))
   payload = process.offer(1, 5 << 20)
-  assert inlet.pull(payload, WAIT_S).nbytes == 5 << 20
-  outlet = plane.outlet('child')
-  process.pull(outlet, offered(outlet, 1, 5 << 20), timeout_s=WAIT_S)
+  assert fetcher.pull(payload, WAIT_S).nbytes == 5 << 20
+  publisher = plane.publisher('child')
+  process.pull(publisher, offered(publisher, 1, 5 << 20), timeout_s=WAIT_S)
   assert process.answer() == 5 << 20
 
 
@@ -102,50 +102,50 @@ def test_processes_offered_twice_never_offered_retired(plane, process, kind):
     'jax_transfer': data_plane.TimedOut,
     'grpc': data_plane.NotOffered,
   }[kind]
-  inlet = plane.inlet(process.ask(do='outlet'))
+  fetcher = plane.fetcher(process.ask(do='publisher'))
   payload = process.offer(1, 1000)
-  inlet.pull(payload, WAIT_S)
+  fetcher.pull(payload, WAIT_S)
   for handle in (1, 2):
-    pull = Pull(inlet, dataclasses.replace(payload, handle=handle), 0.5)
+    pull = Pull(fetcher, dataclasses.replace(payload, handle=handle), 0.5)
     assert pull.wait() is unknown
     assert pull.took_s < 1.5
   payload = process.offer(3, 1000)
   process.ask(do='retire', handle=3)
-  assert Pull(inlet, payload, WAIT_S).wait() is data_plane.NotOffered
-  assert inlet.pull(process.offer(4, 1000), WAIT_S).nbytes == 1000
+  assert Pull(fetcher, payload, WAIT_S).wait() is data_plane.NotOffered
+  assert fetcher.pull(process.offer(4, 1000), WAIT_S).nbytes == 1000
 
 
 @pytest.mark.parametrize('announced', [1000, 12 << 20, 40 << 20])
 def test_processes_wrong_size(plane, process, announced):
-  inlet = plane.inlet(process.ask(do='outlet'))
+  fetcher = plane.fetcher(process.ask(do='publisher'))
   payload = process.offer(1, 20 << 20)
-  wrong = Pull(inlet, dataclasses.replace(payload, nbytes=announced), WAIT_S)
+  wrong = Pull(fetcher, dataclasses.replace(payload, nbytes=announced), WAIT_S)
   assert wrong.wait() is data_plane.WrongSize
-  assert inlet.pull(process.offer(2, 1000), WAIT_S).nbytes == 1000
+  assert fetcher.pull(process.offer(2, 1000), WAIT_S).nbytes == 1000
 
 
 @measures_time
 def test_processes_peer_killed_before_a_pull(plane, process):
-  inlet = plane.inlet(process.ask(do='outlet'))
+  fetcher = plane.fetcher(process.ask(do='publisher'))
   first, second = process.offer(1, 1000), process.offer(2, 1000)
-  other = plane.inlet(process.ask(do='outlet'))  # Never connected.
-  inlet_after = plane.inlet(process.ask(do='outlet'))
+  other = plane.fetcher(process.ask(do='publisher'))  # Never connected.
+  fetcher_after = plane.fetcher(process.ask(do='publisher'))
   third = process.offer(3, 1000)
-  inlet_after.pull(third, WAIT_S)
+  fetcher_after.pull(third, WAIT_S)
   process.kill()
-  assert Pull(inlet, first, WAIT_S).wait() is data_plane.Unreachable
+  assert Pull(fetcher, first, WAIT_S).wait() is data_plane.Unreachable
   assert Pull(other, second, WAIT_S).wait() is data_plane.Unreachable
-  connected = Pull(inlet_after, third, WAIT_S)
+  connected = Pull(fetcher_after, third, WAIT_S)
   assert connected.wait() in (data_plane.PeerLost, data_plane.Unreachable)
   assert connected.took_s < 2
 
 
 @measures_time
 def test_processes_peer_killed_during_a_pull(plane, process):
-  inlet = plane.inlet(process.ask(do='outlet'))
+  fetcher = plane.fetcher(process.ask(do='publisher'))
   payload = process.offer(1, BIG)
   sockets = transport_sockets.SocketMeter()
-  pull = Pull(inlet, payload, WAIT_S)
+  pull = Pull(fetcher, payload, WAIT_S)
   wait_until_middle(sockets, 'received')
   process.kill()
   killed = time.monotonic()
@@ -155,39 +155,39 @@ def test_processes_peer_killed_during_a_pull(plane, process):
 
 @measures_time
 def test_processes_peer_stopped_before_a_pull(plane, process):
-  inlet = plane.inlet(process.ask(do='outlet'))
+  fetcher = plane.fetcher(process.ask(do='publisher'))
   payload, again = process.offer(1, 1000), process.offer(2, 1000)
   process.stop()
-  pull = Pull(inlet, payload, 0.5)
+  pull = Pull(fetcher, payload, 0.5)
   assert pull.wait() is data_plane.TimedOut
   assert pull.took_s < 1.5
   process.go_on()
-  assert inlet.pull(again, WAIT_S).nbytes == 1000
+  assert fetcher.pull(again, WAIT_S).nbytes == 1000
 
 
 @measures_time
 def test_processes_peer_stopped_during_a_pull(plane, process):
-  inlet = plane.inlet(process.ask(do='outlet'))
+  fetcher = plane.fetcher(process.ask(do='publisher'))
   payload, again = process.offer(1, BIG), process.offer(2, 1000)
   sockets = transport_sockets.SocketMeter()
-  pull = Pull(inlet, payload, 2.0)
+  pull = Pull(fetcher, payload, 2.0)
   wait_until_middle(sockets, 'received')
   process.stop()
   assert pull.wait() is data_plane.TimedOut
   assert pull.took_s < 3
   process.go_on()
-  assert inlet.pull(again, WAIT_S).nbytes == 1000
+  assert fetcher.pull(again, WAIT_S).nbytes == 1000
 
 
 @measures_time
 def test_processes_close_unblocks_a_pull_from_a_stopped_peer(plane, process):
-  inlet = plane.inlet(process.ask(do='outlet'))
+  fetcher = plane.fetcher(process.ask(do='publisher'))
   payload = process.offer(1, BIG)
   sockets = transport_sockets.SocketMeter()
-  pull = Pull(inlet, payload, WAIT_S)
+  pull = Pull(fetcher, payload, WAIT_S)
   wait_until_middle(sockets, 'received')
   process.stop()
-  inlet.close()
+  fetcher.close()
   closed = time.monotonic()
   assert pull.wait() is data_plane.Closed
   assert time.monotonic() - closed < 2
@@ -195,7 +195,7 @@ def test_processes_close_unblocks_a_pull_from_a_stopped_peer(plane, process):
 
 @measures_time
 def test_processes_a_stopped_puller_delays_nobody(plane, process, kind):
-  stalled, healthy = plane.outlet('stalled'), plane.outlet('healthy')
+  stalled, healthy = plane.publisher('stalled'), plane.publisher('healthy')
   payload = offered(stalled, 1, BIG)
   with contextlib.closing(Process(kind)) as other:
     sockets = transport_sockets.SocketMeter()
@@ -214,10 +214,10 @@ def test_processes_a_stopped_puller_delays_nobody(plane, process, kind):
 
 @measures_time
 def test_processes_a_stopped_puller_may_go_on(plane, process):
-  outlet = plane.outlet('stalled')
-  payload = offered(outlet, 1, BIG)
+  publisher = plane.publisher('stalled')
+  payload = offered(publisher, 1, BIG)
   sockets = transport_sockets.SocketMeter()
-  process.pull(outlet, payload, timeout_s=WAIT_S)
+  process.pull(publisher, payload, timeout_s=WAIT_S)
   wait_until_middle(sockets, 'sent')
   process.stop()
   process.go_on()
@@ -226,24 +226,24 @@ def test_processes_a_stopped_puller_may_go_on(plane, process):
 
 @measures_time
 def test_processes_a_killed_puller_frees_what_it_held(plane, process, kind):
-  outlet = plane.outlet('killed')
-  payload = offered(outlet, 1, BIG)
+  publisher = plane.publisher('killed')
+  payload = offered(publisher, 1, BIG)
   sockets = transport_sockets.SocketMeter()
-  process.pull(outlet, payload, timeout_s=WAIT_S)
+  process.pull(publisher, payload, timeout_s=WAIT_S)
   wait_until_middle(sockets, 'sent')
   process.kill()
-  outlet.retire(1)
+  publisher.retire(1)
   with contextlib.closing(Process(kind)) as other:
-    other.pull(outlet, offered(outlet, 2, 1000), timeout_s=WAIT_S)
+    other.pull(publisher, offered(publisher, 2, 1000), timeout_s=WAIT_S)
     assert other.answer() == 1000
 
 
 @measures_time
 @pytest.mark.parametrize('host', ['127.0.0.1', 'localhost'])
 def test_processes_dead_address(plane, process, host):
-  address = process.ask(do='outlet').replace('127.0.0.1', host)
+  address = process.ask(do='publisher').replace('127.0.0.1', host)
   process.kill()
-  pull = Pull(plane.inlet(address), messages.Payload(1, 'raw', 1, 0), WAIT_S)
+  pull = Pull(plane.fetcher(address), messages.Payload(1, 'raw', 1, 0), WAIT_S)
   assert pull.wait() is data_plane.Unreachable
   assert pull.took_s < 2
 
@@ -268,38 +268,44 @@ def test_processes_fifty_cycles_leak_nothing(plane, kind):
     for cycle in range(50):
       if cycle == 10:  # What is allocated once, is by now.
         before = usage()
-      outlet = plane.outlet('child')
-      inlet = plane.inlet(process.ask(do='outlet'))
+      publisher = plane.publisher('child')
+      fetcher = plane.fetcher(process.ask(do='publisher'))
       handle = 10 * cycle
-      assert inlet.pull(process.offer(handle, nbytes), WAIT_S).nbytes == nbytes
-      process.pull(outlet, offered(outlet, handle, nbytes), timeout_s=WAIT_S)
+      assert (
+        fetcher.pull(process.offer(handle, nbytes), WAIT_S).nbytes == nbytes
+      )
+      process.pull(
+        publisher, offered(publisher, handle, nbytes), timeout_s=WAIT_S
+      )
       assert process.answer() == nbytes
       payload = process.offer(handle + 1, nbytes)
-      offered(outlet, handle + 1, nbytes)  # Never pulled.
+      offered(publisher, handle + 1, nbytes)  # Never pulled.
       match cycle % 5:
         case 0:
-          outcome = Pull(inlet, dataclasses.replace(payload, nbytes=9), WAIT_S)
+          outcome = Pull(
+            fetcher, dataclasses.replace(payload, nbytes=9), WAIT_S
+          )
           assert outcome.wait() is data_plane.WrongSize
         case 1:
           outcome = Pull(
-            inlet, dataclasses.replace(payload, handle=handle + 2), 0.1
+            fetcher, dataclasses.replace(payload, handle=handle + 2), 0.1
           )
           assert outcome.wait() in (data_plane.TimedOut, data_plane.NotOffered)
         case 2:
           process.stop()
-          assert Pull(inlet, payload, 0.1).wait() is data_plane.TimedOut
+          assert Pull(fetcher, payload, 0.1).wait() is data_plane.TimedOut
           process.go_on()
         case 3:
-          process.ask(do='outlet')  # Closes the one that is pulled from.
-          outcome = Pull(inlet, payload, WAIT_S).wait()
+          process.ask(do='publisher')  # Closes the one that is pulled from.
+          outcome = Pull(fetcher, payload, WAIT_S).wait()
           assert outcome in (data_plane.PeerLost, data_plane.Unreachable)
         case 4 if cycle % 10 == 4:
           process.close()
-          outcome = Pull(inlet, payload, WAIT_S).wait()
+          outcome = Pull(fetcher, payload, WAIT_S).wait()
           assert outcome in (data_plane.PeerLost, data_plane.Unreachable)
           process = Process(kind)
-      outlet.close()
-      inlet.close()
+      publisher.close()
+      fetcher.close()
     until(
       lambda: all(
         now <= then + more

@@ -50,9 +50,9 @@ def test_addresses_refuse_what_is_no_endpoint(text):
     sockets.split(text)
 
 
-def test_addresses_outlet_round_trip():
+def test_addresses_publisher_round_trip():
   text = 'grpc://[::1]:4711/0123456789abcdef'
-  parsed = sockets.parse_outlet(text, 'grpc')
+  parsed = sockets.parse_publisher(text, 'grpc')
   assert str(parsed) == text
   assert parsed.endpoint == '[::1]:4711'
 
@@ -67,9 +67,9 @@ def test_addresses_outlet_round_trip():
     ('grpc://:1/0123456789abcdef', 'must be host:port'),
   ],
 )
-def test_addresses_refuse_what_is_no_outlet(text, named):
+def test_addresses_refuse_what_is_no_publisher(text, named):
   with pytest.raises(sockets.BadAddress, match=re.escape(named)):
-    sockets.parse_outlet(text, 'grpc')
+    sockets.parse_publisher(text, 'grpc')
 
 
 def test_addresses_resolve_names_and_keep_literals():
@@ -107,7 +107,7 @@ def test_planes_refuse_an_address_of_another_kind(name):
     contextlib.closing(planes.make_plane(name, '127.0.0.1')) as plane,
     pytest.raises(sockets.BadAddress, match=f'must start with {name}://'),
   ):
-    plane.inlet('carrier-pigeon://loft:1/0123456789abcdef')
+    plane.fetcher('carrier-pigeon://loft:1/0123456789abcdef')
 
 
 def test_planes_import_jax_only_for_the_plane_that_is_made_of_it():
@@ -158,12 +158,12 @@ def test_meter_bounds_what_a_plane_adds_to_its_payloads(name):
     contextlib.closing(planes.make_plane(name, '127.0.0.1')) as theirs,
     contextlib.closing(planes.make_plane(name, '127.0.0.1')) as ours,
   ):
-    outlet = theirs.outlet('us')
-    inlet = ours.inlet(outlet.address)
+    publisher = theirs.publisher('us')
+    fetcher = ours.fetcher(publisher.address)
     sockets_meter = sockets.SocketMeter()
     for handle in range(pulls):
-      outlet.offer(handle, data)
-      inlet.pull(Payload(handle, 'raw', nbytes, zlib.crc32(data)), WAIT_S)
+      publisher.offer(handle, data)
+      fetcher.pull(Payload(handle, 'raw', nbytes, zlib.crc32(data)), WAIT_S)
     received = sockets_meter.sample().received
   assert nbytes * pulls <= received < nbytes * pulls * 1.01
 
@@ -190,12 +190,12 @@ def test_jax_waiting_pull_ends_when_its_sockets_are_shut():
       jax.block_until_ready(array)
 
 
-def test_jax_outlets_that_are_opened_and_closed_leak_nothing():
+def test_jax_publishers_that_are_opened_and_closed_leak_nothing():
   with contextlib.closing(planes.make_plane('jax_transfer', '127.0.0.1')) as p:
-    p.outlet('first').close()
+    p.publisher('first').close()
     before = len(list(sockets.tcp_sockets()))
     for _ in range(50):
-      p.outlet('peer').close()
+      p.publisher('peer').close()
     deadline = time.monotonic() + WAIT_S
     while (now := len(list(sockets.tcp_sockets()))) > before:
       assert time.monotonic() < deadline, f'{now} sockets, {before} before'

@@ -16,29 +16,29 @@ class Peer:
 
   def __init__(self, kind: str):
     self._plane = planes.make_plane(kind, '127.0.0.1')
-    self._outlet = None
-    self._inlets = {}
+    self._publisher = None
+    self._fetchers = {}
     self._server = None
 
-  def outlet(self):
-    if self._outlet is not None:
-      self._outlet.close()
-    self._outlet = self._plane.outlet('parent')
-    return self._outlet.address
+  def publisher(self):
+    if self._publisher is not None:
+      self._publisher.close()
+    self._publisher = self._plane.publisher('parent')
+    return self._publisher.address
 
   def offer(self, handle, nbytes):
     data = np.random.default_rng(handle).integers(0, 256, nbytes, np.uint8)
-    self._outlet.offer(handle, data)
+    self._publisher.offer(handle, data)
     return zlib.crc32(data)
 
   def retire(self, handle):
-    self._outlet.retire(handle)
+    self._publisher.retire(handle)
 
   def pull(self, address, timeout_s, **payload):
-    if address not in self._inlets:
-      self._inlets[address] = self._plane.inlet(address)
+    if address not in self._fetchers:
+      self._fetchers[address] = self._plane.fetcher(address)
     try:
-      data = self._inlets[address].pull(
+      data = self._fetchers[address].pull(
         messages.Payload(codec='raw', **payload), timeout_s
       )
     except data_plane.TransferFailed as error:
@@ -46,7 +46,7 @@ class Peer:
     return len(data)
 
   def forget(self, address):
-    self._inlets.pop(address).close()
+    self._fetchers.pop(address).close()
 
   def control(self):
     """Starts a control server that answers each message with a `Refusal`."""

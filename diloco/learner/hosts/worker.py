@@ -29,7 +29,7 @@ from diloco.run.threads import Worker
 from diloco.transport.data_plane import (
   Closed,
   DataPlane,
-  Outlet,
+  Publisher,
   TransferFailed,
 )
 from diloco.transport.host_channel import GroupLost, HostConnection
@@ -322,67 +322,67 @@ class HostSessions:
     self._plane = plane
     self._shards = shards
     self._lock = threading.Lock()
-    self._outlets: dict[int, list[Outlet]] = {}
-    self._inlets: dict[int, payload_parts.Inlets] = {}
+    self._publishers: dict[int, list[Publisher]] = {}
+    self._fetchers: dict[int, payload_parts.Fetchers] = {}
 
   def open(self, session: int) -> tuple[str, ...]:
     """Opens publishers for a new session; returns where the shards find
     them.
     """
-    outlets = [self._plane.outlet('syncer') for _ in range(self._shards)]
+    publishers = [self._plane.publisher('syncer') for _ in range(self._shards)]
     with self._lock:
-      self._outlets[session] = outlets
-    return tuple(outlet.address for outlet in outlets)
+      self._publishers[session] = publishers
+    return tuple(publisher.address for publisher in publishers)
 
   def find_syncer(self, session: int, addresses: tuple[str, ...]):
     """Notes where the syncer's offers to this host are, by shard."""
-    inlets = payload_parts.Inlets(self._plane, addresses)
+    fetchers = payload_parts.Fetchers(self._plane, addresses)
     with self._lock:
-      self._inlets[session] = inlets
+      self._fetchers[session] = fetchers
 
   def move(self, session: int, shard: int, address: str):
     """Notes the new address of a restarted shard."""
     with self._lock:
-      inlets = self._inlets.get(session)
-    if inlets is not None:
-      inlets.move(shard, address)
+      fetchers = self._fetchers.get(session)
+    if fetchers is not None:
+      fetchers.move(shard, address)
 
   def end(self, session: int):
     """Ends a session."""
     with self._lock:
-      outlets = self._outlets.pop(session, [])
-      inlets = self._inlets.pop(session, None)
-    for each in (*outlets, *([inlets] if inlets else [])):
+      publishers = self._publishers.pop(session, [])
+      fetchers = self._fetchers.pop(session, None)
+    for each in (*publishers, *([fetchers] if fetchers else [])):
       each.close()
 
   def offer(self, session: int, handle: int, shares):
     """Offers each shard its part; raises `Closed` if the session has ended."""
     with self._lock:
-      outlets = self._outlets.get(session)
-    if outlets is None:
+      publishers = self._publishers.get(session)
+    if publishers is None:
       raise Closed('the session has ended')
-    for outlet, data in zip(outlets, shares, strict=True):
+    for publisher, data in zip(publishers, shares, strict=True):
       if data.size:
-        outlet.offer(handle, data)
+        publisher.offer(handle, data)
 
   def retire(self, session: int, handles: tuple[int, ...]):
     """Releases offers that will not be pulled (any more)."""
     with self._lock:
-      outlets = self._outlets.get(session, [])
-    for outlet in outlets:
+      publishers = self._publishers.get(session, [])
+    for publisher in publishers:
       for handle in handles:
-        outlet.retire(handle)
+        publisher.retire(handle)
 
   def pull(
     self, session: int, payloads, pace: TransferPace
   ) -> list[np.ndarray]:
     """Pulls this host's parts, by shard; raises `TransferFailed`."""
     with self._lock:
-      inlets = self._inlets.get(session)
-    if inlets is None:
+      fetchers = self._fetchers.get(session)
+    if fetchers is None:
       raise Closed('the session has ended')
-    return inlets.pull_each(payloads, pace)
+    return fetchers.pull_each(payloads, pace)
 
   def close(self):
-    for session in list(self._outlets):
+    for session in list(self._publishers):
       self.end(session)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 
 from diloco.config.hardware import GROUP_SECRET
 from diloco.config.sections import ConfigError
-from launch.exits import (
+from launch.exit_policy import (
   DEAD,
   RUNNING,
   WAITING,
@@ -29,7 +29,7 @@ from launch.exits import (
   has_left,
   severity,
 )
-from launch.orphans import dying_with_parent
+from launch.parent_death import dying_with_parent
 from launch.program import Role
 
 LOOPBACK = '127.0.0.1'  # All processes are on this machine.
@@ -80,7 +80,7 @@ class ProcessExit:
 
 @dataclasses.dataclass(frozen=True)
 class GroupExit:
-  """The end of a unit: none of its processes is left."""
+  """The end of a role's processes: none of them is left."""
 
   judged: ProcessExit  # The one by which all of them are judged.
   last: ProcessExit  # The last exit, which has not been announced yet.
@@ -90,13 +90,9 @@ class RoleProcesses:
   """A role, its running processes if any, and when they are started again.
 
   Attributes:
-    role: what is started.
-    state: one of `exits`.
     start_at_s: on the monotonic clock; for WAITING.
-    starts: how often it was started.
 
   Args:
-    role: what is started.
     tell: is told what happens to each process.
     leave_s: how long the others may go on after one has left in good order.
   """
@@ -168,7 +164,7 @@ class RoleProcesses:
     """
     ended = [n for n, each in self._running.items() if _has_exited(each)]
     for name in ended:
-      self._bury(name)
+      self._reap_process(name)
     if self._running and ended:
       self._end_the_others()
     if self._running and time.monotonic() >= self._leave_at_s:
@@ -183,7 +179,7 @@ class RoleProcesses:
     """Ends all processes at once, and reaps them."""
     self.send(signal.SIGKILL, 'stopped', f'SIGKILL: {reason}')
     for name in list(self._running):
-      self._bury(name)
+      self._reap_process(name)
 
   def _end_the_others(self) -> None:
     """Kills the others after a death; after a departure, lets them leave."""
@@ -197,7 +193,7 @@ class RoleProcesses:
       reason = f'SIGTERM: {worst.process} has left'
       self.send(signal.SIGTERM, 'stopped', reason)
 
-  def _bury(self, name: str) -> None:
+  def _reap_process(self, name: str) -> None:
     """Ends what is left of a process's group, then reaps the process."""
     # In this order: as long as the leader is not reaped, its group's id can't
     # belong to another process.

@@ -42,21 +42,21 @@ def owners(request):
 @pytest.mark.parametrize('partition', [None, PARTITION])
 @pytest.mark.parametrize('fragment', [0, 1])
 def test_what_hosts_offer_is_joined_to_the_whole(owners, partition, fragment):
-  cuts, codec = SliceMap(owners, partition), make_codec('f32')
+  slice_map, codec = SliceMap(owners, partition), make_codec('f32')
   theta, found = _theta(fragment), {}
-  sizes = cuts.up_bytes(fragment, codec)
+  sizes = slice_map.up_bytes(fragment, codec)
   assert sum(sizes) == 4 * LAYOUT.sizes[fragment]  # Every value once.
   for shard in range(owners.shards):
     parts = [
       payload.encode(boxes_of(boxes, theta), boxes, codec)
       if partition
       else payload.encode(theta, boxes, codec)
-      for host in range(cuts.hosts)
-      for boxes in [cuts.offered(fragment, host, shard)]
+      for host in range(slice_map.hosts)
+      for boxes in [slice_map.offered(fragment, host, shard)]
     ]
     mine = range(shard, len(sizes), owners.shards)
     assert [part.size for part in parts] == [sizes[i] for i in mine]
-    found |= cuts.join(parts, fragment, shard, codec)
+    found |= slice_map.join(parts, fragment, shard, codec)
   assert found.keys() == theta.keys()
   for name in theta:
     np.testing.assert_array_equal(found[name], theta[name])
@@ -65,19 +65,19 @@ def test_what_hosts_offer_is_joined_to_the_whole(owners, partition, fragment):
 @pytest.mark.parametrize('codec', ['int4', 'f32'])
 @pytest.mark.parametrize('fragment', [0, 1])
 def test_each_host_gets_the_bits_that_all_get(owners, fragment, codec):
-  cuts, codec = SliceMap(owners, PARTITION), make_codec(codec, 8)
+  slice_map, codec = SliceMap(owners, PARTITION), make_codec(codec, 8)
   theta = _theta(fragment)
-  sizes = cuts.down_bytes(fragment, codec)
+  sizes = slice_map.down_bytes(fragment, codec)
   for shard in range(owners.shards):
     pieces = owners.pieces(fragment, shard)
     data = payload.encode(theta, pieces, codec)
     whole = payload.decode(data, pieces, codec)
-    parts = cuts.cut(data, fragment, shard, codec)
+    parts = slice_map.cut(data, fragment, shard, codec)
     mine = range(shard, len(sizes), owners.shards)
     assert [part.size for part in parts] == [sizes[i] for i in mine]
-    crcs = cuts.crcs(whole, fragment, shard)
+    crcs = slice_map.crcs(whole, fragment, shard)
     for host, (part, crc) in enumerate(zip(parts, crcs, strict=True)):
-      boxes = cuts.needed(fragment, host, shard)
+      boxes = slice_map.needed(fragment, host, shard)
       got = payload.decode_cut(part, boxes, codec)
       for name, values in boxes_of(boxes, whole).items():
         np.testing.assert_array_equal(got[name], values)
@@ -86,8 +86,8 @@ def test_each_host_gets_the_bits_that_all_get(owners, fragment, codec):
 
 def test_a_learner_of_one_host_is_offered_what_all_are():
   owners = shards_of(LAYOUT, 1)
-  cuts, codec = SliceMap(owners, None), make_codec('int4', 8)
+  slice_map, codec = SliceMap(owners, None), make_codec('int4', 8)
   data = payload.encode(_theta(1), LAYOUT.fragments[1], codec)
-  [part] = cuts.cut(data, 1, 0, codec)
+  [part] = slice_map.cut(data, 1, 0, codec)
   assert part is data  # Not even copied.
-  assert cuts.crcs(_theta(1), 1, 0) == ()
+  assert slice_map.crcs(_theta(1), 1, 0) == ()

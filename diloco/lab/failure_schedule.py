@@ -19,10 +19,8 @@ class TransientLearners:
   """The visits of the last `lab.visitors` learners; others always stay.
 
   Attributes:
-    visitors: their ids.
     from_step: t at which they start.
     until_step: t at which they are told to leave.
-    notice_s: their notice time.
   """
 
   def __init__(self, config: RunConfig):

@@ -14,27 +14,27 @@ from diloco.transport.memory import MemoryNetwork, MemoryPlane
 DATA = np.arange(8, dtype=np.uint8)
 
 
-def _pull(inlet, handle):
+def _pull(fetcher, handle):
   payload = Payload(handle, 'int4', DATA.nbytes, zlib.crc32(DATA))
-  return inlet.pull(payload, 1.0)
+  return fetcher.pull(payload, 1.0)
 
 
 @pytest.fixture
 def ends():
   network = MemoryNetwork()
-  outlet = MemoryPlane(network).outlet('syncer')
-  return SyncerSession(1, None, [outlet]), MemoryPlane(network).inlet(
-    outlet.address
+  publisher = MemoryPlane(network).publisher('syncer')
+  return SyncerSession(1, None, [publisher]), MemoryPlane(network).fetcher(
+    publisher.address
   )
 
 
 @pytest.fixture
 def full(ends):
-  session, inlet = ends
+  session, fetcher = ends
   for handle in range(OFFERS_MAX):
     assert session.has_room(0)
     session.offer(0, handle, [DATA])
-  return session, inlet
+  return session, fetcher
 
 
 def test_offers_of_one_fragment_are_bounded(full):
@@ -43,17 +43,17 @@ def test_offers_of_one_fragment_are_bounded(full):
 
 
 def test_what_was_offered_can_still_be_pulled(full):
-  _, inlet = full
+  _, fetcher = full
   for handle in range(OFFERS_MAX):
-    np.testing.assert_array_equal(_pull(inlet, handle), DATA)
+    np.testing.assert_array_equal(_pull(fetcher, handle), DATA)
 
 
 def test_a_retired_offer_makes_room(full):
-  session, inlet = full
+  session, fetcher = full
   session.retire(2)
   assert session.has_room(0)
   with pytest.raises(NotOffered):
-    _pull(inlet, 2)
+    _pull(fetcher, 2)
 
 
 def test_fragments_do_not_displace_each_other(full):

@@ -69,7 +69,7 @@ class Slurm:
       logs = pathlib.Path(whole.workdir) / 'logs'
       logs.mkdir(parents=True, exist_ok=True)
     syncer = slurm.syncer_submission(whole, self.given)
-    # 'JOB' or 'JOB;CLUSTER'; nothing where this is a rehearsal.
+    # 'JOB' or 'JOB;CLUSTER'; nothing in a dry run.
     job = self.act(syncer.argv, syncer.script).strip().partition(';')[0]
     # No learner's machines stand idle before there is a syncer.
     given = (f'--dependency=after:{job or SYNCER_JOB}', *self.given)
@@ -116,13 +116,13 @@ class QueuedResources:
   def start(self, whole: JobSpec) -> int:
     if self._syncer(whole) is None:
       provisioner.create_syncer(whole, self.cloud, self._run)
-    watched = self._recreation(whole)
+    watched = self._provisioner(whole)
     watched.want([each.learner for each in whole.first_learners], self.now_s())
     return self._stay(watched)
 
   def watch(self, whole: JobSpec) -> int:
     """Watches a run that another launcher has started."""
-    return self._stay(self._recreation(whole))
+    return self._stay(self._provisioner(whole))
 
   def add(self, whole: JobSpec, learner: int) -> int:
     syncer = self._known_syncer(whole)
@@ -146,7 +146,7 @@ class QueuedResources:
     self.say(f'the syncer has ended with exit code {code}; slices given back')
     return code if code in (0, *EXITS_FATAL) else 1
 
-  def _recreation(self, whole: JobSpec) -> Provisioner:
+  def _provisioner(self, whole: JobSpec) -> Provisioner:
     return Provisioner(
       whole, self.cloud, self._known_syncer(whole), self._run, self.say
     )

@@ -54,11 +54,7 @@ class ReplayState(Protocol):
 
 
 class ReplayBackend(Protocol):
-  """Creates learners' states, and acts as the syncer.
-
-  Attributes:
-    model: Θ.
-  """
+  """Creates learners' states, and acts as the syncer."""
 
   model: OuterState
 
@@ -90,11 +86,7 @@ class ReplayBackend(Protocol):
 
 
 class DeviceReplayBackend:
-  """An implementation of `ReplayBackend` on one device.
-
-  Args:
-    device: compiled; shared by all states.
-  """
+  """An implementation of `ReplayBackend` on one device."""
 
   def __init__(self, run_spec: RunSpec, device: Device):
     self._run_spec = run_spec
@@ -107,7 +99,7 @@ class DeviceReplayBackend:
   def from_seed(self, learner: int) -> 'DeviceReplayState':
     params, inner = self._device.init(self._run_spec.initial_parameters())
     bases = dict(enumerate(self._run_spec.initial_fragments()))
-    return self._standing(learner, params, inner, bases)
+    return self._state(learner, params, inner, bases)
 
   def from_checkpoint(
     self, learner: int, saved: 'DeviceReplayState'
@@ -123,7 +115,7 @@ class DeviceReplayBackend:
       placed = self._device.put_fragment(p, each.theta)
       params = self._device.overwrite(p, params, placed)
     bases = {p: each.theta for p, each in enumerate(given)}
-    return self._standing(learner, params, donor.inner, bases)
+    return self._state(learner, params, donor.inner, bases)
 
   def outer_step(
     self, merge: syncer_events.Merge, offered: Mapping[int, np.ndarray]
@@ -140,9 +132,7 @@ class DeviceReplayBackend:
   def install(self, merge: syncer_events.Merge, outcome: OuterStep):
     self.model.install(merge.fragment, outcome)
 
-  def _standing(
-    self, learner: int, params, inner, bases
-  ) -> 'DeviceReplayState':
+  def _state(self, learner: int, params, inner, bases) -> 'DeviceReplayState':
     blend = self._run_spec.config.protocol.blend
     own = OwnProgress(self._device, blend, bases, params)
     return DeviceReplayState(

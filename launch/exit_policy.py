@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The meaning of exit codes, and the decision what to do about them."""
+"""The states of processes, and the decision about one that exited."""
 
 import dataclasses
 import signal

@@ -17,7 +17,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.beside
 
 DEADLINE_S = 240.0  # On a machine that others work on too.
-MEMBER = pathlib.Path(__file__).parent / 'world_member.py'
+MEMBER = pathlib.Path(__file__).parent / 'group_member.py'
 SUM = '4 devices of 2 hosts: 6.0'
 
 

@@ -45,6 +45,6 @@ def main(parent: int, arguments: Sequence[str]):
 
 if __name__ == '__main__':
   if len(sys.argv) < 3 or not sys.argv[1].isdecimal():
-    print(f'{__doc__}\n  orphans.py PID COMMAND …', file=sys.stderr)
+    print(f'{__doc__}\n  parent_death.py PID COMMAND …', file=sys.stderr)
     sys.exit(os.EX_USAGE)
   main(int(sys.argv[1]), sys.argv[2:])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one host of a JAX world that sums over all devices repeatedly.
 
-  python world_member.py --hosts=N --host=I --coordinator=ADDRESS
+  python group_member.py --hosts=N --host=I --coordinator=ADDRESS
 
 Each sum is a line of stdout: how many devices of how many hosts, and the sum.
 """

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the commands that take a training configuration."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import flags
+
+from diloco.config import flags as config_flags
+from diloco.config.run_config import RunConfig
+from diloco.run import logs
+
+
+def run_command(
+  main: Callable[[RunConfig], int | None],
+  required: Sequence[str] = ('workdir',),
+  role: str = '',
+  access: bool = False,
+  of_run: bool = False,
+) -> None:
+  """Parses sys.argv and exits with what `main` returns.
+
+  A ConfigError ends in a message and exit code 78.
+
+  Args:
+    main: takes the checked configuration.
+    required: flags that must be given, besides --config.
+    role: names the process in its log; without one there is no --log_json.
+    access: whether it takes the flags by which processes know each other.
+    of_run: whether --config may be left out, for that of the run in --workdir.
+  """
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  config_flags.define_flags()
+  flags.mark_flags_as_required(required)
+  if access:
+    config_flags.define_access_flags()
+    config_flags.define_proxy_flag()
+  if role:
+    config_flags.define_log_flags()
+    if config_flags.asks_for_json(sys.argv):
+      logs.write_json(role)
+
+  def configured(_) -> int | None:
+    config = config_flags.load()
+    logs.keep_ours(config.name, **config_flags.who())
+    return main(config)
+
+  run = config_flags.run_of_workdir if of_run else config_flags.run
+  run(configured)
