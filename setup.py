@@ -29,6 +29,7 @@ RUNTIME = [
   'optax>=0.2.8',
   'orbax-checkpoint>=0.12.8',
   'rich>=13',
+  'scipy>=1.13',
   'tensorboardX>=2.6',
 ]
 DATA = [

@@ -13,8 +13,8 @@ import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-# Two-sided 95 % quantiles of Student's t, by degrees of freedom.
-T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+from scipy import special
+
 RESULT = 'result.json'
 VARIANTS = 'sweep.json'
 
@@ -240,7 +240,7 @@ def half_width(values: Sequence[float]) -> float:
   """Returns half the 95 % interval of the mean; NaN if `spread` is."""
   if len(values) < 2:
     return math.nan
-  t = T_95[min(len(values) - 1, len(T_95)) - 1]
+  t = float(special.stdtrit(len(values) - 1, 0.975))  # Two-sided 95 %.
   return t * spread(values) / math.sqrt(len(values))
 
 

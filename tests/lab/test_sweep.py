@@ -70,10 +70,15 @@ def test_differences_are_paired_by_seed():
   assert (base.mean, base.difference) == (pytest.approx(7 / 3), None)
   assert better.difference == pytest.approx((-0.10 - 0.08) / 2)
   # s = 0.01·√2, n = 2, t = 12.71: half of it is t · s / √2.
-  assert better.half_width == pytest.approx(12.71 * 0.01)
+  assert better.half_width == pytest.approx(12.7062 * 0.01)
 
 
 def test_one_seed_has_no_interval():
+  many = [0.0, 1.0] * 20  # t of 39 degrees of freedom is 2.0227.
+  s = math.sqrt(0.25 * 40 / 39)
+  assert sweep.half_width(many) == pytest.approx(
+    2.0227 * s / math.sqrt(40), 1e-4
+  )
   assert math.isnan(sweep.half_width([0.1]))
 
 

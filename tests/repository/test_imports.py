@@ -201,6 +201,7 @@ TABLE = {
     'jax',
     'numpy',
     'rich',  # The bar.
+    'scipy',
   },
   'diloco/sizing': LOW
   | CONFIG
