@@ -30,7 +30,6 @@ def log_likelihoods(
 
   Args:
     model: a model with `logits`.
-    params: path -> array.
     questions: every choice has at most `window` bytes.
     window: L, the number of bytes that the model sees.
     rows: B, choices scored at once.
@@ -71,13 +70,7 @@ def task_score(
   likelihoods: Sequence[Sequence[float]],
   window: int,
 ) -> status.TaskScore:
-  """Counts the right answers; a tie for the likeliest choice is not right.
-
-  Args:
-    file: name of the task.
-    likelihoods: as from `log_likelihoods`.
-    window: L, as for `log_likelihoods`.
-  """
+  """Counts the right answers; a tie for the likeliest choice is not right."""
   right_by_sum = right_by_byte = cut = 0
   for question, sums in zip(questions, likelihoods):
     sizes = [len(choice.encode()) for choice in question.choices]

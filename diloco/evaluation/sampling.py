@@ -38,7 +38,6 @@ class Sampler:
 
     Args:
       model: a model with `logits`.
-      params: path -> array.
       window: L, the number of tokens that the model sees; earlier ones are
         dropped.
       temperature: divides the logits; 0 takes the likeliest token.
@@ -79,7 +78,6 @@ class Sampler:
 
     Args:
       prompt: tokens that the model knows, at least one.
-      length: number of tokens.
       seed: seed of all draws; token i has a key of its own.
     """
     tokens = list(prompt[-self._window :])

@@ -129,7 +129,6 @@ def draw(
 
   Args:
     rate_per_s: rate of the whole fleet, see `rate_per_s`; 0: none.
-    until_s: end of the trace.
     repair: draws the time until a slice is back.
     rng: seeded by the caller; only this trace draws from it.
   """
@@ -167,7 +166,6 @@ def read_csv(path: str | pathlib.Path, chips: int) -> tuple[Interruption, ...]:
     back, until the end of the record.
 
   Args:
-    path: the CSV file.
     chips: N of the cluster.
 
   Raises:

@@ -109,9 +109,6 @@ class DecoupledFleet:
   """One simulation, as it goes.
 
   Args:
-    fleet: the speeds of learners.
-    network: sizes and rates.
-    seed: seed of step lengths.
     redoes_step: True if a suspended step is made again.
     timeline_s: events before this time are kept for a picture.
   """
@@ -277,11 +274,6 @@ def run(
 
   Args:
     config: `config.learners` are allocated all the time.
-    fleet: the speeds of learners.
-    network: sizes and rates.
-    fault_events: scheduled faults.
-    seed: seed of step lengths.
-    until_s: when to stop.
     redoes_step: True if a suspended step is made again.
     timeline_s: events before this time are kept for a picture.
   """

@@ -102,8 +102,6 @@ def run(
 
   Args:
     stops: of each group, disjoint and in order of time.
-    speeds: of each group.
-    until_s: end of the run.
     exchange: the exchange that groups wait for; None: no group waits.
     redoes_step: True if a stopped step is made again; otherwise it is resumed.
     capacities: share of its slices that each group has, as from

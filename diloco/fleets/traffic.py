@@ -261,10 +261,8 @@ def utilisation(cycle: Cycle, step_s: float, gbps: float, steps: int) -> float:
   skipped: the result is the same.
 
   Args:
-    cycle: the steps that repeat.
     step_s: T.
     gbps: rate of the link; above 0.
-    steps: number of steps to simulate.
   """
   if not (gbps > 0 and steps > 0):
     raise ValueError(f'gbps={gbps}, steps={steps}: both must be above 0')
@@ -286,9 +284,7 @@ def _through(
   """Returns the stall of these steps, and how long the link is busy after them.
 
   Args:
-    steps: one after another.
     step_s: T.
-    gbps: rate of the link.
     busy_s: how long it is busy, from the start of the first step.
   """
   stall_s = 0.0

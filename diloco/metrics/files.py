@@ -51,8 +51,6 @@ def replace(
   """Replaces `path` atomically; a failed write leaves nothing behind.
 
   Args:
-    path: the file.
-    data: its new contents.
     sync: True flushes bytes and name to the disk before returning, so that they
       survive a loss of power; otherwise only the end of the process.
     previous: where the old contents of `path` are kept. If a process dies in

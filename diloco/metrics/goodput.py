@@ -58,9 +58,7 @@ def stepping(
   it is the goodput if no process died.
 
   Args:
-    steps: in any order.
     learners: M, dead or alive.
-    start_s: start of the window.
     end_s: end of the window; later than start_s.
   """
   assert end_s > start_s, f'an empty run: {start_s=} {end_s=}'
@@ -160,7 +158,6 @@ def share(
   Args:
     works: of all learners that have ever joined, on one clock.
     learners: M.
-    begin_s: when the first learner was ready.
     end_s: end of the run, or now.
   """
   if end_s <= begin_s:
@@ -183,9 +180,6 @@ class Work:
     begin_s: when the first learner was ready; None: not yet.
     end_s: end of the run; None: it goes on.
     learners: by id.
-
-  Args:
-    planned: M.
   """
 
   def __init__(self, planned: int):
@@ -288,10 +282,6 @@ def work_of_tape(newest_first: Iterable[Mapping], planned: int) -> Work | None:
   """Reads the last `Worked` line of a tape; None: nothing was counted yet.
 
   No earlier line is read.
-
-  Args:
-    newest_first: lines of the syncer's tape.
-    planned: M.
 
   Raises:
     ValueError: that line has unexpected contents.

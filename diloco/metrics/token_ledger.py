@@ -67,11 +67,7 @@ class MergedContribution:
 
 
 class TokenAccount:
-  """One learner's ledger over all its processes.
-
-  Args:
-    fragments: P.
-  """
+  """One learner's ledger over all its processes."""
 
   def __init__(self, fragments: int):
     self.processes: dict[int, Process] = {}  # By number, in order.
@@ -87,7 +83,6 @@ class TokenAccount:
     """Notes the start of a process.
 
     Args:
-      number: number of the process.
       position: the learner's own tokens, as the process knows them.
       counts: by fragment, the position from which θ_p has progress.
     """
@@ -109,16 +104,7 @@ class TokenAccount:
     overwritten_tokens: int,
     training: bool,
   ):
-    """Notes that a process takes in Θ_p.
-
-    Args:
-      number: number of the process.
-      fragment: p.
-      carry: see `protocol.learner_io.Apply`.
-      handle: see `protocol.learner_io.Apply`.
-      overwritten_tokens: see `protocol.learner_io.Apply`.
-      training: True if training has begun.
-    """
+    """Notes that a process takes in Θ_p."""
     process = self.processes[number]
     name = fragment, handle
     if handle:
@@ -258,8 +244,6 @@ class _Balance:
     """Computes what is lost at the end of a process, minus unheard merges.
 
     Args:
-      number: number of the process.
-      process: the process that ends.
       settled: position up to which all is merged, overwritten or lost.
       cut: position from which the next process continues.
 

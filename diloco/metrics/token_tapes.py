@@ -35,11 +35,7 @@ def rows(
   run has ended without it: otherwise a restart may resume it.
 
   Args:
-    syncer: the syncer's tape.
-    learners: the tapes by learner id.
     steps: by learner id, (incarnation, own step) from the metrics.
-    fragments: P.
-    tokens_per_step: tokens of a learner's step.
     blend: the run's blend; with 'mix' a process counts anew after a checkpoint.
   """
   reader = _Reader(syncer, fragments, tokens_per_step, BLENDS[blend].mixes)

@@ -83,10 +83,8 @@ def of(
   """The page.
 
   Args:
-    report: what is shown.
     pictures: PNG by the name of a part; those that are not there are named.
     tables: CSV by the name of a part, to be saved from the page.
-    missing: why pictures are not there.
   """
   return '\n'.join(
     [

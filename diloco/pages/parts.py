@@ -201,12 +201,7 @@ def shown(table: Table) -> tuple[ShownColumn, ...]:
 
 
 def text_of(cell: Cell, digits: int) -> str:
-  """A cell as it is shown; thousands are parted by commas.
-
-  Args:
-    cell: of a table.
-    digits: decimals of a float.
-  """
+  """A cell as it is shown; thousands are parted by commas."""
   if cell is None or cell == '':
     return NOTHING
   if isinstance(cell, str):

@@ -27,7 +27,6 @@ def show(
   """Prints a report's prose and tables, and which pictures belong to it.
 
   Args:
-    report: what is shown.
     console: where; standard output unless given.
   """
   console = console or rich.console.Console(
@@ -87,7 +86,6 @@ def blocks(
   Args:
     columns: of the whole table. As many of the first ones are repeated as it
       takes to tell its rows apart, if those leave room for others.
-    width: characters of a line.
   """
   keys = next(
     (

@@ -40,9 +40,7 @@ def report(
   """Returns the page of one run.
 
   Args:
-    folder: the run's folder.
     seeds: number of predictions, each with other step lengths and start-ups.
-    say: called with lines of progress.
     calibration: folder of another run of the same configuration, whose speeds
       are taken, so that of this one only the kills are known; None: this run
       itself, as far as `calibrate` may use it.

@@ -17,8 +17,6 @@ def report(
 
   Args:
     folders: each of a run or of a sweep.
-    name: of the report.
-    command: that makes it again.
 
   Raises:
     NoReport: one of them is neither; says what is wrong with each such.

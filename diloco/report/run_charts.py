@@ -39,8 +39,6 @@ def means(
 
   Args:
     values: (x, value, weight); those that are not finite are left out.
-    until: end of the last window.
-    windows: number of windows, of equal width.
 
   Returns:
     x is the weighted mean of the window's.

@@ -43,8 +43,6 @@ def charts(
   (`Variant.at`).
 
   Args:
-    compared: the variants of a sweep, with their differences.
-    label: label of the sweep.
     suffix: suffix of the charts' names, unique among sweeps.
   """
   axes: dict[str, dict[str, list[tuple[float, Comparison]]]] = {}
@@ -103,7 +101,6 @@ def parts(recorded: RecordedSweep, suffix: str) -> Iterator[Part]:
   """Yields the table, trends, differences, then loss against tokens.
 
   Args:
-    recorded: the sweep.
     suffix: suffix of the parts' names, unique among sweeps.
   """
   compared = sweep.compare(recorded.found, recorded.variants)

@@ -152,11 +152,6 @@ def on_slice(run_spec: RunSpec, of: Topology, compiler: str = '') -> Estimate:
 
   Call it before jax has opened a device.
 
-  Args:
-    run_spec: the run's model, text, layout and codecs.
-    of: the slice.
-    compiler: see `described`.
-
   Raises:
     ConfigError: the mesh does not use all of its chips.
     NoCompiler: the requested compiler is not available here.

@@ -34,10 +34,6 @@ def of_learner(
   `held_state.py`.
 
   Args:
-    n: N of this host.
-    f: F of this host.
-    s: S of this host.
-    b: see above.
     ahead: rounds that may be in flight.
   """
   return (
@@ -63,11 +59,7 @@ def of_syncer(
   """See `syncer/outer_state.py`, `server.py`, `learner_sessions.py`.
 
   Args:
-    n: N, all of them.
-    f: F, of all of them.
-    b: see above.
     ahead: rounds that may be in flight.
-    learners: M.
     moments: arrays of N in the outer optimizer's state.
   """
   return (

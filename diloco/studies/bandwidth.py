@@ -238,12 +238,7 @@ def _busiest(outcome: fleet.FleetResult, bps) -> float:
 
 
 def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
-  """Returns one table and one chart per D and T; factors; the real machines.
-
-  Args:
-    config: its study is a `BandwidthStudy`.
-    say: called with lines of progress.
-  """
+  """Returns one table and one chart per D and T; factors; the real machines."""
   study = config.study
   tables, charts, factors = [], [], []
   for datacentres in study.datacentres:

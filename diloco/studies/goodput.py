@@ -90,7 +90,6 @@ def timeline(config: SimulationConfig, cell: GoodputCell) -> Timeline:
   """Learners and rounds of the beginning of one run.
 
   Args:
-    config: that the cell was simulated by.
     cell: one that kept its outcome.
   """
   until_s = config.study.timeline_s
@@ -114,10 +113,6 @@ def report(
   config: SimulationConfig, say: Callable[[str], None]
 ) -> parts.ReportPage:
   """Simulates every system on every fleet, with the same failures.
-
-  Args:
-    config: its study is a `GoodputStudy`.
-    say: called with a line for every finished cell.
 
   Raises:
     TraceError: `failures.trace` names a file that can't be used.

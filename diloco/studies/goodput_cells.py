@@ -116,9 +116,6 @@ def simulate(
   """Runs a cell on the traces of a fleet, one of each seed.
 
   Args:
-    config: all else.
-    system: a key of `fleets.systems.SYSTEMS`.
-    learners: M.
     fleet_traces: of `config.seed` and those after it.
     timeline_s: how much of the first seed is kept for a picture.
   """

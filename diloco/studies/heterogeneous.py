@@ -50,7 +50,6 @@ def protocol_of(setting: str, config: ProtocolConfig) -> ProtocolConfig:
     setting: of `HeterogeneousStudy.SETTINGS`: a quorum, then what it has. The
       grace window is the configured one, or none; admission is the paper's,
       'fresh', unless 'latest' stands there.
-    config: of everything else.
   """
   quorum, *has = setting.split()
   return dataclasses.replace(

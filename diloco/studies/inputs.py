@@ -104,7 +104,6 @@ def exchange_of(
   Encoding and merging are left out: all chips share in them.
 
   Args:
-    config: has network and protocol.
     streams: streaming DiLoCo, otherwise synchronous DiLoCo.
     groups: number of groups that share the syncer's link.
   """

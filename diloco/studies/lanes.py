@@ -21,13 +21,10 @@ def timeline(
   """A lane per learner, and below them as many as rounds overlap.
 
   Args:
-    name: of the picture.
-    title: above it.
     outcome: of the run; what its tally kept is drawn.
     learners: names of the lanes, by learner id.
     until_s: what is later is left out.
     more: what befell the learners, such as pauses.
-    notes: below it.
   """
   tally = outcome.tally
   spans = [

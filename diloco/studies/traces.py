@@ -91,14 +91,7 @@ def standing(
   config: SimulationConfig,
   until_s: float,
 ) -> list[LearnerTrace]:
-  """Returns the stops of each of M learners, from the start of the run.
-
-  Args:
-    trace: failures of the fleet.
-    learners: M.
-    config: has pause and slices.
-    until_s: end of the run.
-  """
+  """Returns the stops of each of M learners, from the start of the run."""
   ends_s = trace.from_s + until_s
   within = [i for i in trace.interruptions if i.at_s < ends_s]
   slices = trace.chips / learners / config.fleet.slice_chips
