@@ -112,7 +112,8 @@ def test_a_learner_without_a_checkpoint_restores_nothing(learner, tmp_path):
 def test_a_longer_run_takes_them_a_shorter_one_does_not(learner, tmp_path):
   steps = 'protocol.total_steps'
   records = _records(tmp_path, [], **{steps: '60'})
-  records.save(40, *learner, PROGRESS, 1.0)
+  params, state, bases = learner
+  records.save(40, HeldState(params, state), bases, PROGRESS, 1.0)
   records.close(SAVE_S)
   longer = _records(tmp_path, [], **{steps: '90'})
   assert longer.restore(*_likes(learner)).progress == PROGRESS
