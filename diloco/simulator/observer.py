@@ -126,6 +126,8 @@ class ClusterObserver(Observer):
     self._theta = {(p, 0, crc_of(p, 0)) for p in range(config.fragments)}
     # By learner and incarnation.
     self._processes: dict[tuple[int, int], object] = {}
+    # Handles of copies made since a fragment was last taken in.
+    self._copied: dict[tuple[object, int], set[int]] = {}
     self._held: dict[object, list[int]] = {}  # Versions, by process.
     self._told: dict[object, int] = {}  # Steps that a process reported.
     self._trained_tokens: dict[int, int] = {}  # By id, like the three below.
@@ -280,7 +282,12 @@ class ClusterObserver(Observer):
         hold(recorded <= position, 'data are repeated', where)
         hold(position <= trained, 'data are skipped', where)
         self._check_same_bytes(process)
+      case learner_events.Snapshot(fragment=p, handle=handle):
+        self._copied.setdefault((process, p), set()).add(handle)
       case learner_events.Apply(fragment=p):
+        copied = self._copied.pop((process, p), set())
+        fact = not effect.carry or effect.handle in copied
+        hold(fact, '6: carries since a copy of earlier bytes', effect)
         ours = self.tokens.counts_from(process, p)
         theirs = process.machine.snapshot().fragments[p].from_tokens
         where = process.id, p, ours, theirs

@@ -216,4 +216,4 @@ def main(argv) -> int:
 
 if __name__ == '__main__':
   define_flags()
-  flags.run(main, lambda argv: flags.parse(argv, EXAMPLE))
+  flags.run(main, lambda argv: flags.parse(argv, example=EXAMPLE))

@@ -95,6 +95,14 @@ FAULTS = (
     'finish_told_after_a_merge',
   ),
   fault(
+    'progress is carried since a copy of earlier bytes',
+    'diloco/protocol/learner/updates.py',
+    '    and made.step > fragment.from_step\n',
+    '',
+    f'{TRANSCRIPT}[full_fragment_twice]',
+    'full_fragment_twice',
+  ),
+  fault(
     'a newcomer keeps the bytes that were given up',
     'diloco/protocol/learner/bootstrap.py',
     '      unlike=told is not None and told[0] == version'

@@ -147,13 +147,16 @@ def on_rebuilt(core: Core, event: learner_events.Rebuilt):
   fragment = core.state.fragments[event.fragment]
   if event.version < fragment.host:
     return
+  # A fragment that was sent twice is taken in once: progress made on it stays.
+  told = event.version, event.crc
+  same = told == (fragment.host, fragment.crc) and not fragment.unlike
   core.set_fragment(
     event.fragment,
     host=event.version,
     coming=max(event.version, fragment.coming),
     crc=event.crc,
     unlike=False,
-    applied=False,
+    applied=fragment.applied and same,
   )
 
 
@@ -210,6 +213,8 @@ def _apply(core: Core, p: int, fragment: Fragment):
     and state.began
     and made is not None
     and made.base == fragment.base
+    # Else θ_p was set to other bytes of this version after that copy.
+    and made.step > fragment.from_step
     and not fragment.merged_other
   )
   from_step, from_tokens = state.step, state.tokens
