@@ -263,7 +263,9 @@ class Invariants:
       hold(snapshot.step <= most, '3: t is ahead of every clock', snapshot)
     self._step = snapshot.step
     for learner in self._clocks.keys() - clocks.keys():
-      self._left_clocks[learner] = self._clocks[learner]
+      # Its session may end with its own report: three pulls were late.
+      left = self._clocks[learner] + said.get(learner, 0)
+      self._left_clocks[learner] = left
     self._clocks = clocks
 
   def _steps_said(self, event: syncer_events.Event) -> dict[int, int]:
