@@ -112,6 +112,14 @@ FAULTS = (
     'newcomer_takes_other_bytes',
   ),
   fault(
+    'a newcomer begins with bytes that were given up',
+    'diloco/protocol/learner/updates.py',
+    '    unlike=fragment.unlike or held_otherwise,\n',
+    '',
+    f'{TRANSCRIPT}[newcomer_waits_for_other_bytes]',
+    'newcomer_waits_for_other_bytes',
+  ),
+  fault(
     'one ends the run for all',
     'diloco/protocol/syncer/ending.py',
     '  return bool(state.were_live) and state.were_live <= state.live().keys()',

@@ -39,7 +39,11 @@ def on_full_fragment(core: Core, message: messages.FullFragment):
   """Fetches the requested fragment and notes the own offer that it includes."""
   p = message.fragment
   named = message.merged_incarnation, message.merged_handle
-  made = core.state.fragments[p].found(*named)
+  fragment = core.state.fragments[p]
+  held_otherwise = (
+    fragment.host == message.version and fragment.crc != message.crc
+  )
+  made = fragment.found(*named)
   if made is not None:
     core.set_fragment(p, merged=made)
     by = f'version {message.version}'
@@ -48,6 +52,9 @@ def on_full_fragment(core: Core, message: messages.FullFragment):
     p,
     coming=message.version,
     told=(message.version, message.crc),
+    # The syncer has gone on with other bytes of a version that is here: nothing
+    # may begin with these, nor be offered or donated, until the others arrive.
+    unlike=fragment.unlike or held_otherwise,
     wanted=False,
     postponed=False,
     ask_at_s=None,
