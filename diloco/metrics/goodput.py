@@ -18,6 +18,7 @@ and `work_of_tape` reads that back.
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 
 from diloco.metrics import files, names
@@ -83,7 +84,10 @@ def uptime(steps: Iterable[StepRecord], start_s: float, end_s: float) -> float:
 
 
 class RunningUptime:
-  """Uptime so far, in bounded memory.
+  """Uptime so far, in bounded memory, from times at which steps were reported.
+
+  Reports that were held up come together, whenever their steps ended. As the
+  steps of one learner do not overlap, each pushes those before it back.
 
   A step counts no further back than `slack_s` before the latest `at`. Call `at`
   now and then: it forgets the steps that are settled.
@@ -94,11 +98,20 @@ class RunningUptime:
     self._slack_s = slack_s
     self._settled_s = start_s  # Uptime is final before this time,
     self._up_s = 0.0  # and this much of it was up.
-    self._open: list[StepRecord] = []
+    self._open: dict[int, list[StepRecord]] = {}  # By learner.
 
   def add(self, step: StepRecord) -> None:
-    """Counts one step."""
-    self._open.append(step)
+    """Counts one step; `end_s` is when it was reported, so the latest time at
+    which it may have ended.
+    """
+    open_ = self._open.setdefault(step.learner, [])
+    open_.append(step)
+    for i in range(len(open_) - 1, 0, -1):
+      later, earlier = open_[i], open_[i - 1]
+      began_s = later.end_s - later.step_s
+      if earlier.end_s <= began_s:
+        break
+      open_[i - 1] = dataclasses.replace(earlier, end_s=began_s)
 
   def at(self, now_s: float) -> float:
     """Returns the uptime from the start until `now_s`; 0 at the start."""
@@ -109,16 +122,20 @@ class RunningUptime:
     open_s = now_s - self._settled_s
     up_s = self._up_s
     if open_s > 0:
-      up_s += open_s * uptime(self._open, self._settled_s, now_s)
+      up_s += open_s * uptime(self._all_open(), self._settled_s, now_s)
     return up_s / (now_s - self._start_s)
 
   def _settle(self, until_s: float) -> None:
     if until_s <= self._settled_s:
       return
     span_s = until_s - self._settled_s
-    self._up_s += span_s * uptime(self._open, self._settled_s, until_s)
+    self._up_s += span_s * uptime(self._all_open(), self._settled_s, until_s)
     self._settled_s = until_s
-    self._open = [step for step in self._open if step.end_s > until_s]
+    for learner, steps in self._open.items():
+      self._open[learner] = [s for s in steps if s.end_s > until_s]
+
+  def _all_open(self) -> Iterable[StepRecord]:
+    return itertools.chain.from_iterable(self._open.values())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,7 +92,18 @@ def test_the_running_form_forgets():
   for step in steps_of(0, 0, 1000, 1.0):
     running.add(step)
     assert running.at(step.end_s) == pytest.approx(1.0)
-  assert len(running._open) <= 11
+  assert len(running._open[0]) <= 11
+
+
+def test_reports_that_were_held_up_count_from_when_their_steps_were_made():
+  running = RunningUptime(start_s=0.0)
+  for step in steps_of(0, 0, 10, 1.0):
+    running.add(step)
+  for _ in range(20):  # All steps of 20 s are read at once.
+    running.add(StepRecord(0, 30.0, 1.0, 0.0))
+  assert running.at(30.0) == pytest.approx(1.0)
+  running.add(StepRecord(0, 40.0, 1.0, 0.0))  # It really paused.
+  assert running.at(40.0) == pytest.approx(31 / 40)
 
 
 # Goodput ----------------------------------------------------------------------
