@@ -5,6 +5,7 @@ import dataclasses
 import json
 import pathlib
 import threading
+import time
 
 from absl import logging
 
@@ -22,6 +23,7 @@ from diloco.syncer.shard import Shard
 from diloco.syncer.stats import RunStats
 
 AGAIN_S = 0.5  # Between two attempts to write the ledger.
+SLOW_S = 1.0  # A ledger that takes longer to write is logged.
 CLOSE_S = 30.0  # Limit for the last checkpoint of a stopped process.
 IDENTITY = 'identity.json'
 
@@ -238,7 +240,7 @@ class SyncerDisk:
     kept = ledger, crcs, self._published
     if kept == self._kept:
       return  # The run ends with its last round.
-    waits = False
+    waits, began_s = False, time.monotonic()
     while True:
       try:
         self._records.write_ledger(ledger, self._counts(), crcs)
@@ -252,8 +254,13 @@ class SyncerDisk:
       if self._stop.wait(AGAIN_S):
         raise NotKept(f'round {ledger.closed_round} is not in the ledger')
     self._kept = kept
-    if waits:
-      logging.warning('round %d is in the ledger', ledger.closed_round)
+    took_s = time.monotonic() - began_s
+    if waits or took_s > SLOW_S:
+      logging.warning(
+        'round %d is in the ledger: the disk took %.1f s, and held up rounds',
+        ledger.closed_round,
+        took_s,
+      )
 
   def _counts(self) -> dict:
     return {
