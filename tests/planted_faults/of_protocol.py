@@ -105,8 +105,7 @@ FAULTS = (
   fault(
     'a newcomer keeps the bytes that were given up',
     'diloco/protocol/learner/bootstrap.py',
-    '      unlike=told is not None and told[0] == version'
-    ' and told[1] != crc,\n',
+    '      unlike=fragment.told_otherwise(version, crc),\n',
     '      unlike=False,\n',
     f'{TRANSCRIPT}[newcomer_takes_other_bytes]',
     'newcomer_takes_other_bytes',
@@ -118,6 +117,14 @@ FAULTS = (
     '',
     f'{TRANSCRIPT}[newcomer_waits_for_other_bytes]',
     'newcomer_waits_for_other_bytes',
+  ),
+  fault(
+    'bytes that were given up on their way are believed',
+    'diloco/protocol/learner/updates.py',
+    '  unlike = fragment.told_otherwise(*arrived)\n',
+    '  unlike = False\n',
+    f'{TRANSCRIPT}[overtaken_bytes]',
+    'overtaken_bytes',
   ),
   fault(
     'one ends the run for all',

@@ -218,14 +218,14 @@ def on_state_fetched(core: Core, event: learner_events.StateFetched):
   """
   offered = event.offered
   for p, (version, crc) in enumerate(zip(offered.versions, offered.crcs)):
-    told = core.state.fragments[p].told
+    fragment = core.state.fragments[p]
     core.set_fragment(
       p,
       host=version,
-      coming=max(version, core.state.fragments[p].coming),
+      coming=max(version, fragment.coming),
       crc=crc,
       applied=False,
-      unlike=told is not None and told[0] == version and told[1] != crc,
+      unlike=fragment.told_otherwise(version, crc),
     )
   if core.state.connected:
     core.send(messages.StateTaken())

@@ -76,6 +76,12 @@ class Fragment:
     """True if θ_p was set to the newest announced version."""
     return self.complete and self.base == self.host
 
+  def told_otherwise(self, version: int, crc: int) -> bool:
+    """Returns True if the syncer has other bytes of that version."""
+    return (
+      self.told is not None and self.told[0] == version and self.told[1] != crc
+    )
+
   def can_be_offered(self, step: int) -> bool:
     """Returns True if θ_p has progress at own step `step` that can be offered.
 

@@ -155,16 +155,22 @@ def on_rebuilt(core: Core, event: learner_events.Rebuilt):
   if event.version < fragment.host:
     return
   # A fragment that was sent twice is taken in once: progress made on it stays.
-  told = event.version, event.crc
-  same = told == (fragment.host, fragment.crc) and not fragment.unlike
+  arrived = event.version, event.crc
+  same = arrived == (fragment.host, fragment.crc) and not fragment.unlike
+  # Bytes that the syncer gave up while they were on their way, and its new ones
+  # of this version are here already: these were overwritten.
+  unlike = fragment.told_otherwise(*arrived)
+  overwritten = unlike and fragment.told == (fragment.host, fragment.crc)
   core.set_fragment(
     event.fragment,
     host=event.version,
     coming=max(event.version, fragment.coming),
     crc=event.crc,
-    unlike=False,
+    unlike=unlike,
     applied=fragment.applied and same,
   )
+  if overwritten and core.state.connected:
+    want(core, event.fragment, f'other bytes at version {event.version} came')
 
 
 def on_fetch_failed(core: Core, event: learner_events.FetchFailed):
