@@ -17,7 +17,7 @@ Variants: lab_age.py:quicktest, lab_age.py:learners=4, lab_age.py:steps=960.
 
 from experiments import common
 
-LEARNERS = (2, 4, 8)
+LEARNERS = (2, 4, 8, 16)
 FRAGMENTS = (1, 2, 4, 8, 24)
 OVERLAPS = (1, 6)
 

@@ -91,11 +91,21 @@ class RunningUptime:
 
   A step counts no further back than `slack_s` before the latest `at`. Call `at`
   now and then: it forgets the steps that are settled.
+
+  Args:
+    before: what an earlier process of the run `counts`; the time between, which
+      none observed, does not count.
   """
 
-  def __init__(self, start_s: float, slack_s: float = 60.0):
+  def __init__(
+    self,
+    start_s: float,
+    slack_s: float = 60.0,
+    before: tuple[float, float] = (0.0, 0.0),
+  ):
     self._start_s = start_s
     self._slack_s = slack_s
+    self._before = before
     self._settled_s = start_s  # Uptime is final before this time,
     self._up_s = 0.0  # and this much of it was up.
     self._open: dict[int, list[StepRecord]] = {}  # By learner.
@@ -115,15 +125,18 @@ class RunningUptime:
 
   def at(self, now_s: float) -> float:
     """Returns the uptime from the start until `now_s`; 0 at the start."""
-    if now_s <= self._start_s:
-      return 0.0
+    observed_s, up_s = self.counts(now_s)
+    return up_s / observed_s if observed_s else 0.0
+
+  def counts(self, now_s: float) -> tuple[float, float]:
+    """Returns the time observed until `now_s`, and how much of it was up."""
     now_s = max(now_s, self._settled_s)
     self._settle(now_s - self._slack_s)
     open_s = now_s - self._settled_s
     up_s = self._up_s
     if open_s > 0:
       up_s += open_s * uptime(self._all_open(), self._settled_s, now_s)
-    return up_s / (now_s - self._start_s)
+    return self._before[0] + now_s - self._start_s, self._before[1] + up_s
 
   def _settle(self, until_s: float) -> None:
     if until_s <= self._settled_s:

@@ -58,9 +58,13 @@ class RunStats:
   def __init__(self, config: RunConfig):
     self._config = config
     self._rows: dict[int, LearnerStats] = collections.defaultdict(LearnerStats)
-    self._began_s: float | None = None  # When the first learner was ready.
+    # When the run's first learner was ready, and its last close, in seconds
+    # since the epoch.
+    self._began_s: float | None = None
     self._closed_s = 0.0
     self._uptime: RunningUptime | None = None
+    self._observed_before = 0.0, 0.0  # By earlier processes, and up.
+    self._last_close_s = 0.0  # On this process's clock.
     self._work = Work(config.protocol.learners)
     self._closed_round = 0
     self._step = 0
@@ -77,16 +81,20 @@ class RunStats:
       'rows': {m: dataclasses.asdict(row) for m, row in self._rows.items()},
       'pulls': [self._pulls_up, self._pulls_down],
       'refused': self._refused,
+      'began_s': self._began_s,
+      'observed': self._observed(time.monotonic()),
     }
 
   def resume(self, ledger: Ledger, counts: dict):
-    """Continues the counts; uptime starts anew."""
+    """Continues the counts of an earlier process."""
     for learner, fields in counts['rows'].items():
       known = ages_lib.ContributionAges(**fields.get('ages', {}))
       gone = {**fields, 'state': metrics_status.GONE, 'ages': known}
       self._rows[int(learner)] = LearnerStats(**gone)
     self._pulls_up, self._pulls_down = counts['pulls']
     self._refused.update(counts['refused'])
+    self._began_s = counts.get('began_s')
+    self._observed_before = tuple(counts.get('observed', (0.0, 0.0)))
     self._closed_round = ledger.closed_round
     self._step = ledger.step
     self._versions = list(ledger.versions)
@@ -199,8 +207,11 @@ class RunStats:
 
   def _begin(self):
     if self._began_s is None:
-      self._began_s = self._closed_s = time.monotonic()
-      self._uptime = RunningUptime(self._began_s)
+      self._began_s = self._closed_s = time.time()
+    if self._uptime is None:
+      self._uptime = RunningUptime(
+        time.monotonic(), before=self._observed_before
+      )
 
   def _note_offer(self, row: LearnerStats, offer: messages.Offer):
     row.offered_round = max(row.offered_round, offer.round)
@@ -244,7 +255,8 @@ class RunStats:
 
   def _note_publish(self, publish: syncer_events.Publish):
     self._closed_round = publish.round
-    self._closed_s = time.monotonic()
+    self._closed_s = time.time()
+    self._last_close_s = time.monotonic()
     self._step = publish.step
     self._versions[publish.fragment] = publish.version
     self._participants = tuple(s.learner for s in publish.shares)
@@ -306,9 +318,9 @@ class RunStats:
       step=self._step,
       rounds=self._closed_round,
       fragments=self._config.protocol.fragments,
-      wall_s=self._closed_s - (self._began_s or self._closed_s),
+      wall_s=max(0.0, self._closed_s - (self._began_s or self._closed_s)),
       goodput=self._work.goodput(time.time()),
-      uptime=self._uptime_until(self._closed_s),
+      uptime=self._uptime_until(self._last_close_s),
       refused=self._refused.total(),
       pulls_up=self._pulls_up,
       pulls_down=self._pulls_down,
@@ -338,7 +350,16 @@ class RunStats:
     return {'age_steps': merged.mean_steps, 'old_share': merged.old_share}
 
   def _uptime_until(self, now_s: float) -> float:
-    return self._uptime.at(now_s) if self._uptime else 0.0
+    observed_s, up_s = self._observed(now_s)
+    return up_s / observed_s if observed_s else 0.0
+
+  def _observed(self, now_s: float) -> tuple[float, float]:
+    """Returns the time since the first learner was ready, and how much of it at
+    least one stepped; without the time in which the syncer was away.
+    """
+    if self._uptime is None:
+      return self._observed_before
+    return self._uptime.counts(now_s)
 
 
 def _in_order(left: syncer_events.LogDecision) -> bool:

@@ -106,6 +106,17 @@ def test_reports_that_were_held_up_count_from_when_their_steps_were_made():
   assert running.at(40.0) == pytest.approx(31 / 40)
 
 
+def test_a_restarted_process_goes_on_from_what_was_observed_before():
+  first = RunningUptime(start_s=0.0)
+  for step in steps_of(0, 0, 10, 1.0):
+    first.add(step)
+  assert first.counts(20.0) == (20.0, 10.0)
+  second = RunningUptime(start_s=500.0, before=first.counts(20.0))
+  assert second.at(500.0) == 0.5
+  second.add(StepRecord(0, 510.0, 10.0, 0.0))
+  assert second.at(510.0) == pytest.approx(20 / 30)
+
+
 # Goodput ----------------------------------------------------------------------
 
 
