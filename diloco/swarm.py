@@ -11,6 +11,7 @@ exit code is 1.
 """
 
 import multiprocessing
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -81,11 +82,15 @@ def _surveys(seeds: range, jobs: int) -> Iterator[swarm.Survey]:
   if jobs == 1:
     yield from map(swarm.survey, batches)
     return
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   context = multiprocessing.get_context('spawn')
-  with futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+  pool = futures.ProcessPoolExecutor(jobs, mp_context=context)
+  try:
     results = [pool.submit(swarm.survey, batch) for batch in batches]
     for result in futures.as_completed(results):
       yield result.result()
+  finally:  # However it ends: its processes would wait for ever.
+    pool.shutdown(cancel_futures=True)
 
 
 def _seeds() -> range:
