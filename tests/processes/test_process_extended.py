@@ -12,6 +12,7 @@ FIRST, SECOND = 60, 300
 EVERY = (
   'run.compilation_cache=false',
   'protocol.quorum=2',
+  'protocol.overlap_steps=0',  # Neither trains before the other is there.
   'checkpoint.learner_every_steps=10',
 )
 
