@@ -106,6 +106,7 @@ class SyncerClient:
     self._session: SyncerSession | None = None
     self._newest: dict[int, int] = {}  # Handle to be encoded, by fragment.
     self._fetchers: Fetchers | None = None
+    self._state_wanted: messages.StateAt | None = None  # The newest.
     # At the end every fragment is offered at one boundary.
     room = JOBS_MAX + 2 * config.protocol.fragments
     self._up = Worker('up', room, self._on_crash)
@@ -394,8 +395,7 @@ class SyncerClient:
     return []
 
   def _send(self, message):
-    session = self._session
-    if session is not None:
+    if (session := self._session) is not None:
       session.client.send(message)
 
   def _forget(self, handles: tuple[int, ...] | None):
@@ -439,7 +439,12 @@ class SyncerClient:
     ]
 
   def _fetch_state(self, state: messages.StateAt):
-    """Queues the pull of what a donor offers."""
-    job = lambda: self.handle(self._transfer.fetch_state(state))  # noqa: E731
+    """Queues the pull of what a donor offers, unless another offers it then."""
+
+    def job():
+      if state is self._state_wanted:
+        self.handle(self._transfer.fetch_state(state))
+
+    self._state_wanted = state
     if not self._down.submit(job):
       self._on_crash(RuntimeError('no room to fetch a state'))

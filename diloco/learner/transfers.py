@@ -320,7 +320,7 @@ class FragmentTransfer:
     except (TransferFailed, Mismatch) as error:
       reason = f'donor {state.donor}: {type(error).__name__}: {error}'
       logging.warning('%s', reason)
-      return learner_events.StateFailed(reason)
+      return learner_events.StateFailed(state, reason)
     donor = process_of(state.incarnation)
     source = Source(
       *('peer', state.donor, donor, offered.step),

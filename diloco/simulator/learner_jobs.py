@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a simulated learner's steps and jobs, and its messages."""
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterable
 
@@ -9,6 +10,7 @@ from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import LearnerState
 from diloco.simulator.contents import LearnerBackend
+from diloco.simulator.network import Cargo
 
 SESSION_BITS = 12  # In an incarnation; the rest is the process number.
 RISES_MAX = 8  # How often it takes a newer number, as in a run.
@@ -32,6 +34,67 @@ class EncodingJob:
   incarnation: int
   of_step: int  # Its input is available once this step is done.
   do: Callable[[], None]
+
+
+class PullQueue:
+  """One thread's pulls: a learner makes one at a time, in turn.
+
+  Args:
+    process: the learner's process, whose pulls end with it.
+    cluster: the cluster that it is part of.
+  """
+
+  def __init__(self, process, cluster):
+    self._process = process
+    self._cluster = cluster
+    self._waiting: collections.deque[Callable[[], None]] = collections.deque()
+
+  def add(
+    self,
+    source: int,
+    cargo: Cargo,
+    fragment: int,
+    arrived: Callable[[], learner_events.Event],
+    wanted: Callable[[], bool] = lambda: True,
+  ):
+    """Queues a pull; the process handles what `arrived` returns then.
+
+    Args:
+      wanted: asked when its turn comes; False drops it.
+    """
+    sim, wires = self._cluster.sim, self._cluster.wires
+    missing = wires.pieces(cargo)
+
+    def arrive():
+      nonlocal missing
+      missing -= 1
+      if self._process.gone:
+        self._waiting.clear()
+      elif missing:
+        pull_a_piece()
+      else:
+        self._end()
+        self._process.handle(arrived())
+
+    def pull_a_piece():
+      target = self._process.id
+      when_s = wires.arrival_s(sim.now, source, target, cargo, fragment)
+      sim.at(when_s, lambda: self._process.when_it_runs(arrive))
+
+    def begin():
+      if wanted():
+        pull_a_piece()
+      else:
+        self._end()
+
+    self._waiting.append(begin)
+    if len(self._waiting) == 1:
+      begin()
+
+  def _end(self):
+    self._waiting.popleft()
+    if self._waiting:
+      self._waiting[0]()
 
 
 def saved_start(

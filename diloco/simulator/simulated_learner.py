@@ -23,6 +23,7 @@ from diloco.simulator.learner_jobs import (
   RISES_MAX,
   SESSION_BITS,
   EncodingJob,
+  PullQueue,
   SimulatedStep,
   offer_of,
   saved_start,
@@ -80,7 +81,8 @@ class SimulatedLearner:
     self._encoding = False  # The first of them is in progress.
     self._dispatched: SimulatedStep | None = None
     self._progress = 0  # Schedule argument of the next step.
-    self._pulls: collections.deque[Callable[[], None]] = collections.deque()
+    self._pulls = PullQueue(self, cluster)
+    self._state_wanted: messages.StateAt | None = None
     self._alarm = Alarm(
       cluster.sim,
       lambda: None if self.gone else self.machine.deadline(),
@@ -363,39 +365,6 @@ class SimulatedLearner:
 
   # Fetches ------------------------------------------------------------------
 
-  def _pull(
-    self,
-    source: int,
-    cargo: Cargo,
-    fragment: int,
-    arrived: Callable[[], learner_events.Event],
-  ):
-    """Queues a pull on the one thread for it; always leads to an event."""
-
-    sim, wires = self._cluster.sim, self._cluster.wires
-    missing = wires.pieces(cargo)
-
-    def arrive():
-      nonlocal missing
-      missing -= 1
-      if self.gone:
-        self._pulls.clear()
-      elif missing:
-        begin()
-      else:
-        self._pulls.popleft()
-        if self._pulls:
-          self._pulls[0]()
-        self.handle(arrived())
-
-    def begin():
-      when_s = wires.arrival_s(sim.now, source, self.id, cargo, fragment)
-      sim.at(when_s, lambda: self.when_it_runs(arrive))
-
-    self._pulls.append(begin)
-    if len(self._pulls) == 1:
-      begin()
-
   def _fetch_state(self, state: messages.StateAt):
     """Fetches a donor's Θ, which replaces the host's on arrival."""
 
@@ -406,13 +375,15 @@ class SimulatedLearner:
       here = self._cluster.reaches(state.donor, state.incarnation)
       reached = self._cluster.is_reached(self.id)
       if not reached or self._cluster.fails() or not here:
-        return learner_events.StateFailed('lost on the way')
+        return learner_events.StateFailed(state, 'lost on the way')
       if donor.donations.get(session) is not offered:
-        return learner_events.StateFailed('not offered')
+        return learner_events.StateFailed(state, 'not offered')
       self.contents.adopt(offered, offered.payloads[0].data)
       return learner_events.StateFetched(offered, state.donor)
 
-    self._pull(state.donor, Cargo.STATE, 0, arrived)
+    self._state_wanted = state
+    wanted = lambda: state is self._state_wanted  # noqa: E731
+    self._pulls.add(state.donor, Cargo.STATE, 0, arrived, wanted)
 
   def _fetch_update(self, update: messages.Update):
     self._fetch(update, Cargo.UPDATE, self.contents.update)
@@ -442,4 +413,4 @@ class SimulatedLearner:
       handle = message.payload.handle
       return learner_events.Rebuilt(p, version, message.crc, handle)
 
-    self._pull(SYNCER, cargo, p, arrived)
+    self._pulls.add(SYNCER, cargo, p, arrived)

@@ -127,6 +127,14 @@ FAULTS = (
     'overtaken_bytes',
   ),
   fault(
+    'fetch of an earlier session fails for the donor of now',
+    'diloco/protocol/learner/bootstrap.py',
+    '  if event.state == core.state.fetching:\n',
+    '  if core.state.seeking:\n',
+    f'{TRANSCRIPT}[donor_of_an_earlier_session]',
+    'donor_of_an_earlier_session',
+  ),
+  fault(
     'one ends the run for all',
     'diloco/protocol/syncer/ending.py',
     '  return bool(state.were_live) and state.were_live <= state.live().keys()',

@@ -380,8 +380,9 @@ class LearnerStage:
     offered = self._state_offered(versions, step)
     yield learner_events.StateFetched(offered, donor)
 
-  def _state_fails(self):
-    yield learner_events.StateFailed('timed out')
+  def _state_fails(self, donor, versions, step=10):
+    state = messages.StateAt(donor, 1, self._state_offered(versions, step))
+    yield learner_events.StateFailed(state, 'timed out')
 
   def _no_state(self):
     yield self._heard(messages.NoState('no live peer is left'))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a restarted syncer continues to count."""
+"""Counts of a run go on after a restart of the syncer."""
 
 import json
 import time

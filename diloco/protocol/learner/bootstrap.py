@@ -184,7 +184,7 @@ def go_on_alone(core: Core):
 
 
 def _settle(core: Core, source: str):
-  core.set(seeking=False, settled=True, source=source)
+  core.set(seeking=False, fetching=None, settled=True, source=source)
 
 
 def _want_newer(core: Core):
@@ -200,6 +200,7 @@ def _want_newer(core: Core):
 def on_state_at(core: Core, message: messages.StateAt):
   """Fetches what a donor has offered."""
   if core.state.seeking:
+    core.set(fetching=message)
     core.effects.append(learner_events.FetchState(message))
 
 
@@ -238,8 +239,12 @@ def on_state_fetched(core: Core, event: learner_events.StateFetched):
 
 
 def on_state_failed(core: Core, event: learner_events.StateFailed):
-  """Asks for another donor; the syncer notes the failed one."""
-  if core.state.seeking and core.state.connected:
+  """Asks for another donor; the syncer notes the failed one.
+
+  A fetch that began in an earlier session says nothing about the donor of now.
+  """
+  if event.state == core.state.fetching:
+    core.set(fetching=None)
     core.send(messages.WantState(event.reason))
 
 

@@ -95,6 +95,7 @@ class StateFetched:
 class StateFailed:
   """A donor's state did not arrive complete."""
 
+  state: messages.StateAt
   reason: str
 
 

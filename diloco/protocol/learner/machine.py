@@ -154,6 +154,7 @@ class Learner:
       fetched=(),
       coming_since=(),
       seeking=False,
+      fetching=None,
       donations=(),
       giving=None,
     )

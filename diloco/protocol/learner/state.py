@@ -139,6 +139,7 @@ class LearnerState:
   source: str = 'the seed'  # Origin of the inner state, for humans.
   settled: bool = False  # The origin of the inner state is decided.
   seeking: bool = False  # A peer is being asked for it.
+  fetching: messages.StateAt | None = None  # What a peer has offered.
   clean: bool = False  # The inner state must not be the process's own.
   began: bool = False  # Bootstrap is complete; it trains.
   parked: bool = False  # τ = 0: the loop waits at its boundary.
