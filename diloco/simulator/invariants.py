@@ -303,9 +303,12 @@ class Invariants:
     if snapshot.last_round is not None:
       return
     for learner, member in snapshot.members:
-      silent_s = snapshot.now - member.heard_s
       most_s = timeouts.silence_max_s(member.step_s, self._config.patience)
-      hold(silent_s < most_s, '7: silent and still here', (learner, silent_s))
+      # A difference of the two times would be rounded otherwise.
+      until_s = member.heard_s + most_s
+      hold(
+        snapshot.now < until_s, '7: silent and still here', (learner, until_s)
+      )
 
   def _check_turn(self, snapshot: SyncerSnapshot):
     """9: no round waits for a fragment whose shard is away."""
