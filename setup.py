@@ -57,6 +57,7 @@ TEST = [
   'pytest-timeout>=2.3',
   'pytest-xdist>=3.8',
 ]
+BUILD = ['pip', 'setuptools>=77']  # A test makes the wheel, without a network.
 
 setuptools.setup(
   name='diloco',
@@ -66,8 +67,25 @@ setuptools.setup(
   long_description_content_type='text/markdown',
   license='Apache-2.0',
   python_requires='>=3.11',
-  packages=setuptools.find_packages(include=['diloco', 'diloco.*']),
-  package_data={'diloco': ['protocol/README.md']},
+  packages=[
+    *setuptools.find_packages(include=['diloco', 'diloco.*']),
+    *(
+      f'diloco.{name}'
+      for name in setuptools.find_packages(
+        include=['launch', 'launch.*', 'experiments']
+      )
+    ),
+  ],
+  # In a checkout they stand beside diloco; installed, they are parts of it.
+  package_dir={
+    'diloco.launch': 'launch',
+    'diloco.experiments': 'experiments',
+  },
+  package_data={
+    'diloco': ['protocol/README.md'],
+    'diloco.launch': ['Dockerfile', 'README.md'],
+    'diloco.experiments': ['README.md', 'tasks/*'],
+  },
   entry_points={'console_scripts': ['diloco=diloco.__main__:main']},
   install_requires=RUNTIME,
   extras_require={
@@ -82,13 +100,15 @@ setuptools.setup(
     'plot': PLOT,
     'notebooks': NOTEBOOKS,
     'test': TEST,
-    'dev': [*TEST, 'ruff>=0.17'],
+    'dev': [*TEST, *BUILD, 'ruff>=0.17'],
   },
   classifiers=[
     'Development Status :: 3 - Alpha',
     'Intended Audience :: Science/Research',
+    'Operating System :: POSIX :: Linux',
     'Programming Language :: Python :: 3.11',
     'Programming Language :: Python :: 3.12',
+    'Programming Language :: Python :: 3.13',
     'Topic :: Scientific/Engineering :: Artificial Intelligence',
   ],
 )

@@ -12,13 +12,17 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-ROOT = pathlib.Path(__file__).parents[1]  # The checkout.
+HERE = pathlib.Path(__file__).parent
 EXIT_CONFIG = 78
 # Name: module, what it does.
 COMMANDS = {
   'train': ('launch.train', 'trains on a text of yours on this machine'),
   'local': ('launch.local', 'makes the run of a configuration on this machine'),
+  'chaos': ('launch.chaos', 'makes a run under a plan of faults'),
   'launch': ('launch.main', 'starts a run on TPU VMs, on GKE or under Slurm'),
+  'syncer': ('diloco.syncer', 'is the syncer of a run'),
+  'learner': ('diloco.learner', 'is one learner of a run'),
+  'config': ('diloco.config', 'lists all keys of a configuration'),
   'generate': ('diloco.generate', 'draws text from the model of a run'),
   'evaluate': ('diloco.evaluate', 'measures the loss of the model of a run'),
   'export': ('diloco.export', 'writes the model of a run for other tools'),
@@ -26,6 +30,7 @@ COMMANDS = {
   'tape': ('diloco.tape', 'shows the decisions of a run as a timeline'),
   'replay': ('diloco.replay', 'makes a run again and compares every round'),
   'lab': ('diloco.lab', 'trains many learners in one process'),
+  'sweep': ('diloco.lab', 'trains all variants of a file in the lab'),
   'simulate': (
     'diloco.simulate',
     'simulates fleets of up to millions of chips',
@@ -36,7 +41,8 @@ COMMANDS = {
   'index-data': ('diloco.index_data', 'indexes files of documents'),
   'make-task': ('diloco.make_task', 'makes a file of questions of a text'),
 }
-OF_CHECKOUT = 'launch.'  # Modules that no wheel holds.
+FLAGS = {'sweep': ['--sweep']}  # What a command begins with.
+BESIDE = 'launch'  # In a checkout it stands beside diloco, installed in it.
 
 
 def usage() -> str:
@@ -59,14 +65,14 @@ def problem(command: str) -> str | None:
     near = difflib.get_close_matches(command, COMMANDS, 1)
     hint = f', did you mean {near[0]}?' if near else ''
     return f'{command}: unknown command{hint} (diloco --help lists all)'
-  module = COMMANDS[command][0]
-  path = ROOT / module.replace('.', '/')
-  if module.startswith(OF_CHECKOUT) and not path.with_suffix('.py').is_file():
-    return (
-      f'{command}: needs a checkout of the repository: git clone it, and '
-      'pip install -e . there'
-    )
   return None
+
+
+def module_of(command: str) -> str:
+  """Returns the module that a command starts."""
+  module = COMMANDS[command][0]
+  is_inside = module.startswith(f'{BESIDE}.') and (HERE / BESIDE).is_dir()
+  return f'diloco.{module}' if is_inside else module
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,11 +86,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_CONFIG
   # For the command's own processes, too: configurations and models of the user
   # are looked for in this folder, `launch` and `experiments` in the checkout.
-  places = [os.getcwd(), str(ROOT), os.environ.get('PYTHONPATH', '')]
+  checkout = '' if (HERE / BESIDE).is_dir() else str(HERE.parent)
+  places = [os.getcwd(), checkout, os.environ.get('PYTHONPATH', '')]
   os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, places))
-  module = COMMANDS[words[0]][0]
+  words = ['-m', module_of(words[0]), *FLAGS.get(words[0], []), *words[1:]]
   sys.stdout.flush()
-  os.execv(sys.executable, [sys.executable, '-m', module, *words[1:]])
+  os.execv(sys.executable, [sys.executable, *words])
   raise AssertionError(shlex.join(words))  # It does not come back.
 
 

@@ -14,6 +14,7 @@ import pathlib
 import numpy as np
 from absl import flags
 
+from diloco.config import config_files
 from diloco.config import flags as config_flags
 from diloco.data import corpus, pipeline
 from diloco.data.corpus import check_is_of_bytes
@@ -36,7 +37,9 @@ _TASK = flags.DEFINE_string('task', None, 'File of questions, JSON lines.')
 def main(config) -> int:
   """Evaluates the run's first and last Θ, writes `evaluation.json`."""
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
-  task = pathlib.Path(_TASK.value) if _TASK.value is not None else None
+  task = None
+  if _TASK.value is not None:
+    task = pathlib.Path(config_files.find(_TASK.value))
   window = config.data.seq_len
   with config_flags.refusing():
     run_spec = make_run_spec(config)

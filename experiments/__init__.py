@@ -7,3 +7,8 @@ Most start from `common`, all keys of a run with their defaults, or from
 "The paper" is *Decoupled DiLoCo for Resilient Distributed Pre-training*, arXiv
 2604.21428.
 """
+
+import sys
+
+# Installed, this is diloco.experiments; its modules are named as in a checkout.
+sys.modules.setdefault('experiments', sys.modules[__name__])

@@ -16,3 +16,8 @@ elsewhere too.
   exit_policy  what is done about an exit; `exit_codes` are the numbers
   progress     shows a run as it goes; `plot` draws its losses
 """
+
+import sys
+
+# Installed, this is diloco.launch; its modules are named as in a checkout.
+sys.modules.setdefault('launch', sys.modules[__name__])

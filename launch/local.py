@@ -208,17 +208,26 @@ def show_processes(config: RunConfig, say: Callable[[str], None]) -> None:
   dry_run.local(read_program(config, workdir, address), say)
 
 
-def main(argv) -> int:
+def checked(argv: Sequence[str]) -> RunConfig:
+  """The configuration of the parsed flags; its text is there, and long enough.
+
+  Raises:
+    ConfigError: it is not, or a flag is missing.
+  """
   config = flags.load()
-  given = absl_flags.FLAGS
   if len(argv) > 1:
     raise ConfigError([f'{argv[1]}: unexpected argument'])
-  if not given.workdir:
+  if not absl_flags.FLAGS.workdir:
     raise ConfigError(['--workdir: is missing, such as runs/first'])
   if missing := list(missing_paths(config.data)):
     raise ConfigError(missing)  # Before a process starts for it.
   if short := list(too_short_text(config.data)):
     raise ConfigError(short)
+  return config
+
+
+def main(argv) -> int:
+  config, given = checked(argv), absl_flags.FLAGS
   planned = lab_section.plan(config.faults, config.protocol.learners)
   address = free_address(config.transport.host, config.transport.port)
   root = pathlib.Path(given.workdir)

@@ -11,25 +11,25 @@ restart.
 """
 
 import contextlib
+import dataclasses
 import difflib
 import pathlib
 import re
-import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from absl import app, flags
 from ml_collections import config_flags
 
-from diloco.config import parsing, run_config
+from diloco.config import config_files, parsing, run_config, simulation
 from diloco.config.sections import ConfigError
 
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h.
 EXIT_CUT_OFF = 69  # EX_UNAVAILABLE: a learner made all steps; no syncer.
 CONFIG = 'config'
 WORKDIR = 'workdir'
+PRINT_CONFIG = 'print_config'
 RUN_CONFIG = 'config.json'  # In the folder of a run; see `metrics.workdir`.
-RECORDED = pathlib.Path(__file__).with_name('recorded.py')
 EXAMPLE = 'experiments/quickstart.py'
 # Names of files; what is in them never stands on a command line.
 ACCESS_FILES = {
@@ -63,12 +63,15 @@ def define_flags(
   """Defines --config; `argv` stands in for sys.argv where it is given."""
   config_flags.DEFINE_config_file(
     CONFIG,
-    help_string='Configuration: experiments/NAME.py or NAME.py:ARG; '
-    '--config.KEY=VALUE changes a key.',
+    help_string='Configuration: experiments/NAME.py, NAME.py:ARG, or a file '
+    'of yours with the keys that it changes; --config.KEY=VALUE changes a key.',
     flag_values=values,
-    lock_config=True,
+    lock_config=False,  # The parser does, once all keys are there.
     sys_argv=None if argv is None else list(argv),
   )
+  values[CONFIG].parser = config_files.Parser(values[CONFIG].parser)
+  text = 'Writes the configuration, as a file of --config, and exits.'
+  flags.DEFINE_bool(PRINT_CONFIG, False, text, flag_values=values)
 
 
 def define_access_flags(values: flags.FlagValues = flags.FLAGS) -> None:
@@ -223,7 +226,7 @@ def parse(
     ConfigError: an unknown flag or key, a value of the wrong type, no such
       config file, or an argument that the config file does not take.
   """
-  path = _config_path(argv)
+  argv, path = _with_config(argv)
   if path is None and not HELP.isdisjoint(argv):
     return values(list(argv))
   if path is None:
@@ -232,7 +235,51 @@ def parse(
       or [f'--config: is missing, such as --config={example}']
     )
   _check_overrides(argv, _keys(path, example))
+  if any(re.fullmatch(rf'--?{PRINT_CONFIG}(=true)?', word) for word in argv):
+    _print_config(argv)
+    raise SystemExit(0)
   return _parse_values(argv, values)
+
+
+def _with_config(argv: Sequence[str]) -> tuple[list[str], str | None]:
+  """A command line that has the path of the file that is read, and that path.
+
+  Where keys are changed, but of no file, they are changed of the defaults.
+  """
+  words, path = list(argv), _config_path(argv)
+  if path is not None:
+    found = config_files.find(path)
+    at = words.index(path) if path in words else -1
+    flag = f'--{CONFIG}={path}'
+    if found != path and at > 0:
+      words[at] = found
+    elif found != path:
+      words = [
+        f'--{CONFIG}={found}' if word in (flag, flag[1:]) else word
+        for word in words
+      ]
+    return words, found
+  if any(re.match(rf'--?(no)?{CONFIG}\.', word) for word in words[1:]):
+    path = str(config_files.DEFAULTS)
+    return [words[0], f'--{CONFIG}={path}', *words[1:]], path
+  return words, None
+
+
+def _print_config(argv: Sequence[str]) -> None:
+  """Prints what a command line resolves to; other flags are not looked at."""
+  values = flags.FlagValues()
+  define_flags(values, argv)
+  try:
+    values(list(argv), known_only=True)
+  except flags.Error as error:
+    raise ConfigError([' '.join(str(error).split())]) from None
+  given = values[CONFIG].value
+  if 'study' in given:
+    resolved = dataclasses.asdict(simulation.build(given))
+    resolved['study']['kind'] = given.study.kind
+  else:
+    resolved = run_config.unfold(dataclasses.asdict(run_config.build(given)))
+  print(config_files.source(resolved, 'All keys of a run.'), end='')
 
 
 def parse_of_run(
@@ -262,7 +309,9 @@ def parse_of_run(
         'run, or its --config'
       ]
     )
-  return parse([argv[0], f'--{CONFIG}={RECORDED}:{path}', *argv[1:]], values)
+  return parse(
+    [argv[0], f'--{CONFIG}={config_files.RECORDED}:{path}', *argv[1:]], values
+  )
 
 
 def _parse_values(argv: Sequence[str], values: flags.FlagValues) -> list[str]:
@@ -328,23 +377,29 @@ def value_of(name: str, argv: Sequence[str]) -> str | None:
 
 def _keys(path: str, example: str) -> dict[str, object]:
   """Keys and values of the config file, before flags change any."""
-  name, colon, arg = path.partition(':')
+  name = path.partition(':')[0]
   if not pathlib.Path(name).is_file():
     raise ConfigError(
       [f'--config={path}: no such file, such as --config={example}']
     )
   try:
-    get_config = runpy.run_path(name).get('get_config')
+    config = config_files.read(path)
   except (SyntaxError, ImportError) as error:
     raise ConfigError(
       [f'--config={path}: can not be read as Python: {error}']
     ) from None
-  if get_config is None:
-    raise ConfigError([f'--config={path}: the file has no get_config()'])
-  try:
-    return parsing.flatten(get_config(arg) if colon else get_config())
   except ValueError as error:
     raise ConfigError([f'--config={path}: {error}']) from None
+  if config is None:
+    raise ConfigError([f'--config={path}: the file has no get_config()'])
+  if not hasattr(config, 'keys'):
+    raise ConfigError(
+      [
+        f'--config={path}: get_config() gave a {type(config).__name__}, must '
+        'give a ConfigDict'
+      ]
+    )
+  return parsing.flatten(config)
 
 
 def _check_overrides(argv: Sequence[str], keys: Mapping[str, object]) -> None:

@@ -39,8 +39,8 @@ class LabConfig(sections.Section):
   # The last so many learners are there for a part of the run; they leave with
   # notice, as a preempted machine does.
   visitors: int = 0
-  visit_from: float = 0.0  # Share of total_steps at which they start,
-  visit_until: float = 1.0  # and at which they are told to leave.
+  visit_from: float = 0.0  # Share of total_steps at which visitors start.
+  visit_until: float = 1.0  # Share at which they are told to leave.
   eval_every_steps: int = 0  # Global steps between evaluations; 0: at the end.
   # Held-out batches of `run.eval_batch` sequences of the evaluation at the end;
   # 0: all of the held-out text.

@@ -60,7 +60,7 @@ def typed_values(
     for key in sorted(given.keys() - expected.keys())
   ]
   problems += [
-    f'{key}: missing, expected {_type_name(expected[key])}'
+    f'{key}: missing, expected {type_name(expected[key])}'
     for key in sorted(expected.keys() - given.keys())
   ]
   typed = {}
@@ -69,7 +69,7 @@ def typed_values(
       typed[key] = _as_type(given[key], expected[key])
     except TypeError:
       problems.append(
-        f'{key}={given[key]!r}: expected {_type_name(expected[key])}, got '
+        f'{key}={given[key]!r}: expected {type_name(expected[key])}, got '
         f'{type(given[key]).__name__}'
       )
   return typed, problems
@@ -136,5 +136,6 @@ def _as_type(value, kind):
   return value
 
 
-def _type_name(kind) -> str:
+def type_name(kind) -> str:
+  """Returns what a message calls the type of a key."""
   return TUPLES[kind][1] if kind in TUPLES else kind.__name__

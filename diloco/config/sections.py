@@ -172,8 +172,10 @@ class OuterConfig(Section):
   nesterov: bool = True  # Nesterov's form of the momentum, of 'sgd'.
   b2: float = 0.95  # Decay of the second moment of 'adam'.
   eps: float = 0.1  # Added to the denominator of 'adam'.
-  anneal_fraction: float = 0.1  # Of the run, at its end: momentum goes to 0,
-  final_lr: float = 0.8  # and lr to this one.
+  # The share of the run, at its end, in which momentum goes to 0, and lr to
+  # final_lr.
+  anneal_fraction: float = 0.1
+  final_lr: float = 0.8  # What lr is at the end; see anneal_fraction.
 
   def broken_rules(self):
     yield from self._one_of('optimizer', OUTER)
@@ -344,19 +346,19 @@ class ProcessConfig(Section):
 
 # Of the section `protocol`. It never sees α, which `RunConfig` holds.
 PROTOCOL = {
-  'learners': 2,  # M.
-  'fragments': 8,  # P; divides H.
-  'sync_every_steps': 24,  # H, between two syncs of one fragment.
+  'learners': 2,  # M, for which the run is planned; ids from 0 to M - 1.
+  'fragments': 8,  # P, the pieces of the model; divides H.
+  'sync_every_steps': 24,  # H, inner steps between two syncs of one fragment.
   'overlap_steps': 6,  # τ, inner steps that an exchange may overlap.
   'quorum': 1,  # K, offers without which no round closes; 0: all, K = M.
   'grace_safety': 0.8,  # γ, the share of the slack that grace uses.
   'grace_cap_steps': 2.0,  # The longest grace window, in inner steps.
-  'admission': 'latest',  # A key of ADMISSIONS.
+  'admission': 'latest',  # Which offers a round takes: a key of ADMISSIONS.
   'max_staleness_versions': 4,  # Offers on an older base are refused.
   'weighting': 'tokens',  # Of what is merged; a key of WEIGHTS.
   'patience': 1.0,  # Stretches all time-outs; they are measured.
   'total_steps': 500,  # The run ends at this global step.
-  'blend': 'carry',  # A key of BLENDS.
+  'blend': 'carry',  # How a learner takes an update in: a key of BLENDS.
   'blend_alpha': 0.0,  # α of 'mix': the weight of what is overwritten.
 }
 

@@ -56,7 +56,7 @@ class FailuresConfig(Section):
   SECTION = 'failures'
 
   mtbi_days: float = 365.0  # Between two interruptions of one chip; inf: none.
-  recovery: str = 'elastic'
+  recovery: str = 'elastic'  # A key of RECOVERIES.
   pause_s: float = 13.7  # Of a reconfiguration: our fit to the paper's Table 1.
   # Distribution of the time until a slice is back: a key of REPAIRS.
   repair: str = 'exponentiated_weibull'
@@ -95,7 +95,7 @@ class NetworkConfig(Section):
   SECTION = 'network'
 
   params: float = 5e9  # Of the model.
-  datacentres: int = 1  # D.
+  datacentres: int = 1  # D, between which links are slow.
   learner_gbps: float = math.inf  # Of a learner's link, each way.
   syncer_gbps: float = math.inf  # Of the syncer's, each way, shared by all.
   latency_s: float = 0.01  # One way.
@@ -138,7 +138,8 @@ class Study(Section):
 class GoodputStudy(Study):
   """Systems on fleets of different sizes, on the same failures."""
 
-  systems: tuple[str, ...] = tuple(SYSTEMS)
+  systems: tuple[str, ...] = tuple(SYSTEMS)  # Those that are simulated.
+  # N, of all learners together; one row each.
   chips: tuple[int, ...] = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
   # M of Decoupled DiLoCo; the DiLoCos in lock-step have the most.
   learners: tuple[int, ...] = (2, 4, 8, 16)
@@ -206,8 +207,8 @@ class ScavengingStudy(Study):
 
   # Numbers of extra learners, one row each; times are relative to 0.
   extra: tuple[int, ...] = (0, 1, 2, 4, 12)
-  begin: float = 0.25  # Share of the tokens after which they join,
-  end: float = 0.75  # and after which they leave.
+  begin: float = 0.25  # Share of the tokens after which they join.
+  end: float = 0.75  # Share after which they leave.
   steps: int = 1000  # Inner steps of each learner if there are no extra ones.
   notice_s: float = 5.0  # Within which they leave.
 
@@ -225,7 +226,7 @@ class OfferAgeStudy(Study):
   """The age of what a round merges."""
 
   learners: tuple[int, ...] = (2, 4, 8, 16)  # M; with K = 1 and K = M/2.
-  fragments: tuple[int, ...] = (1, 2, 4, 8, 24)  # P.
+  fragments: tuple[int, ...] = (1, 2, 4, 8, 24)  # P, one row each.
   overlaps: tuple[int, ...] = (1, 6)  # τ over the near link, that of `network`.
   far_steps: float = 0.7  # Latency of the far link, one way, in inner steps.
   far_overlap: int = 4  # τ over it.

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from absl import logging
 
+from diloco.config import config_files, run_config
 from diloco.config import limits as config_limits
-from diloco.config import run_config
 from diloco.config.data_section import MixItem
 from diloco.config.sections import ModelConfig
 from diloco.data import corpus, pipeline
@@ -57,6 +57,7 @@ def own_model(section: ModelConfig, batch: int, seq_len: int):
   # `python -m` has it on the path; a notebook may not.
   if os.getcwd() not in sys.path:
     sys.path.append(os.getcwd())
+  config_files.make_importable()  # As where its file was read.
   try:
     found = importlib.import_module(module)
   except ModuleNotFoundError as error:

@@ -9,13 +9,12 @@ they started and ended.
 import dataclasses
 import json
 import os
-import pathlib
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from diloco.config import flags
+from diloco.config import config_files, flags
 from diloco.config.run_config import RunConfig
 from diloco.metrics import files, names
 from diloco.metrics.jsonl import Tail
@@ -25,7 +24,6 @@ from launch.role_processes import free_address
 from launch.session import RunFailed
 from launch.supervisor import ProcessEvent, Supervisor
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
 # They would lead a process past the proxy that it was given.
 PASS_BY = ('no_proxy', 'NO_PROXY', 'no_grpc_proxy')
 POLL_S = 0.02
@@ -221,7 +219,7 @@ def parse_with_default(
   given = [word for word in argv if word.startswith(('--config=', '--config '))]
   if not given and '--config' not in argv:
     rest = [f'--config.{override}' for override in overrides]
-    path = REPOSITORY / 'experiments' / config
+    path = config_files.EXPERIMENTS / config
     argv = [argv[0], f'--config={path}', *rest, *argv[1:]]
     sys.argv = list(argv)  # ml_collections reads the overrides there.
   return flags.parse(argv)

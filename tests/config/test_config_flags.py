@@ -1,16 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """--config on the command line, in processes of its own as users start it."""
 
+import dataclasses
 import subprocess
 import sys
 
 import pytest
 from absl import flags as absl_flags
 
-from diloco.config import flags
+from diloco.config import (
+  config_files,
+  flags,
+  key_list,
+  run_config,
+  simulation,
+)
 
 MAIN = """
-from diloco.config import flags
+from diloco.config import (
+  config_files,
+  flags,
+  key_list,
+  run_config,
+  simulation,
+)
 flags.define_flags()
 
 def main(argv):
@@ -59,7 +72,6 @@ def test_overrides_reach_the_configuration_and_can_be_handed_on():
     (['--confg=experiments/c4.py'], 'unknown flag, did you mean --config?'),
     ([CONFIG, '--config.outer.learning_rate=1'], 'did you mean outer.lr?'),
     ([], '--config: is missing'),
-    (['--config.outer.lr=1'], '--config: is missing'),
   ],
 )
 def test_a_mistake_ends_in_one_line_and_code_78(argv, line):
@@ -69,6 +81,71 @@ def test_a_mistake_ends_in_one_line_and_code_78(argv, line):
   assert done.stderr.startswith('error: ')
   assert done.stderr.count('\n') == 1, done.stderr
   assert line in done.stderr
+
+
+def test_keys_without_a_file_change_the_defaults():
+  done = start('--config.outer.lr=0.5')
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.startswith("OuterConfig(optimizer='sgd', lr=0.5, ")
+
+
+def test_a_file_has_only_the_keys_that_it_changes(tmp_path):
+  path = tmp_path / 'mine.py'
+  path.write_text(
+    'def get_config():\n'
+    "  return {'outer': {'lr': 1}, 'protocol': {'learners': 3}}\n"
+  )
+  values = _parse([f'--config={path}', '--config.outer.lr=0.5'])
+  config = flags.load(values)
+  assert (config.outer.lr, config.protocol.learners) == (0.5, 3)
+  assert flags.load(_parse(flags.arguments(values))) == config
+  path.write_text("def get_config():\n  return {'outer': {'lrr': 1}}\n")
+  done = start(f'--config={path}')
+  assert done.returncode == 78
+  assert 'outer.lrr: unknown key, did you mean outer.lr?' in done.stderr
+
+
+@pytest.mark.parametrize(
+  'path', ['experiments/quickstart.py', 'experiments/goodput.py']
+)
+def test_what_is_printed_is_a_file_that_comes_to_the_same(tmp_path, path):
+  done = start(f'--config={path}', '--config.seed=9', '--print_config')
+  assert done.returncode == 0, done.stderr
+  printed = tmp_path / 'printed.py'
+  printed.write_text(done.stdout)
+  again = start(f'--config={printed}', '--print_config')
+  assert again.stdout == done.stdout
+  assert 'config.seed = 9\n' in done.stdout
+
+
+def test_an_experiment_is_found_from_elsewhere(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  found = config_files.find('experiments/recipe.py:scale=12b')
+  assert found == f'{config_files.EXPERIMENTS}/recipe.py:scale=12b'
+  (tmp_path / 'experiments').mkdir()
+  (tmp_path / 'experiments' / 'recipe.py').touch()
+  mine = 'experiments/recipe.py'
+  assert config_files.find(mine) == mine
+  assert config_files.find('other/recipe.py') == 'other/recipe.py'
+
+
+def test_what_differs_from_the_defaults_comes_to_the_same(tmp_path):
+  config = run_config.unfold(dataclasses.asdict(flags.load(_parse([CONFIG]))))
+  path = tmp_path / 'changed.py'
+  path.write_text(config_files.source(config_files.changed(config), 'It.'))
+  assert 'rope_theta' not in path.read_text()
+  assert flags.load(_parse([f'--config={path}'])) == run_config.build(config)
+
+
+def test_every_key_has_a_type_and_a_meaning():
+  keys = key_list.of_run()
+  assert {key.name for key in keys} == set(run_config.key_types())
+  for kind in simulation.STUDIES:
+    keys += key_list.of_simulation(kind)
+  assert not [key.name for key in keys if len(key.meaning) < 4]
+  alpha = next(key for key in keys if key.name == 'protocol.blend_alpha')
+  assert (alpha.kind, alpha.default) == ('float', 0.0)
+  assert alpha.meaning.endswith("of 'mix': the weight of what is overwritten.")
 
 
 def test_help_needs_no_configuration():

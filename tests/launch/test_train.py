@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import diloco.__main__ as commands
+from diloco.config import run_config
 from launch import train
 
 pytestmark = pytest.mark.alone
@@ -46,10 +47,12 @@ def test_an_unknown_command_names_the_nearest(tmp_path):
   )
 
 
-def test_without_a_checkout_it_says_what_is_needed(tmp_path, monkeypatch):
-  monkeypatch.setattr(commands, 'ROOT', tmp_path)
-  assert 'needs a checkout' in commands.problem('train')
-  assert commands.problem('plan') is None
+def test_an_installation_has_launch_in_the_package(tmp_path, monkeypatch):
+  assert commands.module_of('train') == 'launch.train'
+  (tmp_path / 'launch').mkdir()
+  monkeypatch.setattr(commands, 'HERE', tmp_path)
+  assert commands.module_of('train') == 'diloco.launch.train'
+  assert commands.module_of('plan') == 'diloco.plan'
 
 
 def test_a_command_starts_elsewhere_and_its_exit_code_comes_back(tmp_path):
@@ -69,8 +72,35 @@ def test_a_text_becomes_the_flags_of_a_run():
     config,
     '--workdir=runs/stdlib',
   ]
+  assert train.arguments(['train', '--workdir=w', '--extend=9']) == [
+    'train', config, '--workdir=w', '--extend=9',
+    '--config.protocol.total_steps=9',
+  ]  # fmt: skip
   given = ['train', '--workdir=w', '--config=x.py']
   assert train.arguments(given) == given
+
+
+def test_the_file_beside_a_run_is_taken_as_it_was_edited(tmp_path, capsys):
+  workdir = str(tmp_path / 'runs' / 'book')
+  config = run_config.defaults() | {'seed': 3}
+  train.write_config(workdir, config)
+  path = tmp_path / 'runs' / 'book.py'
+  assert 'config.seed = 3\n' in capsys.readouterr().out
+  assert 'protocol' not in path.read_text()
+  path.write_text(path.read_text().replace('3', '4'))
+  train.write_config(workdir, config)
+  assert 'config.seed = 4\n' in capsys.readouterr().out
+  assert train.arguments(['train', f'--workdir={workdir}'])[1] == (
+    f'--config={path}'
+  )
+
+
+def test_resuming_begins_no_run(tmp_path):
+  (tmp_path / 'book.txt').write_text(WORDS * 400)
+  done = call(tmp_path, 'train', '--text=book.txt', '--resume')
+  assert done.returncode == 78
+  assert done.stderr == 'error: --resume: runs/book holds no run\n'
+  assert not (tmp_path / 'runs').exists()
 
 
 def test_the_next_commands_go_on_with_this_run():

@@ -37,6 +37,7 @@ CHOICES = {
 }
 CODEC_SIZES = {'diloco.numerics.block_codec', 'diloco.numerics.codec'}
 CONFIG = {
+  'diloco.config.config_files',
   'diloco.config.data_section',
   'diloco.config.flags',
   'diloco.config.lab_section',
@@ -109,7 +110,13 @@ TABLE = {
     'diloco.fleets.systems',
     'diloco.protocol',
   },
-  'diloco/config/flags.py': CONFIG | {'absl', 'ml_collections'},
+  'diloco/config/__main__.py': SIMULATED | {'absl', 'diloco.config.key_list'},
+  'diloco/config/config_files.py': SIMULATED | {'absl', 'ml_collections'},
+  'diloco/config/key_list.py': SIMULATED
+  | {'diloco.fleets.failures', 'diloco.fleets.systems', *CHOICES}
+  | {'diloco.protocol'},
+  'diloco/config/no_changes.py': {'ml_collections'},
+  'diloco/config/flags.py': SIMULATED | {'absl', 'ml_collections'},
   'diloco/config/recorded.py': CONFIG | {'ml_collections'},
   'diloco/simulator': {'diloco.protocol', 'diloco.metrics', 'numpy'},
   'diloco/fleets': {

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of --config: where they are found, and what they leave out.
+
+A file has `get_config()`, which returns a `ConfigDict` or a dict of the keys
+that it changes; all others have their defaults. `experiments/NAME.py` is also
+found outside a checkout.
+"""
+
+import importlib
+import importlib.util
+import pathlib
+import runpy
+import sys
+from collections.abc import Mapping
+
+import ml_collections
+from absl import flags
+
+from diloco.config import run_config, simulation
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+NAME = 'experiments'
+# An installation holds them in the package, a checkout beside it.
+EXPERIMENTS = next(
+  (path for path in (PACKAGE / NAME, PACKAGE.parent / NAME) if path.is_dir()),
+  PACKAGE / NAME,
+)
+RECORDED = pathlib.Path(__file__).with_name('recorded.py')
+INFINITIES = (float('inf'), -float('inf'))
+DEFAULTS = pathlib.Path(__file__).with_name('no_changes.py')
+
+
+def find(path: str) -> str:
+  """Returns the path of experiments/NAME that was meant, or `path` itself.
+
+  Args:
+    path: relative to the working directory, perhaps with an argument behind a
+      colon.
+  """
+  name, colon, argument = path.partition(':')
+  shipped = EXPERIMENTS.parent / name
+  if (
+    name.startswith(f'{NAME}/')
+    and not pathlib.Path(name).exists()
+    and shipped.is_file()
+  ):
+    return f'{shipped}{colon}{argument}'
+  return path
+
+
+def read(path: str):
+  """Runs `get_config` of a file, and fills what it leaves out.
+
+  Returns:
+    All keys; None: the file has no get_config().
+
+  Raises:
+    SyntaxError, ImportError: the file can not be run.
+    ValueError: it does not take its argument.
+  """
+  name, colon, argument = path.partition(':')
+  make_importable(name)
+  get_config = runpy.run_path(name).get('get_config')
+  if get_config is None:
+    return None
+  config = get_config(argument) if colon else get_config()
+  return config if name == str(RECORDED) else fill(config)
+
+
+def fill(config):
+  """Gives a configuration the defaults of the keys that it does not have.
+
+  With a section `study` it is that of a simulation. What has no valid kind, or
+  is no mapping, stays as it is.
+  """
+  if isinstance(config, dict):
+    config = ml_collections.ConfigDict(config)
+  if not isinstance(config, ml_collections.ConfigDict):
+    return config
+  study = config.get('study')
+  if study is None:
+    defaults = run_config.defaults()
+  elif hasattr(study, 'get') and study.get('kind') in simulation.STUDIES:
+    defaults = simulation.defaults(study.kind)
+  else:
+    return config
+  with config.unlocked(), config.ignore_type():
+    _fill_section(config, defaults)
+  return config
+
+
+def _fill_section(config: ml_collections.ConfigDict, defaults: Mapping):
+  for key, default in defaults.items():
+    if key not in config:
+      config[key] = (
+        ml_collections.ConfigDict(default)
+        if isinstance(default, Mapping)
+        else default
+      )
+    elif isinstance(default, Mapping):
+      if isinstance(config[key], ml_collections.ConfigDict):
+        _fill_section(config[key], default)
+    elif type(default) is float and type(config[key]) is int:
+      config[key] = float(config[key])  # So that a flag may make it 0.5.
+
+
+def changed(config: Mapping) -> dict[str, object]:
+  """Returns the keys of a run that differ from their defaults.
+
+  Args:
+    config: all keys of the run.
+  """
+  changes: dict[str, object] = {}
+  for key, default in run_config.defaults().items():
+    value = config[key]
+    if isinstance(default, Mapping):
+      value = {n: value[n] for n in default if value[n] != default[n]}
+      default = {}
+    if value != default:
+      changes[key] = value
+  return changes
+
+
+def source(config: Mapping, about: str) -> str:
+  """Returns the text of a file of --config that has these keys.
+
+  Args:
+    about: its docstring.
+  """
+  lines = [
+    f'"""{about}"""',
+    '',
+    'from ml_collections import ConfigDict',
+    '',
+    '',
+    'def get_config():',
+    '  config = ConfigDict()',
+  ]
+  for key, value in config.items():
+    if isinstance(value, Mapping):
+      rows = [f'    {name}={_python(v)},' for name, v in value.items()]
+      lines += [f'  config.{key} = ConfigDict(dict(', *rows, '  ))']
+    else:
+      lines.append(f'  config.{key} = {_python(value)}')
+  return '\n'.join([*lines, '  return config', ''])
+
+
+def _python(value) -> str:
+  """Returns a value as Python writes it; infinity has no literal."""
+  return f"float('{value}')" if value in INFINITIES else repr(value)
+
+
+class Parser(flags.ArgumentParser):
+  """Parses the flag --config: fills what the file leaves out, and locks it.
+
+  Args:
+    parser: reads the file.
+  """
+
+  def __init__(self, parser: flags.ArgumentParser):
+    self.parser = parser
+
+  def parse(self, path: str):
+    name = path.partition(':')[0]
+    make_importable(name)
+    config = self.parser.parse(path)
+    if name != str(RECORDED):
+      config = fill(config)
+    if isinstance(config, ml_collections.ConfigDict):
+      config.lock()
+    return config
+
+  def flag_type(self) -> str:
+    return self.parser.flag_type()
+
+
+def make_importable(path: str = '') -> None:
+  """Makes `experiments` importable, for a file that may import it.
+
+  A package of that name of the user's own goes before, unless the file is one
+  of those that come with diloco.
+  """
+  if NAME in sys.modules:
+    return
+  found = importlib.util.find_spec(NAME)
+  if found is not None and found.origin is not None:
+    is_ours = pathlib.Path(path).resolve().is_relative_to(EXPERIMENTS)
+    folder = pathlib.Path(found.origin).resolve().parent
+    if folder == EXPERIMENTS or not is_ours:
+      return
+  try:
+    package = importlib.import_module(f'{PACKAGE.name}.{NAME}')
+  except ModuleNotFoundError:
+    return  # A checkout that is not on the path.
+  package.__path__ += list(found.submodule_search_locations) if found else []

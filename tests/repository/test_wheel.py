@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel has everything, and its commands work without a checkout."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from tests.repository import tree
+
+pytest.importorskip('setuptools', '77')  # A wheel is built without a network.
+
+CONFIG = """
+def get_config():
+  return {
+    'name': 'mine',
+    'model': {'layers': 1, 'd_model': 16, 'heads': 1, 'kv_heads': 1,
+              'head_dim': 16, 'd_ff': 16},
+    'data': {'source': 'grammar', 'grammar_bytes': 1 << 16, 'seq_len': 16},
+    'inner': {'warmup_steps': 1},
+    'protocol': {'fragments': 2, 'sync_every_steps': 2, 'overlap_steps': 1,
+                 'total_steps': 4},
+    'lab': {'final_eval_batches': 1},
+  }
+"""
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory) -> pathlib.Path:
+  """Builds the wheel of a copy, where nothing is left of another build."""
+  folder = tmp_path_factory.mktemp('wheel')
+  for name in tree.tracked('diloco', 'launch', 'experiments', '*.*', 'LICENSE'):
+    if not name.startswith(('tests/', 'docs/', 'colab/')):
+      (folder / 'source' / name).parent.mkdir(parents=True, exist_ok=True)
+      shutil.copy(tree.ROOT / name, folder / 'source' / name)
+  done = subprocess.run(
+    [
+      *(sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps'),
+      *('--no-build-isolation', '--no-index', f'--wheel-dir={folder}', '.'),
+    ],
+    cwd=folder / 'source',
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  (built,) = folder.glob('*.whl')
+  return built
+
+
+@pytest.fixture(scope='module')
+def installed(wheel) -> pathlib.Path:
+  """The folder that stands for site-packages."""
+  folder = wheel.parent / 'site'
+  with zipfile.ZipFile(wheel) as packed:
+    packed.extractall(folder)
+  return folder
+
+
+def call(installed, folder, *argv):
+  """Calls `diloco`, with the wheel alone before the dependencies."""
+  done = subprocess.run(
+    [sys.executable, '-m', 'diloco', *argv],
+    cwd=folder,
+    env=os.environ | {'PYTHONPATH': str(installed), 'JAX_PLATFORMS': 'cpu'},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  return done.stdout
+
+
+def test_the_wheel_has_everything_and_one_package(wheel):
+  names = set(zipfile.ZipFile(wheel).namelist())
+  tops = {name.partition('/')[0] for name in names}
+  assert {top for top in tops if not top.endswith('.dist-info')} == {'diloco'}
+  inside = {
+    name if name.startswith('diloco/') else f'diloco/{name}'
+    for name in tree.tracked('diloco', 'launch', 'experiments')
+    if not name.endswith(('.png', '.sh'))
+  }
+  assert inside <= names, inside - names
+
+
+def test_commands_start_outside_of_a_checkout(installed, tmp_path):
+  (tmp_path / 'launch.py').touch()  # A user's own does not get in the way.
+  where = 'import diloco; print(diloco.__file__)'
+  done = subprocess.run(
+    [sys.executable, '-c', where],
+    cwd=tmp_path,
+    env=os.environ | {'PYTHONPATH': str(installed)},
+    capture_output=True,
+    text=True,
+  )
+  assert done.stdout.startswith(str(installed))
+  assert '  train ' in call(installed, tmp_path, '--help')
+  listed = call(installed, tmp_path, 'config', 'protocol')
+  assert 'protocol.total_steps' in listed
+  printed = call(
+    installed, tmp_path, 'local', '--config=experiments/quickstart.py',
+    '--config.protocol.total_steps=99', '--print_config',
+  )  # fmt: skip
+  assert 'total_steps=99,' in printed
+
+
+def test_a_configuration_of_ones_own_runs_in_the_lab(installed, tmp_path):
+  (tmp_path / 'config.py').write_text(CONFIG)
+  argv = ('--config=config.py', '--workdir=run', '--noparameters')
+  call(installed, tmp_path, 'lab', *argv)
+  assert (tmp_path / 'run' / 'result.json').exists()
+
+
+def test_an_experiment_that_comes_with_it_is_simulated(installed, tmp_path):
+  argv = ('--config=experiments/scavenging.py', '--config.study.steps=20')
+  call(installed, tmp_path, 'simulate', *argv, '--outdir=report')
+  assert list((tmp_path / 'report').iterdir())
