@@ -82,7 +82,7 @@ setuptools.setup(
     'diloco.experiments': 'experiments',
   },
   package_data={
-    'diloco': ['protocol/README.md'],
+    'diloco': ['protocol/README.md', 'watch/live_page.html'],
     'diloco.launch': ['Dockerfile', 'README.md'],
     'diloco.experiments': ['README.md', 'tasks/*'],
   },

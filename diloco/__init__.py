@@ -31,6 +31,7 @@ Start with `protocol`, then `learner` and `syncer`, the two kinds of processes.
   lab         many learners with real gradients in one process
   pages       tables, charts, HTML
   report      pages of what was trained
+  watch       a page of a run while it goes on
 
 Commands that prepare data or hand on results are `write_records`, `index_data`,
 `make_task` and `export`.

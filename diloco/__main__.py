@@ -26,6 +26,7 @@ COMMANDS = {
   'generate': ('diloco.generate', 'draws text from the model of a run'),
   'evaluate': ('diloco.evaluate', 'measures the loss of the model of a run'),
   'export': ('diloco.export', 'writes the model of a run for other tools'),
+  'watch': ('diloco.watch', 'serves a page of a run while it goes on'),
   'report': ('diloco.report', 'makes a page of one or several runs'),
   'tape': ('diloco.tape', 'shows the decisions of a run as a timeline'),
   'replay': ('diloco.replay', 'makes a run again and compares every round'),

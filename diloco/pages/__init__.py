@@ -6,6 +6,7 @@ as values; the other modules draw it.
 
   terminal      in a terminal, of whatever width
   page          one HTML file that loads nothing else
+  colours       of figures and of live pages
   figures       charts, intervals and timelines, by matplotlib
   pictures      the same as PNG, where matplotlib is installed
   report_files  all of it into a folder, with CSV and JSON

@@ -18,6 +18,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.legend_handler import HandlerTuple
 
 from diloco.pages import parts
+from diloco.pages.colours import COLOURS, SPAN_COLOURS
 from diloco.pages.parts import (
   LINE_KINDS,
   SPAN_KINDS,
@@ -31,10 +32,6 @@ from diloco.pages.parts import (
 
 DPI = 150
 SIZE_INCHES = (9.0, 5.0)
-# Okabe and Ito's palette: safe for colour blindness; markers help in grey.
-COLOURS = (
-  '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#333333',
-)  # fmt: skip
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>')
 DASHES = ('-', '--', ':', '-.')
 GREY = '#666666'
@@ -52,18 +49,6 @@ MARK = (0.26, 0.42)  # Those of the marks below it.
 LETTER_PIXELS = 12
 LEGEND_PIXELS = 28  # Of a row of the legend.
 LEGEND_COLUMNS = 6
-# Close to Okabe and Ito's palette. Steps alternate between two tints, so that
-# one sees where one ends.
-SPAN_COLOURS = {
-  'step': '#3B8BC9',
-  'odd step': '#86C1EA',
-  'pause': '#E69F00',
-  'dead': '#2B2B2B',
-  'waiting': '#D7D7D7',
-  'bootstrap': '#8E3575',
-  'round': '#B9A66A',
-  'grace': '#009E73',
-}
 ROUNDING = 1e-6  # Of sums of shares.
 LAYERS = ('step', 'odd step', *SPAN_KINDS[1:])
 MARK_COLOURS = ('#555555', '#B00020', '#4B2E83', '#6B5B00')

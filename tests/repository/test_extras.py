@@ -48,6 +48,7 @@ MODULES = (
   'diloco.simulate',
   'diloco.swarm',
   'diloco.tape',
+  'diloco.watch.__main__',
   'diloco.__main__',
   'diloco.write_records',
   'launch.chaos.__main__',

@@ -158,6 +158,22 @@ TABLE = {
     'diloco.report',
     *CONFIG,
   },
+  'diloco/watch': {
+    'diloco.metrics',
+    'diloco.pages.colours',
+    'diloco.pages.page',
+    'diloco.prediction',
+    'diloco.report',
+    'diloco.transport.sockets',
+  },
+  'diloco/watch/__main__.py': {
+    'absl',
+    'diloco.metrics',
+    'diloco.report',
+    'diloco.transport.sockets',
+    'diloco.watch',
+    *CONFIG,
+  },
   'diloco/swarm.py': {'diloco.simulator', 'absl'},
   'diloco/simulate.py': {
     'absl',

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follows a run's folder while it is written: each line is read once.
+
+What is kept is bounded: curves are thinned (see `thinned_curve`), and of rounds
+and events the last ones are kept. The folder is only read, so that the run does
+not notice; a run that is over is read in the same way.
+"""
+
+import collections
+import dataclasses
+import math
+import pathlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from diloco.metrics import names
+from diloco.metrics import status as metrics_status
+from diloco.metrics.files import MalformedFile
+from diloco.metrics.goodput import work_of_tape
+from diloco.metrics.jsonl import Tail
+from diloco.metrics.status import RunStatus, RunSummary
+from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
+from diloco.prediction.history import SYNCER
+from diloco.report import recorded_run, run_reader
+from diloco.report.recorded_run import NoReport, RecordedRound
+from diloco.watch.thinned_curve import ThinnedCurve
+
+ROUNDS_MAX = 1000  # That the timeline shows.
+HAPPENINGS_MAX = 60
+SILENT_S = 15.0  # The syncer writes its status about once a second.
+AFTERWARDS = ('evaluate', EVALUATOR)  # No processes of the training.
+OF_ROUNDS = ('Merge', 'Publish', 'Worked')  # Kinds that every round has.
+# The run's state.
+STARTING = 'starting'
+RUNNING = 'running'
+SILENT = 'silent'
+STOPPED = 'stopped'
+FINISHED = 'finished'
+
+
+@dataclasses.dataclass
+class _Learner:
+  """Sums and curves of a learner's metrics."""
+
+  loss: ThinnedCurve = dataclasses.field(default_factory=ThinnedCurve)
+  merged: ThinnedCurve = dataclasses.field(
+    default_factory=lambda: ThinnedCurve(each=8)
+  )
+  last: Mapping = dataclasses.field(default_factory=dict)
+  # From the first to the last known step of each process.
+  spans: list[list[float]] = dataclasses.field(default_factory=list)
+  step_s: float = 0.0  # Sums over the records.
+  stall_s: float = 0.0
+
+
+class FollowedRun:
+  """The state of a run as far as its folder tells; `update` reads on.
+
+  Args:
+    folder: of a run, which may have just begun.
+
+  Raises:
+    NoReport: there is no config.json of a run in it.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    self._workdir = workdir = Workdir(folder)
+    if not workdir.config.exists():
+      what = 'holds no run: no config.json' if folder.is_dir() else 'no folder'
+      raise NoReport(f'{folder}: {what}')
+    self._setup = recorded_run.read(workdir.config)
+    self._tape = Tail(workdir.tape, strict=False)
+    self._launcher = Tail(workdir.events, strict=False)
+    self._files = {
+      name: Tail(workdir.metrics(name), strict=False)
+      for name in (*map(learner_name, range(self._setup.learners)), EVALUATOR)
+    }
+    self._learners = {
+      learner_name(m): _Learner() for m in range(self._setup.learners)
+    }
+    self._events: list[dict] = []
+    self._merges: list[dict] = []  # Of rounds that are not published.
+    self._rounds: collections.deque[RecordedRound] = collections.deque(
+      maxlen=ROUNDS_MAX
+    )
+    self._happenings: collections.deque = collections.deque(
+      maxlen=HAPPENINGS_MAX
+    )
+    self._kinds: collections.Counter[str] = collections.Counter()
+    self._heldout: list[tuple[float, float, float]] = []  # s, step, loss.
+    self._goodput, self._age = ThinnedCurve(), ThinnedCurve(each=8)
+    self._begin_s: float | None = None
+    self._last_s = 0.0
+    self._status: RunStatus | None = None
+    self._summary: RunSummary | None = None
+    self._problem: str | None = None
+
+  def update(self) -> None:
+    """Reads what was written since the last call."""
+    for line in self._launcher.new_records():
+      if _has(line, run_reader.EVENT):
+        self._hear_launcher(line)
+    lines = [
+      line for line in self._tape.new_records() if _has(line, run_reader.LINE)
+    ]
+    for line in lines:
+      self._hear_syncer(line)
+    self._close_rounds(lines)
+    for name, file in self._files.items():
+      for record in file.new_records():
+        if names.TIME in record:
+          self._hear_metrics(name, record)
+    self._problem = None
+    try:
+      self._status = metrics_status.read_status(self._workdir.status)
+      self._summary = metrics_status.read_summary(self._workdir.summary)
+    except MalformedFile as error:  # The next one may be whole.
+      self._problem = str(error)
+
+  def _hear_launcher(self, event: dict) -> None:
+    self._events.append(event)
+    if event['process'] not in AFTERWARDS:
+      self._last_s = max(self._last_s, event[names.TIME])
+    self._happenings.append(
+      (event[names.TIME], event['process'], event['event'], event['detail'])
+    )
+
+  def _hear_syncer(self, line: dict) -> None:
+    at_s, kind = line[names.TIME], line['kind']
+    self._last_s = max(self._last_s, at_s)
+    if kind == 'ready' and self._begin_s is None:
+      self._begin_s = at_s
+    if kind == 'Worked':
+      try:
+        work = work_of_tape([line], self._setup.learners)
+      except ValueError as error:
+        self._problem = str(error)
+      else:
+        self._goodput.add(at_s, work.goodput(at_s))
+    elif kind not in OF_ROUNDS:
+      self._kinds[kind] += 1
+      if 'reason' in line:
+        learner = line.get('learner', -1)
+        whom = SYNCER if learner < 0 else learner_name(learner)
+        self._happenings.append((at_s, whom, kind, line['reason']))
+
+  def _close_rounds(self, lines: Sequence[dict]) -> None:
+    """Takes in published rounds; a merge may have been read earlier."""
+    of_rounds = [line for line in lines if line['kind'] in ('Merge', 'Publish')]
+    closed, broken = run_reader.rounds([*self._merges, *of_rounds], 0.0)
+    if broken:
+      self._problem = ' '.join(broken)
+    done = max((each.number for each in closed), default=0)
+    self._merges = [
+      line
+      for line in (*self._merges, *of_rounds)
+      if line['kind'] == 'Merge' and line.get('round', 0) > done
+    ]
+    for each in closed:
+      self._rounds.append(each)
+      merged = {share.learner for share in each.shares}
+      for m in range(self._setup.learners):
+        self._learners[learner_name(m)].merged.add(each.at_s, m in merged)
+      for share in each.shares:
+        if share.age_steps is not None:
+          self._age.add(each.at_s, share.age_steps)
+
+  def _hear_metrics(self, name: str, record: dict) -> None:
+    at_s = record[names.TIME]
+    self._last_s = max(self._last_s, at_s)
+    step = record.get(names.GLOBAL_STEP, record.get('step', 0))
+    if names.EVAL_LOSS in record:
+      self._heldout.append((at_s, step, record[names.EVAL_LOSS]))
+    learner = self._learners.get(name)
+    if learner is None or not _has(record, run_reader.STEP):
+      return
+    was, learner.last = learner.last, record
+    if not was or record['step'] <= was['step'] or _differ(was, record):
+      learner.spans.append([at_s - record[names.STEP_TIME], at_s])
+    learner.spans[-1][1] = at_s
+    learner.step_s += record[names.STEP_TIME]
+    learner.stall_s += record[names.STALL_TIME]
+    if names.TRAIN_LOSS in record:
+      learner.loss.add(at_s, record[names.TRAIN_LOSS], step)
+
+  @property
+  def status(self) -> RunStatus | None:
+    """The syncer's last status; None before the first."""
+    return self._status
+
+  # What is known -------------------------------------------------------------
+
+  def state(self, now_s: float | None = None) -> dict:
+    """Returns everything that the page shows, as JSON; times since the epoch.
+
+    Args:
+      now_s: since the epoch; the present unless given.
+    """
+    now_s = time.time() if now_s is None else now_s
+    lives, pauses = run_reader.lives(self._of_run(), 0.0, self._last_s)
+    how = self._how(now_s, lives)
+    found = {
+      'run': self._setup.name,
+      'folder': str(self._workdir.root.resolve()),
+      'state': how,
+      'now_s': now_s if how in (STARTING, RUNNING) else self._last_s,
+      'begin_s': self._begins(),
+      'last_s': self._last_s,
+      'problem': self._problem,
+      'setup': dataclasses.asdict(self._setup),
+      'status': _asdict(self._status),
+      'summary': _asdict(self._summary),
+      'processes': list(self._processes(lives)),
+      'loss': {m: each.loss.points() for m, each in self._learners.items()},
+      'heldout': self._all_heldout(),
+      'participation': {
+        m: each.merged.points() for m, each in self._learners.items()
+      },
+      'goodput': self._goodput.points(),
+      'age': self._age.points(),
+      'rounds': [_round(each) for each in self._rounds],
+      'lives': [
+        (name, life.started_s, self._used_s(name, life), _end(life), life.death)
+        for name, each in lives.items()
+        for life in each
+      ],
+      'pauses': pauses,
+      'spans': {m: each.spans for m, each in self._learners.items()},
+      'kinds': dict(sorted(self._kinds.items())),
+      'happenings': sorted(self._happenings, key=lambda each: each[0]),
+    }
+    return _finite(found)
+
+  def _begins(self) -> float:
+    if self._begin_s is not None:
+      return self._begin_s
+    return self._events[0][names.TIME] if self._events else self._last_s
+
+  def _of_run(self) -> list[dict]:
+    return [e for e in self._events if e['process'] not in AFTERWARDS]
+
+  def _how(self, now_s: float, lives: Mapping) -> str:
+    if self._summary is not None:
+      return FINISHED
+    lasts = [of_process[-1] for of_process in lives.values() if of_process]
+    if lasts and all(life.ended_s < math.inf for life in lasts):
+      return STOPPED
+    if self._status is None:
+      return STARTING
+    return SILENT if now_s - self._status.time_s > SILENT_S else RUNNING
+
+  def _used_s(self, name: str, life) -> float | None:
+    """Returns when a learner's process made its first step; None: not yet."""
+    if name not in self._learners:
+      return life.started_s
+    begins_s = (begin_s for begin_s, _ in self._learners[name].spans)
+    inside = (s for s in begins_s if life.started_s <= s < life.ended_s)
+    return next(inside, None)
+
+  def _processes(self, lives: Mapping) -> Iterator[dict]:
+    known = {
+      learner_name(each.learner): each
+      for each in (self._status.learners if self._status else ())
+    }
+    for name in dict.fromkeys((SYNCER, *self._learners, *known, *lives)):
+      of_process, told = lives.get(name, ()), known.get(name)
+      metrics = self._learners.get(name, _Learner())
+      yield {
+        'name': name,
+        'state': _process_state(of_process, told),
+        'starts': len(of_process) or (told.incarnations if told else None),
+        'global_step': metrics.last.get(names.GLOBAL_STEP),
+        'step': told.step if told else metrics.last.get('step'),
+        'loss': told.loss if told else metrics.last.get(names.TRAIN_LOSS),
+        'stall_share': (
+          metrics.stall_s / metrics.step_s if metrics.step_s else None
+        ),
+        **{
+          key: getattr(told, key, None)
+          for key in (
+            'tokens_per_s', 'participation', 'age_steps', 'stall_max_s',
+            'lag_versions', 'bytes_up', 'bytes_down',
+          )
+        },
+      }  # fmt: skip
+
+  def _all_heldout(self) -> list[tuple[float, float, float]]:
+    """Losses of Θ, with the first and the last one after the run's end."""
+    found = sorted(self._heldout)
+    try:
+      final = metrics_status.read_evaluation(self._workdir.evaluation)
+    except MalformedFile:
+      final = None
+    if final is not None:
+      end_s = max((each.at_s for each in self._rounds), default=self._last_s)
+      end_step = max((each.step for each in self._rounds), default=0)
+      found = [(self._begins(), 0, final.initial_loss), *found]
+      found.append((end_s, end_step, final.final_loss))
+    return found
+
+
+def _process_state(lives: Sequence, told) -> str:
+  """The launcher knows what is dead, the syncer what the others do."""
+  if lives and lives[-1].ended_s < math.inf:
+    return 'dead' if lives[-1].death else 'ended'
+  if told is not None:
+    return told.state
+  return 'running' if lives else 'unknown'
+
+
+def _round(each: RecordedRound) -> tuple:
+  """(number, step, due, quorum, window's end, published, shares)."""
+  end_s = max(each.at_s - each.sync_s, 0.0)
+  quorum_s = end_s - (each.grace_s or 0.0)
+  return (
+    each.number,
+    each.step,
+    quorum_s - (each.quorum_s or 0.0),
+    quorum_s,
+    end_s,
+    each.at_s,
+    [(share.learner, share.age_s) for share in each.shares],
+  )
+
+
+def _has(record: Mapping, keys: Sequence[str]) -> bool:
+  return all(key in record for key in keys)
+
+
+def _differ(was: Mapping, record: Mapping) -> bool:
+  return was.get(names.INCARNATION) != record.get(names.INCARNATION)
+
+
+def _end(life) -> float | None:
+  return life.ended_s if life.ended_s < math.inf else None
+
+
+def _asdict(value) -> dict | None:
+  return None if value is None else dataclasses.asdict(value)
+
+
+def _finite(value):
+  """Replaces what JSON has no number for by None."""
+  match value:
+    case dict():
+      return {key: _finite(item) for key, item in value.items()}
+    case list() | tuple():
+      return [_finite(item) for item in value]
+    case float() if not math.isfinite(value):
+      return None
+  return value

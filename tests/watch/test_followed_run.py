@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks what is known of a run while its folder grows."""
+
+import json
+import pathlib
+
+import pytest
+
+from diloco.metrics import jsonl, names, status
+from diloco.metrics.workdir import EVALUATOR, Workdir
+from diloco.report.recorded_run import NoReport
+from diloco.watch import followed_run
+from diloco.watch.followed_run import FollowedRun
+from diloco.watch.thinned_curve import ThinnedCurve
+from tests.prediction import recorded
+
+UNTIL_S = 20.0
+AWAY = {1: ((8.0, 8.25, 10.0),)}
+FILES = ('tape.jsonl', 'events.jsonl', 'metrics/learner-0.jsonl',
+         'metrics/learner-1.jsonl')  # fmt: skip
+
+
+@pytest.fixture(name='workdir')
+def fixture_workdir(tmp_path):
+  return recorded.write(tmp_path / 'run', UNTIL_S, AWAY)
+
+
+def state(workdir: Workdir, now_s: float = 0.0) -> dict:
+  run = FollowedRun(workdir.root)
+  run.update()
+  return run.state(recorded.BEGAN_S + now_s)
+
+
+def told(step: int, at_s: float) -> status.RunStatus:
+  learner = status.LearnerStatus(
+    0, 'live', 12, 2.5, 900.0, 3, 1, 40, 50, 0.75, 1, 0.02, 0.5
+  )
+  return status.RunStatus(
+    'tests-tiny', recorded.BEGAN_S + at_s, step, 60, 9, (0,), (0,), 0.1, 0.2,
+    0.1, 0.9, 1.0, 40, 50, 2, False, (learner,), 0.5, 0.1,
+  )  # fmt: skip
+
+
+def grow(source: pathlib.Path, target: pathlib.Path, share: float) -> None:
+  """Makes the files of `target` as long as a share of those of `source`."""
+  for name in FILES:
+    whole, path = (source / name).read_bytes(), target / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(whole[: round(share * len(whole))])
+
+
+def test_what_is_read_piece_by_piece_is_what_is_read_at_once(workdir, tmp_path):
+  """Pieces end within lines, and between a round's Merge and its Publish."""
+  target = tmp_path / 'growing'
+  target.mkdir()
+  (target / 'config.json').write_text(workdir.config.read_text())
+  run = FollowedRun(target)
+  for i in range(101):
+    grow(workdir.root, target, i / 100)
+    run.update()
+  found, expected = run.state(recorded.BEGAN_S), state(workdir)
+  found['folder'] = expected['folder']
+  found['happenings'].sort()
+  expected['happenings'].sort()
+  assert found == expected
+  assert len(found['rounds']) == 79 and not found['problem']
+
+
+def test_a_second_look_reads_only_what_is_new(workdir, monkeypatch):
+  parsed = []
+  whole = jsonl._record
+  monkeypatch.setattr(
+    jsonl, '_record', lambda line, at: parsed.append(line) or whole(line, at)
+  )
+  run = FollowedRun(workdir.root)
+  run.update()
+  assert len(parsed) > 400
+  parsed.clear()
+  run.update()
+  assert not parsed
+  recorded.append(workdir.tape, recorded.line(UNTIL_S, 'refused', reason='no'))
+  run.update()
+  assert len(parsed) == 1
+  assert run.state()['kinds']['refused'] == 1
+
+
+def test_rounds_have_their_windows_and_offers(workdir):
+  number, step, due, quorum, end, at, shares = state(workdir)['rounds'][3]
+  began_s = recorded.BEGAN_S
+  assert (number, step) == (4, 4)
+  assert at - began_s == pytest.approx(4 * recorded.ROUND_S, abs=1e-6)
+  assert at - end == pytest.approx(0.01, abs=1e-6)
+  assert end - quorum == pytest.approx(recorded.GRACE_S, abs=1e-6)
+  assert quorum - due == pytest.approx(recorded.QUORUM_S, abs=1e-6)
+  assert shares == [[0, 0.5]]
+
+
+def test_a_death_is_a_life_with_an_end_and_a_new_life(workdir):
+  lives = [each for each in state(workdir)['lives'] if each[0] == 'learner-1']
+  (_, _, _, end_s, death), (_, start_s, used_s, still, _) = lives
+  assert end_s - recorded.BEGAN_S == pytest.approx(8.0)
+  assert 'SIGKILL' in death
+  assert start_s - recorded.BEGAN_S == pytest.approx(8.25)
+  assert used_s - recorded.BEGAN_S == pytest.approx(10.0, abs=0.01)
+  assert still is None
+
+
+def test_participation_and_goodput_are_curves(workdir):
+  found = state(workdir)
+  for m in ('learner-0', 'learner-1'):  # They take turns.
+    assert [y for _, y in found['participation'][m]][:5] == [0.5] * 5
+  ((_, goodput),) = found['goodput']
+  assert goodput == pytest.approx(0.9 * (40 - 2) / 40, abs=0.01)
+
+
+def test_held_out_losses_of_the_way_and_of_the_end(workdir):
+  recorded.append(
+    workdir.metrics(EVALUATOR),
+    {
+      'step': 30,
+      names.TIME: recorded.BEGAN_S + 9.0,
+      names.GLOBAL_STEP: 30.0,
+      names.EVAL_LOSS: 3.5,
+    },
+  )
+  assert [each[1:] for each in state(workdir)['heldout']] == [[30.0, 3.5]]
+  status.write_evaluation(
+    workdir.evaluation, status.Evaluation(2_000, 5.5, 1.5, None, None)
+  )
+  assert [each[2] for each in state(workdir)['heldout']] == [5.5, 3.5, 1.5]
+
+
+def test_the_state_is_told_by_files_and_clock(workdir):
+  exited = [
+    line
+    for line in workdir.events.read_text().splitlines()
+    if json.loads(line)['event'] != 'exited'
+  ]
+  workdir.events.write_text('\n'.join(exited) + '\n')
+  assert state(workdir)['state'] == followed_run.STARTING
+  status.write_status(workdir.status, told(10, 5.0))
+  assert state(workdir, 6.0)['state'] == followed_run.RUNNING
+  late_s = 6.0 + followed_run.SILENT_S
+  assert state(workdir, late_s)['state'] == followed_run.SILENT
+  ends = ('syncer', 'learner-0', 'learner-1')
+  recorded.append(
+    workdir.events,
+    *(recorded.event(UNTIL_S, name, 'stopped', 'SIGTERM') for name in ends),
+  )
+  assert state(workdir, 6.0)['state'] == followed_run.STOPPED
+
+
+def test_processes_have_what_syncer_and_metrics_say(workdir):
+  status.write_status(workdir.status, told(10, 5.0))
+  rows = {each['name']: each for each in state(workdir)['processes']}
+  assert list(rows) == ['syncer', 'learner-0', 'learner-1']
+  first = rows['learner-0']
+  assert (first['loss'], first['participation'], first['step']) == (
+    2.5, 0.75, 12,
+  )  # fmt: skip
+  assert first['stall_share'] == pytest.approx(0.1)
+  assert rows['learner-1']['starts'] == 2
+  assert rows['syncer']['state'] == 'ended'
+
+
+def test_a_broken_status_is_said_and_the_last_one_stays(workdir):
+  status.write_status(workdir.status, told(10, 5.0))
+  run = FollowedRun(workdir.root)
+  run.update()
+  workdir.status.write_text('{')
+  run.update()
+  assert 'status.json' in run.state()['problem']
+  assert run.state()['status']['step'] == 10
+
+
+@pytest.mark.parametrize('make', [False, True])
+def test_a_folder_without_a_run_is_refused(tmp_path, make):
+  if make:
+    (tmp_path / 'x').mkdir()
+  with pytest.raises(NoReport, match='x: '):
+    FollowedRun(tmp_path / 'x')
+
+
+def test_a_course_stays_short_and_keeps_its_mean():
+  course = ThinnedCurve(points_max=8)
+  for i in range(1000):
+    course.add(i, 2 * i)
+  points = course.points()
+  assert 4 <= len(points) <= 8
+  assert all(y == 2 * x for x, y in points)
+  assert points[0][0] < 128 and points[-1][0] > 900
+
+
+def test_a_course_shows_its_last_values_at_once():
+  course = ThinnedCurve(each=8)
+  course.add(1.0, 5.0)
+  assert course.points() == [(1.0, 5.0)]

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a run, over HTTP and as a file."""
+
+import dataclasses
+import gzip
+import http.client
+import json
+import pathlib
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from diloco.metrics import status
+from diloco.watch import live_page, prometheus, watch_server
+from diloco.watch.followed_run import FollowedRun
+from diloco.watch.watch_server import WatchServer
+from tests.prediction import recorded
+from tests.watch.test_followed_run import told
+
+pytestmark = pytest.mark.beside
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope='module', name='workdir')
+def fixture_workdir(tmp_path_factory):
+  workdir = recorded.write(tmp_path_factory.mktemp('watch') / 'run', 10.0, {})
+  status.write_status(workdir.status, told(10, 5.0))
+  return workdir
+
+
+@pytest.fixture(scope='module', name='server')
+def fixture_server(workdir):
+  with WatchServer(workdir.root, '127.0.0.1', 0) as server:
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+
+
+def ask(server, path, method='GET', **headers):
+  host, port = server.server_address
+  connection = http.client.HTTPConnection(host, port, timeout=60)
+  names = {key.replace('_', '-'): value for key, value in headers.items()}
+  connection.request(method, path, headers=names)
+  answer = connection.getresponse()
+  body = answer.read()
+  connection.close()
+  return answer, body
+
+
+def test_the_page_loads_nothing_from_elsewhere(server):
+  answer, body = ask(server, '/')
+  text = body.decode()
+  assert answer.status == 200
+  assert "default-src 'none'" in answer.headers['Content-Security-Policy']
+  assert 'tests-tiny' in text and '{{' not in text
+  # Names of an SVG's elements are no address that is asked.
+  assert text.replace('http://www.w3.org/2000/svg', '').count('://') == 0
+  assert ' src=' not in text and '@import' not in text
+
+
+def test_the_state_is_asked_for_and_not_sent_twice(server, workdir):
+  answer, body = ask(server, '/data.json')
+  assert json.loads(body)['folder'] == str(workdir.root.resolve())
+  tag = answer.headers['ETag']
+  again, nothing = ask(server, '/data.json', If_None_Match=tag)
+  assert (again.status, nothing) == (304, b'')
+
+
+def test_a_browser_gets_it_packed(server):
+  answer, body = ask(server, '/data.json', Accept_Encoding='gzip')
+  assert answer.headers['Content-Encoding'] == 'gzip'
+  assert json.loads(gzip.decompress(body))['run'] == 'tests-tiny'
+
+
+def test_what_a_run_writes_is_seen_by_the_next_question(
+  server, workdir, monkeypatch
+):
+  monkeypatch.setattr(watch_server, 'FRESH_S', 0.0)
+  _, before = ask(server, '/data.json')
+  recorded.append(workdir.tape, recorded.line(9.0, 'outlier', reason='far'))
+  _, after = ask(server, '/data.json')
+  assert 'outlier' not in json.loads(before)['kinds']
+  assert json.loads(after)['kinds']['outlier'] == 1
+
+
+def test_the_status_is_served(server):
+  _, body = ask(server, '/status')
+  assert json.loads(body)['step'] == 10
+
+
+def test_metrics_are_in_the_text_format(server):
+  answer, body = ask(server, '/metrics')
+  lines = body.decode().splitlines()
+  assert answer.headers['Content-Type'].startswith('text/plain')
+  assert 'diloco_goodput_ratio{run="tests-tiny"} 0.9' in lines
+  assert '# TYPE diloco_refused_total counter' in lines
+  assert (
+    'diloco_learner_participation_ratio{run="tests-tiny",learner="0"} 0.75'
+    in lines
+  )
+
+
+def test_labels_are_escaped_and_unknown_values_left_out():
+  assert prometheus.text(None) == ''
+  odd = dataclasses.replace(told(1, 0.0), run='a"b\\c\n', age_steps=None)
+  text = prometheus.text(odd)
+  assert 'run="a\\"b\\\\c\\n"' in text
+  assert 'diloco_offer_age_steps{' not in text
+
+
+@pytest.mark.parametrize('path', ['/x', '/data.json/..', '/../config.json'])
+def test_nothing_else_is_served(server, path):
+  assert ask(server, path)[0].status == 404
+
+
+def test_a_head_has_no_body(server):
+  answer, body = ask(server, '/', method='HEAD')
+  assert (answer.status, body) == (200, b'')
+
+
+def test_nothing_can_be_sent(server):
+  assert ask(server, '/', method='POST')[0].status == 501
+
+
+@pytest.mark.parametrize(
+  ('name', 'code'),
+  [
+    ('localhost:1', 200), ('127.0.0.1:99', 200), ('[::1]:80', 200),
+    ('evil.example', 403), ('10.0.0.1', 403),
+  ],
+)  # fmt: skip
+def test_a_foreign_name_of_this_address_is_refused(server, name, code):
+  """Otherwise any web site could read the run through its reader's browser."""
+  assert ask(server, '/data.json', Host=name)[0].status == code
+
+
+@pytest.mark.parametrize('host', ['0.0.0.0', '::'])
+def test_beyond_loopback_it_refuses_unless_told_otherwise(workdir, host):
+  with pytest.raises(ValueError, match=f'--host={host}.*--insecure'):
+    WatchServer(workdir.root, host, 0)
+  watch_server.check_host(host, insecure=True)
+  for mine in ('127.0.0.1', '::1', 'localhost'):
+    watch_server.check_host(mine, insecure=False)
+
+
+def test_a_name_in_the_state_does_not_end_the_script(workdir):
+  state = FollowedRun(workdir.root).state()
+  state['run'] = '</script><b>{{light}}'
+  text = live_page.of(state, None)
+  assert '</script><b>' not in text
+  assert '&lt;/script&gt;' in text  # In the title.
+  start = text.index('id="data">') + len('id="data">')
+  assert json.loads(text[start : text.index('</script>', start)]) == json.loads(
+    live_page.as_json(state)
+  )
+
+
+def start(*argv):
+  return subprocess.run(
+    [sys.executable, '-m', 'diloco.watch', *map(str, argv)],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    timeout=60,
+  )
+
+
+def test_it_writes_one_file(workdir, tmp_path):
+  path = tmp_path / 'page.html'
+  done = start(workdir.root, f'--write={path}')
+  assert done.returncode == 0, done.stderr
+  assert 'data-every="0"' in path.read_text()
+  assert f'page: {path}' in done.stderr
+
+
+@pytest.mark.parametrize(
+  ('argv', 'said'),
+  [
+    ([], 'give the folder'),
+    (['nowhere'], 'nowhere: no folder'),
+    (['RUN', '--host=0.0.0.0'], '--host=0.0.0.0: other machines'),
+    (['RUN', '--write=/proc/x.html'], '--write=/proc/x.html'),
+  ],
+)
+def test_what_can_not_be_is_refused(workdir, argv, said):
+  done = start(*(str(workdir.root) if x == 'RUN' else x for x in argv))
+  assert done.returncode == 78
+  assert said in done.stderr
