@@ -9,8 +9,10 @@ import rich.console
 import rich.live
 import rich.markup
 import rich.table
+import rich.text
 
-from diloco.metrics import ages, token_ledger
+from diloco.metrics import ages, status, token_ledger
+from diloco.metrics.run_progress import ProgressMeter, RunProgress, clock
 from diloco.metrics.status import (
   Evaluation,
   LearnerStatus,
@@ -21,17 +23,20 @@ from diloco.metrics.status import (
 )
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
+from launch import exit_policy
 from launch.exit_policy import RUNNING
 from launch.supervisor import ProcessState
 
 TABLE_EVERY_S = 0.5
 LINE_EVERY_S = 5.0
+LINE_MAX = 120  # Characters of a line in a log.
+WIDE = 110  # Columns of a terminal that has room for `WIDE_COLUMNS`.
 UNITS = ('B', 'kB', 'MB', 'GB', 'TB')
 
 COLUMNS = (
   'process',
   'state',
-  'step',
+  'at step',
   'loss',
   'tok/s',
   'round',
@@ -41,13 +46,32 @@ COLUMNS = (
   'merged',
   'starts',
 )
+WIDE_COLUMNS = (*COLUMNS, 'own steps', 'offer age', 'longest stall')
+STYLES = {
+  status.LIVE: 'green',
+  RUNNING: 'green',
+  status.JOINING: 'yellow',
+  exit_policy.WAITING: 'yellow',
+  status.GONE: 'red',
+  exit_policy.DEAD: 'bold red',
+  exit_policy.STOPPED: 'red',
+  status.LEFT: 'dim',
+  exit_policy.FINISHED: 'dim',
+}
 
 
 class Display:
-  """The launcher's output between its start and the final table."""
+  """The launcher's output between its start and the final table.
 
-  def __init__(self, console: rich.console.Console):
+  Args:
+    workdir: of the run; None: nothing but the status is known.
+  """
+
+  def __init__(
+    self, console: rich.console.Console, workdir: Workdir | None = None
+  ):
     self._console = console
+    self._meter = ProgressMeter(workdir)
     self._live = None
     self._shown_s = -LINE_EVERY_S
     if console.is_terminal:
@@ -82,43 +106,82 @@ class Display:
   ) -> None:
     """Shows the state now, such as the last one."""
     self._shown_s = time.monotonic()
+    found = self._meter.look(status, [each.name for each in processes])
     if self._live:
-      self._live.update(table(status, processes), refresh=True)
+      width = self._console.width
+      self._live.update(table(status, processes, found, width), refresh=True)
     else:
-      self.say(line(status, processes))
+      for each in lines(status, processes, found):
+        self.say(each)
 
 
 def table(
-  status: RunStatus | None, processes: Sequence[ProcessState]
-) -> rich.table.Table:
-  """Returns one row per process, with the run's state above them."""
+  status: RunStatus | None,
+  processes: Sequence[ProcessState],
+  progress: RunProgress,
+  width: int,
+) -> rich.console.Group:
+  """Returns one row per process, with the run's state above them.
+
+  Args:
+    width: of the terminal, in characters.
+  """
+  shown = WIDE_COLUMNS if width >= WIDE else COLUMNS
   view = rich.table.Table(
-    title=rich.markup.escape(_headline(status)),
-    title_justify='left',
     box=rich.box.SIMPLE_HEAD,
-    padding=0,  # Fits a terminal of 80 columns.
+    # Fits a terminal of 80 columns.
+    padding=(0, 1) if width >= WIDE else 0,
     show_edge=False,
   )
-  for name in COLUMNS:
+  for name in shown:
     justify = 'left' if name in ('process', 'state') else 'right'
     view.add_column(name, justify=justify, no_wrap=True)
   learners = _by_process(status)
   for process in processes:
-    view.add_row(*_row(process, learners.get(process.name)))
-  return view
+    row = _row(process, learners.get(process.name), progress)
+    view.add_row(*row[: len(shown)])
+  head = [rich.text.Text(each) for each in _headlines(status, progress, width)]
+  if status is not None:
+    head.append(_bar(status.step / status.total_steps, width))
+  return rich.console.Group(*head, view)
 
 
-def line(status: RunStatus | None, processes: Sequence[ProcessState]) -> str:
-  """Returns the table's contents on one line, for logs."""
+def _bar(share: float, width: int) -> rich.text.Text:
+  done = round(min(1.0, share) * width)
+  bar = rich.text.Text('━' * done, style='green')
+  return bar.append('╌' * (width - done), style='dim')
+
+
+def lines(
+  status: RunStatus | None,
+  processes: Sequence[ProcessState],
+  progress: RunProgress,
+) -> list[str]:
+  """Returns the table's contents in few lines, for logs."""
   learners = _by_process(status)
-  parts = [_headline(status)]
+  parts = []
   for process in processes:
     learner = learners.get(process.name)
     text = f'{process.name} {_state(process, learner)}'
     if learner is not None and process.state == RUNNING:
-      text += f' step {learner.step} loss {_loss(learner)}'
+      text += f' at step {_at_step(process, learner, progress)}'
+      text += f' loss {_loss(learner)}'
     parts.append(text)
-  return ' | '.join(parts)
+  return [
+    *_headlines(status, progress, LINE_MAX),
+    *(f'  {each}' for each in _packed(parts, ' | ', LINE_MAX - 2)),
+  ]
+
+
+def _packed(parts: Sequence[str], between: str, width: int) -> list[str]:
+  """Joins parts to as few lines as they fit into."""
+  found: list[str] = []
+  for part in parts:
+    if found and len(found[-1]) + len(between) + len(part) <= width:
+      found[-1] += between + part
+    else:
+      found.append(part)
+  return found
 
 
 def in_units(nbytes: int) -> str:
@@ -132,16 +195,26 @@ def in_units(nbytes: int) -> str:
   return f'{value:.1f} {UNITS[-1]}'
 
 
-def _headline(status: RunStatus | None) -> str:
+def _headlines(
+  status: RunStatus | None, progress: RunProgress, width: int
+) -> list[str]:
+  """Returns the state of the run, broken between its parts."""
+  elapsed = f'{clock(progress.elapsed_s)} elapsed'
   if status is None:
-    return 'starting'
+    return [f'starting  {elapsed}']
   merged = ','.join(map(str, status.participants)) or 'none'
-  return (
-    f'{status.run}  step {status.step}/{status.total_steps}  '
-    f'round {status.closed_round}  live {len(status.live)}  '
-    f'merged {merged}  grace {status.grace_s:.2f} s  '
-    f'goodput {status.goodput:.0%}'
-  )
+  left_s, heldout = progress.left_s, progress.heldout
+  parts = [
+    f'{status.run}  step {status.step}/{status.total_steps}',
+    elapsed if left_s is None else f'{elapsed}, about {clock(left_s)} left',
+    *([f'held-out {heldout[1]:.3f} at {heldout[0]}'] if heldout else []),
+    f'round {status.closed_round}',
+    f'live {len(status.live)}',
+    f'merged {merged}',
+    f'grace {status.grace_s:.2f} s',
+    f'goodput {status.goodput:.0%}',
+  ]
+  return _packed(parts, '  ', width)
 
 
 def _by_process(status: RunStatus | None) -> Mapping[str, LearnerStatus]:
@@ -149,15 +222,19 @@ def _by_process(status: RunStatus | None) -> Mapping[str, LearnerStatus]:
   return {learner_name(learner.learner): learner for learner in learners}
 
 
-def _row(process: ProcessState, learner: LearnerStatus | None) -> list[str]:
+def _row(
+  process: ProcessState, learner: LearnerStatus | None, progress: RunProgress
+) -> list[str | rich.text.Text]:
+  """Returns the cells of `WIDE_COLUMNS`."""
   starts = str(process.starts)
+  said = _state(process, learner)
+  state = rich.text.Text(said, style=STYLES.get(said, ''))
   if learner is None:
-    blank = [''] * (len(COLUMNS) - 3)
-    return [process.name, _state(process, None), *blank, starts]
+    return [process.name, state, *[''] * 8, starts, *[''] * 3]
   return [
     process.name,
-    _state(process, learner),
-    str(learner.step),
+    state,
+    _at_step(process, learner, progress),
     _loss(learner),
     f'{learner.tokens_per_s:,.0f}',
     str(learner.round),
@@ -166,7 +243,17 @@ def _row(process: ProcessState, learner: LearnerStatus | None) -> list[str]:
     in_units(learner.bytes_down),
     f'{learner.participation:.0%}',
     starts,
+    str(learner.step),
+    '' if learner.age_steps is None else f'{learner.age_steps:.2f}',
+    f'{learner.stall_max_s * 1000:.0f} ms',
   ]
+
+
+def _at_step(
+  process: ProcessState, learner: LearnerStatus, progress: RunProgress
+) -> str:
+  """The global step: own ones begin anew where a learner has come back."""
+  return str(progress.steps.get(process.name, learner.step))
 
 
 def _state(process: ProcessState, learner: LearnerStatus | None) -> str:

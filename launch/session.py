@@ -103,7 +103,7 @@ class _Session:
     """Runs until the syncer has finished and every learner has left."""
     restarts_max = self._config.run.restarts_max
     pending = list(faults)
-    with Display(self._console) as display:
+    with Display(self._console, self._workdir) as display:
       roles = self._program.roles
       running = self._supervisor(display, roles, restarts_max)
       try:

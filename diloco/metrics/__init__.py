@@ -9,6 +9,7 @@ Start with `workdir`: where everything lies in the folder of a run.
   names         names of scalars
   writer        scalars as JSONL and for TensorBoard
   status        `status.json`, `summary.json`, `evaluation.json`
+  run_progress  elapsed time, time left, loss of Θ
   goodput       goodput and uptime
   ages          how old what was merged was
   token_ledger  trained = merged + overwritten + lost + pending

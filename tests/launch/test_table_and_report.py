@@ -8,16 +8,31 @@ import pathlib
 import pytest
 import rich.console
 
-from diloco.metrics import status, token_ledger
-from diloco.metrics.workdir import Workdir
+from diloco.metrics import names, status, token_ledger
+from diloco.metrics.run_progress import ProgressMeter, RunProgress, clock
+from diloco.metrics.workdir import EVALUATOR, Workdir
+from diloco.metrics.writer import JsonlWriter
 from launch import progress
 from launch.supervisor import ProcessState
 
 pytestmark = pytest.mark.beside
+HERE = pathlib.Path(__file__).parent
 
 LEARNERS = (
   status.LearnerStatus(
-    0, 'live', 412, 2.1234, 15123.4, 137, 0, 123_456_789, 9_876, 0.93, 1, 0.01
+    0,
+    'live',
+    412,
+    2.1234,
+    15123.4,
+    137,
+    0,
+    123_456_789,
+    9_876,
+    0.93,
+    1,
+    0.01,
+    0.57,
   ),
   status.LearnerStatus(1, 'gone', 99, None, 0.0, 0, 2, 0, 0, 0.0, 1, 0.0),
 )
@@ -42,51 +57,109 @@ def rows_of(text):
   return {line.split()[0]: line.split() for line in text.splitlines() if line}
 
 
-def test_the_table_fits_80_columns_with_all_columns():
-  text = text_of(progress.table(STATUS, PROCESSES))
-  assert '…' not in text
-  rows = rows_of(text)
-  assert rows['process'] == list(progress.COLUMNS)
-  assert rows['learner-0'] == [
-    'learner-0', 'live', '412', '2.123', '15,123', '137', '0', '123', 'MB',
-    '9.9', 'kB', '93%', '1',
-  ]  # fmt: skip
-  assert rows['learner-1'][:3] == ['learner-1', 'waiting', '99']
-  assert rows['syncer'] == ['syncer', 'running', '1']
+PROGRESS = RunProgress(65.4, 18.2, {'learner-0': 411}, (384, 2.25))
 
 
-def test_the_headline_tells_about_the_run():
-  text = ' '.join(text_of(progress.table(STATUS, PROCESSES)).split())
-  for part in (
-    'step 412/500', 'round 137', 'live 1', 'merged 0', 'grace 0.25 s',
-    'goodput 87%',
-  ):  # fmt: skip
-    assert part in text
+def shown(width, told=STATUS, found=PROGRESS):
+  lines = text_of(progress.table(told, PROCESSES, found, width), width)
+  return [line.rstrip() for line in lines.splitlines()]
+
+
+@pytest.mark.parametrize('width', [80, 140])
+def test_a_terminal_is_used_as_wide_as_it_is(width):
+  picture = HERE / f'terminal_{width}.txt'
+  assert shown(width) == picture.read_text().splitlines()
+  assert all(len(line) <= width for line in shown(width))
+
+
+def test_a_learner_that_came_back_is_shown_at_the_global_step():
+  """Its own steps begin anew, which looked as if it had lost its work."""
+  back = dataclasses.replace(LEARNERS[0], step=15, incarnations=2)
+  told = dataclasses.replace(STATUS, learners=(back,))
+  rows = rows_of('\n'.join(shown(80, told)))
+  assert rows['learner-0'][2] == '411'
+  said = progress.lines(told, PROCESSES, PROGRESS)
+  assert 'learner-0 live at step 411 loss' in ' '.join(said)
+
+
+def test_states_have_colours_on_a_terminal_only():
+  view = progress.table(STATUS, PROCESSES, PROGRESS, 80)
+  stream = io.StringIO()
+  console = rich.console.Console(
+    file=stream, width=80, force_terminal=True, color_system='standard'
+  )
+  console.print(view)
+  assert '\x1b[32mlive' in stream.getvalue()
+  assert '\x1b[33mwaiting' in stream.getvalue()
+  assert '\x1b' not in text_of(view)
 
 
 def test_brackets_in_a_run_s_name_are_no_markup():
   odd = dataclasses.replace(STATUS, run='a [/b] [red]c')
-  text = ' '.join(text_of(progress.table(odd, PROCESSES)).split())
-  assert 'a [/b] [red]c step' in text
+  assert 'a [/b] [red]c  step' in ' '.join(shown(80, odd))
 
 
 def test_before_the_first_status_processes_are_shown():
-  rows = rows_of(text_of(progress.table(None, PROCESSES)))
+  early = shown(80, None, RunProgress(3.0))
+  assert early[0] == 'starting  0:03 elapsed'
+  rows = rows_of('\n'.join(early))
   assert rows['learner-1'] == ['learner-1', 'waiting', '2']
 
 
-def test_a_log_gets_lines_and_no_escape_codes():
+def test_a_log_gets_short_lines_and_no_escape_codes():
   console = rich.console.Console(file=io.StringIO(), width=80)
   with progress.Display(console) as display:
     display.update(STATUS, PROCESSES)
     display.update(STATUS, PROCESSES)  # Too early: not shown.
     display.say('learner-1 (7) killed: [why]')
   assert console.file.getvalue() == (
-    'quickstart  step 412/500  round 137  live 1  merged 0  grace 0.25 s  '
-    'goodput 87% | syncer running | learner-0 live step 412 loss 2.123 | '
+    'quickstart  step 412/500  0:00 elapsed  round 137  live 1  merged 0  '
+    'grace 0.25 s  goodput 87%\n'
+    '  syncer running | learner-0 live at step 412 loss 2.123 | '
     'learner-1 waiting\n'
     'learner-1 (7) killed: [why]\n'
   )
+
+
+def test_lines_of_a_log_are_at_most_120_characters():
+  many = [ProcessState(f'learner-{m}', 'running', 1, 1) for m in range(9)]
+  told = dataclasses.replace(
+    STATUS,
+    run='a-longer-name-of-a-run',
+    learners=tuple(
+      dataclasses.replace(LEARNERS[0], learner=m) for m in range(9)
+    ),
+    participants=tuple(range(9)),
+  )
+  found = progress.lines(told, many, PROGRESS)
+  assert max(map(len, found)) <= 120
+  assert ' '.join(found).count('loss 2.123') == 9
+  assert len(found) == 5
+
+
+def test_what_files_tell_of_the_progress(tmp_path):
+  workdir = Workdir(tmp_path)
+  meter = ProgressMeter(workdir)
+  assert meter.look(None, ['learner-0']).steps == {}
+  for name, record in (
+    ('learner-0', {'step': 15, names.GLOBAL_STEP: 219.0}),
+    (EVALUATOR, {'step': 200, names.EVAL_LOSS: 2.5}),
+  ):
+    writer = JsonlWriter(workdir.metrics(name))
+    writer.write_scalars(record.pop('step'), record)
+    writer.close()
+  found = meter.look(STATUS, ['learner-0', 'syncer'])
+  assert (found.steps, found.heldout) == ({'learner-0': 219}, (200, 2.5))
+  assert found.left_s is None  # One status has no pace.
+  later = dataclasses.replace(STATUS, time_s=11.0, step=434)
+  assert meter.look(later, []).left_s == pytest.approx((500 - 434) / 2)
+
+
+@pytest.mark.parametrize(
+  ('time_s', 'text'), [(4.6, '0:05'), (723, '12:03'), (11523, '3:12:03')]
+)
+def test_times_are_read_as_on_a_clock(time_s, text):
+  assert clock(time_s) == text
 
 
 @pytest.mark.parametrize(

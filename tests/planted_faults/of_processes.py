@@ -220,8 +220,8 @@ FAULTS = (
   fault(
     'brackets are markup',
     'launch/progress.py',
-    'rich.markup.escape(_headline(status))',
-    '_headline(status)',
+    '[rich.text.Text(each) for each in _headlines(status, progress, width)]',
+    '[*_headlines(status, progress, width)]',
     'tests/launch/test_table_and_report.py'
     '::test_brackets_in_a_run_s_name_are_no_markup',
     'MarkupError|assert',
