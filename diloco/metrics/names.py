@@ -25,3 +25,12 @@ EVAL_LOSS = 'eval/loss'  # Nats per token, held-out text.
 EVAL_BITS = 'eval/bits_per_byte'  # `EVAL_LOSS` in bits, for language models.
 MERGED_TOKENS = 'eval/merged_tokens'  # In the Θ that was evaluated.
 EVAL_TIME = 'perf/eval_s'  # Duration of one evaluation.
+# Of the whole run, by the syncer; see `status.RunStatus`.
+GOODPUT = 'run/goodput'
+UPTIME = 'run/uptime'
+PARTICIPATION = 'run/participation'  # Mean over the learners.
+OFFER_AGE = 'run/offer_age_steps'  # Mean age of what was merged.
+REFUSED = 'run/refused'
+LIVE = 'run/live_learners'
+# `GLOBAL_STEP` on a board, which sorts cards by their names: not the first.
+BOARD_STEP = 'run/global_step'

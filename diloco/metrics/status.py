@@ -10,7 +10,7 @@ import json
 import math
 import pathlib
 
-from diloco.metrics import files
+from diloco.metrics import files, names
 
 # States of a learner, as the syncer sees it.
 JOINING = 'joining'  # Said hello, bootstrap not complete.
@@ -70,6 +70,23 @@ def write_status(path: pathlib.Path, status: RunStatus) -> None:
   """Replaces the file atomically; it is sealed."""
   text = json.dumps(dataclasses.asdict(status), allow_nan=False)
   files.replace(path, files.seal(text.encode()) + b'\n')
+
+
+def scalars(status: RunStatus) -> dict[str, float]:
+  """Returns what of a status is a curve over the global step."""
+  shares = [each.participation for each in status.learners]
+  found = {
+    names.TIME: status.time_s,
+    names.GOODPUT: status.goodput,
+    names.UPTIME: status.uptime,
+    names.REFUSED: status.refused,
+    names.LIVE: len(status.live),
+  }
+  if shares:
+    found[names.PARTICIPATION] = sum(shares) / len(shares)
+  if status.age_steps is not None:
+    found[names.OFFER_AGE] = status.age_steps
+  return found
 
 
 def read_status(path: pathlib.Path) -> RunStatus | None:

@@ -162,4 +162,5 @@ def shard_name(shard: int) -> str:
   return f'shard-{shard}'
 
 
+SYNCER = 'syncer'
 EVALUATOR = 'evaluator'  # The process that follows the syncer's checkpoints.

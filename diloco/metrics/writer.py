@@ -58,7 +58,10 @@ class JsonlWriter:
 
 
 class TensorBoardWriter:
-  """Event files for TensorBoard; `names.TIME` becomes their wall time."""
+  """Event files for TensorBoard; `names.TIME` becomes their wall time.
+
+  Cards are for people: an incarnation, which no f32 holds, has none.
+  """
 
   def __init__(self, folder: pathlib.Path):
     # Not at the top: the launcher reads JSONL and never writes event files.
@@ -73,8 +76,9 @@ class TensorBoardWriter:
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     time_s = scalars.get(names.TIME)
     for name, value in scalars.items():
-      if name != names.TIME:
-        self._summary.add_scalar(name, float(value), int(step), time_s)
+      if name not in (names.TIME, names.INCARNATION):
+        card = names.BOARD_STEP if name == names.GLOBAL_STEP else name
+        self._summary.add_scalar(card, float(value), int(step), time_s)
 
   def flush(self) -> None:
     self._summary.flush()

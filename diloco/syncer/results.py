@@ -12,8 +12,14 @@ import numpy as np
 from absl import logging
 
 from diloco.checkpoint.parameters import write_parameters
-from diloco.metrics.status import write_status, write_summary
-from diloco.metrics.workdir import Workdir
+from diloco.metrics.status import (
+  RunStatus,
+  scalars,
+  write_status,
+  write_summary,
+)
+from diloco.metrics.workdir import SYNCER, Workdir
+from diloco.metrics.writer import TensorBoardWriter
 from diloco.numerics import fragments, payload
 from diloco.protocol import messages
 from diloco.protocol.syncer.machine import Syncer
@@ -47,16 +53,35 @@ class Results:
     self._stats = stats
     self._stop = stop
     self._silent = False  # Whether the last status could not be written.
+    self._board: TensorBoardWriter | None = None  # Since the first status.
+    self._every_steps = run_spec.config.run.log_every_steps
+    self._shown_step = 0
 
   def tell_status(self):
     """Replaces `status.json`; logs once if the disk is full."""
+    status = self._stats.status(False)
+    self._show(status)
     try:
-      write_status(self._workdir.status, self._stats.status(False))
+      write_status(self._workdir.status, status)
       self._silent = False
     except OSError as error:
       if not self._silent:
         logging.warning('the status is not written: %s', error)
       self._silent = True
+
+  def _show(self, status: RunStatus):
+    """Adds a point to TensorBoard's curves; another thread writes it."""
+    if status.step < self._shown_step + self._every_steps:
+      return
+    if self._board is None:
+      self._board = TensorBoardWriter(self._workdir.tensorboard(SYNCER))
+    self._shown_step = status.step
+    self._board.write_scalars(status.step, scalars(status))
+
+  def close(self):
+    """Writes what TensorBoard has not got yet."""
+    if self._board is not None:
+      self._board.close()
 
   def write(
     self, parameters: Mapping[str, np.ndarray], crcs: Sequence[int]
@@ -80,6 +105,7 @@ class Results:
     if found != tuple(crcs):
       raise ResultLost(_say_lost(found, crcs))
     workdir, stats = self._workdir, self._stats
+    self._show(stats.status(True))
     # The summary is written last: once it exists, the run is over.
     return (
       self._insist(lambda: write_parameters(workdir.parameters, parameters))

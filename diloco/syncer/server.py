@@ -156,6 +156,7 @@ class SyncerServer:
     for key in list(self._peers):
       self._peers.take(key).session.close('the syncer leaves')
     self._control.close()
+    self._results.close()
     logging.info(
       'messages: %s; sessions ended: %s',
       self._control.heard(),

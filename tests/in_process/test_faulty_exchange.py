@@ -3,7 +3,9 @@
 
 import pytest
 
+from diloco.metrics import names
 from diloco.metrics.status import read_summary
+from diloco.metrics.workdir import SYNCER
 from diloco.metrics.writer import read_jsonl
 from diloco.transport.faulty import Faults
 from tests.in_process.in_process import LEARNERS, Run
@@ -42,6 +44,13 @@ def test_refused_payloads_are_named_on_the_tape(broken):
   )
   assert 'Corrupt: ' in reasons
   assert 'PeerLost: ' in reasons
+
+
+def test_the_board_has_the_curves_of_the_whole_run(broken):
+  (events,) = broken.workdir.tensorboard(SYNCER).iterdir()
+  data = events.read_bytes()
+  for name in (names.GOODPUT, names.PARTICIPATION, names.OFFER_AGE):
+    assert name.encode() in data
 
 
 def test_rounds_close_with_the_rest(broken):

@@ -132,3 +132,24 @@ def _events(path):
     events.append(event_pb2.Event.FromString(data[12 : 12 + length]))
     data = data[16 + length :]
   return events
+
+
+def test_the_first_cards_of_a_board_are_no_bookkeeping(tmp_path):
+  """TensorBoard sorts cards by name; those of no group came first of all."""
+  board = writer.TensorBoardWriter(tmp_path)
+  found = {
+    names.TIME: 1.0,
+    names.INCARNATION: 2.0**53,
+    names.GLOBAL_STEP: 219.0,
+    names.TRAIN_LOSS: 2.5,
+    names.STEP_TIME: 0.1,
+  }
+  board.write_scalars(15, found)
+  board.close()
+  cards = {
+    value.tag: value.simple_value
+    for event in _events(next(tmp_path.iterdir()))
+    for value in event.summary.value
+  }
+  assert sorted(cards) == [names.STEP_TIME, 'run/global_step', names.TRAIN_LOSS]
+  assert cards['run/global_step'] == 219.0
