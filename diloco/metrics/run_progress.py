@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures how far a run is, for those who wait for it: time left, loss of Θ.
+"""Measures how far a run is: elapsed time, time left, loss of Θ.
 
 A status says which step is reached, but not since when; learners write their
 global step and the evaluator the loss of Θ among their scalars.
@@ -19,7 +19,7 @@ PACE_S = 60.0  # The time left is judged by the last minute.
 
 @dataclasses.dataclass(frozen=True)
 class RunProgress:
-  """What is known of a run besides its status.
+  """Progress of a run, besides its status.
 
   Attributes:
     elapsed_s: since it is followed.
