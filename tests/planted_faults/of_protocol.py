@@ -135,6 +135,14 @@ FAULTS = (
     'donor_of_an_earlier_session',
   ),
   fault(
+    'answers end with any session',
+    'diloco/protocol/syncer/recovery.py',
+    '      if state.is_current(*each) and state.members[each[0]].ready\n',
+    '      if False\n',
+    f'{TRANSCRIPT}[answers_stand]',
+    'answers_stand',
+  ),
+  fault(
     'one ends the run for all',
     'diloco/protocol/syncer/ending.py',
     '  return bool(state.were_live) and state.were_live <= state.live().keys()',

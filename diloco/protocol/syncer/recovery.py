@@ -304,19 +304,26 @@ def _failed(state: SyncerState, p: int, session: tuple[int, int], reason: str):
 def on_end_of_session(state: SyncerState, session: tuple[int, int]):
   """Forgets an ended session, so that `ask` finds another.
 
-  Earlier answers are dropped, too, since a donor may have left its copy with
-  another learner. A pull in progress still reports how it ended; the result of
-  a session that is no longer asked is ignored.
+  Earlier answers of newcomers are dropped, too, since a donor may have left its
+  copy with one. Those of learners that train stand: where many learners lose
+  their sessions now and then, all would be asked anew for ever. A pull in
+  progress still reports how it ended; the result of a session that is no longer
+  asked is ignored.
   """
   for p, lost in state.lost.items():
     gone = lost.asked == session
+    answered = tuple(
+      each
+      for each in lost.answered
+      if state.is_current(*each) and state.members[each[0]].ready
+    )
     state.lost[p] = changed(
       lost,
       asked=None if gone else lost.asked,
       offered=None if gone else lost.offered,
       tried=tuple(s for s in lost.tried if s != session),
       wanted_by=tuple(m for m in lost.wanted_by if m != session[0]),
-      answered=(),
+      answered=answered,
     )
 
 
