@@ -14,4 +14,7 @@ Start with `workdir`: where everything lies in the folder of a run.
   ages          how old what was merged was
   token_ledger  trained = merged + overwritten + lost + pending
   token_tapes   the same, from the tapes of processes
+  run_reader    reads the folder of a run, whatever became of it
+  recorded_run  what it finds, as values
+  recorded_faults  the same of a plan's faults, as `launch.chaos` judged them
 """

@@ -3,7 +3,7 @@
 
 `python -m diloco.simulate --replay=DIR`; start with `report`.
 
-  history     reads a run's folder: lives, steps, closed rounds
+  history     a run that can be replayed: lives, steps, closed rounds
   prediction  measures speeds and start-ups, and simulates
   run_lives   pictures of both
   report      both side by side

@@ -13,9 +13,9 @@ from diloco.fleets.failures import Arrival, Death, FaultEvents
 from diloco.fleets.fleet import FleetResult
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics.goodput import StepRecord
+from diloco.metrics.recorded_run import SYNCER, Life
 from diloco.metrics.workdir import learner_name
-from diloco.prediction import history as prediction_history
-from diloco.prediction.history import SYNCER, History, Life, NotPredictable
+from diloco.prediction.history import History, NotPredictable
 from diloco.simulator import network
 from diloco.simulator.network import Network
 
@@ -245,7 +245,7 @@ class Prediction:
 
 def plan_of(history: History) -> PredictionInputs:
   """Returns arrivals and kills of a run, and nothing else of it."""
-  names = {prediction_history.SYNCER: network.SYNCER}
+  names = {SYNCER: network.SYNCER}
   names |= {learner_name(m): m for m in history.learners}
   return PredictionInputs(
     config=history.config,

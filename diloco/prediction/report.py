@@ -6,6 +6,7 @@ import pathlib
 import statistics
 from collections.abc import Callable, Container, Iterable, Sequence
 
+from diloco.metrics import recorded_run
 from diloco.metrics.goodput import StepRecord
 from diloco.metrics.workdir import learner_name
 from diloco.pages.parts import Cell, Column, ReportPage, Table
@@ -190,9 +191,7 @@ def _deaths(
       _until_next(run_lives.predicted_uses(p, process), at_s)
       for p in predictions
     ]
-    name = (
-      prediction_history.SYNCER if process == SYNCER else learner_name(process)
-    )
+    name = recorded_run.SYNCER if process == SYNCER else learner_name(process)
     starts_s = [life.started_s for life in history.lives[name]]
     is_input = next((s for s in starts_s if s > at_s), None) in inputs_s
     rows.append(

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 from diloco.metrics import goodput as metrics_goodput
+from diloco.metrics import recorded_run
 from diloco.metrics.goodput import StepRecord
 from diloco.metrics.workdir import learner_name
 from diloco.pages.parts import Chart, Line, Timeline, TimelineSpan
-from diloco.prediction import history as prediction_history
 from diloco.prediction.history import History
 from diloco.prediction.prediction import Prediction, PredictionInputs
 from diloco.simulator.network import SYNCER
@@ -43,9 +43,7 @@ def timeline(history: History, prediction: Prediction) -> Timeline:
   processes = [SYNCER, *history.learners]
   lanes, spans, marks = [], [], []
   for process in processes:
-    name = (
-      prediction_history.SYNCER if process == SYNCER else learner_name(process)
-    )
+    name = recorded_run.SYNCER if process == SYNCER else learner_name(process)
     lanes += [f'{name}, measured', f'{name}, predicted']
     measured, predicted = len(lanes) - 2, len(lanes) - 1
     spans += _measured(history, process, measured)
@@ -67,7 +65,7 @@ def _measured(
   history: History, process: int, lane: int
 ) -> Iterator[TimelineSpan]:
   if process == SYNCER:
-    lives = history.lives[prediction_history.SYNCER]
+    lives = history.lives[recorded_run.SYNCER]
     ready = [life.spoke_s for life in lives]
   else:
     lives = history.lives[learner_name(process)]

@@ -5,9 +5,6 @@ Start with `folders`: what a folder is, a run or a sweep, and their page.
 
   __main__       flags to a page
   folders        the page of several folders
-  recorded_run   what a run's folder says, as a value
-  recorded_faults  faults of a plan, as `launch.chaos` has judged them
-  run_reader     reads it, whatever became of the run
   run_report     the parts of a page of runs
   run_tables     tables of runs
   run_charts     charts of runs

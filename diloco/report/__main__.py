@@ -15,9 +15,9 @@ from absl import flags
 
 from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
+from diloco.metrics.recorded_run import NoReport
 from diloco.pages import pictures, report_files, terminal
 from diloco.report import folders
-from diloco.report.recorded_run import NoReport
 
 PARENT = pathlib.Path('runs', 'reports')
 _WORKDIR = flags.DEFINE_multi_string(

@@ -4,10 +4,11 @@
 import pathlib
 from collections.abc import Sequence
 
+from diloco.metrics import run_reader
+from diloco.metrics.recorded_run import NoReport
 from diloco.metrics.workdir import Workdir
 from diloco.pages.parts import Part, ReportPage
-from diloco.report import run_reader, run_report, sweep_reader, sweep_report
-from diloco.report.recorded_run import NoReport
+from diloco.report import run_report, sweep_reader, sweep_report
 
 
 def report(

@@ -6,11 +6,15 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from diloco.metrics.recorded_run import (
+  SYNCER,
+  Loss,
+  RecordedRound,
+  RecordedRun,
+)
 from diloco.metrics.workdir import learner_name
 from diloco.pages.parts import Chart, Line
 from diloco.prediction import run_lives
-from diloco.prediction.history import SYNCER
-from diloco.report.recorded_run import Loss, RecordedRound, RecordedRun
 
 WINDOWS_MAX = 60  # Of a chart's width.
 WINDOWS_MIN = 4

@@ -6,12 +6,11 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from diloco.metrics.recorded_run import SYNCER, RecordedRun
 from diloco.metrics.workdir import learner_name
 from diloco.pages import parts as pages_parts
 from diloco.pages.parts import Part, Timeline, TimelineSpan
-from diloco.prediction.history import SYNCER
-from diloco.report import recorded_faults, run_charts, run_tables
-from diloco.report.recorded_run import RecordedRun
+from diloco.report import run_charts, run_tables
 from diloco.studies import lanes
 
 FINISHED = 'finished'
@@ -148,8 +147,9 @@ def paragraphs(runs: Sequence[RecordedRun]) -> Iterator[str]:
     yield _what(run)
     if said := sentence(run):
       yield said
-    if run.gaps:
-      yield f'{run.label} has gaps: {" ".join(run.gaps)}'
+    gaps = [f'There is no {", no ".join(run.absent)}.'] if run.absent else []
+    if gaps := [*gaps, *run.gaps]:
+      yield f'{run.label} has gaps: {" ".join(gaps)}'
 
 
 def _what(run: RecordedRun) -> str:
@@ -174,7 +174,7 @@ def parts(runs: Sequence[RecordedRun]) -> Iterator[Part]:
     if timeline is not None:
       yield timeline
   for i, run in enumerate(runs):
-    yield from recorded_faults.table(
+    yield from run_tables.faults(
       run.faults,
       f'faults-{i}' if len(runs) > 1 else 'faults',
       f'{run.label}: faults, and what the others did',

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of real runs: ends, learners, deaths, rounds, bytes, counts."""
+"""Tables of runs: ends, learners, deaths, faults, rounds, bytes, counts."""
 
 import collections
+import dataclasses
 import re
 import statistics
 from collections.abc import Iterator, Sequence
 
 from diloco.metrics import ages, status
 from diloco.metrics import goodput as metrics_goodput
+from diloco.metrics.recorded_faults import RecordedFault
+from diloco.metrics.recorded_run import RecordedRound, RecordedRun
 from diloco.metrics.workdir import learner_name
 from diloco.pages.parts import Cell, Column, Table
 from diloco.report import run_report
-from diloco.report.recorded_run import RecordedRound, RecordedRun
 
 # Of a RunSummary.
 COUNTED = ('step', 'rounds', 'wall_s', 'goodput', 'uptime', 'refused')
@@ -186,6 +188,35 @@ def deaths(runs: Sequence[RecordedRun]) -> Iterator[Table]:
         Column('started again after s', 2),
       ),
       tuple(rows),
+    )
+
+
+def faults(
+  hits: Sequence[RecordedFault], name: str, title: str
+) -> Iterator[Table]:
+  """A row per fault; no table where there was none."""
+  if hits:
+    yield Table(
+      name,
+      title,
+      (
+        Column('fault'),
+        Column('kind'),
+        Column('target'),
+        Column('at s', 1),
+        Column('back after s', 1),
+        Column('lost, learner·s', 1),
+        Column("others' longest stall s", 2),
+        Column('counted by the relay'),
+        Column('why not'),
+      ),
+      tuple(map(dataclasses.astuple, hits)),
+      notes=(
+        'Back: merged again, or a round closed again. Lost: time of its target '
+        'without a step meanwhile. Longest stall: between two steps of any '
+        'learner that no fault explains, less its usual step. Counted: bytes '
+        'that were held, delayed or throttled, or chunks that stalled.',
+      ),
     )
 
 

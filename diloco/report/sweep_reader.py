@@ -12,7 +12,7 @@ import numpy as np
 
 from diloco.lab import sweep
 from diloco.lab.sweep import SeedResult, Variant
-from diloco.report.recorded_run import NoReport
+from diloco.metrics.recorded_run import NoReport
 
 SEED = re.compile(r'seed-(\d+)')
 LEFT_OUT = 0.1  # Of the tokens: the beginning, where losses fall at once.

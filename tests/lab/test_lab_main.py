@@ -9,8 +9,8 @@ import sys
 from diloco.checkpoint.parameters import read_parameters
 from diloco.lab import sweep, sweep_runner
 from diloco.lab.run import crc
+from diloco.metrics import run_reader
 from diloco.metrics.workdir import Workdir
-from diloco.report import run_reader
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXPERIMENT = """

@@ -6,10 +6,10 @@ import signal
 import psutil
 import pytest
 
+from diloco.metrics import run_reader
 from diloco.metrics.status import read_evaluation, read_status, read_summary
 from diloco.metrics.writer import read_jsonl
 from diloco.prediction import history
-from diloco.report import run_reader
 from tests.processes.processes import SLOW, START_S, Processes
 from tests.transport import credentials
 

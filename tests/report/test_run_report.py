@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from diloco.metrics import names, status
+from diloco.metrics import names, run_reader, status
+from diloco.metrics.recorded_run import NoReport
 from diloco.metrics.status import Evaluation, LearnerSummary, RunSummary
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from diloco.metrics.writer import JsonlWriter
 from diloco.pages.parts import ReportPage
 from diloco.prediction import history
-from diloco.report import folders, run_charts, run_reader, run_report
-from diloco.report.recorded_run import NoReport
+from diloco.report import folders, run_charts, run_report
 from tests.prediction import recorded
 
 UNTIL_S = 40.0

@@ -9,8 +9,8 @@ import pytest
 
 from diloco.lab import sweep
 from diloco.lab.sweep import SeedResult, Variant
+from diloco.metrics.recorded_run import NoReport
 from diloco.report import folders, sweep_reader
-from diloco.report.recorded_run import NoReport
 
 # Of experiments/tests_tiny.py, 60 steps, evaluated every 10, three seeds.
 REAL = pathlib.Path(__file__).parent / 'tiny_sweep'

@@ -154,6 +154,7 @@ TABLE = {
   },
   'diloco/report/__main__.py': {
     'absl',
+    'diloco.metrics',
     'diloco.pages',
     'diloco.report',
     *CONFIG,

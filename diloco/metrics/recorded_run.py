@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contents of a real run's folder, as values.
+"""The contents of a run's folder, as values; `run_reader` reads them.
 
-Unlike `prediction.history`, which accepts complete runs only, it skips what is
-missing or broken, and lists it among the gaps.
+What is missing or broken is left out, and listed among the absent files and the
+gaps: whoever needs a whole run refuses one that has any.
 """
 
 import dataclasses
@@ -11,10 +11,15 @@ import pathlib
 from collections.abc import Mapping
 
 from diloco.metrics.goodput import StepRecord
+from diloco.metrics.recorded_faults import RecordedFault
 from diloco.metrics.status import Evaluation, RunStatus, RunSummary
-from diloco.prediction.history import Life
-from diloco.report.recorded_faults import RecordedFault
 
+SYNCER = 'syncer'  # The name of its process.
+
+# The few values of a run's config.json that its page needs.
+#
+# Other keys are ignored, so that runs of older versions of this package, with
+# other keys, can be read as well.
 KEYS = {
   'name': ('name',),
   'learners': ('protocol', 'learners'),
@@ -23,12 +28,6 @@ KEYS = {
   'batch': ('data', 'batch'),
   'seq_len': ('data', 'seq_len'),
 }
-
-
-# The few values of a run's config.json that its page needs.
-#
-# Other keys are ignored, so that runs of older versions of this package, with
-# other keys, can be read as well.
 
 
 class NoReport(Exception):
@@ -73,6 +72,31 @@ def _value(path: pathlib.Path, config, name: str):
     key = '.'.join(KEYS[name])
     raise NoReport(f'{path}: {key}={value!r}, no configuration of a run')
   return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Life:
+  """One process, from its start to its death; seconds as in `RecordedRun`.
+
+  Attributes:
+    process: 'syncer', 'learner-0', …
+    started_s: by the launcher.
+    start: the launcher's number of it, such as 'start 1'.
+    spoke_s: when it first appears on the syncer's tape: a learner's hello, a
+      syncer's first line; None: never.
+    stepped_s: start of a learner's first inner step; None: it made none.
+    ended_s: when it was killed, or when the launcher noticed its end; inf: it
+      was still running.
+    death: how it died; '' if it left in good order or runs on.
+  """
+
+  process: str
+  started_s: float
+  start: str = ''
+  spoke_s: float | None = None
+  stepped_s: float | None = None
+  ended_s: float = float('inf')
+  death: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,12 +156,16 @@ class RecordedRun:
     rounds: that closed, in order.
     records: of the syncer's tape, how many of each kind.
     lives: of each process that the launcher started.
-    pauses: (process, begin, end) of those that were stopped for a while.
+    pauses: (process, begin, end) of those that were stopped for a while; the
+      end of one that did not go on is inf.
+    joined: learners' processes that said hello to the syncer.
+    stopped_s: when the launcher first stopped a process; None: it stopped none.
     until_s: of the last thing that is known of it.
     last_s: the same, since the epoch.
     ended: the syncer's tape says that the run is over.
     goodput: as the tape has it; None: it does not.
-    gaps: what is missing, in sentences.
+    absent: files that are not there.
+    gaps: what is broken, in sentences that begin with the file.
     faults: those of a plan, as `launch.chaos` has judged them.
   """
 
@@ -151,6 +179,8 @@ class RecordedRun:
   records: Mapping[str, int]
   lives: Mapping[str, tuple[Life, ...]]
   pauses: tuple[tuple[str, float, float], ...]
+  joined: frozenset[str]
+  stopped_s: float | None
   until_s: float
   last_s: float
   ended: bool
@@ -158,6 +188,7 @@ class RecordedRun:
   summary: RunSummary | None
   status: RunStatus | None
   evaluation: Evaluation | None
+  absent: tuple[str, ...]
   gaps: tuple[str, ...]
   faults: tuple[RecordedFault, ...] = ()
 

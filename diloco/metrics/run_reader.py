@@ -1,30 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the folder of a real run: whole, still going, killed, or with holes."""
+"""Reads the folder of a run: whole, still going, killed, or with holes.
+
+All that looks at a run after the fact reads it here: the report, the replay by
+simulation, the lab's tests.
+"""
 
 import collections
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from diloco.metrics import names
+from diloco.metrics import names, recorded_faults, recorded_run
 from diloco.metrics import status as metrics_status
 from diloco.metrics.files import MalformedFile
 from diloco.metrics.goodput import StepRecord, work_of_tape
-from diloco.metrics.status import read_status
-from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
-from diloco.metrics.writer import CorruptLine, read_jsonl
-from diloco.prediction import history
-from diloco.prediction.history import Life
-from diloco.report import recorded_faults, recorded_run
-from diloco.report.recorded_faults import RecordedFault
-from diloco.report.recorded_run import (
+from diloco.metrics.jsonl import CorruptLine, read_jsonl
+from diloco.metrics.recorded_faults import RecordedFault
+from diloco.metrics.recorded_run import (
+  SYNCER,
+  Life,
   Loss,
   RecordedRound,
   RecordedRun,
   RoundShare,
 )
+from diloco.metrics.status import read_status
+from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
 
 LINE = (names.TIME, 'kind')
 EVENT = (names.TIME, 'process', 'event', 'detail')
@@ -92,15 +95,14 @@ def _round(
   )
 
 
-def lives(
-  events: Sequence[Mapping], begin_s: float, until_s: float
+def _lives(
+  events: Sequence[Mapping], begin_s: float
 ) -> tuple[dict[str, tuple[Life, ...]], tuple[tuple[str, float, float], ...]]:
   """Each process's lives, and (process, begin, end) of pauses.
 
   Args:
     events: of the launcher.
     begin_s: since the epoch; what times are counted from.
-    until_s: counted from there; ends what has no other end.
   """
   found: dict[str, list[Life]] = {}
   paused: dict[str, float] = {}
@@ -115,19 +117,32 @@ def lives(
     of_process = found.setdefault(process, [])
     match event['event']:
       case 'started':
-        life = Life(process, at_s, None, None, ended_s=float('inf'), death='')
-        of_process.append(life)
+        of_process.append(Life(process, at_s, event['detail']))
       case 'killed' | 'exited' | 'stopped':
         go_on(process, at_s)
         if of_process:
-          of_process[-1] = history.ended(of_process[-1], event, at_s)
+          of_process[-1] = _ended(of_process[-1], event, at_s)
       case 'paused':
         paused.setdefault(process, at_s)
       case 'went on':
         go_on(process, at_s)
   for process in list(paused):
-    go_on(process, until_s)
+    go_on(process, float('inf'))
   return {name: tuple(each) for name, each in found.items()}, tuple(pauses)
+
+
+def _ended(life: Life, event: Mapping, at_s: float) -> Life:
+  """The first event of an end has its time; only 'exited' tells how it was."""
+  ended_s = min(life.ended_s, at_s)
+  match event['event'], event['detail']:
+    case 'killed', reason:
+      death = f'killed: {reason}'
+    case 'exited', how if not life.death and life.ended_s == float('inf'):
+      in_good_order = how.startswith('exited with code 0')
+      death = '' if in_good_order else how
+    case _:
+      death = life.death  # Killed, or stopped by the launcher, before.
+  return dataclasses.replace(life, ended_s=ended_s, death=death)
 
 
 def read(folder: pathlib.Path, label: str) -> RecordedRun:
@@ -159,7 +174,8 @@ class _Reader:
       self._records(workdir.metrics(learner_name(m)), STEP) for m in learners
     ]
     begin_s = _begin_s(tape, metrics, events)
-    steps, training = self._trained(metrics, begin_s)
+    lives, pauses = _lives(_of_run(events), begin_s)
+    steps, training = self._trained(metrics, lives, begin_s)
     evaluated = self._whole(metrics_status.read_evaluation, workdir.evaluation)
     closed_rounds, broken = rounds(tape, begin_s)
     self._gaps += [f'{workdir.tape}: {each}' for each in broken]
@@ -171,7 +187,12 @@ class _Reader:
       heard = (*tape, *_of_run(events))
       times_s += [line[names.TIME] - begin_s for line in heard]
     until_s = max(times_s, default=0.0)
-    known_lives, pauses = lives(_of_run(events), begin_s, until_s)
+    heard_s = _heard_s(tape, begin_s)
+    stopped_s = [
+      event[names.TIME] - begin_s
+      for event in events
+      if event['event'] == 'stopped'
+    ]
     counted = self._whole(metrics_status.read_summary, workdir.summary)
     status = self._whole(read_status, workdir.status)
     return RecordedRun(
@@ -183,8 +204,10 @@ class _Reader:
       validation=self._validated(metrics, steps, begin_s, evaluated),
       rounds=closed_rounds,
       records=dict(sorted(collections.Counter(_decisions(tape)).items())),
-      lives=_used(known_lives, tape, steps, begin_s),
+      lives=_used(lives, heard_s, steps),
       pauses=pauses,
+      joined=frozenset(heard_s.keys() - {SYNCER}),
+      stopped_s=min(stopped_s, default=None),
       until_s=until_s,
       last_s=begin_s + until_s,
       ended=ended,
@@ -192,8 +215,12 @@ class _Reader:
       summary=counted,
       status=status,
       evaluation=evaluated,
+      # Before the gaps: it may add one.
       faults=self._faults(begin_s),
-      gaps=(*self._missing(), *self._gaps),
+      absent=tuple(
+        path.relative_to(workdir.root).as_posix() for path in self._absent
+      ),
+      gaps=tuple(self._gaps),
     )
 
   def _faults(self, begin_s: float) -> tuple[RecordedFault, ...]:
@@ -214,12 +241,6 @@ class _Reader:
       return None
     return work.goodput(max(line[names.TIME] for line in tape))
 
-  def _missing(self) -> Iterator[str]:
-    if self._absent:
-      root = self._workdir.root
-      names = (path.relative_to(root).as_posix() for path in self._absent)
-      yield f'There is no {", no ".join(names)}.'
-
   def _records(self, path: pathlib.Path, keys: Sequence[str]) -> list[dict]:
     """Whole lines that have all the keys; what is not there is a gap."""
     if not path.exists():
@@ -230,13 +251,14 @@ class _Reader:
     except CorruptLine as error:
       self._gaps.append(f'{error}: nothing of this file is shown.')
       return []
-    good = [record for record in records if all(key in record for key in keys)]
-    if len(good) < len(records):
+    lacks = [[key for key in keys if key not in each] for each in records]
+    if many := sum(map(bool, lacks)):
+      number, lack = next(x for x in enumerate(lacks, start=1) if x[1])
       self._gaps.append(
-        f'{path}: {len(records) - len(good)} of {len(records)} lines lack one '
-        f'of {", ".join(keys)}; they are left out.'
+        f'{path}:{number}: has no {", ".join(lack)}; left out are {many} such '
+        f'lines of {len(records)}.'
       )
-    return good
+    return [record for record, lack in zip(records, lacks) if not lack]
 
   def _whole(self, read_file: Callable, path: pathlib.Path):
     """Returns the contents of a small file; None if it is absent or broken."""
@@ -249,17 +271,32 @@ class _Reader:
       self._absent.append(path)
     return found
 
-  def _trained(self, metrics: Sequence[Sequence[dict]], begin_s: float):
-    """Inner steps of all learners, and their losses."""
+  def _trained(
+    self,
+    metrics: Sequence[Sequence[dict]],
+    lives: Mapping[str, Sequence[Life]],
+    begin_s: float,
+  ) -> tuple[tuple[StepRecord, ...], tuple[Loss, ...]]:
+    """Inner steps of all learners, and their losses.
+
+    A record stands for all steps since the one before of the same process; what
+    a process did after its last record is not known.
+    """
     steps: list[StepRecord] = []
     losses: list[tuple[float, int, float | None]] = []
     for learner, records in enumerate(metrics):
+      starts_s = [
+        life.started_s for life in lives.get(learner_name(learner), ())
+      ]
       before = None
       for record in records:
         end_s = record[names.TIME] - begin_s
-        if before and record['step'] <= before[0]:
+        if before and (
+          record['step'] <= before[0]
+          or any(before[1] < start_s <= end_s for start_s in starts_s)
+        ):
           before = None  # Another process.
-        made = history.steps_of_record(learner, record, end_s, before)
+        made = _steps_of(learner, record, end_s, before)
         steps += made
         losses.append((end_s, len(made), record.get(names.TRAIN_LOSS)))
         before = record['step'], end_s
@@ -317,27 +354,65 @@ def _begin_s(tape, metrics, events) -> float:
   return min(begins or heard, default=0.0)
 
 
+def _steps_of(
+  learner: int,
+  record: Mapping,
+  end_s: float,
+  before: tuple[int, float] | None,
+) -> list[StepRecord]:
+  """Returns all steps that a process made since the record before.
+
+  Args:
+    record: a record of its metrics.
+    end_s: when the last of them ended.
+    before: step and end of the record before; None: this is the first.
+  """
+  many = record['step'] - before[0] if before else 1
+  step_s, stall_s = record[names.STEP_TIME], record[names.STALL_TIME]
+  mean_s = step_s if many == 1 else (end_s - before[1]) / many
+  return [
+    StepRecord(learner, end_s - later * mean_s, mean_s, min(stall_s, mean_s))
+    for later in reversed(range(many))
+  ]
+
+
+def _heard_s(tape: Sequence[dict], begin_s: float) -> dict[str, list[float]]:
+  """Returns when the syncer spoke, and when it heard a learner's hello."""
+  heard = collections.defaultdict(list)
+  for line in tape:
+    at_s = line[names.TIME] - begin_s
+    heard[SYNCER].append(at_s)
+    if line['kind'] == 'joined' and 'learner' in line:
+      heard[learner_name(line['learner'])].append(at_s)
+  return heard
+
+
 def _used(
   lives: Mapping[str, Sequence[Life]],
-  tape: Sequence[dict],
+  heard_s: Mapping[str, Sequence[float]],
   steps: Sequence[StepRecord],
-  begin_s: float,
 ) -> dict[str, tuple[Life, ...]]:
-  """Adds when syncers first spoke, and when learners first stepped."""
-  spoken = [line[names.TIME] - begin_s for line in tape]
+  """Adds when each process was first heard of, and first stepped."""
   stepped = collections.defaultdict(list)
   for step in steps:
     stepped[learner_name(step.learner)].append(step.end_s - step.step_s)
-  used = {}
-  for name, of_process in lives.items():
-    times_s = sorted(stepped[name])
-    used[name] = tuple(
-      dataclasses.replace(life, spoke_s=history.first(spoken, life))
-      if name == history.SYNCER
-      else dataclasses.replace(life, stepped_s=history.first(times_s, life))
+  return {
+    name: tuple(
+      dataclasses.replace(
+        life,
+        spoke_s=_first(heard_s.get(name, ()), life),
+        stepped_s=_first(sorted(stepped[name]), life),
+      )
       for life in of_process
     )
-  return used
+    for name, of_process in lives.items()
+  }
+
+
+def _first(times_s: Sequence[float], life: Life) -> float | None:
+  """The first of ascending times that lies within a life."""
+  inside = (t for t in times_s if life.started_s <= t < life.ended_s)
+  return next(inside, None)
 
 
 def _of_run(events: Sequence[dict]) -> list[dict]:
