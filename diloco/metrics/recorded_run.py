@@ -2,13 +2,14 @@
 """The contents of a run's folder, as values; `run_reader` reads them.
 
 What is missing or broken is left out, and listed among the absent files and the
-gaps: whoever needs a whole run refuses one that has any.
+gaps: a reader that needs a whole run refuses one that has any.
 """
 
 import dataclasses
+import itertools
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from diloco.metrics.goodput import StepRecord
 from diloco.metrics.recorded_faults import RecordedFault
@@ -97,6 +98,22 @@ class Life:
   stepped_s: float | None = None
   ended_s: float = float('inf')
   death: str = ''
+
+  @property
+  def used_s(self) -> float | None:
+    """Returns when it was first of use; None: never."""
+    return self.spoke_s if self.process == SYNCER else self.stepped_s
+
+
+def absences(lives: Sequence[Life]) -> Iterator[tuple[float, float, str]]:
+  """Yields (begin, end, 'bootstrap' or 'dead') of one process; inf: no end."""
+  for life in lives:
+    used_s = life.ended_s if life.used_s is None else life.used_s
+    yield life.started_s, used_s, 'bootstrap'
+  for dead, back in itertools.pairwise(lives):
+    yield dead.ended_s, back.started_s, 'dead'
+  if lives and lives[-1].death:
+    yield lives[-1].ended_s, float('inf'), 'dead'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -101,7 +101,6 @@ def _lives(
   """Each process's lives, and (process, begin, end) of pauses.
 
   Args:
-    events: of the launcher.
     begin_s: since the epoch; what times are counted from.
   """
   found: dict[str, list[Life]] = {}
@@ -363,7 +362,6 @@ def _steps_of(
   """Returns all steps that a process made since the record before.
 
   Args:
-    record: a record of its metrics.
     end_s: when the last of them ended.
     before: step and end of the record before; None: this is the first.
   """

@@ -3,6 +3,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable, Iterator
 
 Cell = str | int | float | None  # None: nothing to say, shown as a dash.
 
@@ -233,6 +234,16 @@ def _with_spreads(texts, cells, spreads, digits):
 
 def _is_number(cell: Cell) -> bool:
   return isinstance(cell, int | float)
+
+
+def within(
+  spans: Iterable[TimelineSpan], until_s: float
+) -> Iterator[TimelineSpan]:
+  """Yields the parts of the spans that lie in [0, until_s]."""
+  for span in spans:
+    begin_s, end_s = max(span.begin_s, 0.0), min(span.end_s, until_s)
+    if begin_s < end_s:
+      yield dataclasses.replace(span, begin_s=begin_s, end_s=end_s)
 
 
 def shares_of_kinds(timeline: Timeline) -> dict[str, float]:

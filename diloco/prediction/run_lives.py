@@ -9,9 +9,10 @@ from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics import recorded_run
 from diloco.metrics.goodput import StepRecord
 from diloco.metrics.workdir import learner_name
+from diloco.pages import parts
 from diloco.pages.parts import Chart, Line, Timeline, TimelineSpan
 from diloco.prediction.history import History
-from diloco.prediction.prediction import Prediction, PredictionInputs
+from diloco.prediction.prediction import Prediction
 from diloco.simulator.network import SYNCER
 
 WINDOWS = 40  # Of the chart.
@@ -64,18 +65,11 @@ def timeline(history: History, prediction: Prediction) -> Timeline:
 def _measured(
   history: History, process: int, lane: int
 ) -> Iterator[TimelineSpan]:
-  if process == SYNCER:
-    lives = history.lives[recorded_run.SYNCER]
-    ready = [life.spoke_s for life in lives]
-  else:
-    lives = history.lives[learner_name(process)]
-    ready = [life.stepped_s for life in lives]
+  name = recorded_run.SYNCER if process == SYNCER else learner_name(process)
   yield from work(history.steps, uses(history, process), process, lane)
-  for life, ready_s in zip(lives, ready, strict=True):
-    up_s = life.ended_s if ready_s is None else ready_s
-    yield from _inside(history, lane, life.started_s, up_s, 'bootstrap')
-  for dead, back in itertools.pairwise(lives):
-    yield from _inside(history, lane, dead.ended_s, back.started_s, 'dead')
+  absences = recorded_run.absences(history.lives[name])
+  spans = (TimelineSpan(lane, *absence) for absence in absences)
+  yield from parts.within(spans, history.until_s)
 
 
 def _predicted(
@@ -84,25 +78,16 @@ def _predicted(
   plan = prediction.plan
   times_s = predicted_uses(prediction, process)
   yield from work(prediction.steps, times_s, process, lane)
+  spans = []
   for death in prediction.deaths:
     if death.process == process:
       started_s = death.at_s + plan.restart_delay_s
       up_s = next((t for t in times_s if t > death.at_s), plan.until_s)
-      yield from _inside(plan, lane, death.at_s, started_s, 'dead')
-      yield from _inside(plan, lane, started_s, up_s, 'bootstrap')
-
-
-def _inside(
-  run: History | PredictionInputs,
-  lane: int,
-  begin_s: float,
-  end_s: float,
-  kind: str,
-) -> Iterator[TimelineSpan]:
-  """Yields the part of a span within the run."""
-  begin_s, end_s = max(begin_s, 0.0), min(end_s, run.until_s)
-  if end_s > begin_s:
-    yield TimelineSpan(lane, begin_s, end_s, kind)
+      spans += [
+        TimelineSpan(lane, death.at_s, started_s, 'dead'),
+        TimelineSpan(lane, started_s, up_s, 'bootstrap'),
+      ]
+  yield from parts.within(spans, plan.until_s)
 
 
 def work(

@@ -2,10 +2,10 @@
 """The parts of a page of runs: state, tables, charts, timelines."""
 
 import datetime
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from diloco.metrics import recorded_run
 from diloco.metrics.recorded_run import SYNCER, RecordedRun
 from diloco.metrics.workdir import learner_name
 from diloco.pages import parts as pages_parts
@@ -62,7 +62,7 @@ def of(run: RecordedRun, name: str, title: str) -> Timeline | None:
     for step in run.steps
   ]
   for lane, process in enumerate(processes):
-    spans += _absences(run, lane, process)
+    spans += pages_parts.within(_absences(run, lane, process), run.until_s)
   round_lanes, of_rounds = _rounds(run, len(run.learners))
   return Timeline(
     name=name,
@@ -100,26 +100,11 @@ def _absences(
   run: RecordedRun, lane: int, process: str
 ) -> Iterator[TimelineSpan]:
   """Deaths until the next start, starts until the first use, pauses."""
-  lives = run.lives.get(process, ())
-  for life in lives:
-    used_s = life.spoke_s if process == SYNCER else life.stepped_s
-    first_s = life.ended_s if used_s is None else used_s
-    yield from _within(run, lane, life.started_s, first_s, 'bootstrap')
-  for dead, back in itertools.pairwise(lives):
-    yield from _within(run, lane, dead.ended_s, back.started_s, 'dead')
-  if lives and lives[-1].death:
-    yield from _within(run, lane, lives[-1].ended_s, run.until_s, 'dead')
+  for begin_s, end_s, kind in recorded_run.absences(run.lives.get(process, ())):
+    yield TimelineSpan(lane, begin_s, end_s, kind)
   for paused, begin_s, end_s in run.pauses:
     if paused == process:
-      yield from _within(run, lane, begin_s, end_s, 'pause')
-
-
-def _within(
-  run: RecordedRun, lane: int, begin_s: float, end_s: float, kind: str
-) -> Iterator[TimelineSpan]:
-  begin_s, end_s = max(begin_s, 0.0), min(end_s, run.until_s)
-  if end_s > begin_s:
-    yield TimelineSpan(lane, begin_s, end_s, kind)
+      yield TimelineSpan(lane, begin_s, end_s, 'pause')
 
 
 def _rounds(run: RecordedRun, first: int) -> tuple[int, list[TimelineSpan]]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts what a simulated fleet did to the lanes of a timeline."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from diloco.fleets.fleet import FleetResult
+from diloco.pages import parts
 from diloco.pages.parts import Timeline, TimelineSpan
 
 ROUNDS_MAX = 4  # Lanes of rounds; more of them overlap.
@@ -48,7 +49,9 @@ def timeline(
     title,
     (*learners, *['rounds'] * (max(lanes, default=0) + 1)),
     tuple(
-      sorted(_cut(spans, until_s), key=lambda s: (s.lane, s.begin_s, s.end_s))
+      sorted(
+        parts.within(spans, until_s), key=lambda s: (s.lane, s.begin_s, s.end_s)
+      )
     ),
     tuple(
       (at_s, m, f'merged {number}')
@@ -69,13 +72,3 @@ def lanes_of(spans: Sequence[tuple[float, float]]) -> list[int]:
     free_s[lane] = end_s
     lanes.append(lane)
   return lanes
-
-
-def _cut(
-  spans: Iterable[TimelineSpan], until_s: float
-) -> Iterator[TimelineSpan]:
-  """Yields the spans that begin before `until_s`, cut there."""
-  for span in spans:
-    end_s = min(span.end_s, until_s)
-    if span.begin_s < end_s:
-      yield TimelineSpan(span.lane, span.begin_s, end_s, span.kind, span.label)
