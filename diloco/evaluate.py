@@ -26,6 +26,7 @@ from diloco.evaluation.final_parameters import (
 )
 from diloco.metrics import status
 from diloco.metrics.workdir import Workdir
+from diloco.pages import text_tables
 from diloco.run.command import run_command
 from diloco.run.heldout import Heldout
 from diloco.run.spec import make_run_spec
@@ -79,7 +80,10 @@ def main(config) -> int:
     bytes_per_token=bytes_per_token,
   )
   status.write_evaluation(workdir.evaluation, evaluation)
-  print('\n'.join(status.evaluation_lines(evaluation)))
+  print(text_tables.plain(text_tables.losses(evaluation)))
+  print(f'{evaluation.parameters:,} parameters')
+  if task_score is not None:
+    print('\n'.join(status.task_lines(task_score)))
   return 0
 
 

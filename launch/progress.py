@@ -4,10 +4,8 @@
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-import rich.box
 import rich.console
 import rich.live
-import rich.markup
 import rich.table
 import rich.text
 
@@ -19,10 +17,10 @@ from diloco.metrics.status import (
   RunStatus,
   RunSummary,
   bytes_per_parameter,
-  loss_rows,
 )
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
+from diloco.pages import text_tables
 from launch import exit_policy
 from launch.exit_policy import RUNNING
 from launch.supervisor import ProcessState
@@ -127,19 +125,15 @@ def table(
     width: of the terminal, in characters.
   """
   shown = WIDE_COLUMNS if width >= WIDE else COLUMNS
-  view = rich.table.Table(
-    box=rich.box.SIMPLE_HEAD,
-    # Fits a terminal of 80 columns.
-    padding=(0, 1) if width >= WIDE else 0,
-    show_edge=False,
-  )
-  for name in shown:
-    justify = 'left' if name in ('process', 'state') else 'right'
-    view.add_column(name, justify=justify, no_wrap=True)
   learners = _by_process(status)
-  for process in processes:
-    row = _row(process, learners.get(process.name), progress)
-    view.add_row(*row[: len(shown)])
+  rows = [_row(x, learners.get(x.name), progress) for x in processes]
+  view = text_tables.table(
+    None,
+    shown,
+    [row[: len(shown)] for row in rows],
+    left=2,
+    padding=(0, 1) if width >= WIDE else 0,  # 0 fits 80 columns.
+  )
   head = [rich.text.Text(each) for each in _headlines(status, progress, width)]
   if status is not None:
     head.append(_bar(status.step / status.total_steps, width))
@@ -281,7 +275,7 @@ def report(
     tokens: the token ledger; none where no learner has a tape.
   """
   tables = (
-    _losses(evaluation),
+    text_tables.losses(evaluation),
     _learners(summary),
     _run(summary, evaluation, tokens),
     _places(workdir, plot),
@@ -289,44 +283,33 @@ def report(
   return rich.console.Group(*(part for view in tables for part in ('', view)))
 
 
-def _losses(evaluation: Evaluation) -> rich.table.Table:
-  view = _table('Validation loss of the global model')
-  token = 'byte' if evaluation.bytes_per_token == 1 else 'token'
-  for name in ('', f'nats/{token}', 'bits/byte'):
-    view.add_column(name, justify='right' if name else 'left')
-  for name, nats, per_byte in loss_rows(evaluation):
-    view.add_row(name, f'{nats:.3f}', f'{per_byte:.3f}')
-  return view
-
-
 def _learners(summary: RunSummary) -> rich.table.Table:
-  view = _table(f'Learners, {summary.rounds} rounds')
-  for name in (
-    'learner', 'merged in', 'age', 'steps', 'tokens', 'starts',
-    'longest stall', 'up', 'down',
-  ):  # fmt: skip
-    view.add_column(name, justify='left' if name == 'learner' else 'right')
-  for learner in summary.learners:
-    view.add_row(
-      learner_name(learner.learner),
-      f'{learner.rounds} ({learner.rounds / max(summary.rounds, 1):.0%})',
-      '' if learner.age_steps is None else f'{learner.age_steps:.2f}',
-      f'{learner.steps}',
-      f'{learner.tokens:,}',
-      f'{learner.incarnations}',
-      f'{learner.stall_max_s * 1000:.0f} ms',
-      in_units(learner.bytes_up),
-      in_units(learner.bytes_down),
-    )
-  return view
+  return text_tables.table(
+    f'Learners, {summary.rounds} rounds',
+    (
+      'learner', 'merged in', 'age', 'steps', 'tokens', 'starts',
+      'longest stall', 'up', 'down',
+    ),
+    [
+      (
+        learner_name(learner.learner),
+        f'{learner.rounds} ({learner.rounds / max(summary.rounds, 1):.0%})',
+        '' if learner.age_steps is None else f'{learner.age_steps:.2f}',
+        learner.steps,
+        f'{learner.tokens:,}',
+        learner.incarnations,
+        f'{learner.stall_max_s * 1000:.0f} ms',
+        in_units(learner.bytes_up),
+        in_units(learner.bytes_down),
+      )
+      for learner in summary.learners
+    ],
+  )  # fmt: skip
 
 
 def _run(
   summary: RunSummary, evaluation: Evaluation, tokens: Collection[TokenCounts]
 ) -> rich.table.Table:
-  view = _table('Run', header=False)
-  view.add_column('', no_wrap=True)
-  view.add_column('')
   up = bytes_per_parameter(
     summary.bytes_up,
     summary.pulls_up,
@@ -362,49 +345,36 @@ def _run(
   )
   ledger = [('tokens', tokens_text(tokens))] if tokens else []
   returned = (
-    (f'back again: {learner_name(each.learner)}', _plain(each.beginning))
+    (f'back again: {learner_name(each.learner)}', each.beginning)
     for each in summary.learners
     if each.incarnations > 1
   )
-  for row in (*rows, *ledger, *returned):
-    view.add_row(*row)
-  return view
+  return text_tables.table(
+    'Run', ('', ''), (*rows, *ledger, *returned), left=2, header=False
+  )
 
 
-def tokens_text(rows: Collection[TokenCounts]) -> str:
+def tokens_text(rows: Collection[TokenCounts]) -> rich.text.Text:
   """Returns text on the tokens' whereabouts; unexplained ones are a defect."""
-  text = token_ledger.text(token_ledger.total(rows))
+  text = rich.text.Text(token_ledger.text(token_ledger.total(rows)))
   if missing := token_ledger.unexplained(rows):
-    text += f', [bold red]{missing:,} unexplained[/]'
+    text.append(', ').append(f'{missing:,} unexplained', 'bold red')
   return text
 
 
 def _places(workdir: Workdir, plot: str) -> rich.table.Table:
-  view = _table('Where to look', header=False)
-  view.add_column('', no_wrap=True)
-  view.add_column('', overflow='fold')
-  view.add_row('logs', _plain(workdir.log('*').parent))
-  view.add_row('scalars (JSONL)', _plain(workdir.metrics('*').parent))
-  view.add_row('TensorBoard', _plain(workdir.tensorboard('*').parent))
-  view.add_row('loss plot', _plain(plot))
-  return view
-
-
-def _table(title: str, header: bool = True) -> rich.table.Table:
-  return rich.table.Table(
-    title=title,
-    show_header=header,
-    title_justify='left',
-    title_style='bold',
-    box=rich.box.SIMPLE_HEAD,
-    padding=(0, 1, 0, 0),
-    show_edge=False,
+  return text_tables.table(
+    'Where to look',
+    ('', ''),
+    (
+      ('logs', workdir.log('*').parent),
+      ('scalars (JSONL)', workdir.metrics('*').parent),
+      ('TensorBoard', workdir.tensorboard('*').parent),
+      ('loss plot', plot),
+    ),
+    left=2,
+    header=False,
   )
-
-
-def _plain(text: object) -> str:
-  """Text that others have chosen: brackets in it are no markup."""
-  return rich.markup.escape(str(text))
 
 
 def _ratio(value: float | None) -> str:

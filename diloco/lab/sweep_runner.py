@@ -19,10 +19,15 @@ from diloco.config.sections import ConfigError
 from diloco.lab import sweep
 from diloco.lab.sweep import Variant
 from diloco.metrics.workdir import Workdir
+from diloco.pages import text_tables
 
 _OF_A_RUN = ('name', 'seed')  # May differ between equal runs.
 LOCK = 'sweep.lock'
 ONE_THREAD = '--xla_cpu_multi_thread_eigen=false'
+COLUMNS = (
+  'variant', 'seeds', 'loss', '±', 'against it', 'participation',
+  'age, steps', 'older than 1.5', 'delay, steps', 'goodput', 'M tokens merged',
+)  # fmt: skip
 
 
 def make_configs(base: dict, rows: Sequence[Variant]) -> dict[str, RunConfig]:
@@ -186,30 +191,29 @@ def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
     }
     for v in rows
   }
-  width = max((len(v.label) for v in rows), default=7)
-  lines = [
-    f'{"variant":{width}}  seeds    loss        ±  against it            '
-    'participation  age, steps  older than 1.5  delay, steps  goodput  '
-    'M tokens merged'
-  ]
+  cells = []
   for each in sweep.compare(found, rows):
-    against = '-'
+    against = merged = '-'
     if each.difference is not None:
       against = f'{100 * each.difference:+.2f} ± {100 * each.half_width:.2f} %'
-    count = len(each.results)
-    merged = '-'
     if each.merged_tokens is not None:
       merged = f'{each.merged_tokens / 1e6:.2f}'
-    lines.append(
-      f'{each.variant.label:{width}}  {count:5}  {each.mean:.4f}  '
-      f'{each.spread:7.4f}  {against:20}  '
-      f'{sum(r.participation for r in each.results) / count:13.3f}  '
-      f'{_mean(each.results, "age_steps"):>10}  '
-      f'{_mean(each.results, "old_share", 3):>14}  '
-      f'{_mean(each.results, "delay_steps"):>12}  '
-      f'{sum(r.goodput for r in each.results) / count:7.2f}  {merged:>15}'
+    cells.append(
+      (
+        each.variant.label,
+        len(each.results),
+        f'{each.mean:.4f}',
+        f'{each.spread:.4f}',
+        against,
+        _mean(each.results, 'participation', 3),
+        _mean(each.results, 'age_steps'),
+        _mean(each.results, 'old_share', 3),
+        _mean(each.results, 'delay_steps'),
+        _mean(each.results, 'goodput'),
+        merged,
+      )
     )
-  return '\n'.join(lines)
+  return text_tables.plain(text_tables.table(None, COLUMNS, cells))
 
 
 def _mean(results, name: str, digits: int = 2) -> str:

@@ -220,26 +220,13 @@ def loss_rows(evaluation: Evaluation) -> list[tuple[str, float, float]]:
   ]
 
 
-def evaluation_lines(evaluation: Evaluation) -> list[str]:
-  """Returns a table in plain text."""
-  token = 'byte' if evaluation.bytes_per_token == 1 else 'token'
-  title = 'Validation loss of the global model'
-  lines = [f'{title:36}{f"nats/{token}":>10}{"bits/byte":>11}']
-  lines += [
-    f'{name:36}{nats:10.3f}{per_byte:11.3f}'
-    for name, nats, per_byte in loss_rows(evaluation)
+def task_lines(task: TaskScore) -> list[str]:
+  """Returns a sentence for each way to score the answers."""
+  return [
+    f'{task.file}, by {how}: {found.share:.1%} of {task.questions} right '
+    f'(95 %: {found.low:.1%} to {found.high:.1%}; by chance {task.chance:.0%})'
+    for how, found in (('sum', task.by_sum), ('byte', task.by_byte))
   ]
-  lines.append(f'{"parameters":36}{evaluation.parameters:>10,}')
-  task = evaluation.task
-  for how, found in (
-    () if task is None else (('sum', task.by_sum), ('byte', task.by_byte))
-  ):
-    lines.append(
-      f'{task.file}, by {how}: {found.share:.1%} of {task.questions} right '
-      f'(95 %: {found.low:.1%} to {found.high:.1%}; by chance '
-      f'{task.chance:.0%})'
-    )
-  return lines
 
 
 def bits(nats: float) -> float:

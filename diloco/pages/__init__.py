@@ -8,6 +8,7 @@ as values; the other modules draw it.
   page          one HTML file that loads nothing else
   colours       of figures and of live pages
   figures       charts, intervals and timelines, by matplotlib
+  text_tables   tables of other commands' output
   pictures      the same as PNG, where matplotlib is installed
   report_files  all of it into a folder, with CSV and JSON
 """

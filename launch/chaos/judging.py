@@ -7,7 +7,6 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 
-import rich.box
 import rich.console
 import rich.table
 
@@ -15,6 +14,7 @@ from diloco.config.run_config import RunConfig
 from diloco.metrics import files, names
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
+from diloco.pages import text_tables
 from launch.chaos import record as chaos_record
 from launch.chaos import verdict as chaos_verdict
 from launch.chaos.conductor import READY_S, ChaosRun, Folder
@@ -133,7 +133,11 @@ def judge(workdir: Workdir, console: rich.console.Console) -> int:
   files.write_json(
     folder.verdict, {'holds': verdict.holds, **dataclasses.asdict(verdict)}
   )
-  for view in (_kinds(verdict), _figures(verdict), _checks(verdict.checks)):
+  for view in (
+    _kinds(verdict),
+    _figures(verdict),
+    check_table('checks', verdict.checks),
+  ):
     console.print(view)
     console.print()
   for outcome in verdict.outcomes:
@@ -148,19 +152,6 @@ def judge(workdir: Workdir, console: rich.console.Console) -> int:
 # The tables -------------------------------------------------------------------
 
 
-def _table(title: str, *columns: str) -> rich.table.Table:
-  view = rich.table.Table(
-    title=title,
-    title_justify='left',
-    box=rich.box.SIMPLE_HEAD,
-    padding=(0, 1, 0, 0),
-    show_edge=False,
-  )
-  for i, name in enumerate(columns):
-    view.add_column(name, justify='right' if i else 'left', overflow='fold')
-  return view
-
-
 def by_kind(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
   """Returns the outcomes of each kind, by name."""
   found = collections.defaultdict(list)
@@ -170,35 +161,39 @@ def by_kind(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def _kinds(verdict: Verdict) -> rich.table.Table:
-  view = _table(
-    'faults',
-    'kind',
-    'hit',
-    'back after, s',
-    'lost, learner·s',
-    "others' stall, s",
-    'counted by the relay',
-  )
+  rows = []
   for kind, many in by_kind(verdict.outcomes).items():
     hit = [x for x in many if not x.failed]
     back_s = [x.back_s for x in hit if x.back_s is not None]
     counted = [x.counted for x in hit if x.counted is not None]
-    view.add_row(
-      kind,
-      f'{len(hit)}/{len(many)}',
-      f'{max(back_s):.1f}' if back_s else NOTHING,
-      f'{sum(x.lost_s for x in hit):.1f}',
-      f'{max((x.stall_s for x in hit), default=0.0):.2f}',
-      f'{sum(counted):,}' if counted else NOTHING,
+    rows.append(
+      (
+        kind,
+        f'{len(hit)}/{len(many)}',
+        f'{max(back_s):.1f}' if back_s else NOTHING,
+        f'{sum(x.lost_s for x in hit):.1f}',
+        f'{max((x.stall_s for x in hit), default=0.0):.2f}',
+        f'{sum(counted):,}' if counted else NOTHING,
+      )
     )
-  return view
+  return text_tables.table(
+    'faults',
+    (
+      'kind',
+      'hit',
+      'back after, s',
+      'lost, learner·s',
+      "others' stall, s",
+      'counted by the relay',
+    ),
+    rows,
+  )
 
 
 def _figures(verdict: Verdict) -> rich.table.Table:
-  view = _table('the run', '', 'processes', 'simulated', 'twins')
-  for row in figure_rows(verdict):
-    view.add_row(*row)
-  return view
+  return text_tables.table(
+    'the run', ('', 'processes', 'simulated', 'twins'), figure_rows(verdict)
+  )
 
 
 def figure_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str]]:
@@ -229,18 +224,25 @@ def _stall(figures) -> float:
   return figures.longest_stall_s
 
 
-def _checks(checks: Sequence[Check]) -> rich.table.Table:
-  view = _table('checks', 'check', 'holds', 'found')
-  view.columns[2].justify = 'left'
-  for check in checks:
-    lines = [check.note] if check.note else []
-    lines += check.findings[:SHOWN_MAX]
-    if (more := len(check.findings) - SHOWN_MAX) > 0:
-      lines.append(f'and {more} more')
-    view.add_row(
-      check.name, 'NO' if check.findings else 'yes', '\n'.join(lines)
-    )
-  return view
+def check_table(title: str, checks: Sequence[Check]) -> rich.table.Table:
+  """Returns a row for each check."""
+  return text_tables.table(
+    title,
+    ('check', 'holds', 'found'),
+    [
+      (x.name, 'NO' if x.findings else 'yes', '\n'.join(_found(x)))
+      for x in checks
+    ],
+    left=3,
+  )
+
+
+def _found(check: Check) -> Iterator[str]:
+  if check.note:
+    yield check.note
+  yield from check.findings[:SHOWN_MAX]
+  if (more := len(check.findings) - SHOWN_MAX) > 0:
+    yield f'and {more} more'
 
 
 def _line(x: Outcome) -> str:

@@ -25,8 +25,8 @@ class Check:
   """One condition that must hold."""
 
   name: str
-  findings: tuple[str, ...]  # None where it holds.
-  note: str = ''
+  findings: Sequence[str]  # None where it holds.
+  note: str = ''  # What was measured, good or bad.
 
 
 @dataclasses.dataclass(frozen=True)

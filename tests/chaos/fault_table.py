@@ -5,10 +5,10 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 
-import rich.box
 import rich.table
 
 from diloco.metrics.workdir import learner_name
+from diloco.pages import text_tables
 from tests.chaos.fault_scenarios import SCENARIOS, Measured
 
 # Scenario -> what each repetition measured.
@@ -112,27 +112,25 @@ def _each(
 
 def show(title: str, learners: int, measured: Repetitions) -> rich.table.Table:
   """Median and worst of the repetitions; '!' where the worst misses."""
-  view = rich.table.Table(
-    title=title,
-    caption=(
-      'median (worst) of the repetitions; of several learners the worst; '
-      'learners that the fault hits are left out; ! misses the target'
-    ),
-    title_justify='left',
-    caption_justify='left',
-    box=rich.box.SIMPLE_HEAD,
-    padding=(0, 1, 0, 0),
-    show_edge=False,
+  cells = {
+    row: [_cell(row, measured.get(name, ())) for name in SCENARIOS]
+    for row in rows(learners)
+  }
+  view = text_tables.table(
+    title,
+    ('', 'unit', *SCENARIOS, 'target'),
+    [
+      (row.title, row.unit.word, *shown, row.target)
+      for row, shown in cells.items()
+      if any(shown)
+    ],
+    left=2,
   )
-  view.add_column('', no_wrap=True)
-  view.add_column('unit')
-  for name in SCENARIOS:
-    view.add_column(name, justify='right', no_wrap=True)
-  view.add_column('target', justify='right', no_wrap=True)
-  for row in rows(learners):
-    cells = [_cell(row, measured.get(name, ())) for name in SCENARIOS]
-    if any(cells):
-      view.add_row(row.title, row.unit.word, *cells, row.target)
+  view.caption = (
+    'median (worst) of the repetitions; of several learners the worst; '
+    'learners that the fault hits are left out; ! misses the target'
+  )
+  view.caption_justify = 'left'
   return view
 
 

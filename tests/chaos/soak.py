@@ -19,12 +19,13 @@ from absl import flags as absl_flags
 from diloco.config import flags
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import learner_name
+from launch.chaos.judging import check_table
 from launch.chaos.live_run import parse_with_default
 from launch.local import occupy
 from launch.program import SYNCER
 from launch.session import Interrupted, signals
 from tests.chaos import soak_run
-from tests.chaos.soak_run import Soak, show
+from tests.chaos.soak_run import Soak
 
 CONFIG = 'tests_tiny.py:learners=3,steps=100000000'
 # Steps that sleep leave the cores to the processes that start.
@@ -83,7 +84,7 @@ def main(argv) -> int:
     say(f'{stopped}; no process is left')
     return 128 + stopped.number
   checks = soak.checks()
-  console.print(show(f'seed {given.seed}, {given.kills} kills', checks))
+  console.print(check_table(f'seed {given.seed}, {given.kills} kills', checks))
   if given.out:
     found = {
       'seed': given.seed,

@@ -6,9 +6,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-import rich.box
-import rich.table
-
 from diloco.config.run_config import RunConfig
 from diloco.metrics import names, token_ledger, token_tapes
 from diloco.metrics.goodput import work_of_tape
@@ -23,6 +20,7 @@ from launch.chaos.resources import (
   ResourceWatch,
   Sample,
 )
+from launch.chaos.verdict import Check
 from launch.program import SYNCER
 from launch.session import Interrupted
 from launch.supervisor import ProcessEvent, ProcessState
@@ -31,7 +29,6 @@ PAIR_SHARE = 0.2  # Of the strikes, two processes at once.
 START_UP_SHARE = 0.3  # While the last ones killed start again.
 START_UP_S = 5.0  # About what a process takes to be ready.
 CALM_S = 1.5
-SHOWN_MAX = 5  # Findings of one check; all of them are in the JSON file.
 ROUND_S = 60.0  # The longest time between two closes, with syncer and learner.
 MERGED_S = 180.0  # Until every learner is merged, at first and after a strike.
 
@@ -69,37 +66,6 @@ def plan(kills: int, seed: int, roles: Sequence[str]) -> list[Strike]:
     )
     done += len(strikes[-1].victims)
   return strikes
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-  """One condition that must hold."""
-
-  name: str
-  findings: Sequence[str]  # None where it holds.
-  note: str = ''  # What was measured, good or bad.
-
-
-def show(title: str, checks: Sequence[Check]) -> rich.table.Table:
-  """Returns a table with one row per check."""
-  view = rich.table.Table(
-    title=title,
-    title_justify='left',
-    box=rich.box.SIMPLE_HEAD,
-    padding=(0, 1, 0, 0),
-    show_edge=False,
-  )
-  view.add_column('check', no_wrap=True)
-  view.add_column('holds', no_wrap=True)
-  view.add_column('found', overflow='fold')
-  for check in checks:
-    lines = [check.note] if check.note else []
-    lines += check.findings[:SHOWN_MAX]
-    if (more := len(check.findings) - SHOWN_MAX) > 0:
-      lines.append(f'and {more} more')
-    holds = 'NO' if check.findings else 'yes'
-    view.add_row(check.name, holds, '\n'.join(lines))
-  return view
 
 
 class Stillness:

@@ -73,9 +73,11 @@ CONFIG = '--config=experiments/tests_tiny.py'
 def test_evaluate_scores_a_task(workdir):
   ended = _run('evaluate', workdir, f'--task={TASK}')
   assert ended.returncode == 0, ended.stderr
-  title, _, end, *_, task = ended.stdout.splitlines()
-  assert title.endswith('nats/byte  bits/byte')
-  assert end.startswith('at the end ')
+  lines = [line.strip() for line in ended.stdout.splitlines()]
+  assert lines[0] == 'Validation loss of the global model'
+  assert lines[1].split() == ['nats/byte', 'bits/byte']
+  assert any(line.startswith('at the end ') for line in lines)
+  task = lines[-1]
   assert task.startswith('continuation.jsonl, by byte: ')
   assert 'Evaluation(' not in ended.stdout + ended.stderr
   found = status.read_evaluation(workdir.evaluation)

@@ -219,6 +219,7 @@ TABLE = {
   | {
     'absl',
     'diloco.learner',
+    'diloco.pages.text_tables',
     'diloco.replay',
     'diloco.run',
     'diloco.syncer',
@@ -238,7 +239,9 @@ TABLE = {
     'numpy',
   },
   'diloco/sizing/host_memory.py': set(),
-  'diloco': LOW | CONFIG | {'diloco.run', 'absl', 'jax', 'numpy'},
+  'diloco': LOW
+  | CONFIG
+  | {'diloco.pages.text_tables', 'diloco.run', 'absl', 'jax', 'numpy'},
   'experiments': {
     'ml_collections',
     'diloco.config.run_config',
@@ -260,6 +263,7 @@ TABLE = {
     'matplotlib',
     'diloco.config.hardware',
     'diloco.metrics',
+    'diloco.pages.text_tables',
     'diloco.protocol',
     'diloco.transport.planes',
   },
@@ -271,6 +275,7 @@ TABLE = {
     'absl',
     'diloco.config.data_section',
     'diloco.metrics',
+    'diloco.pages.text_tables',
     'diloco.protocol',
     'diloco.transport.sockets',
     'launch',
