@@ -81,10 +81,10 @@ def main(_) -> int:
       **config_flags.access_vouched(),
       proxy=config_flags.proxy(),
     )
-    world = _world(config, access)
+    process_group = _process_group(config, access)
     run_spec = make_run_spec(config)
     hardware.check(os.environ)
-    met = _join(world)
+    met = _join(process_group)
     run_config.check_devices(config, _device_count())
   except ConfigError as error:
     config_flags.exit_config(error)
@@ -95,9 +95,9 @@ def main(_) -> int:
     config_flags.exit_config(ConfigError([str(error)]))
   try:
     workdir = Workdir(pathlib.Path(_WORKDIR.value))
-    if not world.leads:
-      return _follow(run_spec, workdir, access, world, met)
-    left = _train(run_spec, workdir, access, world, met)
+    if not process_group.leads:
+      return _follow(run_spec, workdir, access, process_group, met)
+    left = _train(run_spec, workdir, access, process_group, met)
   except BrokenRecord as error:
     config_flags.exit_config(ConfigError([str(error)]))
   except RunIsOver as over:
@@ -107,13 +107,13 @@ def main(_) -> int:
     print(f'error: --syncer={_SYNCER.value}: {error}', file=sys.stderr)
     return 1
   except (GroupLost, CheckpointGone) as error:
-    print(f'error: host {world.index}: {error}', file=sys.stderr)
+    print(f'error: host {process_group.index}: {error}', file=sys.stderr)
     _die(told=True)
   except NotAdmitted as error:
     print(f'error: --token_file: {error}', file=sys.stderr)
     return config_flags.EXIT_CONFIG
   except Exception:
-    if world.hosts == 1:
+    if process_group.hosts == 1:
       raise
     _die()  # Most likely a collective, for want of another host.
   if left.refused:
@@ -124,7 +124,7 @@ def main(_) -> int:
   return _exit_code(left)
 
 
-def _world(config, access: Access) -> ProcessGroup:
+def _process_group(config, access: Access) -> ProcessGroup:
   """Returns which process of the learner this is.
 
   Raises:
@@ -132,17 +132,17 @@ def _world(config, access: Access) -> ProcessGroup:
     ValueError: a stranger could be one of its hosts.
   """
   given = os.environ.get(hardware.GROUP_SECRET, '')
-  world = ProcessGroup(
+  process_group = ProcessGroup(
     _HOSTS.value,
     _HOST.value,
     _COORDINATOR.value,
     config.transport.host,
     group_secret(access, given, _LEARNER.value),
   )
-  if world.hosts > 1:
+  if process_group.hosts > 1:
     has_secret = bool(access.token or given)
     check_group(
-      world.coordinator,
+      process_group.coordinator,
       config.transport,
       has_secret,
       **config_flags.access_vouched(),
@@ -151,20 +151,20 @@ def _world(config, access: Access) -> ProcessGroup:
       logging.warning(
         '--coordinator=%s: without --token_file every process that reaches it '
         'passes for a host of this learner',
-        world.coordinator,
+        process_group.coordinator,
       )
-  return world
+  return process_group
 
 
-def _join(world: ProcessGroup) -> Rendezvous | None:
+def _join(process_group: ProcessGroup) -> Rendezvous | None:
   """Ends the process where the learner's hosts do not all come together."""
 
   def lost(error: GroupLost) -> NoReturn:
-    print(f'error: --host={world.host}: {error}', file=sys.stderr)
+    print(f'error: --host={process_group.host}: {error}', file=sys.stderr)
     _die(told=True)
 
   try:
-    return world.join(lost)
+    return process_group.join(lost)
   except GroupLost as error:
     lost(error)
 
@@ -205,12 +205,14 @@ def _exit_code(left: learner_events.Leave) -> int:
   return 128 + signal.SIGTERM if left.stopped else 1
 
 
-def _records(run_spec, workdir: Workdir, world: ProcessGroup) -> LearnerRecords:
+def _records(
+  run_spec, workdir: Workdir, process_group: ProcessGroup
+) -> LearnerRecords:
   name = learner_name(_LEARNER.value)
   folder, files = workdir.checkpoints(name), orbax_files.SOLE
-  if world.hosts > 1:
-    folder = workdir.host_checkpoints(name, world.index)
-    files = orbax_files.HostFiles(world.index)
+  if process_group.hosts > 1:
+    folder = workdir.host_checkpoints(name, process_group.index)
+    files = orbax_files.HostFiles(process_group.index)
   checkpoint = run_spec.config.checkpoint
   return LearnerRecords(
     folder,
@@ -232,15 +234,15 @@ def _follow(
   run_spec,
   workdir: Workdir,
   access: Access,
-  world: ProcessGroup,
+  process_group: ProcessGroup,
   met: Rendezvous,
 ) -> int:
   """Runs a host that does not lead; returns the exit code that host 0 sends."""
   plane = _plane(run_spec, access)
-  records = _records(run_spec, workdir, world)
+  records = _records(run_spec, workdir, process_group)
   device = Device(run_spec)
   follower = Follower(
-    world, met, run_spec, _LEARNER.value, device, records, plane
+    process_group, met, run_spec, _LEARNER.value, device, records, plane
   )
   stop_on_signals(follower)
   try:
@@ -255,21 +257,21 @@ def _train(
   run_spec,
   workdir: Workdir,
   access: Access,
-  world: ProcessGroup,
+  process_group: ProcessGroup,
   met: Rendezvous | None,
 ) -> learner_events.Leave:
   learner = _LEARNER.value
   name = learner_name(learner)
   plane = _plane(run_spec, access)
   device = Device(run_spec)
-  records = _records(run_spec, workdir, world)
-  if world.hosts > 1:
-    hosts, step = gather(world, met, records)
+  records = _records(run_spec, workdir, process_group)
+  if process_group.hosts > 1:
+    hosts, step = gather(process_group, met, records)
     restored = restore.restore_leading(run_spec, device, records, step)
   else:
     hosts = ALONE
     restored = restore.restore(run_spec, device, records)
-  exchange = SyncerClient(
+  client = SyncerClient(
     run_spec,
     learner,
     SyncerAddress(_SYNCER.value, plane, access, workdir.summary.exists),
@@ -286,23 +288,23 @@ def _train(
   )
   tape = LearnerEventLog(
     workdir.learner_tape(learner),
-    lambda: exchange.process,
+    lambda: client.process,
     describe(run_spec.config.mesh, os.environ),
   )
-  training = TrainLoop(
+  train_loop = TrainLoop(
     run_spec,
     learner,
     device,
     restored,
-    exchange,
+    client,
     Outputs(records, writer, tape),
     _NOTICE_S.value,
     hosts,
   )
-  hosts.watch(on_stop=training.stop, on_lost=exchange.crash)
-  stop_on_signals(training)
+  hosts.watch(on_stop=train_loop.stop, on_lost=client.crash)
+  stop_on_signals(train_loop)
   try:
-    left = training.run()
+    left = train_loop.run()
     hosts.tell(host_messages.EndAt(_exit_code(left), left.reason))
     return left
   except RunIsOver as over:
@@ -312,7 +314,7 @@ def _train(
     hosts.tell(host_messages.EndAt(config_flags.EXIT_CONFIG, str(error)))
     raise
   finally:
-    exchange.close()
+    client.close()
     hosts.close()
     writer.close()
     tape.close()

@@ -111,7 +111,7 @@ class SyncerClient:
     room = JOBS_MAX + 2 * config.protocol.fragments
     self._up = Worker('up', room, self._on_crash)
     self._down = Worker('down', JOBS_MAX, self._on_crash)
-    self._link = SyncerConnection(
+    self._connection = SyncerConnection(
       syncer,
       config.syncer.shards,
       config.transport.connect_s,
@@ -147,10 +147,10 @@ class SyncerClient:
   @property
   def process(self) -> int:
     """This process's number; see `protocol.incarnation`."""
-    return self._link.process
+    return self._connection.process
 
   def open(self):
-    self._link.open()
+    self._connection.open()
 
   def handle(
     self, event: learner_events.Event, session: SyncerSession | None = None
@@ -172,7 +172,7 @@ class SyncerClient:
       if waiting and not self._machine.waiting:
         self._todo.put(INTERRUPT)  # The loop may wait there without an effect.
     if changed:
-      self._link.wake()
+      self._connection.wake()
 
   def next_boundary(self, wait: bool):
     """Returns the next effect for the loop, or None if there is none yet.
@@ -290,7 +290,7 @@ class SyncerClient:
 
   def close(self):
     """Ends the threads; queued messages are still sent."""
-    self._link.close(timeout_s=3.0)
+    self._connection.close(timeout_s=3.0)
     self._up.close(timeout_s=1.0)
     self._down.close(timeout_s=1.0)
 
@@ -310,10 +310,10 @@ class SyncerClient:
         self._move(message)
         return
       refused = isinstance(message, messages.Refusal)
-      if refused and self._link.rise(message.newest):
+      if refused and self._connection.rise(message.newest):
         return  # The syncer ends the session; the next one is newer.
       if isinstance(message, messages.Welcome):
-        self._link.let_in()
+        self._connection.let_in()
         self._find_syncer(message.addresses)
       if isinstance(message, messages.NoState):
         logging.info('goes on without a peer: %s', message.reason)
@@ -388,7 +388,7 @@ class SyncerClient:
         self._forget(effect.handles)
       case _ if isinstance(effect, BOUNDARY):
         if isinstance(effect, learner_events.Leave):
-          self._link.leave()
+          self._connection.leave()
         self._todo.put(effect)
       case _:
         raise TypeError(f'Not a learner effect: {effect!r}.')

@@ -71,7 +71,7 @@ class TrainLoop:
     learner: the learner id, which also selects the data shard.
     device: the compiled device.
     restored: what the process starts from; it is consumed.
-    exchange: the exchange with the syncer; not yet open.
+    client: of the syncer; not yet open.
     outputs: takes checkpoints, metrics and the tape.
     notice_s: how long leaving in good order may take.
     hosts: the learner's other hosts: they are told each action before it is
@@ -84,7 +84,7 @@ class TrainLoop:
     learner: int,
     device: Device,
     restored: RestoredState,
-    exchange: syncer_client.SyncerClient,
+    client: syncer_client.SyncerClient,
     outputs: Outputs,
     notice_s: float,
     hosts: HostGroup = ALONE,
@@ -95,7 +95,7 @@ class TrainLoop:
     self._learner = learner
     self._device = device
     self._holder = StateHolder(device)
-    self._exchange = exchange
+    self._client = client
     self._records = outputs.checkpoints
     self._writer = outputs.metrics
     self._tape = outputs.tape
@@ -134,11 +134,11 @@ class TrainLoop:
   def stop(self, *_):
     """Leaves in good order, from the next boundary on; signal-safe."""
     self._stop.set()
-    self._exchange.interrupt()
+    self._client.interrupt()
 
   def run(self) -> learner_events.Leave:
     """Trains until the run is over, the syncer refuses, or `stop`."""
-    self._exchange.open()
+    self._client.open()
     while not self._training and self._goes_on():
       self._perform_next(wait=True)
     batches = pipeline.batches(
@@ -161,11 +161,11 @@ class TrainLoop:
   def _goes_on(self) -> bool:
     if self._stop.is_set() and not self._stopping:
       self._stopping = True
-      self._exchange.handle(learner_events.Stop(self._notice_s))
+      self._client.handle(learner_events.Stop(self._notice_s))
     return self._left is None
 
   def _inner_step(self, batch: dict[str, np.ndarray]):
-    global_step = self._exchange.global_step
+    global_step = self._client.global_step
     progress = self._run_spec.progress(global_step, self._position)
     self._tape.progress(self._step, progress)
     lr = self._schedule(progress)
@@ -184,7 +184,7 @@ class TrainLoop:
       self._report()
       stall_s = done.stall_s + self._boundary()
       self._pending = dataclasses.replace(done, stall_s=stall_s)
-      if self._exchange.waiting:  # At the end of the run, for its syncer.
+      if self._client.waiting:  # At the end of the run, for its syncer.
         self._wait_at_boundary()
     else:
       self._synchronous(done)
@@ -193,7 +193,7 @@ class TrainLoop:
   def _boundary(self) -> float:
     """Performs a boundary between two steps; returns its seconds."""
     began_s = time.monotonic()
-    self._exchange.handle(learner_events.Boundary(self._device.tokens_per_step))
+    self._client.handle(learner_events.Boundary(self._device.tokens_per_step))
     while self._perform_next(wait=False):
       pass
     return time.monotonic() - began_s
@@ -212,7 +212,7 @@ class TrainLoop:
 
   def _wait_at_boundary(self):
     began_s = time.monotonic()
-    while self._exchange.waiting and self._goes_on():
+    while self._client.waiting and self._goes_on():
       self._perform_next(wait=True)
     while self._perform_next(wait=False):
       pass
@@ -221,7 +221,7 @@ class TrainLoop:
     self._waited_s = self._free_s - began_s
 
   def _perform_next(self, wait: bool) -> bool:
-    effect = self._exchange.next_boundary(wait)
+    effect = self._client.next_boundary(wait)
     match effect:
       case None:
         return False
@@ -232,13 +232,13 @@ class TrainLoop:
       case learner_events.Apply():
         self._apply(effect)
       case learner_events.HandIn():
-        self._exchange.say_after_offers(messages.HandedIn(effect.last_round))
+        self._client.say_after_offers(messages.HandedIn(effect.last_round))
       case learner_events.SayLeaving():
-        self._exchange.say_after_offers(messages.Leaving())
+        self._client.say_after_offers(messages.Leaving())
       case learner_events.DonateState():
         self._donate(effect)
       case learner_events.Adopt():
-        adopted = self._exchange.take_adopted()
+        adopted = self._client.take_adopted()
         self._hosts.tell(host_messages.AdoptState())
         self._state = self._device.put_state(adopted.inner_state)
         self._source = adopted.source
@@ -267,7 +267,7 @@ class TrainLoop:
 
   def _snapshot(self, effect: learner_events.Snapshot):
     p = effect.fragment
-    prepared = self._exchange.prepare_offer(effect)
+    prepared = self._client.prepare_offer(effect)
     session = prepared.session.incarnation if prepared else 0
     handle, keep = effect.handle, effect.keep
     self._hosts.tell(host_messages.TakeSnapshot(p, session, handle, keep))
@@ -276,11 +276,11 @@ class TrainLoop:
     if self._config.protocol.overlap_steps == 0:
       self._report()
     if prepared is not None:
-      self._exchange.offer(prepared, effect, theta, self._own.reference(p))
+      self._client.offer(prepared, effect, theta, self._own.reference(p))
 
   def _donate(self, effect: learner_events.DonateState):
     """Holds the inner state of this boundary, on all hosts, for a newcomer."""
-    donation = self._exchange.prepare_donation(effect)
+    donation = self._client.prepare_donation(effect)
     self._hosts.tell(
       host_messages.DonateAt(*donation.newcomer, donation.handles)
     )
@@ -290,12 +290,12 @@ class TrainLoop:
       FragmentReplica(self._base_versions[p], theta, self._base_crcs[p])
       for p, theta in sorted(self._own.bases.items())
     ]
-    self._exchange.donate(donation, held, state)
+    self._client.donate(donation, held, state)
 
   def _apply(self, effect: learner_events.Apply):
     """Blends in Θ_p; before the first step there is nothing to blend."""
     p = effect.fragment
-    arrived = self._exchange.take_arrived(p, effect.version)
+    arrived = self._client.take_arrived(p, effect.version)
     if arrived is None:
       return
     self._hosts.tell(
@@ -330,7 +330,7 @@ class TrainLoop:
     now_s = time.monotonic()
     step_s, self._reported_s = now_s - self._reported_s, now_s
     self._free_s = now_s
-    self._exchange.handle(
+    self._client.handle(
       learner_events.Completed(
         tokens=self._device.tokens_per_step,
         position=pending.position,
@@ -347,7 +347,7 @@ class TrainLoop:
     can.
     """
     reason = f'loss {loss} at step {step}'
-    self._exchange.leave(reason)
+    self._client.leave(reason)
     self._left = self._left or learner_events.Leave(reason)
 
   def _save_if_due(self) -> float:
@@ -374,9 +374,9 @@ class TrainLoop:
       return
     self._tape.save(self._step)
     progress = progress_of(
-      self._exchange.machine_state(),
+      self._client.machine_state(),
       self._position,
-      self._exchange.process,
+      self._client.process,
       tuple(self._base_crcs[p] for p in sorted(self._base_crcs)),
     )
     text = json.dumps(dataclasses.asdict(progress))
@@ -411,7 +411,7 @@ class TrainLoop:
       pending.step,
       {
         names.TIME: time.time(),
-        names.INCARNATION: self._exchange.incarnation,
+        names.INCARNATION: self._client.incarnation,
         names.GLOBAL_STEP: pending.global_step,
         names.TRAIN_LOSS: loss,
         names.LEARNING_RATE: pending.lr,
@@ -438,12 +438,12 @@ class TrainLoop:
     }
 
 
-def stop_on_signals(training: TrainLoop | Follower):
+def stop_on_signals(running: TrainLoop | Follower):
   """Makes SIGTERM and SIGINT leave in good order."""
 
   def stop(number, _):
     signal.signal(number, signal.SIG_DFL)  # A second one ends at once.
-    training.stop()
+    running.stop()
 
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, stop)

@@ -186,10 +186,10 @@ def test_a_blend_right_after_a_save_does_not_change_it(learner, gate):
 
 def test_a_newcomer_is_given_the_state_of_its_boundary(learner):
   loop, given = learner.loop, []
-  loop._exchange.prepare_donation = lambda effect: types.SimpleNamespace(
+  loop._client.prepare_donation = lambda effect: types.SimpleNamespace(
     newcomer=(1, 1), handles=()
   )
-  loop._exchange.donate = lambda donation, held, state: given.append(state)
+  loop._client.donate = lambda donation, held, state: given.append(state)
   expected = _bits(loop._state)
   loop._donate(None)
   loop._state_before = _buffers(loop._state)

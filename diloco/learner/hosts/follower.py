@@ -17,7 +17,7 @@ from diloco.transport.host_channel import GroupLost, HostConnection
 
 
 def gather(
-  world: ProcessGroup, met: Rendezvous, records: LearnerRecords
+  process_group: ProcessGroup, met: Rendezvous, records: LearnerRecords
 ) -> tuple[MultiHostGroup, int]:
   """Connects the leading host to the others; returns them and the common step.
 
@@ -26,7 +26,7 @@ def gather(
   Raises:
     GroupLost: a host is gone.
   """
-  hosts = MultiHostGroup(world.listen(), world.hosts - 1)
+  hosts = MultiHostGroup(process_group.listen(), process_group.hosts - 1)
   met.close()
   step = common_step([records.readable(), *hosts.steps.values()])
   hosts.tell(host_messages.RestoreFrom(step))
@@ -45,7 +45,7 @@ class Follower:
 
   def __init__(
     self,
-    world: ProcessGroup,
+    process_group: ProcessGroup,
     met: Rendezvous,
     run_spec: RunSpec,
     learner: int,
@@ -57,7 +57,7 @@ class Follower:
     self._answer: queue.SimpleQueue = queue.SimpleQueue()
     self._host: HostWorker | None = None
     self._connection = HostConnection(
-      world.connect(),
+      process_group.connect(),
       host_messages.FROM_LEADING_HOST,
       self._hear,
       self._lost,
@@ -65,7 +65,7 @@ class Follower:
     )
     met.close()
     self._connection.send(
-      host_messages.HostStarted(world.index, records.readable())
+      host_messages.HostStarted(process_group.index, records.readable())
     )
     step = self._answer.get()
     if isinstance(step, GroupLost):

@@ -2,7 +2,7 @@
 """A process of a learner that does not lead: the same steps, its own bytes.
 
 Its loop executes the leading host's orders in sequence; a thread reads them,
-and two workers move bytes, as in the leading host's `exchange`.
+and two workers move bytes, as in the leading host's `SyncerClient`.
 """
 
 import itertools
