@@ -23,22 +23,6 @@ def get_config(arg=None):
   args = common.parse_arg(arg, quicktest=False, learners=3, scale=scales.SMALL)
   config = common.base()
   config.name = 'quickstart'
-  config.model.update(
-    layers=2, d_model=128, heads=2, kv_heads=1, head_dim=64, d_ff=256
-  )
-  config.data.update(source='stdlib', seq_len=128, batch=8)
-  config.inner.update(lr=4e-3, schedule='cosine', warmup_steps=80)
-  config.protocol.update(
-    learners=args.learners,
-    fragments=8,
-    sync_every_steps=24,
-    overlap_steps=6,
-    quorum=1,
-    total_steps=800,
-  )
-  config.run.cpu_threads = 2  # Four processes share two cores.
-  if args.scale != scales.SMALL:  # That is smaller still than the above.
-    scales.apply(config, args.scale)
-    config.run.cpu_threads = 0
+  scales.on_two_cores(config, args.scale, args.learners)
   config.faults = ('kill learner 1 at 0.33',)
   return common.quicktest(config) if args.quicktest else config

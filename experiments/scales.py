@@ -162,6 +162,34 @@ def apply(
   return config
 
 
+def on_two_cores(
+  config: ml_collections.ConfigDict, scale: str, learners: int
+) -> None:
+  """Makes `config`, in place, a run of two minutes on two CPU cores.
+
+  Args:
+    scale: SMALL: smaller still than the scale of that name; or what `apply`
+      takes, of which only the protocol and the schedule are then as here.
+  """
+  config.model.update(
+    layers=2, d_model=128, heads=2, kv_heads=1, head_dim=64, d_ff=256
+  )
+  config.data.update(seq_len=128, batch=8)
+  config.inner.update(lr=4e-3, schedule='cosine', warmup_steps=80)
+  config.protocol.update(
+    learners=learners,
+    fragments=8,
+    sync_every_steps=24,
+    overlap_steps=6,
+    quorum=1,
+    total_steps=800,
+  )
+  config.run.cpu_threads = 2  # All processes share two cores.
+  if scale != SMALL:
+    apply(config, scale)
+    config.run.cpu_threads = 0
+
+
 def active_parameters(scale: str) -> float:
   """Returns the number of parameters that one token passes."""
   row = SCALES[scale]

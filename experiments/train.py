@@ -20,23 +20,8 @@ def get_config(arg=None):
   args = common.parse_arg(arg, quicktest=False, learners=2, scale=scales.SMALL)
   config = common.base()
   config.name = 'train'
-  config.model.update(
-    layers=2, d_model=128, heads=2, kv_heads=1, head_dim=64, d_ff=256
-  )
+  scales.on_two_cores(config, args.scale, args.learners)
   # Few shards: one batch of each has to fit into a short text.
-  config.data.update(seq_len=128, batch=8, shards=max(4, args.learners))
-  config.inner.update(lr=4e-3, schedule='cosine', warmup_steps=80)
-  config.protocol.update(
-    learners=args.learners,
-    fragments=8,
-    sync_every_steps=24,
-    overlap_steps=6,
-    quorum=1,
-    total_steps=800,
-  )
+  config.data.shards = max(4, args.learners)
   config.checkpoint.learner_every_steps = 100
-  config.run.cpu_threads = 2  # Three processes share two cores.
-  if args.scale != scales.SMALL:  # That is smaller still than the above.
-    scales.apply(config, args.scale)
-    config.run.cpu_threads = 0
   return common.quicktest(config) if args.quicktest else config
