@@ -17,7 +17,7 @@ from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
 from diloco.run.command import run_command
-from diloco.run.exposure import open_access
+from diloco.run.exposure import given_access
 from diloco.run.spec import make_run_spec
 from diloco.syncer.shard_server import LeadAbsent, ShardRefused, ShardServer
 from diloco.transport.control_client import ConnectFailed
@@ -40,13 +40,7 @@ def main(config) -> int:
     )
     raise ConfigError([problem])
   with config_flags.refusing():
-    access = open_access(
-      config_flags.access_files(),
-      transport,
-      bind=None,
-      **config_flags.access_vouched(),
-      proxy=config_flags.proxy(),
-    )
+    access = given_access(transport, bind=None)
     run_spec = make_run_spec(config)
   plane = make_plane(
     transport.data_plane, transport.host, access, run_spec.limits.workers

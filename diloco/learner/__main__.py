@@ -34,7 +34,7 @@ from diloco.protocol.learner import events as learner_events
 from diloco.run import logs
 from diloco.run.environment import describe
 from diloco.run.event_log import LearnerEventLog
-from diloco.run.exposure import check_group, group_secret, open_access
+from diloco.run.exposure import check_group, given_access, group_secret
 from diloco.run.spec import make_run_spec
 from diloco.sizing import dry_runs
 from diloco.transport import sockets
@@ -71,40 +71,31 @@ def main(_) -> int:
   logs.keep_ours(config.name, **config_flags.who())
   if dry_runs.is_asked():
     return dry_runs.run(config)
-  try:
+  syncer = f'--syncer={_SYNCER.value}'
+  with (
+    config_flags.refusing(),
+    config_flags.refusing(BadAddress, flag=syncer),
+  ):
     run_config.check_learner(config, _LEARNER.value)
     sockets.split(_SYNCER.value)
-    access = open_access(
-      config_flags.access_files(),
-      config.transport,
-      bind=None,
-      **config_flags.access_vouched(),
-      proxy=config_flags.proxy(),
-    )
+    access = given_access(config.transport, bind=None)
     process_group = _process_group(config, access)
     run_spec = make_run_spec(config)
     hardware.check(os.environ)
     met = _join(process_group)
     run_config.check_devices(config, _device_count())
-  except ConfigError as error:
-    config_flags.exit_config(error)
-  except BadAddress as error:
-    syncer = f'--syncer={_SYNCER.value}'
-    config_flags.exit_config(ConfigError([f'{syncer}: {error}']))
-  except (ValueError, FileNotFoundError) as error:
-    config_flags.exit_config(ConfigError([str(error)]))
   try:
     workdir = Workdir(pathlib.Path(_WORKDIR.value))
     if not process_group.leads:
       return _follow(run_spec, workdir, access, process_group, met)
     left = _train(run_spec, workdir, access, process_group, met)
   except BrokenRecord as error:
-    config_flags.exit_config(ConfigError([str(error)]))
+    raise ConfigError([str(error)]) from None
   except RunIsOver as over:
     logging.info('left: %s', over)
     return 0
   except (HostUnknown, SyncerAbsent) as error:
-    print(f'error: --syncer={_SYNCER.value}: {error}', file=sys.stderr)
+    print(f'error: {syncer}: {error}', file=sys.stderr)
     return 1
   except (GroupLost, CheckpointGone) as error:
     print(f'error: host {process_group.index}: {error}', file=sys.stderr)

@@ -8,9 +8,21 @@ from collections.abc import Mapping
 
 from absl import logging
 
+from diloco.config import flags
 from diloco.config.sections import TransportConfig
 from diloco.transport import auth, planes
 from diloco.transport.sockets import HostUnknown, is_literal, is_loopback, split
+
+
+def given_access(transport: TransportConfig, bind: str | None) -> auth.Access:
+  """Opens the access that the flags of this process ask for."""
+  return open_access(
+    flags.access_files(),
+    transport,
+    bind,
+    **flags.access_vouched(),
+    proxy=flags.proxy(),
+  )
 
 
 def open_access(

@@ -14,7 +14,7 @@ from diloco.config import flags as config_flags
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from diloco.run.command import run_command
-from diloco.run.exposure import open_access
+from diloco.run.exposure import given_access
 from diloco.run.spec import make_run_spec
 from diloco.syncer.results import ResultLost
 from diloco.syncer.server import SyncerServer
@@ -36,13 +36,7 @@ def main(config) -> int:
   transport = config.transport
   bind = _BIND.value or f'{transport.host}:{transport.port}'
   with config_flags.refusing():
-    access = open_access(
-      config_flags.access_files(),
-      transport,
-      bind=sockets.split(bind)[0],
-      **config_flags.access_vouched(),
-      proxy=config_flags.proxy(),
-    )
+    access = given_access(transport, sockets.split(bind)[0])
     run_spec = make_run_spec(config)
   plane = make_plane(
     transport.data_plane, transport.host, access, run_spec.limits.workers

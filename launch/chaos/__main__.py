@@ -162,15 +162,12 @@ def _checked(argv, config: RunConfig) -> tuple[Processes, ...]:
 def main(argv) -> int:
   given = absl_flags.FLAGS
   asked = flags.load()
-  try:
-    learners = _checked(argv, asked)
-    config, more, told = adapted(asked, given.twins)
-    faults = read_plan(config, learners)
-    root = pathlib.Path(given.workdir)
-    left = stage.noted(Folder(Workdir(root)).processes)
-    workdir, lock, _ = occupy(root, given.overwrite)
-  except ConfigError as error:
-    flags.exit_config(error)
+  learners = _checked(argv, asked)
+  config, more, told = adapted(asked, given.twins)
+  faults = read_plan(config, learners)
+  root = pathlib.Path(given.workdir)
+  left = stage.noted(Folder(Workdir(root)).processes)
+  workdir, lock, _ = occupy(root, given.overwrite)
   console = rich.console.Console()
   if not console.is_terminal:
     console = rich.console.Console(width=WIDTH_MIN)
