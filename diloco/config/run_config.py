@@ -5,7 +5,6 @@ Imports no jax: the launcher reads configurations on machines without devices.
 """
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 
@@ -182,12 +181,6 @@ def agreement(config: RunConfig) -> dict[str, str]:
       flat[key] = json.dumps(value)
   flat['protocol.blend_alpha'] = flat.pop('blend_alpha')
   return flat
-
-
-def config_fingerprint(config: RunConfig) -> str:
-  """Returns 16 hex digits of a hash of `agreement(config)`."""
-  text = json.dumps(agreement(config), sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def extended(

@@ -215,10 +215,10 @@ class RecordedRun:
 
   def deaths(self) -> tuple[Life, ...]:
     """Lives that ended in a death within the run, in the order of time."""
-    dead = [
-      life
-      for lives in self.lives.values()
-      for life in lives
-      if life.death and life.ended_s <= self.until_s
-    ]
-    return tuple(sorted(dead, key=lambda life: life.ended_s))
+    return tuple(x for x in deaths(self.lives) if x.ended_s <= self.until_s)
+
+
+def deaths(lives: Mapping[str, tuple[Life, ...]]) -> list[Life]:
+  """Returns the lives that ended in a death, in the order of time."""
+  dead = [life for lived in lives.values() for life in lived if life.death]
+  return sorted(dead, key=lambda life: life.ended_s)

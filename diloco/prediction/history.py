@@ -10,7 +10,7 @@ from diloco.config import run_config
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics import goodput as metrics_goodput
-from diloco.metrics import run_reader
+from diloco.metrics import recorded_run, run_reader
 from diloco.metrics.goodput import StepRecord
 from diloco.metrics.recorded_run import (
   SYNCER,
@@ -65,13 +65,8 @@ class History:
 
   def deaths(self) -> tuple[Life, ...]:
     """Lives that ended in a death within the run, in the order of time."""
-    dead = [
-      life
-      for lives in self.lives.values()
-      for life in lives
-      if life.death and life.ended_s < self.until_s
-    ]
-    return tuple(sorted(dead, key=lambda life: life.ended_s))
+    dead = recorded_run.deaths(self.lives)
+    return tuple(life for life in dead if life.ended_s < self.until_s)
 
 
 def read(folder: pathlib.Path) -> History:

@@ -20,7 +20,6 @@ HOST = 'host'  # One process of a learner of several hosts.
 NEWCOMER = 'newcomer'  # An id that was not there before.
 MEMBER = 'member'  # A learner, which does not come back.
 WAYS = ('up', 'down')
-BOTH = 'both'
 
 
 class Unplannable(ValueError):
@@ -51,7 +50,7 @@ class PlannedFault:
   kind: str
   target: str  # 'syncer', 'shard-1', 'learner-0', or its host 'learner-0.1'.
   hold_s: float = 0.0
-  way: str = ''  # 'up', 'down', 'both'; '': it befalls no link.
+  way: str = ''  # 'up', 'down'; '': it befalls no link, or both ways.
 
   @property
   def end_s(self) -> float:

@@ -192,7 +192,6 @@ KINDS = {
     _jump,
   ),
 }
-LINKS = tuple(name for name, kind in KINDS.items() if kind.counters)
 
 
 def jump_s(fault: PlannedFault) -> float:

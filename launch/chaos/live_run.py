@@ -10,11 +10,9 @@ import dataclasses
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from diloco.config import config_files, flags
 from diloco.config.run_config import RunConfig
 from diloco.metrics import files, names
 from diloco.metrics.jsonl import Tail
@@ -204,25 +202,6 @@ class LiveRun:
 def participants(publish: Mapping) -> set[int]:
   """The learners that a closed round of the tape has merged."""
   return {share['learner'] for share in publish['shares']}
-
-
-def parse_with_default(
-  argv: Sequence[str], config: str, *overrides: str
-) -> list[str]:
-  """Calls `flags.parse`, with a default configuration.
-
-  Args:
-    argv: the command line.
-    config: a file below `experiments/`, with its argument.
-    *overrides: such as 'run.step_floor_s=0.05', for that file only.
-  """
-  given = [word for word in argv if word.startswith(('--config=', '--config '))]
-  if not given and '--config' not in argv:
-    rest = [f'--config.{override}' for override in overrides]
-    path = config_files.EXPERIMENTS / config
-    argv = [argv[0], f'--config={path}', *rest, *argv[1:]]
-    sys.argv = list(argv)  # ml_collections reads the overrides there.
-  return flags.parse(argv)
 
 
 def _step(record: Mapping) -> WrittenStep:

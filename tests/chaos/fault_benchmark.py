@@ -30,16 +30,12 @@ from diloco.config.sections import ConfigError
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from diloco.transport import planes
-from launch.chaos.live_run import (
-  LiveRun,
-  Overdue,
-  RunFailed,
-  parse_with_default,
-)
+from launch.chaos.live_run import LiveRun, Overdue, RunFailed
 from launch.local import occupy
 from launch.session import Interrupted, signals
 from launch.supervisor import ProcessEvent
 from tests.chaos import fault_scenarios, fault_table
+from tests.chaos.command_line import parse_with_default
 from tests.chaos.fault_scenarios import Measured
 
 CONFIG = 'faults.py:steps=100000000'  # The benchmark ends the run.
@@ -131,25 +127,22 @@ def main(argv) -> int:
   config, arguments = flags.load(), flags.arguments()
   given = absl_flags.FLAGS
   root = given.workdir or tempfile.mkdtemp(prefix='faults-')
-  try:
-    if len(argv) > 1:
-      raise ConfigError([f'{argv[1]}: unexpected argument'])
-    if config.run.log_every_steps != 1:
-      raise ConfigError(
-        [
-          f'run.log_every_steps={config.run.log_every_steps}: must be 1, every '
-          'step is looked at'
-        ]
-      )
-    if given.data_plane:
-      transport = dataclasses.replace(
-        config.transport, data_plane=given.data_plane
-      )
-      config = dataclasses.replace(config, transport=transport)
-      arguments.append(f'--config.transport.data_plane={given.data_plane}')
-    workdir, lock, _ = occupy(pathlib.Path(root), given.overwrite)
-  except ConfigError as error:
-    flags.exit_config(error)
+  if len(argv) > 1:
+    raise ConfigError([f'{argv[1]}: unexpected argument'])
+  if config.run.log_every_steps != 1:
+    raise ConfigError(
+      [
+        f'run.log_every_steps={config.run.log_every_steps}: must be 1, every '
+        'step is looked at'
+      ]
+    )
+  if given.data_plane:
+    transport = dataclasses.replace(
+      config.transport, data_plane=given.data_plane
+    )
+    config = dataclasses.replace(config, transport=transport)
+    arguments.append(f'--config.transport.data_plane={given.data_plane}')
+  workdir, lock, _ = occupy(pathlib.Path(root), given.overwrite)
   console = rich.console.Console()
   if not console.is_terminal:
     console = rich.console.Console(width=WIDTH_MIN)

@@ -20,11 +20,11 @@ from diloco.config import flags
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import learner_name
 from launch.chaos.judging import check_table
-from launch.chaos.live_run import parse_with_default
 from launch.local import occupy
 from launch.program import SYNCER
 from launch.session import Interrupted, signals
 from tests.chaos import soak_run
+from tests.chaos.command_line import parse_with_default
 from tests.chaos.soak_run import Soak
 
 CONFIG = 'tests_tiny.py:learners=3,steps=100000000'
@@ -50,21 +50,18 @@ def define_flags() -> None:
 def main(argv) -> int:
   config = flags.load()
   given = absl_flags.FLAGS
-  try:
-    if len(argv) > 1:
-      raise ConfigError([f'{argv[1]}: unexpected argument'])
-    if not given.workdir:
-      raise ConfigError(['--workdir: is missing, such as runs/soak'])
-    if config.run.log_every_steps != 1:
-      raise ConfigError(
-        [
-          f'run.log_every_steps={config.run.log_every_steps}: must be 1, every '
-          'step is counted'
-        ]
-      )
-    workdir, lock, _ = occupy(pathlib.Path(given.workdir), given.overwrite)
-  except ConfigError as error:
-    flags.exit_config(error)
+  if len(argv) > 1:
+    raise ConfigError([f'{argv[1]}: unexpected argument'])
+  if not given.workdir:
+    raise ConfigError(['--workdir: is missing, such as runs/soak'])
+  if config.run.log_every_steps != 1:
+    raise ConfigError(
+      [
+        f'run.log_every_steps={config.run.log_every_steps}: must be 1, every '
+        'step is counted'
+      ]
+    )
+  workdir, lock, _ = occupy(pathlib.Path(given.workdir), given.overwrite)
   console = rich.console.Console()
 
   def say(text: str) -> None:

@@ -267,7 +267,7 @@ def test_a_mesh_must_use_exactly_the_devices(devices):
     run_config.check_devices(config, devices)
 
 
-def test_the_fingerprint_leaves_out_what_may_differ():
+def test_the_agreement_leaves_out_what_may_differ():
   one = run_config.build(common.base())
   other = run_config.build(
     changed(
@@ -281,9 +281,7 @@ def test_the_fingerprint_leaves_out_what_may_differ():
       faults=('kill learner 1 at 0.5',),
     )
   )
-  assert run_config.config_fingerprint(one) == run_config.config_fingerprint(
-    other
-  )
+  assert run_config.agreement(one) == run_config.agreement(other)
 
 
 @pytest.mark.parametrize(
@@ -297,19 +295,17 @@ def test_the_fingerprint_leaves_out_what_may_differ():
     {'transport__data_plane': 'grpc'},
   ],
 )
-def test_the_fingerprint_sees_what_must_agree(change):
+def test_the_agreement_sees_what_must_agree(change):
   one = run_config.build(common.base())
   other = run_config.build(changed(**change))
-  assert run_config.config_fingerprint(one) != run_config.config_fingerprint(
-    other
-  )
+  assert run_config.agreement(one) != run_config.agreement(other)
 
 
-def test_another_process_finds_the_same_fingerprint():
+def test_another_process_finds_the_same_agreement():
   code = (
     'from diloco.config import run_config as config; '
     'from experiments import common; '
-    'print(config.config_fingerprint(config.build(common.base())))'
+    'print(config.agreement(config.build(common.base())))'
   )
   theirs = subprocess.run(
     [sys.executable, '-c', code],
@@ -318,9 +314,7 @@ def test_another_process_finds_the_same_fingerprint():
     text=True,
     check=True,
   ).stdout.strip()
-  assert theirs == run_config.config_fingerprint(
-    run_config.build(common.base())
-  )
+  assert theirs == str(run_config.agreement(run_config.build(common.base())))
 
 
 def test_differences_name_the_key_and_both_values():
