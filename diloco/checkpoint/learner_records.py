@@ -67,10 +67,6 @@ class LearnerRecords:
   Args:
     folder: used by this learner alone.
     fingerprints: of the run; checkpoints with others are refused.
-    keep_latest: see `Checkpoints`.
-    keep_best: see `Checkpoints`.
-    say: see `Checkpoints`.
-    files: see `Checkpoints`.
   """
 
   def __init__(

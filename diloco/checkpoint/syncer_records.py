@@ -45,7 +45,6 @@ def newest_theta_after(
   """Returns Θ as a syncer saved it after a later round, for readers.
 
   Args:
-    folder: the syncer's folder.
     closed_round: the last round that was read.
 
   Returns:
@@ -86,11 +85,7 @@ class SyncerRecords:
   possibly another.
 
   Args:
-    folder: the syncer's folder.
-    keep_latest: see `Checkpoints`.
-    keep_best: see `Checkpoints`.
     every_rounds: the interval of `due`.
-    say: see `Checkpoints`.
     sync: True if a written ledger has to survive a loss of power, see
       `files.replace`.
   """

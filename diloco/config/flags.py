@@ -143,7 +143,6 @@ def run(
 
   Args:
     main: takes what is left over of the command line.
-    parser: in place of `parse`.
   """
   app.run(_or_exit(main), flags_parser=_or_exit(parser or parse))
 

@@ -39,7 +39,6 @@ def limits_of(learners: int, ids: int, shards: int) -> RunLimits:
   """The limits of a run.
 
   Args:
-    learners: M.
     ids: of learners that may join, `data.shards`; at least M.
   """
   wanted = ids + shards - 1 + SPARE_SESSIONS

@@ -29,7 +29,6 @@ def log_likelihoods(
   beginning.
 
   Args:
-    model: a model with `logits`.
     questions: every choice has at most `window` bytes.
     window: L, the number of bytes that the model sees.
     rows: B, choices scored at once.

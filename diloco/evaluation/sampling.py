@@ -37,7 +37,6 @@ class Sampler:
     """Checks the arguments; compiles nothing yet.
 
     Args:
-      model: a model with `logits`.
       window: L, the number of tokens that the model sees; earlier ones are
         dropped.
       temperature: divides the logits; 0 takes the likeliest token.

@@ -28,7 +28,6 @@ def make(kind: str, mean_s: float, shape: float, power: float) -> Repair:
   The paper names the exponentiated Weibull, without its parameters.
 
   Args:
-    kind: a key of `REPAIRS`.
     mean_s: mean of the draws, in seconds, at least 0.
     shape: k > 0 of the exponentiated Weibull, P(x) = (1 − e^−(x/l)^k)^a; others
       ignore it. The scale l follows from the mean.
@@ -164,9 +163,6 @@ def read_csv(path: str | pathlib.Path, chips: int) -> tuple[Interruption, ...]:
     slices of one learner, are neighbours;
   * `repair_s`: seconds until its slice could be used again; if it never came
     back, until the end of the record.
-
-  Args:
-    chips: N of the cluster.
 
   Raises:
     TraceError: with the line number, the value, and what would be right.

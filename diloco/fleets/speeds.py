@@ -13,7 +13,6 @@ def mean_steps_s(
   """Returns the mean step length of each learner; slow ones come last.
 
   Args:
-    learners: M.
     step_s: step length of a learner that is not slow.
     slow_learners: number of slow ones; at most M count.
     slow_gap: a slow learner makes 1 − gap steps while another makes one.

@@ -310,7 +310,6 @@ def nbytes(
 
   Args:
     values: values of the tensor; no block spans two tensors.
-    codec: a key of CODECS.
     block_size: values that share a scale ('int…' only).
     scale: type of the scales, one of SCALE_BYTES ('int…' only).
 
@@ -335,7 +334,6 @@ def bytes_per_value(
   scale.
 
   Args:
-    codec: a key of CODECS.
     block_size: values that share one scale ('int…' only).
     scale: type of the scale, one of SCALE_BYTES ('int…' only).
 
@@ -354,7 +352,6 @@ def fragment_shares(
   """Returns each fragment's share of the parameters; the embedding is first.
 
   Args:
-    fragments: P.
     embedding_share: share of an embedding fragment; 0: all are equal.
   """
   if not embedding_share or fragments == 1:

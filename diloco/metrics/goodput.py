@@ -59,7 +59,6 @@ def stepping(
   it is the goodput if no process died.
 
   Args:
-    learners: M, dead or alive.
     end_s: end of the window; later than start_s.
   """
   assert end_s > start_s, f'an empty run: {start_s=} {end_s=}'
@@ -187,7 +186,6 @@ def share(
 
   Args:
     works: of all learners that have ever joined, on one clock.
-    learners: M.
     end_s: end of the run, or now.
   """
   if end_s <= begin_s:

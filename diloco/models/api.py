@@ -64,7 +64,6 @@ def reported_loss(loss: jax.Array, metrics: Metrics) -> jax.Array:
   """Returns the loss to report and compare: without auxiliary terms.
 
   Args:
-    loss: the minimised loss.
     metrics: metrics of the same call.
   """
   return metrics.get(CROSS_ENTROPY, loss)
@@ -84,11 +83,8 @@ def plain_model(
   `roles` does not name is one tensor. Nothing is computed.
 
   Args:
-    init: see `Model`.
-    loss: see `Model`.
     axes: see `Model`; some paths.
     roles: see `Model`; some paths.
-    logits: see `Model`.
 
   Raises:
     ValueError: the parameters are not nested dicts of arrays.
@@ -151,8 +147,6 @@ def check_loss(model: Model, batch: int, seq_len: int):
 
   Args:
     model: a model that passes `check_model`.
-    batch: B.
-    seq_len: L.
 
   Raises:
     ValueError: it is not a pair of an f32 scalar and a dict of scalars.

@@ -76,7 +76,6 @@ def to_exported(
 
   Args:
     params: path -> array, the layers stacked.
-    config: config of that decoder.
   """
   tensors = {_TOP[p]: np.ascontiguousarray(params[p]) for p in _top(config)}
   for path in _LAYER:
@@ -125,7 +124,6 @@ def exported_config(config: DecoderConfig, seq_len: int) -> dict:
   """Returns the contents of config.json, as plain data.
 
   Args:
-    config: config of the decoder.
     seq_len: the longest text that it was trained on, in tokens.
   """
   root = math.sqrt(config.d_model)

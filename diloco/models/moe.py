@@ -179,7 +179,6 @@ def spread(
   """Σ_k gate_k · mlp_k(x); each device for its tokens and its experts.
 
   Args:
-    x_BLD: the tokens.
     chosen_BLK: the experts of each token.
     gates_BLK: f32, their weights.
     matrices: gate [E, D, F], up [E, D, F] and down [E, F, D].
@@ -238,7 +237,6 @@ def _asked(
   """Σ_k gate_k · mlp_k(x) over the experts whose matrices are here.
 
   Args:
-    x_BLD: the tokens.
     chosen_BLK: indices among all experts.
     gates_BLK: weights of the chosen experts.
     gate_EDF: for the experts that are here.

@@ -111,7 +111,6 @@ def auxiliary(
 
   Args:
     told_N: results of `balance`, one value per layer.
-    config: has the weights.
 
   Returns:
     Their weighted sum, and metrics: 'aux_loss' and 'z_loss' (means over the

@@ -109,7 +109,6 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
   user's own mesh, or an odd vocabulary, changes speed but no result.
 
   Args:
-    x: The activation.
     names: The logical name of each of its axes; None leaves one unsharded.
   """
   mesh = jax.sharding.get_abstract_mesh()

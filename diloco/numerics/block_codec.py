@@ -133,7 +133,6 @@ class BlockCodec:
     """Encodes f32 [n] as uint8 [nbytes(n)], each value to the nearest level.
 
     Args:
-      x: the values.
       rng: makes rounding stochastic, so that the mean is x, with scale = max|x|
         / L. (A bf16 scale may be rounded down: values within 2⁻⁸ of their
         block's largest then come out that much too small.) Only for int4 and

@@ -33,7 +33,6 @@ class Codec(Protocol):
 
     Args:
       data: uint8 [nbytes(n)].
-      n: number of encoded values.
       blocks: indices of the blocks, ascending.
     """
 
@@ -55,7 +54,6 @@ def make_codec(name: str, block_size: int = 128, scale: str = 'bf16') -> Codec:
   """Makes the codec `name`.
 
   Args:
-    name: a key of `CODECS`.
     block_size: values that share a scale ('int…' only); smaller is more
       accurate and larger on the wire.
     scale: type of the scales, 'bf16' or 'f32' ('int…' only).

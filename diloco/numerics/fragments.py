@@ -120,7 +120,6 @@ def make_layout(
       by name and lowest fragment; the largest fragment is at most 4/3 of the
       best possible. 'tensor': one after another, round robin. 'layer': whole
       layers, neighbours together; tensors outside the layers go to the last.
-    fragments: P.
     embedding: 'split' gives every fragment an even share of the rows of the
       embedding-like tensors; 'own' makes them fragment 0 and distributes the
       rest over P - 1 (the paper).

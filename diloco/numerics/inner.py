@@ -147,7 +147,6 @@ class TrainStep:
     Args:
       params: any pytree of arrays; keeps its dtypes.
       inner_state: from the last step.
-      batch: passed to the loss.
       lr: scalar f32, see `schedule`.
       rng: passed to the loss.
 
@@ -185,8 +184,6 @@ def accumulated(
   of experts) is averaged over the parts.
 
   Args:
-    loss: see `TrainStep`.
-    params: see `TrainStep`.
     batch: axis 0 of each array counts rows; a multiple of `parts`.
     rng: the loss gets it with the part's number folded in, if there are
       several.

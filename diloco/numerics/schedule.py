@@ -55,10 +55,8 @@ def make_schedule(
   steps. Beyond total_steps nothing changes.
 
   Args:
-    name: a key of `SCHEDULES`.
     lr: the peak.
     warmup_steps: steps until the peak; 0 starts at the peak.
-    total_steps: length of the run.
     final_fraction: of lr, at the end.
     decay_fraction: share of total_steps in which a late schedule falls.
 

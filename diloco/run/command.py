@@ -24,7 +24,6 @@ def run_command(
   A ConfigError ends in a message and exit code 78.
 
   Args:
-    main: takes the checked configuration.
     required: flags that must be given, besides --config.
     role: names the process in its log; without one there is no --log_json.
     access: whether it takes the flags by which processes know each other.

@@ -104,7 +104,6 @@ def check_group(
     coordinator: host:port where its hosts meet.
     has_secret: True if the hosts share a secret.
     insecure: the operator vouches for the network.
-    transfer_fenced: see `open_access`.
 
   Raises:
     ValueError: strangers could connect, and the operator did not vouch.

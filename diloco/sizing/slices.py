@@ -55,7 +55,6 @@ def described(of: Topology, compiler: str = '') -> Described:
   """The chips of a slice; to be called before jax has opened a device.
 
   Args:
-    of: the slice.
     compiler: 'tpu', 'cpu', or '' for the first that is here.
 
   Raises:

@@ -80,7 +80,6 @@ def make_plane(
   """Returns the data plane `name`, listening on `host`.
 
   Args:
-    name: a key of `PLANES`.
     host: IP literal or name of the interface that peers connect to; ignored by
       'memory'.
     access: credentials of peers; a plane that is not authenticated accepts

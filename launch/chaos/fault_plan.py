@@ -98,8 +98,6 @@ def draw(
   time to recover, and one learner at least is left alone at any time.
 
   Args:
-    seed: of all draws.
-    seconds: length of the plan.
     faults_per_hour: their mean rate; round(rate · time) come.
     shapes: of the kinds that are asked for.
     cast: the processes of the run.

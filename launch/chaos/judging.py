@@ -32,7 +32,6 @@ class Twins:
   """Runs without faults of the same configuration.
 
   Args:
-    config: of the run.
     arguments: the flags that give a process this configuration.
     learners: of what each learner consists.
     say: takes a line for the user.
@@ -58,7 +57,6 @@ class Twins:
 
     Args:
       folder: of the run with faults.
-      seconds: of its plan.
       count: number of twins, one after the other.
 
     Raises:

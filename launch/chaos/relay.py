@@ -136,7 +136,6 @@ class Relay:
   Args:
     hosts: address on which each process with a link listens, by its name; no
       two are equal.
-    seed: of delays and losses.
   """
 
   def __init__(self, hosts: Mapping[str, str], seed: int):

@@ -117,7 +117,6 @@ class SimulatedStage:
 
   Args:
     cluster: its learners 0 … M − 1 are started.
-    speed: of the real processes.
   """
 
   def __init__(self, cluster: Cluster, speed: Speed, slow: set[int]):
@@ -282,12 +281,7 @@ def simulate(
 
   Args:
     config: M and all else; the steps do not end.
-    shards: S.
-    tokens_per_step: of a learner.
-    speed: of the real processes.
-    plan: the faults.
     times_s: when the plan begins and when it ends, from the first step on.
-    seed: of step lengths.
   """
   begin_s, until_s = times_s
   watch = _Watch(until_s)

@@ -67,10 +67,7 @@ class Parts:
   """The roles of a run whose learners connect through a relay.
 
   Args:
-    config: the run's configuration.
     arguments: the flags that give a process this configuration.
-    workdir: the run's folder.
-    relay: started.
     clocks: of the learners; None: those of the machine.
     learners: of what each learner consists.
   """
@@ -133,14 +130,7 @@ class Parts:
 
 
 class RealStage:
-  """A `faults.FaultStage` of real processes.
-
-  Args:
-    run: the processes.
-    relay: through which they connect.
-    parts: of the run.
-    clocks: of the learners.
-  """
+  """A `faults.FaultStage` of real processes."""
 
   def __init__(self, run: LiveRun, relay: Relay, parts: Parts, clocks: Clocks):
     self._run = run
