@@ -95,7 +95,7 @@ def _round(
   )
 
 
-def _lives(
+def lives(
   events: Sequence[Mapping], begin_s: float
 ) -> tuple[dict[str, tuple[Life, ...]], tuple[tuple[str, float, float], ...]]:
   """Each process's lives, and (process, begin, end) of pauses.
@@ -173,8 +173,8 @@ class _Reader:
       self._records(workdir.metrics(learner_name(m)), STEP) for m in learners
     ]
     begin_s = _begin_s(tape, metrics, events)
-    lives, pauses = _lives(_of_run(events), begin_s)
-    steps, training = self._trained(metrics, lives, begin_s)
+    known_lives, pauses = lives(_of_run(events), begin_s)
+    steps, training = self._trained(metrics, known_lives, begin_s)
     evaluated = self._whole(metrics_status.read_evaluation, workdir.evaluation)
     closed_rounds, broken = rounds(tape, begin_s)
     self._gaps += [f'{workdir.tape}: {each}' for each in broken]
@@ -203,7 +203,7 @@ class _Reader:
       validation=self._validated(metrics, steps, begin_s, evaluated),
       rounds=closed_rounds,
       records=dict(sorted(collections.Counter(_decisions(tape)).items())),
-      lives=_used(lives, heard_s, steps),
+      lives=_used(known_lives, heard_s, steps),
       pauses=pauses,
       joined=frozenset(heard_s.keys() - {SYNCER}),
       stopped_s=min(stopped_s, default=None),

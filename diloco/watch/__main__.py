@@ -19,7 +19,7 @@ from absl import flags
 from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
 from diloco.metrics import files
-from diloco.report.recorded_run import NoReport
+from diloco.metrics.recorded_run import NoReport
 from diloco.transport.sockets import LOOPBACK
 from diloco.watch import live_page
 from diloco.watch.followed_run import FollowedRun

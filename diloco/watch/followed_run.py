@@ -13,16 +13,14 @@ import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from diloco.metrics import names
+from diloco.metrics import names, recorded_run, run_reader
 from diloco.metrics import status as metrics_status
 from diloco.metrics.files import MalformedFile
 from diloco.metrics.goodput import work_of_tape
 from diloco.metrics.jsonl import Tail
+from diloco.metrics.recorded_run import SYNCER, NoReport, RecordedRound
 from diloco.metrics.status import RunStatus, RunSummary
 from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
-from diloco.prediction.history import SYNCER
-from diloco.report import recorded_run, run_reader
-from diloco.report.recorded_run import NoReport, RecordedRound
 from diloco.watch.thinned_curve import ThinnedCurve
 
 ROUNDS_MAX = 1000  # That the timeline shows.
@@ -197,7 +195,7 @@ class FollowedRun:
       now_s: since the epoch; the present unless given.
     """
     now_s = time.time() if now_s is None else now_s
-    lives, pauses = run_reader.lives(self._of_run(), 0.0, self._last_s)
+    lives, pauses = run_reader.lives(self._of_run(), 0.0)
     how = self._how(now_s, lives)
     found = {
       'run': self._setup.name,
@@ -224,7 +222,7 @@ class FollowedRun:
         for name, each in lives.items()
         for life in each
       ],
-      'pauses': pauses,
+      'pauses': [(who, a, min(b, self._last_s)) for who, a, b in pauses],
       'spans': {m: each.spans for m, each in self._learners.items()},
       'kinds': dict(sorted(self._kinds.items())),
       'happenings': sorted(self._happenings, key=lambda each: each[0]),

@@ -7,8 +7,8 @@ import pathlib
 import pytest
 
 from diloco.metrics import jsonl, names, status
+from diloco.metrics.recorded_run import NoReport
 from diloco.metrics.workdir import EVALUATOR, Workdir
-from diloco.report.recorded_run import NoReport
 from diloco.watch import followed_run
 from diloco.watch.followed_run import FollowedRun
 from diloco.watch.thinned_curve import ThinnedCurve
