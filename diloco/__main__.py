@@ -37,6 +37,7 @@ COMMANDS = {
     'simulates fleets of up to millions of chips',
   ),
   'plan': ('diloco.plan', 'says what a run would need'),
+  'bench': ('diloco.bench', 'measures speed, stalls and sizes on this machine'),
   'swarm': ('diloco.swarm', 'tests the protocol on random failures'),
   'write-records': ('diloco.write_records', 'makes files of documents of text'),
   'index-data': ('diloco.index_data', 'indexes files of documents'),

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
+from diloco.bench import checkpoint_stalls as saving
 from diloco.checkpoint import arrays as checkpoint_arrays
 from diloco.checkpoint import store
 from diloco.learner.held_state import StateHolder
-from tests.benchmarks import saving
 
 pytestmark = pytest.mark.alone
 
@@ -27,7 +27,7 @@ def run_spec():
 @pytest.fixture
 def learner(run_spec, tmp_path):
   """Yields a train loop without a syncer that has made three steps."""
-  measured = saving.Measured(run_spec, tmp_path)
+  measured = saving.MeasuredLoop(run_spec, tmp_path)
   measured.steps(3, 0)
   yield measured
   measured.records.close(SAVE_S)

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Codecs against a reference that packs value by value, and their bounds."""
 
-import io
 import math
 import struct
-from contextlib import redirect_stdout
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from diloco.numerics import codec
-from tests.benchmarks import codec as benchmarks_codec
 
 BLOCK_CODECS = ('int1', 'int2', 'int4', 'int8')
 LEVEL_MAX = {'int1': 1, 'int2': 3, 'int4': 7, 'int8': 127}
@@ -308,18 +305,6 @@ def test_wrong_length_is_refused(name):
 def test_wrong_arguments_are_named(arguments, message):
   with pytest.raises(ValueError, match=message):
     codec.make_codec(*arguments)
-
-
-def test_benchmark_reports_every_codec():
-  report = benchmarks_codec.report(
-    values=5000, repeat=1, block_size=128, scale='bf16'
-  )
-  rows = [line.split() for line in report.splitlines()]
-  assert [row[0] for row in rows[1:]] == ['copy', *codec.NAMES]
-  output = io.StringIO()
-  with redirect_stdout(output):
-    benchmarks_codec.main(['--values=5000', '--repeat=1'])
-  assert output.getvalue().count('\n') == len(rows)
 
 
 def test_golden_int4():

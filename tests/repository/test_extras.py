@@ -34,6 +34,7 @@ sys.meta_path.insert(0, Missing())
 importlib.import_module(sys.argv[1])
 """
 MODULES = (
+  'diloco.bench.__main__',
   'diloco.learner.__main__',
   'diloco.syncer.__main__',
   'diloco.syncer_shard',

@@ -225,6 +225,22 @@ TABLE = {
     'rich',  # The bar.
     'scipy',
   },
+  # It measures all of the others, and starts processes as users do.
+  'diloco/bench': LOW
+  | CONFIG
+  | SIMULATOR
+  | {
+    'absl',
+    'diloco.lab',
+    'diloco.learner',
+    'diloco.pages',
+    'diloco.run',
+    'diloco.syncer',
+    'jax',
+    'ml_collections',
+    'numpy',
+    'rich',
+  },
   'diloco/sizing': LOW
   | CONFIG
   | {

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures how long a learner's checkpoints hold its steps up.
 
-    python -m tests.benchmarks.saving --millions=10
-
 A real train loop with AdamW on the quadratic model, without a syncer, in a
-process of its own with the environment that the launcher gives. Each process
-trains first without checkpoints, then with them, and the rows say how long a
-step took from outside. `at` is the longest step from a save's own to the end of
-its writing, less the median step; `call` the longest that the loop was in the
-call that saves.
+process of its own with the environment that the launcher gives. It trains first
+without checkpoints, then with them; how long a step took is seen from outside.
 """
 
 import argparse
+import json
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -23,6 +20,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from diloco.bench.measurement import (
+  BenchFailed,
+  BenchFigure,
+  BenchSettings,
+  quantile,
+)
+from diloco.bench.real_run import MALLOC, get_config
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.config import run_config
 from diloco.learner import restore
@@ -31,8 +35,6 @@ from diloco.learner.train_loop import TrainLoop
 from diloco.protocol.learner import state as learner_state
 from diloco.protocol.learner.machine import Learner
 from diloco.run.spec import RunSpec, make_run_spec
-from experiments import tests_tiny
-from launch.program import MALLOC
 
 LAYERS = 10
 FRAGMENTS = 10
@@ -66,7 +68,7 @@ class Nowhere:
 def run_spec_of(millions: float) -> RunSpec:
   """Returns a run of one learner with about so many million parameters."""
   width = round((millions * 1e6 / LAYERS) ** 0.5)
-  config = tests_tiny.get_config()
+  config = get_config()
   config.model.update(kind='bowl', layers=LAYERS, d_model=width, d_ff=width)
   config.protocol.update(
     learners=1, quorum=1, fragments=FRAGMENTS, sync_every_steps=FRAGMENTS
@@ -76,7 +78,7 @@ def run_spec_of(millions: float) -> RunSpec:
   return make_run_spec(run_config.build(config))
 
 
-class Measured:
+class MeasuredLoop:
   """A train loop, and how long each of its steps takes."""
 
   def __init__(self, run_spec: RunSpec, folder: pathlib.Path):
@@ -134,48 +136,91 @@ class Measured:
     return took, beside, calls
 
 
-def measure(millions: float, steps: int, every: int, folder: str):
-  """Prints the rows of one process."""
-  measured = Measured(run_spec_of(millions), pathlib.Path(folder))
+def measure(settings: BenchSettings) -> list[BenchFigure]:
+  """Measures all sizes, each in a process of its own."""
+  found = []
+  for millions in settings.sizes:
+    steps, every = settings.pick((200, 50), (30, 10))
+    name = f'{millions:g} M'
+    found += _figures(name, _in_child(millions, steps, every))
+  return found
+
+
+def _figures(name: str, seen: dict) -> list[BenchFigure]:
+  """Returns the stalls of one child."""
+  off, on, beside = seen['off'], seen['on'], seen['beside']
+  if seen['failed'] or not beside:
+    raise BenchFailed(f'{name}: saves failed: {seen["said"]}')
+  usual_s = quantile(off, 0.5)
+  longest, p99 = max(off), quantile(off, 0.99)
+  return [
+    BenchFigure(
+      f'{name}, longest step while saving, beyond the median',
+      1e3 * (max(beside) - usual_s), 'ms', max(beside) / longest,
+      'the longest step without saves',
+    ),
+    BenchFigure(
+      f'{name}, p99 of steps, beyond the median',
+      1e3 * (quantile(on, 0.99) - usual_s), 'ms', quantile(on, 0.99) / p99,
+      'p99 without saves',
+    ),
+    BenchFigure(
+      f'{name}, longest in the call', 1e3 * max(seen['calls']), 'ms',
+      max(seen['calls']) / usual_s, 'a step',
+    ),
+  ]  # fmt: skip
+
+
+def _in_child(millions: float, steps: int, every: int) -> dict:
+  """Returns what `_trained` says, from a process of its own."""
+  command = [sys.executable, '-m', 'diloco.bench.checkpoint_stalls']
+  with tempfile.TemporaryDirectory() as folder:
+    done = subprocess.run(
+      [
+        *command,
+        f'--millions={millions}',
+        f'--steps={steps}',
+        f'--every={every}',
+        f'--folder={folder}/0',
+      ],
+      env={**os.environ, **dict(MALLOC), 'NPROC': '2'},
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+  if done.returncode:
+    raise BenchFailed(f'{shlex.join(command)}: {done.stderr[-500:]}')
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def _trained(millions: float, steps: int, every: int, folder: str) -> dict:
+  """Trains without saves, then with them; returns seconds of steps."""
+  measured = MeasuredLoop(run_spec_of(millions), pathlib.Path(folder))
   measured.steps(WARM_UP, 0)
-  for name, each in (('off', 0), ('on', every)):
-    took, beside, calls = measured.steps(steps, each)
-    print(_row(name, took, beside, calls), flush=True)
-    measured.records.wait(SAVE_S)
-  print(f'       {len(calls)} saves, {measured.records.failed} failed')
-  for line in measured.said:
-    print(f'       {line}')
-
-
-def _row(name, took, beside, calls) -> str:
-  p50, p99, longest = (1e3 * np.quantile(took, q) for q in (0.5, 0.99, 1.0))
-  at = 1e3 * max(beside, default=0.0) - p50 if beside else 0.0
-  call = 1e3 * max(calls, default=0.0)
-  values = p50, p99, longest, at, call
-  return f'{name:5}' + ''.join(f'  {value:7.1f}' for value in values)
+  off, _, _ = measured.steps(steps, 0)
+  on, beside, calls = measured.steps(steps, every)
+  measured.records.wait(SAVE_S)
+  return {
+    'off': off,
+    'on': on,
+    'beside': beside,
+    'calls': calls,
+    'failed': measured.records.failed,
+    'said': measured.said,
+  }
 
 
 def main(argv: Sequence[str] | None = None):
+  """Makes one repetition of one size, and prints it as JSON."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--millions', type=float, default=10, help='Parameters.')
-  parser.add_argument('--steps', type=int, default=200, help='Of each row.')
+  parser.add_argument('--steps', type=int, default=200, help='Of each kind.')
   parser.add_argument('--every', type=int, default=50, help='Between saves.')
-  parser.add_argument('--repeats', type=int, default=3, help='Processes.')
-  parser.add_argument('--folder', default='', help=argparse.SUPPRESS)
+  parser.add_argument('--folder', required=True, help='Of the checkpoints.')
   args = parser.parse_args(argv)
-  if args.folder:
-    measure(args.millions, args.steps, args.every, args.folder)
-    return
-  print('saves  p50 ms   p99 ms   max ms       at     call', flush=True)
-  command = [sys.executable, '-m', 'tests.benchmarks.saving']
-  command += [f'--{key}={getattr(args, key)}' for key in ('millions', 'steps')]
-  for _ in range(args.repeats):
-    with tempfile.TemporaryDirectory() as folder:
-      subprocess.run(
-        [*command, f'--every={args.every}', f'--folder={folder}/0'],
-        env={**os.environ, **dict(MALLOC), 'NPROC': '2'},
-        check=True,
-      )
+  print(
+    json.dumps(_trained(args.millions, args.steps, args.every, args.folder))
+  )
 
 
 if __name__ == '__main__':

@@ -1,69 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures how much a syncer of S shards merges per second, for several S.
+"""Measures a syncer's whole round, its parts, and what S shards merge.
 
-  python -m tests.benchmarks.shards [--layers=8] [--d_model=512] …
-
-Each shard is a process on one core with its real share of the work: it takes
-the bytes of M learners from memory, decodes and checks them, merges, steps the
-outer optimizer, encodes the update and offers it. Not measured: the network,
-and that the lead closes rounds in order. MB are those of f32 contributions.
+A shard has its real work: it takes the bytes of M learners from memory, decodes
+and checks them, merges, steps the outer optimizer, encodes the update and
+offers it. Not measured: the network, and that the lead closes rounds in order.
+GB/s are those of f32 contributions.
 """
 
 import dataclasses
-import json
+import functools
 import multiprocessing
 import os
 import queue
 import time
 
 import numpy as np
-from absl import app, flags
 
+from diloco.bench.measurement import (
+  BenchFigure,
+  BenchSettings,
+  in_turns,
+  timed,
+)
+from diloco.bench.real_run import get_config
 from diloco.config import run_config
-from diloco.numerics import payload
+from diloco.numerics import merge, outer, payload
 from diloco.protocol import shard_messages as orders
+from diloco.run import contributions
 from diloco.run.payload_parts import announced
 from diloco.run.spec import RunSpec, make_run_spec
+from diloco.syncer.outer_state import make_optimizer
 from diloco.syncer.shard import Shard
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
-from experiments import common
-
-_SHARDS = flags.DEFINE_list('shards', ['1', '2', '4'], 'S, one after another.')
-_LEARNERS = flags.DEFINE_integer('learners', 4, 'M.')
-_LAYERS = flags.DEFINE_integer('layers', 8, 'Of the decoder.')
-_D_MODEL = flags.DEFINE_integer('d_model', 512, 'Of the decoder.')
-_ROUNDS = flags.DEFINE_integer('rounds', 2, 'Of each fragment.')
-_CODEC = flags.DEFINE_string('codec', 'int4', 'Up and down.')
 
 ANSWER_S = 600.0
+LEARNERS = (2, 8)
+SHARDS = 2
+COPY = 'a copy of the contributions in f32'
+ONE_SHARD = 'one shard alone, on one core'
 
 
 @dataclasses.dataclass(frozen=True)
-class Size:
+class RoundSize:
   """The size of the merged model."""
 
   learners: int
   layers: int
   d_model: int
   rounds: int
-  codec: str
+  codec: str = 'int4'
 
   def run_spec(self, shards: int) -> RunSpec:
-    config = common.base()
+    config = get_config()
     config.model.update(
       layers=self.layers, d_model=self.d_model, d_ff=3 * self.d_model
     )
-    config.data.update(source='grammar', grammar_bytes=1 << 18)
     config.protocol.update(learners=self.learners)
     config.codec.update(up=self.codec, down=self.codec)
     config.syncer.shards = shards
     return make_run_spec(run_config.build(config))
 
 
-class _Feeder:
+class Feeder:
   """The learners of one shard: their offers lie in memory."""
 
-  def __init__(self, run_spec: RunSpec, shard: int, size: Size):
+  def __init__(self, run_spec: RunSpec, shard: int, size: RoundSize):
     self._answers: queue.SimpleQueue = queue.SimpleQueue()
     network = MemoryNetwork()
     self._run_spec = run_spec
@@ -161,11 +162,11 @@ class _Feeder:
     assert isinstance(answer, kind), answer
 
 
-def _serve(shard: int, shards: int, size: Size, ready, begin, done):
+def _serve(shard: int, shards: int, size: RoundSize, ready, begin, done):
   """Runs one process on one core, as if each shard had a machine of its own."""
   cores = sorted(os.sched_getaffinity(0))
   os.sched_setaffinity(0, {cores[shard % len(cores)]})
-  feeder = _Feeder(size.run_spec(shards), shard, size)
+  feeder = Feeder(size.run_spec(shards), shard, size)
   feeder.run(1)  # Compiles, and touches all memory.
   ready.put(feeder.merged_bytes)
   begin.wait(ANSWER_S)
@@ -174,8 +175,8 @@ def _serve(shard: int, shards: int, size: Size, ready, begin, done):
   feeder.close()
 
 
-def measure(shards: int, size: Size) -> dict:
-  """Returns merged MB/s of a syncer of S shards."""
+def merged_gb_per_s(shards: int, size: RoundSize) -> float:
+  """Returns what S shards, which work all the time, merge per second."""
   context = multiprocessing.get_context('spawn')
   ready, done = context.Queue(), context.Queue()
   begin = context.Event()
@@ -195,28 +196,85 @@ def measure(shards: int, size: Size) -> dict:
   took_s = time.monotonic() - began_s
   for process in processes:
     process.join()
-  mb = size.rounds * nbytes / 1e6
-  return {
-    'shards': shards,
-    'merged_mb': round(mb, 1),
-    'seconds': round(took_s, 3),
-    'mb_per_s': round(mb / took_s, 1),
-  }
+  return size.rounds * nbytes / took_s / 1e9
 
 
-def main(_):
-  """Prints one JSON line for the machine, and one for each S."""
-  size = Size(
-    _LEARNERS.value,
-    _LAYERS.value,
-    _D_MODEL.value,
-    _ROUNDS.value,
-    _CODEC.value,
+def measure_shards(settings: BenchSettings) -> list[BenchFigure]:
+  """Measures S shards beside one; wall time, one core each."""
+  size = _size(settings, 4)
+  alone = merged_gb_per_s(1, size)
+  together = merged_gb_per_s(SHARDS, size)
+  ratio = SHARDS * alone / together
+  name = f'S = {SHARDS}, M = {size.learners}'
+  return [
+    BenchFigure('S = 1', alone, 'GB/s'),
+    BenchFigure(name, together, 'GB/s', ratio, ONE_SHARD),
+  ]
+
+
+def measure(settings: BenchSettings) -> list[BenchFigure]:
+  """Measures whole rounds and their parts, by CPU time, in one process."""
+  found = []
+  for learners in settings.pick(LEARNERS, LEARNERS[:1]):
+    size = _size(settings, learners)
+    found += [_whole(size), *_parts(size, settings.pick(5, 2))]
+  return found
+
+
+def _size(settings: BenchSettings, learners: int) -> RoundSize:
+  layers, d_model = settings.pick((8, 512), (1, 64))
+  return RoundSize(learners, layers, d_model, settings.pick(4, 1))
+
+
+def _whole(size: RoundSize) -> BenchFigure:
+  feeder = Feeder(size.run_spec(1), 0, size)
+  feeder.run(1)  # Touches all memory.
+  nbytes = feeder.merged_bytes
+  took_s = timed(lambda: feeder.run(size.rounds), time.process_time)
+  feeder.close()
+  contributions_ = np.ones(nbytes // 4, np.float32)
+  contributions_.copy()
+  copied_s = timed(
+    lambda: [contributions_.copy() for _ in range(size.rounds)],
+    time.process_time,
   )
-  print(json.dumps({'cores': os.cpu_count(), **dataclasses.asdict(size)}))
-  for shards in _SHARDS.value:
-    print(json.dumps(measure(int(shards), size)), flush=True)
+  speed = size.rounds * nbytes / took_s / 1e9
+  name = f'M = {size.learners}, whole round'
+  return BenchFigure(name, speed, 'GB/s', took_s / copied_s, COPY)
 
 
-if __name__ == '__main__':
-  app.run(main)
+def _parts(size: RoundSize, turns: int) -> list[BenchFigure]:
+  """Measures each part of a round of the largest fragment by itself."""
+  run_spec = size.run_spec(1)
+  pieces = max(
+    run_spec.layout.fragments, key=lambda each: sum(x.size for x in each)
+  )
+  codec, rng = run_spec.up, np.random.default_rng(0)
+  vs = {
+    m: {x.name: 1e-3 * rng.standard_normal(x.shape, np.float32) for x in pieces}
+    for m in range(size.learners)
+  }
+  datas = [payload.encode(v, pieces, codec) for v in vs.values()]
+  weights = dict.fromkeys(vs, 1 / size.learners)
+  optimizer = make_optimizer(run_spec.config)
+  state = outer.init(vs[0], optimizer)
+  delta = merge.merge(vs, weights, pieces)
+  calls = {
+    'decode': lambda: [payload.decode(d, pieces, codec) for d in datas],
+    'checks and norms': lambda: [contributions.checked(v) for v in vs.values()],
+    'RDA': functools.partial(merge.merge, vs, weights, pieces),
+    # It encodes the update, and decodes it as the learners will.
+    'outer step': functools.partial(
+      outer.step, state, delta, optimizer, run_spec.down, pieces
+    ),
+    'encode': functools.partial(payload.encode, delta, pieces, run_spec.down),
+    'CRC': functools.partial(payload.piece_crcs, delta, pieces),
+  }
+  flat = np.ones(size.learners * sum(x.size for x in pieces), np.float32)
+  found = []
+  for name, call in calls.items():
+    pair = in_turns(call, flat.copy, turns)
+    speed = flat.nbytes / pair.work_s / 1e9
+    title = f'M = {size.learners}, {name}'
+    found.append(BenchFigure(title, speed, 'GB/s', pair.ratio, COPY))
+  return found

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the whole system: python -m diloco.bench --all
+
+  python -m diloco.bench --all [--repeats=3] [--json=FILE] [--history=FILE]
+  python -m diloco.bench --only=round,int4 [--millions=1,10]
+  python -m diloco.bench --list
+
+One table: medians and spreads over the repetitions, and ratios to what was
+measured beside in the same run. Exit code 0: all was measured, whatever the
+figures; 1: a row could not be; 78: it can't run as asked.
+"""
+
+import pathlib
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+import rich.console
+from absl import flags as absl_flags
+from absl import logging
+
+from diloco.bench import comparison, machine_load
+from diloco.bench.measurement import BenchFailed, BenchSettings
+from diloco.bench.rows import ROWS
+from diloco.config import flags
+from diloco.config.sections import ConfigError
+from diloco.metrics import files
+from diloco.pages import terminal
+
+WIDTH = 150  # Of the table where there is no terminal.
+
+
+def define_flags() -> None:
+  """The flags of this main."""
+  absl_flags.DEFINE_bool('all', False, 'Measures all rows.')
+  absl_flags.DEFINE_list('only', [], 'Measures these rows.')
+  absl_flags.DEFINE_bool('list', False, 'Prints the rows; measures nothing.')
+  absl_flags.DEFINE_integer('repeats', 3, 'Of each row.', lower_bound=1)
+  absl_flags.DEFINE_list(
+    'millions', ['1', '10', '50'], 'Parameters of rows that differ by size.'
+  )
+  absl_flags.DEFINE_bool(
+    'smallest', False, 'Makes everything tiny: to see that it works.'
+  )
+  absl_flags.DEFINE_string('json', None, 'File for all figures.')
+  absl_flags.DEFINE_string('history', None, 'File to append a line of JSON to.')
+
+
+def main(argv: Sequence[str]) -> int:
+  given = absl_flags.FLAGS
+  if len(argv) > 1:
+    raise ConfigError([f'{argv[1]}: unexpected argument'])
+  if given.list:
+    print('\n'.join(f'  {name:16}{row.title}' for name, row in ROWS.items()))
+    return 0
+  names = chosen(given.all, given.only)
+  settings = BenchSettings(given.smallest, sizes(given.millions))
+  targets = [pathlib.Path(p) for p in (given.json, given.history) if p]
+  check_writable(targets)
+  logging.set_verbosity(logging.WARNING)
+  # Ends the processes of a run, too.
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+  line = terminal.StatusLine()
+  machine, whole = machine_load.describe(), machine_load.LoadMeter()
+  found, failed = measure(names, settings, given.repeats, line.say)
+  line.end()
+  again = shlex.join(['python', '-m', 'diloco.bench', *sys.argv[1:]])
+  about = (found, failed, machine, whole.others(), again)
+  console = rich.console.Console(
+    color_system=None, highlight=False, markup=False, emoji=False
+  )
+  if not console.is_terminal:
+    console.width = max(console.width, WIDTH)
+  terminal.show(comparison.page(*about), console)
+  if given.json:
+    files.write_json(pathlib.Path(given.json), comparison.record(*about))
+  if given.history:
+    comparison.append(pathlib.Path(given.history), comparison.record(*about))
+  return 1 if failed else 0
+
+
+def measure(
+  names: Sequence[str],
+  settings: BenchSettings,
+  repeats: int,
+  say: Callable[[str], None],
+) -> tuple[list[comparison.RepeatedFigure], dict[str, str]]:
+  """Returns the figures, and why other rows could not be measured."""
+  found, failed = [], {}
+  for name in names:
+    meter, repetitions = machine_load.LoadMeter(), []
+    try:
+      for i in range(repeats):
+        say(f'{name}: repetition {i + 1} of {repeats}')
+        repetitions.append(ROWS[name].measure(settings))
+    except BenchFailed as error:
+      failed[name] = str(error)
+      continue
+    found += comparison.repeated(name, repetitions, meter.others())
+  return found, failed
+
+
+def chosen(everything: bool, only: Sequence[str]) -> list[str]:
+  """Returns the rows to measure; raises ConfigError."""
+  if everything == bool(only):
+    raise ConfigError(['give --all, or --only=ROW,…; --list names the rows'])
+  if unknown := [name for name in only if name not in ROWS]:
+    raise ConfigError(
+      [f'--only={name}: must be one of {", ".join(ROWS)}' for name in unknown]
+    )
+  return [name for name in ROWS if everything or name in only]
+
+
+def sizes(texts: Sequence[str]) -> tuple[float, ...]:
+  """Returns the values of --millions; raises ConfigError."""
+  try:
+    found = tuple(float(text) for text in texts)
+  except ValueError:
+    found = ()
+  if not found or not all(0 < size < 1e6 for size in found):
+    raise ConfigError(
+      [f'--millions={",".join(texts)}: must be numbers above 0, such as 1,10']
+    )
+  return found
+
+
+def check_writable(paths: Sequence[pathlib.Path]) -> None:
+  """Finds out before an hour of measuring; raises ConfigError."""
+  for path in paths:
+    try:
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.open('a').close()
+    except OSError as error:
+      raise ConfigError([f'{path}: {error.strerror}']) from None
+
+
+if __name__ == '__main__':
+  define_flags()
+  flags.run_without_config(main)

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of real processes for the benchmarks: started, watched, always ended.
+
+This file is also their configuration, which each process is started with.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+
+import ml_collections
+
+from diloco.bench.measurement import BenchFailed
+from diloco.config import run_config
+from diloco.metrics import names
+from diloco.metrics.jsonl import read_jsonl
+from diloco.metrics.workdir import Workdir, learner_name
+
+# As the launcher sets it for every process: launch/program.py.
+MALLOC = (
+  ('MALLOC_MMAP_THRESHOLD_', str(1 << 30)),
+  ('MALLOC_TRIM_THRESHOLD_', str(1 << 30)),
+  ('MALLOC_TOP_PAD_', str(1 << 26)),
+)
+ENDLESS = 10**8  # Steps; the benchmark ends the run.
+NEVER = 4 * 10**7  # H, such that no round becomes due.
+SYNCER = 'syncer'
+LOOK_EVERY_S = 0.05
+DEADLINE_S = 600.0  # For what takes seconds on a quiet machine.
+BOWL_LAYERS = 10
+TAIL = 600  # Characters of a log that a failure shows.
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Returns the smallest run of two learners; rows change what they need."""
+  config = ml_collections.ConfigDict(run_config.defaults())
+  config.name = 'bench'
+  config.model.update(
+    layers=1, d_model=32, heads=2, kv_heads=1, head_dim=16, d_ff=32
+  )
+  config.data.update(
+    source='grammar', seq_len=32, batch=4, grammar_bytes=1 << 16
+  )
+  config.inner.update(warmup_steps=4)
+  config.protocol.update(total_steps=ENDLESS)
+  # A learner saves nothing, and the syncer its ledger alone.
+  config.checkpoint.update(learner_every_steps=0, syncer_every_rounds=10**6)
+  config.run.update(log_every_steps=1, cpu_threads=2)
+  return config
+
+
+def bowl(millions: float) -> dict[str, object]:
+  """Returns the model of so many million parameters whose steps are cheap."""
+  width = max(1, round((millions * 1e6 / BOWL_LAYERS) ** 0.5))
+  return {
+    'model.kind': 'bowl',
+    'model.layers': BOWL_LAYERS,
+    'model.d_model': width,
+    'model.d_ff': width,
+  }
+
+
+class RealRun:
+  """A syncer and learners as processes; the `with` block kills what it started.
+
+  Args:
+    overrides: dotted key -> value, in place of those of `get_config`.
+  """
+
+  def __init__(self, overrides: Mapping[str, object]):
+    self._overrides = dict(overrides)
+    self._address = '127.0.0.1:0'
+    self.processes: dict[str, subprocess.Popen] = {}
+    self.started_s: dict[str, float] = {}  # Since the epoch, as on tapes.
+
+  def __enter__(self) -> 'RealRun':
+    self._folder = pathlib.Path(tempfile.mkdtemp(prefix='bench-'))
+    self.workdir = Workdir(self._folder / 'run')
+    self.workdir.root.mkdir()
+    compiled = self.workdir.compiled
+    self._environment = {
+      'JAX_PLATFORMS': 'cpu',  # Two learners can't share an accelerator.
+      **os.environ,
+      **dict(MALLOC),
+      'NPROC': '2',
+      'PYTHONUNBUFFERED': '1',
+      'JAX_COMPILATION_CACHE_DIR': str(compiled.absolute()),
+      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    }
+    return self
+
+  def __exit__(self, *exception):
+    for name in list(self.processes):
+      self.kill(name)
+    shutil.rmtree(self._folder, ignore_errors=True)
+
+  # Starting and ending ------------------------------------------------------
+
+  def start_syncer(self) -> float:
+    """Starts the syncer, later ones on the same port; waits until it listens.
+
+    Returns:
+      When it said so, in seconds since the epoch.
+    """
+    self._start(SYNCER, 'diloco.syncer', f'--bind={self._address}')
+    log, found = self._log(SYNCER), []
+
+    def listens() -> bool:
+      text = log.read_text(errors='replace')
+      found[:] = re.findall(r' fragments, at (\S+)$', text, re.MULTILINE)
+      return bool(found)
+
+    self.until(listens, 'the syncer listens')
+    self._address = found[-1]
+    return time.time()
+
+  @property
+  def address(self) -> str:
+    """The syncer's host:port."""
+    return self._address
+
+  def start_learner(self, learner: int, **own: object):
+    """Starts a learner; `own` are keys of the section `run`."""
+    self._start(
+      learner_name(learner),
+      'diloco.learner',
+      f'--learner={learner}',
+      f'--syncer={self._address}',
+      *(f'--config.run.{key}={value}' for key, value in own.items()),
+    )
+
+  def kill(self, name: str) -> float:
+    """Performs `kill -9` and waits for the end; returns when it was sent."""
+    process = self.processes.pop(name)
+    killed_s = time.time()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return killed_s
+
+  def _start(self, name: str, module: str, *flags: str):
+    command = [
+      *(sys.executable, '-m', module),
+      f'--config={pathlib.Path(__file__)}',
+      f'--workdir={self.workdir.root}',
+      *(f'--config.{key}={value}' for key, value in self._overrides.items()),
+      *flags,
+    ]
+    with self._log(name).open('wb') as log:
+      self.started_s[name] = time.time()
+      self.processes[name] = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=self._environment,
+      )
+
+  def _log(self, name: str) -> pathlib.Path:
+    return self._folder / f'{name}.log'
+
+  # Watching -----------------------------------------------------------------
+
+  def until(self, holds: Callable[[], bool], what: str):
+    """Waits until `holds()`.
+
+    Raises:
+      BenchFailed: it did not in time, or a process has ended.
+    """
+    over_s = time.monotonic() + DEADLINE_S
+    while not holds():
+      for name, process in self.processes.items():
+        if process.poll() is not None:
+          tail = self._log(name).read_text(errors='replace')[-TAIL:]
+          raise BenchFailed(
+            f'{name} exits with {process.returncode} before {what}: {tail}'
+          )
+      if time.monotonic() > over_s:
+        raise BenchFailed(f'not within {DEADLINE_S:.0f} s: {what}')
+      time.sleep(LOOK_EVERY_S)
+
+  def steps(self, learner: int) -> list[dict]:
+    """Returns what the learner wrote of each of its steps so far."""
+    return read_jsonl(self.workdir.metrics(learner_name(learner)))
+
+  def closes(self, learner: int | None = None) -> list[dict]:
+    """Returns the rounds that closed so far, if given those with a learner."""
+    return [
+      line
+      for line in read_jsonl(self.workdir.tape)
+      if line['kind'] == 'Publish'
+      and (
+        learner is None
+        or any(share['learner'] == learner for share in line['shares'])
+      )
+    ]
+
+  def until_steps(self, learner: int, more: int) -> list[dict]:
+    """Waits for so many more steps of a learner, and returns them."""
+    before = len(self.steps(learner))
+    self.until(
+      lambda: len(self.steps(learner)) >= before + more,
+      f'{more} more steps of learner {learner}',
+    )
+    return self.steps(learner)[before : before + more]
+
+  def until_merged(self, learner: int, more: int, since_s: float = 0.0):
+    """Waits until so many rounds since a time have merged the learner."""
+    self.until(
+      lambda: sum(c['time_s'] >= since_s for c in self.closes(learner)) >= more,
+      f'{more} rounds merge learner {learner}',
+    )
+
+
+def column(records: list[dict], name: str) -> list[float]:
+  """Returns one scalar of all records that have it."""
+  return [record[name] for record in records if name in record]
+
+
+def step_seconds(records: list[dict]) -> list[float]:
+  """Returns how long each step took."""
+  return column(records, names.STEP_TIME)

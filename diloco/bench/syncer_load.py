@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the syncer's memory, and what it takes to serve many learners.
+
+The syncer is a real process. The many learners are threads of this one, each
+with the real loop, client and data plane: as processes, 64 of them would leave
+the syncer no core. Linux only.
+"""
+
+import os
+import pathlib
+import re
+import statistics
+import threading
+import time
+
+from diloco.bench.measurement import BenchFailed, BenchFigure, BenchSettings
+from diloco.bench.real_run import SYNCER, RealRun, bowl, get_config
+from diloco.checkpoint.learner_records import LearnerRecords
+from diloco.config import run_config
+from diloco.learner import restore
+from diloco.learner.connection import SyncerAddress
+from diloco.learner.device import Device
+from diloco.learner.restore import Outputs
+from diloco.learner.syncer_client import SyncerClient
+from diloco.learner.train_loop import TrainLoop
+from diloco.metrics.workdir import learner_name
+from diloco.metrics.writer import JsonlWriter
+from diloco.run.environment import describe
+from diloco.run.event_log import LearnerEventLog
+from diloco.run.spec import RunSpec, make_run_spec
+from diloco.transport.auth import OPEN
+from diloco.transport.planes import make_plane
+
+EMPTY_MILLIONS = 0.001
+LEARNERS = (16, 32, 64)
+NOTICE_S = 2.0
+JOIN_S = 60.0
+PLANE = 'grpc'  # One server of the other plane serves a whole process.
+FRAGMENTS = 4
+MANY = {
+  'protocol.fragments': FRAGMENTS,
+  'protocol.sync_every_steps': 8,
+  'protocol.overlap_steps': 2,
+  'protocol.quorum': 0,  # All: every round merges M contributions.
+  'transport.data_plane': PLANE,
+}
+
+
+def measure_memory(settings: BenchSettings) -> list[BenchFigure]:
+  """Measures the peak of resident memory beyond that of an empty model."""
+  empty_bytes = _peak_bytes(EMPTY_MILLIONS, settings)
+  found = []
+  for millions in settings.sizes:
+    beyond = max(_peak_bytes(millions, settings) - empty_bytes, 0)
+    each = beyond / (millions * 1e6)
+    found.append(
+      BenchFigure(f'{millions:g} M, M = 2', each, 'B/parameter', each / 4,
+                  'Θ in f32')
+    )  # fmt: skip
+  return found
+
+
+def _peak_bytes(millions: float, settings: BenchSettings) -> int:
+  overrides = {
+    'protocol.fragments': FRAGMENTS,
+    'protocol.sync_every_steps': 8,
+    'protocol.overlap_steps': 2,
+    'run.step_floor_s': 0.05,
+  } | bowl(millions)
+  with RealRun(overrides) as run:
+    run.start_syncer()
+    for m in (0, 1):
+      run.start_learner(m)
+    for m in (0, 1):
+      run.until_merged(m, settings.pick(3 * FRAGMENTS, 2))
+    return 1024 * _status(run.processes[SYNCER].pid, 'VmHWM')
+
+
+def measure_served(settings: BenchSettings) -> list[BenchFigure]:
+  """Measures the syncer beside M learners; the first M is the reference."""
+  found, first_s = [], None
+  for learners in settings.pick(LEARNERS, (2,)):
+    with RealRun({**MANY, 'protocol.learners': learners}) as run:
+      seen = _served(run, learners, settings.pick(10 * FRAGMENTS, FRAGMENTS))
+    name = f'M = {learners}'
+    first_s = first_s or seen['cpu_s']
+    found += [
+      BenchFigure(f'{name}, first pull to merged', 1e3 * seen['sync_s'], 'ms'),
+      BenchFigure(
+        f'{name}, CPU a contribution', 1e3 * seen['cpu_s'], 'ms',
+        seen['cpu_s'] / first_s, 'that with the smallest M',
+      ),
+      BenchFigure(f'{name}, threads', seen['threads'], ''),
+      BenchFigure(f'{name}, descriptors', seen['descriptors'], ''),
+    ]  # fmt: skip
+  return found
+
+
+def _served(run: RealRun, learners: int, rounds: int) -> dict[str, float]:
+  """Returns what the syncer used while so many rounds closed."""
+  run.start_syncer()
+  crowd = Crowd(run, learners)
+  try:
+    run.until(
+      lambda: any(len(c['shares']) == learners for c in run.closes()),
+      f'a round merges all {learners} learners',
+    )
+    pid, before = run.processes[SYNCER].pid, len(run.closes())
+    cpu_s = _cpu_s(pid)
+    run.until(
+      lambda: len(run.closes()) >= before + rounds, f'{rounds} rounds close'
+    )
+    cpu_s = _cpu_s(pid) - cpu_s
+    closes = run.closes()[before:]
+    return {
+      'cpu_s': cpu_s / sum(len(close['shares']) for close in closes),
+      'sync_s': statistics.median(close['sync_s'] for close in closes),
+      'threads': float(_status(pid, 'Threads')),
+      'descriptors': float(len(os.listdir(f'/proc/{pid}/fd'))),
+    }
+  finally:
+    crowd.close()
+
+
+class Crowd:
+  """M learners as threads of this process, of the smallest decoder.
+
+  Args:
+    run: whose syncer listens.
+  """
+
+  def __init__(self, run: RealRun, learners: int):
+    self._run = run
+    self._crashes: list[BaseException] = []
+    self._closing = threading.Event()
+    config = get_config()
+    for key, value in MANY.items():
+      section, _, name = key.partition('.')
+      config[section][name] = value
+    config.protocol.learners = learners
+    # Long enough that a busy core does not decide how long a round takes.
+    config.run.step_floor_s = 0.02 * learners
+    run_spec = make_run_spec(run_config.build(config))
+    device = Device(run_spec)
+    self._plane = make_plane(
+      PLANE, config.transport.host, OPEN, run_spec.limits.workers
+    )
+    self._loops, self._threads, self._ends = [], [], []
+    for m in range(learners):
+      self._loops.append(self._loop(run_spec, device, m))
+    for loop in self._loops:
+      thread = threading.Thread(target=self._train, args=(loop,), daemon=True)
+      thread.start()
+      self._threads.append(thread)
+
+  def close(self):
+    """Stops all learners, and ends their connections."""
+    self._closing.set()
+    for loop in self._loops:
+      loop.stop()
+    over_s = time.monotonic() + JOIN_S
+    for thread in self._threads:
+      thread.join(max(over_s - time.monotonic(), 0.0))
+    for end in self._ends:
+      end.close()
+    self._plane.close()
+    if self._crashes:
+      raise BenchFailed(f'a learner crashed: {self._crashes[0]!r}')
+
+  def _train(self, loop: TrainLoop):
+    try:
+      loop.run()
+    except BaseException as error:  # noqa: BLE001 - told by `close`.
+      if not self._closing.is_set():
+        self._crashes.append(error)
+
+  def _loop(self, run_spec: RunSpec, device: Device, m: int) -> TrainLoop:
+    workdir, name = self._run.workdir, learner_name(m)
+    records = LearnerRecords(
+      workdir.checkpoints(name), m, run_spec.fingerprints, 1, 0, lambda text: 0
+    )
+    restored = restore.restore(run_spec, device, records)
+    exchange = SyncerClient(
+      run_spec,
+      m,
+      SyncerAddress(self._run.address, self._plane),
+      device,
+      restored.host,
+      restored.start,
+    )
+    writer = JsonlWriter(workdir.metrics(name))
+    tape = LearnerEventLog(
+      workdir.learner_tape(m),
+      lambda: exchange.process,
+      describe(run_spec.config.mesh, {}),
+    )
+    self._ends += [exchange, writer, tape]
+    outputs = Outputs(records, writer, tape)
+    return TrainLoop(run_spec, m, device, restored, exchange, outputs, NOTICE_S)
+
+
+def _status(pid: int, field: str) -> int:
+  """Returns a number of /proc/PID/status, in its unit."""
+  try:
+    text = pathlib.Path(f'/proc/{pid}/status').read_text()
+  except OSError as error:
+    raise BenchFailed(f'{error.filename}: {error.strerror}') from None
+  return int(re.search(rf'^{field}:\s+(\d+)', text, re.MULTILINE)[1])
+
+
+def _cpu_s(pid: int) -> float:
+  """Returns the CPU seconds of a process so far."""
+  text = pathlib.Path(f'/proc/{pid}/stat').read_text()
+  user, system = text.rpartition(')')[2].split()[11:13]
+  return (int(user) + int(system)) / os.sysconf('SC_CLK_TCK')
