@@ -74,7 +74,10 @@ class Results:
     if status.step < self._shown_step + self._every_steps:
       return
     if self._board is None:
-      self._board = TensorBoardWriter(self._workdir.tensorboard(SYNCER))
+      try:
+        self._board = TensorBoardWriter(self._workdir.tensorboard(SYNCER))
+      except OSError:  # Its queue may be in a file, and the disk full.
+        return
     self._shown_step = status.step
     self._board.write_scalars(status.step, scalars(status))
 

@@ -76,8 +76,12 @@ def test_a_killed_learner_goes_on_with_the_next_batch(made, tmp_path):
   with Processes(tmp_path, *overrides) as processes:
     syncer = processes.syncer()
     dies = processes.learner(0)
+    checkpoints = processes.workdir.checkpoints('learner-0')
+    saved = lambda: any(p.name.isdecimal() for p in checkpoints.glob('*'))  # noqa: E731
     processes.until(
-      lambda: len(processes.steps(0)) >= KILLED_AFTER, START_S, 'it trains'
+      lambda: len(processes.steps(0)) >= KILLED_AFTER and saved(),
+      START_S,
+      'it trains, and has a checkpoint',
     )
     dies.send(signal.SIGKILL)
     processes.exit_code(dies)

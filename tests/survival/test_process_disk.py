@@ -238,7 +238,7 @@ def test_a_syncer_that_starts_on_a_full_disk_waits_for_it(filled):
     )
 
   processes.until(joined_or_ended, START_S, 'the learner has joined it')
-  assert again.exit_code is None
+  assert again.exit_code is None, again.output[-2000:]
   joined, applied = processes.steps(0)[-1]['step'], _applied(processes)
   processes.until(
     lambda: processes.steps(0)[-1]['step'] >= joined + 50,
@@ -246,7 +246,7 @@ def test_a_syncer_that_starts_on_a_full_disk_waits_for_it(filled):
     'the learner trains on',
   )
   assert _applied(processes) == applied
-  assert again.exit_code is None
+  assert again.exit_code is None, again.output[-2000:]
   assert learner.exit_code is None
   _limit(again, resource.RLIM_INFINITY)
   processes.until_merged(0)

@@ -83,8 +83,10 @@ def test_a_stranger_at_the_coordinator_is_no_host(tmp_path):
     assert code, said
     second = processes.host(0, 1, 2, port, 2, SECRET)
     processes.until_merged(0)
+    # To both at once: the one that hears of it from the other is about to end.
     for member in (first, second):
       member.send(signal.SIGTERM)
+    for member in (first, second):
       assert processes.exit_code(member) == 143
 
 
