@@ -8,11 +8,13 @@ text without that key, so that one changed bit is noticed.
 import dataclasses
 import functools
 import json
+import math
 import os
 import pathlib
 import types
 import typing
 import zlib
+from collections.abc import Callable
 
 UNFINISHED = '.tmp'  # Suffix of a file that is still being written.
 _SEAL = b', "check": "'
@@ -104,6 +106,22 @@ def read_json(path: pathlib.Path, cls):
     return as_type(found, cls, cls.__name__)
   except ValueError as error:
     raise MalformedFile(f'{path}: {error}') from None
+
+
+def finite(value, instead: Callable[[float], object] = lambda _: None):
+  """Replaces the numbers that JSON does not have, in dicts and sequences.
+
+  Args:
+    instead: returns what stands for an infinity or NaN; by default None.
+  """
+  match value:
+    case dict():
+      return {key: finite(item, instead) for key, item in value.items()}
+    case list() | tuple():
+      return [finite(item, instead) for item in value]
+    case float() if not math.isfinite(value):
+      return instead(value)
+  return value
 
 
 def as_type(value, kind, where: str):

@@ -8,10 +8,10 @@ import csv
 import dataclasses
 import io
 import json
-import math
 import pathlib
 import tempfile
 
+from diloco.metrics import files
 from diloco.pages import page, pictures
 from diloco.pages.parts import (
   Chart,
@@ -116,16 +116,8 @@ def _as_data(part: Part) -> dict:
 
 def _dumped(value) -> str:
   return json.dumps(
-    _finite(value), ensure_ascii=False, sort_keys=True, allow_nan=False
+    files.finite(value, instead=str),
+    ensure_ascii=False,
+    sort_keys=True,
+    allow_nan=False,
   )
-
-
-def _finite(value):
-  match value:
-    case dict():
-      return {key: _finite(item) for key, item in value.items()}
-    case list() | tuple():
-      return [_finite(item) for item in value]
-    case float() if not math.isfinite(value):
-      return str(value)
-  return value

@@ -138,6 +138,13 @@ class UnequalWires:
     """Returns the number of pulls; see `Wires`."""
     return SteadyWires.STATE_FRAGMENTS if cargo is Cargo.STATE else 1
 
+  def longest_state_s(self) -> float:
+    """Returns the longest time of a state between two learners, once healed."""
+    links = [*self._links.values(), USUAL]
+    transfer_s = self._transfer_s * max(x.up for x in links)
+    transfer_s *= max(x.down for x in links)
+    return self.pieces(Cargo.STATE) * min(transfer_s, self.LONGEST_S)
+
   def offer_bytes(self, fragment: int) -> int:
     """Returns the size of an offer; see `Wires`."""
     return max(1, round(self.BYTES * self._sizes[fragment]))

@@ -145,13 +145,17 @@ class Scenario:
     Transfers begun over a throttled link end. A silent learner is detected,
     twice over (a session and its successor); fragments that no process has are
     given up; then a whole cycle of rounds, and one more for those in progress,
-    at the pace of the slowest.
+    at the pace of the slowest. Over unequal links a learner may wait for two
+    states of peers: the first donor may have been killed meanwhile.
     """
     floor_s = timeouts.silence_floor_s(self.config.patience)
     steps = self.config.sync_every_steps + self.config.overlap_steps
     cycle_s = steps * self.longest_step_s
-    under_way_s = UnequalWires.LONGEST_S if self.wide else 0.0
-    return 4 * floor_s + 3 * cycle_s + 20 * self.pull_s + under_way_s
+    bound_s = 4 * floor_s + 3 * cycle_s + 20 * self.pull_s
+    wires = self.wires()
+    if wires is None:
+      return bound_s
+    return bound_s + wires.LONGEST_S + 2 * wires.longest_state_s()
 
 
 def draw(seed: int) -> Scenario:

@@ -64,6 +64,7 @@ class RunStats:
     self._closed_s = 0.0
     self._uptime: RunningUptime | None = None
     self._observed_before = 0.0, 0.0  # By earlier processes, and up.
+    self._last_observed = 0.0, 0.0  # As in the last status.
     self._last_close_s = 0.0  # On this process's clock.
     self._work = Work(config.protocol.learners)
     self._closed_round = 0
@@ -82,7 +83,9 @@ class RunStats:
       'pulls': [self._pulls_up, self._pulls_down],
       'refused': self._refused,
       'began_s': self._began_s,
-      'observed': self._observed(time.monotonic()),
+      # Not of now: it is asked for at each close, and goes through all steps
+      # of a minute.
+      'observed': self._last_observed,
     }
 
   def resume(self, ledger: Ledger, counts: dict):
@@ -95,6 +98,7 @@ class RunStats:
     self._refused.update(counts['refused'])
     self._began_s = counts.get('began_s')
     self._observed_before = tuple(counts.get('observed', (0.0, 0.0)))
+    self._last_observed = self._observed_before
     self._closed_round = ledger.closed_round
     self._step = ledger.step
     self._versions = list(ledger.versions)
@@ -350,7 +354,7 @@ class RunStats:
     return {'age_steps': merged.mean_steps, 'old_share': merged.old_share}
 
   def _uptime_until(self, now_s: float) -> float:
-    observed_s, up_s = self._observed(now_s)
+    observed_s, up_s = self._last_observed = self._observed(now_s)
     return up_s / observed_s if observed_s else 0.0
 
   def _observed(self, now_s: float) -> tuple[float, float]:

@@ -13,7 +13,7 @@ import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from diloco.metrics import names, recorded_run, run_reader
+from diloco.metrics import files, names, recorded_run, run_reader
 from diloco.metrics import status as metrics_status
 from diloco.metrics.files import MalformedFile
 from diloco.metrics.goodput import work_of_tape
@@ -227,7 +227,7 @@ class FollowedRun:
       'kinds': dict(sorted(self._kinds.items())),
       'happenings': sorted(self._happenings, key=lambda each: each[0]),
     }
-    return _finite(found)
+    return files.finite(found)
 
   def _begins(self) -> float:
     if self._begin_s is not None:
@@ -335,15 +335,3 @@ def _end(life) -> float | None:
 
 def _asdict(value) -> dict | None:
   return None if value is None else dataclasses.asdict(value)
-
-
-def _finite(value):
-  """Replaces what JSON has no number for by None."""
-  match value:
-    case dict():
-      return {key: _finite(item) for key, item in value.items()}
-    case list() | tuple():
-      return [_finite(item) for item in value]
-    case float() if not math.isfinite(value):
-      return None
-  return value

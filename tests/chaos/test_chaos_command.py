@@ -20,6 +20,7 @@ from launch.chaos import resources, stage
 from launch.chaos.clock import sitecustomize
 from launch.chaos.relay import UP, Relay
 from launch.chaos.stage import Clocks
+from tests.waiting import until
 
 pytestmark = pytest.mark.alone
 
@@ -116,13 +117,6 @@ def test_what_a_killed_command_left_is_ended(tmp_path):
   assert stage.noted(tmp_path / 'none.json') == []
 
 
-def _until(holds, deadline_s, what):
-  give_up_at_s = time.monotonic() + deadline_s
-  while not holds():
-    assert time.monotonic() < give_up_at_s, f'not within {deadline_s} s: {what}'
-    time.sleep(0.1)
-
-
 def test_a_killed_command_takes_its_processes_along(tmp_path):
   root = tmp_path / 'run'
   with (tmp_path / 'out').open('w') as out:
@@ -133,7 +127,7 @@ def test_a_killed_command_takes_its_processes_along(tmp_path):
     )
     path = root / 'chaos' / 'processes.json'
     try:
-      _until(
+      until(
         lambda: len(stage.noted(path)) >= 4 or running.poll() is not None,
         START_S,
         'its processes are started',
@@ -143,7 +137,7 @@ def test_a_killed_command_takes_its_processes_along(tmp_path):
       running.wait()
   noted = stage.noted(path)
   assert len(noted) >= 4, (tmp_path / 'out').read_text()
-  _until(
+  until(
     lambda: not any(each.is_running for each in noted),
     30.0,
     'all its processes are gone',

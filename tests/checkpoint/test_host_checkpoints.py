@@ -4,7 +4,6 @@
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoint.host_checkpoints import SHAPE
+from tests.ports import free_port
 
 pytestmark = pytest.mark.beside
 
@@ -22,8 +22,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def found(tmp_path_factory):
   """Returns what the two processes print."""
   folder = tmp_path_factory.mktemp('checkpoints')
-  with socket.create_server(('127.0.0.1', 0)) as free:
-    coordinator = f'127.0.0.1:{free.getsockname()[1]}'
+  coordinator = f'127.0.0.1:{free_port()}'
   module = 'tests.checkpoint.host_checkpoints'
   running = [
     subprocess.Popen(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A learner of one or several real processes, for the tests."""
 
-import socket
 from collections.abc import Mapping
 
+from tests.ports import free_port
 from tests.processes.processes import START_S, Processes
 
 
@@ -27,8 +27,7 @@ class Group:
     environment: Mapping[str, str] | None = None,
   ):
     self._processes = processes
-    with socket.create_server(('127.0.0.1', 0)) as free:
-      port = free.getsockname()[1]
+    port = free_port()
     self.members = [
       processes.host(learner, host, hosts, port, devices, environment or {})
       for host in range(hosts)

@@ -4,11 +4,12 @@
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
 import pytest
+
+from tests.ports import free_port
 
 pytestmark = pytest.mark.beside
 
@@ -18,8 +19,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.fixture(scope='module')
 def found():
   """Returns what each of the two processes prints."""
-  with socket.create_server(('127.0.0.1', 0)) as free:
-    coordinator = f'127.0.0.1:{free.getsockname()[1]}'
+  coordinator = f'127.0.0.1:{free_port()}'
   running = [
     subprocess.Popen(
       [sys.executable, '-m', 'tests.learner.host_states', str(i), coordinator],

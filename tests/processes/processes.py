@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from diloco.metrics.workdir import Workdir, learner_name, shard_name
 from diloco.metrics.writer import read_jsonl
 from launch.parent_death import dying_with_parent
+from tests.ports import free_port
 from tests.waiting import until
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -147,7 +148,8 @@ class Processes:
 
   def syncer(self, *flags: str, name: str = 'syncer') -> Running:
     """Starts a syncer, later ones on the same port; waits until it listens."""
-    bind = f'--bind={self._address or "127.0.0.1:0"}'
+    address = self._address or f'127.0.0.1:{free_port()}'
+    bind = f'--bind={address}'
     syncer = self.start(name, 'diloco.syncer', bind, *flags)
     self.until(lambda: self._listens(syncer), START_S, 'the syncer listens')
     return syncer

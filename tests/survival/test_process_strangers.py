@@ -16,6 +16,7 @@ from diloco.learner.hosts import process_group
 from diloco.run import exposure
 from diloco.transport.auth import Access
 from tests.learner.groups import Group
+from tests.ports import free_port
 from tests.processes.processes import ENDLESS, START_S, Processes
 
 pytestmark = pytest.mark.beside
@@ -74,8 +75,7 @@ def test_a_stranger_at_the_coordinator_is_no_host(tmp_path):
   """The stranger comes first, and is not taken for host 1."""
   with Processes(tmp_path, *ON_TWO) as processes:
     processes.syncer()
-    with socket.create_server(('127.0.0.1', 0)) as free:
-      port = free.getsockname()[1]
+    port = free_port()
     first = processes.host(0, 0, 2, port, 2, SECRET)
     processes.until(lambda: is_open(port), START_S, 'host 0 waits for others')
     code, said = stranger(f'127.0.0.1:{port}')
@@ -93,8 +93,7 @@ def test_a_stranger_at_the_coordinator_is_no_host(tmp_path):
 def test_another_secret_is_another_learner_s(tmp_path):
   with Processes(tmp_path, *ON_TWO) as processes:
     processes.syncer()
-    with socket.create_server(('127.0.0.1', 0)) as free:
-      port = free.getsockname()[1]
+    port = free_port()
     processes.host(0, 0, 2, port, 2, SECRET)
     other = processes.host(0, 1, 2, port, 2, {GROUP_SECRET: 'guessed'})
     assert processes.exit_code(other) == 1
@@ -109,8 +108,7 @@ def test_a_stranger_in_host_1_s_place_gets_nothing(tmp_path):
   """
   with Processes(tmp_path, *ON_TWO) as processes:
     processes.syncer()
-    with socket.create_server(('127.0.0.1', 0)) as free:
-      port = free.getsockname()[1]
+    port = free_port()
     first = processes.host(0, 0, 2, port, 2, SECRET)
     lost = []
     met = process_group.attend(
