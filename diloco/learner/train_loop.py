@@ -180,7 +180,7 @@ class TrainLoop:
       self._step, metrics, self._position, global_step, lr, self._waited_s
     )
     self._waited_s = 0.0
-    if self._config.protocol.overlap_steps:
+    if self._config.protocol.overlap_steps and not self._stopping:
       self._report()
       stall_s = done.stall_s + self._boundary()
       self._pending = dataclasses.replace(done, stall_s=stall_s)
@@ -199,14 +199,15 @@ class TrainLoop:
     return time.monotonic() - began_s
 
   def _synchronous(self, done: DispatchedStep):
-    """Reports a step at τ = 0 before its offers, and waits at the boundary.
+    """Reports a step before its offers (at τ = 0, or its last), and waits.
 
-    A learner that has offered makes no step, so the syncer counts the offer as
-    the step if that is all it has; a report after it would be one step too
-    many.
+    A learner that has offered makes no step: the syncer counts the offer as the
+    step if that is all it has, and a later report as one step too many.
     """
     self._report()
     self._pending = done
+    if self._stopping:  # It may leave at this boundary, and its session ends.
+      self._report()
     self._boundary()
     self._wait_at_boundary()
 
@@ -368,7 +369,7 @@ class TrainLoop:
 
   def _save(self):
     """Saves θ at this boundary with all that belongs to it, asynchronously."""
-    if self._left is not None or self._loss is None:
+    if self._loss is None or (self._left and not self._left.stopped):
       return
     if not self._records.can_begin(self._step):
       return
