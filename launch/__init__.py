@@ -10,6 +10,7 @@ elsewhere too.
   backends     TPU VMs, GKE, Slurm
   local        the command for one machine; `session` is one run of it
   program      what such a run consists of
+  chips        which of this machine's accelerators its learners get
   chaos        the command that runs processes under a plan of faults
   supervisor   keeps its roles alive; `role_processes` are those of one
   parent_death ends children whose launcher died

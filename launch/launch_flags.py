@@ -59,7 +59,9 @@ BACKENDS_OF = {
     ('learner_cpus', 'learner_memory_gib', 'gpus_per_host'),
     tuple(name for name, kind in BACKENDS.items() if not kind.tpus),
   ),
-  **dict.fromkeys(('overwrite', 'cpu_devices'), (LOCAL,)),
+  **dict.fromkeys(
+    ('overwrite', 'cpu_devices', 'chips_per_learner', 'device_root'), (LOCAL,)
+  ),
   **{flag: (name,) for name, kind in BACKENDS.items() for flag in kind.flags},
 }
 NEEDED_BY = {

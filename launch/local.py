@@ -6,7 +6,7 @@ is over goes on with a larger --config.protocol.total_steps.
 
   python -m launch.local --config=experiments/NAME.py --workdir=DIR \\
     [--config.a.b=c ...] [--overwrite] [--tls_ca=… --token_file=… …] \\
-    [--hosts=2,1 --cpu_devices] [--log_json]
+    [--hosts=2,1] [--cpu_devices | --chips_per_learner=N] [--log_json]
 
 Exit code 0: the run finished and was evaluated; 78: it can't run as
 configured; 1: it failed; 130, 143: Ctrl-C, SIGTERM.
@@ -33,6 +33,8 @@ from diloco.metrics.workdir import Workdir
 from launch import program as launch_program
 from launch import session
 from launch.backends import dry_run
+from launch.chips import deal
+from launch.chips.found import LocalDevices
 from launch.program import Program, program
 from launch.role_processes import free_address
 
@@ -172,6 +174,17 @@ def define_flags() -> None:
     False,
     'Makes the devices of config.mesh out of CPU cores.',
   )
+  absl_flags.DEFINE_integer(
+    'chips_per_learner',
+    None,
+    'TPU chips or GPUs of this machine for each learner, as config.mesh has '
+    'them; 0: each process sees all. Default: they are dealt where JAX can '
+    'use them and there are several learners.',
+    lower_bound=0,
+  )
+  absl_flags.DEFINE_string(
+    'device_root', '/', 'Folder whose dev and sys tell of accelerators.'
+  )
 
 
 def read_program(config: RunConfig, workdir: Workdir, address: str) -> Program:
@@ -181,7 +194,7 @@ def read_program(config: RunConfig, workdir: Workdir, address: str) -> Program:
     ConfigError: they can not be.
   """
   given = absl_flags.FLAGS
-  return program(
+  whole = program(
     config,
     flags.arguments(),
     workdir,
@@ -195,6 +208,26 @@ def read_program(config: RunConfig, workdir: Workdir, address: str) -> Program:
       os.environ.get(launch_program.XLA_FLAGS, ''),
     ),
   )
+  found = accelerators(config)
+  return deal.dealt(whole, config, found, os.environ) if found else whole
+
+
+def accelerators(config: RunConfig) -> LocalDevices | None:
+  """Returns the accelerators that the parsed flags deal to learners.
+
+  Raises:
+    ConfigError: they can not be.
+  """
+  given = absl_flags.FLAGS
+  asked = given.chips_per_learner
+  if given.cpu_devices and asked:
+    raise ConfigError(
+      [f'--chips_per_learner={asked}: --cpu_devices makes devices of CPU cores']
+    )
+  if given.cpu_devices:
+    return None
+  root = pathlib.Path(given.device_root)
+  return deal.to_be_dealt(config, asked, os.environ, root)
 
 
 def show_processes(config: RunConfig, say: Callable[[str], None]) -> None:
@@ -234,6 +267,9 @@ def main(argv) -> int:
   parts = read_program(config, Workdir(root), address)
   workdir, lock, goes_on = occupy(root, given.overwrite, config)
   console = rich.console.Console()
+  if found := accelerators(config):
+    line = deal.chips_of(parts, found)
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
   if goes_on:
     console.print(
       f'goes on with the run in {workdir.root}', markup=False, highlight=False

@@ -127,7 +127,12 @@ def main(argv) -> int:
     if given.to != launch_flags.LOCAL:
       return perform(command, config, say)
     if command != START:
-      raise ConfigError([f'{command}: is not for --to=local'])
+      raise ConfigError(
+        [
+          f'{command}: is not for --to=local; one more learner is started by '
+          'hand, with python -m diloco.learner: docs/one_machine.md'
+        ]
+      )
     if problems := [*launch_flags.wrong_for_backend()]:
       raise ConfigError(problems)
     if given.dry_run:

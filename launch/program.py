@@ -136,6 +136,8 @@ class Role:
   leave_s: float = 10.0  # From SIGTERM to SIGKILL.
   hosts: int = 1  # So many processes, which live and die together.
   environment: tuple[tuple[str, str], ...] = ()  # Added to its processes'.
+  # Added to that of each process, by its number; empty: nothing is.
+  own_environments: tuple[tuple[tuple[str, str], ...], ...] = ()
 
   def process(self, host: int) -> str:
     """Name of one of its processes; the first has the role's own."""
@@ -148,6 +150,11 @@ class Role:
       coordinator: 'host:port' where they meet; unused for a single host.
     """
     return [*self.argv, *host_flags(self.hosts, host, coordinator)]
+
+  def variables(self, host: int) -> dict[str, str]:
+    """Returns what is added to the environment of one of its processes."""
+    own = self.own_environments[host] if self.own_environments else ()
+    return dict((*self.environment, *own))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -143,7 +143,7 @@ class RoleProcesses:
           stdin=subprocess.DEVNULL,
           stdout=file,
           stderr=subprocess.STDOUT,
-          env={**environment, **dict(role.environment)},
+          env={**environment, **role.variables(host)},
           process_group=0,
         )
       detail = f'start {self.starts}'

@@ -31,8 +31,9 @@ def local(parts: Program, say: Callable[[str], None]) -> None:
   for name, value in parts.environment:
     say(f'export {name}={shlex.quote(value)}')
   for role in (*parts.roles, parts.evaluate):
-    own = [f'{name}={shlex.quote(value)}' for name, value in role.environment]
     for host in range(role.hosts):
+      added = role.variables(host).items()
+      own = [f'{name}={shlex.quote(value)}' for name, value in added]
       say(f'# {role.process(host)}')
       command = shlex.join(role.command(host, COORDINATOR))
       say(' '.join([*own, command]))

@@ -170,6 +170,14 @@ def test_what_gke_prints_is_what_kubectl_reads():
       ['--to=local', '--workdir=/tmp/run', '--hosts=3', '--dry_run'],
       '--hosts=3: the 3 of learner 0 do not share the devices',
     ),
+    (
+      ['--to=gke', *FLAGS['gke'], '--chips_per_learner=2'],
+      '--chips_per_learner: is for --to=local only',
+    ),
+    (
+      ['add-learner', '--to=local', '--workdir=/tmp/run', '--learner=3'],
+      'add-learner: is not for --to=local; one more learner is started by hand',
+    ),
     (['start-over', '--to=gke', *FLAGS['gke']], 'start-over: must be one of'),
     (
       ['add-learner', '--to=gke', '--dry_run', *FLAGS['gke']],

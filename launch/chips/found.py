@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The accelerators of this machine, and what lets a process see some of them.
+
+Imports no jax, which would open them.
+"""
+
+import dataclasses
+import importlib.util
+import math
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+from diloco.config.hardware import CPU, PLATFORMS, V5E, V5P, V6E, Chip
+from diloco.config.sections import ConfigError
+
+# Facts about libtpu are from JAX's own harness of several processes on one
+# machine (jax/_src/test_multiprocess.py) and from reports of others; none of
+# them was tried here.
+
+GOOGLE = '0x1ae0'  # PCI's number of a vendor.
+PCI_DEVICES = {'0x0062': V5P, '0x0063': V5E, '0x006f': V6E}
+CHIP_BOUNDS = 'TPU_CHIPS_PER_PROCESS_BOUNDS'
+# What libtpu gives one of several processes, and how these chips lie. A pair
+# lies the other way on v5e, where '1,2,1' ends in 'Mesh build failed'.
+BOUNDS = {1: '1,1,1', 2: '1,2,1', 4: '2,2,1'}
+V5E_BOUNDS = {**BOUNDS, 2: '2,1,1'}
+TPU_PORT = 8476  # libtpu's; that of a process is as far above as its first id.
+
+
+@dataclasses.dataclass(frozen=True)
+class Platform:
+  """A kind of accelerator.
+
+  Attributes:
+    names: by which JAX_PLATFORMS asks for it.
+    visible: the variable that says which of them a process sees.
+    plugin: a pattern of the module by which JAX uses it.
+    nodes: the files that stand for them, below the root.
+  """
+
+  names: tuple[str, ...]
+  visible: str
+  plugin: str
+  nodes: str
+
+
+TPU = Platform(('tpu',), 'TPU_VISIBLE_CHIPS', 'libtpu', 'dev/{accel,vfio/}*')
+CUDA = Platform(
+  ('cuda', 'gpu'), 'CUDA_VISIBLE_DEVICES', 'xla_cuda*', 'dev/nvidia*'
+)
+ROCM = Platform(
+  ('rocm', 'gpu'), 'ROCR_VISIBLE_DEVICES', 'xla_rocm*', 'dev/dri/renderD*'
+)
+ACCELERATORS = (TPU, CUDA, ROCM)
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalDevices:
+  """The accelerators of this machine.
+
+  Attributes:
+    ids: by which a process is told what it sees; neighbours side by side.
+    chip: None where it is not known here.
+  """
+
+  platform: Platform
+  ids: tuple[str, ...]
+  chip: Chip | None = None
+
+  def variables(
+    self, ids: Sequence[str], environment: Mapping[str, str]
+  ) -> tuple[tuple[str, str], ...]:
+    """Returns what lets a process see these, and no others.
+
+    Args:
+      ids: empty: it sees all.
+      environment: the launcher's; bounds that it has are taken.
+
+    Raises:
+      ConfigError: libtpu does not give a process so many chips.
+    """
+    if tuple(ids) == self.ids:
+      return ()
+    if self.platform != TPU:
+      return ((self.platform.visible, ','.join(ids)),)
+    port = TPU_PORT + int(ids[0])
+    # The process is a slice by itself: one process, which is number 0.
+    return (
+      (TPU.visible, ','.join(ids)),
+      (CHIP_BOUNDS, self._bounds(len(ids), environment.get(CHIP_BOUNDS))),
+      ('TPU_PROCESS_BOUNDS', '1,1,1'),
+      ('TPU_PROCESS_ADDRESSES', f'localhost:{port}'),
+      ('TPU_PROCESS_PORT', str(port)),
+      ('CLOUD_TPU_TASK_ID', '0'),
+      ('ALLOW_MULTIPLE_LIBTPU_LOAD', '1'),
+    )
+
+  def _bounds(self, chips: int, given: str | None) -> str:
+    if given:
+      if re.fullmatch(r'\d+,\d+,\d+', given) and chips == math.prod(
+        map(int, given.split(','))
+      ):
+        return given
+      raise ConfigError(
+        [
+          f'{CHIP_BOUNDS}={given}: must be three numbers like 1,2,1 with the '
+          f'product {chips}, the chips of a process; or not set'
+        ]
+      )
+    known = V5E_BOUNDS if self.chip == V5E else BOUNDS
+    if chips not in known:
+      raise ConfigError(
+        [
+          f'{chips} chips for a process: libtpu gives it 1, 2 or 4 of them, '
+          f'or all {len(self.ids)} of the machine'
+        ]
+      )
+    return known[chips]
+
+
+def local_devices(
+  environment: Mapping[str, str], root: pathlib.Path
+) -> LocalDevices | None:
+  """Returns the accelerators of this machine that JAX would be asked for.
+
+  Args:
+    environment: says which are visible, and which platforms are asked for.
+    root: where `dev` and `sys` are looked through.
+
+  Raises:
+    ConfigError: TPU_VISIBLE_CHIPS is no list of numbers.
+  """
+  asked = [name for name in environment.get(PLATFORMS, '').split(',') if name]
+  if asked[:1] == [CPU]:
+    return None
+  for platform in ACCELERATORS:
+    if asked and not set(asked) & set(platform.names):
+      continue
+    given = environment.get(platform.visible)
+    ids = _nodes(platform, root) if given is None else _listed(platform, given)
+    if ids:
+      chip = _tpu_chip(root) if platform == TPU else None
+      return LocalDevices(platform, ids, chip)
+  return None
+
+
+def has_plugin(platform: Platform) -> bool:
+  """Returns True if JAX could use it: otherwise it takes the CPU."""
+  if platform == TPU:
+    return importlib.util.find_spec(TPU.plugin) is not None
+  found = importlib.util.find_spec('jax_plugins')
+  folders = found.submodule_search_locations if found else ()
+  return any(
+    next(pathlib.Path(folder).glob(platform.plugin), None) for folder in folders
+  )
+
+
+def _listed(platform: Platform, value: str) -> tuple[str, ...]:
+  """Ids in a variable; the first that can be none hides what follows."""
+  ids = []
+  for word in value.split(','):
+    if word.strip() in ('', '-1', 'NoDevFiles'):
+      break
+    ids.append(word.strip())
+  if platform == TPU and not all(word.isdecimal() for word in ids):
+    raise ConfigError([f'{TPU.visible}={value}: must be numbers such as 0,1'])
+  return tuple(ids)
+
+
+def _nodes(platform: Platform, root: pathlib.Path) -> tuple[str, ...]:
+  """Ids of what the machine has; CUDA numbers GPUs from 0 in any container."""
+  dev = root / 'dev'
+  if platform == TPU:
+    return _numbered(dev, 'accel') or _vfio(dev / 'vfio', root)
+  if platform == CUDA:
+    count = len(_numbered(dev, 'nvidia'))
+  else:
+    count = len(_numbered(dev / 'dri', 'renderD')) * (dev / 'kfd').exists()
+  return tuple(map(str, range(count)))
+
+
+def _numbered(folder: pathlib.Path, name: str) -> tuple[str, ...]:
+  """Numbers of the files called `name` and a number, in order."""
+  numbers = (path.name.removeprefix(name) for path in folder.glob(f'{name}*'))
+  return tuple(sorted((n for n in numbers if n.isdecimal()), key=int))
+
+
+def _vfio(folder: pathlib.Path, root: pathlib.Path) -> tuple[str, ...]:
+  """IOMMU groups of TPU chips, by their PCI addresses.
+
+  The kernel numbers groups as it likes; the addresses follow the board.
+  """
+  found = []
+  for number in _numbered(folder, ''):
+    group = root / 'sys/kernel/iommu_groups' / number / 'devices'
+    chips = sorted(group.glob('*'))
+    vendors = {_read(chip / 'vendor') for chip in chips} - {''}
+    if not vendors or GOOGLE in vendors:
+      found.append((chips[0].name if chips else '', number))
+  return tuple(number for _, number in sorted(found, key=lambda pair: pair[0]))
+
+
+def _tpu_chip(root: pathlib.Path) -> Chip | None:
+  for device in sorted((root / 'sys/bus/pci/devices').glob('*')):
+    known = PCI_DEVICES.get(_read(device / 'device'))
+    if known and _read(device / 'vendor') == GOOGLE:
+      return known
+  return None
+
+
+def _read(path: pathlib.Path) -> str:
+  try:
+    return path.read_text().strip()
+  except OSError:
+    return ''
