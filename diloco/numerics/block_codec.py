@@ -33,6 +33,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from diloco.numerics import native
+
 _MAGNITUDE = np.uint32(0x7FFF_FFFF)
 _MAX_MIDPOINT = np.uint32(0x7F7F_8000)  # From here up, rounding gives Inf.
 # Shape letters: N blocks, B values of a block, W bytes of a block's codes.
@@ -106,6 +108,10 @@ class BlockCodec:
   def block_values(self) -> int:
     return self.block_size
 
+  @property
+  def scale_bytes(self) -> int:
+    return SCALE_BYTES[self.scale]
+
   def select(self, data: np.ndarray, n: int, blocks: np.ndarray) -> np.ndarray:
     """Returns the encoding of some blocks, see `Codec.select`."""
     scales, codes = self._parts(data, n)
@@ -147,6 +153,8 @@ class BlockCodec:
         f'stochastic rounding needs int4 or int8, not {self.name}'
       )
     data = np.empty(self.nbytes(x.size), np.uint8)
+    if rng is None and native.encode(self, x, data):
+      return data
     scales, codes = self._parts(data, x.size)
     # For non-finite values only the scale counts; their codes are arbitrary.
     with np.errstate(invalid='ignore', over='ignore'):
@@ -174,6 +182,8 @@ class BlockCodec:
         f'uint8 ({self.nbytes(n)},)'
       )
     x = np.empty(n, np.float32)
+    if native.decode(self, data, x):
+      return x
     scales, codes = self._parts(data, n)
     with np.errstate(invalid='ignore'):
       for blocks, width, values, packed in self._chunks(n):

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from diloco.numerics import native
+
 if TYPE_CHECKING:  # The configuration reads `RULES` without jax.
   from diloco.numerics.fragments import Pieces
 
@@ -22,7 +24,6 @@ Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array of its shape.
 DIRECTION_MIN = 1e-6
 # Shorter vectors are not normalised; 1/norm would overflow.
 NORM_MIN = float(np.finfo(np.float32).tiny)
-_CHUNK_VALUES = 1 << 16
 
 
 def weighted_mean(
@@ -138,14 +139,14 @@ def merge(
 
 def norm(v: np.ndarray) -> float:
   """‖v‖ of an f32 array; squares and sum are in f64, and cannot overflow."""
-  vector = v.reshape(-1)
-  parts = range(0, vector.size, _CHUNK_VALUES)
-  return math.sqrt(
-    math.fsum(
-      np.square(vector[i : i + _CHUNK_VALUES], dtype=np.float64).sum()
-      for i in parts
+  sums = native.squares(v)
+  if sums is None:
+    vector, step = v.reshape(-1), native.SUM_VALUES
+    sums = (
+      np.square(vector[i : i + step], dtype=np.float64).sum()
+      for i in range(0, vector.size, step)
     )
-  )
+  return math.sqrt(math.fsum(sums))
 
 
 def _shares(weights: Sequence[float]) -> list[float]:
@@ -160,7 +161,10 @@ def _shares(weights: Sequence[float]) -> list[float]:
 
 def _sum(terms) -> np.ndarray:
   """Σ c·v in the order given: one f32 product, then one f32 addition."""
-  total = None
+  terms = list(terms)
+  total = native.weighted_sum(*zip(*terms))
+  if total is not None:
+    return total
   for c, v in terms:
     if total is None:
       total, product = np.empty_like(v), np.empty_like(v)

@@ -28,7 +28,8 @@ import jax
 import numpy as np
 import optax
 
-from diloco.numerics import payload
+from diloco.numerics import native, payload
+from diloco.numerics.block_codec import BlockCodec
 from diloco.numerics.codec import Codec
 from diloco.numerics.fragments import Pieces
 
@@ -82,25 +83,48 @@ def make_outer(
 ) -> optax.GradientTransformation:
   """SGD with Nesterov momentum: b' = μ·b + Δ, u = -η·(Δ + μ·b')."""
   if anneal is None:
-    return optax.sgd(lr, momentum=momentum or None, nesterov=nesterov)
+    return _sgd(lr, momentum or None, nesterov)
 
   def start(params):
-    sgd = optax.sgd(lr, momentum=momentum, nesterov=nesterov)
+    sgd = _sgd(lr, momentum, nesterov)
     return _Annealed(np.zeros((), np.int32), sgd.init(params))
 
   def update(updates, state, params=None):
     # Not `inject_hyperparams`: it makes jax arrays of η and μ, and so of all
     # products with them.
     share = anneal.share(int(state.rounds))
-    sgd = optax.sgd(
-      lr + share * (anneal.final_lr - lr),
-      momentum=momentum * (1.0 - share),
-      nesterov=nesterov,
+    sgd = _sgd(
+      lr + share * (anneal.final_lr - lr), momentum * (1.0 - share), nesterov
     )
     updates, inner = sgd.update(updates, state.sgd, params)
     return updates, _Annealed(np.asarray(state.rounds + np.int32(1)), inner)
 
   return optax.GradientTransformation(start, update)
+
+
+def _sgd(
+  lr: float, momentum: float | None, nesterov: bool
+) -> optax.GradientTransformation:
+  """Makes `optax.sgd`, with its state and its bits in one pass over memory."""
+  sgd = optax.sgd(lr, momentum=momentum, nesterov=nesterov)
+  if momentum is None:
+    return sgd
+
+  def update(updates, state, params=None):
+    trace, scale = state
+    if not isinstance(updates, dict):
+      return sgd.update(updates, state, params)
+    moved = {
+      name: native.sgd(x, trace.trace[name], lr, momentum, nesterov)
+      for name, x in updates.items()
+    }
+    if None in moved.values():
+      return sgd.update(updates, state, params)
+    steps = {name: step for name, (step, _) in moved.items()}
+    traces = {name: trace_to for name, (_, trace_to) in moved.items()}
+    return steps, (optax.TraceState(traces), scale)
+
+  return optax.GradientTransformation(sgd.init, update)
 
 
 class _AdamState(NamedTuple):
@@ -189,7 +213,14 @@ def step(
     optimizer, dict(delta), state.optimizer_state, dict(state.theta)
   )
   plain = {p.name: -delta[p.name] for p in pieces if p.role == 'averaged'}
-  wanted = _sum(_host(update) | plain, state.residual)
+  update = _host(update) | plain
+  version = state.version + 1
+  sent = _send(update, state, codec, pieces) if rng is None else None
+  if sent is not None:
+    residual, theta, data = sent
+    residual = residual if error_feedback else state.residual
+    return FragmentState(theta, optimizer_state, residual, version), data
+  wanted = _sum(update, state.residual)
   for name, array in wanted.items():
     if not payload.is_finite({name: array}):
       raise ValueError(f'the outer update of {name} is not finite')
@@ -197,7 +228,6 @@ def step(
   sent = payload.decode(data, pieces, codec)
   residual = _difference(wanted, sent) if error_feedback else state.residual
   theta = _sum(state.theta, sent)  # As in `rebuild`.
-  version = state.version + 1
   return FragmentState(theta, optimizer_state, residual, version), data
 
 
@@ -215,6 +245,25 @@ def rebuild(
 def add(theta: Arrays, sent: Arrays) -> dict[str, np.ndarray]:
   """Θ + Q⁻¹(bytes), by name; the one sum that both sides compute."""
   return _sum(theta, sent)
+
+
+def _send(update: Arrays, state: FragmentState, codec: Codec, pieces: Pieces):
+  """Returns the next residual and Θ and the bytes; None: it is numpy's turn."""
+  if not isinstance(codec, BlockCodec):
+    return None
+  data = np.empty(payload.payload_bytes(pieces, codec), np.uint8)
+  residual, theta, start = {}, {}, 0
+  for piece in pieces:
+    name, stop = piece.name, start + codec.nbytes(piece.size)
+    given = update[name], state.residual[name], state.theta[name]
+    sent = None
+    if given[0].shape == piece.shape:
+      sent = native.send(codec, *given, data[start:stop])
+    if sent is None:
+      return None
+    residual[name], theta[name] = sent
+    start = stop
+  return residual, theta, data
 
 
 def _optimize(optimizer, delta, optimizer_state, theta):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from diloco.numerics import payload
+from diloco.numerics import native, payload
 from diloco.numerics.codec import Codec
 from diloco.numerics.fragments import Pieces
 from diloco.protocol import messages
@@ -93,10 +93,17 @@ def checked(v: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
   Raises:
     Unusable: values are not finite, or absurdly large.
   """
-  if not payload.is_finite(v):
+  largest = max(_largest(array) for array in v.values())
+  if not math.isfinite(largest):
     raise Unusable('not finite')
-  largest = max(float(np.abs(array).max()) for array in v.values())
   if largest > LARGEST:
     raise Unusable(f'a value of {largest:.3g}, at most {LARGEST:g} is merged')
   squares = (float(np.vdot(x, x)) for x in v.values())
   return v, math.sqrt(math.fsum(squares))
+
+
+def _largest(x: np.ndarray) -> float:
+  """Returns max |x|, infinite if a value is not finite."""
+  found = native.largest(x)
+  found = float(np.abs(x).max()) if found is None else found
+  return found if math.isfinite(found) else math.inf

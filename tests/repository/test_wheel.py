@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 
 import pytest
@@ -31,8 +32,11 @@ def get_config():
 
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory) -> pathlib.Path:
+  return build(tmp_path_factory.mktemp('wheel'))
+
+
+def build(folder: pathlib.Path, **env: str) -> pathlib.Path:
   """Builds the wheel of a copy, where nothing is left of another build."""
-  folder = tmp_path_factory.mktemp('wheel')
   for name in tree.tracked('diloco', 'launch', 'experiments', '*.*', 'LICENSE'):
     if not name.startswith(('tests/', 'docs/', 'colab/')):
       (folder / 'source' / name).parent.mkdir(parents=True, exist_ok=True)
@@ -43,6 +47,7 @@ def wheel(tmp_path_factory) -> pathlib.Path:
       *('--no-build-isolation', '--no-index', f'--wheel-dir={folder}', '.'),
     ],
     cwd=folder / 'source',
+    env=os.environ | env,
     capture_output=True,
     text=True,
   )
@@ -83,6 +88,16 @@ def test_the_wheel_has_everything_and_one_package(wheel):
     if not name.endswith(('.png', '.sh'))
   }
   assert inside <= names, inside - names
+
+
+def test_the_wheel_has_compiled_code_where_there_is_a_compiler(wheel, tmp_path):
+  def compiled(path):
+    return [n for n in zipfile.ZipFile(path).namelist() if n.endswith('.so')]
+
+  if shutil.which((sysconfig.get_config_var('CC') or 'cc').split()[0]):
+    (name,) = compiled(wheel)
+    assert name.startswith('diloco/numerics/_blocks.')
+  assert not compiled(build(tmp_path, CC='no-such-compiler'))
 
 
 def test_commands_start_outside_of_a_checkout(installed, tmp_path):

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the syncer does to every value, in one pass over memory.
+//
+// The numpy code of block_codec.py, merge.py and outer.py is the reference:
+// each function here gives its bits, by the same operations on the same values,
+// each rounded by itself. So nothing here may be contracted (setup.py says
+// -ffp-contract=off), and no sum may be reordered: that of squares has numpy's
+// order. What is not finite is declined, and numpy does it. Plain C, called by
+// native.py; it needs no header of Python.
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if FLT_EVAL_METHOD != 0 || defined(__FAST_MATH__)
+#error "each operation must be rounded to its own type"
+#endif
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the bytes of codecs are little-endian"
+#endif
+
+// The same code for wider vectors, chosen by the processor when loaded.
+#if defined(__x86_64__) && defined(__linux__) && !defined(__clang__) && \
+    __GNUC__ >= 12
+#define CLONES \
+  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define CLONES
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+enum { SUM_VALUES = 1 << 16, LEAF_VALUES = 128, TILE_VALUES = 512 };
+
+// A float from here up has integers as its last bits: adding it rounds to the
+// nearest integer, ties to even, as rint does, and leaves it in two's complement.
+static const float ROUND = 0x1.8p23f;
+static const uint32_t MAGNITUDE = 0x7fffffff, INFINITE = 0x7f800000;
+
+// Of this file, as compiled: native.py takes no other for its own.
+const uint32_t diloco_source_crc = SOURCE_CRC;
+
+INLINE uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+INLINE float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// Integers order magnitudes as floats do, with NaN above infinity.
+INLINE uint32_t largest_of(const float *x, long n) {
+  uint32_t largest = 0;
+  for (long i = 0; i < n; i++) {
+    uint32_t magnitude = bits_of(x[i]) & MAGNITUDE;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+// BlockCodec._storable of the scale of a finite block.
+INLINE float storable(float scale, int bits, int scale_bytes) {
+  float bound = float_of(bits_of(FLT_MAX / (bits == 4 ? 7 : 127)) & 0xffff0000);
+  scale = scale < bound ? scale : bound;
+  if (scale < FLT_MIN) scale = 0;
+  if (scale_bytes == 4) return scale;
+  uint32_t pattern = bits_of(scale);
+  return float_of((pattern + 0x7fff + (pattern >> 16 & 1)) & 0xffff0000);
+}
+
+// BlockCodec._quantise and ._pack; `run` is the bytes of the block's codes.
+// Returns the scale.
+INLINE float encode_block(const float *x, long width, long run, uint32_t largest,
+                          int bits, int scale_bytes, uint8_t *codes) {
+  float divisor = bits == 4 ? 7.47f : 127.0f;
+  float scale = storable(float_of(largest) / divisor, bits, scale_bytes);
+  float step = scale == 0 ? 1 : scale;
+  if (bits == 8) {
+    for (long j = 0; j < run; j++)
+      codes[j] = (uint8_t)bits_of(x[j] / step + ROUND);
+    return scale;
+  }
+  long both = width - run;  // Bytes with two codes.
+  for (long j = 0; j < both; j++) {
+    uint32_t low = bits_of(x[j] / step + ROUND) & 15;
+    uint32_t high = bits_of(x[run + j] / step + ROUND) & 15;
+    codes[j] = (uint8_t)(low | high << 4);
+  }
+  if (both < run) codes[both] = bits_of(x[both] / step + ROUND) & 15;
+  return scale;
+}
+
+// BlockCodec._unpack, and its one product per value.
+INLINE void decode_block(float scale, const uint8_t *codes, long width, long run,
+                         int bits, float *x) {
+  if (bits == 8) {
+    for (long j = 0; j < run; j++) x[j] = (float)(int8_t)codes[j] * scale;
+    return;
+  }
+  long both = width - run;
+  for (long j = 0; j < both; j++)
+    x[j] = (float)(((codes[j] & 15) ^ 8) - 8) * scale;
+  for (long j = 0; j < both; j++)
+    x[run + j] = (float)(((codes[j] >> 4) ^ 8) - 8) * scale;
+  if (both < run) x[both] = (float)(((codes[both] & 15) ^ 8) - 8) * scale;
+}
+
+INLINE float load_scale(const uint8_t *scales, long k, int scale_bytes) {
+  uint32_t pattern = 0;
+  memcpy((uint8_t *)&pattern + 4 - scale_bytes, scales + k * scale_bytes,
+         scale_bytes);
+  return float_of(pattern);
+}
+
+INLINE void store_scale(float scale, uint8_t *scales, long k, int scale_bytes) {
+  uint32_t pattern = bits_of(scale);
+  memcpy(scales + k * scale_bytes, (uint8_t *)&pattern + 4 - scale_bytes,
+         scale_bytes);
+}
+
+// BlockCodec.encode, of block after block.
+INLINE int encode_all(const float *x, long n, long block, int bits,
+                      int scale_bytes, uint8_t *data) {
+  uint8_t *codes = data + (n + block - 1) / block * scale_bytes;
+  long full = n / block, run = block * bits / 8, tail = n % block;
+  for (long k = 0; k < full; k++) {
+    uint32_t largest = largest_of(x + k * block, block);
+    if (largest >= INFINITE) return 1;
+    float scale = encode_block(x + k * block, block, run, largest, bits,
+                               scale_bytes, codes + k * run);
+    store_scale(scale, data, k, scale_bytes);
+  }
+  if (tail) {
+    uint32_t largest = largest_of(x + full * block, tail);
+    if (largest >= INFINITE) return 1;
+    float scale = encode_block(x + full * block, tail, (tail * bits + 7) / 8,
+                               largest, bits, scale_bytes, codes + full * run);
+    store_scale(scale, data, full, scale_bytes);
+  }
+  return 0;
+}
+
+// BlockCodec.decode, of block after block.
+INLINE void decode_all(const uint8_t *data, long n, long block, int bits,
+                       int scale_bytes, float *x) {
+  const uint8_t *codes = data + (n + block - 1) / block * scale_bytes;
+  long full = n / block, run = block * bits / 8, tail = n % block;
+  for (long k = 0; k < full; k++)
+    decode_block(load_scale(data, k, scale_bytes), codes + k * run, block, run,
+                 bits, x + k * block);
+  if (tail)
+    decode_block(load_scale(data, full, scale_bytes), codes + full * run, tail,
+                 (tail * bits + 7) / 8, bits, x + full * block);
+}
+
+// Calls a function above with constants, for which its loops are then made.
+#define SPECIALISED(CALL)                                  \
+  if (bits == 4 && scale_bytes == 2 && block == 128) CALL(128, 4, 2); \
+  if (bits == 4) CALL(block, 4, scale_bytes);              \
+  CALL(block, 8, scale_bytes)
+
+// Returns 1 if a value is not finite; `data` is then not written whole.
+CLONES int diloco_encode(const float *x, long n, long block, int bits,
+                         int scale_bytes, uint8_t *data) {
+#define ENCODE(block, bits, scale_bytes) \
+  return encode_all(x, n, block, bits, scale_bytes, data)
+  SPECIALISED(ENCODE);
+}
+
+CLONES int diloco_decode(const uint8_t *data, long n, long block, int bits,
+                         int scale_bytes, float *x) {
+#define DECODE(block, bits, scale_bytes) \
+  return decode_all(data, n, block, bits, scale_bytes, x), 0
+  SPECIALISED(DECODE);
+}
+
+// One round of outer.step after OuterOpt, of block after block: the next
+// residual serves as u + residual, the next Θ as what is sent, until each is
+// made of it.
+INLINE int send_all(const float *update, const float *residual,
+                    const float *theta, long n, long block, int bits,
+                    int scale_bytes, uint8_t *data, float *restrict residual_to,
+                    float *restrict theta_to) {
+  uint8_t *codes = data + (n + block - 1) / block * scale_bytes;
+  long whole_run = block * bits / 8;
+  for (long k = 0; k * block < n; k++) {
+    long at = k * block, left = n - at, width = left < block ? left : block;
+    long run = left < block ? (left * bits + 7) / 8 : whole_run;
+    float *restrict wanted = residual_to + at, *restrict sent = theta_to + at;
+    for (long j = 0; j < width; j++)
+      wanted[j] = update[at + j] + residual[at + j];
+    uint32_t largest = largest_of(wanted, width);
+    if (largest >= INFINITE) return 1;
+    uint8_t *to = codes + k * whole_run;
+    float scale =
+        left < block
+            ? encode_block(wanted, width, run, largest, bits, scale_bytes, to)
+            : encode_block(wanted, block, whole_run, largest, bits, scale_bytes,
+                           to);
+    store_scale(scale, data, k, scale_bytes);
+    if (left < block)
+      decode_block(scale, to, width, run, bits, sent);
+    else
+      decode_block(scale, to, block, whole_run, bits, sent);
+    for (long j = 0; j < width; j++) wanted[j] -= sent[j];
+    for (long j = 0; j < width; j++) sent[j] = theta[at + j] + sent[j];
+  }
+  return 0;
+}
+
+// Returns 1 if u + residual is not finite; no result is then written whole.
+CLONES int diloco_send(const float *update, const float *residual,
+                       const float *theta, long n, long block, int bits,
+                       int scale_bytes, uint8_t *data, float *residual_to,
+                       float *theta_to) {
+#define SEND(block, bits, scale_bytes)                                     \
+  return send_all(update, residual, theta, n, block, bits, scale_bytes, data, \
+                  residual_to, theta_to)
+  SPECIALISED(SEND);
+}
+
+// Returns the bits of the largest magnitude, of NaN if there is one.
+CLONES uint32_t diloco_largest(const float *x, long n) {
+  return largest_of(x, n);
+}
+
+// Σ x² in the order of numpy's pairwise sum of doubles.
+INLINE double leaf_of_squares(const float *x, long n) {
+  if (n < 8) {
+    double sum = 0;
+    for (long i = 0; i < n; i++) sum += (double)x[i] * x[i];
+    return sum;
+  }
+  double r[8];
+  for (int j = 0; j < 8; j++) r[j] = (double)x[j] * x[j];
+  long i = 8;
+  for (; i < n - n % 8; i += 8)
+    for (int j = 0; j < 8; j++) r[j] += (double)x[i + j] * x[i + j];
+  double sum = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
+  for (; i < n; i++) sum += (double)x[i] * x[i];
+  return sum;
+}
+
+CLONES static double leaf(const float *x, long n) { return leaf_of_squares(x, n); }
+
+static double sum_of_squares(const float *x, long n) {
+  if (n <= LEAF_VALUES) return leaf(x, n);
+  long half = n / 2;
+  half -= half % 8;
+  return sum_of_squares(x, half) + sum_of_squares(x + half, n - half);
+}
+
+// Σ x² of each SUM_VALUES values; merge.norm adds them up.
+int diloco_squares(const float *x, long n, double *sums) {
+  for (long at = 0; at < n; at += SUM_VALUES)
+    *sums++ = sum_of_squares(x + at, n - at < SUM_VALUES ? n - at : SUM_VALUES);
+  return 0;
+}
+
+// merge._sum: Σ c·v in the order given, in tiles that stay in the cache.
+CLONES int diloco_weighted_sum(const float *const *vs, const float *cs, long m,
+                               long n, float *restrict sum) {
+  for (long at = 0; at < n; at += TILE_VALUES) {
+    long end = n - at < TILE_VALUES ? n : at + TILE_VALUES;
+    for (long i = at; i < end; i++) sum[i] = cs[0] * vs[0][i];
+    for (long k = 1; k < m; k++) {
+      const float *v = vs[k];
+      float c = cs[k];
+      for (long i = at; i < end; i++) {
+        float product = c * v[i];
+        sum[i] += product;
+      }
+    }
+  }
+  return 0;
+}
+
+// outer.make_outer: b' = Δ + μ·b, u = -η·b', or with Nesterov -η·(Δ + μ·b').
+CLONES int diloco_sgd(const float *delta, const float *trace, long n,
+                      float minus_lr, float momentum, int nesterov,
+                      float *restrict trace_to, float *restrict update_to) {
+  for (long i = 0; i < n; i++) {
+    float moved = delta[i] + momentum * trace[i];
+    trace_to[i] = moved;
+    update_to[i] = minus_lr * (nesterov ? delta[i] + momentum * moved : moved);
+  }
+  return 0;
+}

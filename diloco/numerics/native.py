@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls `blocks.c`: the numpy code of the syncer's hot path in one pass each.
+
+The numpy code stays the reference, and is what runs where nothing was compiled
+(`setup.py` compiles when it installs, if there is a compiler); the bits are the
+same. A function here returns None or False where it declines: numpy then does
+the same work, or finds what is wrong with it.
+"""
+
+import ctypes
+import functools
+import importlib.util
+import logging
+import math
+import pathlib
+import zlib
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+MODULE = 'diloco.numerics._blocks'
+SOURCE = pathlib.Path(__file__).with_name('blocks.c')
+SUM_VALUES = 1 << 16  # As in `blocks.c`; of one sum of squares.
+ACCELERATED_BITS = (4, 8)
+_INFINITE = 0x7F80_0000
+
+_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+_FLOAT = ctypes.c_float
+_CODEC = (_LONG, _LONG, _INT, _INT)  # Values, block, bits, bytes of a scale.
+_ARGUMENTS = {
+  'diloco_encode': (_POINTER, *_CODEC, _POINTER),
+  'diloco_decode': (_POINTER, *_CODEC, _POINTER),
+  'diloco_send': (*[_POINTER] * 3, *_CODEC, *[_POINTER] * 3),
+  'diloco_sgd': (
+    *(_POINTER, _POINTER, _LONG, _FLOAT, _FLOAT, _INT),
+    *(_POINTER, _POINTER),
+  ),
+  'diloco_largest': (_POINTER, _LONG),
+  'diloco_squares': (_POINTER, _LONG, _POINTER),
+  'diloco_weighted_sum': (_POINTER, _POINTER, _LONG, _LONG, _POINTER),
+}
+
+
+class Blocks(Protocol):
+  """A block codec, as the compiled code needs to know it."""
+
+  bits: int
+  block_size: int
+  scale_bytes: int
+
+
+@functools.cache
+def load() -> ctypes.CDLL | None:
+  """Loads the compiled code; None without it, as one line of the log says."""
+  log = logging.getLogger(__name__)
+  spec = importlib.util.find_spec(MODULE)
+  if spec is None or spec.origin is None:
+    log.info('codecs and merge run in numpy: blocks.c was not compiled')
+    return None
+  try:
+    library = open_library(spec.origin)
+  except (OSError, ValueError) as error:
+    log.warning('codecs and merge run in numpy: %s; install anew', error)
+    return None
+  log.info('codecs and merge run in %s', spec.origin)
+  return library
+
+
+def open_library(path: str) -> ctypes.CDLL:
+  """Opens compiled code.
+
+  Raises:
+    OSError: it can not be loaded here.
+    ValueError: it was compiled from another `blocks.c` than the one beside.
+  """
+  library = ctypes.CDLL(path)
+  compiled = ctypes.c_uint32.in_dll(library, 'diloco_source_crc').value
+  if compiled != zlib.crc32(SOURCE.read_bytes()):
+    raise ValueError(f'{path} was compiled from another blocks.c')
+  for name, arguments in _ARGUMENTS.items():
+    getattr(library, name).argtypes = arguments
+  library.diloco_largest.restype = ctypes.c_uint32
+  return library
+
+
+def encode(codec: Blocks, x: np.ndarray, data: np.ndarray) -> bool:
+  """Encodes f32 [n] into uint8 `data`; False if it was not."""
+  library = _of(codec)
+  if library is None or not _plain(x, data):
+    return False
+  arguments = _codec(codec, x.size)
+  return not library.diloco_encode(_at(x), *arguments, _at(data))
+
+
+def decode(codec: Blocks, data: np.ndarray, x: np.ndarray) -> bool:
+  """Decodes uint8 `data` into f32 [n]; False if it was not."""
+  library = _of(codec)
+  if library is None or not _plain(data, x):
+    return False
+  library.diloco_decode(_at(data), *_codec(codec, x.size), _at(x))
+  return True
+
+
+def send(
+  codec: Blocks,
+  update: np.ndarray,
+  residual: np.ndarray,
+  theta: np.ndarray,
+  data: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray] | None:
+  """Encodes u + residual into `data`; returns the next residual and Θ."""
+  library = _of(codec)
+  given = (update, residual, theta)
+  if library is None or not _vectors(*given) or not _plain(data):
+    return None
+  results = np.empty_like(residual), np.empty_like(theta)
+  arguments = _codec(codec, update.size)
+  declined = library.diloco_send(
+    *map(_at, given), *arguments, _at(data), *map(_at, results)
+  )
+  return None if declined else results
+
+
+def sgd(
+  delta: np.ndarray,
+  trace: np.ndarray,
+  lr: float,
+  momentum: float,
+  nesterov: bool,
+) -> tuple[np.ndarray, np.ndarray] | None:
+  """Returns the update and the next trace of `outer.make_outer`."""
+  library = load()
+  if library is None or not _vectors(delta, trace):
+    return None
+  update, trace_to = np.empty_like(delta), np.empty_like(delta)
+  library.diloco_sgd(
+    *(_at(delta), _at(trace), delta.size, -lr, momentum, nesterov),
+    *(_at(trace_to), _at(update)),
+  )
+  return update, trace_to
+
+
+def largest(x: np.ndarray) -> float | None:
+  """Returns max |x| of f32, NaN if any is; None if it was not looked for."""
+  library = load()
+  if library is None or not _vectors(x):
+    return None
+  bits = library.diloco_largest(_at(x), x.size)
+  if bits > _INFINITE:
+    return math.nan
+  return float(np.uint32(bits).view(np.float32))
+
+
+def squares(x: np.ndarray) -> np.ndarray | None:
+  """Returns Σ x² of each `SUM_VALUES` values, f64."""
+  library = load()
+  if library is None or not _vectors(x):
+    return None
+  sums = np.empty(-(-x.size // SUM_VALUES), np.float64)
+  library.diloco_squares(_at(x), x.size, _at(sums))
+  return sums
+
+
+def weighted_sum(
+  factors: Sequence[float], vs: Sequence[np.ndarray]
+) -> np.ndarray | None:
+  """Returns Σ c·v in f32, in the order given."""
+  library = load()
+  if library is None or not _vectors(*vs):
+    return None
+  total = np.empty_like(vs[0])
+  pointers = np.array([_at(v) for v in vs], np.uintp)
+  factors = np.array(factors, np.float32)
+  library.diloco_weighted_sum(
+    _at(pointers), _at(factors), len(vs), total.size, _at(total)
+  )
+  return total
+
+
+def _of(codec: Blocks) -> ctypes.CDLL | None:
+  return load() if codec.bits in ACCELERATED_BITS else None
+
+
+def _codec(codec: Blocks, n: int) -> tuple[int, int, int, int]:
+  return n, codec.block_size, codec.bits, codec.scale_bytes
+
+
+def _plain(*arrays: np.ndarray) -> bool:
+  """Returns True if each can be read as C does."""
+  return all(
+    isinstance(x, np.ndarray) and x.flags.c_contiguous and x.flags.aligned
+    for x in arrays
+  )
+
+
+def _vectors(*arrays: np.ndarray) -> bool:
+  """Returns True if all are f32 of one shape that C can read."""
+  return _plain(*arrays) and all(
+    x.dtype == np.float32 and x.shape == arrays[0].shape for x in arrays
+  )
+
+
+def _at(x: np.ndarray) -> int:
+  return x.ctypes.data
