@@ -12,7 +12,7 @@ from diloco.config import hardware
 from diloco.config.hardware import TOPOLOGIES, V5E, V5P, V6E, Topology
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from diloco.metrics.workdir import Workdir, learner_name
+from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
 from diloco.transport import planes
 from launch.program import SYNCER, environment, host_flags
 
@@ -31,6 +31,7 @@ LEAVE_S = 5
 # own suffix behind that.
 NAME_CHARACTERS_MAX = 32
 _NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
+LOG_JSON = '--log_json'  # The evaluator's only flag of those for peers.
 COORDINATOR_PORT = 8476  # Of a learner's first host; also JAX's own choice.
 
 
@@ -157,6 +158,8 @@ class JobSpec(JobSettings):
   environment: tuple[tuple[str, str], ...]
   config_name: str  # File name of the configuration.
   config_text: str  # What is in that file.
+  # Beside the syncer, on its machine; None: config.run.eval_every_rounds is 0.
+  evaluator: Task | None = None
 
   @property
   def grace_s(self) -> int:
@@ -246,6 +249,7 @@ def launch(
   return JobSpec(
     name=name,
     syncer=syncer,
+    evaluator=_evaluator(config, peer_arguments, syncer),
     learners=_learners(shared, learner_place, learners_max, asked.notice_s),
     at_first=(
       config.protocol.learners if asked.at_first is None else asked.at_first
@@ -256,6 +260,23 @@ def launch(
     config_name=config_name,
     config_text=config_text,
     **{f.name: getattr(asked, f.name) for f in dataclasses.fields(JobSettings)},
+  )
+
+
+def _evaluator(
+  config: RunConfig, peer_arguments: Sequence[str], syncer: Task
+) -> Task | None:
+  """The evaluator reads the syncer's folder, and connects to no process."""
+  if not config.run.eval_every_rounds:
+    return None
+  access = {each for each in peer_arguments if each != LOG_JSON}
+  mine = [each for each in syncer.arguments if each not in access]
+  return dataclasses.replace(
+    syncer,
+    name=EVALUATOR,
+    kind=EVALUATOR,
+    module='diloco.evaluator',
+    arguments=tuple(mine),
   )
 
 

@@ -45,7 +45,7 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
   """
   given = absl_flags.FLAGS
   whole = launch_flags.read_launch(config)
-  for line in left_out(config):
+  for line in left_out(config, registry.BACKENDS[given.to]):
     print(f'note: {line}', file=sys.stderr)
   if given.dry_run and registry.BACKENDS[given.to].stays:
     return _show_steps(command, whole, say)
@@ -63,12 +63,12 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
       raise ValueError(f'no command: {command!r}')
 
 
-def left_out(config: RunConfig) -> list[str]:
+def left_out(config: RunConfig, kind: registry.BackendKind) -> list[str]:
   """Returns lines on settings that only a local run supports."""
   lines = []
   if config.faults:
     lines.append('config.faults is for --to=local; no process is killed here')
-  if config.run.eval_every_rounds:
+  if config.run.eval_every_rounds and not kind.evaluates:
     lines.append(
       'config.run.eval_every_rounds: start python -m diloco.evaluator beside '
       'the syncer, with its workdir'

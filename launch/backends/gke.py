@@ -7,6 +7,10 @@ StatefulSet would start it again after its run has ended. A Service gives it a
 name that stays, a volume claim what a restarted one goes on from.
 """
 
+import dataclasses
+
+from diloco.config.sections import ConfigError
+from launch.backends.manifest_text import Octal
 from launch.exit_codes import EXITS_FATAL
 from launch.job import (
   COORDINATOR_PORT,
@@ -21,7 +25,8 @@ from launch.job import (
 
 CONFIG_FOLDER = '/etc/diloco/config'
 SECRET_FOLDER = '/etc/diloco/secret'
-READABLE_BY_GROUP = 0o440  # Keys that all users can read are refused.
+DATA_FOLDER = '/data'
+READABLE_BY_GROUP = Octal(0o440)  # Keys that all users can read are refused.
 OWN_ADDRESS = '$(DILOCO_HOST)'  # Kubernetes fills these in.
 OWN_INDEX = '$(DILOCO_HOST_INDEX)'
 INDEX = 'batch.kubernetes.io/job-completion-index'
@@ -31,33 +36,62 @@ EXCLUSIVE = 'alpha.jobset.sigs.k8s.io/exclusive-topology'
 POOL = 'cloud.google.com/gke-nodepool'
 SPOT_NODES = 'cloud.google.com/gke-spot'
 DISCOVERY_PORT = 8471  # Among the hosts of one slice.
+QUEUE = 'kueue.x-k8s.io/queue-name'
+# GKE mounts buckets in pods that have the annotation.
+FUSE = 'gcsfuse.csi.storage.gke.io'
+FUSE_PODS = 'gke-gcsfuse/volumes'
 
 
-def manifests(
-  whole: JobSpec,
-  storage_gib: int,
-  storage_class: str = '',
-  shared_claim: str = '',
-) -> list[dict]:
-  """All objects of a run, in the order in which they are applied.
+@dataclasses.dataclass(frozen=True)
+class GkeOptions:
+  """The volumes and queue that a run uses, and how long its objects stay.
 
-  Args:
+  Attributes:
     storage_gib: of the volume of the syncer, which holds the workdir.
     storage_class: of that volume; empty: the cluster's default.
     shared_claim: a claim for many writers that all roles use as workdir, in
       place of a volume for the syncer and a passing one for each learner.
+    data_claim: a claim that all roles read at DATA_FOLDER; empty: none.
+    data_bucket: a bucket of Cloud Storage in its place.
+    queue: the local queue of Kueue that admits the roles; empty: none.
+    ttl_s: after it a role that has ended is deleted; 0: never.
   """
+
+  storage_gib: int = 50
+  storage_class: str = ''
+  shared_claim: str = ''
+  data_claim: str = ''
+  data_bucket: str = ''
+  queue: str = ''
+  ttl_s: int = 0
+
+  def __post_init__(self):
+    if self.ttl_s < 0:
+      raise ConfigError([f'--ttl_s={self.ttl_s}: must not be negative'])
+    if self.data_claim and self.data_bucket:
+      raise ConfigError(
+        [
+          f'--data_claim={self.data_claim}, --data_bucket={self.data_bucket}: '
+          f'one of them is at {DATA_FOLDER}'
+        ]
+      )
+
+
+def manifests(whole: JobSpec, options: GkeOptions) -> list[dict]:
+  """All objects of a run, in the order in which they are applied."""
   shared = [_config_map(whole), _service(whole)]
-  if not shared_claim:
-    shared.append(_claim(whole, storage_gib, storage_class))
+  if not options.shared_claim:
+    shared.append(_claim(whole, options.storage_gib, options.storage_class))
   roles = (whole.syncer, *whole.first_learners)
-  return [*shared, *(job_set(whole, role, shared_claim) for role in roles)]
+  return [*shared, *(job_set(whole, role, options) for role in roles)]
 
 
-def job_set(whole: JobSpec, role: Task, shared_claim: str = '') -> dict:
+def job_set(whole: JobSpec, role: Task, options: GkeOptions) -> dict:
   """The JobSet of one role."""
   hosts = role.resources.accelerator.hosts
   metadata = {'name': whole.role_name(role), 'labels': _labels(whole, role)}
+  if options.queue:
+    metadata['labels'][QUEUE] = options.queue
   # Slices of one host share a pool, which is many of them.
   if hosts > 1 and role.resources.accelerator.is_tpu:
     metadata['annotations'] = {EXCLUSIVE: POOL}
@@ -79,15 +113,17 @@ def job_set(whole: JobSpec, role: Task, shared_claim: str = '') -> dict:
       ]
     },
     'template': {
-      'metadata': {'labels': _labels(whole, role)},
-      'spec': _pod(whole, role, shared_claim),
+      'metadata': _pod_metadata(whole, role, options),
+      'spec': _pod(whole, role, options),
     },
   }
+  lasts = {'ttlSecondsAfterFinished': options.ttl_s} if options.ttl_s else {}
   return {
     'apiVersion': 'jobset.x-k8s.io/v1alpha2',
     'kind': 'JobSet',
     'metadata': metadata,
     'spec': {
+      **lasts,
       'failurePolicy': {
         'maxRestarts': whole.restarts_max,
         'rules': [
@@ -112,8 +148,19 @@ def job_set(whole: JobSpec, role: Task, shared_claim: str = '') -> dict:
   }
 
 
-def _pod(whole: JobSpec, role: Task, shared_claim: str) -> dict:
-  volumes, mounts = _volumes(whole, role, shared_claim)
+def _pod_metadata(whole: JobSpec, role: Task, options: GkeOptions) -> dict:
+  metadata = {'labels': _labels(whole, role)}
+  if options.data_bucket:
+    metadata['annotations'] = {FUSE_PODS: 'true'}
+  return metadata
+
+
+def _pod(whole: JobSpec, role: Task, options: GkeOptions) -> dict:
+  volumes, mounts = _volumes(whole, role, options)
+  shared = [
+    {'name': name, 'value': _literal(value)}
+    for name, value in whole.environment
+  ]
   container = {
     'name': role.kind,
     'image': whole.image,
@@ -122,10 +169,7 @@ def _pod(whole: JobSpec, role: Task, shared_claim: str) -> dict:
     'env': [
       _field('DILOCO_HOST', 'status.podIP'),
       *_index(role),
-      *(
-        {'name': name, 'value': _literal(value)}
-        for name, value in whole.environment
-      ),
+      *shared,
     ],
     'resources': _resources(role),
     'volumeMounts': mounts,
@@ -145,6 +189,19 @@ def _pod(whole: JobSpec, role: Task, shared_claim: str) -> dict:
     'containers': [container],
     'volumes': volumes,
   }
+  if role.kind == SYNCER and whole.evaluator:
+    # It reads the syncer's checkpoints. A container that is started first and
+    # always again ends with the pod, and its death is none of the syncer's.
+    beside = {
+      'name': whole.evaluator.kind,
+      'image': whole.image,
+      'restartPolicy': 'Always',
+      'command': [whole.python, '-m', whole.evaluator.module],
+      'args': [_literal(each) for each in whole.evaluator.arguments],
+      'env': shared,
+      'volumeMounts': mounts,
+    }
+    pod['initContainers'] = [beside]
   selector, tolerations = _nodes(role)
   if selector:
     pod['nodeSelector'] = selector
@@ -229,11 +286,11 @@ def _nodes(role: Task) -> tuple[dict, list]:
 
 
 def _volumes(
-  whole: JobSpec, role: Task, shared_claim: str
+  whole: JobSpec, role: Task, options: GkeOptions
 ) -> tuple[list, list]:
   """Volumes of a pod and where its container has them."""
-  if shared_claim:
-    workdir = {'persistentVolumeClaim': {'claimName': shared_claim}}
+  if options.shared_claim:
+    workdir = {'persistentVolumeClaim': {'claimName': options.shared_claim}}
   elif role.kind == SYNCER:
     workdir = {'persistentVolumeClaim': {'claimName': whole.role_name(role)}}
   else:
@@ -247,6 +304,9 @@ def _volumes(
     {'name': 'workdir', 'mountPath': whole.workdir},
     {'name': 'config', 'mountPath': CONFIG_FOLDER, 'readOnly': True},
   ]
+  if data := _data(options):
+    volumes.append({'name': 'data', **data})
+    mounts.append({'name': 'data', 'mountPath': DATA_FOLDER, 'readOnly': True})
   if whole.secret:
     secret = {
       'secretName': whole.secret_of(role),
@@ -257,6 +317,22 @@ def _volumes(
       {'name': 'secret', 'mountPath': SECRET_FOLDER, 'readOnly': True}
     )
   return volumes, mounts
+
+
+def _data(options: GkeOptions) -> dict:
+  """The volume that the roles read their data from; empty: the image's."""
+  if options.data_claim:
+    claim = {'claimName': options.data_claim, 'readOnly': True}
+    return {'persistentVolumeClaim': claim}
+  if options.data_bucket:
+    attributes = {
+      'bucketName': options.data_bucket,
+      'mountOptions': 'implicit-dirs',
+    }
+    return {
+      'csi': {'driver': FUSE, 'readOnly': True, 'volumeAttributes': attributes}
+    }
+  return {}
 
 
 def _labels(whole: JobSpec, role: Task) -> dict[str, str]:

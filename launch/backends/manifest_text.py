@@ -6,6 +6,10 @@ from collections.abc import Sequence
 import yaml
 
 
+class Octal(int):
+  """A number that is written as permissions of files are, such as 0440."""
+
+
 class _Dumper(yaml.SafeDumper):
   """Writes YAML without anchors, and long texts as blocks."""
 
@@ -18,7 +22,12 @@ def _text(dumper: yaml.SafeDumper, text: str):
   return dumper.represent_scalar('tag:yaml.org,2002:str', text, style=style)
 
 
+def _octal(dumper: yaml.SafeDumper, number: Octal):
+  return dumper.represent_scalar('tag:yaml.org,2002:int', f'0{number:o}')
+
+
 _Dumper.add_representer(str, _text)
+_Dumper.add_representer(Octal, _octal)
 
 
 def as_yaml(manifests: Sequence[dict]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from diloco.config.sections import ConfigError
 from launch.backends import commands, gke, provisioner, queued_resources, slurm
+from launch.backends.gke import DATA_FOLDER, GkeOptions
 from launch.backends.manifest_text import as_yaml
 from launch.backends.provisioner import Provisioner
 from launch.backends.queued_resources import Cloud
@@ -27,20 +28,14 @@ class Gke:
 
   act: Act
   namespace: str = 'default'
-  storage_gib: int = 50
-  storage_class: str = ''
-  shared_claim: str = ''
+  options: GkeOptions = dataclasses.field(default_factory=GkeOptions)
 
   def start(self, whole: JobSpec) -> int:
-    self._apply(
-      gke.manifests(
-        whole, self.storage_gib, self.storage_class, self.shared_claim
-      )
-    )
+    self._apply(gke.manifests(whole, self.options))
     return 0
 
   def add(self, whole: JobSpec, learner: int) -> int:
-    self._apply([gke.job_set(whole, only(whole, learner), self.shared_claim)])
+    self._apply([gke.job_set(whole, only(whole, learner), self.options)])
     return 0
 
   def remove(self, whole: JobSpec, learner: int) -> int:
@@ -176,6 +171,7 @@ class BackendKind:
       secret; False: on machines that share this one's folders.
     tpus: True if it takes TPUs only, False if it takes none, None for any.
     stays: True if the launcher stays, to recreate what was taken away.
+    evaluates: True if it starts the evaluator beside the syncer.
     flags: its own, name to default and help; the default's type is the flag's.
     needs: those that must be given.
   """
@@ -184,6 +180,7 @@ class BackendKind:
   in_containers: bool = False
   tpus: bool | None = None
   stays: bool = False
+  evaluates: bool = False
   flags: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
   needs: tuple[str, ...] = ()
 
@@ -202,13 +199,9 @@ def cloud_of(given) -> Cloud:
 
 def _gke(given, act: Act, say: Say) -> Gke:
   del say
-  return Gke(
-    act,
-    given.namespace,
-    given.storage_gib,
-    given.storage_class,
-    given.shared_claim,
-  )
+  names = (each.name for each in dataclasses.fields(GkeOptions))
+  options = GkeOptions(**{name: getattr(given, name) for name in names})
+  return Gke(act, given.namespace, options)
 
 
 def _slurm(given, act: Act, say: Say) -> Slurm:
@@ -225,6 +218,7 @@ BACKENDS = {
   'gke': BackendKind(
     _gke,
     in_containers=True,
+    evaluates=True,
     flags={
       'namespace': ('default', 'Namespace of all objects.'),
       'storage_class': (
@@ -234,6 +228,16 @@ BACKENDS = {
       'shared_claim': (
         '',
         'Claim that many can write to, as the workdir of all roles.',
+      ),
+      'data_claim': ('', f'Claim that all roles read at {DATA_FOLDER}.'),
+      'data_bucket': (
+        '',
+        f'Bucket of Cloud Storage that all roles read at {DATA_FOLDER}.',
+      ),
+      'queue': ('', 'Local queue of Kueue that admits the roles.'),
+      'ttl_s': (
+        0,
+        'Seconds after which a role that has ended is deleted; 0: never.',
       ),
     },
   ),

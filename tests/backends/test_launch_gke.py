@@ -8,12 +8,22 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
   JobsetV1alpha2JobSet,
 )
 
+from diloco.config import run_config
+from diloco.config.sections import ConfigError
+from experiments import quickstart
 from launch.backends import gke
 from launch.backends.manifest_text import as_yaml
-from tests.backends.launch_values import AWKWARD, a_launch, check_golden
+from launch.job import launch
+from tests.backends.launch_values import (
+  AWKWARD,
+  a_launch,
+  asked,
+  check_golden,
+)
 
 KUBERNETES = '1.31'
 STORAGE_GIB = 50
+OPTIONS = gke.GkeOptions(STORAGE_GIB)
 WAYS = {
   'cpu': {'insecure': True},
   'spot': {
@@ -38,7 +48,8 @@ def _launch(*arguments, **changes):
 
 def _all(whole, **changes) -> dict[str, dict]:
   """Kind/name -> object."""
-  found = gke.manifests(whole, STORAGE_GIB, **changes)
+  options = gke.GkeOptions(STORAGE_GIB, **changes)
+  found = gke.manifests(whole, options)
   return {f'{each["kind"]}/{each["metadata"]["name"]}': each for each in found}
 
 
@@ -98,12 +109,12 @@ def test_a_wrong_field_would_be_found(path):
 
 @pytest.mark.parametrize('way', WAYS)
 def test_what_is_applied(way, request):
-  text = as_yaml(gke.manifests(_launch(**WAYS[way]), STORAGE_GIB))
+  text = as_yaml(gke.manifests(_launch(**WAYS[way]), OPTIONS))
   check_golden(f'gke-{way}.yaml', text, request.config.getoption('--rewrite'))
 
 
 def test_the_text_says_what_the_value_says():
-  manifests = gke.manifests(_launch(f'--config.name={AWKWARD}'), STORAGE_GIB)
+  manifests = gke.manifests(_launch(f'--config.name={AWKWARD}'), OPTIONS)
   assert list(yaml.safe_load_all(as_yaml(manifests))) == manifests
 
 
@@ -214,6 +225,104 @@ def test_the_notice_is_within_the_grace():
 def test_the_configuration_goes_along():
   data = _all(_launch())['ConfigMap/first-config']['data']
   assert data == {'quickstart.py': 'text of the configuration\n'}
+
+
+@pytest.mark.parametrize(
+  ('changes', 'volume'),
+  [
+    (
+      {'data_claim': 'corpus'},
+      {'persistentVolumeClaim': {'claimName': 'corpus', 'readOnly': True}},
+    ),
+    (
+      {'data_bucket': 'corpora'},
+      {
+        'csi': {
+          'driver': 'gcsfuse.csi.storage.gke.io',
+          'readOnly': True,
+          'volumeAttributes': {
+            'bucketName': 'corpora',
+            'mountOptions': 'implicit-dirs',
+          },
+        }
+      },
+    ),
+  ],
+)
+def test_all_roles_read_the_same_data(changes, volume):
+  found = _all(_launch(), **changes)
+  for role in ('syncer', 'learner-0', 'learner-1'):
+    manifest = found[f'JobSet/first-{role}']
+    _check(manifest)
+    pod = _pod(manifest)
+    assert {'name': 'data', **volume} in pod['volumes']
+    (container,) = pod['containers']
+    assert container['volumeMounts'][-1] == {
+      'name': 'data', 'mountPath': '/data', 'readOnly': True,
+    }  # fmt: skip
+    noted = _job(manifest)['template']['metadata'].get('annotations')
+    wanted = {'gke-gcsfuse/volumes': 'true'}
+    assert noted == (wanted if 'data_bucket' in changes else None)
+
+
+def test_a_queue_admits_all_roles_and_they_go_in_time():
+  for name, each in _all(_launch(), queue='team', ttl_s=3600).items():
+    if not name.startswith('JobSet/'):
+      continue
+    _check(each)
+    assert each['metadata']['labels']['kueue.x-k8s.io/queue-name'] == 'team'
+    assert each['spec']['ttlSecondsAfterFinished'] == 3600
+  for each in _all(_launch()).values():
+    assert 'kueue.x-k8s.io/queue-name' not in each['metadata']['labels']
+    assert 'ttlSecondsAfterFinished' not in each.get('spec', ())
+
+
+@pytest.mark.parametrize(
+  ('changes', 'words'),
+  [
+    ({'data_claim': 'a', 'data_bucket': 'b'}, 'one of them is at /data'),
+    ({'ttl_s': -1}, '--ttl_s=-1: must not be negative'),
+  ],
+)
+def test_options_that_can_not_be(changes, words):
+  with pytest.raises(ConfigError, match=words):
+    gke.GkeOptions(**changes)
+
+
+def test_permissions_are_written_as_such():
+  whole = _launch(secret='first')
+  assert 'defaultMode: 0440\n' in as_yaml(gke.manifests(whole, OPTIONS))
+
+
+def test_the_evaluator_is_beside_the_syncer_and_ends_with_it():
+  found = _all(_evaluated_launch())
+  syncer = found['JobSet/first-syncer']
+  _check(syncer)
+  pod = _pod(syncer)
+  (beside,) = pod['initContainers']
+  (container,) = pod['containers']
+  assert beside['restartPolicy'] == 'Always'
+  assert beside['command'] == ['python', '-m', 'diloco.evaluator']
+  assert beside['args'] == [
+    '--config=experiments/quickstart.py', '--workdir=/workdir', '--log_json',
+  ]  # fmt: skip
+  assert beside['volumeMounts'] == container['volumeMounts']
+  assert 'initContainers' not in _pod(found['JobSet/first-learner-0'])
+  assert 'initContainers' not in _pod(_all(_launch())['JobSet/first-syncer'])
+
+
+def _evaluated_launch():
+  given = quickstart.get_config()
+  given.transport.data_plane = 'grpc'
+  given.run.eval_every_rounds = 16
+  return launch(
+    run_config.build(given),
+    ['--config=experiments/quickstart.py'],
+    'quickstart.py',
+    'text of the configuration\n',
+    ['--token_file=/etc/diloco/secret/token', '--log_json'],
+    asked(workdir='/workdir', image='example.org/diloco:1'),
+  )
 
 
 def _job(manifest: dict) -> dict:
