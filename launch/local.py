@@ -278,6 +278,9 @@ def main(argv) -> int:
     # There they are if the run was over: now it is longer.
     workdir.summary.unlink(missing_ok=True)
     workdir.evaluation.unlink(missing_ok=True)
+  console.print(
+    f'the syncer listens at {address}', markup=False, highlight=False
+  )
   with lock:
     return session.run(config, parts, workdir, planned, console)
 

@@ -104,6 +104,7 @@ class Display:
   ) -> None:
     """Shows the state now, such as the last one."""
     self._shown_s = time.monotonic()
+    processes = [*processes, *joined(status, processes)]
     found = self._meter.look(status, [each.name for each in processes])
     if self._live:
       width = self._console.width
@@ -111,6 +112,18 @@ class Display:
     else:
       for each in lines(status, processes, found):
         self.say(each)
+
+
+def joined(
+  status: RunStatus | None, processes: Sequence[ProcessState]
+) -> list[ProcessState]:
+  """Returns the learners that were not started here, such as by hand."""
+  known = {each.name for each in processes}
+  return [
+    ProcessState(name, RUNNING, None, 0)
+    for name in _by_process(status)
+    if name not in known
+  ]
 
 
 def table(

@@ -348,6 +348,7 @@ def test_a_whole_run_of_two_devices_a_learner(tmp_path):
   assert launcher.returncode == 0, out + said
   line = 'CUDA_VISIBLE_DEVICES: learner-0 0,1; learner-1 2,3\n'
   assert out.startswith(line)
+  assert 'the syncer listens at 127.0.0.1:' in out
   learners = [
     (name, found['CUDA_VISIBLE_DEVICES'])
     for name, found in seen.values()

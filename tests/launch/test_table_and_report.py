@@ -82,6 +82,19 @@ def test_a_learner_that_came_back_is_shown_at_the_global_step():
   assert 'learner-0 live at step 411 loss' in ' '.join(said)
 
 
+def test_a_learner_that_was_started_by_hand_has_a_row():
+  third = dataclasses.replace(LEARNERS[0], learner=2)
+  told = dataclasses.replace(STATUS, learners=(*LEARNERS, third))
+  file = io.StringIO()
+  display = progress.Display(rich.console.Console(file=file, width=120))
+  display.show(told, PROCESSES)
+  assert 'learner-2 live at step 412 loss 2.123' in file.getvalue()
+  assert progress.joined(told, PROCESSES) == [
+    ProcessState('learner-2', 'running', None, 0)
+  ]
+  assert progress.joined(None, PROCESSES) == []
+
+
 def test_states_have_colours_on_a_terminal_only():
   view = progress.table(STATUS, PROCESSES, PROGRESS, 80)
   stream = io.StringIO()
