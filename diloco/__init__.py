@@ -31,11 +31,8 @@ Start with `protocol`, then `learner` and `syncer`, the two kinds of processes.
   lab         many learners with real gradients in one process
   pages       tables, charts, HTML
   report      pages of what was trained
-<<<<<<< HEAD
   watch       a page of a run while it goes on
-=======
   bench       speed, stalls and sizes on one machine
->>>>>>> fb67361 (One command measures the system: python -m diloco.bench)
 
 Commands that prepare data or hand on results are `write_records`, `index_data`,
 `make_task` and `export`.

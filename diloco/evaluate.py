@@ -16,7 +16,7 @@ from absl import flags
 
 from diloco.config import config_files
 from diloco.config import flags as config_flags
-from diloco.data import corpus, pipeline
+from diloco.data import corpus, text_windows
 from diloco.data.corpus import check_is_of_bytes
 from diloco.data.tasks import read_questions
 from diloco.evaluation import multiple_choice
@@ -62,7 +62,7 @@ def main(config) -> int:
   initial_loss = heldout.loss(run_spec.initial_parameters())
   final_loss = heldout.loss(final)
   bigram_loss, unigram_loss = _entropies(run_spec.text)
-  bytes_per_token = pipeline.bytes_per_token(run_spec.text.heldout)
+  bytes_per_token = text_windows.bytes_per_token(run_spec.text.heldout)
 
   def bits(loss: float) -> float | None:
     """Per byte; the loss of a bowl is no cross-entropy."""

@@ -10,7 +10,7 @@ machines that share `data.index_path`, share the work. No device is used.
 """
 
 from diloco.config import flags
-from diloco.data import pipeline
+from diloco.data import text_windows
 from diloco.data.documents import Mixture
 from diloco.run.command import run_command
 from diloco.run.spec import load_text
@@ -33,7 +33,7 @@ def main(config) -> int:
     for stream, weight in zip(streams, weights):
       line = (
         f'{part}: {len(stream):,} tokens of '
-        f'{pipeline.bytes_per_token(stream):.2f} bytes'
+        f'{text_windows.bytes_per_token(stream):.2f} bytes'
       )
       if takes is not None:
         epochs = takes * weight / sum(weights) / max(len(stream), 1)

@@ -9,20 +9,12 @@ import pathlib
 import signal
 import sys
 
-import jax
 from absl import flags, logging
 
-from diloco.checkpoint.arrays import BrokenRecord
 from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
 from diloco.run.command import run_command
-from diloco.run.exposure import given_access
-from diloco.run.spec import make_run_spec
-from diloco.syncer.shard_server import LeadAbsent, ShardRefused, ShardServer
-from diloco.transport.control_client import ConnectFailed
-from diloco.transport.planes import make_plane
-from diloco.transport.sockets import BadAddress, HostUnknown
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _SHARD = flags.DEFINE_integer('shard', None, 'Its number, from 1.')
@@ -31,6 +23,17 @@ _LEAD = flags.DEFINE_string('lead', None, 'host:port of the lead.')
 
 def main(config) -> int:
   """Serves one run to its end: 0, or 143 where it was stopped before."""
+  # Not at the top: --help, and a flag or key that is refused, need no jax.
+  import jax
+
+  from diloco.checkpoint.arrays import BrokenRecord
+  from diloco.run.exposure import given_access
+  from diloco.run.spec import make_run_spec
+  from diloco.syncer.shard_server import LeadAbsent, ShardRefused, ShardServer
+  from diloco.transport.control_client import ConnectFailed
+  from diloco.transport.planes import make_plane
+  from diloco.transport.sockets import BadAddress, HostUnknown
+
   jax.config.update('jax_platforms', 'cpu')  # Devices are the learners'.
   transport, shards = config.transport, config.syncer.shards
   if not 0 < _SHARD.value < shards:

@@ -13,7 +13,9 @@ from diloco.bench.measurement import (
   in_turns,
 )
 
-COMMANDS = ('diloco.learner', 'diloco.syncer')
+HELP = ('diloco.learner', 'diloco.syncer')
+# Imported by the two once their flags are read.
+SERVING = ('diloco.learner.hosts.host_main', 'diloco.syncer.server')
 IMPORT_JAX = ('-c', 'import jax')
 AGAINST = 'python -c "import jax"'
 HELP_EXITS = (0, 1)  # absl's --help exits with 1.
@@ -21,16 +23,18 @@ ENDS_S = 300.0
 
 
 def measure(settings: BenchSettings) -> list[BenchFigure]:
-  """Measures `--help` of both processes, in wall time."""
+  """Measures `--help` and the imports of both processes, in wall time."""
+  commands = {f'{m} --help': ('-m', m, '--help') for m in HELP}
+  commands |= {f'import {m}': ('-c', f'import {m}') for m in SERVING}
   found = []
-  for module in COMMANDS:
+  for name, words in commands.items():
+    exits = HELP_EXITS if '--help' in words else (0,)
     pair = in_turns(
-      lambda m=module: _python(('-m', m, '--help'), HELP_EXITS),
+      lambda words=words, exits=exits: _python(words, exits),
       lambda: _python(IMPORT_JAX, (0,)),
       settings.pick(3, 1),
       time.perf_counter,
     )
-    name = f'{module} --help'
     found.append(BenchFigure(name, pair.work_s, 's', pair.ratio, AGAINST))
   return found
 

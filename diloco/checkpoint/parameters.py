@@ -5,13 +5,17 @@ import pathlib
 from collections.abc import Mapping
 
 import numpy as np
-from orbax.checkpoint import v1 as ocp
+
+# Orbax is imported when parameters are read or written, see `orbax_files`: the
+# syncer does so once, at the end of the run.
 
 
 def write_parameters(
   path: pathlib.Path, parameters: Mapping[str, np.ndarray]
 ) -> None:
   """Writes path -> f32 array atomically; replaces what was there."""
+  from orbax.checkpoint import v1 as ocp
+
   ocp.save(path.absolute(), dict(parameters), overwrite=True)
 
 
@@ -23,4 +27,6 @@ def read_parameters(path: pathlib.Path) -> dict[str, np.ndarray]:
   """
   if not path.is_dir():
     raise FileNotFoundError(f'no parameters at {path}')
+  from orbax.checkpoint import v1 as ocp
+
   return {k: np.asarray(v) for k, v in ocp.load(path.absolute()).items()}

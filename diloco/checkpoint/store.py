@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from orbax.checkpoint import v1 as ocp
 
 from diloco.checkpoint import arrays as checkpoint_arrays
 from diloco.checkpoint import orbax_files
@@ -232,6 +231,8 @@ class Checkpoints:
       del self._losses[removed]
 
   def _open(self) -> orbax_files.Opened:
+    from orbax.checkpoint import v1 as ocp  # See `orbax_files`.
+
     policies = ocp.training.preservation_policies
     self._losses = self._read_losses() if self._keep_best else {}
     return self._files.open(

@@ -3,7 +3,8 @@
 
 Start with `pipeline`: element i of a learner's dataset is its batch i.
 
-  pipeline        windows, shuffling, shards, held-out batches
+  pipeline        shuffling, shards, batches read ahead, by Grain
+  text_windows    windows of tokens, held-out batches; free of Grain
   sources         sources and formats by name; read by the configuration
   corpus          text in memory: files, the standard library, a grammar
   mixture         documents in files of any size, one source or a mix

@@ -13,7 +13,7 @@ from absl import logging
 
 from diloco.checkpoint.syncer_records import newest_theta_after
 from diloco.config.sections import ConfigError
-from diloco.data import pipeline
+from diloco.data import text_windows
 from diloco.metrics import names, status
 from diloco.metrics.jsonl import Tail, from_the_end
 from diloco.metrics.workdir import Workdir
@@ -80,7 +80,7 @@ class ContinuousEvaluator:
       names.EVAL_TIME: time.monotonic() - began_s,
     }
     if self._run_spec.model.logits is not None:
-      per_token = pipeline.bytes_per_token(self._run_spec.text.heldout)
+      per_token = text_windows.bytes_per_token(self._run_spec.text.heldout)
       scalars[names.EVAL_BITS] = status.bits(loss) / per_token
     self._writer.write_scalars(step, scalars)
     self._writer.flush()

@@ -21,7 +21,7 @@ import rich.progress
 
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from diloco.data import pipeline
+from diloco.data import text_windows
 from diloco.fleets.tally import Tally
 from diloco.metrics import files, names
 from diloco.metrics.token_ledger import TokenCounts
@@ -246,8 +246,10 @@ class Health:
       return
     self._experts = config.model.experts
     text, seq_len = run_spec.text.heldout, config.data.seq_len
-    rows, _ = pipeline.heldout_shape(text, seq_len, config.run.eval_batch, 1)
-    (batch,) = pipeline.heldout_batches(text, seq_len, rows, 1)
+    rows, _ = text_windows.heldout_shape(
+      text, seq_len, config.run.eval_batch, 1
+    )
+    (batch,) = text_windows.heldout_batches(text, seq_len, rows, 1)
     self._tokens = jnp.asarray(batch['tokens'][:, :-1])
     self._routing = jax.jit(
       lambda params, tokens: run_spec.model.routing(

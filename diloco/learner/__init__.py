@@ -4,7 +4,7 @@
 Start with `train_loop`: a step, its boundary, and what is done there. The
 threads beside it are made by `syncer_client`.
 
-  __main__        flags to a running learner
+  __main__        the flags; `hosts.host_main` makes a running learner of them
   train_loop      inner steps and boundaries; the order within a step
   device          compiled programs: step, snapshot, blend
   inner_device    the inner step on a mesh, inner state as bytes

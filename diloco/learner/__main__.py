@@ -4,45 +4,14 @@
 """
 
 import os
-import pathlib
-import signal
 import sys
-from typing import NoReturn
 
-import jax
-from absl import flags, logging
+from absl import flags
 
-from diloco.checkpoint import orbax_files
-from diloco.checkpoint.arrays import BrokenRecord
-from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.config import flags as config_flags
-from diloco.config import hardware, run_config
-from diloco.config.sections import ConfigError
-from diloco.learner import restore
-from diloco.learner.connection import RunIsOver, SyncerAbsent, SyncerAddress
-from diloco.learner.device import Device
-from diloco.learner.hosts.follower import Follower, gather
-from diloco.learner.hosts.host_group import ALONE
-from diloco.learner.hosts.process_group import ProcessGroup, Rendezvous
-from diloco.learner.restore import CheckpointGone, Outputs
-from diloco.learner.syncer_client import SyncerClient
-from diloco.learner.train_loop import TrainLoop, stop_on_signals
-from diloco.metrics.workdir import Workdir, learner_name
-from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
-from diloco.protocol import host_messages
-from diloco.protocol.learner import events as learner_events
+from diloco.config import run_config
 from diloco.run import logs
-from diloco.run.environment import describe
-from diloco.run.event_log import LearnerEventLog
-from diloco.run.exposure import check_group, given_access, group_secret
-from diloco.run.spec import make_run_spec
 from diloco.sizing import dry_runs
-from diloco.transport import sockets
-from diloco.transport.auth import Access
-from diloco.transport.control_client import NotAdmitted
-from diloco.transport.host_channel import GroupLost
-from diloco.transport.planes import make_plane
-from diloco.transport.sockets import BadAddress, HostUnknown
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _LEARNER = flags.DEFINE_integer('learner', None, 'Its id, from 0.')
@@ -71,245 +40,21 @@ def main(_) -> int:
   logs.keep_ours(config.name, **config_flags.who())
   if dry_runs.is_asked():
     return dry_runs.run(config)
-  syncer = f'--syncer={_SYNCER.value}'
-  with (
-    config_flags.refusing(),
-    config_flags.refusing(BadAddress, flag=syncer),
-  ):
+  with config_flags.refusing():
     run_config.check_learner(config, _LEARNER.value)
-    sockets.split(_SYNCER.value)
-    access = given_access(config.transport, bind=None)
-    process_group = _process_group(config, access)
-    run_spec = make_run_spec(config)
-    hardware.check(os.environ)
-    met = _join(process_group)
-    run_config.check_devices(config, _device_count())
-  try:
-    workdir = Workdir(pathlib.Path(_WORKDIR.value))
-    if not process_group.leads:
-      return _follow(run_spec, workdir, access, process_group, met)
-    left = _train(run_spec, workdir, access, process_group, met)
-  except BrokenRecord as error:
-    raise ConfigError([str(error)]) from None
-  except RunIsOver as over:
-    logging.info('left: %s', over)
-    return 0
-  except (HostUnknown, SyncerAbsent) as error:
-    print(f'error: {syncer}: {error}', file=sys.stderr)
-    return 1
-  except (GroupLost, CheckpointGone) as error:
-    print(f'error: host {process_group.index}: {error}', file=sys.stderr)
-    _die(told=True)
-  except NotAdmitted as error:
-    print(f'error: --token_file: {error}', file=sys.stderr)
-    return config_flags.EXIT_CONFIG
-  except Exception:
-    if process_group.hosts == 1:
-      raise
-    _die()  # Most likely a collective, for want of another host.
-  if left.refused:
-    print(f'error: the syncer refused: {left.reason}', file=sys.stderr)
-  if left.cut_off:
-    print(f'error: {left.reason}', file=sys.stderr)
-  logging.info('left: %s', left.reason)
-  return _exit_code(left)
+  # Not at the top: --help, and a flag or key that is refused, need no jax.
+  from diloco.learner.hosts import host_main
 
-
-def _process_group(config, access: Access) -> ProcessGroup:
-  """Returns which process of the learner this is.
-
-  Raises:
-    ConfigError: the flags do not fit together.
-    ValueError: a stranger could be one of its hosts.
-  """
-  given = os.environ.get(hardware.GROUP_SECRET, '')
-  process_group = ProcessGroup(
-    _HOSTS.value,
-    _HOST.value,
-    _COORDINATOR.value,
-    config.transport.host,
-    group_secret(access, given, _LEARNER.value),
+  given = host_main.HostFlags(
+    workdir=_WORKDIR.value,
+    learner=_LEARNER.value,
+    syncer=_SYNCER.value,
+    hosts=_HOSTS.value,
+    host=_HOST.value,
+    coordinator=_COORDINATOR.value,
+    notice_s=_NOTICE_S.value,
   )
-  if process_group.hosts > 1:
-    has_secret = bool(access.token or given)
-    check_group(
-      process_group.coordinator,
-      config.transport,
-      has_secret,
-      **config_flags.access_vouched(),
-    )
-    if not has_secret:
-      logging.warning(
-        '--coordinator=%s: without --token_file every process that reaches it '
-        'passes for a host of this learner',
-        process_group.coordinator,
-      )
-  return process_group
-
-
-def _join(process_group: ProcessGroup) -> Rendezvous | None:
-  """Ends the process where the learner's hosts do not all come together."""
-
-  def lost(error: GroupLost) -> NoReturn:
-    print(f'error: --host={process_group.host}: {error}', file=sys.stderr)
-    _die(told=True)
-
-  try:
-    return process_group.join(lost)
-  except GroupLost as error:
-    lost(error)
-
-
-def _die(told: bool = False) -> NoReturn:
-  """Exits at once: jax would wait for hosts that are gone, and abort."""
-  if not told:
-    sys.excepthook(*sys.exc_info())
-  sys.stderr.flush()
-  os._exit(1)
-
-
-def _device_count() -> int:
-  """Returns the number of the learner's devices; opens those of this process.
-
-  Raises:
-    ConfigError: they are not the requested ones.
-    SystemExit: with 1, they can't be opened: another process may have them.
-  """
-  try:
-    backend = jax.default_backend()
-  except RuntimeError as error:
-    platforms = os.environ.get(hardware.PLATFORMS, '')
-    print(f'error: JAX_PLATFORMS={platforms}: {error}', file=sys.stderr)
-    raise SystemExit(1) from None
-  hardware.check_backend(os.environ, backend)
-  return jax.device_count()
-
-
-def _exit_code(left: learner_events.Leave) -> int:
-  if left.refused:
-    return config_flags.EXIT_CONFIG
-  if left.done:
-    return 0
-  if left.cut_off:
-    return config_flags.EXIT_CUT_OFF
-  # Stopped by a signal; or of no use, where another process would be.
-  return 128 + signal.SIGTERM if left.stopped else 1
-
-
-def _records(
-  run_spec, workdir: Workdir, process_group: ProcessGroup
-) -> LearnerRecords:
-  name = learner_name(_LEARNER.value)
-  folder, files = workdir.checkpoints(name), orbax_files.SOLE
-  if process_group.hosts > 1:
-    folder = workdir.host_checkpoints(name, process_group.index)
-    files = orbax_files.HostFiles(process_group.index)
-  checkpoint = run_spec.config.checkpoint
-  return LearnerRecords(
-    folder,
-    _LEARNER.value,
-    run_spec.fingerprints,
-    checkpoint.keep_latest,
-    checkpoint.keep_best,
-    say=logging.warning,
-    files=files,
-  )
-
-
-def _plane(run_spec, access: Access):
-  transport = run_spec.config.transport
-  return make_plane(transport.data_plane, transport.host, access)
-
-
-def _follow(
-  run_spec,
-  workdir: Workdir,
-  access: Access,
-  process_group: ProcessGroup,
-  met: Rendezvous,
-) -> int:
-  """Runs a host that does not lead; returns the exit code that host 0 sends."""
-  plane = _plane(run_spec, access)
-  records = _records(run_spec, workdir, process_group)
-  device = Device(run_spec)
-  follower = Follower(
-    process_group, met, run_spec, _LEARNER.value, device, records, plane
-  )
-  stop_on_signals(follower)
-  try:
-    end = follower.run()
-  finally:
-    plane.close()
-  logging.info('left: %s', end.reason)
-  return end.code
-
-
-def _train(
-  run_spec,
-  workdir: Workdir,
-  access: Access,
-  process_group: ProcessGroup,
-  met: Rendezvous | None,
-) -> learner_events.Leave:
-  learner = _LEARNER.value
-  name = learner_name(learner)
-  plane = _plane(run_spec, access)
-  device = Device(run_spec)
-  records = _records(run_spec, workdir, process_group)
-  if process_group.hosts > 1:
-    hosts, step = gather(process_group, met, records)
-    restored = restore.restore_leading(run_spec, device, records, step)
-  else:
-    hosts = ALONE
-    restored = restore.restore(run_spec, device, records)
-  client = SyncerClient(
-    run_spec,
-    learner,
-    SyncerAddress(_SYNCER.value, plane, access, workdir.summary.exists),
-    device,
-    restored.host,
-    restored.start,
-    hosts=hosts,
-  )
-  writer = MultiWriter(
-    [
-      JsonlWriter(workdir.metrics(name)),
-      TensorBoardWriter(workdir.tensorboard(name)),
-    ]
-  )
-  tape = LearnerEventLog(
-    workdir.learner_tape(learner),
-    lambda: client.process,
-    describe(run_spec.config.mesh, os.environ),
-  )
-  train_loop = TrainLoop(
-    run_spec,
-    learner,
-    device,
-    restored,
-    client,
-    Outputs(records, writer, tape),
-    _NOTICE_S.value,
-    hosts,
-  )
-  hosts.watch(on_stop=train_loop.stop, on_lost=client.crash)
-  stop_on_signals(train_loop)
-  try:
-    left = train_loop.run()
-    hosts.tell(host_messages.EndAt(_exit_code(left), left.reason))
-    return left
-  except RunIsOver as over:
-    hosts.tell(host_messages.EndAt(0, str(over)))
-    raise
-  except NotAdmitted as error:
-    hosts.tell(host_messages.EndAt(config_flags.EXIT_CONFIG, str(error)))
-    raise
-  finally:
-    client.close()
-    hosts.close()
-    writer.close()
-    tape.close()
-    plane.close()
+  return host_main.run(config, given)
 
 
 if __name__ == '__main__':

@@ -67,7 +67,8 @@ def restore_host(
   holding = device.holding
   slice_map = SliceMap(run_spec.owners, device.partition)
   # Computed whole once, so that each host knows the initial CRCs by itself.
-  whole = run_spec.initial_fragments()
+  initial = run_spec.initial_parameters()
+  whole = run_spec.fragments_of(initial)
   bases = {p: holding.needed_of(p, theta) for p, theta in enumerate(whole)}
   if step == NONE:
     layout = run_spec.layout.fragments
@@ -75,7 +76,7 @@ def restore_host(
       FragmentReplica(0, bases[p], payload.crc(theta, layout[p]))
       for p, theta in enumerate(whole)
     ]
-    params, state = device.init(run_spec.initial_parameters())
+    params, state = device.init(initial)
     copy = SlicedReplica(run_spec, slice_map, holding.host, held)
     return RestoredHostState(params, state, copy, None)
   found = records.restore(device.params_like, device.state_like, bases, step)
@@ -119,17 +120,18 @@ def restore(
   Raises:
     BrokenRecord: the folder belongs to another learner or run.
   """
-  fragments = run_spec.initial_fragments()
-  bases_like = dict(enumerate(fragments))
+  bases_like = dict(enumerate(run_spec.fragments_like()))
   found = records.restore(device.params_like, device.state_like, bases_like)
   if found is None:
-    params, state = device.init(run_spec.initial_parameters())
-    host = WholeReplica(run_spec, fragments)
+    # Drawn once: the bases are views of what the devices are given.
+    initial = run_spec.initial_parameters()
+    params, state = device.init(initial)
+    host = WholeReplica(run_spec, run_spec.fragments_of(initial))
     start = Start.from_seed(host.crcs())
     return RestoredState(params, state, host, start, SEED)
   progress = found.progress
   logging.info('goes on from %s', found.path)
-  bases = [found.bases[p] for p in range(len(fragments))]
+  bases = [found.bases[p] for p in bases_like]
   host = WholeReplica(run_spec, bases, progress.versions)
   source = Source(
     'checkpoint', records.learner, progress.process, progress.step

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from diloco.data import pipeline
+from diloco.data import text_windows
 from diloco.models import api
 from diloco.run.spec import RunSpec
 
@@ -26,7 +26,7 @@ class Heldout:
     text, seq_len = run_spec.text.heldout, config.data.seq_len
     count = config.run.eval_batches if batches is None else batches
     asked = config.run.eval_batch, count
-    shape = pipeline.heldout_shape(text, seq_len, *asked)
+    shape = text_windows.heldout_shape(text, seq_len, *asked)
     if count and shape != asked:
       logging.warning(
         'evaluates on %d batches of %d, all that the held-out text gives: '
@@ -34,7 +34,7 @@ class Heldout:
         *reversed(shape),
         *reversed(asked),
       )
-    self._batches = pipeline.heldout_batches(text, seq_len, *shape)
+    self._batches = text_windows.heldout_batches(text, seq_len, *shape)
     self._loss = jax.jit(
       lambda params, batch: api.reported_loss(
         *run_spec.model.loss(api.unflatten(params), batch, jax.random.key(0))

@@ -8,7 +8,8 @@ import dataclasses
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ from diloco.config import config_files, run_config
 from diloco.config import limits as config_limits
 from diloco.config.data_section import MixItem
 from diloco.config.sections import ModelConfig
-from diloco.data import corpus, pipeline
+from diloco.data import corpus, text_windows
 from diloco.data.mixture import MixtureSource, file_corpus
 from diloco.data.sources import IN_MEMORY
 from diloco.data.tokenizers import make_tokenizer
@@ -29,6 +30,9 @@ from diloco.numerics.codec import Codec, make_codec
 from diloco.numerics.fragments import Layout, TensorSpec, make_layout, take
 from diloco.numerics.schedule import PROGRESS, make_schedule
 from diloco.numerics.shard_assignment import ShardAssignment, shards_of
+
+if TYPE_CHECKING:
+  from diloco.data import pipeline
 
 FULL = 'f32'  # The codec of a full fragment.
 
@@ -150,8 +154,11 @@ class RunSpec:
     """
     return PROGRESS[self.config.inner.progress](global_step, position)
 
-  def dataset(self, learner: int) -> pipeline.Dataset:
+  def dataset(self, learner: int) -> 'pipeline.Dataset':
     """The batches of one learner id, by position."""
+    # Not at the top: the syncer, which reads no batch, does without Grain.
+    from diloco.data import pipeline
+
     data = self.config.data
     return pipeline.make_dataset(
       self.text.train,
@@ -178,7 +185,22 @@ class RunSpec:
     """Returns the initial parameters cut into fragments: piece name ->
     array.
     """
-    params = self.initial_parameters()
+    return self.fragments_of(self.initial_parameters())
+
+  def fragments_like(self) -> list[dict[str, jax.ShapeDtypeStruct]]:
+    """Returns the shapes of `initial_fragments`, without drawing them."""
+    return [
+      {x.name: jax.ShapeDtypeStruct(x.shape, np.float32) for x in pieces}
+      for pieces in self.layout.fragments
+    ]
+
+  def fragments_of(
+    self, params: Mapping[str, np.ndarray]
+  ) -> list[dict[str, np.ndarray]]:
+    """Returns path -> array cut into fragments: piece name -> array.
+
+    The pieces are views, where they lie contiguously.
+    """
     return [
       {name: np.asarray(x, order='C') for name, x in take(params, p).items()}
       for p in self.layout.fragments
@@ -270,8 +292,8 @@ def check_text(config: run_config.RunConfig, text: corpus.Corpus) -> None:
     ValueError: it is too short; the message says what is needed.
   """
   data = config.data
-  pipeline.check_shards(text.train, data.seq_len, data.batch, data.shards)
-  pipeline.heldout_shape(
+  text_windows.check_shards(text.train, data.seq_len, data.batch, data.shards)
+  text_windows.heldout_shape(
     text.heldout, data.seq_len, config.run.eval_batch, config.run.eval_batches
   )
 

@@ -8,15 +8,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-import jax
 from absl import flags
 
 from diloco.config import flags as config_flags
 from diloco.config import hardware, run_config
 from diloco.config.sections import ConfigError
-from diloco.run.spec import make_run_spec
-from diloco.sizing import estimate, estimate_text
-from diloco.sizing.slices import NoCompiler
 
 DRY_RUN = 'dry_run'
 
@@ -54,6 +50,10 @@ def run(config: run_config.RunConfig) -> int:
   Returns:
     The exit code: 1 where a learner does not fit, 78 where it makes no sense.
   """
+  # Not at the top: these import jax, and most learners make no dry run.
+  from diloco.sizing import estimate, estimate_text
+  from diloco.sizing.slices import NoCompiler
+
   topology = flags.FLAGS[config_flags.TOPOLOGY].value
   compiler = flags.FLAGS[config_flags.COMPILER].value
   try:
@@ -76,7 +76,12 @@ def run(config: run_config.RunConfig) -> int:
 
 def _estimate(
   config: run_config.RunConfig, topology: str | None, compiler: str
-) -> estimate.Estimate:
+):
+  import jax
+
+  from diloco.run.spec import make_run_spec
+  from diloco.sizing import estimate
+
   slice_ = hardware.topology(topology) if topology else None
   run_spec = make_run_spec(config, reads_text=False)
   if slice_ is not None:

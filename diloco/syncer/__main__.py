@@ -6,22 +6,12 @@ import pathlib
 import signal
 import sys
 
-import jax
 from absl import flags, logging
 
-from diloco.checkpoint.arrays import BrokenRecord
 from diloco.config import flags as config_flags
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from diloco.run.command import run_command
-from diloco.run.exposure import given_access
-from diloco.run.spec import make_run_spec
-from diloco.syncer.results import ResultLost
-from diloco.syncer.server import SyncerServer
-from diloco.transport import sockets
-from diloco.transport.control_channel import BindFailed
-from diloco.transport.planes import make_plane
-from diloco.transport.sockets import HostUnknown
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _BIND = flags.DEFINE_string(
@@ -31,6 +21,18 @@ _BIND = flags.DEFINE_string(
 
 def main(config) -> int:
   """Serves one run to its end: 0, or 143 where it was stopped before."""
+  # Not at the top: --help, and a flag or key that is refused, need no jax.
+  import jax
+
+  from diloco.checkpoint.arrays import BrokenRecord
+  from diloco.run.exposure import given_access
+  from diloco.run.spec import make_run_spec
+  from diloco.syncer.results import ResultLost
+  from diloco.syncer.server import SyncerServer
+  from diloco.transport import sockets
+  from diloco.transport.control_channel import BindFailed
+  from diloco.transport.planes import make_plane
+
   jax.config.update('jax_platforms', 'cpu')  # Devices are the learners'.
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   transport = config.transport
@@ -44,7 +46,7 @@ def main(config) -> int:
   try:
     with config_flags.refusing(BrokenRecord):
       server = SyncerServer(run_spec, bind, plane, workdir, access)
-  except (BindFailed, HostUnknown) as error:
+  except (BindFailed, sockets.HostUnknown) as error:
     print(f'error: --bind={bind}: {error}', file=sys.stderr)
     return 1
   try:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from diloco.checkpoint.orbax_files import HostFiles
+from diloco.checkpoint.host_files import HostFiles
 from diloco.checkpoint.store import Checkpoints
 
 SHAPE = (4, 6)

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from diloco.data import array_records, parquet_files, pipeline
+from diloco.data import array_records, parquet_files, pipeline, text_windows
 from diloco.data.documents import Mixture
 from diloco.data.mixture import MixtureSource, file_corpus, heldout_documents
 from diloco.data.records_folder import write_records
@@ -81,7 +81,7 @@ def _windows(tokens):
   """Every window of every stream, as bytes."""
   for stream in _streams(tokens):
     whole = stream[: len(stream)]
-    for i in range(pipeline.windows_in(stream, SEQ_LEN)):
+    for i in range(text_windows.windows_in(stream, SEQ_LEN)):
       yield whole[i * SEQ_LEN : (i + 1) * SEQ_LEN + 1].tobytes()
 
 
@@ -116,14 +116,14 @@ def test_shards_share_no_window_and_leave_out_few(load, name):
   windows = collections.Counter(_windows(corpus.train))
   counts = collections.Counter()
   for stream in _streams(corpus.train):
-    run = pipeline.run_of(stream, SEQ_LEN, SHARDS)
+    run = text_windows.run_of(stream, SEQ_LEN, SHARDS)
     numbers = [
-      pipeline.Windows(stream, SEQ_LEN, SHARDS, shard, run)
+      text_windows.Windows(stream, SEQ_LEN, SHARDS, shard, run)
       for shard in range(SHARDS)
     ]
     for shard in numbers:
       counts.update(shard[i].tobytes() for i in range(len(shard)))
-    left_out = pipeline.windows_in(stream, SEQ_LEN) - sum(map(len, numbers))
+    left_out = text_windows.windows_in(stream, SEQ_LEN) - sum(map(len, numbers))
     assert left_out < run
   assert counts <= windows
   # What a dataset gives are windows of its shard, each as often as it is there.
@@ -178,7 +178,7 @@ def test_of_a_mix_rows_come_by_weight(load):
 
 def test_of_a_mix_held_out_rows_come_by_weight(load):
   corpus = load('mix')
-  batches = pipeline.heldout_batches(corpus.heldout, SEQ_LEN, 4, 5)
+  batches = text_windows.heldout_batches(corpus.heldout, SEQ_LEN, 4, 5)
   rows = [row.tobytes() for batch in batches for row in batch['tokens']]
   ours, theirs = (set(_windows(each)) for each in corpus.heldout.streams)
   assert [row in ours for row in rows] == [True] * 15 + [False] * 5
@@ -194,7 +194,7 @@ def test_an_epoch_of_a_parquet_reads_each_group_about_once(
 
   corpus = load('parquet')
   stream = corpus.train
-  run = pipeline.run_of(stream, SEQ_LEN, 1)
+  run = text_windows.run_of(stream, SEQ_LEN, 1)
   groups = sum(span.file.groups for span in stream._spans)
   assert run > 1
   reads, read = [], pq.ParquetFile.read_row_group
@@ -206,7 +206,7 @@ def test_an_epoch_of_a_parquet_reads_each_group_about_once(
 
   monkeypatch.setattr(pq.ParquetFile, 'read_row_group', counted)
   dataset = _dataset(corpus, shards=1)
-  windows = len(pipeline.Windows(stream, SEQ_LEN, 1, 0, run))
+  windows = len(text_windows.Windows(stream, SEQ_LEN, 1, 0, run))
   _rows(dataset, windows // BATCH)
   assert groups > 1.4 * parquet_files.GROUPS_KEPT
   assert len(reads) < 3 * groups < windows / 2

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from diloco.data import pipeline
+from diloco.data import pipeline, text_windows
 
 SEQ_LEN, BATCH, SHARDS = 5, 3, 4
 # Each token is its own place in the text, so windows can be told apart.
@@ -26,7 +26,7 @@ def _rows(dataset, count):
 
 
 def _epoch(shard):
-  return len(range(pipeline.windows_in(TOKENS, SEQ_LEN))[shard::SHARDS])
+  return len(range(text_windows.windows_in(TOKENS, SEQ_LEN))[shard::SHARDS])
 
 
 def test_a_batch_is_windows_of_one_token_more():
@@ -44,7 +44,7 @@ def test_shards_are_disjoint_and_cover_the_text():
 
 
 def test_windows_predict_every_token_once():
-  windows = pipeline.Windows(TOKENS, SEQ_LEN, shards=1, shard=0)
+  windows = text_windows.Windows(TOKENS, SEQ_LEN, shards=1, shard=0)
   predicted = np.concatenate([windows[i][1:] for i in range(len(windows))])
   np.testing.assert_array_equal(predicted, TOKENS[1:251])
 
@@ -107,7 +107,7 @@ def test_seeds_and_shards_shuffle_differently():
     assert one != other
 
 
-@pytest.mark.parametrize('dtype', pipeline.DTYPES)
+@pytest.mark.parametrize('dtype', text_windows.DTYPES)
 def test_every_kind_of_token_gives_int32(dtype):
   batch = _dataset(tokens=TOKENS.astype(dtype))[0]['tokens']
   assert batch.dtype == np.int32
@@ -156,14 +156,14 @@ def test_a_negative_position_is_refused():
 
 
 def test_heldout_batches_are_spread_over_the_text():
-  made = pipeline.heldout_batches(TOKENS, SEQ_LEN, batch=2, count=5)
+  made = text_windows.heldout_batches(TOKENS, SEQ_LEN, batch=2, count=5)
   assert [batch['tokens'].shape for batch in made] == [(2, 6)] * 5
   starts = np.concatenate([batch['tokens'][:, 0] for batch in made])
   np.testing.assert_array_equal(starts, np.arange(10) * 25)
 
 
 def test_heldout_batches_never_overlap():
-  made = pipeline.heldout_batches(TOKENS, SEQ_LEN, batch=7, count=7)
+  made = text_windows.heldout_batches(TOKENS, SEQ_LEN, batch=7, count=7)
   predicted = np.concatenate([batch['tokens'][:, 1:] for batch in made])
   assert len(np.unique(predicted)) == predicted.size
 
@@ -179,8 +179,8 @@ def test_heldout_batches_never_overlap():
 )
 def test_of_heldout_text_is_taken_what_there_is(asked, found):
   """Fewer batches; fewer rows only where there is not one whole batch."""
-  assert pipeline.heldout_shape(TOKENS, SEQ_LEN, *asked) == found
-  made = pipeline.heldout_batches(TOKENS, SEQ_LEN, *found)
+  assert text_windows.heldout_shape(TOKENS, SEQ_LEN, *asked) == found
+  made = text_windows.heldout_batches(TOKENS, SEQ_LEN, *found)
   shapes = [batch['tokens'].shape for batch in made]
   assert shapes == [(found[0], SEQ_LEN + 1)] * found[1]
 
@@ -188,30 +188,30 @@ def test_of_heldout_text_is_taken_what_there_is(asked, found):
 def test_without_a_heldout_window_nothing_is_evaluated():
   text = '5 held-out tokens hold no window of seq_len=5, that takes 6'
   with pytest.raises(ValueError, match=text):
-    pipeline.heldout_shape(TOKENS[:5], SEQ_LEN, 2, 5)
+    text_windows.heldout_shape(TOKENS[:5], SEQ_LEN, 2, 5)
 
 
 def test_every_shard_must_have_a_batch():
-  pipeline.check_shards(TOKENS, SEQ_LEN, 12, SHARDS)
+  text_windows.check_shards(TOKENS, SEQ_LEN, 12, SHARDS)
   needs = r'12 windows .* needs 13; that takes 261 tokens'
   with pytest.raises(ValueError, match=needs):
-    pipeline.check_shards(TOKENS, SEQ_LEN, 13, SHARDS)
+    text_windows.check_shards(TOKENS, SEQ_LEN, 13, SHARDS)
 
 
 def test_too_little_heldout_text_is_refused():
   text = '253 held-out tokens are 50 windows of seq_len=5, 3 batches of 17'
   with pytest.raises(ValueError, match=text):
-    pipeline.heldout_batches(TOKENS, SEQ_LEN, batch=17, count=3)
+    text_windows.heldout_batches(TOKENS, SEQ_LEN, batch=17, count=3)
   with pytest.raises(ValueError, match='count=0'):
-    pipeline.heldout_batches(TOKENS, SEQ_LEN, batch=1, count=0)
+    text_windows.heldout_batches(TOKENS, SEQ_LEN, batch=1, count=0)
 
 
 def test_a_count_of_zero_is_all_of_the_heldout_text():
   tokens = np.arange(1000, dtype=np.int32) % 251
-  rows, count = pipeline.heldout_shape(tokens, 8, 4, 0)
-  windows = pipeline.windows_in(tokens, 8)
+  rows, count = text_windows.heldout_shape(tokens, 8, 4, 0)
+  windows = text_windows.windows_in(tokens, 8)
   assert (rows, count) == (4, windows // 4)
-  batches = pipeline.heldout_batches(tokens, 8, rows, count)
+  batches = text_windows.heldout_batches(tokens, 8, rows, count)
   seen = {batch['tokens'][i, 0] for batch in batches for i in range(rows)}
   starts = [batch['tokens'].tobytes() for batch in batches]
   assert len(starts) == len(set(starts)) == count and len(seen) > 100

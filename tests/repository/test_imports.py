@@ -197,12 +197,13 @@ TABLE = {
   | CONFIG
   | {
     'absl',
-    'diloco.config.hardware',
     'diloco.learner',
     'diloco.run',
     'diloco.sizing.dry_runs',
-    'jax',
   },
+  'diloco/learner/hosts/host_main.py': LOW
+  | CONFIG
+  | {'absl', 'diloco.config.hardware', 'diloco.learner', 'diloco.run', 'jax'},
   'diloco/syncer': LOW
   | CONFIG
   | {'absl', 'diloco.run', 'jax', 'numpy', 'optax'},
