@@ -38,6 +38,7 @@ COMMANDS = {
   ),
   'plan': ('diloco.plan', 'says what a run would need'),
   'bench': ('diloco.bench', 'measures speed, stalls and sizes on this machine'),
+  'netbench': ('launch.netbench', 'measures training over slow links'),
   'swarm': ('diloco.swarm', 'tests the protocol on random failures'),
   'write-records': ('diloco.write_records', 'makes files of documents of text'),
   'index-data': ('diloco.index_data', 'indexes files of documents'),

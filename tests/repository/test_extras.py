@@ -55,6 +55,7 @@ MODULES = (
   'launch.chaos.__main__',
   'launch.local',
   'launch.main',
+  'launch.netbench.__main__',
 )
 
 

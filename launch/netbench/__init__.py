@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures training over shaped links: python -m launch.netbench …
+
+Real processes, each in a network namespace of its own, and beside each figure
+what the simulator predicts for it.
+
+  __main__           the command
+  links              namespaces, links with a token bucket, their counters
+  net_systems        what is compared: settings, roles, what is predicted
+  all_reduce_worker  a worker of the data-parallel computation
+  system_run         one system's processes, followed over all rates
+  link_tables        the tables, and the bandwidth for a utilisation
+"""

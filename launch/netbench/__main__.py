@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Measures how much of the compute training keeps over slow links.
+
+  python -m launch.netbench [--systems=int4,bf16,f32,diloco,data_parallel] \
+    [--mbits=1,3,10,30,100,300] [--millions=0.4] [--learners=2] \
+    [--step_s=0.25] [--seconds=12] [--json=FILE]
+
+A syncer and learners, or the workers of one data-parallel computation, run as
+real processes in network namespaces of their own, over links of each rate; a
+step sleeps, as devices would compute. Linux, as root, with ip and tc. Exit code
+0: all was measured; 1: a system could not be; 78: it can't run as asked; 130,
+143: Ctrl-C, SIGTERM.
+"""
+
+import dataclasses
+import pathlib
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+
+import rich.console
+from absl import flags as absl_flags
+
+from diloco.config import flags
+from diloco.config.sections import ConfigError
+from diloco.metrics import files
+from launch.netbench import link_tables, links
+from launch.netbench.links import LinksFailed, ShapedLinks
+from launch.netbench.net_systems import SYSTEMS, Setting
+from launch.netbench.system_run import (
+  NetCell,
+  SystemFailed,
+  SystemRun,
+  remove_left,
+)
+from launch.session import Interrupted, signals
+
+WIDTH = 150  # Of the tables where there is no terminal.
+HEADROOM = 2.0  # An unshaped link must carry so many times the fastest rate.
+PROBE_S = 0.5
+CARRIED = (0.4, 1.1)  # Shares of its rate that a shaped link must carry.
+WARM_STEPS = 5
+POINTS = 5.0  # Between measured and predicted before a note says so.
+
+
+def define_flags() -> None:
+  """The flags of this main."""
+  absl_flags.DEFINE_list(
+    'systems', list(SYSTEMS), f'Some of {", ".join(SYSTEMS)}.'
+  )
+  absl_flags.DEFINE_list(
+    'mbits', ['1', '3', '10', '30', '100', '300'], 'Rates of the links.'
+  )
+  absl_flags.DEFINE_float('millions', 0.4, 'Parameters of the model.')
+  absl_flags.DEFINE_integer('learners', 2, 'Learners, or workers.')
+  absl_flags.DEFINE_float('step_s', 0.25, 'Sleep of a step.')
+  absl_flags.DEFINE_float('seconds', 12.0, 'Least length of a window.')
+  absl_flags.DEFINE_string('json', None, 'File for all figures.')
+
+
+def read_setting() -> tuple[Setting, list[str], list[float]]:
+  """Returns what the flags ask for: setting, systems, rates from fast to slow.
+
+  Raises:
+    ConfigError: it can not be.
+  """
+  given, problems = absl_flags.FLAGS, []
+  for name in given.systems or ['']:
+    if name not in SYSTEMS:
+      problems.append(f'--systems={name}: must be some of {", ".join(SYSTEMS)}')
+  try:
+    rates = sorted({float(text) for text in given.mbits}, reverse=True)
+  except ValueError:
+    rates = []
+  if not rates or not all(0 < rate < float('inf') for rate in rates):
+    problems.append(
+      f'--mbits={",".join(given.mbits)}: must be numbers above 0, such as 1,10'
+    )
+  for name in ('millions', 'step_s', 'seconds'):
+    if not 0 < given[name].value < float('inf'):
+      problems.append(f'--{name}={given[name].value:g}: must be above 0')
+  if not 2 <= given.learners < links.MEMBERS_MAX:
+    problems.append(
+      f'--learners={given.learners}: must be 2 … {links.MEMBERS_MAX - 1}'
+    )
+  if problems:
+    raise ConfigError(problems)
+  setting = Setting(given.learners, given.millions, given.step_s)
+  return setting, list(dict.fromkeys(given.systems)), rates
+
+
+def check_links(
+  made: ShapedLinks, setting: Setting, rates: Sequence[float]
+) -> dict[str, float]:
+  """Returns what one connection carries at each rate, in Mbit/s.
+
+  Raises:
+    ConfigError: the machine is too slow for a rate.
+    LinksFailed: a link carries more or less than its rate.
+  """
+  ends = (setting.linked[1], setting.linked[0])
+  most = made.probe_mbits(*ends, PROBE_S)
+  if HEADROOM * rates[0] > most:
+    raise ConfigError(
+      [
+        f'--mbits={rates[0]:g}: this machine moves {most:.0f} Mbit/s between '
+        f'two namespaces; give at most {most / HEADROOM:.0f}'
+      ]
+    )
+  found = {}
+  for rate in rates:
+    made.shape(rate)
+    carried = made.probe_mbits(*ends, 2 * PROBE_S)
+    found[f'{rate:g}'] = carried
+    if not CARRIED[0] * rate <= carried <= CARRIED[1] * rate:
+      raise LinksFailed(
+        f'a link of {rate:g} Mbit/s carries {carried:.3g}: not as it was shaped'
+      )
+  return found
+
+
+def measure(
+  made: ShapedLinks,
+  setting: Setting,
+  systems: Sequence[str],
+  rates: Sequence[float],
+  received: list[int],
+  say: Callable[[str], None],
+) -> tuple[list[NetCell], dict[str, str]]:
+  """Returns all cells, and why some systems have none."""
+  seconds = absl_flags.FLAGS.seconds
+  alone_s: dict[bool, float] = {}
+  cells, failed = [], {}
+  for name in systems:
+    system = SYSTEMS[name]
+    try:
+      if system.has_syncer not in alone_s:
+        with SystemRun(system, setting, made, received, alone=True) as running:
+          running.start(WARM_STEPS)
+          alone_s[system.has_syncer] = running.step_s(seconds)
+        step_s = alone_s[system.has_syncer]
+        say(f'{name}: {1e3 * step_s:.0f} ms a step without a network')
+      with SystemRun(system, setting, made, received) as running:
+        running.start(system.period(setting))
+        for rate in rates:
+          cells.append(
+            running.cell(name, rate, seconds, alone_s[system.has_syncer])
+          )
+          say(
+            f'{name}: {rate:g} Mbit/s, {100 * cells[-1].utilisation:.1f} % '
+            f'(predicted {100 * cells[-1].predicted.utilisation:.1f} %)'
+          )
+    except SystemFailed as error:
+      failed[name] = str(error)
+      say(f'{name}: {error}')
+  return cells, failed
+
+
+def main(argv: Sequence[str]) -> int:
+  if len(argv) > 1:
+    raise ConfigError([f'{argv[1]}: unexpected argument'])
+  setting, systems, rates = read_setting()
+  if why := links.why_not_here():
+    raise ConfigError([f'launch.netbench: {why}'])
+  given = absl_flags.FLAGS
+  if given.json:
+    with flags.refusing(OSError, flag=f'--json={given.json}'):
+      pathlib.Path(given.json).open('a').close()
+  remove_left()
+  console = rich.console.Console(highlight=False, markup=False, emoji=False)
+  if not console.is_terminal:
+    console.width = max(console.width, WIDTH)
+  try:
+    with signals() as received, ShapedLinks(setting.linked) as made:
+      carried = check_links(made, setting, rates)
+      cells, failed = measure(
+        made, setting, systems, rates, received, console.print
+      )
+  except Interrupted as stopped:
+    console.print(f'{stopped}; no process is left')
+    return 128 + stopped.number
+  except LinksFailed as error:
+    console.print(f'failed: {error}')
+    return 1
+  again = shlex.join(['python', '-m', 'launch.netbench', *sys.argv[1:]])
+  if cells:
+    console.print()
+    console.print(link_tables.cell_table(cells))
+    console.print(link_tables.bandwidth_table(cells))
+  for note in (*link_tables.notes(cells, POINTS), f'Again: {again}'):
+    console.print(note)
+  if given.json:
+    record = {
+      'command': again,
+      'setting': dataclasses.asdict(setting) | {'params': setting.params},
+      'link_mbits': carried,
+      'cells': link_tables.as_json(cells),
+      'mbits_needed': link_tables.bandwidths(cells),
+      'failed': failed,
+    }
+    files.write_json(pathlib.Path(given.json), record)
+  return 1 if failed else 0
+
+
+if __name__ == '__main__':
+  define_flags()
+  flags.run_without_config(main)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Network namespaces joined by links of a given rate; Linux, as root.
+
+Every member has a namespace of its own, with one link to a router; the kernel's
+token bucket (`tc … tbf`) limits both directions of each link. A namespace is
+held by a process that dies with this one, and has no name: however this process
+ends, the kernel removes the namespaces, and the links with them. The addresses
+are of a range for documentation (RFC 5737), and no route leads out of it.
+"""
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from launch.parent_death import dying_with_parent
+
+MEMBERS_MAX = 60  # Four addresses each, of one range of 256.
+ADDRESS = '198.51.100.{}'
+TOOLS = ('ip', 'tc', 'unshare', 'nsenter', 'sleep')
+START_S = 10.0
+BUCKET_BYTES_MIN = 8 << 10  # A few frames: what passes at once, unshaped,
+BUCKET_S = 0.004  # or what the link carries in this time.
+QUEUE_BYTES_MIN = 64 << 10  # What waits at a link before a frame is dropped,
+QUEUE_S = 0.1  # or what the link carries in this time.
+PROBE_BYTES = 64 << 10
+_REPLACE = ('tc', 'qdisc', 'replace', 'dev')
+CLONE_NEWNET = 0x40000000  # linux/sched.h
+
+
+class LinksFailed(Exception):
+  """The links could not be made, or do not carry what they should."""
+
+
+def why_not_here() -> str | None:
+  """Returns why this machine can't have such links; None: it can."""
+  if sys.platform != 'linux':
+    return 'needs Linux: network namespaces'
+  if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+    return (
+      f'needs {", ".join(missing)}, of the packages iproute2 and util-linux'
+    )
+  if os.geteuid() != 0:
+    return (
+      'needs root, to make network namespaces: sudo, or a container of yours'
+    )
+  with contextlib.suppress(LinksFailed), ShapedLinks(['probe']) as links:
+    links.shape(1.0)
+    return None
+  return 'this kernel makes no namespace, no veth or no tbf for this user'
+
+
+class ShapedLinks:
+  """The namespaces of members; a `with` block removes them at its end.
+
+  Args:
+    members: their names.
+  """
+
+  def __init__(self, members: Sequence[str]):
+    assert len(members) <= MEMBERS_MAX, members
+    self._numbers = {name: k for k, name in enumerate(members)}
+    self._holders: dict[str, subprocess.Popen] = {}
+
+  def __enter__(self) -> 'ShapedLinks':
+    try:
+      for name in ('', *self._numbers):  # The router has no name.
+        self._holders[name] = _hold()
+      for holder in self._holders.values():
+        _until_apart(holder)
+      self._command('', 'sysctl', '-qw', 'net.ipv4.ip_forward=1')
+      for name, k in self._numbers.items():
+        self._connect(name, k)
+    except BaseException:
+      self.__exit__()
+      raise
+    return self
+
+  def __exit__(self, *exception) -> None:
+    for holder in self._holders.values():
+      holder.kill()
+      holder.wait()
+
+  def address(self, member: str) -> str:
+    """Returns the address on which the member listens."""
+    return ADDRESS.format(4 * self._numbers[member] + 2)
+
+  def inside(self, member: str) -> list[str]:
+    """Returns the words before a command that run it in the namespace."""
+    return ['nsenter', f'--net={self._path(member)}', '--']
+
+  def shape(self, mbits: float | None) -> None:
+    """Limits every link, in both directions; None: no longer."""
+    for name, k in self._numbers.items():
+      for where, device in ((name, 'eth0'), ('', f'eth{k}')):
+        # Drops what waits: a packet larger than a new bucket never leaves it.
+        self._command(where, *_REPLACE, device, 'root', 'pfifo')
+        if mbits is not None:
+          self._command(where, *_shaping(device, 1e6 * mbits))
+
+  def counts(self) -> dict[str, tuple[int, int]]:
+    """Returns the bytes that each member's interface has sent and received."""
+    found = {}
+    for name in self._numbers:
+      text = pathlib.Path(
+        f'/proc/{self._holders[name].pid}/net/dev'
+      ).read_text()
+      line = next(x for x in text.splitlines() if x.strip().startswith('eth0:'))
+      words = line.partition(':')[2].split()
+      found[name] = int(words[8]), int(words[0])
+    return found
+
+  def probe_mbits(self, source: str, target: str, seconds: float) -> float:
+    """Measures what one TCP connection carries in so many seconds."""
+    with self._entered(target):
+      server = socket.create_server((self.address(target), 0))
+    with self._entered(source):
+      sender = socket.create_connection(server.getsockname(), START_S)
+    with server, sender, server.accept()[0] as receiver:
+      sending = threading.Thread(target=_send, args=(sender,), daemon=True)
+      sending.start()
+      receiver.settimeout(START_S)
+      receiver.recv(PROBE_BYTES)
+      began_s, carried = time.monotonic(), 0
+      while time.monotonic() < began_s + seconds:
+        carried += len(receiver.recv(PROBE_BYTES))
+      passed_s = time.monotonic() - began_s
+      sender.shutdown(socket.SHUT_RDWR)
+      sending.join()
+    return 8e-6 * carried / passed_s
+
+  def _connect(self, name: str, k: int) -> None:
+    """Makes the link of member k, with an address at either end."""
+    member, router = (str(self._holders[x].pid) for x in (name, ''))
+    self._run(
+      *('ip', 'link', 'add', 'eth0', 'netns', member, 'type', 'veth'),
+      *('peer', 'name', f'eth{k}', 'netns', router),
+    )
+    near, far = ADDRESS.format(4 * k + 2), ADDRESS.format(4 * k + 1)
+    for where, device, address in (
+      (name, 'eth0', near),
+      ('', f'eth{k}', far),
+    ):
+      self._command(where, 'ip', 'addr', 'add', f'{address}/30', 'dev', device)
+      self._command(where, 'ip', 'link', 'set', device, 'up')
+    self._command(name, 'ip', 'link', 'set', 'lo', 'up')
+    self._command(name, 'ip', 'route', 'add', 'default', 'via', far)
+
+  def _path(self, member: str) -> str:
+    return f'/proc/{self._holders[member].pid}/ns/net'
+
+  def _command(self, member: str, *command: str) -> None:
+    self._run(*self.inside(member), *command)
+
+  def _run(self, *command: str) -> None:
+    done = subprocess.run(
+      command, capture_output=True, text=True, process_group=0
+    )
+    if done.returncode:
+      raise LinksFailed(f'{" ".join(command)}: {done.stderr.strip()}')
+
+  @contextlib.contextmanager
+  def _entered(self, member: str) -> Iterator[None]:
+    """Has this thread's new sockets belong to the member's namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter(file) -> None:
+      if libc.setns(file.fileno(), CLONE_NEWNET):
+        raise LinksFailed(f'setns: {os.strerror(ctypes.get_errno())}')
+
+    with (
+      open('/proc/thread-self/ns/net') as home,
+      open(self._path(member)) as there,
+    ):
+      enter(there)
+      try:
+        yield
+      finally:
+        enter(home)
+
+
+def _hold() -> subprocess.Popen:
+  command = ['unshare', '--net', '--', 'sleep', 'infinity']
+  return subprocess.Popen(
+    dying_with_parent(command),
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+    process_group=0,  # Ctrl-C in a terminal reaches only the command.
+  )
+
+
+def _until_apart(holder: subprocess.Popen) -> None:
+  """Waits until a holder is in a namespace of its own."""
+  home = os.readlink('/proc/self/ns/net')
+  over_s = time.monotonic() + START_S
+  while holder.poll() is None and time.monotonic() < over_s:
+    with contextlib.suppress(OSError):
+      if os.readlink(f'/proc/{holder.pid}/ns/net') != home:
+        return
+    time.sleep(0.01)
+  raise LinksFailed('unshare --net made no namespace')
+
+
+def _shaping(device: str, bps: float) -> list[str]:
+  bucket = max(BUCKET_BYTES_MIN, round(bps / 8 * BUCKET_S))
+  queue = max(QUEUE_BYTES_MIN, round(bps / 8 * QUEUE_S))
+  return [
+    *(*_REPLACE, device, 'root', 'tbf'),
+    *('rate', f'{round(bps)}bit', 'burst', str(bucket), 'limit', str(queue)),
+  ]
+
+
+def _send(sender: socket.socket) -> None:
+  with contextlib.suppress(OSError):  # The other end has seen enough.
+    while True:
+      sender.sendall(bytes(PROBE_BYTES))
