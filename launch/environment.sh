@@ -32,9 +32,9 @@ make_environment() {
   python=$(find_python) || exit 1
   version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   # Written last: an environment without it was not finished. It names what
-  # the environment was made from, so a change of either makes it anew.
+  # the environment was made from, so a change of any makes it anew.
   done_file="$folder/.complete"
-  wanted="$version $what $(cksum setup.py)"
+  wanted="$version $what $(cksum setup.py diloco/numerics/blocks.c)"
   if [[ -f "$done_file" && "$(cat "$done_file")" == "$wanted" ]]; then
     return
   fi
