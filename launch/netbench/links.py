@@ -51,7 +51,10 @@ def why_not_here() -> str | None:
     return (
       'needs root, to make network namespaces: sudo, or a container of yours'
     )
-  with contextlib.suppress(LinksFailed), ShapedLinks(['probe']) as links:
+  with (
+    contextlib.suppress(LinksFailed, OSError),
+    ShapedLinks(['probe']) as links,
+  ):
     links.shape(1.0)
     return None
   return 'this kernel makes no namespace, no veth or no tbf for this user'

@@ -150,8 +150,8 @@ def test_the_smallest_table(tmp_path):
   assert 0.6 < slow['busiest'] < 1.1
   for rate in (SLOW, FAST):
     own = cells['int4', rate]
-    assert own['utilisation'] > 0.8
-    assert own['pace'] > 0.7
+    assert own['utilisation'] > 0.7
+    assert own['pace'] > 0.5
     assert own['sent_bytes'] < 0.05 * slow['sent_bytes']
   assert 'Decoupled DiLoCo int4' in ended.stdout
 
