@@ -145,8 +145,8 @@ def test_the_smallest_table(tmp_path):
     params = record['setting']['params']
     assert cell['sent_bytes'] == pytest.approx(4 * params / PAYLOAD, rel=0.2)
   # These fail where the shaping does nothing.
-  assert slow['utilisation'] < 0.06
-  assert 3 * slow['utilisation'] < fast['utilisation'] < 0.6
+  assert slow['utilisation'] < 0.12
+  assert 3 * slow['utilisation'] < fast['utilisation'] < 0.75
   assert 0.6 < slow['busiest'] < 1.1
   for rate in (SLOW, FAST):
     own = cells['int4', rate]
