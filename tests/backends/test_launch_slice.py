@@ -5,7 +5,6 @@ import os
 import pathlib
 import random
 import signal
-import socket
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ import pytest
 
 from launch.backends import startup
 from tests.backends.launch_values import a_slice_launch
+from tests.ports import free_port
 from tests.waiting import until
 
 pytestmark = pytest.mark.beside
@@ -50,9 +50,7 @@ class Slice:
     ):
       (folder / name).write_text(text)
       (folder / name).chmod(0o755)
-    with socket.socket() as probe:
-      probe.bind(('127.0.0.1', 0))
-      (folder / 'port').write_text(str(probe.getsockname()[1]))
+    (folder / 'port').write_text(str(free_port()))
     whole = a_slice_launch(accelerator='v5litepod-16')
     self.script = startup.startup_script(
       whole, whole.learners[0], 'p', '10.0.0.1:7777', 1
