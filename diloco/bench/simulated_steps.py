@@ -4,8 +4,8 @@
 Without, by the number of learners: the real machines at the paper's settings
 (P = H = 24, τ = 2, K = 1), over links of 10 Gbit/s, with 10 % jitter; CPU time
 of one thread. A learner-step is one inner step of one learner with all that
-belongs to it: snapshot, offer, pull, merge, update, fetch. What grows with M
-beyond the learner-steps is the syncer's look at its members at every event.
+belongs to it: snapshot, offer, pull, merge, update, fetch. No event makes the
+syncer look at all of its members, so it should hardly grow with M.
 
 In the lab: learners of 131 k parameters, alternating with plain steps on the
 same batch, in one process; medians, in wall time. The environment variable

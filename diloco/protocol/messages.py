@@ -6,6 +6,7 @@ the data plane, and a `Payload` says how to request and verify them.
 `diloco/transport/wire.py` derives its type checks from the field types here.
 """
 
+import bisect
 import dataclasses
 
 PROTOCOL_VERSION = 4
@@ -271,7 +272,7 @@ class Update:
   step: int  # t, the global step at the close.
   # The last own step that the receiver had reported by then; 0: none.
   reported_step: int
-  participants: tuple[int, ...]
+  participants: tuple[int, ...]  # In ascending id.
   weights: tuple[float, ...]  # Normalised; in the order of participants.
   incarnations: tuple[int, ...]  # Incarnations of the sessions of these offers.
   handles: tuple[int, ...]  # Handles of the offers themselves.
@@ -281,6 +282,12 @@ class Update:
   crc: int  # CRC of the bytes of Θ_p at `version`.
   # CRC of each part's slice of Θ_p, if the learner has several hosts.
   part_crcs: tuple[int, ...] = ()
+
+  def index_of(self, learner: int) -> int | None:
+    """Returns a learner's place among the participants; None: it has none."""
+    i = bisect.bisect_left(self.participants, learner)
+    found = self.participants[i : i + 1] == (learner,)
+    return i if found else None
 
 
 @dataclasses.dataclass(frozen=True)

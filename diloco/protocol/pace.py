@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pace clock: how far the run is, in inner steps of its K-th fastest."""
 
-from collections.abc import Collection, Mapping
+import bisect
+from collections.abc import Mapping, Sequence
 
 
 def after_steps(clock: int, steps: int, step: int, ahead_max: int) -> int:
@@ -22,18 +23,17 @@ def after_steps(clock: int, steps: int, step: int, ahead_max: int) -> int:
 
 
 def step_after(
-  clocks: Collection[int], quorum: int, step: int, rise_max: int | None
+  ranked: Sequence[int], quorum: int, step: int, rise_max: int | None
 ) -> int:
   """t = the K-th largest clock, K at most the number of clocks; never falls.
 
   Args:
-    clocks: clocks of the live learners; at least one.
+    ranked: clocks of the live learners, ascending; at least one.
     quorum: K.
     step: t before.
     rise_max: the most that t may rise; None: no limit but what was trained.
   """
-  ranked = sorted(clocks, reverse=True)
-  kth = ranked[min(quorum, len(ranked)) - 1]
+  kth = ranked[-min(quorum, len(ranked))]
   most = kth if rise_max is None else step + rise_max
   return max(step, min(kth, most))
 
@@ -56,6 +56,7 @@ class PaceClock:
     step: t.
     clocks: clocks by learner id.
     first: t stays 0 until this many learners are live at once.
+    moved: a set to which every learner is added whose clock changes.
   """
 
   def __init__(
@@ -65,6 +66,7 @@ class PaceClock:
     step: int = 0,
     clocks: Mapping[int, int] | None = None,
     first: int = 1,
+    moved: set[int] | None = None,
   ):
     assert ahead_max >= spacing_steps, f'{ahead_max=} {spacing_steps=}'
     self._spacing_steps = spacing_steps
@@ -72,6 +74,8 @@ class PaceClock:
     self._step = step
     self._first = first
     self._clocks = dict(clocks or {})
+    self._ranked = sorted(self._clocks.values())
+    self._moved = set() if moved is None else moved
 
   @property
   def step(self) -> int:
@@ -93,15 +97,15 @@ class PaceClock:
     syncer. Like any clock it is at most `ahead_max` beyond t.
     """
     ahead = min(clock, self._step + self._ahead_max)
-    self._clocks[learner] = max(ahead, self._step)
+    self._set(learner, max(ahead, self._step))
     self._on_change(quorum)
 
   def leave(self, learner: int, quorum: int) -> dict[int, int]:
     """Removes a learner's clock and returns it, by id, if there was one."""
-    left = {m: c for m, c in self._clocks.items() if m == learner}
-    self._clocks.pop(learner, None)
+    clock = self._clocks.get(learner)
+    self._set(learner, None)
     self._on_change(quorum)
-    return left
+    return {} if clock is None else {learner: clock}
 
   def at_least(self, step: int):
     """Raises t to a step that the run is known to have reached."""
@@ -111,8 +115,7 @@ class PaceClock:
     """Raises all clocks and t to a step that every learner waits for."""
     if self._gathering():
       return
-    for learner, clock in self._clocks.items():
-      self._clocks[learner] = max(clock, step)
+    self._raise_to(step)
     self.at_least(step)
 
   def advance(self, learner: int, steps: int, quorum: int):
@@ -120,9 +123,9 @@ class PaceClock:
     assert steps >= 0, f'{learner=} went back by {-steps} steps'
     clock = self._clocks[learner]
     clock = after_steps(clock, steps, self._step, self._ahead_max)
-    self._clocks[learner] = clock
+    self._set(learner, clock)
     if not self._gathering():
-      self._step = step_after(self._clocks.values(), quorum, self._step, None)
+      self._step = step_after(self._ranked, quorum, self._step, None)
 
   def close(self):
     """After a round closed, raises every clock to at least t minus one spacing.
@@ -130,20 +133,38 @@ class PaceClock:
     Otherwise a slow learner would stay behind for ever, and a leading learner's
     death would stop the run until the next one had caught up.
     """
-    floor = self._step - self._spacing_steps
-    for learner, clock in self._clocks.items():
-      self._clocks[learner] = max(clock, floor)
+    self._raise_to(self._step - self._spacing_steps)
 
   def _on_change(self, quorum: int):
     """Recomputes t after the set of live learners has changed."""
     if not self._clocks or self._gathering():
       return
-    clocks = self._clocks.values()
+    clocks = self._ranked
     kth = step_after(clocks, quorum, self._step, None)
     self._step = step_after(clocks, quorum, self._step, self._spacing_steps)
     if kth > self._step:  # Otherwise the next report would do it.
-      for learner, clock in self._clocks.items():
-        self._clocks[learner] = min(clock, self._step)
+      for learner, clock in list(self._clocks.items()):
+        self._set(learner, min(clock, self._step))
+
+  def _raise_to(self, step: int):
+    """Raises every clock to at least `step`."""
+    if self._ranked and self._ranked[0] < step:
+      for learner, clock in list(self._clocks.items()):
+        self._set(learner, max(clock, step))
+
+  def _set(self, learner: int, clock: int | None):
+    """Sets a clock, or removes it, and keeps the ranking sorted."""
+    before = self._clocks.get(learner)
+    if clock == before:
+      return
+    self._moved.add(learner)
+    if before is not None:
+      del self._ranked[bisect.bisect_left(self._ranked, before)]
+    if clock is None:
+      del self._clocks[learner]
+    else:
+      self._clocks[learner] = clock
+      bisect.insort(self._ranked, clock)
 
   def _gathering(self) -> bool:
     return self._step == 0 and len(self._clocks) < self._first

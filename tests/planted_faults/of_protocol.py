@@ -46,9 +46,9 @@ FAULTS = (
   ),
   fault(
     'round held for a failed pull',
-    'diloco/protocol/syncer/pulls.py',
-    '    if not times[m][0].failed\n    and (may_hold',
-    '    if (may_hold',
+    'diloco/protocol/syncer/rounds.py',
+    '      if not pull.failed:\n',
+    '      if True:\n',
     'tests/protocol/test_patience.py::test_who_is_not_waited_for',
     'assert',
   ),
@@ -89,7 +89,7 @@ FAULTS = (
   fault(
     'handed in after a merge is not believed',
     'diloco/protocol/syncer/ending.py',
-    '  if state.finishing or not told or None in told:\n',
+    '  if state.finishing or not told or len(told) < len(state.members):\n',
     '  if True:\n',
     f'{TRANSCRIPT}[finish_told_after_a_merge]',
     'finish_told_after_a_merge',
@@ -205,7 +205,7 @@ FAULTS = (
   fault(
     'last offer left behind',
     'diloco/protocol/syncer/closing.py',
-    '  round_ = pulls.take_last_offers(state, round_)\n',
+    '  pulls.take_last_offers(state, round_)\n',
     '',
     f'{TRANSCRIPT}[leaves_while_pulled]',
     'leaves_while_pulled',

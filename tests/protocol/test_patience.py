@@ -5,7 +5,7 @@ import pytest
 
 from diloco.protocol import timeouts
 from diloco.protocol.grace import Ema
-from diloco.protocol.syncer import pulls
+from diloco.protocol.syncer.rounds import Waits, awaited_pull
 from diloco.protocol.timeouts import TransferTime
 from diloco.protocol.values import changed
 from diloco.simulator.cluster import Cluster
@@ -106,9 +106,18 @@ def test_who_is_not_waited_for():
   times = dict.fromkeys(range(3), (quick, 1000))
   times |= {3: (slow, 1000), 4: (changed(quick, failed=True), 1000)}
   times[5] = TransferTime(), 1000
-  missing = (2, 3, 4, 5)
-  assert pulls.waited_for(times, missing, may_hold=True) == (2, 3, 5)
-  assert pulls.waited_for(times, missing, may_hold=False) == (2, 5)
+  for missing, holds, at_all in (
+    (2, True, True),
+    (3, False, True),  # Ten times slower than the others.
+    (4, False, False),  # Its last pull failed.
+    (5, True, True),  # Nothing is known of it.
+  ):
+    waits = Waits()
+    for learner, (time, nbytes) in times.items():
+      began_s = 0.0 if learner == missing else None
+      waits.put(learner, awaited_pull(time, nbytes, began_s, patience=1.0))
+    assert waits.go_on(may_hold=False) == holds, missing
+    assert waits.go_on(may_hold=True) == at_all, missing
 
 
 def _cluster(step_s: float, overlap_steps: int) -> Cluster:

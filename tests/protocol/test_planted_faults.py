@@ -108,8 +108,8 @@ def _lets_clocks_run_ahead(patch):
 def _leaps_to_who_is_left(patch):
   original = pace.step_after
 
-  def step_after(clocks, quorum, step, rise_max):
-    return original(clocks, quorum, step, None)
+  def step_after(ranked, quorum, step, rise_max):
+    return original(ranked, quorum, step, None)
 
   patch.setattr(pace, 'step_after', step_after)
 
@@ -318,13 +318,13 @@ def _knows_pulls_by_their_learner(patch):
     round_ = state.rounds.get(event.round)
     if round_ is None or round_.stage is not rounds.Stage.PULLING:
       return None
-    admitted = dict(round_.pulls).get(event.learner)
+    admitted = round_.pulls.get(event.learner)
     if admitted is None or admitted.incarnation != event.incarnation:
       return None
     return round_, admitted
 
   def drop_pull(self, round_, learner):
-    return self.put(round_, **round_.without(learner))
+    self.leave_out(round_, learner)
 
   def pull_key(round_, learner, incarnation, handle):
     return round_, learner, incarnation, 0

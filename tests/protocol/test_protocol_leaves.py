@@ -27,7 +27,7 @@ from diloco.protocol.syncer.rounds import (
   Candidate,
   HeldOffer,
   MergedSteps,
-  decide,
+  Tally,
 )
 from diloco.protocol.weights import equal_weight, normalised, token_weight
 from tests.protocol.stages import DEFAULTS, SyncerStage, config_of
@@ -333,33 +333,37 @@ def _candidate(clock=2, **fields):
   return Candidate(clock, HeldOffer(offer, 0.0), MergedSteps())
 
 
+def _tally(*candidates, **changes):
+  tally = Tally(1, 0, config_of(changes))
+  for learner, candidate in enumerate(candidates):
+    tally.put(learner, candidate)
+  return tally
+
+
 def test_decision_explains_itself():
-  config = config_of({'quorum': 2})
-  candidates = {0: _candidate(), 1: Candidate(0, None, -1)}
-  decision = decide(1, candidates, 0, config, quorum=2)
-  assert decision.reason == '1/2 offers, 2 live'
+  tally = _tally(_candidate(), Candidate(0, None, -1))
+  assert tally.decide(quorum=2).reason == '1/2 offers, 2 live'
 
 
 def test_nothing_closes_without_a_live_learner():
-  decision = decide(1, {}, 0, config_of({}), quorum=1)
+  decision = _tally().decide(quorum=1)
   assert (decision.reached, decision.reason) == (False, 'no live learner')
 
 
 def test_an_offer_without_a_step_makes_no_quorum():
-  assert not decide(
-    1, {0: _candidate(c_steps=0)}, 0, config_of({}), quorum=1
-  ).reached
+  assert not _tally(_candidate(c_steps=0)).decide(quorum=1).reached
 
 
 def test_clocks_alone_do_not_complete_a_round():
-  candidates = {0: _candidate(), 1: Candidate(2, None, -1)}
-  assert not decide(1, candidates, 0, config_of({}), quorum=1).complete
+  tally = _tally(_candidate(), Candidate(2, None, -1))
+  assert not tally.decide(quorum=1).complete
+  tally.put(1, None)  # Its session has ended.
+  assert tally.decide(quorum=1).complete
 
 
 def test_fresh_admission_leaves_out_who_is_behind():
-  config = config_of({'admission': 'fresh'})
-  candidates = {0: _candidate(clock=2), 1: _candidate(clock=1)}
-  assert decide(1, candidates, 0, config, quorum=1).admitted == (0,)
+  tally = _tally(_candidate(clock=2), _candidate(clock=1), admission='fresh')
+  assert tally.admitted == {0}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 
 import random
 
+import pytest
+
 from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import closing
@@ -12,10 +14,14 @@ from diloco.protocol.syncer.state import SyncerState
 from diloco.simulator.cluster import Cluster
 from diloco.simulator.contents import FINGERPRINTS, RUN
 from diloco.simulator.invariants import Invariants, Violation
+from diloco.simulator.scenario import WIDE_FROM, draw
+from diloco.simulator.swarm import Swarm
 from diloco.simulator.timing import Timing
+from tests.protocol.derived import check_derived
 from tests.protocol.stages import config_of
 
 SEQUENCES = 2000
+SWARMS = 60  # Of each kind.
 EVENTS = 80
 
 
@@ -200,6 +206,7 @@ def _storm(seed: int):
     storm.learn(effects)
     snapshot = machine.snapshot()
     invariants.check(event, effects, snapshot)
+    check_derived(machine)
     if rng.random() < 0.01 and not snapshot.lost:
       ledger = machine.ledger()
       held = tuple(max(0, v - rng.choice((0, 1))) for v in ledger.versions)
@@ -222,6 +229,25 @@ def test_random_event_sequences_keep_the_invariants():
         f'test_protocol_random as t; t._storm({seed})"'
       ) from error
   print(f'seeds 0 to {SEQUENCES - 1}, {EVENTS} events each')
+
+
+@pytest.mark.parametrize('first', [0, WIDE_FROM])
+def test_what_is_kept_up_to_date_is_what_would_be_rebuilt(first):
+  for seed in range(first, first + SWARMS):
+    swarm = Swarm(draw(seed))
+    swarm.observer.at_syncer = _checking(swarm.observer.at_syncer, seed)
+    swarm.run()
+
+
+def _checking(at_syncer, seed: int):
+  def checked(syncer, event, effects):
+    at_syncer(syncer, event, effects)
+    try:
+      check_derived(syncer.machine)
+    except AssertionError as error:
+      raise AssertionError(f'{seed=}, after {event}') from error
+
+  return checked
 
 
 def _finds(words, seeds=300) -> bool:
@@ -248,7 +274,7 @@ def test_a_double_merge_would_be_caught(monkeypatch):
 def test_a_merge_from_the_dead_would_be_caught(monkeypatch):
   from diloco.protocol.syncer.rounds import Round
 
-  monkeypatch.setattr(Round, 'without', lambda *_: {})
+  monkeypatch.setattr(Round, 'drop', lambda *_: None)
   assert _finds('incarnation ended')
 
 

@@ -13,9 +13,12 @@ STDLIB = sys.stdlib_module_names
 # What a package may import besides itself and, but for protocol, the standard
 # library. The longest prefix that names a file decides.
 PROTOCOL_STDLIB = {
+  'bisect',
   'collections',
   'dataclasses',
   'enum',
+  'functools',
+  'heapq',
   'itertools',
   'json',
   'math',

@@ -90,9 +90,9 @@ def _on_closed(core: Core, message: messages.Update | messages.Skipped):
 
 def _note_merged(core: Core, update: messages.Update):
   """Notes which of its own offers of the fragment was merged, if any."""
-  if core.learner not in update.participants:
+  i = update.index_of(core.learner)
+  if i is None:
     return
-  i = update.participants.index(core.learner)
   p = update.fragment
   made = core.state.fragments[p].found(
     update.incarnations[i], update.handles[i]
@@ -108,11 +108,11 @@ def _note_merged(core: Core, update: messages.Update):
 def _adapt_lead(core: Core, update: messages.Update):
   """Adapts the lead after a round it offered for, or was about to."""
   fragment = core.state.fragments[update.fragment]
-  if core.learner not in update.participants:
+  i = update.index_of(core.learner)
+  if i is None:
     if core.state.began and fragment.can_be_offered(core.state.step):
       core.set(lead=next_lead(core.state.lead, None, core.config))
     return
-  i = update.participants.index(core.learner)
   made = fragment.found(update.incarnations[i], update.handles[i])
   begun = fragment.offered_round == update.round
   if made is None:

@@ -47,24 +47,19 @@ def _give_up(state: SyncerState, number: int, reason: str):
   again.
   """
   round_ = state.rounds[number]
-  for learner, _ in round_.pulls:
-    state.drop_pull(state.rounds[number], learner)
-  state.put(
-    round_,
-    stage=Stage.COLLECTING,
-    closes_at_s=None,
-    pulls=(),
-    pulled=frozenset(),
-    norms=(),
-  )
-  for learner, admitted in round_.pulls:
+  given_up, pulled = round_.pulls.copy(), round_.pulled.copy()
+  for learner in given_up:
+    state.drop_pull(round_, learner)
+  round_.stage = Stage.COLLECTING
+  round_.closes_at_s = None
+  for learner, admitted in given_up.items():
     if not state.is_current(learner, admitted.incarnation):
       continue
     member = state.members[learner]
     offer = admitted.held.offer
     if member.offers.get(offer.fragment) is admitted.held:
       state.members[learner] = member.without_offer(offer.fragment)
-    if learner not in round_.pulled:  # Otherwise it was told so already.
+    if learner not in pulled:  # Otherwise it was told so already.
       state.retire(learner, offer.payload.handle)
     state.send(learner, messages.OfferAgain(number, reason))
 

@@ -41,9 +41,7 @@ def introduce(state: SyncerState):
   well, so n newcomers need about log2(n) donations in sequence.
   """
   waiting = sorted(
-    (member.seeks_since_s, m)
-    for m, member in state.members.items()
-    if member.seeks_since_s is not None
+    (state.members[m].seeks_since_s, m) for m in state.members.seeking
   )
   for _, learner in waiting:
     _introduce(state, learner)

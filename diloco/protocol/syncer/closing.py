@@ -9,9 +9,9 @@ import itertools
 
 from diloco.protocol import messages
 from diloco.protocol.grace import grace_window_s
-from diloco.protocol.syncer import absence, ending, pulls, rounds, way_back
+from diloco.protocol.syncer import absence, ending, pulls, way_back
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.rounds import Round, Stage
+from diloco.protocol.syncer.rounds import Round, Stage, Tally
 from diloco.protocol.syncer.state import SyncerState
 from diloco.protocol.weights import WEIGHTS, normalised
 
@@ -66,15 +66,16 @@ def _go_on_if_all_wait(state: SyncerState):
   if config.overlap_steps > 0 or state.finishing or number in state.rounds:
     return
   due_step = number * config.spacing_steps
-  live = state.live()
-  waiting = {
-    m
-    for m, member in live.items()
-    if any(held.offer.round >= number for held in member.offers.values())
-  }
   # As far past it as a clock may be; with s = 1 that is the round itself.
   past = min(due_step + 1, state.pace.step + config.clock_ahead_max)
-  if waiting and all(m in waiting or state.pace[m] >= past for m in live):
+  some_wait = False
+  for learner in state.members.live:
+    offers = state.members[learner].offers.values()
+    waits = any(held.offer.round >= number for held in offers)
+    if not waits and state.pace[learner] < past:
+      return
+    some_wait = some_wait or waits
+  if some_wait:
     state.pace.all_reach(due_step)
 
 
@@ -108,11 +109,11 @@ def _advance(state: SyncerState, round_: Round):
       _skip(state, round_)
     return
   if round_.stage in (Stage.COLLECTING, Stage.GRACE):
-    round_ = _collect(state, round_)
-  round_ = pulls.take_last_offers(state, round_)
-  round_ = pulls.give_up_late(state, round_)
+    _collect(state, round_)
+  pulls.take_last_offers(state, round_)
+  pulls.give_up_late(state, round_)
   if round_.stage is Stage.PULLING:
-    round_ = pulls.leave_stragglers(state, round_, _holds_up(state))
+    pulls.leave_stragglers(state, round_, _holds_up(state))
     if round_.all_pulled():
       _conclude(state, round_)
 
@@ -120,76 +121,61 @@ def _advance(state: SyncerState, round_: Round):
 # COLLECTING, GRACE -----------------------------------------------------------
 
 
-def _collect(state: SyncerState, round_: Round) -> Round:
+def _collect(state: SyncerState, round_: Round):
   """Waits for quorum, then for the end of the grace window."""
-  decision = rounds.decide(
-    round_.number,
-    _candidates(state, round_),
-    state.versions[round_.fragment],
-    state.config,
-    quorum=state.quorum_now(),
-    last=state.finishing,
-  )
   if state.finishing:
-    return _collect_last(state, round_, decision)
+    _collect_last(state, round_)
+    return
+  tally = _tally(state, round_)
+  decision = tally.decide(state.quorum_now())
   if not decision.reached:
     # This applies in GRACE, too: a learner of the quorum may have died since.
-    return state.put(round_, stage=Stage.COLLECTING, closes_at_s=None)
+    _collect_again(round_)
+    return
   if round_.stage is Stage.COLLECTING:
     if round_.quorum_at_s is None:
       state.quorum_s = state.quorum_s.add(state.now - round_.due_s)
-    round_ = state.put(
-      round_,
-      stage=Stage.GRACE,
-      quorum_at_s=state.now,
-      closes_at_s=state.now + _grace_s(state),
-    )
+    round_.stage = Stage.GRACE
+    round_.quorum_at_s = state.now
+    round_.closes_at_s = state.now + _grace_s(state)
   if decision.complete:
-    return pulls.begin(state, round_, decision, 'everyone is in')
-  if state.now >= round_.closes_at_s:
-    return pulls.begin(
-      state, round_, decision, f'window over, {decision.reason}'
-    )
-  return round_
+    pulls.begin(state, round_, tally.admitted, 'everyone is in')
+  elif state.now >= round_.closes_at_s:
+    reason = f'window over, {decision.reason}'
+    pulls.begin(state, round_, tally.admitted, reason)
 
 
-def _collect_last(
-  state: SyncerState, round_: Round, decision: rounds.MergeDecision
-) -> Round:
+def _tally(state: SyncerState, round_: Round) -> Tally:
+  """Returns a collecting round's candidates, up to date."""
+  state.settle()
+  tally, last = round_.tally, state.finishing
+  version = state.versions[round_.fragment]
+  if tally is None or (tally.version, tally.last) != (version, last):
+    tally = Tally(round_.number, version, state.config, last)
+    for learner in state.members:
+      tally.put(learner, state.candidate(round_, learner))
+    round_.tally = tally
+  return tally
+
+
+def _collect_again(round_: Round):
+  round_.stage = Stage.COLLECTING
+  round_.closes_at_s = None
+  round_.waits = None
+
+
+def _collect_last(state: SyncerState, round_: Round):
   """Collects for a last round until `finish_at_s`, even below the quorum."""
   if state.finish_at_s is None:
-    return round_
-  live = state.live()
+    return
+  live = state.members.live
   over = state.now >= state.finish_at_s
-  all_in = live and all(m.handed_in is not None for m in live.values())
+  all_in = live and live <= state.members.handed_in
   if not over and not (all_in and ending.are_all_back(state)):
-    return round_
-  round_ = state.put(round_, quorum_at_s=round_.quorum_at_s or state.now)
+    return
+  round_.quorum_at_s = round_.quorum_at_s or state.now
   reason = 'finish, ' + ('time is over' if over else 'everyone handed in')
-  return pulls.begin(state, round_, decision, reason)
-
-
-def _candidates(
-  state: SyncerState, round_: Round
-) -> dict[int, rounds.Candidate]:
-  """Returns the learners as the round sees them, pulled offers included."""
-  pulled = {m: a.held for m, a in round_.pulls if m in round_.pulled}
-  return {
-    m: rounds.Candidate(
-      clock=None if member.leaving else state.pace[m],
-      held=pulled.get(m) or member.offers.get(round_.fragment),
-      merged=state.merged(m, round_.fragment),
-    )
-    for m, member in state.members.items()
-    if member.ready and (m in pulled or _may_be_pulled(state, m))
-  }
-
-
-def _may_be_pulled(state: SyncerState, learner: int) -> bool:
-  member = state.members[learner]
-  if member.late or member.straggler is not None:
-    return False
-  return state.finishing or not state.rests(learner)
+  pulls.begin(state, round_, _tally(state, round_).admitted, reason)
 
 
 def sync_s(state: SyncerState) -> float:
@@ -228,7 +214,7 @@ def _refuse_last_offers(state: SyncerState):
   would use up the notice time in vain; what was trained is in the learners'
   checkpoints.
   """
-  if state.finishing or not all(m.leaving for m in state.members.values()):
+  if state.finishing or len(state.members.leaving) < len(state.members):
     return
   first = state.closed_round + 1
   stuck = next(r for r in itertools.count(first) if not _will_close(state, r))
@@ -259,11 +245,12 @@ def _conclude(state: SyncerState, round_: Round):
   """Merges once all pulls are over and it is the round's turn, or collects
   again.
   """
-  round_ = pulls.refuse_outliers(state, round_)
-  live = state.live()
-  enough = round_.pulled & live.keys() if live else round_.pulled
-  if not state.finishing and len(enough) < state.quorum_now():
-    round_ = state.put(round_, stage=Stage.COLLECTING, closes_at_s=None)
+  pulls.refuse_outliers(state, round_)
+  enough = len(round_.pulled)
+  if state.members.live:
+    enough = pulls.live_pulled(state, round_)
+  if not state.finishing and enough < state.quorum_now():
+    _collect_again(round_)
     return
   if round_.number != state.closed_round + 1:
     return  # Its turn will come: rounds close in order.
@@ -271,7 +258,7 @@ def _conclude(state: SyncerState, round_: Round):
     state.record('skipped', -1, f'round {round_.number}: nobody answered')
     _close(state, round_)
     return
-  state.put(round_, stage=Stage.MERGING)
+  round_.stage = Stage.MERGING
   state.knows_less = False
   if state.told_until_round is None:
     state.told_until_round = state.closed_round + state.config.fragments
@@ -296,7 +283,7 @@ def _shares(
   state: SyncerState, round_: Round
 ) -> tuple[syncer_events.Share, ...]:
   """Returns the contributions and their weights (Alg. 2, line 9)."""
-  offers = {m: a.held.offer for m, a in round_.pulls}
+  offers = {m: a.held.offer for m, a in round_.pulls.items()}
   weigh = WEIGHTS[state.config.weighting]
   weights = normalised(
     {m: weigh(o.c_tokens, o.c_steps) for m, o in offers.items()}
@@ -314,7 +301,7 @@ def _shares(
       c_tokens=offers[m].c_tokens,
       step=offers[m].step,
     )
-    for m, a in round_.pulls
+    for m, a in round_.pulls.items()
   )
 
 
@@ -354,7 +341,7 @@ def on_merged(state: SyncerState, number: int):
   if not round_.waited:  # Otherwise it would shorten later grace windows.
     state.sync_s = state.sync_s.add(sync_s)
   _close(state, round_)
-  for learner in sorted(state.members):
+  for learner in state.members:
     state.discard_void(learner, fragment)
   way_back.on_published(state, fragment)
   state.emit(
@@ -365,7 +352,7 @@ def on_merged(state: SyncerState, number: int):
       step=state.pace.step,
       shares=shares,
       recipients=tuple(
-        (m, member.incarnation) for m, member in sorted(state.members.items())
+        (m, member.incarnation) for m, member in state.members.items()
       ),
       reported_steps=_reported_steps(state, shares),
       sync_s=sync_s,
@@ -384,8 +371,7 @@ def _reported_steps(
   waits = state.config.overlap_steps == 0
   offered = {s.learner: s.step for s in shares} if waits else {}
   return tuple(
-    max(member.step, offered.get(m, 0))
-    for m, member in sorted(state.members.items())
+    max(member.step, offered.get(m, 0)) for m, member in state.members.items()
   )
 
 

@@ -36,7 +36,7 @@ def begin_to_finish(state: SyncerState):
   return.
   """
   _finish_if_none_steps(state)
-  live = state.live()
+  live = state.members.live
   if state.finish_at_s is not None or state.ended or not live:
     return
   if not state.finishing:
@@ -45,8 +45,8 @@ def begin_to_finish(state: SyncerState):
     last_round = state.closed_round + state.config.fragments
     sessions.begin_to_finish(state, last_round)
   state.finish_at_s = state.now + max(
-    timeouts.silence_max_s(m.step_s, state.config.patience)
-    for m in live.values()
+    timeouts.silence_max_s(state.members[m].step_s, state.config.patience)
+    for m in live
   )
 
 
@@ -57,8 +57,8 @@ def _finish_if_none_steps(state: SyncerState):
   merged before they said it: at most a round per fragment, since each of them
   makes one last offer of each.
   """
-  told = [m.handed_in for m in state.members.values()]
-  if state.finishing or not told or None in told:
+  told = state.members.handed_in
+  if state.finishing or not told or len(told) < len(state.members):
     return
   until = state.told_until_round
   if until is not None and state.closed_round > until:
@@ -66,7 +66,8 @@ def _finish_if_none_steps(state: SyncerState):
   for learner in sorted(state.members):
     state.change(learner, leaving=False)
     state.pace.join(learner, 0, state.config.quorum)
-  sessions.finish_as_told(state, max(told))
+  last_round = max(state.members[m].handed_in for m in told)
+  sessions.finish_as_told(state, last_round)
 
 
 def are_all_back(state: SyncerState) -> bool:

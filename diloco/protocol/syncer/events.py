@@ -6,6 +6,7 @@ returned; an effect says what to do, the driver that performs it knows how.
 """
 
 import dataclasses
+import functools
 
 from diloco.protocol import messages
 
@@ -228,22 +229,34 @@ class Publish:
     part_crcs: tuple[int, ...] = (),
   ) -> messages.Update:
     """Returns the message that announces the update to one recipient."""
-    shares, known = self.shares, dict(zip(self.recipients, self.reported_steps))
     return messages.Update(
       round=self.round,
       fragment=self.fragment,
       version=self.version,
       step=self.step,
-      reported_step=known[recipient],
-      participants=tuple(share.learner for share in shares),
-      weights=tuple(share.weight for share in shares),
-      incarnations=tuple(share.incarnation for share in shares),
-      handles=tuple(share.handle for share in shares),
-      ages_steps=tuple(share.age_steps for share in shares),
+      reported_step=self._known_steps[recipient],
+      **self._of_shares,
       payload=payload,
       crc=crc,
       part_crcs=part_crcs,
     )
+
+  # Computed once for all recipients, like the next. A copy by `changed` would
+  # keep both: nothing changes an effect once its updates have been made.
+  @functools.cached_property
+  def _known_steps(self) -> dict[tuple[int, int], int]:
+    return dict(zip(self.recipients, self.reported_steps))
+
+  @functools.cached_property
+  def _of_shares(self) -> dict[str, tuple]:
+    """The fields of `messages.Update` that name what was merged."""
+    return {
+      'participants': tuple(share.learner for share in self.shares),
+      'weights': tuple(share.weight for share in self.shares),
+      'incarnations': tuple(share.incarnation for share in self.shares),
+      'handles': tuple(share.handle for share in self.shares),
+      'ages_steps': tuple(share.age_steps for share in self.shares),
+    }
 
 
 @dataclasses.dataclass(frozen=True)

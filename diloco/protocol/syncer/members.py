@@ -2,6 +2,8 @@
 """The syncer's knowledge of a learner's session, and of its id."""
 
 import dataclasses
+import heapq
+import math
 from collections.abc import Mapping
 
 from diloco.protocol import messages
@@ -68,6 +70,111 @@ class Member:
   def without_offer(self, fragment: int) -> 'Member':
     offers = {p: held for p, held in self.offers.items() if p != fragment}
     return changed(self, offers=offers)
+
+
+class Members(dict[int, Member]):
+  """The sessions by learner, in ascending id, with indices of them.
+
+  What is asked of all members at every event is kept up to date as one of them
+  changes: through `[]` and `pop` only.
+
+  Args:
+    members: the sessions to begin with.
+    touched: a set to which every learner is added whose session changes.
+
+  Attributes:
+    live: learners that count.
+    leaving: learners that make no more steps.
+    straggling: learners with a pull that no round waits for.
+    seeking: newcomers that wait for a donor.
+    handed_in: learners that were told to finish, and have.
+  """
+
+  def __init__(self, members: Mapping[int, Member], touched: set[int]):
+    super().__init__()
+    self.live: set[int] = set()
+    self.leaving: set[int] = set()
+    self.straggling: set[int] = set()
+    self.seeking: set[int] = set()
+    self.handed_in: set[int] = set()
+    self._touched = touched
+    # A heap of (time, learner). Of each learner the earliest entry counts; it
+    # may be earlier than the deadline, which rises with every message.
+    self._looks: list[tuple[float, int]] = []
+    self._look_s: dict[int, float] = {}
+    for learner, member in members.items():
+      self[learner] = member
+
+  def __setitem__(self, learner: int, member: Member):
+    before = self.get(learner)
+    highest = next(reversed(self), learner)
+    super().__setitem__(learner, member)
+    if learner < highest and before is None:
+      self._sort()
+    self._touched.add(learner)
+    self._index(learner, before, member)
+    if member.silent_at_s < self._look_s.get(learner, math.inf):
+      self._look_s[learner] = member.silent_at_s
+      heapq.heappush(self._looks, (member.silent_at_s, learner))
+
+  def pop(self, learner: int) -> Member:
+    member = super().pop(learner)
+    self._touched.add(learner)
+    self._look_s.pop(learner, None)
+    for index, _ in self._indices(member):
+      index.discard(learner)
+    return member
+
+  def silent_at_s(self) -> float:
+    """Returns the earliest silence deadline; infinite without members."""
+    while self._looks:
+      at_s, learner = self._looks[0]
+      if self._look_s.get(learner) != at_s:
+        heapq.heappop(self._looks)  # It ended, or has an earlier entry.
+        continue
+      deadline_s = self[learner].silent_at_s
+      if deadline_s == at_s:
+        return at_s
+      self._look_s[learner] = deadline_s
+      heapq.heapreplace(self._looks, (deadline_s, learner))
+    return math.inf
+
+  def _index(self, learner: int, before: Member | None, member: Member):
+    if before is not None and _same_indices(before, member):
+      return
+    for index, is_in in self._indices(member):
+      if is_in:
+        index.add(learner)
+      else:
+        index.discard(learner)
+
+  def _indices(self, member: Member) -> tuple[tuple[set[int], bool], ...]:
+    """Returns every index, and whether the member belongs to it."""
+    return (
+      (self.live, member.ready and not member.leaving),
+      (self.leaving, member.leaving),
+      (self.straggling, member.straggler is not None),
+      (self.seeking, member.seeks_since_s is not None),
+      (self.handed_in, member.handed_in is not None),
+    )
+
+  def _sort(self):
+    """Puts the newest member in its place."""
+    members = sorted(self.items())
+    self.clear()
+    for learner, member in members:
+      super().__setitem__(learner, member)
+
+
+def _same_indices(one: Member, other: Member) -> bool:
+  """Returns True if both belong to the same indices of `Members`."""
+  return (
+    one.ready is other.ready
+    and one.leaving is other.leaving
+    and one.straggler is other.straggler
+    and one.seeks_since_s is other.seeks_since_s
+    and one.handed_in is other.handed_in
+  )
 
 
 # A peer may have written it; it goes on the event tape.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pulls the bytes of a round's contributions, and handles late and bad ones."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable
 
 from diloco.protocol import messages, outliers, timeouts
 from diloco.protocol.syncer import events as syncer_events
@@ -9,9 +9,9 @@ from diloco.protocol.syncer import sessions
 from diloco.protocol.syncer.members import Straggler
 from diloco.protocol.syncer.rounds import (
   AdmittedOffer,
-  MergeDecision,
   Round,
   Stage,
+  Waits,
 )
 from diloco.protocol.syncer.state import SyncerState
 from diloco.protocol.timeouts import TransferTime
@@ -24,11 +24,11 @@ FAILED_PULLS_MAX = 3
 
 
 def begin(
-  state: SyncerState, round_: Round, decision: MergeDecision, reason: str
-) -> Round:
+  state: SyncerState, round_: Round, admitted: Iterable[int], reason: str
+):
   """Ends the grace window and asks for the bytes that are not here yet."""
-  pulls = {m: a for m, a in round_.pulls if m in round_.pulled}
-  for learner in decision.admitted:
+  pulls = {m: a for m, a in round_.pulls.items() if m in round_.pulled}
+  for learner in sorted(admitted):
     if learner in pulls:
       continue
     member = state.members[learner]
@@ -39,14 +39,12 @@ def begin(
     state.emit(
       syncer_events.Pull(round_.number, learner, member.incarnation, held.offer)
     )
-  return state.put(
-    round_,
-    stage=Stage.PULLING,
-    pull_began_s=state.now,
-    held_s=None,
-    pulls=tuple(sorted(pulls.items())),
-    reason=reason,
-  )
+  round_.stage = Stage.PULLING
+  round_.pull_began_s = state.now
+  round_.held_s = None
+  round_.pulls = dict(sorted(pulls.items()))
+  round_.reason = reason
+  round_.tally = round_.waits = None
 
 
 def on_pulled(state: SyncerState, event: syncer_events.Pulled):
@@ -57,12 +55,8 @@ def on_pulled(state: SyncerState, event: syncer_events.Pulled):
     round_, admitted = found
     nbytes = admitted.held.offer.payload.nbytes
     _measure(state, event.learner, nbytes, state.now - round_.pull_began_s)
-    norms = {**dict(round_.norms), event.learner: event.norm}
-    state.put(
-      round_,
-      pulled=round_.pulled | {event.learner},
-      norms=tuple(sorted(norms.items())),
-    )
+    round_.pulled.add(event.learner)
+    round_.norms[event.learner] = event.norm
     state.change(event.learner, failed_pulls=0)
     _use_up(state, event.learner, admitted, pulled=True)
 
@@ -80,25 +74,25 @@ def on_pull_failed(state: SyncerState, event: syncer_events.PullFailed):
       _measure(state, event.learner, nbytes, waited_s)
     else:
       _note_failure(state, event.learner, nbytes, waited_s)
-    state.put(round_, **round_.without(event.learner))
+    state.leave_out(round_, event.learner)
     _use_up(state, event.learner, admitted)
     if event.unusable and _strike(state, event.learner, event.reason):
       return  # Its session is over.
     _ask_again(state, round_.number, event.learner, event.reason, waited_s)
 
 
-def take_last_offers(state: SyncerState, round_: Round) -> Round:
+def take_last_offers(state: SyncerState, round_: Round):
   """Pulls what a leaving learner has offered since its offer was admitted.
 
   It makes no further offer: steps that came while the older offer was being
   pulled would be lost. Once the round merges, it is too late.
   """
   if round_.stage is not Stage.PULLING:
-    return round_
-  for learner, admitted in round_.pulls:
-    member = state.members[learner]
+    return
+  for learner in sorted(state.members.leaving & round_.pulls.keys()):
+    member, admitted = state.members[learner], round_.pulls[learner]
     held = member.offers.get(round_.fragment)
-    if not member.leaving or held is None or held is admitted.held:
+    if held is None or held is admitted.held:
       continue
     offer, older = held.offer, admitted.held.offer
     if offer.base_version != older.base_version:
@@ -106,109 +100,74 @@ def take_last_offers(state: SyncerState, round_: Round) -> Round:
     if offer.c_steps <= older.c_steps:
       continue  # It has no more to give.
     is_here = learner in round_.pulled
-    round_ = state.drop_pull(round_, learner)
+    state.drop_pull(round_, learner)
     if not is_here:
       _use_up(state, learner, admitted)
     newer = AdmittedOffer(member.incarnation, held, member.step_s.or_zero())
-    pulls = {**dict(round_.pulls), learner: newer}
-    round_ = state.put(round_, pulls=tuple(sorted(pulls.items())))
+    round_.pulls = dict(sorted({**round_.pulls, learner: newer}.items()))
     state.emit(
       syncer_events.Pull(round_.number, learner, member.incarnation, held.offer)
     )
-  return round_
 
 
-def give_up_late(state: SyncerState, round_: Round) -> Round:
+def give_up_late(state: SyncerState, round_: Round):
   """Gives up pulls that exceed their time limit.
 
   Nothing more is pulled from such a learner until it speaks again.
   """
-  limits_s = _limits_s(state, round_)
-  for learner, admitted in round_.pulls:
-    if limits_s.get(learner, float('inf')) > state.now:
-      continue
+  if round_.stage is not Stage.PULLING:
+    return
+  for learner in waits(state, round_).late(state.now):
+    admitted = round_.pulls[learner]
     waited_s = state.now - round_.pull_began_s
     nbytes = admitted.held.offer.payload.nbytes
     _note_failure(state, learner, nbytes, waited_s)
     reason = f'not pulled in {waited_s:.2f} s'
     state.record('late', learner, f'round {round_.number}: {reason}')
     state.change(learner, late=True)
-    round_ = state.put(state.rounds[round_.number], waited=True)
+    round_.waited = True
     state.drop_pull(round_, learner)
     _use_up(state, learner, admitted)
     _ask_again(state, round_.number, learner, reason, waited_s)
-  return state.rounds[round_.number]
 
 
 def late_at_s(state: SyncerState, round_: Round) -> float | None:
   """Returns when the next open pull is given up; None if there is none."""
-  return min(_limits_s(state, round_).values(), default=None)
-
-
-def _limits_s(state: SyncerState, round_: Round) -> dict[int, float]:
-  """Returns when each contribution that is being pulled is given up."""
   if round_.stage is not Stage.PULLING:
-    return {}
-  knob = state.config.patience
-  return {
-    m: round_.pull_began_s
-    + timeouts.pull_max_s(
-      state.transfer_time(m), a.held.offer.payload.nbytes, knob
-    )
-    for m, a in round_.pulls
-    if m not in round_.pulled
-  }
+    return None
+  return waits(state, round_).late_at_s
 
 
-def waited_for(
-  times: Mapping[int, tuple[TransferTime, int]],
-  missing: Collection[int],
-  may_hold: bool,
-) -> tuple[int, ...]:
-  """Returns the learners whose bytes a round with a quorum still waits for.
-
-  It does not wait for a learner whose last pull failed, which gets only as long
-  as the others take. For a learner far slower than the rest it waits only if
-  that holds up no other round, or if slow ones have not done so for a while.
-
-  Args:
-    times: per contribution, the learner's transfer time and the byte count.
-    missing: the learners whose bytes are not here.
-    may_hold: True if the round may wait for slow learners.
-  """
-  usual_s = {m: time.usual_s(nbytes) for m, (time, nbytes) in times.items()}
-  known_s = sorted(s for s in usual_s.values() if s is not None)
-  median_s = known_s[(len(known_s) - 1) // 2] if known_s else 0.0
-  most_s = timeouts.SLOW_FACTOR * median_s
-  return tuple(
-    m
-    for m in sorted(missing)
-    if not times[m][0].failed
-    and (may_hold or usual_s[m] is None or usual_s[m] <= most_s)
-  )
+def waits(state: SyncerState, round_: Round) -> Waits:
+  """Returns what a pulling round waits for, up to date."""
+  state.settle()
+  if round_.waits is None:
+    round_.waits = Waits()
+    for learner in round_.pulls:
+      round_.waits.put(learner, state.awaited_pull(round_, learner))
+  return round_.waits
 
 
-def leave_stragglers(
-  state: SyncerState, round_: Round, holds_up: bool
-) -> Round:
+def live_pulled(state: SyncerState, round_: Round) -> int:
+  """Returns how many live learners' bytes a round has."""
+  return len(round_.pulled) - len(round_.pulled & state.members.leaving)
+
+
+def leave_stragglers(state: SyncerState, round_: Round, holds_up: bool):
   """Continues without learners that are not waited for; their pulls go on."""
-  missing = [m for m, _ in round_.pulls if m not in round_.pulled]
-  if not missing:
-    return _account_for_hold(state, round_, holds_up)
-  enough = round_.pulled & state.live().keys()
-  if state.finishing or len(enough) < state.quorum_now():
-    return round_
-  times = {
-    m: (state.transfer_time(m), a.held.offer.payload.nbytes)
-    for m, a in round_.pulls
-  }
-  if not waited_for(times, missing, may_hold=False) and round_.held_s is None:
-    round_ = state.put(round_, held_s=state.now)
+  if round_.all_pulled():
+    _account_for_hold(state, round_, holds_up)
+    return
+  if state.finishing or live_pulled(state, round_) < state.quorum_now():
+    return
+  left = waits(state, round_)
+  if not left.go_on(may_hold=False) and round_.held_s is None:
+    round_.held_s = state.now
   may_hold = not holds_up or state.now >= state.hold_again_s
-  if waited_for(times, missing, may_hold):
-    return round_
-  for learner in missing:
-    admitted = dict(round_.pulls)[learner]
+  if left.go_on(may_hold):
+    return
+  for learner in round_.missing():
+    admitted = round_.pulls[learner]
     offer = admitted.held.offer
     straggler = Straggler(
       round_.number,
@@ -222,27 +181,25 @@ def leave_stragglers(
       )
     state.change(learner, straggler=straggler)
     state.record('left_out', learner, f'round {round_.number}: slow bytes')
-    round_ = state.put(round_, **round_.without(learner))
-  return _account_for_hold(state, round_, holds_up)
+    state.leave_out(round_, learner)
+  _account_for_hold(state, round_, holds_up)
 
 
-def _account_for_hold(
-  state: SyncerState, round_: Round, holds_up: bool
-) -> Round:
+def _account_for_hold(state: SyncerState, round_: Round, holds_up: bool):
   """Sets when a round may next wait for slow bytes, by what this one cost."""
   if round_.held_s is None:
-    return round_
+    return
   if holds_up:
     held_s = state.now - round_.held_s
     state.hold_again_s = state.now + held_s / timeouts.HELD_SHARE
-  return state.put(round_, held_s=None)
+  round_.held_s = None
 
 
 def give_up_stragglers(state: SyncerState):
   """Gives up the stragglers whose time is up."""
-  for learner, member in list(state.members.items()):
-    straggler = member.straggler
-    if straggler is None or state.now < _straggler_limit_s(state, learner):
+  for learner in sorted(state.members.straggling):
+    straggler = state.members[learner].straggler
+    if state.now < _straggler_limit_s(state, learner):
       continue
     state.drop_straggler(learner)
     waited_s = state.now - straggler.began_s
@@ -253,11 +210,7 @@ def give_up_stragglers(state: SyncerState):
 
 def straggler_deadlines(state: SyncerState) -> list[float]:
   """Returns when each straggler is given up."""
-  return [
-    _straggler_limit_s(state, learner)
-    for learner, member in state.members.items()
-    if member.straggler is not None
-  ]
+  return [_straggler_limit_s(state, m) for m in state.members.straggling]
 
 
 def _straggler_limit_s(state: SyncerState, learner: int) -> float:
@@ -303,7 +256,7 @@ def _fail_straggler(
 def _measure(state: SyncerState, learner: int, nbytes: int, took_s: float):
   state.resting.pop(learner, None)
   time = state.transfer_time(learner).add(nbytes, took_s)
-  state.transfers[learner] = time
+  _set_transfer_time(state, learner, time)
 
 
 def _note_failure(
@@ -311,7 +264,12 @@ def _note_failure(
 ):
   time, knob = state.transfer_time(learner), state.config.patience
   time = timeouts.after_pull_failed(time, nbytes, waited_s, knob)
+  _set_transfer_time(state, learner, time)
+
+
+def _set_transfer_time(state: SyncerState, learner: int, time: TransferTime):
   state.transfers[learner] = time
+  state.touched.add(learner)
 
 
 def _ask_again(
@@ -339,7 +297,7 @@ def _awaited(
   round_ = state.rounds.get(event.round)
   if round_ is None or round_.stage is not Stage.PULLING:
     return None
-  admitted = dict(round_.pulls).get(event.learner)
+  admitted = round_.pulls.get(event.learner)
   if admitted is None or event.learner in round_.pulled:
     return None
   pulled = admitted.incarnation, admitted.held.offer.payload.handle
@@ -362,26 +320,27 @@ def _use_up(
   state.retire(learner, offer.payload.handle, pulled)
 
 
-def refuse_outliers(state: SyncerState, round_: Round) -> Round:
+def refuse_outliers(state: SyncerState, round_: Round):
   """Removes contributions whose norm is far from the others' from a round."""
-  steps = {m: a.held.offer.c_steps for m, a in round_.pulls}
   norms = {
-    m: outliers.per_root_step(norm, steps[m]) for m, norm in round_.norms
+    m: outliers.per_root_step(norm, round_.pulls[m].held.offer.c_steps)
+    for m, norm in sorted(round_.norms.items())
   }
+  if not norms:
+    return  # All were judged before.
   usual = state.usual_norms[round_.fragment]
   refused = outliers.outliers(norms, usual)
   for learner, reason in refused.items():
-    round_ = state.drop_pull(round_, learner)
+    state.drop_pull(round_, learner)
     state.record('outlier', learner, f'round {round_.number}: {reason}')
     if not _strike(state, learner, reason):
       # The quorum may need it, and at τ = 0 the learner may be waiting.
       state.send(learner, messages.OfferAgain(round_.number, reason))
-    round_ = state.rounds[round_.number]  # A quarantine changes it.
   # Judged once: the next time only what has come since.
   state.usual_norms[round_.fragment] = outliers.usual_after(
     usual, {m: n for m, n in norms.items() if m not in refused}, len(refused)
   )
-  return state.put(round_, norms=())
+  round_.norms.clear()
 
 
 def _strike(state: SyncerState, learner: int, reason: str) -> bool:

@@ -4,13 +4,14 @@
 A decision returns its reason; the machine changes state, the leaf does not.
 """
 
+import bisect
 import dataclasses
 import enum
 import typing
-from collections.abc import Mapping
 
-from diloco.protocol import messages
+from diloco.protocol import messages, timeouts
 from diloco.protocol.config import ADMISSIONS, ProtocolConfig
+from diloco.protocol.timeouts import TransferTime
 
 
 class Stage(enum.Enum):
@@ -47,9 +48,9 @@ class AdmittedOffer:
     return self.age_s(at_s) / self.step_s if self.step_s else 0.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Round:
-  """One open round; times are the driver's, in seconds."""
+  """One open round, changed in place; times are the driver's, in seconds."""
 
   number: int
   fragment: int
@@ -58,25 +59,55 @@ class Round:
   quorum_at_s: float | None = None
   closes_at_s: float | None = None
   pull_began_s: float | None = None
-  pulls: tuple[tuple[int, AdmittedOffer], ...] = ()  # Ascending learner id.
+  # By learner, in ascending id.
+  pulls: dict[int, AdmittedOffer] = dataclasses.field(default_factory=dict)
   # Learners of `pulls` whose bytes are here.
-  pulled: frozenset[int] = frozenset()
+  pulled: set[int] = dataclasses.field(default_factory=set)
   # Norms that are not judged yet, by learner.
-  norms: tuple[tuple[int, float], ...] = ()
+  norms: dict[int, float] = dataclasses.field(default_factory=dict)
   waited: bool = False  # It waited in vain for bytes that were given up.
   held_s: float | None = None  # Since when it waits only for slow learners.
   reason: str = ''  # Why the window ended.
+  # Derived while it collects, and while it pulls (`SyncerState.settle`).
+  tally: 'Tally | None' = dataclasses.field(
+    default=None, repr=False, compare=False
+  )
+  waits: 'Waits | None' = dataclasses.field(
+    default=None, repr=False, compare=False
+  )
 
   def all_pulled(self) -> bool:
-    return all(m in self.pulled for m, _ in self.pulls)
+    return len(self.pulled) == len(self.pulls)
 
-  def without(self, learner: int) -> dict:
-    """Returns the fields that change when a learner drops out of the pulls."""
-    return {
-      'pulls': tuple((m, a) for m, a in self.pulls if m != learner),
-      'pulled': self.pulled - {learner},
-      'norms': tuple((m, n) for m, n in self.norms if m != learner),
-    }
+  def missing(self) -> list[int]:
+    """Returns the learners whose bytes are not here yet, in ascending id."""
+    return [m for m in self.pulls if m not in self.pulled]
+
+  def is_pulling(self, learner: int, held: HeldOffer) -> bool:
+    """Returns True if the bytes of this very offer are being pulled."""
+    admitted = self.pulls.get(learner)
+    return (
+      admitted is not None
+      and admitted.held is held
+      and learner not in self.pulled
+    )
+
+  def drop(self, learner: int):
+    """Takes a learner out of the pulls, if it is among them."""
+    self.pulls.pop(learner, None)
+    self.pulled.discard(learner)
+    self.norms.pop(learner, None)
+
+  def copy(self) -> 'Round':
+    """Returns a copy that later changes do not affect."""
+    return dataclasses.replace(
+      self,
+      pulls=dict(self.pulls),
+      pulled=set(self.pulled),
+      norms=dict(self.norms),
+      tally=None,
+      waits=None,
+    )
 
 
 class MergedSteps(typing.NamedTuple):
@@ -144,54 +175,164 @@ def why_not(
 
 @dataclasses.dataclass(frozen=True)
 class MergeDecision:
-  """The learners that a round can merge now, and whether they suffice."""
+  """Whether the learners that a round can merge now suffice."""
 
   reached: bool
-  admitted: tuple[int, ...]  # Ascending learner id.
   complete: bool  # There is no other learner to wait for.
   reason: str
 
 
-def decide(
-  round_: int,
-  candidates: Mapping[int, Candidate],
-  version: int,
-  config: ProtocolConfig,
-  quorum: int,
-  last: bool = False,
-) -> MergeDecision:
-  """Decides on the quorum of a due round: K admissible offers, K ≤ live
-  learners.
+class Tally:
+  """The candidates of a due round, counted as they change.
 
   Args:
     round_: the round's number.
-    candidates: the live and the leaving learners, by id.
     version: the version of the fragment before the round.
-    quorum: K as it is now.
     last: True if the run is finishing: no more steps are made, so clocks do not
       count.
+
+  Attributes:
+    admitted: the learners whose offers can be merged now.
   """
-  due_step = 0 if last else round_ * config.spacing_steps
-  blocked = {
-    m: why_not(c, due_step, version, config) for m, c in candidates.items()
-  }
-  admitted = tuple(m for m in sorted(blocked) if blocked[m] is None)
-  live = [c for c in candidates.values() if c.clock is not None]
-  # Steps are reported before a snapshot is encoded: a clock alone would end
-  # the window on the very offers that it is held open for.
-  # If each step has a round (s = 1), the next offer is of another fragment: a
-  # learner whose clock is behind has nothing newer to wait for.
-  waits_for_clock = ADMISSIONS[config.admission].waits_for_clock
-  newest = config.spacing_steps == 1 and not waits_for_clock
-  complete = all(
-    (newest or c.clock >= due_step)
-    and c.held is not None
-    and c.held.offer.round >= round_
-    for c in live
-  )
-  if not candidates:
-    return MergeDecision(False, (), False, 'no live learner')
-  # A leaving learner is included, but the round does not close for it alone.
-  enough = [m for m in admitted if candidates[m].clock is not None or not live]
-  reason = f'{len(enough)}/{quorum} offers, {len(live)} live'
-  return MergeDecision(len(enough) >= quorum, admitted, complete, reason)
+
+  def __init__(
+    self, round_: int, version: int, config: ProtocolConfig, last: bool = False
+  ):
+    self.version, self.last = version, last
+    self.admitted: set[int] = set()
+    self._round = round_
+    self._config = config
+    self._due_step = 0 if last else round_ * config.spacing_steps
+    # If each step has a round (s = 1), the next offer is of another fragment: a
+    # learner whose clock is behind has nothing newer to wait for.
+    waits_for_clock = ADMISSIONS[config.admission].waits_for_clock
+    self._newest = config.spacing_steps == 1 and not waits_for_clock
+    self._all: set[int] = set()
+    self._live: set[int] = set()  # All but those that are leaving.
+    self._live_admitted: set[int] = set()
+    self._awaited: set[int] = set()  # Live ones that hold the window open.
+
+  def put(self, learner: int, candidate: Candidate | None):
+    """Counts a learner as it is now; None: it is no candidate."""
+    for each in (
+      self._all,
+      self._live,
+      self.admitted,
+      self._live_admitted,
+      self._awaited,
+    ):
+      each.discard(learner)
+    if candidate is None:
+      return
+    self._all.add(learner)
+    blocked = why_not(candidate, self._due_step, self.version, self._config)
+    if blocked is None:
+      self.admitted.add(learner)
+    if candidate.clock is None:
+      return
+    self._live.add(learner)
+    if blocked is None:
+      self._live_admitted.add(learner)
+    # Steps are reported before a snapshot is encoded: a clock alone would end
+    # the window on the very offers that it is held open for.
+    made = self._newest or candidate.clock >= self._due_step
+    offered = candidate.held is not None and (
+      candidate.held.offer.round >= self._round
+    )
+    if not (made and offered):
+      self._awaited.add(learner)
+
+  def decide(self, quorum: int) -> MergeDecision:
+    """Decides on the quorum: K admissible offers, K ≤ live learners.
+
+    Args:
+      quorum: K as it is now.
+    """
+    if not self._all:
+      return MergeDecision(False, False, 'no live learner')
+    # A leaving learner is included, but the round does not close for it alone.
+    enough = len(self._live_admitted if self._live else self.admitted)
+    reason = f'{enough}/{quorum} offers, {len(self._live)} live'
+    return MergeDecision(enough >= quorum, not self._awaited, reason)
+
+
+class AwaitedPull(typing.NamedTuple):
+  """The facts about one contribution on which a pulling round decides."""
+
+  usual_s: float | None  # Its bytes usually take so long; None: unknown.
+  failed: bool  # The last pull from its learner failed.
+  late_at_s: float | None  # When it is given up; None: its bytes are here.
+
+
+class Waits:
+  """What a round waits for while it pulls, kept sorted as it changes.
+
+  With a quorum it does not wait for a learner whose last pull failed, which
+  gets only as long as the others take. For a learner far slower than the rest
+  it waits only if that holds up no other round, or if slow ones have not done
+  so for a while.
+  """
+
+  def __init__(self):
+    self._pulls: dict[int, AwaitedPull] = {}
+    self._usual_s: list[float] = []  # Ascending, like the two below.
+    self._late_at_s: list[tuple[float, int]] = []
+    self._hoped_s: list[float] = []  # Usual times of those worth a wait.
+
+  def put(self, learner: int, pull: AwaitedPull | None):
+    """Notes a contribution as it is now; None: it is none of the round."""
+    before = self._pulls.pop(learner, None)
+    if before is not None:
+      for times, value in self._places(learner, before):
+        del times[bisect.bisect_left(times, value)]
+    if pull is not None:
+      self._pulls[learner] = pull
+      for times, value in self._places(learner, pull):
+        bisect.insort(times, value)
+
+  def _places(self, learner: int, pull: AwaitedPull):
+    """Yields the lists that a pull is in, each with its value there."""
+    if pull.usual_s is not None:
+      yield self._usual_s, pull.usual_s
+    if pull.late_at_s is not None:
+      yield self._late_at_s, (pull.late_at_s, learner)
+      if not pull.failed:
+        usual_s = float('-inf') if pull.usual_s is None else pull.usual_s
+        yield self._hoped_s, usual_s
+
+  @property
+  def late_at_s(self) -> float | None:
+    """When the next pull is given up; None if there is none."""
+    return self._late_at_s[0][0] if self._late_at_s else None
+
+  def late(self, now: float) -> list[int]:
+    """Returns the learners whose pulls have taken too long, in ascending id."""
+    end = bisect.bisect_right(self._late_at_s, (now, float('inf')))
+    return sorted(m for _, m in self._late_at_s[:end])
+
+  def go_on(self, may_hold: bool) -> bool:
+    """Returns True if a round with a quorum still waits for bytes.
+
+    Args:
+      may_hold: True if it may wait for slow learners.
+    """
+    if may_hold or not self._hoped_s:
+      return bool(self._hoped_s)
+    known = len(self._usual_s)
+    median_s = self._usual_s[(known - 1) // 2] if known else 0.0
+    return self._hoped_s[0] <= timeouts.SLOW_FACTOR * median_s
+
+
+def awaited_pull(
+  time: TransferTime, nbytes: int, began_s: float | None, patience: float
+) -> AwaitedPull:
+  """Returns what a round knows of a contribution.
+
+  Args:
+    time: its learner's transfer time.
+    began_s: when the pull began; None: its bytes are here.
+  """
+  late_at_s = None
+  if began_s is not None:
+    late_at_s = began_s + timeouts.pull_max_s(time, nbytes, patience)
+  return AwaitedPull(time.usual_s(nbytes), time.failed, late_at_s)

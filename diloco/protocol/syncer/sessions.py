@@ -101,7 +101,6 @@ def on_hello(state: SyncerState, hello: messages.Hello):
     crcs=hello.crcs,
     partition=hello.partition,
   )
-  state.members = dict(sorted(state.members.items()))
   state.record('joined', hello.learner, f'incarnation {hello.incarnation}')
   state.emit(
     syncer_events.AdmitLearner(
@@ -304,7 +303,7 @@ def on_offer(state: SyncerState, learner: int, offer: messages.Offer):
   """Keeps an offer for its round; a newer one of the fragment replaces it."""
   member = state.members[learner]
   broken = _broken_rule(state, offer)
-  if broken or learner not in state.live():
+  if broken or learner not in state.members.live:
     break_off(state, learner, broken or 'an offer from one that does not count')
     return
   superseded = member.offers.get(offer.fragment)

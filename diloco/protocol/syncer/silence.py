@@ -20,13 +20,15 @@ def silence_deadlines(state: SyncerState) -> list[float]:
   knob = state.config.patience
   return [
     state.now + timeouts.look_s(knob),
-    *[member.silent_at_s for member in state.members.values()],
+    state.members.silent_at_s(),
   ]
 
 
 def give_up_silent(state: SyncerState):
   """Ends the sessions whose deadline has passed."""
   if state.finish_at_s is not None or state.ended:
+    return
+  if state.now < state.members.silent_at_s():
     return
   silent = [
     learner
@@ -55,11 +57,9 @@ def excuse_silence(state: SyncerState, away_s: float):
       began_s = member.straggler.began_s + away_s
       straggler = changed(member.straggler, began_s=began_s)
       state.change(learner, straggler=straggler)
-  for round_ in list(state.rounds.values()):
+  for round_ in state.rounds.values():
     if round_.stage is Stage.PULLING:
-      state.put(
-        round_,
-        due_s=round_.due_s + away_s,
-        quorum_at_s=round_.quorum_at_s + away_s,
-        pull_began_s=round_.pull_began_s + away_s,
-      )
+      round_.due_s += away_s
+      round_.quorum_at_s += away_s
+      round_.pull_began_s += away_s
+      round_.waits = None

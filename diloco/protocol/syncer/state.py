@@ -9,11 +9,14 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema
 from diloco.protocol.pace import PaceClock
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.members import LearnerAccount, Member
+from diloco.protocol.syncer.members import LearnerAccount, Member, Members
 from diloco.protocol.syncer.rounds import (
+  AwaitedPull,
+  Candidate,
   HeldOffer,
   MergedSteps,
   Round,
+  awaited_pull,
   why_void,
 )
 from diloco.protocol.timeouts import TransferTime
@@ -118,10 +121,12 @@ class SyncerState:
     self.run = run
     self.fingerprints = dict(fingerprints)
     self.now = float('-inf')
+    # Learners whose facts have changed since open rounds looked (`settle`).
+    self.touched: set[int] = set()
     self.pace = self._pace_clock()
     self.closed_round = 0
     self.versions = [0] * config.fragments
-    self.members: dict[int, Member] = {}  # In ascending id.
+    self.members = Members({}, self.touched)
     self.accounts: dict[int, LearnerAccount] = {}
     self.rounds: dict[int, Round] = {}  # Open ones, in ascending number.
     self.quorum_s = Ema()
@@ -162,9 +167,9 @@ class SyncerState:
       clocks=tuple(self.pace.clocks.items()),
       closed_round=self.closed_round,
       versions=tuple(self.versions),
-      members=tuple(sorted(self.members.items())),
+      members=tuple(self.members.items()),
       accounts=tuple(sorted(self.accounts.items())),
-      open_rounds=tuple(self.rounds.values()),
+      open_rounds=tuple(r.copy() for r in self.rounds.values()),
       quorum_s=self.quorum_s,
       sync_s=self.sync_s,
       transfers=tuple(sorted(self.transfers.items())),
@@ -191,9 +196,9 @@ class SyncerState:
     self.pace = self._pace_clock(snapshot.step, dict(snapshot.clocks))
     self.closed_round = snapshot.closed_round
     self.versions = list(snapshot.versions)
-    self.members = dict(snapshot.members)
+    self.members = Members(dict(snapshot.members), self.touched)
     self.accounts = dict(snapshot.accounts)
-    self.rounds = {r.number: r for r in snapshot.open_rounds}
+    self.rounds = {r.number: r.copy() for r in snapshot.open_rounds}
     self.quorum_s = snapshot.quorum_s
     self.sync_s = snapshot.sync_s
     self.transfers = dict(snapshot.transfers)
@@ -252,7 +257,7 @@ class SyncerState:
 
   def live(self) -> dict[int, Member]:
     """Returns the learners that count, in ascending id."""
-    return {m: x for m, x in self.members.items() if x.ready and not x.leaving}
+    return {m: self.members[m] for m in sorted(self.members.live)}
 
   def quorum_now(self) -> int:
     """Returns K, at most the number of pullable learners and at least 1.
@@ -260,15 +265,18 @@ class SyncerState:
     A learner that has rested counts again once its bytes have arrived: until
     then its pulls are trials that no round waits for.
     """
-    live = self.live()
-    proven = [m for m in live if m not in self.resting]
-    return max(1, min(self.config.quorum, len(proven or live)))
+    live = self.members.live
+    proven = len(live) - len(live & self.resting.keys())
+    return max(1, min(self.config.quorum, proven or len(live)))
 
   def rests(self, learner: int) -> bool:
     """Returns True if a learner is not pulled from now; never true for all."""
     if self.now >= self.resting.get(learner, self.now):
       return False
-    return any(self.now >= self.resting.get(m, self.now) for m in self.live())
+    live = self.members.live
+    return len(live) > len(self.resting) or any(
+      self.now >= self.resting.get(m, self.now) for m in live
+    )
 
   def transfer_time(self, learner: int) -> TransferTime:
     return self.transfers.get(learner, TransferTime())
@@ -286,11 +294,51 @@ class SyncerState:
 
   def is_pulling(self, learner: int, held: HeldOffer) -> bool:
     """Returns True if the bytes of this very offer are being pulled."""
-    return any(
-      m == learner and m not in r.pulled and a.held is held
-      for r in self.rounds.values()
-      for m, a in r.pulls
+    return any(r.is_pulling(learner, held) for r in self.rounds.values())
+
+  # What open rounds know of each learner ------------------------------------
+
+  def candidate(self, round_: Round, learner: int) -> Candidate | None:
+    """Returns a learner as a due round sees it; None: it is no candidate."""
+    member = self.members.get(learner)
+    if member is None or not member.ready:
+      return None
+    held = member.offers.get(round_.fragment)
+    rests = self.rests(learner) and not self.finishing
+    if learner in round_.pulled:
+      held = round_.pulls[learner].held
+    elif member.late or member.straggler or rests:
+      return None
+    return Candidate(
+      clock=None if member.leaving else self.pace[learner],
+      held=held,
+      merged=self.merged(learner, round_.fragment),
     )
+
+  def awaited_pull(self, round_: Round, learner: int) -> AwaitedPull | None:
+    """Returns what a pulling round knows of a contribution; None: of none."""
+    admitted = round_.pulls.get(learner)
+    if admitted is None:
+      return None
+    return awaited_pull(
+      self.transfer_time(learner),
+      admitted.held.offer.payload.nbytes,
+      None if learner in round_.pulled else round_.pull_began_s,
+      self.config.patience,
+    )
+
+  def settle(self):
+    """Has the open rounds look again at the learners that have changed."""
+    touched = self.touched
+    touched.update(self.resting)  # Whether one rests depends on the time.
+    for round_ in self.rounds.values():
+      if round_.tally is not None:
+        for learner in touched:
+          round_.tally.put(learner, self.candidate(round_, learner))
+      if round_.waits is not None:
+        for learner in touched:
+          round_.waits.put(learner, self.awaited_pull(round_, learner))
+    touched.clear()
 
   def _pace_clock(
     self, step: int = 0, clocks: Mapping[int, int] | None = None
@@ -302,6 +350,7 @@ class SyncerState:
       step,
       clocks,
       first=self._first(),
+      moved=self.touched,
     )
 
   def _first(self) -> int:
@@ -318,19 +367,19 @@ class SyncerState:
   def change(self, learner: int, **fields):
     self.members[learner] = changed(self.members[learner], **fields)
 
-  def put(self, round_: Round, **fields) -> Round:
-    round_ = changed(round_, **fields)
-    self.rounds[round_.number] = round_
-    return round_
-
-  def drop_pull(self, round_: Round, learner: int) -> Round:
+  def drop_pull(self, round_: Round, learner: int):
     """Takes a contribution out of a round; its bytes are no longer wanted."""
-    admitted = dict(round_.pulls).get(learner)
+    admitted = round_.pulls.get(learner)
     if admitted is not None:
       handle = admitted.held.offer.payload.handle
       pull = round_.number, learner, admitted.incarnation, handle
       self.emit(syncer_events.CancelPull(*pull))
-    return self.put(round_, **round_.without(learner))
+    self.leave_out(round_, learner)
+
+  def leave_out(self, round_: Round, learner: int):
+    """Goes on with a round without a learner's contribution."""
+    round_.drop(learner)
+    self.touched.add(learner)
 
   def retire(self, learner: int, handle: int, pulled: bool = False):
     """Tells a learner that it may release one of its offers.
