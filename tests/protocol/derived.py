@@ -8,7 +8,7 @@ what they are derived from. A change that goes past them is found here.
 
 from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.members import Members
-from diloco.protocol.syncer.rounds import Round, Tally, Waits
+from diloco.protocol.syncer.rounds import Candidates, Round, Waits
 from diloco.protocol.syncer.state import SyncerState
 
 INDICES = 'live', 'leaving', 'straggling', 'seeking', 'handed_in'
@@ -35,16 +35,22 @@ def check_derived(machine: Syncer):
 
 
 def _check_round(state: SyncerState, round_: Round):
-  p, kept = round_.fragment, round_.tally
-  # A tally of another version, or from before the finish, is not used.
+  p, kept = round_.fragment, round_.candidates
+  # Candidates of another version, or from before the finish, are not used.
   if kept is not None and (kept.version, kept.last) == (
     state.versions[p],
     state.finishing,
   ):
-    tally = Tally(round_.number, kept.version, state.config, kept.last)
+    candidates = Candidates(
+      round_.number, kept.version, state.config, kept.last
+    )
     for learner in state.members:
-      tally.put(learner, state.candidate(round_, learner))
-    assert vars(kept) == vars(tally), (round_, vars(kept), vars(tally))
+      candidates.put(learner, state.candidate(round_, learner))
+    assert vars(kept) == vars(candidates), (
+      round_,
+      vars(kept),
+      vars(candidates),
+    )
   if round_.waits is not None:
     waits = Waits()
     for learner in round_.pulls:

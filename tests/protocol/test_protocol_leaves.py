@@ -25,9 +25,9 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import way_back
 from diloco.protocol.syncer.rounds import (
   Candidate,
+  Candidates,
   HeldOffer,
   MergedSteps,
-  Tally,
 )
 from diloco.protocol.weights import equal_weight, normalised, token_weight
 from tests.protocol.stages import DEFAULTS, SyncerStage, config_of
@@ -333,37 +333,39 @@ def _candidate(clock=2, **fields):
   return Candidate(clock, HeldOffer(offer, 0.0), MergedSteps())
 
 
-def _tally(*candidates, **changes):
-  tally = Tally(1, 0, config_of(changes))
+def _count(*candidates, **changes):
+  counted = Candidates(1, 0, config_of(changes))
   for learner, candidate in enumerate(candidates):
-    tally.put(learner, candidate)
-  return tally
+    counted.put(learner, candidate)
+  return counted
 
 
 def test_decision_explains_itself():
-  tally = _tally(_candidate(), Candidate(0, None, -1))
-  assert tally.decide(quorum=2).reason == '1/2 offers, 2 live'
+  candidates = _count(_candidate(), Candidate(0, None, -1))
+  assert candidates.decide(quorum=2).reason == '1/2 offers, 2 live'
 
 
 def test_nothing_closes_without_a_live_learner():
-  decision = _tally().decide(quorum=1)
+  decision = _count().decide(quorum=1)
   assert (decision.reached, decision.reason) == (False, 'no live learner')
 
 
 def test_an_offer_without_a_step_makes_no_quorum():
-  assert not _tally(_candidate(c_steps=0)).decide(quorum=1).reached
+  assert not _count(_candidate(c_steps=0)).decide(quorum=1).reached
 
 
 def test_clocks_alone_do_not_complete_a_round():
-  tally = _tally(_candidate(), Candidate(2, None, -1))
-  assert not tally.decide(quorum=1).complete
-  tally.put(1, None)  # Its session has ended.
-  assert tally.decide(quorum=1).complete
+  candidates = _count(_candidate(), Candidate(2, None, -1))
+  assert not candidates.decide(quorum=1).complete
+  candidates.put(1, None)  # Its session has ended.
+  assert candidates.decide(quorum=1).complete
 
 
 def test_fresh_admission_leaves_out_who_is_behind():
-  tally = _tally(_candidate(clock=2), _candidate(clock=1), admission='fresh')
-  assert tally.admitted == {0}
+  candidates = _count(
+    _candidate(clock=2), _candidate(clock=1), admission='fresh'
+  )
+  assert candidates.admitted == {0}
 
 
 @pytest.mark.parametrize(

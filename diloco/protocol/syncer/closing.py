@@ -11,7 +11,7 @@ from diloco.protocol import messages
 from diloco.protocol.grace import grace_window_s
 from diloco.protocol.syncer import absence, ending, pulls, way_back
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.rounds import Round, Stage, Tally
+from diloco.protocol.syncer.rounds import Candidates, Round, Stage
 from diloco.protocol.syncer.state import SyncerState
 from diloco.protocol.weights import WEIGHTS, normalised
 
@@ -126,8 +126,8 @@ def _collect(state: SyncerState, round_: Round):
   if state.finishing:
     _collect_last(state, round_)
     return
-  tally = _tally(state, round_)
-  decision = tally.decide(state.quorum_now())
+  candidates = _candidates(state, round_)
+  decision = candidates.decide(state.quorum_now())
   if not decision.reached:
     # This applies in GRACE, too: a learner of the quorum may have died since.
     _collect_again(round_)
@@ -139,23 +139,26 @@ def _collect(state: SyncerState, round_: Round):
     round_.quorum_at_s = state.now
     round_.closes_at_s = state.now + _grace_s(state)
   if decision.complete:
-    pulls.begin(state, round_, tally.admitted, 'everyone is in')
+    pulls.begin(state, round_, candidates.admitted, 'everyone is in')
   elif state.now >= round_.closes_at_s:
     reason = f'window over, {decision.reason}'
-    pulls.begin(state, round_, tally.admitted, reason)
+    pulls.begin(state, round_, candidates.admitted, reason)
 
 
-def _tally(state: SyncerState, round_: Round) -> Tally:
+def _candidates(state: SyncerState, round_: Round) -> Candidates:
   """Returns a collecting round's candidates, up to date."""
   state.settle()
-  tally, last = round_.tally, state.finishing
+  candidates, last = round_.candidates, state.finishing
   version = state.versions[round_.fragment]
-  if tally is None or (tally.version, tally.last) != (version, last):
-    tally = Tally(round_.number, version, state.config, last)
+  if candidates is None or (candidates.version, candidates.last) != (
+    version,
+    last,
+  ):
+    candidates = Candidates(round_.number, version, state.config, last)
     for learner in state.members:
-      tally.put(learner, state.candidate(round_, learner))
-    round_.tally = tally
-  return tally
+      candidates.put(learner, state.candidate(round_, learner))
+    round_.candidates = candidates
+  return candidates
 
 
 def _collect_again(round_: Round):
@@ -175,7 +178,7 @@ def _collect_last(state: SyncerState, round_: Round):
     return
   round_.quorum_at_s = round_.quorum_at_s or state.now
   reason = 'finish, ' + ('time is over' if over else 'everyone handed in')
-  pulls.begin(state, round_, _tally(state, round_).admitted, reason)
+  pulls.begin(state, round_, _candidates(state, round_).admitted, reason)
 
 
 def sync_s(state: SyncerState) -> float:

@@ -44,7 +44,7 @@ def begin(
   round_.held_s = None
   round_.pulls = dict(sorted(pulls.items()))
   round_.reason = reason
-  round_.tally = round_.waits = None
+  round_.candidates = round_.waits = None
 
 
 def on_pulled(state: SyncerState, event: syncer_events.Pulled):

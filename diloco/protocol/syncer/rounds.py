@@ -69,7 +69,7 @@ class Round:
   held_s: float | None = None  # Since when it waits only for slow learners.
   reason: str = ''  # Why the window ended.
   # Derived while it collects, and while it pulls (`SyncerState.settle`).
-  tally: 'Tally | None' = dataclasses.field(
+  candidates: 'Candidates | None' = dataclasses.field(
     default=None, repr=False, compare=False
   )
   waits: 'Waits | None' = dataclasses.field(
@@ -105,7 +105,7 @@ class Round:
       pulls=dict(self.pulls),
       pulled=set(self.pulled),
       norms=dict(self.norms),
-      tally=None,
+      candidates=None,
       waits=None,
     )
 
@@ -182,8 +182,8 @@ class MergeDecision:
   reason: str
 
 
-class Tally:
-  """The candidates of a due round, counted as they change.
+class Candidates:
+  """Counts the candidates of a due round as they change.
 
   Args:
     round_: the round's number.

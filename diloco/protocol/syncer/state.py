@@ -332,9 +332,9 @@ class SyncerState:
     touched = self.touched
     touched.update(self.resting)  # Whether one rests depends on the time.
     for round_ in self.rounds.values():
-      if round_.tally is not None:
+      if round_.candidates is not None:
         for learner in touched:
-          round_.tally.put(learner, self.candidate(round_, learner))
+          round_.candidates.put(learner, self.candidate(round_, learner))
       if round_.waits is not None:
         for learner in touched:
           round_.waits.put(learner, self.awaited_pull(round_, learner))
