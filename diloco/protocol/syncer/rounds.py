@@ -175,7 +175,7 @@ def why_not(
 
 @dataclasses.dataclass(frozen=True)
 class MergeDecision:
-  """Whether the learners that a round can merge now suffice."""
+  """Says if the learners that a round can merge now suffice."""
 
   reached: bool
   complete: bool  # There is no other learner to wait for.
@@ -265,7 +265,7 @@ class AwaitedPull(typing.NamedTuple):
 
 
 class Waits:
-  """What a round waits for while it pulls, kept sorted as it changes.
+  """Keeps what a pulling round waits for sorted as it changes.
 
   With a quorum it does not wait for a learner whose last pull failed, which
   gets only as long as the others take. For a learner far slower than the rest
@@ -302,7 +302,7 @@ class Waits:
 
   @property
   def late_at_s(self) -> float | None:
-    """When the next pull is given up; None if there is none."""
+    """Returns when the next pull is given up; None if there is none."""
     return self._late_at_s[0][0] if self._late_at_s else None
 
   def late(self, now: float) -> list[int]:
