@@ -8,7 +8,10 @@ launcher's table reads it. It does not influence training.
 import dataclasses
 import json
 import math
+import operator
 import pathlib
+import typing
+from collections.abc import Callable
 
 from diloco.metrics import files, names
 
@@ -72,21 +75,96 @@ def write_status(path: pathlib.Path, status: RunStatus) -> None:
   files.replace(path, files.seal(text.encode()) + b'\n')
 
 
+@dataclasses.dataclass(frozen=True)
+class Metric:
+  """One figure of a run or of a learner, as `/metrics` and curves show it.
+
+  Attributes:
+    value: computes it from the status; None: it is not known.
+    kind: 'gauge' or 'counter', as Prometheus has it.
+    meaning: the help text of `/metrics`.
+    curve: its name among the scalars, over the global step; None: no curve.
+  """
+
+  value: Callable[[typing.Any], float | None]
+  kind: str
+  meaning: str
+  curve: str | None = None
+
+
+def _participation(status: RunStatus) -> float | None:
+  shares = [each.participation for each in status.learners]
+  return sum(shares) / len(shares) if shares else None
+
+
+def _field(name: str, *described: str) -> Metric:
+  return Metric(operator.attrgetter(name), *described)
+
+
+# Metrics of a `RunStatus`, by their names in the format of Prometheus.
+RUN_METRICS = {
+  'global_step': _field('step', 'counter', 'Global step t.'),
+  'total_steps': _field('total_steps', 'gauge', 'Global steps of the run.'),
+  'rounds_total': _field('closed_round', 'counter', 'Closed rounds.'),
+  'goodput_ratio': _field(
+    'goodput', 'gauge', 'Useful over allocated time.', names.GOODPUT
+  ),
+  'uptime_ratio': _field(
+    'uptime', 'gauge', 'Time with a learner that steps.', names.UPTIME
+  ),
+  'participation_ratio': Metric(
+    _participation,
+    'gauge',
+    'Mean share of the closed rounds that merged a learner.',
+    names.PARTICIPATION,
+  ),
+  'grace_seconds': _field('grace_s', 'gauge', 'The last grace window.'),
+  'offer_age_steps': _field(
+    'age_steps', 'gauge', 'Mean age of merged offers.', names.OFFER_AGE
+  ),
+  'received_bytes_total': _field(
+    'bytes_up', 'counter', 'Payloads of learners.'
+  ),
+  'sent_bytes_total': _field('bytes_down', 'counter', 'Payloads to learners.'),
+  'refused_total': _field(
+    'refused', 'counter', 'Contributions not merged.', names.REFUSED
+  ),
+  'learners_live': Metric(
+    lambda status: len(status.live), 'gauge', 'Live learners.', names.LIVE
+  ),
+  'status_time_seconds': _field('time_s', 'gauge', 'When the syncer said so.'),
+}
+# Metrics of a `LearnerStatus`; they have no curves.
+LEARNER_METRICS = {
+  'learner_step': _field('step', 'gauge', 'Inner steps of this incarnation.'),
+  'learner_loss': _field('loss', 'gauge', 'Training loss, nats per token.'),
+  'learner_tokens_per_second': _field(
+    'tokens_per_s', 'gauge', 'Tokens a second.'
+  ),
+  'learner_participation_ratio': _field(
+    'participation', 'gauge', 'Share of the closed rounds that merged it.'
+  ),
+  'learner_offer_age_steps': _field(
+    'age_steps', 'gauge', 'Mean age of its merged offers.'
+  ),
+  'learner_stall_max_seconds': _field(
+    'stall_max_s', 'gauge', 'The longest stall of a step.'
+  ),
+  'learner_incarnations_total': _field(
+    'incarnations', 'counter', 'Incarnations.'
+  ),
+}
+
+
 def scalars(status: RunStatus) -> dict[str, float]:
   """Returns what of a status is a curve over the global step."""
-  shares = [each.participation for each in status.learners]
   found = {
-    names.TIME: status.time_s,
-    names.GOODPUT: status.goodput,
-    names.UPTIME: status.uptime,
-    names.REFUSED: status.refused,
-    names.LIVE: len(status.live),
+    metric.curve: metric.value(status)
+    for metric in RUN_METRICS.values()
+    if metric.curve is not None
   }
-  if shares:
-    found[names.PARTICIPATION] = sum(shares) / len(shares)
-  if status.age_steps is not None:
-    found[names.OFFER_AGE] = status.age_steps
-  return found
+  known = {name: value for name, value in found.items() if value is not None}
+  return {names.TIME: status.time_s, **known}
 
 
 def read_status(path: pathlib.Path) -> RunStatus | None:

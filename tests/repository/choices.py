@@ -109,6 +109,19 @@ except ValueError as error:  # As it is authenticated, it asks for a token.
 assert planes.GUARDED == ('post', 'grpc')
 """,
   ),
+  'metric of a run': Choice(
+    'diloco/metrics/status.py',
+    'RUN_METRICS',
+    "'seconds': _field('time_s', 'gauge', 'Since 1970.', 'run/time'),",
+    '',
+    """
+from diloco.metrics import status
+from diloco.watch import prometheus
+told = status.RunStatus('run', 7.0, 0, 0, 0, (), (), *[0] * 9, (), None)
+assert status.scalars(told)['run/time'] == 7.0
+assert 'diloco_seconds{run="run"} 7.0' in prometheus.text(told)
+""",
+  ),
   'weighting': Choice(
     'diloco/protocol/weights.py',
     'WEIGHTS',
