@@ -29,18 +29,12 @@ TRUTHS = ('true', 'false', '1', '0')
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """One kind of accelerator, from its data sheet.
+  """One kind of accelerator, from its data sheet."""
 
-  Attributes:
-    name: such as 'v5e'.
-    device_kinds: jax's names for it.
-    bf16_flops: its peak per second, dense, in bf16.
-  """
-
-  name: str
-  device_kinds: tuple[str, ...]
+  name: str  # Such as 'v5e'.
+  device_kinds: tuple[str, ...]  # jax's names for it.
   hbm_bytes: int
-  bf16_flops: float
+  bf16_flops: float  # Its peak per second, dense, in bf16.
 
 
 V5E = Chip('v5e', ('TPU v5 lite', 'TPU v5e'), 16 * 10**9, 197e12)
@@ -53,16 +47,11 @@ CHIPS = (V5E, V5P, V6E, H100, H200)
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """A slice.
+  """A slice."""
 
-  Attributes:
-    name: the TPU API's.
-    shape: how the chips are wired, such as '4x4x8'; GKE writes it so too.
-  """
-
-  name: str
+  name: str  # The TPU API's.
   chip: Chip
-  shape: str
+  shape: str  # How the chips are wired, such as '4x4x8'; GKE writes it so too.
   hosts: int
   chips_per_host: int
 

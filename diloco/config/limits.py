@@ -22,16 +22,11 @@ MESSAGE_ROOM_BYTES = 1 << 14  # For all other fields of a message.
 
 @dataclasses.dataclass(frozen=True)
 class RunLimits:
-  """Limits of a syncer of a run.
-
-  Attributes:
-    pulls: concurrent pulls of one shard.
-    workers: threads of a gRPC data plane that sends to all learners.
-  """
+  """Limits of a syncer of a run."""
 
   sessions: int
-  pulls: int
-  workers: int
+  pulls: int  # Concurrent pulls of one shard.
+  workers: int  # Threads of a gRPC data plane that sends to all learners.
   hosts: int
 
 

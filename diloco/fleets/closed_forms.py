@@ -41,21 +41,6 @@ def uptime(goodput: float, learners: int) -> float:
   return 1 - (1 - goodput) ** learners
 
 
-def lockstep_least(goodput: float, learners: int) -> float:
-  """g^M: the least goodput of M groups in lock-step; the most is g.
-
-  The groups' stops are independent of which group waits for which. If none may
-  be ahead, they step only while none of them stands. There is no sound closed
-  form for what steps between exchanges and overlap win back: a stop costs the
-  program nothing if its group was ahead.
-
-  Args:
-    goodput: g of a group that waits for no other.
-    learners: M.
-  """
-  return goodput**learners
-
-
 def scavenging_time(extra: float, begin: float, end: float) -> float:
   """Returns the time of a fixed amount of work, relative to no extra learners.
 

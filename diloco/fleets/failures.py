@@ -101,17 +101,11 @@ class TraceError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Interruption:
-  """A chip breaks, and its slice is lost until it is repaired.
+  """A chip breaks, and its slice is lost until it is repaired."""
 
-  Attributes:
-    at_s: time since the start of the run.
-    place: in [0, 1), position in the fleet: chip ⌊place · N⌋ of N.
-    repair_s: time until the slice is back.
-  """
-
-  at_s: float
-  place: float
-  repair_s: float
+  at_s: float  # Time since the start of the run.
+  place: float  # In [0, 1), position in the fleet: chip ⌊place · N⌋ of N.
+  repair_s: float  # Time until the slice is back.
 
 
 def rate_per_s(chips: int, mtbi_days: float) -> float:
@@ -224,17 +218,12 @@ def _number(line: dict, name: str, where: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Stall:
-  """A learner stands still in [begin_s, end_s).
+  """A learner stands still in [begin_s, end_s)."""
 
-  Attributes:
-    begin_s: from here on nothing is computed.
-    end_s: it goes on; may lie after the end of the run.
-    reason: 'down' and 'up', a reconfiguration with fewer or more slices;
-      'repair', waiting for a slice and the reconfiguration with it.
-  """
-
-  begin_s: float
-  end_s: float
+  begin_s: float  # From here on nothing is computed.
+  end_s: float  # It goes on; may lie after the end of the run.
+  # 'down' and 'up', a reconfiguration with fewer or more slices; 'repair',
+  # waiting for a slice and the reconfiguration with it.
   reason: str
 
 
@@ -360,17 +349,11 @@ def capacities_from(
 
 @dataclasses.dataclass(frozen=True)
 class Death:
-  """A process is killed, and another replaces it.
+  """A process is killed, and another replaces it."""
 
-  Attributes:
-    process: a learner's id, or `SYNCER`.
-    at_s: time of the death.
-    back_at_s: when the next one says hello, or listens; inf: never.
-  """
-
-  process: int
-  at_s: float
-  back_at_s: float
+  process: int  # A learner's id, or `SYNCER`.
+  at_s: float  # Time of the death.
+  back_at_s: float  # When the next one says hello, or listens; inf: never.
 
 
 @dataclasses.dataclass(frozen=True)

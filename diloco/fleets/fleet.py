@@ -45,31 +45,19 @@ class LinkUse:
 
 @dataclasses.dataclass(frozen=True)
 class FleetResult:
-  """The result of a simulation.
+  """The result of a simulation."""
 
-  Attributes:
-    until_s: simulated time.
-    allocated: number of learners, present or not, that goodput is relative to.
-    learners: counts by id.
-    rounds: number of merged rounds.
-    spacing_steps: s.
-    uptime: share of the time in which at least one learner stepped.
-    grace_s: mean of the rounds' grace windows.
-    links: the links that were used.
-    tally: everything else, for timelines.
-    events: number of events of all machines.
-  """
-
-  until_s: float
+  until_s: float  # Simulated time.
+  # Number of learners, present or not, that goodput is relative to.
   allocated: int
-  learners: dict[int, LearnerCount]
-  rounds: int
-  spacing_steps: int
-  uptime: float
-  grace_s: float
-  links: tuple[LinkUse, ...]
-  tally: Tally
-  events: int
+  learners: dict[int, LearnerCount]  # Counts by id.
+  rounds: int  # Number of merged rounds.
+  spacing_steps: int  # s.
+  uptime: float  # Share of the time in which at least one learner stepped.
+  grace_s: float  # Mean of the rounds' grace windows.
+  links: tuple[LinkUse, ...]  # The links that were used.
+  tally: Tally  # Everything else, for timelines.
+  events: int  # Number of events of all machines.
 
   @property
   def goodput(self) -> float:

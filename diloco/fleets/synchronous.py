@@ -10,7 +10,7 @@ step suspends it.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from diloco.fleets.failures import Stall
 from diloco.fleets.speeds import Speeds
@@ -26,16 +26,12 @@ class GroupExchange:
 
   A group begins step n only when every group has finished the first b steps, b
   = s · ⌊(n − τ) / s⌋, and the exchange that followed is through.
-
-  Attributes:
-    spacing_steps: s: H of synchronous DiLoCo, H/P of streaming DiLoCo.
-    overlap_steps: τ, steps made meanwhile; 0 for synchronous DiLoCo.
-    exchange_s: from the slowest group's arrival until all have the result;
-      network time, which no stop of a group delays.
   """
 
-  spacing_steps: int
-  overlap_steps: int = 0
+  spacing_steps: int  # s: H of synchronous DiLoCo, H/P of streaming DiLoCo.
+  overlap_steps: int = 0  # τ, steps made meanwhile; 0 for synchronous DiLoCo.
+  # From the slowest group's arrival until all have the result; network
+  # time, which no stop of a group delays.
   exchange_s: float = 0.0
 
   def barrier(self, step: int) -> int:
@@ -135,7 +131,11 @@ def run(
   done = tuple(
     group.done(capacity) for group, capacity in zip(groups, capacities)
   )
-  return SynchronousResult(until_s, done, _union_s(done) / until_s)
+  stepped = metrics_goodput.joined(
+    span for group in done for span in group.spans
+  )
+  up_s = sum(end_s - begin_s for begin_s, end_s in stepped)
+  return SynchronousResult(until_s, done, up_s / until_s)
 
 
 class _Running:
@@ -221,20 +221,6 @@ class _Running:
 
   def _inside_s(self, begin_s: float, end_s: float) -> float:
     return max(0.0, min(end_s, self._until_s) - begin_s)
-
-
-def _union_s(groups: Sequence[Group]) -> float:
-  """Returns the time in which at least one group stepped."""
-  total_s = up_to_s = 0.0
-  for begin_s, end_s in sorted(_all_spans(groups)):
-    total_s += max(0.0, end_s - max(begin_s, up_to_s))
-    up_to_s = max(up_to_s, end_s)
-  return total_s
-
-
-def _all_spans(groups: Sequence[Group]) -> Iterator[tuple[float, float]]:
-  for group in groups:
-    yield from group.spans
 
 
 def _useful_s(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from diloco.metrics.ages import ContributionAges
-from diloco.metrics.goodput import LearnerWork, Work
+from diloco.metrics.goodput import LearnerWork, Work, joined
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.engine import Observer
@@ -26,23 +26,14 @@ class Union:
   def add(self, spans: Iterable[Span]):
     self._spans += spans
     if len(self._spans) >= self._compact_at:
-      self._spans = self._joined()
+      self._spans = joined(self._spans)
       self._compact_at = max(COMPACT_AT, 2 * len(self._spans))
 
   def measure_s(self, until_s: float) -> float:
     """Returns the measure of what lies before `until_s`."""
     return sum(
-      max(0.0, min(end, until_s) - begin) for begin, end in self._joined()
+      max(0.0, min(end, until_s) - begin) for begin, end in joined(self._spans)
     )
-
-  def _joined(self) -> list[Span]:
-    joined: list[Span] = []
-    for begin, end in sorted(self._spans):
-      if joined and begin <= joined[-1][1]:
-        joined[-1] = joined[-1][0], max(joined[-1][1], end)
-      else:
-        joined.append((begin, end))
-    return joined
 
 
 @dataclasses.dataclass

@@ -46,18 +46,12 @@ class Bursts:
   T, is through:
 
       t = max(T/3 + 2T/(3K) + G/B, T + G/(K·B)),   CU = H·T / ((H−1)·T + t)
-
-  Attributes:
-    gbit: G, of one burst.
-    step_s: T.
-    buckets: K.
-    every: H, in steps.
   """
 
-  gbit: float
-  step_s: float
-  buckets: int
-  every: int = 1
+  gbit: float  # G, of one burst.
+  step_s: float  # T.
+  buckets: int  # K.
+  every: int = 1  # H, in steps.
 
   def utilisation(self, gbps: float) -> float:
     """Returns the compute utilisation at this bandwidth."""
@@ -95,22 +89,14 @@ class Stream:
       W = max(0, Σd − H·T, d_1 − L, (P−1)·(d − s·T) + s·T − L)
 
   Otherwise each waits for itself: W = Σ max(0, d − L). CU = H·T / (H·T + W).
-
-  Attributes:
-    first_gbit: g_1.
-    other_gbit: g, of each other fragment.
-    fragments: P.
-    step_s: T.
-    every: H, in steps.
-    overlap: τ, in steps.
   """
 
-  first_gbit: float
-  other_gbit: float
-  fragments: int
-  step_s: float
-  every: int
-  overlap: int
+  first_gbit: float  # g_1.
+  other_gbit: float  # g, of each other fragment.
+  fragments: int  # P.
+  step_s: float  # T.
+  every: int  # H, in steps.
+  overlap: int  # τ, in steps.
 
   def utilisation(self, gbps: float) -> float:
     """Returns the compute utilisation at this bandwidth."""

@@ -43,18 +43,12 @@ from diloco.run.spec import RunSpec
 
 @dataclasses.dataclass(frozen=True)
 class DataParallelStep:
-  """One step that was finished; times in simulated seconds.
+  """One step that was finished; times in simulated seconds."""
 
-  Attributes:
-    members: learners whose batches it takes, ascending.
-    end_s: end of the slowest member.
-    lengths_s: duration of each member.
-  """
-
-  members: tuple[int, ...]
+  members: tuple[int, ...]  # Learners whose batches it takes, ascending.
   begin_s: float
-  end_s: float
-  lengths_s: tuple[float, ...]
+  end_s: float  # End of the slowest member.
+  lengths_s: tuple[float, ...]  # Duration of each member.
 
 
 class DataParallelSteps:

@@ -50,14 +50,10 @@ _WORDS = {cls: word for word, cls in RECORDS.items()}
 
 @dataclasses.dataclass(frozen=True)
 class Likes:
-  """The structures of a run that can't be told from what was saved.
-
-  Attributes:
-    trees: contain every kind of named tuple that is packed.
-  """
+  """The structures of a run that can't be told from what was saved."""
 
   mesh: jax.sharding.Mesh
-  trees: Any
+  trees: Any  # Contains every kind of named tuple that is packed.
 
 
 class Packer:

@@ -176,22 +176,16 @@ def write_into(run: pathlib.Path, result: SeedResult):
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """A variant over its seeds; intervals are 95 %, by Student's t.
-
-  Attributes:
-    mean: mean of the losses.
-    spread: their standard deviation; NaN for one seed.
-    difference: mean of the paired differences to `against`, relative; None if
-      it is compared with none.
-    half_width: half width of its interval; NaN for one seed.
-  """
+  """A variant over its seeds; intervals are 95 %, by Student's t."""
 
   variant: Variant
   results: tuple[SeedResult, ...]
-  mean: float
-  spread: float
+  mean: float  # Mean of the losses.
+  spread: float  # Their standard deviation; NaN for one seed.
+  # Mean of the paired differences to `against`, relative; None if it is
+  # compared with none.
   difference: float | None
-  half_width: float
+  half_width: float  # Half width of its interval; NaN for one seed.
 
   @property
   def merged_tokens(self) -> float | None:

@@ -13,17 +13,11 @@ OLD_STEPS = 1.5  # A contribution older than this counts as old.
 
 @dataclasses.dataclass
 class ContributionAges:
-  """Statistics of the ages of merged contributions.
+  """Statistics of the ages of merged contributions."""
 
-  Attributes:
-    count: number of contributions.
-    total_steps: Σ of their ages.
-    old: number of contributions older than `OLD_STEPS`.
-  """
-
-  count: int = 0
-  total_steps: float = 0.0
-  old: int = 0
+  count: int = 0  # Number of contributions.
+  total_steps: float = 0.0  # Σ of their ages.
+  old: int = 0  # Number of contributions older than `OLD_STEPS`.
 
   def add(self, age_steps: float):
     """Counts one contribution."""

@@ -72,14 +72,26 @@ def uptime(steps: Iterable[StepRecord], start_s: float, end_s: float) -> float:
   The measure of the union of all [end_s − step_s, end_s] of the steps.
   """
   assert end_s > start_s, f'an empty run: {start_s=} {end_s=}'
-  spans = sorted((s.end_s - s.step_s, s.end_s) for s in steps)
-  up_s, covered_s = 0.0, start_s
-  for begin_s, finish_s in spans:
-    begin_s, finish_s = max(begin_s, covered_s), min(finish_s, end_s)
-    if finish_s > begin_s:
-      up_s += finish_s - begin_s
-      covered_s = finish_s
-  return up_s / (end_s - start_s)
+  spans = joined((s.end_s - s.step_s, s.end_s) for s in steps)
+  inside_s = (min(end, end_s) - max(begin, start_s) for begin, end in spans)
+  return sum(max(0.0, each_s) for each_s in inside_s) / (end_s - start_s)
+
+
+def joined(
+  spans: Iterable[tuple[float, float]], gap_s: float = 0.0
+) -> list[tuple[float, float]]:
+  """Returns the union of spans of time, disjoint and in order.
+
+  Args:
+    gap_s: spans that are no further apart than this become one.
+  """
+  found: list[tuple[float, float]] = []
+  for begin_s, end_s in sorted(spans):
+    if found and begin_s <= found[-1][1] + gap_s:
+      found[-1] = found[-1][0], max(found[-1][1], end_s)
+    else:
+      found.append((begin_s, end_s))
+  return found
 
 
 class RunningUptime:
@@ -152,24 +164,15 @@ class RunningUptime:
 
 @dataclasses.dataclass(frozen=True)
 class LearnerWork:
-  """The work of one learner, over all its processes.
-
-  Attributes:
-    joined_s: time of its first hello.
-    process: number of the newest process; unique.
-    state: state of that process: HERE, LEFT or LOST.
-    done_s: useful time of earlier processes.
-    made_s: time of its steps, without their stalls.
-    kept_s: part of made_s that its death would not lose.
-  """
+  """The work of one learner, over all its processes."""
 
   learner: int
-  joined_s: float
-  process: int
-  state: str = HERE
-  done_s: float = 0.0
-  made_s: float = 0.0
-  kept_s: float = 0.0
+  joined_s: float  # Time of its first hello.
+  process: int  # Number of the newest process; unique.
+  state: str = HERE  # State of that process: HERE, LEFT or LOST.
+  done_s: float = 0.0  # Useful time of earlier processes.
+  made_s: float = 0.0  # Time of its steps, without their stalls.
+  kept_s: float = 0.0  # Part of made_s that its death would not lose.
 
   @property
   def useful_s(self) -> float:

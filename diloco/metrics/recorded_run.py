@@ -129,25 +129,17 @@ class RoundShare:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRound:
-  """A round that closed; seconds as in `RecordedRun`.
-
-  Attributes:
-    at_s: when its update was published.
-    step: t.
-    quorum_s: from due to quorum; None where no line tells, as of `grace_s`.
-    grace_s: from quorum to the end of the window.
-    sync_s: from the first pull to the end of the merge.
-    reason: why the window ended.
-  """
+  """A round that closed; seconds as in `RecordedRun`."""
 
   number: int
-  at_s: float
-  step: int
+  at_s: float  # When its update was published.
+  step: int  # t.
   shares: tuple[RoundShare, ...]
+  # From due to quorum; None where no line tells, as of `grace_s`.
   quorum_s: float | None
-  grace_s: float | None
-  sync_s: float
-  reason: str
+  grace_s: float | None  # From quorum to the end of the window.
+  sync_s: float  # From the first pull to the end of the merge.
+  reason: str  # Why the window ended.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -186,23 +186,15 @@ class Accuracy:
 
 @dataclasses.dataclass(frozen=True)
 class TaskScore:
-  """A model's answers to the questions of one task file.
+  """A model's answers to the questions of one task file."""
 
-  Attributes:
-    file: name of the file.
-    questions: number of questions.
-    chance: the share that guessing would answer rightly.
-    cut: questions whose context was too long, and lost its beginning.
-    by_sum: score if the answer is the choice of highest log-likelihood.
-    by_byte: score if it is divided by the choice's length in bytes.
-  """
-
-  file: str
-  questions: int
-  chance: float
-  cut: int
+  file: str  # Name of the file.
+  questions: int  # Number of questions.
+  chance: float  # The share that guessing would answer rightly.
+  cut: int  # Questions whose context was too long, and lost its beginning.
+  # Score if the answer is the choice of highest log-likelihood.
   by_sum: Accuracy
-  by_byte: Accuracy
+  by_byte: Accuracy  # Score if it is divided by the choice's length in bytes.
 
 
 def share(right: int, questions: int) -> Accuracy:

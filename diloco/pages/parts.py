@@ -171,17 +171,11 @@ class ReportPage:
 
 @dataclasses.dataclass(frozen=True)
 class ShownColumn:
-  """A column that is not hidden.
+  """A column that is not hidden."""
 
-  Attributes:
-    name: its heading.
-    texts: of each row; floats rounded, a spread behind ±.
-    numeric: whether it is aligned to the right.
-  """
-
-  name: str
-  texts: tuple[str, ...]
-  numeric: bool
+  name: str  # Its heading.
+  texts: tuple[str, ...]  # Of each row; floats rounded, a spread behind ±.
+  numeric: bool  # Whether it is aligned to the right.
 
 
 def shown(table: Table) -> tuple[ShownColumn, ...]:

@@ -33,17 +33,12 @@ LATENCY_S = 0.0005  # Of a message between two processes of one machine.
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-  """Durations of some starts, in seconds, and their origin.
+  """Durations of some starts, in seconds, and their origin."""
 
-  Attributes:
-    values: one per start.
-    started_s: when those began, as in the `History` of their run.
-    where: in words.
-  """
-
-  values: tuple[float, ...]
+  values: tuple[float, ...]  # One per start.
+  # When those began, as in the `History` of their run.
   started_s: tuple[float, ...]
-  where: str
+  where: str  # In words.
 
   @property
   def mean(self) -> float:
@@ -217,21 +212,14 @@ class PredictionInputs:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """The prediction by one simulation.
+  """The prediction by one simulation."""
 
-  Attributes:
-    plan: the plan that it was made for.
-    outcome: result of the machines.
-    deaths: the deaths that it was made with.
-    steps: steps of `outcome`, with their share of stalls.
-    stall_share: share of each step.
-  """
-
-  plan: PredictionInputs
-  outcome: FleetResult
-  deaths: tuple[Death, ...]
+  plan: PredictionInputs  # The plan that it was made for.
+  outcome: FleetResult  # Result of the machines.
+  deaths: tuple[Death, ...]  # The deaths that it was made with.
+  # Steps of `outcome`, with their share of stalls.
   steps: tuple[StepRecord, ...]
-  stall_share: float
+  stall_share: float  # Share of each step.
 
   @property
   def goodput(self) -> float:

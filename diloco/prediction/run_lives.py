@@ -105,13 +105,8 @@ def work(
     spans = [(s.end_s - s.step_s, s.end_s) for s in own]
     gap_s = GAP_STEPS * statistics.fmean([s.step_s for s in own] or [0.0])
   kind = 'round' if process == SYNCER else 'step'
-  joined: list[tuple[float, float]] = []
-  for begin_s, end_s in sorted(spans):
-    if joined and begin_s <= joined[-1][1] + gap_s:
-      joined[-1] = joined[-1][0], end_s
-    else:
-      joined.append((begin_s, end_s))
-  return (TimelineSpan(lane, *span, kind) for span in joined)
+  close = metrics_goodput.joined(spans, gap_s)
+  return (TimelineSpan(lane, *span, kind) for span in close)
 
 
 def chart(history: History, predictions: Sequence[Prediction]) -> Chart:

@@ -30,18 +30,12 @@ class NotReplayable(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-  """The actions of one process, as far as the replay needs them.
+  """The actions of one process, as far as the replay needs them."""
 
-  Attributes:
-    begin: where it took its state from.
-    lines: in order; the last one is needed.
-    offered: indices of the snapshots that are merged.
-    saves: index of a `Save` -> processes that started from that copy.
-  """
-
-  begin: tape_events.Begin
-  lines: tuple[LoggedEvent, ...]
-  offered: frozenset[int]
+  begin: tape_events.Begin  # Where it took its state from.
+  lines: tuple[LoggedEvent, ...]  # In order; the last one is needed.
+  offered: frozenset[int]  # Indices of the snapshots that are merged.
+  # Index of a `Save` -> processes that started from that copy.
   saves: Mapping[int, int]
 
   @property

@@ -88,26 +88,17 @@ def own_model(section: ModelConfig, batch: int, seq_len: int):
 
 @dataclasses.dataclass(frozen=True)
 class RunSpec:
-  """One run's model, text, layout and codecs.
-
-  Attributes:
-    specs: path -> shape and role of each parameter.
-    owners: which shard of the syncer owns which piece.
-    text: training and held-out text.
-    up: codec of a learner's delta to its base.
-    down: codec of the outer update.
-    full: codec of a whole fragment.
-  """
+  """One run's model, text, layout and codecs."""
 
   config: run_config.RunConfig
   model: api.Model
-  specs: dict[str, TensorSpec]
+  specs: dict[str, TensorSpec]  # Path -> shape and role of each parameter.
   layout: Layout
-  owners: ShardAssignment
-  text: corpus.Corpus
-  up: Codec
-  down: Codec
-  full: Codec
+  owners: ShardAssignment  # Which shard of the syncer owns which piece.
+  text: corpus.Corpus  # Training and held-out text.
+  up: Codec  # Codec of a learner's delta to its base.
+  down: Codec  # Codec of the outer update.
+  full: Codec  # Codec of a whole fragment.
 
   @property
   def fingerprints(self) -> dict[str, str]:

@@ -21,33 +21,21 @@ _BITS = re.compile(r'\d+')
 
 @dataclasses.dataclass(frozen=True)
 class ChipMemory:
-  """Bytes on one chip.
+  """Bytes on one chip."""
 
-  Attributes:
-    parameters: θ.
-    inner_state: the inner optimizer's.
-    batch: of one step.
-    temporaries: of the inner step: gradients, activations, copies.
-    code: of the inner step.
-    snapshots: of the rounds in flight, on their way to the host or, with the
-      blend 'carry', until their update has come.
-    arrived: fragments of Θ that wait for their boundary, at most as many.
-    exchange_temporaries: of the largest snapshot or blend, while it runs.
-    donation: a copy of the inner state, while a newcomer is given it.
-    largest_shard: of a parameter.
-    largest_exchanged: array in any snapshot or blend, to compare with that.
-  """
-
-  parameters: int
-  inner_state: int
-  batch: int
-  temporaries: int
-  code: int
+  parameters: int  # θ.
+  inner_state: int  # The inner optimizer's.
+  batch: int  # Of one step.
+  temporaries: int  # Of the inner step: gradients, activations, copies.
+  code: int  # Of the inner step.
+  # Of the rounds in flight, on their way to the host or, with the blend
+  # 'carry', until their update has come.
   snapshots: int
-  arrived: int
-  exchange_temporaries: int
-  donation: int
-  largest_shard: int
+  arrived: int  # Fragments of Θ that wait for their boundary, at most as many.
+  exchange_temporaries: int  # Of the largest snapshot or blend, while it runs.
+  donation: int  # A copy of the inner state, while a newcomer is given it.
+  largest_shard: int  # Of a parameter.
+  # Largest array in any snapshot or blend, to compare with that.
   largest_exchanged: int
 
   @property

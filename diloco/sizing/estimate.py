@@ -26,25 +26,15 @@ OUT_OF_MEMORY = 'RESOURCE_EXHAUSTED'
 
 @dataclasses.dataclass(frozen=True)
 class HostShare:
-  """The share of the host that has most, the first.
+  """The share of the host that has most, the first."""
 
-  Attributes:
-    hosts: hosts of the learner.
-    values: values of Θ that it holds, N.
-    fragment_values: those in the largest fragment, F.
-    state_bytes: bytes of the inner state, S.
-    up_bytes: bytes sent in a round, on average over fragments.
-    down_bytes: bytes received in a round, on average over fragments.
-    value_bytes: bytes of a value on the wire, b; the larger direction.
-  """
-
-  hosts: int
-  values: int
-  fragment_values: int
-  state_bytes: int
-  up_bytes: float
-  down_bytes: float
-  value_bytes: float
+  hosts: int  # Hosts of the learner.
+  values: int  # Values of Θ that it holds, N.
+  fragment_values: int  # Those in the largest fragment, F.
+  state_bytes: int  # Bytes of the inner state, S.
+  up_bytes: float  # Bytes sent in a round, on average over fragments.
+  down_bytes: float  # Bytes received in a round, on average over fragments.
+  value_bytes: float  # Bytes of a value on the wire, b; the larger direction.
 
 
 def host_share(
@@ -103,35 +93,22 @@ class DoesNotFit(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """The resources that a learner needs.
+  """The resources that a learner needs."""
 
-  Attributes:
-    config: the run's configuration.
-    where: what it is compiled for, in words.
-    compiler: name of the compiler, in words.
-    chips: devices of the learner.
-    chip: kind of chip; None if unknown.
-    parameters: number of the model's parameters.
-    chip_memory: memory of one chip.
-    share: share of one host.
-    learner_memory: memory of one host of a learner.
-    syncer_memory: memory of the syncer's host.
-    flops: FLOPs of a step, by convention; None if not defined.
-    xla_flops: FLOPs of a step on one chip, as the compiler counts.
-  """
-
-  config: run_config.RunConfig
-  where: str
-  compiler: str
-  chips: int
-  chip: Chip | None
-  parameters: int
-  chip_memory: ChipMemory
-  share: HostShare
+  config: run_config.RunConfig  # The run's configuration.
+  where: str  # What it is compiled for, in words.
+  compiler: str  # Name of the compiler, in words.
+  chips: int  # Devices of the learner.
+  chip: Chip | None  # Kind of chip; None if unknown.
+  parameters: int  # Number of the model's parameters.
+  chip_memory: ChipMemory  # Memory of one chip.
+  share: HostShare  # Share of one host.
+  # Memory of one host of a learner.
   learner_memory: tuple[host_memory.Memory, ...]
-  syncer_memory: tuple[host_memory.Memory, ...]
+  syncer_memory: tuple[host_memory.Memory, ...]  # Memory of the syncer's host.
+  # FLOPs of a step, by convention; None if not defined.
   flops: StepFlops | None
-  xla_flops: float
+  xla_flops: float  # FLOPs of a step on one chip, as the compiler counts.
 
   @property
   def fits(self) -> bool:

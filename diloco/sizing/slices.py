@@ -38,17 +38,11 @@ class NoCompiler(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-  """Devices to compile for.
+  """Devices to compile for."""
 
-  Attributes:
-    devices: one for each chip.
-    compiler: name of the compiler, in words.
-    is_target: True if that is the slice's own compiler.
-  """
-
-  devices: tuple[jax.Device, ...]
-  compiler: str
-  is_target: bool
+  devices: tuple[jax.Device, ...]  # One for each chip.
+  compiler: str  # Name of the compiler, in words.
+  is_target: bool  # True if that is the slice's own compiler.
 
 
 def described(of: Topology, compiler: str = '') -> Described:

@@ -46,21 +46,13 @@ CHART_FROM, CHART_TO = 0.2, 0.99  # Utilisations that a chart must show.
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """One system on one link.
+  """One system on one link."""
 
-  Attributes:
-    name: name of its row and its line.
-    decoupled: True for Decoupled DiLoCo.
-    cycle: its traffic.
-    form: its closed form.
-    step_s: T.
-  """
-
-  name: str
-  decoupled: bool
-  cycle: traffic.Cycle
-  form: traffic.Bursts | traffic.Stream
-  step_s: float
+  name: str  # Name of its row and its line.
+  decoupled: bool  # True for Decoupled DiLoCo.
+  cycle: traffic.Cycle  # Its traffic.
+  form: traffic.Bursts | traffic.Stream  # Its closed form.
+  step_s: float  # T.
 
   def utilisation(self, gbps: float, steps: int) -> float:
     """Simulated, over so many steps."""

@@ -21,54 +21,37 @@ LOCKSTEP_LONGER = 24
 
 @dataclasses.dataclass(frozen=True)
 class GoodputRun:
-  """One seed; fields that concern rounds are None for systems without them.
+  """One seed; fields that concern rounds are None for systems without them."""
 
-  Attributes:
-    goodput: share of the allocated time, and slices, that went into steps.
-    uptime: share of the time in which at least one learner stepped.
-    merges_per_hour: closed rounds.
-    participation: mean share of the learners in a round.
-    participation_least: participation of the learner in the fewest rounds.
-    staleness: mean over merged offers of the versions that a base was behind.
-    learner_out_gbps: mean over time and learners.
-    learner_in_gbps: mean over time and learners.
-    syncer_in_peak_gbps: in its busiest step.
-    syncer_out_peak_gbps: in its busiest step.
-    learner_steps: steps made by all.
-  """
-
+  # Share of the allocated time, and slices, that went into steps.
   goodput: float
-  uptime: float
-  learner_steps: int
-  merges_per_hour: float | None = None
-  participation: float | None = None
+  uptime: float  # Share of the time in which at least one learner stepped.
+  learner_steps: int  # Steps made by all.
+  merges_per_hour: float | None = None  # Closed rounds.
+  participation: float | None = None  # Mean share of the learners in a round.
+  # Participation of the learner in the fewest rounds.
   participation_least: float | None = None
+  # Mean over merged offers of the versions that a base was behind.
   staleness: float | None = None
-  learner_out_gbps: float | None = None
-  learner_in_gbps: float | None = None
-  syncer_in_peak_gbps: float | None = None
-  syncer_out_peak_gbps: float | None = None
+  learner_out_gbps: float | None = None  # Mean over time and learners.
+  learner_in_gbps: float | None = None  # Mean over time and learners.
+  syncer_in_peak_gbps: float | None = None  # In its busiest step.
+  syncer_out_peak_gbps: float | None = None  # In its busiest step.
 
 
 @dataclasses.dataclass(frozen=True)
 class GoodputCell:
-  """One system with M learners on N chips.
-
-  Attributes:
-    closed_goodput: by formula; None if there is no sound one.
-    closed_uptime: by formula; None if there is no sound one.
-    outcome: of the first seed of Decoupled DiLoCo, if a picture is wanted.
-    stands: by learner, in that seed.
-  """
+  """One system with M learners on N chips."""
 
   system: str
   learners: int
   chips: int
   runs: tuple[GoodputRun, ...]
-  closed_goodput: float | None
-  closed_uptime: float | None
+  closed_goodput: float | None  # By formula; None if there is no sound one.
+  closed_uptime: float | None  # By formula; None if there is no sound one.
+  # Of the first seed of Decoupled DiLoCo, if a picture is wanted.
   outcome: fleet.FleetResult | None = None
-  stands: tuple[traces.LearnerTrace, ...] = ()
+  stands: tuple[traces.LearnerTrace, ...] = ()  # By learner, in that seed.
 
   def mean(self, name: str) -> float | None:
     """Over the seeds, of an attribute of `GoodputRun`."""

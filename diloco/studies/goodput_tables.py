@@ -13,19 +13,12 @@ from diloco.studies.goodput_cells import GoodputCell
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-  """All cells and what the tables are made of.
+  """All cells and what the tables are made of."""
 
-  Attributes:
-    rows: (system, M), in order.
-    chips: N, in order.
-    cells: by (system, M, N).
-    is_paper: whether the paper's table is of this setting.
-  """
-
-  rows: tuple[tuple[str, int], ...]
-  chips: tuple[int, ...]
-  cells: Mapping[tuple[str, int, int], GoodputCell]
-  is_paper: bool
+  rows: tuple[tuple[str, int], ...]  # (system, M), in order.
+  chips: tuple[int, ...]  # N, in order.
+  cells: Mapping[tuple[str, int, int], GoodputCell]  # By (system, M, N).
+  is_paper: bool  # Whether the paper's table is of this setting.
 
   def paper_percent(self, system: str, learners: int, chips: int):
     """The paper's figure; None where it gives none, or of something else."""

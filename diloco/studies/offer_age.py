@@ -43,19 +43,12 @@ class OfferAgeSetting:
 
 @dataclasses.dataclass(frozen=True)
 class OfferAgeResult:
-  """The result of one setting, over all seeds.
+  """The result of one setting, over all seeds."""
 
-  Attributes:
-    mean: age of a merged offer, in steps of its learner.
-    old: share of those older than `OLD_STEPS`.
-    merged: participation, over learners and rounds.
-    encodings: offers that a learner made per inner step.
-  """
-
-  mean: float
-  old: float
-  merged: float
-  encodings: float
+  mean: float  # Age of a merged offer, in steps of its learner.
+  old: float  # Share of those older than `OLD_STEPS`.
+  merged: float  # Participation, over learners and rounds.
+  encodings: float  # Offers that a learner made per inner step.
 
   def reached(self, far: bool) -> bool:
     """Returns True if the aims are met; over a far link, participation only."""

@@ -41,40 +41,26 @@ DAY_S = 86_400.0
 
 @dataclasses.dataclass(frozen=True)
 class Situation(Section):
-  """The given situation.
+  """The given situation."""
 
-  Attributes:
-    params: parameters of the model, N.
-    learners: M.
-    bandwidth_gbps: rate of a learner's link, each way.
-    step_s: T, duration of an inner step.
-    datacentres: D, with a shard of the syncer in each; 1: the syncer is one
-      process elsewhere, as it is built here, and every byte uses the link.
-    chips: chips of all learners; 0: nothing is said of failures.
-    mtbi_days: mean time between interruptions of a chip.
-    pause_s: duration of one reconfiguration of an elastic learner.
-    codec: both ways.
-    block_size: values that share a scale.
-    scale: type of the scales.
-    latency_s: one way.
-    state_bytes_per_param: bytes of θ and the inner optimizer's state.
-    host_speed: speed of hosts, relative to those of `host_speeds`.
-  """
-
-  params: float
-  learners: int
-  bandwidth_gbps: float
-  step_s: float
+  params: float  # Parameters of the model, N.
+  learners: int  # M.
+  bandwidth_gbps: float  # Rate of a learner's link, each way.
+  step_s: float  # T, duration of an inner step.
+  # D, with a shard of the syncer in each; 1: the syncer is one process
+  # elsewhere, as it is built here, and every byte uses the link.
   datacentres: int = 1
-  chips: int = 0
-  mtbi_days: float = 365.0
+  chips: int = 0  # Chips of all learners; 0: nothing is said of failures.
+  mtbi_days: float = 365.0  # Mean time between interruptions of a chip.
+  # Duration of one reconfiguration of an elastic learner.
   pause_s: float = 13.7
-  codec: str = 'int4'
-  block_size: int = 128
-  scale: str = 'bf16'
-  latency_s: float = 0.05
+  codec: str = 'int4'  # Both ways.
+  block_size: int = 128  # Values that share a scale.
+  scale: str = 'bf16'  # Type of the scales.
+  latency_s: float = 0.05  # One way.
+  # Bytes of θ and the inner optimizer's state.
   state_bytes_per_param: float = 12.0
-  host_speed: float = 1.0
+  host_speed: float = 1.0  # Speed of hosts, relative to those of `host_speeds`.
 
   def __post_init__(self):
     broken = [f'--{rule}' for rule in self.broken_rules()]
@@ -128,52 +114,32 @@ class ExchangeTimes:
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-  """The plan for a situation.
+  """The plan for a situation."""
 
-  Attributes:
-    situation: the given situation.
-    protocol: the suggested settings.
-    value_bytes: bytes of a value on the wire, b.
-    fragment_bytes: bytes of a fragment, one way.
-    exchange: durations for one fragment.
-    overlap_s: its duration if no stage is late; determines τ.
-    grace_s: the window that is left for late learners.
-    link_share: share of the time a learner's link is busy, one way, if every
-      round is on time; may be above 1.
-    links_on_time: share of the rounds that links let close on time.
-    gbps_needed: rate of a learner's link at which that is all of them.
-    hosts_on_time: share that hosts and links let close on time.
-    slowest_host: the stage that takes longest on hosts.
-    host_speed_needed: speed of hosts that would be on time; inf: none is.
-    sites: number of sites that data-parallel is compared over.
-    data_parallel: its compute utilisation at that bandwidth.
-    diloco: compute utilisation of DiLoCo in lock-step.
-    learner_memory: memory of a learner's host.
-    syncer_memory: memory of the syncer's host.
-    goodput: goodput of an elastic learner; None: no chips were given.
-    uptime: uptime of the run; None: no chips were given.
-  """
-
-  situation: Situation
-  protocol: ProtocolConfig
-  value_bytes: float
-  fragment_bytes: float
-  exchange: ExchangeTimes
-  overlap_s: float
-  grace_s: float
+  situation: Situation  # The given situation.
+  protocol: ProtocolConfig  # The suggested settings.
+  value_bytes: float  # Bytes of a value on the wire, b.
+  fragment_bytes: float  # Bytes of a fragment, one way.
+  exchange: ExchangeTimes  # Durations for one fragment.
+  overlap_s: float  # Its duration if no stage is late; determines τ.
+  grace_s: float  # The window that is left for late learners.
+  # Share of the time a learner's link is busy, one way, if every round is
+  # on time; may be above 1.
   link_share: float
-  links_on_time: float
-  gbps_needed: float
-  hosts_on_time: float
-  slowest_host: str
+  links_on_time: float  # Share of the rounds that links let close on time.
+  gbps_needed: float  # Rate of a learner's link at which that is all of them.
+  hosts_on_time: float  # Share that hosts and links let close on time.
+  slowest_host: str  # The stage that takes longest on hosts.
+  # Speed of hosts that would be on time; inf: none is.
   host_speed_needed: float
-  sites: int
-  data_parallel: float
-  diloco: float
-  learner_memory: tuple[host_memory.Memory, ...]
-  syncer_memory: tuple[host_memory.Memory, ...]
+  sites: int  # Number of sites that data-parallel is compared over.
+  data_parallel: float  # Its compute utilisation at that bandwidth.
+  diloco: float  # Compute utilisation of DiLoCo in lock-step.
+  learner_memory: tuple[host_memory.Memory, ...]  # Memory of a learner's host.
+  syncer_memory: tuple[host_memory.Memory, ...]  # Memory of the syncer's host.
+  # Goodput of an elastic learner; None: no chips were given.
   goodput: float | None
-  uptime: float | None
+  uptime: float | None  # Uptime of the run; None: no chips were given.
 
   @property
   def failures_s(self) -> float | None:

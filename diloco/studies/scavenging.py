@@ -31,23 +31,16 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class ScavengingResult:
-  """One run, up to its last token.
+  """One run, up to its last token."""
 
-  Attributes:
-    time_s: duration of the run.
-    extra_tokens: share of the tokens that the extra learners trained.
-    extra_merged: their participation while present; None: there were none.
-    bootstraps_s: duration of each, from hello to its first step.
-    peer_bootstraps: how many of those took their state from a learner.
-    outcome: for a timeline.
-  """
-
-  time_s: float
-  extra_tokens: float
+  time_s: float  # Duration of the run.
+  extra_tokens: float  # Share of the tokens that the extra learners trained.
+  # Their participation while present; None: there were none.
   extra_merged: float | None
+  # Duration of each, from hello to its first step.
   bootstraps_s: tuple[float, ...]
-  peer_bootstraps: int
-  outcome: FleetResult
+  peer_bootstraps: int  # How many of those took their state from a learner.
+  outcome: FleetResult  # For a timeline.
 
 
 def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:

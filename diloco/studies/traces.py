@@ -19,22 +19,14 @@ WARM_UP = 5
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-  """The failures of a fleet on a clock on which the run starts at `from_s`.
+  """The failures of a fleet on a clock on which the run starts at `from_s`."""
 
-  Attributes:
-    chips: N.
-    interruptions: in order of time.
-    from_s: start of the run; what was before still has its effects.
-    rate_per_s: of the whole fleet.
-    repair_s: mean.
-    ends_s: end of a record, as a time of the run; None: drawn, no end.
-  """
-
-  chips: int
-  interruptions: tuple[Interruption, ...]
-  from_s: float
-  rate_per_s: float
-  repair_s: float
+  chips: int  # N.
+  interruptions: tuple[Interruption, ...]  # In order of time.
+  from_s: float  # Start of the run; what was before still has its effects.
+  rate_per_s: float  # Of the whole fleet.
+  repair_s: float  # Mean.
+  # End of a record, as a time of the run; None: drawn, no end.
   ends_s: float | None = None
 
 

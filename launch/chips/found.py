@@ -30,19 +30,12 @@ TPU_PORT = 8476  # libtpu's; that of a process is as far above as its first id.
 
 @dataclasses.dataclass(frozen=True)
 class Platform:
-  """A kind of accelerator.
+  """A kind of accelerator."""
 
-  Attributes:
-    names: by which JAX_PLATFORMS asks for it.
-    visible: the variable that says which of them a process sees.
-    plugin: a pattern of the module by which JAX uses it.
-    nodes: the files that stand for them, below the root.
-  """
-
-  names: tuple[str, ...]
-  visible: str
-  plugin: str
-  nodes: str
+  names: tuple[str, ...]  # By which JAX_PLATFORMS asks for it.
+  visible: str  # The variable that says which of them a process sees.
+  plugin: str  # A pattern of the module by which JAX uses it.
+  nodes: str  # The files that stand for them, below the root.
 
 
 TPU = Platform(('tpu',), 'TPU_VISIBLE_CHIPS', 'libtpu', 'dev/{accel,vfio/}*')
