@@ -3,7 +3,8 @@ r"""Runs a syncer and learners under a seeded plan of faults, and judges them.
 
   python -m launch.chaos --config=experiments/NAME.py --workdir=DIR \
     --seed=0 --minutes=3 --faults_per_hour=240 [--kinds=kill,cut,…] \
-    [--twins=2] [--hosts=2,1 --cpu_devices] [--overwrite] [--config.a.b=c …]
+    [--twins=2 --twins_faster=1] [--hosts=2,1 --cpu_devices] [--overwrite] \
+    [--config.a.b=c …]
 
 Real processes on loopback, whose connections go through a relay, so it needs
 no root. The same plan then drives the machines under the simulated clock, and
@@ -58,6 +59,12 @@ def define_flags() -> None:
     2,
     'Runs without faults to compare the loss with.',
     lower_bound=0,
+  )
+  absl_flags.DEFINE_float(
+    'twins_faster',
+    1.0,
+    'Twins have steps that are so many times shorter: run.step_floor_s.',
+    lower_bound=1.0,
   )
   absl_flags.DEFINE_string('hosts', '1', 'Processes of each learner: 2 or 2,1.')
   absl_flags.DEFINE_bool(
@@ -200,7 +207,9 @@ def main(argv) -> int:
       ChaosRun(
         config, arguments, workdir, learners, say, received, given.seed
       ).perform(faults, given.minutes * 60)
-      twins = judging.Twins(config, arguments, learners, say, received)
+      twins = judging.Twins(
+        config, arguments, learners, say, received, given.twins_faster
+      )
       twins.train(folder, given.minutes * 60, given.twins)
   except Interrupted as stopped:
     say(f'{stopped}; no process is left')

@@ -28,12 +28,15 @@ from launch.program import SYNCER, Processes
 from launch.session import Interrupted
 from launch.supervisor import DISMISSED, ProcessEvent
 
-READY_S = 240.0  # Until every learner is merged, at first and at the end.
+# Until every learner is merged, at first and at the end: no measure of speed,
+# but what a hang would pass. On a machine of load 18, starts took 150 s.
+READY_S = 600.0
 CALM_S = 15.0  # Before the plan, to measure speeds and links.
 QUIET_S = 50.0  # After it, to measure growth.
 LATE_S = 20.0  # So long a fault waits for its target to run.
 AGAIN_S = 0.2
 TURN_S = 0.02
+LATE_TURN_S = 0.1  # A turn that is later shows that the machine is busy.
 NOT_THERE = 'its target did not run'
 
 
@@ -48,6 +51,8 @@ class Course:
     growths: of each process that was long enough at work with all others.
     left: processes that were still there when all had been stopped.
     unready: why the run was not whole again at the end; '': it was.
+    late_turns: when this command itself was late, and by how much: what it has
+      to do in a turn is little, so the machine was busy, or stood still.
   """
 
   calm_s: float
@@ -56,6 +61,7 @@ class Course:
   growths: tuple[dict, ...]
   left: tuple[str, ...]
   unready: str
+  late_turns: tuple[tuple[float, float], ...] = ()
 
 
 class Folder:
@@ -179,9 +185,10 @@ class ChaosRun:
     run.spend(CALM_S)
     stage.measure_links(before, CALM_S)
     began_s = time.time()
-    _Performance(run, stage, self._relay, self._folder.faults, self._say).of(
-      plan, seconds
+    performance = _Performance(
+      run, stage, self._relay, self._folder.faults, self._say
     )
+    performance.of(plan, seconds)
     stage.end_all()
     ended_s = time.time()
     unready = ''
@@ -196,7 +203,8 @@ class ChaosRun:
     except Overdue as error:
       unready = str(error)
     growths = tuple(map(dataclasses.asdict, self._resources.growths()))
-    return Course(calm_s, began_s, ended_s, growths, (), unready)
+    late_turns = tuple(performance.late_turns)
+    return Course(calm_s, began_s, ended_s, growths, (), unready, late_turns)
 
   def _carried(self, run: LiveRun) -> dict[str, int]:
     return {
@@ -262,13 +270,18 @@ class _Performance:
     self._order = itertools.count()
     self._due: list = []  # (time, order, 'begin' or 'end', fault).
     self._begun: dict[int, tuple[float, dict]] = {}  # By number.
+    self.late_turns: list[tuple[float, float]] = []
 
   def of(self, plan: Sequence[PlannedFault], seconds: float) -> None:
     """Performs a plan that takes so long."""
     began_s = time.monotonic()
     for fault in plan:
       self._at(fault.at_s, 'begin', fault)
+    last_s = 0.0
     while (now_s := time.monotonic() - began_s) < seconds:
+      if (late_s := now_s - last_s - TURN_S) > LATE_TURN_S:
+        self.late_turns.append((time.time(), late_s))
+      last_s = now_s
       while self._due and self._due[0][0] <= now_s:
         _, _, what, fault = heapq.heappop(self._due)
         (self._begin if what == 'begin' else self._end)(fault, now_s)

@@ -12,7 +12,9 @@ from diloco.metrics.workdir import learner_name
 QUIET_END_S = 10.0  # Without a new fault, at the end.
 BETWEEN_S = 2.0  # From one fault to the next, at least.
 RECOVERY_S = 15.0  # Until a target can be hit again.
-TRIES = 60  # Moments at which a fault is tried to be placed.
+STAYS_S = 100.0  # A newcomer that is to leave does so within this time.
+LESS = 0.9  # Of a rate that does not fit is tried.
+TRIES = 200  # Moments at which a fault is tried to be placed.
 # What a fault can befall.
 LEARNER = 'learner'
 SERVER = 'syncer'  # The syncer, and its shards.
@@ -105,28 +107,57 @@ def draw(
   Raises:
     Unplannable: they do not fit; or a kind can befall no process of this run.
   """
-  rng = np.random.default_rng(seed)
-  many = round(faults_per_hour * seconds / 3600)
-  places = _Places(seconds, cast)
   for name, shape in shapes.items():
     if not can_befall(shape, cast):
       raise Unplannable(f'--kinds={name}: no process of this run can be hit')
-  deck: list[str] = []
-  for done in range(many):
-    if not deck:
-      deck = [str(kind) for kind in rng.permutation(sorted(shapes))]
-    for kind in list(deck):
-      if places.put(kind, shapes[kind], rng):
-        deck.remove(kind)
-        break
-    else:
-      fits = 3600 * done / seconds
-      raise Unplannable(
-        f'--faults_per_hour={faults_per_hour:g}: {many} faults in '
-        f'{seconds / 60:g} minutes do not fit, as each process gets '
-        f'{RECOVERY_S:.0f} s to recover; at most about {fits:.0f} an hour do'
-      )
+  rate = faults_per_hour
+  while (found := _placed(seed, seconds, rate, shapes, cast)) is None:
+    rate *= LESS
+  if rate == faults_per_hour:
+    return found
+  raise Unplannable(
+    f'--faults_per_hour={faults_per_hour:g}: '
+    f'{round(faults_per_hour * seconds / 3600)} faults in {seconds / 60:g} '
+    f'minutes do not fit, as each process gets {RECOVERY_S:.0f} s to recover, '
+    f'and data.shards={cast.ids_max} lets {cast.ids_max - cast.learners} '
+    f'learners join; at most about {rate:.0f} an hour do'
+  )
+
+
+def _placed(
+  seed: int,
+  seconds: float,
+  faults_per_hour: float,
+  shapes: Mapping[str, Shape],
+  cast: Cast,
+) -> tuple[PlannedFault, ...] | None:
+  """Returns the plan; None if one of its faults found no place."""
+  rng = np.random.default_rng(seed)
+  places = _Places(seconds, cast)
+  many = round(faults_per_hour * seconds / 3600)
+  for kind in _dealt(many, shapes, rng):
+    if not places.put(kind, shapes[kind], rng):
+      return None
   return places.plan()
+
+
+def _dealt(
+  many: int, shapes: Mapping[str, Shape], rng: np.random.Generator
+) -> list[str]:
+  """Returns the kinds in the order in which they are to be placed.
+
+  Learners come and go first, each newcomer before the next leaves: later
+  faults are then placed on those that are there.
+  """
+  kinds: list[str] = []
+  while shapes and len(kinds) < many:
+    deck = [str(kind) for kind in rng.permutation(sorted(shapes))]
+    deck.sort(key=lambda kind: NEWCOMER not in shapes[kind].befalls)
+    kinds += deck[: many - len(kinds)]
+  return sorted(
+    kinds,
+    key=lambda kind: not {NEWCOMER, MEMBER} & set(shapes[kind].befalls),
+  )
 
 
 def can_befall(shape: Shape, cast: Cast) -> bool:
@@ -157,7 +188,7 @@ class _Places:
     if last_s <= 0:
       return False
     for _ in range(TRIES):
-      at_s = round(float(rng.uniform(0, last_s)), 3)
+      at_s = round(self._draw_s(shape, last_s, rng), 3)
       hold_s = round(float(rng.uniform(*shape.hold_s)), 3)
       targets = self._targets(shape, at_s, at_s + hold_s)
       if not targets or self._is_crowded(at_s):
@@ -176,6 +207,18 @@ class _Places:
       self._faults.append(fault)
       return True
     return False
+
+  def _draw_s(
+    self, shape: Shape, last_s: float, rng: np.random.Generator
+  ) -> float:
+    """Draws a moment; a newcomer leaves soon, or ever more would be there."""
+    if NEWCOMER in shape.befalls:  # And leaves before the end.
+      return float(rng.uniform(0, max(last_s / 2, last_s - STAYS_S)))
+    staying = (s for m, s in self._joined.items() if m not in self._left)
+    begin_s = min(staying, default=last_s) + RECOVERY_S
+    if MEMBER in shape.befalls and begin_s < last_s:
+      return float(rng.uniform(begin_s, min(last_s, begin_s + STAYS_S)))
+    return float(rng.uniform(0, last_s))
 
   def plan(self) -> tuple[PlannedFault, ...]:
     """Returns all faults in the order of time, numbered."""

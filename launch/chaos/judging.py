@@ -22,7 +22,10 @@ from launch.chaos.outcomes import Outcome
 from launch.chaos.verdict import Check, Losses, Verdict
 from launch.program import Processes
 
-EVALUATIONS = 20  # A loss is the mean of so many, the last ones.
+# Losses are compared after these shares of the tokens: the last ones alone say
+# little, as the loss falls ever more slowly.
+SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
+WINDOW = 0.1  # A loss is the mean over so much of its tokens, the last ones.
 SLOWER_MAX = 3.0  # A twin may take so many times the run's time.
 SHOWN_MAX = 5  # Findings of one check; all of them are in the JSON file.
 NOTHING = '—'
@@ -36,6 +39,7 @@ class Twins:
     learners: of what each learner consists.
     say: takes a line for the user.
     received: signals that ask to stop.
+    faster: by so much `run.step_floor_s` is shorter than the run's.
   """
 
   def __init__(
@@ -45,9 +49,12 @@ class Twins:
     learners: Sequence[Processes],
     say: Callable[[str], None],
     received: list[int],
+    faster: float = 1.0,
   ):
-    self._config = config
-    self._arguments = arguments
+    floor_s = config.run.step_floor_s / faster
+    run = dataclasses.replace(config.run, step_floor_s=floor_s)
+    self._config = dataclasses.replace(config, run=run)
+    self._arguments = [*arguments, f'--config.run.step_floor_s={floor_s!r}']
     self._learners = learners
     self._say = say
     self._received = received
@@ -73,6 +80,8 @@ class Twins:
       self._say(f'twin {number + 1} of {count}: {tokens:,} tokens, no fault')
       workdir = Workdir(folder.twin(number))
       workdir.root.mkdir(parents=True, exist_ok=True)
+      # It runs the same programs.
+      workdir.compiled.symlink_to(folder.workdir.compiled.absolute())
       ChaosRun(
         self._config,
         self._arguments,
@@ -97,25 +106,34 @@ def evaluations(workdir: Workdir) -> list[tuple[int, float]]:
   ]
 
 
-def losses(folder: Folder) -> Losses | None:
-  """Returns the losses of a run and its twins; None: there are no twins."""
+def losses(folder: Folder) -> tuple[Losses, ...]:
+  """Returns the losses of a run and its twins, after ever more merged tokens.
+
+  Empty if there are no twins.
+  """
   twins, number = [], 0
   while folder.twin(number).exists():
     twins.append(evaluations(Workdir(folder.twin(number))))
     number += 1
   own = evaluations(folder.workdir)
   if not own or not all(twins) or not twins:
-    return None
-  tokens = min(each[-1][0] for each in (own, *twins))
-  return Losses(
-    tokens, _loss_at(own, tokens), tuple(_loss_at(x, tokens) for x in twins)
+    return ()
+  most = min(each[-1][0] for each in (own, *twins))
+  return tuple(
+    Losses(
+      tokens, _loss_at(own, tokens), tuple(_loss_at(x, tokens) for x in twins)
+    )
+    for tokens in (round(share * most) for share in SHARES)
   )
 
 
 def _loss_at(found: Sequence[tuple[int, float]], tokens: int) -> float:
-  """Returns the mean of the last evaluations up to so many tokens."""
-  within = [loss for at, loss in found if at <= tokens]
-  return statistics.fmean(within[-EVALUATIONS:] or [found[0][1]])
+  """Returns the mean of the evaluations in the last tenth of so many tokens;
+  where there is none, the nearest one.
+  """
+  within = [loss for at, loss in found if (1 - WINDOW) * tokens <= at <= tokens]
+  nearest = min(found, key=lambda each: abs(each[0] - tokens))
+  return statistics.fmean(within or [nearest[1]])
 
 
 def judge(workdir: Workdir, console: rich.console.Console) -> int:
@@ -196,7 +214,7 @@ def _figures(verdict: Verdict) -> rich.table.Table:
 
 def figure_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str]]:
   """Yields what is said of the run, of its simulation, and of its twins."""
-  real, simulation, lost = verdict.real, verdict.simulation, verdict.losses
+  real, simulation = verdict.real, verdict.simulation
   for name, get, form in (
     ('goodput', lambda x: x.goodput, '{:.1%}'),
     ('uptime', lambda x: x.uptime, '{:.1%}'),
@@ -212,10 +230,10 @@ def figure_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str]]:
   for reason in sorted({*real.refused, *simulation.refused}):
     count, other = (x.refused.get(reason, 0) for x in (real, simulation))
     yield f'refused: {reason}', str(count), str(other), NOTHING
-  if lost:
-    twins = ', '.join(f'{x:.4f}' for x in lost.twins)
-    name = f'loss after {lost.tokens:,} merged tokens'
-    yield name, f'{lost.run:.4f}', NOTHING, twins
+  for each in verdict.losses:
+    twins = ', '.join(f'{x:.4f}' for x in each.twins)
+    name = f'loss after {each.tokens:,} merged tokens'
+    yield name, f'{each.run:.4f}', NOTHING, twins
 
 
 def _stall(figures) -> float:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes what each fault of a run did, and the figures of the whole run."""
 
+import bisect
 import collections
 import dataclasses
 import itertools
@@ -18,6 +19,7 @@ from launch.chaos.record import Record, begin_of, fault_of
 from launch.chaos.simulated import SimulatedRun
 
 Span = tuple[float, float]
+Gaps = Mapping[int, Sequence[tuple[float, float, float]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +51,19 @@ class Outcome:
 def outcomes(record: Record) -> tuple[Outcome, ...]:
   """Returns what each fault of the plan did."""
   by_number = {x['number']: x for x in record.performed}
+  returns, gaps = _returns(record), _gaps(record.steps)
   return tuple(
-    _outcome(record, fault, by_number.get(fault.number))
+    _outcome(record, fault, by_number.get(fault.number), returns, gaps)
     for fault in record.plan
   )
 
 
 def _outcome(
-  record: Record, fault: PlannedFault, line: Mapping | None
+  record: Record,
+  fault: PlannedFault,
+  line: Mapping | None,
+  returns: Mapping[int, float | None],
+  gaps: Gaps,
 ) -> Outcome:
   if line is None or line['failed']:
     why = line['failed'] if line else 'it was not reached'
@@ -64,9 +71,8 @@ def _outcome(
       fault.number, fault.kind, fault.target, None, None, None, 0.0, 0.0, why
     )
   begun_s, kind = line['began_s'], KINDS[fault.kind]
-  back_at_s = _back(record, fault, line['ended_s'])
+  back_at_s = returns[fault.number]
   until_s = record.course.ended_s if back_at_s is None else back_at_s
-  others = [m for m in record.steps if m != fault.learner]
   own = [s for s in record.steps.get(fault.learner, ()) if s.time_s > begun_s]
   in_steps_s = sum(
     max(0.0, min(s.time_s, until_s) - max(s.time_s - s.step_s, begun_s))
@@ -82,9 +88,9 @@ def _outcome(
     lost_s=(
       0.0 if fault.learner is None else max(0.0, until_s - begun_s - in_steps_s)
     ),
-    stall_s=longest_stall_s(
-      {m: record.steps[m] for m in others},
-      hits(record, but=fault.number),
+    stall_s=_longest_s(
+      {m: each for m, each in gaps.items() if m != fault.learner},
+      hits(record, returns, but=fault.number),
       (begun_s, until_s),
     ),
     failed='',
@@ -97,19 +103,39 @@ def _counted(line: Mapping, counters: Iterable[str]) -> int:
   return sum(counted[way][name] for way in ways for name in counters)
 
 
-def _back(record: Record, fault: PlannedFault, ended_s: float) -> float | None:
-  """Returns when the target did its part again; None: never."""
+def _returns(record: Record) -> dict[int, float | None]:
+  """Returns when each fault's target did its part again; None: never."""
+  closes = [x for x in record.tape if x['kind'] == 'Publish']
+  times_s = [x[names.TIME] for x in closes]
+  found = {}
+  for line in record.performed:
+    if not line['failed']:
+      begin = bisect.bisect_left(times_s, line['ended_s'])
+      later = itertools.islice(closes, begin, None)
+      fault = fault_of(line)
+      found[fault.number] = _back(record, fault, line['ended_s'], later)
+  return found
+
+
+def _back(
+  record: Record, fault: PlannedFault, ended_s: float, later: Iterable[Mapping]
+) -> float | None:
+  """Returns when the target did its part again; None: never.
+
+  Args:
+    later: the rounds that closed since the fault's end.
+  """
   if fault.kind == 'leave':
     return None
-  for line in record.tape:
-    if line['kind'] != 'Publish' or line[names.TIME] < ended_s:
-      continue
-    if fault.learner is None or fault.learner in participants(line):
-      if fault.learner is None or not faults.outage(fault.kind):
-        return line[names.TIME]
-      started_s = _started_s(record, fault.target, ended_s)
-      if started_s is not None and line[names.TIME] > started_s:
-        return line[names.TIME]
+  since_s: float | None = ended_s
+  if fault.learner is not None and faults.outage(fault.kind):
+    since_s = _started_s(record, fault.target, ended_s)
+    if since_s is None:
+      return None
+  for line in later:
+    does_its_part = fault.learner is None or fault.learner in participants(line)
+    if line[names.TIME] >= since_s and does_its_part:
+      return line[names.TIME]
   return None
 
 
@@ -126,49 +152,57 @@ def _started_s(record: Record, target: str, since_s: float) -> float | None:
   )
 
 
-def hits(record: Record, but: int = 0) -> dict[int, list[Span]]:
+def hits(
+  record: Record, returns: Mapping[int, float | None], but: int = 0
+) -> dict[int, list[Span]]:
   """Returns the times in which a fault explains each learner's silence."""
   found = collections.defaultdict(list)
   for line in record.performed:
     fault = fault_of(line)
     if line['failed'] or fault.learner is None or fault.number == but:
       continue
-    back_s = _back(record, fault, line['ended_s'])
+    back_s = returns[fault.number]
     end_s = float('inf') if back_s is None else back_s
     found[fault.learner].append((line['began_s'], end_s))
   return found
 
 
-def longest_stall_s(
-  steps: Mapping[int, Sequence[WrittenStep]],
-  hit: Mapping[int, Sequence[Span]],
-  span: Span,
-) -> float:
-  """Returns the longest time between two steps that no fault explains.
+def _gaps(steps: Mapping[int, Sequence[WrittenStep]]) -> Gaps:
+  """Returns begin and end of each step, and by how much it was too long."""
+  found = {}
+  for m, many in steps.items():
+    spans = [
+      (before.time_s, after.time_s)
+      for before, after in itertools.pairwise(many)
+      if before.step < after.step  # Of one process.
+    ]
+    usual_s = statistics.median([e - b for b, e in spans] or [0.0])
+    found[m] = [(b, e, e - b - usual_s) for b, e in spans]
+  return found
 
-  Of one process, less the usual length of its steps.
+
+def _longest_s(
+  gaps: Gaps, hit: Mapping[int, Sequence[Span]], span: Span
+) -> float:
+  """Returns by how much the longest step that no fault explains was too long.
 
   Args:
-    steps: by learner, in order.
-    hit: when a fault befell each learner, until it was back.
-    span: of which gaps count, where they touch it.
+    gaps: of each learner, in the order of time.
+    hit: the times in which a fault explains a learner's silence.
+    span: of which steps count, where they touch it.
   """
   longest_s = 0.0
-  for m, many in steps.items():
-    usual_s = _usual_s(many)
-    for before, after in itertools.pairwise(many):
-      begin_s, end_s = before.time_s, after.time_s
-      same = after.step > before.step
-      touches = begin_s < span[1] and end_s > span[0]
-      explained = any(begin_s < e and end_s > b for b, e in hit.get(m, ()))
-      if same and touches and not explained:
-        longest_s = max(longest_s, end_s - begin_s - usual_s)
+  for m, many in gaps.items():
+    # They do not overlap: their ends ascend, too.
+    first = bisect.bisect_right(many, span[0], key=lambda gap: gap[1])
+    for begin_s, end_s, more_s in itertools.islice(many, first, None):
+      if begin_s >= span[1]:
+        break
+      if more_s > longest_s and not any(
+        begin_s < e and end_s > b for b, e in hit.get(m, ())
+      ):
+        longest_s = more_s
   return longest_s
-
-
-def _usual_s(steps: Sequence[WrittenStep]) -> float:
-  gaps = [b.time_s - a.time_s for a, b in itertools.pairwise(steps)]
-  return statistics.median(gaps) if gaps else 0.0
 
 
 # The figures ------------------------------------------------------------------
@@ -178,7 +212,7 @@ def _usual_s(steps: Sequence[WrittenStep]) -> float:
 class Figures:
   """The figures of a run, real or simulated."""
 
-  goodput: float
+  goodput: float  # Of the configuration's M learners; no newcomer counts.
   uptime: float
   rounds: int
   steps: int
@@ -193,6 +227,8 @@ def figures(record: Record) -> Figures:
   planned = record.config.protocol.learners
   tape = [x for x in record.tape if x[names.TIME] <= ended_s]
   work = metrics_goodput.work_of_tape(reversed(tape), planned)
+  if work:  # A newcomer that has left would count as dead to the end.
+    work.learners = {m: x for m, x in work.learners.items() if m < planned}
   begin_s = begin_of(record)
   closes = [x for x in tape if x['kind'] == 'Publish']
   merged = collections.Counter(m for x in closes for m in participants(x))
@@ -210,8 +246,10 @@ def figures(record: Record) -> Figures:
     uptime=metrics_goodput.uptime(many, begin_s, ended_s),
     rounds=len(closes),
     steps=len(many),
-    longest_stall_s=longest_stall_s(
-      record.steps, hits(record), (record.course.began_s, ended_s)
+    longest_stall_s=_longest_s(
+      _gaps(record.steps),
+      hits(record, _returns(record)),
+      (record.course.began_s, ended_s),
     ),
     participation={
       m: merged[m] / max(1, len(closes)) for m in sorted(record.steps)
@@ -244,7 +282,7 @@ def simulated_figures(
     uptime=run.uptime,
     rounds=run.rounds,
     steps=run.steps,
-    longest_stall_s=longest_stall_s(steps, hit, (begin_s, float('inf'))),
+    longest_stall_s=_longest_s(_gaps(steps), hit, (begin_s, float('inf'))),
     participation=run.participation,
     refused=run.refused,
   )

@@ -5,6 +5,7 @@ Each check returns its findings, each a sentence with the values; none is good.
 """
 
 import collections
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from diloco.metrics.token_ledger import TokenCounts
@@ -17,6 +18,9 @@ from launch.supervisor import ProcessEvent
 UNWRITTEN_STEPS_MAX = 2
 
 LEFT = ('exited with code 0', 'exited with code 143', 'died of SIGTERM')
+# So JAX ends a host that was told to leave, and whose other host was as well,
+# but had not started far enough to do more than die of it.
+ABORTED = 'died of SIGABRT'
 
 
 def versions(tape: Iterable[Mapping]) -> list[str]:
@@ -144,11 +148,14 @@ def exits(events: Iterable[ProcessEvent], is_over: bool) -> list[str]:
     is_over: the run came to its end.
   """
   findings, killed, stopped = [], set(), set()
+  left = collections.defaultdict(set)  # Processes of a learner that have left.
   for event in events:
+    learner = event.process.partition('.')[0]
     match event.event:
       case 'started':  # The pid may be one that was in use before.
         killed.discard(event.pid)
         stopped.discard(event.pid)
+        left.pop(learner, None)
       case 'killed':
         killed.add(event.pid)
       case 'stopped' if event.detail.startswith('SIGKILL'):
@@ -156,11 +163,18 @@ def exits(events: Iterable[ProcessEvent], is_over: bool) -> list[str]:
       case 'stopped':
         stopped.add(event.pid)
       case 'exited':
-        how = event.detail.partition(';')[0]
+        # Of several hosts, the last exit tells of the first to die, if that
+        # is another one, whose own exit was judged.
+        told = event.detail.partition(';')[0]
+        how = re.sub(rf'^{re.escape(learner)}(\.\d+)? ', '', told)
         ours = event.pid in killed and how == 'died of SIGKILL'
-        left = event.pid in stopped and how in LEFT
-        if not (ours or left or (is_over and how == LEFT[0])):
-          findings.append(f'{event.process} ({event.pid}) {how}')
+        leaves = event.pid in stopped and (
+          how in LEFT or (left[learner] and how == ABORTED)
+        )
+        if event.pid in stopped and how in LEFT:
+          left[learner].add(event.pid)
+        if not (ours or leaves or (is_over and how == LEFT[0])):
+          findings.append(f'{event.process} ({event.pid}) {told}')
   return findings
 
 

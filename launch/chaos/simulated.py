@@ -64,7 +64,7 @@ class SimulatedRun:
   """The result of the simulation of a plan.
 
   Attributes:
-    goodput: over the plan and the calm before it.
+    goodput: of the first M learners, over the plan and the calm before it.
     uptime: likewise.
     rounds: that closed.
     steps: inner steps of all learners.
@@ -367,7 +367,8 @@ def _result(
   watch.settle()
   for learner in cluster.learners:
     watch.count(learner)
-  share = metrics_goodput.share(watch.works(), learners, 0.0, until_s)
+  works = [work for work in watch.works() if work.learner < learners]
+  share = metrics_goodput.share(works, learners, 0.0, until_s)
   ends_s: dict[int, list[float]] = collections.defaultdict(list)
   for m, _, end_s in watch.steps_spans:
     ends_s[m].append(end_s)

@@ -92,7 +92,11 @@ class Parts:
   def __call__(self, address: str) -> Program:
     """Returns the program; roles of ids that may join are kept."""
     hosts = hosts_of(self._config)
-    more = [Processes()] * (len(hosts) - len(self._learners))
+    # A newcomer needs the devices of one host, as the others do.
+    single = (each for each in self._learners if each.hosts == 1)
+    more = [next(single, self._learners[-1])] * (
+      len(hosts) - len(self._learners)
+    )
     made = program(
       self._config,
       self._arguments,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from diloco.metrics import token_ledger
 from launch.chaos import outcomes as chaos_outcomes
 from launch.chaos import resources, run_checks, simulated
+from launch.chaos.conductor import Course
 from launch.chaos.faults import KINDS
 from launch.chaos.outcomes import Figures, Outcome
 from launch.chaos.record import Record, begin_of, speed_of
@@ -18,6 +19,11 @@ from launch.chaos.record import Record, begin_of, speed_of
 GOODPUT_POINTS_MAX = 5.0  # Between the run and its simulation.
 LOSS_SHARE_MAX = 0.05  # Above the twins, beside their own spread.
 SPREADS_MAX = 3.0
+# A step of a learner that no fault has hit may be so much too long. One that
+# waited for the dead would be so for as long as they are away, 5 s and more.
+STALL_S_MAX = 3.0
+# On a busy machine: beside so many times the latest turn of the command itself.
+LATE_TURNS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +37,12 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Losses:
-  """Loss on held-out text after as many merged tokens, faults or none."""
+  """Loss on held-out text after as many merged tokens, faults or none.
+
+  Attributes:
+    run: of the run with faults.
+    twins: of the runs without.
+  """
 
   tokens: int
   run: float
@@ -45,7 +56,7 @@ class Verdict:
   outcomes: tuple[Outcome, ...]
   real: Figures
   simulation: Figures
-  losses: Losses | None
+  losses: tuple[Losses, ...]  # At ever more tokens; empty: no twins.
   ledger: str
   checks: tuple[Check, ...]
 
@@ -59,7 +70,7 @@ def checks(
   found: Sequence[Outcome],
   real: Figures,
   simulation: Figures,
-  losses: Losses | None,
+  losses: Sequence[Losses],
 ) -> tuple[Check, ...]:
   """Returns all that must hold, with what was found."""
   tape, tokens = record.tape, record.tokens_per_step
@@ -88,6 +99,7 @@ def checks(
       tuple(run_checks.tokens_explained(record.ledger)),
       token_ledger.text(total),
     ),
+    _unstalled(record.course, found),
     *_flat(record.course.growths),
     Check('all processes are gone', record.course.left),
     Check(
@@ -97,6 +109,36 @@ def checks(
     ),
     *([_near(losses)] if losses else []),
   )
+
+
+def _unstalled(course: Course, found: Iterable[Outcome]) -> Check:
+  """Learners that nothing has hit step on, as far as the machine lets them."""
+  findings, longest_s, latest_s = [], 0.0, 0.0
+  for x in found:
+    if x.failed:
+      continue
+    begin_s = course.began_s + x.begun_s
+    end_s = course.ended_s if x.back_s is None else begin_s + x.back_s
+    late_s = max(
+      (
+        late_s
+        for at_s, late_s in course.late_turns
+        if at_s >= begin_s and at_s - late_s <= end_s
+      ),
+      default=0.0,
+    )
+    most_s = STALL_S_MAX + LATE_TURNS * late_s
+    longest_s, latest_s = max(longest_s, x.stall_s), max(latest_s, late_s)
+    if x.stall_s > most_s:
+      findings.append(
+        f'fault {x.number}, {x.kind} {x.target}: another learner stood for '
+        f'{x.stall_s:.2f} s, at most {most_s:.2f}'
+      )
+  note = (
+    f'at most {longest_s:.2f} s; the command itself was at most '
+    f'{latest_s:.2f} s late'
+  )
+  return Check('the others step on', tuple(findings), note)
 
 
 def _unperformed(found: Iterable[Outcome]) -> Iterable[str]:
@@ -136,16 +178,23 @@ def _flat(growths: Sequence[Mapping]) -> Iterable[Check]:
     yield Check(name, lines, ' '.join(note.split()))
 
 
-def _near(losses: Losses) -> Check:
-  mean = statistics.fmean(losses.twins)
-  spread = max(losses.twins) - min(losses.twins)
-  above = losses.run - mean
-  note = f'{above:+.4f} from the twins, which differ by {spread:.4f}'
-  far = above > max(SPREADS_MAX * spread, LOSS_SHARE_MAX * abs(mean))
-  return Check('loss is as without faults', (note,) if far else (), note)
+def _near(losses: Sequence[Losses]) -> Check:
+  found, told = [], []
+  for each in losses:
+    mean = statistics.fmean(each.twins)
+    spread = max(each.twins) - min(each.twins)
+    above = each.run - mean
+    told.append(f'{above:+.4f} ({spread:.4f})')
+    if above > max(SPREADS_MAX * spread, LOSS_SHARE_MAX * abs(mean)):
+      found.append(
+        f'after {each.tokens:,} tokens {above:+.4f} from the twins, which '
+        f'differ by {spread:.4f}'
+      )
+  note = f'from the twins (their spread): {", ".join(told)}'
+  return Check('loss is as without faults', tuple(found), note)
 
 
-def judge(record: Record, seed: int, losses: Losses | None) -> Verdict:
+def judge(record: Record, seed: int, losses: Sequence[Losses]) -> Verdict:
   """Returns the verdict, with that of the simulation beside it."""
   begin_s = begin_of(record)
   begun_s = record.course.began_s - begin_s
@@ -165,7 +214,7 @@ def judge(record: Record, seed: int, losses: Losses | None) -> Verdict:
     outcomes=found,
     real=real,
     simulation=simulation,
-    losses=losses,
+    losses=tuple(losses),
     ledger=token_ledger.text(token_ledger.total(record.ledger.values())),
     checks=(
       *checks(record, found, real, simulation, losses),

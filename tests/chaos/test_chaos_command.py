@@ -13,13 +13,17 @@ import zlib
 import numpy as np
 import pytest
 
+from diloco.config import run_config
+from diloco.metrics.workdir import Workdir
 from diloco.protocol.messages import Payload
 from diloco.transport import auth
 from diloco.transport.grpc_transfer import GrpcPlane
+from experiments import tests_tiny
 from launch.chaos import resources, stage
 from launch.chaos.clock import sitecustomize
 from launch.chaos.relay import UP, Relay
 from launch.chaos.stage import Clocks
+from launch.program import Processes
 from tests.waiting import until
 
 pytestmark = pytest.mark.alone
@@ -80,6 +84,22 @@ def test_the_data_plane_goes_through_the_relay():
     finally:
       syncer.close()
       learner.close()
+
+
+def test_a_newcomer_has_the_devices_of_a_single_host(tmp_path):
+  """Issue: beside learners of several hosts it ended with exit code 78."""
+  config = run_config.build(tests_tiny.get_config())
+  two, one = Processes(2, (('X', '1'),)), Processes(1, (('X', '2'),))
+  more = stage.hosts_of(config).keys() - {'learner-0', 'learner-1'}
+  with Relay(stage.hosts_of(config), seed=0) as relay:
+    parts = stage.Parts(
+      config, [], Workdir(tmp_path), relay, None, learners=(two, one)
+    )
+    parts('127.0.0.1:1')
+  assert parts.newcomers.keys() == more
+  assert {(r.hosts, r.environment) for r in parts.newcomers.values()} == {
+    (1, (('X', '2'),))
+  }
 
 
 def test_a_clock_is_set_from_outside(tmp_path):
@@ -168,19 +188,26 @@ def _listeners_elsewhere(pids):
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_a_run_of_three_minutes_holds(tmp_path):
-  """Every kind of fault once; its verdict, and that of the simulation."""
+  """Every kind of fault once, on two shards and a learner of two hosts; its
+  verdict, and that of the simulation.
+  """
   root = tmp_path / 'run'
   out = tmp_path / 'out'
   elsewhere = []
   with out.open('w') as file:
     running = subprocess.Popen(
       command(
-        CONFIG,
-        SLOW,
+        '--config=experiments/tests_tiny.py:learners=4',
+        '--config.run.step_floor_s=0.2',
+        '--config.mesh.fsdp=2',
+        '--config.syncer.shards=2',
+        '--hosts=2,1,1,1',
+        '--cpu_devices',
         f'--workdir={root}',
-        '--seed=0',
+        '--seed=34',  # Kills the syncer, and stops a shard.
         '--minutes=3',
         '--faults_per_hour=280',
+        '--twins_faster=5',
       ),
       stdout=file,
       stderr=file,
@@ -196,7 +223,7 @@ def test_a_run_of_three_minutes_holds(tmp_path):
   assert verdict['holds'], said
   real, simulation = verdict['real'], verdict['simulation']
   assert abs(real['goodput'] - simulation['goodput']) <= 0.05
-  assert len({x['kind'] for x in verdict['outcomes']}) == 13
-  assert len(verdict['losses']['twins']) == 2
+  assert len({x['kind'] for x in verdict['outcomes']}) == 14
+  assert [len(each['twins']) for each in verdict['losses']] == [2] * 4
   noted = stage.noted(root / 'chaos' / 'processes.json')
   assert not any(each.is_running for each in noted)

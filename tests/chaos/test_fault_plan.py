@@ -90,6 +90,29 @@ def test_who_leaves_has_joined_if_it_can():
       assert fault.at_s >= new[fault.target] + RECOVERY_S
 
 
+def test_an_hour_of_all_kinds_fits_and_few_newcomers_stay_at_a_time():
+  """Issue: newcomers stayed to the end, until ten more learners ran."""
+  cast = Cast(4, 40, ('syncer', 'shard-1'), (2, 1, 1, 1))
+  for seed in range(4):
+    plan = fault_plan.draw(seed, 3600.0, 240.0, usual(cast), cast)
+    counts = collections.Counter(fault.kind for fault in plan)
+    assert len(plan) == 240
+    assert max(counts.values()) - min(counts.values()) <= 1
+    there, most = 4, 4
+    for fault in plan:
+      there += {'join': 1, 'leave': -1}.get(fault.kind, 0)
+      most = max(most, there)
+    assert most <= 8
+
+
+def test_more_newcomers_than_data_has_shards_for_are_refused():
+  cast = Cast(4, 16, ('syncer',), (1, 1, 1, 1))
+  with pytest.raises(
+    Unplannable, match=r'data\.shards=16 lets 12 learners join'
+  ):
+    fault_plan.draw(0, 3600.0, 240.0, usual(cast), cast)
+
+
 def test_a_link_is_cut_one_way():
   plan = fault_plan.draw(3, 600.0, 60.0, shapes('cut_one_way'), CAST)
   assert {fault.way for fault in plan} == {'up', 'down'}

@@ -128,6 +128,40 @@ def test_a_death_that_nobody_wanted_is_found(story, over, finding):
   assert run_checks.exits(events, over) == expected
 
 
+def of_two_hosts(*story):
+  return [
+    ProcessEvent(float(i), 'learner-0' + host, event, 7 + len(host), detail)
+    for i, (host, event, detail) in enumerate(
+      [('', 'started', 'start 1'), ('.1', 'started', 'start 1'), *story]
+    )
+  ]
+
+
+def test_the_last_of_two_hosts_tells_of_the_first():
+  """Issue: each kill of one host was an unwanted death of the other."""
+  dead = ('.1', 'exited', 'died of SIGKILL')
+  other = (
+    ('', 'stopped', 'SIGKILL: learner-0.1 is dead'),
+    ('', 'exited', 'learner-0.1 died of SIGKILL; restart 1'),
+  )
+  planned = of_two_hosts(('.1', 'killed', ''), dead, *other)
+  assert run_checks.exits(planned, is_over=False) == []
+  by_itself = run_checks.exits(of_two_hosts(dead, *other), is_over=False)
+  assert by_itself == ['learner-0.1 (9) died of SIGKILL']
+
+
+def test_an_abort_is_explained_only_where_both_hosts_leave():
+  told = ('', 'stopped', 'SIGTERM'), ('.1', 'stopped', 'SIGTERM')
+  gone = ('.1', 'exited', 'died of SIGTERM')
+  aborts = ('', 'exited', 'died of SIGABRT; restart 1')
+  for story, findings in [
+    ((*told, gone, aborts), []),
+    ((*told, aborts), ['learner-0 (7) died of SIGABRT']),
+    ((aborts,), ['learner-0 (7) died of SIGABRT']),
+  ]:
+    assert run_checks.exits(of_two_hosts(*story), False) == findings
+
+
 def test_a_pid_that_comes_again_is_another_process():
   events = [
     ProcessEvent(float(i), 'learner-0', event, 7, detail)

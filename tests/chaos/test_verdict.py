@@ -2,14 +2,16 @@
 """The verdict of a run by hand: what is planted is found, and nothing else."""
 
 import dataclasses
+import json
 import types
 
 import pytest
 
 from diloco.metrics import names
 from diloco.metrics.token_ledger import TokenCounts
-from launch.chaos import outcomes, record, verdict
-from launch.chaos.conductor import Course
+from diloco.metrics.workdir import EVALUATOR, Workdir
+from launch.chaos import judging, outcomes, record, verdict
+from launch.chaos.conductor import Course, Folder
 from launch.chaos.fault_plan import PlannedFault
 from launch.chaos.live_run import WrittenStep
 from launch.chaos.outcomes import Figures
@@ -124,7 +126,7 @@ def figures(goodput=0.9):
 
 def failing(found: Record, **changes) -> dict[str, tuple[str, ...]]:
   """The checks that do not hold, by name."""
-  given = {'real': figures(), 'simulation': figures(), 'losses': None}
+  given = {'real': figures(), 'simulation': figures(), 'losses': ()}
   checks = verdict.checks(
     found, outcomes.outcomes(found), **{**given, **changes}
   )
@@ -263,8 +265,49 @@ def test_goodput_is_within_five_points_of_the_simulated(goodput, holds):
   ('own', 'holds'), [(2.0, True), (2.09, True), (2.2, False), (1.0, True)]
 )
 def test_loss_is_compared_with_the_twins(own, holds):
-  found = failing(made(), losses=Losses(1000, own, (2.0, 2.01)))
-  assert ('loss is as without faults' not in found) == holds
+  late = Losses(2000, 1.8, (1.8, 1.81))
+  for losses in [
+    (Losses(1000, own, (2.0, 2.01)), late),
+    (late, Losses(4000, own, (2.0, 2.01))),
+  ]:
+    found = failing(made(), losses=losses)
+    assert ('loss is as without faults' not in found) == holds
+
+
+def test_losses_are_compared_after_as_many_tokens(tmp_path):
+  def evaluated(root, lines):
+    path = Workdir(root).metrics(EVALUATOR)
+    path.parent.mkdir(parents=True)
+    path.write_text(
+      ''.join(
+        json.dumps({names.MERGED_TOKENS: at, names.EVAL_LOSS: loss}) + '\n'
+        for at, loss in lines
+      )
+    )
+
+  folder = Folder(Workdir(tmp_path))
+  # Their losses are 8 / tokens; the run is evaluated often, the twin seldom.
+  evaluated(tmp_path, [(at, 8 / at) for at in range(10, 1601, 10)])
+  evaluated(folder.twin(0), [(at, 8 / at) for at in range(100, 2001, 100)])
+  found = judging.losses(folder)
+  assert [each.tokens for each in found] == [200, 400, 800, 1600]
+  assert found[1].run == pytest.approx(8 / 380, rel=0.002)  # 360 … 400.
+  assert found[1].twins == pytest.approx((8 / 400,))
+  assert found[3].twins == pytest.approx((8 / 1550,), rel=0.002)
+
+
+def test_a_learner_that_waits_for_the_dead_fails_unless_all_are_late():
+  found = made()
+  waits = [s for s in found.steps[1] if not T0 + 13.0 < s.time_s < T0 + 17.0]
+  waited = made(steps={**found.steps, 1: waits})
+  [(name, findings)] = failing(waited).items()
+  assert name == 'the others step on'
+  assert findings == (
+    'fault 2, kill learner-0: another learner stood for 3.50 s, at most 3.00',
+  )
+  for at_s, holds in [(16.0, True), (26.0, False)]:
+    late = dataclasses.replace(waited.course, late_turns=((T0 + at_s, 0.3),))
+    assert (not failing(dataclasses.replace(waited, course=late))) == holds
 
 
 def test_speeds_are_measured_in_calm_and_at_returns():
