@@ -11,12 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics import names
 from diloco.metrics.goodput import StepRecord
+from diloco.metrics.workdir import learner_name
 from launch.chaos import faults, simulated
 from launch.chaos.fault_plan import RECOVERY_S, PlannedFault
 from launch.chaos.faults import KINDS
 from launch.chaos.live_run import WrittenStep, participants
 from launch.chaos.record import Record, begin_of, fault_of
 from launch.chaos.simulated import SimulatedRun
+from launch.program import SYNCER
 
 Span = tuple[float, float]
 Gaps = Mapping[int, Sequence[tuple[float, float, float]]]
@@ -29,6 +31,8 @@ class Outcome:
   Attributes:
     begun_s: since the begin of the plan; None: it was not performed.
     counted: what the counters of its kind moved by; None: it has none.
+    in_use: of a fault of a link: its target and the syncer had merged since
+      their starts, and lived to its end.
     back_s: from its begin until its target was merged again, or, of the
       syncer, until a round closed; None: never.
     lost_s: time of its target without a step, meanwhile.
@@ -42,6 +46,7 @@ class Outcome:
   target: str
   begun_s: float | None
   counted: int | None
+  in_use: bool
   back_s: float | None
   lost_s: float
   stall_s: float
@@ -68,7 +73,16 @@ def _outcome(
   if line is None or line['failed']:
     why = line['failed'] if line else 'it was not reached'
     return Outcome(
-      fault.number, fault.kind, fault.target, None, None, None, 0.0, 0.0, why
+      fault.number,
+      fault.kind,
+      fault.target,
+      None,
+      None,
+      False,
+      None,
+      0.0,
+      0.0,
+      why,
     )
   begun_s, kind = line['began_s'], KINDS[fault.kind]
   back_at_s = returns[fault.number]
@@ -84,6 +98,11 @@ def _outcome(
     target=fault.target,
     begun_s=begun_s - record.course.began_s,
     counted=_counted(line, kind.counters) if kind.counters else None,
+    in_use=bool(kind.counters)
+    and all(
+      _works(record, name, begun_s, line['ended_s'])
+      for name in (SYNCER, fault.target)
+    ),
     back_s=None if back_at_s is None else back_at_s - begun_s,
     lost_s=(
       0.0 if fault.learner is None else max(0.0, until_s - begun_s - in_steps_s)
@@ -94,6 +113,23 @@ def _outcome(
       (begun_s, until_s),
     ),
     failed='',
+  )
+
+
+def _works(record: Record, name: str, begun_s: float, ended_s: float) -> bool:
+  """Returns True if a process was merged, or has merged, before a span, and
+  lived to its end.
+  """
+  own = [event for event in record.events if event.process == name]
+  if any(begun_s <= event.time_s <= ended_s for event in own):
+    return False
+  earlier = [event.time_s for event in own if event.time_s < begun_s]
+  since_s = max(earlier, default=0.0)
+  return any(
+    since_s < line[names.TIME] < begun_s
+    for line in record.tape
+    if line['kind'] == 'Publish'
+    and (name == SYNCER or name in map(learner_name, participants(line)))
   )
 
 

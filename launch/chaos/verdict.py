@@ -79,7 +79,9 @@ def checks(
   far = abs(points) > GOODPUT_POINTS_MAX
   return (
     Check('the plan was performed', tuple(_unperformed(found))),
-    Check('link faults moved their counters', tuple(_idle(found))),
+    Check(
+      'link faults moved their counters', tuple(_idle(found)), _unused(found)
+    ),
     Check(
       'all are back at the end',
       (record.course.unready,) if record.course.unready else (),
@@ -154,7 +156,17 @@ def _idle(found: Iterable[Outcome]) -> Iterable[str]:
     f'fault {x.number}, {x.kind} {x.target}: it changed nothing, '
     f'{" and ".join(KINDS[x.kind].counters)} stayed 0'
     for x in found
-    if x.counted == 0
+    if x.counted == 0 and x.in_use
+  )
+
+
+def _unused(found: Iterable[Outcome]) -> str:
+  """Returns which faults found nothing to act on, as their link's one end was
+  starting.
+  """
+  idle = [str(x.number) for x in found if x.counted == 0 and not x.in_use]
+  return (
+    f'not in use then, its end being away: {", ".join(idle)}' if idle else ''
   )
 
 

@@ -198,6 +198,14 @@ def test_a_link_fault_that_did_nothing_fails():
   }
 
 
+def test_a_link_whose_end_was_starting_need_not_carry_anything():
+  nothing = {w: {'held_bytes': 0, 'held_connects': 0} for w in ('up', 'down')}
+  lines = performed(CUT, counted=nothing), performed(KILL)
+  for name in ('learner-1', 'syncer'):
+    started = ProcessEvent(T0 + 4.5, name, 'started', 77, 'start 2')
+    assert failing(made(lines, events=(*made().events, started))) == {}
+
+
 def test_of_a_one_way_cut_only_that_way_counts():
   fault = dataclasses.replace(CUT, kind='cut_one_way', way='up')
   counted = {
