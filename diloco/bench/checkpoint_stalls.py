@@ -7,6 +7,7 @@ without checkpoints, then with them; how long a step took is seen from outside.
 """
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -105,6 +106,7 @@ class MeasuredLoop:
     self.loop._training = True
     rows = run_spec.config.data.batch, run_spec.config.data.seq_len + 1
     self._batch = {'tokens': np.zeros(rows, np.int32)}
+    self.loop._state._batches = itertools.repeat(self._batch)
 
   def steps(self, count: int, every: int) -> tuple[list, list, list]:
     """Makes steps; saves every so many, but at none of them if it is 0.
@@ -128,7 +130,7 @@ class MeasuredLoop:
     for _ in range(count):
       writing = self.records._checkpoints.saving
       began_s = time.perf_counter()
-      self.loop._inner_step(self._batch)
+      self.loop._inner_step()
       took.append(time.perf_counter() - began_s)
       if writing or self.records._checkpoints.saving:
         beside.append(took[-1])

@@ -15,7 +15,7 @@ import numpy as np
 from diloco.lab.packing import Arrays, Donated, Likes, SavedLearner
 from diloco.learner.device import Device
 from diloco.learner.own_progress import OwnProgress
-from diloco.learner.replica import Mismatch, WholeReplica
+from diloco.learner.replica import Mismatch, whole_replica
 from diloco.numerics import outer, payload
 from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
@@ -98,7 +98,7 @@ class LearnerArrays:
       params,
     )
     self.base_crcs = list(start.crcs)
-    self._host = WholeReplica(run_spec, bases, start.versions)
+    self._host = whole_replica(run_spec, bases, start.versions)
     self._donated: Donated | None = None
     self._schedule = run_spec.schedule()
     self._dataset = run_spec.dataset(learner)
@@ -160,10 +160,12 @@ class LearnerArrays:
     self._inner = self._device.fresh_state(self._params)
 
   def update(self, p: int, version: int, data, crc: int) -> str | None:
-    return self._taken_in(self._host.update, p, version, data, crc)
+    parts = self._run_spec.owners.split(data, p, self._run_spec.down)
+    return self._taken_in(self._host.update, p, version, parts, crc)
 
   def replace(self, p: int, version: int, data, crc: int) -> str | None:
-    return self._taken_in(self._host.replace, p, version, data, crc)
+    parts = self._run_spec.owners.split(data, p, self._run_spec.full)
+    return self._taken_in(self._host.replace, p, version, parts, crc)
 
   def _taken_in(self, take_in, *what) -> str | None:
     try:

@@ -5,9 +5,8 @@ import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import numpy as np
 from absl import logging
 
 from diloco.protocol.incarnation import incarnation_of, process_after
@@ -17,14 +16,13 @@ from diloco.transport.control_client import (
   ControlClient,
   NotAdmitted,
 )
-from diloco.transport.data_plane import DataPlane, Publisher
+from diloco.transport.data_plane import DataPlane
 from diloco.transport.sockets import HostUnknown
 
 ATTEMPT_S = 2.0  # For one attempt to connect.
 RETRY_S = (0.1, 0.5)  # Pause between attempts: the first, and the longest.
 TELL_EVERY_S = 5.0  # Interval of the log line that there is no syncer.
 RISES_MAX = 8  # For a process overtaken by others before it is admitted.
-OFFERS_MAX = 8  # Per fragment: offers that the syncer has not released.
 
 
 class SyncerAbsent(Exception):
@@ -35,57 +33,12 @@ class RunIsOver(Exception):
   """The syncer has ended and left its results."""
 
 
+@dataclasses.dataclass(frozen=True)
 class SyncerSession:
-  """One connection, and what is offered to the syncer over it.
+  """One connection to the syncer, under a number of its own."""
 
-  Args:
-    client: the connection to the syncer.
-    publishers: one per shard of the syncer.
-  """
-
-  def __init__(
-    self,
-    incarnation: int,
-    client: ControlClient,
-    publishers: Sequence[Publisher],
-  ):
-    self.incarnation = incarnation
-    self.client = client
-    self._publishers = tuple(publishers)
-    self._unretired: dict[int, int] = {}  # Handle -> fragment.
-
-  def has_room(self, fragment: int) -> bool:
-    """Returns True if one more offer of the fragment may be made.
-
-    A stopped syncer releases nothing: offers to it must not fill this host, and
-    what it finds when it resumes must still be there to be pulled.
-    """
-    offered = list(self._unretired.values())
-    return offered.count(fragment) < OFFERS_MAX
-
-  @property
-  def addresses(self) -> tuple[str, ...]:
-    """Addresses from which the shards pull, in order."""
-    return tuple(publisher.address for publisher in self._publishers)
-
-  def offer(self, fragment: int, handle: int, parts: Sequence[np.ndarray]):
-    """Offers each shard its part; raises `Closed` if the session has ended."""
-    for publisher, data in zip(self._publishers, parts, strict=True):
-      if data.size:
-        publisher.offer(handle, data)
-    self._unretired[handle] = fragment
-
-  def retire(self, handle: int):
-    """Releases an offer that the syncer does not need any more."""
-    self._unretired.pop(handle, None)
-    for publisher in self._publishers:
-      publisher.retire(handle)
-
-  def close(self):
-    """Ends the connection, after what is queued, and the offers."""
-    self.client.close()
-    for publisher in self._publishers:
-      publisher.close()
+  incarnation: int
+  client: ControlClient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +83,6 @@ class SyncerConnection:
   """A thread that keeps a session open and wakes up at deadlines.
 
   Args:
-    shards: S, the number of the syncer's shards.
     first_s: time limit of the first connection; later ones have none.
 
   Attributes:
@@ -140,12 +92,10 @@ class SyncerConnection:
   def __init__(
     self,
     syncer: SyncerAddress,
-    shards: int,
     first_s: float,
     callbacks: Callbacks,
   ):
     self._syncer = syncer
-    self._shards = shards
     self._first_s = first_s
     self._callbacks = callbacks
     self._sessions = 0
@@ -238,10 +188,7 @@ class SyncerConnection:
         continue
       self._sessions += 1
       incarnation = incarnation_of(self.process, self._sessions)
-      publishers = [
-        self._syncer.plane.publisher('syncer') for _ in range(self._shards)
-      ]
-      return SyncerSession(incarnation, client, publishers)
+      return SyncerSession(incarnation, client)
     return None
 
   def _hold(self, session: SyncerSession):
@@ -257,6 +204,6 @@ class SyncerConnection:
         reason = self._wakes.get(timeout=left_s)
       except queue.Empty:
         self._callbacks.on_deadline()
-    session.close()
+    session.client.close()  # After what is queued.
     logging.info('the session ended: %s', reason)
     self._callbacks.on_close(reason)

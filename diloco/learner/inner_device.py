@@ -20,69 +20,29 @@ Params = dict[str, jax.Array]  # Path -> parameter.
 
 # Converts an inner optimizer state to bytes for another learner, and back.
 #
-# A learner of one process sends it whole. If there are several, each host sends
-# the shards of its own devices to the host of the same number in another
-# learner, whose devices hold the same shards if both are partitioned alike.
+# A learner of one process sends each leaf whole. If there are several, each
+# host sends the shards of its own devices to the host of the same number in
+# another learner, whose devices hold the same shards if both are partitioned
+# alike.
+
+Ranges = tuple[tuple[int, int], ...]  # (first, last + 1) by axis.
+Shards = Mapping[Ranges, np.ndarray]  # What one host gives of one leaf.
 
 
 def size_bytes(like) -> int:
-  """Returns the bytes of a state of this structure.
+  """Returns the bytes of a whole state of this structure.
 
   Args:
     like: a pytree of arrays or of `jax.ShapeDtypeStruct`.
   """
-  return sum(_nbytes(leaf) for leaf in jax.tree.leaves(like))
-
-
-def to_chunks(state) -> list[np.ndarray]:
-  """Cuts all leaves, in the pytree's order, into uint8 payloads.
-
-  Bits are copied without conversion. A state of no bytes, such as that of SGD
-  without momentum, gives no chunks.
-  """
-  return _cut(np.asarray(leaf) for leaf in jax.tree.leaves(state))
-
-
-def from_chunks(chunks: Sequence[np.ndarray], like):
-  """Returns the state that `to_chunks` cut, with the structure of `like`.
-
-  Raises:
-    ValueError: the number of bytes is wrong.
-  """
-  whole = _joined(chunks)
-  if whole.size != size_bytes(like):
-    raise ValueError(
-      f'{whole.size} bytes of inner state, this learner has {size_bytes(like)}'
-    )
-  leaves, structure = jax.tree.flatten(like)
-  arrays, start = [], 0
-  for leaf in leaves:
-    stop = start + _nbytes(leaf)
-    part = whole[start:stop].view(leaf.dtype).reshape(leaf.shape)
-    arrays.append(part)
-    start = stop
-  return structure.unflatten(arrays)
-
-
-Ranges = tuple[tuple[int, int], ...]  # (first, last + 1) by axis.
-Shards = Mapping[Ranges, np.ndarray]  # The shards of one leaf on one host.
-
-
-def shards_to_chunks(state) -> list[np.ndarray]:
-  """Cuts the distinct shards on this process's devices into uint8 payloads.
-
-  Args:
-    state: a pytree of arrays on the devices of several processes.
-  """
-  return _cut(
-    np.asarray(data)
-    for leaf in jax.tree.leaves(state)
-    for _, data in sorted(_held(leaf).items(), key=lambda item: item[0])
+  return sum(
+    math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+    for leaf in jax.tree.leaves(like)
   )
 
 
-def shards_size_bytes(like) -> int:
-  """Returns how many bytes `shards_to_chunks` gives for this structure.
+def bytes_here(like) -> int:
+  """Returns how many bytes `to_chunks` gives for this structure.
 
   Args:
     like: a pytree of `jax.ShapeDtypeStruct`, with shardings.
@@ -94,13 +54,29 @@ def shards_size_bytes(like) -> int:
   )
 
 
-def shards_from_chunks(chunks: Sequence[np.ndarray], like):
-  """Returns the pytree of `Shards` that `shards_to_chunks` cut.
+def to_chunks(state) -> list[np.ndarray]:
+  """Cuts this process's part of all leaves, in order, into uint8 payloads.
+
+  Bits are copied without conversion. A state of no bytes, such as that of SGD
+  without momentum, gives no chunks.
+  """
+  return _cut(
+    np.asarray(data)
+    for leaf in jax.tree.leaves(state)
+    for _, data in sorted(_held(leaf).items(), key=lambda item: item[0])
+  )
+
+
+def from_chunks(chunks: Sequence[np.ndarray], like):
+  """Returns the pytree of `Shards` that `to_chunks` cut.
+
+  Args:
+    like: shapes, dtypes and shardings of the state.
 
   Raises:
     ValueError: the number of bytes is wrong.
   """
-  whole, wanted = _joined(chunks), shards_size_bytes(like)
+  whole, wanted = _joined(chunks), bytes_here(like)
   if whole.size != wanted:
     raise ValueError(
       f'{whole.size} bytes of inner state, this host has {wanted}'
@@ -118,11 +94,11 @@ def shards_from_chunks(chunks: Sequence[np.ndarray], like):
   return structure.unflatten(found)
 
 
-def place_shards(state, like):
-  """Puts a state on the devices to which each process adds its own shards.
+def place_state(state, like):
+  """Puts a state on the devices; each process adds its own part.
 
   Args:
-    state: as `shards_from_chunks` gives it.
+    state: as `from_chunks` gives it.
     like: shapes, dtypes and shardings.
   """
   leaves, structure = jax.tree.flatten(like)
@@ -130,15 +106,15 @@ def place_shards(state, like):
     jax.make_array_from_callback(
       leaf.shape,
       leaf.sharding,
-      lambda index, leaf=leaf, shards=shards: shards[
-        _ranges(index, leaf.shape)
-      ],
+      lambda index, leaf=leaf, shards=shards: _values(shards, index, leaf),
     )
     for leaf, shards in zip(leaves, structure.flatten_up_to(state))
   )
 
 
 def _held(leaf: jax.Array) -> dict[Ranges, jax.Array]:
+  if leaf.is_fully_addressable:
+    return {_whole(leaf): leaf}
   return {
     _ranges(shard.index, leaf.shape): shard.data
     for shard in leaf.addressable_shards
@@ -146,8 +122,20 @@ def _held(leaf: jax.Array) -> dict[Ranges, jax.Array]:
 
 
 def _ranges_here(leaf) -> list[Ranges]:
+  if leaf.sharding.is_fully_addressable:
+    return [_whole(leaf)]
   here = leaf.sharding.addressable_devices_indices_map(leaf.shape)
   return sorted({_ranges(index, leaf.shape) for index in here.values()})
+
+
+def _values(shards: Shards, index: tuple[slice, ...], leaf) -> np.ndarray:
+  if leaf.sharding.is_fully_addressable:
+    return shards[_whole(leaf)][index]
+  return shards[_ranges(index, leaf.shape)]
+
+
+def _whole(leaf) -> Ranges:
+  return tuple((0, size) for size in leaf.shape)
 
 
 def _ranges(index: tuple[slice, ...], shape: tuple[int, ...]) -> Ranges:
@@ -191,10 +179,6 @@ def is_finite(state) -> bool:
     for leaf in jax.tree.leaves(state)
     if np.issubdtype(leaf.dtype, np.floating)
   )
-
-
-def _nbytes(leaf) -> int:
-  return int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize
 
 
 class InnerDevice:
@@ -265,12 +249,9 @@ class InnerDevice:
     """Puts an inner state from the host where its parameters lie.
 
     Args:
-      state: a pytree of arrays, or of `inner_state.Shards` if the learner has
-        several processes, each of which passes its own.
+      state: as `from_chunks` gives it, to each process its own part.
     """
-    if self.partition.host_count > 1:
-      return place_shards(state, self._state_like)
-    return jax.tree.map(place, state, self._state_shardings)
+    return place_state(state, self._state_like)
 
   def fresh_state(self, params: Params):
     """Returns the inner state of a learner that has made no step."""

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from diloco.learner import inner_device
-from diloco.learner.replica import Arrays, Mismatch
-from diloco.learner.replica_codec import ReplicaCodec
+from diloco.learner.replica import Arrays, Mismatch, ReplicaCodec
 from diloco.protocol import messages
 from diloco.run import payload_parts
 from diloco.run.payload_parts import TransferPace

@@ -94,12 +94,13 @@ def take_boxes(
   """
   taken = {}
   for box in boxes:
-    shards = arrays[box.piece.name].addressable_shards
-    if box.is_whole and len(shards) == 1:
-      taken[box.name] = np.asarray(shards[0].data)
+    array = arrays[box.piece.name]
+    here = array.is_fully_addressable or array.is_fully_replicated
+    if box.is_whole and here:
+      taken[box.name] = np.asarray(array)  # It may be on the host already.
       continue
     values = np.empty(box.shape, np.float32)
-    for shard in shards:
+    for shard in array.addressable_shards:
       ranges = _ranges(shard.index, box.piece.shape)
       if _within(ranges, box.ranges):
         at = (

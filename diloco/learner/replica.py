@@ -1,17 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's copy of Θ, whole or in part, rebuilt from updates."""
+"""The host's copy of Θ, rebuilt from updates, and the bytes that it stands for.
+
+A learner's only process holds whole pieces, one of several its own slices of
+them; both give and take bytes by shard of the syncer. Whole fragments are
+verified by their CRC. One of several hosts cannot compute that: it verifies its
+own slices, and the CRC, as the syncer announced it, stands for what all hosts
+have verified together.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import jax
 import numpy as np
 
+from diloco.learner import inner_device
+from diloco.learner.device import Device
+from diloco.learner.placement import take_boxes
 from diloco.numerics import payload
-from diloco.numerics.outer import add, rebuild
+from diloco.numerics.codec import Codec
+from diloco.numerics.outer import add
+from diloco.run import contributions
 from diloco.run.host_slices import SliceMap
 from diloco.run.spec import RunSpec
 
-Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
+Arrays = Mapping[str, np.ndarray]  # Piece or slice name -> f32 array.
+Parts = Sequence[np.ndarray]  # uint8, by shard of the syncer.
 
 
 class Mismatch(Exception):
@@ -24,31 +38,31 @@ class FragmentReplica:
 
   version: int
   theta: Arrays
-  crc: int
+  crc: int  # CRC of the whole fragment.
 
 
-class WholeReplica:
+class Replica:
   """One set of arrays and version per fragment; arrays are never written to.
 
   `update`, `replace` and `adopt` are for one thread; the rest for any.
 
   Args:
-    fragments: Θ_p by fragment.
-    versions: their versions; None: all 0.
+    held: by fragment, what the host needs of it.
+    slice_map: how the learner's hosts share fragments; None: there is one.
+    host: index of this host.
   """
 
   def __init__(
     self,
     run_spec: RunSpec,
-    fragments: Sequence[Arrays],
-    versions: Sequence[int] | None = None,
+    held: Sequence[FragmentReplica],
+    slice_map: SliceMap | None = None,
+    host: int = 0,
   ):
     self._run_spec = run_spec
-    versions = versions or (0,) * len(fragments)
-    self._held = [
-      FragmentReplica(version, theta, self._crc(p, theta))
-      for p, (version, theta) in enumerate(zip(versions, fragments))
-    ]
+    self._held = list(held)
+    self.slice_map = slice_map or SliceMap(run_spec.owners, None)
+    self.host = host
 
   def fragment(self, fragment: int) -> tuple[int, Arrays]:
     """Returns version and Θ_p, consistent with each other."""
@@ -60,186 +74,264 @@ class WholeReplica:
     return list(self._held)
 
   def crcs(self) -> tuple[int, ...]:
-    """Returns the CRC of every fragment's bytes."""
-    return tuple(held.crc for held in self._held)
-
-  def adopt(
-    self,
-    versions: Sequence[int],
-    data: Sequence[np.ndarray],
-    crcs: Sequence[int],
-  ):
-    """Takes in a donor's whole copy, or nothing of it.
-
-    Args:
-      versions: by fragment.
-      data: bytes of Θ_p in f32, by fragment.
-      crcs: their CRCs.
-
-    Raises:
-      Mismatch: a CRC does not match.
-    """
-    full, layout = self._run_spec.full, self._run_spec.layout
-    thetas = [
-      payload.decode(each, pieces, full)
-      for each, pieces in zip(data, layout.fragments)
-    ]
-    self._held = [
-      self._proven(p, version, theta, crc)
-      for p, (version, theta, crc) in enumerate(zip(versions, thetas, crcs))
-    ]
-
-  def take_over(self, held: Sequence[FragmentReplica]):
-    """Takes a donor's copy from the same process; nothing needs to be
-    verified.
-    """
-    self._held = list(held)
-
-  def update(self, fragment: int, version: int, data: np.ndarray, crc: int):
-    """Applies an outer update to the version before, which gives `version`.
-
-    Raises:
-      Mismatch: the host has another version, or the CRC is not `crc`.
-    """
-    held, theta = self.fragment(fragment)
-    if held != version - 1:
-      raise Mismatch(f'version {held} is here, the update needs {version - 1}')
-    pieces = self._run_spec.layout.fragments[fragment]
-    rebuilt = rebuild(theta, data, self._run_spec.down, pieces)
-    self._keep(fragment, version, rebuilt, crc)
-
-  def replace(self, fragment: int, version: int, data: np.ndarray, crc: int):
-    """Replaces a fragment by a full one.
-
-    Raises:
-      Mismatch: the CRC is not `crc`.
-    """
-    pieces = self._run_spec.layout.fragments[fragment]
-    whole = payload.decode(data, pieces, self._run_spec.full)
-    self._keep(fragment, version, whole, crc)
-
-  def _keep(self, fragment: int, version: int, theta: Arrays, crc: int):
-    self._held[fragment] = self._proven(fragment, version, theta, crc)
-
-  def _proven(
-    self, fragment: int, version: int, theta: Arrays, crc: int
-  ) -> FragmentReplica:
-    found = self._crc(fragment, theta)
-    if found != crc:
-      raise Mismatch(
-        f'CRC {found:08x} of fragment {fragment} version {version}, '
-        f'announced {crc:08x}'
-      )
-    return FragmentReplica(version, theta, crc)
-
-  def _crc(self, fragment: int, theta: Arrays) -> int:
-    return payload.crc(theta, self._run_spec.layout.fragments[fragment])
-
-
-# One host's part of a learner's copy of Θ, if the learner has several hosts.
-#
-# It corresponds to `host_copy.WholeReplica` of a learner of one host. A host
-# verifies its own slices; the CRC of the whole fragment, which it cannot
-# compute, is taken from the syncer, and stands for what all hosts have verified
-# together.
-
-
-class SlicedReplica:
-  """One set of slices and version per fragment; arrays are never written to.
-
-  Args:
-    cuts: how the learner's hosts share fragments.
-    host: index of this host.
-    held: by fragment, the slices that the host needs.
-  """
-
-  def __init__(
-    self,
-    run_spec: RunSpec,
-    slice_map: SliceMap,
-    host: int,
-    held: Sequence[FragmentReplica],
-  ):
-    self._run_spec = run_spec
-    self.slice_map = slice_map
-    self.host = host
-    self._held = list(held)
-
-  def held(self) -> list[FragmentReplica]:
-    """Returns all fragments, each consistent in itself."""
-    return list(self._held)
-
-  def crcs(self) -> tuple[int, ...]:
     """Returns the CRC of every whole fragment's bytes."""
     return tuple(held.crc for held in self._held)
 
   def take_over(self, held: Sequence[FragmentReplica]):
-    """Takes a donor's whole part, whose bytes the data plane has verified."""
+    """Takes a donor's copy, which needs no more verification."""
     self._held = list(held)
+
+  def adopt(self, held: Sequence[FragmentReplica]):
+    """Takes in a donor's whole copy, or nothing of it.
+
+    The data plane has verified its bytes.
+
+    Raises:
+      Mismatch: the CRC of a whole fragment does not match.
+    """
+    if self.slice_map.whole:
+      for p, each in enumerate(held):
+        self._verify(p, each, ())
+    self.take_over(held)
 
   def update(
     self,
     fragment: int,
     version: int,
-    parts: Sequence[np.ndarray],
+    parts: Parts,
     crc: int,
-    part_crcs: Sequence[int],
+    part_crcs: Sequence[int] = (),
   ):
     """Applies an outer update to the version before, which gives `version`.
 
     Args:
       parts: bytes by shard of the syncer.
       crc: CRC of the whole Θ_p.
-      part_crcs: CRCs of this host's slices of Θ_p, by shard.
+      part_crcs: CRCs of this host's slices of Θ_p, by shard; a learner's only
+        host has none.
 
     Raises:
       Mismatch: the host has another version, or a CRC does not match.
     """
-    held = self._held[fragment]
-    if held.version != version - 1:
-      raise Mismatch(
-        f'version {held.version} is here, the update needs {version - 1}'
-      )
+    held, theta = self.fragment(fragment)
+    if held != version - 1:
+      raise Mismatch(f'version {held} is here, the update needs {version - 1}')
     sent = self._decode(fragment, parts, self._run_spec.down)
-    theta = add(held.theta, sent)
-    self._keep(fragment, version, theta, crc, part_crcs)
+    found = FragmentReplica(version, add(theta, sent), crc)
+    self._verify(fragment, found, part_crcs)
+    self._held[fragment] = found
 
   def replace(
     self,
     fragment: int,
     version: int,
-    parts: Sequence[np.ndarray],
+    parts: Parts,
     crc: int,
-    part_crcs: Sequence[int],
+    part_crcs: Sequence[int] = (),
   ):
-    """Replaces this host's part of a fragment; arguments as for `update`."""
-    theta = self._decode(fragment, parts, self._run_spec.full)
-    self._keep(fragment, version, theta, crc, part_crcs)
+    """Replaces a fragment by a full one; arguments as for `update`.
 
-  def _decode(self, fragment: int, parts, codec) -> dict[str, np.ndarray]:
+    Raises:
+      Mismatch: a CRC does not match.
+    """
+    theta = self._decode(fragment, parts, self._run_spec.full)
+    found = FragmentReplica(version, theta, crc)
+    self._verify(fragment, found, part_crcs)
+    self._held[fragment] = found
+
+  def _decode(
+    self, fragment: int, parts: Parts, codec: Codec
+  ) -> dict[str, np.ndarray]:
+    decode = payload.decode if self.slice_map.whole else payload.decode_cut
     found = {}
     for shard, data in enumerate(parts):
       boxes = self.slice_map.needed(fragment, self.host, shard)
       try:
-        found |= payload.decode_cut(data, boxes, codec)
+        found |= decode(data, boxes, codec)
       except ValueError as error:
         raise Mismatch(str(error)) from error
     return found
 
-  def _keep(
+  def _verify(
+    self, fragment: int, held: FragmentReplica, part_crcs: Sequence[int]
+  ):
+    pieces = self._run_spec.layout.fragments[fragment]
+    expected = [('', pieces, held.crc)]
+    if not self.slice_map.whole:
+      needed = self.slice_map.needed
+      expected = [
+        (f'part {shard} of ', needed(fragment, self.host, shard), announced)
+        for shard, announced in enumerate(part_crcs)
+      ]
+    for which, boxes, announced in expected:
+      found = payload.crc(held.theta, boxes) if boxes else 0
+      if found != announced:
+        raise Mismatch(
+          f'CRC {found:08x} of {which}fragment {fragment} version '
+          f'{held.version}, announced {announced:08x}'
+        )
+
+
+def whole_replica(
+  run_spec: RunSpec,
+  fragments: Sequence[Arrays],
+  versions: Sequence[int] | None = None,
+) -> Replica:
+  """Returns the copy of a learner's only host.
+
+  Args:
+    fragments: Θ_p by fragment.
+    versions: their versions; None: all 0.
+  """
+  layout = run_spec.layout.fragments
+  versions = versions or (0,) * len(layout)
+  return Replica(
+    run_spec,
+    [
+      FragmentReplica(version, theta, payload.crc(theta, pieces))
+      for version, theta, pieces in zip(versions, fragments, layout)
+    ],
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrivedFragment:
+  """A fragment of Θ at one version, on the host and on the devices."""
+
+  held: FragmentReplica
+  device: Mapping[str, jax.Array]
+
+
+class ReplicaCodec:
+  """The bytes of one process of a learner: what it offers, what it takes in.
+
+  Args:
+    device: takes fragments of Θ.
+    replica: the host's copy of Θ.
+  """
+
+  def __init__(self, run_spec: RunSpec, device: Device, replica: Replica):
+    self._run_spec = run_spec
+    self._device = device
+    self._slices = device.holding
+    self._replica = replica
+    self.slice_map = replica.slice_map
+    self.held = replica.held
+
+  def encode_delta(
+    self,
+    fragment: int,
+    theta: Mapping[str, jax.Array],
+    reference: Mapping[str, np.ndarray | jax.Array],
+  ) -> Parts:
+    """Returns the bytes of v = reference − θ; see `OwnProgress.reference`."""
+    offered = self._slices.offered[fragment]
+    own = take_boxes(offered, theta)
+    if isinstance(next(iter(reference.values()), None), jax.Array):
+      held = take_boxes(offered, reference)
+    else:
+      held = self._slices.offered_of(fragment, reference)
+    codec = self._run_spec.up
+    return tuple(
+      contributions.encode(
+        {box.name: held[box.name] for box in boxes}, own, boxes, codec
+      )
+      for boxes in self._by_shard(fragment)
+    )
+
+  def encode_held(self, fragment: int) -> Parts:
+    """Returns the bytes of the host's copy of Θ_p, in f32."""
+    _, theta = self._replica.fragment(fragment)
+    held = self._slices.offered_of(fragment, theta)
+    full = self._run_spec.full
+    return tuple(
+      payload.encode(held, boxes, full) for boxes in self._by_shard(fragment)
+    )
+
+  def take_in(
     self,
     fragment: int,
     version: int,
-    theta: Arrays,
+    full: bool,
+    parts: Parts,
     crc: int,
     part_crcs: Sequence[int],
-  ):
-    for shard, announced in enumerate(part_crcs):
-      boxes = self.slice_map.needed(fragment, self.host, shard)
-      found = payload.crc(theta, boxes) if boxes else 0
-      if found != announced:
-        raise Mismatch(
-          f'CRC {found:08x} of part {shard} of fragment {fragment} version '
-          f'{version}, announced {announced:08x}'
-        )
-    self._held[fragment] = FragmentReplica(version, theta, crc)
+  ) -> ArrivedFragment:
+    """Takes in an update or a full fragment, also on the devices.
+
+    Raises:
+      Mismatch: it does not fit.
+    """
+    take_in = self._replica.replace if full else self._replica.update
+    take_in(fragment, version, parts, crc, part_crcs)
+    return self.placed(fragment)
+
+  def placed(self, fragment: int) -> ArrivedFragment:
+    """Puts the host's copy of a fragment on the devices as well."""
+    held = self._replica.held()[fragment]
+    return ArrivedFragment(
+      held, self._device.put_fragment(fragment, held.theta)
+    )
+
+  def donated_bytes(self, fragment: int) -> int:
+    """Returns how many bytes of Θ_p this process gives to a newcomer."""
+    boxes = self._slices.needed[fragment]
+    return payload.payload_bytes(boxes, self._run_spec.full)
+
+  def encode_donated(self, fragment: int, theta: Arrays) -> np.ndarray:
+    """Returns the bytes of Θ_p for a newcomer, in f32; may be empty."""
+    boxes = self._slices.needed[fragment]
+    return payload.encode(theta, boxes, self._run_spec.full)
+
+  def state_bytes(self) -> int:
+    """Returns how many bytes of inner state this process gives."""
+    return inner_device.bytes_here(self._device.state_like)
+
+  def state_chunks(self, state) -> list[np.ndarray]:
+    """Returns the inner state's bytes from a copy on the devices, in chunks."""
+    return inner_device.to_chunks(state)
+
+  def state_from_chunks(self, chunks: Sequence[np.ndarray]):
+    """Returns a state for `Device.put_state`; `ValueError` on a wrong size."""
+    return inner_device.from_chunks(chunks, self._device.state_like)
+
+  def adopt(
+    self,
+    versions: Sequence[int],
+    data: Sequence[np.ndarray],
+    crcs: Sequence[int],
+  ) -> None:
+    """Takes in a donor's Θ, by fragment; on `Mismatch` nothing is taken."""
+    needed, full = self._slices.needed, self._run_spec.full
+    thetas = [payload.decode(x, boxes, full) for x, boxes in zip(data, needed)]
+    self._replica.adopt(
+      [
+        FragmentReplica(*each)
+        for each in zip(versions, thetas, crcs, strict=True)
+      ]
+    )
+
+  def _by_shard(self, fragment: int):
+    for shard in range(self._run_spec.owners.shards):
+      yield self.slice_map.offered(fragment, self._replica.host, shard)
+
+
+class ArrivedFragments:
+  """Fragments that are ready to be applied, until the loop takes them."""
+
+  def __init__(self):
+    self._arrived: dict[tuple[int, int], ArrivedFragment] = {}
+
+  def put(self, fragment: int, arrived: ArrivedFragment):
+    self._arrived[fragment, arrived.held.version] = arrived
+
+  def take(self, fragment: int, version: int) -> ArrivedFragment | None:
+    """Returns the fragment to apply and forgets older ones.
+
+    It is None if the version came twice and was applied before.
+    """
+    taken = self._arrived.pop((fragment, version), None)
+    for key in list(self._arrived):
+      if key[0] == fragment and key[1] < version:
+        del self._arrived[key]
+    return taken

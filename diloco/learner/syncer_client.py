@@ -7,7 +7,6 @@ loop must know at its very boundary what to do there. (A queue to a machine's
 thread and back would cost a thread switch per inner step.)
 """
 
-import dataclasses
 import queue
 import threading
 import time
@@ -24,20 +23,14 @@ from diloco.learner.connection import (
   SyncerSession,
 )
 from diloco.learner.device import Device
-from diloco.learner.hosts.host_group import ALONE, HostGroup
-from diloco.learner.replica import FragmentReplica, SlicedReplica, WholeReplica
-from diloco.learner.transfers import (
-  AdoptedState,
-  ArrivedFragment,
-  Donation,
-  FragmentTransfer,
-)
+from diloco.learner.hosts.host_group import HostGroup
+from diloco.learner.replica import FragmentReplica, Replica
+from diloco.learner.transfers import Donation, FragmentTransfer
 from diloco.protocol import host_messages, messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import state as learner_state
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.machine import Learner
-from diloco.run.payload_parts import Fetchers
 from diloco.run.spec import RunSpec
 from diloco.run.threads import Worker
 from diloco.transport.data_plane import Closed
@@ -60,13 +53,6 @@ JOBS_MAX = 64  # Per worker; beyond it an offer or a fetch is given up.
 INTERRUPT = 'interrupt'  # Tells a waiting loop to look up, without an effect.
 
 
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-  """An offer that is to be made."""
-
-  session: SyncerSession
-
-
 class SyncerClient:
   """Couples one learner's train loop with the syncer.
 
@@ -83,17 +69,20 @@ class SyncerClient:
     learner: int,
     syncer: SyncerAddress,
     device: Device,
-    host: WholeReplica | SlicedReplica,
+    host: Replica,
     start: Start | None = None,
-    hosts: HostGroup = ALONE,
+    hosts: HostGroup | None = None,
   ):
     config = run_spec.config
-    self._plane = syncer.plane
-    self._hosts = hosts
-    self._partition = device.partition.to_text() if hosts.count > 1 else ''
-    self._transfer = FragmentTransfer(
-      run_spec, device, host, syncer.plane, hosts
+    self._hosts = hosts or HostGroup()
+    self._partition = (
+      device.partition.to_text() if self._hosts.count > 1 else ''
     )
+    self._transfer = FragmentTransfer(
+      run_spec, device, host, syncer.plane, self._hosts
+    )
+    self.take_arrived = self._transfer.take_arrived
+    self.take_adopted = self._transfer.take_adopted
     self._machine = Learner(
       config.protocol,
       config.name,
@@ -105,15 +94,13 @@ class SyncerClient:
     self._todo: queue.SimpleQueue = queue.SimpleQueue()
     self._session: SyncerSession | None = None
     self._newest: dict[int, int] = {}  # Handle to be encoded, by fragment.
-    self._fetchers: Fetchers | None = None
     self._state_wanted: messages.StateAt | None = None  # The newest.
     # At the end every fragment is offered at one boundary.
     room = JOBS_MAX + 2 * config.protocol.fragments
-    self._up = Worker('up', room, self._on_crash)
-    self._down = Worker('down', JOBS_MAX, self._on_crash)
+    self._up = Worker('up', room, self.crash)
+    self._down = Worker('down', JOBS_MAX, self.crash)
     self._connection = SyncerConnection(
       syncer,
-      config.syncer.shards,
       config.transport.connect_s,
       Callbacks(
         on_open=self._on_open,
@@ -121,7 +108,7 @@ class SyncerClient:
         on_close=self._on_close,
         on_deadline=lambda: self.handle(learner_events.Tick()),
         deadline=lambda: self._machine.deadline(),
-        on_crash=self._on_crash,
+        on_crash=self.crash,
       ),
     )
 
@@ -192,48 +179,45 @@ class SyncerClient:
     """Wakes a loop that waits for its next effect; signal-safe."""
     self._todo.put(INTERRUPT)
 
-  def take_arrived(self, fragment: int, version: int) -> ArrivedFragment | None:
-    """Returns the fragment to apply; None if it was applied before."""
-    return self._transfer.take_arrived(fragment, version)
-
-  def take_adopted(self) -> AdoptedState:
-    """Returns the inner state that a donor gave."""
-    return self._transfer.take_adopted()
-
   def machine_state(self) -> learner_state.LearnerState:
     """Returns the machine's state; at a boundary it is consistent with θ."""
     return self._machine.snapshot()
 
-  def prepare_offer(self, snapshot: learner_events.Snapshot) -> Prepared | None:
+  def prepare_offer(
+    self, snapshot: learner_events.Snapshot
+  ) -> SyncerSession | None:
     """Returns the session to offer in; None if the syncer is away."""
-    session = self._session
-    if session is None or not session.has_room(snapshot.fragment):
-      # The syncer is away; it gets a newer offer when it is back.
-      self._not_offered(snapshot)
-      return None
-    return Prepared(session)
+    session, p = self._session, snapshot.fragment
+    if session and self._transfer.has_room(session.incarnation, p):
+      return session
+    # The syncer is away; it gets a newer offer when it is back.
+    self._not_offered(snapshot)
+    return None
 
   def offer(
     self,
-    prepared: Prepared,
+    session: SyncerSession,
     snapshot: learner_events.Snapshot,
     theta: Mapping[str, jax.Array],
     reference: Mapping[str, np.ndarray | jax.Array],
   ):
     """Encodes and offers a snapshot, on the worker for offers."""
-    session, p = prepared.session, snapshot.fragment
+    p = snapshot.fragment
     self._newest[p] = snapshot.handle
 
     def job():
       # If the syncer it was meant for is gone, so is its round.
-      gone = session is not self._session
-      if gone and self._hosts.count == 1:
+      if session is not self._session:
+        self._hosts.forget(snapshot.handle)
         return
+      # The others have been told to offer theirs.
       if self._newest[p] != snapshot.handle and self._hosts.count == 1:
         self._not_offered(snapshot)  # A newer one waits behind it.
         return
       try:
-        offer = self._transfer.offer(snapshot, theta, reference, session)
+        offer = self._transfer.offer(
+          snapshot, theta, reference, session.incarnation
+        )
       except Closed:
         return  # The session has just ended.
       session.client.send(offer)
@@ -286,7 +270,7 @@ class SyncerClient:
 
   def crash(self, error: BaseException):
     """Ends the loop with `error`; from any thread."""
-    self._on_crash(error)
+    self._todo.put(error)
 
   def close(self):
     """Ends the threads; queued messages are still sent."""
@@ -297,8 +281,7 @@ class SyncerClient:
   # The session --------------------------------------------------------------
 
   def _on_open(self, session: SyncerSession):
-    others = self._hosts.open_session(session.incarnation)
-    addresses = sum(others, session.addresses)
+    addresses = self._transfer.open_session(session.incarnation)
     connected = learner_events.Connected(
       session.incarnation, addresses, self._partition
     )
@@ -307,56 +290,25 @@ class SyncerClient:
   def _on_message(self, message):
     try:
       if isinstance(message, messages.ShardAt):  # The machine is not concerned.
-        self._move(message)
+        self._transfer.move(self.incarnation, message)
         return
       refused = isinstance(message, messages.Refusal)
       if refused and self._connection.rise(message.newest):
         return  # The syncer ends the session; the next one is newer.
       if isinstance(message, messages.Welcome):
         self._connection.let_in()
-        self._find_syncer(message.addresses)
+        self._transfer.find_syncer(self.incarnation, message.addresses)
       if isinstance(message, messages.NoState):
         logging.info('goes on without a peer: %s', message.reason)
       self.handle(learner_events.Heard(message))
     except Exception as error:  # noqa: BLE001 - handed on, not hidden.
-      self._on_crash(error)  # gRPC's thread would swallow it.
-
-  def _find_syncer(self, addresses: Sequence[str]):
-    """Notes where each host of this learner pulls."""
-    shards = len(addresses) // self._hosts.count
-    by_host = [
-      tuple(addresses[host * shards : (host + 1) * shards])
-      for host in range(self._hosts.count)
-    ]
-    self._replace_fetchers(Fetchers(self._plane, by_host[0]))
-    self._hosts.tell_each(
-      host_messages.SyncerAt(self.incarnation, each) for each in by_host[1:]
-    )
-
-  def _move(self, message: messages.ShardAt):
-    """Notes a restarted shard of the syncer."""
-    if self._fetchers is None:
-      return
-    self._fetchers.move(message.shard, message.addresses[0])
-    self._hosts.tell_each(
-      host_messages.ShardMoved(self.incarnation, message.shard, address)
-      for address in message.addresses[1:]
-    )
+      self.crash(error)  # gRPC's thread would swallow it.
 
   def _on_close(self, reason: str):
-    if self._session is not None:
-      self._hosts.tell(host_messages.CloseSession(self._session.incarnation))
-    self._session = None
-    self._replace_fetchers(None)
+    session, self._session = self._session, None
+    if session is not None:
+      self._transfer.tell(host_messages.CloseSession(session.incarnation))
     self.handle(learner_events.Disconnected(reason))
-
-  def _replace_fetchers(self, fetchers: Fetchers | None):
-    before, self._fetchers = self._fetchers, fetchers
-    if before is not None:
-      before.close()
-
-  def _on_crash(self, error: BaseException):
-    self._todo.put(error)
 
   # Effects ------------------------------------------------------------------
 
@@ -378,7 +330,7 @@ class SyncerClient:
       case learner_events.DonateFragment():
         self._send_from_up(
           lambda session: self._transfer.donate_fragment(
-            effect.fragment, session
+            effect.fragment, session.incarnation
           )
         )
       case learner_events.EndDonation():
@@ -401,11 +353,10 @@ class SyncerClient:
   def _forget(self, handles: tuple[int, ...] | None):
     """Releases these offers; None: all, which end with the session."""
     session = self._session
-    for handle in handles or ():
-      if session is not None:
-        session.retire(handle)
     if session is not None and handles:
-      self._hosts.tell(host_messages.HostRetire(session.incarnation, handles))
+      self._transfer.tell(
+        host_messages.HostRetire(session.incarnation, handles)
+      )
     if handles is None:
       self._queue_up(self._transfer.end_donations)
 
@@ -426,12 +377,12 @@ class SyncerClient:
 
   def _queue_up(self, job: Callable[[], None]):
     if not self._up.submit(job):
-      self._on_crash(RuntimeError('the worker has no room'))
+      self.crash(RuntimeError('the worker has no room'))
 
   def _fetch(self, pull, message) -> list[learner_events.Event]:
     """Queues a pull of bytes that the syncer offers."""
-    fetchers, session = self._fetchers, self.incarnation
-    if self._down.submit(lambda: self.handle(pull(message, fetchers, session))):
+    session = self.incarnation
+    if self._down.submit(lambda: self.handle(pull(message, session))):
       return []
     reason = f'{JOBS_MAX} fetches are waiting'
     return [
@@ -447,4 +398,4 @@ class SyncerClient:
 
     self._state_wanted = state
     if not self._down.submit(job):
-      self._on_crash(RuntimeError('no room to fetch a state'))
+      self.crash(RuntimeError('no room to fetch a state'))

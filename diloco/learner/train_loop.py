@@ -24,23 +24,17 @@ step, and for the update.
 import dataclasses
 import json
 import math
-import signal
 import sys
 import threading
 import time
 
 import jax
-import numpy as np
 
-from diloco.data import pipeline
 from diloco.learner import syncer_client
 from diloco.learner.device import Device
-from diloco.learner.held_state import StateHolder
-from diloco.learner.hosts.follower import Follower
-from diloco.learner.hosts.host_group import ALONE, HostGroup
-from diloco.learner.own_progress import OwnProgress
-from diloco.learner.replica import FragmentReplica
+from diloco.learner.hosts.host_group import HostGroup
 from diloco.learner.restore import Outputs, RestoredState, progress_of
+from diloco.learner.train_state import TrainState
 from diloco.metrics import names
 from diloco.protocol import host_messages, messages
 from diloco.protocol.learner import events as learner_events
@@ -87,32 +81,22 @@ class TrainLoop:
     client: syncer_client.SyncerClient,
     outputs: Outputs,
     notice_s: float,
-    hosts: HostGroup = ALONE,
+    hosts: HostGroup | None = None,
   ):
     config = run_spec.config
     self._run_spec = run_spec
     self._config = config
-    self._learner = learner
     self._device = device
-    self._holder = StateHolder(device)
     self._client = client
     self._records = outputs.checkpoints
     self._writer = outputs.metrics
     self._tape = outputs.tape
     self._notice_s = notice_s
-    self._hosts = hosts
+    self._hosts = hosts or HostGroup()
     self._schedule = run_spec.schedule()
-    self._dataset = run_spec.dataset(learner)
-    self._params, self._state = restored.params, restored.inner_state
-    held = restored.host.held()
-    self._own = OwnProgress(
-      device,
-      config.protocol.blend,
-      {p: each.theta for p, each in enumerate(held)},
-      self._params,
+    self._state = TrainState(
+      run_spec, learner, device, restored, outputs.checkpoints
     )
-    self._base_crcs = {p: each.crc for p, each in enumerate(held)}
-    self._base_versions = {p: each.version for p, each in enumerate(held)}
     kind = jax.local_devices()[0].device_kind
     self._utilisation = Utilisation(run_spec.config, kind)
     self._training = False
@@ -141,13 +125,10 @@ class TrainLoop:
     self._client.open()
     while not self._training and self._goes_on():
       self._perform_next(wait=True)
-    batches = pipeline.batches(
-      self._dataset, self._position, self._config.data.threads
-    )
     self._reported_s = self._free_s = time.monotonic()
     while self._training and self._goes_on():
-      self._inner_step(next(batches))
-    batches.close()
+      self._inner_step()
+    self._state.end()
     self._report()
     if self._stopping:
       # Otherwise the last save would be skipped.
@@ -164,16 +145,12 @@ class TrainLoop:
       self._client.handle(learner_events.Stop(self._notice_s))
     return self._left is None
 
-  def _inner_step(self, batch: dict[str, np.ndarray]):
+  def _inner_step(self):
     global_step = self._client.global_step
     progress = self._run_spec.progress(global_step, self._position)
     self._tape.progress(self._step, progress)
     lr = self._schedule(progress)
-    self._hosts.tell(host_messages.MakeStep(self._position, lr))
-    placed = self._device.put_batch(batch)
-    self._params, self._state, metrics = self._holder.step(
-      self._params, self._state, placed, lr, (self._learner, self._position)
-    )
+    metrics = self._do(host_messages.MakeStep(self._position, lr))
     self._step += 1
     self._position += 1
     done = DispatchedStep(
@@ -240,15 +217,13 @@ class TrainLoop:
         self._donate(effect)
       case learner_events.Adopt():
         adopted = self._client.take_adopted()
-        self._hosts.tell(host_messages.AdoptState())
-        self._state = self._device.put_state(adopted.inner_state)
+        self._do(host_messages.AdoptState(), adopted.inner_state)
         self._source = adopted.source
       case learner_events.Reset():
-        self._hosts.tell(host_messages.ResetState())
-        self._state = self._device.fresh_state(self._params)
+        self._do(host_messages.ResetState())
         self._source = SEED
       case learner_events.Begin():
-        self._hosts.tell(host_messages.BeginAt(effect.position))
+        self._do(host_messages.BeginAt(effect.position))
         self._tape.begin(self._step, effect.position, self._source)
         self._position = effect.position
         self._training = True
@@ -267,55 +242,42 @@ class TrainLoop:
     return True
 
   def _snapshot(self, effect: learner_events.Snapshot):
-    p = effect.fragment
     prepared = self._client.prepare_offer(effect)
-    session = prepared.session.incarnation if prepared else 0
-    handle, keep = effect.handle, effect.keep
-    self._hosts.tell(host_messages.TakeSnapshot(p, session, handle, keep))
-    theta = self._own.snapshot(p, self._params, handle, keep)
+    session = prepared.incarnation if prepared else 0
+    p, handle, keep = effect.fragment, effect.handle, effect.keep
+    said = host_messages.TakeSnapshot(p, session, handle, keep)
+    theta = self._do(said)
     self._tape.snapshot(self._step, effect)
     if self._config.protocol.overlap_steps == 0:
       self._report()
     if prepared is not None:
-      self._client.offer(prepared, effect, theta, self._own.reference(p))
+      reference = self._state.own.reference(p)
+      self._client.offer(prepared, effect, theta, reference)
 
   def _donate(self, effect: learner_events.DonateState):
     """Holds the inner state of this boundary, on all hosts, for a newcomer."""
     donation = self._client.prepare_donation(effect)
-    self._hosts.tell(
-      host_messages.DonateAt(*donation.newcomer, donation.handles)
-    )
     self._tape.save(self._step)
-    state = self._holder.hold_state(self._state)
-    held = [
-      FragmentReplica(self._base_versions[p], theta, self._base_crcs[p])
-      for p, theta in sorted(self._own.bases.items())
-    ]
-    self._client.donate(donation, held, state)
+    said = host_messages.DonateAt(*donation.newcomer, donation.handles)
+    inner_state = self._do(said)
+    self._client.donate(donation, list(self._state.held), inner_state)
 
   def _apply(self, effect: learner_events.Apply):
-    """Blends in Θ_p; before the first step there is nothing to blend."""
-    p = effect.fragment
-    arrived = self._client.take_arrived(p, effect.version)
+    p, version = effect.fragment, effect.version
+    arrived = self._client.take_arrived(p, version)
     if arrived is None:
       return
-    self._hosts.tell(
-      host_messages.ApplyFragment(
-        p,
-        effect.version,
-        self._training,
-        effect.carry,
-        effect.handle,
-        effect.keep,
-      )
+    self._tape.apply(self._step, effect, arrived.held.crc)
+    carry, handle, keep = effect.carry, effect.handle, effect.keep
+    said = host_messages.ApplyFragment(
+      p, version, self._training, carry, handle, keep
     )
-    self._tape.apply(self._step, effect, arrived.crc)
-    self._base_crcs[p] = arrived.crc
-    self._base_versions[p] = effect.version
-    params = self._holder.to_blend(self._params)
-    self._params = self._own.take_in(
-      p, params, arrived.host, arrived.device, effect, self._training
-    )
+    self._do(said, arrived)
+
+  def _do(self, said, given=None):
+    """Performs here what all other hosts are told to perform."""
+    self._hosts.tell(said)
+    return self._state.perform(said, given)
 
   def _report(self):
     """Waits for the step before the one just dispatched, and reports it."""
@@ -360,7 +322,9 @@ class TrainLoop:
     if not every_steps or not self._training:
       return 0.0
     self._save_due = self._save_due or not self._step % every_steps
-    if not self._save_due or not (self._holder.ready or self._records.saving):
+    if not self._save_due or not (
+      self._state.holder.ready or self._records.saving
+    ):
       return 0.0
     self._save_due = False
     began_s = time.monotonic()
@@ -378,15 +342,10 @@ class TrainLoop:
       self._client.machine_state(),
       self._position,
       self._client.process,
-      tuple(self._base_crcs[p] for p in sorted(self._base_crcs)),
+      tuple(each.crc for each in self._state.held),
     )
     text = json.dumps(dataclasses.asdict(progress))
-    self._hosts.tell(host_messages.SaveAt(self._step, self._loss, text))
-    held = self._holder.hold(self._params, self._state)
-    begun = self._records.save(
-      self._step, held, self._own.bases, progress, self._loss
-    )
-    if begun:
+    if self._do(host_messages.SaveAt(self._step, self._loss, text)):
       self._saving_step = self._step
 
   def _newest_saved(self) -> int:
@@ -437,14 +396,3 @@ class TrainLoop:
       names.SOCKET_SENT: counted.sent,
       names.SOCKET_RECEIVED: counted.received,
     }
-
-
-def stop_on_signals(running: TrainLoop | Follower):
-  """Makes SIGTERM and SIGINT leave in good order."""
-
-  def stop(number, _):
-    signal.signal(number, signal.SIG_DFL)  # A second one ends at once.
-    running.stop()
-
-  for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, stop)

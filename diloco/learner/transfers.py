@@ -1,35 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of a learner's two transfer threads: encode, offer, pull, verify."""
+"""The work of a learner's two transfer threads: encode, offer, pull, verify.
+
+The leading host has all hosts do it, itself among them; see
+`hosts.host_transfer` for what each of them does.
+"""
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
 from absl import logging
 
 from diloco.learner import peer_bootstrap
-from diloco.learner.connection import SyncerSession
 from diloco.learner.device import Device
-from diloco.learner.hosts.host_group import ALONE, HostGroup
-from diloco.learner.replica import (
-  FragmentReplica,
-  Mismatch,
-  SlicedReplica,
-  WholeReplica,
-)
-from diloco.learner.replica_codec import (
-  ArrivedFragment,
-  ArrivedFragments,
-  make_part,
-)
+from diloco.learner.hosts.host_group import HostGroup
+from diloco.learner.hosts.host_transfer import HostTransfer
+from diloco.learner.replica import FragmentReplica, Mismatch, Replica
 from diloco.numerics.codec import Codec
 from diloco.protocol import host_messages, messages
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.learner import events as learner_events
 from diloco.run import payload_parts
-from diloco.run.payload_parts import TransferPace, why_unfit
+from diloco.run.payload_parts import why_unfit
 from diloco.run.spec import RunSpec
 from diloco.run.tape_events import Source
 from diloco.transport.data_plane import Closed, DataPlane, TransferFailed
@@ -70,7 +64,7 @@ class FragmentTransfer:
 
   Args:
     device: takes fragments of Θ.
-    copy: the host's copy of Θ, or its part if there are several hosts.
+    replica: the leading host's copy of Θ.
     plane: the data plane.
     hosts: the learner's other hosts, which transfer their own parts.
   """
@@ -79,20 +73,19 @@ class FragmentTransfer:
     self,
     run_spec: RunSpec,
     device: Device,
-    copy: WholeReplica | SlicedReplica,
+    replica: Replica,
     plane: DataPlane,
-    hosts: HostGroup = ALONE,
+    hosts: HostGroup,
   ):
     self._run_spec = run_spec
     self._device = device
-    self._part = make_part(run_spec, device, copy)
-    self._plane = plane
+    self._host = HostTransfer(run_spec, device, replica, plane)
+    self._codec = self._host.codec
     self._hosts = hosts
-    self._pace = TransferPace(run_spec.config.protocol.patience)
     self._handles = itertools.count(OTHER_HANDLES)
-    self._arrivals = ArrivedFragments()
-    self._adopted: AdoptedState | None = None
-    self._donations = peer_bootstrap.Donations(self._part, plane)
+    self._source: Source | None = None  # Of what was adopted.
+    self.take_arrived = self._host.take_arrived
+    self.has_room = self._host.sessions.has_room
 
   # For the loop -------------------------------------------------------------
 
@@ -108,14 +101,46 @@ class FragmentTransfer:
     most = peer_bootstrap.payloads_max(self._run_spec, self._device.state_like)
     return tuple(next(self._handles) for _ in range(most))
 
-  def take_arrived(self, fragment: int, version: int) -> ArrivedFragment | None:
-    """Returns a fragment to be applied; see `ArrivedFragments.take`."""
-    return self._arrivals.take(fragment, version)
+  def take_adopted(self) -> AdoptedState | None:
+    """Returns the inner state that a donor gave; None if there is none."""
+    inner_state = self._host.take_adopted()
+    if inner_state is None:
+      return None
+    return AdoptedState(inner_state, self._source)
 
-  def take_adopted(self) -> AdoptedState:
-    """Returns the inner state that a donor gave."""
-    adopted, self._adopted = self._adopted, None
-    return adopted
+  # Sessions with the syncer --------------------------------------------------
+
+  def open_session(self, session: int) -> tuple[str, ...]:
+    """Opens a session on each host; returns where each offers, by shard."""
+    own = self._host.sessions.open(session)
+    return sum(self._hosts.open_session(session), own)
+
+  def find_syncer(self, session: int, addresses: Sequence[str]):
+    """Tells each host where it pulls: its part of `addresses`."""
+    shards = len(addresses) // self._hosts.count
+    self._tell_each(
+      host_messages.SyncerAt(
+        session, tuple(addresses[host * shards : (host + 1) * shards])
+      )
+      for host in range(self._hosts.count)
+    )
+
+  def move(self, session: int, message: messages.ShardAt):
+    """Tells each host where a restarted shard of the syncer is."""
+    self._tell_each(
+      host_messages.ShardMoved(session, message.shard, address)
+      for address in message.addresses
+    )
+
+  def tell(self, said):
+    """Has all hosts perform a message about a session."""
+    self._hosts.tell(said)
+    self._host.sessions.perform(said)
+
+  def _tell_each(self, orders: Iterable):
+    own, *others = orders
+    self._hosts.tell_each(others)
+    self._host.sessions.perform(own)
 
   # Out ----------------------------------------------------------------------
 
@@ -124,7 +149,7 @@ class FragmentTransfer:
     snapshot: learner_events.Snapshot,
     theta: Mapping[str, jax.Array],
     reference: Mapping[str, np.ndarray | jax.Array],
-    session: SyncerSession,
+    session: int,
   ) -> messages.Offer:
     """Encodes and offers v = reference − θ; returns the message that says so.
 
@@ -134,7 +159,7 @@ class FragmentTransfer:
       Closed: the session has ended.
     """
     p, handle = snapshot.fragment, snapshot.handle
-    shares = self._part.encode_delta(p, theta, reference)
+    shares = self._codec.encode_delta(p, theta, reference)
     return messages.Offer(
       round=snapshot.round,
       fragment=p,
@@ -161,7 +186,7 @@ class FragmentTransfer:
       offer.
     """
     newcomer, handles = donation.newcomer, donation.handles
-    mine = self._donations.offer(
+    mine = self._host.donations.offer(
       newcomer, handles, [each.theta for each in held], state
     )
     others = self._hosts.donated(newcomer)
@@ -190,16 +215,16 @@ class FragmentTransfer:
 
   def end_donation(self, newcomer: peer_bootstrap.Newcomer):
     """Withdraws what was offered to a newcomer, on all hosts."""
-    self._donations.end(newcomer)
+    self._host.donations.end(newcomer)
     self._hosts.tell(host_messages.HostDonationOver(*newcomer))
 
   def end_donations(self):
     """Withdraws all donations."""
-    self._donations.end_all()
+    self._host.donations.end_all()
     self._hosts.tell(host_messages.HostDonationsOver())
 
   def donate_fragment(
-    self, fragment: int, session: SyncerSession
+    self, fragment: int, session: int
   ) -> messages.FragmentOffered:
     """Offers the host's copy of a fragment to a syncer that has lost it.
 
@@ -207,14 +232,12 @@ class FragmentTransfer:
       Closed: the session has ended.
     """
     handle = self.next_handle()
-    self._hosts.tell(
-      host_messages.OfferHeld(session.incarnation, fragment, handle)
-    )
-    version = self._part.held()[fragment].version
-    shares = self._part.encode_held(fragment)
+    self._hosts.tell(host_messages.OfferHeld(session, fragment, handle))
+    version = self._codec.held()[fragment].version
+    shares = self._codec.encode_held(fragment)
     full = self._run_spec.full
     found = self._offered(fragment, full, shares, session, handle)
-    crc = self._part.held()[fragment].crc
+    crc = self._codec.held()[fragment].crc
     return messages.FragmentOffered(fragment, version, found, crc)
 
   def _offered(
@@ -222,12 +245,12 @@ class FragmentTransfer:
     fragment: int,
     codec: Codec,
     shares: Sequence[np.ndarray],
-    session: SyncerSession,
+    session: int,
     handle: int,
   ) -> messages.Payload:
     """Offers own parts and collects those of the other hosts: all, or none."""
     try:
-      session.offer(fragment, handle, shares)
+      self._host.sessions.offer(session, fragment, handle, shares)
     finally:
       others = self._hosts.offered(handle)
     said = [payload_parts.part_of(data) for data in shares]
@@ -242,51 +265,45 @@ class FragmentTransfer:
   def pull_update(
     self,
     update: messages.Update,
-    fetchers: payload_parts.Fetchers | None,
     session: int,
   ) -> learner_events.Event:
     """Pulls an outer update and adds it to the host's copy and the devices'."""
-    return self._pull(update, False, self._run_spec.down, fetchers, session)
+    return self._pull(update, False, self._run_spec.down, session)
 
   def pull_fragment(
     self,
     message: messages.FullFragment,
-    fetchers: payload_parts.Fetchers | None,
     session: int,
   ) -> learner_events.Event:
     """Pulls a full fragment into the host's copy and the devices'."""
-    return self._pull(message, True, self._run_spec.full, fetchers, session)
+    return self._pull(message, True, self._run_spec.full, session)
 
-  def _pull(
-    self, message, full, codec, fetchers, session: int
-  ) -> learner_events.Event:
+  def _pull(self, message, full, codec, session: int) -> learner_events.Event:
     p, version = message.fragment, message.version
     try:
-      expected = self._part.slice_map.down_bytes(p, codec)
+      expected = self._codec.slice_map.down_bytes(p, codec)
       reason = why_unfit(message.payload, p, codec, expected)
-      if reason is None and fetchers is None:
-        reason = 'the session has ended'
       if reason is None and len(message.part_crcs) != self._crcs_expected:
         reason = f'{len(message.part_crcs)} CRCs of parts are announced'
       if reason is not None:
         raise Mismatch(reason)
-      self._pull_parts(message, full, fetchers, session)
+      self._take(message, full, session)
     except (TransferFailed, Mismatch) as error:
       reason = f'{type(error).__name__}: {error}'
       logging.warning('fragment %d version %d: %s', p, version, reason)
       return learner_events.FetchFailed(p, version, reason)
-    self._place(p)
     return learner_events.Rebuilt(
       p, version, message.crc, message.payload.handle
     )
 
   @property
   def _crcs_expected(self) -> int:
-    hosts = self._part.slice_map.hosts
-    return hosts * self._run_spec.owners.shards if hosts > 1 else 0
+    slice_map = self._codec.slice_map
+    whole, shards = slice_map.whole, self._run_spec.owners.shards
+    return 0 if whole else slice_map.hosts * shards
 
-  def _pull_parts(self, message, full: bool, fetchers, session: int):
-    """Pulls every host's own parts concurrently."""
+  def _take(self, message, full: bool, session: int):
+    """Has every host pull its own parts, all concurrently."""
     shards = self._run_spec.owners.shards
     orders = [
       host_messages.HostTake(
@@ -294,42 +311,33 @@ class FragmentTransfer:
         message.fragment,
         message.version,
         full,
-        tuple(payload_parts.only(message.payload, i) for i in mine),
+        tuple(
+          payload_parts.only(message.payload, i)
+          for i in range(first, first + shards)
+        ),
         message.crc,
-        tuple(message.part_crcs[i] for i in mine),
+        tuple(message.part_crcs[first : first + shards]),
       )
-      for host in range(1, self._hosts.count)
-      for mine in [range(host * shards, (host + 1) * shards)]
+      for first in range(0, self._hosts.count * shards, shards)
     ]
     with self._hosts.taking(orders):
-      data = fetchers.pull(message.payload, self._pace)
-      self._part.take_in(
-        message.fragment,
-        message.version,
-        full,
-        data,
-        message.crc,
-        message.part_crcs[:shards],
-      )
+      self._host.take(orders[0])
 
   def fetch_state(self, state: messages.StateAt) -> learner_events.Event:
     """Pulls a donor's Θ and inner state: all hosts' parts of it, or nothing."""
     offered = state.offered
     try:
-      fetched = self._fetch_parts(offered)
+      self._fetch(offered)
     except (TransferFailed, Mismatch) as error:
       reason = f'donor {state.donor}: {type(error).__name__}: {error}'
       logging.warning('%s', reason)
       return learner_events.StateFailed(state, reason)
     donor = process_of(state.incarnation)
-    source = Source(
+    self._source = Source(
       *('peer', state.donor, donor, offered.step),
       versions=offered.versions,
       crcs=offered.crcs,
     )
-    self._adopted = AdoptedState(fetched.inner_state, source)
-    for p in range(len(self._run_spec.layout.fragments)):
-      self._place(p)
     logging.info(
       'took Θ and the inner state of learner %d, at its step %d',
       state.donor,
@@ -337,10 +345,8 @@ class FragmentTransfer:
     )
     return learner_events.StateFetched(offered, state.donor)
 
-  def _fetch_parts(
-    self, offered: messages.StateOffered
-  ) -> peer_bootstrap.FetchedState:
-    """Fetches every host's own parts concurrently; then all adopt them."""
+  def _fetch(self, offered: messages.StateOffered):
+    """Has every host fetch its own parts concurrently; then all adopt them."""
     addresses = (offered.address, *offered.other_addresses)
     if len(addresses) != self._hosts.count or any(
       len(each.parts) != (len(addresses) if len(addresses) > 1 else 0)
@@ -356,35 +362,20 @@ class FragmentTransfer:
         f'{len(offered.versions)} versions and {len(offered.crcs)} CRCs, the '
         f'run has {fragments} fragments'
       )
-    by_host = [
-      tuple(payload_parts.only(each, host) for each in offered.payloads)
-      for host in range(len(addresses))
-    ]
     orders = [
-      host_messages.HostFetch(address, payloads, offered.versions, offered.crcs)
-      for address, payloads in zip(addresses[1:], by_host[1:])
+      host_messages.HostFetch(
+        address,
+        tuple(payload_parts.only(each, host) for each in offered.payloads),
+        offered.versions,
+        offered.crcs,
+      )
+      for host, address in enumerate(addresses)
     ]
     try:
       with self._hosts.fetching(orders):
-        fetched = peer_bootstrap.fetch(
-          by_host[0],
-          offered.address,
-          self._part,
-          fragments,
-          self._run_spec.full.name,
-          self._plane,
-          self._pace,
-        )
-      self._part.adopt(offered.versions, fetched.data, offered.crcs)
+        fetched = self._host.fetch(orders[0])
+      self._host.adopt(orders[0], fetched)
     except (TransferFailed, Mismatch):
       self._hosts.end_fetch(taken=False)
       raise
     self._hosts.end_fetch(taken=True)
-    return fetched
-
-  def _place(self, fragment: int):
-    """Puts the host's copy of a fragment on the devices, ready to be
-    applied.
-    """
-    version = self._part.held()[fragment].version
-    self._arrivals.put(fragment, version, self._part.placed(fragment))

@@ -63,13 +63,13 @@ def _buffers(tree) -> set[int]:
 
 def _theta(learner):
   loop = learner.loop
-  return loop._params, loop._state
+  return loop._state.params, loop._state.inner_state
 
 
 def _restored(learner):
   """Returns position, θ and inner state as another process finds them."""
   device = learner.device
-  bases = {p: dict(x) for p, x in learner.loop._own.bases.items()}
+  bases = {p: dict(x) for p, x in learner.loop._state.own.bases.items()}
   found = learner.records.restore(device.params_like, device.state_like, bases)
   return found.progress.position, (found.params, found.inner_state)
 
@@ -150,7 +150,7 @@ def test_no_save_begins_beside_another_and_none_waits(learner, gate):
   assert 'the save before is still under way' in learner.said[0]
   gate.put(None)
   assert learner.records.wait(SAVE_S)
-  assert learner.loop._holder.ready
+  assert learner.loop._state.holder.ready
 
 
 def test_a_save_that_fails_says_why_and_gives_its_buffers_back(learner, gate):
@@ -161,7 +161,7 @@ def test_a_save_that_fails_says_why_and_gives_its_buffers_back(learner, gate):
   assert learner.records.failed == 1
   assert 'OSError: no space left' in learner.said[0]
   assert learner.loop._newest_saved() == 0
-  assert learner.loop._holder.ready
+  assert learner.loop._state.holder.ready
   learner.loop._save()
   gate.put(None)
   assert learner.records.wait(SAVE_S)
@@ -173,10 +173,10 @@ def test_a_blend_right_after_a_save_does_not_change_it(learner, gate):
   expected = _bits(_theta(learner))
   loop = learner.loop
   loop._save()
-  theta = loop._own.bases[0]
+  theta = loop._state.own.bases[0]
   placed = learner.device.put_fragment(0, theta)
   blended = learner.device.overwrite(
-    0, loop._holder.to_blend(loop._params), placed
+    0, loop._state.holder.to_blend(loop._state.params), placed
   )
   gate.put(None)
   assert learner.records.wait(SAVE_S)
@@ -190,22 +190,22 @@ def test_a_newcomer_is_given_the_state_of_its_boundary(learner):
     newcomer=(1, 1), handles=()
   )
   loop._client.donate = lambda donation, held, state: given.append(state)
-  expected = _bits(loop._state)
+  expected = _bits(loop._state.inner_state)
   loop._donate(None)
-  loop._state_before = _buffers(loop._state)
+  loop._state_before = _buffers(loop._state.inner_state)
   learner.steps(3, 0)
   [held] = given
   assert _bits(held.inner_state) == expected
   assert _buffers(held.inner_state) == loop._state_before  # No copy.
-  assert not loop._holder.ready
+  assert not loop._state.holder.ready
   held.release()
   held.release()
-  assert loop._holder.ready
+  assert loop._state.holder.ready
 
 
 def test_a_save_that_is_due_waits_for_a_newcomers_donor(learner, gate):
   loop = learner.loop
-  held = loop._holder.hold_state(loop._state)
+  held = loop._state.holder.hold_state(loop._state.inner_state)
   learner.steps(1, 0)
   loop._save_if_due()
   assert not learner.records.saving

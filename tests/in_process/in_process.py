@@ -105,7 +105,7 @@ class Living:
   def kill(self):
     """Silences a process from one moment to the next: no message, no byte."""
     self._plane.close()
-    self.exchange._on_crash(Killed())
+    self.exchange.crash(Killed())
 
 
 class Run:

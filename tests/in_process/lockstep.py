@@ -212,7 +212,8 @@ class _LockstepLearner:
 
   def _fetch(self, update: messages.Update):
     p, version = update.fragment, update.version
-    self.host.update(p, version, self._lockstep.sent[p, version], update.crc)
+    parts = (self._lockstep.sent[p, version],)
+    self.host.update(p, version, parts, update.crc)
     handle = update.payload.handle
     self.handle(learner_events.Rebuilt(p, version, update.crc, handle))
 

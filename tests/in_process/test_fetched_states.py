@@ -13,8 +13,8 @@ import pytest
 
 from diloco.config import run_config
 from diloco.learner.device import Device
-from diloco.learner.hosts.host_group import SingleHostGroup
-from diloco.learner.replica import Mismatch, WholeReplica
+from diloco.learner.hosts.host_group import HostGroup
+from diloco.learner.replica import Mismatch, whole_replica
 from diloco.learner.transfers import Donation, FragmentTransfer
 from diloco.protocol import host_messages, messages
 from diloco.protocol.learner import events as learner_events
@@ -27,7 +27,7 @@ DONOR, NEWCOMER = (1, 4096), (0, 8192)
 VERSION, STEP = 3, 7
 
 
-class OtherHost(SingleHostGroup):
+class OtherHost(HostGroup):
   """Host 1 of a learner of two.
 
   Attributes:
@@ -36,9 +36,9 @@ class OtherHost(SingleHostGroup):
     told: how each fetch ended, as the leading host said.
   """
 
-  count = 2
-
   def __init__(self):
+    super().__init__()
+    self.count = 2
     self.offered: tuple[host_messages.HostDonated, ...] = ()
     self.lost = False
     self.told: list[bool] = []
@@ -48,7 +48,7 @@ class OtherHost(SingleHostGroup):
 
   @contextlib.contextmanager
   def fetching(self, orders):
-    assert [order.address for order in orders] == ['its host 1']
+    assert [order.address for order in orders[1:]] == ['its host 1']
     yield
     if self.lost:
       raise Mismatch('host 1: PeerLost: gone')
@@ -90,13 +90,13 @@ class Pair:
     network = MemoryNetwork()
     self.hosts, self.plane = OtherHost(), LosingPlane(network)
     initial = self._run_spec.initial_fragments()
-    self.copy = WholeReplica(self._run_spec, initial)
+    self.copy = whole_replica(self._run_spec, initial)
     self.newcomer = self._carrier(self.copy, self.plane, self.hosts)
     self.given = [
       {name: x + np.float32(1) for name, x in theta.items()}
       for theta in initial
     ]
-    self._donated = WholeReplica(
+    self._donated = whole_replica(
       self._run_spec, self.given, (VERSION,) * len(initial)
     )
     self._donor_host = OtherHost()

@@ -17,8 +17,12 @@ from diloco.config import run_config
 from diloco.data import pipeline
 from diloco.learner import inner_device, peer_bootstrap
 from diloco.learner.device import Device
-from diloco.learner.replica import FragmentReplica, Mismatch, SlicedReplica
-from diloco.learner.replica_codec import make_part
+from diloco.learner.replica import (
+  FragmentReplica,
+  Mismatch,
+  Replica,
+  ReplicaCodec,
+)
 from diloco.protocol import messages
 from diloco.run import payload_parts
 from diloco.run.host_slices import SliceMap
@@ -107,8 +111,8 @@ def _part(run_spec, device: Device):
     for p, theta in enumerate(run_spec.initial_fragments())
   ]
   slice_map = SliceMap(run_spec.owners, device.partition)
-  copy = SlicedReplica(run_spec, slice_map, holding.host, held)
-  return make_part(run_spec, device, copy)
+  replica = Replica(run_spec, held, slice_map, holding.host)
+  return ReplicaCodec(run_spec, device, replica)
 
 
 def _fetch(part, payloads, address, run_spec, plane):

@@ -6,7 +6,8 @@ import zlib
 import numpy as np
 import pytest
 
-from diloco.learner.connection import OFFERS_MAX, SyncerSession
+from diloco.learner.hosts.host_transfer import OFFERS_MAX, HostSessions
+from diloco.protocol.host_messages import HostRetire
 from diloco.protocol.messages import Payload
 from diloco.transport.data_plane import NotOffered
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
@@ -22,24 +23,23 @@ def _pull(fetcher, handle):
 @pytest.fixture
 def ends():
   network = MemoryNetwork()
-  publisher = MemoryPlane(network).publisher('syncer')
-  return SyncerSession(1, None, [publisher]), MemoryPlane(network).fetcher(
-    publisher.address
-  )
+  sessions = HostSessions(MemoryPlane(network), 1)
+  [address] = sessions.open(1)
+  return sessions, MemoryPlane(network).fetcher(address)
 
 
 @pytest.fixture
 def full(ends):
-  session, fetcher = ends
+  sessions, fetcher = ends
   for handle in range(OFFERS_MAX):
-    assert session.has_room(0)
-    session.offer(0, handle, [DATA])
-  return session, fetcher
+    assert sessions.has_room(1, 0)
+    sessions.offer(1, 0, handle, [DATA])
+  return sessions, fetcher
 
 
 def test_offers_of_one_fragment_are_bounded(full):
-  session, _ = full
-  assert not session.has_room(0)
+  sessions, _ = full
+  assert not sessions.has_room(1, 0)
 
 
 def test_what_was_offered_can_still_be_pulled(full):
@@ -49,13 +49,13 @@ def test_what_was_offered_can_still_be_pulled(full):
 
 
 def test_a_retired_offer_makes_room(full):
-  session, fetcher = full
-  session.retire(2)
-  assert session.has_room(0)
+  sessions, fetcher = full
+  sessions.perform(HostRetire(1, (2,)))
+  assert sessions.has_room(1, 0)
   with pytest.raises(NotOffered):
     _pull(fetcher, 2)
 
 
 def test_fragments_do_not_displace_each_other(full):
-  session, _ = full
-  assert session.has_room(1)
+  sessions, _ = full
+  assert sessions.has_room(1, 1)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from diloco.learner.hosts.host_group import MultiHostGroup
+from diloco.learner.hosts.host_group import HostGroup
 from diloco.learner.replica import Mismatch
 from diloco.protocol import host_messages as said
 from diloco.protocol.messages import Part
@@ -46,7 +46,7 @@ def hosts():
   listener = host_channel.HostListener('127.0.0.1', SECRET)
   found: queue.Queue = queue.Queue()
   threading.Thread(
-    target=lambda: found.put(MultiHostGroup(listener, 2)), daemon=True
+    target=lambda: found.put(HostGroup(listener, 2)), daemon=True
   ).start()
   others = [Other(listener.address, host) for host in (1, 2)]
   leading = found.get(timeout=WAIT_S)
@@ -96,7 +96,7 @@ def test_all_take_their_part(hosts):
   leading, first, second = hosts
   for other in (first, second):
     other.say(said.HostTook(0, 7, ''))
-  with leading.taking([_take(), _take()]):
+  with leading.taking([_take()] * 3):
     assert first.hear() == second.hear() == _take()
 
 
@@ -106,7 +106,7 @@ def test_one_that_could_not_take_its_part_fails_all(hosts):
   second.say(said.HostTook(0, 7, 'PeerLost: gone'))
   with (
     pytest.raises(Mismatch, match='host 2: PeerLost: gone'),
-    leading.taking([_take(), _take()]),
+    leading.taking([_take()] * 3),
   ):
     pass
 
@@ -117,7 +117,7 @@ def test_where_the_own_part_fails_the_others_are_waited_for(hosts):
     other.say(said.HostTook(0, 7, ''))
   with (
     pytest.raises(Mismatch, match='mine'),
-    leading.taking([_take(), _take()]),
+    leading.taking([_take()] * 3),
   ):
     raise Mismatch('mine')
   assert not leading._answers
@@ -140,7 +140,7 @@ def test_a_fetched_state_is_taken_by_all_at_once(hosts):
   for other in (first, second):
     other.say(said.HostFetched(''))
     other.say(said.HostAdopted())
-  with leading.fetching([FETCH, FETCH]):
+  with leading.fetching([FETCH] * 3):
     pass
   leading.end_fetch(taken=True)
   for other in (first, second):
@@ -154,7 +154,7 @@ def test_a_state_that_one_could_not_fetch_is_taken_by_none(hosts):
   second.say(said.HostFetched('Corrupt: crc'))
   with (
     pytest.raises(Mismatch, match='host 2: Corrupt: crc'),
-    leading.fetching([FETCH, FETCH]),
+    leading.fetching([FETCH] * 3),
   ):
     pass
   leading.end_fetch(taken=False)

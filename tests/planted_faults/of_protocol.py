@@ -188,8 +188,8 @@ FAULTS = (
   fault(
     'state taken before all hosts have it',
     'diloco/learner/transfers.py',
-    '          self._pace,\n        )\n      self._part.adopt(',
-    '          self._pace,\n        )\n        self._part.adopt(',
+    '        fetched = self._host.fetch(orders[0])\n      self._host.adopt(',
+    '        fetched = self._host.fetch(orders[0])\n        self._host.adopt(',
     f'{FETCHED}::test_a_donor_that_loses_a_host_in_mid_pull_gives_nothing[1]',
     'assert',
   ),

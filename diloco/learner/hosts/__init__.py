@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learner of several processes: one leads, the others follow.
+"""The processes of a learner: one leads, the others, if any, follow.
 
 Start with `host_group`: what the leading host tells the others before it does
 it itself.
@@ -8,5 +8,6 @@ it itself.
   process_group  how the processes find each other, and join in one JAX program
   host_group     the other hosts, as the leading one sees them
   follower       a process that does not lead, from its start to its end
-  worker         its steps and its bytes
+  worker         what it performs at boundaries, and on threads
+  host_transfer  the bytes that each process moves
 """

@@ -6,10 +6,10 @@ import threading
 
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner.device import Device
-from diloco.learner.hosts.host_group import MultiHostGroup
+from diloco.learner.hosts.host_group import HostGroup
 from diloco.learner.hosts.process_group import ProcessGroup, Rendezvous
 from diloco.learner.hosts.worker import HostWorker
-from diloco.learner.restore import common_step, restore_host
+from diloco.learner.restore import common_step, restore
 from diloco.protocol import host_messages
 from diloco.run.spec import RunSpec
 from diloco.transport.data_plane import DataPlane
@@ -17,16 +17,19 @@ from diloco.transport.host_channel import GroupLost, HostConnection
 
 
 def gather(
-  process_group: ProcessGroup, met: Rendezvous, records: LearnerRecords
-) -> tuple[MultiHostGroup, int]:
+  process_group: ProcessGroup, met: Rendezvous | None, records: LearnerRecords
+) -> tuple[HostGroup, int | None]:
   """Connects the leading host to the others; returns them and the common step.
 
-  `met` is closed once they are connected.
+  `met` is closed once they are connected. It is None if there are none: then
+  there is nothing to agree on, and no step.
 
   Raises:
     GroupLost: a host is gone.
   """
-  hosts = MultiHostGroup(process_group.listen(), process_group.hosts - 1)
+  if met is None:
+    return HostGroup(), None
+  hosts = HostGroup(process_group.listen(), process_group.hosts - 1)
   met.close()
   step = common_step([records.readable(), *hosts.steps.values()])
   hosts.tell(host_messages.RestoreFrom(step))
@@ -70,7 +73,7 @@ class Follower:
     step = self._answer.get()
     if isinstance(step, GroupLost):
       raise step
-    restored = restore_host(run_spec, device, records, step)
+    restored = restore(run_spec, device, records, step)
     self._host = HostWorker(
       run_spec, learner, device, restored, records, plane, self._connection
     )

@@ -9,7 +9,6 @@ all parts, or none.
 import contextlib
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from diloco.learner.replica import Mismatch
 from diloco.protocol import host_messages, messages
@@ -29,121 +28,22 @@ Parts = tuple[messages.Part | None, ...]
 Donated = host_messages.HostDonated
 
 
-class HostGroup(Protocol):
-  """The other hosts, as a learner's exchange and loop use them."""
-
-  count: int  # Including the leading one.
-
-  def watch(
-    self,
-    on_stop: Callable[[], None],
-    on_lost: Callable[[GroupLost], None],
-  ) -> None:
-    """Sets callbacks for a host that is told to stop, or is lost.
-
-    They are called on a thread.
-    """
-
-  def tell(self, message) -> None:
-    """Sends one of `host_messages.FROM_LEADING_HOST` to all of them."""
-
-  def tell_each(self, said: Iterable) -> None:
-    """Sends each of them its own message, from host 1 on."""
-
-  def open_session(self, session: int) -> tuple[Addresses, ...]:
-    """Opens a syncer session on each host; returns where each offers."""
-
-  def offered(self, handle: int) -> tuple[Parts, ...]:
-    """Waits for, and returns, what each host has on offer under a handle."""
-
-  def forget(self, handle: int) -> None:
-    """Drops the answers for a handle, which are not waited for any more."""
-
-  def taking(self, orders: Sequence[host_messages.HostTake]):
-    """Returns a context in which host 0 and the others each take their part.
-
-    At its end all have; otherwise it raises `Mismatch`, which names the host
-    and the reason.
-
-    Args:
-      orders: by host, from 1 on.
-    """
-
-  def donated(self, newcomer: tuple[int, int]) -> tuple[Donated, ...]:
-    """Waits for, and returns, what each host offers to a newcomer."""
-
-  def fetching(self, orders: Sequence[host_messages.HostFetch]):
-    """Returns a context like `taking` for parts of a donor's state.
-
-    The parts are only fetched in it, not adopted.
-    """
-
-  def end_fetch(self, taken: bool) -> None:
-    """Has the hosts adopt what they fetched, and waits for it; or discard
-    it.
-    """
-
-  def close(self) -> None:
-    """Sends what is queued, and ends."""
-
-
-class SingleHostGroup:
-  """The hosts of a learner that has only one."""
-
-  count = 1
-
-  def watch(self, on_stop, on_lost) -> None:
-    pass
-
-  def tell(self, message) -> None:
-    pass
-
-  def tell_each(self, said: Iterable) -> None:
-    pass
-
-  def open_session(self, session: int) -> tuple[Addresses, ...]:
-    return ()
-
-  def offered(self, handle: int) -> tuple[Parts, ...]:
-    return ()
-
-  def forget(self, handle: int) -> None:
-    pass
-
-  def taking(self, orders: Sequence[host_messages.HostTake]):
-    return contextlib.nullcontext()
-
-  def donated(self, newcomer: tuple[int, int]) -> tuple[Donated, ...]:
-    return ()
-
-  def fetching(self, orders: Sequence[host_messages.HostFetch]):
-    return contextlib.nullcontext()
-
-  def end_fetch(self, taken: bool) -> None:
-    pass
-
-  def close(self) -> None:
-    pass
-
-
-ALONE = SingleHostGroup()
-
-
-class MultiHostGroup:
+class HostGroup:
   """Connections to the hosts 1 … N−1, which are all open once constructed.
 
   Args:
-    listener: the listener they connect to; it is closed.
+    listener: the listener they connect to; it is closed. None: there are none.
     others: N−1.
 
   Attributes:
+    count: N, with the leading one.
     steps: host -> the checkpoint steps that it has complete.
 
   Raises:
     GroupLost: not all of them came in time.
   """
 
-  def __init__(self, listener: HostListener, others: int):
+  def __init__(self, listener: HostListener | None = None, others: int = 0):
     self.count = others + 1
     self._on_stop: Callable[[], None] = lambda: None
     self._on_lost: Callable[[GroupLost], None] = lambda error: None
@@ -154,13 +54,22 @@ class MultiHostGroup:
     self._lost: GroupLost | None = None
     self._connections: dict[int, HostConnection] = {}
     self._unnamed: list[HostConnection] = []
-    for connection in listener.accept(others):
-      self._unnamed.append(self._open(connection))
-    listener.close()
+    if listener is not None:
+      for connection in listener.accept(others):
+        self._unnamed.append(self._open(connection))
+      listener.close()
     started = self._wait('started')
     self.steps = {host: each.steps for host, each in started.items()}
 
-  def watch(self, on_stop, on_lost) -> None:
+  def watch(
+    self,
+    on_stop: Callable[[], None],
+    on_lost: Callable[[GroupLost], None],
+  ) -> None:
+    """Sets callbacks for a host that is told to stop, or is lost.
+
+    They are called on a thread.
+    """
     self._on_stop, self._on_lost = on_stop, on_lost
     with self._changed:
       lost = self._lost
@@ -168,23 +77,28 @@ class MultiHostGroup:
       on_lost(lost)
 
   def tell(self, message) -> None:
+    """Sends one of `host_messages.FROM_LEADING_HOST` to all of them."""
     for connection in self._connections.values():
       connection.send(message)
 
   def tell_each(self, said: Iterable) -> None:
+    """Sends each of them its own message, from host 1 on."""
     for host, message in enumerate(said, start=1):
       self._connections[host].send(message)
 
   def open_session(self, session: int) -> tuple[Addresses, ...]:
+    """Opens a syncer session on each host; returns where each offers."""
     self.tell(host_messages.OpenSession(session))
     found = self._wait(('session', session))
     return tuple(each.addresses for each in found.values())
 
   def offered(self, handle: int) -> tuple[Parts, ...]:
+    """Waits for, and returns, what each host has on offer under a handle."""
     found = self._wait(('offered', handle))
     return tuple(each.parts or (None,) for each in found.values())
 
   def forget(self, handle: int) -> None:
+    """Drops the answers for a handle, which are not waited for any more."""
     key = 'offered', handle
     with self._changed:
       left = self.count - 1 - len(self._answers.pop(key, {}))
@@ -193,19 +107,33 @@ class MultiHostGroup:
 
   @contextlib.contextmanager
   def taking(self, orders: Sequence[host_messages.HostTake]):
-    self.tell_each(orders)
+    """Makes a context in which host 0 and the others each take their part.
+
+    At its end all have; otherwise it raises `Mismatch`, which names the host
+    and the reason.
+
+    Args:
+      orders: by host, from 0 on.
+    """
+    own, *others = orders
+    self.tell_each(others)
     try:
       yield
     finally:
-      took = self._wait(('took', orders[0].fragment, orders[0].version))
+      took = self._wait(('took', own.fragment, own.version))
     _check_all(took)
 
   def donated(self, newcomer: tuple[int, int]) -> tuple[Donated, ...]:
+    """Waits for, and returns, what each host offers to a newcomer."""
     return tuple(self._wait(('donated', *newcomer), STATE_S).values())
 
   @contextlib.contextmanager
   def fetching(self, orders: Sequence[host_messages.HostFetch]):
-    self.tell_each(orders)
+    """Makes a context like `taking` for parts of a donor's state.
+
+    The parts are only fetched in it, not adopted.
+    """
+    self.tell_each(orders[1:])
     try:
       yield
     finally:
@@ -213,11 +141,15 @@ class MultiHostGroup:
     _check_all(fetched)
 
   def end_fetch(self, taken: bool) -> None:
+    """Has the hosts adopt what they fetched, and waits for it; or discard
+    it.
+    """
     self.tell(host_messages.FetchOver(taken))
     if taken:
       self._wait('adopted')
 
   def close(self) -> None:
+    """Sends what is queued, and ends."""
     for connection in self._connections.values():
       connection.close(timeout_s=3.0)
 
@@ -290,7 +222,7 @@ class MultiHostGroup:
         raise GroupLost(f'no answer of all hosts in {timeout_s} s: {key}')
       if self._lost:
         raise self._lost
-      return dict(sorted(self._answers.pop(key).items()))
+      return dict(sorted(self._answers.pop(key, {}).items()))
 
   def _note_lost(self, error: GroupLost):
     with self._changed:

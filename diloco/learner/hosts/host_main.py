@@ -22,11 +22,10 @@ from diloco.learner import restore
 from diloco.learner.connection import RunIsOver, SyncerAbsent, SyncerAddress
 from diloco.learner.device import Device
 from diloco.learner.hosts.follower import Follower, gather
-from diloco.learner.hosts.host_group import ALONE
 from diloco.learner.hosts.process_group import ProcessGroup, Rendezvous
 from diloco.learner.restore import CheckpointGone, Outputs
 from diloco.learner.syncer_client import SyncerClient
-from diloco.learner.train_loop import TrainLoop, stop_on_signals
+from diloco.learner.train_loop import TrainLoop
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
 from diloco.protocol import host_messages
@@ -227,7 +226,7 @@ def _follow(
   follower = Follower(
     process_group, met, run_spec, given.learner, device, records, plane
   )
-  stop_on_signals(follower)
+  _stop_on_signals(follower)
   try:
     end = follower.run()
   finally:
@@ -249,12 +248,8 @@ def _train(
   plane = _plane(run_spec, access)
   device = Device(run_spec)
   records = _records(run_spec, workdir, process_group, given.learner)
-  if process_group.hosts > 1:
-    hosts, step = gather(process_group, met, records)
-    restored = restore.restore_leading(run_spec, device, records, step)
-  else:
-    hosts = ALONE
-    restored = restore.restore(run_spec, device, records)
+  hosts, step = gather(process_group, met, records)
+  restored = restore.restore(run_spec, device, records, step)
   client = SyncerClient(
     run_spec,
     learner,
@@ -286,7 +281,7 @@ def _train(
     hosts,
   )
   hosts.watch(on_stop=train_loop.stop, on_lost=client.crash)
-  stop_on_signals(train_loop)
+  _stop_on_signals(train_loop)
   try:
     left = train_loop.run()
     hosts.tell(host_messages.EndAt(_exit_code(left), left.reason))
@@ -303,3 +298,14 @@ def _train(
     writer.close()
     tape.close()
     plane.close()
+
+
+def _stop_on_signals(running: TrainLoop | Follower):
+  """Makes SIGTERM and SIGINT leave in good order."""
+
+  def stop(number, _):
+    signal.signal(number, signal.SIG_DFL)  # A second one ends at once.
+    running.stop()
+
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, stop)
