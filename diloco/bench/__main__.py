@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the whole system: python -m diloco.bench --all
 
-  python -m diloco.bench --all [--repeats=3] [--json=FILE] [--history=FILE]
-  python -m diloco.bench --only=round,int4 [--millions=1,10]
+  python -m diloco.bench --all [--repeats=3] [--markdown=FILE] [--json=FILE]
+  python -m diloco.bench --only=round,int4 [--millions=1,10,50]
   python -m diloco.bench --list
 
 One table: medians and spreads over the repetitions, and ratios to what was
@@ -38,10 +38,13 @@ def define_flags() -> None:
   absl_flags.DEFINE_bool('list', False, 'Prints the rows; measures nothing.')
   absl_flags.DEFINE_integer('repeats', 3, 'Of each row.', lower_bound=1)
   absl_flags.DEFINE_list(
-    'millions', ['1', '10', '50'], 'Parameters of rows that differ by size.'
+    'millions', ['1', '10'], 'Parameters of rows that differ by size.'
   )
   absl_flags.DEFINE_bool(
     'smallest', False, 'Makes everything tiny: to see that it works.'
+  )
+  absl_flags.DEFINE_string(
+    'markdown', None, 'File for the table, as a page of docs has it.'
   )
   absl_flags.DEFINE_string('json', None, 'File for all figures.')
   absl_flags.DEFINE_string('history', None, 'File to append a line of JSON to.')
@@ -56,7 +59,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
   names = chosen(given.all, given.only)
   settings = BenchSettings(given.smallest, sizes(given.millions))
-  targets = [pathlib.Path(p) for p in (given.json, given.history) if p]
+  files_ = (given.markdown, given.json, given.history)
+  targets = [pathlib.Path(p) for p in files_ if p]
   check_writable(targets)
   logging.set_verbosity(logging.WARNING)
   # Ends the processes of a run, too.
@@ -72,7 +76,10 @@ def main(argv: Sequence[str]) -> int:
   )
   if not console.is_terminal:
     console.width = max(console.width, WIDTH)
-  terminal.show(comparison.page(*about), console)
+  page = comparison.page(*about)
+  terminal.show(page, console)
+  if given.markdown:
+    pathlib.Path(given.markdown).write_text(comparison.as_markdown(page))
   if given.json:
     files.write_json(pathlib.Path(given.json), comparison.record(*about))
   if given.history:

@@ -121,6 +121,17 @@ def page(
   )
 
 
+def as_markdown(report: ReportPage) -> str:
+  """Returns the table with machine, others' share and command."""
+  (table,) = report.parts
+  lines = [[column.name for column in table.columns]]
+  lines.append(['---'] * len(lines[0]))
+  lines += [['' if c is None else str(c) for c in row] for row in table.rows]
+  rows = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+  paragraphs = (*report.paragraphs[:-1], f'    {report.command}', rows)
+  return '\n\n'.join((*paragraphs, *table.notes)) + '\n'
+
+
 def record(
   figures: Iterable[RepeatedFigure],
   failed: dict[str, str],

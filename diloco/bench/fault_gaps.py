@@ -32,7 +32,7 @@ def _warm_up(run: RealRun, settings: BenchSettings) -> float:
   for m in (SURVIVOR, VICTIM):
     run.until_merged(m, settings.pick(8, 2))
   quiet_s = time.time()
-  run.until_steps(SURVIVOR, settings.pick(200, 20))
+  run.until_steps(SURVIVOR, settings.pick(120, 20))
   return quiet_s
 
 

@@ -32,7 +32,7 @@ def measure(settings: BenchSettings) -> list[BenchFigure]:
     pair = in_turns(
       lambda words=words, exits=exits: _python(words, exits),
       lambda: _python(IMPORT_JAX, (0,)),
-      settings.pick(3, 1),
+      settings.pick(2, 1),
       time.perf_counter,
     )
     found.append(BenchFigure(name, pair.work_s, 's', pair.ratio, AGAINST))

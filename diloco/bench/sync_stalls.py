@@ -62,7 +62,13 @@ def _steps(
     for m in range(len(floors_s)):
       run.until_steps(m, 5)
       run.until_merged(m, rounds)
-    return [run.until_steps(m, count) for m in range(len(floors_s))]
+    # All of them at the same time.
+    before = [len(run.steps(m)) for m in range(len(floors_s))]
+    for m, begin in enumerate(before):
+      run.until_steps(m, max(begin + count - len(run.steps(m)), 0))
+    return [
+      run.steps(m)[begin : begin + count] for m, begin in enumerate(before)
+    ]
 
 
 def _with_and_without(
@@ -205,7 +211,7 @@ def measure_slower(settings: BenchSettings) -> list[BenchFigure]:
   synced, alone = _with_and_without(
     EVERY_24,
     [FLOOR_S, 2 * FLOOR_S],
-    settings.pick(200, 20),
+    settings.pick(120, 20),
     settings.pick(8, 1),
   )
   found = []
@@ -225,7 +231,7 @@ def measure_decoder(settings: BenchSettings) -> list[BenchFigure]:
   synced, alone = _with_and_without(
     {**EVERY_24, **SMALL_DECODER, 'data.batch': 16, 'data.seq_len': 64},
     [0.0],
-    settings.pick(300, 20),
+    settings.pick(200, 20),
     settings.pick(8, 1),
   )
   steps_s, twin_s = step_seconds(synced[0]), step_seconds(alone[0])

@@ -32,7 +32,7 @@ from diloco.transport.auth import OPEN
 from diloco.transport.planes import make_plane
 
 EMPTY_MILLIONS = 0.001
-LEARNERS = (16, 32, 64)
+LEARNERS = (16, 64)
 NOTICE_S = 2.0
 JOIN_S = 60.0
 PLANE = 'grpc'  # One server of the other plane serves a whole process.
@@ -81,7 +81,7 @@ def measure_served(settings: BenchSettings) -> list[BenchFigure]:
   found, first_s = [], None
   for learners in settings.pick(LEARNERS, (2,)):
     with RealRun({**MANY, 'protocol.learners': learners}) as run:
-      seen = _served(run, learners, settings.pick(10 * FRAGMENTS, FRAGMENTS))
+      seen = _served(run, learners, settings.pick(3 * FRAGMENTS, FRAGMENTS))
     name = f'M = {learners}'
     first_s = first_s or seen['cpu_s']
     found += [

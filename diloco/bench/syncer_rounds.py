@@ -19,6 +19,7 @@ import numpy as np
 from diloco.bench.measurement import (
   BenchFigure,
   BenchSettings,
+  copying,
   in_turns,
   timed,
 )
@@ -232,11 +233,10 @@ def _whole(size: RoundSize) -> BenchFigure:
   nbytes = feeder.merged_bytes
   took_s = timed(lambda: feeder.run(size.rounds), time.process_time)
   feeder.close()
-  contributions_ = np.ones(nbytes // 4, np.float32)
-  contributions_.copy()
+  copy = copying(nbytes // 4)
+  copy()  # Touches the memory that it writes.
   copied_s = timed(
-    lambda: [contributions_.copy() for _ in range(size.rounds)],
-    time.process_time,
+    lambda: [copy() for _ in range(size.rounds)], time.process_time
   )
   speed = size.rounds * nbytes / took_s / 1e9
   name = f'M = {size.learners}, whole round'
@@ -255,14 +255,16 @@ def _parts(size: RoundSize, turns: int) -> list[BenchFigure]:
     for m in range(size.learners)
   }
   datas = [payload.encode(v, pieces, codec) for v in vs.values()]
+  pulled = {m: payload.inspect(d, pieces, codec) for m, d in enumerate(datas)}
   weights = dict.fromkeys(vs, 1 / size.learners)
   optimizer = make_optimizer(run_spec.config)
   state = outer.init(vs[0], optimizer)
   delta = merge.merge(vs, weights, pieces)
   calls = {
-    'decode': lambda: [payload.decode(d, pieces, codec) for d in datas],
-    'checks and norms': lambda: [contributions.checked(v) for v in vs.values()],
-    'RDA': functools.partial(merge.merge, vs, weights, pieces),
+    'checks and norms': lambda: [
+      contributions.checked(payload.inspect(d, pieces, codec)) for d in datas
+    ],
+    'RDA': functools.partial(merge.merge, pulled, weights, pieces),
     # It encodes the update, and decodes it as the learners will.
     'outer step': functools.partial(
       outer.step, state, delta, optimizer, run_spec.down, pieces
@@ -270,11 +272,11 @@ def _parts(size: RoundSize, turns: int) -> list[BenchFigure]:
     'encode': functools.partial(payload.encode, delta, pieces, run_spec.down),
     'CRC': functools.partial(payload.piece_crcs, delta, pieces),
   }
-  flat = np.ones(size.learners * sum(x.size for x in pieces), np.float32)
-  found = []
+  values = size.learners * sum(x.size for x in pieces)
+  copy, found = copying(values), []
   for name, call in calls.items():
-    pair = in_turns(call, flat.copy, turns)
-    speed = flat.nbytes / pair.work_s / 1e9
+    pair = in_turns(call, copy, turns)
+    speed = 4 * values / pair.work_s / 1e9
     title = f'M = {size.learners}, {name}'
     found.append(BenchFigure(title, speed, 'GB/s', pair.ratio, COPY))
   return found

@@ -29,6 +29,7 @@ zero, since machines disagree about smaller numbers.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -195,6 +196,15 @@ class BlockCodec:
         )
     return x
 
+  def inspect(self, data: np.ndarray, shape) -> 'EncodedArray | None':
+    """Returns what can be merged as it is; None: it must be decoded.
+
+    Args:
+      data: the encoding of an array of this shape.
+    """
+    found = native.inspect(self, data, math.prod(shape))
+    return None if found is None else EncodedArray(self, data, shape, *found)
+
   def _quantise(self, x_NB, rng):
     """Returns scales and integer levels, as two's complement codes."""
     level_max = LEVEL_MAX[self.bits]
@@ -300,6 +310,31 @@ class BlockCodec:
       values = slice(full * self.block_size, n)
       codes = slice(full * packed, full * packed + self._width(tail))
       yield slice(full, full + 1), tail, values, codes
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedArray:
+  """An array that stays encoded until it is merged, with what checks it.
+
+  Attributes:
+    largest: max |x|, NaN if one is.
+    squares: `native.squares` of the decoded values.
+  """
+
+  codec: BlockCodec
+  data: np.ndarray
+  shape: tuple[int, ...]
+  largest: float
+  squares: np.ndarray
+
+  @property
+  def size(self) -> int:
+    return math.prod(self.shape)
+
+  def __array__(self, dtype=None, copy=None) -> np.ndarray:
+    """Decodes, for numpy; `copy` says nothing, as all is new."""
+    values = self.codec.decode(self.data, self.size).reshape(self.shape)
+    return values if dtype is None else values.astype(dtype, copy=False)
 
 
 def check_values(name: str, x: np.ndarray):

@@ -12,6 +12,9 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #if FLT_EVAL_METHOD != 0 || defined(__FAST_MATH__)
 #error "each operation must be rounded to its own type"
@@ -144,17 +147,17 @@ INLINE int encode_all(const float *x, long n, long block, int bits,
   return 0;
 }
 
-// BlockCodec.decode, of block after block.
-INLINE void decode_all(const uint8_t *data, long n, long block, int bits,
-                       int scale_bytes, float *x) {
+// BlockCodec.decode, of values from the begin of a block to the end of one.
+INLINE void decode_span(const uint8_t *data, long n, long block, int bits,
+                        int scale_bytes, long begin, long end, float *x) {
   const uint8_t *codes = data + (n + block - 1) / block * scale_bytes;
-  long full = n / block, run = block * bits / 8, tail = n % block;
-  for (long k = 0; k < full; k++)
+  long run = block * bits / 8, tail = end % block, full = end / block;
+  for (long k = begin / block; k < full; k++)
     decode_block(load_scale(data, k, scale_bytes), codes + k * run, block, run,
-                 bits, x + k * block);
+                 bits, x + k * block - begin);
   if (tail)
     decode_block(load_scale(data, full, scale_bytes), codes + full * run, tail,
-                 (tail * bits + 7) / 8, bits, x + full * block);
+                 (tail * bits + 7) / 8, bits, x + full * block - begin);
 }
 
 // Calls a function above with constants, for which its loops are then made.
@@ -174,7 +177,7 @@ CLONES int diloco_encode(const float *x, long n, long block, int bits,
 CLONES int diloco_decode(const uint8_t *data, long n, long block, int bits,
                          int scale_bytes, float *x) {
 #define DECODE(block, bits, scale_bytes) \
-  return decode_all(data, n, block, bits, scale_bytes, x), 0
+  return decode_span(data, n, block, bits, scale_bytes, 0, n, x), 0
   SPECIALISED(DECODE);
 }
 
@@ -261,22 +264,83 @@ int diloco_squares(const float *x, long n, double *sums) {
   return 0;
 }
 
-// merge._sum: Σ c·v in the order given, in tiles that stay in the cache.
+// The checks of a contribution, without its values in memory: the bits of the
+// largest magnitude, and Σ x² of each SUM_VALUES values. `room` holds as many.
+INLINE uint32_t inspect_all(const uint8_t *data, long n, long block, int bits,
+                            int scale_bytes, double *sums, float *room) {
+  uint32_t largest = 0;
+  for (long at = 0; at < n; at += SUM_VALUES) {
+    long end = n - at < SUM_VALUES ? n : at + SUM_VALUES;
+    decode_span(data, n, block, bits, scale_bytes, at, end, room);
+    uint32_t found = largest_of(room, end - at);
+    largest = found > largest ? found : largest;
+    *sums++ = sum_of_squares(room, end - at);
+  }
+  return largest;
+}
+
+CLONES uint32_t diloco_inspect(const uint8_t *data, long n, long block, int bits,
+                               int scale_bytes, double *sums, float *room) {
+#define INSPECT(block, bits, scale_bytes) \
+  return inspect_all(data, n, block, bits, scale_bytes, sums, room)
+  SPECIALISED(INSPECT);
+}
+
+// sum += c·v, or at first sum = c·v.
+INLINE void add_scaled(float c, const float *v, long n, int first,
+                       float *restrict sum) {
+  if (first) {
+    for (long i = 0; i < n; i++) sum[i] = c * v[i];
+    return;
+  }
+  for (long i = 0; i < n; i++) {
+    float product = c * v[i];
+    sum[i] += product;
+  }
+}
+
+// merge._sum: Σ c·v in the order given, in tiles that stay in the cache, and
+// Σ x² of the result as diloco_squares gives it.
 CLONES int diloco_weighted_sum(const float *const *vs, const float *cs, long m,
-                               long n, float *restrict sum) {
-  for (long at = 0; at < n; at += TILE_VALUES) {
-    long end = n - at < TILE_VALUES ? n : at + TILE_VALUES;
-    for (long i = at; i < end; i++) sum[i] = cs[0] * vs[0][i];
-    for (long k = 1; k < m; k++) {
-      const float *v = vs[k];
-      float c = cs[k];
-      for (long i = at; i < end; i++) {
-        float product = c * v[i];
-        sum[i] += product;
-      }
+                               long n, float *restrict sum, double *squares) {
+  for (long at = 0; at < n; at += SUM_VALUES) {
+    long end = n - at < SUM_VALUES ? n : at + SUM_VALUES;
+    for (long i = at; i < end; i += TILE_VALUES) {
+      long width = end - i < TILE_VALUES ? end - i : TILE_VALUES;
+      for (long k = 0; k < m; k++)
+        add_scaled(cs[k], vs[k] + i, width, k == 0, sum + i);
     }
+    *squares++ = sum_of_squares(sum + at, end - at);
   }
   return 0;
+}
+
+// The same of encoded v, each tile decoded when it is added.
+INLINE void sum_all(const uint8_t *const *datas, const float *cs, long m, long n,
+                    long block, int bits, int scale_bytes, float *restrict sum,
+                    double *squares) {
+  float tile[TILE_VALUES];
+  for (long at = 0; at < n; at += SUM_VALUES) {
+    long end = n - at < SUM_VALUES ? n : at + SUM_VALUES;
+    for (long i = at; i < end; i += TILE_VALUES) {
+      long stop = end - i < TILE_VALUES ? end : i + TILE_VALUES;
+      for (long k = 0; k < m; k++) {
+        decode_span(datas[k], n, block, bits, scale_bytes, i, stop, tile);
+        add_scaled(cs[k], tile, stop - i, k == 0, sum + i);
+      }
+    }
+    *squares++ = sum_of_squares(sum + at, end - at);
+  }
+}
+
+// `block` divides TILE_VALUES.
+CLONES int diloco_weighted_sum_encoded(const uint8_t *const *datas,
+                                       const float *cs, long m, long n,
+                                       long block, int bits, int scale_bytes,
+                                       float *sum, double *squares) {
+#define SUM(block, bits, scale_bytes)                                        \
+  return sum_all(datas, cs, m, n, block, bits, scale_bytes, sum, squares), 0
+  SPECIALISED(SUM);
 }
 
 // outer.make_outer: b' = Δ + μ·b, u = -η·b', or with Nesterov -η·(Δ + μ·b').
@@ -288,5 +352,50 @@ CLONES int diloco_sgd(const float *delta, const float *trace, long n,
     trace_to[i] = moved;
     update_to[i] = minus_lr * (nesterov ? delta[i] + momentum * moved : moved);
   }
+  return 0;
+}
+
+// CRC-32 as zlib's, of n bytes, a multiple of 16 from 64 up, by products without
+// carries: "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
+// Instruction", Gopal et al., 2009. Returns 0 if the processor has none.
+#if defined(__x86_64__)
+#define FOLD(x, by, next)                                             \
+  _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, by, 0x00),      \
+                              _mm_clmulepi64_si128(x, by, 0x11)), next)
+__attribute__((target("pclmul,sse4.1"))) static uint32_t crc32_of(
+    const uint8_t *data, long n, uint32_t crc) {
+  const __m128i *at = (const __m128i *)data, *end = (const __m128i *)(data + n);
+  // Powers of x modulo the polynomial, bits reversed, as in the paper.
+  const __m128i by_64 = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
+  const __m128i by_16 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
+  const __m128i by_4 = _mm_set_epi64x(0, 0x0163cd6124);
+  const __m128i barrett = _mm_set_epi64x(0x01f7011641, 0x01db710641);
+  const __m128i low = _mm_setr_epi32(-1, 0, -1, 0);
+  __m128i x[4];
+  for (int j = 0; j < 4; j++) x[j] = _mm_loadu_si128(at++);
+  x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)~crc));
+  for (; end - at >= 4; at += 4)
+    for (int j = 0; j < 4; j++)
+      x[j] = FOLD(x[j], by_64, _mm_loadu_si128(at + j));
+  __m128i y = x[0];
+  for (int j = 1; j < 4; j++) y = FOLD(y, by_16, x[j]);
+  while (at < end) y = FOLD(y, by_16, _mm_loadu_si128(at++));
+  // 128 bits to 64, to 32 by Barrett's reduction.
+  y = _mm_xor_si128(_mm_srli_si128(y, 8), _mm_clmulepi64_si128(y, by_16, 0x10));
+  y = _mm_xor_si128(_mm_srli_si128(y, 4),
+                    _mm_clmulepi64_si128(_mm_and_si128(y, low), by_4, 0x00));
+  __m128i q = _mm_clmulepi64_si128(_mm_and_si128(y, low), barrett, 0x10);
+  q = _mm_clmulepi64_si128(_mm_and_si128(q, low), barrett, 0x00);
+  return ~(uint32_t)_mm_extract_epi32(_mm_xor_si128(y, q), 1);
+}
+#endif
+
+int diloco_crc32(const uint8_t *data, long n, uint32_t *crc) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1")) {
+    *crc = crc32_of(data, n, 0);
+    return 1;
+  }
+#endif
   return 0;
 }

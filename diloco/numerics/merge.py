@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from diloco.numerics import native
+from diloco.numerics.block_codec import EncodedArray
 
 if TYPE_CHECKING:  # The configuration reads `RULES` without jax.
   from diloco.numerics.fragments import Pieces
@@ -39,7 +40,7 @@ def weighted_mean(
     ValueError: a weight is negative or not finite, or all are zero.
   """
   shares = _shares(weights)
-  return _sum((share, v) for share, v in zip(shares, vs) if share)
+  return _sum((share, v) for share, v in zip(shares, vs) if share)[0]
 
 
 def rda(vs: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
@@ -67,8 +68,7 @@ def rda(vs: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
   ]
   if not directed:
     return weighted_mean(vs, weights)
-  direction = _sum(directed)
-  direction_norm = norm(direction)
+  direction, direction_norm = _sum(directed)
   if direction_norm < DIRECTION_MIN:
     return weighted_mean(vs, weights)
   radius = math.fsum(share * length for share, length in zip(shares, norms))
@@ -84,15 +84,17 @@ class Rule:
     merge: takes the arrays and their weights, as `weighted_mean` does.
     of_whole_tensors: True if the result for a slice of rows is not that slice
       of the result for the tensor.
+    takes_encoded: True if `merge` takes arrays that are still encoded.
   """
 
   merge: Callable[[Sequence[np.ndarray], Sequence[float]], np.ndarray]
   of_whole_tensors: bool = False
+  takes_encoded: bool = False
 
 
 RULES = {
-  'rda': Rule(rda, of_whole_tensors=True),
-  'mean': Rule(weighted_mean),
+  'rda': Rule(rda, of_whole_tensors=True, takes_encoded=True),
+  'mean': Rule(weighted_mean, takes_encoded=True),
 }
 
 
@@ -106,7 +108,8 @@ def merge(
   """Returns the merged outer gradient Δ of one fragment, piece by piece.
 
   Args:
-    contributions: v_m by learner id; the order of the mapping is irrelevant.
+    contributions: v_m by learner id, decoded or `payload.inspect`ed; the order
+      of the mapping is irrelevant.
     weights: w_m of the same learners: c_tokens · (c_tokens / c_steps).
     pieces: the pieces of the fragment; norms are taken per piece, which is the
       logical tensor.
@@ -130,23 +133,32 @@ def merge(
   rules = {'embedding': embedding_rule, 'averaged': 'mean'}
   merged = {}
   for piece in pieces:
-    merged[piece.name] = RULES[rules.get(piece.role, rule)].merge(
-      [contributions[m][piece.name] for m in learners],
+    chosen = RULES[rules.get(piece.role, rule)]
+    vs = [contributions[m][piece.name] for m in learners]
+    merged[piece.name] = chosen.merge(
+      vs if chosen.takes_encoded else [np.asarray(v) for v in vs],
       [weights[m] for m in learners],
     )
   return merged
 
 
-def norm(v: np.ndarray) -> float:
-  """‖v‖ of an f32 array; squares and sum are in f64, and cannot overflow."""
+def norm(*vs: np.ndarray | EncodedArray) -> float:
+  """‖v‖ of f32 arrays, as one vector; sums are in f64, and cannot overflow."""
+  return math.sqrt(math.fsum(x for v in vs for x in _squares(v)))
+
+
+def _squares(v: np.ndarray | EncodedArray):
+  """Returns Σ x² of each `native.SUM_VALUES` values."""
+  if isinstance(v, EncodedArray):
+    return v.squares
   sums = native.squares(v)
-  if sums is None:
-    vector, step = v.reshape(-1), native.SUM_VALUES
-    sums = (
-      np.square(vector[i : i + step], dtype=np.float64).sum()
-      for i in range(0, vector.size, step)
-    )
-  return math.sqrt(math.fsum(sums))
+  if sums is not None:
+    return sums
+  vector, step = v.reshape(-1), native.SUM_VALUES
+  return [
+    np.square(vector[i : i + step], dtype=np.float64).sum()
+    for i in range(0, vector.size, step)
+  ]
 
 
 def _shares(weights: Sequence[float]) -> list[float]:
@@ -159,17 +171,29 @@ def _shares(weights: Sequence[float]) -> list[float]:
   return [w / total for w in weights]
 
 
-def _sum(terms) -> np.ndarray:
-  """Σ c·v in the order given: one f32 product, then one f32 addition."""
-  terms = list(terms)
-  total = native.weighted_sum(*zip(*terms))
-  if total is not None:
-    return total
-  for c, v in terms:
+def _sum(terms) -> tuple[np.ndarray, float]:
+  """Σ c·v in the order given, and its norm.
+
+  One f32 product, then one f32 addition.
+  """
+  factors, vs = zip(*terms)
+  encoded = [v for v in vs if isinstance(v, EncodedArray)]
+  if len(encoded) == len(vs):
+    datas = [v.data for v in encoded]
+    total, squares = native.weighted_sum_encoded(
+      vs[0].codec, factors, datas, vs[0].shape
+    )
+    return total, math.sqrt(math.fsum(squares))
+  vs = [np.asarray(v) for v in vs]
+  found = native.weighted_sum(factors, vs)
+  if found is not None:
+    return found[0], math.sqrt(math.fsum(found[1]))
+  total = None
+  for c, v in zip(factors, vs):
     if total is None:
       total, product = np.empty_like(v), np.empty_like(v)
       np.multiply(v, np.float32(c), out=total)
     else:
       np.multiply(v, np.float32(c), out=product)
       np.add(total, product, out=total)
-  return total
+  return total, norm(total)

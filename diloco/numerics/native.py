@@ -22,6 +22,8 @@ import numpy as np
 MODULE = 'diloco.numerics._blocks'
 SOURCE = pathlib.Path(__file__).with_name('blocks.c')
 SUM_VALUES = 1 << 16  # As in `blocks.c`; of one sum of squares.
+TILE_VALUES = 512  # As there; blocks of a codec must divide it to be summed.
+_CRC_BYTES, _CRC_BYTES_MIN = 16, 64
 ACCELERATED_BITS = (4, 8)
 _INFINITE = 0x7F80_0000
 
@@ -38,7 +40,13 @@ _ARGUMENTS = {
   ),
   'diloco_largest': (_POINTER, _LONG),
   'diloco_squares': (_POINTER, _LONG, _POINTER),
-  'diloco_weighted_sum': (_POINTER, _POINTER, _LONG, _LONG, _POINTER),
+  'diloco_inspect': (_POINTER, *_CODEC, _POINTER, _POINTER),
+  'diloco_weighted_sum': (*[_POINTER] * 2, _LONG, _LONG, *[_POINTER] * 2),
+  'diloco_weighted_sum_encoded': (
+    *(_POINTER, _POINTER, _LONG),
+    *(*_CODEC, _POINTER, _POINTER),
+  ),
+  'diloco_crc32': (_POINTER, _LONG, _POINTER),
 }
 
 
@@ -80,7 +88,8 @@ def open_library(path: str) -> ctypes.CDLL:
     raise ValueError(f'{path} was compiled from another blocks.c')
   for name, arguments in _ARGUMENTS.items():
     getattr(library, name).argtypes = arguments
-  library.diloco_largest.restype = ctypes.c_uint32
+  for name in ('diloco_largest', 'diloco_inspect'):
+    getattr(library, name).restype = ctypes.c_uint32
   return library
 
 
@@ -146,10 +155,7 @@ def largest(x: np.ndarray) -> float | None:
   library = load()
   if library is None or not _vectors(x):
     return None
-  bits = library.diloco_largest(_at(x), x.size)
-  if bits > _INFINITE:
-    return math.nan
-  return float(np.uint32(bits).view(np.float32))
+  return _magnitude(library.diloco_largest(_at(x), x.size))
 
 
 def squares(x: np.ndarray) -> np.ndarray | None:
@@ -157,25 +163,92 @@ def squares(x: np.ndarray) -> np.ndarray | None:
   library = load()
   if library is None or not _vectors(x):
     return None
-  sums = np.empty(-(-x.size // SUM_VALUES), np.float64)
+  sums = _sums(x.size)
   library.diloco_squares(_at(x), x.size, _at(sums))
   return sums
 
 
+def inspect(
+  codec: Blocks, data: np.ndarray, n: int
+) -> tuple[float, np.ndarray] | None:
+  """Returns `largest` and `squares` of what uint8 `data` decodes to.
+
+  None also if `weighted_sum_encoded` would decline the codec.
+  """
+  library = _of(codec)
+  if library is None or TILE_VALUES % codec.block_size or not _plain(data):
+    return None
+  sums, room = _sums(n), np.empty(min(n, SUM_VALUES), np.float32)
+  bits = library.diloco_inspect(
+    _at(data), *_codec(codec, n), _at(sums), _at(room)
+  )
+  return _magnitude(bits), sums
+
+
 def weighted_sum(
   factors: Sequence[float], vs: Sequence[np.ndarray]
-) -> np.ndarray | None:
-  """Returns Σ c·v in f32, in the order given."""
+) -> tuple[np.ndarray, np.ndarray] | None:
+  """Returns Σ c·v in f32, in the order given, and its `squares`."""
   library = load()
   if library is None or not _vectors(*vs):
     return None
-  total = np.empty_like(vs[0])
-  pointers = np.array([_at(v) for v in vs], np.uintp)
-  factors = np.array(factors, np.float32)
+  total, sums = np.empty_like(vs[0]), _sums(vs[0].size)
+  given = _pointers(vs), np.array(factors, np.float32)
   library.diloco_weighted_sum(
-    _at(pointers), _at(factors), len(vs), total.size, _at(total)
+    *map(_at, given), len(vs), total.size, _at(total), _at(sums)
   )
-  return total
+  return total, sums
+
+
+def weighted_sum_encoded(
+  codec: Blocks,
+  factors: Sequence[float],
+  datas: Sequence[np.ndarray],
+  shape: tuple[int, ...],
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns what `weighted_sum` does of the decoded `datas`.
+
+  Each has been through `inspect`.
+  """
+  total = np.empty(shape, np.float32)
+  sums = _sums(total.size)
+  given = _pointers(datas), np.array(factors, np.float32)
+  load().diloco_weighted_sum_encoded(
+    *map(_at, given),
+    len(datas),
+    *_codec(codec, total.size),
+    *(_at(total), _at(sums)),
+  )
+  return total, sums
+
+
+def crc32(data: np.ndarray) -> int:
+  """Returns `zlib.crc32` of a contiguous array's bytes."""
+  library, whole = load(), data.nbytes // _CRC_BYTES * _CRC_BYTES
+  crc = ctypes.c_uint32()
+  if (
+    library is None
+    or whole < _CRC_BYTES_MIN
+    or not library.diloco_crc32(_at(data), whole, ctypes.byref(crc))
+  ):
+    return zlib.crc32(data)
+  rest = data.reshape(-1).view(np.uint8)[whole:]
+  return zlib.crc32(rest, crc.value)
+
+
+def _magnitude(bits: int) -> float:
+  """Returns the float of these bits, NaN if they are one."""
+  if bits > _INFINITE:
+    return math.nan
+  return float(np.uint32(bits).view(np.float32))
+
+
+def _sums(n: int) -> np.ndarray:
+  return np.empty(-(-n // SUM_VALUES), np.float64)
+
+
+def _pointers(arrays: Sequence[np.ndarray]) -> np.ndarray:
+  return np.array([_at(x) for x in arrays], np.uintp)
 
 
 def _of(codec: Blocks) -> ctypes.CDLL | None:

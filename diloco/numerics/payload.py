@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from diloco.numerics import native
+from diloco.numerics.block_codec import BlockCodec, EncodedArray
 from diloco.numerics.codec import Codec
 from diloco.numerics.fragments import Pieces
 from diloco.numerics.mesh_partition import Slice
@@ -50,19 +52,40 @@ def decode(
   Raises:
     ValueError: `data` has not exactly `payload_bytes` bytes.
   """
+  return {
+    piece.name: codec.decode(part, piece.size).reshape(piece.shape)
+    for piece, part in _parts(data, pieces, codec)
+  }
+
+
+def inspect(
+  data: np.ndarray, pieces: Pieces, codec: Codec
+) -> dict[str, np.ndarray | EncodedArray]:
+  """Does what `decode` does, but what can be merged as it is stays encoded."""
+  arrays = {}
+  for piece, part in _parts(data, pieces, codec):
+    found = None
+    if isinstance(codec, BlockCodec):
+      found = codec.inspect(part, piece.shape)
+    if found is None:
+      found = codec.decode(part, piece.size).reshape(piece.shape)
+    arrays[piece.name] = found
+  return arrays
+
+
+def _parts(data: np.ndarray, pieces: Pieces, codec: Codec):
+  """Yields each piece with its bytes."""
   nbytes = payload_bytes(pieces, codec)
   if data.dtype != np.uint8 or data.shape != (nbytes,):
     raise ValueError(
       f'payload is {data.dtype} {data.shape}; the fragment takes '
       f'uint8 ({nbytes},) in {codec.name}'
     )
-  arrays, start = {}, 0
+  start = 0
   for piece in pieces:
     stop = start + codec.nbytes(piece.size)
-    vector = codec.decode(data[start:stop], piece.size)
-    arrays[piece.name] = vector.reshape(piece.shape)
+    yield piece, data[start:stop]
     start = stop
-  return arrays
 
 
 def crc(arrays: Arrays, pieces: Pieces) -> int:
@@ -78,7 +101,7 @@ def piece_crcs(arrays: Arrays, pieces: Pieces) -> tuple[int, ...]:
   vectors = (
     _vector(arrays, piece).astype('<f4', copy=False) for piece in pieces
   )
-  return tuple(zlib.crc32(vector.view(np.uint8)) for vector in vectors)
+  return tuple(native.crc32(vector) for vector in vectors)
 
 
 def crc_of(crcs: Sequence[int]) -> int:

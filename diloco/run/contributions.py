@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from diloco.numerics import native, payload
+from diloco.numerics import merge, native, payload
+from diloco.numerics.block_codec import EncodedArray
 from diloco.numerics.codec import Codec
 from diloco.numerics.fragments import Pieces
 from diloco.protocol import messages
 from diloco.run import payload_parts
-from diloco.run.host_slices import SliceMap
+from diloco.run.host_slices import Decode, SliceMap
 from diloco.run.payload_parts import TransferPace, why_unfit
 from diloco.transport.data_plane import Fetcher
+
+Inspected = dict[str, np.ndarray | EncodedArray]
 
 # Largest accepted magnitude: far beyond use, far below overflow.
 LARGEST = 1e12
@@ -48,12 +51,14 @@ def pull_parts(
   fetchers: Sequence[Fetcher],
   slice_map: SliceMap,
   pace: TransferPace,
+  decode: Decode = payload.decode,
 ) -> dict[str, np.ndarray]:
   """Pulls a shard's part of v_m, or of Θ_p: piece name -> f32 array.
 
   Args:
     codec: of the bytes; that of whole fragments for Θ_p.
     fetchers: by host of the learner.
+    decode: see `SliceMap.join`.
 
   Raises:
     TransferFailed: the bytes did not come, or differ from those announced.
@@ -73,7 +78,7 @@ def pull_parts(
     pace.pull(fetcher, each) if each.nbytes else payload_parts.NOTHING
     for fetcher, each in zip(fetchers, wanted, strict=True)
   ]
-  return slice_map.join(parts, fragment, shard, codec)
+  return slice_map.join(parts, fragment, shard, codec, decode)
 
 
 def decode(
@@ -87,7 +92,7 @@ def decode(
   return checked(payload.decode(data, pieces, codec))
 
 
-def checked(v: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
+def checked(v: Inspected) -> tuple[Inspected, float]:
   """Returns v_m and its L2 norm after checking its values.
 
   Raises:
@@ -98,12 +103,11 @@ def checked(v: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
     raise Unusable('not finite')
   if largest > LARGEST:
     raise Unusable(f'a value of {largest:.3g}, at most {LARGEST:g} is merged')
-  squares = (float(np.vdot(x, x)) for x in v.values())
-  return v, math.sqrt(math.fsum(squares))
+  return v, merge.norm(*v.values())
 
 
-def _largest(x: np.ndarray) -> float:
+def _largest(x: np.ndarray | EncodedArray) -> float:
   """Returns max |x|, infinite if a value is not finite."""
-  found = native.largest(x)
+  found = x.largest if isinstance(x, EncodedArray) else native.largest(x)
   found = float(np.abs(x).max()) if found is None else found
   return found if math.isfinite(found) else math.inf

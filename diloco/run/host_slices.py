@@ -2,13 +2,13 @@
 """The slices of each fragment that a host of a learner holds, as bytes."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from diloco.numerics import payload
 from diloco.numerics.codec import Codec
-from diloco.numerics.fragments import Layout
+from diloco.numerics.fragments import Layout, Pieces
 from diloco.numerics.mesh_partition import Partition, Slice, from_text
 from diloco.numerics.shard_assignment import ShardAssignment
 from diloco.run.spec import RunSpec
@@ -17,6 +17,8 @@ HOSTS_MAX = 1024  # Per learner: bounds what a hello may request.
 
 Boxes = tuple[Slice, ...]
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
+# `payload.decode`, or one that leaves encoded what can be merged so.
+Decode = Callable[[np.ndarray, Pieces, Codec], dict]
 
 
 class HostSlices:
@@ -164,16 +166,22 @@ class SliceMap:
     )
 
   def join(
-    self, parts: Sequence[np.ndarray], fragment: int, shard: int, codec: Codec
+    self,
+    parts: Sequence[np.ndarray],
+    fragment: int,
+    shard: int,
+    codec: Codec,
+    decode: Decode = payload.decode,
   ) -> dict[str, np.ndarray]:
     """Assembles a shard's pieces from what each host has offered it.
 
     Args:
       parts: by host, of the sizes of `up_bytes`.
+      decode: takes the bytes of whole pieces; those of slices are decoded.
     """
     pieces = self._owners.pieces(fragment, shard)
     if self.whole:
-      return payload.decode(parts[0], pieces, codec)
+      return decode(parts[0], pieces, codec)
     arrays = {p.name: np.empty(p.shape, np.float32) for p in pieces}
     for host, data in enumerate(parts):
       boxes = self.offered(fragment, host, shard)

@@ -3,12 +3,12 @@
 
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from absl import logging
 
+from diloco.numerics import native
 from diloco.numerics import payload as payload_lib
 from diloco.numerics.codec import Codec
 from diloco.protocol import messages, timeouts
@@ -116,7 +116,7 @@ def announced(handle: int, codec: str, parts: Sequence[np.ndarray]) -> Payload:
 
 def part_of(data: np.ndarray) -> Part:
   """Returns size and CRC of one part."""
-  return Part(data.nbytes, zlib.crc32(data))
+  return Part(data.nbytes, native.crc32(data))
 
 
 def announced_parts(handle: int, codec: str, parts: Sequence[Part]) -> Payload:

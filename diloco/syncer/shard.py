@@ -18,7 +18,7 @@ from diloco.numerics.codec import Codec
 from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
 from diloco.run import contributions
-from diloco.run.host_slices import SliceMap, read_slice_map
+from diloco.run.host_slices import Decode, SliceMap, read_slice_map
 from diloco.run.payload_parts import TransferPace, part_of
 from diloco.run.spec import RunSpec
 from diloco.run.threads import Worker
@@ -114,7 +114,7 @@ class Shard:
     self._ends: dict[Key, PeerEnds] = {}
     self._lock = threading.Lock()  # Guards the next three fields.
     self._wanted: set[int] = set()  # Jobs of the pool.
-    self._pulled: dict[int, Arrays] = {}  # By job.
+    self._pulled: dict[int, contributions.Inspected] = {}  # By job.
     # By job, with the fragment.
     self._taken: dict[int, tuple[int, Arrays]] = {}
     self._outcomes: dict[int, OuterStep] = {}
@@ -272,7 +272,7 @@ class Shard:
 
   def _pull(self, order: orders.PullPart, ends: PeerEnds) -> orders.PartPulled:
     """Pulls an outer gradient on the pool, fully checked."""
-    v = self._pull_parts(order, ends, self._run_spec.up)
+    v = self._pull_parts(order, ends, self._run_spec.up, payload.inspect)
     v, norm = contributions.checked(v)
     self._keep(self._pulled, order.job, v)
     return orders.PartPulled(order.job, norm)
@@ -284,7 +284,9 @@ class Shard:
     pieces = self._run_spec.owners.pieces(order.fragment, self.shard)
     return orders.PartTaken(order.job, payload.piece_crcs(theta, pieces))
 
-  def _pull_parts(self, order, ends: PeerEnds, codec: Codec):
+  def _pull_parts(
+    self, order, ends: PeerEnds, codec: Codec, decode: Decode = payload.decode
+  ):
     """Pulls what each host of a learner has for this shard, and joins it."""
     return contributions.pull_parts(
       order.payload,
@@ -294,6 +296,7 @@ class Shard:
       ends.fetchers,
       ends.slice_map,
       self._paces[order.learner],
+      decode,
     )
 
   def _keep(self, where: dict, job: int, found):

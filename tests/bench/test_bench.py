@@ -46,10 +46,11 @@ def bench(*words: str) -> subprocess.CompletedProcess:
 
 def test_the_command_writes_table_json_and_history(tmp_path):
   out, history = tmp_path / 'x.json', tmp_path / 'history.jsonl'
+  page = tmp_path / 'x.md'
   history.write_text('{}\n')
   done = bench(
     '--smallest', '--repeats=2', f'--only={",".join(QUICK)}', f'--json={out}',
-    f'--history={history}',
+    f'--history={history}', f'--markdown={page}',
   )  # fmt: skip
   assert done.returncode == 0, done.stdout + done.stderr
   found = json.loads(out.read_text())
@@ -64,7 +65,11 @@ def test_the_command_writes_table_json_and_history(tmp_path):
   assert machine['cores'] > 0
   assert machine['versions']['jax']
   assert json.loads(history.read_text().splitlines()[1]) == found
-  assert machine_load.said(found['others']).split('.')[0] in done.stdout
+  others = machine_load.said(found['others']).split('.')[0]
+  assert others in done.stdout and others in page.read_text()
+  rows = [x for x in page.read_text().splitlines() if x.startswith('|')]
+  assert len(rows) == 2 + len(found['figures'])
+  assert len({row.count('|') for row in rows}) == 1
 
 
 @pytest.mark.soak

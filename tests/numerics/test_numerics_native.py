@@ -5,12 +5,14 @@ import math
 import pathlib
 import subprocess
 import sys
+import zlib
 
 import jax
 import numpy as np
 import pytest
 
 from diloco.numerics import codec, merge, native, outer, payload
+from diloco.numerics.block_codec import EncodedArray
 from diloco.numerics.fragments import TensorSpec, make_layout
 from diloco.run import contributions
 
@@ -151,6 +153,73 @@ def test_merge_rules(both, rule, learners):
       weights = [0.0, *range(1, learners)] if learners > 2 else [1.0] * learners
       with np.errstate(over='ignore', invalid='ignore'):
         assert_same_bits(*both(merge.RULES[rule].merge, vs, weights))
+
+
+@pytest.mark.parametrize('rule', list(merge.RULES))
+@pytest.mark.parametrize('learners', [1, 2, 8])
+@pytest.mark.parametrize('name', ['int4', 'int8'])
+def test_encoded_contributions_merge_as_decoded_ones(
+  compiled, monkeypatch, rule, learners, name
+):
+  """Some of them decoded, too: those of a learner of several hosts are."""
+  monkeypatch.setattr(native, 'load', lambda: compiled)
+  chosen = codec.make_codec(name)
+  for n in (*SIZES[1:], 65_536, 131_200):
+    for x in vectors(n)[:-3]:
+      datas = [chosen.encode(np.roll(x, m)) for m in range(learners)]
+      encoded = [chosen.inspect(data, (n, 1)) for data in datas]
+      plain = [chosen.decode(data, n).reshape(n, 1) for data in datas]
+      weights = [0.0, *range(1, learners)] if learners > 2 else [1.0] * learners
+      merged = merge.RULES[rule].merge
+      with np.errstate(over='ignore', invalid='ignore'):
+        wanted = merged(plain, weights)
+        assert_same_bits(merged(encoded, weights), wanted)
+        assert_same_bits(merged([*encoded[:1], *plain[1:]], weights), wanted)
+
+
+def test_what_needs_decoding_is_decoded(compiled, monkeypatch):
+  monkeypatch.setattr(native, 'load', lambda: compiled)
+  values = arrays(np.random.default_rng(0))
+  for name, block, stays in (
+    ('int4', 128, True),
+    ('int8', 512, True),
+    ('int4', 24, False),  # Does not divide a tile of the sum.
+    ('int4', 1024, False),
+    ('int2', 128, False),
+    ('f32', 128, False),
+  ):
+    chosen = codec.make_codec(name, block)
+    found = payload.inspect(
+      payload.encode(values, PIECES, chosen), PIECES, chosen
+    )
+    for each in found.values():
+      assert isinstance(each, EncodedArray) == stays, (name, block)
+
+
+def test_checks_of_encoded_contributions(compiled, monkeypatch):
+  monkeypatch.setattr(native, 'load', lambda: compiled)
+  chosen = codec.make_codec('int4')
+  for n in SIZES[1:]:
+    for x in vectors(n):
+      data = chosen.encode(x)
+      encoded, plain = chosen.inspect(data, (n,)), chosen.decode(data, n)
+      fast, slow = (
+        refusal(lambda v=v: contributions.checked({'x': v})[1])
+        for v in (encoded, plain)
+      )
+      assert fast == slow
+      assert np.array_equal(encoded.squares, native.squares(plain), True)
+
+
+def test_checksums_are_those_of_zlib(compiled, monkeypatch):
+  monkeypatch.setattr(native, 'load', lambda: compiled)
+  rng = np.random.default_rng(0)
+  for n in (*range(200), 4096, 70_001):
+    data = rng.integers(0, 256, n + 1, np.uint8)
+    for each in (data, data[1:], 0 * data, ~(0 * data)):
+      assert native.crc32(each) == zlib.crc32(each)
+  square = rng.standard_normal((33, 7))
+  assert native.crc32(square) == zlib.crc32(square)
 
 
 def arrays(rng, scale=1.0):
