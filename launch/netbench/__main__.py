@@ -4,14 +4,18 @@ r"""Measures how much of the compute training keeps over slow links.
   python -m launch.netbench [--systems=int4,bf16,f32,diloco,data_parallel] \
     [--mbits=1,3,10,30,100,300] [--millions=0.4] [--learners=2] \
     [--step_s=0.25] [--seconds=12] [--json=FILE]
+  python -m launch.netbench --study=sites      # or unequal, visitors
 
 A syncer and learners, or the workers of one data-parallel computation, run as
 real processes in network namespaces of their own, over links of each rate; a
-step sleeps, as devices would compute. Linux, as root, with ip and tc. Exit code
-0: all was measured; 1: a system could not be; 78: it can't run as asked; 130,
-143: Ctrl-C, SIGTERM.
+step sleeps, as devices would compute. Linux, as root, with ip and tc. A study
+follows what becomes of rounds and tokens: over a slow link between two sites;
+with slow learners, or with visitors, both on loopback. Exit code 0: all was
+measured; 1: a system could not be; 78: it can't run as asked; 130, 143: Ctrl-C,
+SIGTERM.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 import shlex
@@ -24,35 +28,47 @@ from absl import flags as absl_flags
 from diloco.config import flags
 from diloco.config.sections import ConfigError
 from diloco.metrics import files
-from launch.netbench import link_tables, links
-from launch.netbench.links import LinksFailed, ShapedLinks
+from launch.netbench import link_tables, links, studies
+from launch.netbench.links import LinksFailed, Loopback, ShapedLinks, SiteLinks
 from launch.netbench.net_systems import SYSTEMS, Setting
-from launch.netbench.system_run import (
-  NetCell,
-  SystemFailed,
-  SystemRun,
-  remove_left,
-)
+from launch.netbench.process_run import SystemFailed, remove_left
+from launch.netbench.studies import STUDIES, Study, StudyCell
+from launch.netbench.system_run import NetCell, SystemRun
 from launch.session import Interrupted, signals
+
+RATES = 'rates'  # All systems over links of all rates.
 
 WIDTH = 150  # Of the tables where there is no terminal.
 HEADROOM = 2.0  # An unshaped link must carry so many times the fastest rate.
 PROBE_S = 0.5
 CARRIED = (0.4, 1.1)  # Shares of its rate that a shaped link must carry.
 WARM_STEPS = 5
+LEARNERS_MAX = links.MEMBERS_MAX - 1  # And a syncer.
 POINTS = 5.0  # Between measured and predicted before a note says so.
 
 
 def define_flags() -> None:
   """The flags of this main."""
+  absl_flags.DEFINE_enum('study', RATES, (RATES, *STUDIES), 'What is compared.')
   absl_flags.DEFINE_list(
-    'systems', list(SYSTEMS), f'Some of {", ".join(SYSTEMS)}.'
+    'systems',
+    list(SYSTEMS),
+    f'Some of {", ".join(SYSTEMS)}; of a study, by default, '
+    + '; '.join(f'{k}: {",".join(v.systems)}' for k, v in STUDIES.items()),
   )
   absl_flags.DEFINE_list(
-    'mbits', ['1', '3', '10', '30', '100', '300'], 'Rates of the links.'
+    'mbits',
+    ['1', '3', '10', '30', '100', '300'],
+    'Rates of the links; between two sites by default '
+    f'{",".join(f"{x:g}" for x in STUDIES["sites"].mbits)}.',
   )
   absl_flags.DEFINE_float('millions', 0.4, 'Parameters of the model.')
-  absl_flags.DEFINE_integer('learners', 2, 'Learners, or workers.')
+  absl_flags.DEFINE_integer(
+    'learners',
+    2,
+    'Learners, or workers; of each site; that are not slow; that stay, and as '
+    'many that visit.',
+  )
   absl_flags.DEFINE_float('step_s', 0.25, 'Sleep of a step.')
   absl_flags.DEFINE_float('seconds', 12.0, 'Least length of a window.')
   absl_flags.DEFINE_string('json', None, 'File for all figures.')
@@ -65,32 +81,40 @@ def read_setting() -> tuple[Setting, list[str], list[float]]:
     ConfigError: it can not be.
   """
   given, problems = absl_flags.FLAGS, []
-  for name in given.systems or ['']:
-    if name not in SYSTEMS:
-      problems.append(f'--systems={name}: must be some of {", ".join(SYSTEMS)}')
+  study = STUDIES.get(given.study)
+  known = [n for n, kind in SYSTEMS.items() if not (study and kind.waits)]
+  asked, mbits = given.systems, given.mbits
+  if study:
+    asked = asked if given['systems'].present else study.systems
+    mbits = mbits if given['mbits'].present else study.mbits or ['1']
+    if given['mbits'].present and not study.mbits:
+      problems.append(f'--mbits: --study={given.study} has no link')
+  for name in asked or ['']:
+    if name not in known:
+      problems.append(f'--systems={name}: must be some of {", ".join(known)}')
   try:
-    rates = sorted({float(text) for text in given.mbits}, reverse=True)
+    rates = sorted({float(text) for text in mbits}, reverse=True)
   except ValueError:
     rates = []
   if not rates or not all(0 < rate < float('inf') for rate in rates):
     problems.append(
-      f'--mbits={",".join(given.mbits)}: must be numbers above 0, such as 1,10'
+      f'--mbits={",".join(mbits)}: must be numbers above 0, such as 1,10'
     )
   for name in ('millions', 'step_s', 'seconds'):
     if not 0 < given[name].value < float('inf'):
       problems.append(f'--{name}={given[name].value:g}: must be above 0')
-  if not 2 <= given.learners < links.MEMBERS_MAX:
-    problems.append(
-      f'--learners={given.learners}: must be 2 … {links.MEMBERS_MAX - 1}'
-    )
+  # Of the two sites together, too, all have an address.
+  least, most = (1, links.MEMBERS_MAX // 2 - 1) if study else (2, LEARNERS_MAX)
+  if not least <= given.learners <= most:
+    problems.append(f'--learners={given.learners}: must be {least} … {most}')
   if problems:
     raise ConfigError(problems)
   setting = Setting(given.learners, given.millions, given.step_s)
-  return setting, list(dict.fromkeys(given.systems)), rates
+  return setting, list(dict.fromkeys(asked)), rates
 
 
 def check_links(
-  made: ShapedLinks, setting: Setting, rates: Sequence[float]
+  made: ShapedLinks, linked: Sequence[str], rates: Sequence[float]
 ) -> dict[str, float]:
   """Returns what one connection carries at each rate, in Mbit/s.
 
@@ -98,7 +122,7 @@ def check_links(
     ConfigError: the machine is too slow for a rate.
     LinksFailed: a link carries more or less than its rate.
   """
-  ends = (setting.linked[1], setting.linked[0])
+  ends = (linked[-1], linked[0])
   most = made.probe_mbits(*ends, PROBE_S)
   if HEADROOM * rates[0] > most:
     raise ConfigError(
@@ -119,7 +143,21 @@ def check_links(
   return found
 
 
-def measure(
+def measure_rates(
+  setting: Setting,
+  systems: Sequence[str],
+  rates: Sequence[float],
+  received: list[int],
+  say: Callable[[str], None],
+) -> tuple[list[NetCell], dict[str, str], dict[str, float]]:
+  """Returns all cells, why some systems have none, and what links carry."""
+  with ShapedLinks(setting.linked) as made:
+    carried = check_links(made, setting.linked, rates)
+    cells, failed = _measure_over(made, setting, systems, rates, received, say)
+  return cells, failed, carried
+
+
+def _measure_over(
   made: ShapedLinks,
   setting: Setting,
   systems: Sequence[str],
@@ -127,7 +165,6 @@ def measure(
   received: list[int],
   say: Callable[[str], None],
 ) -> tuple[list[NetCell], dict[str, str]]:
-  """Returns all cells, and why some systems have none."""
   seconds = absl_flags.FLAGS.seconds
   alone_s: dict[bool, float] = {}
   cells, failed = [], {}
@@ -156,13 +193,42 @@ def measure(
   return cells, failed
 
 
+def measure_study(
+  study: Study,
+  setting: Setting,
+  systems: Sequence[str],
+  rates: Sequence[float],
+  received: list[int],
+  say: Callable[[str], None],
+) -> tuple[list[StudyCell], dict[str, str], dict[str, float]]:
+  """Returns all cells, why some runs have none, and what the link carries."""
+  cells, failed, carried = [], {}, {}
+  for each in study.runs(setting, systems, rates):
+    with contextlib.ExitStack() as stack:
+      place = Loopback()
+      if each.far:
+        far = [each.setting.members[m] for m in each.far]
+        place = stack.enter_context(SiteLinks(each.setting.linked, far))
+        carried = carried or check_links(place, each.setting.linked, rates)
+      try:
+        cells += studies.measure(
+          each, place, absl_flags.FLAGS.seconds, received
+        )
+        say(f'{each.name}: measured')
+      except SystemFailed as error:
+        failed[each.name] = str(error)
+        say(f'{each.name}: {error}')
+  return cells, failed, carried
+
+
 def main(argv: Sequence[str]) -> int:
   if len(argv) > 1:
     raise ConfigError([f'{argv[1]}: unexpected argument'])
   setting, systems, rates = read_setting()
-  if why := links.why_not_here():
-    raise ConfigError([f'launch.netbench: {why}'])
   given = absl_flags.FLAGS
+  study = STUDIES.get(given.study)
+  if (not study or study.mbits) and (why := links.why_not_here()):
+    raise ConfigError([f'launch.netbench: {why}'])
   if given.json:
     with flags.refusing(OSError, flag=f'--json={given.json}'):
       pathlib.Path(given.json).open('a').close()
@@ -171,11 +237,12 @@ def main(argv: Sequence[str]) -> int:
   if not console.is_terminal:
     console.width = max(console.width, WIDTH)
   try:
-    with signals() as received, ShapedLinks(setting.linked) as made:
-      carried = check_links(made, setting, rates)
-      cells, failed = measure(
-        made, setting, systems, rates, received, console.print
-      )
+    with signals() as received:
+      asked = setting, systems, rates, received, console.print
+      if study:
+        cells, failed, carried = measure_study(study, *asked)
+      else:
+        cells, failed, carried = measure_rates(*asked)
   except Interrupted as stopped:
     console.print(f'{stopped}; no process is left')
     return 128 + stopped.number
@@ -185,21 +252,35 @@ def main(argv: Sequence[str]) -> int:
   again = shlex.join(['python', '-m', 'launch.netbench', *sys.argv[1:]])
   if cells:
     console.print()
-    console.print(link_tables.cell_table(cells))
-    console.print(link_tables.bandwidth_table(cells))
-  for note in (*link_tables.notes(cells, POINTS), f'Again: {again}'):
-    console.print(note)
+    for part in _shown(study, cells):
+      console.print(part)
+  console.print(f'Again: {again}')
   if given.json:
     record = {
       'command': again,
       'setting': dataclasses.asdict(setting) | {'params': setting.params},
       'link_mbits': carried,
-      'cells': link_tables.as_json(cells),
-      'mbits_needed': link_tables.bandwidths(cells),
       'failed': failed,
     }
+    if study:
+      record['cells'] = [dataclasses.asdict(cell) for cell in cells]
+    else:
+      record['cells'] = link_tables.as_json(cells)
+      record['mbits_needed'] = link_tables.bandwidths(cells)
     files.write_json(pathlib.Path(given.json), record)
   return 1 if failed else 0
+
+
+def _shown(study: Study | None, cells: Sequence) -> Sequence:
+  """Returns the tables, and the notes that they need."""
+  if study:
+    table = link_tables.study_table(study.title, cells)
+    return (table, link_tables.STUDY_NOTE)
+  return (
+    link_tables.cell_table(cells),
+    link_tables.bandwidth_table(cells),
+    *link_tables.notes(cells, POINTS),
+  )
 
 
 if __name__ == '__main__':

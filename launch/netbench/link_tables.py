@@ -10,6 +10,7 @@ import rich.table
 
 from diloco.pages import text_tables
 from launch.netbench.net_systems import SYSTEMS
+from launch.netbench.studies import StudyCell
 from launch.netbench.system_run import NetCell
 
 WANTED = 0.9
@@ -131,6 +132,48 @@ def notes(cells: Sequence[NetCell], points: float) -> Iterator[str]:
     f'{", ".join(apart) or "no cell"}. It counts no computing, no disk and no '
     'start of a TCP transfer; systems that wait, wait for these too.'
   )
+
+
+def study_table(title: str, cells: Sequence[StudyCell]) -> rich.table.Table:
+  """Returns a row per group of learners, phase and run of a study."""
+
+  def both(cell: StudyCell, name: str, factor: float = 100.0) -> str:
+    pair = (getattr(x, name) for x in (cell.measured, cell.predicted))
+    texts = [NOTHING if x is None else f'{factor * x:.1f}' for x in pair]
+    return NOTHING if texts == [NOTHING] * 2 else f'{texts[0]} ({texts[1]})'
+
+  return text_tables.table(
+    f'{title}: measured (predicted)',
+    (
+      *('run', 'phase', 'learners', 'steps %', 'rounds %', 'takes part %'),
+      *('age, steps', 'tokens', 'merged %', 'overwritten, lost %'),
+    ),
+    [
+      (
+        cell.run,
+        cell.phase,
+        f'{cell.learners} {cell.group}',
+        both(cell, 'steps'),
+        both(cell, 'pace'),
+        both(cell, 'participation'),
+        both(cell, 'age_steps', 1.0),
+        both(cell, 'trained', 1.0),
+        both(cell, 'merged'),
+        both(cell, 'gone'),
+      )
+      for cell in cells
+    ],
+    left=3,
+  )
+
+
+STUDY_NOTE = (
+  'steps: made, of those that the sleep of a step allows; rounds: closed, of '
+  'those that the fastest learner made due; takes part: share of these rounds '
+  'that a learner is in; age: steps that a learner made from its offer to the '
+  'merge; merged, overwritten, lost: of the tokens trained in the window, so '
+  'what is pending at its ends moves them by a few points.'
+)
 
 
 def as_json(cells: Sequence[NetCell]) -> list[dict]:

@@ -21,9 +21,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from launch.parent_death import dying_with_parent
+from launch.role_processes import free_address
 
 MEMBERS_MAX = 60  # Four addresses each, of one range of 256.
 ADDRESS = '198.51.100.{}'
+PORT = 7700  # Of the syncer or the coordinator: every port there is free.
 TOOLS = ('ip', 'tc', 'unshare', 'nsenter', 'sleep')
 START_S = 10.0
 BUCKET_BYTES_MIN = 8 << 10  # A few frames: what passes at once, unshaped,
@@ -60,12 +62,37 @@ def why_not_here() -> str | None:
   return 'this kernel makes no namespace, no veth or no tbf for this user'
 
 
+class Loopback:
+  """The place of runs without links: everything is at 127.0.0.1."""
+
+  def __init__(self):
+    self.port = int(free_address('127.0.0.1', 0).rpartition(':')[2])
+
+  def __enter__(self) -> 'Loopback':
+    return self
+
+  def __exit__(self, *exception) -> None:
+    pass
+
+  def address(self, member: str) -> str:
+    """Returns the address on which the member listens."""
+    del member
+    return '127.0.0.1'
+
+  def inside(self, member: str) -> list[str]:
+    """Returns the words before a command: none."""
+    del member
+    return []
+
+
 class ShapedLinks:
   """The namespaces of members; a `with` block removes them at its end.
 
   Args:
     members: their names.
   """
+
+  port = PORT
 
   def __init__(self, members: Sequence[str]):
     assert len(members) <= MEMBERS_MAX, members
@@ -74,13 +101,13 @@ class ShapedLinks:
 
   def __enter__(self) -> 'ShapedLinks':
     try:
-      for name in ('', *self._numbers):  # The router has no name.
+      for name in (*self._routers(), *self._numbers):
         self._holders[name] = _hold()
       for holder in self._holders.values():
         _until_apart(holder)
-      self._command('', 'sysctl', '-qw', 'net.ipv4.ip_forward=1')
-      for name, k in self._numbers.items():
-        self._connect(name, k)
+      for router in self._routers():
+        self._command(router, 'sysctl', '-qw', 'net.ipv4.ip_forward=1')
+      self._connect_all()
     except BaseException:
       self.__exit__()
       raise
@@ -101,12 +128,11 @@ class ShapedLinks:
 
   def shape(self, mbits: float | None) -> None:
     """Limits every link, in both directions; None: no longer."""
-    for name, k in self._numbers.items():
-      for where, device in ((name, 'eth0'), ('', f'eth{k}')):
-        # Drops what waits: a packet larger than a new bucket never leaves it.
-        self._command(where, *_REPLACE, device, 'root', 'pfifo')
-        if mbits is not None:
-          self._command(where, *_shaping(device, 1e6 * mbits))
+    for where, device in self._shaped():
+      # Drops what waits: a packet larger than a new bucket never leaves it.
+      self._command(where, *_REPLACE, device, 'root', 'pfifo')
+      if mbits is not None:
+        self._command(where, *_shaping(device, 1e6 * mbits))
 
   def counts(self) -> dict[str, tuple[int, int]]:
     """Returns the bytes that each member's interface has sent and received."""
@@ -139,20 +165,31 @@ class ShapedLinks:
       sending.join()
     return 8e-6 * carried / passed_s
 
-  def _connect(self, name: str, k: int) -> None:
-    """Makes the link of member k, with an address at either end."""
-    member, router = (str(self._holders[x].pid) for x in (name, ''))
+  def _routers(self) -> tuple[str, ...]:
+    """Returns the names of the namespaces that forward."""
+    return ('',)
+
+  def _shaped(self) -> Iterator[tuple[str, str]]:
+    """Yields namespace and device of every end of a shaped link."""
+    for name, k in self._numbers.items():
+      yield from ((name, 'eth0'), ('', f'eth{k}'))
+
+  def _connect_all(self) -> None:
+    for name, k in self._numbers.items():
+      self._connect(name, 'eth0', '', k)
+
+  def _connect(self, name: str, device: str, router: str, k: int) -> None:
+    """Makes link k from a namespace to a router, its way to all others."""
+    ends = ((name, device), (router, f'eth{k}'))
+    pids = [str(self._holders[where].pid) for where, _ in ends]
     self._run(
-      *('ip', 'link', 'add', 'eth0', 'netns', member, 'type', 'veth'),
-      *('peer', 'name', f'eth{k}', 'netns', router),
+      *('ip', 'link', 'add', device, 'netns', pids[0], 'type', 'veth'),
+      *('peer', 'name', f'eth{k}', 'netns', pids[1]),
     )
     near, far = ADDRESS.format(4 * k + 2), ADDRESS.format(4 * k + 1)
-    for where, device, address in (
-      (name, 'eth0', near),
-      ('', f'eth{k}', far),
-    ):
-      self._command(where, 'ip', 'addr', 'add', f'{address}/30', 'dev', device)
-      self._command(where, 'ip', 'link', 'set', device, 'up')
+    for (where, at), address in zip(ends, (near, far)):
+      self._command(where, 'ip', 'addr', 'add', f'{address}/30', 'dev', at)
+      self._command(where, 'ip', 'link', 'set', at, 'up')
     self._command(name, 'ip', 'link', 'set', 'lo', 'up')
     self._command(name, 'ip', 'route', 'add', 'default', 'via', far)
 
@@ -187,6 +224,38 @@ class ShapedLinks:
         yield
       finally:
         enter(home)
+
+
+class SiteLinks(ShapedLinks):
+  """Two sites with a router each; only the link between these is shaped.
+
+  Args:
+    members: the names of all.
+    far: those that are not at the first one's site.
+  """
+
+  FAR = 'far'  # The second router; the one at the syncer has no name.
+
+  def __init__(self, members: Sequence[str], far: Sequence[str]):
+    super().__init__(members)
+    self._far = frozenset(far)
+
+  def _routers(self) -> tuple[str, ...]:
+    return ('', self.FAR)
+
+  def _shaped(self) -> Iterator[tuple[str, str]]:
+    yield from ((self.FAR, 'trunk'), ('', f'eth{len(self._numbers)}'))
+
+  def _connect_all(self) -> None:
+    trunk = len(self._numbers)
+    self._connect(self.FAR, 'trunk', '', trunk)
+    for name, k in self._numbers.items():
+      router = self.FAR if name in self._far else ''
+      self._connect(name, 'eth0', router, k)
+      if router:  # The near router finds it beyond the trunk.
+        net = f'{ADDRESS.format(4 * k)}/30'
+        beyond = ADDRESS.format(4 * trunk + 2)
+        self._command('', 'ip', 'route', 'add', net, 'via', beyond)
 
 
 def _hold() -> subprocess.Popen:

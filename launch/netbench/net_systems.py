@@ -13,11 +13,10 @@ from diloco.fleets import fleet, traffic
 from diloco.fleets.failures import FaultEvents
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.simulator.network import Network
-from launch.netbench.links import ShapedLinks
-from launch.program import Role, program
+from launch.netbench.links import Loopback, ShapedLinks
+from launch.program import Processes, Role, program
 
 SYNCER = 'syncer'
-PORT = 7700  # Of the syncer or the coordinator: every port there is free.
 LEAVE_S = 2.0  # Nothing of these runs is worth saving.
 LAYERS = 10  # Of the quadratic model.
 ENDLESS_STEPS = 10**8
@@ -36,11 +35,14 @@ class Setting:
     learners: M, or workers of the data-parallel computation.
     millions: parameters, as asked for.
     step_s: T, which is slept.
+    slowness: factors on T, of all learners that there may ever be, by id;
+      empty: M learners, all alike.
   """
 
   learners: int
   millions: float
   step_s: float
+  slowness: tuple[float, ...] = ()
 
   @property
   def width(self) -> int:
@@ -54,7 +56,14 @@ class Setting:
   @property
   def members(self) -> list[str]:
     """The names of learners or workers."""
-    return [learner_name(m) for m in range(self.learners)]
+    return [learner_name(m) for m in range(len(self.slowness) or self.learners)]
+
+  @property
+  def steps_s(self) -> tuple[float, ...]:
+    """T of each learner."""
+    return tuple(self.step_s * x for x in self.slowness) or (
+      (self.step_s,) * self.learners
+    )
 
   @property
   def linked(self) -> list[str]:
@@ -110,24 +119,32 @@ class NetSystem:
     return run_config.build(made)
 
   def roles(
-    self, setting: Setting, links: ShapedLinks, workdir: Workdir, alone: bool
+    self,
+    setting: Setting,
+    links: ShapedLinks | Loopback,
+    workdir: Workdir,
+    alone: bool = False,
   ) -> tuple[list[Role], dict[str, str]]:
     """Returns its processes, each in its namespace, and their environment.
+
+    Those of learners that come later are among them.
 
     Args:
       alone: the members exchange nothing.
     """
     config = self.config(setting, alone)
     keys = self._keys(setting, alone) if self.has_syncer else {}
-    address = f'{links.address(SYNCER)}:{PORT}'
+    address = f'{links.address(SYNCER)}:{links.port}'
     made = program(
       config,
       [f'--config.{key}={value}' for key, value in keys.items()],
       workdir,
       address,
+      learners=[Processes()] * len(setting.members),
     )
     if self.has_syncer:
-      roles = [_open_role(role, links) for role in made.roles]
+      floors = dict(zip(setting.members, setting.steps_s))
+      roles = [_open_role(role, links, floors) for role in made.roles]
     else:
       roles = _workers(setting, links, workdir, alone)
     placed = [
@@ -165,6 +182,7 @@ class NetSystem:
       'data.seq_len': TOKENS,
       'data.batch': 1,
       'data.grammar_bytes': 1 << 16,
+      'data.shards': len(setting.members),
       'inner.optimizer': 'sgd',
       'inner.lr': 0.02,
       'inner.schedule': 'constant',
@@ -204,14 +222,21 @@ SYSTEMS = {
 }
 
 
-def _open_role(role: Role, links: ShapedLinks) -> Role:
+def _open_role(
+  role: Role, links: ShapedLinks | Loopback, floors: Mapping[str, float]
+) -> Role:
   """Returns a role that listens in its namespace, where all are friends."""
-  host = f'--config.transport.host={links.address(role.name)}'
-  return dataclasses.replace(role, argv=(*role.argv, host, '--insecure'))
+  own = [f'--config.transport.host={links.address(role.name)}', '--insecure']
+  if role.name in floors:
+    own.append(f'--config.run.step_floor_s={floors[role.name]}')
+  return dataclasses.replace(role, argv=(*role.argv, *own))
 
 
 def _workers(
-  setting: Setting, links: ShapedLinks, workdir: Workdir, alone: bool
+  setting: Setting,
+  links: ShapedLinks | Loopback,
+  workdir: Workdir,
+  alone: bool,
 ) -> list[Role]:
   members: Sequence[str] = setting.members
   return [
@@ -225,7 +250,7 @@ def _workers(
         ),
         f'--rank={0 if alone else rank}',
         f'--world={1 if alone else len(members)}',
-        f'--coordinator={links.address(members[0])}:{PORT}',
+        f'--coordinator={links.address(members[0])}:{links.port}',
         f'--host={links.address(name)}',
         f'--values={setting.params}',
         f'--step_s={setting.step_s}',
@@ -236,24 +261,29 @@ def _workers(
   ]
 
 
-def _simulated(
-  config: RunConfig, params: int, bps: float, step_s: float
-) -> NetPrediction:
-  """Runs the protocol's own machines over such links, the syncer's too."""
-  protocol, codec = config.protocol, config.codec
+def network_of(config: RunConfig, params: int, bps: float) -> Network:
+  """Returns learners' links of a rate, and the sizes of what they carry."""
+  fragments, codec = config.protocol.fragments, config.codec
 
   def sizes(name: str) -> tuple[float, ...]:
     each = traffic.bytes_per_value(name, codec.block_size, codec.scale)
-    return (each * params / protocol.fragments,) * protocol.fragments
+    return (each * params / fragments,) * fragments
 
-  network = Network(
+  return Network(
     up_bytes=sizes(codec.up),
     down_bytes=sizes(codec.down),
     full_bytes=sizes('f32'),
     state_bytes=4.0 * params,
     learner_bps=bps,
-    syncer_bps=bps,
   )
+
+
+def _simulated(
+  config: RunConfig, params: int, bps: float, step_s: float
+) -> NetPrediction:
+  """Runs the protocol's own machines over such links, the syncer's too."""
+  protocol = config.protocol
+  network = dataclasses.replace(network_of(config, params, bps), syncer_bps=bps)
   cycles_s = PREDICTED_CYCLES * protocol.sync_every_steps * step_s
   # So long that also a run that waits for most of its time makes some cycles.
   slow_s = PREDICTED_CYCLES * protocol.learners * 64 * params / bps

@@ -6,33 +6,17 @@ the same run, after a warm-up at its rate, from the fastest link to the slowest.
 """
 
 import dataclasses
-import os
-import pathlib
-import shutil
 import statistics
-import tempfile
 import time
-from collections.abc import Callable
 
-from diloco.metrics import names
-from diloco.metrics.jsonl import Tail
-from diloco.metrics.workdir import Workdir
 from launch.netbench.links import ShapedLinks
 from launch.netbench.net_systems import NetPrediction, NetSystem, Setting
-from launch.session import Interrupted
-from launch.supervisor import Supervisor
+from launch.netbench.process_run import ProcessRun
 
-LOOK_S = 0.1
 START_S = 180.0  # For processes to compile and to meet.
 PERIODS = 2  # Of a warm-up, as time-outs get used to a rate; of a window.
 PATIENCE = 4.0  # A window may take so many times what is predicted, and
 GRACE_S = 60.0  # so much.
-FOLDER = 'netbench-'  # Then the pid of its owner, in the folder for these.
-LOG_TAIL = 1500  # Characters of a log that a failure shows.
-
-
-class SystemFailed(Exception):
-  """A system could not be measured; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,26 +50,7 @@ class NetCell:
     return self.alone_s / self.step_s
 
 
-class _Followed:
-  """The steps and rounds of running processes, read from their files."""
-
-  def __init__(self, setting: Setting, workdir: Workdir):
-    self._tails = {m: Tail(workdir.metrics(m)) for m in setting.members}
-    self._tape = Tail(workdir.tape)
-    self.steps_s: dict[str, list[float]] = {m: [] for m in setting.members}
-    self.rounds = 0
-
-  def look(self) -> None:
-    for member, tail in self._tails.items():
-      self.steps_s[member] += [r[names.STEP_TIME] for r in tail.new_records()]
-    self.rounds += sum(r['kind'] == 'Publish' for r in self._tape.new_records())
-
-  def counts(self) -> dict[str, int]:
-    """Returns how many steps each member has made."""
-    return {member: len(found) for member, found in self.steps_s.items()}
-
-
-class SystemRun:
+class SystemRun(ProcessRun):
   """One system's processes; a `with` block ends them.
 
   Args:
@@ -101,34 +66,11 @@ class SystemRun:
     received: list[int],
     alone: bool = False,
   ):
+    super().__init__(setting.members, received)
     self._system = system
     self._setting = setting
     self._links = links
-    self._received = received
-    prefix = f'{FOLDER}{os.getpid()}-'
-    self._folder = pathlib.Path(tempfile.mkdtemp(prefix=prefix))
-    workdir = Workdir(self._folder / 'run')
-    for path in (workdir.root, workdir.metrics('x').parent):
-      path.mkdir(exist_ok=True)
-    roles, environment = system.roles(setting, links, workdir, alone)
-    self._log = workdir.log
-    self._supervisor = Supervisor(
-      roles,
-      log=workdir.log,
-      environment=os.environ | environment,
-      restarts_max=0,
-      restart_delay_s=0.0,
-      announce=lambda event: None,
-      hurry=lambda: bool(received),
-    )
-    self._seen = _Followed(setting, workdir)
-
-  def __enter__(self) -> 'SystemRun':
-    return self
-
-  def __exit__(self, *exception) -> None:
-    self._supervisor.stop()
-    shutil.rmtree(self._folder, ignore_errors=True)
+    self._supervise(*system.roles(setting, links, self.workdir, alone))
 
   def start(self, steps: int) -> None:
     """Starts all processes over links without a limit, for so many steps."""
@@ -198,10 +140,6 @@ class SystemRun:
     """Returns s, the steps from one round to the next."""
     return self._system.config(self._setting).protocol.spacing_steps
 
-  def _made(self) -> dict[str, int]:
-    self._seen.look()
-    return self._seen.counts()
-
   def _mean_s(self, before: dict[str, int], period: int) -> float:
     """Returns the mean step time since then, over whole periods."""
     each = []
@@ -209,31 +147,3 @@ class SystemRun:
       found = self._seen.steps_s[member][n:]
       each.append(statistics.fmean(found[: len(found) // period * period]))
     return statistics.fmean(each)
-
-  def _until(self, holds: Callable[[], bool], limit_s: float) -> None:
-    """Polls until `holds()`; raises for a signal, a death or the limit."""
-    over_s = time.monotonic() + limit_s
-    while not holds():
-      self._supervisor.poll()
-      if self._received:
-        raise Interrupted(self._received[0])
-      if failure := self._supervisor.failure:
-        raise SystemFailed(f'{failure}{self._tail(failure.partition(" ")[0])}')
-      if time.monotonic() > over_s:
-        made = ', '.join(f'{m} {n}' for m, n in self._seen.counts().items())
-        raise SystemFailed(f'too slow: after {limit_s:.0f} s, steps: {made}')
-      time.sleep(LOOK_S)
-
-  def _tail(self, process: str) -> str:
-    path = self._log(process)
-    if not path.exists():
-      return ''
-    return f'; its log ends:\n{path.read_text(errors="replace")[-LOG_TAIL:]}'
-
-
-def remove_left() -> None:
-  """Removes the folders of commands that were killed."""
-  for folder in pathlib.Path(tempfile.gettempdir()).glob(f'{FOLDER}*-*'):
-    owner = folder.name.removeprefix(FOLDER).partition('-')[0]
-    if owner.isdecimal() and not pathlib.Path('/proc', owner).exists():
-      shutil.rmtree(folder, ignore_errors=True)

@@ -15,7 +15,7 @@ import pytest
 from launch.netbench import link_tables, links
 from launch.netbench.links import ShapedLinks
 from launch.netbench.net_systems import PAYLOAD, SYSTEMS, Setting
-from launch.netbench.system_run import remove_left
+from launch.netbench.process_run import remove_left
 from tests.waiting import until
 
 pytestmark = pytest.mark.alone
