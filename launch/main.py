@@ -12,6 +12,7 @@ which is named; 78: it can't be done as configured; 130: Ctrl-C.
 """
 
 import functools
+import pathlib
 import sys
 from collections.abc import Callable
 
@@ -20,8 +21,9 @@ from absl import flags as absl_flags
 from diloco.config import flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
+from diloco.metrics.workdir import Workdir
 from launch import launch_flags, local
-from launch.backends import commands, dry_run, registry
+from launch.backends import commands, dry_run, newcomers, registry
 from launch.job import JobSpec
 
 START = 'start'
@@ -126,15 +128,22 @@ def main(argv) -> int:
       raise ConfigError([f'watch: is for --to={" or --to=".join(staying)}'])
     if given.to != launch_flags.LOCAL:
       return perform(command, config, say)
-    if command != START:
-      raise ConfigError(
-        [
-          f'{command}: is not for --to=local; one more learner is started by '
-          'hand, with python -m diloco.learner: docs/one_machine.md'
-        ]
-      )
     if problems := [*launch_flags.wrong_for_backend()]:
       raise ConfigError(problems)
+    if command != START:
+      if given.dry_run:
+        raise ConfigError([f'--dry_run: is not for {command} --to=local'])
+      is_new = given.learner >= config.protocol.learners
+      if command == ADD and is_new and local.accelerators(config):
+        raise ConfigError(
+          [
+            f'--learner={given.learner}: accelerators are dealt to learners of '
+            'the configuration; start it by hand: docs/one_machine.md'
+          ]
+        )
+      request = newcomers.Request(given.learner, joins=command == ADD)
+      workdir = Workdir(pathlib.Path(given.workdir))
+      return newcomers.ask(config, workdir, request, say)
     if given.dry_run:
       local.show_processes(config, say)
       return 0

@@ -4,7 +4,7 @@
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
@@ -164,6 +164,8 @@ class Program:
   roles: tuple[Role, ...]
   evaluate: Role
   environment: tuple[tuple[str, str], ...]  # Added to every process's.
+  # Makes the role of a learner beyond M; None: there is no place for one.
+  newcomer: Callable[[int], Role] | None = None
 
 
 def program(
@@ -204,8 +206,9 @@ def program(
     )
     for s in range(1, config.syncer.shards)
   ]
-  parts = [
-    Role(
+
+  def learner(i: int, each: Processes, optional: bool = False) -> Role:
+    return Role(
       learner_name(i),
       argv(
         'diloco.learner',
@@ -213,14 +216,14 @@ def program(
         f'--syncer={address}',
         *access_arguments,
       ),
+      optional=optional,
       leave_s=LEARNER_LEAVE_S,
       hosts=each.hosts,
       environment=each.environment,
     )
-    for i, each in enumerate(
-      learners or [Processes()] * config.protocol.learners
-    )
-  ]
+
+  of_each = learners or [Processes()] * config.protocol.learners
+  parts = [learner(i, each) for i, each in enumerate(of_each)]
   beside = []
   if config.run.eval_every_rounds:
     beside = [Role(EVALUATOR, argv('diloco.evaluator'), optional=True)]
@@ -229,6 +232,7 @@ def program(
     (syncer, *shards, *parts, *beside),
     evaluate,
     environment(config, workdir.compiled),
+    newcomer=lambda i: learner(i, of_each[-1], optional=True),
   )
 
 

@@ -24,6 +24,7 @@ from diloco.metrics.status import (
 )
 from diloco.metrics.workdir import Workdir
 from launch import plot, progress
+from launch.backends import newcomers
 from launch.program import Program, Role
 from launch.progress import Display
 from launch.supervisor import ProcessEvent, Supervisor
@@ -103,6 +104,7 @@ class _Session:
     """Runs until the syncer has finished and every learner has left."""
     restarts_max = self._config.run.restarts_max
     pending = list(faults)
+    newcomers.forget(self._workdir)
     with Display(self._console, self._workdir) as display:
       roles = self._program.roles
       running = self._supervisor(display, roles, restarts_max)
@@ -112,6 +114,9 @@ class _Session:
             status = self._status(display)
             if status is not None:
               pending = _perform(pending, status.step, self._config, running)
+            newcomers.perform(
+              self._workdir, self._program, running, display.say
+            )
             display.update(status, running.states())
       finally:  # However it ended, the last picture shows what is left.
         display.show(self._status(display), running.states())

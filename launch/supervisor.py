@@ -155,12 +155,20 @@ class Supervisor:
     self._send(name, signal.SIGTERM, 'stopped', reason)
 
   def add(self, role: Role) -> None:
-    """Adds a role to the run; it is started at the next `poll`."""
-    assert role.name not in self._groups, f'a name twice: {role.name}'
+    """Adds a role, or one that is dead; it is started at the next `poll`."""
+    old = self._groups.get(role.name)
+    assert old is None or old.state == DEAD, f'a name twice: {role.name}'
+    self._dismissed.discard(role.name)
     self._groups[role.name] = RoleProcesses(role, self._tell, self._linger_s)
 
   def dismiss(self, name: str, reason: str) -> None:
-    """SIGTERM for a running role, which is not started again."""
+    """SIGTERM for a running role, which is not started again.
+
+    One that waits for its restart is dead at once.
+    """
+    if self._groups[name].state == WAITING:
+      self._groups[name].state = DEAD
+      return
     self._dismissed.add(name)
     self.terminate(name, reason)
 

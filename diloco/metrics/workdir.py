@@ -18,6 +18,7 @@ syncer/              what a restarted syncer resumes from
 checkpoints/NAME/    what a restarted learner resumes from
 checkpoints/lab/     what an interrupted run of the lab resumes from
 parameters/          the final parameters of the global model
+requests/            what a command asks of the launcher, until it is done
 chaos/               the plan, the faults and the verdict of `launch.chaos`
 """
 
@@ -52,6 +53,7 @@ class Workdir:
     'syncer',
     'checkpoints',
     'chaos',
+    'requests',
   )
 
   @classmethod
@@ -100,6 +102,11 @@ class Workdir:
   @property
   def lock(self) -> pathlib.Path:
     return self.root / 'lock'
+
+  @property
+  def requests(self) -> pathlib.Path:
+    """Folder of what the launcher is asked to do, and has not done yet."""
+    return self.root / 'requests'
 
   @property
   def loss_plot(self) -> pathlib.Path:

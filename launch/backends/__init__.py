@@ -9,5 +9,6 @@ Start with `registry`: one class a back end, which starts a
   queued_resources, startup     TPU VMs: gcloud commands, start-up scripts
   provisioner                   asks again for slices that were taken away
   dry_run                       what a launch would do, as text
+  newcomers                     learners of a local run, added and removed
   commands                      runs the programs of the back ends
 """

@@ -32,7 +32,7 @@ from launch.netbench import link_tables, links, studies
 from launch.netbench.links import LinksFailed, Loopback, ShapedLinks, SiteLinks
 from launch.netbench.net_systems import SYSTEMS, Setting
 from launch.netbench.process_run import SystemFailed, remove_left
-from launch.netbench.studies import STUDIES, Study, StudyCell
+from launch.netbench.studies import STUDIES, NetStudy, StudyCell
 from launch.netbench.system_run import NetCell, SystemRun
 from launch.session import Interrupted, signals
 
@@ -194,7 +194,7 @@ def _measure_over(
 
 
 def measure_study(
-  study: Study,
+  study: NetStudy,
   setting: Setting,
   systems: Sequence[str],
   rates: Sequence[float],
@@ -271,7 +271,7 @@ def main(argv: Sequence[str]) -> int:
   return 1 if failed else 0
 
 
-def _shown(study: Study | None, cells: Sequence) -> Sequence:
+def _shown(study: NetStudy | None, cells: Sequence) -> Sequence:
   """Returns the tables, and the notes that they need."""
   if study:
     table = link_tables.study_table(study.title, cells)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a study takes place: on real processes, or in the simulator.
+"""Studies take place here: on real processes, or in the simulator.
 
 Both are told the same, and read the same way, so that each measured figure has
 its prediction.
@@ -44,7 +44,7 @@ FAR = 10**6  # The far site as one process of the simulated network.
 
 @dataclasses.dataclass(frozen=True)
 class LearnerTotals:
-  """What a learner has done up to a time, or between two."""
+  """The totals of a learner up to a time, or between two."""
 
   steps: int = 0
   merges: int = 0  # Rounds that included it.
@@ -61,14 +61,14 @@ class LearnerTotals:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """What a run has done up to a time."""
+  """The state of a run at a time, in totals."""
 
   time_s: float
   rounds: int
   learners: Mapping[int, LearnerTotals]
 
 
-class Stage(Protocol):
+class StudyStage(Protocol):
   """A run that goes on; learners 0 … M − 1 have started, and step."""
 
   def shape(self, mbits: float) -> None:
@@ -87,7 +87,7 @@ class Stage(Protocol):
     """Returns what was done so far."""
 
 
-class RealStage(ProcessRun):
+class ProcessStage(ProcessRun):
   """Real processes; a `with` block ends them."""
 
   def __init__(
@@ -159,7 +159,7 @@ class RealStage(ProcessRun):
     self._until(lambda: all(self._made()[n] > 0 for n in names), START_S)
 
 
-class SimulatedStage:
+class MachineStage:
   """The protocol's own machines under the simulated clock.
 
   Args:

@@ -17,10 +17,10 @@ from launch.netbench.links import Loopback, SiteLinks
 from launch.netbench.net_systems import SYSTEMS, NetSystem, Setting
 from launch.netbench.stages import (
   LearnerTotals,
+  MachineStage,
+  ProcessStage,
   Reading,
-  RealStage,
-  SimulatedStage,
-  Stage,
+  StudyStage,
 )
 
 SETTLE_PERIODS = 2  # Of H steps, before a window.
@@ -36,7 +36,7 @@ class Phase:
   """A part of a run: its name, and what happens at its beginning."""
 
   name: str
-  begin: Callable[[Stage], None] = lambda stage: None
+  begin: Callable[[StudyStage], None] = lambda stage: None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class StudiedRun:
 
 @dataclasses.dataclass(frozen=True)
 class GroupFigures:
-  """What a group of learners did in a window; shares are of 1.
+  """The figures of a group of learners in a window; shares are of 1.
 
   Attributes:
     pace: rounds closed, of those that the fastest learner's steps made due.
@@ -161,7 +161,7 @@ def visitors(
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
+class NetStudy:
   """A study of the command.
 
   Attributes:
@@ -180,14 +180,14 @@ class Study:
 
 
 STUDIES = {
-  'sites': Study(
+  'sites': NetStudy(
     'Two sites, and one slow link between them',
     sites,
     systems=('int4', 'bf16'),
     mbits=(0.3, 1.0, 3.0),
   ),
-  'unequal': Study('Learners that are 2 and 5 times slower', unequal),
-  'visitors': Study('Learners that come and go', visitors),
+  'unequal': NetStudy('Learners that are 2 and 5 times slower', unequal),
+  'visitors': NetStudy('Learners that come and go', visitors),
 }
 
 
@@ -203,12 +203,12 @@ def measure(
     seconds: length of a window, at the floor of a step.
   """
   steps = math.ceil(seconds / study.setting.step_s)
-  predicted = _follow(
-    SimulatedStage(study.system, study.setting, study.far), study, steps
+  predicted = follow(
+    MachineStage(study.system, study.setting, study.far), study, steps
   )
-  with RealStage(study.system, study.setting, links, received) as stage:
+  with ProcessStage(study.system, study.setting, links, received) as stage:
     stage.start()
-    measured = _follow(stage, study, steps)
+    measured = follow(stage, study, steps)
   return [
     StudyCell(
       study.name, phase, group, len(study.groups[group]), found,
@@ -218,8 +218,8 @@ def measure(
   ]  # fmt: skip
 
 
-def _follow(
-  stage: Stage, study: StudiedRun, steps: int
+def follow(
+  stage: StudyStage, study: StudiedRun, steps: int
 ) -> dict[tuple[str, str], GroupFigures]:
   """Returns the figures by phase and group."""
   config = study.system.config(study.setting)

@@ -175,8 +175,8 @@ def test_what_gke_prints_is_what_kubectl_reads():
       '--chips_per_learner: is for --to=local only',
     ),
     (
-      ['add-learner', '--to=local', '--workdir=/tmp/run', '--learner=3'],
-      'add-learner: is not for --to=local; one more learner is started by hand',
+      ['add-learner', '--to=local', '--workdir=/no/run', '--learner=3'],
+      '--workdir=/no/run: no launcher is running there',
     ),
     (['start-over', '--to=gke', *FLAGS['gke']], 'start-over: must be one of'),
     (

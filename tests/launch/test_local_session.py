@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole local runs, with small stand-ins for syncer and learners."""
+"""Whole local runs: most with small stand-ins, one with all that is real."""
 
 import json
 import os
@@ -11,9 +11,13 @@ import sys
 import psutil
 import pytest
 
+from diloco.config import run_config
+from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import read_jsonl
+from experiments import tests_tiny
 from launch import plot
+from launch.backends.newcomers import Request, ask
 from tests.waiting import until
 
 pytestmark = pytest.mark.beside
@@ -136,3 +140,82 @@ def test_a_run_that_was_not_evaluated_has_not_succeeded(tmp_path):
   assert 'failed: evaluate exited with code 1' in shown
   assert not workdir.evaluation.exists()
   assert_all_gone(workdir)
+
+
+# Learners that are added and removed, all of them real ------------------------
+
+STEPS = 'steps=100000'
+OVERRIDES = {
+  'data.shards': 3,
+  'transport.data_plane': 'grpc',
+  'run.step_floor_s': 0.05,
+  'run.cpu_threads': 1,
+}
+
+
+def test_a_learner_joins_a_run_that_goes_on_and_leaves_it(tmp_path):
+  workdir = Workdir(tmp_path / 'run')
+  given = tests_tiny.get_config(STEPS)
+  given.update_from_flattened_dict(OVERRIDES)
+  config = run_config.build(given)
+  given.protocol.quorum = 2
+  other = run_config.build(given)
+  flags = [
+    f'--config=experiments/tests_tiny.py:{STEPS}',
+    *(f'--config.{key}={value}' for key, value in OVERRIDES.items()),
+    f'--workdir={workdir.root}',
+  ]
+
+  def refusal(learner, joins, config=config):
+    with pytest.raises(ConfigError) as refused:
+      ask(config, workdir, Request(learner, joins), print)
+    return str(refused.value)
+
+  def merged(learner):
+    closes = [x for x in read_jsonl(workdir.tape) if x['kind'] == 'Publish']
+    merges = [[s['learner'] for s in close['shares']] for close in closes]
+    return sum(learner in each for each in merges)
+
+  def running():
+    return json.loads(workdir.pids.read_text())['processes']
+
+  assert f'{workdir.root}: no launcher is running there' in refusal(2, True)
+  launcher = subprocess.Popen(
+    [sys.executable, '-m', 'launch.local', *flags],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+  try:
+    until(lambda: merged(0), DEADLINE_S, 'a round')
+    added = subprocess.run(
+      [
+        *(sys.executable, '-m', 'launch.main', 'add-learner', '--learner=2'),
+        *flags,
+      ],
+      capture_output=True,
+      text=True,
+      timeout=DEADLINE_S,
+    )
+    assert added.returncode == 0, added.stderr
+    assert added.stdout == f'learner-2: started, pid {running()["learner-2"]}\n'
+    assert '--learner=2: is running already' in refusal(2, True)
+    assert 'learner=3: must be in 0 … 2' in refusal(3, True)
+    assert 'that run has protocol.quorum' in refusal(2, False, other)
+    until(lambda: merged(2) > 3, DEADLINE_S, 'rounds with the newcomer')
+    said = []
+    assert ask(config, workdir, Request(2, joins=False), said.append) == 0
+    assert said.pop() == 'learner-2: leaves'
+    until(lambda: 'learner-2' not in running(), DEADLINE_S, 'it has left')
+    since = merged(0)
+    until(lambda: merged(0) > since + 3, DEADLINE_S, 'rounds without it')
+    assert '--learner=2: is not running' in refusal(2, False)
+    # It may return.
+    assert ask(config, workdir, Request(2, joins=True), said.append) == 0
+    launcher.send_signal(signal.SIGTERM)
+    shown = finish(launcher)
+    assert launcher.returncode == 143, shown
+    assert 'it was dismissed' in shown
+    assert_all_gone(workdir)
+  finally:
+    launcher.kill()

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.alone
 START_S = 120.0
 WHY_NOT = links.why_not_here()
 needs_links = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-SLOW, FAST = 4.0, 60.0  # Mbit/s.
-SMALL = ('--millions=0.4', '--step_s=0.1', '--seconds=2')
+SLOW, FAST = 6.0, 60.0  # Mbit/s.
+SMALL = ('--millions=0.2', '--step_s=0.05', '--seconds=1')
 
 
 def command(*words):
@@ -44,6 +44,12 @@ def command(*words):
     (('--millions=0',), '--millions=0: must be above 0'),
     (('--learners=1',), '--learners=1: must be 2 … 59'),
     (('more',), 'more: unexpected argument'),
+    (
+      ('--study=sites', '--systems=diloco'),
+      'must be some of int4, bf16, f32',
+    ),
+    (('--study=visitors', '--mbits=1'), '--study=visitors has no link'),
+    (('--study=sites', '--learners=30'), '--learners=30: must be 1 … 29'),
   ],
 )
 def test_bad_use_gets_a_line_and_78(words, said):
