@@ -146,6 +146,8 @@ def test_a_run_that_was_not_evaluated_has_not_succeeded(tmp_path):
 
 STEPS = 'steps=100000'
 OVERRIDES = {
+  'model.kind': 'bowl',  # It compiles at once.
+  'inner.optimizer': 'sgd',
   'data.shards': 3,
   'transport.data_plane': 'grpc',
   'run.step_floor_s': 0.05,
