@@ -147,6 +147,7 @@ def test_a_run_that_was_not_evaluated_has_not_succeeded(tmp_path):
 STEPS = 'steps=100000'
 OVERRIDES = {
   'model.kind': 'bowl',  # It compiles at once.
+  'model.layers': 2,
   'inner.optimizer': 'sgd',
   'data.shards': 3,
   'transport.data_plane': 'grpc',
@@ -174,6 +175,7 @@ def test_a_learner_joins_a_run_that_goes_on_and_leaves_it(tmp_path):
     return str(refused.value)
 
   def merged(learner):
+    assert launcher.poll() is None, launcher.stdout.read()
     closes = [x for x in read_jsonl(workdir.tape) if x['kind'] == 'Publish']
     merges = [[s['learner'] for s in close['shares']] for close in closes]
     return sum(learner in each for each in merges)
