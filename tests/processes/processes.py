@@ -11,8 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from diloco.metrics.jsonl import Tail
 from diloco.metrics.workdir import Workdir, learner_name, shard_name
-from diloco.metrics.writer import read_jsonl
 from launch.parent_death import dying_with_parent
 from tests.ports import free_port
 from tests.waiting import until
@@ -83,6 +83,7 @@ class Processes:
     self._logs.mkdir()
     self._overrides = overrides
     self.running: list[Running] = []
+    self._records: dict[pathlib.Path, tuple[Tail, list[dict]]] = {}
     self._address: str | None = None
     self._environment = os.environ | {
       'JAX_PLATFORMS': 'cpu',
@@ -253,13 +254,20 @@ class Processes:
 
   def steps(self, learner: int) -> list[dict]:
     """Returns what the learner wrote of each of its steps so far."""
-    return read_jsonl(self.workdir.metrics(learner_name(learner)))
+    return self._read(self.workdir.metrics(learner_name(learner)))
 
   def tape(self, kind: str) -> list[dict]:
     """Returns the syncer's decisions of one kind so far."""
-    return [
-      line for line in read_jsonl(self.workdir.tape) if line['kind'] == kind
-    ]
+    lines = self._read(self.workdir.tape)
+    return [line for line in lines if line['kind'] == kind]
+
+  def _read(self, path: pathlib.Path) -> list[dict]:
+    """Returns all records of a file; each is read once, however often asked."""
+    if path not in self._records:
+      self._records[path] = Tail(path), []
+    tail, records = self._records[path]
+    records += tail.new_records()
+    return [*records]
 
   def merged(self, learner: int) -> list[dict]:
     """Returns the closed rounds that merged the learner."""
