@@ -13,7 +13,7 @@ import diloco.__main__ as commands
 from diloco.config import run_config
 from launch import train
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
 ROOT = pathlib.Path(__file__).parents[2]
 WORDS = 'the learner and the syncer of one fragment and a round '

@@ -6,9 +6,9 @@ import pytest
 from diloco.metrics.status import read_evaluation, read_summary
 from tests.processes.processes import Processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.beside
 
-FIRST, SECOND = 60, 300
+FIRST, SECOND = 60, 120
 EVERY = (
   'run.compilation_cache=false',
   'protocol.quorum=2',
