@@ -19,6 +19,10 @@ SAMPLES_MIN = 15  # nor do fewer samples.
 RSS_BYTES_MAX = 16e6
 DESCRIPTORS_MAX = 4.0
 THREADS_MAX = 4.0  # Pools fill up as they are used.
+# In all, so that a short life is not judged by its last two threads.
+RSS_BYTES_LEAST = 16e6
+DESCRIPTORS_LEAST = 6.0
+THREADS_LEAST = 6.0
 
 
 @dataclasses.dataclass(frozen=True)

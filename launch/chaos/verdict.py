@@ -10,11 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from diloco.metrics import token_ledger
 from launch.chaos import outcomes as chaos_outcomes
-from launch.chaos import resources, run_checks, simulated
+from launch.chaos import run_checks, simulated
 from launch.chaos.conductor import Course
 from launch.chaos.faults import KINDS
 from launch.chaos.outcomes import Figures, Outcome
 from launch.chaos.record import Record, begin_of, speed_of
+from launch.chaos.resources import (
+  DESCRIPTORS_LEAST,
+  DESCRIPTORS_MAX,
+  RSS_BYTES_LEAST,
+  RSS_BYTES_MAX,
+  THREADS_LEAST,
+  THREADS_MAX,
+)
 
 GOODPUT_POINTS_MAX = 5.0  # Between the run and its simulation.
 LOSS_SHARE_MAX = 0.05  # Above the twins, beside their own spread.
@@ -172,16 +180,23 @@ def _unused(found: Iterable[Outcome]) -> str:
 
 def _flat(growths: Sequence[Mapping]) -> Iterable[Check]:
   limits = (
-    ('memory is flat', 'rss_bytes', resources.RSS_BYTES_MAX, 1e6, 'MB'),
-    ('descriptors are flat', 'descriptors', resources.DESCRIPTORS_MAX, 1, ''),
-    ('threads are flat', 'threads', resources.THREADS_MAX, 1, ''),
+    ('memory is flat', 'rss_bytes', RSS_BYTES_MAX, RSS_BYTES_LEAST, 1e6, 'MB'),
+    (
+      'descriptors are flat',
+      'descriptors',
+      DESCRIPTORS_MAX,
+      DESCRIPTORS_LEAST,
+      1,
+      '',
+    ),
+    ('threads are flat', 'threads', THREADS_MAX, THREADS_LEAST, 1, ''),
   )
-  for name, field, most, unit, word in limits:
+  for name, field, most, least, unit, word in limits:
     lines = tuple(
       f'{g["name"]} ({g["pid"]}): {g[field] / unit:+.1f} {word} per minute, at '
       f'most {most / unit:.0f} is flat'
       for g in growths
-      if g[field] > most
+      if g[field] > most and g[field] * g['measured_s'] / 60 > least
     )
     note = 'no process was long enough at work with all others to tell'
     if growths:

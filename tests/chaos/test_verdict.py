@@ -237,6 +237,7 @@ def test_a_fault_that_was_not_performed_fails():
           {
             'name': 'syncer',
             'pid': 7,
+            'measured_s': 60.0,
             'rss_bytes': 0.0,
             'descriptors': 9.0,
             'threads': 0.0,
@@ -250,6 +251,14 @@ def test_a_fault_that_was_not_performed_fails():
 def test_what_the_course_tells_is_judged(changes, name):
   course = dataclasses.replace(made().course, **changes)
   assert list(failing(made(course=course))) == [name]
+
+
+def test_a_short_life_is_not_judged_by_its_last_threads():
+  growth = {'name': 'learner-1', 'pid': 7, 'rss_bytes': 0.0, 'descriptors': 0.0}
+  for measured_s, holds in [(40.0, True), (120.0, False)]:
+    growths = ({**growth, 'threads': 5.0, 'measured_s': measured_s},)
+    course = dataclasses.replace(made().course, growths=growths)
+    assert ('threads are flat' not in failing(made(course=course))) == holds
 
 
 def test_a_version_that_falls_and_an_unwanted_death_fail():
