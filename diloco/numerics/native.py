@@ -229,6 +229,7 @@ def crc32(data: np.ndarray) -> int:
   if (
     library is None
     or whole < _CRC_BYTES_MIN
+    or not _plain(data)
     or not library.diloco_crc32(_at(data), whole, ctypes.byref(crc))
   ):
     return zlib.crc32(data)

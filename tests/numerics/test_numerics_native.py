@@ -220,6 +220,8 @@ def test_checksums_are_those_of_zlib(compiled, monkeypatch):
       assert native.crc32(each) == zlib.crc32(each)
   square = rng.standard_normal((33, 7))
   assert native.crc32(square) == zlib.crc32(square)
+  with pytest.raises(ValueError, match='contiguous'):
+    native.crc32(square[::2])
 
 
 def arrays(rng, scale=1.0):
