@@ -6,6 +6,7 @@ what the simulator predicts for it.
 
   __main__           the command
   links              namespaces, links with a token bucket, their counters
+  delayed_wires      links that delay each packet, carried by a process
   net_systems        what is compared: settings, roles, what is predicted
   all_reduce_worker  a worker of the data-parallel computation
   process_run        a run's processes, started, followed and ended

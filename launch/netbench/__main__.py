@@ -3,7 +3,7 @@ r"""Measures how much of the compute training keeps over slow links.
 
   python -m launch.netbench [--systems=int4,bf16,f32,diloco,data_parallel] \
     [--mbits=1,3,10,30,100,300] [--millions=0.4] [--learners=2] \
-    [--step_s=0.25] [--seconds=12] [--json=FILE]
+    [--delay_ms=0] [--step_s=0.25] [--seconds=12] [--json=FILE]
   python -m launch.netbench --study=sites      # or unequal, visitors
 
 A syncer and learners, or the workers of one data-parallel computation, run as
@@ -44,6 +44,9 @@ PROBE_S = 0.5
 CARRIED = (0.4, 1.1)  # Shares of its rate that a shaped link must carry.
 WARM_STEPS = 5
 LEARNERS_MAX = links.MEMBERS_MAX - 1  # And a syncer.
+DELAY_MAX_MS = 1000.0
+# What a wire may add to the delay that it was given.
+DELAY_FACTOR_MAX, DELAY_SLACK_MS = 1.2, 5.0
 POINTS = 5.0  # Between measured and predicted before a note says so.
 
 
@@ -61,6 +64,9 @@ def define_flags() -> None:
     ['1', '3', '10', '30', '100', '300'],
     'Rates of the links; between two sites by default '
     f'{",".join(f"{x:g}" for x in STUDIES["sites"].mbits)}.',
+  )
+  absl_flags.DEFINE_float(
+    'delay_ms', 0.0, 'Time of a packet from one member to another.'
   )
   absl_flags.DEFINE_float('millions', 0.4, 'Parameters of the model.')
   absl_flags.DEFINE_integer(
@@ -103,24 +109,35 @@ def read_setting() -> tuple[Setting, list[str], list[float]]:
   for name in ('millions', 'step_s', 'seconds'):
     if not 0 < given[name].value < float('inf'):
       problems.append(f'--{name}={given[name].value:g}: must be above 0')
+  if not 0 <= given.delay_ms <= DELAY_MAX_MS:
+    problems.append(
+      f'--delay_ms={given.delay_ms:g}: must be 0 … {DELAY_MAX_MS:g}'
+    )
+  elif study and given.delay_ms:
+    problems.append(f'--delay_ms: --study={given.study} has no delays')
   # Of the two sites together, too, all have an address.
   least, most = (1, links.MEMBERS_MAX // 2 - 1) if study else (2, LEARNERS_MAX)
   if not least <= given.learners <= most:
     problems.append(f'--learners={given.learners}: must be {least} … {most}')
   if problems:
     raise ConfigError(problems)
-  setting = Setting(given.learners, given.millions, given.step_s)
+  setting = Setting(
+    given.learners, given.millions, given.step_s, delay_ms=given.delay_ms
+  )
   return setting, list(dict.fromkeys(asked)), rates
 
 
 def check_links(
-  made: ShapedLinks, linked: Sequence[str], rates: Sequence[float]
+  made: ShapedLinks,
+  linked: Sequence[str],
+  rates: Sequence[float],
+  delay_ms: float = 0.0,
 ) -> dict[str, float]:
   """Returns what one connection carries at each rate, in Mbit/s.
 
   Raises:
     ConfigError: the machine is too slow for a rate.
-    LinksFailed: a link carries more or less than its rate.
+    LinksFailed: a link carries more or less than its rate, or does not delay.
   """
   ends = (linked[-1], linked[0])
   most = made.probe_mbits(*ends, PROBE_S)
@@ -140,6 +157,15 @@ def check_links(
       raise LinksFailed(
         f'a link of {rate:g} Mbit/s carries {carried:.3g}: not as it was shaped'
       )
+  if delay_ms:
+    made.shape(rates[0], delay_ms)
+    took_ms = made.probe_delay_ms(*ends)
+    if not delay_ms <= took_ms <= DELAY_FACTOR_MAX * delay_ms + DELAY_SLACK_MS:
+      raise LinksFailed(
+        f'packets take {took_ms:.3g} ms in place of {delay_ms:g}: is the '
+        'machine too busy?'
+      )
+    found['delay_ms'] = took_ms
   return found
 
 
@@ -151,8 +177,8 @@ def measure_rates(
   say: Callable[[str], None],
 ) -> tuple[list[NetCell], dict[str, str], dict[str, float]]:
   """Returns all cells, why some systems have none, and what links carry."""
-  with ShapedLinks(setting.linked) as made:
-    carried = check_links(made, setting.linked, rates)
+  with ShapedLinks(setting.linked, setting.delay_ms > 0) as made:
+    carried = check_links(made, setting.linked, rates, setting.delay_ms)
     cells, failed = _measure_over(made, setting, systems, rates, received, say)
   return cells, failed, carried
 
@@ -252,7 +278,7 @@ def main(argv: Sequence[str]) -> int:
   again = shlex.join(['python', '-m', 'launch.netbench', *sys.argv[1:]])
   if cells:
     console.print()
-    for part in _shown(study, cells):
+    for part in _shown(study, cells, setting.delay_ms):
       console.print(part)
   console.print(f'Again: {again}')
   if given.json:
@@ -271,13 +297,15 @@ def main(argv: Sequence[str]) -> int:
   return 1 if failed else 0
 
 
-def _shown(study: NetStudy | None, cells: Sequence) -> Sequence:
+def _shown(
+  study: NetStudy | None, cells: Sequence, delay_ms: float
+) -> Sequence:
   """Returns the tables, and the notes that they need."""
   if study:
     table = link_tables.study_table(study.title, cells)
     return (table, link_tables.STUDY_NOTE)
   return (
-    link_tables.cell_table(cells),
+    link_tables.cell_table(cells, delay_ms),
     link_tables.bandwidth_table(cells),
     *link_tables.notes(cells, POINTS),
   )

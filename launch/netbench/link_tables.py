@@ -38,10 +38,13 @@ def bandwidth(points: Sequence[Point], wanted: float) -> tuple[str, float]:
   return '>', rising[-1][0]
 
 
-def cell_table(cells: Sequence[NetCell]) -> rich.table.Table:
+def cell_table(
+  cells: Sequence[NetCell], delay_ms: float = 0.0
+) -> rich.table.Table:
   """Returns one row per system and rate, measured beside predicted."""
+  delay = f', each packet {delay_ms:g} ms under way' if delay_ms else ''
   return text_tables.table(
-    'Over shaped links: measured, and what the simulator predicts',
+    f'Over shaped links{delay}: measured, and what the simulator predicts',
     (
       *('system', 'Mbit/s', 'utilisation %', 'predicted %', 'rounds %'),
       *('predicted %', 'sent kB/step', 'predicted kB', 'busiest link %'),

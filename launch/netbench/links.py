@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from launch.netbench.delayed_wires import CLONE_NEWNET, DelayedWires
 from launch.parent_death import dying_with_parent
 from launch.role_processes import free_address
 
@@ -33,8 +34,8 @@ BUCKET_S = 0.004  # or what the link carries in this time.
 QUEUE_BYTES_MIN = 64 << 10  # What waits at a link before a frame is dropped,
 QUEUE_S = 0.1  # or what the link carries in this time.
 PROBE_BYTES = 64 << 10
+PROBES = 5
 _REPLACE = ('tc', 'qdisc', 'replace', 'dev')
-CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 
 class LinksFailed(Exception):
@@ -90,12 +91,16 @@ class ShapedLinks:
 
   Args:
     members: their names.
+    delays: True if `shape` can delay, too: links are then wires whose packets a
+      process carries, some ten thousand a second.
   """
 
   port = PORT
 
-  def __init__(self, members: Sequence[str]):
+  def __init__(self, members: Sequence[str], delays: bool = False):
     assert len(members) <= MEMBERS_MAX, members
+    self._delays = delays
+    self._wires: DelayedWires | None = None
     self._numbers = {name: k for k, name in enumerate(members)}
     self._holders: dict[str, subprocess.Popen] = {}
 
@@ -114,6 +119,8 @@ class ShapedLinks:
     return self
 
   def __exit__(self, *exception) -> None:
+    if self._wires is not None:
+      self._wires.close()
     for holder in self._holders.values():
       holder.kill()
       holder.wait()
@@ -126,8 +133,16 @@ class ShapedLinks:
     """Returns the words before a command that run it in the namespace."""
     return ['nsenter', f'--net={self._path(member)}', '--']
 
-  def shape(self, mbits: float | None) -> None:
-    """Limits every link, in both directions; None: no longer."""
+  def shape(self, mbits: float | None, delay_ms: float = 0.0) -> None:
+    """Limits every link, in both directions; None: no longer.
+
+    Args:
+      delay_ms: what a packet takes from one member to another, through two
+        links.
+    """
+    assert self._delays or not delay_ms
+    if self._wires is not None:
+      self._wires.delay(delay_ms / 2)
     for where, device in self._shaped():
       # Drops what waits: a packet larger than a new bucket never leaves it.
       self._command(where, *_REPLACE, device, 'root', 'pfifo')
@@ -165,6 +180,20 @@ class ShapedLinks:
       sending.join()
     return 8e-6 * carried / passed_s
 
+  def probe_delay_ms(self, source: str, target: str) -> float:
+    """Measures half of a round trip, the shortest of some."""
+    with self._entered(target):
+      server = socket.create_server((self.address(target), 0))
+    with server:
+      server.setblocking(False)
+      trips_s = []
+      for _ in range(PROBES):
+        began_s = time.monotonic()
+        with self._entered(source):
+          socket.create_connection(server.getsockname(), START_S).close()
+        trips_s.append(time.monotonic() - began_s)
+    return 1e3 * min(trips_s) / 2
+
   def _routers(self) -> tuple[str, ...]:
     """Returns the names of the namespaces that forward."""
     return ('',)
@@ -175,6 +204,16 @@ class ShapedLinks:
       yield from ((name, 'eth0'), ('', f'eth{k}'))
 
   def _connect_all(self) -> None:
+    if self._delays:
+      pids = {name: holder.pid for name, holder in self._holders.items()}
+      wires = [
+        (pids[name], 'eth0', pids[''], f'eth{k}')
+        for name, k in self._numbers.items()
+      ]
+      try:
+        self._wires = DelayedWires(wires)
+      except OSError as error:
+        raise LinksFailed(str(error)) from None
     for name, k in self._numbers.items():
       self._connect(name, 'eth0', '', k)
 
@@ -182,10 +221,11 @@ class ShapedLinks:
     """Makes link k from a namespace to a router, its way to all others."""
     ends = ((name, device), (router, f'eth{k}'))
     pids = [str(self._holders[where].pid) for where, _ in ends]
-    self._run(
-      *('ip', 'link', 'add', device, 'netns', pids[0], 'type', 'veth'),
-      *('peer', 'name', f'eth{k}', 'netns', pids[1]),
-    )
+    if self._wires is None:
+      self._run(
+        *('ip', 'link', 'add', device, 'netns', pids[0], 'type', 'veth'),
+        *('peer', 'name', f'eth{k}', 'netns', pids[1]),
+      )
     near, far = ADDRESS.format(4 * k + 2), ADDRESS.format(4 * k + 1)
     for (where, at), address in zip(ends, (near, far)):
       self._command(where, 'ip', 'addr', 'add', f'{address}/30', 'dev', at)

@@ -37,12 +37,14 @@ class Setting:
     step_s: T, which is slept.
     slowness: factors on T, of all learners that there may ever be, by id;
       empty: M learners, all alike.
+    delay_ms: what a packet takes from one member to another on an empty link.
   """
 
   learners: int
   millions: float
   step_s: float
   slowness: tuple[float, ...] = ()
+  delay_ms: float = 0.0
 
   @property
   def width(self) -> int:
@@ -165,11 +167,13 @@ class NetSystem:
     """
     bps = 1e6 * PAYLOAD * mbits
     if self.has_syncer:
-      return _simulated(self.config(setting), setting.params, bps, step_s)
+      return _simulated(self.config(setting), setting, bps, step_s)
     nbytes = 4 * setting.params * traffic.all_reduce_share(setting.learners)
+    # A ring: each part of the gradient goes round twice, but for one member.
+    delays_s = 2 * (setting.learners - 1) * setting.delay_ms / 1e3
     # One bucket, ready when the step is: nothing overlaps.
-    burst = traffic.Bursts(8e-9 * nbytes, step_s, buckets=1)
-    return NetPrediction(burst.utilisation(1e-9 * bps), None, nbytes / PAYLOAD)
+    burst_s = step_s + 8 * nbytes / bps + delays_s
+    return NetPrediction(step_s / burst_s, None, nbytes / PAYLOAD)
 
   def _keys(self, setting: Setting, alone: bool) -> dict[str, object]:
     """Returns the keys of the configuration that differ from the defaults."""
@@ -279,11 +283,15 @@ def network_of(config: RunConfig, params: int, bps: float) -> Network:
 
 
 def _simulated(
-  config: RunConfig, params: int, bps: float, step_s: float
+  config: RunConfig, setting: Setting, bps: float, step_s: float
 ) -> NetPrediction:
   """Runs the protocol's own machines over such links, the syncer's too."""
-  protocol = config.protocol
-  network = dataclasses.replace(network_of(config, params, bps), syncer_bps=bps)
+  protocol, params = config.protocol, setting.params
+  network = dataclasses.replace(
+    network_of(config, params, bps),
+    syncer_bps=bps,
+    latency_s=setting.delay_ms / 1e3,
+  )
   cycles_s = PREDICTED_CYCLES * protocol.sync_every_steps * step_s
   # So long that also a run that waits for most of its time makes some cycles.
   slow_s = PREDICTED_CYCLES * protocol.learners * 64 * params / bps

@@ -95,7 +95,7 @@ class SystemRun(ProcessRun):
     """
     predicted = self._system.predict(self._setting, mbits, alone_s)
     period = self._system.period(self._setting)
-    self._links.shape(mbits)
+    self._links.shape(mbits, self._setting.delay_ms)
     warm_s = PERIODS * period * alone_s / predicted.utilisation
     limit_s = GRACE_S + PATIENCE * (seconds + warm_s)
     self._pass(self._made(), 0.0, period, limit_s)

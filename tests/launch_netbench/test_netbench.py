@@ -43,6 +43,8 @@ def command(*words):
     (('--mbits=1,0',), '--mbits=1,0: must be numbers above 0'),
     (('--millions=0',), '--millions=0: must be above 0'),
     (('--learners=1',), '--learners=1: must be 2 … 59'),
+    (('--delay_ms=-1',), '--delay_ms=-1: must be 0 … 1000'),
+    (('--study=sites', '--delay_ms=9'), '--study=sites has no delays'),
     (('more',), 'more: unexpected argument'),
     (
       ('--study=sites', '--systems=diloco'),
@@ -113,7 +115,28 @@ def test_decoupled_is_predicted_to_lose_rounds_and_no_steps():
   assert found.pace < 0.5
 
 
+def test_a_delay_is_predicted_to_cost_a_ring_of_two_members_both_its_ways():
+  without, late = (
+    SYSTEMS['data_parallel'].predict(
+      Setting(2, 0.4, 0.25, delay_ms=delay_ms), 100.0, 0.25
+    )
+    for delay_ms in (0.0, 50.0)
+  )
+  steps_s = [0.25 / found.utilisation for found in (without, late)]
+  assert steps_s[1] - steps_s[0] == pytest.approx(0.1)
+
+
 # Real links ------------------------------------------------------------------
+
+
+@needs_links
+def test_a_link_delays_each_packet_and_carries_as_much():
+  with ShapedLinks(['a', 'b'], delays=True) as made:
+    made.shape(SLOW, 30.0)
+    assert made.probe_delay_ms('a', 'b') >= 30.0
+    assert made.probe_mbits('a', 'b', 1.0) < 1.1 * SLOW
+    made.shape(None)
+    assert made.probe_delay_ms('a', 'b') < 15.0
 
 
 @needs_links
