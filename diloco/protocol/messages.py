@@ -10,6 +10,15 @@ import bisect
 import dataclasses
 
 PROTOCOL_VERSION = 4
+# A peer may have written it; it goes on the event tape.
+REASON_CHARS_MAX = 1000
+
+
+def brief(text: str) -> str:
+  """Returns the text, cut to a length fit to send and log."""
+  if len(text) <= REASON_CHARS_MAX:
+    return text
+  return text[: REASON_CHARS_MAX - 1] + '…'
 
 
 @dataclasses.dataclass(frozen=True)

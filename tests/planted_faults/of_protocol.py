@@ -46,7 +46,7 @@ FAULTS = (
   ),
   fault(
     'round held for a failed pull',
-    'diloco/protocol/syncer/rounds.py',
+    'diloco/protocol/syncer/pulls.py',
     '      if not pull.failed:\n',
     '      if True:\n',
     'tests/protocol/test_patience.py::test_who_is_not_waited_for',
@@ -72,7 +72,7 @@ FAULTS = (
   # The end of a run -----------------------------------------------------------
   fault(
     'finish not in the ledger',
-    'diloco/protocol/syncer/sessions.py',
+    'diloco/protocol/syncer/closing.py',
     '  state.emit(syncer_events.KeepLedger())\n',
     '',
     f'{TRANSCRIPT}[finish_is_remembered]',
@@ -80,15 +80,15 @@ FAULTS = (
   ),
   fault(
     'handed in is not believed',
-    'diloco/protocol/syncer/sessions.py',
-    '  if state.knows_less:\n    finish_as_told',
-    '  if False:\n    finish_as_told',
+    'diloco/protocol/syncer/closing.py',
+    '  if state.knows_less:\n    _finish_as_told',
+    '  if False:\n    _finish_as_told',
     f'{TRANSCRIPT}[finish_after_a_lost_ledger]',
     'finish_after_a_lost_ledger',
   ),
   fault(
     'handed in after a merge is not believed',
-    'diloco/protocol/syncer/ending.py',
+    'diloco/protocol/syncer/closing.py',
     '  if state.finishing or not told or len(told) < len(state.members):\n',
     '  if True:\n',
     f'{TRANSCRIPT}[finish_told_after_a_merge]',
@@ -144,8 +144,8 @@ FAULTS = (
   ),
   fault(
     'one ends the run for all',
-    'diloco/protocol/syncer/ending.py',
-    '  return bool(state.were_live) and state.were_live <= state.live().keys()',
+    'diloco/protocol/syncer/collecting.py',
+    '  return bool(state.were_live) and state.were_live <= state.members.live',
     '  return True',
     f'{TRANSCRIPT}[finish_after_a_lost_ledger]',
     'finish_after_a_lost_ledger',
@@ -205,7 +205,7 @@ FAULTS = (
   fault(
     'last offer left behind',
     'diloco/protocol/syncer/closing.py',
-    '  pulls.take_last_offers(state, round_)\n',
+    '    pulls.take_last_offers(state, round_)\n',
     '',
     f'{TRANSCRIPT}[leaves_while_pulled]',
     'leaves_while_pulled',

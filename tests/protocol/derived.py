@@ -6,9 +6,12 @@ its ranking of clocks, and what open rounds know of each learner change with
 what they are derived from. A change that goes past them is found here.
 """
 
+from diloco.protocol.syncer import collecting, pulls
+from diloco.protocol.syncer.collecting import Candidates
 from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.members import Members
-from diloco.protocol.syncer.rounds import Candidates, Round, Waits
+from diloco.protocol.syncer.pulls import Waits
+from diloco.protocol.syncer.rounds import Round, Stage
 from diloco.protocol.syncer.state import SyncerState
 
 INDICES = 'live', 'leaving', 'straggling', 'seeking', 'handed_in'
@@ -27,7 +30,6 @@ def check_derived(machine: Syncer):
   )
   assert state.members.silent_at_s() == silent_at_s
   assert state.pace._ranked == sorted(state.pace.clocks.values())
-  state.settle()
   for round_ in state.rounds.values():
     assert list(round_.pulls) == sorted(round_.pulls), round_
     assert round_.pulled <= round_.pulls.keys(), round_
@@ -45,14 +47,16 @@ def _check_round(state: SyncerState, round_: Round):
       round_.number, kept.version, state.config, kept.last
     )
     for learner in state.members:
-      candidates.put(learner, state.candidate(round_, learner))
+      candidates.put(learner, collecting._candidate(state, round_, learner))
+    assert collecting.candidates(state, round_) is kept
     assert vars(kept) == vars(candidates), (
       round_,
       vars(kept),
       vars(candidates),
     )
-  if round_.waits is not None:
+  if round_.stage is Stage.PULLING and round_.waits is not None:
     waits = Waits()
     for learner in round_.pulls:
-      waits.put(learner, state.awaited_pull(round_, learner))
+      waits.put(learner, pulls._awaited_pull(state, round_, learner))
+    assert pulls._waits(state, round_) is round_.waits
     assert vars(round_.waits) == vars(waits), (round_, vars(waits))

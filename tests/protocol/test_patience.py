@@ -5,7 +5,7 @@ import pytest
 
 from diloco.protocol import timeouts
 from diloco.protocol.grace import Ema
-from diloco.protocol.syncer.rounds import Waits, awaited_pull
+from diloco.protocol.syncer.pulls import Waits, awaited_pull
 from diloco.protocol.timeouts import TransferTime
 from diloco.protocol.values import changed
 from diloco.simulator.cluster import Cluster

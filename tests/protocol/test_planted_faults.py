@@ -15,18 +15,15 @@ from diloco.protocol.pace import PaceClock
 from diloco.protocol.syncer import (
   absence,
   closing,
-  ending,
-  members,
+  offers,
   pulls,
   recovery,
   rounds,
   sessions,
-  silence,
 )
 from diloco.protocol.syncer import bootstrap as syncer_bootstrap
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import state as syncer_state
-from diloco.protocol.syncer.members import LearnerAccount, Member
 from diloco.protocol.values import changed
 from diloco.simulator import simulated_syncer
 from diloco.simulator import swarm as simulator_swarm
@@ -50,14 +47,13 @@ def _ledger_of_the_close_before(patch):
 
 
 def _merges_twice(patch):
-  patch.setattr(rounds, 'why_void', lambda *_: None)
-  patch.setattr(syncer_state, 'why_void', lambda *_: None)
+  patch.setattr(offers, 'why_void', lambda *_: None)
 
 
 def _counts_steps_from_the_start(patch):
   """Plants that the syncer looks at bases only, not at steps."""
   patch.setattr(
-    rounds.MergedSteps, 'has', lambda self, x: x.base_version <= self.base
+    offers.MergedSteps, 'has', lambda self, x: x.base_version <= self.base
   )
   original = updates.apply_received
 
@@ -83,10 +79,15 @@ def _counts_tokens_from_the_start(patch):
 
 
 def _counts_newcomers(patch):
-  def live(self):
-    return {m: changed(x, ready=True) for m, x in sorted(self.members.items())}
+  original = syncer_bootstrap._introduce
 
-  patch.setattr(State, 'live', live)
+  def introduce(state, learner):
+    live = state.members.live
+    state.members.live = set(state.members)
+    original(state, learner)
+    state.members.live = live
+
+  patch.setattr(syncer_bootstrap, '_introduce', introduce)
 
 
 def _credits_a_step_on_joining(patch):
@@ -170,19 +171,20 @@ def _sets_learners_back(patch):
 
 
 def _counts_tokens_twice(patch):
-  original = LearnerAccount.merged
-  patch.setattr(
-    LearnerAccount,
-    'merged',
-    lambda self, p, v, n, offer: original(self, p, v, 2 * n, offer),
-  )
+  original = closing._note_merged
+
+  def note_merged(state, fragment, share):
+    twice = changed(share, c_tokens=2 * share.c_tokens)
+    original(state, fragment, twice)
+
+  patch.setattr(closing, '_note_merged', note_merged)
 
 
 def _lets_the_quarantined_in(patch):
   def why_not_now(hello, account):
     return None if hello.incarnation > account.incarnation else 'older'
 
-  patch.setattr(members, 'why_not_now', why_not_now)
+  patch.setattr(sessions, 'why_not_now', why_not_now)
 
 
 def _retires_nothing(patch):
@@ -208,9 +210,12 @@ def _forgets_positions(patch):
   original = sessions.on_report
 
   def on_report(state, learner, report):
-    original(state, learner, report)
+    broken = original(state, learner, report)
+    if broken:
+      return broken
     account = changed(state.accounts[learner], position=0)
     state.accounts[learner] = account
+    return None
 
   patch.setattr(sessions, 'on_report', on_report)
 
@@ -225,7 +230,7 @@ def _skips_batches(patch):
 
 
 def _waits_for_the_silent(patch):
-  patch.setattr(silence, 'give_up_silent', lambda state: None)
+  patch.setattr(sessions, 'give_up_silent', lambda state: None)
 
 
 def _forgets_who_refused_to_be_merged(patch):
@@ -241,11 +246,11 @@ def _forgets_who_refused_to_be_merged(patch):
 
 
 def _keeps_every_offer(patch):
-  def with_offer(self, held):
-    offers = {**self.offers, len(self.offers): held}
-    return changed(self, offers=offers)
+  def keep(state, learner, held):
+    kept = state.members[learner].offers
+    state.change(learner, offers={**kept, len(kept): held})
 
-  patch.setattr(Member, 'with_offer', with_offer)
+  patch.setattr(offers, '_keep', keep)
 
 
 def _stays_after_its_time(patch):
@@ -323,19 +328,19 @@ def _knows_pulls_by_their_learner(patch):
       return None
     return round_, admitted
 
-  def drop_pull(self, round_, learner):
-    self.leave_out(round_, learner)
+  def drop_pull(state, round_, learner):
+    offers.leave_out(state, round_, learner)
 
   def pull_key(round_, learner, incarnation, handle):
     return round_, learner, incarnation, 0
 
   patch.setattr(pulls, '_awaited', awaited)
-  patch.setattr(State, 'drop_pull', drop_pull)
+  patch.setattr(offers, 'drop_pull', drop_pull)
   patch.setattr(simulated_syncer, 'pull_key', pull_key)
 
 
 def _never_ends(patch):
-  patch.setattr(ending, 'end_if_over', lambda state: None)
+  patch.setattr(closing, '_end_if_over', lambda state: None)
 
 
 def _says_not_which_is_newest(patch):

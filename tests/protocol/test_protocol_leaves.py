@@ -23,12 +23,9 @@ from diloco.protocol.learner.offers import (
 from diloco.protocol.pace import PaceClock, after_steps
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import way_back
-from diloco.protocol.syncer.rounds import (
-  Candidate,
-  Candidates,
-  HeldOffer,
-  MergedSteps,
-)
+from diloco.protocol.syncer.collecting import Candidate, Candidates, kth_s
+from diloco.protocol.syncer.offers import MergedSteps
+from diloco.protocol.syncer.rounds import HeldOffer
 from diloco.protocol.weights import equal_weight, normalised, token_weight
 from tests.protocol.stages import DEFAULTS, SyncerStage, config_of
 
@@ -128,8 +125,8 @@ def test_grace_window(quorum_s, sync_s, expected):
   'k,expected_s', [(1, 0.1), (2, 0.4), (3, 0.9), (8, 0.9)]
 )
 def test_the_way_back_that_counts_is_the_kth_of_those_known(k, expected_s):
-  assert way_back.kth_s([0.9, None, 0.1, 0.4], k) == expected_s
-  assert way_back.kth_s([None], k) == 0.0
+  assert kth_s([0.9, None, 0.1, 0.4], k) == expected_s
+  assert kth_s([None], k) is None
 
 
 @pytest.mark.parametrize('seconds', [-0.1, math.nan, math.inf])

@@ -7,7 +7,7 @@ import pytest
 
 from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
-from diloco.protocol.syncer import closing
+from diloco.protocol.syncer import closing, offers
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.state import SyncerState
@@ -264,17 +264,13 @@ def _finds(words, seeds=300) -> bool:
 
 
 def test_a_double_merge_would_be_caught(monkeypatch):
-  from diloco.protocol.syncer import rounds
-
-  monkeypatch.setattr(rounds, 'why_void', lambda *_: None)
-  monkeypatch.setattr(SyncerState, 'discard_void', lambda *_: None)
+  monkeypatch.setattr(offers, 'why_void', lambda *_: None)
+  monkeypatch.setattr(offers, 'discard_void', lambda *_: None)
   assert _finds('merged')
 
 
 def test_a_merge_from_the_dead_would_be_caught(monkeypatch):
-  from diloco.protocol.syncer.rounds import Round
-
-  monkeypatch.setattr(Round, 'drop', lambda *_: None)
+  monkeypatch.setattr(offers, 'leave_out', lambda *_: None)
   assert _finds('incarnation ended')
 
 

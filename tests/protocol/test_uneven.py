@@ -6,9 +6,8 @@ import itertools
 
 import pytest
 
+from diloco.protocol.syncer import collecting, pulls
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer import pulls
-from diloco.protocol.syncer.state import SyncerState
 from diloco.protocol.timeouts import TransferTime
 from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.engine import DecisionLog
@@ -232,17 +231,17 @@ def test_a_link_that_becomes_nine_times_slower_is_pulled_from_again():
 def _averages_all_pulls(patch):
   """Plants one mean for all learners and all sizes."""
 
-  def transfer_time(self, learner):
+  def transfer_time(state, learner):
     del learner
-    return self.transfers.get(0, TransferTime())
+    return state.transfers.get(0, TransferTime())
 
   def measure(state, learner, nbytes, took_s):
     del nbytes
-    time = state.transfer_time(learner)
+    time = transfer_time(state, learner)
     state.resting.pop(learner, None)
     state.transfers[0] = time.add(1, took_s)
 
-  patch.setattr(SyncerState, 'transfer_time', transfer_time)
+  patch.setattr(pulls, '_transfer_time', transfer_time)
   patch.setattr(pulls, '_measure', measure)
   patch.setattr(pulls, '_note_failure', lambda *_: None)
   patch.setattr(TransferTime, 'usual_s', lambda self, nbytes: self.took_s)
@@ -253,11 +252,12 @@ def _learns_nothing_from_failures(patch):
 
 
 def _counts_on_who_has_rested(patch):
-  def quorum_now(self):
-    awake = [m for m in self.live() if not self.rests(m)]
-    return max(1, min(self.config.quorum, len(awake)))
+  def quorum_now(state):
+    live = state.members.live
+    awake = [m for m in live if not collecting._rests(state, m)]
+    return max(1, min(state.config.quorum, len(awake)))
 
-  patch.setattr(SyncerState, 'quorum_now', quorum_now)
+  patch.setattr(collecting, 'quorum_now', quorum_now)
 
 
 def _one_hanging_path():

@@ -13,9 +13,10 @@ A run starts once all shards are there, and does not end while one is missing.
 
 from diloco.protocol import messages, timeouts
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer import recovery
+from diloco.protocol.syncer import offers, recovery
 from diloco.protocol.syncer.rounds import Stage
 from diloco.protocol.syncer.state import Away, LostFragment, SyncerState
+from diloco.protocol.values import changed
 
 
 def on_absent(state: SyncerState, event: syncer_events.Absent):
@@ -36,7 +37,7 @@ def on_absent(state: SyncerState, event: syncer_events.Absent):
     if straggler is None:
       continue
     if state.config.fragment_of(straggler.round) in event.fragments:
-      state.drop_straggler(learner)
+      offers.drop_straggler(state, learner)
       state.retire(learner, straggler.handle)
   listed = ', '.join(str(p) for p in event.fragments)
   state.record('absent', -1, f'fragments {listed}: {event.reason}')
@@ -49,18 +50,15 @@ def _give_up(state: SyncerState, number: int, reason: str):
   round_ = state.rounds[number]
   given_up, pulled = round_.pulls.copy(), round_.pulled.copy()
   for learner in given_up:
-    state.drop_pull(round_, learner)
+    offers.drop_pull(state, round_, learner)
   round_.stage = Stage.COLLECTING
   round_.closes_at_s = None
   for learner, admitted in given_up.items():
     if not state.is_current(learner, admitted.incarnation):
       continue
-    member = state.members[learner]
-    offer = admitted.held.offer
-    if member.offers.get(offer.fragment) is admitted.held:
-      state.members[learner] = member.without_offer(offer.fragment)
+    offers.forget(state, learner, admitted.held)
     if learner not in pulled:  # Otherwise it was told so already.
-      state.retire(learner, offer.payload.handle)
+      state.retire(learner, admitted.held.offer.payload.handle)
     state.send(learner, messages.OfferAgain(number, reason))
 
 
@@ -95,6 +93,15 @@ def is_away(state: SyncerState, fragment: int) -> bool:
   return fragment in state.away or fragment in state.lost
 
 
+def hold_up_all(state: SyncerState) -> bool:
+  """Returns True while no round may proceed, whatever its fragment.
+
+  A new lead process waits for its shards, or a restarted syncer for donations:
+  Θ is not whole.
+  """
+  return holds_up(state) or _others_wait(state)
+
+
 def holds_up(state: SyncerState) -> bool:
   """Returns True while a new lead process waits for its shards.
 
@@ -127,17 +134,30 @@ def deadlines(state: SyncerState) -> list[float]:
   return [give_up_s]
 
 
-def postpone(state: SyncerState, learner: int, p: int) -> bool:
-  """Returns True if a learner that wants the fragment must wait for it."""
+def on_want(
+  state: SyncerState, learner: int, want: messages.WantFragment
+) -> str | None:
+  """Sends the full fragment to a learner that missed or could not apply an
+  update; one that is away it has to wait for.
+
+  Returns:
+    Which protocol rule the message breaks; None if it breaks none.
+  """
+  p = want.fragment
+  if not 0 <= p < state.config.fragments:
+    return f'wants fragment {p}'
   if not is_away(state, p):
-    return False
+    recovery.send_full(state, learner, p, messages.brief(want.reason))
+    return None
   if p in state.away:
-    state.away[p] = state.away[p].wanted(learner)
+    away = state.away[p]
+    wanted_by = tuple(sorted({*away.wanted_by, learner}))
+    state.away[p] = changed(away, wanted_by=wanted_by)
   else:
     recovery.postpone(state, learner, p)
   if not _others_wait(state):
     _say_postponed(state, learner, p)
-  return True
+  return None
 
 
 def _say_postponed(state: SyncerState, learner: int, p: int):
@@ -153,4 +173,5 @@ def _others_wait(state: SyncerState) -> bool:
 def on_end_of_session(state: SyncerState, learner: int):
   """Forgets which fragments the learner was waiting for."""
   for p, away in state.away.items():
-    state.away[p] = away.without(learner)
+    wanted_by = tuple(m for m in away.wanted_by if m != learner)
+    state.away[p] = changed(away, wanted_by=wanted_by)

@@ -13,10 +13,17 @@ from diloco.protocol.syncer.members import Member
 from diloco.protocol.syncer.state import SyncerState
 
 
-def on_want_state(state: SyncerState, learner: int):
-  """A newcomer asks for a donor, for the first time or after one has failed."""
-  dismiss(state, learner)
+def on_want_state(state: SyncerState, learner: int) -> str | None:
+  """A newcomer asks for a donor, for the first time or after one has failed.
+
+  Returns:
+    Which protocol rule the message breaks; None if it breaks none.
+  """
+  if state.members[learner].ready:
+    return 'wants a state though it has said that it is ready'
+  _dismiss(state, learner, state.members[learner])
   _seek(state, learner)
+  return None
 
 
 def _seek(state: SyncerState, learner: int):
@@ -50,10 +57,11 @@ def introduce(state: SyncerState):
 def _introduce(state: SyncerState, learner: int):
   member = state.members[learner]
   donors = [
-    (m, x.incarnation)
-    for m, x in state.live().items()
-    if (m, x.incarnation) not in member.tried and not why_unlike(x, member)
+    (m, state.members[m].incarnation)
+    for m in sorted(state.members.live)
+    if not why_unlike(state.members[m], member)
   ]
+  donors = [donor for donor in donors if donor not in member.tried]
   if not donors:
     state.change(learner, seeks_since_s=None)
     state.send(learner, messages.NoState(_why_none(state, member)))
@@ -89,14 +97,26 @@ def why_unlike(donor: Member, newcomer: Member) -> str:
 def _why_none(state: SyncerState, member: Member) -> str:
   if member.tried:
     return f'no live peer is left, {len(member.tried)} failed'
-  unlike = [why_unlike(x, member) for x in state.live().values()]
+  live = (state.members[m] for m in state.members.live)
+  unlike = (why_unlike(each, member) for each in live)
   return next(filter(None, unlike), 'no peer')
 
 
 def on_state_offered(
   state: SyncerState, donor: int, offered: messages.StateOffered
-):
-  """Forwards the offer to the newcomer, if that still waits for this donor."""
+) -> str | None:
+  """Forwards the offer to the newcomer, if that still waits for this donor.
+
+  Returns:
+    Which protocol rule the message breaks; None if it breaks none.
+  """
+  fragments = state.config.fragments
+  whole = (
+    len(offered.versions) == len(offered.crcs) == fragments
+    and len(offered.payloads) >= fragments
+  )
+  if not whole or not state.members[donor].ready:
+    return f'an impossible donation to learner {offered.learner}'
   session = donor, state.members[donor].incarnation
   newcomer = state.members.get(offered.learner)
   waits = (
@@ -108,27 +128,37 @@ def on_state_offered(
   if not waits:
     over = messages.DonationOver(offered.learner, offered.incarnation)
     state.send(donor, over)
-    return
+    return None
   state.change(offered.learner, state_offered=True)
   state.send(offered.learner, messages.StateAt(*session, offered))
+  return None
 
 
 def on_state_taken(state: SyncerState, learner: int):
   """Frees the donor: its copy has arrived."""
-  dismiss(state, learner)
+  _dismiss(state, learner, state.members[learner])
   state.change(learner, donor=None)
 
 
 def on_ready(state: SyncerState, learner: int):
   """Frees the newcomer's donor: the newcomer has what it needs."""
-  dismiss(state, learner)
+  _dismiss(state, learner, state.members[learner])
   state.change(learner, donor=None, tried=(), seeks_since_s=None)
 
 
-def on_end_of_session(state: SyncerState, learner: int, incarnation: int):
-  """Finds other donors for the newcomers of a donor whose session has ended.
+def on_end_of_session(state: SyncerState, learner: int, member: Member):
+  """Frees the donor of a newcomer that is gone; finds others for its own.
 
-  It is called after the donor has stopped being live. A newcomer that was
+  It is called after the session has been removed.
+  """
+  _dismiss(state, learner, member)
+  find_others(state, learner, member.incarnation)
+
+
+def find_others(state: SyncerState, learner: int, incarnation: int):
+  """Finds other donors for the newcomers of a session that donates no more.
+
+  It is called after that has stopped being live. A newcomer that was
   already told where to pull notices the failure itself and asks again.
   """
   session = learner, incarnation
@@ -137,9 +167,8 @@ def on_end_of_session(state: SyncerState, learner: int, incarnation: int):
       _seek(state, m)
 
 
-def dismiss(state: SyncerState, learner: int):
+def _dismiss(state: SyncerState, learner: int, member: Member):
   """Tells a newcomer's donor, if it has one, that it is no longer needed."""
-  member = state.members[learner]
   if member.donor is None:
     return
   donor, incarnation = member.donor

@@ -7,22 +7,25 @@ collect and pull concurrently; they merge and close in order.
 
 import itertools
 
-from diloco.protocol import messages
-from diloco.protocol.grace import grace_window_s
-from diloco.protocol.syncer import absence, ending, pulls, way_back
+from diloco.protocol import messages, timeouts
+from diloco.protocol.syncer import (
+  absence,
+  collecting,
+  offers,
+  pulls,
+  sessions,
+  way_back,
+)
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.rounds import Candidates, Round, Stage
+from diloco.protocol.syncer.rounds import Round, Stage
 from diloco.protocol.syncer.state import SyncerState
+from diloco.protocol.values import changed
 from diloco.protocol.weights import WEIGHTS, normalised
 
 
 def advance_rounds(state: SyncerState):
   """Opens the rounds that are due and advances every open round."""
-  if absence.holds_up(state):
-    return  # A new process of the lead waits for its shards.
-  if any(not lost.alone for lost in state.lost.values()):
-    return  # Θ is not whole: a restarted syncer waits for donations.
-  ending.begin_to_finish(state)
+  _begin_to_finish_in_time(state)
   closed_before = None
   while closed_before != state.closed_round:
     closed_before = state.closed_round
@@ -32,24 +35,7 @@ def advance_rounds(state: SyncerState):
       if number in state.rounds:
         _advance(state, state.rounds[number])
   _refuse_last_offers(state)
-  ending.end_if_over(state)
-
-
-def window_deadlines(state: SyncerState) -> list[float]:
-  """Returns when grace windows end and when late pulls are given up."""
-  waiting = [
-    r
-    for r in state.rounds.values()
-    if r.stage in (Stage.COLLECTING, Stage.GRACE)
-    and not absence.is_away(state, r.fragment)
-  ]
-  late = (pulls.late_at_s(state, r) for r in state.rounds.values())
-  times = [t for t in late if t is not None]
-  if state.finishing:
-    is_timed = waiting and state.finish_at_s is not None
-    return [*times, state.finish_at_s] if is_timed else times
-  graces = [r.closes_at_s for r in waiting if r.stage is Stage.GRACE]
-  return [*times, *graces]
+  _end_if_over(state)
 
 
 def _go_on_if_all_wait(state: SyncerState):
@@ -70,8 +56,8 @@ def _go_on_if_all_wait(state: SyncerState):
   past = min(due_step + 1, state.pace.step + config.clock_ahead_max)
   some_wait = False
   for learner in state.members.live:
-    offers = state.members[learner].offers.values()
-    waits = any(held.offer.round >= number for held in offers)
+    held = state.members[learner].offers.values()
+    waits = any(each.offer.round >= number for each in held)
     if not waits and state.pace[learner] < past:
       return
     some_wait = some_wait or waits
@@ -109,104 +95,16 @@ def _advance(state: SyncerState, round_: Round):
       _skip(state, round_)
     return
   if round_.stage in (Stage.COLLECTING, Stage.GRACE):
-    _collect(state, round_)
-  pulls.take_last_offers(state, round_)
-  pulls.give_up_late(state, round_)
+    reason = collecting.why_over(state, round_)
+    if reason is not None:
+      admitted = collecting.candidates(state, round_).admitted
+      pulls.begin(state, round_, admitted, reason)
   if round_.stage is Stage.PULLING:
-    pulls.leave_stragglers(state, round_, _holds_up(state))
-    if round_.all_pulled():
+    pulls.take_last_offers(state, round_)
+    pulls.give_up_late(state, round_)
+    if pulls.leave_stragglers(state, round_, _holds_up(state)):
+      pulls.refuse_outliers(state, round_)
       _conclude(state, round_)
-
-
-# COLLECTING, GRACE -----------------------------------------------------------
-
-
-def _collect(state: SyncerState, round_: Round):
-  """Waits for quorum, then for the end of the grace window."""
-  if state.finishing:
-    _collect_last(state, round_)
-    return
-  candidates = _candidates(state, round_)
-  decision = candidates.decide(state.quorum_now())
-  if not decision.reached:
-    # This applies in GRACE, too: a learner of the quorum may have died since.
-    _collect_again(round_)
-    return
-  if round_.stage is Stage.COLLECTING:
-    if round_.quorum_at_s is None:
-      state.quorum_s = state.quorum_s.add(state.now - round_.due_s)
-    round_.stage = Stage.GRACE
-    round_.quorum_at_s = state.now
-    round_.closes_at_s = state.now + _grace_s(state)
-  if decision.complete:
-    pulls.begin(state, round_, candidates.admitted, 'everyone is in')
-  elif state.now >= round_.closes_at_s:
-    reason = f'window over, {decision.reason}'
-    pulls.begin(state, round_, candidates.admitted, reason)
-
-
-def _candidates(state: SyncerState, round_: Round) -> Candidates:
-  """Returns a collecting round's candidates, up to date."""
-  state.settle()
-  candidates, last = round_.candidates, state.finishing
-  version = state.versions[round_.fragment]
-  if candidates is None or (candidates.version, candidates.last) != (
-    version,
-    last,
-  ):
-    candidates = Candidates(round_.number, version, state.config, last)
-    for learner in state.members:
-      candidates.put(learner, state.candidate(round_, learner))
-    round_.candidates = candidates
-  return candidates
-
-
-def _collect_again(round_: Round):
-  round_.stage = Stage.COLLECTING
-  round_.closes_at_s = None
-  round_.waits = None
-
-
-def _collect_last(state: SyncerState, round_: Round):
-  """Collects for a last round until `finish_at_s`, even below the quorum."""
-  if state.finish_at_s is None:
-    return
-  live = state.members.live
-  over = state.now >= state.finish_at_s
-  all_in = live and live <= state.members.handed_in
-  if not over and not (all_in and ending.are_all_back(state)):
-    return
-  round_.quorum_at_s = round_.quorum_at_s or state.now
-  reason = 'finish, ' + ('time is over' if over else 'everyone handed in')
-  pulls.begin(state, round_, _candidates(state, round_).admitted, reason)
-
-
-def sync_s(state: SyncerState) -> float:
-  """Returns ξ_sync, the time in seconds to pull, merge and send back.
-
-  The way back is that of the K-th fastest learner.
-  """
-  ways_s = (m.way_back_s.value_s for m in state.live().values())
-  return state.sync_s.or_zero() + way_back.kth_s(ways_s, state.quorum_now())
-
-
-def _grace_s(state: SyncerState) -> float:
-  """Returns ξ_grace in seconds, from ξ_step of the K-th fastest learner.
-
-  The K-th fastest learner sets the pace of the run.
-  """
-  averages = (m.step_s.value_s for m in state.live().values())
-  steps_s = sorted(s for s in averages if s is not None)
-  if not steps_s:
-    return 0.0  # No learner has reported a step yet.
-  return grace_window_s(
-    steps_s[min(state.quorum_now(), len(steps_s)) - 1],
-    state.quorum_s.or_zero(),
-    sync_s(state),
-    state.config.overlap_steps,
-    state.config.grace_safety,
-    state.config.grace_cap_steps,
-  )
 
 
 def _refuse_last_offers(state: SyncerState):
@@ -225,9 +123,9 @@ def _refuse_last_offers(state: SyncerState):
     p = state.config.fragment_of(number)
     for learner, member in list(state.members.items()):
       held = member.offers.get(p)
-      if held is None or state.is_pulling(learner, held):
+      if held is None or offers.is_pulling(state, learner, held):
         continue
-      state.members[learner] = member.without_offer(p)
+      offers.forget(state, learner, held)
       reason = f'not merged: round {number} will not close, nobody stays'
       state.record('last_steps', learner, reason)
       state.retire(learner, held.offer.payload.handle)
@@ -241,19 +139,16 @@ def _will_close(state: SyncerState, number: int) -> bool:
   return round_.stage is not Stage.COLLECTING
 
 
-# PULLING ---------------------------------------------------------------------
+# Pulled, MERGING -------------------------------------------------------------
 
 
 def _conclude(state: SyncerState, round_: Round):
-  """Merges once all pulls are over and it is the round's turn, or collects
-  again.
-  """
-  pulls.refuse_outliers(state, round_)
+  """Merges if it is the round's turn, or collects again without a quorum."""
   enough = len(round_.pulled)
   if state.members.live:
     enough = pulls.live_pulled(state, round_)
-  if not state.finishing and enough < state.quorum_now():
-    _collect_again(round_)
+  if not state.finishing and enough < collecting.quorum_now(state):
+    collecting.collect_again(round_)
     return
   if round_.number != state.closed_round + 1:
     return  # Its turn will come: rounds close in order.
@@ -279,33 +174,34 @@ def _conclude(state: SyncerState, round_: Round):
   )
 
 
-# MERGING, closed -------------------------------------------------------------
-
-
 def _shares(
   state: SyncerState, round_: Round
 ) -> tuple[syncer_events.Share, ...]:
   """Returns the contributions and their weights (Alg. 2, line 9)."""
-  offers = {m: a.held.offer for m, a in round_.pulls.items()}
+  offered = {m: a.held.offer for m, a in round_.pulls.items()}
   weigh = WEIGHTS[state.config.weighting]
   weights = normalised(
-    {m: weigh(o.c_tokens, o.c_steps) for m, o in offers.items()}
+    {m: weigh(o.c_tokens, o.c_steps) for m, o in offered.items()}
   )
-  return tuple(
-    syncer_events.Share(
+  shares = []
+  for m, admitted in round_.pulls.items():
+    offer, step_s = offered[m], admitted.step_s
+    # 0 if the offer came later.
+    age_s = max(0.0, round_.pull_began_s - admitted.held.arrived_s)
+    share = syncer_events.Share(
       learner=m,
-      incarnation=a.incarnation,
+      incarnation=admitted.incarnation,
       weight=weights[m],
-      handle=offers[m].payload.handle,
-      age_s=a.age_s(round_.pull_began_s),
-      age_steps=a.age_steps(round_.pull_began_s),
-      base_version=offers[m].base_version,
-      c_steps=offers[m].c_steps,
-      c_tokens=offers[m].c_tokens,
-      step=offers[m].step,
+      handle=offer.payload.handle,
+      age_s=age_s,
+      age_steps=age_s / step_s if step_s else 0.0,
+      base_version=offer.base_version,
+      c_steps=offer.c_steps,
+      c_tokens=offer.c_tokens,
+      step=offer.step,
     )
-    for m, a in round_.pulls.items()
-  )
+    shares.append(share)
+  return tuple(shares)
 
 
 def _skip(state: SyncerState, round_: Round):
@@ -326,26 +222,15 @@ def on_merged(state: SyncerState, number: int):
   fragment = round_.fragment
   shares = _shares(state, round_)
   for share in shares:
-    account = state.accounts[share.learner]
-    session = share.learner, share.incarnation
-    state.accounts[share.learner] = account.merged(
-      fragment,
-      share.base_version,
-      share.c_tokens,
-      (share.incarnation, share.handle),
-    )
-    if state.is_current(*session):
-      state.members[share.learner] = state.members[share.learner].with_merged(
-        fragment, share.step
-      )
-  ending.say_what_is_left(state, round_, shares)
+    _note_merged(state, fragment, share)
+  _say_what_is_left(state, round_, shares)
   state.versions[fragment] += 1
   sync_s = state.now - round_.pull_began_s
   if not round_.waited:  # Otherwise it would shorten later grace windows.
     state.sync_s = state.sync_s.add(sync_s)
   _close(state, round_)
   for learner in state.members:
-    state.discard_void(learner, fragment)
+    offers.discard_void(state, learner, fragment)
   way_back.on_published(state, fragment)
   state.emit(
     syncer_events.Publish(
@@ -361,6 +246,40 @@ def on_merged(state: SyncerState, number: int):
       sync_s=sync_s,
     )
   )
+
+
+def _note_merged(state: SyncerState, fragment: int, share: syncer_events.Share):
+  """Notes in a learner's account and session what was merged of it."""
+  learner, session = share.learner, (share.learner, share.incarnation)
+  account = state.accounts[learner]
+  merged_offer = share.incarnation, share.handle
+  state.accounts[learner] = changed(
+    account,
+    merged_bases={**account.merged_bases, fragment: share.base_version},
+    merged_offers={**account.merged_offers, fragment: merged_offer},
+    merged_tokens=account.merged_tokens + share.c_tokens,
+    strikes=0,
+  )
+  if state.is_current(*session):
+    merged_steps = state.members[learner].merged_steps
+    state.change(learner, merged_steps={**merged_steps, fragment: share.step})
+
+
+def _say_what_is_left(
+  state: SyncerState, round_: Round, shares: tuple[syncer_events.Share, ...]
+):
+  """Records for learners that leave whether their last steps were merged."""
+  for share in shares:
+    if not state.is_current(share.learner, share.incarnation):
+      continue
+    member = state.members[share.learner]
+    if not member.leaving:
+      continue
+    held = member.offers.get(round_.fragment)
+    reason = f'round {round_.number} has merged it up to step {share.step}'
+    if held is not None and held.offer.step > share.step:
+      reason += f', not to step {held.offer.step}: it was merging already'
+    state.record('last_steps', share.learner, reason)
 
 
 def _reported_steps(
@@ -383,3 +302,111 @@ def _close(state: SyncerState, round_: Round):
   del state.rounds[round_.number]
   state.closed_round = round_.number
   state.pace.close()
+
+
+# The end of the run ----------------------------------------------------------
+
+
+def on_handed_in(
+  state: SyncerState, learner: int, handed_in: messages.HandedIn
+) -> str | None:
+  """Notes that a learner makes no more steps, as it was told to finish.
+
+  If this syncer did not tell it so, it has lost its ledger, which would say
+  when the finish began. The learner is believed before the first merge; from
+  then on the process's own count decides when the run is over, as long as any
+  other learner makes steps.
+
+  Returns:
+    Which protocol rule the message breaks; None if it breaks none.
+  """
+  if not state.members[learner].ready:
+    return 'hands in before it was ready'
+  if state.finishing:
+    state.change(learner, handed_in=handed_in.last_round)
+    return None
+  # A finish gives every fragment one more round after those that closed.
+  closed = state.closed_round if state.knows_less else 0
+  if handed_in.last_round < max(state.config.fragments, closed):
+    said = f'last_round={handed_in.last_round}'
+    return f'{said}, round {state.closed_round} closed'
+  state.change(learner, handed_in=handed_in.last_round)
+  if state.knows_less:
+    _finish_as_told(state, handed_in.last_round)
+  else:
+    # Its clock would hold up t for good.
+    sessions.stop_counting(state, learner)
+  return None
+
+
+def _finish_as_told(state: SyncerState, last_round: int):
+  """Finishes with the last round that an earlier process has announced."""
+  state.pace.at_least(state.config.total_steps)
+  state.finish_was_told = True
+  least = max(state.rounds, default=state.closed_round)  # They are open.
+  most = state.closed_round + state.config.fragments
+  _begin_to_finish(state, min(max(least, last_round), most))
+
+
+def _begin_to_finish(state: SyncerState, last_round: int):
+  """Announces the last rounds; a restarted syncer will know of them."""
+  state.last_round = last_round
+  state.emit(syncer_events.KeepLedger())
+  state.record('finishing', -1, f'last round {last_round}')
+  finish = messages.Finish(state.pace.step, last_round)
+  for learner in sorted(state.members):
+    state.send(learner, finish)
+
+
+def _begin_to_finish_in_time(state: SyncerState):
+  """Announces, at the last step, one more round per fragment.
+
+  Learners have as long to answer as it takes to give up a silent one. A
+  restarted syncer grants that time anew, counted from the first learner's
+  return.
+  """
+  _finish_if_none_steps(state)
+  live = state.members.live
+  if state.finish_at_s is not None or state.ended or not live:
+    return
+  if not state.finishing:
+    if state.pace.step < state.config.total_steps:
+      return
+    last_round = state.closed_round + state.config.fragments
+    _begin_to_finish(state, last_round)
+  state.finish_at_s = state.now + max(
+    timeouts.silence_max_s(state.members[m].step_s, state.config.patience)
+    for m in live
+  )
+
+
+def _finish_if_none_steps(state: SyncerState):
+  """Finishes once every learner that is here has been told to, and none steps.
+
+  An earlier process told them so. Its ledger is lost, and this process had
+  merged before they said it: at most a round per fragment, since each of them
+  makes one last offer of each.
+  """
+  told = state.members.handed_in
+  if state.finishing or not told or len(told) < len(state.members):
+    return
+  until = state.told_until_round
+  if until is not None and state.closed_round > until:
+    return  # Others have made steps since: these are not believed any more.
+  for learner in sorted(state.members):
+    state.change(learner, leaving=False)
+    state.pace.join(learner, 0, state.config.quorum)
+  last_round = max(state.members[m].handed_in for m in told)
+  _finish_as_told(state, last_round)
+
+
+def _end_if_over(state: SyncerState):
+  if state.ended or state.closed_round != state.last_round:
+    return
+  state.ended = True
+  # Learners that join from now on adopt what is written.
+  state.knows_less = False
+  done = messages.Done(state.pace.step, state.closed_round)
+  for learner in sorted(state.members):
+    state.send(learner, done)
+  state.emit(syncer_events.End(state.pace.step, state.closed_round))

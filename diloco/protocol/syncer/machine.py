@@ -2,19 +2,23 @@
 """The syncer's state machine: which offers are merged, when, and how weighted.
 
 It reads no clock and touches no bytes: time and events are arguments, and
-effects are the return value. Sessions are in `sessions`, rounds in `closing`.
+effects are the return value. An event is absorbed by the module that owns its
+subject; then what is due, by that event or by time alone, is done in an order
+that does not depend on the event.
 """
 
 from collections.abc import Collection, Mapping
 
+from diloco.protocol import messages
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.syncer import (
   absence,
   closing,
+  collecting,
+  offers,
   pulls,
   recovery,
   sessions,
-  silence,
 )
 from diloco.protocol.syncer import bootstrap as syncer_bootstrap
 from diloco.protocol.syncer import events as syncer_events
@@ -55,10 +59,13 @@ class Syncer:
     away_s = now - state.now
     state.now = now
     state.effects = []
-    silence.excuse_silence(state, away_s)
+    sessions.excuse_silence(state, away_s)
     match event:
+      case syncer_events.Heard(message=messages.Hello()):
+        sessions.on_hello(state, event.message)
       case syncer_events.Heard():
-        sessions.on_heard(state, event)
+        if sessions.is_heard(state, event.learner, event.incarnation):
+          self._absorb(event.learner, event.message)
       case syncer_events.Lost():
         if state.is_current(event.learner, event.incarnation):
           sessions.end_session(state, event.learner, event.reason)
@@ -80,18 +87,56 @@ class Syncer:
         pass
       case _:
         raise TypeError(f'Not a syncer event: {event!r}.')
-    silence.give_up_silent(state)
+    sessions.give_up_silent(state)
     pulls.give_up_stragglers(state)
     syncer_bootstrap.introduce(state)
     recovery.ask(state)
-    closing.advance_rounds(state)
+    if not absence.hold_up_all(state):
+      closing.advance_rounds(state)
     return state.effects
+
+  def _absorb(self, learner: int, message: object):
+    """Has the module that owns a message's subject check it and take it in.
+
+    A session that breaks the protocol ends.
+    """
+    state, broken = self._state, None
+    match message:
+      case messages.Ready():
+        broken = sessions.on_ready(state, learner, message)
+      case messages.Report():
+        broken = sessions.on_report(state, learner, message)
+      case messages.Offer():
+        broken = offers.on_offer(state, learner, message)
+      case messages.WantFragment():
+        broken = absence.on_want(state, learner, message)
+      case messages.Alive():
+        pass  # The message only shows that the learner is alive.
+      case messages.HandedIn():
+        broken = closing.on_handed_in(state, learner, message)
+      case messages.Leaving():
+        broken = sessions.on_leaving(state, learner)
+      case messages.WantState():
+        broken = syncer_bootstrap.on_want_state(state, learner)
+      case messages.StateTaken():
+        syncer_bootstrap.on_state_taken(state, learner)
+      case messages.StateOffered():
+        broken = syncer_bootstrap.on_state_offered(state, learner, message)
+      case messages.FragmentOffered():
+        broken = recovery.on_fragment_offered(state, learner, message)
+      case messages.Goodbye():
+        sessions.on_goodbye(state, learner, message)
+      case _:
+        raise TypeError(f'Not a learner message: {message!r}.')
+    if broken is not None:
+      sessions.break_off(state, learner, broken)
 
   def deadline(self) -> float | None:
     """The earliest time at which a `Tick` would do something."""
     deadlines = [
-      *silence.silence_deadlines(self._state),
-      *closing.window_deadlines(self._state),
+      *sessions.silence_deadlines(self._state),
+      *pulls.late_deadlines(self._state),
+      *collecting.window_deadlines(self._state),
       *pulls.straggler_deadlines(self._state),
       *recovery.deadlines(self._state),
       *absence.deadlines(self._state),
@@ -106,7 +151,7 @@ class Syncer:
   @property
   def sync_s(self) -> float:
     """ξ_sync now, in seconds: the time to pull, merge and send back."""
-    return closing.sync_s(self._state)
+    return collecting.sync_s(self._state)
 
   @property
   def whole(self) -> bool:

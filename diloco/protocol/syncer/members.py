@@ -6,10 +6,8 @@ import heapq
 import math
 from collections.abc import Mapping
 
-from diloco.protocol import messages
 from diloco.protocol.grace import Ema
 from diloco.protocol.syncer.rounds import HeldOffer
-from diloco.protocol.values import changed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,19 +55,6 @@ class Member:
     default_factory=dict
   )
   way_back_s: Ema = dataclasses.field(default=Ema())  # From merge to its host.
-
-  def with_offer(self, held: HeldOffer) -> 'Member':
-    """Keeps the newest offer per fragment: at most P of them."""
-    offers = {**self.offers, held.offer.fragment: held}
-    return changed(self, offers=offers)
-
-  def with_merged(self, fragment: int, step: int) -> 'Member':
-    """Returns a copy with own steps up to `step` merged."""
-    return changed(self, merged_steps={**self.merged_steps, fragment: step})
-
-  def without_offer(self, fragment: int) -> 'Member':
-    offers = {p: held for p, held in self.offers.items() if p != fragment}
-    return changed(self, offers=offers)
 
 
 class Members(dict[int, Member]):
@@ -177,26 +162,6 @@ def _same_indices(one: Member, other: Member) -> bool:
   )
 
 
-# A peer may have written it; it goes on the event tape.
-REASON_CHARS_MAX = 1000
-STEP_JUMP_MAX = 4.0  # One slow step changes ξ_step by no more than this factor.
-STEP_S_MAX = 3600.0  # Longer first steps are not believed.
-
-
-def brief(text: str) -> str:
-  """Returns the text, cut to a length fit to send and log."""
-  if len(text) <= REASON_CHARS_MAX:
-    return text
-  return text[: REASON_CHARS_MAX - 1] + '…'
-
-
-def believable(step_s: float, average: Ema) -> float:
-  """Returns a reported step time, bounded to protect the time-outs."""
-  if average.value_s is None:
-    return min(step_s, STEP_S_MAX)
-  return min(step_s, STEP_JUMP_MAX * max(average.value_s, 1e-3))
-
-
 @dataclasses.dataclass(frozen=True)
 class LearnerAccount:
   """The syncer's account of a learner id, which outlives its sessions."""
@@ -210,87 +175,4 @@ class LearnerAccount:
   # By fragment, incarnation and handle of the last offer that was merged.
   merged_offers: Mapping[int, tuple[int, int]] = dataclasses.field(
     default_factory=dict
-  )
-
-  def merged(
-    self,
-    fragment: int,
-    base_version: int,
-    tokens: int,
-    offer: tuple[int, int],
-  ) -> 'LearnerAccount':
-    """Returns the account after merging `offer`: incarnation, handle."""
-    return changed(
-      self,
-      merged_bases={**self.merged_bases, fragment: base_version},
-      merged_offers={**self.merged_offers, fragment: offer},
-      merged_tokens=self.merged_tokens + tokens,
-      strikes=0,
-    )
-
-
-def why_refused(
-  hello: messages.Hello,
-  account: LearnerAccount,
-  run: str,
-  fingerprints: Mapping[str, str],
-  versions: tuple[int, ...],
-  knows_less: bool,
-) -> str | None:
-  """Returns why a `Hello` is not accepted; None if it is.
-
-  Args:
-    account: what the syncer knows of that learner id.
-    run: name of the syncer's run.
-    fingerprints: hashes of that run's config, layout and data.
-    versions: the syncer's version of each fragment.
-    knows_less: True if this process has merged nothing yet; a learner may then
-      know of later rounds than its ledger.
-  """
-  if hello.protocol != messages.PROTOCOL_VERSION:
-    return (
-      f'protocol {hello.protocol}, this syncer speaks '
-      f'{messages.PROTOCOL_VERSION}'
-    )
-  if hello.run != run:
-    return f'run {hello.run!r}, this syncer serves {run!r}'
-  if hello.learner < 0:
-    return f'learner id {hello.learner}, must be at least 0'
-  differing = sorted(
-    key
-    for key in {*fingerprints, *hello.fingerprints}
-    if fingerprints.get(key) != hello.fingerprints.get(key)
-  )
-  if differing:
-    return '; '.join(
-      f'another {key}: {hello.fingerprints.get(key)}, the run has '
-      f'{fingerprints.get(key)}'
-      for key in differing
-    )
-  if not len(hello.versions) == len(hello.crcs) == len(versions):
-    return (
-      f'{len(hello.versions)} versions and {len(hello.crcs)} CRCs of '
-      f'fragments, the run has {len(versions)}'
-    )
-  if min(hello.versions) < 0:
-    return f'version {min(hello.versions)} of a fragment'
-  ahead = [p for p, v in enumerate(hello.versions) if v > versions[p]]
-  if ahead and not knows_less:
-    p = ahead[0]
-    return (
-      f'version {hello.versions[p]} of fragment {p}, this syncer has only '
-      f'{versions[p]} and has merged rounds itself: another run'
-    )
-  return None
-
-
-def why_not_now(hello: messages.Hello, account: LearnerAccount) -> str | None:
-  """Returns why an incarnation is refused, if a later one would be welcome."""
-  if account.quarantined and hello.began:
-    return f'quarantined until a clean bootstrap: {account.quarantined}'
-  if hello.incarnation > account.incarnation:
-    return None
-  return (
-    f'incarnation {hello.incarnation} is not newer than '
-    f'{account.incarnation}, which took its place'
   )

@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pulls the bytes of a round's contributions, and handles late and bad ones."""
 
+import bisect
+import typing
 from collections.abc import Iterable
 
 from diloco.protocol import messages, outliers, timeouts
+from diloco.protocol.syncer import collecting, offers, sessions
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer import sessions
 from diloco.protocol.syncer.members import Straggler
-from diloco.protocol.syncer.rounds import (
-  AdmittedOffer,
-  Round,
-  Stage,
-  Waits,
-)
+from diloco.protocol.syncer.rounds import AdmittedOffer, Round, Stage
 from diloco.protocol.syncer.state import SyncerState
 from diloco.protocol.timeouts import TransferTime
-from diloco.protocol.values import changed
 
 # A learner that cannot be pulled from, or sends what cannot be merged, would
 # hold up a quorum that counts it; after this many failures its session ends,
@@ -58,7 +54,7 @@ def on_pulled(state: SyncerState, event: syncer_events.Pulled):
     round_.pulled.add(event.learner)
     round_.norms[event.learner] = event.norm
     state.change(event.learner, failed_pulls=0)
-    _use_up(state, event.learner, admitted, pulled=True)
+    offers.use_up(state, event.learner, admitted, pulled=True)
 
 
 def on_pull_failed(state: SyncerState, event: syncer_events.PullFailed):
@@ -74,9 +70,9 @@ def on_pull_failed(state: SyncerState, event: syncer_events.PullFailed):
       _measure(state, event.learner, nbytes, waited_s)
     else:
       _note_failure(state, event.learner, nbytes, waited_s)
-    state.leave_out(round_, event.learner)
-    _use_up(state, event.learner, admitted)
-    if event.unusable and _strike(state, event.learner, event.reason):
+    offers.leave_out(state, round_, event.learner)
+    offers.use_up(state, event.learner, admitted)
+    if event.unusable and sessions.strike(state, event.learner, event.reason):
       return  # Its session is over.
     _ask_again(state, round_.number, event.learner, event.reason, waited_s)
 
@@ -100,9 +96,9 @@ def take_last_offers(state: SyncerState, round_: Round):
     if offer.c_steps <= older.c_steps:
       continue  # It has no more to give.
     is_here = learner in round_.pulled
-    state.drop_pull(round_, learner)
+    offers.drop_pull(state, round_, learner)
     if not is_here:
-      _use_up(state, learner, admitted)
+      offers.use_up(state, learner, admitted)
     newer = AdmittedOffer(member.incarnation, held, member.step_s.or_zero())
     round_.pulls = dict(sorted({**round_.pulls, learner: newer}.items()))
     state.emit(
@@ -117,7 +113,7 @@ def give_up_late(state: SyncerState, round_: Round):
   """
   if round_.stage is not Stage.PULLING:
     return
-  for learner in waits(state, round_).late(state.now):
+  for learner in _waits(state, round_).late(state.now):
     admitted = round_.pulls[learner]
     waited_s = state.now - round_.pull_began_s
     nbytes = admitted.held.offer.payload.nbytes
@@ -126,26 +122,16 @@ def give_up_late(state: SyncerState, round_: Round):
     state.record('late', learner, f'round {round_.number}: {reason}')
     state.change(learner, late=True)
     round_.waited = True
-    state.drop_pull(round_, learner)
-    _use_up(state, learner, admitted)
+    offers.drop_pull(state, round_, learner)
+    offers.use_up(state, learner, admitted)
     _ask_again(state, round_.number, learner, reason, waited_s)
 
 
-def late_at_s(state: SyncerState, round_: Round) -> float | None:
-  """Returns when the next open pull is given up; None if there is none."""
-  if round_.stage is not Stage.PULLING:
-    return None
-  return waits(state, round_).late_at_s
-
-
-def waits(state: SyncerState, round_: Round) -> Waits:
-  """Returns what a pulling round waits for, up to date."""
-  state.settle()
-  if round_.waits is None:
-    round_.waits = Waits()
-    for learner in round_.pulls:
-      round_.waits.put(learner, state.awaited_pull(round_, learner))
-  return round_.waits
+def late_deadlines(state: SyncerState) -> list[float]:
+  """Returns when the next pull of each round is given up."""
+  pulling = (r for r in state.rounds.values() if r.stage is Stage.PULLING)
+  late = (_waits(state, round_).late_at_s for round_ in pulling)
+  return [at_s for at_s in late if at_s is not None]
 
 
 def live_pulled(state: SyncerState, round_: Round) -> int:
@@ -153,20 +139,30 @@ def live_pulled(state: SyncerState, round_: Round) -> int:
   return len(round_.pulled) - len(round_.pulled & state.members.leaving)
 
 
-def leave_stragglers(state: SyncerState, round_: Round, holds_up: bool):
-  """Continues without learners that are not waited for; their pulls go on."""
-  if round_.all_pulled():
+def leave_stragglers(state: SyncerState, round_: Round, holds_up: bool) -> bool:
+  """Continues without learners that are not waited for; their pulls go on.
+
+  Args:
+    holds_up: True if a later round is due, but too many are open.
+
+  Returns:
+    True if the round waits for no more bytes.
+  """
+  missing = [m for m in round_.pulls if m not in round_.pulled]
+  if not missing:
     _account_for_hold(state, round_, holds_up)
-    return
-  if state.finishing or live_pulled(state, round_) < state.quorum_now():
-    return
-  left = waits(state, round_)
+    return True
+  if state.finishing or live_pulled(state, round_) < collecting.quorum_now(
+    state
+  ):
+    return False
+  left = _waits(state, round_)
   if not left.go_on(may_hold=False) and round_.held_s is None:
     round_.held_s = state.now
   may_hold = not holds_up or state.now >= state.hold_again_s
   if left.go_on(may_hold):
-    return
-  for learner in round_.missing():
+    return False
+  for learner in missing:
     admitted = round_.pulls[learner]
     offer = admitted.held.offer
     straggler = Straggler(
@@ -175,14 +171,12 @@ def leave_stragglers(state: SyncerState, round_: Round, holds_up: bool):
       offer.payload.nbytes,
       round_.pull_began_s,
     )
-    if state.members[learner].offers.get(offer.fragment) is admitted.held:
-      state.members[learner] = state.members[learner].without_offer(
-        offer.fragment
-      )
+    offers.forget(state, learner, admitted.held)
     state.change(learner, straggler=straggler)
     state.record('left_out', learner, f'round {round_.number}: slow bytes')
-    state.leave_out(round_, learner)
+    offers.leave_out(state, round_, learner)
   _account_for_hold(state, round_, holds_up)
+  return True
 
 
 def _account_for_hold(state: SyncerState, round_: Round, holds_up: bool):
@@ -201,7 +195,7 @@ def give_up_stragglers(state: SyncerState):
     straggler = state.members[learner].straggler
     if state.now < _straggler_limit_s(state, learner):
       continue
-    state.drop_straggler(learner)
+    offers.drop_straggler(state, learner)
     waited_s = state.now - straggler.began_s
     reason = f'not pulled in {waited_s:.2f} s'
     state.record('late', learner, f'round {straggler.round}: {reason}')
@@ -215,7 +209,7 @@ def straggler_deadlines(state: SyncerState) -> list[float]:
 
 def _straggler_limit_s(state: SyncerState, learner: int) -> float:
   straggler = state.members[learner].straggler
-  time, knob = state.transfer_time(learner), state.config.patience
+  time, knob = _transfer_time(state, learner), state.config.patience
   return straggler.began_s + timeouts.pull_max_s(time, straggler.nbytes, knob)
 
 
@@ -235,7 +229,7 @@ def _end_straggler(
     return
   waited_s = state.now - straggler.began_s
   _measure(state, event.learner, straggler.nbytes, waited_s)
-  state.drop_straggler(event.learner)
+  offers.drop_straggler(state, event.learner)
   state.change(event.learner, failed_pulls=0)
   state.retire(event.learner, event.handle)
   state.send(
@@ -253,16 +247,20 @@ def _fail_straggler(
   _ask_again(state, straggler.round, learner, reason, waited_s)
 
 
+def _transfer_time(state: SyncerState, learner: int) -> TransferTime:
+  return state.transfers.get(learner, TransferTime())
+
+
 def _measure(state: SyncerState, learner: int, nbytes: int, took_s: float):
   state.resting.pop(learner, None)
-  time = state.transfer_time(learner).add(nbytes, took_s)
+  time = _transfer_time(state, learner).add(nbytes, took_s)
   _set_transfer_time(state, learner, time)
 
 
 def _note_failure(
   state: SyncerState, learner: int, nbytes: int, waited_s: float
 ):
-  time, knob = state.transfer_time(learner), state.config.patience
+  time, knob = _transfer_time(state, learner), state.config.patience
   time = timeouts.after_pull_failed(time, nbytes, waited_s, knob)
   _set_transfer_time(state, learner, time)
 
@@ -306,20 +304,6 @@ def _awaited(
   return round_, admitted
 
 
-def _use_up(
-  state: SyncerState,
-  learner: int,
-  admitted: AdmittedOffer,
-  pulled: bool = False,
-):
-  """Drops an offer whose pull is over: it can be pulled only once."""
-  offer = admitted.held.offer
-  member = state.members[learner]
-  if member.offers.get(offer.fragment) is admitted.held:
-    state.members[learner] = member.without_offer(offer.fragment)
-  state.retire(learner, offer.payload.handle, pulled)
-
-
 def refuse_outliers(state: SyncerState, round_: Round):
   """Removes contributions whose norm is far from the others' from a round."""
   norms = {
@@ -331,9 +315,9 @@ def refuse_outliers(state: SyncerState, round_: Round):
   usual = state.usual_norms[round_.fragment]
   refused = outliers.outliers(norms, usual)
   for learner, reason in refused.items():
-    state.drop_pull(round_, learner)
+    offers.drop_pull(state, round_, learner)
     state.record('outlier', learner, f'round {round_.number}: {reason}')
-    if not _strike(state, learner, reason):
+    if not sessions.strike(state, learner, reason):
       # The quorum may need it, and at τ = 0 the learner may be waiting.
       state.send(learner, messages.OfferAgain(round_.number, reason))
   # Judged once: the next time only what has come since.
@@ -343,13 +327,113 @@ def refuse_outliers(state: SyncerState, round_: Round):
   round_.norms.clear()
 
 
-def _strike(state: SyncerState, learner: int, reason: str) -> bool:
-  """Counts a refused contribution; returns True on a quarantine."""
-  account = state.accounts[learner]
-  account = changed(account, strikes=account.strikes + 1)
-  state.accounts[learner] = account
-  if account.strikes < outliers.STRIKES_MAX:
-    return False
-  reason = f'{account.strikes} contributions refused, the last: {reason}'
-  sessions.quarantine(state, learner, reason)
-  return True
+# What a round waits for ------------------------------------------------------
+
+
+def _waits(state: SyncerState, round_: Round) -> 'Waits':
+  """Returns what a pulling round waits for, up to date."""
+  collecting.settle(state)
+  moved = round_.touched
+  if round_.waits is None:
+    round_.waits, moved = Waits(), set(round_.pulls)
+  for learner in moved:
+    round_.waits.put(learner, _awaited_pull(state, round_, learner))
+  round_.touched.clear()
+  return round_.waits
+
+
+class AwaitedPull(typing.NamedTuple):
+  """The facts about one contribution on which a pulling round decides."""
+
+  usual_s: float | None  # Its bytes usually take so long; None: unknown.
+  failed: bool  # The last pull from its learner failed.
+  late_at_s: float | None  # When it is given up; None: its bytes are here.
+
+
+class Waits:
+  """Keeps what a pulling round waits for sorted as it changes.
+
+  With a quorum it does not wait for a learner whose last pull failed, which
+  gets only as long as the others take. For a learner far slower than the rest
+  it waits only if that holds up no other round, or if slow ones have not done
+  so for a while.
+  """
+
+  def __init__(self):
+    self._pulls: dict[int, AwaitedPull] = {}
+    self._usual_s: list[float] = []  # Ascending, like the two below.
+    self._late_at_s: list[tuple[float, int]] = []
+    self._hoped_s: list[float] = []  # Usual times of those worth a wait.
+
+  def put(self, learner: int, pull: AwaitedPull | None):
+    """Notes a contribution as it is now; None: it is none of the round."""
+    before = self._pulls.pop(learner, None)
+    if before is not None:
+      for times, value in self._places(learner, before):
+        del times[bisect.bisect_left(times, value)]
+    if pull is not None:
+      self._pulls[learner] = pull
+      for times, value in self._places(learner, pull):
+        bisect.insort(times, value)
+
+  def _places(self, learner: int, pull: AwaitedPull):
+    """Yields the lists that a pull is in, each with its value there."""
+    if pull.usual_s is not None:
+      yield self._usual_s, pull.usual_s
+    if pull.late_at_s is not None:
+      yield self._late_at_s, (pull.late_at_s, learner)
+      if not pull.failed:
+        usual_s = float('-inf') if pull.usual_s is None else pull.usual_s
+        yield self._hoped_s, usual_s
+
+  @property
+  def late_at_s(self) -> float | None:
+    """Returns when the next pull is given up; None if there is none."""
+    return self._late_at_s[0][0] if self._late_at_s else None
+
+  def late(self, now: float) -> list[int]:
+    """Returns the learners whose pulls have taken too long, in ascending id."""
+    end = bisect.bisect_right(self._late_at_s, (now, float('inf')))
+    return sorted(m for _, m in self._late_at_s[:end])
+
+  def go_on(self, may_hold: bool) -> bool:
+    """Returns True if a round with a quorum still waits for bytes.
+
+    Args:
+      may_hold: True if it may wait for slow learners.
+    """
+    if may_hold or not self._hoped_s:
+      return bool(self._hoped_s)
+    known = len(self._usual_s)
+    median_s = self._usual_s[(known - 1) // 2] if known else 0.0
+    return self._hoped_s[0] <= timeouts.SLOW_FACTOR * median_s
+
+
+def _awaited_pull(
+  state: SyncerState, round_: Round, learner: int
+) -> AwaitedPull | None:
+  """Returns what a round knows of a contribution; None: it has none."""
+  admitted = round_.pulls.get(learner)
+  if admitted is None:
+    return None
+  return awaited_pull(
+    _transfer_time(state, learner),
+    admitted.held.offer.payload.nbytes,
+    None if learner in round_.pulled else round_.pull_began_s,
+    state.config.patience,
+  )
+
+
+def awaited_pull(
+  time: TransferTime, nbytes: int, began_s: float | None, patience: float
+) -> AwaitedPull:
+  """Returns the facts about a contribution.
+
+  Args:
+    time: its learner's transfer time.
+    began_s: when the pull began; None: its bytes are here.
+  """
+  late_at_s = None
+  if began_s is not None:
+    late_at_s = began_s + timeouts.pull_max_s(time, nbytes, patience)
+  return AwaitedPull(time.usual_s(nbytes), time.failed, late_at_s)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from diloco.protocol import messages, timeouts
 from diloco.protocol.syncer import events as syncer_events
+from diloco.protocol.syncer import way_back
 from diloco.protocol.syncer.state import Away, LostFragment, SyncerState
 from diloco.protocol.values import changed
 
@@ -217,24 +218,29 @@ def _go_on_with_less(
 
 def on_fragment_offered(
   state: SyncerState, learner: int, offered: messages.FragmentOffered
-):
+) -> str | None:
   """Pulls the copy that was requested; any other is withdrawn.
 
   The learner may by now hold a newer version than its hello said.
+
+  Returns:
+    Which protocol rule the message breaks; None if it breaks none.
   """
+  if not 0 <= offered.fragment < state.config.fragments:
+    return f'donates fragment {offered.fragment}'
   member = state.members[learner]
   session = learner, member.incarnation
   lost = state.lost.get(offered.fragment)
   if lost is None or lost.asked != session or lost.offered is not None:
     state.retire(learner, offered.payload.handle)
-    return
+    return None
   p = offered.fragment
   if lost.alone and session not in lost.answered:
     lost = _note_answer(state, session, offered)
     if offered.version != lost.version:
       state.lost[p] = changed(lost, asked=None)
       state.retire(learner, offered.payload.handle)
-      return
+      return None
   member = state.members[learner]
   as_said = offered.version == member.versions[p] > lost.held
   exact = offered.version == lost.version and lost.crc is not None
@@ -242,10 +248,11 @@ def on_fragment_offered(
   if not exact and not as_said:
     reason = f'version {offered.version} of fragment {p} is not what was asked'
     _failed(state, p, session, reason)
-    return
+    return None
   # For an older version there is only the learner's own word.
   crc = lost.crc if exact else member.crcs[p]
   state.emit(syncer_events.TakeFragment(*session, lost.version, crc, offered))
+  return None
 
 
 def _note_answer(
@@ -327,14 +334,11 @@ def on_end_of_session(state: SyncerState, session: tuple[int, int]):
     )
 
 
-def postpone(state: SyncerState, learner: int, p: int) -> bool:
-  """Returns True if a learner that wants a fragment has to wait for it."""
-  lost = state.lost.get(p)
-  if lost is None:
-    return False
+def postpone(state: SyncerState, learner: int, p: int):
+  """Notes that a learner waits for a lost fragment."""
+  lost = state.lost[p]
   wanted_by = sorted({*lost.wanted_by, learner})
   state.lost[p] = changed(lost, wanted_by=tuple(wanted_by))
-  return True
 
 
 def _found(
@@ -357,7 +361,18 @@ def lost_crcs(state: SyncerState) -> dict[int, int | None]:
 def serve(state: SyncerState, p: int, learners: Collection[int]):
   """Sends a fragment to the learners that had to wait for it."""
   for learner in sorted(learners):
-    state.serve(learner, p, f'fragment {p} is here again')
+    send_full(state, learner, p, f'fragment {p} is here again')
+
+
+def send_full(state: SyncerState, learner: int, fragment: int, reason: str):
+  """Has the full fragment sent to a learner's session."""
+  merged = state.accounts[learner].merged_offers.get(fragment, (0, 0))
+  incarnation = state.members[learner].incarnation
+  state.emit(
+    syncer_events.SendFull(learner, incarnation, fragment, reason, merged)
+  )
+  # It is delivered another way.
+  way_back.forget_published(state, learner, fragment)
 
 
 def deadlines(state: SyncerState) -> list[float]:

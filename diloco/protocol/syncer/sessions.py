@@ -1,59 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The syncer's sessions: live learners, their reports and their offers."""
+"""The syncer's sessions: hello, reports, silence, and how a session ends.
+
+A message that breaks the protocol ends its session (`break_off`); the module
+that owns its subject says why.
+"""
 
 import math
+from collections.abc import Mapping
 
-from diloco.protocol import messages, timeouts
+from diloco.protocol import messages, outliers, timeouts
 from diloco.protocol.grace import Ema
-from diloco.protocol.syncer import absence, members, recovery, way_back
+from diloco.protocol.syncer import (
+  absence,
+  offers,
+  recovery,
+  way_back,
+)
 from diloco.protocol.syncer import bootstrap as syncer_bootstrap
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.members import LearnerAccount, Member
-from diloco.protocol.syncer.rounds import HeldOffer, Stage
+from diloco.protocol.syncer.rounds import Stage
 from diloco.protocol.syncer.state import SyncerState
 from diloco.protocol.values import changed
 
-
-def on_heard(state: SyncerState, event: syncer_events.Heard):
-  """Handles a message; one of an ended incarnation has its session dropped."""
-  if isinstance(event.message, messages.Hello):
-    on_hello(state, event.message)
-    return
-  learner, incarnation = event.learner, event.incarnation
-  if not state.is_current(learner, incarnation):
-    reason = f'incarnation {incarnation} has ended'
-    state.record('zombie', learner, reason)
-    state.emit(syncer_events.EndSession(learner, incarnation, reason))
-    return
-  hear(state, learner)
-  match event.message:
-    case messages.Ready():
-      on_ready(state, learner, event.message)
-    case messages.Report():
-      on_report(state, learner, event.message)
-    case messages.Offer():
-      on_offer(state, learner, event.message)
-    case messages.WantFragment():
-      on_want(state, learner, event.message)
-    case messages.Alive():
-      pass  # The message only shows that the learner is alive.
-    case messages.HandedIn():
-      on_handed_in(state, learner, event.message)
-    case messages.Leaving():
-      on_leaving(state, learner)
-    case messages.WantState():
-      on_want_state(state, learner)
-    case messages.StateTaken():
-      syncer_bootstrap.on_state_taken(state, learner)
-    case messages.StateOffered():
-      on_state_offered(state, learner, event.message)
-    case messages.FragmentOffered():
-      on_fragment_offered(state, learner, event.message)
-    case messages.Goodbye():
-      reason = members.brief(f'goodbye: {event.message.reason}')
-      end_session(state, learner, reason)
-    case _:
-      raise TypeError(f'Not a learner message: {event.message!r}.')
+STEP_JUMP_MAX = 4.0  # One slow step changes ξ_step by no more than this factor.
+STEP_S_MAX = 3600.0  # Longer first steps are not believed.
 
 
 def on_hello(state: SyncerState, hello: messages.Hello):
@@ -63,7 +34,7 @@ def on_hello(state: SyncerState, hello: messages.Hello):
     state.record('refused', hello.learner, 'a second hello while it lives')
     return
   account = state.accounts.get(hello.learner, LearnerAccount())
-  never = members.why_refused(
+  never = why_refused(
     hello,
     account,
     state.run,
@@ -71,9 +42,9 @@ def on_hello(state: SyncerState, hello: messages.Hello):
     tuple(state.versions),
     state.knows_less,
   )
-  reason = never or members.why_not_now(hello, account)
+  reason = never or why_not_now(hello, account)
   if reason is not None:
-    reason = members.brief(reason)
+    reason = messages.brief(reason)
     session = hello.learner, hello.incarnation
     old = never is None and hello.incarnation <= account.incarnation
     newest = account.incarnation if old else -1
@@ -110,7 +81,7 @@ def on_hello(state: SyncerState, hello: messages.Hello):
       state.closed_round,
       tuple(state.versions),
       account.position,
-      tuple(state.live()),
+      tuple(sorted(state.members.live)),
       clean=bool(account.quarantined),
       # If no process knows the CRC, the learner's own is used.
       lost_crcs=tuple(
@@ -120,9 +91,78 @@ def on_hello(state: SyncerState, hello: messages.Hello):
     )
   )
   if state.finishing:
-    state.send(hello.learner, finish_message(state))
+    finish = messages.Finish(state.pace.step, state.last_round)
+    state.send(hello.learner, finish)
   if state.ended:
-    state.send(hello.learner, done_message(state))
+    done = messages.Done(state.pace.step, state.closed_round)
+    state.send(hello.learner, done)
+
+
+def why_refused(
+  hello: messages.Hello,
+  account: LearnerAccount,
+  run: str,
+  fingerprints: Mapping[str, str],
+  versions: tuple[int, ...],
+  knows_less: bool,
+) -> str | None:
+  """Returns why a `Hello` is not accepted; None if it is.
+
+  Args:
+    account: what the syncer knows of that learner id.
+    run: name of the syncer's run.
+    fingerprints: hashes of that run's config, layout and data.
+    versions: the syncer's version of each fragment.
+    knows_less: True if this process has merged nothing yet; a learner may then
+      know of later rounds than its ledger.
+  """
+  if hello.protocol != messages.PROTOCOL_VERSION:
+    return (
+      f'protocol {hello.protocol}, this syncer speaks '
+      f'{messages.PROTOCOL_VERSION}'
+    )
+  if hello.run != run:
+    return f'run {hello.run!r}, this syncer serves {run!r}'
+  if hello.learner < 0:
+    return f'learner id {hello.learner}, must be at least 0'
+  differing = sorted(
+    key
+    for key in {*fingerprints, *hello.fingerprints}
+    if fingerprints.get(key) != hello.fingerprints.get(key)
+  )
+  if differing:
+    return '; '.join(
+      f'another {key}: {hello.fingerprints.get(key)}, the run has '
+      f'{fingerprints.get(key)}'
+      for key in differing
+    )
+  if not len(hello.versions) == len(hello.crcs) == len(versions):
+    return (
+      f'{len(hello.versions)} versions and {len(hello.crcs)} CRCs of '
+      f'fragments, the run has {len(versions)}'
+    )
+  if min(hello.versions) < 0:
+    return f'version {min(hello.versions)} of a fragment'
+  ahead = [p for p, v in enumerate(hello.versions) if v > versions[p]]
+  if ahead and not knows_less:
+    p = ahead[0]
+    return (
+      f'version {hello.versions[p]} of fragment {p}, this syncer has only '
+      f'{versions[p]} and has merged rounds itself: another run'
+    )
+  return None
+
+
+def why_not_now(hello: messages.Hello, account: LearnerAccount) -> str | None:
+  """Returns why an incarnation is refused, if a later one would be welcome."""
+  if account.quarantined and hello.began:
+    return f'quarantined until a clean bootstrap: {account.quarantined}'
+  if hello.incarnation > account.incarnation:
+    return None
+  return (
+    f'incarnation {hello.incarnation} is not newer than '
+    f'{account.incarnation}, which took its place'
+  )
 
 
 def on_back(state: SyncerState, event: syncer_events.Back):
@@ -140,18 +180,33 @@ def on_back(state: SyncerState, event: syncer_events.Back):
   absence.on_back(state, event)
 
 
-def on_ready(state: SyncerState, learner: int, ready: messages.Ready):
+def is_heard(state: SyncerState, learner: int, incarnation: int) -> bool:
+  """Notes that a session speaks; one of an ended incarnation is dropped."""
+  if state.is_current(learner, incarnation):
+    hear(state, learner)
+    return True
+  reason = f'incarnation {incarnation} has ended'
+  state.record('zombie', learner, reason)
+  state.emit(syncer_events.EndSession(learner, incarnation, reason))
+  return False
+
+
+def on_ready(
+  state: SyncerState, learner: int, ready: messages.Ready
+) -> str | None:
   """Makes a learner count after its bootstrap; its clock starts at t.
 
   Steps that it made without a session count from where its clock was, but for
   at most one round: the first round after a syncer's restart is due at once,
   and no burst of rounds follows.
+
+  Returns:
+    Which protocol rule the message breaks; None if it breaks none.
   """
   if not 0 <= ready.steps_away <= state.config.spacing_steps:
-    break_off(state, learner, f'steps_away={ready.steps_away}')
-    return
+    return f'steps_away={ready.steps_away}'
   if state.members[learner].ready:
-    return
+    return None
   syncer_bootstrap.on_ready(state, learner)
   state.change(learner, ready=True)
   clock = state.left_clocks.pop(learner, 0) + ready.steps_away
@@ -160,115 +215,48 @@ def on_ready(state: SyncerState, learner: int, ready: messages.Ready):
     state.accounts[learner] = changed(
       state.accounts[learner], strikes=0, quarantined=''
     )
-  source = members.brief(ready.source)
+  source = messages.brief(ready.source)
   reason = f'at step {state.pace.step}, inner state from {source}'
   state.record('ready', learner, reason)
+  return None
 
 
-def on_handed_in(
-  state: SyncerState, learner: int, handed_in: messages.HandedIn
-):
-  """Notes that a learner makes no more steps, as it was told to finish.
+def on_leaving(state: SyncerState, learner: int) -> str | None:
+  """Stops waiting for a leaving learner; its offers may still be merged.
 
-  If this syncer did not tell it so, it has lost its ledger, which would say
-  when the finish began. The learner is believed before the first merge; from
-  then on the process's own count decides when the run is over, as long as any
-  other learner makes steps (`ending.begin_to_finish`).
+  Returns:
+    Which protocol rule the message breaks; None if it breaks none.
   """
   if not state.members[learner].ready:
-    break_off(state, learner, 'hands in before it was ready')
-    return
-  if state.finishing:
-    state.change(learner, handed_in=handed_in.last_round)
-    return
-  # A finish gives every fragment one more round after those that closed.
-  closed = state.closed_round if state.knows_less else 0
-  if handed_in.last_round < max(state.config.fragments, closed):
-    said = f'last_round={handed_in.last_round}'
-    break_off(state, learner, f'{said}, round {state.closed_round} closed')
-    return
-  state.change(learner, handed_in=handed_in.last_round)
-  if state.knows_less:
-    finish_as_told(state, handed_in.last_round)
-  else:
-    _stop_counting(state, learner)  # Its clock would hold up t for good.
+    return 'leaves before it was ready'
+  stop_counting(state, learner)
+  return None
 
 
-def finish_as_told(state: SyncerState, last_round: int):
-  """Finishes with the last round that an earlier process has announced."""
-  state.pace.at_least(state.config.total_steps)
-  state.finish_was_told = True
-  least = max(state.rounds, default=state.closed_round)  # They are open.
-  most = state.closed_round + state.config.fragments
-  begin_to_finish(state, min(max(least, last_round), most))
+def on_goodbye(state: SyncerState, learner: int, goodbye: messages.Goodbye):
+  """Ends a session whose learner goes."""
+  end_session(state, learner, messages.brief(f'goodbye: {goodbye.reason}'))
 
 
-def begin_to_finish(state: SyncerState, last_round: int):
-  """Announces the last rounds; a restarted syncer will know of them."""
-  state.last_round = last_round
-  state.emit(syncer_events.KeepLedger())
-  state.record('finishing', -1, f'last round {last_round}')
-  for learner in sorted(state.members):
-    state.send(learner, finish_message(state))
-
-
-def on_leaving(state: SyncerState, learner: int):
-  """Stops waiting for a leaving learner; its offers may still be merged."""
-  if not state.members[learner].ready:
-    break_off(state, learner, 'leaves before it was ready')
-    return
-  _stop_counting(state, learner)
-
-
-def _stop_counting(state: SyncerState, learner: int):
+def stop_counting(state: SyncerState, learner: int):
   """Waits no longer for a learner that makes no more steps."""
   state.change(learner, leaving=True)
   state.pace.leave(learner, state.config.quorum)
   state.record('leaving', learner, 'makes no more steps')
   # It reaches no further boundary at which it could donate its state.
-  syncer_bootstrap.on_end_of_session(
+  syncer_bootstrap.find_others(
     state, learner, state.members[learner].incarnation
   )
 
 
-def on_want_state(state: SyncerState, learner: int):
-  """Looks for a donor for a newcomer."""
-  if state.members[learner].ready:
-    break_off(
-      state, learner, 'wants a state though it has said that it is ready'
-    )
-    return
-  syncer_bootstrap.on_want_state(state, learner)
+def on_report(
+  state: SyncerState, learner: int, report: messages.Report
+) -> str | None:
+  """Advances the learner's clock by one inner step.
 
-
-def on_state_offered(
-  state: SyncerState, learner: int, offered: messages.StateOffered
-):
-  """Forwards a donor's offer to its newcomer."""
-  fragments = state.config.fragments
-  whole = (
-    len(offered.versions) == len(offered.crcs) == fragments
-    and len(offered.payloads) >= fragments
-  )
-  if not whole or not state.members[learner].ready:
-    reason = f'an impossible donation to learner {offered.learner}'
-    break_off(state, learner, reason)
-    return
-  syncer_bootstrap.on_state_offered(state, learner, offered)
-
-
-def on_fragment_offered(
-  state: SyncerState, learner: int, offered: messages.FragmentOffered
-):
-  """Handles a copy of a fragment that this syncer has lost."""
-  if not 0 <= offered.fragment < state.config.fragments:
-    break_off(state, learner, f'donates fragment {offered.fragment}')
-    return
-  recovery.on_fragment_offered(state, learner, offered)
-
-
-def on_report(state: SyncerState, learner: int, report: messages.Report):
-  """Advances the learner's clock by one inner step."""
+  Returns:
+    Which protocol rule the message breaks; None if it breaks none.
+  """
   member = state.members[learner]
   steps = report.step - member.step
   first = member.step == 0
@@ -284,9 +272,8 @@ def on_report(state: SyncerState, learner: int, report: messages.Report):
     and all(map(way_back.is_possible, report.fetched))
   )
   if not possible:
-    break_off(state, learner, f'impossible report: {report}')
-    return
-  sample_s = members.believable(report.step_s, member.step_s)
+    return f'impossible report: {report}'
+  sample_s = believable(report.step_s, member.step_s)
   state.change(learner, step=report.step, step_s=member.step_s.add(sample_s))
   hear(state, learner)
   state.accounts[learner] = changed(
@@ -297,86 +284,60 @@ def on_report(state: SyncerState, learner: int, report: messages.Report):
   if not member.leaving:
     state.pace.advance(learner, 1, state.config.quorum)
   way_back.on_fetched(state, learner, report.fetched)
-
-
-def on_offer(state: SyncerState, learner: int, offer: messages.Offer):
-  """Keeps an offer for its round; a newer one of the fragment replaces it."""
-  member = state.members[learner]
-  broken = _broken_rule(state, offer)
-  if broken or learner not in state.members.live:
-    break_off(state, learner, broken or 'an offer from one that does not count')
-    return
-  superseded = member.offers.get(offer.fragment)
-  state.members[learner] = member.with_offer(HeldOffer(offer, state.now))
-  if superseded and not state.is_pulling(learner, superseded):
-    state.retire(learner, superseded.offer.payload.handle)
-  state.discard_void(learner, offer.fragment)
-
-
-def _broken_rule(state: SyncerState, offer: messages.Offer) -> str | None:
-  """Returns which protocol rule the offer breaks; None if it breaks none."""
-  config = state.config
-  if not 1 <= offer.round <= state.closed_round + config.fragments:
-    return (
-      f'an offer for round {offer.round}, round {state.closed_round} closed'
-    )
-  if offer.fragment != config.fragment_of(offer.round):
-    return (
-      f'fragment {offer.fragment} for round {offer.round}, which concerns '
-      f'fragment {config.fragment_of(offer.round)}'
-    )
-  if not 0 <= offer.base_version <= state.versions[offer.fragment]:
-    return (
-      f'base version {offer.base_version} of fragment {offer.fragment}, '
-      f'which is at {state.versions[offer.fragment]}'
-    )
-  if offer.c_steps < 0 or offer.c_tokens < 0:
-    return f'c_steps={offer.c_steps}, c_tokens={offer.c_tokens}'
   return None
 
 
-def on_want(state: SyncerState, learner: int, want: messages.WantFragment):
-  """Sends the full fragment to a learner that missed or could not apply an
-  update.
-  """
-  if not 0 <= want.fragment < state.config.fragments:
-    break_off(state, learner, f'wants fragment {want.fragment}')
-    return
-  if absence.postpone(state, learner, want.fragment):
-    return
-  state.serve(learner, want.fragment, members.brief(want.reason))
+def believable(step_s: float, average: Ema) -> float:
+  """Returns a reported step time, bounded to protect the time-outs."""
+  if average.value_s is None:
+    return min(step_s, STEP_S_MAX)
+  return min(step_s, STEP_JUMP_MAX * max(average.value_s, 1e-3))
 
 
 def break_off(state: SyncerState, learner: int, reason: str):
   """Ends the session of a peer that breaks the protocol."""
-  reason = members.brief(reason)
+  reason = messages.brief(reason)
   state.record('refused', learner, reason)
   end_session(state, learner, reason)
 
 
 def end_session(state: SyncerState, learner: int, reason: str):
   """Ends a session: nothing of that incarnation is merged from now on."""
-  syncer_bootstrap.dismiss(state, learner)
-  state.drop_straggler(learner)
+  offers.drop_straggler(state, learner)
   member = state.members.pop(learner)
   state.left_clocks |= state.pace.leave(learner, state.config.quorum)
   for round_ in list(state.rounds.values()):
     if round_.stage is not Stage.MERGING:
-      state.drop_pull(round_, learner)
+      offers.drop_pull(state, round_, learner)
+  syncer_bootstrap.on_end_of_session(state, learner, member)
   state.record('left', learner, reason)
   state.emit(syncer_events.EndSession(learner, member.incarnation, reason))
-  syncer_bootstrap.on_end_of_session(state, learner, member.incarnation)
   recovery.on_end_of_session(state, (learner, member.incarnation))
   absence.on_end_of_session(state, learner)
 
 
+def strike(state: SyncerState, learner: int, reason: str) -> bool:
+  """Counts a refused contribution; returns True on a quarantine."""
+  account = state.accounts[learner]
+  account = changed(account, strikes=account.strikes + 1)
+  state.accounts[learner] = account
+  if account.strikes < outliers.STRIKES_MAX:
+    return False
+  reason = f'{account.strikes} contributions refused, the last: {reason}'
+  quarantine(state, learner, reason)
+  return True
+
+
 def quarantine(state: SyncerState, learner: int, reason: str):
   """Ends the session; only a process that starts clean may come back."""
-  reason = members.brief(reason)
+  reason = messages.brief(reason)
   state.accounts[learner] = changed(state.accounts[learner], quarantined=reason)
   state.record('quarantined', learner, reason)
   state.send(learner, messages.Quarantine(reason))
   end_session(state, learner, f'quarantined: {reason}')
+
+
+# Silence ---------------------------------------------------------------------
 
 
 def silence_max_s(state: SyncerState, learner: int) -> float | None:
@@ -395,9 +356,58 @@ def hear(state: SyncerState, learner: int, late: bool = False):
   )
 
 
-def finish_message(state: SyncerState) -> messages.Finish:
-  return messages.Finish(state.pace.step, state.last_round)
+def silence_deadlines(state: SyncerState) -> list[float]:
+  """Returns when each session is given up, and when to look before that.
+
+  The looks are for the syncer itself: a missed one tells it that it was
+  suspended. There are none once learners hand in, as there are no more steps to
+  report.
+  """
+  if state.finish_at_s is not None or state.ended or not state.members:
+    return []
+  knob = state.config.patience
+  return [
+    state.now + timeouts.look_s(knob),
+    state.members.silent_at_s(),
+  ]
 
 
-def done_message(state: SyncerState) -> messages.Done:
-  return messages.Done(state.pace.step, state.closed_round)
+def give_up_silent(state: SyncerState):
+  """Ends the sessions whose deadline has passed."""
+  if state.finish_at_s is not None or state.ended:
+    return
+  if state.now < state.members.silent_at_s():
+    return
+  silent = [
+    learner
+    for learner, member in state.members.items()
+    if state.now >= member.silent_at_s
+  ]
+  for learner in silent:
+    reason = f'silent for {silence_max_s(state, learner):.2f} s'
+    end_session(state, learner, reason)
+
+
+def excuse_silence(state: SyncerState, away_s: float):
+  """Extends all deadlines after nothing at all happened for `away_s` seconds.
+
+  If that is far longer than the interval between two looks, the syncer itself
+  was suspended (stopped, swapped out). It must not take its own absence for the
+  learners': what they sent meanwhile is still unread, and so may be the bytes
+  that it was pulling.
+  """
+  if away_s <= 2 * timeouts.look_s(state.config.patience):
+    return
+  for learner, member in list(state.members.items()):
+    hear(state, learner, late=member.late)
+    state.change(learner, published={})  # They would seem slow.
+    if member.straggler is not None:
+      began_s = member.straggler.began_s + away_s
+      straggler = changed(member.straggler, began_s=began_s)
+      state.change(learner, straggler=straggler)
+  for round_ in state.rounds.values():
+    if round_.stage is Stage.PULLING:
+      round_.due_s += away_s
+      round_.quorum_at_s += away_s
+      round_.pull_began_s += away_s
+      round_.waits = None

@@ -10,15 +10,7 @@ from diloco.protocol.grace import Ema
 from diloco.protocol.pace import PaceClock
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.members import LearnerAccount, Member, Members
-from diloco.protocol.syncer.rounds import (
-  AwaitedPull,
-  Candidate,
-  HeldOffer,
-  MergedSteps,
-  Round,
-  awaited_pull,
-  why_void,
-)
+from diloco.protocol.syncer.rounds import Round
 from diloco.protocol.timeouts import TransferTime
 from diloco.protocol.values import changed
 
@@ -49,14 +41,6 @@ class Away:
   # it (None: unknown); what the shard has may be of an older history.
   adopted: bool = False
   crc: int | None = None
-
-  def wanted(self, learner: int) -> 'Away':
-    wanted_by = tuple(sorted({*self.wanted_by, learner}))
-    return changed(self, wanted_by=wanted_by)
-
-  def without(self, learner: int) -> 'Away':
-    wanted_by = tuple(m for m in self.wanted_by if m != learner)
-    return changed(self, wanted_by=wanted_by)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,90 +239,9 @@ class SyncerState:
   def finishing(self) -> bool:
     return self.last_round is not None
 
-  def live(self) -> dict[int, Member]:
-    """Returns the learners that count, in ascending id."""
-    return {m: self.members[m] for m in sorted(self.members.live)}
-
-  def quorum_now(self) -> int:
-    """Returns K, at most the number of pullable learners and at least 1.
-
-    A learner that has rested counts again once its bytes have arrived: until
-    then its pulls are trials that no round waits for.
-    """
-    live = self.members.live
-    proven = len(live) - len(live & self.resting.keys())
-    return max(1, min(self.config.quorum, proven or len(live)))
-
-  def rests(self, learner: int) -> bool:
-    """Returns True if a learner is not pulled from now; never true for all."""
-    if self.now >= self.resting.get(learner, self.now):
-      return False
-    live = self.members.live
-    return len(live) > len(self.resting) or any(
-      self.now >= self.resting.get(m, self.now) for m in live
-    )
-
-  def transfer_time(self, learner: int) -> TransferTime:
-    return self.transfers.get(learner, TransferTime())
-
-  def merged(self, learner: int, fragment: int) -> MergedSteps:
-    """Returns what has been merged of a learner's steps on a fragment."""
-    return MergedSteps(
-      self.accounts[learner].merged_bases.get(fragment, -1),
-      self.members[learner].merged_steps.get(fragment),
-    )
-
   def is_current(self, learner: int, incarnation: int) -> bool:
     member = self.members.get(learner)
     return member is not None and member.incarnation == incarnation
-
-  def is_pulling(self, learner: int, held: HeldOffer) -> bool:
-    """Returns True if the bytes of this very offer are being pulled."""
-    return any(r.is_pulling(learner, held) for r in self.rounds.values())
-
-  # What open rounds know of each learner ------------------------------------
-
-  def candidate(self, round_: Round, learner: int) -> Candidate | None:
-    """Returns a learner as a due round sees it; None: it is no candidate."""
-    member = self.members.get(learner)
-    if member is None or not member.ready:
-      return None
-    held = member.offers.get(round_.fragment)
-    rests = self.rests(learner) and not self.finishing
-    if learner in round_.pulled:
-      held = round_.pulls[learner].held
-    elif member.late or member.straggler or rests:
-      return None
-    return Candidate(
-      clock=None if member.leaving else self.pace[learner],
-      held=held,
-      merged=self.merged(learner, round_.fragment),
-    )
-
-  def awaited_pull(self, round_: Round, learner: int) -> AwaitedPull | None:
-    """Returns what a pulling round knows of a contribution; None: of none."""
-    admitted = round_.pulls.get(learner)
-    if admitted is None:
-      return None
-    return awaited_pull(
-      self.transfer_time(learner),
-      admitted.held.offer.payload.nbytes,
-      None if learner in round_.pulled else round_.pull_began_s,
-      self.config.patience,
-    )
-
-  def settle(self):
-    """Has the open rounds look again at the learners that have changed."""
-    touched = self.touched
-    touched.update(self.resting)  # Whether one rests depends on the time.
-    for round_ in self.rounds.values():
-      if round_.candidates is not None:
-        for learner in touched:
-          round_.candidates.put(learner, self.candidate(round_, learner))
-      if round_.waits is not None:
-        for learner in touched:
-          round_.waits.put(learner, self.awaited_pull(round_, learner))
-    touched.clear()
 
   def _pace_clock(
     self, step: int = 0, clocks: Mapping[int, int] | None = None
@@ -367,20 +270,6 @@ class SyncerState:
   def change(self, learner: int, **fields):
     self.members[learner] = changed(self.members[learner], **fields)
 
-  def drop_pull(self, round_: Round, learner: int):
-    """Takes a contribution out of a round; its bytes are no longer wanted."""
-    admitted = round_.pulls.get(learner)
-    if admitted is not None:
-      handle = admitted.held.offer.payload.handle
-      pull = round_.number, learner, admitted.incarnation, handle
-      self.emit(syncer_events.CancelPull(*pull))
-    self.leave_out(round_, learner)
-
-  def leave_out(self, round_: Round, learner: int):
-    """Goes on with a round without a learner's contribution."""
-    round_.drop(learner)
-    self.touched.add(learner)
-
   def retire(self, learner: int, handle: int, pulled: bool = False):
     """Tells a learner that it may release one of its offers.
 
@@ -389,49 +278,6 @@ class SyncerState:
       pulled: True if a round has its bytes and may merge them.
     """
     self.send(learner, messages.Retired((handle,), pulled))
-
-  def serve(self, learner: int, fragment: int, reason: str):
-    """Has the full fragment sent to a learner's session."""
-    merged = self.accounts[learner].merged_offers.get(fragment, (0, 0))
-    incarnation = self.members[learner].incarnation
-    self.emit(
-      syncer_events.SendFull(learner, incarnation, fragment, reason, merged)
-    )
-    self.forget_published(learner, fragment)  # It is delivered another way.
-
-  def forget_published(self, learner: int, fragment: int):
-    """Stops measuring how long an update takes to reach a learner."""
-    published = dict(self.members[learner].published)
-    if published.pop(fragment, None) is not None:
-      self.change(learner, published=published)
-
-  def drop_straggler(self, learner: int):
-    """Cancels a learner's pull that no round waits for, if there is one."""
-    member = self.members[learner]
-    straggler = member.straggler
-    if straggler is not None:
-      pull = straggler.round, learner, member.incarnation, straggler.handle
-      self.emit(syncer_events.CancelPull(*pull))
-      self.change(learner, straggler=None)
-
-  def discard_void(self, learner: int, fragment: int):
-    """Drops an offer that can no longer be merged: used up, or too old.
-
-    If a learner refreshed its offer while the older one was being pulled, the
-    same steps would otherwise be merged twice, a whole cycle later.
-    """
-    member = self.members[learner]
-    held = member.offers.get(fragment)
-    if held is None or self.is_pulling(learner, held):
-      return
-    merged = self.merged(learner, fragment)
-    reason = why_void(held.offer, merged, self.versions[fragment], self.config)
-    if reason is None:
-      return
-    self.members[learner] = member.without_offer(fragment)
-    self.retire(learner, held.offer.payload.handle)
-    if not merged.has(held.offer):  # Otherwise nothing is lost with it.
-      self.record('stale', learner, f'offer of fragment {fragment}: {reason}')
 
   # Effects ------------------------------------------------------------------
 

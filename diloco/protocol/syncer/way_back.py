@@ -7,7 +7,6 @@ published. Clocks are never compared, only durations on one clock.
 """
 
 import math
-from collections.abc import Iterable
 
 from diloco.protocol import messages
 from diloco.protocol.syncer import events as syncer_events
@@ -44,7 +43,7 @@ def on_fetched(
     version, at_s = state.members[learner].published.get(each.fragment, (0, 0))
     if not 0 < version <= each.version:
       continue
-    state.forget_published(learner, each.fragment)
+    forget_published(state, learner, each.fragment)
     if version == each.version:
       _add(state, learner, each, state.now - at_s)
   incarnation = state.members[learner].incarnation
@@ -66,7 +65,8 @@ def _add(
   state.change(learner, way_back_s=average)
 
 
-def kth_s(averages: Iterable[float | None], k: int) -> float:
-  """Returns the K-th smallest of the known averages, 0 if there is none."""
-  known = sorted(x for x in averages if x is not None)
-  return known[min(k, len(known)) - 1] if known else 0.0
+def forget_published(state: SyncerState, learner: int, fragment: int):
+  """Stops measuring how long an update takes to reach a learner."""
+  published = dict(state.members[learner].published)
+  if published.pop(fragment, None) is not None:
+    state.change(learner, published=published)

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A round that collects: whose offers it can merge, and how long it waits.
+
+It waits for K offers, then for the end of the grace window. A decision returns
+its reason.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Iterable
+
+from diloco.protocol.config import ADMISSIONS, ProtocolConfig
+from diloco.protocol.grace import grace_window_s
+from diloco.protocol.syncer import absence, offers
+from diloco.protocol.syncer.rounds import HeldOffer, Round, Stage
+from diloco.protocol.syncer.state import SyncerState
+
+
+def why_over(state: SyncerState, round_: Round) -> str | None:
+  """Returns why a round collects no longer; None if it goes on waiting.
+
+  It waits for the quorum, then for the end of the grace window.
+  """
+  if state.finishing:
+    return _why_over_at_last(state, round_)
+  decision = candidates(state, round_).decide(quorum_now(state))
+  if not decision.reached:
+    # This applies in GRACE, too: a learner of the quorum may have died since.
+    collect_again(round_)
+    return None
+  if round_.stage is Stage.COLLECTING:
+    if round_.quorum_at_s is None:
+      state.quorum_s = state.quorum_s.add(state.now - round_.due_s)
+    round_.stage = Stage.GRACE
+    round_.quorum_at_s = state.now
+    round_.closes_at_s = state.now + _grace_s(state)
+  if decision.complete:
+    return 'everyone is in'
+  if state.now >= round_.closes_at_s:
+    return f'window over, {decision.reason}'
+  return None
+
+
+def collect_again(round_: Round):
+  """Has a round wait for more offers; those whose bytes it has are kept."""
+  round_.stage = Stage.COLLECTING
+  round_.closes_at_s = None
+  round_.waits = None
+
+
+def _why_over_at_last(state: SyncerState, round_: Round) -> str | None:
+  """Collects for a last round until `finish_at_s`, even below the quorum."""
+  if state.finish_at_s is None:
+    return None
+  live = state.members.live
+  over = state.now >= state.finish_at_s
+  all_in = live and live <= state.members.handed_in
+  if not over and not (all_in and _are_all_back(state)):
+    return None
+  round_.quorum_at_s = round_.quorum_at_s or state.now
+  return 'finish, ' + ('time is over' if over else 'everyone handed in')
+
+
+def _are_all_back(state: SyncerState) -> bool:
+  """Returns True if all learners that were live before a restart are back.
+
+  If the ledger was lost, the syncer cannot tell which those are: a learner that
+  is back may know less than the others, and must not end the run for them.
+  """
+  if not state.finish_was_told:
+    return True
+  return bool(state.were_live) and state.were_live <= state.members.live
+
+
+def quorum_now(state: SyncerState) -> int:
+  """Returns K, at most the number of pullable learners and at least 1.
+
+  A learner that has rested counts again once its bytes have arrived: until
+  then its pulls are trials that no round waits for.
+  """
+  live = state.members.live
+  proven = len(live) - len(live & state.resting.keys())
+  return max(1, min(state.config.quorum, proven or len(live)))
+
+
+# The grace window ------------------------------------------------------------
+
+
+def sync_s(state: SyncerState) -> float:
+  """Returns ξ_sync, the time in seconds to pull, merge and send back.
+
+  The way back is that of the K-th fastest learner.
+  """
+  live = (state.members[m] for m in state.members.live)
+  way_back_s = kth_s((m.way_back_s.value_s for m in live), quorum_now(state))
+  return state.sync_s.or_zero() + (way_back_s or 0.0)
+
+
+def _grace_s(state: SyncerState) -> float:
+  """Returns ξ_grace in seconds, from ξ_step of the K-th fastest learner.
+
+  The K-th fastest learner sets the pace of the run.
+  """
+  live = (state.members[m] for m in state.members.live)
+  step_s = kth_s((m.step_s.value_s for m in live), quorum_now(state))
+  if step_s is None:
+    return 0.0  # No learner has reported a step yet.
+  return grace_window_s(
+    step_s,
+    state.quorum_s.or_zero(),
+    sync_s(state),
+    state.config.overlap_steps,
+    state.config.grace_safety,
+    state.config.grace_cap_steps,
+  )
+
+
+def kth_s(averages: Iterable[float | None], k: int) -> float | None:
+  """Returns the K-th smallest of the known averages; None if there is none."""
+  known = sorted(x for x in averages if x is not None)
+  return known[min(k, len(known)) - 1] if known else None
+
+
+def window_deadlines(state: SyncerState) -> list[float]:
+  """Returns when grace windows end, or the wait for the last offers."""
+  waiting = [
+    r
+    for r in state.rounds.values()
+    if r.stage in (Stage.COLLECTING, Stage.GRACE)
+    and not absence.is_away(state, r.fragment)
+  ]
+  if state.finishing:
+    is_timed = waiting and state.finish_at_s is not None
+    return [state.finish_at_s] if is_timed else []
+  return [r.closes_at_s for r in waiting if r.stage is Stage.GRACE]
+
+
+# The candidates --------------------------------------------------------------
+
+
+def candidates(state: SyncerState, round_: Round) -> 'Candidates':
+  """Returns a collecting round's candidates, up to date."""
+  settle(state)
+  version = state.versions[round_.fragment]
+  known, moved = round_.candidates, round_.touched
+  if known is None or (known.version, known.last) != (version, state.finishing):
+    known = Candidates(round_.number, version, state.config, state.finishing)
+    round_.candidates, moved = known, state.members
+  for learner in moved:
+    known.put(learner, _candidate(state, round_, learner))
+  round_.touched.clear()
+  return known
+
+
+def settle(state: SyncerState):
+  """Tells the open rounds which learners have changed."""
+  state.touched.update(state.resting)  # Whether one rests depends on the time.
+  for round_ in state.rounds.values():
+    round_.touched |= state.touched
+  state.touched.clear()
+
+
+class Candidate(typing.NamedTuple):
+  """The facts about one learner on which a round decides."""
+
+  clock: int | None  # None: it is leaving, and is not waited for.
+  held: HeldOffer | None  # Its newest offer for the round's fragment.
+  merged: offers.MergedSteps
+
+
+def _candidate(
+  state: SyncerState, round_: Round, learner: int
+) -> Candidate | None:
+  """Returns a learner as a due round sees it; None: it is no candidate."""
+  member = state.members.get(learner)
+  if member is None or not member.ready:
+    return None
+  held = member.offers.get(round_.fragment)
+  rests = _rests(state, learner) and not state.finishing
+  if learner in round_.pulled:
+    held = round_.pulls[learner].held
+  elif member.late or member.straggler or rests:
+    return None
+  return Candidate(
+    clock=None if member.leaving else state.pace[learner],
+    held=held,
+    merged=offers.merged_steps(state, learner, round_.fragment),
+  )
+
+
+def _rests(state: SyncerState, learner: int) -> bool:
+  """Returns True if a learner is not pulled from now; never true for all."""
+  if state.now >= state.resting.get(learner, state.now):
+    return False
+  live = state.members.live
+  return len(live) > len(state.resting) or any(
+    state.now >= state.resting.get(m, state.now) for m in live
+  )
+
+
+def why_not(
+  candidate: Candidate, due_step: int, version: int, config: ProtocolConfig
+) -> str | None:
+  """Returns why a candidate's offer can't be merged now; None if it can."""
+  if candidate.held is None:
+    return 'no offer'
+  offer = candidate.held.offer
+  if offer.c_steps < 1:
+    return 'no step since its base'
+  behind = candidate.clock is not None and candidate.clock < due_step
+  if ADMISSIONS[config.admission].waits_for_clock and behind:
+    return f'clock {candidate.clock} before step {due_step}'
+  return offers.why_void(offer, candidate.merged, version, config)
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeDecision:
+  """Says if the learners that a round can merge now suffice."""
+
+  reached: bool
+  complete: bool  # There is no other learner to wait for.
+  reason: str
+
+
+class Candidates:
+  """Counts the candidates of a due round as they change.
+
+  Args:
+    round_: the round's number.
+    version: the version of the fragment before the round.
+    last: True if the run is finishing: no more steps are made, so clocks do not
+      count.
+
+  Attributes:
+    admitted: the learners whose offers can be merged now.
+  """
+
+  def __init__(
+    self, round_: int, version: int, config: ProtocolConfig, last: bool = False
+  ):
+    self.version, self.last = version, last
+    self.admitted: set[int] = set()
+    self._round = round_
+    self._config = config
+    self._due_step = 0 if last else round_ * config.spacing_steps
+    # If each step has a round (s = 1), the next offer is of another fragment: a
+    # learner whose clock is behind has nothing newer to wait for.
+    waits_for_clock = ADMISSIONS[config.admission].waits_for_clock
+    self._newest = config.spacing_steps == 1 and not waits_for_clock
+    self._all: set[int] = set()
+    self._live: set[int] = set()  # All but those that are leaving.
+    self._live_admitted: set[int] = set()
+    self._awaited: set[int] = set()  # Live ones that hold the window open.
+
+  def put(self, learner: int, candidate: Candidate | None):
+    """Counts a learner as it is now; None: it is no candidate."""
+    for each in (
+      self._all,
+      self._live,
+      self.admitted,
+      self._live_admitted,
+      self._awaited,
+    ):
+      each.discard(learner)
+    if candidate is None:
+      return
+    self._all.add(learner)
+    blocked = why_not(candidate, self._due_step, self.version, self._config)
+    if blocked is None:
+      self.admitted.add(learner)
+    if candidate.clock is None:
+      return
+    self._live.add(learner)
+    if blocked is None:
+      self._live_admitted.add(learner)
+    # Steps are reported before a snapshot is encoded: a clock alone would end
+    # the window on the very offers that it is held open for.
+    made = self._newest or candidate.clock >= self._due_step
+    offered = candidate.held is not None and (
+      candidate.held.offer.round >= self._round
+    )
+    if not (made and offered):
+      self._awaited.add(learner)
+
+  def decide(self, quorum: int) -> MergeDecision:
+    """Decides on the quorum: K admissible offers, K ≤ live learners.
+
+    Args:
+      quorum: K as it is now.
+    """
+    if not self._all:
+      return MergeDecision(False, False, 'no live learner')
+    # A leaving learner is included, but the round does not close for it alone.
+    enough = len(self._live_admitted if self._live else self.admitted)
+    reason = f'{enough}/{quorum} offers, {len(self._live)} live'
+    return MergeDecision(enough >= quorum, not self._awaited, reason)
