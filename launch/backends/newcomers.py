@@ -50,12 +50,18 @@ def ask(config: RunConfig, workdir: Workdir, request: Request, say: Say) -> int:
     raise ConfigError(
       [f'--workdir={workdir.root}: no launcher is running there']
     )
-  theirs = run_config.restore(json.loads(workdir.config.read_text()))
+  try:
+    theirs = run_config.restore(json.loads(workdir.config.read_text()))
+    there = _pids(workdir)
+  except (OSError, ValueError) as error:
+    raise ConfigError(
+      [f'--workdir={workdir.root}: the run there has not started: {error}']
+    ) from None
   agreed = (run_config.agreement(each) for each in (config, theirs))
   if differing := run_config.differences(*agreed):
     raise ConfigError([f'--workdir={workdir.root}: that run has {differing}'])
   name = learner_name(request.learner)
-  if (name in _pids(workdir)) == request.joins:
+  if (name in there) == request.joins:
     how = 'is running already' if request.joins else 'is not running'
     raise ConfigError([f'--learner={request.learner}: {how}'])
   path = workdir.requests / f'{name}.json'

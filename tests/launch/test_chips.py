@@ -275,12 +275,12 @@ def test_learners_that_share_gpus_still_do(tmp_path, monkeypatch):
   assert to_be_dealt(config, None, {}, root).ids == ('0',)  # Too few: refused.
 
 
-def _run(tmp_path, *flags, **environment):
-  """A command of launch.local, with a stand-in for the machine's devices."""
+def _run(tmp_path, *flags, command=('launch.local',), **environment):
+  """A command, with a stand-in for the machine's devices."""
   kept = {k: v for k, v in os.environ.items() if k != 'JAX_PLATFORMS'}
   return subprocess.Popen(
     [
-      *(sys.executable, '-m', 'launch.local', FLAG),
+      *(sys.executable, '-m', *command, FLAG),
       f'--workdir={tmp_path / "run"}',
       f'--device_root={tmp_path}',
       *flags,
@@ -309,6 +309,19 @@ def test_a_refusal_is_one_line(tmp_path, flags, line):
   assert said.startswith(line)
   assert said.count('\n') == 1
   assert not (tmp_path / 'run').exists()
+
+
+def test_a_newcomer_has_no_chips(tmp_path):
+  _nodes(tmp_path, *(f'dev/nvidia{i}' for i in range(4)))
+  command = ('launch.main', 'add-learner', '--learner=2')
+  ended = _run(
+    tmp_path,
+    *('--chips_per_learner=1', '--config.data.shards=3'),
+    command=command,
+  )
+  said = ended.communicate(timeout=DEADLINE_S)[1]
+  assert ended.returncode == 78
+  assert '--learner=2: accelerators are dealt to learners of the conf' in said
 
 
 @pytest.mark.skipif(not pathlib.Path('/proc').exists(), reason='reads /proc')

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole local runs: most with small stand-ins, one with all that is real."""
 
+import fcntl
 import json
 import os
 import pathlib
@@ -154,6 +155,16 @@ OVERRIDES = {
   'run.step_floor_s': 0.05,
   'run.cpu_threads': 1,
 }
+
+
+def test_a_run_that_has_but_a_lock_is_asked_for_nothing(tmp_path):
+  workdir = Workdir(tmp_path)
+  config = run_config.build(tests_tiny.get_config())
+  with workdir.lock.open('ab') as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(ConfigError, match='the run there has not started'):
+      ask(config, workdir, Request(1, joins=True), print)
+  assert not workdir.requests.exists()
 
 
 def test_a_learner_joins_a_run_that_goes_on_and_leaves_it(tmp_path):

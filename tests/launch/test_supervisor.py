@@ -368,3 +368,19 @@ def test_who_is_told_to_leave_comes_back_and_who_is_dismissed_does_not(
     assert left.detail == 'died of SIGTERM; it was dismissed'
     poll_until(watched, lambda: watched.is_running('a'))
     assert watched.states()[1].starts == 1
+
+
+def test_a_role_that_is_dead_can_be_added_again(tmp_path):
+  watched, events = build(tmp_path, role('a', FOREVER), role('b', FOREVER))
+  with watched:
+    watched.dismiss('b', 'before it began')
+    poll_until(watched, lambda: watched.is_running('a'))
+    assert not watched.is_running('b')
+    watched.add(role('b', FOREVER))
+    poll_until(watched, lambda: watched.is_running('b'))
+    watched.dismiss('b', 'for the test')
+    poll_until(watched, lambda: 'b' in told(events, 'exited'))
+    watched.add(role('b', FOREVER))
+    poll_until(watched, lambda: watched.is_running('b'))
+    watched.kill('b', 'for the test')  # As any other, it is restarted.
+    poll_until(watched, lambda: watched.states()[1].starts == 2)
