@@ -8,9 +8,9 @@ import pathlib
 from collections.abc import Sequence
 
 from diloco.metrics import names
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.status import Evaluation
 from diloco.metrics.workdir import Workdir, learner_name
-from diloco.metrics.writer import read_jsonl
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,6 @@ from diloco.numerics.schedule import DECAY_FRACTION, SCHEDULES
 from diloco.protocol.config import ProtocolConfig
 from diloco.transport.planes import PLANES
 
-SEED_MAX = 2**32 - 1
 ALL_LEARNERS = 0  # As protocol.quorum.
 
 TOTAL_STEPS = 'protocol.total_steps'
@@ -226,10 +225,7 @@ def _parts(typed: Mapping[str, object]) -> tuple[dict, list[str]]:
 
 def _broken_between(parts: Mapping) -> Iterator[str]:
   """Rules of the top level and between sections, as far as all are there."""
-  if 'name' in parts:
-    yield from sections.broken_name(parts['name'])
-  if 'seed' in parts and not 0 <= parts['seed'] <= SEED_MAX:
-    yield f'seed={parts["seed"]}: must be in 0 … {SEED_MAX}'
+  yield from sections.broken_top(parts)
   for keys, rule in BETWEEN:
     if all(key in parts for key in keys):
       yield from rule(*(parts[key] for key in keys))

@@ -7,7 +7,7 @@ A key stands here and nowhere else. The section `protocol` is
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from diloco.models.decoder_config import DTYPES, REMATS
 from diloco.models.kinds import KINDS
@@ -15,6 +15,7 @@ from diloco.numerics import block_codec, codec, fragments, merge, schedule
 from diloco.numerics.optimizers import INNER, OUTER
 from diloco.transport import planes
 
+SEED_MAX = 2**32 - 1
 BLOCK_MULTIPLE = 8  # A block of int1 values fills whole bytes.
 
 
@@ -57,6 +58,11 @@ class Section:
     for key in keys:
       if not 0 < getattr(self, key) < float('inf'):
         yield f'{key}={getattr(self, key)}: must be finite and above 0'
+
+  def _finite(self, *keys: str) -> Iterator[str]:
+    for key in keys:
+      if not 0 <= getattr(self, key) < float('inf'):
+        yield f'{key}={getattr(self, key)}: must be finite, at least 0'
 
   def _share(self, *keys: str, one: bool = True) -> Iterator[str]:
     for key in keys:
@@ -115,9 +121,7 @@ class ModelConfig(Section):
     if self.head_dim % 2:
       yield f'head_dim={self.head_dim}: must be even, RoPE turns pairs'
     yield from self._at_least(1, 'experts', 'top_k')
-    for key in ('aux_weight', 'z_weight', 'router_bias_rate'):
-      if not 0 <= getattr(self, key) < float('inf'):
-        yield f'{key}={getattr(self, key)}: must be finite, at least 0'
+    yield from self._finite('aux_weight', 'z_weight', 'router_bias_rate')
     if kind and kind.has_experts and self.top_k > self.experts:
       yield (
         f'top_k={self.top_k}: must be at most model.experts={self.experts}'
@@ -340,8 +344,7 @@ class ProcessConfig(Section):
       'restart_delay_s',
       'cpu_threads',
     )
-    if not 0 <= self.step_floor_s < float('inf'):
-      yield f'step_floor_s={self.step_floor_s}: must be finite, at least 0'
+    yield from self._finite('step_floor_s')
 
 
 # Of the section `protocol`. It never sees α, which `RunConfig` holds.
@@ -368,7 +371,10 @@ def defaults(section: type) -> dict[str, object]:
   return {each.name: each.default for each in dataclasses.fields(section)}
 
 
-def broken_name(name: str) -> Iterator[str]:
-  """The rule of the run's name, which also names files."""
-  if not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._-]*', name):
+def broken_top(top: Mapping) -> Iterator[str]:
+  """The rules of `name`, which also names files, and of `seed`, if given."""
+  name, seed = top.get('name'), top.get('seed', 0)
+  if name is not None and not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._-]*', name):
     yield f'name={name!r}: must be letters, digits, dots, dashes'
+  if not 0 <= seed <= SEED_MAX:
+    yield f'seed={seed}: must be in 0 … {SEED_MAX}'

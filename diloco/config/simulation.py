@@ -15,8 +15,6 @@ from diloco.fleets.failures import REPAIRS
 from diloco.fleets.systems import RECOVERIES, SYSTEMS
 from diloco.protocol.config import ProtocolConfig
 
-SEED_MAX = 2**32 - 1
-
 
 @dataclasses.dataclass(frozen=True)
 class FleetConfig(Section):
@@ -78,9 +76,7 @@ class FailuresConfig(Section):
     yield from self._one_of('recovery', RECOVERIES)
     yield from self._one_of('repair', REPAIRS)
     yield from self._positive('repair_shape', 'repair_power')
-    for key in ('pause_s', 'repair_s', 'syncer_outage_s'):
-      if not 0 <= getattr(self, key) < float('inf'):
-        yield f'{key}={getattr(self, key)}: must be finite, at least 0'
+    yield from self._finite('pause_s', 'repair_s', 'syncer_outage_s')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,10 +318,7 @@ def build(config: Mapping) -> SimulationConfig:
 
 
 def _broken_between(typed: Mapping, parts: Mapping) -> Iterator[str]:
-  if 'name' in typed:
-    yield from sections.broken_name(typed['name'])
-  if 'seed' in typed and not 0 <= typed['seed'] <= SEED_MAX:
-    yield f'seed={typed["seed"]}: must be in 0 … {SEED_MAX}'
+  yield from sections.broken_top(typed)
   fleet, protocol = parts.get('fleet'), parts.get('protocol')
   if fleet and protocol and fleet.slow_learners > protocol.learners:
     yield (

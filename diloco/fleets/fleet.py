@@ -18,19 +18,14 @@ from diloco.simulator.timing import Timing
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-  """The speeds of learners.
+  """The speeds of learners."""
 
-  Attributes:
-    step_s: duration of an inner step, by learner id; as many as may ever join.
-    tokens: tokens of an inner step of a learner with all its slices.
-    jitter: standard deviation of a step's length, as a share of it.
-    drift: drift of a learner's speed, per √hour, as a share.
-  """
-
+  # Duration of an inner step, by learner id; as many as may ever join.
   step_s: tuple[float, ...]
-  tokens: int
+  tokens: int  # Tokens of an inner step of a learner with all its slices.
+  # Standard deviation of a step's length, as a share of it.
   jitter: float = 0.0
-  drift: float = 0.0
+  drift: float = 0.0  # Drift of a learner's speed, per √hour, as a share.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,27 +42,19 @@ class GroupExchange:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """A group's time, split into stepping, waiting, standing and redoing.
+  """A group's time, split into stepping, waiting, standing and redoing."""
 
-  Attributes:
-    steps: steps finished by the end of the run.
-    stepping_s: time in steps, including the one in progress at the end, but not
-      in repeated ones.
-    useful_s: `stepping_s` times the share of the slices that was present.
-    waiting_s: time of waiting for other groups or the exchange, while able to
-      run.
-    standing_s: time in its own stops.
-    redone_s: time in steps that a stop undid.
-    spans: the times of stepping, in order.
-  """
-
-  steps: int
+  steps: int  # Steps finished by the end of the run.
+  # Time in steps, including the one in progress at the end, but not in
+  # repeated ones.
   stepping_s: float
+  # `stepping_s` times the share of the slices that was present.
   useful_s: float
+  # Time of waiting for other groups or the exchange, while able to run.
   waiting_s: float
-  standing_s: float
-  redone_s: float
-  spans: tuple[tuple[float, float], ...]
+  standing_s: float  # Time in its own stops.
+  redone_s: float  # Time in steps that a stop undid.
+  spans: tuple[tuple[float, float], ...]  # The times of stepping, in order.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from scipy import special
 
+from diloco.metrics import files
+
 RESULT = 'result.json'
 VARIANTS = 'sweep.json'
 
@@ -22,21 +24,20 @@ VARIANTS = 'sweep.json'
 Place = tuple[str, str, float]  # Axis, line, x.
 
 
+class BadResult(ValueError):
+  """A file is not what a sweep writes; names the file."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Variant:
-  """One row of a sweep.
+  """One row of a sweep."""
 
-  Attributes:
-    label: also names its folder.
-    changes: flat key to value, such as {'outer.lr': 0.7}.
-    against: label of the variant that it is compared with, seed by seed.
-    at: (axis, line, x), the position of its difference in a chart of that axis,
-      for each chart that has it.
-  """
-
-  label: str
-  changes: Mapping[str, object]
+  label: str  # Also names its folder.
+  changes: Mapping[str, object]  # Flat key to value, such as {'outer.lr': 0.7}.
+  # Label of the variant that it is compared with, seed by seed.
   against: str | None = None
+  # (axis, line, x), the position of its difference in a chart of that axis,
+  # for each chart that has it.
   at: tuple[Place, ...] = ()
 
 
@@ -113,7 +114,7 @@ def read_from(run: pathlib.Path) -> SeedResult:
   """Returns the result in the folder of a finished run.
 
   Raises:
-    ValueError: it is not one that `write_into` writes; names the file.
+    BadResult: it is not one that `write_into` writes.
   """
   path = run / RESULT
   try:
@@ -126,7 +127,7 @@ def read_from(run: pathlib.Path) -> SeedResult:
       }
     )
   except (ValueError, TypeError, KeyError) as error:
-    raise ValueError(f'{path}: is no result of a run: {error}') from None
+    raise BadResult(f'{path}: is no result of a run: {error}') from None
 
 
 def write_variants(workdir: pathlib.Path, rows: Sequence[Variant]):
@@ -134,18 +135,15 @@ def write_variants(workdir: pathlib.Path, rows: Sequence[Variant]):
   known = {v.label: v for v in read_variants(workdir) or ()}
   known |= {v.label: v for v in rows}
   workdir.mkdir(parents=True, exist_ok=True)
-  partial = workdir / (VARIANTS + '.partial')
-  partial.write_text(
-    json.dumps([dataclasses.asdict(v) for v in known.values()], indent=1)
-  )
-  partial.replace(workdir / VARIANTS)
+  text = json.dumps([dataclasses.asdict(v) for v in known.values()], indent=1)
+  files.replace(workdir / VARIANTS, text.encode())
 
 
 def read_variants(workdir: pathlib.Path) -> list[Variant] | None:
   """Returns the variants of a sweep; None if no file lists them.
 
   Raises:
-    ValueError: the file is not one that `write_variants` writes.
+    BadResult: the file is not one that `write_variants` writes.
   """
   path = workdir / VARIANTS
   if not path.exists():
@@ -153,7 +151,7 @@ def read_variants(workdir: pathlib.Path) -> list[Variant] | None:
   try:
     return [_variant(fields) for fields in json.loads(path.read_text())]
   except (ValueError, TypeError, AttributeError) as error:
-    raise ValueError(f'{path}: does not list variants: {error}') from None
+    raise BadResult(f'{path}: does not list variants: {error}') from None
 
 
 def _variant(fields: dict) -> Variant:
@@ -169,9 +167,8 @@ def _places(at: Place | Sequence[Place]) -> tuple[Place, ...]:
 def write_into(run: pathlib.Path, result: SeedResult):
   """Writes a result into the folder of a run, atomically."""
   run.mkdir(parents=True, exist_ok=True)
-  partial = run / (RESULT + '.partial')
-  partial.write_text(json.dumps(dataclasses.asdict(result)))
-  partial.replace(run / RESULT)
+  text = json.dumps(dataclasses.asdict(result))  # A loss may be NaN.
+  files.replace(run / RESULT, text.encode())
 
 
 @dataclasses.dataclass(frozen=True)

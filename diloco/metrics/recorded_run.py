@@ -77,27 +77,20 @@ def _value(path: pathlib.Path, config, name: str):
 
 @dataclasses.dataclass(frozen=True)
 class Life:
-  """One process, from its start to its death; seconds as in `RecordedRun`.
+  """One process, from its start to its death; seconds as in `RecordedRun`."""
 
-  Attributes:
-    process: 'syncer', 'learner-0', …
-    started_s: by the launcher.
-    start: the launcher's number of it, such as 'start 1'.
-    spoke_s: when it first appears on the syncer's tape: a learner's hello, a
-      syncer's first line; None: never.
-    stepped_s: start of a learner's first inner step; None: it made none.
-    ended_s: when it was killed, or when the launcher noticed its end; inf: it
-      was still running.
-    death: how it died; '' if it left in good order or runs on.
-  """
-
-  process: str
-  started_s: float
-  start: str = ''
+  process: str  # 'syncer', 'learner-0', …
+  started_s: float  # By the launcher.
+  start: str = ''  # The launcher's number of it, such as 'start 1'.
+  # When it first appears on the syncer's tape: a learner's hello, a
+  # syncer's first line; None: never.
   spoke_s: float | None = None
+  # Start of a learner's first inner step; None: it made none.
   stepped_s: float | None = None
+  # When it was killed, or when the launcher noticed its end; inf: it was
+  # still running.
   ended_s: float = float('inf')
-  death: str = ''
+  death: str = ''  # How it died; '' if it left in good order or runs on.
 
   @property
   def used_s(self) -> float | None:
@@ -141,6 +134,13 @@ class RecordedRound:
   sync_s: float  # From the first pull to the end of the merge.
   reason: str  # Why the window ended.
 
+  @property
+  def times_s(self) -> tuple[float, float, float]:
+    """Returns when it was due, had its quorum, and when its window ended."""
+    window_s = max(0.0, self.at_s - self.sync_s)
+    quorum_s = max(0.0, window_s - (self.grace_s or 0.0))
+    return max(0.0, quorum_s - (self.quorum_s or 0.0)), quorum_s, window_s
+
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
@@ -154,51 +154,38 @@ class Loss:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
-  """A run as far as it is known; seconds since its first learner was ready.
+  """A run as far as it is known; seconds since its first learner was ready."""
 
-  Attributes:
-    label: tells it from the others of the page.
-    steps: inner steps of all learners in the order of time; of those that were
-      not written, the mean.
-    training: losses in the order of time.
-    validation: of the global model on held-out text, likewise.
-    rounds: that closed, in order.
-    records: of the syncer's tape, how many of each kind.
-    lives: of each process that the launcher started.
-    pauses: (process, begin, end) of those that were stopped for a while; the
-      end of one that did not go on is inf.
-    joined: learners' processes that said hello to the syncer.
-    stopped_s: when the launcher first stopped a process; None: it stopped none.
-    until_s: of the last thing that is known of it.
-    last_s: the same, since the epoch.
-    ended: the syncer's tape says that the run is over.
-    goodput: as the tape has it; None: it does not.
-    absent: files that are not there.
-    gaps: what is broken, in sentences that begin with the file.
-    faults: those of a plan, as `launch.chaos` has judged them.
-  """
-
-  label: str
+  label: str  # Tells it from the others of the page.
   folder: pathlib.Path
   setup: Setup
+  # Inner steps of all learners in the order of time; of those that were not
+  # written, the mean.
   steps: tuple[StepRecord, ...]
-  training: tuple[Loss, ...]
+  training: tuple[Loss, ...]  # Losses in the order of time.
+  # Of the global model on held-out text, likewise.
   validation: tuple[Loss, ...]
-  rounds: tuple[RecordedRound, ...]
-  records: Mapping[str, int]
+  rounds: tuple[RecordedRound, ...]  # That closed, in order.
+  records: Mapping[str, int]  # Of the syncer's tape, how many of each kind.
+  # Of each process that the launcher started.
   lives: Mapping[str, tuple[Life, ...]]
+  # (process, begin, end) of those that were stopped for a while; the end of
+  # one that did not go on is inf.
   pauses: tuple[tuple[str, float, float], ...]
-  joined: frozenset[str]
+  joined: frozenset[str]  # Learners' processes that said hello to the syncer.
+  # When the launcher first stopped a process; None: it stopped none.
   stopped_s: float | None
-  until_s: float
-  last_s: float
-  ended: bool
-  goodput: float | None
+  until_s: float  # Of the last thing that is known of it.
+  last_s: float  # The same, since the epoch.
+  ended: bool  # The syncer's tape says that the run is over.
+  goodput: float | None  # As the tape has it; None: it does not.
   summary: RunSummary | None
   status: RunStatus | None
   evaluation: Evaluation | None
-  absent: tuple[str, ...]
+  absent: tuple[str, ...]  # Files that are not there.
+  # What is broken, in sentences that begin with the file.
   gaps: tuple[str, ...]
+  # Those of a plan, as `launch.chaos` has judged them.
   faults: tuple[RecordedFault, ...] = ()
 
   @property

@@ -8,7 +8,7 @@ simulation, the lab's tests.
 import collections
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -398,8 +398,8 @@ def _used(
     name: tuple(
       dataclasses.replace(
         life,
-        spoke_s=_first(heard_s.get(name, ()), life),
-        stepped_s=_first(sorted(stepped[name]), life),
+        spoke_s=first_within(heard_s.get(name, ()), life),
+        stepped_s=first_within(sorted(stepped[name]), life),
       )
       for life in of_process
     )
@@ -407,7 +407,7 @@ def _used(
   }
 
 
-def _first(times_s: Sequence[float], life: Life) -> float | None:
+def first_within(times_s: Iterable[float], life: Life) -> float | None:
   """The first of ascending times that lies within a life."""
   inside = (t for t in times_s if life.started_s <= t < life.ended_s)
   return next(inside, None)

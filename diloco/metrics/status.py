@@ -77,18 +77,13 @@ def write_status(path: pathlib.Path, status: RunStatus) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-  """One figure of a run or of a learner, as `/metrics` and curves show it.
+  """One figure of a run or of a learner, as `/metrics` and curves show it."""
 
-  Attributes:
-    value: computes it from the status; None: it is not known.
-    kind: 'gauge' or 'counter', as Prometheus has it.
-    meaning: the help text of `/metrics`.
-    curve: its name among the scalars, over the global step; None: no curve.
-  """
-
+  # Computes it from the status; None: it is not known.
   value: Callable[[typing.Any], float | None]
-  kind: str
-  meaning: str
+  kind: str  # 'gauge' or 'counter', as Prometheus has it.
+  meaning: str  # The help text of `/metrics`.
+  # Its name among the scalars, over the global step; None: no curve.
   curve: str | None = None
 
 

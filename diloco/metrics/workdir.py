@@ -27,11 +27,37 @@ import pathlib
 import re
 
 
+def _inside(name: str) -> property:
+  """Returns a property: the path of a file or folder of that name."""
+
+  def path(self) -> pathlib.Path:
+    return self.root / name
+
+  return property(path)
+
+
 @dataclasses.dataclass(frozen=True)
 class Workdir:
   """Paths of one run; creates nothing."""
 
   root: pathlib.Path
+
+  config = _inside('config.json')
+  status = _inside('status.json')
+  summary = _inside('summary.json')
+  evaluation = _inside('evaluation.json')
+  tape = _inside('tape.jsonl')
+  tapes = _inside('tapes')  # Folder of the learners' tapes.
+  events = _inside('events.jsonl')
+  pids = _inside('pids.json')
+  lock = _inside('lock')
+  # What the launcher is asked to do, and has not done yet.
+  requests = _inside('requests')
+  loss_plot = _inside('loss.png')
+  compiled = _inside('compiled')
+  syncer = _inside('syncer')
+  chaos = _inside('chaos')  # What faults were planned, performed and judged.
+  parameters = _inside('parameters')
 
   # All that a run may leave: `launch` removes these, and nothing else.
   CONTENTS = (
@@ -66,74 +92,11 @@ class Workdir:
     stem = re.sub(r'(\.\d+(\.tmp)?|\.orbax-checkpoint-tmp.*)$', '', name)
     return stem in cls.CONTENTS
 
-  @property
-  def config(self) -> pathlib.Path:
-    return self.root / 'config.json'
-
-  @property
-  def status(self) -> pathlib.Path:
-    return self.root / 'status.json'
-
-  @property
-  def summary(self) -> pathlib.Path:
-    return self.root / 'summary.json'
-
-  @property
-  def evaluation(self) -> pathlib.Path:
-    return self.root / 'evaluation.json'
-
-  @property
-  def tape(self) -> pathlib.Path:
-    return self.root / 'tape.jsonl'
-
-  @property
-  def tapes(self) -> pathlib.Path:
-    """Folder of the learners' tapes."""
-    return self.root / 'tapes'
-
-  @property
-  def events(self) -> pathlib.Path:
-    return self.root / 'events.jsonl'
-
-  @property
-  def pids(self) -> pathlib.Path:
-    return self.root / 'pids.json'
-
-  @property
-  def lock(self) -> pathlib.Path:
-    return self.root / 'lock'
-
-  @property
-  def requests(self) -> pathlib.Path:
-    """Folder of what the launcher is asked to do, and has not done yet."""
-    return self.root / 'requests'
-
-  @property
-  def loss_plot(self) -> pathlib.Path:
-    return self.root / 'loss.png'
-
-  @property
-  def compiled(self) -> pathlib.Path:
-    return self.root / 'compiled'
-
-  @property
-  def syncer(self) -> pathlib.Path:
-    return self.root / 'syncer'
-
   def syncer_shard(self, shard: int) -> pathlib.Path:
     """Returns the folder a restarted shard resumes from; shard 0 is the
     lead's.
     """
     return self.syncer / f'shard-{shard}' if shard else self.syncer
-
-  @property
-  def chaos(self) -> pathlib.Path:
-    """Folder of what faults were planned, performed and judged."""
-    return self.root / 'chaos'
-
-  @property
-  def parameters(self) -> pathlib.Path:
-    return self.root / 'parameters'
 
   def learner_tape(self, learner: int) -> pathlib.Path:
     return self.tapes / f'{learner_name(learner)}.jsonl'

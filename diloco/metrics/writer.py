@@ -11,16 +11,7 @@ from typing import Protocol
 from absl import logging
 
 from diloco.metrics import names
-from diloco.metrics.jsonl import CorruptLine, JsonLines, read_jsonl
-
-__all__ = [
-  'CorruptLine',
-  'JsonlWriter',
-  'MultiWriter',
-  'TensorBoardWriter',
-  'Writer',
-  'read_jsonl',
-]
+from diloco.metrics.jsonl import JsonLines
 
 PREFIX = 'diloco:'  # Prefix of the paths that tensorboardX asks to open.
 UNWRITTEN_BYTES_MAX = 1 << 20

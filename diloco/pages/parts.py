@@ -34,18 +34,13 @@ UNITS = ((1e12, 'T'), (1e9, 'G'), (1e6, 'M'), (1e3, 'k'))
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-  """One column of a table.
+  """One column of a table."""
 
-  Attributes:
-    name: its heading; also the key in CSV and JSON.
-    digits: decimals of displayed floats; files have all of them.
-    spread: names the column that is displayed after a ± with this one.
-    hidden: True for a column that is only in files (as spreads usually are).
-  """
-
-  name: str
-  digits: int = 1
+  name: str  # Its heading; also the key in CSV and JSON.
+  digits: int = 1  # Decimals of displayed floats; files have all of them.
+  # Names the column that is displayed after a ± with this one.
   spread: str | None = None
+  # True for a column that is only in files (as spreads usually are).
   hidden: bool = False
 
 

@@ -111,15 +111,14 @@ def work(
 
 def chart(history: History, predictions: Sequence[Prediction]) -> Chart:
   """Learner time in steps, in windows: where the two differ."""
-  edges = [history.until_s * i / WINDOWS for i in range(WINDOWS + 1)]
-  learners = len(history.learners)
-  measured = windows(history.steps, learners, edges)
-  predicted = [windows(p.steps, learners, edges) for p in predictions]
+  given = len(history.learners), history.until_s, WINDOWS
+  middles, measured = windows(history.steps, *given)
+  predicted = [windows(p.steps, *given)[1] for p in predictions]
   by_window = list(zip(*predicted, strict=True))
-  middles = tuple((a + b) / 2 for a, b in itertools.pairwise(edges))
   return Chart(
     name='goodput',
-    title=f'Learner time in steps, in windows of {edges[1]:.1f} s',
+    title='Learner time in steps, in windows of '
+    f'{history.until_s / WINDOWS:.1f} s',
     x_label='seconds since the first learner was ready',
     y_label='in steps, %',
     y_range=(0.0, 105.0),
@@ -138,19 +137,23 @@ def chart(history: History, predictions: Sequence[Prediction]) -> Chart:
 
 
 def windows(
-  steps: Sequence[StepRecord], learners: int, edges: Sequence[float]
-) -> list[float]:
-  """Percent, of each window; a step may lie in two of them."""
-  width_s = edges[1] - edges[0]
-  inside: list[list[StepRecord]] = [[] for _ in edges[1:]]
+  steps: Sequence[StepRecord], learners: int, until_s: float, many: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+  """Learner time in steps, in windows of equal width of [0, until_s].
+
+  Returns:
+    The middle of each window, in seconds, and the percent of it that M
+    learners spent in steps; a step may lie in two windows.
+  """
+  edges = [until_s * i / many for i in range(many + 1)]
+  inside: list[list[StepRecord]] = [[] for _ in range(many)]
   for step in steps:
-    first = max(0, int((step.end_s - step.step_s) / width_s))
-    last = min(len(inside) - 1, int(step.end_s / width_s))
+    first = max(0, int((step.end_s - step.step_s) / edges[1]))
+    last = min(many - 1, int(step.end_s / edges[1]))
     for window in range(first, last + 1):
       inside[window].append(step)
-  return [
-    100.0 * metrics_goodput.stepping(each, learners, begin_s, end_s)
-    for each, (begin_s, end_s) in zip(
-      inside, itertools.pairwise(edges), strict=True
-    )
-  ]
+  spans = list(itertools.pairwise(edges))
+  return tuple((begin_s + end_s) / 2 for begin_s, end_s in spans), tuple(
+    100.0 * metrics_goodput.stepping(each, learners, *span)
+    for each, span in zip(inside, spans, strict=True)
+  )

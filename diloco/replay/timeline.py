@@ -4,8 +4,8 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
-from diloco.metrics.writer import read_jsonl
 from diloco.protocol.incarnation import SESSION_BITS, process_of
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run import tape_events

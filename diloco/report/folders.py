@@ -4,6 +4,7 @@
 import pathlib
 from collections.abc import Sequence
 
+from diloco.lab.sweep import BadResult
 from diloco.metrics import run_reader
 from diloco.metrics.recorded_run import NoReport
 from diloco.metrics.workdir import Workdir
@@ -32,7 +33,7 @@ def report(
         sweeps.append(sweep_reader.read(folder, label))
       else:
         problems.append(_neither(folder))
-    except NoReport as error:
+    except (NoReport, BadResult) as error:
       problems.append(str(error))
   if problems:
     raise NoReport('\n'.join(problems))

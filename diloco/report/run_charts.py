@@ -2,7 +2,6 @@
 """Charts of real runs: what changed as they went, a colour for each run."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -138,10 +137,9 @@ def goodput(runs: Sequence[RecordedRun]) -> Iterator[Chart]:
     if not run.steps or run.until_s <= 0:
       continue
     many = fitting(len(run.steps), 5 * len(run.learners))
-    edges = [run.until_s * n / many for n in range(many + 1)]
-    shares = run_lives.windows(run.steps, len(run.learners), edges)
-    middles = tuple((a + b) / 2 for a, b in itertools.pairwise(edges))
-    lines.append(Line(run.label, 'course', middles, tuple(shares), group=i))
+    learners = len(run.learners)
+    points = run_lives.windows(run.steps, learners, run.until_s, many)
+    lines.append(Line(run.label, 'course', *points, group=i))
   if lines:
     yield Chart(
       name='goodput',

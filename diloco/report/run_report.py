@@ -63,7 +63,12 @@ def of(run: RecordedRun, name: str, title: str) -> Timeline | None:
   ]
   for lane, process in enumerate(processes):
     spans += pages_parts.within(_absences(run, lane, process), run.until_s)
-  round_lanes, of_rounds = _rounds(run, len(run.learners))
+  rounds = [
+    (each.number, *each.times_s, each.at_s)
+    for each in run.rounds
+    if each.grace_s is not None
+  ]
+  round_lanes, of_rounds = lanes.rounds_of(rounds, len(run.learners))
   return Timeline(
     name=name,
     title=title,
@@ -105,25 +110,6 @@ def _absences(
   for paused, begin_s, end_s in run.pauses:
     if paused == process:
       yield TimelineSpan(lane, begin_s, end_s, 'pause')
-
-
-def _rounds(run: RecordedRun, first: int) -> tuple[int, list[TimelineSpan]]:
-  """Returns the number of lanes of the rounds, and their spans."""
-  known = [each for each in run.rounds if each.grace_s is not None]
-  spans, times_s = [], []
-  for each in known:
-    window_s = max(0.0, each.at_s - each.sync_s)  # Its end.
-    quorum_s = max(0.0, window_s - each.grace_s)
-    times_s.append((max(0.0, quorum_s - each.quorum_s), quorum_s, window_s))
-  places = lanes.lanes_of(
-    [(due_s, each.at_s) for each, (due_s, *_) in zip(known, times_s)]
-  )
-  for each, place, (due_s, quorum_s, end_s) in zip(known, places, times_s):
-    lane, label = first + place, f'round {each.number}'
-    spans.append(TimelineSpan(lane, due_s, quorum_s, 'round', label))
-    spans.append(TimelineSpan(lane, quorum_s, end_s, 'grace', label))
-    spans.append(TimelineSpan(lane, end_s, each.at_s, 'round', label))
-  return max(places, default=-1) + 1, spans
 
 
 def paragraphs(runs: Sequence[RecordedRun]) -> Iterator[str]:

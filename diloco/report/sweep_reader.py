@@ -12,7 +12,6 @@ import numpy as np
 
 from diloco.lab import sweep
 from diloco.lab.sweep import SeedResult, Variant
-from diloco.metrics.recorded_run import NoReport
 
 SEED = re.compile(r'seed-(\d+)')
 LEFT_OUT = 0.1  # Of the tokens: the beginning, where losses fall at once.
@@ -20,22 +19,16 @@ LEFT_OUT = 0.1  # Of the tokens: the beginning, where losses fall at once.
 
 @dataclasses.dataclass(frozen=True)
 class RecordedSweep:
-  """The results found of a sweep.
+  """The results found of a sweep."""
 
-  Attributes:
-    label: distinguishes it from others on the page.
-    variants: in the order of the sweep, as far as known.
-    found: results by variant's label and seed.
-    missing: (label, seed) of runs that were begun and have no result.
-    gaps: sentences on what is missing.
-  """
-
-  label: str
+  label: str  # Distinguishes it from others on the page.
   folder: pathlib.Path
-  variants: tuple[Variant, ...]
+  variants: tuple[Variant, ...]  # In the order of the sweep, as far as known.
+  # Results by variant's label and seed.
   found: Mapping[str, Mapping[int, SeedResult]]
+  # (label, seed) of runs that were begun and have no result.
   missing: tuple[tuple[str, int], ...]
-  gaps: tuple[str, ...]
+  gaps: tuple[str, ...]  # Sentences on what is missing.
 
 
 def is_sweep(folder: pathlib.Path) -> bool:
@@ -47,17 +40,17 @@ def read(folder: pathlib.Path, label: str) -> RecordedSweep:
   """A folder that the lab wrote into.
 
   Raises:
-    NoReport: a file is not what the lab writes.
+    BadResult: a file is not what the lab writes.
   """
   if (folder / sweep.RESULT).exists():
     alone = Variant(folder.name, {})
-    result = _result(folder)
+    result = sweep.read_from(folder)
     return RecordedSweep(
       label, folder, (alone,), {alone.label: {0: result}}, (), ()
     )
   gaps = []
   seeds = _seeds(folder)
-  variants = _variants(folder)
+  variants = sweep.read_variants(folder)
   if variants is None:
     gaps.append(
       f'{folder / sweep.VARIANTS} is missing: it is not known what was to be '
@@ -72,7 +65,7 @@ def read(folder: pathlib.Path, label: str) -> RecordedSweep:
     name = sweep.folder(folder, variant.label, 0).parent.name
     for seed, path in seeds.get(name, {}).items():
       if (path / sweep.RESULT).exists():
-        found.setdefault(variant.label, {})[seed] = _result(path)
+        found.setdefault(variant.label, {})[seed] = sweep.read_from(path)
       else:
         missing.append((variant.label, seed))
   return RecordedSweep(
@@ -87,20 +80,6 @@ def _seeds(folder: pathlib.Path) -> dict[str, dict[int, pathlib.Path]]:
     if (match := SEED.fullmatch(path.name)) and path.is_dir():
       found.setdefault(path.parent.name, {})[int(match[1])] = path
   return {name: dict(sorted(each.items())) for name, each in found.items()}
-
-
-def _variants(folder: pathlib.Path) -> list[Variant] | None:
-  try:
-    return sweep.read_variants(folder)
-  except ValueError as error:
-    raise NoReport(str(error)) from None
-
-
-def _result(path: pathlib.Path) -> SeedResult:
-  try:
-    return sweep.read_from(path)
-  except ValueError as error:
-    raise NoReport(str(error)) from None
 
 
 @dataclasses.dataclass(frozen=True)

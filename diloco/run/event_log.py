@@ -48,11 +48,7 @@ def closing_line(
   effect: syncer_events.Publish, crc: int
 ) -> tape_events.Publish:
   """Returns the tape line of a close; `crc` is the CRC of the resulting Θ_p."""
-  fields = {
-    field.name: getattr(effect, field.name)
-    for field in dataclasses.fields(effect)
-  }
-  return tape_events.Publish(**fields, crc=crc)
+  return tape_events.Publish(**vars(effect), crc=crc)
 
 
 class SyncerEventLog:

@@ -2,10 +2,11 @@
 """Formats an estimate as text of 80 columns."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from diloco.sizing import host_memory
 from diloco.sizing.estimate import Estimate
-from diloco.sizing.host_memory import Memory, rounds
+from diloco.sizing.host_memory import count, in_bytes, rounds
 
 WIDTH = 80
 MFU = 0.4  # What well-tuned dense training reaches.
@@ -25,7 +26,7 @@ def lines(found: Estimate) -> Iterator[str]:
 def _given(found: Estimate) -> Iterator[str]:
   model, data, mesh = found.config.model, found.config.data, found.config.mesh
   yield (
-    f'{found.config.name}: {_count(found.parameters)} parameters, '
+    f'{found.config.name}: {count(found.parameters)} parameters, '
     f'{model.kind}, {model.dtype}, remat {model.remat}'
   )
   parts = found.config.inner.accumulate
@@ -53,12 +54,13 @@ def _chip(found: Estimate) -> Iterator[str]:
     share = memory.total / found.chip.hbm_bytes
     fits = 'it fits' if found.fits else 'IT DOES NOT FIT'
     yield (
-      f'  {fits}: {100 * share:.0f} % of the {_size(found.chip.hbm_bytes)} '
+      f'  {fits}: {100 * share:.0f} % of the {in_bytes(found.chip.hbm_bytes)} '
       f'of a {found.chip.name}'
     )
   yield (
-    f'  the largest array of the exchange has {_size(memory.largest_exchanged)}'
-    f', the largest shard {_size(memory.largest_shard)}'
+    '  the largest array of the exchange has '
+    f'{in_bytes(memory.largest_exchanged)}, the largest shard '
+    f'{in_bytes(memory.largest_shard)}'
   )
   yield _row('more, while a newcomer is given the state', memory.donation)
   yield _row('more, if there is room, to save', memory.checkpoint)
@@ -67,22 +69,22 @@ def _chip(found: Estimate) -> Iterator[str]:
 def _hosts(found: Estimate) -> Iterator[str]:
   share = found.share
   yield (
-    f'a host of a learner, of {share.hosts}: N = {_count(share.values)}, F = '
-    f'{_count(share.fragment_values)}, S = {_size(share.state_bytes)}, '
+    f'a host of a learner, of {share.hosts}: N = {count(share.values)}, F = '
+    f'{count(share.fragment_values)}, S = {in_bytes(share.state_bytes)}, '
     f'b = {share.value_bytes:.3f}'
   )
-  yield from _memories(found.learner_memory)
+  yield from host_memory.lines(found.learner_memory)
   yield (
-    f'  a round of it: {_size(share.up_bytes)} up, {_size(share.down_bytes)} '
-    'down; of a learner '
-    f'{_size(share.hosts * share.up_bytes)} and '
-    f'{_size(share.hosts * share.down_bytes)}'
+    f'  a round of it: {in_bytes(share.up_bytes)} up, '
+    f'{in_bytes(share.down_bytes)} down; of a learner '
+    f'{in_bytes(share.hosts * share.up_bytes)} and '
+    f'{in_bytes(share.hosts * share.down_bytes)}'
   )
   yield (
     f'the syncer, M = {found.config.protocol.learners}, N = '
-    f'{_count(found.parameters)}'
+    f'{count(found.parameters)}'
   )
-  yield from _memories(found.syncer_memory)
+  yield from host_memory.lines(found.syncer_memory)
 
 
 def _arithmetic(found: Estimate) -> Iterator[str]:
@@ -92,7 +94,7 @@ def _arithmetic(found: Estimate) -> Iterator[str]:
   else:
     yield (
       f'FLOPs of a step   6ND {flops.products:.3g} (N = '
-      f'{_count(flops.active)} that a token is multiplied'
+      f'{count(flops.active)} that a token is multiplied'
     )
     yield (
       f'                  with), attention {flops.attention:.3g}: '
@@ -112,33 +114,14 @@ def _arithmetic(found: Estimate) -> Iterator[str]:
       18,
     )
     yield (
-      f'                  at {100 * MFU:.0f} %: {_count(speed)} tokens/s of a '
+      f'                  at {100 * MFU:.0f} %: {count(speed)} tokens/s of a '
       f'learner, {flops.tokens / speed:.3g} s a step'
     )
 
 
-def _memories(items: Sequence[Memory]) -> Iterator[str]:
-  for item in items:
-    yield f'  {item.what:40}{item.formula:18}{_size(item.nbytes):>10}'
-
-
 def _row(name: str, nbytes: float) -> str:
-  return f'  {name:58}{_size(nbytes):>10}'
+  return f'  {name:58}{in_bytes(nbytes):>10}'
 
 
 def _wrapped(text: str, indent: int = 3) -> Iterator[str]:
   yield from textwrap.wrap(text, WIDTH, subsequent_indent=' ' * indent)
-
-
-def _size(nbytes: float) -> str:
-  for unit, scale in (('TB', 1e12), ('GB', 1e9), ('MB', 1e6), ('kB', 1e3)):
-    if nbytes >= scale:
-      return f'{nbytes / scale:.3g} {unit}'
-  return f'{nbytes:.0f} B'
-
-
-def _count(number: float) -> str:
-  for unit, scale in ((' B', 1e9), (' M', 1e6)):
-    if number >= scale:
-      return f'{number / scale:.4g}{unit}'
-  return f'{number:,.0f}'

@@ -9,6 +9,7 @@ They cover one process each, excluding Python, jax and the data:
 """
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 
 F32_BYTES = 4
 
@@ -20,6 +21,28 @@ class Memory:
   what: str
   formula: str
   nbytes: float
+
+
+def lines(items: Iterable[Memory]) -> Iterator[str]:
+  """Yields a line of text for each purpose, of at most 72 columns."""
+  for item in items:
+    yield f'  {item.what:40}{item.formula:20}{in_bytes(item.nbytes):>9}'
+
+
+def in_bytes(nbytes: float) -> str:
+  """Bytes in three digits, such as '33.6 GB'; one GB is 10⁹ bytes."""
+  for unit, scale in (('TB', 1e12), ('GB', 1e9), ('MB', 1e6), ('kB', 1e3)):
+    if nbytes >= scale:
+      return f'{nbytes / scale:.3g} {unit}'
+  return f'{nbytes:.0f} B'
+
+
+def count(number: float) -> str:
+  """A number in four digits, such as '12 B'; one B is 10⁹."""
+  for unit, scale in (('T', 1e12), ('B', 1e9), ('M', 1e6)):
+    if number >= scale:
+      return f'{number / scale:.4g} {unit}'
+  return f'{number:,.0f}'
 
 
 def rounds(number: int) -> str:

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Callable, Iterator
 
@@ -79,7 +80,7 @@ def methods(
   )
   embedding = config.network.embedding_share
   one_way = values / 2
-  stream = _Streams(config, step_s)
+  streaming = functools.partial(_streaming, config, step_s)
   own = codec.up if codec.up == codec.down else f'{codec.up}/{codec.down}'
   return (
     Method(
@@ -96,49 +97,44 @@ def methods(
       traffic.Bursts(bf16, step_s, buckets, every),
       step_s,
     ),
-    stream.method('streaming DiLoCo bf16', False, bf16, 0.0),
-    stream.method(
-      'streaming DiLoCo 4-bit', False, _gbit(values, FOUR_BITS_BYTES), 0.0
-    ),
-    stream.method(
+    streaming('streaming DiLoCo bf16', False, bf16),
+    streaming('streaming DiLoCo 4-bit', False, _gbit(values, FOUR_BITS_BYTES)),
+    streaming(
       'Decoupled DiLoCo bf16', True, _gbit(one_way, BF16_BYTES), embedding
     ),
-    stream.method(
+    streaming(
       'Decoupled DiLoCo 4-bit', True, _gbit(one_way, FOUR_BITS_BYTES), embedding
     ),
-    stream.method(
-      f'Decoupled DiLoCo {own}, as here', True, _gbit(one_way, own_bytes), 0.0
+    streaming(
+      f'Decoupled DiLoCo {own}, as here', True, _gbit(one_way, own_bytes)
     ),
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Streams:
-  """Makes methods that send fragment by fragment."""
+def _streaming(
+  config: SimulationConfig,
+  step_s: float,
+  name: str,
+  decoupled: bool,
+  gbit: float,
+  embedding: float = 0.0,
+) -> Method:
+  """Returns a method that sends a model of `gbit` fragment by fragment.
 
-  config: SimulationConfig
-  step_s: float
-
-  def method(
-    self, name: str, decoupled: bool, gbit: float, embedding: float
-  ) -> Method:
-    """Returns the method for a model of `gbit`.
-
-    `embedding` is the share of an embedding fragment.
-    """
-    protocol = self.config.protocol
-    fragments, every = protocol.fragments, protocol.sync_every_steps
-    sizes = [gbit * share for share in fragment_shares(fragments, embedding)]
-    overlap = protocol.overlap_steps
-    return Method(
-      name,
-      decoupled,
-      traffic.streaming(sizes, self.step_s, every, overlap),
-      traffic.Stream(
-        sizes[0], sizes[-1], fragments, self.step_s, every, overlap
-      ),
-      self.step_s,
-    )
+  Args:
+    embedding: share of an embedding fragment; 0: all are equal.
+  """
+  protocol = config.protocol
+  fragments, every = protocol.fragments, protocol.sync_every_steps
+  sizes = [gbit * share for share in fragment_shares(fragments, embedding)]
+  overlap = protocol.overlap_steps
+  return Method(
+    name,
+    decoupled,
+    traffic.streaming(sizes, step_s, every, overlap),
+    traffic.Stream(sizes[0], sizes[-1], fragments, step_s, every, overlap),
+    step_s,
+  )
 
 
 def _gbit(values: float, nbytes: float) -> float:

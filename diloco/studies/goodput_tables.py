@@ -39,7 +39,13 @@ def goodput_table(grid: Grid) -> Table:
   rows = []
   for system, learners in grid.rows:
     rows.append(_simulated(grid, system, learners, 'goodput'))
-    rows += _if_any(grid, system, learners, 'closed form', _closed_goodput)
+    rows += _if_any(
+      grid,
+      system,
+      learners,
+      'closed form',
+      lambda c: _percent(c.closed_goodput),
+    )
     rows += _if_any(
       grid,
       system,
@@ -61,7 +67,9 @@ def uptime_table(grid: Grid) -> Table:
   rows = []
   for system, learners in grid.rows:
     rows.append(_simulated(grid, system, learners, 'uptime'))
-    rows += _if_any(grid, system, learners, 'closed form', _closed_uptime)
+    rows += _if_any(
+      grid, system, learners, 'closed form', lambda c: _percent(c.closed_uptime)
+    )
   return Table(
     name='uptime',
     title='Uptime, %',
@@ -202,14 +210,6 @@ def _of_size(grid: Grid, size: float, learners: int) -> GoodputCell | None:
   is_program = learners == 1 and (ELASTIC, 1) in grid.rows
   system = ELASTIC if is_program else DECOUPLED
   return grid.cells.get((system, learners, round(size * learners)))
-
-
-def _closed_goodput(cell: GoodputCell) -> float | None:
-  return _percent(cell.closed_goodput)
-
-
-def _closed_uptime(cell: GoodputCell) -> float | None:
-  return _percent(cell.closed_uptime)
 
 
 def _percent(share: float | None) -> float | None:

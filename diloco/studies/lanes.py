@@ -38,16 +38,14 @@ def timeline(
       TimelineSpan(m, begin, end, 'step') for m, begin, end in tally.steps_spans
     ),
   ]
-  lanes = lanes_of([(due, merged) for _, due, _, merged in tally.round_spans])
-  for lane, round_span in zip(lanes, tally.round_spans):
-    number, due_s, quorum_s, merged_s = round_span
-    place, label = len(learners) + lane, f'round {number}'
-    spans.append(TimelineSpan(place, due_s, quorum_s, 'round', label))
-    spans.append(TimelineSpan(place, quorum_s, merged_s, 'grace', label))
+  # A simulated window ends with the merge.
+  rounds = [(*times, times[-1]) for times in tally.round_spans]
+  round_lanes, of_rounds = rounds_of(rounds, len(learners))
+  spans += of_rounds
   return Timeline(
     name,
     title,
-    (*learners, *['rounds'] * (max(lanes, default=0) + 1)),
+    (*learners, *['rounds'] * max(1, round_lanes)),
     tuple(
       sorted(
         parts.within(spans, until_s), key=lambda s: (s.lane, s.begin_s, s.end_s)
@@ -62,13 +60,24 @@ def timeline(
   )
 
 
-def lanes_of(spans: Sequence[tuple[float, float]]) -> list[int]:
-  """Returns for each span the first free lane, of at most ROUNDS_MAX."""
-  free_s, lanes = [0.0] * ROUNDS_MAX, []
-  for begin_s, end_s in spans:
-    lane = next(
-      (i for i, at_s in enumerate(free_s) if at_s <= begin_s), ROUNDS_MAX - 1
-    )
-    free_s[lane] = end_s
-    lanes.append(lane)
-  return lanes
+def rounds_of(
+  rounds: Iterable[tuple[int, float, float, float, float]], first: int
+) -> tuple[int, list[TimelineSpan]]:
+  """Returns the number of lanes of the rounds, and their spans.
+
+  Each round takes the first free lane, of at most ROUNDS_MAX.
+
+  Args:
+    rounds: number, then seconds: due, quorum, end of the window, update.
+    first: the first of their lanes.
+  """
+  free_s, spans = [], []
+  for number, due_s, quorum_s, window_s, update_s in rounds:
+    free = (i for i, at_s in enumerate(free_s) if at_s <= due_s)
+    lane = next(free, min(len(free_s), ROUNDS_MAX - 1))
+    free_s[lane : lane + 1] = [update_s]
+    place, label = first + lane, f'round {number}'
+    spans.append(TimelineSpan(place, due_s, quorum_s, 'round', label))
+    spans.append(TimelineSpan(place, quorum_s, window_s, 'grace', label))
+    spans.append(TimelineSpan(place, window_s, update_s, 'round', label))
+  return len(free_s), spans

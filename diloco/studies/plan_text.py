@@ -2,9 +2,10 @@
 """A plan as text: one screen of 80 columns."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from diloco.sizing.host_memory import F32_BYTES, Memory
+from diloco.sizing import host_memory
+from diloco.sizing.host_memory import F32_BYTES, count, in_bytes
 from diloco.studies.planning import INTERVALS, LATENCIES, RunPlan
 
 OVERLAP_ADVISED = 5  # Streaming DiLoCo: harmless up to 10, advised up to 5.
@@ -29,7 +30,7 @@ def _given(plan: RunPlan) -> Iterator[str]:
   if given.datacentres > 1:
     where = f'{given.datacentres} data centres, a shard of the syncer in each'
   yield (
-    f'{_count(given.params)} parameters; {given.learners} learners, {where};'
+    f'{count(given.params)} parameters; {given.learners} learners, {where};'
   )
   yield (
     f'links of {given.bandwidth_gbps:g} Gbit/s each way and '
@@ -81,7 +82,7 @@ def _why_interval(plan: RunPlan) -> str:
 def _traffic(plan: RunPlan) -> Iterator[str]:
   given, x = plan.situation, plan.exchange
   rate = plan.link_share * given.bandwidth_gbps
-  size = _size(plan.fragment_bytes)
+  size = in_bytes(plan.fragment_bytes)
   yield _row(
     'each step',
     f'a fragment of {size} up, one down; a link busy '
@@ -129,7 +130,7 @@ def _failures(plan: RunPlan) -> Iterator[str]:
   given = plan.situation
   yield _row(
     'failures',
-    f'one each {_time(plan.failures_s)} in {_count(given.chips)} chips; pauses '
+    f'one each {_time(plan.failures_s)} in {count(given.chips)} chips; pauses '
     f'of {given.pause_s:g} s, down and up, take',
   )
   yield _row(
@@ -145,14 +146,9 @@ def _memories(plan: RunPlan) -> Iterator[str]:
     "host memory of a learner, besides the process's own "
     f'(F = N/P, S = {state:g}N)'
   )
-  yield from _memory(plan.learner_memory)
+  yield from host_memory.lines(plan.learner_memory)
   yield 'of the syncer'
-  yield from _memory(plan.syncer_memory)
-
-
-def _memory(items: Sequence[Memory]) -> Iterator[str]:
-  for item in items:
-    yield f'  {item.what:37}{item.formula:20}{_size(item.nbytes):>9}'
+  yield from host_memory.lines(plan.syncer_memory)
 
 
 def _row(name: str, text: str) -> str:
@@ -161,21 +157,6 @@ def _row(name: str, text: str) -> str:
 
 def _time(seconds: float) -> str:
   return f'{seconds:.0f} s' if seconds >= 100 else f'{seconds:.2g} s'
-
-
-def _size(nbytes: float) -> str:
-  for unit, scale in (('TB', 1e12), ('GB', 1e9), ('MB', 1e6), ('kB', 1e3)):
-    if nbytes >= scale:
-      digits = 0 if nbytes >= 100 * scale else 1
-      return f'{nbytes / scale:.{digits}f} {unit}'
-  return f'{nbytes:.0f} B'
-
-
-def _count(number: float) -> str:
-  for unit, scale in ((' T', 1e12), (' B', 1e9), (' M', 1e6)):
-    if number >= scale:
-      return f'{number / scale:.4g}{unit}'
-  return f'{number:,.0f}'
 
 
 def _percent(share: float) -> str:

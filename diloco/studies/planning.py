@@ -82,9 +82,7 @@ class Situation(Section):
         f'datacentres={self.datacentres}: at most one for each of '
         f'learners={self.learners}'
       )
-    for key in ('pause_s', 'latency_s'):
-      if not 0 <= getattr(self, key) < math.inf:
-        yield f'{key}={getattr(self, key)}: must be finite, at least 0'
+    yield from self._finite('pause_s', 'latency_s')
     if not THETA_BYTES <= self.state_bytes_per_param < math.inf:
       yield (
         f'state_bytes_per_param={self.state_bytes_per_param}: must be finite, '

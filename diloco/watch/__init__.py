@@ -3,10 +3,9 @@
 
 Start with `followed_run`: what is known of the run, read as its files grow.
 
-  __main__       flags to a page that is served or written
-  followed_run   reads a run's folder, each line once
-  thinned_curve  values over time, in bounded memory
-  live_page      the page: `live_page.html` with the run's state in it
-  watch_server   serves page and state over HTTP
-  prometheus     the state as metrics for Prometheus
+  __main__      flags to a page that is served or written
+  followed_run  reads a run's folder, each line once
+  live_page     the page: `live_page.html` with the run's state in it
+  watch_server  serves page and state over HTTP
+  prometheus    the state as metrics for Prometheus
 """

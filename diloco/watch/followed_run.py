@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follows a run's folder while it is written: each line is read once.
 
-What is kept is bounded: curves are thinned (see `thinned_curve`), and of rounds
+What is kept is bounded: curves are thinned (see `ThinnedCurve`), and of rounds
 and events the last ones are kept. The folder is only read, so that the run does
 not notice; a run that is over is read in the same way.
 """
@@ -21,8 +21,8 @@ from diloco.metrics.jsonl import Tail
 from diloco.metrics.recorded_run import SYNCER, NoReport, RecordedRound
 from diloco.metrics.status import RunStatus, RunSummary
 from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
-from diloco.watch.thinned_curve import ThinnedCurve
 
+POINTS_MAX = 400  # Of a curve.
 ROUNDS_MAX = 1000  # That the timeline shows.
 HAPPENINGS_MAX = 60
 SILENT_S = 15.0  # The syncer writes its status about once a second.
@@ -34,6 +34,44 @@ RUNNING = 'running'
 SILENT = 'silent'
 STOPPED = 'stopped'
 FINISHED = 'finished'
+
+
+class ThinnedCurve:
+  """Points of a curve, thinned as it grows.
+
+  Each point is the mean of equally many values. When there are too many points,
+  pairs of them are merged.
+
+  Args:
+    each: values of a point at first.
+    points_max: more than so many are merged to half as many; even.
+  """
+
+  def __init__(self, each: int = 1, points_max: int = POINTS_MAX):
+    self._each = each
+    self._points_max = points_max
+    self._points: list[tuple[float, ...]] = []
+    self._open: list[tuple[float, ...]] = []  # Fewer than `each`.
+
+  def add(self, *point: float) -> None:
+    """Adds a value: its time, and what was measured then."""
+    self._open.append(point)
+    if len(self._open) < self._each:
+      return
+    self._points.append(_mean(self._open))
+    self._open = []
+    if len(self._points) >= self._points_max:
+      pairs = zip(self._points[::2], self._points[1::2])
+      self._points = [_mean(pair) for pair in pairs]
+      self._each *= 2
+
+  def points(self) -> list[tuple[float, ...]]:
+    """Returns all points; the last may be the mean of fewer values."""
+    return [*self._points, _mean(self._open)] if self._open else self._points
+
+
+def _mean(points) -> tuple[float, ...]:
+  return tuple(sum(values) / len(points) for values in zip(*points))
 
 
 @dataclasses.dataclass
@@ -252,8 +290,7 @@ class FollowedRun:
     if name not in self._learners:
       return life.started_s
     begins_s = (begin_s for begin_s, _ in self._learners[name].spans)
-    inside = (s for s in begins_s if life.started_s <= s < life.ended_s)
-    return next(inside, None)
+    return run_reader.first_within(begins_s, life)
 
   def _processes(self, lives: Mapping) -> Iterator[dict]:
     known = {
@@ -308,17 +345,8 @@ def _process_state(lives: Sequence, told) -> str:
 
 def _round(each: RecordedRound) -> tuple:
   """(number, step, due, quorum, window's end, published, shares)."""
-  end_s = max(each.at_s - each.sync_s, 0.0)
-  quorum_s = end_s - (each.grace_s or 0.0)
-  return (
-    each.number,
-    each.step,
-    quorum_s - (each.quorum_s or 0.0),
-    quorum_s,
-    end_s,
-    each.at_s,
-    [(share.learner, share.age_s) for share in each.shares],
-  )
+  ages = [(share.learner, share.age_s) for share in each.shares]
+  return each.number, each.step, *each.times_s, each.at_s, ages
 
 
 def _has(record: Mapping, keys: Sequence[str]) -> bool:

@@ -44,26 +44,19 @@ FUSE_PODS = 'gke-gcsfuse/volumes'
 
 @dataclasses.dataclass(frozen=True)
 class GkeOptions:
-  """The volumes and queue that a run uses, and how long its objects stay.
+  """The volumes and queue that a run uses, and how long its objects stay."""
 
-  Attributes:
-    storage_gib: of the volume of the syncer, which holds the workdir.
-    storage_class: of that volume; empty: the cluster's default.
-    shared_claim: a claim for many writers that all roles use as workdir, in
-      place of a volume for the syncer and a passing one for each learner.
-    data_claim: a claim that all roles read at DATA_FOLDER; empty: none.
-    data_bucket: a bucket of Cloud Storage in its place.
-    queue: the local queue of Kueue that admits the roles; empty: none.
-    ttl_s: after it a role that has ended is deleted; 0: never.
-  """
-
-  storage_gib: int = 50
-  storage_class: str = ''
+  storage_gib: int = 50  # Of the volume of the syncer, which holds the workdir.
+  storage_class: str = ''  # Of that volume; empty: the cluster's default.
+  # A claim for many writers that all roles use as workdir, in place of a
+  # volume for the syncer and a passing one for each learner.
   shared_claim: str = ''
+  # A claim that all roles read at DATA_FOLDER; empty: none.
   data_claim: str = ''
-  data_bucket: str = ''
+  data_bucket: str = ''  # A bucket of Cloud Storage in its place.
+  # The local queue of Kueue that admits the roles; empty: none.
   queue: str = ''
-  ttl_s: int = 0
+  ttl_s: int = 0  # After it a role that has ended is deleted; 0: never.
 
   def __post_init__(self):
     if self.ttl_s < 0:

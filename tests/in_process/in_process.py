@@ -15,8 +15,9 @@ from diloco.learner.device import Device
 from diloco.learner.restore import Outputs
 from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_loop import TrainLoop
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir, learner_name
-from diloco.metrics.writer import JsonlWriter, read_jsonl
+from diloco.metrics.writer import JsonlWriter
 from diloco.protocol import timeouts
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.learner import events as learner_events

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import learner_name
-from diloco.metrics.writer import read_jsonl
 from diloco.protocol import messages
 from diloco.protocol.syncer import events as syncer_events
 from diloco.transport.faulty import Faults

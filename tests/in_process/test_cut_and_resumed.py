@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from diloco.checkpoint.arrays import BrokenRecord
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
-from diloco.metrics.writer import read_jsonl
 from diloco.protocol import messages
 from diloco.protocol.syncer import events as syncer_events
 from diloco.syncer.server import SyncerServer

@@ -4,9 +4,9 @@
 import pytest
 
 from diloco.metrics import names
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.status import read_summary
 from diloco.metrics.workdir import SYNCER
-from diloco.metrics.writer import read_jsonl
 from diloco.transport.faulty import Faults
 from tests.in_process.in_process import LEARNERS, Run
 

@@ -10,8 +10,8 @@ from diloco.config import run_config
 from diloco.config.sections import ConfigError
 from diloco.lab.outputs import Bar, Point, Recording
 from diloco.metrics import names
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
-from diloco.metrics.writer import read_jsonl
 from experiments import common
 
 

@@ -12,8 +12,9 @@ import sys
 import time
 
 from diloco.metrics import names, status
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir, learner_name
-from diloco.metrics.writer import JsonlWriter, read_jsonl
+from diloco.metrics.writer import JsonlWriter
 
 LEARNERS = 3
 STEP_S = 0.02

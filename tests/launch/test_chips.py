@@ -13,8 +13,8 @@ import pytest
 
 from diloco.config.hardware import V5E, V6E
 from diloco.config.sections import ConfigError
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
-from diloco.metrics.writer import read_jsonl
 from launch.chips.deal import chips_of, dealt, to_be_dealt
 from launch.chips.found import CUDA, ROCM, TPU, LocalDevices, local_devices
 from launch.program import Processes, program

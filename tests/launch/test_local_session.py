@@ -14,8 +14,8 @@ import pytest
 
 from diloco.config import run_config
 from diloco.config.sections import ConfigError
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
-from diloco.metrics.writer import read_jsonl
 from experiments import tests_tiny
 from launch import plot
 from launch.backends.newcomers import Request, ask

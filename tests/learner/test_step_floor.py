@@ -4,7 +4,7 @@
 import pytest
 
 from diloco.metrics import names
-from diloco.metrics.writer import read_jsonl
+from diloco.metrics.jsonl import read_jsonl
 from diloco.transport.faulty import Faults
 from tests.in_process.in_process import Run
 

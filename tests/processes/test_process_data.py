@@ -13,7 +13,7 @@ import pytest
 
 from diloco.data import records_folder
 from diloco.data.tokenizers import make_tokenizer
-from diloco.metrics.writer import read_jsonl
+from diloco.metrics.jsonl import read_jsonl
 from diloco.protocol.incarnation import process_of
 from tests.data import made_files
 from tests.processes.processes import START_S, Processes

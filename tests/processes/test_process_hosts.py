@@ -14,7 +14,7 @@ import pytest
 
 from diloco.checkpoint.parameters import read_parameters
 from diloco.metrics import names
-from diloco.metrics.writer import read_jsonl
+from diloco.metrics.jsonl import read_jsonl
 from tests.learner.groups import Group
 from tests.processes.processes import ENDLESS, START_S, Processes
 

@@ -7,9 +7,9 @@ clocks, must come to the same Θ by its own machines.
 
 import pytest
 
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.status import read_evaluation, read_summary
 from diloco.metrics.workdir import EVALUATOR
-from diloco.metrics.writer import read_jsonl
 from tests.processes.processes import EXIT_CONFIG, START_S, Processes
 
 pytestmark = pytest.mark.beside

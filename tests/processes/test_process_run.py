@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from diloco.metrics import run_reader
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.status import read_evaluation, read_status, read_summary
-from diloco.metrics.writer import read_jsonl
 from diloco.prediction import history
 from tests.processes.processes import SLOW, START_S, Processes
 from tests.transport import credentials

@@ -7,8 +7,8 @@ import pathlib
 import shutil
 from collections.abc import Callable, Mapping
 
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
-from diloco.metrics.writer import read_jsonl
 from diloco.run import tape_events
 
 MACHINE = tape_events.Machine('0', 'cpu', 'cpu', 1, 1, 2, 2, '')

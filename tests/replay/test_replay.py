@@ -6,8 +6,8 @@ import pytest
 
 from diloco.checkpoint.parameters import read_parameters
 from diloco.lab.follow import LabReplayBackend
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
-from diloco.metrics.writer import read_jsonl
 from diloco.protocol.incarnation import incarnation_of, process_of
 from diloco.replay.replay import Replay, Replayed
 from diloco.replay.replay_backends import DeviceReplayBackend

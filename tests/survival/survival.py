@@ -8,8 +8,8 @@ import signal
 import numpy as np
 
 from diloco.checkpoint import store as checkpoint_store
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import learner_name
-from diloco.metrics.writer import read_jsonl
 from tests.processes.processes import START_S, Processes, Running
 
 SAVE_STEPS = 20

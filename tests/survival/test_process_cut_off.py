@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from diloco.checkpoint.store import newest_after
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir, learner_name
-from diloco.metrics.writer import read_jsonl
 from tests.processes.processes import SLOW, START_S, Processes
 
 pytestmark = pytest.mark.beside

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from diloco.metrics import token_ledger, token_tapes
-from diloco.metrics.writer import read_jsonl
+from diloco.metrics.jsonl import read_jsonl
 from diloco.protocol.incarnation import process_of
 from tests.processes.processes import ENDLESS, START_S, Processes
 from tests.survival import survival

@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from diloco.metrics.writer import read_jsonl
+from diloco.metrics.jsonl import read_jsonl
 from tests.processes.processes import ENDLESS, SLOW, START_S, Processes
 
 pytestmark = pytest.mark.beside

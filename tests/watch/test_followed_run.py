@@ -10,8 +10,7 @@ from diloco.metrics import jsonl, names, status
 from diloco.metrics.recorded_run import NoReport
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from diloco.watch import followed_run
-from diloco.watch.followed_run import FollowedRun
-from diloco.watch.thinned_curve import ThinnedCurve
+from diloco.watch.followed_run import FollowedRun, ThinnedCurve
 from tests.prediction import recorded
 
 UNTIL_S = 20.0
