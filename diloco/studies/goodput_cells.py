@@ -4,7 +4,7 @@
 import dataclasses
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from diloco.config.simulation import SimulationConfig
 from diloco.fleets import closed_forms, fleet, speeds, synchronous
@@ -222,38 +222,22 @@ def _counted(outcome: fleet.FleetResult) -> GoodputRun:
     participation=statistics.fmean(participations),
     participation_least=min(participations),
     staleness=staleness / merged if merged else None,
-    learner_out_gbps=_gbps(outcome, 'out', statistics.fmean),
-    learner_in_gbps=_gbps(outcome, 'in', statistics.fmean),
-    syncer_in_peak_gbps=_peak_gbps(outcome, 'in'),
-    syncer_out_peak_gbps=_peak_gbps(outcome, 'out'),
+    learner_out_gbps=statistics.fmean(_gbps(outcome, 'out', False, 'mean_bps')),
+    learner_in_gbps=statistics.fmean(_gbps(outcome, 'in', False, 'mean_bps')),
+    syncer_in_peak_gbps=max(_gbps(outcome, 'in', True, 'peak_bps')),
+    syncer_out_peak_gbps=max(_gbps(outcome, 'out', True, 'peak_bps')),
   )
 
 
 def _gbps(
-  outcome: fleet.FleetResult,
-  direction: str,
-  over: Callable[[list[float]], float],
-) -> float:
-  return over(
-    [
-      use.mean_bps / 1e9
-      for use in outcome.links
-      if use.direction == direction and use.process != SYNCER
-    ]
-    or [0.0]
-  )
-
-
-def _peak_gbps(outcome: fleet.FleetResult, direction: str) -> float:
-  """Returns the peak rate of the syncer's link."""
-  return max(
-    (
-      use.peak_bps / 1e9
-      for use in outcome.links
-      if use.direction == direction and use.process == SYNCER
-    ),
-    default=0.0,
-  )
+  outcome: fleet.FleetResult, direction: str, of_syncer: bool, rate: str
+) -> list[float]:
+  """Returns a rate of links that were used, by a field such as 'mean_bps'."""
+  return [
+    getattr(use, rate) / 1e9
+    for use in outcome.links
+    if use.direction == direction and (use.process == SYNCER) == of_syncer
+  ] or [0.0]
 
 
 def _closed(

@@ -131,12 +131,12 @@ def _failures(plan: RunPlan) -> Iterator[str]:
   yield _row(
     'failures',
     f'one each {_time(plan.failures_s)} in {count(given.chips)} chips; pauses '
-    f'of {given.pause_s:g} s, down and up, take',
+    f'of {given.pause_s:g} s, down and up,',
   )
   yield _row(
     '',
-    f"{_percent(1 - plan.goodput)} of a learner's time; somebody steps "
-    f'{100 * plan.uptime:.2f} % of the time',
+    f"take {_percent(1 - plan.goodput)} of a learner's time; somebody steps "
+    f'{100 * plan.uptime:.4g} % of the time',
   )
 
 

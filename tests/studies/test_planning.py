@@ -148,6 +148,7 @@ def test_failures_by_hand():
   [
     {},
     {'chips': 2_400_000, 'datacentres': 4},
+    {'chips': 1000},
     {'params': 5e12, 'bandwidth_gbps': 0.1, 'chips': 10**7},
     {'params': 1.0, 'latency_s': 0.0},
     {'learners': 1000, 'step_s': 0.001, 'latency_s': 5.0, 'chips': 10**6},
