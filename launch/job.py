@@ -42,14 +42,13 @@ COORDINATOR_PORT = 8476  # Of a learner's first host; also JAX's own choice.
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-  """The machines of one learner; the last four are empty for CPU and GPU."""
+  """The machines of one learner; the last three are empty for CPU and GPU."""
 
   name: str
   hosts: int
   chips_per_host: int
   topology: str = ''  # As GKE writes it.
   gke_label: str = ''  # Of the node pool.
-  machine_type: str = ''  # Of a host.
   runtime_version: str = ''  # Of a TPU VM.
 
   @property
@@ -57,19 +56,17 @@ class Accelerator:
     return bool(self.topology)
 
 
-# GKE label, machine type before the chips per host, runtime version.
+# GKE label, runtime version.
 _FAMILIES = {
-  V5E: ('tpu-v5-lite-podslice', 'ct5lp-hightpu', 'v2-alpha-tpuv5-lite'),
-  V5P: ('tpu-v5p-slice', 'ct5p-hightpu', 'v2-alpha-tpuv5'),
-  V6E: ('tpu-v6e-slice', 'ct6e-standard', 'v2-alpha-tpuv6e'),
+  V5E: ('tpu-v5-lite-podslice', 'v2-alpha-tpuv5-lite'),
+  V5P: ('tpu-v5p-slice', 'v2-alpha-tpuv5'),
+  V6E: ('tpu-v6e-slice', 'v2-alpha-tpuv6e'),
 }
 
 
 def _tpu(of: Topology) -> Accelerator:
-  label, machine, runtime = _FAMILIES[of.chip]
-  machine_type = f'{machine}-{of.chips_per_host}t'
   sizes = of.hosts, of.chips_per_host, of.shape
-  return Accelerator(of.name, *sizes, label, machine_type, runtime)
+  return Accelerator(of.name, *sizes, *_FAMILIES[of.chip])
 
 
 TPUS = {name: _tpu(each) for name, each in TOPOLOGIES.items()}
