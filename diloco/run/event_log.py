@@ -48,7 +48,9 @@ def closing_line(
   effect: syncer_events.Publish, crc: int
 ) -> tape_events.Publish:
   """Returns the tape line of a close; `crc` is the CRC of the resulting Θ_p."""
-  return tape_events.Publish(**vars(effect), crc=crc)
+  # Its fields alone: the instance also caches what was derived from them.
+  said = {x.name: getattr(effect, x.name) for x in dataclasses.fields(effect)}
+  return tape_events.Publish(**said, crc=crc)
 
 
 class SyncerEventLog:
