@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from diloco.config.run_config import RunConfig
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir, learner_name
+from launch.chaos import faults
 from launch.chaos import stage as chaos_stage
 from launch.chaos.fault_plan import PlannedFault
 from launch.chaos.faults import KINDS
@@ -216,8 +217,8 @@ class ChaosRun:
     self, run: LiveRun, plan: Sequence[PlannedFault], since_s: float
   ) -> bool:
     """Returns True if all learners but those that left have been merged."""
-    left = {fault.target for fault in plan if fault.kind == 'leave'}
-    new = {fault.target for fault in plan if fault.kind == 'join'}
+    left = {fault.target for fault in plan if faults.removes(fault.kind)}
+    new = {fault.target for fault in plan if faults.adds(fault.kind)}
     names = {*map(learner_name, run.learners), *new} - left
     ids = [int(name.rpartition('-')[2]) for name in names]
     return all(run.merges(since_s, m) for m in ids)
@@ -298,7 +299,7 @@ class _Performance:
     heapq.heappush(self._due, (at_s, next(self._order), what, fault))
 
   def _begin(self, fault: PlannedFault, now_s: float) -> None:
-    if fault.kind != 'join' and not self._stage.is_there(fault.target):
+    if not faults.adds(fault.kind) and not self._stage.is_there(fault.target):
       if now_s < fault.at_s + LATE_S:
         self._at(now_s + AGAIN_S, 'begin', fault)
       else:

@@ -98,6 +98,7 @@ class Kind:
     begin: performs it.
     end: ends it, after its time.
     counters: fields of `relay.WayCounts` of which one must have moved.
+    is_outage: True if its target's process ends.
   """
 
   what: str
@@ -105,6 +106,7 @@ class Kind:
   begin: Act
   end: Act = _nothing
   counters: tuple[str, ...] = ()
+  is_outage: bool = False
 
 
 KINDS = {
@@ -112,11 +114,13 @@ KINDS = {
     'kill -9 of a learner, the syncer or a shard',
     Shape((LEARNER, SERVER)),
     lambda stage, fault: stage.kill(fault.target),
+    is_outage=True,
   ),
   'kill_host': Kind(
     'kill -9 of one process of a learner of several hosts',
     Shape((HOST,)),
     lambda stage, fault: stage.kill(fault.target),
+    is_outage=True,
   ),
   'pause': Kind(
     'SIGSTOP, and SIGCONT later',
@@ -128,6 +132,7 @@ KINDS = {
     'SIGTERM with notice',
     Shape((LEARNER,)),
     lambda stage, fault: stage.preempt(fault.target),
+    is_outage=True,
   ),
   'cut': Kind(
     'a link that carries nothing',
@@ -179,6 +184,7 @@ KINDS = {
     'a learner that leaves for good',
     Shape((MEMBER,)),
     lambda stage, fault: stage.dismiss(fault.target),
+    is_outage=True,
   ),
   'disk': Kind(
     'a disk that takes nothing more, of the syncer or a learner',
@@ -190,6 +196,7 @@ KINDS = {
     'the clock of a learner, by which its next process is numbered, jumps',
     Shape((LEARNER,)),
     _jump,
+    is_outage=True,
   ),
 }
 
@@ -199,6 +206,16 @@ def jump_s(fault: PlannedFault) -> float:
   return CLOCK_JUMP_S if fault.number % 2 == 0 else -CLOCK_JUMP_S
 
 
+def adds(kind: str) -> bool:
+  """Returns True if its target is a learner that was not there before."""
+  return NEWCOMER in KINDS[kind].shape.befalls
+
+
+def removes(kind: str) -> bool:
+  """Returns True if its target does not come back."""
+  return MEMBER in KINDS[kind].shape.befalls
+
+
 def outage(kind: str) -> bool:
   """Returns True if its target's process ends."""
-  return kind in ('kill', 'kill_host', 'preempt', 'leave', 'clock')
+  return KINDS[kind].is_outage

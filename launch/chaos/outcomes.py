@@ -161,7 +161,7 @@ def _back(
   Args:
     later: the rounds that closed since the fault's end.
   """
-  if fault.kind == 'leave':
+  if faults.removes(fault.kind):
     return None
   since_s: float | None = ended_s
   if fault.learner is not None and faults.outage(fault.kind):
@@ -310,7 +310,7 @@ def simulated_figures(
   for fault in record.plan:
     if fault.learner is not None:
       at_s = begin_s + fault.at_s
-      forever = float('inf') if fault.kind == 'leave' else 0.0
+      forever = float('inf') if faults.removes(fault.kind) else 0.0
       end_s = at_s + fault.hold_s + RECOVERY_S + forever
       hit[fault.learner].append((at_s, end_s))
   return Figures(

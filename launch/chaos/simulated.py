@@ -286,7 +286,7 @@ def simulate(
   begin_s, until_s = times_s
   watch = _Watch(until_s)
   slow: set[int] = set()
-  ids = config.learners + sum(fault.kind == 'join' for fault in plan)
+  ids = config.learners + sum(faults.adds(fault.kind) for fault in plan)
   step_s = [
     speed.step_s[m] if m < len(speed.step_s) else max(speed.step_s)
     for m in range(ids)
@@ -347,7 +347,7 @@ def _schedule(
   kind, due_s = KINDS[fault.kind], begin_s + fault.at_s
 
   def begin():
-    if fault.kind != 'join' and not stage.is_there(fault.target):
+    if not faults.adds(fault.kind) and not stage.is_there(fault.target):
       if cluster.sim.now < due_s + LATE_S:
         cluster.sim.after(AGAIN_S, begin)
       return

@@ -25,9 +25,16 @@ from launch.netbench.stages import (
 
 SETTLE_PERIODS = 2  # Of H steps, before a window.
 SLOWER = (2.0, 5.0)  # The slow learners' steps.
-# As in `diloco.config.simulation`: a quorum, and what it has.
-MERGING = ('K=M', 'K=1', 'K=1 grace', 'K=1 latest', 'K=1 grace latest')
 GRACE_CAP_STEPS = 2.0
+# As in `diloco.config.simulation`: K (0: M), the longest grace window in steps,
+# and what is admitted.
+MERGING = {
+  'K=M': (0, 0.0, 'fresh'),
+  'K=1': (1, 0.0, 'fresh'),
+  'K=1 grace': (1, GRACE_CAP_STEPS, 'fresh'),
+  'K=1 latest': (1, 0.0, 'latest'),
+  'K=1 grace latest': (1, GRACE_CAP_STEPS, 'latest'),
+}
 WHOLE = 'whole visit'
 
 
@@ -122,11 +129,11 @@ def unequal(
   groups = {'fast': tuple(range(fast))}
   groups |= {f'{x:g} times': (fast + i,) for i, x in enumerate(SLOWER)}
   for name, merging in itertools.product(systems, MERGING):
-    quorum, *has = merging.split()
+    quorum, grace_cap_steps, admission = MERGING[merging]
     keys = {
-      'protocol.quorum': 0 if quorum == 'K=M' else 1,
-      'protocol.grace_cap_steps': GRACE_CAP_STEPS if 'grace' in has else 0.0,
-      'protocol.admission': 'latest' if 'latest' in has else 'fresh',
+      'protocol.quorum': quorum,
+      'protocol.grace_cap_steps': grace_cap_steps,
+      'protocol.admission': admission,
     }
     system = SYSTEMS[name]
     yield StudiedRun(

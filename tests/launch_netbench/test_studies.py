@@ -43,7 +43,7 @@ def test_slow_learners_are_predicted_to_count_by_latest_alone():
 
 
 def test_a_slow_learner_among_processes():
-  run = runs('unequal')[MERGING.index('K=1 latest')]
+  run = runs('unequal')[list(MERGING).index('K=1 latest')]
   fast, _, slow = studies.measure(run, Loopback(), SECONDS, [])
   assert fast.predicted.pace == pytest.approx(1.0, abs=0.1)
   assert fast.measured.pace > 0.7

@@ -25,6 +25,22 @@ class Choice:
   also: tuple[str, str, str] | None = None
 
 
+ENDS = """
+from diloco.simulator.cluster import Cluster
+from diloco.simulator.timing import Timing
+config = built(protocol__{}, protocol__total_steps=96)
+cluster = Cluster(config.protocol, Timing(dict.fromkeys((0, 1), 1.0)), seed=0)
+[cluster.start(learner) for learner in (0, 1)]
+cluster.run(2000.0)
+assert cluster.ended is not None
+"""
+GOODPUT = """
+from diloco.config import simulation
+from diloco.studies import goodput
+from experiments import simulated
+config = simulated.base('goodput')
+config.study.update(chips=(150_000,), learners=(2,), learner_hours=0.1, seeds=1)
+"""
 CHOICES = {
   'merge rule': Choice(
     'diloco/numerics/merge.py',
@@ -130,32 +146,14 @@ assert 'diloco_seconds{run="run"} 7.0' in prometheus.text(told)
 def step_weight(c_tokens, c_steps):
   return float(c_steps)
 """,
-    """
-from diloco.simulator.cluster import Cluster
-from diloco.simulator.timing import Timing
-config = built(protocol__weighting='steps', protocol__total_steps=96)
-cluster = Cluster(config.protocol, Timing({0: 1.0, 1: 1.0}), seed=0)
-for learner in (0, 1):
-  cluster.start(learner)
-cluster.run(2000.0)
-assert cluster.ended is not None
-""",
+    ENDS.format("weighting='steps'"),
   ),
   'admission': Choice(
     'diloco/protocol/config.py',
     'ADMISSIONS',
     "'strict': Admission(True),",
     '',
-    """
-from diloco.simulator.cluster import Cluster
-from diloco.simulator.timing import Timing
-config = built(protocol__admission='strict', protocol__total_steps=96)
-cluster = Cluster(config.protocol, Timing({0: 1.0, 1: 1.0}), seed=0)
-for learner in (0, 1):
-  cluster.start(learner)
-cluster.run(2000.0)
-assert cluster.ended is not None
-""",
+    ENDS.format("admission='strict'"),
   ),
   'inner optimizer': Choice(
     'diloco/numerics/optimizers.py',
@@ -410,18 +408,29 @@ def _swapped(interruptions, pause_s, until_s):
   spared = [dataclasses.replace(i, repair_s=0.0) for i in interruptions]
   return failures.elastic(spared, pause_s, until_s)
 """,
-    """
-from diloco.config import simulation
-from diloco.studies import goodput
-from experiments import simulated
-config = simulated.base('goodput')
+    GOODPUT
+    + """
 config.failures.recovery = 'spare'
-config.study.update(
-  systems=('synchronous DiLoCo',), chips=(150_000,), learners=(2,),
-  learner_hours=0.1, seeds=1
-)
+config.study.systems = ('synchronous DiLoCo',)
 page = goodput.report(simulation.build(config), lambda line: None)
 assert 'A spare slice comes.' in str(page), page
+""",
+  ),
+  'kind of fault of a chaos run': Choice(
+    'launch/chaos/faults.py',
+    'KINDS',
+    "'twice': Kind('two of them', Shape((LEARNER,)), _twice, is_outage=True),",
+    """
+def _twice(stage, fault):
+  stage.pause(fault.target)
+  stage.kill(fault.target)
+""",
+    """
+from launch.chaos import fault_plan, faults
+cast = fault_plan.Cast(learners=2, ids_max=2, servers=('syncer',), hosts=(1, 1))
+shapes = {'twice': faults.KINDS['twice'].shape}
+(plan, *_) = fault_plan.draw(0, 600.0, 60.0, shapes, cast)
+assert plan.kind == 'twice' and faults.outage(plan.kind)
 """,
   ),
   'system of a fleet': Choice(
@@ -429,15 +438,9 @@ assert 'A spare slice comes.' in str(page), page
     'SYSTEMS',
     "'patient DiLoCo': FleetSystem('wait'),",
     '',
-    """
-from diloco.config import simulation
-from diloco.studies import goodput
-from experiments import simulated
-config = simulated.base('goodput')
-config.study.update(
-  systems=('patient DiLoCo',), chips=(150_000,), learners=(2,),
-  learner_hours=0.1, seeds=1
-)
+    GOODPUT
+    + """
+config.study.systems = ('patient DiLoCo',)
 cells = goodput.simulate(simulation.build(config), lambda line: None)
 (cell,) = cells.values()
 assert cell.system == 'patient DiLoCo' and cell.learners == 2

@@ -78,6 +78,13 @@ OTHER_WORDS = (
   ('diloco/studies/heterogeneous.py', 'latest'),
 )
 
+FAULTS = 'kind of fault of a chaos run'
+
+
+def _names(choice: Choice) -> set[str]:
+  module = choice.file.removesuffix('.py').replace('/', '.')
+  return set(getattr(importlib.import_module(module), choice.registry))
+
 
 def _compared(text: str, names: set[str]) -> set[str]:
   """The names with which a program compares something, or matches it."""
@@ -100,9 +107,9 @@ def _compared(text: str, names: set[str]) -> set[str]:
 def test_nothing_is_compared_with_the_name_of_a_choice():
   """An attribute of their entries says what differs between choices."""
   names = set()
-  for choice in CHOICES.values():
-    module = choice.file.removesuffix('.py').replace('/', '.')
-    names |= getattr(importlib.import_module(module), choice.registry).keys()
+  for kind, choice in CHOICES.items():
+    if kind != FAULTS:  # Common words: `kill` is also what a plan can do.
+      names |= _names(choice)
   found = {
     (file.relative_to(ROOT).as_posix(), name)
     for top in ('diloco', 'launch')
@@ -110,6 +117,11 @@ def test_nothing_is_compared_with_the_name_of_a_choice():
     for name in _compared(file.read_text(), names)
   }
   assert sorted(found) == sorted(OTHER_WORDS)
+
+
+def test_a_chaos_run_compares_with_no_kind_of_fault():
+  for file in (ROOT / 'launch/chaos').rglob('*.py'):
+    assert not _compared(file.read_text(), _names(CHOICES[FAULTS])), file
 
 
 @pytest.mark.parametrize(
