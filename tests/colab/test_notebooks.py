@@ -5,8 +5,11 @@ The settings are in the one cell with the tag `parameters`, as lines of the form
 `NAME = value`; `SMALL` replaces values by name.
 """
 
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -68,10 +71,23 @@ def test_every_notebook_has_small_settings():
   assert sorted(SMALL) == NAMES
 
 
+@pytest.fixture(scope='module', name='fonts')
+def fixture_fonts(tmp_path_factory):
+  """A folder with Matplotlib's cache of fonts, whose making it announces."""
+  folder = tmp_path_factory.mktemp('fonts')
+  subprocess.run(
+    [sys.executable, '-c', 'import matplotlib.font_manager'],
+    env={**os.environ, 'MPLCONFIGDIR': str(folder)},
+    check=True,
+  )
+  return folder
+
+
 @pytest.mark.parametrize('name', NAMES)
-def test_notebook_runs(name, tmp_path, monkeypatch):
+def test_notebook_runs(name, fonts, tmp_path, monkeypatch):
   # Nothing is written into the user's home.
-  for variable in ('IPYTHONDIR', 'JUPYTER_RUNTIME_DIR', 'MPLCONFIGDIR'):
+  monkeypatch.setenv('MPLCONFIGDIR', str(fonts))
+  for variable in ('IPYTHONDIR', 'JUPYTER_RUNTIME_DIR'):
     monkeypatch.setenv(variable, str(tmp_path / variable.lower()))
   notebook = _read(name)
   for setting, value in SMALL[name].items():

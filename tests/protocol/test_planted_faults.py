@@ -286,7 +286,10 @@ def _waits_for_who_is_away(patch):
 
 
 def _goes_on_with_all_or_nobody(patch):
-  patch.setattr(absence, 'holds_up', lambda state: bool(state.away))
+  def hold_up_all(state):
+    return bool(state.away) or any(not x.alone for x in state.lost.values())
+
+  patch.setattr(absence, 'hold_up_all', hold_up_all)
 
 
 def _believes_what_a_shard_has(patch):
