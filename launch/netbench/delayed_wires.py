@@ -62,11 +62,18 @@ class DelayedWires:
       raise OSError(f'delayed wires: {why.strip()[-300:]}')
 
   def delay(self, delay_ms: float) -> int:
-    """Sets the delay of every packet, each way; returns how many were held."""
+    """Sets the delay of every packet, each way; returns how many were held.
+
+    Raises:
+      OSError: the process that carries them has ended.
+    """
     print(delay_ms, file=self._process.stdin, flush=True)
-    return int(self._process.stdout.readline())
+    if held := self._process.stdout.readline():
+      return int(held)
+    raise BrokenPipeError('the process that carries the packets has ended')
 
   def close(self) -> None:
+    """Ends the process; the devices go with it."""
     self._process.kill()
     self._process.communicate()
 

@@ -142,7 +142,10 @@ class ShapedLinks:
     """
     assert self._delays or not delay_ms
     if self._wires is not None:
-      self._wires.delay(delay_ms / 2)
+      try:
+        self._wires.delay(delay_ms / 2)
+      except OSError as error:
+        raise LinksFailed(f'delayed wires: {error}') from None
     for where, device in self._shaped():
       # Drops what waits: a packet larger than a new bucket never leaves it.
       self._command(where, *_REPLACE, device, 'root', 'pfifo')

@@ -7,10 +7,9 @@ its prediction.
 
 import collections
 import dataclasses
-import math
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from diloco.fleets.speeds import Speeds
@@ -31,7 +30,7 @@ from launch.netbench.net_systems import (
   Setting,
   network_of,
 )
-from launch.netbench.process_run import ProcessRun
+from launch.netbench.process_run import ProcessRun, SystemFailed
 
 START_S = 180.0  # For a process to compile and to be let in.
 NOTICE_S = 25.0  # The learner's own default.
@@ -39,6 +38,7 @@ PATIENCE = 4.0  # Steps may take so many times their floor, and
 GRACE_S = 60.0  # so much.
 JITTER = 0.02  # Of simulated steps, as a share: no two processes are in step.
 SEED = 0
+SIMULATED_S = 86_400.0  # After so long a phase is given up.
 FAR = 10**6  # The far site as one process of the simulated network.
 
 
@@ -220,8 +220,12 @@ class MachineStage:
       },
     )
 
-  def _until(self, holds) -> None:
-    self._cluster.sim.run(math.inf, stop=holds)
+  def _until(self, holds: Callable[[], bool]) -> None:
+    """Simulates until `holds()`; raises if it does not come to that."""
+    sim = self._cluster.sim
+    sim.run(sim.now + SIMULATED_S, stop=holds)
+    if not holds():
+      raise SystemFailed(f'simulated: nothing came of it in {SIMULATED_S:g} s')
 
 
 class _Seen(Tally):

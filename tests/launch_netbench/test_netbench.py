@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from launch.netbench import link_tables, links
-from launch.netbench.links import ShapedLinks
+from launch.netbench.links import LinksFailed, ShapedLinks
 from launch.netbench.net_systems import PAYLOAD, SYSTEMS, Setting
 from launch.netbench.process_run import remove_left
 from tests.waiting import until
@@ -137,6 +137,15 @@ def test_a_link_delays_each_packet_and_carries_as_much():
     assert made.probe_mbits('a', 'b', 1.0) < 1.1 * SLOW
     made.shape(None)
     assert made.probe_delay_ms('a', 'b') < 15.0
+
+
+@needs_links
+def test_wires_whose_process_has_died_are_named():
+  with ShapedLinks(['a', 'b'], delays=True) as made:
+    made._wires._process.kill()
+    made._wires._process.wait()
+    with pytest.raises(LinksFailed, match='delayed wires: '):
+      made.shape(SLOW, 30.0)
 
 
 @needs_links
