@@ -10,6 +10,7 @@ standard error, all are listed at the end, with how to see each again, and the
 exit code is 1.
 """
 
+import itertools
 import multiprocessing
 import signal
 import sys
@@ -28,6 +29,8 @@ _SEED = flags.DEFINE_integer(
 _JOBS = flags.DEFINE_integer('jobs', 1, 'Processes.', lower_bound=1)
 
 AT_ONCE = 50  # Seeds that a process is given at a time.
+AHEAD = 2  # Batches that a process has, with the one at hand.
+POLL_S = 0.5  # How often it looks whether it was told to stop.
 PROGRESS_S = 10.0  # Between two lines of progress.
 
 
@@ -82,15 +85,31 @@ def _surveys(seeds: range, jobs: int) -> Iterator[swarm.Survey]:
   if jobs == 1:
     yield from map(swarm.survey, batches)
     return
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+  stops: list[
+    int
+  ] = []  # Signals; raised in a lock, one could hold it for ever.
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, _: stops.append(number))
   context = multiprocessing.get_context('spawn')
-  pool = futures.ProcessPoolExecutor(jobs, mp_context=context)
-  try:
-    results = [pool.submit(swarm.survey, batch) for batch in batches]
-    for result in futures.as_completed(results):
-      yield result.result()
-  finally:  # However it ends: its processes would wait for ever.
-    pool.shutdown(cancel_futures=True)
+  # Ctrl-C reaches the whole group; its processes end with this one.
+  ignored = signal.SIGINT, signal.SIG_IGN
+  pool = futures.ProcessPoolExecutor(jobs, context, signal.signal, ignored)
+  rest, running = iter(batches), set()
+  with pool:
+    while not stops:
+      room = AHEAD * jobs - len(running)
+      for batch in itertools.islice(rest, room):
+        running.add(pool.submit(swarm.survey, batch))
+      if not running:
+        return
+      done, running = futures.wait(
+        running, POLL_S, return_when=futures.FIRST_COMPLETED
+      )
+      for result in done:
+        yield result.result()
+    for result in running:
+      result.cancel()
+  sys.exit(128 + stops[0])
 
 
 def _seeds() -> range:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory, descriptors and threads of processes, and whether they grow."""
 
+import collections
+import contextlib
 import dataclasses
 import os
 import pathlib
 import statistics
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 PROC = pathlib.Path('/proc')
 PAGE_BYTES = os.sysconf('SC_PAGE_SIZE')
@@ -61,7 +63,12 @@ class Sample:
   time_s: float  # Monotonic.
   rss_bytes: float
   descriptors: float
-  threads: float
+  thread_names: Mapping[str, int]  # How many threads have each.
+
+  @property
+  def threads(self) -> int:
+    """All of them."""
+    return sum(self.thread_names.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +81,7 @@ class Growth:
   rss_bytes: float
   descriptors: float
   threads: float
+  new_threads: str  # Names of those that were added, from first to last.
 
 
 class ResourceWatch:
@@ -169,10 +177,18 @@ def _sample(pid: int, now_s: float) -> Sample | None:
   try:
     pages = int((folder / 'statm').read_text().split()[1])
     descriptors = len(os.listdir(folder / 'fd'))
-    threads = len(os.listdir(folder / 'task'))
   except OSError:
     return None
-  return Sample(now_s, pages * PAGE_BYTES, descriptors, threads)
+  return Sample(now_s, pages * PAGE_BYTES, descriptors, _thread_names(folder))
+
+
+def _thread_names(folder: pathlib.Path) -> Mapping[str, int]:
+  """Counts the threads of a process by name, without those that just end."""
+  names = collections.Counter()
+  for task in folder.glob('task/*/comm'):
+    with contextlib.suppress(OSError):
+      names[task.read_text().strip()] += 1
+  return names
 
 
 def growth(name: str, pid: int, samples: Sequence[Sample]) -> Growth | None:
@@ -196,4 +212,7 @@ def growth(name: str, pid: int, samples: Sequence[Sample]) -> Growth | None:
     for field in ('rss_bytes', 'descriptors', 'threads')
   }
   span_s = samples[-1].time_s - samples[0].time_s
-  return Growth(name, pid, span_s, **per_minute)
+  new = collections.Counter(samples[-1].thread_names)
+  new.subtract(samples[0].thread_names)
+  told = ', '.join(f'{n:+d} {thread}' for thread, n in sorted(new.items()) if n)
+  return Growth(name, pid, span_s, **per_minute, new_threads=told)

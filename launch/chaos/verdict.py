@@ -194,7 +194,7 @@ def _flat(growths: Sequence[Mapping]) -> Iterable[Check]:
   for name, field, most, least, unit, word in limits:
     lines = tuple(
       f'{g["name"]} ({g["pid"]}): {g[field] / unit:+.1f} {word} per minute, at '
-      f'most {most / unit:.0f} is flat'
+      f'most {most / unit:.0f} is flat{_new_threads(g, field)}'
       for g in growths
       if g[field] > most and g[field] * g['measured_s'] / 60 > least
     )
@@ -203,6 +203,10 @@ def _flat(growths: Sequence[Mapping]) -> Iterable[Check]:
       worst = max(g[field] for g in growths) / unit
       note = f'{len(growths)} processes, at most {worst:+.1f} {word} a minute'
     yield Check(name, lines, ' '.join(note.split()))
+
+
+def _new_threads(growth: Mapping, field: str) -> str:
+  return f': {growth["new_threads"]}' if field == 'threads' else ''
 
 
 def _near(losses: Sequence[Losses]) -> Check:

@@ -67,7 +67,9 @@ def test_it_is_still_only_while_syncer_and_a_learner_live():
 
 
 def samples(seconds, rss_bytes):
-  return [Sample(float(t), rss_bytes(t), 20.0, 9.0) for t in range(seconds)]
+  return [
+    Sample(float(t), rss_bytes(t), 20.0, {'python': 9}) for t in range(seconds)
+  ]
 
 
 def test_growth_is_per_minute():

@@ -241,6 +241,7 @@ def test_a_fault_that_was_not_performed_fails():
             'rss_bytes': 0.0,
             'descriptors': 9.0,
             'threads': 0.0,
+            'new_threads': '',
           },
         )
       },
@@ -256,9 +257,12 @@ def test_what_the_course_tells_is_judged(changes, name):
 def test_a_short_life_is_not_judged_by_its_last_threads():
   growth = {'name': 'learner-1', 'pid': 7, 'rss_bytes': 0.0, 'descriptors': 0.0}
   for measured_s, holds in [(40.0, True), (120.0, False)]:
-    growths = ({**growth, 'threads': 5.0, 'measured_s': measured_s},)
+    threads = {'threads': 5.0, 'new_threads': '+10 grpc'}
+    growths = ({**growth, **threads, 'measured_s': measured_s},)
     course = dataclasses.replace(made().course, growths=growths)
-    assert ('threads are flat' not in failing(made(course=course))) == holds
+    found = failing(made(course=course)).get('threads are flat')
+    assert (found is None) == holds
+    assert holds or found[0].endswith('is flat: +10 grpc')
 
 
 def test_a_version_that_falls_and_an_unwanted_death_fail():

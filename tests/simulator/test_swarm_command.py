@@ -16,7 +16,8 @@ JOBS = 2
 DEADLINE_S = 120.0
 
 
-def test_its_processes_end_with_it():
+@pytest.mark.parametrize('stop', [signal.SIGTERM, signal.SIGINT])
+def test_its_processes_end_with_it(stop):
   command = [sys.executable, '-m', 'diloco.swarm', '--seeds=0:1000000']
   with subprocess.Popen([*command, f'--jobs={JOBS}']) as process:
     try:
@@ -25,8 +26,8 @@ def test_its_processes_end_with_it():
       started = lambda: len(parent.children()) > JOBS  # noqa: E731
       waiting.until(started, DEADLINE_S, 'its processes')
       children = parent.children()
-      process.terminate()
-      assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+      process.send_signal(stop)
+      assert process.wait(DEADLINE_S) == 128 + stop
       _, alive = psutil.wait_procs(children, timeout=DEADLINE_S)
       assert not alive
     finally:
