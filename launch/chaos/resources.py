@@ -16,6 +16,8 @@ SAMPLE_EVERY_S = 0.5
 WARM_UP_S = 15.0  # After its first merge: allocators, caches, pools.
 MEASURED_S = 30.0  # A shorter life says nothing of growth,
 SAMPLES_MIN = 15  # nor do fewer samples.
+# Tensorstore, which writes checkpoints, gives its threads back 20 s after each.
+THREADS_MEASURED_S = 80.0
 # Growth per minute of a warm process. What stayed of every death would be
 # more: there are 5 to 10 of them in a minute.
 RSS_BYTES_MAX = 16e6
@@ -24,7 +26,7 @@ THREADS_MAX = 4.0  # Pools fill up as they are used.
 # In all, so that a short life is not judged by its last two threads.
 RSS_BYTES_LEAST = 16e6
 DESCRIPTORS_LEAST = 6.0
-THREADS_LEAST = 6.0
+THREADS_LEAST = 4.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,15 +75,22 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-  """The growth of one warm process per minute; negative: it shrank."""
+  """The growth of one warm process per minute; negative: it shrank.
+
+  Attributes:
+    threads: of the fewest that it had, as a pool that is given back between
+      two uses is no leak; None: it did not live for `THREADS_MEASURED_S`.
+    new_threads: names of those that were added, from the first to the last
+      sample.
+  """
 
   name: str
   pid: int
   measured_s: float
   rss_bytes: float
   descriptors: float
-  threads: float
-  new_threads: str  # Names of those that were added, from first to last.
+  threads: float | None
+  new_threads: str
 
 
 class ResourceWatch:
@@ -194,7 +203,8 @@ def _thread_names(folder: pathlib.Path) -> Mapping[str, int]:
 def growth(name: str, pid: int, samples: Sequence[Sample]) -> Growth | None:
   """Returns the growth from the first to the last third's median.
 
-  None if the samples are few or span less than `MEASURED_S`.
+  That of threads: from the first to the last half's minimum. None if the
+  samples are few or span less than `MEASURED_S`.
   """
   if len(samples) < SAMPLES_MIN:
     return None
@@ -209,10 +219,25 @@ def growth(name: str, pid: int, samples: Sequence[Sample]) -> Growth | None:
   minutes = (median(last, 'time_s') - median(first, 'time_s')) / 60
   per_minute = {
     field: (median(last, field) - median(first, field)) / minutes
-    for field in ('rss_bytes', 'descriptors', 'threads')
+    for field in ('rss_bytes', 'descriptors')
   }
   span_s = samples[-1].time_s - samples[0].time_s
   new = collections.Counter(samples[-1].thread_names)
   new.subtract(samples[0].thread_names)
   told = ', '.join(f'{n:+d} {thread}' for thread, n in sorted(new.items()) if n)
-  return Growth(name, pid, span_s, **per_minute, new_threads=told)
+  return Growth(
+    name, pid, span_s, **per_minute, threads=_floor(samples), new_threads=told
+  )
+
+
+def _floor(samples: Sequence[Sample]) -> float | None:
+  """Returns by how many threads a minute the fewest of them grew."""
+  span_s = samples[-1].time_s - samples[0].time_s
+  if span_s < THREADS_MEASURED_S:
+    return None
+  half = len(samples) // 2
+  first, last = (
+    min(sample.threads for sample in part)
+    for part in (samples[:half], samples[half:])
+  )
+  return (last - first) / (span_s / 2 / 60)

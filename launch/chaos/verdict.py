@@ -192,16 +192,17 @@ def _flat(growths: Sequence[Mapping]) -> Iterable[Check]:
     ('threads are flat', 'threads', THREADS_MAX, THREADS_LEAST, 1, ''),
   )
   for name, field, most, least, unit, word in limits:
+    told = [g for g in growths if g[field] is not None]
     lines = tuple(
       f'{g["name"]} ({g["pid"]}): {g[field] / unit:+.1f} {word} per minute, at '
       f'most {most / unit:.0f} is flat{_new_threads(g, field)}'
-      for g in growths
+      for g in told
       if g[field] > most and g[field] * g['measured_s'] / 60 > least
     )
     note = 'no process was long enough at work with all others to tell'
-    if growths:
-      worst = max(g[field] for g in growths) / unit
-      note = f'{len(growths)} processes, at most {worst:+.1f} {word} a minute'
+    if told:
+      worst = max(g[field] for g in told) / unit
+      note = f'{len(told)} processes, at most {worst:+.1f} {word} a minute'
     yield Check(name, lines, ' '.join(note.split()))
 
 

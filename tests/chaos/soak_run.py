@@ -283,7 +283,11 @@ def _flat(
   word: str,
 ) -> Check:
   """Checks that no process's `field` grows by more than `most` per minute."""
-  found = {f'{g.name} ({g.pid})': getattr(g, field) for g in growths}
+  found = {
+    f'{g.name} ({g.pid})': value
+    for g in growths
+    if (value := getattr(g, field)) is not None
+  }
   findings = [
     f'{name}: {value / unit:+.1f} {word} per minute, at most '
     f'{most / unit:.0f} is flat'

@@ -83,6 +83,25 @@ def test_one_peak_is_no_growth():
   assert resources.growth('a', 7, peak).rss_bytes == 0.0
 
 
+def with_threads(counts):
+  return [
+    Sample(float(t), 1e8, 20.0, {'python': 9, 'pool': n})
+    for t, n in enumerate(counts)
+  ]
+
+
+def test_a_pool_that_is_given_back_is_no_growth():
+  breathing = with_threads([0] * 20 + [6] * 40 + [0] * 20 + [6] * 40)
+  assert resources.growth('a', 7, breathing).threads == 0.0
+  assert resources.growth('a', 7, breathing[:70]).threads is None
+
+
+def test_threads_that_stay_are_growth():
+  leak = resources.growth('a', 7, with_threads([t // 10 for t in range(121)]))
+  assert leak.threads == pytest.approx(6.0)
+  assert leak.new_threads == '+12 pool'
+
+
 def test_a_short_life_tells_nothing():
   assert resources.growth('a', 7, samples(20, lambda t: 1e8)) is None
   assert resources.growth('a', 7, []) is None
