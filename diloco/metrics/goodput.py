@@ -6,7 +6,8 @@ readiness to the end of the run.
 
 * Allocated is the time of every learner that the run is meant to have: of the
   configuration's M for the whole time, dead, restarting or alive, and whether
-  the syncer is there or not; of one that joins beyond M from its first hello.
+  the syncer is there or not; of one that joins beyond M from its first hello,
+  without the time after it left in good order, until it comes back.
 * Useful is the time of finished steps, without their stalls, except for those
   that a death lost: what a process made after its last boundary that a round
   merged, or that is in a complete checkpoint. A process that leaves in good
@@ -173,10 +174,17 @@ class LearnerWork:
   done_s: float = 0.0  # Useful time of earlier processes.
   made_s: float = 0.0  # Time of its steps, without their stalls.
   kept_s: float = 0.0  # Part of made_s that its death would not lose.
+  away_s: float = 0.0  # Time between leaving in good order and coming back.
+  left_s: float | None = None  # When it left so; None: it is meant to be here.
 
   @property
   def useful_s(self) -> float:
     return self.done_s + (self.kept_s if self.state == LOST else self.made_s)
+
+  def away_until(self, at_s: float) -> float:
+    """Returns the time for which it had left in good order."""
+    away_s = 0.0 if self.left_s is None else max(0.0, at_s - self.left_s)
+    return self.away_s + away_s
 
 
 def share(
@@ -198,7 +206,8 @@ def share(
   for learner in found.keys() | set(range(learners)):
     work, own_s = found.get(learner), end_s - begin_s
     if learner >= learners:
-      own_s = max(0.0, end_s - max(begin_s, work.joined_s))
+      own_s -= max(begin_s, work.joined_s) - begin_s + work.away_until(end_s)
+      own_s = max(0.0, own_s)
     allocated_s += own_s
     useful_s += min(own_s, work.useful_s) if work else 0.0
   return useful_s / allocated_s
@@ -235,13 +244,19 @@ class Work:
     was = self.learners.get(learner)
     if was is None:
       self.learners[learner] = LearnerWork(learner, at_s, process)
-    elif was.process == process:
-      self._change(learner, state=HERE)
+      return
+    was = dataclasses.replace(was, away_s=was.away_until(at_s), left_s=None)
+    if was.process == process:
+      self.learners[learner] = dataclasses.replace(was, state=HERE)
     else:
       if was.state == HERE:
         was = dataclasses.replace(was, state=LOST)
       self.learners[learner] = LearnerWork(
-        learner, was.joined_s, process, done_s=was.useful_s
+        learner,
+        was.joined_s,
+        process,
+        done_s=was.useful_s,
+        away_s=was.away_s,
       )
       self._marks.pop(learner, None)
       self._kept_steps.pop(learner, None)
@@ -282,10 +297,16 @@ class Work:
     if work is not None and work.process == process:
       self._keep(learner, step)
 
-  def leave(self, learner: int, in_order: bool):
-    """Notes the end of a session, and of its process unless that returns."""
+  def leave(self, learner: int, in_order: bool, at_s: float | None = None):
+    """Notes the end of a session, and of its process unless that returns.
+
+    Args:
+      at_s: when it left in good order; None: it is meant to be here still.
+    """
     if learner in self.learners:
-      self._change(learner, state=LEFT if in_order else LOST)
+      left_s = at_s if in_order else None
+      state = LEFT if in_order else LOST
+      self._change(learner, state=state, left_s=left_s)
 
   def forget_sessions(self):
     """Forgets all sessions after a restart of the syncer; learners rejoin."""

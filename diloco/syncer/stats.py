@@ -190,7 +190,7 @@ class RunStats:
       case syncer_events.LogDecision(kind='ready'):
         work.ready(at_s)
       case syncer_events.LogDecision(kind='left'):
-        work.leave(effect.learner, _in_order(effect))
+        work.leave(effect.learner, _in_order(effect), at_s)
       case syncer_events.Publish():
         for share in effect.shares:
           process = process_of(share.incarnation)

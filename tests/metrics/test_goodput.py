@@ -251,6 +251,28 @@ def test_a_learner_that_joins_by_hand_is_allocated_from_then_on():
   assert work.goodput(20.0) == pytest.approx(20 / (2 * 20 + 15))
 
 
+def test_a_visitor_is_not_allocated_while_it_has_left():
+  """Two planned learners; a third from 2 s to 4 s, and from 8 s on."""
+  work = begun(2)
+  for planned in (0, 1):
+    work.step(planned, 7, 10, 10.0)
+  work.join(2, 7, 2.0)
+  work.step(2, 7, 2, 2.0)
+  work.leave(2, in_order=True, at_s=4.0)
+  assert work.goodput(10.0) == 1.0
+  assert taped(work).goodput(10.0) == 1.0
+  work.join(2, 8, 8.0)
+  work.step(2, 8, 1, 1.0)
+  assert work.goodput(10.0) == pytest.approx((20 + 3) / (20 + 4))
+
+
+def test_a_planned_learner_is_allocated_while_it_has_left():
+  work = begun(1)
+  work.step(0, 7, 5, 5.0)
+  work.leave(0, in_order=True, at_s=5.0)
+  assert work.goodput(10.0) == 0.5
+
+
 def test_a_step_of_a_process_that_was_replaced_counts_nothing():
   work = begun(1)
   work.join(0, 8, 1.0)
