@@ -14,12 +14,11 @@ before it sends again, and resets the connection at some of them.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import ipaddress
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 LOOPBACK = '127.0.0.1'
 UP, DOWN = 'up', 'down'  # From a learner, and to it.
@@ -272,7 +271,7 @@ async def _answer(writer: asyncio.StreamWriter, status: str) -> None:
 
 
 async def _both(*halves) -> None:
-  """Runs both directions; the first error ends both."""
+  """Runs both to their ends; the first error ends both."""
   tasks = [asyncio.ensure_future(half) for half in halves]
   try:
     await asyncio.gather(*tasks)
@@ -289,32 +288,25 @@ async def _carry(
 ) -> None:
   """Carries one direction of a connection, in order, to its end."""
   queue: asyncio.Queue = asyncio.Queue(CHUNKS_MAX)
-  now_s: Callable[[], float] = asyncio.get_running_loop().time
-  sender = asyncio.ensure_future(_send(queue, writer, ways, now_s))
-  try:
-    data = b'...'
-    while data:
-      data = await reader.read(CHUNK_BYTES)
-      due_s = now_s() + sum(way.draw_delay_s(len(data)) for way in ways)
-      putting = asyncio.ensure_future(queue.put((due_s, data)))
-      # A sender that has failed takes nothing more out of the queue.
-      await asyncio.wait({putting, sender}, return_when='FIRST_COMPLETED')
-      if sender.done():
-        putting.cancel()
-        break
-    await sender
-  finally:
-    sender.cancel()
-    with contextlib.suppress(asyncio.CancelledError, OSError):
-      await sender
+  # A reset must not wait for what the other end may never say.
+  await _both(_receive(queue, reader, ways), _send(queue, writer, ways))
+
+
+async def _receive(
+  queue: asyncio.Queue, reader: asyncio.StreamReader, ways: list[Way]
+) -> None:
+  now_s = asyncio.get_running_loop().time
+  data = b'...'
+  while data:
+    data = await reader.read(CHUNK_BYTES)
+    due_s = now_s() + sum(way.draw_delay_s(len(data)) for way in ways)
+    await queue.put((due_s, data))
 
 
 async def _send(
-  queue: asyncio.Queue,
-  writer: asyncio.StreamWriter,
-  ways: list[Way],
-  now_s: Callable[[], float],
+  queue: asyncio.Queue, writer: asyncio.StreamWriter, ways: list[Way]
 ) -> None:
+  now_s = asyncio.get_running_loop().time
   while True:
     due_s, data = await queue.get()
     if (early_s := due_s - now_s()) > 0:
