@@ -181,21 +181,40 @@ CLONES int diloco_decode(const uint8_t *data, long n, long block, int bits,
   SPECIALISED(DECODE);
 }
 
-// One round of outer.step after OuterOpt, of block after block: the next
-// residual serves as u + residual, the next Θ as what is sent, until each is
-// made of it.
-INLINE int send_all(const float *update, const float *residual,
-                    const float *theta, long n, long block, int bits,
-                    int scale_bytes, uint8_t *data, float *restrict residual_to,
-                    float *restrict theta_to) {
+// SGD with momentum, as outer.make_outer has it.
+typedef struct {
+  float minus_lr, momentum;
+  int nesterov;
+} Sgd;
+
+// b' = Δ + μ·b, and -η·b', or with Nesterov -η·(Δ + μ·b').
+INLINE float sgd_of(float delta, float trace, Sgd sgd, float *trace_to) {
+  float moved = delta + sgd.momentum * trace;
+  *trace_to = moved;
+  return sgd.minus_lr * (sgd.nesterov ? delta + sgd.momentum * moved : moved);
+}
+
+// One round of outer.step, of block after block: SGD of Δ, or where there is no
+// `trace` what another OuterOpt made of it; then what is sent. The next residual
+// serves as u + residual, the next Θ as what is sent, until each is made of it.
+INLINE int round_all(const float *delta, const float *trace,
+                     const float *residual, const float *theta, long n,
+                     long block, int bits, int scale_bytes, Sgd sgd,
+                     uint8_t *data, float *restrict trace_to,
+                     float *restrict residual_to, float *restrict theta_to) {
   uint8_t *codes = data + (n + block - 1) / block * scale_bytes;
   long whole_run = block * bits / 8;
   for (long k = 0; k * block < n; k++) {
     long at = k * block, left = n - at, width = left < block ? left : block;
     long run = left < block ? (left * bits + 7) / 8 : whole_run;
     float *restrict wanted = residual_to + at, *restrict sent = theta_to + at;
-    for (long j = 0; j < width; j++)
-      wanted[j] = update[at + j] + residual[at + j];
+    if (trace)
+      for (long j = 0; j < width; j++)
+        wanted[j] = sgd_of(delta[at + j], trace[at + j], sgd, trace_to + at + j) +
+                    residual[at + j];
+    else
+      for (long j = 0; j < width; j++)
+        wanted[j] = delta[at + j] + residual[at + j];
     uint32_t largest = largest_of(wanted, width);
     if (largest >= INFINITE) return 1;
     uint8_t *to = codes + k * whole_run;
@@ -220,10 +239,24 @@ CLONES int diloco_send(const float *update, const float *residual,
                        const float *theta, long n, long block, int bits,
                        int scale_bytes, uint8_t *data, float *residual_to,
                        float *theta_to) {
-#define SEND(block, bits, scale_bytes)                                     \
-  return send_all(update, residual, theta, n, block, bits, scale_bytes, data, \
-                  residual_to, theta_to)
+  Sgd none = {0, 0, 0};
+#define SEND(block, bits, scale_bytes)                                       \
+  return round_all(update, 0, residual, theta, n, block, bits, scale_bytes,  \
+                   none, data, 0, residual_to, theta_to)
   SPECIALISED(SEND);
+}
+
+// The same of the SGD of Δ; `vectors`: Δ, b, residual, Θ, and the next b,
+// residual and Θ.
+CLONES int diloco_sgd_send(float *const *vectors, float minus_lr, float momentum,
+                           int nesterov, long n, long block, int bits,
+                           int scale_bytes, uint8_t *data) {
+  Sgd sgd = {minus_lr, momentum, nesterov};
+#define SGD_SEND(block, bits, scale_bytes)                                   \
+  return round_all(vectors[0], vectors[1], vectors[2], vectors[3], n, block, \
+                   bits, scale_bytes, sgd, data, vectors[4], vectors[5],     \
+                   vectors[6])
+  SPECIALISED(SGD_SEND);
 }
 
 // Returns the bits of the largest magnitude, of NaN if there is one.
@@ -343,15 +376,12 @@ CLONES int diloco_weighted_sum_encoded(const uint8_t *const *datas,
   SPECIALISED(SUM);
 }
 
-// outer.make_outer: b' = Δ + μ·b, u = -η·b', or with Nesterov -η·(Δ + μ·b').
 CLONES int diloco_sgd(const float *delta, const float *trace, long n,
                       float minus_lr, float momentum, int nesterov,
                       float *restrict trace_to, float *restrict update_to) {
-  for (long i = 0; i < n; i++) {
-    float moved = delta[i] + momentum * trace[i];
-    trace_to[i] = moved;
-    update_to[i] = minus_lr * (nesterov ? delta[i] + momentum * moved : moved);
-  }
+  Sgd sgd = {minus_lr, momentum, nesterov};
+  for (long i = 0; i < n; i++)
+    update_to[i] = sgd_of(delta[i], trace[i], sgd, trace_to + i);
   return 0;
 }
 

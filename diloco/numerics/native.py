@@ -15,7 +15,7 @@ import math
 import pathlib
 import zlib
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,6 +34,7 @@ _ARGUMENTS = {
   'diloco_encode': (_POINTER, *_CODEC, _POINTER),
   'diloco_decode': (_POINTER, *_CODEC, _POINTER),
   'diloco_send': (*[_POINTER] * 3, *_CODEC, *[_POINTER] * 3),
+  'diloco_sgd_send': (_POINTER, _FLOAT, _FLOAT, _INT, *_CODEC, _POINTER),
   'diloco_sgd': (
     *(_POINTER, _POINTER, _LONG, _FLOAT, _FLOAT, _INT),
     *(_POINTER, _POINTER),
@@ -131,12 +132,42 @@ def send(
   return None if declined else results
 
 
+class Sgd(NamedTuple):
+  """The factors of `outer.make_outer`."""
+
+  lr: float
+  momentum: float
+  nesterov: bool
+
+
+def sgd_send(
+  codec: Blocks,
+  sgd: Sgd,
+  given: Sequence[np.ndarray],
+  data: np.ndarray,
+) -> list[np.ndarray] | None:
+  """Encodes what SGD makes of Δ, plus residual, into `data`.
+
+  Args:
+    given: Δ, trace, residual and Θ.
+
+  Returns:
+    The next trace, residual and Θ.
+  """
+  library = _of(codec)
+  if library is None or not _vectors(*given) or not _plain(data):
+    return None
+  results = [np.empty_like(x) for x in given[1:]]
+  vectors = _pointers([*given, *results])
+  factors = -sgd.lr, sgd.momentum, sgd.nesterov
+  declined = library.diloco_sgd_send(
+    _at(vectors), *factors, *_codec(codec, given[0].size), _at(data)
+  )
+  return None if declined else results
+
+
 def sgd(
-  delta: np.ndarray,
-  trace: np.ndarray,
-  lr: float,
-  momentum: float,
-  nesterov: bool,
+  delta: np.ndarray, trace: np.ndarray, factors: Sgd
 ) -> tuple[np.ndarray, np.ndarray] | None:
   """Returns the update and the next trace of `outer.make_outer`."""
   library = load()
@@ -144,7 +175,8 @@ def sgd(
     return None
   update, trace_to = np.empty_like(delta), np.empty_like(delta)
   library.diloco_sgd(
-    *(_at(delta), _at(trace), delta.size, -lr, momentum, nesterov),
+    *(_at(delta), _at(trace), delta.size),
+    *(-factors.lr, factors.momentum, factors.nesterov),
     *(_at(trace_to), _at(update)),
   )
   return update, trace_to

@@ -75,6 +75,20 @@ class _Annealed(NamedTuple):
   sgd: Any  # Optax's state.
 
 
+class _Sgd(optax.GradientTransformation):
+  """SGD with momentum, which `step` can do in one pass with what it sends.
+
+  Attributes:
+    at: returns a state's factors, and optax's state in it.
+    then: returns the state after one, given optax's.
+  """
+
+  def __new__(cls, init, update, at, then):
+    self = super().__new__(cls, init, update)
+    self.at, self.then = at, then
+    return self
+
+
 def make_outer(
   lr: float,
   momentum: float,
@@ -83,31 +97,42 @@ def make_outer(
 ) -> optax.GradientTransformation:
   """SGD with Nesterov momentum: b' = μ·b + Δ, u = -η·(Δ + μ·b')."""
   if anneal is None:
-    return _sgd(lr, momentum or None, nesterov)
+    sgd = _sgd(native.Sgd(lr, momentum or None, nesterov))
+    if not momentum:
+      return sgd
+    factors = native.Sgd(lr, momentum, nesterov)
+    return _Sgd(*sgd, lambda state: (factors, state), lambda _, sgd: sgd)
 
   def start(params):
-    sgd = _sgd(lr, momentum, nesterov)
+    sgd = _sgd(native.Sgd(lr, momentum, nesterov))
     return _Annealed(np.zeros((), np.int32), sgd.init(params))
 
-  def update(updates, state, params=None):
+  def at(state):
     # Not `inject_hyperparams`: it makes jax arrays of η and μ, and so of all
     # products with them.
     share = anneal.share(int(state.rounds))
-    sgd = _sgd(
-      lr + share * (anneal.final_lr - lr), momentum * (1.0 - share), nesterov
-    )
-    updates, inner = sgd.update(updates, state.sgd, params)
-    return updates, _Annealed(np.asarray(state.rounds + np.int32(1)), inner)
+    to = lr + share * (anneal.final_lr - lr), momentum * (1.0 - share)
+    return native.Sgd(*to, nesterov), state.sgd
 
-  return optax.GradientTransformation(start, update)
+  def update(updates, state, params=None):
+    factors, sgd = at(state)
+    updates, inner = _sgd(factors).update(updates, sgd, params)
+    return updates, then(state, inner)
+
+  def then(state, sgd):
+    return _Annealed(_next(state.rounds), sgd)
+
+  return _Sgd(start, update, at, then)
 
 
-def _sgd(
-  lr: float, momentum: float | None, nesterov: bool
-) -> optax.GradientTransformation:
+def _next(rounds: np.ndarray) -> np.ndarray:
+  return np.asarray(rounds + np.int32(1))
+
+
+def _sgd(factors: native.Sgd) -> optax.GradientTransformation:
   """Makes `optax.sgd`, with its state and its bits in one pass over memory."""
-  sgd = optax.sgd(lr, momentum=momentum, nesterov=nesterov)
-  if momentum is None:
+  sgd = optax.sgd(factors.lr, factors.momentum, factors.nesterov)
+  if factors.momentum is None:
     return sgd
 
   def update(updates, state, params=None):
@@ -115,7 +140,7 @@ def _sgd(
     if not isinstance(updates, dict):
       return sgd.update(updates, state, params)
     moved = {
-      name: native.sgd(x, trace.trace[name], lr, momentum, nesterov)
+      name: native.sgd(x, trace.trace[name], factors)
       for name, x in updates.items()
     }
     if None in moved.values():
@@ -150,7 +175,7 @@ def make_adam(
 
   def update(updates, state, params=None):
     del params
-    rounds = state.rounds + np.int32(1)
+    rounds = _next(state.rounds)
 
     def moment(b, old, new):
       return np.float32(b) * old + np.float32(1 - b) * new
@@ -167,7 +192,7 @@ def make_adam(
       lambda v, x: moment(b2, v, x * x), state.square, updates
     )
     moved = jax.tree.map(move, mean, square)
-    return moved, _AdamState(np.asarray(rounds), mean, square)
+    return moved, _AdamState(rounds, mean, square)
 
   return optax.GradientTransformation(start, update)
 
@@ -209,6 +234,11 @@ def step(
   Raises:
     ValueError: the outer update is not finite; the round must not close.
   """
+  fusible = isinstance(optimizer, _Sgd) and isinstance(codec, BlockCodec)
+  if fusible and rng is None and error_feedback:
+    fused = _sgd_send(delta, state, optimizer, codec, pieces)
+    if fused is not None:
+      return fused
   update, optimizer_state = _optimize(
     optimizer, dict(delta), state.optimizer_state, dict(state.theta)
   )
@@ -264,6 +294,38 @@ def _send(update: Arrays, state: FragmentState, codec: Codec, pieces: Pieces):
     residual[name], theta[name] = sent
     start = stop
   return residual, theta, data
+
+
+def _sgd_send(
+  delta: Arrays,
+  state: FragmentState,
+  optimizer: _Sgd,
+  codec: BlockCodec,
+  pieces: Pieces,
+) -> tuple[FragmentState, np.ndarray] | None:
+  """Does a whole `step` in one pass over memory; None: it was not done."""
+  factors, (trace, scale) = optimizer.at(state.optimizer_state)
+  data = np.empty(payload.payload_bytes(pieces, codec), np.uint8)
+  traces, residual, theta, start = {}, {}, {}, 0
+  for piece in pieces:
+    name, stop = piece.name, start + codec.nbytes(piece.size)
+    step, part = (delta[name], trace.trace[name]), data[start:stop]
+    before = state.residual[name], state.theta[name]
+    if step[0].shape != piece.shape:
+      return None
+    if piece.role == 'averaged':
+      moved = native.sgd(*step, factors)
+      sent = native.send(codec, -step[0], *before, part)
+      sent = None if None in (moved, sent) else (moved[1], *sent)
+    else:
+      sent = native.sgd_send(codec, factors, (*step, *before), part)
+    if sent is None:
+      return None
+    traces[name], residual[name], theta[name] = sent
+    start = stop
+  sgd = optax.TraceState(traces), scale
+  after = optimizer.then(state.optimizer_state, sgd)
+  return FragmentState(theta, after, residual, state.version + 1), data
 
 
 def _optimize(optimizer, delta, optimizer_state, theta):
