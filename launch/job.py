@@ -5,16 +5,17 @@ import dataclasses
 import difflib
 import pathlib
 import re
-import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from diloco.config import hardware
 from diloco.config.hardware import TOPOLOGIES, V5E, V5P, V6E, Topology
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
+from diloco.sizing import syncer_machine
+from diloco.sizing.syncer_machine import SyncerMachine
 from diloco.transport import planes
-from launch.program import SYNCER, environment, host_flags
+from launch.program import SYNCER, environment
 
 CPU = 'cpu'
 GPU = 'gpu'
@@ -32,6 +33,9 @@ LEAVE_S = 5
 NAME_CHARACTERS_MAX = 32
 _NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
 LOG_JSON = '--log_json'  # The evaluator's only flag of those for peers.
+# CPUs, GiB of memory, GiB of disk of a syncer of a model whose size only jax
+# could tell.
+UNPLANNED = 4, 16, 50
 COORDINATOR_PORT = 8476  # Of a learner's first host; also JAX's own choice.
 
 
@@ -116,6 +120,7 @@ class Resources:
   memory_gib: int  # Per host; 0: what the machine has.
   capacity: str = ON_DEMAND  # One of CAPACITIES.
   reservation: str = ''  # Its name, for RESERVATION.
+  disk_gib: int = 0  # Of the volume or disk that holds the workdir; 0: none.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,8 +195,9 @@ class JobOptions(JobSettings):
   reservation: str = ''
   learner_cpus: int = 0
   learner_memory_gib: int = 0
-  syncer_cpus: int = 4
-  syncer_memory_gib: int = 16
+  syncer_cpus: int = 0  # 0, also of the next two: as the planner says.
+  syncer_memory_gib: int = 0
+  storage_gib: int = 0
   knows_peers: bool = False  # TLS or a token.
   has_token: bool = False
   insecure: bool = False
@@ -241,7 +247,7 @@ def launch(
     SYNCER,
     'diloco.syncer',
     shared,
-    Resources(accelerator(CPU), asked.syncer_cpus, asked.syncer_memory_gib),
+    _syncer_place(config, asked),
   )
   return JobSpec(
     name=name,
@@ -258,6 +264,49 @@ def launch(
     config_text=config_text,
     **{f.name: getattr(asked, f.name) for f in dataclasses.fields(JobSettings)},
   )
+
+
+def _syncer_place(config: RunConfig, asked: JobOptions) -> Resources:
+  planned = _planned(config)
+  if planned is None:
+    cpus, memory_gib, disk_gib = UNPLANNED
+  else:
+    cpus, memory_gib = planned.cpus, planned.memory_gib
+    disk_gib = planned.disk_gib
+  return Resources(
+    accelerator(CPU),
+    asked.syncer_cpus or cpus,
+    asked.syncer_memory_gib or memory_gib,
+    disk_gib=asked.storage_gib or disk_gib,
+  )
+
+
+def _planned(config: RunConfig) -> SyncerMachine | None:
+  try:
+    return syncer_machine.of_config(config)
+  except ValueError as error:
+    raise ConfigError([str(error)]) from None
+
+
+def notes_on_syncer(config: RunConfig, place: Resources) -> Iterator[str]:
+  """Yields a line for what is below the planner's figure, or has none."""
+  planned = _planned(config)
+  if planned is None:
+    yield (
+      f'config.model.kind={config.model.kind}: how large it is, is not known '
+      f'here; the syncer gets {place.memory_gib} GiB of memory and '
+      f'{place.disk_gib} GiB of disk, see --syncer_memory_gib, --storage_gib '
+      'and python -m diloco.plan --config=…'
+    )
+    return
+  for flag, got, needed in (
+    ('syncer_memory_gib', place.memory_gib, planned.memory_gib),
+    ('storage_gib', place.disk_gib, planned.disk_gib),
+  ):
+    if got < needed:
+      yield (
+        f'--{flag}={got}: the syncer takes {needed} GiB, as diloco.plan says'
+      )
 
 
 def _evaluator(
@@ -322,7 +371,8 @@ def _wrong_numbers(asked: JobOptions, learners_max: int):
     yield f'--workdir={asked.workdir}: must be absolute, on other machines'
   if not 0 < asked.port < 65536:
     yield f'--port={asked.port}: must be in 1 … 65535'
-  for name in ('restarts_max', 'syncer_cpus', 'syncer_memory_gib'):
+  sizes = 'syncer_cpus', 'syncer_memory_gib', 'storage_gib'
+  for name in ('restarts_max', *sizes):
     if getattr(asked, name) < 0:
       yield f'--{name}={getattr(asked, name)}: must not be negative'
   if asked.at_first is not None and not 0 < asked.at_first <= learners_max:
@@ -397,46 +447,3 @@ def _wrong_hosts(chosen: Accelerator, asked: JobOptions):
       'are joined by jax.distributed, which accepts every connection to its '
       'ports; give --transfer_fenced behind a firewall'
     )
-
-
-# Command lines with the addresses that only the machines themselves know.
-#
-# What is fixed is quoted for a shell; what a machine fills in ("$host") is not.
-
-
-@dataclasses.dataclass(frozen=True)
-class Addresses:
-  """Values that only a machine itself knows, as a back end writes them."""
-
-  address: str  # Where its process is reached.
-  syncer: str = ''  # 'host:port'; not for the syncer.
-  index: str = ''  # Which host of a learner it is; for learners of several.
-  coordinator: str = ''  # 'host:port' where these meet.
-
-
-def addressed(whole: JobSpec, role: Task, known: Addresses) -> tuple[str, ...]:
-  """The flags of a role that name addresses."""
-  # Its own address, and not 0.0.0.0: no more doors than the peers need.
-  own = f'--config.transport.host={known.address}'
-  if role.kind == SYNCER:
-    return own, f'--bind={known.address}:{whole.port}'
-  hosts = host_flags(
-    role.resources.accelerator.hosts, known.index, known.coordinator
-  )
-  return own, f'--syncer={known.syncer}', *hosts
-
-
-def shell_command(
-  program: Sequence[str], whole: JobSpec, role: Task, known: Addresses
-) -> str:
-  """Returns one shell command; what is `known` is text for within "…"."""
-  fixed = shlex.join([*program, '-m', role.module, *role.arguments])
-  filled = (f'"{flag}"' for flag in addressed(whole, role, known))
-  return ' '.join([fixed, *filled])
-
-
-def exports(whole: JobSpec) -> str:
-  """Returns one line of `export` for each variable of the environment."""
-  return '\n'.join(
-    f'export {name}={shlex.quote(value)}' for name, value in whole.environment
-  )

@@ -43,8 +43,9 @@ INTEGERS = {
   'gpus_per_host': 'GPUs of each host, with --accelerator=gpu.',
   'learner_cpus': "CPUs of each learner's host; 0: no request.",
   'learner_memory_gib': "Memory of a learner's host; 0: no request.",
-  'syncer_cpus': "CPUs of the syncer's host.",
-  'syncer_memory_gib': "Memory of the syncer's host.",
+  'syncer_cpus': "CPUs of the syncer's host; 0: as diloco.plan says.",
+  'syncer_memory_gib': "Memory of the syncer's host; 0: likewise.",
+  'storage_gib': "Size of the syncer's volume or disk; 0: likewise.",
   'port': 'Port that the syncer listens on.',
   'restarts_max': 'Restarts of each role before it is given up.',
   'notice_s': 'Seconds from SIGTERM in which a learner leaves.',
@@ -96,9 +97,6 @@ def define_flags() -> None:
     ON_DEMAND,
     CAPACITIES,
     'Kind of capacity that the learners run on.',
-  )
-  absl_flags.DEFINE_integer(
-    'storage_gib', 50, "Size of the syncer's volume or disk.", lower_bound=1
   )
   for name, text in {**TEXTS, **INTEGERS}.items():
     default = getattr(JobOptions, name)

@@ -24,7 +24,7 @@ from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
 from launch import launch_flags, local
 from launch.backends import commands, dry_run, newcomers, registry
-from launch.job import JobSpec
+from launch.job import JobSpec, notes_on_syncer
 
 START = 'start'
 ADD = 'add-learner'
@@ -47,7 +47,10 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
   """
   given = absl_flags.FLAGS
   whole = launch_flags.read_launch(config)
-  for line in left_out(config, registry.BACKENDS[given.to]):
+  for line in (
+    *left_out(config, registry.BACKENDS[given.to]),
+    *notes_on_syncer(config, whole.syncer.resources),
+  ):
     print(f'note: {line}', file=sys.stderr)
   if given.dry_run and registry.BACKENDS[given.to].stays:
     return _show_steps(command, whole, say)

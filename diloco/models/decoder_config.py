@@ -97,17 +97,46 @@ class DecoderConfig:
       raise ValueError('decoder: ' + '; '.join(broken))
 
   @property
+  def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Path -> shape and role of every parameter, as the model makes them."""
+    width, heads = self.d_model, (self.heads, self.head_dim)
+    kv_heads = self.kv_heads, self.head_dim
+    attention = {
+      'norm': (width,),
+      'query': (width, *heads),
+      'key': (width, *kv_heads),
+      'value': (width, *kv_heads),
+      'out': (*heads, width),
+    }
+    experts = (self.experts.experts,) if self.experts else ()
+    mlp = {
+      'norm': (width,),
+      'gate': (*experts, width, self.d_ff),
+      'up': (*experts, width, self.d_ff),
+      'down': (*experts, self.d_ff, width),
+    }
+    if self.experts:
+      mlp['router'] = (width, *experts)
+      if self.experts.bias_rate > 0:
+        mlp['router_bias'] = experts
+    tables = ('embedding',) if self.tied else ('embedding', 'head')
+    return {
+      **dict.fromkeys(tables, ((self.vocab, width), 'embedding')),
+      **{
+        f'layers/{block}/{name}': (
+          (self.layers, *shape),
+          'averaged' if name == 'router_bias' else 'stacked',
+        )
+        for block, named in (('attention', attention), ('mlp', mlp))
+        for name, shape in named.items()
+      },
+      'norm': ((width,), 'plain'),
+    }
+
+  @property
   def parameters(self) -> int:
     """The number of scalar parameters."""
-    queries = self.d_model * self.heads * self.head_dim
-    keys = self.d_model * self.kv_heads * self.head_dim
-    mlp = 3 * self.d_model * self.d_ff
-    if self.experts:
-      router = self.d_model + (self.experts.bias_rate > 0)
-      mlp = self.experts.experts * (mlp + router)
-    layer = 2 * queries + 2 * keys + mlp + 2 * self.d_model
-    tables = (1 if self.tied else 2) * self.vocab * self.d_model
-    return self.layers * layer + tables + self.d_model
+    return sum(math.prod(shape) for shape, _ in self.arrays.values())
 
   def _broken_rules(self):
     for name in SIZES:

@@ -3,10 +3,11 @@
 
 `python -m diloco.plan --config=… --topology=…`; start with `estimate`.
 
-  slices         devices of a slice that is not here
-  chip_memory    memory of compiled programs, and between them
-  host_memory    memory of hosts, as formulas; free of jax
-  estimate       one learner on one slice
-  estimate_text  the same as text
-  dry_runs       compiles and stops: `python -m diloco.learner --dry_run`
+  slices          devices of a slice that is not here
+  chip_memory     memory of compiled programs, and between them
+  host_memory     memory of hosts, as formulas; free of jax
+  syncer_machine  CPUs, memory and disk of the syncer; free of jax
+  estimate        one learner on one slice
+  estimate_text   the same as text
+  dry_runs        compiles and stops: `python -m diloco.learner --dry_run`
 """

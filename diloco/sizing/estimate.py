@@ -13,12 +13,12 @@ from diloco.learner.device import Device
 from diloco.models.flops import StepFlops, step_flops
 from diloco.models.kinds import sizes_of
 from diloco.numerics.mesh_partition import Partition
-from diloco.numerics.optimizers import OUTER
 from diloco.numerics.payload import cut_bytes
 from diloco.run.spec import RunSpec
-from diloco.sizing import host_memory
+from diloco.sizing import host_memory, syncer_machine
 from diloco.sizing.chip_memory import ChipMemory, chip_memory
 from diloco.sizing.slices import described
+from diloco.sizing.syncer_machine import SyncerMachine
 
 FIRST = 0  # What devices hold alike, the first host sends for all.
 OUT_OF_MEMORY = 'RESOURCE_EXHAUSTED'
@@ -105,7 +105,7 @@ class Estimate:
   share: HostShare  # Share of one host.
   # Memory of one host of a learner.
   learner_memory: tuple[host_memory.Memory, ...]
-  syncer_memory: tuple[host_memory.Memory, ...]  # Memory of the syncer's host.
+  syncer: SyncerMachine
   # FLOPs of a step, by convention; None if not defined.
   flops: StepFlops | None
   xla_flops: float  # FLOPs of a step on one chip, as the compiler counts.
@@ -205,14 +205,7 @@ def _estimate(
       share.value_bytes,
       ahead,
     ),
-    syncer_memory=host_memory.of_syncer(
-      run_spec.parameters,
-      max(run_spec.layout.sizes),
-      share.value_bytes,
-      ahead,
-      protocol.learners,
-      OUTER[config.outer.optimizer].moments,
-    ),
+    syncer=syncer_machine.of_layout(config, run_spec.layout),
     flops=flops,
     xla_flops=device.programs['step'].cost_analysis().get('flops', 0.0),
   )

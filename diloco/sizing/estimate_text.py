@@ -4,7 +4,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from diloco.sizing import host_memory
+from diloco.sizing import host_memory, syncer_machine
 from diloco.sizing.estimate import Estimate
 from diloco.sizing.host_memory import count, in_bytes, rounds
 
@@ -84,7 +84,7 @@ def _hosts(found: Estimate) -> Iterator[str]:
     f'the syncer, M = {found.config.protocol.learners}, N = '
     f'{count(found.parameters)}'
   )
-  yield from host_memory.lines(found.syncer_memory)
+  yield from syncer_machine.lines(found.syncer)
 
 
 def _arithmetic(found: Estimate) -> Iterator[str]:

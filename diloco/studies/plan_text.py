@@ -4,7 +4,7 @@
 import math
 from collections.abc import Iterator
 
-from diloco.sizing import host_memory
+from diloco.sizing import host_memory, syncer_machine
 from diloco.sizing.host_memory import F32_BYTES, count, in_bytes
 from diloco.studies.planning import INTERVALS, LATENCIES, RunPlan
 
@@ -148,7 +148,7 @@ def _memories(plan: RunPlan) -> Iterator[str]:
   )
   yield from host_memory.lines(plan.learner_memory)
   yield 'of the syncer'
-  yield from host_memory.lines(plan.syncer_memory)
+  yield from syncer_machine.lines(plan.syncer)
 
 
 def _row(name: str, text: str) -> str:

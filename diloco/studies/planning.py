@@ -19,7 +19,8 @@ from diloco.numerics.block_codec import SCALE_BYTES
 from diloco.numerics.codec import CODECS
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import grace_window_s
-from diloco.sizing import host_memory
+from diloco.sizing import host_memory, syncer_machine
+from diloco.sizing.syncer_machine import SyncerMachine
 from diloco.studies import inputs
 
 THETA_BYTES = 4  # Of a parameter: θ is f32.
@@ -134,7 +135,7 @@ class RunPlan:
   data_parallel: float  # Its compute utilisation at that bandwidth.
   diloco: float  # Compute utilisation of DiLoCo in lock-step.
   learner_memory: tuple[host_memory.Memory, ...]  # Memory of a learner's host.
-  syncer_memory: tuple[host_memory.Memory, ...]  # Memory of the syncer's host.
+  syncer: SyncerMachine
   # Goodput of an elastic learner; None: no chips were given.
   goodput: float | None
   uptime: float | None  # Uptime of the run; None: no chips were given.
@@ -188,7 +189,7 @@ def plan(situation: Situation) -> RunPlan:
     data_parallel=bursts[0].utilisation(situation.bandwidth_gbps),
     diloco=bursts[1].utilisation(situation.bandwidth_gbps),
     learner_memory=host_memory.of_learner(n, f, s, b, ahead),
-    syncer_memory=host_memory.of_syncer(n, f, b, ahead, situation.learners),
+    syncer=syncer_machine.machine(n, f, b, ahead, situation.learners),
     goodput=goodput,
     uptime=None if goodput is None else uptime(goodput, situation.learners),
   )

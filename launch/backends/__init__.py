@@ -10,5 +10,6 @@ Start with `registry`: one class a back end, which starts a
   provisioner                   asks again for slices that were taken away
   dry_run                       what a launch would do, as text
   newcomers                     learners of a local run, added and removed
+  command_lines                 a role's command, with its addresses
   commands                      runs the programs of the back ends
 """

@@ -10,6 +10,7 @@ name that stays, a volume claim what a restarted one goes on from.
 import dataclasses
 
 from diloco.config.sections import ConfigError
+from launch.backends.command_lines import Addresses, addressed
 from launch.backends.manifest_text import Octal
 from launch.exit_codes import EXITS_FATAL
 from launch.job import (
@@ -17,10 +18,8 @@ from launch.job import (
   RESERVATION,
   SPOT,
   SYNCER,
-  Addresses,
   JobSpec,
   Task,
-  addressed,
 )
 
 CONFIG_FOLDER = '/etc/diloco/config'
@@ -46,8 +45,8 @@ FUSE_PODS = 'gke-gcsfuse/volumes'
 class GkeOptions:
   """The volumes and queue that a run uses, and how long its objects stay."""
 
-  storage_gib: int = 50  # Of the volume of the syncer, which holds the workdir.
-  storage_class: str = ''  # Of that volume; empty: the cluster's default.
+  # Of the volume of the syncer; empty: the cluster's default.
+  storage_class: str = ''
   # A claim for many writers that all roles use as workdir, in place of a
   # volume for the syncer and a passing one for each learner.
   shared_claim: str = ''
@@ -74,7 +73,7 @@ def manifests(whole: JobSpec, options: GkeOptions) -> list[dict]:
   """All objects of a run, in the order in which they are applied."""
   shared = [_config_map(whole), _service(whole)]
   if not options.shared_claim:
-    shared.append(_claim(whole, options.storage_gib, options.storage_class))
+    shared.append(_claim(whole, options.storage_class))
   roles = (whole.syncer, *whole.first_learners)
   return [*shared, *(job_set(whole, role, options) for role in roles)]
 
@@ -369,7 +368,8 @@ def _service(whole: JobSpec) -> dict:
   }
 
 
-def _claim(whole: JobSpec, storage_gib: int, storage_class: str) -> dict:
+def _claim(whole: JobSpec, storage_class: str) -> dict:
+  storage_gib = whole.syncer.resources.disk_gib
   spec = {
     'accessModes': ['ReadWriteOncePod'],  # Two syncers never write at once.
     'resources': {'requests': {'storage': f'{storage_gib}Gi'}},

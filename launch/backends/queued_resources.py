@@ -21,6 +21,9 @@ CAPACITY = {
   ON_DEMAND: (),
   RESERVATION: (),  # By its name, which only `gcloud alpha` takes.
 }
+# Machines of Compute Engine with more memory for a CPU are another kind.
+GIB_PER_CPU_MAX = 6.5
+EXTENDED = ('--custom-extensions',)
 ABSENT = ('NOT_FOUND', 'not found', 'notFound')
 
 
@@ -30,7 +33,6 @@ class Cloud:
 
   project: str
   zone: str
-  disk_gib: int = 50  # Of the syncer, which holds the workdir.
   service_account: str = ''  # Default: the project's.
   subnetwork: str = ''  # Default: the project's.
   internal_ips: bool = False  # No addresses from outside.
@@ -58,9 +60,10 @@ def create_syncer(
     *_instances('create', whole, cloud),
     f'--custom-cpu={place.cpus}',
     f'--custom-memory={place.memory_gib}GB',
+    *(EXTENDED if place.memory_gib > GIB_PER_CPU_MAX * place.cpus else ()),
     '--image-family=cos-stable',
     '--image-project=cos-cloud',
-    f'--boot-disk-size={cloud.disk_gib}GB',
+    f'--boot-disk-size={place.disk_gib}GB',
     '--metadata=enable-guest-attributes=TRUE',
     f'--metadata-from-file=startup-script={script_file}',
     SCOPES,

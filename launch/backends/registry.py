@@ -190,7 +190,6 @@ def cloud_of(given) -> Cloud:
   return Cloud(
     given.project,
     given.zone,
-    given.storage_gib,
     given.service_account,
     given.subnetwork,
     given.internal_ips,

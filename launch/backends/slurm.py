@@ -13,17 +13,15 @@ import shlex
 import signal
 from collections.abc import Sequence
 
+from launch.backends.command_lines import Addresses, exports, shell_command
 from launch.exit_codes import EXIT_STOPPED, EXITS_FATAL
 from launch.job import (
   GPU,
   LEARNER,
   LEAVE_S,
   SYNCER,
-  Addresses,
   JobSpec,
   Task,
-  exports,
-  shell_command,
 )
 
 # Slurm looks at time limits once a minute: a signal may come that much early,

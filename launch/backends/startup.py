@@ -17,15 +17,14 @@ next begins as told.
 import re
 import shlex
 
+from launch.backends.command_lines import Addresses, shell_command
 from launch.backends.gke import CONFIG_FOLDER, SECRET_FOLDER
 from launch.exit_codes import EXITS_FATAL
 from launch.job import (
   COORDINATOR_PORT,
   SYNCER,
-  Addresses,
   JobSpec,
   Task,
-  shell_command,
 )
 
 METADATA = 'http://metadata.google.internal/computeMetadata/v1/instance'

@@ -3,9 +3,9 @@
 
 import pathlib
 
-from diloco.config import run_config
+from diloco.config import hardware, run_config
 from diloco.config.run_config import RunConfig
-from experiments import quickstart
+from experiments import quickstart, recipe
 from launch.job import TPUS, JobOptions, JobSpec, launch
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
@@ -50,6 +50,27 @@ def a_launch(*arguments, learners=2, mesh=0, **changes) -> JobSpec:
   )
 
 
+def a_large_config(accelerator: str, **changes) -> RunConfig:
+  """Returns 5 B parameters, on so many devices a learner."""
+  given = recipe.get_config('scale=5b,learners=4')
+  given.data.path = 'unread'
+  given.transport.data_plane = 'grpc'
+  given.mesh.fsdp = _devices(accelerator, **changes)
+  return run_config.build(given)
+
+
+def a_large_launch(accelerator: str, **changes) -> JobSpec:
+  """Returns a launch of that configuration."""
+  return launch(
+    a_large_config(accelerator, **changes),
+    ['--config=experiments/recipe.py:scale=5b'],
+    'recipe.py',
+    'text of the configuration\n',
+    ['--token_file=/etc/diloco/secret/token'],
+    asked(accelerator=accelerator, **changes),
+  )
+
+
 def a_slice_launch(*arguments, **changes) -> JobSpec:
   """Returns the same on TPU VMs, each learner a spot slice of one host."""
   values = {
@@ -62,8 +83,8 @@ def a_slice_launch(*arguments, **changes) -> JobSpec:
 
 
 def _devices(accelerator='cpu', gpus_per_host=0, hosts=0, **_) -> int:
-  if accelerator in TPUS:
-    chosen = TPUS[accelerator]
+  if (name := hardware.canonical(accelerator)) in TPUS:
+    chosen = TPUS[name]
     return chosen.hosts * chosen.chips_per_host
   return max(gpus_per_host, 1) * max(hosts, 1)
 

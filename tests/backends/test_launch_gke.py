@@ -22,8 +22,7 @@ from tests.backends.launch_values import (
 )
 
 KUBERNETES = '1.31'
-STORAGE_GIB = 50
-OPTIONS = gke.GkeOptions(STORAGE_GIB)
+OPTIONS = gke.GkeOptions()
 WAYS = {
   'cpu': {'insecure': True},
   'spot': {
@@ -48,7 +47,7 @@ def _launch(*arguments, **changes):
 
 def _all(whole, **changes) -> dict[str, dict]:
   """Kind/name -> object."""
-  options = gke.GkeOptions(STORAGE_GIB, **changes)
+  options = gke.GkeOptions(**changes)
   found = gke.manifests(whole, options)
   return {f'{each["kind"]}/{each["metadata"]["name"]}': each for each in found}
 

@@ -263,7 +263,7 @@ def test_what_is_asked_for(accelerator, capacity, request):
     accelerator=accelerator, capacity=capacity, reservation=reservation
   )
   role = whole.learners[1]
-  cloud = Cloud('p', 'z', 50, 'me@p', 'net', True)
+  cloud = Cloud('p', 'z', 'me@p', 'net', True)
   text = shlex.join(
     queued_resources.create_learner(whole, role, cloud, 'x.sh', 3)
   )

@@ -11,7 +11,12 @@ import sys
 import pytest
 
 from launch.backends import slurm
-from tests.backends.launch_values import AWKWARD, a_launch, check_golden
+from tests.backends.launch_values import (
+  AWKWARD,
+  a_large_launch,
+  a_launch,
+  check_golden,
+)
 from tests.waiting import until
 
 pytestmark = pytest.mark.beside
@@ -38,6 +43,15 @@ sys.exit(int(os.environ['CODE']))
 SCONTROL = """#!/bin/bash
 echo "$@" >>"$FAKES/requeues"
 """
+
+
+def test_the_syncer_gets_what_the_planner_says():
+  whole = a_large_launch('gpu', gpus_per_host=8, hosts=4)
+  submitted = slurm.syncer_submission(whole, ())
+  place = whole.syncer.resources
+  assert place.memory_gib > 100
+  assert f'--mem={place.memory_gib}G' in submitted.argv
+  assert f'--cpus-per-task={place.cpus}' in submitted.argv
 
 
 @pytest.fixture

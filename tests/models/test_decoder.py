@@ -217,9 +217,14 @@ def test_bfloat16_is_close_to_float32():
 @pytest.mark.parametrize('kv_heads', [1, 4])
 def test_tables_and_count_fit_the_parameters(kv_heads, tied):
   config = dataclasses.replace(CONFIG, kv_heads=kv_heads, tied=tied)
-  shapes = api.check_model(make_decoder(config))
+  model = make_decoder(config)
+  shapes = api.check_model(model)
   count = sum(math.prod(leaf.shape) for leaf in shapes.values())
   assert count == config.parameters
+  found = {
+    path: (leaf.shape, model.roles[path]) for path, leaf in shapes.items()
+  }
+  assert config.arrays == found
   assert ('head' in shapes) == (not tied)
   assert {leaf.dtype for leaf in shapes.values()} == {jnp.dtype('float32')}
 

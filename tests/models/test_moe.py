@@ -98,6 +98,10 @@ def test_tables_and_count_fit_the_parameters(bias_rate):
   model = make_decoder(config)
   shapes = api.check_model(model)
   assert config.parameters == sum(leaf.size for leaf in shapes.values())
+  found = {
+    path: (leaf.shape, model.roles[path]) for path, leaf in shapes.items()
+  }
+  assert config.arrays == found
   path = 'layers/mlp/router_bias'
   assert (path in shapes) == (bias_rate > 0)
   if bias_rate:

@@ -135,6 +135,7 @@ TABLE = {
     'diloco.pages.parts',
     'diloco.protocol',
     'diloco.sizing.host_memory',
+    'diloco.sizing.syncer_machine',
     'numpy',
     *CODEC_SIZES,
     *SIMULATED,
@@ -256,6 +257,16 @@ TABLE = {
     'numpy',
   },
   'diloco/sizing/host_memory.py': set(),
+  # Launchers ask it, too: no jax.
+  'diloco/sizing/syncer_machine.py': CONFIG
+  | {
+    'diloco.models.kinds',
+    'diloco.numerics.codec',
+    'diloco.numerics.fragments',
+    'diloco.numerics.optimizers',
+    'diloco.numerics.shard_assignment',
+    'diloco.sizing.host_memory',
+  },
   'diloco': LOW
   | CONFIG
   | {'diloco.pages.text_tables', 'diloco.run', 'absl', 'jax', 'numpy'},
@@ -282,6 +293,7 @@ TABLE = {
     'diloco.metrics',
     'diloco.pages.text_tables',
     'diloco.protocol',
+    'diloco.sizing.syncer_machine',
     'diloco.transport.planes',
   },
   'launch/backends/manifest_text.py': {'yaml'},
