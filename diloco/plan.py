@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints what a run would need, and how to set it up: python -m diloco.plan
 
+  python -m diloco.plan 5B --on=4xv5e-256 --gbps=2
+
+Answers at once, on one screen: whether a chip has room, suggested P, H, τ, K
+and grace window with the reasons, bytes, bandwidth needed, times, utilisation,
+goodput, memory of hosts, the syncer's machine. For any other hardware:
+
   python -m diloco.plan --params=12e9 --learners=4 --bandwidth_gbps=2 \\
     --step_s=1.3 [--datacentres=4] [--chips=1200000] [--latency_s=0.05] …
-
-Answers at once, on one screen: suggested P, H, τ, K and grace window with the
-reasons, bytes, times, utilisation, memory of hosts, time lost to failures.
 
   python -m diloco.plan --config=experiments/recipe.py:scale=12b \\
     --topology=v5p-256 [--compiler=cpu]
@@ -16,13 +19,14 @@ host, bytes of a round, FLOPs. It takes a minute or two. See `diloco/sizing`.
 
 import re
 import sys
+from collections.abc import Iterator, Sequence
 
 from absl import flags
 
 from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
 from diloco.data.sources import IN_MEMORY
-from diloco.studies import plan_text, planning
+from diloco.studies import plan_text, planning, slice_share
 from diloco.studies.planning import Situation
 
 NEEDED = {
@@ -43,8 +47,13 @@ OTHERS = {
   'latency_s': 'Seconds from a learner to the syncer, one way.',
   'state_bytes_per_param': "Bytes of θ and the inner optimizer's state.",
   'host_speed': 'Speed of hosts; 1: as the two cores that were measured.',
+  'hosts': 'Hosts of each learner, with equal parts of it.',
 }
 PARAMS = 'params'
+ON = 'on'
+STEP_TOKENS = 'step_tokens'
+# What --on says already.
+SAID_BY_ON = ('learners', 'chips', 'hosts')
 UNITS = {'K': 1e3, 'M': 1e6, 'B': 1e9, 'T': 1e12}
 EXAMPLE = 'experiments/recipe.py:scale=12b'
 KINDS = {
@@ -78,6 +87,16 @@ for _name, _help in (NEEDED | OTHERS).items():
     KINDS[Situation.__annotations__[_name]](_name, _default, _help)
 
 
+flags.DEFINE_string(
+  ON, None, 'Learners and the TPU slice of each, such as 4xv5e-256.'
+)
+flags.DEFINE_alias('gbps', 'bandwidth_gbps')
+flags.DEFINE_integer(
+  STEP_TOKENS,
+  2**20,
+  f'Tokens of a step of a learner, with --{ON}; gives --step_s.',
+  lower_bound=1,
+)
 config_flags.define()
 
 
@@ -95,7 +114,7 @@ def _of_config(rest) -> int:
   problems = [f'{word!r}: this takes flags only' for word in rest]
   problems += [
     f'--{name}: is for a plan without --config'
-    for name in NEEDED | OTHERS
+    for name in (*NEEDED, *OTHERS, ON, STEP_TOKENS)
     if flags.FLAGS[name].present
   ]
   if flags.FLAGS[config_flags.TOPOLOGY].value is None:
@@ -119,17 +138,55 @@ def _situation(rest) -> Situation:
     ConfigError: names each wrong value, and what would be right.
   """
   values = {name: flags.FLAGS[name].value for name in NEEDED | OTHERS}
-  missing = [name for name in NEEDED if values[name] is None]
-  problems = [f'{word!r}: this takes flags only' for word in rest]
+  problems = [*_given_in_words(rest, values)]
   problems += [
     f'--{name}: is for a plan with --config'
     for name in config_flags.NAMES
     if flags.FLAGS[name].present
   ]
+  problems += _take_on(values)
+  missing = [name for name in NEEDED if values[name] is None]
   problems += [f'--{name}: is missing. {NEEDED[name]}' for name in missing]
   if problems:
     raise ConfigError(problems)
   return Situation(**values)
+
+
+def _given_in_words(rest: Sequence[str], values: dict) -> Iterator[str]:
+  """Takes the parameters from a word such as 12B; yields what is wrong."""
+  for word in rest:
+    if (given := values[PARAMS]) is not None:
+      yield f'{word!r}: --{PARAMS}={given:g} is given; all else is flags'
+      continue
+    try:
+      values[PARAMS] = _Count().parse(word)
+    except ValueError as error:
+      yield f'{word!r}: {error}'
+
+
+def _take_on(values: dict) -> Iterator[str]:
+  """Takes learners and their slices from --on; yields what is wrong."""
+  given = flags.FLAGS
+  if given[ON].value is None:
+    if given[STEP_TOKENS].present:
+      yield f'--{STEP_TOKENS}: is for a plan with --{ON}'
+    return
+  yield from (
+    f'--{name}: --{ON}={given[ON].value} says it'
+    for name in SAID_BY_ON
+    if given[name].present
+  )
+  learners, of = slice_share.parse(given[ON].value)
+  values.update(
+    learners=learners,
+    chips=learners * of.chips,
+    hosts=of.hosts,
+    accelerator=of.name,
+  )
+  if values['step_s'] is None and values[PARAMS] is not None:
+    tokens = given[STEP_TOKENS].value
+    values['step_s'] = slice_share.step_s(of, values[PARAMS], tokens)
+    values[STEP_TOKENS] = tokens
 
 
 def _parse(argv):

@@ -94,8 +94,11 @@ def canonical(name: str) -> str:
   return f'v5litepod{dash}{number}' if family == V5E.name else name
 
 
-def topology(name: str) -> Topology:
+def topology(name: str, flag: str = '--topology') -> Topology:
   """The slice of that name; 'v5e-N' is 'v5litepod-N'.
+
+  Args:
+    flag: names it in an error.
 
   Raises:
     ConfigError: there is none.
@@ -105,7 +108,7 @@ def topology(name: str) -> Topology:
     near = difflib.get_close_matches(found, TOPOLOGIES, 1)
     hint = f'did you mean {near[0]}? ' if near else ''
     known = ', '.join(TOPOLOGIES)
-    raise ConfigError([f'--topology={name}: unknown; {hint}known are {known}'])
+    raise ConfigError([f'{flag}={name}: unknown; {hint}known are {known}'])
   return TOPOLOGIES[found]
 
 

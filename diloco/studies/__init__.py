@@ -10,6 +10,7 @@ module with a function `report`. `python -m diloco.plan` prints `planning`.
   traces     what befalls a fleet in one seed
   lanes      what a fleet did, as a timeline
   planning   what to expect of a run, by arithmetic
+  slice_share  learners on TPU slices: a step's time, a chip's memory
   plan_text  the same as text
 
 Nothing here imports jax.

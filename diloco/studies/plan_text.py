@@ -6,8 +6,15 @@ from collections.abc import Iterator
 
 from diloco.sizing import host_memory, syncer_machine
 from diloco.sizing.host_memory import F32_BYTES, count, in_bytes
-from diloco.studies.planning import INTERVALS, LATENCIES, RunPlan
+from diloco.studies import slice_share
+from diloco.studies.planning import (
+  INTERVALS,
+  LATENCIES,
+  LINK_SHARE_MAX,
+  RunPlan,
+)
 
+HOUR_S = 3600.0
 OVERLAP_ADVISED = 5  # Streaming DiLoCo: harmless up to 10, advised up to 5.
 
 
@@ -17,6 +24,9 @@ def lines(plan: RunPlan) -> Iterator[str]:
   yield ''
   yield from _settings(plan)
   yield ''
+  if plan.chip:
+    names = 'a chip', ''
+    yield from map(_row, names, slice_share.lines(plan.chip))
   yield from _traffic(plan)
   yield from _utilisation(plan)
   yield from _failures(plan)
@@ -32,9 +42,20 @@ def _given(plan: RunPlan) -> Iterator[str]:
   yield (
     f'{count(given.params)} parameters; {given.learners} learners, {where};'
   )
+  if plan.chip:
+    of = plan.chip.of
+    yield (
+      f'each learner on {of.name}: {of.chips} chips of {of.chip.name}, '
+      f'{of.hosts} host{"s" if of.hosts > 1 else ""};'
+    )
+  if given.step_tokens:
+    yield (
+      f'T is of {count(given.step_tokens)} tokens at an MFU of '
+      f'{100 * slice_share.MFU:.0f} %;'
+    )
   yield (
     f'links of {given.bandwidth_gbps:g} Gbit/s each way and '
-    f'{1e3 * given.latency_s:g} ms; T = {given.step_s:g} s; '
+    f'{1e3 * given.latency_s:g} ms; T = {given.step_s:.4g} s; '
     f'{given.codec}: b = {plan.value_bytes:.3f} bytes'
   )
 
@@ -93,6 +114,13 @@ def _traffic(plan: RunPlan) -> Iterator[str]:
     f'the syncer {given.learners} times {rate:.3g} = '
     f'{given.learners * rate:.3g} Gbit/s each way',
   )
+  if math.isfinite(plan.gbps_needed):
+    share = f'{100 * LINK_SHARE_MAX:.0f} %'
+    yield _row(
+      'bandwidth',
+      f"{_up(plan.gbps_needed):g} Gbit/s of a learner's link are needed: busy "
+      f'at most {share}',
+    )
   yield _row(
     'an exchange',
     f'{_time(x.total_s)} = {x.total_s / given.step_s:.3g} steps: {LATENCIES} '
@@ -115,13 +143,14 @@ def _utilisation(plan: RunPlan) -> Iterator[str]:
   yield _row(
     'on time',
     f'{_percent(plan.links_on_time)} of the rounds as far as links go, '
-    f'{_percent(plan.hosts_on_time)} on these hosts',
+    f'{_percent(plan.hosts_on_time)} as hosts do',
   )
   if plan.hosts_on_time < 1:
     hosts = f'({plan.slowest_host} takes longest'
     if math.isfinite(plan.host_speed_needed):
       hosts += f'; all with --host_speed={_up(plan.host_speed_needed):g}'
-    yield _row('', hosts + ')')
+    yield _row('', hosts)
+    yield _row('', 'where 1 is a thread of the two cores that were measured)')
 
 
 def _failures(plan: RunPlan) -> Iterator[str]:
@@ -130,22 +159,23 @@ def _failures(plan: RunPlan) -> Iterator[str]:
   given = plan.situation
   yield _row(
     'failures',
-    f'one each {_time(plan.failures_s)} in {count(given.chips)} chips; pauses '
-    f'of {given.pause_s:g} s, down and up,',
+    f'one each {_time(plan.failures_s)} in {count(given.chips)} chips; two '
+    f'pauses of a learner, of {given.pause_s:g} s',
   )
   yield _row(
-    '',
-    f"take {_percent(1 - plan.goodput)} of a learner's time; somebody steps "
+    'goodput',
+    f'{100 * plan.goodput:.4g} %; at least one learner steps '
     f'{100 * plan.uptime:.4g} % of the time',
   )
 
 
 def _memories(plan: RunPlan) -> Iterator[str]:
   state = plan.situation.state_bytes_per_param - F32_BYTES
-  yield (
-    "host memory of a learner, besides the process's own "
-    f'(F = N/P, S = {state:g}N)'
-  )
+  hosts, formulas = plan.situation.hosts, f'(F = N/P, S = {state:g}N)'
+  if hosts > 1:
+    yield f"memory of each of a learner's {hosts} hosts: of {formulas} the part"
+  else:
+    yield (f"host memory of a learner, besides the process's own {formulas}")
   yield from host_memory.lines(plan.learner_memory)
   yield 'of the syncer'
   yield from syncer_machine.lines(plan.syncer)
@@ -156,6 +186,8 @@ def _row(name: str, text: str) -> str:
 
 
 def _time(seconds: float) -> str:
+  if seconds >= HOUR_S:
+    return f'{seconds / HOUR_S:.3g} h'
   return f'{seconds:.0f} s' if seconds >= 100 else f'{seconds:.2g} s'
 
 

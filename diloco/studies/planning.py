@@ -11,6 +11,7 @@ s steps between two rounds.
 import dataclasses
 import math
 
+from diloco.config import hardware
 from diloco.config.sections import ConfigError, Section
 from diloco.fleets import traffic
 from diloco.fleets.closed_forms import elastic_goodput, uptime
@@ -21,7 +22,7 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import grace_window_s
 from diloco.sizing import host_memory, syncer_machine
 from diloco.sizing.syncer_machine import SyncerMachine
-from diloco.studies import inputs
+from diloco.studies import inputs, slice_share
 
 THETA_BYTES = 4  # Of a parameter: θ is f32.
 F32_BYTES = 4
@@ -61,7 +62,10 @@ class Situation(Section):
   latency_s: float = 0.05  # One way.
   # Bytes of θ and the inner optimizer's state.
   state_bytes_per_param: float = 12.0
-  host_speed: float = 1.0  # Speed of hosts, relative to those of `host_speeds`.
+  host_speed: float = 1.0  # Speed of hosts, relative to those of `inputs`.
+  hosts: int = 1  # Hosts of each learner; they share encoding and taking in.
+  accelerator: str = ''  # Slice of each learner, of `TOPOLOGIES`; '': any.
+  step_tokens: int = 0  # By which `step_s` was computed; 0: it was given.
 
   def __post_init__(self):
     broken = [f'--{rule}' for rule in self.broken_rules()]
@@ -74,7 +78,7 @@ class Situation(Section):
     )
     if not 1 <= self.params < math.inf:
       yield f'params={self.params}: must be finite, at least 1, such as 12e9'
-    yield from self._at_least(1, 'learners', 'datacentres')
+    yield from self._at_least(1, 'learners', 'datacentres', 'hosts')
     yield from self._at_least(0, 'chips')
     if 0 < self.chips < self.learners:
       yield f'chips={self.chips}: must be at least learners={self.learners}'
@@ -134,11 +138,13 @@ class RunPlan:
   sites: int  # Number of sites that data-parallel is compared over.
   data_parallel: float  # Its compute utilisation at that bandwidth.
   diloco: float  # Compute utilisation of DiLoCo in lock-step.
-  learner_memory: tuple[host_memory.Memory, ...]  # Memory of a learner's host.
+  # Memory of each host of a learner.
+  learner_memory: tuple[host_memory.Memory, ...]
   syncer: SyncerMachine
   # Goodput of an elastic learner; None: no chips were given.
   goodput: float | None
   uptime: float | None  # Uptime of the run; None: no chips were given.
+  chip: slice_share.ChipShare | None  # None: no slice was given.
 
   @property
   def failures_s(self) -> float | None:
@@ -188,10 +194,27 @@ def plan(situation: Situation) -> RunPlan:
     sites=sites,
     data_parallel=bursts[0].utilisation(situation.bandwidth_gbps),
     diloco=bursts[1].utilisation(situation.bandwidth_gbps),
-    learner_memory=host_memory.of_learner(n, f, s, b, ahead),
+    learner_memory=host_memory.of_learner(
+      *(each / situation.hosts for each in (n, f, s)), b, ahead
+    ),
     syncer=syncer_machine.machine(n, f, b, ahead, situation.learners),
     goodput=goodput,
     uptime=None if goodput is None else uptime(goodput, situation.learners),
+    chip=_chip(situation, f, ahead),
+  )
+
+
+def _chip(
+  situation: Situation, f: float, ahead: int
+) -> slice_share.ChipShare | None:
+  if not situation.accelerator:
+    return None
+  return slice_share.share(
+    hardware.topology(situation.accelerator),
+    situation.params,
+    f,
+    situation.state_bytes_per_param,
+    ahead,
   )
 
 
@@ -268,11 +291,11 @@ def _exchange(
   merge_s = inputs.PULL_S + inputs.merge_s(situation.learners)
   return ExchangeTimes(
     latency_s=LATENCIES * situation.latency_s,
-    encode_s=host_s * inputs.ENCODE_S,
+    encode_s=host_s * inputs.ENCODE_S / situation.hosts,
     up_s=wire_s,
     merge_s=host_s * merge_s,
     down_s=wire_s,
-    take_in_s=host_s * inputs.TAKE_IN_S,
+    take_in_s=host_s * inputs.TAKE_IN_S / situation.hosts,
   )
 
 

@@ -131,7 +131,9 @@ TABLE = {
   },
   'diloco/pages': {'matplotlib', 'numpy', 'rich', 'diloco.metrics'},
   'diloco/studies': {
+    'diloco.config.hardware',
     'diloco.metrics',
+    'diloco.models.flops',
     'diloco.pages.parts',
     'diloco.protocol',
     'diloco.sizing.host_memory',

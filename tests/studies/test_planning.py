@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from diloco.config.sections import ConfigError
-from diloco.studies import plan_text
+from diloco.studies import plan_text, slice_share
 from diloco.studies.planning import Situation, plan
 
 # bf16, P = H = 24: fragments of 1e7 values, 20 MB, 0.16 Gbit, 0.04 GB of f32.
@@ -133,6 +133,26 @@ def test_memory_by_hand():
   ]
 
 
+def test_hosts_share_what_a_learner_does():
+  one, four = plan(SMALL), _changed(hosts=4)
+  assert four.exchange.encode_s == pytest.approx(one.exchange.encode_s / 4)
+  assert four.exchange.take_in_s == pytest.approx(one.exchange.take_in_s / 4)
+  assert four.exchange.merge_s == one.exchange.merge_s
+  parts = [m.nbytes / 4 for m in one.learner_memory]
+  assert [m.nbytes for m in four.learner_memory] == pytest.approx(parts)
+
+
+def test_the_share_of_a_chip_by_hand():
+  found = _changed(accelerator='v5litepod-8').chip  # Two rounds in flight.
+  assert found.state == 12 * 2.4e8 / 8
+  assert found.gradients == 4 * 2.4e8 / 8
+  assert found.exchange == 2 * 2 * 4 * 1e7 / 8
+  assert found.left == 16e9 - found.total
+  small = _changed(params=2e11, accelerator='v6e-1')
+  assert small.chip.left < 0
+  assert 'IT DOES NOT FIT' in '\n'.join(plan_text.lines(small))
+
+
 def test_failures_by_hand():
   # A chip a learner, one failure a day; a pause of 0.1 days.
   found = _changed(chips=2, mtbi_days=1.0, pause_s=8640.0)
@@ -153,11 +173,18 @@ def test_failures_by_hand():
     {'params': 1.0, 'latency_s': 0.0},
     {'learners': 1000, 'step_s': 0.001, 'latency_s': 5.0, 'chips': 10**6},
     {'codec': 'f32', 'bandwidth_gbps': 1000.0, 'host_speed': 1e4},
+    {
+      'accelerator': 'v5litepod-256',
+      'chips': 1024,
+      'hosts': 64,
+      'step_tokens': 2**20,
+    },
+    {'params': 5e12, 'accelerator': 'v6e-1', 'chips': 4, 'step_tokens': 1},
   ],
 )
 def test_the_screen_fits(values):
   shown = list(plan_text.lines(_changed(LARGE, **values)))
-  assert len(shown) <= 40
+  assert len(shown) <= (46 if 'accelerator' in values else 42)
   assert max(map(len, shown)) <= 80, max(shown, key=len)
 
 
@@ -205,11 +232,61 @@ def test_the_command_prints_the_plan():
   assert done.stdout.splitlines() == list(plan_text.lines(plan(LARGE)))
 
 
-def test_the_command_lists_all_that_is_wrong():
-  done = _start('--params=12e9', '--learners=4', 'now')
+def test_one_command_plans_for_slices():
+  """5 B on 4 × v5e-256: fit, bandwidth, goodput and the syncer, in one go."""
+  done = _start('5B', '--on=4xv5e-256', '--gbps=2')
+  assert done.returncode == 0, done.stderr
+  text = ' '.join(done.stdout.split())
+  for words in (
+    'each learner on v5litepod-256: 256 chips of v5e, 64 hosts',
+    'T = 1.559 s',  # 6 · 5e9 · 2²⁰ / (0.4 · 256 · 197e12).
+    'it fits: 332 MB are 2.1 % of 16 GB',
+    "Gbit/s of a learner's link are needed",
+    'goodput 99.98 %',
+    "memory of each of a learner's 64 hosts",
+    'its machine: 4 CPUs, 94 GiB of memory, 215 GiB of disk',
+  ):
+    assert words in text
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('4xv5e-255', '--on=v5e-255: unknown; did you mean v5litepod-256?'),
+    ('0xv5e-8', '--on=0xv5e-8: must be learners x slice, such as 4xv5e-256'),
+    ('4', '--on=4: must be learners x slice'),
+  ],
+)
+def test_slices_that_are_not(text, message):
+  with pytest.raises(ConfigError) as caught:
+    slice_share.parse(text)
+  assert caught.value.problems[0].startswith(message)
+
+
+def test_learners_on_slices():
+  learners, of = slice_share.parse('4xv5p-16')
+  assert (learners, of.name, of.chips, of.hosts) == (4, 'v5p-16', 8, 2)
+  assert slice_share.parse('v5e-8')[0] == 1
+  # 6 · 10⁹ · 10⁶ FLOPs at 40 % of 8 · 459 TFLOP/s.
+  assert slice_share.step_s(of, 1e9, 1e6) == pytest.approx(6e15 / 1.4688e15)
+
+
+def test_what_is_said_twice_is_refused():
+  done = _start('5B', '--params=5B', '--on=v5e-8', '--chips=4', '--gbps=2')
   assert done.returncode == 78
   assert done.stderr.splitlines() == [
-    "error: 'now': this takes flags only",
+    "error: '5B': --params=5e+09 is given; all else is flags",
+    'error: --chips: --on=v5e-8 says it',
+  ]
+
+
+def test_the_command_lists_all_that_is_wrong():
+  done = _start('now', '--learners=4')
+  assert done.returncode == 78
+  assert done.stderr.splitlines() == [
+    "error: 'now': must be a number, such as 12e9 or 12B",
+    'error: --params: is missing. Parameters of the model, such as 12e9 or '
+    '12B.',
     "error: --bandwidth_gbps: is missing. Gbit/s of a learner's link, each "
     'way, such as 2.',
     'error: --step_s: is missing. Seconds that an inner step takes, such as '
