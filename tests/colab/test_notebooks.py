@@ -2,9 +2,12 @@
 """Executes the notebooks, with smaller settings, and looks at what they keep.
 
 The settings are in the one cell with the tag `parameters`, as lines of the form
-`NAME = value`; `SMALL` replaces values by name.
+`NAME = value`; `SMALL` replaces values by name. `pytest tests/colab --rewrite`
+executes them with the settings that they have, and stores the outputs.
 """
 
+import io
+import json
 import os
 import pathlib
 import re
@@ -18,6 +21,10 @@ from nbclient import NotebookClient
 FOLDER = pathlib.Path(__file__).parents[2] / 'colab'
 SETTINGS = 'parameters'
 SECONDS_MAX = 240  # Of one cell, on a busy machine.
+STORED_BYTES_MAX = 1_000_000  # Of a notebook with its outputs.
+BADGE = (
+  '[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]'
+)
 
 SMALL = {
   'protocol_by_hand': {'UNTIL_S': '20'},
@@ -83,52 +90,175 @@ def fixture_fonts(tmp_path_factory):
   return folder
 
 
-@pytest.mark.parametrize('name', NAMES)
-def test_notebook_runs(name, fonts, tmp_path, monkeypatch):
-  # Nothing is written into the user's home.
+@pytest.fixture(name='home')
+def fixture_home(fonts, tmp_path, monkeypatch):
+  """Nothing is written into the user's home."""
   monkeypatch.setenv('MPLCONFIGDIR', str(fonts))
   for variable in ('IPYTHONDIR', 'JUPYTER_RUNTIME_DIR'):
     monkeypatch.setenv(variable, str(tmp_path / variable.lower()))
-  notebook = _read(name)
-  for setting, value in SMALL[name].items():
-    _set(_settings(notebook), setting, value)
-  client = NotebookClient(
+
+
+def _execute(notebook, folder: pathlib.Path):
+  NotebookClient(
     notebook,
     timeout=SECONDS_MAX,
     kernel_name='python3',
-    resources={'metadata': {'path': str(FOLDER)}},
-  )
-  client.execute()
-  outputs = [
-    output
-    for cell in notebook.cells
-    if cell.cell_type == 'code'
-    for output in cell.outputs
-  ]
-  assert not [o.text for o in outputs if o.get('name') == 'stderr']
-  pictures = [o for o in outputs if 'image/png' in o.get('data', {})]
-  assert len(pictures) >= 2, 'a notebook explains by pictures'
+    record_timing=False,
+    coalesce_streams=True,
+    resources={'metadata': {'path': str(folder)}},
+  ).execute()
+
+
+def _outputs(notebook) -> list:
+  return [output for cell in _code(notebook) for output in cell.outputs]
+
+
+def _code(notebook) -> list:
+  return [cell for cell in notebook.cells if cell.cell_type == 'code']
+
+
+def _store(name: str, executed):
+  """Keeps the outputs; the rest of the file stays as it is."""
+  notebook = _read(name)
+  for cell, done in zip(_code(notebook), _code(executed)):
+    cell.outputs, cell.execution_count = done.outputs, done.execution_count
+  nbformat.write(notebook, FOLDER / f'{name}.ipynb')
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_notebook_is_stripped(name):
+def test_notebook_runs(name, home, request):
+  del home
+  notebook = _read(name)
+  full = request.config.getoption('--rewrite')
+  for setting, value in ({} if full else SMALL[name]).items():
+    _set(_settings(notebook), setting, value)
+  _execute(notebook, FOLDER)
+  outputs = _outputs(notebook)
+  assert not [o.text for o in outputs if o.get('name') == 'stderr']
+  pictures = [o for o in outputs if 'image/png' in o.get('data', {})]
+  assert len(pictures) >= 2, 'a notebook explains by pictures'
+  if full:
+    _store(name, notebook)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_outputs_are_stored(name):
   notebook = _read(name)
   nbformat.validate(notebook)
   assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
-  for cell in notebook.cells:
-    assert cell.cell_type != 'code' or (
-      not cell.outputs and cell.execution_count is None
-    ), cell.id
   assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
+  counts = [cell.execution_count for cell in _code(notebook)]
+  assert counts == list(range(1, len(counts) + 1)), 'executed once, in order'
+  outputs = _outputs(notebook)
+  assert {o.output_type for o in outputs} <= {
+    'stream', 'display_data', 'execute_result',
+  }  # fmt: skip
+  assert sum('image/png' in o.get('data', {}) for o in outputs) >= 2
+  path = FOLDER / f'{name}.ipynb'
+  assert path.stat().st_size < STORED_BYTES_MAX
+  assert not re.search(r'/(?:home|work|tmp|root)/', path.read_text())
+
+
+# The first cell ---------------------------------------------------------------
+
+
+def _first(name: str = NAMES[0]) -> str:
+  return _code(_read(name))[0].source
+
+
+def _functions() -> dict:
+  """What the first cell defines, before it does anything."""
+  defined = {}
+  exec(_first().partition('\nROOT = ')[0], defined)
+  return defined
 
 
 def test_all_begin_with_the_same_cell():
-  first = [
-    next(cell.source for cell in _read(name).cells if cell.cell_type == 'code')
-    for name in NAMES
-  ]
-  assert set(first) == {first[0]}
-  assert "REPOSITORY = ''" in first[0], 'the user sets it'
+  assert {_first(name) for name in NAMES} == {_first()}
+
+
+def test_first_cell_works_twice_without_a_clone_around(home, tmp_path):
+  del home
+  origin, here = tmp_path / 'origin', tmp_path / 'here'
+  (origin / 'diloco').mkdir(parents=True)
+  here.mkdir()
+  for name in ('setup.py', 'diloco/__init__.py'):
+    (origin / name).write_bytes((FOLDER.parent / name).read_bytes())
+  git = ['git', '-C', str(origin), '-c', 'user.name=n', '-c', 'user.email=e']
+  for command in (['init', '-q'], ['add', '.'], ['commit', '-qm', 'all']):
+    subprocess.run([*git, *command], check=True)
+  source, found = re.subn(
+    r"^REPOSITORY = ''", f"REPOSITORY = '{origin}'", _first(), flags=re.M
+  )
+  assert found == 1
+  notebook = nbformat.v4.new_notebook(
+    cells=[
+      *(nbformat.v4.new_code_cell(source) for _ in range(2)),
+      nbformat.v4.new_code_cell('import diloco; print(diloco.__file__)'),
+    ]
+  )
+  _execute(notebook, here)
+  first, second, module = (output.text for output in _outputs(notebook))
+  assert first == second and re.match(r'diloco [\d.]+, Python 3', first)
+  assert module.strip() == str(here / 'diloco-clone' / 'diloco/__init__.py')
+
+
+def test_first_cell_says_in_one_line_what_to_set(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.delenv('COLAB_JUPYTER_IP', raising=False)
+  defined = _functions()
+  with pytest.raises(defined['Stop'], match='Set REPOSITORY') as stopped:
+    defined['root']()
+  # IPython prints these in place of a traceback.
+  assert stopped.value._render_traceback_() == [str(stopped.value)]
+
+
+@pytest.mark.parametrize(
+  'path, address',
+  [
+    (
+      'fileId=https%3A//github.com/some/where/blob/main/colab/x.ipynb',
+      'https://github.com/some/where',
+    ),
+    ('fileId=1aB_drive', ''),
+  ],
+)
+def test_first_cell_finds_from_where_colab_opened_it(
+  path, address, monkeypatch
+):
+  defined = _functions()
+  asked = []
+
+  def sessions(url, timeout):
+    del timeout
+    asked.append(url)
+    return io.BytesIO(json.dumps([{'name': 'x.ipynb', 'path': path}]).encode())
+
+  monkeypatch.setattr(defined['urllib'].request, 'urlopen', sessions)
+  monkeypatch.setenv('COLAB_JUPYTER_IP', '172.28.0.12')
+  monkeypatch.setenv('KMP_TARGET_PORT', '9000')
+  assert defined['opened_from']() == address
+  assert asked == ['http://172.28.0.12:9000/api/sessions']
+
+
+def test_first_cell_asks_for_nothing_that_it_does_not_install(monkeypatch):
+  defined = _functions()
+  assert defined['lacking'](FOLDER.parent) == []
+  monkeypatch.setitem(defined, 'installed', lambda name: ())
+  asked = {each.partition('>')[0] for each in defined['lacking'](FOLDER.parent)}
+  assert {'etils', 'jax', 'matplotlib', 'tensorboardX'} <= asked
+  assert not asked & {'pyarrow', 'safetensors', 'tensorflow-datasets'}
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_notebook_has_a_badge(name):
+  """It leads to the notebook once the repository's address is known."""
+  address = re.search(r"^REPOSITORY = '(.*)'", _first(name), re.M)[1]
+  github = 'https://colab.research.google.com/github'
+  if address:
+    owner_and_name = address.removesuffix('.git').partition('github.com/')[2]
+    github += f'/{owner_and_name}/blob/main/colab/{name}.ipynb'
+  assert _read(name).cells[0].source.startswith(f'{BADGE}({github})')
 
 
 @pytest.mark.parametrize('name', NAMES)
