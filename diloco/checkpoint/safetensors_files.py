@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder with model.safetensors and config.json, as other tools read it."""
+"""A folder with model.safetensors and its JSON, as other tools read it."""
 
 import json
 import os
@@ -15,21 +15,26 @@ CONFIG = 'config.json'
 
 
 def write_exported(
-  folder: pathlib.Path, tensors: Mapping[str, np.ndarray], config: Mapping
+  folder: pathlib.Path,
+  tensors: Mapping[str, np.ndarray],
+  files: Mapping[str, Mapping | bytes],
 ) -> None:
-  """Creates the folder; replaces these two files, each atomically.
+  """Creates the folder; replaces these files, each atomically.
 
   Args:
     folder: may exist, and may hold other files.
     tensors: name -> array, contiguous.
-    config: plain data.
+    files: name -> content: plain data, written as JSON, or bytes.
   """
   folder.mkdir(parents=True, exist_ok=True)
   # 'pt' tells readers that names and shapes are PyTorch's.
   weights = safetensors.numpy.save(dict(tensors), metadata={'format': 'pt'})
   _replace(folder / WEIGHTS, weights)
-  text = json.dumps(config, indent=2, allow_nan=False) + '\n'
-  _replace(folder / CONFIG, text.encode())
+  for name, content in files.items():
+    if not isinstance(content, bytes):
+      text = json.dumps(content, indent=2, allow_nan=False) + '\n'
+      content = text.encode()
+    _replace(folder / name, content)
 
 
 def read_exported(

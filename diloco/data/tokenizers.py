@@ -9,6 +9,7 @@ import base64
 import binascii
 import dataclasses
 import hashlib
+import json
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -37,6 +38,9 @@ class Tokenizer:
     fingerprint: hex sha256 of all that determines tokens.
     raw_encode: maps texts in UTF-8 to their tokens, without `end`.
     raw_decode: maps tokens to the bytes of their text.
+    exported: its file, as Hugging Face's tools know it: name and content; None:
+      they don't.
+    end_text: what `end` is called in that file; '' if it is an ordinary token.
   """
 
   name: str
@@ -45,6 +49,8 @@ class Tokenizer:
   fingerprint: str
   raw_encode: Callable[[Sequence[bytes]], Sequence[Sequence[int]]]
   raw_decode: Callable[[Sequence[int]], bytes]
+  exported: tuple[str, bytes] | None = None
+  end_text: str = ''
 
   def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
     """Returns tokens of each document, int32 [tokens], followed by `end`.
@@ -74,6 +80,27 @@ def fingerprint(*parts: bytes) -> str:
   return digest.hexdigest()
 
 
+def _byte_level() -> bytes:
+  """Returns a tokenizer.json whose token b is byte b, and that merges none.
+
+  Its vocabulary shows bytes as GPT-2's does: those that print as themselves in
+  Latin-1, the others as the characters from U+0100 on.
+  """
+  prints = {*range(0x21, 0x7F), *range(0xA1, 0x100)} - {0xAD}
+  others = iter(range(0x100, 0x200))
+  vocab = {chr(b if b in prints else next(others)): b for b in range(256)}
+  step = {'type': 'ByteLevel', 'add_prefix_space': False, 'use_regex': False}
+  step['trim_offsets'] = False
+  contents = {
+    'version': '1.0',
+    'added_tokens': [],
+    'pre_tokenizer': step,
+    'decoder': step,
+    'model': {'type': 'BPE', 'vocab': vocab, 'merges': []},
+  }
+  return json.dumps(contents, ensure_ascii=False).encode()
+
+
 def unicode_of(texts: Sequence[bytes]) -> list[str]:
   """Decodes the texts.
 
@@ -90,6 +117,7 @@ BYTES = Tokenizer(
   fingerprint=fingerprint(b'bytes'),
   raw_encode=lambda texts: [np.frombuffer(text, np.uint8) for text in texts],
   raw_decode=bytes,
+  exported=('tokenizer.json', _byte_level()),
 )
 
 
@@ -149,6 +177,8 @@ def _sentencepiece(name: str, path: str, end: str) -> Tokenizer:
     fingerprint=fingerprint(b'sentencepiece', model, b'%d' % number),
     raw_encode=lambda texts: processor.encode(unicode_of(texts), num_threads=1),
     raw_decode=lambda tokens: processor.decode(list(map(int, tokens))).encode(),
+    exported=('tokenizer.model', model),
+    end_text=processor.id_to_piece(number) if number >= 0 else '',
   )
 
 
@@ -182,6 +212,8 @@ def _tokenizers(name: str, path: str, end: str) -> Tokenizer:
     raw_decode=lambda ids: tokenizer.decode(
       list(map(int, ids)), skip_special_tokens=False
     ).encode(),
+    exported=('tokenizer.json', content),
+    end_text=tokenizer.id_to_token(number) if number >= 0 else '',
   )
 
 

@@ -120,11 +120,15 @@ def exported_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
   return shapes
 
 
-def exported_config(config: DecoderConfig, seq_len: int) -> dict:
+def exported_config(
+  config: DecoderConfig, seq_len: int, end: int, tokenizer: str
+) -> dict:
   """Returns the contents of config.json, as plain data.
 
   Args:
     seq_len: the longest text that it was trained on, in tokens.
+    end: the token after each document.
+    tokenizer: what is said of the tokenizer.
   """
   root = math.sqrt(config.d_model)
   return {
@@ -155,16 +159,35 @@ def exported_config(config: DecoderConfig, seq_len: int) -> dict:
     'attention_multiplier': 1 / math.sqrt(config.head_dim),
     'residual_multiplier': 1.0,
     'bos_token_id': None,
-    'eos_token_id': None,
+    'eos_token_id': end,
     'pad_token_id': None,
     'torch_dtype': 'float32',
-    'notes': list(_notes(config, seq_len)),
+    'notes': [tokenizer, *_notes(config, seq_len)],
+  }
+
+
+def generation_config(seq_len: int, end: int) -> dict:
+  """Returns the contents of generation_config.json; see `exported_config`."""
+  return {'do_sample': True, 'eos_token_id': end, 'max_length': seq_len}
+
+
+def tokenizer_config(seq_len: int, end_text: str) -> dict:
+  """Returns the contents of tokenizer_config.json, beside tokenizer.json.
+
+  Args:
+    end_text: the end token as the tokenizer's file calls it; '' if there it is
+      an ordinary token.
+  """
+  return {
+    'tokenizer_class': 'PreTrainedTokenizerFast',
+    'model_max_length': seq_len,
+    'clean_up_tokenization_spaces': False,
+    **({'eos_token': end_text} if end_text else {}),
   }
 
 
 def _notes(config: DecoderConfig, seq_len: int) -> Iterator[str]:
   yield 'Trained with diloco; weights are those of the global model, in f32.'
-  yield 'A token is a byte; there is no tokenizer and no special token.'
   yield (
     'Llama but for embedding_multiplier (sqrt of hidden_size) and '
     'logits_scaling; a reader that leaves these out gives other logits.'

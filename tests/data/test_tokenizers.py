@@ -41,6 +41,33 @@ def test_texts_come_back(names, kind):
       assert len(tokens) == 0
 
 
+@pytest.mark.parametrize('kind', ['bytes', 'tokenizers'])
+def test_an_exported_tokenizer_gives_the_same_tokens(names, kind):
+  import tokenizers
+
+  ours = make_tokenizer(names[kind])
+  name, content = ours.exported
+  assert name == 'tokenizer.json'
+  theirs = tokenizers.Tokenizer.from_buffer(content)
+  for text in [*TEXTS, 'größer\n\n \t zwei\x00\x7f\xa0\xad Ā€ 😀']:
+    [tokens] = ours.encode([text.encode()])
+    assert theirs.encode(text).ids == tokens[:-1].tolist(), text
+    assert theirs.decode(tokens[:-1], skip_special_tokens=False) == text
+  if kind == 'tokenizers':
+    assert theirs.token_to_id(ours.end_text) == ours.end
+
+
+def test_a_model_of_sentencepiece_is_exported_as_it_is(names):
+  import sentencepiece
+
+  ours = make_tokenizer(names['sentencepiece'])
+  name, content = ours.exported
+  assert name == 'tokenizer.model'
+  theirs = sentencepiece.SentencePieceProcessor(model_proto=content)
+  assert theirs.piece_to_id(ours.end_text) == ours.end
+  assert make_tokenizer(names['tiktoken']).exported is None
+
+
 @pytest.mark.parametrize('kind', ['tokenizers', 'tiktoken'])
 def test_the_end_is_but_text_in_a_text(names, kind):
   """The end token's text inside a document does not end it."""

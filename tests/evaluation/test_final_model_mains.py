@@ -144,9 +144,18 @@ def test_export_writes_what_can_be_read_back(
   for path, x in params.items():
     np.testing.assert_array_equal(back[path], x, err_msg=path)
   assert settings['max_position_embeddings'] == 32
-  assert settings == json.loads(
-    json.dumps(hf_export.exported_config(sizes, 32))
-  )
+  said = "Tokens are those of 'bytes', in tokenizer.json"
+  assert settings['notes'][0].startswith(said)
+  rest = hf_export.exported_config(sizes, 32, 0, settings['notes'][0])
+  assert settings == json.loads(json.dumps(rest))
+  generation = (tmp_path / 'out' / 'generation_config.json').read_text()
+  assert json.loads(generation) == {
+    'do_sample': True,
+    'eos_token_id': 0,
+    'max_length': 32,
+  }
+  written = {path.name for path in (tmp_path / 'out').iterdir()}
+  assert {'tokenizer.json', 'tokenizer_config.json'} <= written
 
 
 def test_a_run_that_left_no_model_ends_in_78(tmp_path):

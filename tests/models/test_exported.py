@@ -109,7 +109,8 @@ def test_their_forward_pass_gives_our_loss(tied):
   config = dataclasses.replace(CONFIG, tied=tied)
   params = _params(config)
   tensors = hf_export.to_exported(params, config)
-  settings = json.loads(json.dumps(hf_export.exported_config(config, LENGTH)))
+  settings = hf_export.exported_config(config, LENGTH, 0, '')
+  settings = json.loads(json.dumps(settings))
   tokens = jax.random.randint(
     jax.random.key(1), (2, LENGTH + 1), 0, config.vocab
   )
@@ -168,8 +169,10 @@ def test_epsilon_is_that_of_the_decoder():
 
 def test_notes_say_what_a_reader_must_know():
   config = dataclasses.replace(CONFIG, dtype='bfloat16')
-  notes = ' '.join(hf_export.exported_config(config, LENGTH)['notes'])
-  for text in ('byte', 'embedding_multiplier', '12 tokens', 'bfloat16'):
+  settings = hf_export.exported_config(config, LENGTH, 7, 'Of bytes.')
+  assert settings['eos_token_id'] == 7
+  notes = ' '.join(settings['notes'])
+  for text in ('Of bytes.', 'embedding_multiplier', '12 tokens', 'bfloat16'):
     assert text in notes
   assert 'head_dim is not hidden_size / num_attention_heads' in notes
 
