@@ -148,7 +148,7 @@ def _first(name: str = NAMES[0]) -> str:
 
 
 def _functions() -> dict:
-  """What the first cell defines, before it does anything."""
+  """Returns what the first cell defines, before it does anything."""
   defined = {}
   exec(_first().partition('\nROOT = ')[0], defined)
   return defined
