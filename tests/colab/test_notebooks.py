@@ -6,6 +6,7 @@ The settings are in the one cell with the tag `parameters`, as lines of the form
 executes them with the settings that they have, and stores the outputs.
 """
 
+import importlib.util
 import io
 import json
 import os
@@ -147,11 +148,15 @@ def _first(name: str = NAMES[0]) -> str:
   return _code(_read(name))[0].source
 
 
-def _functions() -> dict:
-  """Returns what the first cell defines, before it does anything."""
-  defined = {}
-  exec(_first().partition('\nROOT = ')[0], defined)
-  return defined
+@pytest.fixture(name='defined')
+def fixture_defined(tmp_path):
+  """A module of what the first cell defines, before it does anything."""
+  path = tmp_path / 'first_cell.py'
+  path.write_text(_first().partition('\nROOT = ')[0])
+  spec = importlib.util.spec_from_file_location('first_cell', path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
 
 
 def test_all_begin_with_the_same_cell():
@@ -184,12 +189,13 @@ def test_first_cell_works_twice_without_a_clone_around(home, tmp_path):
   assert module.strip() == str(here / 'diloco-clone' / 'diloco/__init__.py')
 
 
-def test_first_cell_says_in_one_line_what_to_set(tmp_path, monkeypatch):
+def test_first_cell_says_in_one_line_what_to_set(
+  defined, tmp_path, monkeypatch
+):
   monkeypatch.chdir(tmp_path)
   monkeypatch.delenv('COLAB_JUPYTER_IP', raising=False)
-  defined = _functions()
-  with pytest.raises(defined['Stop'], match='Set REPOSITORY') as stopped:
-    defined['root']()
+  with pytest.raises(defined.Stop, match='Set REPOSITORY') as stopped:
+    defined.root()
   # IPython prints these in place of a traceback.
   assert stopped.value._render_traceback_() == [str(stopped.value)]
 
@@ -205,9 +211,8 @@ def test_first_cell_says_in_one_line_what_to_set(tmp_path, monkeypatch):
   ],
 )
 def test_first_cell_finds_from_where_colab_opened_it(
-  path, address, monkeypatch
+  path, address, defined, monkeypatch
 ):
-  defined = _functions()
   asked = []
 
   def sessions(url, timeout):
@@ -215,18 +220,19 @@ def test_first_cell_finds_from_where_colab_opened_it(
     asked.append(url)
     return io.BytesIO(json.dumps([{'name': 'x.ipynb', 'path': path}]).encode())
 
-  monkeypatch.setattr(defined['urllib'].request, 'urlopen', sessions)
+  monkeypatch.setattr(defined.urllib.request, 'urlopen', sessions)
   monkeypatch.setenv('COLAB_JUPYTER_IP', '172.28.0.12')
   monkeypatch.setenv('KMP_TARGET_PORT', '9000')
-  assert defined['opened_from']() == address
+  assert defined.opened_from() == address
   assert asked == ['http://172.28.0.12:9000/api/sessions']
 
 
-def test_first_cell_asks_for_nothing_that_it_does_not_install(monkeypatch):
-  defined = _functions()
-  assert defined['lacking'](FOLDER.parent) == []
-  monkeypatch.setitem(defined, 'installed', lambda name: ())
-  asked = {each.partition('>')[0] for each in defined['lacking'](FOLDER.parent)}
+def test_first_cell_asks_for_nothing_that_it_does_not_install(
+  defined, monkeypatch
+):
+  assert defined.lacking(FOLDER.parent) == []
+  monkeypatch.setattr(defined, 'installed', lambda name: ())
+  asked = {each.partition('>')[0] for each in defined.lacking(FOLDER.parent)}
   assert {'etils', 'jax', 'matplotlib', 'tensorboardX'} <= asked
   assert not asked & {'pyarrow', 'safetensors', 'tensorflow-datasets'}
 
