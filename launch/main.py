@@ -50,6 +50,7 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
   for line in (
     *left_out(config, registry.BACKENDS[given.to]),
     *notes_on_syncer(config, whole.syncer.resources),
+    *registry.BACKENDS[given.to].notes(given),
   ):
     print(f'note: {line}', file=sys.stderr)
   if given.dry_run and registry.BACKENDS[given.to].stays:

@@ -5,6 +5,7 @@ Start with `registry`: one class a back end, which starts a
 `launch.job.JobSpec`, adds and removes learners.
 
   gke, manifest_text            JobSets of Kubernetes
+  gke_sidecars                  what stands beside a role in its pod; probes
   slurm                         a job for the syncer, an array of learners
   queued_resources, startup     TPU VMs: gcloud commands, start-up scripts
   provisioner                   asks again for slices that were taken away

@@ -10,6 +10,7 @@ name that stays, a volume claim what a restarted one goes on from.
 import dataclasses
 
 from diloco.config.sections import ConfigError
+from launch.backends import gke_sidecars
 from launch.backends.command_lines import Addresses, addressed
 from launch.backends.manifest_text import Octal
 from launch.exit_codes import EXITS_FATAL
@@ -53,6 +54,10 @@ class GkeOptions:
   # A claim that all roles read at DATA_FOLDER; empty: none.
   data_claim: str = ''
   data_bucket: str = ''  # A bucket of Cloud Storage in its place.
+  # A bucket to which all roles copy what they leave; empty: none.
+  results_bucket: str = ''
+  # Where the syncer's pod serves /metrics, to all that reach it; 0: nowhere.
+  metrics_port: int = 0
   # The local queue of Kueue that admits the roles; empty: none.
   queue: str = ''
   ttl_s: int = 0  # After it a role that has ended is deleted; 0: never.
@@ -60,6 +65,10 @@ class GkeOptions:
   def __post_init__(self):
     if self.ttl_s < 0:
       raise ConfigError([f'--ttl_s={self.ttl_s}: must not be negative'])
+    if not 0 <= self.metrics_port < 65536:
+      raise ConfigError(
+        [f'--metrics_port={self.metrics_port}: must be in 1 … 65535, or 0']
+      )
     if self.data_claim and self.data_bucket:
       raise ConfigError(
         [
@@ -141,9 +150,13 @@ def job_set(whole: JobSpec, role: Task, options: GkeOptions) -> dict:
 
 
 def _pod_metadata(whole: JobSpec, role: Task, options: GkeOptions) -> dict:
-  metadata = {'labels': _labels(whole, role)}
-  if options.data_bucket:
-    metadata['annotations'] = {FUSE_PODS: 'true'}
+  metadata, annotations = {'labels': _labels(whole, role)}, {}
+  if options.data_bucket or _copies(role, options):
+    annotations[FUSE_PODS] = 'true'
+  if role.kind == SYNCER and options.metrics_port:
+    annotations |= gke_sidecars.scraped(options.metrics_port)
+  if annotations:
+    metadata['annotations'] = annotations
   return metadata
 
 
@@ -175,31 +188,54 @@ def _pod(whole: JobSpec, role: Task, options: GkeOptions) -> dict:
     ports.append(_port('coordinator', COORDINATOR_PORT))
   if ports:
     container['ports'] = ports
+  if role.kind == SYNCER:
+    container |= gke_sidecars.syncer_probes(whole)
   pod = {
     'restartPolicy': 'Never',  # The exit code decides, above.
-    'terminationGracePeriodSeconds': whole.grace_s,
+    'terminationGracePeriodSeconds': _grace_s(whole, role, options),
     'containers': [container],
     'volumes': volumes,
   }
-  if role.kind == SYNCER and whole.evaluator:
-    # It reads the syncer's checkpoints. A container that is started first and
-    # always again ends with the pod, and its death is none of the syncer's.
-    beside = {
-      'name': whole.evaluator.kind,
-      'image': whole.image,
-      'restartPolicy': 'Always',
-      'command': [whole.python, '-m', whole.evaluator.module],
-      'args': [_literal(each) for each in whole.evaluator.arguments],
-      'env': shared,
-      'volumeMounts': mounts,
-    }
-    pod['initContainers'] = [beside]
+  if beside := _beside(whole, role, options, shared):
+    pod['initContainers'] = [
+      {**each, 'volumeMounts': mounts} for each in beside
+    ]
   selector, tolerations = _nodes(role)
   if selector:
     pod['nodeSelector'] = selector
   if tolerations:
     pod['tolerations'] = tolerations
   return pod
+
+
+def _beside(
+  whole: JobSpec, role: Task, options: GkeOptions, shared: list
+) -> list[dict]:
+  """Returns the containers beside the role's own, without their volumes."""
+  found = []
+  if _copies(role, options):
+    found.append(gke_sidecars.results(whole))
+  if role.kind == SYNCER and whole.evaluator:
+    arguments = [_literal(each) for each in whole.evaluator.arguments]
+    found.append(gke_sidecars.evaluator(whole, arguments, shared))
+  if role.kind == SYNCER and options.metrics_port:
+    address = _field('DILOCO_HOST', 'status.podIP')
+    port = options.metrics_port
+    found.append(gke_sidecars.watch(whole, address, OWN_ADDRESS, port))
+  return found
+
+
+def _copies(role: Task, options: GkeOptions) -> bool:
+  """Returns True if a role copies to the bucket what is in its workdir."""
+  is_alone = not options.shared_claim or role.kind == SYNCER
+  return bool(options.results_bucket) and is_alone
+
+
+def _grace_s(whole: JobSpec, role: Task, options: GkeOptions) -> int:
+  """Returns the seconds from SIGTERM to SIGKILL of all containers of a pod."""
+  if role.kind == SYNCER and _copies(role, options):
+    return max(whole.grace_s, gke_sidecars.COPY_GRACE_S)
+  return whole.grace_s
 
 
 def _index(role: Task) -> list[dict]:
@@ -299,6 +335,10 @@ def _volumes(
   if data := _data(options):
     volumes.append({'name': 'data', **data})
     mounts.append({'name': 'data', 'mountPath': DATA_FOLDER, 'readOnly': True})
+  if _copies(role, options):
+    bucket = _bucket(options.results_bucket, read_only=False)
+    volumes.append({'name': 'results', **bucket})
+    mounts.append({'name': 'results', 'mountPath': gke_sidecars.RESULTS_FOLDER})
   if whole.secret:
     secret = {
       'secretName': whole.secret_of(role),
@@ -317,14 +357,19 @@ def _data(options: GkeOptions) -> dict:
     claim = {'claimName': options.data_claim, 'readOnly': True}
     return {'persistentVolumeClaim': claim}
   if options.data_bucket:
-    attributes = {
-      'bucketName': options.data_bucket,
-      'mountOptions': 'implicit-dirs',
-    }
-    return {
-      'csi': {'driver': FUSE, 'readOnly': True, 'volumeAttributes': attributes}
-    }
+    return _bucket(options.data_bucket, read_only=True)
   return {}
+
+
+def _bucket(name: str, read_only: bool) -> dict:
+  attributes = {'bucketName': name, 'mountOptions': 'implicit-dirs'}
+  return {
+    'csi': {
+      'driver': FUSE,
+      'readOnly': read_only,
+      'volumeAttributes': attributes,
+    }
+  }
 
 
 def _labels(whole: JobSpec, role: Task) -> dict[str, str]:

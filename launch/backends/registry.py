@@ -4,7 +4,7 @@
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from diloco.config.sections import ConfigError
@@ -174,6 +174,7 @@ class BackendKind:
     evaluates: True if it starts the evaluator beside the syncer.
     flags: its own, name to default and help; the default's type is the flag's.
     needs: those that must be given.
+    notes: takes the parsed flags; yields what the user may not expect.
   """
 
   make: Callable[[Any, Act, Say], Any]
@@ -183,6 +184,7 @@ class BackendKind:
   evaluates: bool = False
   flags: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
   needs: tuple[str, ...] = ()
+  notes: Callable[[Any], Iterable[str]] = lambda given: ()
 
 
 def cloud_of(given) -> Cloud:
@@ -194,6 +196,14 @@ def cloud_of(given) -> Cloud:
     given.subnetwork,
     given.internal_ips,
   )
+
+
+def _passing_volumes(given) -> Iterator[str]:
+  if not (given.shared_claim or given.results_bucket):
+    yield (
+      "learners' metrics and tapes go with their pods; --results_bucket or "
+      '--shared_claim keeps them'
+    )
 
 
 def _gke(given, act: Act, say: Say) -> Gke:
@@ -218,6 +228,7 @@ BACKENDS = {
     _gke,
     in_containers=True,
     evaluates=True,
+    notes=_passing_volumes,
     flags={
       'namespace': ('default', 'Namespace of all objects.'),
       'storage_class': (
@@ -232,6 +243,15 @@ BACKENDS = {
       'data_bucket': (
         '',
         f'Bucket of Cloud Storage that all roles read at {DATA_FOLDER}.',
+      ),
+      'results_bucket': (
+        '',
+        'Bucket of Cloud Storage to which all roles copy metrics and results.',
+      ),
+      'metrics_port': (
+        0,
+        "Port of the syncer's pod that serves /metrics, to all that reach it; "
+        '0: none.',
       ),
       'queue': ('', 'Local queue of Kueue that admits the roles.'),
       'ttl_s': (

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """GKE: what is rendered is what the public schemas know, field by field."""
 
+import dataclasses
+import os
+import subprocess
+
 import kubernetes_validate
 import pytest
 import yaml
@@ -11,7 +15,7 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
 from diloco.config import run_config
 from diloco.config.sections import ConfigError
 from experiments import quickstart
-from launch.backends import gke
+from launch.backends import gke, gke_sidecars
 from launch.backends.manifest_text import as_yaml
 from launch.job import launch
 from tests.backends.launch_values import (
@@ -20,6 +24,9 @@ from tests.backends.launch_values import (
   asked,
   check_golden,
 )
+from tests.waiting import until
+
+pytestmark = pytest.mark.beside
 
 KUBERNETES = '1.31'
 OPTIONS = gke.GkeOptions()
@@ -280,6 +287,7 @@ def test_a_queue_admits_all_roles_and_they_go_in_time():
   ('changes', 'words'),
   [
     ({'data_claim': 'a', 'data_bucket': 'b'}, 'one of them is at /data'),
+    ({'metrics_port': -1}, '--metrics_port=-1: must be in 1'),
     ({'ttl_s': -1}, '--ttl_s=-1: must not be negative'),
   ],
 )
@@ -307,6 +315,105 @@ def test_the_evaluator_is_beside_the_syncer_and_ends_with_it():
   ]  # fmt: skip
   assert beside['volumeMounts'] == container['volumeMounts']
   assert 'initContainers' not in _pod(found['JobSet/first-learner-0'])
+  assert 'initContainers' not in _pod(_all(_launch())['JobSet/first-syncer'])
+
+
+def test_what_the_processes_leave_comes_to_a_bucket():
+  found = _all(
+    _evaluated_launch(), results_bucket='ours', data_bucket='corpora'
+  )
+  for role in ('syncer', 'learner-0', 'learner-1'):
+    manifest = found[f'JobSet/first-{role}']
+    _check(manifest)
+    pod = _pod(manifest)
+    (volume,) = [v for v in pod['volumes'] if v['name'] == 'results']
+    assert volume['csi']['volumeAttributes']['bucketName'] == 'ours'
+    assert not volume['csi']['readOnly']
+    beside = pod['initContainers'][0]
+    assert (beside['name'], beside['restartPolicy']) == ('results', 'Always')
+    assert {'name': 'results', 'mountPath': '/results'} in beside[
+      'volumeMounts'
+    ]
+    noted = _job(manifest)['template']['metadata']['annotations']
+    assert noted == {'gke-gcsfuse/volumes': 'true'}
+  shared = _all(_launch(), results_bucket='ours', shared_claim='filestore')
+  assert 'initContainers' in _pod(shared['JobSet/first-syncer'])
+  assert 'initContainers' not in _pod(shared['JobSet/first-learner-0'])
+  # A model is large, metrics are not.
+  assert (
+    _pod(found['JobSet/first-syncer'])['terminationGracePeriodSeconds'] == 900
+  )
+  assert (
+    _pod(found['JobSet/first-learner-0'])['terminationGracePeriodSeconds'] == 30
+  )
+
+
+def test_files_are_copied_as_they_grow_and_once_more_at_the_end(
+  tmp_path, monkeypatch
+):
+  workdir, bucket = tmp_path / 'work dir', tmp_path / 'bucket'
+  monkeypatch.setattr(gke_sidecars, 'RESULTS_FOLDER', str(bucket))
+  monkeypatch.setattr(gke_sidecars, 'COPIED_EVERY_S', 0.1)
+  metrics = workdir / 'metrics' / 'learner-0.jsonl'
+  metrics.parent.mkdir(parents=True)
+  metrics.write_text('1\n')
+  (workdir / 'tape.jsonl').touch()
+  (workdir / 'tape.jsonl.000001').touch()
+  (workdir / 'checkpoints').mkdir()
+  beside = gke_sidecars.results(a_launch(workdir=str(workdir), image='a:1'))
+  copied = bucket / 'first' / 'metrics' / 'learner-0.jsonl'
+  with subprocess.Popen(beside['command']) as started:
+    try:
+      until(copied.exists, 60, 'a first copy')
+      metrics.write_text('1\n2\n')
+      until(lambda: copied.read_text() == '1\n2\n', 60, 'a second')
+      (workdir / 'summary.json').touch()
+    finally:
+      started.terminate()
+    assert started.wait(60) == 0
+  found = sorted(each.name for each in (bucket / 'first').iterdir())
+  assert found == [
+    'metrics', 'summary.json', 'tape.jsonl', 'tape.jsonl.000001',
+  ]  # fmt: skip
+
+
+def test_the_syncer_is_probed(tmp_path):
+  whole = dataclasses.replace(_launch(), workdir=str(tmp_path / 'work dir'))
+  found = _all(whole)
+  (container,) = _pod(found['JobSet/first-syncer'])['containers']
+  ports = {each['name']: each['containerPort'] for each in container['ports']}
+  for probe in ('startupProbe', 'readinessProbe'):
+    assert container[probe]['tcpSocket']['port'] in ports
+  command = container['livenessProbe']['exec']['command']
+  status = tmp_path / 'work dir' / 'status.json'
+  status.parent.mkdir()
+  status.touch()
+  assert subprocess.run(command).returncode == 0
+  os.utime(status, (0, 0))
+  assert subprocess.run(command).returncode == 1
+  (learner,) = _pod(found['JobSet/first-learner-0'])['containers']
+  assert not [name for name in learner if name.endswith('Probe')]
+
+
+def test_figures_are_served_where_a_port_is_given():
+  found = _all(_launch(), metrics_port=9100)
+  syncer = found['JobSet/first-syncer']
+  _check(syncer)
+  (beside,) = _pod(syncer)['initContainers']
+  assert beside['ports'] == [
+    {'name': 'metrics', 'containerPort': 9100, 'protocol': 'TCP'}
+  ]
+  assert beside['livenessProbe']['httpGet'] == {
+    'path': '/metrics', 'port': 'metrics',
+  }  # fmt: skip
+  assert (
+    'diloco.watch /workdir --insecure --host=$(DILOCO_HOST)'
+    in (beside['command'][-1])
+  )
+  noted = _job(syncer)['template']['metadata']['annotations']
+  assert noted['prometheus.io/port'] == '9100'
+  learner = _job(found['JobSet/first-learner-0'])['template']['metadata']
+  assert 'annotations' not in learner
   assert 'initContainers' not in _pod(_all(_launch())['JobSet/first-syncer'])
 
 
