@@ -22,6 +22,11 @@ COMMANDS = {
   'launch': ('launch.main', 'starts a run on TPU VMs, on GKE or under Slurm'),
   'syncer': ('diloco.syncer', 'is the syncer of a run'),
   'learner': ('diloco.learner', 'is one learner of a run'),
+  'syncer-shard': ('diloco.syncer_shard', 'is a shard beside the syncer'),
+  'evaluator': (
+    'diloco.evaluator',
+    'evaluates the model of a run while it goes on',
+  ),
   'config': ('diloco.config', 'lists all keys of a configuration'),
   'generate': ('diloco.generate', 'draws text from the model of a run'),
   'evaluate': ('diloco.evaluate', 'measures the loss of the model of a run'),
@@ -32,6 +37,7 @@ COMMANDS = {
   'replay': ('diloco.replay', 'makes a run again and compares every round'),
   'lab': ('diloco.lab', 'trains many learners in one process'),
   'sweep': ('diloco.lab', 'trains all variants of a file in the lab'),
+  'follow': ('diloco.lab.follow', 'makes a run again in the lab and compares'),
   'simulate': (
     'diloco.simulate',
     'simulates fleets of up to millions of chips',

@@ -11,7 +11,7 @@ tensors one per layer, by the names of Llama, and a config of the kind
 `granite`, which is Llama with the two factors that our decoder has.
 `diloco/models/hf_export.py` says what maps to what. Beside them the tokenizer:
 tokenizer.json of runs of bytes or with a file of `tokenizers`, tokenizer.model
-of sentencepiece. Needs the package safetensors: pip install -e '.[export]'.
+of sentencepiece. Needs the package safetensors, which the extra `export` has.
 """
 
 import importlib.util
@@ -40,7 +40,8 @@ def main(config) -> int:
   with config_flags.refusing():
     if importlib.util.find_spec('safetensors') is None:
       raise ValueError(
-        "the package safetensors is missing: pip install -e '.[export]'"
+        'the package safetensors is missing: pip install safetensors, or '
+        "this package with its extra 'export'"
       )
     if outdir.exists() and not outdir.is_dir():
       raise ValueError(f'--outdir={outdir}: is not a folder')

@@ -253,7 +253,7 @@ def _show_end(
     plot.draw(workdir.loss_plot, config.name, shown, evaluation)
     place = str(workdir.loss_plot)
   except ImportError as error:
-    place = f"none, {error.name} is missing: pip install -e '.[plot]'"
+    place = f'none, {error.name} is missing: pip install {error.name}'
   tokens = token_tapes.rows_of(
     workdir,
     config.protocol.fragments,

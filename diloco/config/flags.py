@@ -25,6 +25,7 @@ from diloco.config import config_files, parsing, run_config, simulation
 from diloco.config.sections import ConfigError
 
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h.
+EXIT_INTERRUPTED = 130  # As of a shell: 128 and the signal's number.
 EXIT_CUT_OFF = 69  # EX_UNAVAILABLE: a learner made all steps; no syncer.
 CONFIG = 'config'
 WORKDIR = 'workdir'
@@ -153,6 +154,9 @@ def _or_exit(work: Callable) -> Callable:
       return work(argv)
     except ConfigError as error:
       exit_config(error)
+    except KeyboardInterrupt:
+      print('stopped', file=sys.stderr)
+      sys.exit(EXIT_INTERRUPTED)
 
   return call
 

@@ -18,6 +18,7 @@ Exit code 78: the configuration can't be run.
 import os
 import pathlib
 import runpy
+import signal
 
 from absl import flags as absl_flags
 
@@ -25,6 +26,7 @@ from diloco.config import flags
 from diloco.config.sections import ConfigError
 from diloco.lab import sweep
 from diloco.metrics.workdir import Workdir
+from diloco.run import logs
 
 _WORKDIR = absl_flags.DEFINE_string('workdir', None, 'Folder of the results.')
 _SWEEP = absl_flags.DEFINE_bool('sweep', False, 'All variants of the file.')
@@ -46,6 +48,7 @@ _COMPILED = absl_flags.DEFINE_string(
 
 
 def main(_) -> int:
+  logs.keep_ours()
   workdir = pathlib.Path(_WORKDIR.value)
   return (_sweep if _SWEEP.value else _run)(workdir)
 
@@ -65,6 +68,8 @@ def _sweep(workdir: pathlib.Path) -> int:
   make = runpy.run_path(path).get('sweep')
   if make is None:
     raise ConfigError([f'--config={path}: has no sweep(add)'])
+  # Stopped like by Ctrl-C: the processes of its runs end, too.
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
   with flags.refusing(ValueError):
     rows = [v for v in sweep.variants(make) if _ONLY.value in v.label]
   made = flags.load(

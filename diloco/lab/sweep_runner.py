@@ -10,7 +10,8 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 
 from diloco.config import flags, parsing, run_config
@@ -161,10 +162,9 @@ def _make(
     if sweep.read(workdir, variant.label, seed) is None
   ]
   failed = []
-  with futures.ThreadPoolExecutor(jobs) as pool:
+  with _stopping_pool(jobs) as submit:
     running = {
-      pool.submit(_run, variant, seed, workdir): (variant, seed)
-      for variant, seed in todo
+      submit(variant, seed, workdir): (variant, seed) for variant, seed in todo
     }
     for number, done in enumerate(futures.as_completed(running), start=1):
       variant, seed = running[done]
@@ -179,6 +179,32 @@ def _make(
     log = sweep.folder(workdir, label, seed) / 'log'
     print(f'failed: {label}, seed {seed}; see {log}', file=sys.stderr)
   return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def _stopping_pool(jobs: int) -> Iterator[Callable[..., futures.Future]]:
+  """Yields what submits a run; Ctrl-C ends those that have begun, and no
+  other begins.
+  """
+  pool = futures.ThreadPoolExecutor(jobs)
+  submitted, processes = [], set()
+
+  def submit(*run) -> futures.Future:
+    submitted.append(pool.submit(_run, *run, processes))
+    return submitted[-1]
+
+  try:
+    yield submit
+  except KeyboardInterrupt:
+    print('the same command goes on with the sweep', file=sys.stderr)
+    raise
+  finally:
+    pool.shutdown(wait=False, cancel_futures=True)
+    # Again and again: a process may be just beginning.
+    while not all(future.done() for future in submitted):
+      for process in tuple(processes):
+        process.terminate()
+      time.sleep(0.1)
 
 
 def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
@@ -222,13 +248,18 @@ def _mean(results, name: str, digits: int = 2) -> str:
   return f'{sum(known) / len(known):.{digits}f}' if known else '-'
 
 
-def _run(variant: Variant, seed: int, workdir: pathlib.Path) -> int:
+def _run(
+  variant: Variant,
+  seed: int,
+  workdir: pathlib.Path,
+  processes: set[subprocess.Popen],
+) -> int:
   folder = sweep.folder(workdir, variant.label, seed)
   folder.mkdir(parents=True, exist_ok=True)
   changes = [f'--config.{key}={_text(x)}' for key, x in variant.changes.items()]
   xla = f'{os.environ.get("XLA_FLAGS", "")} {ONE_THREAD}'.strip()
   with (folder / 'log').open('wb') as log:
-    return subprocess.run(
+    process = subprocess.Popen(
       [
         sys.executable,
         '-m',
@@ -243,8 +274,11 @@ def _run(variant: Variant, seed: int, workdir: pathlib.Path) -> int:
       stdout=log,
       stderr=log,
       env={**os.environ, 'XLA_FLAGS': xla, 'NPROC': '1'},
-      check=False,
-    ).returncode
+    )
+  processes.add(process)
+  code = process.wait()
+  processes.discard(process)
+  return code
 
 
 def _text(value) -> str:

@@ -12,12 +12,16 @@ import functools
 import io
 import json
 import logging
+import os
+import pathlib
 import sys
 import threading
 
 from absl import logging as absl_logging
 
 ORBAX = '/orbax/checkpoint/'  # Part of the path of its files.
+# Not just '/diloco/': a checkout of that name has its environment inside.
+OURS = f'{pathlib.Path(__file__).parents[1]}{os.sep}'
 ERROR = 'error: '  # Starts the line that a main prints before it fails.
 # Cloud Logging's names, from the highest level down.
 SEVERITIES = (
@@ -147,7 +151,7 @@ def _is_ours_or_grave(record: logging.LogRecord) -> bool:
   if ORBAX in record.pathname:
     # One failed save logs up to six tracebacks; checkpoint/ says it in a line.
     return False
-  if '/diloco/' in record.pathname:
+  if record.pathname.startswith(OURS):
     return True
   forgotten = record.name == 'asyncio' and ORBAX in record.getMessage()
   return record.levelno >= logging.WARNING and not forgotten

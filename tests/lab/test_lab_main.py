@@ -79,6 +79,7 @@ def test_the_model_of_a_run_can_be_sampled(tmp_path):
   config.write_text(EXPERIMENT)
   made = start(f'--config={config}', f'--workdir={tmp_path / "run"}')
   assert made.returncode == 0, made.stderr
+  assert 'orbax' not in made.stderr
   parameters = read_parameters(Workdir(tmp_path / 'run').parameters)
   assert f'parameters {crc(parameters):08x}' in made.stdout
   drawn = subprocess.run(

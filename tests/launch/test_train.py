@@ -4,6 +4,7 @@
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -36,6 +37,13 @@ def test_all_commands_are_there_and_listed(tmp_path):
   for name, (module, text) in commands.COMMANDS.items():
     assert importlib.util.find_spec(module), module
     assert f'  {name:14}{text}\n' in done.stdout
+
+
+def test_whatever_a_page_runs_has_a_command():
+  pages = [ROOT / 'README.md', *ROOT.glob('*/*.md')]
+  said = ' '.join(page.read_text() for page in pages)
+  run = set(re.findall(r'python -m ((?:diloco|launch)\.[a-z_.]*[a-z])', said))
+  assert run == run & {module for module, _ in commands.COMMANDS.values()}
 
 
 def test_an_unknown_command_names_the_nearest(tmp_path):

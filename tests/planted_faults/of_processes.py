@@ -315,6 +315,26 @@ FAULTS = (
     '::test_the_loop_copies_nothing_where_it_saves',
     'assert',
   ),
+  # Logs -----------------------------------------------------------------------
+  fault(
+    'a checkout named diloco owns its environment',
+    'diloco/run/logs.py',
+    '  if record.pathname.startswith(OURS):\n',
+    "  if '/diloco/' in record.pathname:\n",
+    'tests/run/test_logs.py'
+    '::test_a_checkout_named_diloco_does_not_own_its_environment',
+    'assert',
+  ),
+  # Signals --------------------------------------------------------------------
+  fault(
+    'a sweep goes on after Ctrl-C',
+    'diloco/lab/sweep_runner.py',
+    'pool.shutdown(wait=False, cancel_futures=True)',
+    'pool.shutdown(wait=True)',
+    'tests/lab/test_sweep_stopped.py'
+    '::test_ctrl_c_ends_the_runs_and_begins_no_other',
+    'assert',
+  ),
   # Messages -------------------------------------------------------------------
   fault(
     'no room for an envelope',

@@ -3,12 +3,14 @@
 
 import datetime
 import json
+import logging
 import subprocess
 import sys
 
 import pytest
 
 from diloco.config import flags
+from diloco.run import logs
 
 PROLOGUE = """
 import logging, sys, threading, warnings
@@ -91,6 +93,23 @@ def test_a_traceback_is_one_record(does, code, parts):
 
 def test_what_libraries_say_below_a_warning_is_no_record():
   assert _said('logging.getLogger("x").info("theirs")') == []
+
+
+@pytest.mark.parametrize(
+  'place, is_kept',
+  [
+    ('diloco/learner/train_loop.py', True),
+    ('.venv/lib/python3.12/site-packages/jax/_src/xla_bridge.py', False),
+  ],
+)
+def test_a_checkout_named_diloco_does_not_own_its_environment(
+  monkeypatch, place, is_kept
+):
+  monkeypatch.setattr(logs, 'OURS', '/home/me/diloco/diloco/')
+  record = logging.LogRecord(
+    'absl', logging.INFO, f'/home/me/diloco/{place}', 1, 'said', None, None
+  )
+  assert logs._is_ours_or_grave(record) == is_kept
 
 
 @pytest.mark.parametrize(
