@@ -32,6 +32,10 @@ class Mismatch(Exception):
   """Bytes that arrived do not lead to the announced Θ_p."""
 
 
+class VersionGap(Mismatch):
+  """The version that an update is to is not here; all of it is asked for."""
+
+
 @dataclasses.dataclass(frozen=True)
 class FragmentReplica:
   """One fragment of Θ with its version and CRC."""
@@ -115,7 +119,8 @@ class Replica:
     """
     held, theta = self.fragment(fragment)
     if held != version - 1:
-      raise Mismatch(f'version {held} is here, the update needs {version - 1}')
+      needed = f'the update needs {version - 1}'
+      raise VersionGap(f'version {held} is here, {needed}')
     sent = self._decode(fragment, parts, self._run_spec.down)
     found = FragmentReplica(version, add(theta, sent), crc)
     self._verify(fragment, found, part_crcs)

@@ -17,7 +17,12 @@ from diloco.learner import peer_bootstrap
 from diloco.learner.device import Device
 from diloco.learner.hosts.host_group import HostGroup
 from diloco.learner.hosts.host_transfer import HostTransfer
-from diloco.learner.replica import FragmentReplica, Mismatch, Replica
+from diloco.learner.replica import (
+  FragmentReplica,
+  Mismatch,
+  Replica,
+  VersionGap,
+)
 from diloco.numerics.codec import Codec
 from diloco.protocol import host_messages, messages
 from diloco.protocol.incarnation import process_of
@@ -26,7 +31,12 @@ from diloco.run import payload_parts
 from diloco.run.payload_parts import why_unfit
 from diloco.run.spec import RunSpec
 from diloco.run.tape_events import Source
-from diloco.transport.data_plane import Closed, DataPlane, TransferFailed
+from diloco.transport.data_plane import (
+  Closed,
+  DataPlane,
+  NotOffered,
+  TransferFailed,
+)
 
 # First handle of other payloads; the machine assigns smaller ones.
 OTHER_HANDLES = 1 << 40
@@ -53,6 +63,20 @@ class Donation:
   newcomer: peer_bootstrap.Newcomer
   step: int
   handles: tuple[int, ...]
+
+
+def logged_reason(where: str, error: Exception) -> str:
+  """Logs why a pull failed, and returns the reason.
+
+  A learner that joins is sent updates to versions that it does not have yet,
+  and offers that it is late for: it asks for whole fragments, and all is well.
+  """
+  kind = Mismatch if isinstance(error, Mismatch) else type(error)
+  reason = f'{kind.__name__}: {error}'
+  is_usual = isinstance(error, VersionGap | NotOffered)
+  level = logging.INFO if is_usual else logging.WARNING
+  logging.log(level, '%s: %s', where, reason)
+  return reason
 
 
 class FragmentTransfer:
@@ -289,8 +313,7 @@ class FragmentTransfer:
         raise Mismatch(reason)
       self._take(message, full, session)
     except (TransferFailed, Mismatch) as error:
-      reason = f'{type(error).__name__}: {error}'
-      logging.warning('fragment %d version %d: %s', p, version, reason)
+      reason = logged_reason(f'fragment {p} version {version}', error)
       return learner_events.FetchFailed(p, version, reason)
     return learner_events.Rebuilt(
       p, version, message.crc, message.payload.handle
@@ -329,8 +352,8 @@ class FragmentTransfer:
     try:
       self._fetch(offered)
     except (TransferFailed, Mismatch) as error:
-      reason = f'donor {state.donor}: {type(error).__name__}: {error}'
-      logging.warning('%s', reason)
+      donor = f'donor {state.donor}'
+      reason = f'{donor}: {logged_reason(donor, error)}'
       return learner_events.StateFailed(state, reason)
     donor = process_of(state.incarnation)
     self._source = Source(
