@@ -381,7 +381,7 @@ class TrainLoop:
         **self._utilisation.scalars(step_s),
         **{
           name: float(pending.metrics[metric])
-          for metric, name in names.ROUTING.items()
+          for metric, name in names.OF_STEP.items()
           if metric in pending.metrics
         },
         **self._socket_bytes(),

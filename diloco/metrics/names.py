@@ -9,10 +9,17 @@ TIME = 'time_s'  # Seconds since the epoch, comparable across processes.
 INCARNATION = 'incarnation'  # Incarnation of the learner that writes.
 GLOBAL_STEP = 'global_step'
 TRAIN_LOSS = 'train/loss'  # Nats per token, of one batch.
-# Of a model with experts; see `diloco/models/routing.py`.
-ROUTING = {
+# Metrics of an inner step besides its loss, where the model has them: the norm
+# of the gradient before it is clipped, and those of `diloco/models/routing.py`.
+OF_STEP = {
   name: f'train/{name}'
-  for name in ('aux_loss', 'z_loss', 'expert_entropy', 'expert_load_max')
+  for name in (
+    'grad_norm',
+    'aux_loss',
+    'z_loss',
+    'expert_entropy',
+    'expert_load_max',
+  )
 }
 LEARNING_RATE = 'train/learning_rate'
 STEP_TIME = 'perf/step_s'

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Colours of figures and live pages, close to Okabe and Ito's palette.
+"""Colours of figures and live pages: Okabe and Ito's palette, and a violet.
 
-It is safe for colour blindness; markers help in grey.
+The palette is safe for colour blindness; markers help in grey, and beside the
+violet.
 """
 
 COLOURS = (
-  '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#333333',
+  '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7B61C4',
+  '#333333',
 )  # fmt: skip
 # Steps alternate between two tints, so that one sees where one ends.
 SPAN_COLOURS = {

@@ -87,7 +87,7 @@ def test_a_run_loses_a_learner_and_comes_to_its_end(tmp_path):
     assert text in shown
   assert workdir.loss_plot.stat().st_size > 10_000
   assert json.loads(workdir.pids.read_text())['processes'] == {}
-  curve = plot.curves(workdir, 3)[1]
+  curve = plot.curves(workdir, 3).learners[1]
   assert len(curve.kills) == len(curve.rejoins) == 1
   assert curve.kills[0][0] < curve.rejoins[0][0]
   assert_all_gone(workdir)

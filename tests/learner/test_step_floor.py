@@ -22,3 +22,4 @@ def test_a_step_takes_at_least_its_floor_and_does_not_stall_for_it(tmp_path):
   assert min(s[names.STEP_TIME] for s in steps) >= FLOOR_S - CLOCK_S
   stalls_s = sorted(s[names.STALL_TIME] for s in steps)
   assert stalls_s[len(steps) // 2] < 0.9 * FLOOR_S
+  assert min(s['train/grad_norm'] for s in steps) > 0

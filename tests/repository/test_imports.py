@@ -293,6 +293,7 @@ TABLE = {
     'matplotlib',
     'diloco.config.hardware',
     'diloco.metrics',
+    'diloco.pages.colours',
     'diloco.pages.text_tables',
     'diloco.protocol',
     'diloco.sizing.syncer_machine',
