@@ -9,6 +9,7 @@ A line has a key, its type, its default and its meaning. What a command's own
 configuration comes to, COMMAND --config=… --print_config writes.
 """
 
+import signal
 import sys
 
 from absl import flags as absl_flags
@@ -49,4 +50,5 @@ def main(argv) -> int:
 
 if __name__ == '__main__':
   sys.stdout.reconfigure(errors='replace')
+  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # For `| head`.
   flags.run_without_config(main)

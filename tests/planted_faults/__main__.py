@@ -10,6 +10,7 @@ for another reason, and its whole output is then shown.
 """
 
 import argparse
+import importlib.util
 import pathlib
 import sys
 import tempfile
@@ -35,6 +36,8 @@ def main() -> int:
     for each in chosen:
       print(f'{each.name:<32} {each.test}')
     return 0
+  if importlib.util.find_spec('pytest') is None:
+    parser.error('pytest is missing: . .venv-test/bin/activate')
   missed = []
   with (
     tempfile.TemporaryDirectory() as folder,

@@ -2,6 +2,7 @@
 """Tapes as they are read and printed; `--rewrite` writes the golden text."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -234,3 +235,18 @@ def test_the_main_says_what_is_wrong(tmp_path):
   )
   assert done.returncode == 78
   assert done.stderr == f'error: no event tape at {tmp_path}/tape.jsonl\n'
+
+
+def test_a_reader_that_has_read_enough_is_no_error(workdir):
+  reading, writing = os.pipe()
+  os.close(reading)
+  done = subprocess.run(
+    [sys.executable, '-m', 'diloco.tape', str(workdir.root)],
+    cwd=REPOSITORY,
+    stdout=writing,
+    stderr=subprocess.PIPE,
+    check=False,
+  )
+  os.close(writing)
+  assert done.stderr == b''
+  assert done.returncode < 0  # Of SIGPIPE, as cat.
