@@ -161,6 +161,9 @@ def _make(
     for variant in rows
     if sweep.read(workdir, variant.label, seed) is None
   ]
+  if todo:
+    said = f'{len(todo)} runs, {jobs} at a time; logs: {workdir}/*/seed-*/log'
+    print(said, file=sys.stderr, flush=True)
   failed = []
   with _stopping_pool(jobs) as submit:
     running = {

@@ -32,7 +32,9 @@ def test_ctrl_c_ends_the_runs_and_begins_no_other(
   for pid in _pids(begun):
     with pytest.raises(ProcessLookupError):
       os.kill(pid, 0)
-  assert 'the same command goes on with the sweep' in capsys.readouterr().err
+  said = capsys.readouterr().err
+  assert f'4 runs, 2 at a time; logs: {tmp_path}/runs/*/seed-*/log' in said
+  assert 'the same command goes on with the sweep' in said
 
 
 def test_ctrl_c_of_a_command_is_no_traceback(capsys):
