@@ -5,21 +5,26 @@ import dataclasses
 import difflib
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from diloco.config import hardware
 from diloco.config.hardware import TOPOLOGIES, V5E, V5P, V6E, Topology
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
-from diloco.sizing import syncer_machine
-from diloco.sizing.syncer_machine import SyncerMachine
+from diloco.metrics.workdir import (
+  EVALUATOR,
+  Workdir,
+  learner_name,
+  shard_name,
+)
 from diloco.transport import planes
+from launch.backends import syncer_sizes
 from launch.program import SYNCER, environment
 
 CPU = 'cpu'
 GPU = 'gpu'
 LEARNER = 'learner'
+SHARD = 'shard'  # Of the syncer, beside the one that leads.
 SPOT = 'spot'
 ON_DEMAND = 'on_demand'
 RESERVATION = 'reservation'
@@ -33,9 +38,6 @@ LEAVE_S = 5
 NAME_CHARACTERS_MAX = 32
 _NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
 LOG_JSON = '--log_json'  # The evaluator's only flag of those for peers.
-# CPUs, GiB of memory, GiB of disk of a syncer of a model whose size only jax
-# could tell.
-UNPLANNED = 4, 16, 50
 COORDINATOR_PORT = 8476  # Of a learner's first host; also JAX's own choice.
 
 
@@ -127,8 +129,8 @@ class Resources:
 class Task:
   """One role of the run: its command without addresses, and its machines."""
 
-  name: str  # 'syncer' or 'learner-0'.
-  kind: str  # SYNCER or LEARNER.
+  name: str  # 'syncer', 'shard-1' or 'learner-0'.
+  kind: str  # SYNCER, SHARD, LEARNER or EVALUATOR.
   module: str
   arguments: tuple[str, ...]
   resources: Resources
@@ -160,6 +162,7 @@ class JobSpec(JobSettings):
   environment: tuple[tuple[str, str], ...]
   config_name: str  # File name of the configuration.
   config_text: str  # What is in that file.
+  shards: tuple[Task, ...] = ()  # Of the syncer, besides the one that leads.
   # Beside the syncer, on its machine; None: config.run.eval_every_rounds is 0.
   evaluator: Task | None = None
 
@@ -229,7 +232,6 @@ def launch(
     *_wrong_numbers(asked, learners_max),
     *_wrong_capacity(asked),
     *_wrong_mesh(config, chosen),
-    *_wrong_syncer(config),
     *_wrong_access(config, asked),
     *_wrong_hosts(chosen, asked),
   ]:
@@ -252,6 +254,7 @@ def launch(
   return JobSpec(
     name=name,
     syncer=syncer,
+    shards=_shards(syncer, config.syncer.shards),
     evaluator=_evaluator(config, peer_arguments, syncer),
     learners=_learners(shared, learner_place, learners_max, asked.notice_s),
     at_first=(
@@ -266,47 +269,27 @@ def launch(
   )
 
 
+def _shards(syncer: Task, count: int) -> tuple[Task, ...]:
+  return tuple(
+    dataclasses.replace(
+      syncer,
+      name=shard_name(i),
+      kind=SHARD,
+      module='diloco.syncer_shard',
+      arguments=(*syncer.arguments, f'--shard={i}'),
+    )
+    for i in range(1, count)
+  )
+
+
 def _syncer_place(config: RunConfig, asked: JobOptions) -> Resources:
-  planned = _planned(config)
-  if planned is None:
-    cpus, memory_gib, disk_gib = UNPLANNED
-  else:
-    cpus, memory_gib = planned.cpus, planned.memory_gib
-    disk_gib = planned.disk_gib
+  cpus, memory_gib, disk_gib = syncer_sizes.planned(config)
   return Resources(
     accelerator(CPU),
     asked.syncer_cpus or cpus,
     asked.syncer_memory_gib or memory_gib,
     disk_gib=asked.storage_gib or disk_gib,
   )
-
-
-def _planned(config: RunConfig) -> SyncerMachine | None:
-  try:
-    return syncer_machine.of_config(config)
-  except ValueError as error:
-    raise ConfigError([str(error)]) from None
-
-
-def notes_on_syncer(config: RunConfig, place: Resources) -> Iterator[str]:
-  """Yields a line for what is below the planner's figure, or has none."""
-  planned = _planned(config)
-  if planned is None:
-    yield (
-      f'config.model.kind={config.model.kind}: how large it is, is not known '
-      f'here; the syncer gets {place.memory_gib} GiB of memory and '
-      f'{place.disk_gib} GiB of disk, see --syncer_memory_gib, --storage_gib '
-      'and python -m diloco.plan --config=…'
-    )
-    return
-  for flag, got, needed in (
-    ('syncer_memory_gib', place.memory_gib, planned.memory_gib),
-    ('storage_gib', place.disk_gib, planned.disk_gib),
-  ):
-    if got < needed:
-      yield (
-        f'--{flag}={got}: the syncer takes {needed} GiB, as diloco.plan says'
-      )
 
 
 def _evaluator(
@@ -400,15 +383,6 @@ def _wrong_mesh(config: RunConfig, chosen: Accelerator):
       f'--accelerator={chosen.name}: a learner has {devices} devices there, '
       f'and config.mesh asks for {config.mesh.devices}; such as '
       f'--config.mesh.fsdp={devices}'
-    )
-
-
-def _wrong_syncer(config: RunConfig):
-  shards = config.syncer.shards
-  if shards > 1:
-    yield (
-      f'config.syncer.shards={shards}: on other machines the syncer is one '
-      'process; give 1, or --to=local'
     )
 
 

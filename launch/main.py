@@ -23,8 +23,14 @@ from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
 from launch import launch_flags, local
-from launch.backends import commands, dry_run, newcomers, registry
-from launch.job import JobSpec, notes_on_syncer
+from launch.backends import (
+  commands,
+  dry_run,
+  newcomers,
+  registry,
+  syncer_sizes,
+)
+from launch.job import JobSpec
 
 START = 'start'
 ADD = 'add-learner'
@@ -47,9 +53,10 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
   """
   given = absl_flags.FLAGS
   whole = launch_flags.read_launch(config)
+  place = whole.syncer.resources
   for line in (
     *left_out(config, registry.BACKENDS[given.to]),
-    *notes_on_syncer(config, whole.syncer.resources),
+    *syncer_sizes.notes(config, place.memory_gib, place.disk_gib),
     *registry.BACKENDS[given.to].notes(given),
   ):
     print(f'note: {line}', file=sys.stderr)

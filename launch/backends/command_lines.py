@@ -8,7 +8,7 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 
-from launch.job import JobSpec, Task
+from launch.job import SHARD, JobSpec, Task
 from launch.program import SYNCER, host_flags
 
 
@@ -28,6 +28,8 @@ def addressed(whole: JobSpec, role: Task, known: Addresses) -> tuple[str, ...]:
   own = f'--config.transport.host={known.address}'
   if role.kind == SYNCER:
     return own, f'--bind={known.address}:{whole.port}'
+  if role.kind == SHARD:
+    return own, f'--lead={known.syncer}'
   hosts = host_flags(
     role.resources.accelerator.hosts, known.index, known.coordinator
   )

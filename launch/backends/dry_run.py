@@ -48,10 +48,13 @@ def queued_resources(
     with_roles: False: only what is done each minute.
   """
   if with_roles:
-    script = startup_script(whole, whole.syncer, cloud.project, '', 1)
-    name = f'{whole.role_name(whole.syncer)}.sh'
-    _file(name, script, say)
-    say(shlex.join(backends_queued_resources.create_syncer(whole, cloud, name)))
+    for role in (whole.syncer, *whole.shards):
+      lead = f'{SYNCER_IP}:{whole.port}' if role in whole.shards else ''
+      script = startup_script(whole, role, cloud.project, lead, 1)
+      name = f'{whole.role_name(role)}.sh'
+      _file(name, script, say)
+      make = backends_queued_resources.create_machine
+      say(shlex.join(make(whole, role, cloud, name)))
     for each in whole.first_learners:
       queued_learner(whole, each.learner, cloud, say)
   say('# Each minute; what is SUSPENDED or FAILED is deleted and created:')

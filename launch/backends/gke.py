@@ -17,6 +17,7 @@ from launch.exit_codes import EXITS_FATAL
 from launch.job import (
   COORDINATOR_PORT,
   RESERVATION,
+  SHARD,
   SPOT,
   SYNCER,
   JobSpec,
@@ -81,9 +82,18 @@ class GkeOptions:
 def manifests(whole: JobSpec, options: GkeOptions) -> list[dict]:
   """All objects of a run, in the order in which they are applied."""
   shared = [_config_map(whole), _service(whole)]
+  syncer = whole.syncer, *whole.shards
   if not options.shared_claim:
-    shared.append(_claim(whole, options.storage_class))
-  roles = (whole.syncer, *whole.first_learners)
+    shared += [_claim(whole, each, options.storage_class) for each in syncer]
+    if whole.shards and whole.evaluator:
+      raise ConfigError(
+        [
+          f'config.syncer.shards={1 + len(whole.shards)} with '
+          'config.run.eval_every_rounds: the evaluator reads the checkpoints '
+          'of all shards; give --shared_claim, or 0 rounds'
+        ]
+      )
+  roles = (*syncer, *whole.first_learners)
   return [*shared, *(job_set(whole, role, options) for role in roles)]
 
 
@@ -227,6 +237,8 @@ def _beside(
 
 def _copies(role: Task, options: GkeOptions) -> bool:
   """Returns True if a role copies to the bucket what is in its workdir."""
+  if role.kind == SHARD:
+    return False  # It leaves what it resumes from, and no more.
   is_alone = not options.shared_claim or role.kind == SYNCER
   return bool(options.results_bucket) and is_alone
 
@@ -319,7 +331,7 @@ def _volumes(
   """Volumes of a pod and where its container has them."""
   if options.shared_claim:
     workdir = {'persistentVolumeClaim': {'claimName': options.shared_claim}}
-  elif role.kind == SYNCER:
+  elif role.kind in (SYNCER, SHARD):
     workdir = {'persistentVolumeClaim': {'claimName': whole.role_name(role)}}
   else:
     workdir = {'emptyDir': {}}
@@ -413,8 +425,8 @@ def _service(whole: JobSpec) -> dict:
   }
 
 
-def _claim(whole: JobSpec, storage_class: str) -> dict:
-  storage_gib = whole.syncer.resources.disk_gib
+def _claim(whole: JobSpec, role: Task, storage_class: str) -> dict:
+  storage_gib = role.resources.disk_gib
   spec = {
     'accessModes': ['ReadWriteOncePod'],  # Two syncers never write at once.
     'resources': {'requests': {'storage': f'{storage_gib}Gi'}},
@@ -425,8 +437,8 @@ def _claim(whole: JobSpec, storage_class: str) -> dict:
     'apiVersion': 'v1',
     'kind': 'PersistentVolumeClaim',
     'metadata': {
-      'name': whole.role_name(whole.syncer),
-      'labels': _labels(whole, whole.syncer),
+      'name': whole.role_name(role),
+      'labels': _labels(whole, role),
     },
     'spec': spec,
   }

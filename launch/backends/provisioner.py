@@ -16,7 +16,7 @@ from launch.backends import queued_resources
 from launch.backends.commands import CommandFailed, Run
 from launch.backends.queued_resources import Cloud, QueuedSlice
 from launch.backends.startup import startup_script
-from launch.job import JobSpec, only
+from launch.job import JobSpec, Task, only
 
 LOOK_EVERY_S = 60.0
 BACKOFF_MIN_S = 60.0
@@ -186,10 +186,16 @@ def create(
     run(queued_resources.create_learner(whole, role, cloud, str(path), attempt))
 
 
-def create_syncer(whole: JobSpec, cloud: Cloud, run: Run) -> None:
-  """Makes the syncer's machine."""
-  script = startup_script(whole, whole.syncer, cloud.project, '', 1)
+def create_machine(
+  whole: JobSpec, role: Task, cloud: Cloud, run: Run, syncer: str = ''
+) -> None:
+  """Makes the machine of the syncer, or of a shard.
+
+  Args:
+    syncer: 'host:port' of the syncer, for a shard.
+  """
+  script = startup_script(whole, role, cloud.project, syncer, 1)
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / 'startup.sh'
     path.write_text(script)
-    run(queued_resources.create_syncer(whole, cloud, str(path)))
+    run(queued_resources.create_machine(whole, role, cloud, str(path)))

@@ -51,13 +51,13 @@ class QueuedSlice:
   attempt: int  # How often this learner's was asked for.
 
 
-def create_syncer(
-  whole: JobSpec, cloud: Cloud, script_file: str
+def create_machine(
+  whole: JobSpec, role: Task, cloud: Cloud, script_file: str
 ) -> tuple[str, ...]:
-  """Makes the syncer's machine; its disk holds the workdir."""
-  place = whole.syncer.resources
+  """Makes the machine of the syncer or of a shard; its disk is the workdir."""
+  place = role.resources
   return (
-    *_instances('create', whole, cloud),
+    *_instances('create', whole, role, cloud),
     f'--custom-cpu={place.cpus}',
     f'--custom-memory={place.memory_gib}GB',
     *(EXTENDED if place.memory_gib > GIB_PER_CPU_MAX * place.cpus else ()),
@@ -67,16 +67,16 @@ def create_syncer(
     '--metadata=enable-guest-attributes=TRUE',
     f'--metadata-from-file=startup-script={script_file}',
     SCOPES,
-    f'--labels=run={whole.name},role=syncer',
+    f'--labels=run={whole.name},role={role.kind}',
     *_network(cloud, '--subnet', '--no-address'),
     '--quiet',
   )
 
 
-def syncer_address(whole: JobSpec, cloud: Cloud, run: Run) -> str | None:
-  """IP address of the syncer's machine; None where there is none."""
+def address(whole: JobSpec, role: Task, cloud: Cloud, run: Run) -> str | None:
+  """Returns the IP address of such a machine; None where there is none."""
   argv = (
-    *_instances('describe', whole, cloud),
+    *_instances('describe', whole, role, cloud),
     '--format=value(networkInterfaces[0].networkIP)',
   )
   return _unless_absent(run, argv)
@@ -85,7 +85,7 @@ def syncer_address(whole: JobSpec, cloud: Cloud, run: Run) -> str | None:
 def syncer_exit(whole: JobSpec, cloud: Cloud, run: Run) -> int | None:
   """Exit code with which the syncer has ended for good; None: it has not."""
   argv = (
-    *_instances('get-guest-attributes', whole, cloud),
+    *_instances('get-guest-attributes', whole, whole.syncer, cloud),
     f'--query-path={EXIT_ATTRIBUTE}',
     '--format=value(value)',
   )
@@ -164,8 +164,10 @@ def _attempt(listed: dict) -> int:
   return int(labels.get('attempt', 1))
 
 
-def _instances(verb: str, whole: JobSpec, cloud: Cloud) -> tuple[str, ...]:
-  name = whole.role_name(whole.syncer)
+def _instances(
+  verb: str, whole: JobSpec, role: Task, cloud: Cloud
+) -> tuple[str, ...]:
+  name = whole.role_name(role)
   return ('gcloud', 'compute', 'instances', verb, name, *cloud.place)
 
 

@@ -66,6 +66,10 @@ class Slurm:
     syncer = slurm.syncer_submission(whole, self.given)
     # 'JOB' or 'JOB;CLUSTER'; nothing in a dry run.
     job = self.act(syncer.argv, syncer.script).strip().partition(';')[0]
+    for shard in whole.shards:
+      started = f'--dependency=after:{job or SYNCER_JOB},singleton'
+      each = slurm.shard_submission(whole, shard, (started, *self.given))
+      self.act(each.argv, each.script)
     # No learner's machines stand idle before there is a syncer.
     given = (f'--dependency=after:{job or SYNCER_JOB}', *self.given)
     learners = slurm.learners_submission(whole, whole.first_learners, given)
@@ -110,7 +114,11 @@ class QueuedResources:
 
   def start(self, whole: JobSpec) -> int:
     if self._syncer(whole) is None:
-      provisioner.create_syncer(whole, self.cloud, self._run)
+      provisioner.create_machine(whole, whole.syncer, self.cloud, self._run)
+    lead = self._known_syncer(whole)
+    for shard in whole.shards:
+      if self._address(whole, shard) is None:
+        provisioner.create_machine(whole, shard, self.cloud, self._run, lead)
     watched = self._provisioner(whole)
     watched.want([each.learner for each in whole.first_learners], self.now_s())
     return self._stay(watched)
@@ -155,7 +163,10 @@ class QueuedResources:
     return f'{address}:{whole.port}'
 
   def _syncer(self, whole: JobSpec) -> str | None:
-    return queued_resources.syncer_address(whole, self.cloud, self._run)
+    return self._address(whole, whole.syncer)
+
+  def _address(self, whole: JobSpec, role: Task) -> str | None:
+    return queued_resources.address(whole, role, self.cloud, self._run)
 
   def _run(self, argv: Sequence[str]) -> str:
     return self.act(argv, '')

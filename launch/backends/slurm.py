@@ -19,7 +19,6 @@ from launch.job import (
   GPU,
   LEARNER,
   LEAVE_S,
-  SYNCER,
   JobSpec,
   Task,
 )
@@ -64,6 +63,25 @@ mv "$address.part" "$address"\
   )
 
 
+def shard_submission(
+  whole: JobSpec, shard: Task, given: Sequence[str]
+) -> Submission:
+  """Returns the job of a shard, which waits for the syncer that leads.
+
+  Args:
+    given: also its dependencies; two of one shard never run at once.
+  """
+  return _submission(
+    whole,
+    whole.role_name(shard),
+    shard,
+    _syncer_is_known(whole),
+    '',
+    (),
+    given,
+  )
+
+
 def learners_submission(
   whole: JobSpec, learners: Sequence[Task], given: Sequence[str]
 ) -> Submission:
@@ -79,16 +97,7 @@ def learners_submission(
   assert own in learners[0].arguments, f'{own} not in {learners[0].arguments}'
   fixed = tuple(each for each in learners[0].arguments if each != own)
   any_learner = dataclasses.replace(learners[0], arguments=fixed)
-  address = shlex.quote(f'{whole.workdir}/{ADDRESS}')
-  before = f"""\
-until [[ -s {address} ]]; do
-  [[ -z $told ]] || leave {128 + signal.SIGTERM}
-  sleep 5
-done
-syncer=$(cat {address})
-export syncer\
-{_meeting(whole, any_learner)}\
-"""
+  before = _syncer_is_known(whole) + _meeting(whole, any_learner)
   return _submission(
     whole,
     f'{whole.name}-{LEARNER}',
@@ -98,6 +107,19 @@ export syncer\
     (f'--array={indices}',),
     given,
   )
+
+
+def _syncer_is_known(whole: JobSpec) -> str:
+  """Returns shell code that waits for the syncer's address."""
+  address = shlex.quote(f'{whole.workdir}/{ADDRESS}')
+  return f"""\
+until [[ -s {address} ]]; do
+  [[ -z $told ]] || leave {128 + signal.SIGTERM}
+  sleep 5
+done
+syncer=$(cat {address})
+export syncer\
+"""
 
 
 def queue_command(whole: JobSpec) -> tuple[str, ...]:
@@ -140,7 +162,7 @@ def _submission(
   """
   # Not as #SBATCH lines: an argument of a program needs no quoting.
   log = f'{whole.workdir}/logs/'.replace('%', '%%')
-  element = f'{LEARNER}-%a' if role.kind == LEARNER else SYNCER
+  element = f'{LEARNER}-%a' if role.kind == LEARNER else role.name
   argv = (
     'sbatch',
     '--parsable',

@@ -22,7 +22,7 @@ from launch.backends.gke import CONFIG_FOLDER, SECRET_FOLDER
 from launch.exit_codes import EXITS_FATAL
 from launch.job import (
   COORDINATOR_PORT,
-  SYNCER,
+  LEARNER,
   JobSpec,
   Task,
 )
@@ -162,7 +162,7 @@ coordinator=$first:{COORDINATOR_PORT}
 
 def _doors(role: Task) -> str:
   """The syncer's system lets only ssh in, whatever the network allows."""
-  if role.kind != SYNCER:
+  if role.kind == LEARNER:
     return ''
   return 'iptables --wait --insert INPUT --protocol tcp --jump ACCEPT\n'
 
@@ -170,7 +170,7 @@ def _doors(role: Task) -> str:
 def _container(whole: JobSpec, role: Task, syncer: str) -> str:
   """Returns the `docker run` command of the role."""
   options = ['--network=host', f'--stop-timeout={whole.grace_s}']
-  if role.kind != SYNCER:
+  if role.kind == LEARNER:
     options.append('--privileged')  # The chips are devices of the machine.
   environment = [f'--env={key}={value}' for key, value in whole.environment]
   fixed = shlex.join(

@@ -50,19 +50,20 @@ def a_launch(*arguments, learners=2, mesh=0, **changes) -> JobSpec:
   )
 
 
-def a_large_config(accelerator: str, **changes) -> RunConfig:
+def a_large_config(accelerator: str, shards=1, **changes) -> RunConfig:
   """Returns 5 B parameters, on so many devices a learner."""
   given = recipe.get_config('scale=5b,learners=4')
   given.data.path = 'unread'
   given.transport.data_plane = 'grpc'
   given.mesh.fsdp = _devices(accelerator, **changes)
+  given.syncer.shards = shards
   return run_config.build(given)
 
 
-def a_large_launch(accelerator: str, **changes) -> JobSpec:
+def a_large_launch(accelerator: str, shards=1, **changes) -> JobSpec:
   """Returns a launch of that configuration."""
   return launch(
-    a_large_config(accelerator, **changes),
+    a_large_config(accelerator, shards, **changes),
     ['--config=experiments/recipe.py:scale=5b'],
     'recipe.py',
     'text of the configuration\n',

@@ -14,7 +14,11 @@ from launch.backends import commands, queued_resources
 from launch.backends.commands import CommandFailed
 from launch.backends.queued_resources import Cloud
 from launch.backends.registry import QueuedResources
-from tests.backends.launch_values import a_slice_launch, check_golden
+from tests.backends.launch_values import (
+  a_large_launch,
+  a_slice_launch,
+  check_golden,
+)
 
 pytestmark = pytest.mark.beside
 
@@ -272,3 +276,16 @@ def test_what_is_asked_for(accelerator, capacity, request):
     text.replace(' --', ' \\\n  --') + '\n',
     request.config.getoption('--rewrite'),
   )
+
+
+def test_each_shard_of_the_syncer_has_a_machine(world):
+  world.turns = [_run_ends()]
+  world.backend.start(
+    a_large_launch('v5e-32', shards=2, workdir='/workdir', image='a:1')
+  )
+  made = [call for call in world.calls('create') if 'instances' in call]
+  assert [call[3] for call in made] == ['first-syncer', 'first-shard-1']
+  assert '--labels=run=first,role=shard' in made[1]
+  script = world.state['instances']['first-shard-1']['script']
+  assert '"--lead=10.0.0.1:7777"' in script
+  assert 'iptables' in script and '--privileged' not in script

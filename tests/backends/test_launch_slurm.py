@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from launch.backends import slurm
+from launch.backends.registry import Slurm
 from tests.backends.launch_values import (
   AWKWARD,
   a_large_launch,
@@ -52,6 +53,32 @@ def test_the_syncer_gets_what_the_planner_says():
   assert place.memory_gib > 100
   assert f'--mem={place.memory_gib}G' in submitted.argv
   assert f'--cpus-per-task={place.cpus}' in submitted.argv
+
+
+def test_shards_wait_for_the_syncer_that_leads():
+  whole = a_large_launch('gpu', shards=3, gpus_per_host=8, hosts=4)
+  called = []
+
+  def act(argv, script):
+    called.append((argv, script))
+    return '4711' if argv[0] == 'sbatch' else ''
+
+  Slurm(act, ('--partition=a100',), makes_folders=False).start(whole)
+  jobs = [each for each in called if each[0][0] == 'sbatch']
+  names = [argv[2] for argv, _ in jobs]
+  shards = ['--job-name=first-shard-1', '--job-name=first-shard-2']
+  assert names == [
+    '--job-name=first-syncer',
+    *shards,
+    '--job-name=first-learner',
+  ]
+  argv, script = jobs[2]
+  assert '--dependency=after:4711,singleton' in argv
+  assert f'--mem={whole.syncer.resources.memory_gib}G' in argv
+  assert any(each.endswith('/logs/shard-2.log') for each in argv)
+  assert 'diloco.syncer_shard' in script and '--shard=2' in script
+  assert '--lead=$syncer' in script
+  subprocess.run(['bash', '-n'], input=script, text=True, check=True)
 
 
 @pytest.fixture

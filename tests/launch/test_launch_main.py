@@ -161,10 +161,6 @@ def test_what_gke_prints_is_what_kubectl_reads():
       ['--to=gke', *FLAGS['gke'], '--hosts=2'],
       '--hosts=2: a slice v5litepod-8 has 1',
     ),
-    (
-      ['--to=gke', *FLAGS['gke'], '--config.syncer.shards=2'],
-      'config.syncer.shards=2: on other machines the syncer is one process',
-    ),
     (['--to=gke', *FLAGS['gke'], '--cpu_devices'], '--cpu_devices: is for'),
     (
       ['--to=local', '--workdir=/tmp/run', '--hosts=3', '--dry_run'],

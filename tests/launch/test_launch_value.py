@@ -9,7 +9,7 @@ import pytest
 from diloco.config.sections import ConfigError
 from diloco.sizing import syncer_machine
 from launch import job
-from launch.backends import gke, queued_resources
+from launch.backends import gke, queued_resources, syncer_sizes
 from launch.backends.manifest_text import as_yaml
 from launch.backends.queued_resources import Cloud
 from launch.job import only
@@ -26,11 +26,13 @@ def test_the_syncer_gets_what_the_planner_says():
   planned, place = syncer_machine.of_config(config), whole.syncer.resources
   assert place.memory_gib == planned.memory_gib > 100
   assert place.disk_gib == planned.disk_gib > 190
-  assert not [*job.notes_on_syncer(config, place)]
+  assert not [*syncer_sizes.notes(config, place.memory_gib, place.disk_gib)]
   rendered = as_yaml(gke.manifests(whole, gke.GkeOptions()))
   assert f'memory: {planned.memory_gib}Gi' in rendered
   assert f'storage: {planned.disk_gib}Gi' in rendered
-  made = queued_resources.create_syncer(whole, Cloud('p', 'z'), 'script')
+  made = queued_resources.create_machine(
+    whole, whole.syncer, Cloud('p', 'z'), 'script'
+  )
   assert f'--custom-memory={planned.memory_gib}GB' in made
   assert '--custom-extensions' in made  # More than 6.5 GB for a CPU.
   assert f'--boot-disk-size={planned.disk_gib}GB' in made
@@ -39,7 +41,7 @@ def test_the_syncer_gets_what_the_planner_says():
 def test_less_than_that_is_said():
   config = a_large_config('v5e-32')
   place = a_large_launch('v5e-32', syncer_memory_gib=16).syncer.resources
-  (note,) = job.notes_on_syncer(config, place)
+  (note,) = syncer_sizes.notes(config, place.memory_gib, place.disk_gib)
   assert note.startswith('--syncer_memory_gib=16: the syncer takes 104 GiB')
 
 
@@ -47,8 +49,8 @@ def test_a_model_of_ones_own_gets_what_is_said():
   given = a_config(devices=1)
   model = dataclasses.replace(given.model, kind='experiments.own_model:model')
   config = dataclasses.replace(given, model=model)
-  place = job.Resources(job.accelerator('cpu'), 4, 16, disk_gib=50)
-  (note,) = job.notes_on_syncer(config, place)
+  assert syncer_sizes.planned(config) == (4, 16, 50)
+  (note,) = syncer_sizes.notes(config, 16, 50)
   assert 'kind=experiments.own_model:model: how large it is' in note
 
 
