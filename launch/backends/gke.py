@@ -16,6 +16,7 @@ from launch.backends.manifest_text import Octal
 from launch.exit_codes import EXITS_FATAL
 from launch.job import (
   COORDINATOR_PORT,
+  LEARNER,
   RESERVATION,
   SHARD,
   SPOT,
@@ -224,6 +225,8 @@ def _beside(
   """Returns the containers beside the role's own, without their volumes."""
   found = []
   if _copies(role, options):
+    if role.kind == LEARNER:
+      found.append(gke_sidecars.restored(whole, role))
     found.append(gke_sidecars.results(whole))
   if role.kind == SYNCER and whole.evaluator:
     arguments = [_literal(each) for each in whole.evaluator.arguments]

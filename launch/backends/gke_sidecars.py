@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Containers beside a role's own in its pod, and the probes of the syncer.
 
-They are init containers that are always started again: they begin before the
-role, end with the pod, and their deaths are none of the role's. It needs
-Kubernetes 1.29.
+But for one, they are init containers that are always started again: they begin
+before the role, end with the pod, and their deaths are none of the role's. It
+needs Kubernetes 1.29.
 """
 
 import shlex
 
 from diloco.metrics.workdir import Workdir
-from launch.job import JobSpec
+from launch.job import JobSpec, Task
 
 RESULTS_FOLDER = '/results'
 COPIED_EVERY_S = 60
@@ -59,6 +59,25 @@ while :; do
 done
 """
   return _beside(whole, 'results', ['bash', '-c', script])
+
+
+def restored(whole: JobSpec, role: Task) -> dict:
+  """It brings a learner's files back before the learner goes on with them.
+
+  A new pod begins with an empty volume, and the files in the bucket would be
+  overwritten by those of its last life alone.
+  """
+  script = f"""\
+for each in metrics tapes; do
+  kept={RESULTS_FOLDER}/{whole.name}/$each/{role.name}.jsonl
+  mkdir -p {shlex.quote(whole.workdir)}/$each
+  [[ ! -e $kept ]] ||
+    cp --preserve=timestamps $kept* {shlex.quote(whole.workdir)}/$each/ || exit
+done
+"""
+  container = _beside(whole, 'restored', ['bash', '-c', script])
+  del container['restartPolicy']  # The others begin once it has ended.
+  return container
 
 
 def watch(whole: JobSpec, address: dict, own_address: str, port: int) -> dict:

@@ -55,7 +55,11 @@ def test_what_the_processes_leave_comes_to_a_bucket():
     (volume,) = [v for v in pod['volumes'] if v['name'] == 'results']
     assert volume['csi']['volumeAttributes']['bucketName'] == 'ours'
     assert not volume['csi']['readOnly']
-    beside = pod['initContainers'][0]
+    *before, beside = [
+      each for each in pod['initContainers'] if each['name'] != 'evaluator'
+    ]
+    restored = [] if role == 'syncer' else ['restored']
+    assert [each['name'] for each in before] == restored
     assert (beside['name'], beside['restartPolicy']) == ('results', 'Always')
     assert {'name': 'results', 'mountPath': '/results'} in beside[
       'volumeMounts'
@@ -104,6 +108,24 @@ def test_files_are_copied_as_they_grow_and_once_more_at_the_end(
   assert found == [
     'metrics', 'summary.json', 'tape.jsonl', 'tape.jsonl.000001',
   ]  # fmt: skip
+
+
+def test_a_new_pod_goes_on_with_the_files_of_the_last(tmp_path, monkeypatch):
+  workdir, bucket = tmp_path / 'work dir', tmp_path / 'bucket'
+  monkeypatch.setattr(gke_sidecars, 'RESULTS_FOLDER', str(bucket))
+  whole = a_launch(workdir=str(workdir), image='a:1')
+  before = gke_sidecars.restored(whole, whole.learners[1])
+  assert 'restartPolicy' not in before
+  assert subprocess.run(before['command']).returncode == 0  # The first pod.
+  kept = bucket / 'first' / 'metrics'
+  kept.mkdir(parents=True)
+  for name in ('learner-0', 'learner-1', 'learner-10'):
+    (kept / f'{name}.jsonl').write_text(name)
+  (kept / 'learner-1.jsonl.000001').touch()
+  assert subprocess.run(before['command']).returncode == 0
+  found = sorted(path.name for path in (workdir / 'metrics').iterdir())
+  assert found == ['learner-1.jsonl', 'learner-1.jsonl.000001']
+  assert (workdir / 'metrics' / 'learner-1.jsonl').read_text() == 'learner-1'
 
 
 def test_the_syncer_is_probed(tmp_path):
