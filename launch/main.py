@@ -53,11 +53,12 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
   """
   given = absl_flags.FLAGS
   whole = launch_flags.read_launch(config)
-  place = whole.syncer.resources
+  kind, place = registry.BACKENDS[given.to], whole.syncer.resources
+  registry.check_evaluator(whole, kind.shares_workdir(given))
   for line in (
-    *left_out(config, registry.BACKENDS[given.to]),
+    *left_out(config),
     *syncer_sizes.notes(config, place.memory_gib, place.disk_gib),
-    *registry.BACKENDS[given.to].notes(given),
+    *kind.notes(given),
   ):
     print(f'note: {line}', file=sys.stderr)
   if given.dry_run and registry.BACKENDS[given.to].stays:
@@ -76,16 +77,11 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
       raise ValueError(f'no command: {command!r}')
 
 
-def left_out(config: RunConfig, kind: registry.BackendKind) -> list[str]:
+def left_out(config: RunConfig) -> list[str]:
   """Returns lines on settings that only a local run supports."""
   lines = []
   if config.faults:
     lines.append('config.faults is for --to=local; no process is killed here')
-  if config.run.eval_every_rounds and not kind.evaluates:
-    lines.append(
-      'config.run.eval_every_rounds: start python -m diloco.evaluator beside '
-      'the syncer, with its workdir'
-    )
   return lines
 
 

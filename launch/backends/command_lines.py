@@ -8,6 +8,7 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 
+from diloco.metrics.workdir import EVALUATOR
 from launch.job import SHARD, JobSpec, Task
 from launch.program import SYNCER, host_flags
 
@@ -24,6 +25,8 @@ class Addresses:
 
 def addressed(whole: JobSpec, role: Task, known: Addresses) -> tuple[str, ...]:
   """The flags of a role that name addresses."""
+  if role.kind == EVALUATOR:  # It reads a folder, and knows no peers.
+    return ()
   # Its own address, and not 0.0.0.0: no more doors than the peers need.
   own = f'--config.transport.host={known.address}'
   if role.kind == SYNCER:

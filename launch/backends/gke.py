@@ -86,14 +86,6 @@ def manifests(whole: JobSpec, options: GkeOptions) -> list[dict]:
   syncer = whole.syncer, *whole.shards
   if not options.shared_claim:
     shared += [_claim(whole, each, options.storage_class) for each in syncer]
-    if whole.shards and whole.evaluator:
-      raise ConfigError(
-        [
-          f'config.syncer.shards={1 + len(whole.shards)} with '
-          'config.run.eval_every_rounds: the evaluator reads the checkpoints '
-          'of all shards; give --shared_claim, or 0 rounds'
-        ]
-      )
   roles = (*syncer, *whole.first_learners)
   return [*shared, *(job_set(whole, role, options) for role in roles)]
 

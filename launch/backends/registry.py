@@ -182,7 +182,8 @@ class BackendKind:
       secret; False: on machines that share this one's folders.
     tpus: True if it takes TPUs only, False if it takes none, None for any.
     stays: True if the launcher stays, to recreate what was taken away.
-    evaluates: True if it starts the evaluator beside the syncer.
+    shares_workdir: takes the parsed flags; True if all processes see one
+      workdir.
     flags: its own, name to default and help; the default's type is the flag's.
     needs: those that must be given.
     notes: takes the parsed flags; yields what the user may not expect.
@@ -192,10 +193,27 @@ class BackendKind:
   in_containers: bool = False
   tpus: bool | None = None
   stays: bool = False
-  evaluates: bool = False
+  shares_workdir: Callable[[Any], bool] = lambda given: False
   flags: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
   needs: tuple[str, ...] = ()
   notes: Callable[[Any], Iterable[str]] = lambda given: ()
+
+
+def check_evaluator(whole: JobSpec, is_shared: bool) -> None:
+  """Refuses an evaluator that would not see the checkpoints of all shards.
+
+  Raises:
+    ConfigError: says what would do.
+  """
+  if whole.shards and whole.evaluator and not is_shared:
+    raise ConfigError(
+      [
+        f'config.syncer.shards={1 + len(whole.shards)} with '
+        'config.run.eval_every_rounds: the evaluator reads the checkpoints of '
+        'all shards; give one workdir to all (--shared_claim, or Slurm), or 0 '
+        'rounds'
+      ]
+    )
 
 
 def cloud_of(given) -> Cloud:
@@ -238,7 +256,7 @@ BACKENDS = {
   'gke': BackendKind(
     _gke,
     in_containers=True,
-    evaluates=True,
+    shares_workdir=lambda given: bool(given.shared_claim),
     notes=_passing_volumes,
     flags={
       'namespace': ('default', 'Namespace of all objects.'),
@@ -288,6 +306,7 @@ BACKENDS = {
   'slurm': BackendKind(
     _slurm,
     tpus=False,
+    shares_workdir=lambda given: True,
     flags={
       'sbatch': (
         [],

@@ -57,10 +57,22 @@ def syncer_submission(whole: JobSpec, given: Sequence[str]) -> Submission:
 address={address}
 echo "$host:{whole.port}" >"$address.part"
 mv "$address.part" "$address"\
+{_evaluator(whole)}\
 """
   return _submission(
     whole, name, whole.syncer, before, '', ('--dependency=singleton',), given
   )
+
+
+def _evaluator(whole: JobSpec) -> str:
+  """Returns shell code that starts the evaluator, which ends with the job."""
+  if whole.evaluator is None:
+    return ''
+  command = shell_command([whole.python], whole, whole.evaluator, Addresses(''))
+  log = shlex.quote(f'{whole.workdir}/logs/{whole.evaluator.name}.log')
+  return f"""
+until {command}; do sleep 10; done >>{log} 2>&1 &\
+"""
 
 
 def shard_submission(

@@ -16,6 +16,7 @@ next begins as told.
 
 import re
 import shlex
+from collections.abc import Sequence
 
 from launch.backends.command_lines import Addresses, shell_command
 from launch.backends.gke import CONFIG_FOLDER, SECRET_FOLDER
@@ -23,6 +24,7 @@ from launch.exit_codes import EXITS_FATAL
 from launch.job import (
   COORDINATOR_PORT,
   LEARNER,
+  SYNCER,
   JobSpec,
   Task,
 )
@@ -57,7 +59,8 @@ printf %s {shlex.quote(whole.config_text)} \\
   >"$folder"/config/{shlex.quote(whole.config_name)}
 {_secrets(whole, role)}{_login(whole.image)}\
 host=$(metadata {METADATA}/network-interfaces/0/ip)
-{_meeting(role)}{_doors(role)}for ((restarts = 0; ; restarts++)); do
+{_meeting(role)}{_doors(role)}{_evaluator(whole, role)}\
+for ((restarts = 0; ; restarts++)); do
   docker rm --force diloco >/dev/null 2>&1
   {_container(whole, role, syncer)}
   code=$?
@@ -167,15 +170,34 @@ def _doors(role: Task) -> str:
   return 'iptables --wait --insert INPUT --protocol tcp --jump ACCEPT\n'
 
 
+def _evaluator(whole: JobSpec, role: Task) -> str:
+  """Returns shell code that starts the evaluator beside the syncer."""
+  if role.kind != SYNCER or whole.evaluator is None:
+    return ''
+  started = _docker(
+    whole,
+    whole.evaluator,
+    ['--detach', '--name=evaluator', '--restart=on-failure'],
+    Addresses(''),
+  )
+  return f'docker rm --force evaluator >/dev/null 2>&1\n{started}\n'
+
+
 def _container(whole: JobSpec, role: Task, syncer: str) -> str:
   """Returns the `docker run` command of the role."""
-  options = ['--network=host', f'--stop-timeout={whole.grace_s}']
+  options = ['--rm', '--name=diloco', '--network=host']
+  options.append(f'--stop-timeout={whole.grace_s}')
   if role.kind == LEARNER:
     options.append('--privileged')  # The chips are devices of the machine.
+  known = Addresses('$host', syncer, '$index', '$coordinator')
+  return _docker(whole, role, options, known)
+
+
+def _docker(
+  whole: JobSpec, role: Task, options: Sequence[str], known: Addresses
+) -> str:
   environment = [f'--env={key}={value}' for key, value in whole.environment]
-  fixed = shlex.join(
-    ['docker', 'run', '--rm', '--name=diloco', *options, *environment]
-  )
+  fixed = shlex.join(['docker', 'run', *options, *environment])
   folders = ' '.join(
     f'"--volume=$folder/{name}":{shlex.quote(place)}'
     for name, place in (
@@ -184,10 +206,6 @@ def _container(whole: JobSpec, role: Task, syncer: str) -> str:
       ('workdir', whole.workdir),
     )
   )
-  command = shell_command(
-    [f'--entrypoint={whole.python}', whole.image],
-    whole,
-    role,
-    Addresses('$host', syncer, '$index', '$coordinator'),
-  )
+  program = [f'--entrypoint={whole.python}', whole.image]
+  command = shell_command(program, whole, role, known)
   return f'{fixed} {folders} {command}'

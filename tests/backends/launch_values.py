@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A launch for the tests of the back ends, and their golden files."""
 
+import dataclasses
 import pathlib
 
 from diloco.config import hardware, run_config
@@ -69,6 +70,25 @@ def a_large_launch(accelerator: str, shards=1, **changes) -> JobSpec:
     'text of the configuration\n',
     ['--token_file=/etc/diloco/secret/token'],
     asked(accelerator=accelerator, **changes),
+  )
+
+
+def an_evaluated_launch(shards=1, **changes) -> JobSpec:
+  """Returns a launch whose Θ is evaluated while it goes on."""
+  given = a_config(_devices(**changes))
+  given = dataclasses.replace(
+    given,
+    run=dataclasses.replace(given.run, eval_every_rounds=16),
+    syncer=dataclasses.replace(given.syncer, shards=shards),
+  )
+  values = {'workdir': '/workdir', 'image': 'example.org/diloco:1'}
+  return launch(
+    given,
+    ['--config=experiments/quickstart.py'],
+    'quickstart.py',
+    'text of the configuration\n',
+    ['--token_file=/etc/diloco/secret/token', '--log_json'],
+    asked(**{**values, **changes}),
   )
 
 

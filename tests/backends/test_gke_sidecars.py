@@ -7,12 +7,10 @@ import subprocess
 
 import pytest
 
-from diloco.config import run_config
 from diloco.config.sections import ConfigError
-from experiments import quickstart
 from launch.backends import gke_sidecars
-from launch.job import launch
-from tests.backends.launch_values import a_launch, asked
+from launch.backends.registry import check_evaluator
+from tests.backends.launch_values import a_launch, an_evaluated_launch
 from tests.backends.rendered import (
   check_schema,
   container_launch,
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.beside
 
 
 def test_the_evaluator_is_beside_the_syncer_and_ends_with_it():
-  found = objects(_evaluated_launch())
+  found = objects(an_evaluated_launch())
   syncer = found['JobSet/first-syncer']
   check_schema(syncer)
   pod = pod_of(syncer)
@@ -46,7 +44,7 @@ def test_the_evaluator_is_beside_the_syncer_and_ends_with_it():
 
 def test_what_the_processes_leave_comes_to_a_bucket():
   found = objects(
-    _evaluated_launch(), results_bucket='ours', data_bucket='corpora'
+    an_evaluated_launch(), results_bucket='ours', data_bucket='corpora'
   )
   for role in ('syncer', 'learner-0', 'learner-1'):
     manifest = found[f'JobSet/first-{role}']
@@ -173,22 +171,8 @@ def test_figures_are_served_where_a_port_is_given():
 
 
 def test_an_evaluator_reads_the_checkpoints_of_all_shards():
-  whole = _evaluated_launch(shards=2)
-  with pytest.raises(ConfigError, match='checkpoints of all shards; give --sh'):
-    objects(whole)
-  objects(whole, shared_claim='filestore')
-
-
-def _evaluated_launch(shards=1):
-  given = quickstart.get_config()
-  given.transport.data_plane = 'grpc'
-  given.run.eval_every_rounds = 16
-  given.syncer.shards = shards
-  return launch(
-    run_config.build(given),
-    ['--config=experiments/quickstart.py'],
-    'quickstart.py',
-    'text of the configuration\n',
-    ['--token_file=/etc/diloco/secret/token', '--log_json'],
-    asked(workdir='/workdir', image='example.org/diloco:1'),
-  )
+  whole = an_evaluated_launch(shards=2)
+  with pytest.raises(ConfigError, match='checkpoints of all shards; give one'):
+    check_evaluator(whole, is_shared=False)
+  check_evaluator(whole, is_shared=True)
+  check_evaluator(an_evaluated_launch(), is_shared=False)

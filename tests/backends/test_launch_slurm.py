@@ -16,6 +16,7 @@ from tests.backends.launch_values import (
   AWKWARD,
   a_large_launch,
   a_launch,
+  an_evaluated_launch,
   check_golden,
 )
 from tests.waiting import until
@@ -53,6 +54,19 @@ def test_the_syncer_gets_what_the_planner_says():
   assert place.memory_gib > 100
   assert f'--mem={place.memory_gib}G' in submitted.argv
   assert f'--cpus-per-task={place.cpus}' in submitted.argv
+
+
+def test_the_evaluator_is_in_the_syncers_job():
+  whole = an_evaluated_launch(workdir='/shared/runs/first')
+  script = slurm.syncer_submission(whole, ()).script
+  assert (
+    '\nuntil python -m diloco.evaluator --config=experiments/quickstart.py '
+    '--workdir=/shared/runs/first --log_json; do sleep 10; done '
+    '>>/shared/runs/first/logs/evaluator.log 2>&1 &\n'
+  ) in script
+  subprocess.run(['bash', '-n'], input=script, text=True, check=True)
+  learners = slurm.learners_submission(whole, whole.learners, ())
+  assert 'diloco.evaluator' not in learners.script
 
 
 def test_shards_wait_for_the_syncer_that_leads():

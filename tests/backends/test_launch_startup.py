@@ -9,7 +9,12 @@ import sys
 import pytest
 
 from launch.backends import startup
-from tests.backends.launch_values import AWKWARD, a_slice_launch, check_golden
+from tests.backends.launch_values import (
+  AWKWARD,
+  a_slice_launch,
+  an_evaluated_launch,
+  check_golden,
+)
 
 pytestmark = pytest.mark.beside
 
@@ -93,6 +98,22 @@ def _script(*arguments, **changes) -> str:
   return startup.startup_script(
     whole, whole.learners[1], 'p', '10.0.0.1:7777', 1
   )
+
+
+def test_the_evaluator_is_started_beside_the_syncer_alone(machine):
+  _, start = machine
+  whole = an_evaluated_launch()
+  script = startup.startup_script(whole, whole.syncer, 'p', '', 1)
+  evaluator, syncer = start(script, 0, 0)
+  assert evaluator[1:4] == [
+    '--detach', '--name=evaluator', '--restart=on-failure',
+  ]  # fmt: skip
+  assert evaluator[-3:] == [
+    '--config=experiments/quickstart.py', '--workdir=/workdir', '--log_json',
+  ]  # fmt: skip
+  assert 'diloco.evaluator' in evaluator and 'diloco.syncer' in syncer
+  learner = startup.startup_script(whole, whole.learners[0], 'p', 'a:1', 1)
+  assert 'evaluator' not in learner
 
 
 @pytest.mark.parametrize(
