@@ -38,7 +38,6 @@ SAMPLE_TOKENS = 300
 
 def arguments(argv: Sequence[str]) -> list[str]:
   """Returns the command line of `launch.local`, the program's name first."""
-  text = flags.value_of(TEXT, argv)
   given = []  # Behind --config, wherever that stands.
   text = flags.value_of(TEXT, argv)
   if text is not None:
@@ -79,10 +78,14 @@ def next_commands(workdir: str, total_steps: int, argv: Sequence[str]) -> str:
   # As it was called: an activated environment has the script.
   program = 'diloco' if shutil.which('diloco') else 'python -m diloco'
   folder = shlex.quote(f'--workdir={workdir}')
-  steps = '--config.protocol.total_steps='
-  kept = [word for word in argv if not word.startswith((steps, '--workdir'))]
+  changed = '--config.protocol.total_steps', f'--{EXTEND}', '--workdir'
+  kept = [
+    word
+    for before, word in zip(['', *argv], argv)
+    if not word.startswith(changed) and before not in changed
+  ]
   longer = shlex.join(
-    [*kept, f'--workdir={workdir}', f'{steps}{2 * total_steps}']
+    [*kept, f'--workdir={workdir}', f'--{EXTEND}={2 * total_steps}']
   )
   return '\n'.join(
     [

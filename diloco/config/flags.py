@@ -13,6 +13,7 @@ restart.
 import contextlib
 import dataclasses
 import difflib
+import os
 import pathlib
 import re
 import sys
@@ -156,7 +157,10 @@ def _or_exit(work: Callable) -> Callable:
       exit_config(error)
     except KeyboardInterrupt:
       print('stopped', file=sys.stderr)
-      sys.exit(EXIT_INTERRUPTED)
+      sys.stdout.flush()
+      sys.stderr.flush()
+      # Not sys.exit: XLA's threads, still compiling, would crash meanwhile.
+      os._exit(EXIT_INTERRUPTED)
 
   return call
 

@@ -112,16 +112,14 @@ def test_resuming_begins_no_run(tmp_path):
 
 
 def test_the_next_commands_go_on_with_this_run():
-  words = ['--text=b.txt', '--config.protocol.total_steps=5', '--workdir=w']
+  steps = ['--config.protocol.total_steps=4', '--extend=5']
+  words = ['--workdir', 'w', '--text=b.txt', *steps]
   title, *lines = train.next_commands('w', 5, words).splitlines()
   assert title == 'Next:'
   assert [line.split('diloco ')[1].split()[0] for line in lines] == [
     'generate', 'report', 'train',
   ]  # fmt: skip
-  assert (
-    'train --text=b.txt --workdir=w --config.protocol.total_steps=10 '
-    in lines[-1]
-  )
+  assert 'train --text=b.txt --workdir=w --extend=10 ' in lines[-1]
 
 
 def test_too_short_a_text_is_refused_at_once(tmp_path):
