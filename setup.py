@@ -42,6 +42,7 @@ DATA = [
 GCS = ['etils[epath-gcs]']  # Paths such as gs://bucket/folder.
 TFDS = ['tensorflow-datasets>=4.9.10']  # Without TensorFlow.
 PLOT = ['matplotlib>=3.9']
+WANDB = ['wandb>=0.31']
 EXPORT = ['safetensors>=0.8']
 LAUNCH = ['pyyaml>=6']
 NOTEBOOKS = [*PLOT, 'ipykernel>=6.29', 'nbclient>=0.10', 'nbformat>=5.10']
@@ -119,6 +120,7 @@ setuptools.setup(
     'export': EXPORT,
     'launch': LAUNCH,
     'plot': PLOT,
+    'wandb': WANDB,
     'notebooks': NOTEBOOKS,
     'test': TEST,
     'dev': [*TEST, *BUILD, 'ruff>=0.17'],

@@ -33,6 +33,10 @@ COMMANDS = {
   'export': ('diloco.export', 'writes the model of a run for other tools'),
   'watch': ('diloco.watch', 'serves a page of a run while it goes on'),
   'report': ('diloco.report', 'makes a page of one or several runs'),
+  'to-wandb': (
+    'diloco.report.to_wandb',
+    'hands the scalars of a run to Weights & Biases',
+  ),
   'tape': ('diloco.tape', 'shows the decisions of a run as a timeline'),
   'replay': ('diloco.replay', 'makes a run again and compares every round'),
   'lab': ('diloco.lab', 'trains many learners in one process'),

@@ -10,4 +10,5 @@ Start with `folders`: what a folder is, a run or a sweep, and their page.
   run_charts     charts of runs
   sweep_reader   reads the results of a sweep
   sweep_report   the parts of a page of a sweep
+  to_wandb       hands a run to Weights & Biases
 """

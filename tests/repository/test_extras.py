@@ -21,6 +21,7 @@ EXTRAS = (
   'tensorflow_datasets',
   'tiktoken',
   'tokenizers',
+  'wandb',
 )
 BLOCKED = f"""
 import importlib, sys
@@ -42,6 +43,7 @@ MODULES = (
   'diloco.lab.__main__',
   'diloco.replay.__main__',
   'diloco.report.__main__',
+  'diloco.report.to_wandb',
   'diloco.evaluate',
   'diloco.export',
   'diloco.generate',

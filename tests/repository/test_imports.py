@@ -158,6 +158,7 @@ TABLE = {
     'diloco.studies',
     'numpy',
   },
+  'diloco/report/to_wandb.py': {'diloco.metrics', 'wandb', *CONFIG},
   'diloco/report/__main__.py': {
     'absl',
     'diloco.metrics',

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hands a run to Weights & Biases: python -m diloco.report.to_wandb DIR
+
+Each process of the run becomes a run there, in a group with the name of DIR:
+its scalars over the global step, and the configuration. Nothing leaves this
+machine unless WANDB_MODE=online says so: runs are files in ./wandb, which
+`wandb sync` sends later. Training itself knows nothing of it.
+
+Needs the package wandb: pip install -e '.[wandb]'.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+
+from diloco.config import flags as config_flags
+from diloco.config.sections import ConfigError
+from diloco.metrics import names
+from diloco.metrics.jsonl import read_jsonl
+from diloco.metrics.workdir import Workdir
+
+PROJECT = 'diloco'
+MODE = 'WANDB_MODE'
+NO_SCALARS = ('step', names.TIME, names.INCARNATION, names.GLOBAL_STEP)
+
+
+def main(argv) -> int:
+  """Writes the runs; 78 where there is nothing to write, or no wandb."""
+  if len(argv) != 2:
+    raise ConfigError(
+      ['give the folder of one run: python -m diloco.report.to_wandb DIR']
+    )
+  workdir = Workdir(pathlib.Path(argv[1]))
+  files = sorted(workdir.metrics('').parent.glob('*.jsonl'))
+  if not files:
+    raise ConfigError([f'{workdir.root}: holds no metrics of a run'])
+  if importlib.util.find_spec('wandb') is None:
+    raise ConfigError(
+      ["the package wandb is missing: pip install -e '.[wandb]'"]
+    )
+  config = {}
+  if workdir.config.exists():
+    config = json.loads(workdir.config.read_text())
+  import wandb  # An extra.
+
+  for path in files:
+    written = _write(wandb, path, workdir.root.resolve().name, config)
+    print(f'{path.stem}: {written} records')
+  wandb.teardown()  # Waits until its files are whole.
+  return 0
+
+
+def _write(wandb, path: pathlib.Path, group: str, config) -> int:
+  """Writes the scalars of one process; returns the number of its records.
+
+  They are over the global step, which does not begin anew with a process.
+  """
+  run = wandb.init(
+    project=PROJECT,
+    group=group,
+    name=path.stem,
+    config=config,
+    mode=os.environ.get(MODE, 'offline'),
+    settings=wandb.Settings(console='off', silent=True, x_disable_stats=True),
+  )
+  records = read_jsonl(path)
+  with run:
+    run.define_metric('*', step_metric=names.BOARD_STEP)
+    for record in records:
+      scalars = {k: v for k, v in record.items() if k not in NO_SCALARS}
+      step = record.get(names.GLOBAL_STEP, record['step'])
+      run.log({names.BOARD_STEP: step, **scalars})
+  return len(records)
+
+
+if __name__ == '__main__':
+  config_flags.run_without_config(main)
