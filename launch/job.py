@@ -149,6 +149,8 @@ class JobSettings:
   image: str = ''  # Container; empty where the back end needs none.
   secret: str = ''  # Of TLS files and token; '{role}' is the role's name.
   secret_files: tuple[str, ...] = ()  # Their names.
+  # A bucket to which all roles copy what they leave; empty: none.
+  results_bucket: str = ''
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,9 @@ TEXTS = {
   'accelerator': f'Accelerator of each learner: {", ".join(NAMES)}.',
   'reservation': 'Name of the reservation, with --capacity=reservation.',
   'image': 'Container image with this repository as working directory.',
+  'results_bucket': (
+    'Bucket of Cloud Storage to which all roles copy metrics and results.'
+  ),
   'secret': (
     f'Secret whose files are mounted at {SECRET_FOLDER}; {{role}} in it '
     "becomes 'syncer', 'learner-0', …"
@@ -53,7 +56,9 @@ INTEGERS = {
 # Given to another back end, a flag is refused: it would be ignored.
 BACKENDS_OF = {
   **dict.fromkeys((*TEXTS, *INTEGERS, 'learners_at_first'), tuple(BACKENDS)),
-  **dict.fromkeys(('image', 'secret', 'storage_gib'), IN_CONTAINERS),
+  **dict.fromkeys(
+    ('image', 'secret', 'storage_gib', 'results_bucket'), IN_CONTAINERS
+  ),
   **dict.fromkeys(('capacity', 'reservation'), IN_CONTAINERS),
   # Machines with TPUs are had as they are.
   **dict.fromkeys(

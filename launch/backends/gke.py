@@ -56,8 +56,6 @@ class GkeOptions:
   # A claim that all roles read at DATA_FOLDER; empty: none.
   data_claim: str = ''
   data_bucket: str = ''  # A bucket of Cloud Storage in its place.
-  # A bucket to which all roles copy what they leave; empty: none.
-  results_bucket: str = ''
   # Where the syncer's pod serves /metrics, to all that reach it; 0: nowhere.
   metrics_port: int = 0
   # The local queue of Kueue that admits the roles; empty: none.
@@ -154,7 +152,7 @@ def job_set(whole: JobSpec, role: Task, options: GkeOptions) -> dict:
 
 def _pod_metadata(whole: JobSpec, role: Task, options: GkeOptions) -> dict:
   metadata, annotations = {'labels': _labels(whole, role)}, {}
-  if options.data_bucket or _copies(role, options):
+  if options.data_bucket or _copies(whole, role, options):
     annotations[FUSE_PODS] = 'true'
   if role.kind == SYNCER and options.metrics_port:
     annotations |= gke_sidecars.scraped(options.metrics_port)
@@ -216,7 +214,7 @@ def _beside(
 ) -> list[dict]:
   """Returns the containers beside the role's own, without their volumes."""
   found = []
-  if _copies(role, options):
+  if _copies(whole, role, options):
     if role.kind == LEARNER:
       found.append(gke_sidecars.restored(whole, role))
     found.append(gke_sidecars.results(whole))
@@ -230,17 +228,17 @@ def _beside(
   return found
 
 
-def _copies(role: Task, options: GkeOptions) -> bool:
+def _copies(whole: JobSpec, role: Task, options: GkeOptions) -> bool:
   """Returns True if a role copies to the bucket what is in its workdir."""
   if role.kind == SHARD:
     return False  # It leaves what it resumes from, and no more.
   is_alone = not options.shared_claim or role.kind == SYNCER
-  return bool(options.results_bucket) and is_alone
+  return bool(whole.results_bucket) and is_alone
 
 
 def _grace_s(whole: JobSpec, role: Task, options: GkeOptions) -> int:
   """Returns the seconds from SIGTERM to SIGKILL of all containers of a pod."""
-  if role.kind == SYNCER and _copies(role, options):
+  if role.kind == SYNCER and _copies(whole, role, options):
     return max(whole.grace_s, gke_sidecars.COPY_GRACE_S)
   return whole.grace_s
 
@@ -342,8 +340,8 @@ def _volumes(
   if data := _data(options):
     volumes.append({'name': 'data', **data})
     mounts.append({'name': 'data', 'mountPath': DATA_FOLDER, 'readOnly': True})
-  if _copies(role, options):
-    bucket = _bucket(options.results_bucket, read_only=False)
+  if _copies(whole, role, options):
+    bucket = _bucket(whole.results_bucket, read_only=False)
     volumes.append({'name': 'results', **bucket})
     mounts.append({'name': 'results', 'mountPath': gke_sidecars.RESULTS_FOLDER})
   if whole.secret:

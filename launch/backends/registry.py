@@ -227,11 +227,19 @@ def cloud_of(given) -> Cloud:
   )
 
 
-def _passing_volumes(given) -> Iterator[str]:
+def _passing_pods(given) -> Iterator[str]:
   if not (given.shared_claim or given.results_bucket):
     yield (
       "learners' metrics and tapes go with their pods; --results_bucket or "
       '--shared_claim keeps them'
+    )
+
+
+def _passing_slices(given) -> Iterator[str]:
+  if not given.results_bucket:
+    yield (
+      "learners' metrics and tapes go with their slices; --results_bucket "
+      'keeps them'
     )
 
 
@@ -257,7 +265,7 @@ BACKENDS = {
     _gke,
     in_containers=True,
     shares_workdir=lambda given: bool(given.shared_claim),
-    notes=_passing_volumes,
+    notes=_passing_pods,
     flags={
       'namespace': ('default', 'Namespace of all objects.'),
       'storage_class': (
@@ -272,10 +280,6 @@ BACKENDS = {
       'data_bucket': (
         '',
         f'Bucket of Cloud Storage that all roles read at {DATA_FOLDER}.',
-      ),
-      'results_bucket': (
-        '',
-        'Bucket of Cloud Storage to which all roles copy metrics and results.',
       ),
       'metrics_port': (
         0,
@@ -292,6 +296,7 @@ BACKENDS = {
   'queued_resources': BackendKind(
     _queued_resources,
     in_containers=True,
+    notes=_passing_slices,
     tpus=True,
     stays=True,
     flags={

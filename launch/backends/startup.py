@@ -20,10 +20,12 @@ from collections.abc import Sequence
 
 from launch.backends.command_lines import Addresses, shell_command
 from launch.backends.gke import CONFIG_FOLDER, SECRET_FOLDER
+from launch.backends.gke_sidecars import COPIED_EVERY_S, KEPT_BEHIND
 from launch.exit_codes import EXITS_FATAL
 from launch.job import (
   COORDINATOR_PORT,
   LEARNER,
+  SHARD,
   SYNCER,
   JobSpec,
   Task,
@@ -32,6 +34,8 @@ from launch.job import (
 METADATA = 'http://metadata.google.internal/computeMetadata/v1/instance'
 SECRETS = 'https://secretmanager.googleapis.com/v1/projects'
 EXIT_ATTRIBUTE = 'diloco/exit'
+OBJECTS = 'https://storage.googleapis.com/storage/v1/b'
+UPLOADS = 'https://storage.googleapis.com/upload/storage/v1/b'
 REGISTRIES = ('docker.pkg.dev', 'gcr.io')  # They require authentication.
 AGAIN_S = 10
 DEAD_WITHIN_S = 20  # The learner's own bound, by heartbeats.
@@ -60,10 +64,12 @@ printf %s {shlex.quote(whole.config_text)} \\
 {_secrets(whole, role)}{_login(whole.image)}\
 host=$(metadata {METADATA}/network-interfaces/0/ip)
 {_meeting(role)}{_doors(role)}{_evaluator(whole, role)}\
+{_copying(whole, role)}\
 for ((restarts = 0; ; restarts++)); do
   docker rm --force diloco >/dev/null 2>&1
   {_container(whole, role, syncer)}
   code=$?
+{_last_copy(whole, role)}\
   case $code in
     0|{fatal}) over "$code" ;;
   esac
@@ -168,6 +174,70 @@ def _doors(role: Task) -> str:
   if role.kind == LEARNER:
     return ''
   return 'iptables --wait --insert INPUT --protocol tcp --jump ACCEPT\n'
+
+
+def _copies(whole: JobSpec, role: Task) -> bool:
+  """Returns True if a role copies to the bucket what is in its workdir."""
+  return bool(whole.results_bucket) and role.kind != SHARD
+
+
+def _last_copy(whole: JobSpec, role: Task) -> str:
+  return '  copy\n' if _copies(whole, role) else ''
+
+
+def _copying(whole: JobSpec, role: Task) -> str:
+  """Returns shell code that copies files to the bucket as they grow.
+
+  A learner's new slice has an empty disk: its files come from the bucket first,
+  which would keep those of its last life alone.
+  """
+  if not _copies(whole, role):
+    return ''
+  left_out = ' '.join(f"! -path './{each}*'" for each in sorted(KEPT_BEHIND))
+  restored = 'until restore; do sleep 10; done\n'
+  return f"""\
+uploads={UPLOADS}/{whole.results_bucket}/o
+objects={OBJECTS}/{whole.results_bucket}/o
+storage() {{ # A request to Cloud Storage.
+  curl --silent --show-error --fail \\
+    -H "Authorization: Bearer $(access_token)" "$@"
+}}
+# Whole files that have changed since the last time.
+copy() {{
+  (
+    flock 9
+    touch "$folder"/copying
+    [[ -e $folder/copied ]] || touch --date=@0 "$folder"/copied
+    cd "$folder"/workdir || exit
+    find . -type f -newer "$folder"/copied {left_out} |
+      while read -r file; do
+        name={whole.name}/${{file#./}}
+        storage --request POST --upload-file "$file" --output /dev/null \\
+          "$uploads?uploadType=media&name=${{name//\\//%2F}}" || exit 1
+      done && mv "$folder"/copying "$folder"/copied
+  ) 9>"$folder"/copies
+}}
+restore() {{
+  local each
+  for each in metrics tapes; do
+    mkdir -p "$folder"/workdir/$each
+    mine={whole.name}%2F$each%2F{role.name}.jsonl
+    storage "$objects?fields=items/name&prefix=$mine" >"$folder"/listed ||
+      return
+    sed -n 's/.*"name": *"\\([^"]*\\)".*/\\1/p' "$folder"/listed |
+      while read -r name; do
+        file=$folder/workdir/$each/${{name##*/}}
+        [[ -e $file ]] || storage --output "$file" \\
+          "$objects/${{name//\\//%2F}}?alt=media" || exit 1
+      done || return
+  done
+  # What came from there is not copied back: another host may have more.
+  [[ -e $folder/copied ]] || touch "$folder"/copied
+}}
+{restored if role.kind == LEARNER else ''}\
+while sleep {COPIED_EVERY_S}; do copy; done &
+trap "kill $!" EXIT
+"""
 
 
 def _evaluator(whole: JobSpec, role: Task) -> str:

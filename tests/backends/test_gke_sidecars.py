@@ -44,7 +44,7 @@ def test_the_evaluator_is_beside_the_syncer_and_ends_with_it():
 
 def test_what_the_processes_leave_comes_to_a_bucket():
   found = objects(
-    an_evaluated_launch(), results_bucket='ours', data_bucket='corpora'
+    an_evaluated_launch(results_bucket='ours'), data_bucket='corpora'
   )
   for role in ('syncer', 'learner-0', 'learner-1'):
     manifest = found[f'JobSet/first-{role}']
@@ -65,7 +65,7 @@ def test_what_the_processes_leave_comes_to_a_bucket():
     noted = job_of(manifest)['template']['metadata']['annotations']
     assert noted == {'gke-gcsfuse/volumes': 'true'}
   shared = objects(
-    container_launch(), results_bucket='ours', shared_claim='filestore'
+    container_launch(results_bucket='ours'), shared_claim='filestore'
   )
   assert 'initContainers' in pod_of(shared['JobSet/first-syncer'])
   assert 'initContainers' not in pod_of(shared['JobSet/first-learner-0'])

@@ -273,9 +273,14 @@ def test_permissions_are_written_as_such():
 
 def test_each_shard_of_the_syncer_has_a_pod_and_a_volume():
   whole = a_large_launch(
-    'v5e-32', shards=3, image='a:1', workdir='/workdir', secret='first-{role}'
+    'v5e-32',
+    shards=3,
+    image='a:1',
+    workdir='/workdir',
+    secret='first-{role}',
+    results_bucket='ours',
   )
-  found = objects(whole, results_bucket='ours')
+  found = objects(whole)
   for i in (1, 2):
     shard = found[f'JobSet/first-shard-{i}']
     check_schema(shard)

@@ -116,6 +116,45 @@ def test_the_evaluator_is_started_beside_the_syncer_alone(machine):
   assert 'evaluator' not in learner
 
 
+def test_what_a_learner_leaves_comes_to_the_bucket(machine):
+  """And what its last slice left comes back before it begins."""
+  folder, start = machine
+  curl = (folder / 'curl').read_text()
+  listed = '{"items": [\\n {"name": "first/metrics/learner-1.jsonl"}\\n]}'
+  (folder / 'curl').write_text(
+    curl.replace(
+      'case "$*" in',
+      'case "$*" in\n'
+      f"  *prefix=first%2Fmetrics*) printf '{listed}' ;;\n"
+      '  *alt=media) while [[ $1 != --output ]]; do shift; done\n'
+      '    echo kept >"$2" ;;',
+    )
+  )
+  workdir = folder / 'machine' / 'workdir'
+  docker = (folder / 'docker').read_text()  # The learner writes some files.
+  (folder / 'docker').write_text(
+    docker.replace(
+      "if sys.argv[1] == 'run':\n",
+      "if sys.argv[1] == 'run':\n"
+      f"  workdir = pathlib.Path('{workdir}')\n"
+      "  for name in ('checkpoints/large', 'tapes/learner-1.jsonl'):\n"
+      '    (workdir / name).parent.mkdir(exist_ok=True)\n'
+      '    (workdir / name).touch()\n',
+    )
+  )
+  start(_script(results_bucket='ours'), 0)
+  assert (workdir / 'metrics' / 'learner-1.jsonl').read_text() == 'kept\n'
+  asked = (folder / 'asked').read_text()
+  assert (
+    '/b/ours/o/first%2Fmetrics%2Flearner-1.jsonl?alt=media' in asked
+    and 'prefix=first%2Ftapes%2Flearner-1.jsonl' in asked
+  )
+  assert '--upload-file ./tapes/learner-1.jsonl' in asked
+  assert '/b/ours/o?uploadType=media&name=first%2Ftapes%2Flearner-1' in asked
+  assert '--upload-file ./metrics' not in asked  # It has not changed.
+  assert 'large' not in asked
+
+
 @pytest.mark.parametrize(
   'codes, starts', [([0], 1), ([78], 1), ([1, 143, 0], 3), ([1, 64], 2)]
 )
