@@ -38,15 +38,18 @@ make_environment() {
   if [[ -f "$done_file" && "$(cat "$done_file")" == "$wanted" ]]; then
     return
   fi
-  if [[ -e "$folder" && ! -f "$folder/pyvenv.cfg" ]]; then
+  if [[ -e "$folder" && ! -f "$folder/pyvenv.cfg" &&
+    ! -f "$folder/.unfinished" ]]; then
     fail "$folder exists and is no virtual environment"
   fi
   echo "Installing into $folder with Python $version (about a minute) ..."
   # Only what was made here is made anew; somebody's own is installed into.
   if [[ ! -e "$folder" || -f "$done_file" || -f "$folder/.unfinished" ]]; then
-    "$python" -m venv --clear "$folder" ||
+    # First the mark, which stays when the rest is interrupted.
+    mkdir -p "$folder" && touch "$folder/.unfinished"
+    find "$folder" -mindepth 1 -maxdepth 1 ! -name .unfinished -exec rm -rf {} +
+    "$python" -m venv "$folder" ||
       fail "the venv module does not work; on Debian: apt install python3-venv"
-    touch "$folder/.unfinished"
   fi
   "$folder/bin/python" -m pip install --quiet --disable-pip-version-check \
     -e "$what" || fail "pip could not install $what into $folder"

@@ -13,6 +13,7 @@ restart.
 import contextlib
 import dataclasses
 import difflib
+import multiprocessing
 import os
 import pathlib
 import re
@@ -157,12 +158,20 @@ def _or_exit(work: Callable) -> Callable:
       exit_config(error)
     except KeyboardInterrupt:
       print('stopped', file=sys.stderr)
-      sys.stdout.flush()
-      sys.stderr.flush()
-      # Not sys.exit: XLA's threads, still compiling, would crash meanwhile.
-      os._exit(EXIT_INTERRUPTED)
+      _exit_at_once(EXIT_INTERRUPTED)
 
   return call
+
+
+def _exit_at_once(code: int) -> None:
+  """Exits without sys.exit, during which XLA's threads, still compiling, may
+  crash.
+  """
+  for child in multiprocessing.active_children():
+    child.terminate()
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code)
 
 
 def run_without_config(main: Callable[[Sequence[str]], int | None]) -> None:

@@ -3,15 +3,17 @@
 
 import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
-from diloco.config import flags
 from diloco.lab import sweep, sweep_runner
 from tests import waiting
 
 pytestmark = pytest.mark.beside
 
+ROOT = pathlib.Path(__file__).parents[2]
 JOBS = 2
 ROWS = [sweep.Variant(f'M = {number}', {}) for number in range(1, 5)]
 
@@ -29,23 +31,33 @@ def test_ctrl_c_ends_the_runs_and_begins_no_other(
   with pytest.raises(KeyboardInterrupt):
     sweep_runner.make(ROWS, 1, JOBS, tmp_path / 'runs')
   assert len(_pids(begun)) == JOBS
-  for pid in _pids(begun):
-    with pytest.raises(ProcessLookupError):
-      os.kill(pid, 0)
+  assert not any(map(_lives, _pids(begun)))
   said = capsys.readouterr().err
   assert f'4 runs, 2 at a time; logs: {tmp_path}/runs/*/seed-*/log' in said
   assert 'the same command goes on with the sweep' in said
 
 
-def test_ctrl_c_of_a_command_is_no_traceback(monkeypatch, capsys):
-  def interrupted(_):
-    raise KeyboardInterrupt
+def test_ctrl_c_of_a_command_is_no_traceback_and_leaves_no_process():
+  code = """
+import multiprocessing, time
+from diloco.config import flags
 
-  codes = []
-  monkeypatch.setattr(flags.os, '_exit', codes.append)
-  flags._or_exit(interrupted)([])
-  assert codes == [130]
-  assert capsys.readouterr().err == 'stopped\n'
+def work(_):
+  spawn = multiprocessing.get_context('fork').Process
+  child = spawn(target=time.sleep, args=[99])
+  child.start()
+  print(child.pid, flush=True)
+  raise KeyboardInterrupt
+
+flags._or_exit(work)([])
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
+  )
+  assert (done.returncode, done.stderr) == (130, 'stopped\n')
+  waiting.until(
+    lambda: not _lives(int(done.stdout)), 60, 'the end of the child'
+  )
 
 
 def _run_in_place_of_python(tmp_path, monkeypatch) -> pathlib.Path:
@@ -61,3 +73,11 @@ def _run_in_place_of_python(tmp_path, monkeypatch) -> pathlib.Path:
 
 def _pids(begun: pathlib.Path) -> list[int]:
   return [int(line) for line in begun.read_text().splitlines()]
+
+
+def _lives(pid: int) -> bool:
+  try:
+    os.kill(pid, 0)
+  except ProcessLookupError:
+    return False
+  return True
