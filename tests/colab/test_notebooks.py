@@ -29,7 +29,7 @@ BADGE = (
 
 SMALL = {
   'protocol_by_hand': {'UNTIL_S': '20'},
-  'four_learners': {'TIME_S': '60', 'LAYERS': '1', 'EVAL_EVERY_STEPS': '30'},
+  'four_learners': {'TIME_S': '30', 'LAYERS': '1', 'EVAL_EVERY_STEPS': '30'},
   'int4_and_rda': {
     'LEARNERS': '3',
     'LAYERS': '1',
@@ -96,6 +96,7 @@ def _execute(notebook, folder: pathlib.Path, full: bool = False):
   NotebookClient(
     notebook,
     timeout=None if full else SECONDS_MAX,
+    startup_timeout=SECONDS_MAX,
     kernel_name='python3',
     record_timing=False,
     coalesce_streams=True,
