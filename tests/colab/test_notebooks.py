@@ -29,7 +29,12 @@ BADGE = (
 
 SMALL = {
   'protocol_by_hand': {'UNTIL_S': '20'},
-  'four_learners': {'TIME_S': '30', 'LAYERS': '1', 'EVAL_EVERY_STEPS': '30'},
+  'four_learners': {
+    'TIME_S': '30',
+    'LAYERS': '1',
+    'EVAL_EVERY_STEPS': '30',
+    'BESIDE': "('elastic',)",
+  },
   'int4_and_rda': {
     'LEARNERS': '3',
     'LAYERS': '1',
