@@ -18,9 +18,8 @@ from diloco.sizing import host_memory
 from diloco.sizing.host_memory import F32_BYTES, Memory, in_bytes
 
 GIB = 1 << 30
-PROCESS_BYTES = (
-  4e9  # Python, jax, some hundred MB of text, two threads a learner.
-)
+# Python, jax, some hundred MB of text, two threads a learner.
+PROCESS_BYTES = 4e9
 # Logs, tapes, curves; the container's image, where it is the machine's disk.
 FILES_BYTES = 30e9
 KEPT = 2  # Checkpoints that stay, unless the configuration says otherwise.
