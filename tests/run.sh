@@ -31,7 +31,10 @@ run_part() {
 .venv-test/bin/python -m ruff check .
 # A file stays with one worker, so that its fixtures are made once. Three of
 # them keep two cores busy: tests of processes wait much of their time.
-run_part together -n 3 --dist=loadfile --no-loadscope-reorder "$@"
+# Half of what there is to compile is what LLVM makes of it; the other part's
+# programs are compiled as those of users are.
+JAX_DISABLE_MOST_OPTIMIZATIONS=1 \
+  run_part together -n 3 --dist=loadfile --no-loadscope-reorder "$@"
 # Tests with clocks, ports and processes of their own; the slowest come last.
 run_part alone "$@"
 exit "$worst"
