@@ -52,7 +52,11 @@ def work(_):
 flags._or_exit(work)([])
 """
   done = subprocess.run(
-    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
+    [sys.executable, '-c', code],
+    cwd=ROOT,
+    capture_output=True,  # Which a child that is left would keep open.
+    text=True,
+    timeout=60,
   )
   assert (done.returncode, done.stderr) == (130, 'stopped\n')
   waiting.until(

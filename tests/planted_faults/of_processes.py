@@ -335,6 +335,42 @@ FAULTS = (
     '::test_ctrl_c_ends_the_runs_and_begins_no_other',
     'assert',
   ),
+  fault(
+    'Ctrl-C leaves worker processes',
+    'diloco/config/flags.py',
+    '    child.terminate()\n',
+    '    pass\n',
+    'tests/lab/test_sweep_stopped.py'
+    '::test_ctrl_c_of_a_command_is_no_traceback_and_leaves_no_process',
+    'TimeoutExpired',
+  ),
+  fault(
+    'a reader that has read enough is an error',
+    'diloco/tape.py',
+    '  signal.signal(signal.SIGPIPE, signal.SIG_DFL)',
+    '  pass',
+    'tests/replay/test_timeline.py'
+    '::test_a_reader_that_has_read_enough_is_no_error',
+    'Broken pipe',
+  ),
+  # Starts ---------------------------------------------------------------------
+  fault(
+    'an environment that was being cleared is not ours',
+    'launch/environment.sh',
+    ' &&\n    ! -f "$folder/.unfinished" ]]; then',
+    ' ]]; then',
+    'tests/run/test_environment_script.py'
+    '::test_an_environment_interrupted_while_it_was_cleared_is_made_anew',
+    'no virtual environment',
+  ),
+  fault(
+    'training on keeps the old number of steps',
+    'launch/train.py',
+    "f'--{EXTEND}={2 * total_steps}'",
+    "f'--config.protocol.total_steps={2 * total_steps}'",
+    'tests/launch/test_train.py::test_the_next_commands_go_on_with_this_run',
+    'assert',
+  ),
   # Messages -------------------------------------------------------------------
   fault(
     'no room for an envelope',
