@@ -14,14 +14,16 @@ TENSORS = {
 
 
 def test_tensors_and_config_are_read_back(tmp_path):
-  files.write_exported(tmp_path / 'out', TENSORS, {'notes': ['é', 1.5]})
+  beside = {files.CONFIG: {'notes': ['é', 1.5]}, 'words': b'\xff'}
+  files.write_exported(tmp_path / 'out', TENSORS, beside)
   tensors, config = files.read_exported(tmp_path / 'out')
   assert config == {'notes': ['é', 1.5]}
   assert tensors.keys() == TENSORS.keys()
   for name, x in TENSORS.items():
     assert tensors[name].tobytes() == x.tobytes(), name
   left = sorted(path.name for path in (tmp_path / 'out').iterdir())
-  assert left == [files.CONFIG, files.WEIGHTS]
+  assert left == [files.CONFIG, files.WEIGHTS, 'words']
+  assert (tmp_path / 'out' / 'words').read_bytes() == b'\xff'
 
 
 def test_readers_see_whose_conventions_these_are(tmp_path):
@@ -31,7 +33,7 @@ def test_readers_see_whose_conventions_these_are(tmp_path):
 
 
 def test_half_a_file_is_named(tmp_path):
-  files.write_exported(tmp_path, TENSORS, {})
+  files.write_exported(tmp_path, TENSORS, {files.CONFIG: {}})
   path = tmp_path / files.WEIGHTS
   path.write_bytes(path.read_bytes()[:-1])
   with pytest.raises(ValueError, match=r'model\.safetensors'):
