@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole runtime in one process: what a test of it starts and ends."""
 
+import faulthandler
 import pathlib
 import random
 import threading
@@ -237,6 +238,9 @@ class Run:
     ):
       if thread.ident is not None:
         thread.join(DEADLINE_S)
+        if thread.is_alive():
+          faulthandler.dump_traceback()
+          self._errors.append(TimeoutError(f'{thread.name} does not end'))
     self.syncing.close()
     for each in self.shardings:
       each.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each format of documents trains, is killed, and goes on with the next batch.
+"""Parquet, and a mixture, train, are killed, and go on with the next batch.
 
 A syncer and a learner are processes; the learner dies of SIGKILL in the midst
 of a run of 24 steps. That the batches are those that would have come is shown
@@ -25,20 +25,10 @@ KILLED_AFTER = 10
 IN_FLIGHT = 3  # Reports that a killed process may not have got rid of.
 
 
-def _array_record(folder, texts):
-  path = made_files.array_records(folder / 'records', texts)
-  model = made_files.sentencepiece_model(folder / 'model', texts)
-  return ('array_record', path, model), ('data.text_key=',)
-
-
 def _parquet(folder, texts):
   path = made_files.parquet(folder / 'parquet', texts)
   name = made_files.tokenizers_json(folder / 'tokenizer.json', texts)
   return ('parquet', f'{path}/text-*.parquet', name), ()
-
-
-def _tfds(folder, texts):
-  return ('tfds', made_files.tfds(folder, texts), 'bytes'), ()
 
 
 def _mix(folder, texts):
@@ -56,7 +46,8 @@ def _mix(folder, texts):
   return ('mix', '', name), (f'data.mix={mix!r}', held)
 
 
-@pytest.mark.parametrize('made', [_array_record, _parquet, _tfds, _mix])
+# The mixture is of array_record and tfds.
+@pytest.mark.parametrize('made', [_parquet, _mix])
 def test_a_killed_learner_goes_on_with_the_next_batch(made, tmp_path):
   (source, path, tokenizer), more = made(tmp_path, made_files.texts())
   overrides = (

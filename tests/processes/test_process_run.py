@@ -143,7 +143,7 @@ def test_learners_of_one_and_of_four_devices_train_together(tmp_path):
   overrides = (
     *SLOW,
     'model.kv_heads=2',
-    'protocol.total_steps=150',
+    'protocol.total_steps=100',
     'protocol.patience=60.0',
   )
   with Processes(tmp_path, *overrides) as processes:

@@ -12,7 +12,7 @@ from tests.processes.processes import START_S, Processes
 
 pytestmark = pytest.mark.beside
 
-STEPS = 1500
+STEPS = 800
 
 
 @pytest.fixture(scope='module')

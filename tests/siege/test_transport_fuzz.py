@@ -24,7 +24,7 @@ from tests.siege.small_syncer import CONFIG, HONEST, GoodLearner, Judge
 
 pytestmark = pytest.mark.beside
 
-OVER_THE_WIRE = 10_000
+OVER_THE_WIRE = 5_000
 BY_DECODE = 7500
 ATTACKERS = 4  # Threads; each is a learner id of its own.
 SLOWEST_S = 5.0  # For an answer, on a machine that is busy with other things.

@@ -22,7 +22,7 @@ from tests.syncer.spoken import DEADLINE_S, REPORT, Stage, small_run_spec
 
 pytestmark = pytest.mark.beside
 
-FLOOD = 6_000  # 94 times a session's share of the inbox; 100,000 passed.
+FLOOD = 2_000  # 31 times a session's share of the inbox; 100,000 passed.
 GROWN_MAX = 64 << 20
 CLOSE_S = 60.0  # Time-outs of about 3 s, on a machine that is busy.
 
