@@ -206,7 +206,8 @@ storage() {{ # A request to Cloud Storage.
 copy() {{
   (
     flock 9
-    touch "$folder"/copying
+    # A clock's tick may hold two changes: the last ones are copied twice.
+    touch --date='2 seconds ago' "$folder"/copying
     [[ -e $folder/copied ]] || touch --date=@0 "$folder"/copied
     cd "$folder"/workdir || exit
     find . -type f -newer "$folder"/copied {left_out} |
@@ -227,12 +228,13 @@ restore() {{
     sed -n 's/.*"name": *"\\([^"]*\\)".*/\\1/p' "$folder"/listed |
       while read -r name; do
         file=$folder/workdir/$each/${{name##*/}}
-        [[ -e $file ]] || storage --output "$file" \\
+        [[ -e $file ]] && continue
+        storage --output "$file" \\
           "$objects/${{name//\\//%2F}}?alt=media" || exit 1
+        # It is not copied back: another host may have more.
+        touch --date=@0 "$file"
       done || return
   done
-  # What came from there is not copied back: another host may have more.
-  [[ -e $folder/copied ]] || touch "$folder"/copied
 }}
 {restored if role.kind == LEARNER else ''}\
 while sleep {COPIED_EVERY_S}; do copy; done &
