@@ -10,10 +10,10 @@ Start with `rows`, the benchmarks by name; `docs/benchmarks.md` is their page.
   real_run       runs of real processes, and their configuration
   sync_stalls    steps and bytes with and without syncing
   fault_gaps     what others notice of a kill -9, and how soon it is back
+  long_run       memory and times over an hour: a main of its own
   syncer_load    memory of a syncer, and what M learners cost it
   checkpoint_stalls  what a learner's checkpoint costs its steps
-  syncer_rounds  a round of the syncer, its parts, its shards
-  codec_speed    codecs beside a copy
+  syncer_rounds  a round of the syncer, its parts, its shards; codecs
   simulated_steps  learner-steps of the simulator by M, and of the lab
   start_times    start of the processes beside `import jax`
 """

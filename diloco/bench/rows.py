@@ -3,7 +3,6 @@
 
 from diloco.bench import (
   checkpoint_stalls,
-  codec_speed,
   fault_gaps,
   simulated_steps,
   start_times,
@@ -59,10 +58,10 @@ ROWS = {
     syncer_rounds.measure_shards,
   ),
   'int4': BenchRow(
-    'the codec of the wire, on one core', codec_speed.measure_int4
+    'the codec of the wire, on one core', syncer_rounds.measure_int4
   ),
   'codecs': BenchRow(
-    'the other codecs, on one core', codec_speed.measure_others
+    'the other codecs, on one core', syncer_rounds.measure_others
   ),
   'lab': BenchRow('a step in the lab', simulated_steps.measure_lab),
   'simulator': BenchRow(

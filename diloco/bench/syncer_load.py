@@ -199,6 +199,11 @@ class Crowd:
     return TrainLoop(run_spec, m, device, restored, exchange, outputs, NOTICE_S)
 
 
+def resident_bytes(pid: int) -> int:
+  """Returns the resident memory of a process; raises BenchFailed."""
+  return 1024 * _status(pid, 'VmRSS')
+
+
 def _status(pid: int, field: str) -> int:
   """Returns a number of /proc/PID/status, in its unit."""
   try:

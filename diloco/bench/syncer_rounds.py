@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a syncer's whole round, its parts, and what S shards merge.
+"""Measures a syncer's round, its parts, codecs, and what S shards merge.
 
 A shard has its real work: it takes the bytes of M learners from memory, decodes
 and checks them, merges, steps the outer optimizer, encodes the update and
 offers it. Not measured: the network, and that the lead closes rounds in order.
-GB/s are those of f32 contributions.
+GB/s are those of f32 contributions. Codecs are measured by themselves, too,
+with Gaussian values, beside a plain copy.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ import multiprocessing
 import os
 import queue
 import time
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -25,7 +27,7 @@ from diloco.bench.measurement import (
 )
 from diloco.bench.real_run import get_config
 from diloco.config import run_config
-from diloco.numerics import merge, outer, payload
+from diloco.numerics import codec, merge, outer, payload
 from diloco.protocol import shard_messages as orders
 from diloco.run import contributions
 from diloco.run.payload_parts import announced
@@ -38,6 +40,11 @@ ANSWER_S = 600.0
 LEARNERS = (2, 8)
 SHARDS = 2
 COPY = 'a copy of the contributions in f32'
+COPY_OF_VALUES = 'a copy of the f32 values'
+CODEC_TURNS = 5
+BLOCK_SIZE = 128  # Values.
+SCALE = 'bf16'
+WIRE = 'int4'  # The default of both directions.
 ONE_SHARD = 'one shard alone, on one core'
 
 
@@ -249,20 +256,20 @@ def _parts(size: RoundSize, turns: int) -> list[BenchFigure]:
   pieces = max(
     run_spec.layout.fragments, key=lambda each: sum(x.size for x in each)
   )
-  codec, rng = run_spec.up, np.random.default_rng(0)
+  up, rng = run_spec.up, np.random.default_rng(0)
   vs = {
     m: {x.name: 1e-3 * rng.standard_normal(x.shape, np.float32) for x in pieces}
     for m in range(size.learners)
   }
-  datas = [payload.encode(v, pieces, codec) for v in vs.values()]
-  pulled = {m: payload.inspect(d, pieces, codec) for m, d in enumerate(datas)}
+  datas = [payload.encode(v, pieces, up) for v in vs.values()]
+  pulled = {m: payload.inspect(d, pieces, up) for m, d in enumerate(datas)}
   weights = dict.fromkeys(vs, 1 / size.learners)
   optimizer = make_optimizer(run_spec.config)
   state = outer.init(vs[0], optimizer)
   delta = merge.merge(vs, weights, pieces)
   calls = {
     'checks and norms': lambda: [
-      contributions.checked(payload.inspect(d, pieces, codec)) for d in datas
+      contributions.checked(payload.inspect(d, pieces, up)) for d in datas
     ],
     'RDA': functools.partial(merge.merge, pulled, weights, pieces),
     # It encodes the update, and decodes it as the learners will.
@@ -280,3 +287,41 @@ def _parts(size: RoundSize, turns: int) -> list[BenchFigure]:
     title = f'M = {size.learners}, {name}'
     found.append(BenchFigure(title, speed, 'GB/s', pair.ratio, COPY))
   return found
+
+
+def measure_int4(settings: BenchSettings) -> list[BenchFigure]:
+  """Measures the codec of the wire."""
+  return list(_codecs([WIRE], settings))
+
+
+def measure_others(settings: BenchSettings) -> list[BenchFigure]:
+  """Measures all other codecs."""
+  return list(_codecs([n for n in codec.NAMES if n != WIRE], settings))
+
+
+def _codecs(
+  names: Iterable[str], settings: BenchSettings
+) -> Iterator[BenchFigure]:
+  values = settings.pick(16 << 20, 1 << 16)
+  x = np.random.default_rng(0).standard_normal(values, np.float32)
+  copy = copying(values)
+  for name in names:
+    chosen = codec.make_codec(name, BLOCK_SIZE, SCALE)
+    data = chosen.encode(x)
+    calls = {
+      'encode': lambda c=chosen: c.encode(x),
+      'decode': lambda c=chosen, d=data: c.decode(d, values),
+    }
+    for what, call in calls.items():
+      # This thread's: others of the process may be at work.
+      pair = in_turns(call, copy, CODEC_TURNS, time.thread_time)
+      speed = x.nbytes / pair.work_s / 1e9
+      yield BenchFigure(
+        f'{name} {what}', speed, 'GB/s', pair.ratio, COPY_OF_VALUES
+      )
+    yield BenchFigure(
+      f'{name} size', data.nbytes / values, 'B/value',
+      data.nbytes / x.nbytes, 'f32',
+    )  # fmt: skip
+    error = np.linalg.norm(chosen.decode(data, values) - x) / np.linalg.norm(x)
+    yield BenchFigure(f'{name} relative error', float(error), '')

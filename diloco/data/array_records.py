@@ -10,17 +10,14 @@ Any document may be next, so every file stays open, with its own index of some
 
 import functools
 import os
-import resource
 from collections.abc import Callable, Iterator
 
 import grain
 
 from diloco.data import paths, records_folder
-from diloco.data.documents import DocumentFile
+from diloco.data.documents import DocumentFile, allow_open
 from diloco.data.records_folder import SUFFIX
 
-# Reserve for sockets, logs, libraries, other sources of a mix.
-OPEN_ANYWAY = 512
 FEW = 4  # Records; more are read by threads, whose start takes about that long.
 PATTERNS = ('*.array_record*', '*.arrayrecord*')
 
@@ -155,24 +152,6 @@ def open_records(
   except RuntimeError as error:
     name = getattr(file, 'filename', file)
     raise ValueError(f'{name}: is no ArrayRecord file ({error})') from None
-
-
-def allow_open(files: int) -> None:
-  """Raises this process's limit of open files by `files`.
-
-  Raises:
-    ValueError: the machine forbids it; says how to allow it.
-  """
-  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-  if soft == resource.RLIM_INFINITY or soft >= OPEN_ANYWAY + 2 * files:
-    return
-  wanted = soft + files
-  if hard != resource.RLIM_INFINITY and wanted > hard:
-    raise ValueError(
-      f'data: {files} files would be open, this process may have {hard} in '
-      "all; 'ulimit -n' raises that, and fewer, larger files need less"
-    )
-  resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def read_records(

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import pathlib
+import resource
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -19,6 +20,8 @@ from diloco.data.tokenizers import Tokenizer
 
 FORMAT = 1
 DOCUMENTS_AT_ONCE = 256
+# Reserve for sockets, logs, libraries, other sources of a mix.
+OPEN_ANYWAY = 512
 DEFAULT_FOLDER = '~/.cache/diloco/indices'
 OFFSETS, MEANING = '.tokens.npy', '.tokens.json'
 
@@ -129,6 +132,24 @@ class IndexBuilder:
       file.write(json.dumps(meaning, indent=1).encode() + b'\n')
 
 
+def allow_open(files: int) -> None:
+  """Raises this process's limit of open files by `files`.
+
+  Raises:
+    ValueError: the machine forbids it; says how to allow it.
+  """
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  if soft == resource.RLIM_INFINITY or soft >= OPEN_ANYWAY + 2 * files:
+    return
+  wanted = soft + files
+  if hard != resource.RLIM_INFINITY and wanted > hard:
+    raise ValueError(
+      f'data: {files} files would be open, this process may have {hard} in '
+      "all; 'ulimit -n' raises that, and fewer, larger files need less"
+    )
+  resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def load_or_build(
   files: Sequence[DocumentFile],
   tokenizer: Tokenizer,
@@ -163,6 +184,7 @@ def load_or_build(
         if mine and not _is_there(place):
           say(f'index {i + 1} of {len(files)}: {file.name}')
           _build(file, tokenizer, *place)
+  allow_open(len(files))  # A mapped file keeps a descriptor.
   return [_read(file, *place) for file, place in zip(files, places)]
 
 

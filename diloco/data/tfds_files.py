@@ -11,8 +11,8 @@ import functools
 from collections.abc import Callable
 
 from diloco.data import paths
-from diloco.data.array_records import allow_open, open_records, read_records
-from diloco.data.documents import DocumentFile
+from diloco.data.array_records import open_records, read_records
+from diloco.data.documents import DocumentFile, allow_open
 from diloco.data.paths import needed
 
 SPLIT = 'train'

@@ -66,6 +66,10 @@ img { display: block; height: auto; margin: 0 auto; max-width: 100%; }
 figure.chart img, figure.intervals img {
   max-width: none; min-width: 34rem; width: min(100%, 48rem);
 }
+@media (prefers-color-scheme: dark) { /* Ink on paper, with its hues. */
+  figure { background: var(--paper); }
+  figure img { filter: invert(0.92) hue-rotate(180deg); }
+}
 figure.timeline img { max-width: none; min-width: 44rem; width: 100%; }
 .notes { color: var(--faint); font-size: 0.9rem; margin: 0.7rem 0 0; }
 .save { font-size: 0.85rem; margin: 0.4rem 0 0; }

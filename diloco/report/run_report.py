@@ -72,7 +72,10 @@ def of(run: RecordedRun, name: str, title: str) -> Timeline | None:
   return Timeline(
     name=name,
     title=title,
-    lanes=(*processes, *['rounds beside'] * (round_lanes - 1)),
+    lanes=(
+      *processes,
+      *(f'{SYNCER}, lane {i}' for i in range(2, round_lanes + 1)),
+    ),
     spans=tuple(
       sorted((*spans, *of_rounds), key=lambda s: (s.lane, s.begin_s, s.end_s))
     ),

@@ -344,38 +344,42 @@ def _traffic(run: RecordedRun) -> tuple[Cell, ...]:
 
 def counts(runs: Sequence[RecordedRun]) -> Table:
   """Returns the syncer's counts, from summary.json or the last status.json."""
-  kinds = list(dict.fromkeys(kind for run in runs for kind in run.records))
+  names = {run.label: 'value' if len(runs) == 1 else run.label for run in runs}
+  counted = [_counted(run) for run in runs]
   rows = [
-    (
-      run.label,
-      *_counted(run),
-      *(run.records.get(kind, 0) for kind in kinds),
-    )
-    for run in runs
+    (name.replace('_s', ', s'), *(of.get(name) for _, of in counted))
+    for name in COUNTED
   ]
+  for kind in dict.fromkeys(kind for run in runs for kind in run.records):
+    rows.append(
+      (f'events: {kind}', *(run.records.get(kind, 0) for run in runs))
+    )
   return Table(
     'counts',
     'What the syncer counted',
-    (
-      run_column(runs),
-      Column('file'),
-      *(Column(name, 3) for name in COUNTED),
-      *(Column(f'tape: {kind}') for kind in kinds),
-    ),
+    (Column('of'), *(Column(names[run.label], 3) for run in runs)),
     tuple(rows),
     notes=(
+      *(
+        f'{run.label}: from {file}.'
+        for run, (file, _) in zip(runs, counted)
+        if file
+      ),
       'A syncer that was started again counts uptime anew; the first table '
       'has that of the whole run.',
-      'Tape: how many lines of each kind, besides those of rounds.',
+      'Events: lines of that kind in its event log, besides those of rounds.',
     ),
   )
 
 
-def _counted(run: RecordedRun) -> tuple[Cell, ...]:
+def _counted(run: RecordedRun) -> tuple[str | None, dict[str, Cell]]:
   """The file, and COUNTED as it says."""
   if run.summary:
-    return 'summary.json', *(getattr(run.summary, name) for name in COUNTED)
+    return 'summary.json', {n: getattr(run.summary, n) for n in COUNTED}
   if told := run.status:
-    counted = told.step, told.closed_round, None, told.goodput, told.uptime
-    return 'status.json', *counted, told.refused
-  return None, *[None] * len(COUNTED)
+    counted = (
+      told.step, told.closed_round, None, told.goodput, told.uptime,
+      told.refused,
+    )  # fmt: skip
+    return 'status.json', dict(zip(COUNTED, counted))
+  return None, {}

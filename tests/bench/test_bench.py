@@ -10,12 +10,12 @@ import pytest
 
 from diloco.bench import __main__ as bench_main
 from diloco.bench import (
-  codec_speed,
   comparison,
   fault_gaps,
   machine_load,
   real_run,
   sync_stalls,
+  syncer_rounds,
 )
 from diloco.bench.machine_load import CpuTimes, share_of_others
 from diloco.bench.measurement import (
@@ -114,7 +114,7 @@ def test_a_slow_down_raises_the_ratio(monkeypatch):
 
   def ratio() -> float:
     (found,) = (
-      f for f in codec_speed.measure_int4(SMALLEST) if f.name == 'int4 encode'
+      f for f in syncer_rounds.measure_int4(SMALLEST) if f.name == 'int4 encode'
     )
     return found.ratio
 

@@ -169,8 +169,12 @@ def test_a_finished_run_has_nothing_to_excuse(whole):
 
 def test_what_the_syncer_counted_has_its_source(whole, workdir):
   found = report(whole, workdir)
-  assert column(found, 'counts', 'file') == ['summary.json', None]
-  assert column(found, 'counts', 'refused') == [3, None]
+  counts = part(found, 'counts')
+  rows = {name: values for name, *values in counts.rows}
+  assert rows['refused'] == [3, None] and rows['wall, s'][1] is None
+  labels = [column.name for column in counts.columns[1:]]
+  assert counts.notes[0] == f'{labels[0]}: from summary.json.'
+  assert not any(note.startswith(labels[1]) for note in counts.notes)
 
 
 # Several ----------------------------------------------------------------------
