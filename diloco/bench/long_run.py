@@ -204,6 +204,7 @@ def report(
     'minutes',
     'times the median of the first third',
     tuple(lines),
+    y_range=(0.0, 1.05 * max(y for line in lines for y in line.ys)),
   )
   return ReportPage(
     name='long_run',

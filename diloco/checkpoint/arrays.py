@@ -6,13 +6,14 @@ names that say which, such as 'params/norm@0:8,16:32'.
 """
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from diloco.numerics import native
 
 VOLUME_BYTES_MAX = 16 << 20  # Except for an array that is larger.
 ALIGNMENT_BYTES = 64  # XLA's alignment for arrays that it uses without a copy.
@@ -57,7 +58,7 @@ def pack(
       'start': start,
       'shape': list(array.shape),
       'dtype': array.dtype.name,
-      'crc': zlib.crc32(data),
+      'crc': native.crc32(data),
     }
     parts[-1].append(data)
     start += data.nbytes
@@ -95,7 +96,7 @@ def unpack(
     if at['volume'] >= len(volumes) or stop > volumes[at['volume']].nbytes:
       raise BrokenRecord(f'the bytes of {name} are not there')
     data = volumes[at['volume']][at['start'] : stop]
-    found = zlib.crc32(data)
+    found = native.crc32(data)
     if found != at['crc']:
       raise BrokenRecord(
         f'{name} has the CRC {found:08x}, {at["crc"]:08x} was written'

@@ -18,11 +18,11 @@ The contract, which every implementation passes (`tests/transport`):
 """
 
 import threading
-import zlib
 from typing import Protocol
 
 import numpy as np
 
+from diloco.numerics import native
 from diloco.protocol.messages import Payload
 
 PAYLOAD_BYTES_MAX = 1 << 36  # Larger announcements are not believed.
@@ -156,7 +156,7 @@ def check_request(payload: Payload, origin: str) -> None:
 def check_arrival(payload: Payload, data: np.ndarray, origin: str) -> None:
   """Raises `WrongSize` or `Corrupt` if `data` is not `payload`."""
   check_size(payload, data.nbytes, origin)
-  crc = zlib.crc32(data)
+  crc = native.crc32(data)
   if crc != payload.crc:
     raise Corrupt(
       f'payload {payload.handle} of {origin}: crc {crc:#010x}, '

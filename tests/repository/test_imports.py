@@ -88,6 +88,11 @@ TABLE = {
   },
   'diloco/metrics': {'numpy', 'absl', 'tensorboardX', 'diloco.protocol'},
   'diloco/transport': {'diloco.protocol', 'grpc', 'msgpack', 'numpy'},
+  'diloco/transport/data_plane.py': {
+    'diloco.numerics.native',  # CRCs.
+    'diloco.protocol',
+    'numpy',
+  },
   'diloco/transport/jax_transfer.py': {
     'diloco.protocol',
     'diloco.transport',
@@ -100,6 +105,7 @@ TABLE = {
     'grain',
     'numpy',
     'diloco.metrics.files',
+    'diloco.numerics.native',
     'diloco.protocol',
     'diloco.transport.data_plane',
   },
