@@ -48,6 +48,10 @@ COMMANDS = {
   ),
   'plan': ('diloco.plan', 'says what a run would need'),
   'bench': ('diloco.bench', 'measures speed, stalls and sizes on this machine'),
+  'long-run': (
+    'diloco.bench.long_run',
+    'shows whether memory and times stay as they begin',
+  ),
   'netbench': ('launch.netbench', 'measures training over slow links'),
   'swarm': ('diloco.swarm', 'tests the protocol on random failures'),
   'write-records': ('diloco.write_records', 'makes files of documents of text'),

@@ -20,10 +20,10 @@ import rich.console
 from absl import flags as absl_flags
 from absl import logging
 
-from diloco.bench import comparison, machine_load
+from diloco.bench import comparison, machine_load, syncer_load
 from diloco.bench.measurement import BenchFailed, BenchSettings
 from diloco.bench.rows import ROWS
-from diloco.config import flags
+from diloco.config import flags, run_config
 from diloco.config.sections import ConfigError
 from diloco.metrics import files
 from diloco.pages import terminal
@@ -39,6 +39,9 @@ def define_flags() -> None:
   absl_flags.DEFINE_integer('repeats', 3, 'Of each row.', lower_bound=1)
   absl_flags.DEFINE_list(
     'millions', ['1', '10'], 'Parameters of rows that differ by size.'
+  )
+  absl_flags.DEFINE_list(
+    'learners', ['16', '64'], 'Numbers of learners of the row `served`.'
   )
   absl_flags.DEFINE_bool(
     'smallest', False, 'Makes everything tiny: to see that it works.'
@@ -58,11 +61,13 @@ def main(argv: Sequence[str]) -> int:
     print('\n'.join(f'  {name:16}{row.title}' for name, row in ROWS.items()))
     return 0
   names = chosen(given.all, given.only)
-  settings = BenchSettings(given.smallest, sizes(given.millions))
+  settings = BenchSettings(
+    given.smallest, sizes(given.millions), crowds(given.learners)
+  )
   files_ = (given.markdown, given.json, given.history)
   targets = [pathlib.Path(p) for p in files_ if p]
   check_writable(targets)
-  logging.set_verbosity(logging.WARNING)
+  logging.set_verbosity(logging.ERROR)  # Crowds that stop warn.
   # Ends the processes of a run, too.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   line = terminal.StatusLine()
@@ -129,6 +134,18 @@ def sizes(texts: Sequence[str]) -> tuple[float, ...]:
     raise ConfigError(
       [f'--millions={",".join(texts)}: must be numbers above 0, such as 1,10']
     )
+  return found
+
+
+def crowds(texts: Sequence[str]) -> tuple[int, ...]:
+  """Returns the values of --learners; raises ConfigError."""
+  if not texts or not all(text.isdecimal() and int(text) for text in texts):
+    raise ConfigError(
+      [f'--learners={",".join(texts)}: must be numbers above 0, such as 16,64']
+    )
+  found = tuple(map(int, texts))
+  for learners in found:
+    run_config.build(syncer_load.crowd_config(learners))
   return found
 
 

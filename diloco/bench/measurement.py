@@ -39,10 +39,12 @@ class BenchSettings:
   Attributes:
     smallest: True for a test: everything runs, nothing is measured well.
     millions: sizes of the rows that take parameters, in 10⁶.
+    learners: numbers of learners of the row that has many.
   """
 
   smallest: bool = False
   millions: tuple[float, ...] = (1.0, 10.0)
+  learners: tuple[int, ...] = (16, 64)
 
   def pick(self, usual, smallest):
     """Returns the size that fits."""

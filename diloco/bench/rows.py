@@ -19,7 +19,10 @@ ROWS = {
   ),
   'checkpoint': BenchRow(
     "stall of a learner's step by its own checkpoint",
-    checkpoint_stalls.measure,
+    lambda settings: [
+      *sync_stalls.measure_saving(settings),
+      *checkpoint_stalls.measure(settings),
+    ],
   ),
   'blocking': BenchRow(
     'round trip that a step waits for at τ = 0', sync_stalls.measure_blocking

@@ -21,6 +21,7 @@ from diloco.bench.measurement import (
 )
 from diloco.bench.real_run import NEVER, RealRun, bowl, column, step_seconds
 from diloco.metrics import names
+from diloco.metrics.workdir import learner_name
 from diloco.numerics.codec import make_codec
 
 Overrides = Mapping[str, object]
@@ -48,12 +49,17 @@ SMALL_DECODER = {
 }
 SMALL_PARAMETERS = 361_088
 FLOOR_S = 0.05
+SAVE = 'checkpoint.learner_every_steps'
 
 
 def _steps(
   overrides: Overrides, floors_s: list[float], count: int, rounds: int
 ) -> Steps:
-  """Returns `count` steps of each learner, after `rounds` rounds with each."""
+  """Returns `count` steps of each learner, after `rounds` rounds with each.
+
+  Raises:
+    BenchFailed: learners were to save, and one has no checkpoint at the end.
+  """
   own = {'protocol.learners': len(floors_s), **overrides}
   with RealRun(own) as run:
     run.start_syncer()
@@ -66,6 +72,10 @@ def _steps(
     before = [len(run.steps(m)) for m in range(len(floors_s))]
     for m, begin in enumerate(before):
       run.until_steps(m, max(begin + count - len(run.steps(m)), 0))
+    if SAVE in overrides:
+      for m in range(len(floors_s)):
+        if not list(run.workdir.checkpoints(learner_name(m)).glob('[0-9]*')):
+          raise BenchFailed(f'learner {m} has no checkpoint')
     return [
       run.steps(m)[begin : begin + count] for m, begin in enumerate(before)
     ]
@@ -83,13 +93,16 @@ def measure(settings: BenchSettings) -> list[BenchFigure]:
   found = []
   count = settings.pick(100, 10)
   for millions in settings.sizes:
-    floor_s = 0.03 + 0.02 * millions
-    floors_s = [floor_s, floor_s]
+    floors_s = 2 * [_floor_s(millions)]
     synced, alone = _with_and_without(
       {**EVERY_20, **bowl(millions)}, floors_s, count, settings.pick(8, 1)
     )
     found += _stalls(f'{millions:g} M', synced, alone)
   return found
+
+
+def _floor_s(millions: float) -> float:
+  return 0.03 + 0.02 * millions
 
 
 def _stalls(name: str, synced: Steps, alone: Steps) -> list[BenchFigure]:
@@ -110,6 +123,38 @@ def _stalls(name: str, synced: Steps, alone: Steps) -> list[BenchFigure]:
   found.append(
     BenchFigure(title, 1e3 * boundary_s, 'ms', boundary_s / usual_s, 'a step')
   )
+  return found
+
+
+def measure_saving(settings: BenchSettings) -> list[BenchFigure]:
+  """Measures the longest stall of learners that save, compute as a sleep.
+
+  Like `measure`, with the same syncing without saves as the reference.
+  """
+  found = []
+  count, every = settings.pick((120, 40), (10, 5))
+  for millions in settings.sizes:
+    overrides, floor_s = {**EVERY_20, **bowl(millions)}, _floor_s(millions)
+    saving, without = (
+      _steps(
+        {**overrides, **more}, [floor_s, floor_s], count, settings.pick(8, 1)
+      )
+      for more in ({SAVE: every}, {})
+    )
+    steps_s, others_s = (
+      [s for each in steps for s in step_seconds(each)]
+      for steps in (saving, without)
+    )
+    usual_s = quantile(others_s, 0.5)
+    for title, share in (('longest', 1.0), ('p99', 0.99)):
+      step_s, twin_s = quantile(steps_s, share), quantile(others_s, share)
+      found.append(
+        BenchFigure(
+          f'{millions:g} M, compute as a sleep, {title} step stall',
+          1e3 * (step_s - usual_s), 'ms', step_s / twin_s,
+          'the same without saves',
+        )
+      )  # fmt: skip
   return found
 
 

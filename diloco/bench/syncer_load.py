@@ -13,6 +13,8 @@ import statistics
 import threading
 import time
 
+import ml_collections
+
 from diloco.bench.measurement import BenchFailed, BenchFigure, BenchSettings
 from diloco.bench.real_run import SYNCER, RealRun, bowl, get_config
 from diloco.checkpoint.learner_records import LearnerRecords
@@ -32,7 +34,6 @@ from diloco.transport.auth import OPEN
 from diloco.transport.planes import make_plane
 
 EMPTY_MILLIONS = 0.001
-LEARNERS = (16, 64)
 NOTICE_S = 2.0
 JOIN_S = 60.0
 PLANE = 'grpc'  # One server of the other plane serves a whole process.
@@ -79,8 +80,8 @@ def _peak_bytes(millions: float, settings: BenchSettings) -> int:
 def measure_served(settings: BenchSettings) -> list[BenchFigure]:
   """Measures the syncer beside M learners; the first M is the reference."""
   found, first_s = [], None
-  for learners in settings.pick(LEARNERS, (2,)):
-    with RealRun({**MANY, 'protocol.learners': learners}) as run:
+  for learners in settings.pick(settings.learners, (2,)):
+    with RealRun(_overrides(learners)) as run:
       seen = _served(run, learners, settings.pick(3 * FRAGMENTS, FRAGMENTS))
     name = f'M = {learners}'
     first_s = first_s or seen['cpu_s']
@@ -94,6 +95,22 @@ def measure_served(settings: BenchSettings) -> list[BenchFigure]:
       BenchFigure(f'{name}, descriptors', seen['descriptors'], ''),
     ]  # fmt: skip
   return found
+
+
+def crowd_config(learners: int) -> ml_collections.ConfigDict:
+  """Returns the configuration of a syncer and so many learners."""
+  config = get_config()
+  for key, value in _overrides(learners).items():
+    section, _, name = key.partition('.')
+    config[section][name] = value
+  # Long enough that a busy core does not decide how long a round takes.
+  config.run.step_floor_s = 0.02 * learners
+  return config
+
+
+def _overrides(learners: int) -> dict[str, object]:
+  sizes = {'protocol.learners': learners, 'data.shards': learners}
+  return {**MANY, **sizes}
 
 
 def _served(run: RealRun, learners: int, rounds: int) -> dict[str, float]:
@@ -133,13 +150,7 @@ class Crowd:
     self._run = run
     self._crashes: list[BaseException] = []
     self._closing = threading.Event()
-    config = get_config()
-    for key, value in MANY.items():
-      section, _, name = key.partition('.')
-      config[section][name] = value
-    config.protocol.learners = learners
-    # Long enough that a busy core does not decide how long a round takes.
-    config.run.step_floor_s = 0.02 * learners
+    config = crowd_config(learners)
     run_spec = make_run_spec(run_config.build(config))
     device = Device(run_spec)
     self._plane = make_plane(
@@ -176,7 +187,7 @@ class Crowd:
 
   def _loop(self, run_spec: RunSpec, device: Device, m: int) -> TrainLoop:
     workdir, name = self._run.workdir, learner_name(m)
-    records = LearnerRecords(
+    records = _NothingSaved(
       workdir.checkpoints(name), m, run_spec.fingerprints, 1, 0, lambda text: 0
     )
     restored = restore.restore(run_spec, device, records)
@@ -197,6 +208,16 @@ class Crowd:
     self._ends += [exchange, writer, tape]
     outputs = Outputs(records, writer, tape)
     return TrainLoop(run_spec, m, device, restored, exchange, outputs, NOTICE_S)
+
+
+class _NothingSaved(LearnerRecords):
+  """Records of a learner that is over when the measurement is.
+
+  One that stops saves first; Orbax takes minutes over many of one process.
+  """
+
+  def can_begin(self, step: int) -> bool:
+    return False
 
 
 def resident_bytes(pid: int) -> int:

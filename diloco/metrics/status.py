@@ -71,7 +71,7 @@ class RunStatus:
 
 def write_status(path: pathlib.Path, status: RunStatus) -> None:
   """Replaces the file atomically; it is sealed."""
-  text = json.dumps(dataclasses.asdict(status), allow_nan=False)
+  text = json.dumps(files.plain(status), allow_nan=False)
   files.replace(path, files.seal(text.encode()) + b'\n')
 
 

@@ -40,7 +40,7 @@ def line_of(said) -> dict:
   return {
     'time_s': time.time(),
     'kind': tape_events.kind_of(said),
-    **dataclasses.asdict(said),
+    **files.plain(said),
   }
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 
 import grpc
+import grpc.experimental
 import numpy as np
 
 from diloco.protocol.messages import Payload
@@ -99,6 +100,8 @@ class GrpcFetcher:
       options=(
         ('grpc.keepalive_time_ms', 20_000),
         ('grpc.keepalive_timeout_ms', 10_000),
+        # The thread that pulls reads; otherwise gRPC starts one for each pull.
+        (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
       ),
     )
     self._pull = self._channel.unary_stream(_METHOD)

@@ -89,6 +89,9 @@ def test_every_row_can_be_measured(tmp_path):
     (lambda: bench_main.chosen(True, ['int4']), 'give --all, or --only=ROW'),
     (lambda: bench_main.chosen(False, ['x']), '--only=x: must be one of '),
     (lambda: bench_main.sizes(['0']), '--millions=0: must be numbers above 0'),
+    (lambda: bench_main.crowds(['0']), '--learners=0: must be numbers above 0'),
+    (lambda: bench_main.crowds(['16', 'x']), '--learners=16,x: must be'),
+    (lambda: bench_main.crowds(['99999']), 'protocol.learners=99999: '),
     (lambda: bench_main.sizes(['1', 'x']), '--millions=1,x: must be numbers'),
     (
       lambda: bench_main.check_writable([pathlib.Path('/dev/null/x')]),
@@ -186,6 +189,10 @@ def test_quantiles_by_hand():
 
 def test_processes_get_the_allocator_settings_of_the_launcher():
   assert real_run.MALLOC == program.MALLOC
+
+
+def test_crowds_have_a_configuration_that_a_syncer_accepts():
+  assert bench_main.crowds(['16', '64', '256']) == (16, 64, 256)
 
 
 def test_a_gap_counts_where_it_touches_the_span():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of a run: what is written is read back, torn or wrong ones are seen."""
 
+import dataclasses
 import json
 
 import pytest
@@ -23,6 +24,15 @@ def test_a_status_is_read_back_as_it_was(tmp_path):
   status.write_status(path, STATUS)
   assert status.read_status(path) == STATUS
   assert [p.name for p in tmp_path.iterdir()] == ['status.json']
+
+
+def test_plain_data_are_what_asdict_gives():
+  nested = {'in': (STATUS, [LEARNER]), 'none': None}
+  by_hand = {
+    'in': [dataclasses.asdict(STATUS), [dataclasses.asdict(LEARNER)]],
+    'none': None,
+  }
+  assert json.dumps(files.plain(nested)) == json.dumps(by_hand)
 
 
 def test_an_absent_status_is_none(tmp_path):
