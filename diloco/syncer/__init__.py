@@ -12,6 +12,7 @@ and performs its effects; shards do what is to be done with bytes.
   shard_coordinator  all shards as one: jobs, orders, answers
   shard_registry     which shards are here, and with what
   shard_server       a shard in a process of its own (`diloco.syncer_shard`)
+  allocator          one heap for all threads
   storage            ledger and checkpoints
   shard_recovery     Θ made whole again from what learners give back
   results            the final Θ and the summary

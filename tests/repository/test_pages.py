@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """README and docs: what they link to, name and tell to run is there."""
 
+import ast
 import importlib.util
 import pathlib
 import re
@@ -127,3 +128,27 @@ def test_every_package_has_a_row_in_the_table_of_imports():
   text = _text('docs/design.md')
   for path in (tree.ROOT / 'diloco').glob('*/__init__.py'):
     assert f'| `diloco/{path.parent.name}` |' in text
+
+
+def _literals() -> list[str]:
+  """All strings of the program; … stands for what is filled in."""
+  found = []
+  for name in tree.tracked('diloco/*.py', 'launch/*.py'):
+    for node in ast.walk(ast.parse((tree.ROOT / name).read_text())):
+      if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        found.append(re.sub(r'%[.\d]*[sdrf]', '…', node.value))
+      elif isinstance(node, ast.JoinedStr):
+        parts = (getattr(part, 'value', '…') for part in node.values)
+        found.append(
+          ''.join(part if isinstance(part, str) else '…' for part in parts)
+        )
+  return found
+
+
+def test_messages_that_are_explained_are_those_of_the_program():
+  page = _text('docs/troubleshooting.md')
+  messages = re.findall(r'^\| `([^`]+)` \|', page, re.MULTILINE)
+  literals = _literals()
+  unknown = [m for m in messages if not any(m in said for said in literals)]
+  assert len(messages) > 10
+  assert not unknown
