@@ -27,7 +27,7 @@ STYLE = """
 html { scroll-behavior: smooth; }
 @media (prefers-reduced-motion: reduce) { html { scroll-behavior: auto; } }
 body {
-  margin: 0 auto; max-width: 68rem; padding: 1.5rem clamp(0.8rem, 3vw, 2rem);
+  margin: 0 auto; max-width: 72rem; padding: 1.5rem clamp(0.8rem, 3vw, 2rem);
   background: var(--paper); color: var(--ink);
   font: 1rem/1.5 system-ui, sans-serif;
 }
@@ -49,7 +49,7 @@ table {
   border-collapse: collapse; font-variant-numeric: tabular-nums;
   font-size: 0.92rem; width: 100%;
 }
-th, td { padding: 0.35rem 0.8rem; text-align: left; white-space: nowrap; }
+th, td { padding: 0.35rem 0.55rem; text-align: left; white-space: nowrap; }
 thead th {
   border-bottom: 2px solid var(--line); color: var(--faint);
   font-weight: 600; vertical-align: bottom; white-space: normal;
