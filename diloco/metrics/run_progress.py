@@ -54,6 +54,9 @@ class ProgressMeter:
     if status is not None:
       now = (status.time_s, status.step)
       recent = [p for p in self._paces if 0 < now[0] - p[0] <= PACE_S]
+      # What it took to start says nothing of the pace since.
+      while len(recent) > 1 and recent[0][1] == recent[1][1]:
+        recent.pop(0)
       self._paces = [*recent, now]
       left_s = _left_s(self._paces, status)
     if self._workdir is None:

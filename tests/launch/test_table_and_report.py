@@ -168,6 +168,14 @@ def test_what_files_tell_of_the_progress(tmp_path):
   assert meter.look(later, []).left_s == pytest.approx((500 - 434) / 2)
 
 
+def test_the_time_left_leaves_out_what_it_took_to_start():
+  meter = ProgressMeter(None)
+  for time_s in (1.0, 5.0, 9.0):  # Compiles.
+    meter.look(dataclasses.replace(STATUS, time_s=time_s, step=0), [])
+  moving = dataclasses.replace(STATUS, time_s=10.0, step=50)
+  assert meter.look(moving, []).left_s == pytest.approx((500 - 50) / 50)
+
+
 @pytest.mark.parametrize(
   ('time_s', 'text'), [(4.6, '0:05'), (723, '12:03'), (11523, '3:12:03')]
 )
