@@ -83,6 +83,7 @@ setuptools.setup(
   long_description=(HERE / 'README.md').read_text(),
   long_description_content_type='text/markdown',
   license='Apache-2.0',
+  author='The authors of diloco',
   python_requires='>=3.11',
   packages=[
     *setuptools.find_packages(include=['diloco', 'diloco.*']),

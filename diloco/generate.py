@@ -35,7 +35,7 @@ _TOP_K = flags.DEFINE_integer(
   'top_k', 40, 'Draws from the k likeliest tokens; 0: from all.', lower_bound=0
 )
 _SEED = flags.DEFINE_integer(
-  'seed', 0, 'Of the draws.', lower_bound=0, upper_bound=2**32 - 1
+  'seed', 0, 'Seed of the draws.', lower_bound=0, upper_bound=2**32 - 1
 )
 
 

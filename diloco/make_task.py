@@ -22,12 +22,16 @@ from diloco.run.command import run_command
 from diloco.run.spec import load_text
 
 _OUTFILE = flags.DEFINE_string('outfile', None, 'File to write.')
-_QUESTIONS = flags.DEFINE_integer('questions', 256, 'How many.')
-_CHOICES = flags.DEFINE_integer('choices', 4, 'Of each question.')
-_CONTEXT = flags.DEFINE_integer('context_bytes', 112, 'That are shown.')
-_CHOICE = flags.DEFINE_integer('choice_bytes', 16, 'In each choice.')
+_QUESTIONS = flags.DEFINE_integer('questions', 256, 'Questions to make.')
+_CHOICES = flags.DEFINE_integer(
+  'choices', 4, 'Answers to choose from in a question.'
+)
+_CONTEXT = flags.DEFINE_integer(
+  'context_bytes', 112, 'Bytes of text before a choice.'
+)
+_CHOICE = flags.DEFINE_integer('choice_bytes', 16, 'Bytes of text of a choice.')
 _SEED = flags.DEFINE_integer(
-  'seed', 0, 'Of all draws.', lower_bound=0, upper_bound=2**32 - 1
+  'seed', 0, 'Seed of all draws.', lower_bound=0, upper_bound=2**32 - 1
 )
 
 

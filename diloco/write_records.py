@@ -25,13 +25,19 @@ _SHARDS = flags.DEFINE_integer(
   'shards', None, 'How many files.', lower_bound=1, upper_bound=SHARDS_MAX
 )
 _TOKENIZER = flags.DEFINE_string(
-  'tokenizer', None, 'As data.tokenizer; without it, the text is written.'
+  'tokenizer',
+  None,
+  'Tokenizer, as data.tokenizer; without it, the text is written.',
 )
-_END_TOKEN = flags.DEFINE_string('end_token', '', 'As data.end_token.')
+_END_TOKEN = flags.DEFINE_string(
+  'end_token', '', 'Token after each document, as data.end_token.'
+)
 _DOCUMENTS = flags.DEFINE_enum(
   'documents', 'file', KINDS, 'What is a document of FILES.'
 )
-_TEXT_KEY = flags.DEFINE_string('text_key', 'text', 'Of jsonl: the field.')
+_TEXT_KEY = flags.DEFINE_string(
+  'text_key', 'text', 'Field of a line of jsonl that has the text.'
+)
 
 
 def main(arguments) -> int:

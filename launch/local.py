@@ -124,10 +124,15 @@ def _why_not_go_on(workdir: Workdir, config: RunConfig | None) -> str | None:
     return f'holds another run, with {differing}'
   if longer == there and workdir.summary.exists():
     steps = theirs.protocol.total_steps
-    return (
+    over = (
       f'holds a run that is over; --config.protocol.total_steps above {steps} '
       'extends it'
     )
+    if not workdir.evaluation.exists():
+      over += (
+        f', python -m diloco.evaluate --workdir={workdir.root} evaluates it'
+      )
+    return over
   return None
 
 

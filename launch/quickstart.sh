@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Makes .venv, installs, and trains with 1 syncer and 3 learners, one of which
-# is killed on the way. More flags are passed on to launch/local.py:
+# is killed on the way; then draws text from the model. More flags are passed on
+# to launch/train.py:
 #   bash launch/quickstart.sh --config.protocol.total_steps=1000
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -12,5 +13,5 @@ make_environment .venv '.[plot]'
 
 workdir="runs/quickstart-$(date +%Y%m%d-%H%M%S)"
 echo "Training in $workdir; Ctrl-C stops it."
-exec .venv/bin/python -m launch.local --config=experiments/quickstart.py \
+exec .venv/bin/python -m launch.train --config=experiments/quickstart.py \
   --workdir="$workdir" "$@"

@@ -13,6 +13,7 @@ as it was edited. The same command goes on with a run that was stopped; with
 --resume it never begins one, with --extend the run has so many steps in all.
 """
 
+import os
 import pathlib
 import re
 import shlex
@@ -75,8 +76,7 @@ def write_config(workdir: str, config: Mapping) -> None:
 
 def next_commands(workdir: str, total_steps: int, argv: Sequence[str]) -> str:
   """Returns three commands, one a line, each with what it does."""
-  # As it was called: an activated environment has the script.
-  program = 'diloco' if shutil.which('diloco') else 'python -m diloco'
+  program = _program()
   folder = shlex.quote(f'--workdir={workdir}')
   changed = '--config.protocol.total_steps', f'--{EXTEND}', '--workdir'
   kept = [
@@ -95,6 +95,17 @@ def next_commands(workdir: str, total_steps: int, argv: Sequence[str]) -> str:
       f'  {program} train {longer}   # trains on',
     ]
   )
+
+
+def _program() -> str:
+  """Returns how `diloco` of this environment is called from here."""
+  script = pathlib.Path(sys.executable).with_name('diloco')
+  if not script.exists():
+    return 'python -m diloco'
+  if shutil.which('diloco') == str(script):
+    return 'diloco'
+  below = script.is_relative_to(pathlib.Path.cwd())
+  return shlex.quote(os.path.relpath(script) if below else str(script))
 
 
 def main(argv) -> int:

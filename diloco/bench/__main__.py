@@ -36,7 +36,9 @@ def define_flags() -> None:
   absl_flags.DEFINE_bool('all', False, 'Measures all rows.')
   absl_flags.DEFINE_list('only', [], 'Measures these rows.')
   absl_flags.DEFINE_bool('list', False, 'Prints the rows; measures nothing.')
-  absl_flags.DEFINE_integer('repeats', 3, 'Of each row.', lower_bound=1)
+  absl_flags.DEFINE_integer(
+    'repeats', 3, 'Repetitions of each row.', lower_bound=1
+  )
   absl_flags.DEFINE_list(
     'millions', ['1', '10'], 'Parameters of rows that differ by size.'
   )

@@ -49,7 +49,9 @@ Windows = list[float | None]  # None: nothing was measured in it.
 
 def define_flags() -> None:
   """The flags of this main."""
-  absl_flags.DEFINE_float('minutes', 60.0, 'How long it runs.', lower_bound=0.1)
+  absl_flags.DEFINE_float(
+    'minutes', 60.0, 'Minutes that it runs.', lower_bound=0.1
+  )
   absl_flags.DEFINE_float(
     'millions', 10.0, 'Parameters, in 10⁶.', lower_bound=0.001
   )

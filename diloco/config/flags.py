@@ -435,5 +435,8 @@ def define() -> None:
     TOPOLOGY, None, 'A slice to compile for, such as v5p-256.'
   )
   flags.DEFINE_enum(
-    COMPILER, '', ['', 'tpu', 'cpu'], 'For a slice; default: what is here.'
+    COMPILER,
+    '',
+    ['', 'tpu', 'cpu'],
+    'Compiler for a slice; default: what is here.',
   )

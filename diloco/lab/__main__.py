@@ -31,7 +31,7 @@ from diloco.run import logs
 _WORKDIR = absl_flags.DEFINE_string('workdir', None, 'Folder of the results.')
 _SWEEP = absl_flags.DEFINE_bool('sweep', False, 'All variants of the file.')
 _SEEDS = absl_flags.DEFINE_integer(
-  'seeds', 3, 'Of each variant.', lower_bound=1
+  'seeds', 3, 'Runs of each variant, each with its own seed.', lower_bound=1
 )
 _JOBS = absl_flags.DEFINE_integer(
   'jobs', 2, 'Runs at a time, one thread each.', lower_bound=1

@@ -20,7 +20,7 @@ _SYNCER = flags.DEFINE_string('syncer', None, 'host:port of the syncer.')
 _HOSTS = flags.DEFINE_integer(
   'hosts', 1, 'Processes of this learner, each with its own devices.'
 )
-_HOST = flags.DEFINE_integer('host', 0, 'Which of them, from 0.')
+_HOST = flags.DEFINE_integer('host', 0, 'Number of this host, from 0.')
 _COORDINATOR = flags.DEFINE_string(
   'coordinator', '', 'host:port of host 0, for jax.distributed.'
 )

@@ -50,7 +50,7 @@ def define_flags() -> None:
   absl_flags.DEFINE_bool(
     'overwrite', False, 'Remove the run that the workdir holds.'
   )
-  absl_flags.DEFINE_integer('seed', 0, 'Of the plan and the relay.')
+  absl_flags.DEFINE_integer('seed', 0, 'Seed of the plan and of the relay.')
   absl_flags.DEFINE_float('minutes', 3.0, 'Length of the plan.')
   absl_flags.DEFINE_float('faults_per_hour', 240.0, 'Mean rate of faults.')
   absl_flags.DEFINE_list('kinds', [], f'Some of {", ".join(KINDS)}.')

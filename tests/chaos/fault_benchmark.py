@@ -107,7 +107,9 @@ def measure(
 def define_flags() -> None:
   """The flags of this main."""
   flags.define_flags()
-  absl_flags.DEFINE_integer('repeats', 3, 'Of all faults.', lower_bound=1)
+  absl_flags.DEFINE_integer(
+    'repeats', 3, 'Repetitions of all faults.', lower_bound=1
+  )
   absl_flags.DEFINE_float(
     'seconds', 8.0, 'Without a fault, before and after each.', lower_bound=1.0
   )

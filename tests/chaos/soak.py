@@ -36,7 +36,7 @@ def define_flags() -> None:
   """The flags of this main."""
   flags.define_flags()
   absl_flags.DEFINE_integer('kills', 100, 'Processes to kill.', lower_bound=1)
-  absl_flags.DEFINE_integer('seed', 0, 'Of the plan of kills.')
+  absl_flags.DEFINE_integer('seed', 0, 'Seed of the plan of kills.')
   absl_flags.DEFINE_float(
     'calm_s', None, 'Without kills at the end; default 5, or 60 from 50 kills.'
   )

@@ -282,7 +282,11 @@ def test_a_run_that_is_over_is_extended_never_shortened(tmp_path):
   assert goes_on
   with pytest.raises(ConfigError, match=r'total_steps: 30 here, 60 there'):
     occupy(tmp_path, False, _of_steps(30))
-  with pytest.raises(ConfigError, match='total_steps above 60 extends it'):
+  over = f'above 60 extends it, python -m diloco.evaluate --workdir={tmp_path} '
+  with pytest.raises(ConfigError, match=over):
+    occupy(tmp_path, False, CONFIG)
+  (tmp_path / 'evaluation.json').write_text('{}')
+  with pytest.raises(ConfigError, match='above 60 extends it; give another'):
     occupy(tmp_path, False, CONFIG)
 
 

@@ -122,6 +122,32 @@ def test_the_next_commands_go_on_with_this_run():
   assert 'train --text=b.txt --workdir=w --extend=10 ' in lines[-1]
 
 
+@pytest.mark.parametrize(
+  ('path', 'cwd', 'program'),
+  [
+    ('bin', '.', 'diloco'),  # An activated environment.
+    ('', '.', 'bin/diloco'),
+    ('', '/', '{}/bin/diloco'),
+  ],
+)
+def test_the_next_commands_can_be_copied(
+  tmp_path, monkeypatch, path, cwd, program
+):
+  (tmp_path / 'bin').mkdir()
+  script = tmp_path / 'bin' / 'diloco'
+  script.touch(0o755)
+  monkeypatch.setattr('sys.executable', str(script.with_name('python')))
+  monkeypatch.setenv('PATH', str(tmp_path / path))
+  monkeypatch.chdir(tmp_path / cwd)
+  _, *lines = train.next_commands('w', 5, ['--workdir=w']).splitlines()
+  assert {line.split()[0] for line in lines} == {program.format(tmp_path)}
+
+
+def test_the_quickstart_ends_with_them():
+  text = (ROOT / 'launch' / 'quickstart.sh').read_text()
+  assert 'python -m launch.train --config=experiments/quickstart.py' in text
+
+
 def test_too_short_a_text_is_refused_at_once(tmp_path):
   (tmp_path / 'short.txt').write_text(WORDS)
   done = call(tmp_path, 'train', '--text=short.txt')

@@ -79,6 +79,18 @@ def _unfinished(text: str) -> Found:
       yield line, first
 
 
+def _unfinished_helps(text: str) -> Found:
+  """Yields help texts of flags that continue the flag's name."""
+  for node in ast.walk(ast.parse(text)):
+    called = getattr(getattr(node, 'func', None), 'attr', '')
+    if called.startswith('DEFINE_') and isinstance(node, ast.Call):
+      given = [x.value for x in node.args if isinstance(x, ast.Constant)]
+      if len(given) > 2 and isinstance(said := given[-1], str):
+        begins = re.match(r'[^a-z]|\S*:\S', said)
+        if said and (CONTINUES.match(said) or not (begins and said[-1] == '.')):
+          yield node.lineno, said
+
+
 def _all(rule, *folders: str) -> list[str]:
   return [
     f'{name}:{line}: {" ".join(found.split())[:100]}'
@@ -96,6 +108,10 @@ def test_a_docstring_does_not_continue_its_name():
   assert not _all(_fragments, *PRODUCT, 'tests/')
 
 
+def test_a_flag_says_what_it_is():
+  assert not _all(_unfinished_helps, '')
+
+
 def test_a_docstring_begins_with_a_sentence():
   assert not _all(_unfinished, *PRODUCT, 'tests/')
 
@@ -110,6 +126,8 @@ def test_a_docstring_begins_with_a_sentence():
     (_fragments, 'def f():\n  """Whether it waits."""'),
     (_fragments, 'class A:\n  """What a learner holds."""'),
     (_unfinished, '"""bytes of an offer."""'),
+    (_unfinished_helps, "flags.DEFINE_integer('seeds', 3, 'Of each one.')"),
+    (_unfinished_helps, "flags.DEFINE_integer('seeds', 3, 'Their number')"),
     (_unfinished, '"""Bytes of an offer"""'),
   ],
 )
