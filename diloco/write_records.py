@@ -22,7 +22,7 @@ from diloco.data.tokenizers import make_tokenizer
 
 _OUT = flags.DEFINE_string('out', None, 'Folder to write; not there yet.')
 _SHARDS = flags.DEFINE_integer(
-  'shards', None, 'How many files.', lower_bound=1, upper_bound=SHARDS_MAX
+  'shards', None, 'Files to write.', lower_bound=1, upper_bound=SHARDS_MAX
 )
 _TOKENIZER = flags.DEFINE_string(
   'tokenizer',
@@ -33,7 +33,7 @@ _END_TOKEN = flags.DEFINE_string(
   'end_token', '', 'Token after each document, as data.end_token.'
 )
 _DOCUMENTS = flags.DEFINE_enum(
-  'documents', 'file', KINDS, 'What is a document of FILES.'
+  'documents', 'file', KINDS, 'Unit of FILES that is a document.'
 )
 _TEXT_KEY = flags.DEFINE_string(
   'text_key', 'text', 'Field of a line of jsonl that has the text.'
