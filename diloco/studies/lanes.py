@@ -45,7 +45,11 @@ def timeline(
   return Timeline(
     name,
     title,
-    (*learners, *['rounds'] * max(1, round_lanes)),
+    (
+      *learners,
+      'rounds',
+      *(f'rounds, lane {i}' for i in range(2, round_lanes + 1)),
+    ),
     tuple(
       sorted(
         parts.within(spans, until_s), key=lambda s: (s.lane, s.begin_s, s.end_s)

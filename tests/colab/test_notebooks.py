@@ -159,6 +159,19 @@ def test_outputs_are_stored(name):
   assert not re.search(r'/(?:home|work|tmp|root)/', path.read_text())
 
 
+def test_the_stored_story_is_that_of_a_gain_and_its_price():
+  """Decoupled DiLoCo gains where machines die, and costs where they don't."""
+  printed = [
+    dict(re.findall(r'^(\S.*?)  .* loss ([\d.]+)$', o.text, re.MULTILINE))
+    for o in _outputs(_read('four_learners'))
+    if 'goodput' in o.get('text', '')
+  ]
+  uneven, calm = ({k: float(v) for k, v in each.items()} for each in printed)
+  ours = 'Decoupled DiLoCo'
+  assert min(uneven, key=uneven.get) == ours and len(uneven) == 3
+  assert calm[ours] > calm['data-parallel']
+
+
 # The first cell ---------------------------------------------------------------
 
 

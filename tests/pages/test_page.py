@@ -60,6 +60,14 @@ def test_it_asks_nobody_for_anything(parsed):
   assert not re.search(r'url\(|@import|//', page.STYLE)
 
 
+def test_a_dark_page_has_dark_charts(parsed):
+  style = next(text for text in parsed.texts if '@media' in text)
+  dark = re.findall(
+    r'@media \(prefers-color-scheme: dark\) \{(.*?)\n\}', style, re.DOTALL
+  )
+  assert any('figure img' in rules and 'invert' in rules for rules in dark)
+
+
 def test_every_entry_of_the_contents_leads_to_a_section(parsed):
   targets = [a['href'] for a in parsed.all('a') if a['href'].startswith('#')]
   assert targets == ['#' + section['id'] for section in parsed.all('section')]

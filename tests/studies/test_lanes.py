@@ -21,7 +21,7 @@ def test_rounds_that_overlap_have_lanes_of_their_own():
     (3, 3.0, 3.5, 5.0),
   ]
   drawn = timeline(tally)
-  assert drawn.lanes == ('a', 'b', 'rounds', 'rounds')
+  assert drawn.lanes == ('a', 'b', 'rounds', 'rounds, lane 2')
   assert [(s.label, s.kind, s.lane) for s in drawn.spans] == [
     ('round 1', 'round', 2),
     ('round 1', 'grace', 2),
