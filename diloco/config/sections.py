@@ -324,6 +324,8 @@ class ProcessConfig(Section):
   SECTION = 'run'
 
   log_every_steps: int = 10  # Between two records of a learner's metrics.
+  profile_at_step: int = 0  # A process's step that begins a trace; 0: none.
+  profile_steps: int = 5  # Inner steps of a trace, also of one asked for.
   eval_every_rounds: int = 0  # Θ is evaluated beside the run; 0: at its end.
   eval_batches: int = 16  # Held-out batches of one evaluation.
   eval_batch: int = 16  # Sequences in one of them.
@@ -335,10 +337,11 @@ class ProcessConfig(Section):
 
   def broken_rules(self):
     yield from self._at_least(
-      1, 'log_every_steps', 'eval_batches', 'eval_batch'
+      1, 'log_every_steps', 'eval_batches', 'eval_batch', 'profile_steps'
     )
     yield from self._at_least(
       0,
+      'profile_at_step',
       'eval_every_rounds',
       'restarts_max',
       'restart_delay_s',

@@ -17,6 +17,7 @@ from diloco.numerics.blend import make_blend
 from diloco.numerics.fragments import change, take
 from diloco.run.host_slices import HostSlices
 from diloco.run.spec import RunSpec
+from diloco.run.step_profiler import StepProfiler
 
 OVERWRITE = 'overwrite'  # Blend of a learner that has made no step since.
 # Share of a device's memory that may be in use while θ is copied to be saved.
@@ -29,7 +30,10 @@ class Device(InnerDevice):
 
   Attributes:
     holding: which slices of each fragment this process has.
+    profiler: told before each inner step, if there is one.
   """
+
+  profiler: StepProfiler | None = None
 
   def __init__(
     self, run_spec: RunSpec, devices: Sequence[jax.Device] | None = None

@@ -108,13 +108,17 @@ class TrainState:
     return None
 
   def end(self):
-    """Ends the threads that read batches."""
+    """Ends the threads that read batches, and a trace of steps."""
     if self._batches is not None:
       self._batches.close()
+    if self._device.profiler is not None:
+      self._device.profiler.close()
 
   def _step(self, said: host_messages.MakeStep) -> dict[str, jax.Array]:
     position = next(self._positions)
     assert position == said.position, f'{position=}, told {said.position}'
+    if self._device.profiler is not None:
+      self._device.profiler.before_step()
     placed = self._device.put_batch(next(self._batches))
     draw = self._learner, position
     self.params, self.inner_state, metrics = self.holder.step(

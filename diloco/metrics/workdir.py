@@ -12,6 +12,7 @@ pids.json            the processes that the launcher started
 loss.png             the loss plot
 metrics/NAME.jsonl   scalars of one process
 tensorboard/NAME/    the same for TensorBoard
+profiles/NAME/       traces of inner steps by jax.profiler, if asked for
 logs/NAME.log        output of one process, over all its starts
 compiled/            compiled programs, shared by all processes
 syncer/              what a restarted syncer resumes from
@@ -73,6 +74,7 @@ class Workdir:
     'lock',
     'metrics',
     'tensorboard',
+    'profiles',
     'logs',
     'compiled',
     'parameters',
@@ -115,6 +117,9 @@ class Workdir:
 
   def tensorboard(self, process: str) -> pathlib.Path:
     return self.root / 'tensorboard' / process
+
+  def profiles(self, process: str) -> pathlib.Path:
+    return self.root / 'profiles' / process
 
   def log(self, process: str) -> pathlib.Path:
     return self.root / 'logs' / f'{process}.log'

@@ -11,6 +11,7 @@ every process: layout, codecs, schedule, model, data.
   tape_events    what a line of an event tape can say
   event_log      writes and reads event tapes
   environment    what of a machine decides about bits
+  step_profiler  traces of inner steps by jax.profiler
   heldout        loss on held-out text
   utilisation    MFU
   exposure       refuses to listen where strangers could connect

@@ -34,6 +34,7 @@ from diloco.run.environment import describe
 from diloco.run.event_log import LearnerEventLog
 from diloco.run.exposure import check_group, given_access, group_secret
 from diloco.run.spec import make_run_spec
+from diloco.run.step_profiler import StepProfiler
 from diloco.transport import sockets
 from diloco.transport.auth import Access
 from diloco.transport.control_client import NotAdmitted
@@ -222,7 +223,7 @@ def _follow(
   """Runs a host that does not lead; returns the exit code that host 0 sends."""
   plane = _plane(run_spec, access)
   records = _records(run_spec, workdir, process_group, given.learner)
-  device = Device(run_spec)
+  device = _device(run_spec, workdir, given)
   follower = Follower(
     process_group, met, run_spec, given.learner, device, records, plane
   )
@@ -246,7 +247,7 @@ def _train(
   learner = given.learner
   name = learner_name(learner)
   plane = _plane(run_spec, access)
-  device = Device(run_spec)
+  device = _device(run_spec, workdir, given)
   records = _records(run_spec, workdir, process_group, given.learner)
   hosts, step = gather(process_group, met, records)
   restored = restore.restore(run_spec, device, records, step)
@@ -298,6 +299,21 @@ def _train(
     writer.close()
     tape.close()
     plane.close()
+
+
+def _device(run_spec, workdir: Workdir, given: HostFlags) -> Device:
+  """Compiles the device; SIGUSR1 traces its next inner steps."""
+  name, run = learner_name(given.learner), run_spec.config.run
+  if given.hosts > 1:
+    name += f'.{given.host}'
+  profiler = StepProfiler(
+    workdir.profiles(name), run.profile_at_step, run.profile_steps
+  )
+  # Before programs are compiled: without a handler the signal ends a process.
+  signal.signal(signal.SIGUSR1, profiler.ask)
+  device = Device(run_spec)
+  device.profiler = profiler
+  return device
 
 
 def _stop_on_signals(running: TrainLoop | Follower):

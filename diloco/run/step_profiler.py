@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces inner steps with jax.profiler, at a given step or when asked."""
+
+import pathlib
+
+import jax
+from absl import logging
+
+
+class StepProfiler:
+  """Traces some consecutive inner steps of one process, as often as asked.
+
+  TensorBoard's profiler and Perfetto show a trace. Steps are slower while one
+  is taken, and the step after it waits until it is written.
+
+  Args:
+    folder: where each trace gets a folder of its own, named by its first step.
+    at_step: the step of this process, counted from 1, with which a trace
+      begins; 0: none does unless asked.
+    steps: inner steps in a trace.
+  """
+
+  def __init__(self, folder: pathlib.Path, at_step: int, steps: int):
+    self._folder = folder
+    self._own_folder = folder  # Of the newest trace.
+    self._at_step = at_step
+    self._steps = steps
+    self._made = 0
+    self._traced: int | None = None  # Steps in the trace; None: there is none.
+    self._asked = False
+
+  def ask(self, *_):
+    """Has the next step begin a trace, unless one is taken; signal-safe."""
+    self._asked = True
+
+  def before_step(self):
+    """Begins or ends a trace; call it before each step is dispatched."""
+    self._made += 1
+    if self._traced is None:
+      if self._asked or self._made == self._at_step:
+        self._begin()
+    elif self._traced == self._steps:
+      self.close()
+    if self._traced is not None:
+      self._traced += 1
+    self._asked = False
+
+  def close(self):
+    """Writes the trace in progress, if there is one."""
+    if self._traced is None:
+      return
+    self._traced = None
+    self._attempt(jax.profiler.stop_trace)
+    logging.info('a trace is in %s', self._own_folder)
+
+  def _begin(self):
+    # JAX names it by the second, in which there may be another.
+    self._own_folder = self._folder / f'step-{self._made}'
+    if self._attempt(lambda: jax.profiler.start_trace(self._own_folder)):
+      self._traced = 0
+
+  def _attempt(self, call) -> bool:
+    """Returns True if it worked; training goes on without a trace."""
+    try:
+      call()
+    except (RuntimeError, OSError) as error:
+      logging.error('no trace in %s: %s', self._own_folder, error)
+      return False
+    return True
