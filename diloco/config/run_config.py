@@ -124,11 +124,16 @@ def restore(fields: Mapping) -> RunConfig:
 def unfold(fields: Mapping) -> dict:
   """Returns what `dataclasses.asdict` gave, with the keys of a file of
   `experiments/`.
+
+  Keys of `run` that are newer than it have their defaults: no bits depend on
+  them, so that a run outlives such a change.
   """
-  sections = {**fields, 'protocol': dict(fields.get('protocol', {}))}
-  if 'blend_alpha' in sections:
-    sections['protocol']['blend_alpha'] = sections.pop('blend_alpha')
-  return sections
+  unfolded = {**fields, 'protocol': dict(fields.get('protocol', {}))}
+  if isinstance(given := fields.get('run', {}), Mapping):
+    unfolded['run'] = {**defaults()['run'], **given}
+  if 'blend_alpha' in unfolded:
+    unfolded['protocol']['blend_alpha'] = unfolded.pop('blend_alpha')
+  return unfolded
 
 
 def key_types() -> dict[str, type]:

@@ -330,3 +330,22 @@ def test_the_value_is_frozen():
   config = run_config.build(common.base())
   with pytest.raises(dataclasses.FrozenInstanceError):
     config.outer.lr = 1.0
+
+
+def test_a_recorded_run_outlives_new_keys_of_the_section_run():
+  fields = dataclasses.asdict(run_config.build(common.base()))
+  del fields['run']['profile_steps']
+  assert run_config.restore(fields) == run_config.build(common.base())
+
+
+def test_other_keys_are_never_made_up():
+  fields = dataclasses.asdict(run_config.build(common.base()))
+  del fields['outer']['lr']
+  with pytest.raises(ConfigError, match=r'outer\.lr: missing'):
+    run_config.restore(fields)
+
+
+def test_a_recorded_section_that_is_none_is_refused():
+  fields = dataclasses.asdict(run_config.build(common.base()))
+  with pytest.raises(ConfigError, match=r'run: '):
+    run_config.restore({**fields, 'run': 3})
