@@ -66,7 +66,15 @@ BACKENDS_OF = {
     tuple(name for name, kind in BACKENDS.items() if not kind.tpus),
   ),
   **dict.fromkeys(
-    ('overwrite', 'cpu_devices', 'chips_per_learner', 'device_root'), (LOCAL,)
+    (
+      'overwrite',
+      'cpu_devices',
+      'chips_per_learner',
+      'device_root',
+      'page',
+      'page_port',
+    ),
+    (LOCAL,),
   ),
   **{flag: (name,) for name, kind in BACKENDS.items() for flag in kind.flags},
 }

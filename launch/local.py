@@ -6,18 +6,24 @@ is over goes on with a larger --config.protocol.total_steps.
 
   python -m launch.local --config=experiments/NAME.py --workdir=DIR \\
     [--config.a.b=c ...] [--overwrite] [--tls_ca=… --token_file=… …] \\
-    [--hosts=2,1] [--cpu_devices | --chips_per_learner=N] [--log_json]
+    [--hosts=2,1] [--cpu_devices | --chips_per_learner=N] [--log_json] \\
+    [--page [--page_port=8080]]
 
 Exit code 0: the run finished and was evaluated; 78: it can't run as
 configured; 1: it failed; 130, 143: Ctrl-C, SIGTERM.
 """
 
+import contextlib
+import dataclasses
 import fcntl
 import json
 import os
 import pathlib
+import re
 import shutil
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 
 import rich.console
@@ -28,6 +34,7 @@ from diloco.config.data_section import missing_paths, too_short_text
 from diloco.config.lab_section import Kill
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
+from diloco.metrics import files
 from diloco.metrics.status import read_status
 from diloco.metrics.workdir import Workdir
 from launch import program as launch_program
@@ -35,6 +42,7 @@ from launch import session
 from launch.backends import dry_run
 from launch.chips import deal
 from launch.chips.found import LocalDevices
+from launch.parent_death import dying_with_parent
 from launch.program import Program, program
 from launch.role_processes import free_address
 
@@ -190,6 +198,12 @@ def define_flags() -> None:
   absl_flags.DEFINE_string(
     'device_root', '/', 'Folder whose dev and sys tell of accelerators.'
   )
+  absl_flags.DEFINE_bool(
+    'page', False, 'Serves a page of the run on loopback, as diloco.watch does.'
+  )
+  absl_flags.DEFINE_integer(
+    'page_port', 0, 'Port of the page; 0: any free one.', 0, 65535
+  )
 
 
 def read_program(config: RunConfig, workdir: Workdir, address: str) -> Program:
@@ -286,8 +300,43 @@ def main(argv) -> int:
   console.print(
     f'the syncer listens at {address}', markup=False, highlight=False
   )
-  with lock:
+  beside = contextlib.nullcontext()
+  if given.page or given.page_port:
+    with contextlib.suppress(OSError):  # It will be said below.
+      files.write_json(workdir.config, dataclasses.asdict(config))
+    beside = _page(workdir, given.page_port, console)
+  with lock, beside:
     return session.run(config, parts, workdir, planned, console)
+
+
+@contextlib.contextmanager
+def _page(
+  workdir: Workdir, port: int, console: rich.console.Console
+) -> Iterator[None]:
+  """Serves the page of a run in a process of its own; says where.
+
+  Raises:
+    ConfigError: it can't be served there.
+  """
+  command = [sys.executable, '-m', 'diloco.watch', str(workdir.root)]
+  serving = subprocess.Popen(
+    dying_with_parent([*command, f'--port={port}']),
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    start_new_session=True,  # Ctrl-C is for the launcher.
+  )
+  with serving:
+    try:
+      said = serving.stdout.readline()
+      found = re.search(r'http://\S+', said)
+      if not found:
+        raise ConfigError([f'--page: {said.removeprefix("error: ").strip()}'])
+      console.print(f'page: {found[0]}', markup=False, highlight=False)
+      yield
+    finally:
+      serving.terminate()
 
 
 if __name__ == '__main__':
