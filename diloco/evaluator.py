@@ -17,6 +17,7 @@ import jax
 from absl import flags
 
 from diloco.config import flags as config_flags
+from diloco.config import run_config
 from diloco.evaluation.continuous import ContinuousEvaluator
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
@@ -38,7 +39,9 @@ def main(config) -> int:
   writer = MultiWriter(
     [
       JsonlWriter(workdir.metrics(EVALUATOR)),
-      TensorBoardWriter(workdir.tensorboard(EVALUATOR)),
+      TensorBoardWriter(
+        workdir.tensorboard(EVALUATOR), run_config.flat(config)
+      ),
     ]
   )
   try:

@@ -136,6 +136,11 @@ def unfold(fields: Mapping) -> dict:
   return unfolded
 
 
+def flat(config: RunConfig) -> dict[str, object]:
+  """Returns all keys with their values, such as 'outer.lr'."""
+  return parsing.flatten(unfold(dataclasses.asdict(config)))
+
+
 def key_types() -> dict[str, type]:
   """Every valid key, such as 'outer.lr', with the type of its value."""
   types = parsing.key_types(SECTIONS, TOP)

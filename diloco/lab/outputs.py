@@ -19,6 +19,7 @@ import numpy as np
 import rich.console
 import rich.progress
 
+from diloco.config import run_config
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.data import text_windows
@@ -149,6 +150,7 @@ class Recording(LabObserver):
 
   def __init__(self, folder: pathlib.Path, config: RunConfig):
     workdir = Workdir(folder)
+    self._hparams = run_config.flat(config)
     for other in (workdir.status, workdir.pids):
       if other.exists():
         raise ConfigError(
@@ -222,7 +224,7 @@ class Recording(LabObserver):
       self._writers[learner] = MultiWriter(
         [
           JsonlWriter(self._workdir.metrics(name)),
-          TensorBoardWriter(self._workdir.tensorboard(name)),
+          TensorBoardWriter(self._workdir.tensorboard(name), self._hparams),
         ]
       )
     return self._writers[learner]

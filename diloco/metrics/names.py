@@ -39,5 +39,7 @@ PARTICIPATION = 'run/participation'  # Mean over the learners.
 OFFER_AGE = 'run/offer_age_steps'  # Mean age of what was merged.
 REFUSED = 'run/refused'
 LIVE = 'run/live_learners'
+# What TensorBoard shows of a run beside its configuration.
+COMPARED = (EVAL_LOSS, TRAIN_LOSS, GOODPUT)
 # `GLOBAL_STEP` on a board, which sorts cards by their names: not the first.
 BOARD_STEP = 'run/global_step'

@@ -52,17 +52,30 @@ class TensorBoardWriter:
   """Event files for TensorBoard; `names.TIME` becomes their wall time.
 
   Cards are for people: an incarnation, which no f32 holds, has none.
+
+  Args:
+    hparams: flat key -> value, by which TensorBoard compares runs.
   """
 
-  def __init__(self, folder: pathlib.Path):
+  def __init__(
+    self, folder: pathlib.Path, hparams: Mapping[str, object] | None = None
+  ):
     # Not at the top: the launcher reads JSONL and never writes event files.
     import tensorboardX
-    from tensorboardX import record_writer
+    from tensorboardX import record_writer, summary
 
     record_writer.REGISTERED_FACTORIES.setdefault(
       PREFIX.rstrip(':'), _EventFiles()
     )
     self._summary = tensorboardX.SummaryWriter(PREFIX + str(folder.absolute()))
+    if hparams:
+      plain = {
+        key: value if isinstance(value, bool | int | float) else str(value)
+        for key, value in hparams.items()
+      }
+      columns = dict.fromkeys(names.COMPARED)
+      for each in summary.hparams(plain, columns)[:2]:  # The third is an end.
+        self._summary.file_writer.add_summary(each)
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     time_s = scalars.get(names.TIME)

@@ -12,6 +12,7 @@ import numpy as np
 from absl import logging
 
 from diloco.checkpoint.parameters import write_parameters
+from diloco.config import run_config
 from diloco.metrics.status import (
   RunStatus,
   scalars,
@@ -55,6 +56,7 @@ class Results:
     self._silent = False  # Whether the last status could not be written.
     self._board: TensorBoardWriter | None = None  # Since the first status.
     self._every_steps = run_spec.config.run.log_every_steps
+    self._hparams = run_config.flat(run_spec.config)
     self._shown_step = 0
 
   def tell_status(self):
@@ -75,7 +77,9 @@ class Results:
       return
     if self._board is None:
       try:
-        self._board = TensorBoardWriter(self._workdir.tensorboard(SYNCER))
+        self._board = TensorBoardWriter(
+          self._workdir.tensorboard(SYNCER), self._hparams
+        )
       except OSError:  # Its queue may be in a file, and the disk full.
         return
     self._shown_step = status.step

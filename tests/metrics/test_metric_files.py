@@ -5,7 +5,7 @@ import dataclasses
 import json
 
 import pytest
-from tensorboardX.proto import event_pb2
+from tensorboardX.proto import event_pb2, plugin_hparams_pb2
 
 from diloco.metrics import files, names, status, writer
 from diloco.metrics import jsonl as metrics_jsonl
@@ -163,3 +163,27 @@ def test_the_first_cards_of_a_board_are_no_bookkeeping(tmp_path):
   }
   assert sorted(cards) == [names.STEP_TIME, 'run/global_step', names.TRAIN_LOSS]
   assert cards['run/global_step'] == 219.0
+
+
+def test_a_board_has_the_configuration_to_compare_runs_by(tmp_path):
+  hparams = {'outer.lr': 0.5, 'model.kind': 'decoder', 'run.x': (1, 2)}
+  board = writer.TensorBoardWriter(tmp_path, hparams)
+  board.write_scalars(1, {names.TIME: 1.0, names.TRAIN_LOSS: 2.5})
+  board.close()
+  parts = {
+    value.tag: plugin_hparams_pb2.HParamsPluginData.FromString(
+      value.metadata.plugin_data.content
+    )
+    for event in _events(next(tmp_path.iterdir()))
+    for value in event.summary.value
+    if value.metadata.plugin_data.plugin_name == 'hparams'
+  }
+  experiment = parts.pop('_hparams_/experiment').experiment
+  assert [each.name.tag for each in experiment.metric_infos] == list(
+    names.COMPARED
+  )
+  (session,) = parts.values()
+  found = session.session_start_info.hparams
+  assert found['outer.lr'].number_value == 0.5
+  assert found['model.kind'].string_value == 'decoder'
+  assert found['run.x'].string_value == '(1, 2)'

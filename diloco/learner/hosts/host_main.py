@@ -263,7 +263,9 @@ def _train(
   writer = MultiWriter(
     [
       JsonlWriter(workdir.metrics(name)),
-      TensorBoardWriter(workdir.tensorboard(name)),
+      TensorBoardWriter(
+        workdir.tensorboard(name), run_config.flat(run_spec.config)
+      ),
     ]
   )
   tape = LearnerEventLog(
