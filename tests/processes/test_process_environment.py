@@ -43,3 +43,15 @@ def test_an_accelerator_that_can_not_be_opened(tmp_path):
   """Exit code 1: another process may have it, and give it back."""
   error = _error(tmp_path, {'JAX_PLATFORMS': 'rocm,cpu'}, 1)
   assert error.startswith('error: JAX_PLATFORMS=rocm,cpu: Unable to init')
+
+
+def test_a_syncer_that_is_not_there_is_named_before_anything_is_compiled(
+  tmp_path,
+):
+  with Processes(tmp_path) as processes:
+    learner = processes.start('it', *LEARNER)
+    processes.until(
+      lambda: 'codecs and merge run in' in learner.output, 120.0, 'it compiles'
+    )
+    said = learner.output.partition('codecs and merge run in')[0]
+  assert 'no syncer at 127.0.0.1:1 yet' in said

@@ -42,6 +42,8 @@ from diloco.transport.host_channel import GroupLost
 from diloco.transport.planes import make_plane
 from diloco.transport.sockets import BadAddress, HostUnknown
 
+LOOK_S = 1.0  # For the syncer, before programs are compiled.
+
 
 @dataclasses.dataclass(frozen=True)
 class HostFlags:
@@ -247,6 +249,7 @@ def _train(
   learner = given.learner
   name = learner_name(learner)
   plane = _plane(run_spec, access)
+  _look_for(given.syncer, access)
   device = _device(run_spec, workdir, given)
   records = _records(run_spec, workdir, process_group, given.learner)
   hosts, step = gather(process_group, met, records)
@@ -301,6 +304,18 @@ def _train(
     writer.close()
     tape.close()
     plane.close()
+
+
+def _look_for(syncer: str, access: Access):
+  """Logs at once if nothing listens there: compiling comes first."""
+  if access.proxy:
+    return  # It alone may reach the syncer.
+  try:
+    sockets.probe(*sockets.split(syncer), LOOK_S)
+  except OSError as error:
+    logging.info(
+      'no syncer at %s yet (%s): programs are compiled meanwhile', syncer, error
+    )
 
 
 def _device(run_spec, workdir: Workdir, given: HostFlags) -> Device:
