@@ -38,20 +38,22 @@ class StepProfiler:
     self._made += 1
     if self._traced is None:
       if self._asked or self._made == self._at_step:
+        self._asked = False
         self._begin()
-    elif self._traced == self._steps:
-      self.close()
+    else:
+      self._asked = False
+      if self._traced == self._steps:
+        self.close()
     if self._traced is not None:
       self._traced += 1
-    self._asked = False
 
   def close(self):
     """Writes the trace in progress, if there is one."""
     if self._traced is None:
       return
     self._traced = None
-    self._attempt(jax.profiler.stop_trace)
-    logging.info('a trace is in %s', self._own_folder)
+    if self._attempt(jax.profiler.stop_trace):
+      logging.info('a trace is in %s', self._own_folder)
 
   def _begin(self):
     # JAX names it by the second, in which there may be another.
