@@ -104,7 +104,8 @@ def _program() -> str:
     return 'python -m diloco'
   if shutil.which('diloco') == str(script):
     return 'diloco'
-  below = script.is_relative_to(pathlib.Path.cwd())
+  # Not the folder of the script itself: a shell looks up a bare name in PATH.
+  below = pathlib.Path.cwd() in script.parent.parents
   return shlex.quote(os.path.relpath(script) if below else str(script))
 
 

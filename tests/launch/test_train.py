@@ -127,13 +127,15 @@ def test_the_next_commands_go_on_with_this_run():
   [
     ('bin', '.', 'diloco'),  # An activated environment.
     ('', '.', 'bin/diloco'),
-    ('', '/', '{}/bin/diloco'),
+    ('', 'bin', '{}/bin/diloco'),
+    ('', 'elsewhere', '{}/bin/diloco'),
   ],
 )
 def test_the_next_commands_can_be_copied(
   tmp_path, monkeypatch, path, cwd, program
 ):
-  (tmp_path / 'bin').mkdir()
+  for folder in ('bin', 'elsewhere'):
+    (tmp_path / folder).mkdir()
   script = tmp_path / 'bin' / 'diloco'
   script.touch(0o755)
   monkeypatch.setattr('sys.executable', str(script.with_name('python')))
