@@ -58,7 +58,7 @@ COMMANDS = {
   'index-data': ('diloco.index_data', 'indexes files of documents'),
   'make-task': ('diloco.make_task', 'makes a file of questions of a text'),
 }
-FLAGS = {'sweep': ['--sweep']}  # What a command begins with.
+FLAGS = {'sweep': ['--sweep']}  # What a command begins with; a later one wins.
 BESIDE = 'launch'  # In a checkout it stands beside diloco, installed in it.
 
 

@@ -2,8 +2,8 @@
 """Variants of one configuration over several seeds, and their comparison.
 
 An experiment's `sweep(add)` calls `add(label, changes, against=None, at=None)`
-for each variant. Finished runs are not repeated: a sweep resumes after an
-interruption.
+for each variant; `--sweep=KEY=V1,V2` is one that is not written down. Finished
+runs are not repeated: a sweep resumes after an interruption.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ from diloco.metrics import files
 
 RESULT = 'result.json'
 VARIANTS = 'sweep.json'
+_BOOLS = {'true': True, 'false': False}
 
 
 Place = tuple[str, str, float]  # Axis, line, x.
@@ -96,6 +97,41 @@ def variants(sweep: Callable) -> list[Variant]:
         f'is none of {", ".join(found)}'
       )
   return list(found.values())
+
+
+def of_values(text: str, types: Mapping[str, type]) -> Callable:
+  """Returns the `sweep(add)` of values of one key, beside the first of them.
+
+  Args:
+    text: KEY=V1,V2,… such as outer.lr=0.3,0.6,1.0.
+    types: type of each key.
+
+  Raises:
+    ValueError: fewer than two values, or one of another type.
+  """
+  key, _, given = text.partition('=')
+  texts = [each.strip() for each in given.split(',') if each.strip()]
+  if len(set(texts)) < 2 or len(set(texts)) < len(texts):
+    raise ValueError(
+      f'--sweep={text}: must be KEY=V1,V2,… with several values, each once, '
+      'such as outer.lr=0.3,0.6,1.0'
+    )
+  kind = types.get(key, str)  # Of an unknown key the nearest will be named.
+  try:
+    values = [_BOOLS[x.lower()] if kind is bool else kind(x) for x in texts]
+  except (ValueError, KeyError):
+    raise ValueError(
+      f'--sweep={text}: values of {key} must be {kind.__name__}'
+    ) from None
+
+  def sweep(add):
+    first, *others = (f'{key} = {x}' for x in texts)
+    add(first, {key: values[0]})
+    for label, value in zip(others, values[1:], strict=True):
+      places = [(key, first, value)] if kind in (int, float) else ()
+      add(label, {key: value}, against=first, at=places)
+
+  return sweep
 
 
 def folder(workdir: pathlib.Path, label: str, seed: int) -> pathlib.Path:

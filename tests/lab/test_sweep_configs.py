@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from diloco.config import run_config
 from diloco.config.sections import ConfigError
 from diloco.lab import sweep, sweep_runner
 from diloco.lab.sweep import SeedResult, Variant
@@ -98,3 +99,48 @@ def test_a_run_of_before_a_key_was_there_counts_where_it_is_left_alone(
   [problem] = refused.value.problems
   assert 'other' in problem
   assert '(lab.system=None there, alone here)' in problem
+
+
+def test_values_of_a_key_are_compared_with_the_first():
+  rows = sweep.variants(
+    sweep.of_values('outer.lr=0.3,0.6,1', run_config.key_types())
+  )
+  assert [row.label for row in rows] == [
+    'outer.lr = 0.3', 'outer.lr = 0.6', 'outer.lr = 1',
+  ]  # fmt: skip
+  assert [row.against for row in rows] == [None, *2 * ['outer.lr = 0.3']]
+  assert rows[2].at == (('outer.lr', 'outer.lr = 0.3', 1.0),)
+  assert [c.outer.lr for c in made(rows).values()] == [0.3, 0.6, 1.0]
+
+
+def test_values_that_are_no_numbers_have_no_chart():
+  rows = sweep.variants(
+    sweep.of_values('protocol.blend=carry,overwrite', run_config.key_types())
+  )
+  assert [row.at for row in rows] == [(), ()]
+  assert [c.protocol.blend for c in made(rows).values()] == [
+    'carry', 'overwrite',
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('outer.lr', 'must be KEY=V1,V2'),
+    ('outer.lr=0.3', 'must be KEY=V1,V2'),
+    ('outer.lr=0.3,0.3', 'each once'),
+    ('outer.lr=0.3,x', 'values of outer.lr must be float'),
+    ('protocol.fragments=1.5,2', 'values of protocol.fragments must be int'),
+  ],
+)
+def test_values_that_can_not_be_are_refused(text, message):
+  with pytest.raises(ValueError, match=message):
+    sweep.of_values(text, run_config.key_types())
+
+
+def test_an_unknown_key_of_values_is_named_with_the_nearest():
+  rows = sweep.variants(
+    sweep.of_values('outer.lrr=0.3,0.6', run_config.key_types())
+  )
+  with pytest.raises(ConfigError, match=r'did you mean outer\.lr\?'):
+    made(rows)
