@@ -19,6 +19,7 @@ from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.lab import sweep
 from diloco.lab.sweep import Variant
+from diloco.metrics.run_progress import count
 from diloco.metrics.workdir import Workdir
 from diloco.pages import text_tables
 
@@ -164,7 +165,7 @@ def _make(
   if todo:
     said = f'{len(todo)} runs, {jobs} at a time; logs: {workdir}/*/seed-*/log'
     print(said, file=sys.stderr, flush=True)
-  failed = []
+  failed, began_s = [], time.monotonic()
   with _stopping_pool(jobs) as submit:
     running = {
       submit(variant, seed, workdir): (variant, seed) for variant, seed in todo
@@ -175,7 +176,8 @@ def _make(
       if done.result() or result is None:
         failed.append((variant.label, seed))
       loss = 'failed' if result is None else f'loss {result.loss:.4f}'
-      said = f'{number}/{len(todo)}  {variant.label}, seed {seed}: {loss}'
+      done_so_far = count(number, len(todo), began_s)
+      said = f'{done_so_far}  {variant.label}, seed {seed}: {loss}'
       print(said, file=sys.stderr, flush=True)
   print(table(rows, seeds, workdir))
   for label, seed in failed:

@@ -89,6 +89,16 @@ def _newest(path: pathlib.Path, key: str) -> Mapping | None:
   return None
 
 
+def count(done: int, of: int, since_s: float) -> str:
+  """Returns '2/3, about 0:40 left'.
+
+  Args:
+    since_s: when the first of them began, of time.monotonic().
+  """
+  left_s = (time.monotonic() - since_s) / done * (of - done)
+  return f'{done}/{of}' + (f', about {clock(left_s)} left' if left_s else '')
+
+
 def clock(time_s: float) -> str:
   """Seconds as '0:05', '12:03', '3:12:03'."""
   minutes, seconds = divmod(round(time_s), 60)

@@ -2,10 +2,12 @@
 """The share of a fleet's time that goes into training when chips fail."""
 
 import math
+import time
 from collections.abc import Callable
 
 from diloco.config.simulation import SimulationConfig
 from diloco.fleets.systems import RECOVERIES, SYSTEMS
+from diloco.metrics.run_progress import count
 from diloco.pages import parts
 from diloco.pages.parts import Chart, Line, Timeline, TimelineSpan
 from diloco.studies import goodput_cells, goodput_tables, inputs, lanes, traces
@@ -158,7 +160,7 @@ def simulate(
   rows = goodput_cells.rows(config)
   sizes = chips_of(config)
   longest_s = max(goodput_cells.seconds(config, *row) for row in rows)
-  cells = {}
+  cells, began_s = {}, time.monotonic()
   for chips in sizes:
     fleet_traces = _traces(config, chips, longest_s)
     for system, learners in rows:
@@ -172,8 +174,9 @@ def simulate(
         config.study.timeline_s if is_drawn else 0.0,
       )
       cells[system, learners, chips] = cell
+      done = count(len(cells), len(rows) * len(sizes), began_s)
       say(
-        f'{system}, {learners} learners, {chips} chips: '
+        f'{done}: {system}, {learners} learners, {chips} chips: '
         f'goodput {100 * cell.mean("goodput"):.1f} %, '
         f'uptime {100 * cell.mean("uptime"):.1f} %'
       )

@@ -9,7 +9,12 @@ import pytest
 import rich.console
 
 from diloco.metrics import names, status, token_ledger
-from diloco.metrics.run_progress import ProgressMeter, RunProgress, clock
+from diloco.metrics.run_progress import (
+  ProgressMeter,
+  RunProgress,
+  clock,
+  count,
+)
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from diloco.metrics.writer import JsonlWriter
 from launch import progress
@@ -174,6 +179,12 @@ def test_the_time_left_leaves_out_what_it_took_to_start():
     meter.look(dataclasses.replace(STATUS, time_s=time_s, step=0), [])
   moving = dataclasses.replace(STATUS, time_s=10.0, step=50)
   assert meter.look(moving, []).left_s == pytest.approx((500 - 50) / 50)
+
+
+def test_a_count_says_how_long_the_rest_takes(monkeypatch):
+  monkeypatch.setattr('time.monotonic', lambda: 50.0)
+  assert count(2, 3, 10.0) == '2/3, about 0:20 left'
+  assert count(3, 3, 10.0) == '3/3'
 
 
 @pytest.mark.parametrize(
