@@ -8,6 +8,7 @@ import ipaddress
 import json
 import pathlib
 import socket
+import sys
 import threading
 import time
 import urllib.parse
@@ -103,6 +104,11 @@ class WatchServer(http.server.ThreadingHTTPServer):
         self.state()
         return PROMETHEUS, prometheus.text(self._run.status)
     return None
+
+  def handle_error(self, request, client_address):
+    """Prints an error, but not that a reader closed its connection."""
+    if not isinstance(sys.exception(), ConnectionError):
+      super().handle_error(request, client_address)
 
   def knows(self, host: str) -> bool:
     """Returns False for a name that a foreign page gave to this address."""

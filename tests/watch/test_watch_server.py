@@ -190,3 +190,14 @@ def test_what_can_not_be_is_refused(workdir, argv, said):
   done = start(*(str(workdir.root) if x == 'RUN' else x for x in argv))
   assert done.returncode == 78
   assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+  ('error', 'said'), [(ConnectionResetError(), False), (ValueError(), True)]
+)
+def test_a_reader_that_goes_away_is_no_error(server, capsys, error, said):
+  try:
+    raise error
+  except type(error):
+    server.handle_error(None, ('127.0.0.1', 1))
+  assert ('Traceback' in capsys.readouterr().err) == said
