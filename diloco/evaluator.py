@@ -21,6 +21,7 @@ from diloco.config import run_config
 from diloco.evaluation.continuous import ContinuousEvaluator
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
+from diloco.monitoring import monitor_flags
 from diloco.run.command import run_command
 from diloco.run.environment import THREADS
 from diloco.run.spec import make_run_spec
@@ -35,6 +36,7 @@ def main(config) -> int:
   os.nice(NICE)
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   with config_flags.refusing():
+    monitor = monitor_flags.begin(config.name, EVALUATOR)
     run_spec = make_run_spec(config)
   writer = MultiWriter(
     [
@@ -42,6 +44,7 @@ def main(config) -> int:
       TensorBoardWriter(
         workdir.tensorboard(EVALUATOR), run_config.flat(config)
       ),
+      monitor,
     ]
   )
   try:

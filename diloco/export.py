@@ -2,41 +2,66 @@
 """Writes a run's final model for other tools: python -m diloco.export …
 
   python -m diloco.export --workdir=DIR \\
-    --outdir=DIR
+    --outdir=DIR [--task=experiments/tasks/continuation.jsonl]
 
 The configuration is that in DIR, unless there is a --config.
 
 Leaves model.safetensors, config.json and generation_config.json in --outdir:
-tensors one per layer, by the names of Llama, and a config of the kind
-`granite`, which is Llama with the two factors that our decoder has.
+tensors one per layer, by the names of Granite or of its mixture of experts,
+whose configs have the two factors that our decoder has beside Llama.
 `diloco/models/hf_export.py` says what maps to what. Beside them the tokenizer:
 tokenizer.json of runs of bytes or with a file of `tokenizers`, tokenizer.model
-of sentencepiece. Needs the package safetensors, which the extra `export` has.
+of sentencepiece. With --task the questions of a task file lie there, too, and a
+YAML file by which lm-eval asks them of the exported model. Needs the package
+safetensors, which the extra `export` has.
 """
 
 import importlib.util
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import numpy as np
 from absl import flags
 
+from diloco.config import config_files
 from diloco.config import flags as config_flags
-from diloco.data.tokenizers import Tokenizer
+from diloco.config.run_config import RunConfig
+from diloco.evaluation.export_files import exported_files, task_files
 from diloco.evaluation.final_parameters import final_parameters
+from diloco.metrics.run_progress import ProgressLine
 from diloco.metrics.workdir import Workdir
 from diloco.models import hf_export
-from diloco.models.decoder_config import DecoderConfig
 from diloco.run.command import run_command
 from diloco.run.spec import decoder_config, make_run_spec
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _OUTDIR = flags.DEFINE_string('outdir', None, 'Folder to write into.')
+_TASK = flags.DEFINE_string(
+  'task', None, 'File of questions, JSON lines, to be asked by lm-eval.'
+)
 
 
 def main(config) -> int:
   """Writes the folder; 78 where there is nothing that could be written."""
   outdir = pathlib.Path(_OUTDIR.value)
+  with ProgressLine() as line:
+    tensors, files = _exported(config, outdir, line.say)
+    line.say(f'writes {sum(x.nbytes for x in tensors.values()):,} bytes')
+    from diloco.checkpoint import safetensors_files
+
+    safetensors_files.write_exported(outdir, tensors, files)
+  print(
+    f'{len(tensors)} tensors in {outdir}, with {", ".join(files)}',
+    file=sys.stderr,
+  )
+  return 0
+
+
+def _exported(
+  config: RunConfig, outdir: pathlib.Path, say: Callable[[str], None]
+) -> tuple[Mapping[str, np.ndarray], dict[str, Mapping | bytes]]:
+  """Returns tensors and other files; exits with 78 where there can be none."""
   with config_flags.refusing():
     if importlib.util.find_spec('safetensors') is None:
       raise ValueError(
@@ -47,44 +72,17 @@ def main(config) -> int:
       raise ValueError(f'--outdir={outdir}: is not a folder')
     sizes = decoder_config(config)
     hf_export.check_exportable(sizes)
+    say('reads the model')
     run_spec = make_run_spec(config)
+    tokenizer, seq_len = run_spec.text.tokenizer, config.data.seq_len
+    files = exported_files(sizes, seq_len, tokenizer)
+    if _TASK.value is not None:
+      task = pathlib.Path(config_files.find(_TASK.value))
+      files |= task_files(task, outdir, tokenizer, seq_len)
     params = final_parameters(run_spec, Workdir(pathlib.Path(_WORKDIR.value)))
-  from diloco.checkpoint import safetensors_files
-
+  say('cuts it into tensors')
   tensors = hf_export.to_exported(params, sizes)
-  files = exported_files(sizes, config.data.seq_len, run_spec.text.tokenizer)
-  safetensors_files.write_exported(outdir, tensors, files)
-  print(
-    f'{len(tensors)} tensors in {outdir}, with {", ".join(files)}',
-    file=sys.stderr,
-  )
-  return 0
-
-
-def exported_files(
-  sizes: DecoderConfig, seq_len: int, tokenizer: Tokenizer
-) -> dict[str, Mapping | bytes]:
-  """Returns what lies beside the tensors, by its name."""
-  name, content = tokenizer.exported or ('', b'')
-  kind = tokenizer.name.partition(':')[0]
-  said = (
-    f'Tokens are those of {kind!r}, {f"in {name}" if name else "not exported"};'
-    f' token {tokenizer.end} ends each document, none begins it.'
-  )
-  settings = hf_export.exported_config(sizes, seq_len, tokenizer.end, said)
-  files = {
-    'config.json': settings,
-    'generation_config.json': hf_export.generation_config(
-      seq_len, tokenizer.end
-    ),
-  }
-  if name:
-    files[name] = content
-  if name.endswith('.json'):
-    files['tokenizer_config.json'] = hf_export.tokenizer_config(
-      seq_len, tokenizer.end_text
-    )
-  return files
+  return tensors, files
 
 
 if __name__ == '__main__':

@@ -10,7 +10,6 @@ configuration is that in DIR, unless there is a --config.
 
 import os
 import pathlib
-import sys
 
 from absl import flags
 
@@ -21,6 +20,7 @@ from diloco.evaluation.final_parameters import (
   check_has_logits,
   final_parameters,
 )
+from diloco.metrics.run_progress import ProgressLine, counted
 from diloco.metrics.workdir import Workdir
 from diloco.run.command import run_command
 from diloco.run.spec import make_run_spec
@@ -43,7 +43,8 @@ def main(config) -> int:
   """Prints; 78 where the model or the prompt will not do."""
   # What the shell gave, to the byte, even where it is no UTF-8.
   prompt = os.fsencode(_PROMPT.value)
-  with config_flags.refusing():
+  with ProgressLine() as line, config_flags.refusing():
+    line.say('reads the model')
     if config.data.tokenizer == BYTES.name:
       sampling.check_prompt(prompt, config.model.vocab)
     run_spec = make_run_spec(config)
@@ -61,12 +62,13 @@ def main(config) -> int:
       _TOP_K.value,
       tokenizer.vocab,
     )
-  drawn = [*sampler.sample(begun.tolist(), _LENGTH.value, _SEED.value)]
+    tokens = sampler.sample(begun.tolist(), _LENGTH.value, _SEED.value)
+    through = counted(range(_LENGTH.value), line.say, lambda _: 'tokens')
+    drawn = [next(tokens) for _ in through]
   text = tokenizer.decode([*begun.tolist(), *drawn])
   print(text.decode(errors='replace'))
   return 0
 
 
 if __name__ == '__main__':
-  sys.stdout.reconfigure(errors='replace')
   run_command(main, of_run=True)

@@ -12,14 +12,15 @@ machines that share `data.index_path`, share the work. No device is used.
 from diloco.config import flags
 from diloco.data import text_windows
 from diloco.data.documents import Mixture
+from diloco.metrics.run_progress import ProgressLine, counter
 from diloco.run.command import run_command
 from diloco.run.spec import load_text
 
 
 def main(config) -> int:
   """Indexes what is missing and prints; 78 where the data won't do."""
-  with flags.refusing():
-    text = load_text(config)
+  with ProgressLine() as line, flags.refusing():
+    text = load_text(config, line.stay, counter(line.say, 'documents'))
   data, protocol = config.data, config.protocol
   print(f'{text.name}, fingerprint {text.fingerprint[:16]}')
   taken = protocol.learners * protocol.total_steps * data.batch * data.seq_len

@@ -18,6 +18,7 @@ from absl import flags
 
 from diloco.config import flags as config_flags
 from diloco.data.tasks import continuation_questions, write_questions
+from diloco.metrics.run_progress import ProgressLine
 from diloco.run.command import run_command
 from diloco.run.spec import load_text
 
@@ -38,7 +39,8 @@ _SEED = flags.DEFINE_integer(
 def main(config) -> int:
   """Writes the file; 78 where the text does not suffice."""
   outfile = pathlib.Path(_OUTFILE.value)
-  with config_flags.refusing():
+  with ProgressLine() as line, config_flags.refusing():
+    line.say('reads the text')
     if not outfile.parent.is_dir():
       raise ValueError(f'--outfile={outfile}: there is no such folder')
     text = load_text(config)
@@ -47,6 +49,7 @@ def main(config) -> int:
         f'data.source={config.data.source!r}: questions are made of a text in '
         "memory, such as data.source='text'"
       )
+    line.say('looks for places to ask about')
     questions = continuation_questions(
       text.heldout,
       _QUESTIONS.value,

@@ -18,7 +18,6 @@ host, bytes of a round, FLOPs. It takes a minute or two. See `diloco/sizing`.
 """
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
 
 from absl import flags
@@ -198,5 +197,4 @@ def _parse(argv):
 
 
 if __name__ == '__main__':
-  sys.stdout.reconfigure(errors='replace')
   config_flags.run(main, _parse)

@@ -21,6 +21,7 @@ from absl import flags as absl_flags
 from diloco.config import flags, simulation
 from diloco.config.sections import ConfigError
 from diloco.fleets.failures import TraceError
+from diloco.metrics.run_progress import ProgressLine
 from diloco.pages import pictures, report_files, terminal
 from diloco.pages.parts import ReportPage
 from diloco.prediction import history, report
@@ -53,15 +54,13 @@ def main(argv) -> int:
   began_s = time.monotonic()
   replayed = absl_flags.FLAGS.replay
   config = None if replayed else flags.load(build=simulation.build)
-  line = terminal.StatusLine()
-  try:
-    name = config.name if config else f'replay-{pathlib.Path(replayed).name}'
-    folder = _folder(argv, name)
+  name = config.name if config else f'replay-{pathlib.Path(replayed).name}'
+  folder = _folder(argv, name)
+  with ProgressLine() as line:
     report = _study(config, line.say) if config else _replay(line.say)
-  finally:
-    line.end()
+    line.say('draws the pictures')
+    page, *_ = report_files.write(report, folder)
   terminal.show(report)
-  page, *_ = report_files.write(report, folder)
   if missing := pictures.missing(report):
     line.stay(missing)
   line.stay(f'page: {page}')

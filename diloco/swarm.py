@@ -7,7 +7,7 @@ python -m diloco.swarm --seed=17
 
 A seed that fails does not stop the others. Each failure is told at once on
 standard error, all are listed at the end, with how to see each again, and the
-exit code is 1.
+exit code is 1. 78: it can't run as asked; 130, 143: Ctrl-C, SIGTERM.
 """
 
 import itertools
@@ -18,8 +18,11 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 
-from absl import app, flags
+from absl import flags
 
+from diloco.config import flags as config_flags
+from diloco.config.sections import ConfigError
+from diloco.metrics.run_progress import ProgressLine, count
 from diloco.simulator import swarm
 
 _SEEDS = flags.DEFINE_string('seeds', '0:1000', 'first:last, without the last.')
@@ -31,43 +34,39 @@ _JOBS = flags.DEFINE_integer('jobs', 1, 'Processes.', lower_bound=1)
 AT_ONCE = 50  # Seeds that a process is given at a time.
 AHEAD = 2  # Batches that a process has, with the one at hand.
 POLL_S = 0.5  # How often it looks whether it was told to stop.
-PROGRESS_S = 10.0  # Between two lines of progress.
 
 
-def main(_):
-  """Runs all seeds; exits with 1 where any of them failed."""
+def main(_) -> int:
+  """Runs all seeds; returns 1 where any of them failed."""
   if _SEED.value is not None:
     events = swarm.run(_SEED.value)
     print(f'1 seeds, {events} events, no violation')
-    return
+    return 0
   seeds = _seeds()
-  began_s = told_s = time.monotonic()
-  done = swarm.Survey()
-  for survey in _surveys(seeds, _JOBS.value):
-    done = done.plus(survey)
-    for line in failure_lines(survey.failures):
-      print(line, file=sys.stderr, flush=True)
-    now_s = time.monotonic()
-    if now_s >= told_s + PROGRESS_S:
-      told_s = now_s
-      print(progress(done, len(seeds), now_s - began_s), file=sys.stderr)
+  began_s = time.monotonic()
+  done, stops = swarm.Survey(), []
+  with ProgressLine() as line:
+    for survey in _surveys(seeds, _JOBS.value, stops):
+      done = done.plus(survey)
+      for failure in failure_lines(survey.failures):
+        line.stay(failure)
+      line.say(progress(done, len(seeds), began_s))
+  if stops:
+    print('stopped', file=sys.stderr)
+    return 128 + stops[0]
   for line in failure_lines(done.failures):
     print(line)
   found = f'{len(done.failures)} FAILED' if done.failures else 'no violation'
   took_s = time.monotonic() - began_s
   print(f'{done.seeds} seeds, {done.events} events, {found}, {took_s:.1f} s')
-  if done.failures:
-    sys.exit(1)
+  return 1 if done.failures else 0
 
 
-def progress(done: swarm.Survey, seeds: int, took_s: float) -> str:
+def progress(done: swarm.Survey, seeds: int, since_s: float) -> str:
   """A line on how far it has come, and when it will be over."""
-  per_s = done.seeds / took_s
-  left_min = (seeds - done.seeds) / per_s / 60
-  return (
-    f'{done.seeds} of {seeds} seeds, {len(done.failures)} failed, '
-    f'{per_s:.0f} seeds/s, {left_min:.1f} min left'
-  )
+  per_s = done.seeds / (time.monotonic() - since_s)
+  said = count(done.seeds, seeds, since_s)
+  return f'{said}  {len(done.failures)} failed, {per_s:.0f} seeds/s'
 
 
 def failure_lines(failures: Sequence[tuple[int, str]]) -> list[str]:
@@ -79,17 +78,24 @@ def failure_lines(failures: Sequence[tuple[int, str]]) -> list[str]:
   return lines
 
 
-def _surveys(seeds: range, jobs: int) -> Iterator[swarm.Survey]:
-  """The results of batches of seeds, in whatever order they are done."""
+def _surveys(
+  seeds: range, jobs: int, stops: list[int]
+) -> Iterator[swarm.Survey]:
+  """Yields the results of batches of seeds, in whatever order they are done.
+
+  Args:
+    stops: takes the signal that ended it before its time.
+  """
   batches = [seeds[i : i + AT_ONCE] for i in range(0, len(seeds), AT_ONCE)]
-  if jobs == 1:
-    yield from map(swarm.survey, batches)
-    return
-  stops: list[
-    int
-  ] = []  # Signals; raised in a lock, one could hold it for ever.
+  # Raised in a lock, a signal could hold it for ever.
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda number, _: stops.append(number))
+  if jobs == 1:
+    for batch in batches:
+      if stops:
+        return
+      yield swarm.survey(batch)
+    return
   context = multiprocessing.get_context('spawn')
   # Ctrl-C reaches the whole group; its processes end with this one.
   ignored = signal.SIGINT, signal.SIG_IGN
@@ -109,15 +115,16 @@ def _surveys(seeds: range, jobs: int) -> Iterator[swarm.Survey]:
         yield result.result()
     for result in running:
       result.cancel()
-  sys.exit(128 + stops[0])
 
 
 def _seeds() -> range:
   first, colon, last = _SEEDS.value.partition(':')
   if not (first.isdecimal() and colon and last.isdecimal()):
-    raise app.UsageError(f'--seeds={_SEEDS.value}, must be first:last')
+    raise ConfigError(
+      [f'--seeds={_SEEDS.value}: must be first:last, such as 0:1000']
+    )
   return range(int(first), int(last))
 
 
 if __name__ == '__main__':
-  app.run(main)
+  config_flags.run_without_config(main)

@@ -12,8 +12,6 @@ fragments are shown with --learner, or where --kind asks for them.
 
 import math
 import pathlib
-import signal
-import sys
 
 from absl import flags
 
@@ -58,6 +56,4 @@ def main(argv) -> int:
 
 
 if __name__ == '__main__':
-  sys.stdout.reconfigure(errors='replace')
-  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # For `| head`.
   config_flags.run_without_config(main)

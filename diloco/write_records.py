@@ -19,6 +19,7 @@ from diloco.config import flags as config_flags
 from diloco.data.paths import KINDS, read_documents
 from diloco.data.records_folder import SHARDS_MAX, write_records
 from diloco.data.tokenizers import make_tokenizer
+from diloco.metrics.run_progress import ProgressLine, counter
 
 _OUT = flags.DEFINE_string('out', None, 'Folder to write; not there yet.')
 _SHARDS = flags.DEFINE_integer(
@@ -45,7 +46,7 @@ def main(arguments) -> int:
   out = pathlib.Path(_OUT.value)
   name = _TOKENIZER.value
   files = [pathlib.Path(each) for each in arguments[1:]]
-  with config_flags.refusing(ValueError, OSError):
+  with ProgressLine() as line, config_flags.refusing(ValueError, OSError):
     if not files:
       raise ValueError('FILES: there are none')
     if not out.absolute().parent.is_dir():
@@ -55,7 +56,12 @@ def main(arguments) -> int:
     written = write_records(
       out,
       _SHARDS.value,
-      read_documents(files, _DOCUMENTS.value, _TEXT_KEY.value),
+      read_documents(
+        files,
+        _DOCUMENTS.value,
+        _TEXT_KEY.value,
+        counter(line.say, 'bytes'),
+      ),
       None if name is None else make_tokenizer(name, _END_TOKEN.value),
     )
   for shard, count in written.shards.items():

@@ -14,6 +14,7 @@ import pathlib
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 import rich.console
@@ -26,6 +27,7 @@ from diloco.bench.rows import ROWS
 from diloco.config import flags, run_config
 from diloco.config.sections import ConfigError
 from diloco.metrics import files
+from diloco.metrics.run_progress import ProgressLine, count
 from diloco.pages import terminal
 
 WIDTH = 150  # Of the table where there is no terminal.
@@ -72,10 +74,9 @@ def main(argv: Sequence[str]) -> int:
   logging.set_verbosity(logging.ERROR)  # Crowds that stop warn.
   # Ends the processes of a run, too.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-  line = terminal.StatusLine()
   machine, whole = machine_load.describe(), machine_load.LoadMeter()
-  found, failed = measure(names, settings, given.repeats, line.say)
-  line.end()
+  with ProgressLine() as line:
+    found, failed = measure(names, settings, given.repeats, line.say)
   again = shlex.join(['python', '-m', 'diloco.bench', *sys.argv[1:]])
   about = (found, failed, machine, whole.others(), again)
   console = rich.console.Console(
@@ -102,11 +103,15 @@ def measure(
 ) -> tuple[list[comparison.RepeatedFigure], dict[str, str]]:
   """Returns the figures, and why other rows could not be measured."""
   found, failed = [], {}
-  for name in names:
+  began_s, of = time.monotonic(), len(names) * repeats
+  costs = [ROWS[name].seconds for name in names for _ in range(repeats)]
+  for number, name in enumerate(names):
     meter, repetitions = machine_load.LoadMeter(), []
     try:
       for i in range(repeats):
-        say(f'{name}: repetition {i + 1} of {repeats}')
+        done = number * repeats + i
+        far = count(done, of, began_s, sum(costs[:done]) / sum(costs))
+        say(f'{far}  {name}, repetition {i + 1} of {repeats}')
         repetitions.append(ROWS[name].measure(settings))
     except BenchFailed as error:
       failed[name] = str(error)

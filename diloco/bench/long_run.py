@@ -32,6 +32,7 @@ from diloco.bench.syncer_load import resident_bytes
 from diloco.config import flags
 from diloco.config.sections import CheckpointConfig, ConfigError, defaults
 from diloco.metrics import files, names
+from diloco.metrics.run_progress import ProgressLine, clock
 from diloco.metrics.workdir import learner_name
 from diloco.pages import pictures, terminal
 from diloco.pages.parts import Chart, Column, Line, ReportPage, Table
@@ -67,17 +68,15 @@ def main(argv: Sequence[str]) -> int:
   logging.set_verbosity(logging.WARNING)
   # Ends the processes of the run, too.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-  line = terminal.StatusLine()
   machine, load = machine_load.describe(), machine_load.LoadMeter()
   command = shlex.join(['python', '-m', 'diloco.bench.long_run', *sys.argv[1:]])
   try:
-    found = measure(given.minutes, given.millions, line.say)
+    with ProgressLine() as line:
+      found = measure(given.minutes, given.millions, line.say)
     page = report(found, given.minutes, given.millions, command, load.others())
   except BenchFailed as error:
-    line.end()
     print(f'error: {error}', file=sys.stderr)
     return 1
-  line.end()
   console = rich.console.Console(highlight=False, markup=False)
   terminal.show(dataclasses.replace(page, parts=page.parts[:1]), console)
   if given.picture:
@@ -107,6 +106,7 @@ def measure(
   }
   window_s = 60 * minutes / WINDOWS
   with RealRun(overrides) as run:
+    say('the processes start')
     run.start_syncer()
     for m in LEARNERS:
       run.start_learner(m)
@@ -118,7 +118,8 @@ def measure(
     }
     for i in range(WINDOWS * SAMPLES):
       if i % SAMPLES == 0:
-        say(f'{(time.time() - began_s) / 60:.1f} of {minutes:g} minutes')
+        left = clock(60 * minutes - (time.time() - began_s))
+        say(f'{i // SAMPLES}/{WINDOWS} windows, {left} left')
       due_s = began_s + (i + 1) * window_s / SAMPLES
       run.until(lambda due_s=due_s: time.time() >= due_s, 'the next sample')
       for name, process in run.processes.items():

@@ -63,10 +63,12 @@ class BenchRow:
   Attributes:
     title: what it measures, in a line.
     measure: makes one repetition.
+    seconds: what a repetition takes, roughly: for the time that is left.
   """
 
   title: str
   measure: Callable[[BenchSettings], Sequence[BenchFigure]]
+  seconds: float
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,6 @@ A line has a key, its type, its default and its meaning. What a command's own
 configuration comes to, COMMAND --config=… --print_config writes.
 """
 
-import signal
-import sys
-
 from absl import flags as absl_flags
 
 from diloco.config import flags, key_list, parsing, simulation
@@ -49,6 +46,4 @@ def main(argv) -> int:
 
 
 if __name__ == '__main__':
-  sys.stdout.reconfigure(errors='replace')
-  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # For `| head`.
   flags.run_without_config(main)

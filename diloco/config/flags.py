@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import pathlib
 import re
+import select
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -147,30 +148,42 @@ def run(
   Args:
     main: takes what is left over of the command line.
   """
+  if sys.stdout is None:  # It was closed, by >&-.
+    sys.stdout = open(os.devnull, 'w')  # noqa: SIM115
+  with contextlib.suppress(AttributeError):  # Of a notebook's own stream.
+    sys.stdout.reconfigure(errors='replace')
   app.run(_or_exit(main), flags_parser=_or_exit(parser or parse))
 
 
 def _or_exit(work: Callable) -> Callable:
   def call(argv: Sequence[str]):
     try:
-      return work(argv)
+      try:
+        return work(argv)
+      finally:
+        print(end='', flush=True)
     except ConfigError as error:
       exit_config(error)
     except KeyboardInterrupt:
       print('stopped', file=sys.stderr)
       _exit_at_once(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+      pipe = select.poll()
+      pipe.register(sys.stdout.fileno(), 0)
+      if not pipe.poll(0):
+        raise  # Of a socket.
+      _exit_at_once(141)  # As of SIGPIPE: `| head` has read enough.
 
   return call
 
 
 def _exit_at_once(code: int) -> None:
-  """Exits without sys.exit, during which XLA's threads, still compiling, may
-  crash.
-  """
+  """Exits without sys.exit, in which XLA's compiling threads may crash."""
   for child in multiprocessing.active_children():
     child.terminate()
-  sys.stdout.flush()
-  sys.stderr.flush()
+  for stream in (sys.stdout, sys.stderr):
+    with contextlib.suppress(BrokenPipeError):
+      stream.flush()
   os._exit(code)
 
 
@@ -262,7 +275,7 @@ def _with_config(argv: Sequence[str]) -> tuple[list[str], str | None]:
 
   Where keys are changed, but of no file, they are changed of the defaults.
   """
-  words, path = list(argv), _config_path(argv)
+  words, path = list(argv), value_of(CONFIG, argv)
   if path is not None:
     found = config_files.find(path)
     at = words.index(path) if path in words else -1
@@ -369,16 +382,12 @@ def arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
 
 def has_config(argv: Sequence[str]) -> bool:
   """Returns True if a command line contains --config."""
-  return _config_path(argv) is not None
+  return value_of(CONFIG, argv) is not None
 
 
 def config_file(values: flags.FlagValues = flags.FLAGS) -> str:
   """Path of the file of --config, without what stands behind its colon."""
   return config_flags.get_config_filename(values[CONFIG]).partition(':')[0]
-
-
-def _config_path(argv: Sequence[str]) -> str | None:
-  return value_of(CONFIG, argv)
 
 
 def value_of(name: str, argv: Sequence[str]) -> str | None:
@@ -393,26 +402,24 @@ def value_of(name: str, argv: Sequence[str]) -> str | None:
 
 def _keys(path: str, example: str) -> dict[str, object]:
   """Keys and values of the config file, before flags change any."""
-  name = path.partition(':')[0]
-  if not pathlib.Path(name).is_file():
-    raise ConfigError(
-      [f'--config={path}: no such file, such as --config={example}']
-    )
+  given = f'--config={path}'
+  if not pathlib.Path(path.partition(':')[0]).is_file():
+    raise ConfigError([f'{given}: no such file, such as --config={example}'])
   try:
     config = config_files.read(path)
   except (SyntaxError, ImportError) as error:
     raise ConfigError(
-      [f'--config={path}: can not be read as Python: {error}']
+      [f'{given}: can not be read as Python: {error}']
     ) from None
   except ValueError as error:
-    raise ConfigError([f'--config={path}: {error}']) from None
+    raise ConfigError([f'{given}: {error}']) from None
   if config is None:
-    raise ConfigError([f'--config={path}: the file has no get_config()'])
+    raise ConfigError([f'{given}: the file has no get_config()'])
   if not hasattr(config, 'keys'):
     raise ConfigError(
       [
-        f'--config={path}: get_config() gave a {type(config).__name__}, must '
-        'give a ConfigDict'
+        f'{given}: get_config() gave a {type(config).__name__}, must give a '
+        'ConfigDict'
       ]
     )
   return parsing.flatten(config)

@@ -16,6 +16,7 @@ import numpy as np
 from etils import epath
 
 from diloco.data import paths
+from diloco.data.paths import Watch, unwatched
 from diloco.data.tokenizers import Tokenizer
 
 FORMAT = 1
@@ -155,11 +156,14 @@ def load_or_build(
   tokenizer: Tokenizer,
   folder: str,
   say: Callable[[str], None],
+  watch: Watch = unwatched,
 ) -> list[TokenIndex]:
   """Returns the indices of files, in order; missing ones are built.
 
   Args:
     folder: local folder of indices; '': `DEFAULT_FOLDER`.
+    say: takes a line for each file that is indexed.
+    watch: takes how many documents are indexed, of those that were not.
 
   Raises:
     ValueError: a document can't be tokenised, an index is broken, or the folder
@@ -175,6 +179,8 @@ def load_or_build(
       f'({error.strerror})'
     ) from None
   places = [_place(file, tokenizer, root) for file in files]
+  missing = [f for f, place in zip(files, places) if not _is_there(place)]
+  done, of = 0, sum(file.count for file in missing)
   # First those that no other process is building, then the others.
   for wait in (False, True):
     for i, (file, place) in enumerate(zip(files, places)):
@@ -183,7 +189,9 @@ def load_or_build(
       with _locked(place[0] / f'{place[1]}.lock', wait) as mine:
         if mine and not _is_there(place):
           say(f'index {i + 1} of {len(files)}: {file.name}')
-          _build(file, tokenizer, *place)
+          for indexed in _build(file, tokenizer, *place):
+            watch(done + indexed, of)
+          done += file.count
   allow_open(len(files))  # A mapped file keeps a descriptor.
   return [_read(file, *place) for file, place in zip(files, places)]
 
@@ -216,7 +224,8 @@ def _is_there(place: tuple[pathlib.Path, str]) -> bool:
 
 def _build(
   file: DocumentFile, tokenizer: Tokenizer, folder: pathlib.Path, name: str
-):
+) -> Iterator[int]:
+  """Yields how many documents are indexed; the index is there at the end."""
   builder = IndexBuilder()
   for start in range(0, file.count, DOCUMENTS_AT_ONCE):
     stop = min(start + DOCUMENTS_AT_ONCE, file.count)
@@ -224,6 +233,7 @@ def _build(
     tokens = file.encode(documents, tokenizer)
     texts = map(tokenizer.decode, tokens) if file.dtype else documents
     builder.add(tokens, sum(map(len, texts)))
+    yield stop
   builder.write(folder, name)
 
 

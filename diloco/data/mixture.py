@@ -19,6 +19,7 @@ from diloco.data.documents import (
   TokenStream,
   load_or_build,
 )
+from diloco.data.paths import Watch, unwatched
 from diloco.data.sources import FORMATS
 from diloco.data.tokenizers import Tokenizer, fingerprint
 
@@ -47,6 +48,7 @@ def file_corpus(
   tokenizer: Tokenizer,
   index_folder: str,
   say: Callable[[str], None],
+  watch: Watch = unwatched,
 ) -> Corpus:
   """Opens the files and their indices; reads documents only to index them.
 
@@ -54,17 +56,22 @@ def file_corpus(
     heldout: what is held out; None: the last documents of each file.
     heldout_percent: percentage of each file's documents, if `heldout` is None;
       a file of two or more holds out at least one.
+    say, watch: as of `load_or_build`, for one source after the other.
 
   Raises:
     FileNotFoundError: a source has no files.
     ValueError: a file is malformed, or its tokens are another tokenizer's, or
       the index folder can't be written.
   """
-  loaded = [_load(source, tokenizer, index_folder, say) for source in sources]
+
+  def load(source: MixtureSource) -> Loaded:
+    return _load(source, tokenizer, index_folder, say, watch)
+
+  loaded = [load(source) for source in sources]
   percent = 0.0 if heldout else heldout_percent
   train = [_stream(each, tokenizer, percent, False) for each in loaded]
   if heldout:
-    held_files = [_load(heldout, tokenizer, index_folder, say)]
+    held_files = [load(heldout)]
     held = [_stream(held_files[0], tokenizer, 100.0, True)]
     held_weights = (1.0,)
   else:
@@ -102,6 +109,7 @@ def _load(
   tokenizer: Tokenizer,
   index_folder: str,
   say: Callable[[str], None],
+  watch: Watch,
 ) -> Loaded:
   files = FORMATS[source.format].files(source.path, source.text_key)
   for file in files:
@@ -111,7 +119,7 @@ def _load(
         f'data.tokenizer={tokenizer.name!r}; contents.json beside it names the '
         'tokenizer that made them'
       )
-  indices = load_or_build(files, tokenizer, index_folder, say)
+  indices = load_or_build(files, tokenizer, index_folder, say, watch)
   return list(zip(files, indices))
 
 

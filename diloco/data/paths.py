@@ -10,12 +10,19 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from etils import epath
 
 _WILD = re.compile(r'[*?\[]')
 KINDS = ('file', 'line', 'jsonl')
+WATCHED_BYTES = 1 << 20
+# Takes now and then how much of a long work is done, and of how much.
+Watch = Callable[[int, int], None]
+
+
+def unwatched(done: int, of: int) -> None:
+  """Says nothing of how far a work is."""
 
 
 def is_remote(path: str) -> bool:
@@ -102,13 +109,17 @@ def needed(extra: str, what: str) -> Iterator[None]:
 
 
 def read_documents(
-  files: Sequence[pathlib.Path], kind: str, text_key: str
+  files: Sequence[pathlib.Path],
+  kind: str,
+  text_key: str,
+  watch: Watch = unwatched,
 ) -> Iterator[bytes]:
   """Yields documents in UTF-8, in order; empty ones are left out.
 
   Args:
     kind: what a document is: a whole 'file', a 'line', or the field `text_key`
       of a JSON object on a line, 'jsonl'.
+    watch: takes how many bytes of all files are read, about every MiB.
 
   Raises:
     FileNotFoundError: a file is missing; raised before anything is read.
@@ -120,12 +131,13 @@ def read_documents(
   for file in files:
     if not file.is_file():
       raise FileNotFoundError(f'{file}: there is no such file')
-  return _documents(files, kind, text_key)
+  return _documents(files, kind, text_key, watch)
 
 
 def _documents(
-  files: Sequence[pathlib.Path], kind: str, text_key: str
+  files: Sequence[pathlib.Path], kind: str, text_key: str, watch: Watch
 ) -> Iterator[bytes]:
+  done, told, of = 0, 0, sum(file.stat().st_size for file in files)
   for file in files:
     if kind == 'file':
       texts = [(1, file.read_bytes())]
@@ -139,6 +151,10 @@ def _documents(
         raise ValueError(f'{file}, line {number}: {error}') from None
       if document:
         yield document
+      done += len(text)
+      if done >= told + WATCHED_BYTES:
+        told = done
+        watch(done, of)
 
 
 def _lines(file: pathlib.Path) -> Iterator[tuple[int, bytes]]:

@@ -80,20 +80,28 @@ def fingerprint(*parts: bytes) -> str:
   return digest.hexdigest()
 
 
+BYTES_END = '\0'
+
+
 def _byte_level() -> bytes:
   """Returns a tokenizer.json whose token b is byte b, and that merges none.
 
   Its vocabulary shows bytes as GPT-2's does: those that print as themselves in
-  Latin-1, the others as the characters from U+0100 on.
+  Latin-1, the others as the characters from U+0100 on. Byte 0, the end token,
+  is called `BYTES_END`, as in a text: tools take what is called like a special
+  token for it, and GPT-2's name of byte 0 is a letter.
   """
   prints = {*range(0x21, 0x7F), *range(0xA1, 0x100)} - {0xAD}
   others = iter(range(0x100, 0x200))
   vocab = {chr(b if b in prints else next(others)): b for b in range(256)}
+  vocab = {BYTES_END: 0, **{c: b for c, b in vocab.items() if b}}
+  end = {'id': 0, 'content': BYTES_END, 'special': True, 'normalized': False}
+  sides = dict.fromkeys(('single_word', 'lstrip', 'rstrip'), False)
   step = {'type': 'ByteLevel', 'add_prefix_space': False, 'use_regex': False}
   step['trim_offsets'] = False
   contents = {
     'version': '1.0',
-    'added_tokens': [],
+    'added_tokens': [end | sides],
     'pre_tokenizer': step,
     'decoder': step,
     'model': {'type': 'BPE', 'vocab': vocab, 'merges': []},
@@ -118,6 +126,7 @@ BYTES = Tokenizer(
   raw_encode=lambda texts: [np.frombuffer(text, np.uint8) for text in texts],
   raw_decode=bytes,
   exported=('tokenizer.json', _byte_level()),
+  end_text=BYTES_END,
 )
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluation of a trained model: losses, questions, text.
 
-The commands are `python -m diloco.evaluate`, `evaluator` and `generate`.
+The commands are `python -m diloco.evaluate`, `evaluator`, `generate`, `export`.
 
   final_parameters  the final Θ of a run, checked
   multiple_choice   questions answered by a model
   sampling          text drawn from a model
+  export_files      config, tokenizer and task beside an exported model
   continuous        evaluates Θ while a run goes on
 """

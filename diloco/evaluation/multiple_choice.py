@@ -5,7 +5,7 @@ Suffixes of arrays give their shape:
   B rows scored at once, L window, V vocab.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ def log_likelihoods(
   questions: Sequence[Question],
   window: int,
   rows: int,
+  each: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> list[list[float]]:
   """Returns Σ log p(byte | all before it) over each choice's bytes, in nats.
 
@@ -32,6 +33,7 @@ def log_likelihoods(
     questions: every choice has at most `window` bytes.
     window: L, the number of bytes that the model sees.
     rows: B, choices scored at once.
+    each: yields the numbers that it is given, such as to say how far it is.
 
   Returns:
     For each question, the sum of each choice.
@@ -53,7 +55,7 @@ def log_likelihoods(
     for choice in question.choices
   ]
   summed: list[float] = []
-  for first in range(0, len(encoded), rows):
+  for first in each(range(0, len(encoded), rows)):
     batch = encoded[first : first + rows]
     # The last batch is padded with its own first row: one compiled shape.
     filled = batch + batch[:1] * (rows - len(batch))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder's parameters under the names and shapes of Hugging Face models.
 
-The architecture is Llama's, tensor for tensor, except for two factors:
+That of a dense one is Llama's, tensor for tensor, except for two factors:
 
   RMSNorm   before attention and MLP and at the end, ε inside the root, its
             scale times the normed value: the same. (In bf16 we multiply in f32
@@ -23,6 +23,17 @@ Granite is Llama with exactly these factors in its config: they are called
 is represented. A tool that takes the file for a Llama and leaves the factors
 out gives other logits.
 
+A mixture of experts is a `granitemoe`, whose layers differ in the MLP alone:
+
+  router    scores are x · router, the K largest are chosen, their weights are
+            the softmax over the chosen: our probabilities of all experts,
+            divided by the sum of those that were chosen, are the same.
+  experts   down_e(silu(gate_e(x)) · up_e(x)), gate above up in one tensor.
+  capacity  none: each expert takes all tokens that chose it, ours too, so that
+            no token is dropped in either.
+
+A router's bias (`model.router_bias_rate`) has no place in it.
+
 Linear maps are [out, in], as in `torch.nn.Linear`; the heads are flattened,
 head by head, into one axis.
 """
@@ -37,17 +48,25 @@ from diloco.models.decoder_config import DecoderConfig
 # As in `blocks`, which imports jax; a test compares the two.
 NORM_EPSILON = 1e-6
 
-# A path in one layer of the decoder, and its exported name.
-_LAYER = {
-  'attention/norm': 'input_layernorm',
-  'attention/query': 'self_attn.q_proj',
-  'attention/key': 'self_attn.k_proj',
-  'attention/value': 'self_attn.v_proj',
-  'attention/out': 'self_attn.o_proj',
-  'mlp/norm': 'post_attention_layernorm',
-  'mlp/gate': 'mlp.gate_proj',
-  'mlp/up': 'mlp.up_proj',
-  'mlp/down': 'mlp.down_proj',
+# Exported name -> the paths in one layer of the decoder whose matrices it
+# holds, one above the other.
+_ATTENTION = {
+  'input_layernorm': ('attention/norm',),
+  'self_attn.q_proj': ('attention/query',),
+  'self_attn.k_proj': ('attention/key',),
+  'self_attn.v_proj': ('attention/value',),
+  'self_attn.o_proj': ('attention/out',),
+  'post_attention_layernorm': ('mlp/norm',),
+}
+_MLP = {
+  'mlp.gate_proj': ('mlp/gate',),
+  'mlp.up_proj': ('mlp/up',),
+  'mlp.down_proj': ('mlp/down',),
+}
+_EXPERTS = {
+  'block_sparse_moe.router.layer': ('mlp/router',),
+  'block_sparse_moe.input_linear': ('mlp/gate', 'mlp/up'),
+  'block_sparse_moe.output_linear': ('mlp/down',),
 }
 _TOP = {
   'embedding': 'model.embed_tokens.weight',
@@ -57,15 +76,16 @@ _TOP = {
 
 
 def check_exportable(config: DecoderConfig) -> None:
-  """Checks that a decoder is dense: only then it has Llama's tensors.
+  """Checks that an architecture of `transformers` computes what we do.
 
   Raises:
-    ValueError: it is a mixture of experts.
+    ValueError: the routers have a bias.
   """
-  if config.experts is not None:
+  if config.experts is not None and config.experts.bias_rate:
     raise ValueError(
-      f'model.experts={config.experts.experts}: a mixture of experts can not '
-      "be exported, only model.kind='decoder'"
+      f'model.router_bias_rate={config.experts.bias_rate}: routers with a '
+      'bias can not be exported, only a mixture of experts trained with '
+      'model.router_bias_rate=0'
     )
 
 
@@ -78,11 +98,14 @@ def to_exported(
     params: path -> array, the layers stacked.
   """
   tensors = {_TOP[p]: np.ascontiguousarray(params[p]) for p in _top(config)}
-  for path in _LAYER:
-    for layer, x in enumerate(params[f'layers/{path}']):
-      # [in, out…] as a matrix, then transposed; the [out] of a norm stays.
-      matrix = x if x.ndim == 1 else x.reshape(_matrix(path, config)).T
-      tensors[_name(path, layer)] = np.ascontiguousarray(matrix)
+  for name, paths in _layer(config).items():
+    for i in range(config.layers):
+      parts = [
+        _turned(params[f'layers/{path}'][i].reshape(_matrix(path, config)))
+        for path in paths
+      ]
+      whole = np.concatenate(parts, axis=-2) if len(parts) > 1 else parts[0]
+      tensors[_name(name, i)] = np.ascontiguousarray(whole)
   return tensors
 
 
@@ -100,23 +123,26 @@ def from_exported(
     if shape != shapes.get(name):
       raise ValueError(f'{name}: {shape}, the config says {shapes.get(name)}')
   params = {path: np.array(tensors[_TOP[path]]) for path in _top(config)}
-  for path in _LAYER:
-    layers = [tensors[_name(path, i)] for i in range(config.layers)]
-    stacked = np.stack([x.T for x in layers])  # A norm's is its own transpose.
-    shape = (config.layers, *_ours(path, config))
-    params[f'layers/{path}'] = stacked.reshape(shape)
+  for name, paths in _layer(config).items():
+    stacked = np.stack([tensors[_name(name, i)] for i in range(config.layers)])
+    # The matrices of one tensor have the same shape.
+    parts = [stacked] if len(paths) == 1 else np.split(stacked, len(paths), -2)
+    for path, part in zip(paths, parts):
+      matrices = np.stack([_turned(x) for x in part])
+      shape = (config.layers, *_ours(path, config))
+      params[f'layers/{path}'] = matrices.reshape(shape)
   return params
 
 
 def exported_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
   """Returns exported name -> shape of every tensor."""
-  width, vocab = config.d_model, config.vocab
-  tops = {'embedding': (vocab, width), 'norm': (width,), 'head': (vocab, width)}
-  shapes = {_TOP[path]: tops[path] for path in _top(config)}
-  for path in _LAYER:
-    ours = _ours(path, config)
-    theirs = ours if len(ours) == 1 else _matrix(path, config)[::-1]
-    shapes |= {_name(path, i): theirs for i in range(config.layers)}
+  shapes = {_TOP[path]: config.arrays[path][0] for path in _top(config)}
+  for name, paths in _layer(config).items():
+    theirs = _matrix(paths[0], config)
+    if len(theirs) > 1:
+      *experts, rows, columns = theirs
+      theirs = (*experts, columns * len(paths), rows)
+    shapes |= {_name(name, i): theirs for i in range(config.layers)}
   return shapes
 
 
@@ -132,8 +158,7 @@ def exported_config(
   """
   root = math.sqrt(config.d_model)
   return {
-    'architectures': ['GraniteForCausalLM'],
-    'model_type': 'granite',
+    **_architecture(config),
     'vocab_size': config.vocab,
     'hidden_size': config.d_model,
     'intermediate_size': config.d_ff,
@@ -152,7 +177,6 @@ def exported_config(
     },
     'attention_bias': False,
     'attention_dropout': 0.0,
-    'mlp_bias': False,
     'tie_word_embeddings': config.tied,
     'embedding_multiplier': root,
     'logits_scaling': root if config.tied else 1.0,
@@ -186,12 +210,35 @@ def tokenizer_config(seq_len: int, end_text: str) -> dict:
   }
 
 
+def _architecture(config: DecoderConfig) -> dict:
+  experts = config.experts
+  if experts is None:
+    return {
+      'architectures': ['GraniteForCausalLM'],
+      'model_type': 'granite',
+      'mlp_bias': False,
+    }
+  return {
+    'architectures': ['GraniteMoeForCausalLM'],
+    'model_type': 'granitemoe',
+    'num_local_experts': experts.experts,
+    'num_experts_per_tok': experts.top_k,
+    'output_router_logits': False,
+    'router_aux_loss_coef': experts.aux_weight,
+  }
+
+
 def _notes(config: DecoderConfig, seq_len: int) -> Iterator[str]:
   yield 'Trained with diloco; weights are those of the global model, in f32.'
   yield (
     'Llama but for embedding_multiplier (sqrt of hidden_size) and '
     'logits_scaling; a reader that leaves these out gives other logits.'
   )
+  if config.experts is not None:
+    yield (
+      'No expert has a capacity: none drops a token, in training neither. '
+      'The routers were computed in float32; rounded, they may choose others.'
+    )
   yield (
     'RoPE turns the pairs (c, c + head_dim / 2); linear weights are '
     '[out, in]; query head n reads key head n // (heads / key heads).'
@@ -213,31 +260,31 @@ def _top(config: DecoderConfig) -> list[str]:
   return [path for path in _TOP if path != 'head' or not config.tied]
 
 
-def _name(path: str, layer: int) -> str:
-  return f'model.layers.{layer}.{_LAYER[path]}.weight'
+def _layer(config: DecoderConfig) -> dict[str, tuple[str, ...]]:
+  return _ATTENTION | (_EXPERTS if config.experts else _MLP)
+
+
+def _name(name: str, layer: int) -> str:
+  return f'model.layers.{layer}.{name}.weight'
 
 
 def _ours(path: str, config: DecoderConfig) -> tuple[int, ...]:
   """Returns the shape of one layer's parameter in the decoder."""
-  width, d_ff, head_dim = config.d_model, config.d_ff, config.head_dim
-  return {
-    'attention/norm': (width,),
-    'attention/query': (width, config.heads, head_dim),
-    'attention/key': (width, config.kv_heads, head_dim),
-    'attention/value': (width, config.kv_heads, head_dim),
-    'attention/out': (config.heads, head_dim, width),
-    'mlp/norm': (width,),
-    'mlp/gate': (width, d_ff),
-    'mlp/up': (width, d_ff),
-    'mlp/down': (d_ff, width),
-  }[path]
+  return config.arrays[f'layers/{path}'][0][1:]
 
 
-def _matrix(path: str, config: DecoderConfig) -> tuple[int, int]:
-  """Returns a parameter's shape as (in, out), with heads and head_dim
-  merged.
+def _matrix(path: str, config: DecoderConfig) -> tuple[int, ...]:
+  """Returns a parameter's shape as (in, out), with heads and head_dim merged,
+  or (experts, in, out); a norm's as it is.
   """
   shape = _ours(path, config)
   if path == 'attention/out':
     return math.prod(shape[:2]), shape[2]
-  return shape[0], math.prod(shape[1:])
+  if path.startswith('attention/') and len(shape) > 1:
+    return shape[0], math.prod(shape[1:])
+  return shape
+
+
+def _turned(x: np.ndarray) -> np.ndarray:
+  """[…, in, out] as […, out, in], and back; a norm's scale as it is."""
+  return x if x.ndim == 1 else np.swapaxes(x, -1, -2)

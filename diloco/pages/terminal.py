@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows a report in a terminal, of whatever width, without colours."""
 
-import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO
 
 import rich.box
 import rich.console
@@ -18,7 +15,6 @@ from diloco.pages.parts import Picture, ReportPage, Table
 BETWEEN = 2  # Blanks between two columns.
 KEYS_MAX = 0.6  # Of the width, for columns that are repeated.
 PROSE_MAX = 100  # Columns; longer lines are hard to read.
-CLEAR = '\r\x1b[K'
 
 
 def show(
@@ -138,38 +134,3 @@ def _print(
     text, width, initial_indent=first, subsequent_indent=rest
   ):
     console.print(rich.text.Text(line, style=style))
-
-
-class StatusLine:
-  """One line that is rewritten on a terminal; otherwise plain lines.
-
-  Args:
-    stream: standard error unless given.
-  """
-
-  def __init__(self, stream: TextIO | None = None):
-    self._stream = sys.stderr if stream is None else stream
-    self._in_place = self._stream.isatty()
-    self._is_there = False
-
-  def say(self, text: str) -> None:
-    """Replaces the line by `text`."""
-    if not self._in_place:
-      self.stay(text)
-      return
-    width = shutil.get_terminal_size().columns - 1
-    self._stream.write(f'{CLEAR}{text[:width]}')
-    self._stream.flush()
-    self._is_there = True
-
-  def stay(self, text: str) -> None:
-    """A line of its own."""
-    self.end()
-    print(text, file=self._stream, flush=True)
-
-  def end(self) -> None:
-    """Takes the line away that was written in place."""
-    if self._is_there:
-      self._stream.write(CLEAR)
-      self._stream.flush()
-      self._is_there = False

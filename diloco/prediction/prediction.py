@@ -89,7 +89,7 @@ def calibrate(history: History, returns_max: int | None = None) -> Calibration:
       run may give all of them, None.
 
   Raises:
-    NotPredictable: every start was disturbed.
+    NotPredictable: every start was disturbed, or there is no step to measure.
   """
   calm_s = min((d.ended_s for d in history.deaths()), default=history.until_s)
   where = f'the {calm_s:.1f} s before the first death'
@@ -98,6 +98,11 @@ def calibrate(history: History, returns_max: int | None = None) -> Calibration:
     where = f'the whole run, {where} being too short'
     calm_s = history.until_s
     steps = _by_learner(history, calm_s)
+  for learner, made in zip(history.learners, steps):
+    if not made:
+      raise NotPredictable(
+        f'learner {learner} made no step after its first: too short a run'
+      )
   lengths = [[step.step_s for step in each] for each in steps]
   all_s = sum(map(sum, lengths))
   syncs = [c.sync_s for c in history.closes if c.at_s < calm_s]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 
 from diloco.metrics import recorded_run
 from diloco.metrics.goodput import StepRecord
+from diloco.metrics.run_progress import counted
 from diloco.metrics.workdir import learner_name
 from diloco.pages.parts import Cell, Column, ReportPage, Table
 from diloco.prediction import history as prediction_history
@@ -57,15 +58,12 @@ def report(
   if calibration is None:
     inputs_s.update(speeds.learner_start_s.started_s)
     inputs_s.update(speeds.syncer_start_s.started_s)
-  predictions = []
-  for seed in range(seeds):
-    predictions.append(predict(plan, speeds, seed))
-    measured = history.goodput
-    known = 'unknown' if measured is None else f'{measured:.1%}'
-    say(f'seed {seed}: goodput {predictions[-1].goodput:.1%}, measured {known}')
-  # What is left of the difference where all start-ups are known.
   all_starts = calibrate(history)
-  knowing = [predict(plan, all_starts, seed) for seed in range(seeds)]
+  predictions, knowing = [], []
+  for seed in counted(range(seeds), say, lambda seed: f'seed {seed}'):
+    predictions.append(predict(plan, speeds, seed))
+    # What is left of the difference where all start-ups are known.
+    knowing.append(predict(plan, all_starts, seed))
   other = '' if calibration is None else f' --calibration={calibration}'
   return ReportPage(
     name=f'replay-{history.config.name}',

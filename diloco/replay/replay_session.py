@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from diloco.checkpoint.parameters import read_parameters
 from diloco.config import run_config
 from diloco.metrics.files import MalformedFile
+from diloco.metrics.run_progress import ProgressLine, counter
 from diloco.metrics.workdir import Workdir
 from diloco.replay.replay import Replay, Replayed
 from diloco.replay.replay_backends import ReplayBackend
@@ -115,26 +116,16 @@ def _say_what_is_unlike(run: Recorded):
 
 def make_again(run: Recorded, backend: ReplayBackend) -> int:
   """Replays a run and compares the result; returns the exit code."""
-  tell = _teller(run.plan)
-  replayed = Replay(run.run_spec, run.plan, backend, tell).run()
+  with ProgressLine() as line:
+    line.say('the first steps are made')
+    said = counter(line.say, 'inner steps')
+    replayed = Replay(
+      run.run_spec,
+      run.plan,
+      backend,
+      lambda rounds, steps: said(steps, run.plan.steps),
+    ).run()
   return _compare(replayed, run.workdir)
-
-
-def _teller(plan: ReplayPlan) -> Callable[[int, int], None]:
-  """Returns a progress printer: one line on a terminal, ten lines elsewhere."""
-  every = 1 if sys.stderr.isatty() else max(1, len(plan.merges) // 10)
-  end = '\r' if sys.stderr.isatty() else '\n'
-
-  def tell(rounds: int, steps: int):
-    if rounds % every == 0:
-      print(
-        f'round {rounds}/{len(plan.merges)}, step {steps}/{plan.steps}',
-        end=end,
-        file=sys.stderr,
-        flush=True,
-      )
-
-  return tell
 
 
 def _compare(replayed: Replayed, workdir: Workdir) -> int:

@@ -9,6 +9,7 @@ from absl import flags
 
 from diloco.config import flags as config_flags
 from diloco.config.run_config import RunConfig
+from diloco.monitoring import monitor_flags
 from diloco.run import logs
 
 
@@ -25,7 +26,8 @@ def run_command(
 
   Args:
     required: flags that must be given, besides --config.
-    role: names the process in its log; without one there is no --log_json.
+    role: names the process in its log; without one there are no --log_json
+      and no --metrics_bind.
     access: whether it takes the flags by which processes know each other.
     of_run: whether --config may be left out, for that of the run in --workdir.
   """
@@ -37,6 +39,7 @@ def run_command(
     config_flags.define_proxy_flag()
   if role:
     config_flags.define_log_flags()
+    monitor_flags.define()
     if config_flags.asks_for_json(sys.argv):
       logs.write_json(role)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loss of a model on held-out text."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -41,12 +41,17 @@ class Heldout:
       )
     )
 
-  def loss(self, params: Mapping[str, np.ndarray]) -> float:
+  def loss(
+    self,
+    params: Mapping[str, np.ndarray],
+    each: Callable[[Sequence], Iterable] = iter,
+  ) -> float:
     """Returns the mean loss in nats per token.
 
     Args:
       params: path -> array.
+      each: yields the batches that it is given, such as to say how far it is.
     """
     placed = {path: jnp.asarray(x) for path, x in params.items()}
-    losses = [float(self._loss(placed, batch)) for batch in self._batches]
+    losses = [float(self._loss(placed, batch)) for batch in each(self._batches)]
     return float(np.mean(losses))

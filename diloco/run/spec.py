@@ -21,6 +21,7 @@ from diloco.config.data_section import MixItem
 from diloco.config.sections import ModelConfig
 from diloco.data import corpus, text_windows
 from diloco.data.mixture import MixtureSource, file_corpus
+from diloco.data.paths import Watch, unwatched
 from diloco.data.sources import IN_MEMORY
 from diloco.data.tokenizers import make_tokenizer
 from diloco.models import api
@@ -289,10 +290,18 @@ def check_text(config: run_config.RunConfig, text: corpus.Corpus) -> None:
   )
 
 
-def load_text(config: run_config.RunConfig) -> corpus.Corpus:
+def load_text(
+  config: run_config.RunConfig,
+  say: Callable[[str], None] = logging.info,
+  watch: Watch = unwatched,
+) -> corpus.Corpus:
   """Loads the corpus of the configuration's section `data`.
 
   Files of documents are indexed by the first process that needs them.
+
+  Args:
+    say: takes a line for each file that is indexed.
+    watch: takes how many documents of a source are indexed.
 
   Raises:
     FileNotFoundError: it does not exist; the message names the path.
@@ -316,7 +325,8 @@ def load_text(config: run_config.RunConfig) -> corpus.Corpus:
     data.heldout_percent,
     tokenizer,
     data.index_path,
-    say=logging.info,
+    say=say,
+    watch=watch,
   )
 
 

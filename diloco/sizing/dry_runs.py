@@ -13,6 +13,7 @@ from absl import flags
 from diloco.config import flags as config_flags
 from diloco.config import hardware, run_config
 from diloco.config.sections import ConfigError
+from diloco.metrics.run_progress import ProgressLine
 
 DRY_RUN = 'dry_run'
 
@@ -57,7 +58,11 @@ def run(config: run_config.RunConfig) -> int:
   topology = flags.FLAGS[config_flags.TOPOLOGY].value
   compiler = flags.FLAGS[config_flags.COMPILER].value
   try:
-    found = _estimate(config, topology, compiler)
+    with ProgressLine() as line:
+      # The compiler does not say how far it is.
+      place = topology or 'the devices that are here'
+      line.say(f'compiles a learner for {place}: minutes for a large one')
+      found = _estimate(config, topology, compiler)
   except ConfigError as error:
     config_flags.exit_config(error)
   except NoCompiler as error:

@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import itertools
 import statistics
 from collections.abc import Callable, Iterator
 
@@ -19,6 +20,7 @@ from diloco.fleets.traffic import (
   bytes_per_value,
   fragment_shares,
 )
+from diloco.metrics.run_progress import counted
 from diloco.pages.parts import Cell, Chart, Column, Line, ReportPage, Table
 from diloco.simulator.network import SYNCER
 from diloco.studies.inputs import fleet_of, network_of
@@ -147,15 +149,15 @@ def _gbit(values: float, nbytes: float) -> float:
 def table(config: SimulationConfig, say: Callable[[str], None]) -> Table:
   """Pace, staleness and traffic of every codec at every bandwidth."""
   rows = []
-  for codec in dict.fromkeys(('bf16', config.codec.up)):
+  codecs = dict.fromkeys(('bf16', config.codec.up))
+  cells = list(itertools.product(codecs, config.study.gbps))
+  for codec, gbps in counted(cells, say, lambda x: f'{x[0]}, {x[1]:g} Gbit/s'):
     own = codec == config.codec.up
     down = config.codec.down if own else codec
     changed = dataclasses.replace(
       config, codec=dataclasses.replace(config.codec, up=codec, down=down)
     )
-    for gbps in config.study.gbps:
-      rows.append(_row(changed, gbps))
-      say(f'real machines, {codec} at {gbps:g} Gbit/s')
+    rows.append(_row(changed, gbps))
   network = config.network
   return Table(
     'bandwidth_machines',
@@ -237,7 +239,6 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
       tables.append(_table(config, rows, found, datacentres, step_s))
       charts.append(_chart(config, rows, datacentres, step_s))
       factors += _factor_rows(setting, rows, found)
-      say(f'bandwidth at {setting}')
   return ReportPage(
     config.name,
     'Bandwidth for a compute utilisation',

@@ -2,6 +2,7 @@
 """Learners of unequal speed under different quorums (the paper's Table 5)."""
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Sequence
 
@@ -10,6 +11,7 @@ from diloco.fleets import fleet, synchronous
 from diloco.fleets.failures import FaultEvents
 from diloco.fleets.fleet import FleetResult
 from diloco.fleets.speeds import Speeds
+from diloco.metrics.run_progress import counted
 from diloco.pages.parts import (
   Cell,
   Chart,
@@ -106,13 +108,11 @@ def run_in_lockstep(
 def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   """Runs every setting with every seed."""
   study = config.study
+  runs = list(itertools.product(study.settings, range(study.seeds)))
   outcomes = {}
-  for setting in study.settings:
-    for i in range(study.seeds):
-      say(f'{setting}: run {i + 1} of {study.seeds}')
-      outcomes.setdefault(setting, []).append(run(config, setting, i))
-  say(f'{LOCKSTEP}: {study.seeds} runs')
-  waiting = [run_in_lockstep(config, i) for i in range(study.seeds)]
+  for setting, i in counted(runs, say, lambda run: f'{run[0]}, seed {run[1]}'):
+    outcomes.setdefault(setting, []).append(run(config, setting, i))
+  waiting = [run_in_lockstep(config, i) for i in range(study.seeds)]  # Cheap.
   return ReportPage(
     name=config.name,
     title='Learners of unequal speed: what quorum, grace and admission do',

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from diloco.config.simulation import SimulationConfig
+from diloco.metrics.run_progress import counted
 from diloco.pages.parts import Column, ReportPage, Table
 from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.cluster import Cluster, ClusterOptions
@@ -39,6 +40,12 @@ class OfferAgeSetting:
   learners: int
   quorum: int
   fragments: int
+
+  def __str__(self) -> str:
+    return (
+      f'{"far" if self.far else "near"}, τ = {self.overlap}, '
+      f'M = {self.learners}, K = {self.quorum}, P = {self.fragments}'
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +86,7 @@ class _Shares(Observer):
 def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   """Runs every setting with every seed."""
   rows = []
-  for cell in cells(config):
-    say(f'{cell}')
+  for cell in counted(cells(config), say):
     ages = measure(config, cell)
     rows.append(
       (

@@ -2,12 +2,14 @@
 """Learners that come for a part of the work, and go (the paper's Table 4)."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 
 from diloco.config.simulation import SimulationConfig
 from diloco.fleets.closed_forms import scavenging_time
 from diloco.fleets.fleet import DecoupledFleet, FleetResult
+from diloco.metrics.run_progress import counted
 from diloco.pages.parts import Chart, Column, Line, ReportPage, Table, Timeline
 from diloco.studies import inputs, lanes
 
@@ -47,10 +49,14 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   """Runs every number of extra learners with every seed."""
   study = config.study
   results = {}
-  for extra in sorted({0, *study.extra}):
-    for i in range(study.seeds):
-      say(f'{extra} extra learners: run {i + 1} of {study.seeds}')
-      results.setdefault(extra, []).append(_run(config, extra, i))
+  runs = list(itertools.product(sorted({0, *study.extra}), range(study.seeds)))
+  for extra, i in counted(
+    runs,
+    say,
+    lambda run: f'{run[0]} extra learners, seed {run[1]}',
+    cost=lambda run: config.protocol.learners + run[0],
+  ):
+    results.setdefault(extra, []).append(_run(config, extra, i))
   return ReportPage(
     name=config.name,
     title='Scavenging: learners that come for a part of the work',

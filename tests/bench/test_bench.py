@@ -137,10 +137,17 @@ def test_a_row_that_fails_does_not_stop_the_others(monkeypatch):
   def fail(settings):
     raise BenchFailed('no learner came')
 
-  good = BenchRow('x', lambda settings: [BenchFigure('a', 1.0, 's')])
-  rows = {'bad': BenchRow('x', fail), 'good': good}
+  good = BenchRow('x', lambda settings: [BenchFigure('a', 1.0, 's')], 10.0)
+  rows = {'bad': BenchRow('x', fail, 20.0), 'good': good}
   monkeypatch.setattr(bench_main, 'ROWS', rows)
-  found, failed = bench_main.measure(list(rows), SMALLEST, 1, lambda text: None)
+  monkeypatch.setattr(
+    bench_main, 'count', lambda done, of, _, share: f'{done}/{of} {share:.2f}'
+  )
+  said = []
+  found, failed = bench_main.measure(list(rows), SMALLEST, 1, said.append)
+  assert said == [
+    '0/2 0.00  bad, repetition 1 of 1', '1/2 0.67  good, repetition 1 of 1',
+  ]  # fmt: skip
   assert failed == {'bad': 'no learner came'}
   assert [figure.row for figure in found] == ['good']
   with pytest.raises(ConfigError, match='--only=int4: must be one of bad'):

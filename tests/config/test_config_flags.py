@@ -2,6 +2,7 @@
 """--config on the command line, in processes of its own as users start it."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 
@@ -40,7 +41,7 @@ def start(*argv):
     [sys.executable, '-c', MAIN, *argv],
     capture_output=True,
     text=True,
-    timeout=60,
+    timeout=240,
   )
 
 
@@ -152,6 +153,45 @@ def test_help_needs_no_configuration():
   done = start('--help')
   assert 'USAGE' in done.stdout
   assert 'Traceback' not in done.stderr
+
+
+@pytest.mark.parametrize(
+  'command, code',
+  [
+    (['-c', MAIN, '--help'], 141),
+    (['-c', MAIN, CONFIG], 141),
+    (['-m', 'diloco', '--help'], 0),
+  ],
+)
+def test_a_reader_that_has_read_enough_is_no_error(command, code):
+  """`| head` goes away; what is printed may be less than a buffer."""
+  read, write = os.pipe()
+  os.close(read)
+  done = subprocess.run(
+    [sys.executable, *command], stdout=write, stderr=subprocess.PIPE, text=True
+  )
+  os.close(write)
+  assert (done.returncode, done.stderr) == (code, '')
+
+
+@pytest.mark.parametrize(
+  'words', ['--help', 'config', 'plan 5B --on=4xv5e-256 --gbps=2']
+)
+def test_a_command_whose_output_is_closed_does_its_work(words):
+  started = ['bash', '-c', f'exec {sys.executable} -m diloco {words} >&-']
+  done = subprocess.run(started, stderr=subprocess.PIPE, text=True)
+  assert (done.returncode, done.stderr) == (0, '')
+
+
+def test_a_broken_pipe_of_a_socket_is_an_error():
+  broken = MAIN.replace(
+    'config = flags.load()', 'raise BrokenPipeError("here")'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', broken, CONFIG], capture_output=True, text=True
+  )
+  assert done.returncode == 1
+  assert done.stderr.endswith('BrokenPipeError: here\n')
 
 
 def test_arguments_give_the_same_configuration_again():

@@ -8,7 +8,7 @@ import pytest
 
 import experiments
 from diloco.config import lab_section, run_config, simulation
-from diloco.lab import sweep
+from diloco.sweeps import sweep
 from experiments import baselines, common
 
 FOLDER = pathlib.Path(experiments.__file__).parent

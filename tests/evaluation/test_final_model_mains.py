@@ -16,6 +16,9 @@ from diloco.checkpoint import safetensors_files
 from diloco.checkpoint.parameters import write_parameters
 from diloco.config import flags as config_flags
 from diloco.config import run_config
+from diloco.data import tasks
+from diloco.data.tokenizers import make_tokenizer
+from diloco.evaluation import export_files
 from diloco.evaluation.final_parameters import (
   check_has_logits,
   final_parameters,
@@ -156,6 +159,34 @@ def test_export_writes_what_can_be_read_back(
   }
   written = {path.name for path in (tmp_path / 'out').iterdir()}
   assert {'tokenizer.json', 'tokenizer_config.json'} <= written
+
+
+def test_export_writes_a_task_for_lm_eval(workdir, tmp_path):
+  out = tmp_path / 'out'
+  ended = _run('export', workdir, f'--outdir={out}', f'--task={TASK}')
+  assert ended.returncode == 0, ended.stderr
+  assert (out / 'continuation.jsonl').read_bytes() == TASK.read_bytes()
+  lines = (out / 'continuation.yaml').read_text().splitlines()
+  assert 'task: diloco_continuation' in lines
+  assert f'    test: "{out.resolve() / "continuation.jsonl"}"' in lines
+  assert "target_delimiter: ''" in lines
+  settings = dict(line.split(': ', 1) for line in lines if ': ' in line)
+  fields = [settings[f'doc_to_{name}'] for name in ('text', 'choice', 'target')]
+  assert fields == list(tasks.FIELDS)
+
+
+def test_a_task_that_lm_eval_can_not_ask_ends_in_78(workdir, tmp_path):
+  out = tmp_path / 'out'
+  (tmp_path / 'bad.jsonl').write_text('{"context": "a"}\n')
+  ended = _run(
+    'export', workdir, f'--outdir={out}', f'--task={tmp_path}/bad.jsonl'
+  )
+  assert ended.returncode == 78
+  assert 'bad.jsonl, line 1: missing or unknown fields' in ended.stderr
+  assert not out.exists()
+  name = made_files.tiktoken_file(tmp_path / 'ranks', made_files.texts())
+  with pytest.raises(ValueError, match='lm-eval reads a tokenizer'):
+    export_files.task_files(TASK, out, make_tokenizer(name), 32)
 
 
 def test_a_run_that_left_no_model_ends_in_78(tmp_path):

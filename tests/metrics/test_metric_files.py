@@ -5,10 +5,11 @@ import dataclasses
 import json
 
 import pytest
-from tensorboardX.proto import event_pb2, plugin_hparams_pb2
+from tensorboardX.proto import plugin_hparams_pb2
 
 from diloco.metrics import files, names, status, writer
 from diloco.metrics import jsonl as metrics_jsonl
+from tests.metrics import board_events
 
 LEARNER = status.LearnerStatus(
   1, status.LIVE, 7, None, 10.5, 3, 0, 100, 200, 0.5, 2, 0.25
@@ -125,23 +126,13 @@ def test_several_writers_get_the_same(tmp_path):
   both.close()
   (event,) = [
     event
-    for event in _events(next((tmp_path / 'board').iterdir()))
+    for event in board_events.read(next((tmp_path / 'board').iterdir()))
     if event.summary.value
   ]
   assert event.step == 4
   assert event.wall_time == 1234.5
   assert [v.tag for v in event.summary.value] == [names.TRAIN_LOSS]
   assert event.summary.value[0].simple_value == 2.5
-
-
-def _events(path):
-  """TFRecord framing: length u64, its CRC u32, the event, its CRC u32."""
-  data, events = path.read_bytes(), []
-  while data:
-    length = int.from_bytes(data[:8], 'little')
-    events.append(event_pb2.Event.FromString(data[12 : 12 + length]))
-    data = data[16 + length :]
-  return events
 
 
 def test_the_first_cards_of_a_board_are_no_bookkeeping(tmp_path):
@@ -158,7 +149,7 @@ def test_the_first_cards_of_a_board_are_no_bookkeeping(tmp_path):
   board.close()
   cards = {
     value.tag: value.simple_value
-    for event in _events(next(tmp_path.iterdir()))
+    for event in board_events.read(next(tmp_path.iterdir()))
     for value in event.summary.value
   }
   assert sorted(cards) == [names.STEP_TIME, 'run/global_step', names.TRAIN_LOSS]
@@ -174,7 +165,7 @@ def test_a_board_has_the_configuration_to_compare_runs_by(tmp_path):
     value.tag: plugin_hparams_pb2.HParamsPluginData.FromString(
       value.metadata.plugin_data.content
     )
-    for event in _events(next(tmp_path.iterdir()))
+    for event in board_events.read(next(tmp_path.iterdir()))
     for value in event.summary.value
     if value.metadata.plugin_data.plugin_name == 'hparams'
   }

@@ -23,7 +23,20 @@ CONFIG = DecoderConfig(
   d_ff=24,
   rope_theta=500.0,
 )
+MIXTURE = dataclasses.replace(CONFIG, experts=ExpertsConfig(5, 2))
 LENGTH = 12
+
+of_each = pytest.mark.parametrize(
+  'config',
+  [
+    pytest.param(
+      dataclasses.replace(config, tied=tied),
+      id=f'{kind}-{"tied" if tied else "untied"}',
+    )
+    for kind, config in (('dense', CONFIG), ('mixture', MIXTURE))
+    for tied in (False, True)
+  ],
+)
 
 
 def _params(config):
@@ -36,8 +49,9 @@ def _params(config):
   }
 
 
-# A forward pass by the rules of `torch.nn.Linear` and of Llama in
-# `transformers`, from the exported tensors and their config alone.
+# A forward pass by the rules of `torch.nn.Linear`, and of Granite and its
+# mixture of experts in `transformers`, from the exported tensors and their
+# config alone.
 
 
 def _norm(x, scale, settings):
@@ -85,6 +99,21 @@ def _mlp(x, layer):
   return (silu * (x @ layer('mlp.up_proj').T)) @ layer('mlp.down_proj').T
 
 
+def _experts(x, layer, settings):
+  """Mixes experts as `granitemoe` does: softmax over the chosen scores."""
+  scores = x @ layer('block_sparse_moe.router.layer').T
+  y = np.zeros_like(x)
+  for token, score in enumerate(scores):
+    chosen = np.argsort(-score)[: settings['num_experts_per_tok']]
+    weights = np.exp(score[chosen] - score[chosen].max())
+    for expert, weight in zip(chosen, weights / weights.sum()):
+      both = layer('block_sparse_moe.input_linear')[expert] @ x[token]
+      gate, up = np.split(both, 2)
+      down = layer('block_sparse_moe.output_linear')[expert]
+      y[token] += weight * (down @ (gate / (1 + np.exp(-gate)) * up))
+  return y
+
+
 def _logits(tensors, settings, tokens):
   tensors = {name: x.astype(np.float64) for name, x in tensors.items()}
   table = tensors['model.embed_tokens.weight']
@@ -97,16 +126,18 @@ def _logits(tensors, settings, tokens):
     normed = _norm(x, layer('input_layernorm'), settings)
     x = x + _attention(normed, layer, settings)
     normed = _norm(x, layer('post_attention_layernorm'), settings)
-    x = x + _mlp(normed, layer)
+    if settings['model_type'] == 'granitemoe':
+      x = x + _experts(normed, layer, settings)
+    else:
+      x = x + _mlp(normed, layer)
   x = _norm(x, tensors['model.norm.weight'], settings)
   tied = settings['tie_word_embeddings']
   head = table if tied else tensors['lm_head.weight']
   return x @ head.T / settings['logits_scaling']
 
 
-@pytest.mark.parametrize('tied', [False, True])
-def test_their_forward_pass_gives_our_loss(tied):
-  config = dataclasses.replace(CONFIG, tied=tied)
+@of_each
+def test_their_forward_pass_gives_our_loss(config):
   params = _params(config)
   tensors = hf_export.to_exported(params, config)
   settings = hf_export.exported_config(config, LENGTH, 0, '')
@@ -114,9 +145,10 @@ def test_their_forward_pass_gives_our_loss(tied):
   tokens = jax.random.randint(
     jax.random.key(1), (2, LENGTH + 1), 0, config.vocab
   )
-  loss, _ = jax.jit(make_decoder(config).loss)(
+  loss, metrics = jax.jit(make_decoder(config).loss)(
     api.unflatten(params), {'tokens': tokens}, jax.random.key(0)
   )
+  loss = metrics.get(api.CROSS_ENTROPY, loss)  # Without the auxiliary loss.
 
   losses = []
   for row in np.asarray(tokens):
@@ -126,9 +158,8 @@ def test_their_forward_pass_gives_our_loss(tied):
   np.testing.assert_allclose(loss, np.mean(losses), rtol=2e-6)
 
 
-@pytest.mark.parametrize('tied', [False, True])
-def test_round_trip_changes_no_bit(tied):
-  config = dataclasses.replace(CONFIG, tied=tied)
+@of_each
+def test_round_trip_changes_no_bit(config):
   params = _params(config)
   tensors = hf_export.to_exported(params, config)
   back = hf_export.from_exported(tensors, config)
@@ -138,19 +169,39 @@ def test_round_trip_changes_no_bit(tied):
     assert back[path].dtype == x.dtype, path
 
 
-@pytest.mark.parametrize('tied', [False, True])
-def test_shapes_are_those_of_the_tensors(tied):
-  config = dataclasses.replace(CONFIG, tied=tied)
+@of_each
+def test_shapes_are_those_of_the_tensors(config):
   tensors = hf_export.to_exported(_params(config), config)
   shapes = {name: x.shape for name, x in tensors.items()}
   assert shapes == hf_export.exported_shapes(config)
   assert shapes['model.layers.2.self_attn.k_proj.weight'] == (2 * 6, 16)
-  assert ('lm_head.weight' in shapes) != tied
+  assert ('lm_head.weight' in shapes) != config.tied
 
 
-def test_every_parameter_is_exported_once():
-  tensors = hf_export.to_exported(_params(CONFIG), CONFIG)
-  assert sum(x.size for x in tensors.values()) == CONFIG.parameters
+def test_tensors_of_a_mixture_are_those_of_granitemoe():
+  shapes = hf_export.exported_shapes(MIXTURE)
+  found = {
+    name.removeprefix('model.layers.1.block_sparse_moe.'): shape
+    for name, shape in shapes.items()
+    if name.startswith('model.layers.1.block_sparse_moe.')
+  }
+  assert found == {
+    'router.layer.weight': (5, 16),
+    'input_linear.weight': (5, 2 * 24, 16),
+    'output_linear.weight': (5, 16, 24),
+  }
+  assert not any('.mlp.' in name for name in shapes)
+  settings = hf_export.exported_config(MIXTURE, LENGTH, 0, '')
+  assert settings['architectures'] == ['GraniteMoeForCausalLM']
+  assert settings['num_local_experts'] == 5
+  assert settings['num_experts_per_tok'] == 2
+  assert any('No expert has a capacity' in note for note in settings['notes'])
+
+
+@of_each
+def test_every_parameter_is_exported_once(config):
+  tensors = hf_export.to_exported(_params(config), config)
+  assert sum(x.size for x in tensors.values()) == config.parameters
 
 
 def test_another_models_tensors_are_refused():
@@ -177,8 +228,10 @@ def test_notes_say_what_a_reader_must_know():
   assert 'head_dim is not hidden_size / num_attention_heads' in notes
 
 
-def test_a_mixture_of_experts_is_refused():
+def test_routers_with_a_bias_are_refused():
   hf_export.check_exportable(CONFIG)
-  mixture = dataclasses.replace(CONFIG, experts=ExpertsConfig(4, 2))
-  with pytest.raises(ValueError, match='experts=4: a mixture of experts can'):
-    hf_export.check_exportable(mixture)
+  hf_export.check_exportable(MIXTURE)
+  biased = ExpertsConfig(5, 2, bias_rate=0.01)
+  problem = r'model\.router_bias_rate=0\.01: .* only .*router_bias_rate=0'
+  with pytest.raises(ValueError, match=problem):
+    hf_export.check_exportable(dataclasses.replace(CONFIG, experts=biased))

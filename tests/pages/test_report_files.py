@@ -98,7 +98,7 @@ def test_without_matplotlib_all_else_is_written_and_that_is_said(tmp_path):
     capture_output=True,
     text=True,
     cwd=ROOT,
-    timeout=60,
+    timeout=240,
   )
   assert done.returncode == 0, done.stderr
   assert done.stdout == (

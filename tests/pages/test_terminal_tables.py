@@ -89,20 +89,3 @@ def test_spreads_stand_in_one_column():
   (column,) = parts.shown(table)
   assert column.texts == ('9.0 ± 10.2', '10.0 ± 1.0 ', '—', '5.0       ')
   assert column.numeric
-
-
-class Terminal(io.StringIO):
-  def isatty(self):
-    return True
-
-
-def test_progress_is_in_place_on_a_terminal_only():
-  plain, seen = io.StringIO(), Terminal()
-  for stream in (plain, seen):
-    line = terminal.StatusLine(stream)
-    line.say('one')
-    line.say('two')
-    line.stay('page')
-    line.end()
-  assert plain.getvalue() == 'one\ntwo\npage\n'
-  assert seen.getvalue() == '\r\x1b[Kone\r\x1b[Ktwo\r\x1b[Kpage\n'

@@ -164,6 +164,13 @@ def test_calm_is_before_the_first_death(workdir):
   assert speeds.learner_start_s.values == pytest.approx((4.0,), abs=0.01)
 
 
+def test_a_run_in_which_a_learner_made_no_step_can_not_be_measured(workdir):
+  found = prediction_history.read(workdir.root)
+  others = tuple(step for step in found.steps if step.learner != 1)
+  with pytest.raises(NotPredictable, match='learner 1 made no step after its'):
+    calibrate(dataclasses.replace(found, steps=others))
+
+
 def test_of_another_run_all_returns_are_known(workdir):
   speeds = calibrate(prediction_history.read(workdir.root))
   assert speeds.learner_start_s.values == pytest.approx((4.0, 7.0), abs=0.01)

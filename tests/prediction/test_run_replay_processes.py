@@ -18,7 +18,7 @@ pytestmark = pytest.mark.alone
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 LEARNERS = 3
-START_S = 120.0  # Until every learner is merged, on a busy machine.
+START_S = 240.0  # Until every learner is merged, on a busy machine.
 CALM_S = 4.0
 POINTS = 5.0  # Done when 5 of the issue.
 STEP_FLOOR_S = 0.05
@@ -53,7 +53,7 @@ def kill_and_wait(run: LiveRun, learner: int):
   run.until(is_back, START_S, f'{name} is merged again')
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_chaos_run_and_its_simulation_agree_on_goodput(tmp_path):
   """They agree over two kills, whatever else the machine does meanwhile.
 

@@ -31,7 +31,7 @@ def _said(does: str, code: int = 0) -> list[dict]:
   body = ''.join(f'  {line}\n' for line in does.splitlines())
   script = f'{PROLOGUE}\ndef does():\n{body}\napp.run(main)\n'
   ended = subprocess.run(
-    [sys.executable, '-c', script], capture_output=True, text=True, timeout=60
+    [sys.executable, '-c', script], capture_output=True, text=True, timeout=240
   )
   assert ended.returncode == code, ended.stderr
   return [json.loads(line) for line in ended.stderr.splitlines()]
@@ -134,7 +134,7 @@ def test_every_main_refuses_in_json(main):
     [sys.executable, '-m', f'diloco.{main}', '--log_json', '--colour=red'],
     capture_output=True,
     text=True,
-    timeout=60,
+    timeout=240,
   )
   assert ended.returncode == 78
   (record,) = map(json.loads, ended.stderr.splitlines())

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The swarm's command, as a process that is stopped."""
 
+import contextlib
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -14,6 +17,31 @@ pytestmark = pytest.mark.beside
 
 JOBS = 2
 DEADLINE_S = 120.0
+
+
+def test_ctrl_c_ends_a_single_process_without_a_traceback():
+  command = [sys.executable, '-m', 'diloco.swarm', '--seeds=0:1000000']
+  ours, terminal = pty.openpty()
+  os.set_blocking(ours, False)
+  said = b''
+
+  def says(wanted: bytes) -> bool:
+    nonlocal said
+    with contextlib.suppress(BlockingIOError):
+      said += os.read(ours, 1 << 16)
+    return wanted in said
+
+  with subprocess.Popen(command, stderr=terminal) as process:
+    try:
+      waiting.until(lambda: says(b'/1,000,000, about '), DEADLINE_S, 'seeds')
+      process.send_signal(signal.SIGINT)
+      assert process.wait(DEADLINE_S) == 128 + signal.SIGINT
+      waiting.until(lambda: says(b'stopped'), DEADLINE_S, 'its last word')
+      assert b'Traceback' not in said
+    finally:
+      process.kill()
+      os.close(ours)
+      os.close(terminal)
 
 
 @pytest.mark.parametrize('stop', [signal.SIGTERM, signal.SIGINT])

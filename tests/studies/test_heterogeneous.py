@@ -87,9 +87,11 @@ def test_each_setting_has_a_timeline_of_all_learners(report):
 
 def test_progress_names_every_run():
   said = []
-  config = config_of(steps=10, settings=('K=1',))
+  config = config_of(steps=10, settings=('K=1', 'K=M'))
   heterogeneous.report(config, said.append)
-  assert said == ['K=1: run 1 of 1', 'streaming DiLoCo: 1 runs']
+  first, second = said
+  assert first == '0/2  K=1, seed 0'
+  assert second.startswith('1/2, ') and second.endswith('K=M, seed 0')
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learners that come for half of the work: times, bootstraps, departures."""
 
+import re
+
 import pytest
 
 from diloco.config import simulation
@@ -70,7 +72,8 @@ def test_a_slow_link_costs_time_but_stops_nobody():
 def test_progress_names_every_run():
   said = []
   report_of(said=said, steps=20, extra=(1,))
-  assert said == [
-    '0 extra learners: run 1 of 1',
-    '1 extra learners: run 1 of 1',
+  assert [re.sub(r', about [0-9:]+ left', '', each) for each in said] == [
+    '0/2  0 extra learners, seed 0',
+    '1/2  1 extra learners, seed 0',
   ]
+  assert said[1] != '1/2  1 extra learners, seed 0', 'no time left'

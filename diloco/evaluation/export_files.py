@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the files beside the tensors of an exported model."""
+
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Mapping
+
+from diloco.data.tasks import read_questions
+from diloco.data.tokenizers import BYTES, Tokenizer
+from diloco.models import hf_export
+from diloco.models.decoder_config import DecoderConfig
+
+
+def exported_files(
+  sizes: DecoderConfig, seq_len: int, tokenizer: Tokenizer
+) -> dict[str, Mapping | bytes]:
+  """Returns what lies beside the tensors, by its name."""
+  name, content = tokenizer.exported or ('', b'')
+  kind = tokenizer.name.partition(':')[0]
+  said = (
+    f'Tokens are those of {kind!r}, {f"in {name}" if name else "not exported"};'
+    f' token {tokenizer.end} ends each document, none begins it.'
+  )
+  if name == 'tokenizer.model':
+    said += ' Read it with sentencepiece: AutoTokenizer gives other tokens.'
+  settings = hf_export.exported_config(sizes, seq_len, tokenizer.end, said)
+  files = {
+    'config.json': settings,
+    'generation_config.json': hf_export.generation_config(
+      seq_len, tokenizer.end
+    ),
+  }
+  if name:
+    files[name] = content
+  if name.endswith('.json'):
+    files['tokenizer_config.json'] = hf_export.tokenizer_config(
+      seq_len, tokenizer.end_text
+    )
+  return files
+
+
+def task_files(
+  task: pathlib.Path, outdir: pathlib.Path, tokenizer: Tokenizer, seq_len: int
+) -> dict[str, bytes]:
+  """Returns a task for lm-eval, by name of the file: its YAML and questions.
+
+  Its metric `acc` is the share that `python -m diloco.evaluate --task` prints
+  as by sum; `acc_norm` divides by characters.
+
+  Args:
+    task: a task file; see `diloco/data/tasks.py`.
+    outdir: where the files will lie; lm-eval wants to know it.
+
+  Raises:
+    FileNotFoundError: there is no such task file.
+    ValueError: it is malformed, or other tools can not ask the model.
+  """
+  if tokenizer.exported is None or tokenizer.exported[0] != 'tokenizer.json':
+    raise ValueError(
+      f'--task={task}: lm-eval reads a tokenizer.json, which there is not of '
+      f'data.tokenizer={tokenizer.name!r}'
+    )
+  longest = seq_len if tokenizer is BYTES else sys.maxsize
+  read_questions(task, BYTES.vocab, longest)
+  questions = f'{task.stem}.jsonl'
+  settings = f"""\
+# lm_eval --model hf --model_args pretrained={outdir} \\
+#   --include_path {outdir} --tasks {task_name(task)}
+task: {task_name(task)}
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {json.dumps(str(outdir.resolve() / questions))}
+test_split: test
+output_type: multiple_choice
+doc_to_text: context
+doc_to_choice: choices
+doc_to_target: answer
+target_delimiter: ''
+metric_list:
+  - metric: acc
+    aggregation: mean
+    higher_is_better: true
+  - metric: acc_norm
+    aggregation: mean
+    higher_is_better: true
+"""
+  return {
+    f'{task.stem}.yaml': settings.encode(),
+    questions: task.read_bytes(),
+  }
+
+
+def task_name(task: pathlib.Path) -> str:
+  """Returns what lm-eval calls a task file; none of its own is called so."""
+  return 'diloco_' + re.sub(r'\W', '_', task.stem)
