@@ -18,6 +18,7 @@ Start with `protocol`, then `learner` and `syncer`, the two kinds of processes.
   checkpoint  what is on disk for a later process
   config      the configuration, checked
   metrics     what a run writes of itself
+  monitoring  what its processes serve over HTTP
   run         what the processes of a run share
   learner     a process that trains
   syncer      the process that owns Θ; `syncer_shard` is one of its shards
@@ -29,6 +30,7 @@ Start with `protocol`, then `learner` and `syncer`, the two kinds of processes.
   prediction  a recorded run, predicted
   sizing      memory and time before there is a chip
   lab         many learners with real gradients in one process
+  sweeps      variants and seeds, in the lab or as real runs, compared
   pages       tables, charts, HTML
   report      pages of what was trained
   watch       a page of a run while it goes on

@@ -92,11 +92,19 @@ def module_of(command: str) -> str:
   return f'diloco.{module}' if is_inside else module
 
 
+def _say(text: str) -> None:
+  """Prints a text, of which `| head` may read but a part."""
+  try:
+    print(text, flush=True)
+  except BrokenPipeError:  # Else Python says so, too, when it exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
   """Becomes the command, or returns an exit code."""
   words = list(sys.argv[1:] if argv is None else argv)
   if not words or words[0] in ('-h', '--help', '--helpfull', 'help'):
-    print(usage())
+    _say(usage())
     return 0
   if found := problem(words[0]):
     print(f'error: {found}', file=sys.stderr)
@@ -107,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   places = [os.getcwd(), checkout, os.environ.get('PYTHONPATH', '')]
   os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, places))
   words = ['-m', module_of(words[0]), *FLAGS.get(words[0], []), *words[1:]]
-  sys.stdout.flush()
+  print(end='', flush=True)
   os.execv(sys.executable, [sys.executable, *words])
   raise AssertionError(shlex.join(words))  # It does not come back.
 

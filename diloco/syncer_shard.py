@@ -13,7 +13,7 @@ from absl import flags, logging
 
 from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
-from diloco.metrics.workdir import Workdir
+from diloco.metrics.workdir import Workdir, shard_name
 from diloco.run.command import run_command
 from diloco.syncer.allocator import use_one_arena
 
@@ -29,6 +29,7 @@ def main(config) -> int:
   import jax
 
   from diloco.checkpoint.arrays import BrokenRecord
+  from diloco.monitoring import monitor_flags
   from diloco.run.exposure import given_access
   from diloco.run.spec import make_run_spec
   from diloco.syncer.shard_server import LeadAbsent, ShardRefused, ShardServer
@@ -46,6 +47,7 @@ def main(config) -> int:
     raise ConfigError([problem])
   with config_flags.refusing():
     access = given_access(transport, bind=None)
+    monitor = monitor_flags.begin(config.name, shard_name(_SHARD.value))
     run_spec = make_run_spec(config)
   plane = make_plane(
     transport.data_plane, transport.host, access, run_spec.limits.workers
@@ -53,7 +55,7 @@ def main(config) -> int:
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   with config_flags.refusing(BrokenRecord):
     server = ShardServer(
-      run_spec, _SHARD.value, _LEAD.value, plane, workdir, access
+      run_spec, _SHARD.value, _LEAD.value, plane, workdir, access, monitor
     )
   signal.signal(signal.SIGTERM, server.stop)
   signal.signal(signal.SIGINT, server.stop)
@@ -69,6 +71,7 @@ def main(config) -> int:
   finally:
     server.close()
     plane.close()
+    monitor.close()
   return 0 if finished else 128 + signal.SIGTERM
 
 

@@ -12,6 +12,7 @@ elsewhere too.
   program      what such a run consists of
   chips        which of this machine's accelerators its learners get
   chaos        the command that runs processes under a plan of faults
+  sweeps       the runs of a sweep, one after the other
   netbench     the command that measures training over shaped links
   supervisor   keeps its roles alive; `role_processes` are those of one
   parent_death ends children whose launcher died

@@ -151,6 +151,8 @@ class JobSettings:
   secret_files: tuple[str, ...] = ()  # Their names.
   # A bucket to which all roles copy what they leave; empty: none.
   results_bucket: str = ''
+  # First of the ports at which processes serve /metrics; 0: nowhere.
+  metrics_port: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,6 +184,17 @@ class JobSpec(JobSettings):
     project.
     """
     return f'{self.name}-{role.name}'
+
+  def metrics_port_of(self, role: Task) -> int:
+    """Returns the port at which a role serves /metrics.
+
+    Each role has its own, as several may share a machine: first the syncer,
+    then the evaluator, the shards, the learners.
+    """
+    known = (SYNCER, EVALUATOR, *(each.name for each in self.shards))
+    if role.kind == LEARNER:
+      return self.metrics_port + len(known) + role.learner
+    return self.metrics_port + known.index(role.name)
 
   def secret_of(self, role: Task) -> str:
     return self.secret.replace('{role}', role.name)
@@ -232,6 +245,7 @@ def launch(
   if problems := [
     *_wrong_name(name),
     *_wrong_numbers(asked, learners_max),
+    *_wrong_metrics_port(config, asked),
     *_wrong_capacity(asked),
     *_wrong_mesh(config, chosen),
     *_wrong_access(config, asked),
@@ -367,6 +381,16 @@ def _wrong_numbers(asked: JobOptions, learners_max: int):
     )
   if asked.notice_s < 1:
     yield f'--notice_s={asked.notice_s}: must be a second at least'
+
+
+def _wrong_metrics_port(config: RunConfig, asked: JobOptions):
+  """Each role has a port: syncer, evaluator, other shards, learners."""
+  largest = 65535 - config.syncer.shards - config.data.shards
+  if asked.metrics_port > largest:
+    yield (
+      f'--metrics_port={asked.metrics_port}: each role has a port of its own '
+      f'from there on; must be at most {largest}'
+    )
 
 
 def _wrong_capacity(asked: JobOptions):

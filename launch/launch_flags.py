@@ -72,10 +72,10 @@ BACKENDS_OF = {
       'chips_per_learner',
       'device_root',
       'page',
-      'page_port',
     ),
     (LOCAL,),
   ),
+  'page_port': (LOCAL, 'gke'),
   **{flag: (name,) for name, kind in BACKENDS.items() for flag in kind.flags},
 }
 NEEDED_BY = {
@@ -142,6 +142,7 @@ def read_launch(config: RunConfig) -> JobSpec:
     hosts=hosts_of_all(given.hosts) if given['hosts'].present else 0,
     capacity=given.capacity,
     python='python' if given.to in IN_CONTAINERS else sys.executable,
+    metrics_port=given.metrics_port,
     secret_files=_secret_files() if given.secret else (),
     knows_peers=bool(access['tls_ca'] or access['token_file']),
     has_token=bool(access['token_file']),

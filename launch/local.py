@@ -7,7 +7,13 @@ is over goes on with a larger --config.protocol.total_steps.
   python -m launch.local --config=experiments/NAME.py --workdir=DIR \\
     [--config.a.b=c ...] [--overwrite] [--tls_ca=… --token_file=… …] \\
     [--hosts=2,1] [--cpu_devices | --chips_per_learner=N] [--log_json] \\
-    [--page [--page_port=8080]]
+    [--page [--page_port=8080]] [--metrics_port=9100]
+  python -m launch.local --config=experiments/NAME.py --workdir=DIR \\
+    --sweep[=KEY=V1,V2,…] [--seeds=3] [--only=TEXT]
+
+The second makes the runs of the file's `sweep(add)`, or of some values of one
+key, each with several seeds, one run at a time, and compares them; given again,
+it goes on.
 
 Exit code 0: the run finished and was evaluated; 78: it can't run as
 configured; 1: it failed; 130, 143: Ctrl-C, SIGTERM.
@@ -19,11 +25,9 @@ import fcntl
 import json
 import os
 import pathlib
-import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 import rich.console
@@ -37,14 +41,14 @@ from diloco.config.sections import ConfigError
 from diloco.metrics import files
 from diloco.metrics.status import read_status
 from diloco.metrics.workdir import Workdir
+from diloco.sweeps import sweep_flags
 from launch import program as launch_program
 from launch import session
 from launch.backends import dry_run
 from launch.chips import deal
 from launch.chips.found import LocalDevices
-from launch.parent_death import dying_with_parent
 from launch.program import Program, program
-from launch.role_processes import free_address
+from launch.role_processes import check_metrics_ports, free_address
 
 # Locks a run's folder, and checks that it belongs to this run.
 
@@ -130,18 +134,22 @@ def _why_not_go_on(workdir: Workdir, config: RunConfig | None) -> str | None:
   longer = run_config.extended(here, there)
   if differing := run_config.differences(here, longer):
     return f'holds another run, with {differing}'
-  if longer == there and workdir.summary.exists():
+  is_over = workdir.summary.exists() and workdir.evaluation.exists()
+  if longer == there and is_over:
     steps = theirs.protocol.total_steps
-    over = (
+    return (
       f'holds a run that is over; --config.protocol.total_steps above {steps} '
       'extends it'
     )
-    if not workdir.evaluation.exists():
-      over += (
-        f', python -m diloco.evaluate --workdir={workdir.root} evaluates it'
-      )
-    return over
   return None
+
+
+def lacks_evaluation(workdir: Workdir, config: RunConfig) -> bool:
+  """Returns True if a run that goes on has made all its steps before."""
+  if not workdir.summary.exists():
+    return False
+  theirs = run_config.restore(json.loads(workdir.config.read_text()))
+  return theirs.protocol.total_steps == config.protocol.total_steps
 
 
 def _remove(root: pathlib.Path, contents: set[str]) -> None:
@@ -202,12 +210,33 @@ def define_flags() -> None:
     'page', False, 'Serves a page of the run on loopback, as diloco.watch does.'
   )
   absl_flags.DEFINE_integer(
-    'page_port', 0, 'Port of the page; 0: any free one.', 0, 65535
+    'page_port',
+    0,
+    "Port of the page; 0: any free one. On GKE, of the syncer's pod, for all "
+    'that reach it; 0: none.',
+    0,
+    65535,
+  )
+  absl_flags.DEFINE_integer(
+    'metrics_port',
+    0,
+    'First of the ports at which processes serve /metrics and /status, on '
+    'loopback here; on other machines for all that reach them. 0: nowhere.',
+    0,
+    65535,
   )
 
 
-def read_program(config: RunConfig, workdir: Workdir, address: str) -> Program:
+def read_program(
+  config: RunConfig,
+  workdir: Workdir,
+  address: str,
+  arguments: Sequence[str] | None = None,
+) -> Program:
   """The processes that the parsed flags ask for.
+
+  Args:
+    arguments: give them their configuration; None: those of the command line.
 
   Raises:
     ConfigError: they can not be.
@@ -215,7 +244,7 @@ def read_program(config: RunConfig, workdir: Workdir, address: str) -> Program:
   given = absl_flags.FLAGS
   whole = program(
     config,
-    flags.arguments(),
+    flags.arguments() if arguments is None else arguments,
     workdir,
     address,
     flags.access_arguments(),
@@ -227,6 +256,10 @@ def read_program(config: RunConfig, workdir: Workdir, address: str) -> Program:
       os.environ.get(launch_program.XLA_FLAGS, ''),
     ),
   )
+  if given.metrics_port:
+    whole = launch_program.with_metrics(
+      whole, given.metrics_port, config.protocol.learners
+    )
   found = accelerators(config)
   return deal.dealt(whole, config, found, os.environ) if found else whole
 
@@ -267,15 +300,33 @@ def checked(argv: Sequence[str]) -> RunConfig:
     ConfigError: it is not, or a flag is missing.
   """
   config = flags.load()
+  check_arguments(argv)
+  check_data(config)
+  return config
+
+
+def check_arguments(argv: Sequence[str]) -> None:
+  """Looks at what stands beside the configuration.
+
+  Raises:
+    ConfigError: --workdir is missing, or there is more than flags.
+  """
   if len(argv) > 1:
     raise ConfigError([f'{argv[1]}: unexpected argument'])
   if not absl_flags.FLAGS.workdir:
     raise ConfigError(['--workdir: is missing, such as runs/first'])
+
+
+def check_data(config: RunConfig) -> None:
+  """Looks for the data before a process starts for them.
+
+  Raises:
+    ConfigError: they are not there, or too short.
+  """
   if missing := list(missing_paths(config.data)):
-    raise ConfigError(missing)  # Before a process starts for it.
+    raise ConfigError(missing)
   if short := list(too_short_text(config.data)):
     raise ConfigError(short)
-  return config
 
 
 def main(argv) -> int:
@@ -284,8 +335,36 @@ def main(argv) -> int:
   address = free_address(config.transport.host, config.transport.port)
   root = pathlib.Path(given.workdir)
   parts = read_program(config, Workdir(root), address)
+  if given.metrics_port:
+    check_metrics_ports(parts.roles)
   workdir, lock, goes_on = occupy(root, given.overwrite, config)
   console = rich.console.Console()
+  planned, trains = begin(
+    config, parts, workdir, address, goes_on, planned, console
+  )
+  beside = contextlib.nullcontext()
+  if given.page or given.page_port:
+    with contextlib.suppress(OSError):  # It will be said below.
+      files.write_json(workdir.config, dataclasses.asdict(config))
+    beside = session.page(workdir, given.page_port, console)
+  with lock, beside:
+    return session.run(config, parts, workdir, planned, console, trains)
+
+
+def begin(
+  config: RunConfig,
+  parts: Program,
+  workdir: Workdir,
+  address: str,
+  goes_on: bool,
+  planned: Sequence[Kill],
+  console: rich.console.Console,
+) -> tuple[Sequence[Kill], bool]:
+  """Says how a run begins; returns its faults, and whether there is training.
+
+  A run that goes on has some faults behind it, and perhaps all of its steps.
+  """
+  trains = True
   if found := accelerators(config):
     line = deal.chips_of(parts, found)
     console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -294,52 +373,38 @@ def main(argv) -> int:
       f'goes on with the run in {workdir.root}', markup=False, highlight=False
     )
     planned = still_due(planned, config, workdir)
-    # There they are if the run was over: now it is longer.
-    workdir.summary.unlink(missing_ok=True)
+    trains = not lacks_evaluation(workdir, config)
+    if trains:  # There it is if the run was over: now it is longer.
+      workdir.summary.unlink(missing_ok=True)
     workdir.evaluation.unlink(missing_ok=True)
-  console.print(
-    f'the syncer listens at {address}', markup=False, highlight=False
-  )
-  beside = contextlib.nullcontext()
-  if given.page or given.page_port:
-    with contextlib.suppress(OSError):  # It will be said below.
-      files.write_json(workdir.config, dataclasses.asdict(config))
-    beside = _page(workdir, given.page_port, console)
-  with lock, beside:
-    return session.run(config, parts, workdir, planned, console)
+    workdir.result.unlink(missing_ok=True)
+  if trains:
+    console.print(
+      f'the syncer listens at {address}', markup=False, highlight=False
+    )
+    if parts.roles[0].metrics_port:
+      line = launch_program.metrics_line(parts)
+      console.print(line, markup=False, highlight=False, soft_wrap=True)
+  else:
+    said = 'all steps are made, the evaluation is not'
+    console.print(said, markup=False, highlight=False)
+  return planned, trains
 
 
-@contextlib.contextmanager
-def _page(
-  workdir: Workdir, port: int, console: rich.console.Console
-) -> Iterator[None]:
-  """Serves the page of a run in a process of its own; says where.
+def main_or_sweep(argv) -> int:
+  """Makes the run, or the sweep, that the flags ask for."""
+  if not sweep_flags.is_asked():
+    return main(argv)
+  # Only now: it imports this module, and SciPy.
+  from launch.sweeps import real_runs
 
-  Raises:
-    ConfigError: it can't be served there.
-  """
-  command = [sys.executable, '-m', 'diloco.watch', str(workdir.root)]
-  serving = subprocess.Popen(
-    dying_with_parent([*command, f'--port={port}']),
-    stdin=subprocess.DEVNULL,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-    start_new_session=True,  # Ctrl-C is for the launcher.
-  )
-  with serving:
-    try:
-      said = serving.stdout.readline()
-      found = re.search(r'http://\S+', said)
-      if not found:
-        raise ConfigError([f'--page: {said.removeprefix("error: ").strip()}'])
-      console.print(f'page: {found[0]}', markup=False, highlight=False)
-      yield
-    finally:
-      serving.terminate()
+  return real_runs.main(argv)
 
 
 if __name__ == '__main__':
   define_flags()
-  absl_flags.adopt_module_key_flags(flags)  # --help lists them, too.
-  flags.run(main)
+  sweep_flags.define()
+  for each in (flags, sweep_flags):  # --help lists theirs, too.
+    absl_flags.adopt_module_key_flags(each)
+  sys.argv = sweep_flags.spelled_out(sys.argv)
+  flags.run(main_or_sweep)

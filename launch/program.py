@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name, shard_name
+from diloco.monitoring import monitor_flags
+from diloco.transport import sockets
 
 XLA_FLAGS = 'XLA_FLAGS'
 FORCED = '--xla_force_host_platform_device_count'
@@ -138,6 +140,8 @@ class Role:
   environment: tuple[tuple[str, str], ...] = ()  # Added to its processes'.
   # Added to that of each process, by its number; empty: nothing is.
   own_environments: tuple[tuple[tuple[str, str], ...], ...] = ()
+  # Where its processes serve /metrics, each at the next port; 0: nowhere.
+  metrics_port: int = 0
 
   def process(self, host: int) -> str:
     """Name of one of its processes; the first has the role's own."""
@@ -149,7 +153,15 @@ class Role:
     Args:
       coordinator: 'host:port' where they meet; unused for a single host.
     """
-    return [*self.argv, *host_flags(self.hosts, host, coordinator)]
+    metrics = []
+    if self.metrics_port:
+      port = self.metrics_port + host
+      metrics = monitor_flags.arguments(sockets.LOOPBACK, port)
+    return [
+      *self.argv,
+      *metrics,
+      *host_flags(self.hosts, host, coordinator),
+    ]
 
   def variables(self, host: int) -> dict[str, str]:
     """Returns what is added to the environment of one of its processes."""
@@ -234,6 +246,54 @@ def program(
     environment(config, workdir.compiled),
     newcomer=lambda i: learner(i, of_each[-1], optional=True),
   )
+
+
+def with_metrics(whole: Program, port: int, learners: int) -> Program:
+  """Has each process serve /metrics on loopback, at a port of its own.
+
+  The syncer's is `port`, the evaluator's the next, then those of the shards and
+  of the learners' processes; one that joins later comes behind them.
+
+  Args:
+    learners: M.
+
+  Raises:
+    ConfigError: there are not so many ports.
+  """
+  first = (SYNCER, EVALUATOR)
+  later = [role for role in whole.roles if role.name not in first]
+  ports, following = {SYNCER: port, EVALUATOR: port + 1}, port + 2
+  for role in later:
+    ports[role.name] = following
+    following += role.hosts
+  if following > 65536:
+    raise ConfigError(
+      [
+        f'--metrics_port={port}: the processes need {following - port} ports, '
+        'and 65535 is the last'
+      ]
+    )
+
+  def newcomer(learner: int) -> Role:
+    made = whole.newcomer(learner)
+    place = following + (learner - learners) * made.hosts
+    return dataclasses.replace(made, metrics_port=place)
+
+  return dataclasses.replace(
+    whole,
+    roles=tuple(
+      dataclasses.replace(role, metrics_port=ports[role.name])
+      for role in whole.roles
+    ),
+    newcomer=newcomer,
+  )
+
+
+def metrics_line(whole: Program) -> str:
+  """Returns where the processes serve their metrics."""
+  roles = sorted(whole.roles, key=lambda each: each.metrics_port)
+  ports = ', '.join(f'{each.name} {each.metrics_port}' for each in roles)
+  return f'http://{sockets.LOOPBACK}:PORT/metrics of {ports}'
 
 
 def environment(

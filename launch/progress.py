@@ -2,7 +2,7 @@
 """Shows a run as it goes, and the table at its end."""
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import rich.console
 import rich.live
@@ -63,12 +63,18 @@ class Display:
 
   Args:
     workdir: of the run; None: nothing but the status is known.
+    tell: takes the first line of the state as well, whenever it is shown,
+      without the time elapsed.
   """
 
   def __init__(
-    self, console: rich.console.Console, workdir: Workdir | None = None
+    self,
+    console: rich.console.Console,
+    workdir: Workdir | None = None,
+    tell: Callable[[str], None] | None = None,
   ):
     self._console = console
+    self._tell = tell
     self._meter = ProgressMeter(workdir)
     self._live = None
     self._shown_s = -LINE_EVERY_S
@@ -106,6 +112,8 @@ class Display:
     self._shown_s = time.monotonic()
     processes = [*processes, *joined(status, processes)]
     found = self._meter.look(status, [each.name for each in processes])
+    if self._tell is not None:
+      self._tell(_headlines(status, found, LINE_MAX, elapsed=False)[0])
     if self._live:
       width = self._console.width
       self._live.update(table(status, processes, found, width), refresh=True)
@@ -203,17 +211,22 @@ def in_units(nbytes: int) -> str:
 
 
 def _headlines(
-  status: RunStatus | None, progress: RunProgress, width: int
+  status: RunStatus | None,
+  progress: RunProgress,
+  width: int,
+  elapsed: bool = True,
 ) -> list[str]:
   """Returns the state of the run, broken between its parts."""
-  elapsed = f'{clock(progress.elapsed_s)} elapsed'
+  times = [f'{clock(progress.elapsed_s)} elapsed'] if elapsed else []
   if status is None:
-    return [f'starting  {elapsed}']
+    return ['  '.join(['starting', *times])]
   merged = ','.join(map(str, status.participants)) or 'none'
-  left_s, heldout = progress.left_s, progress.heldout
+  heldout = progress.heldout
+  if progress.left_s is not None:
+    times.append(f'about {clock(progress.left_s)} left')
   parts = [
     f'{status.run}  step {status.step}/{status.total_steps}',
-    elapsed if left_s is None else f'{elapsed}, about {clock(left_s)} left',
+    *([', '.join(times)] if times else []),
     *([f'held-out {heldout[1]:.3f} at {heldout[0]}'] if heldout else []),
     f'round {status.closed_round}',
     f'live {len(status.live)}',

@@ -17,10 +17,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from diloco.config.hardware import GROUP_SECRET
 from diloco.config.sections import ConfigError
+from diloco.transport import sockets
 from launch.exit_policy import (
   DEAD,
   RUNNING,
@@ -49,16 +50,31 @@ def free_address(host: str, port: int) -> str:
     raise ConfigError(
       [f'transport.host={host!r}: can not be resolved ({error.strerror})']
     ) from None
-  family, kind, _, _, address = found[0]
-  with socket.socket(family, kind) as probe:
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-      probe.bind(address)
-      probe.listen()
-    except OSError as error:
-      raise ConfigError([_refused(host, port, error)]) from None
-    bound = probe.getsockname()[1]
-  return f'[{host}]:{bound}' if ':' in host else f'{host}:{bound}'
+  family, *_, address = found[0]
+  try:
+    free = port or sockets.free_port(address[0])
+    socket.create_server((address[0], free), family=family).close()
+  except OSError as error:
+    raise ConfigError([_refused(host, port, error)]) from None
+  return sockets.join(host, free)
+
+
+def check_metrics_ports(roles: Sequence[Role]) -> None:
+  """Refuses ports of /metrics at which something listens.
+
+  Raises:
+    ConfigError: names the first.
+  """
+  for role in roles:
+    for port in range(role.metrics_port, role.metrics_port + role.hosts):
+      with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+          probe.bind((LOOPBACK, port))
+        except OSError as error:
+          raise ConfigError(
+            [f'--metrics_port: port {port} of {role.name}: {error.strerror}']
+          ) from None
 
 
 def _refused(host: str, port: int, error: OSError) -> str:

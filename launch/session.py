@@ -6,14 +6,18 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import rich.console
 
 from diloco.config.lab_section import Kill
 from diloco.config.run_config import RunConfig
+from diloco.config.sections import ConfigError
 from diloco.metrics import files, token_tapes
 from diloco.metrics.jsonl import CorruptLine, JsonLines
 from diloco.metrics.status import (
@@ -25,6 +29,7 @@ from diloco.metrics.status import (
 from diloco.metrics.workdir import Workdir
 from launch import plot, progress
 from launch.backends import newcomers
+from launch.parent_death import dying_with_parent
 from launch.program import Program, Role
 from launch.progress import Display
 from launch.supervisor import ProcessEvent, Supervisor
@@ -51,8 +56,14 @@ def run(
   workdir: Workdir,
   faults: Sequence[Kill],
   console: rich.console.Console,
+  trains: bool = True,
+  tell: Callable[[str], None] | None = None,
 ) -> int:
   """Trains, evaluates, reports; returns the exit code of the launcher.
+
+  Args:
+    trains: False for a run that is over, and was not evaluated.
+    tell: takes a line on the progress now and then.
 
   0: the run finished and was evaluated. 1: it did not; the reason and the
   last log lines were shown. 128 + n: stopped by signal n. No process is left
@@ -62,7 +73,8 @@ def run(
     files.write_json(workdir.config, dataclasses.asdict(config))
     with signals() as received:
       session = _Session(config, program, workdir, console, received)
-      session.train(faults)
+      if trains:
+        session.train(faults, tell)
       session.evaluate()
     _show_end(config, workdir, console)
   except Interrupted as stopped:
@@ -100,12 +112,14 @@ class _Session:
     self._status_is_broken = False
     self._events = JsonLines(workdir.events)
 
-  def train(self, faults: Sequence[Kill]) -> None:
+  def train(
+    self, faults: Sequence[Kill], tell: Callable[[str], None] | None = None
+  ) -> None:
     """Runs until the syncer has finished and every learner has left."""
     restarts_max = self._config.run.restarts_max
     pending = list(faults)
     newcomers.forget(self._workdir)
-    with Display(self._console, self._workdir) as display:
+    with Display(self._console, self._workdir, tell) as display:
       roles = self._program.roles
       running = self._supervisor(display, roles, restarts_max)
       try:
@@ -262,3 +276,35 @@ def _show_end(
   )
   view = progress.report(workdir, summary, evaluation, place, tokens.values())
   console.print(view)
+
+
+@contextlib.contextmanager
+def page(
+  workdir: Workdir, port: int, console: rich.console.Console
+) -> Iterator[None]:
+  """Serves the page of a run in a process of its own; says where.
+
+  Raises:
+    ConfigError: it can't be served there.
+  """
+  command = [sys.executable, '-m', 'diloco.watch', str(workdir.root)]
+  serving = subprocess.Popen(
+    dying_with_parent([*command, f'--port={port}']),
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    start_new_session=True,  # Ctrl-C is for the launcher.
+  )
+  with serving:
+    try:
+      said = ''
+      for said in serving.stdout:  # A library's warning may come before it.
+        if found := re.search(r'http://\S+', said):
+          break
+      else:
+        raise ConfigError([f'--page: {said.removeprefix("error: ").strip()}'])
+      console.print(f'page: {found[0]}', markup=False, highlight=False)
+      yield
+    finally:
+      serving.terminate()

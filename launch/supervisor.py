@@ -185,11 +185,15 @@ class Supervisor:
     began_s = time.monotonic()
     while running := [g for g in self._groups.values() if g.state == RUNNING]:
       for group in running:
+        ended = group.reap()
         leave_s = group.role.leave_s if deadline_s is None else deadline_s
         passed_s = time.monotonic() - began_s
-        if passed_s >= leave_s or self._hurry():
+        # Not before it was looked whether it has left: this process itself may
+        # have been stopped for that long.
+        if not ended and (passed_s >= leave_s or self._hurry()):
           group.kill(f'{passed_s:.0f} s after SIGTERM')
-        if ended := group.reap():
+          ended = group.reap()
+        if ended:
           group.state = STOPPED
           last = ended.last
           how = describe_exit(last.code)

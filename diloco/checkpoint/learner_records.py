@@ -127,6 +127,10 @@ class LearnerRecords:
     tree = _tree(held.params, held.inner_state, bases)
     return self._checkpoints.save(step, tree, meta, loss, held.release)
 
+  def set_aside_after(self, step: int) -> None:
+    """See `Checkpoints.set_aside_after`."""
+    self._checkpoints.set_aside_after(step)
+
   def readable(self) -> tuple[int, ...]:
     """Returns the steps that seem to have a complete checkpoint."""
     return self._checkpoints.readable()

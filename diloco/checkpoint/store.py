@@ -298,22 +298,33 @@ class Checkpoints:
       try:
         text = self._read_text(path)
       except UNREADABLE as error:
-        self._set_aside(path, error)
+        self._set_aside(path, _line(error))
         continue
       check(text['meta'])
       try:
         arrays = _read_arrays(self._files, path, text['arrays'])
         checkpoint_arrays.compare(arrays, likes)
       except UNREADABLE as error:
-        self._set_aside(path, error)
+        self._set_aside(path, _line(error))
         continue
       placed = checkpoint_arrays.place(arrays, likes)
       return Checkpoint(path, step, text['meta'], placed)
     return None
 
-  def _set_aside(self, path: pathlib.Path, error: Exception):
+  def set_aside_after(self, step: int) -> None:
+    """Sets aside checkpoints of later steps, which other hosts do not have.
+
+    Otherwise a save of such a step would be refused here, and this one taken
+    for it, though it is of another course of the run.
+    """
+    self._idle.wait()
+    for newer in sorted(each for each in self._steps() if each > step):
+      path = self._folder / str(newer)
+      self._set_aside(path, 'another host has none of this step')
+
+  def _set_aside(self, path: pathlib.Path, why: str):
     """Renames a checkpoint out of the way of newer ones of the same step."""
-    self._say(f'{path} is passed over: {_line(error)}')
+    self._say(f'{path} is passed over: {why}')
     aside = path.with_name(path.name + BROKEN)
     shutil.rmtree(aside, ignore_errors=True)
     try:

@@ -13,7 +13,6 @@
   outputs        what a run writes and shows
   resume_log     goes on with a run that was cut
   resume_stubs   stands for arrays while decisions are made again
-  sweep          variants, seeds, differences; free of jax
-  sweep_runner   checks and runs a sweep
+  sweep_runner   makes the runs of a sweep; `diloco.sweeps` has the rest
   follow         makes a real run again: `python -m diloco.lab.follow`
 """

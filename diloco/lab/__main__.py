@@ -19,33 +19,20 @@ Exit code 78: the configuration can't be run.
 
 import os
 import pathlib
-import runpy
 import signal
 import sys
-from collections.abc import Callable
 
 from absl import flags as absl_flags
 
-from diloco.config import flags, run_config
-from diloco.config.sections import ConfigError
-from diloco.lab import sweep
+from diloco.config import flags
 from diloco.metrics.workdir import Workdir
 from diloco.run import logs
+from diloco.sweeps import sweep_flags
 
 _WORKDIR = absl_flags.DEFINE_string('workdir', None, 'Folder of the results.')
-OF_FILE = 'file'
-_SWEEP = absl_flags.DEFINE_string(
-  'sweep',
-  None,
-  'Makes all variants of the file; with KEY=V1,V2,… those of that key.',
-)
-_SEEDS = absl_flags.DEFINE_integer(
-  'seeds', 3, 'Runs of each variant, each with its own seed.', lower_bound=1
-)
 _JOBS = absl_flags.DEFINE_integer(
   'jobs', 2, 'Runs at a time, one thread each.', lower_bound=1
 )
-_ONLY = absl_flags.DEFINE_string('only', '', 'Variants whose label has this.')
 _PARAMETERS = absl_flags.DEFINE_bool(
   'parameters', True, 'Leaves the final model in WORKDIR/parameters.'
 )
@@ -59,7 +46,7 @@ _COMPILED = absl_flags.DEFINE_string(
 def main(_) -> int:
   logs.keep_ours()
   workdir = pathlib.Path(_WORKDIR.value)
-  return (_sweep if _SWEEP.value else _run)(workdir)
+  return (_sweep if sweep_flags.is_asked() else _run)(workdir)
 
 
 def _run(workdir: pathlib.Path) -> int:
@@ -72,37 +59,23 @@ def _run(workdir: pathlib.Path) -> int:
 
 def _sweep(workdir: pathlib.Path) -> int:
   from diloco.lab import sweep_runner
+  from diloco.sweeps import sweep, variant_configs
 
-  with flags.refusing(ValueError):
-    make = _variants(flags.config_file())
   # Stopped like by Ctrl-C: the processes of its runs end, too.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
-  with flags.refusing(ValueError):
-    rows = [v for v in sweep.variants(make) if _ONLY.value in v.label]
+  rows, seeds = sweep_flags.variants(), absl_flags.FLAGS.seeds
   made = flags.load(
-    build=lambda base: sweep_runner.make_configs(base.to_dict(), rows)
+    build=lambda base: variant_configs.make_configs(base.to_dict(), rows)
   )
-  sweep_runner.check(made, rows, _SEEDS.value, workdir)
-  return sweep_runner.make(rows, _SEEDS.value, _JOBS.value, workdir)
-
-
-def _variants(path: str) -> Callable:
-  """Returns the `sweep(add)` that is asked for."""
-  if _SWEEP.value != OF_FILE:
-    return sweep.of_values(_SWEEP.value, run_config.key_types())
-  make = runpy.run_path(path).get('sweep')
-  if make is None:
-    raise ConfigError(
-      [
-        f'--config={path}: has no sweep(add); --sweep=KEY=V1,V2 names values '
-        'of a key, such as outer.lr=0.3,0.6'
-      ]
-    )
-  return make
+  with flags.refusing(sweep.BadResult):
+    variant_configs.check(made, rows, seeds, workdir)
+  return sweep_runner.make(rows, seeds, _JOBS.value, workdir)
 
 
 if __name__ == '__main__':
-  sys.argv = [f'{w}={OF_FILE}' if w == '--sweep' else w for w in sys.argv]
+  sys.argv = sweep_flags.spelled_out(sys.argv)
+  sweep_flags.define()
+  absl_flags.adopt_module_key_flags(sweep_flags)
   flags.define_flags()
   absl_flags.mark_flag_as_required('workdir')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')

@@ -23,6 +23,7 @@ from absl import flags
 from diloco.config import flags as config_flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
+from diloco.lab.outputs import Bar
 from diloco.lab.packing import Donated
 from diloco.lab.process_arrays import ArrayBackend, LearnerArrays
 from diloco.lab.run import train
@@ -180,7 +181,12 @@ def main(_) -> int:
 
 def _by_itself(run: replay_session.Recorded) -> int:
   _check_decided(run.run_spec.config)
-  trained = train(run.run_spec)
+  protocol = run.run_spec.config.protocol
+  bar = Bar(protocol.learners, protocol.total_steps)
+  try:
+    trained = train(run.run_spec, observer=bar)
+  finally:
+    bar.close()
   print(f'{trained.rounds} rounds, {trained.steps} inner steps in the lab')
   return replay_session.compare_parameters(trained.parameters, run.workdir)
 

@@ -25,6 +25,7 @@ from diloco.config.sections import ConfigError
 from diloco.data import text_windows
 from diloco.fleets.tally import Tally
 from diloco.metrics import files, names
+from diloco.metrics.run_progress import count
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import (
@@ -314,6 +315,8 @@ class Bar(LabObserver):
     self._loss = self._held_out = float('nan')
     self._said = 0
     self._drawn_s = 0.0
+    self._began_s: float | None = None  # When the first step was over.
+    self._from = 0  # That step.
     self._bar = rich.progress.Progress(
       rich.progress.TextColumn('{task.description}'),
       rich.progress.BarColumn(),
@@ -333,6 +336,8 @@ class Bar(LabObserver):
 
   def stepped(self, learner: int, step: int, scalars: Mapping[str, float]):
     self._step = max(self._step, round(scalars[names.GLOBAL_STEP]))
+    if self._began_s is None:
+      self._began_s, self._from = time.monotonic(), self._step
     self._loss = scalars[names.TRAIN_LOSS]
     if not self._console.is_terminal:
       tenth = min(self._step * LINES // self._total, LINES)
@@ -363,8 +368,10 @@ class Bar(LabObserver):
 
   def _line(self, at_s: float):
     step = min(self._step, self._total)
+    share = (step - self._from) / max(1, self._total - self._from)
+    said = count(step, self._total, self._began_s or 0.0, share)
     self._console.print(
-      f'step {step}/{self._total}  {self._text(at_s)}',
+      f'step {said}  {self._text(at_s)}',
       highlight=False,
       soft_wrap=True,
     )

@@ -13,7 +13,7 @@ import numpy as np
 from diloco.checkpoint.parameters import write_parameters
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from diloco.lab import failure_schedule, sweep
+from diloco.lab import failure_schedule
 from diloco.lab.lab_systems import SYSTEMS
 from diloco.lab.outputs import (
   Bar,
@@ -25,6 +25,7 @@ from diloco.lab.outputs import (
 from diloco.lab.resume_log import Diverged, KeptResumption, Resumption
 from diloco.metrics.workdir import Workdir
 from diloco.run.spec import RunSpec, make_run_spec
+from diloco.sweeps import sweep
 
 # One training run in one process, in simulated time, with reproducible bits.
 #

@@ -10,6 +10,7 @@ from absl import flags
 
 from diloco.config import flags as config_flags
 from diloco.config import run_config
+from diloco.monitoring import monitor_flags
 from diloco.run import logs
 from diloco.sizing import dry_runs
 
@@ -60,6 +61,7 @@ def main(_) -> int:
 if __name__ == '__main__':
   config_flags.define_flags()
   config_flags.define_log_flags()
+  monitor_flags.define()
   config_flags.define_access_flags()
   config_flags.define_proxy_flag()
   dry_runs.define_flags(needed_else=['workdir', 'learner', 'syncer'])

@@ -71,6 +71,8 @@ def restore(
   """
   slices = device.holding
   found = None
+  if step is not None:
+    records.set_aside_after(step)
   if step != NONE:
     like = functools.partial(jax.ShapeDtypeStruct, dtype=np.float32)
     bases_like = {

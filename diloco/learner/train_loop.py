@@ -29,6 +29,7 @@ import threading
 import time
 
 import jax
+from absl import logging
 
 from diloco.learner import syncer_client
 from diloco.learner.device import Device
@@ -131,9 +132,7 @@ class TrainLoop:
     self._state.end()
     self._report()
     if self._stopping:
-      # Otherwise the last save would be skipped.
-      self._records.wait(self._notice_s)
-      self._save()
+      self._save_last()
     while self._goes_on():
       self._perform_next(wait=True)
     self._records.close(CLOSE_S)
@@ -228,9 +227,7 @@ class TrainLoop:
         self._position = effect.position
         self._training = True
       case learner_events.Save():
-        # Otherwise the save would be skipped.
-        self._records.wait(self._notice_s)
-        self._save()
+        self._save_last()
       case learner_events.Cease():
         self._tape.cease(self._step)
         self._training = False
@@ -337,6 +334,15 @@ class TrainLoop:
       return
     if not self._records.can_begin(self._step):
       return
+    # Each host keeps its newest few checkpoints: a host that is several behind
+    # would have none of the same step as the others.
+    if not self._hosts.have_saved(self._saving_step):
+      logging.warning(
+        'step %d is not saved: another host is still saving step %d',
+        self._step,
+        self._saving_step,
+      )
+      return
     self._tape.save(self._step)
     progress = progress_of(
       self._client.machine_state(),
@@ -347,6 +353,15 @@ class TrainLoop:
     text = json.dumps(dataclasses.asdict(progress))
     if self._do(host_messages.SaveAt(self._step, self._loss, text)):
       self._saving_step = self._step
+
+  def _save_last(self):
+    """Saves once no host is saving: otherwise it would be skipped."""
+    give_up_s = time.monotonic() + self._notice_s
+    self._records.wait(self._notice_s)
+    self._hosts.wait_until_saved(
+      self._saving_step, give_up_s - time.monotonic()
+    )
+    self._save()
 
   def _newest_saved(self) -> int:
     """The newest complete checkpoint of this process; 0: none."""

@@ -39,6 +39,9 @@ PARTICIPATION = 'run/participation'  # Mean over the learners.
 OFFER_AGE = 'run/offer_age_steps'  # Mean age of what was merged.
 REFUSED = 'run/refused'
 LIVE = 'run/live_learners'
+# Of a shard beside the syncer.
+SHARD_ROUND = 'shard/closed_round'  # The last round that it has taken in.
+SHARD_LED = 'shard/has_lead'  # 1 while it is connected to its lead, else 0.
 # What TensorBoard shows of a run beside its configuration.
 COMPARED = (EVAL_LOSS, TRAIN_LOSS, GOODPUT)
 # `GLOBAL_STEP` on a board, which sorts cards by their names: not the first.

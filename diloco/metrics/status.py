@@ -20,6 +20,8 @@ JOINING = 'joining'  # Said hello, bootstrap not complete.
 LIVE = 'live'  # Counts for the quorum.
 GONE = 'gone'  # Its incarnation ended; none has come since.
 LEFT = 'left'  # Said goodbye.
+# Kinds of a line of the syncer's tape that count as refusals.
+REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale', 'late', 'outlier')
 NORMAL_95 = 1.959964  # 95 % of a normal distribution lie within so many σ.
 
 
@@ -98,7 +100,7 @@ def _field(name: str, *described: str) -> Metric:
 
 # Metrics of a `RunStatus`, by their names in the format of Prometheus.
 RUN_METRICS = {
-  'global_step': _field('step', 'counter', 'Global step t.'),
+  'global_step': _field('step', 'gauge', 'Global step t.'),
   'total_steps': _field('total_steps', 'gauge', 'Global steps of the run.'),
   'rounds_total': _field('closed_round', 'counter', 'Closed rounds.'),
   'goodput_ratio': _field(

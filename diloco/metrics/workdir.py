@@ -10,6 +10,7 @@ tapes/NAME.jsonl     the event tape of one learner, over all its processes
 events.jsonl         starts, deaths and kills of processes
 pids.json            the processes that the launcher started
 loss.png             the loss plot
+result.json          the result, where the run is one of a sweep
 metrics/NAME.jsonl   scalars of one process
 tensorboard/NAME/    the same for TensorBoard
 profiles/NAME/       traces of inner steps by jax.profiler, if asked for
@@ -55,6 +56,7 @@ class Workdir:
   # What the launcher is asked to do, and has not done yet.
   requests = _inside('requests')
   loss_plot = _inside('loss.png')
+  result = _inside('result.json')  # Of a run of a sweep; see `sweeps.sweep`.
   compiled = _inside('compiled')
   syncer = _inside('syncer')
   chaos = _inside('chaos')  # What faults were planned, performed and judged.
@@ -71,6 +73,7 @@ class Workdir:
     'events.jsonl',
     'pids.json',
     'loss.png',
+    'result.json',
     'lock',
     'metrics',
     'tensorboard',
@@ -125,9 +128,14 @@ class Workdir:
     return self.root / 'logs' / f'{process}.log'
 
 
-def learner_name(learner: int) -> str:
-  """Returns the name of a learner's process, also used for its files."""
-  return f'learner-{learner}'
+def learner_name(learner: int, host: int = 0) -> str:
+  """Returns the name of a learner's process, also used for its files.
+
+  Args:
+    host: number of the process, of a learner of several; the first has the
+      learner's own name.
+  """
+  return f'learner-{learner}.{host}' if host else f'learner-{learner}'
 
 
 def shard_name(shard: int) -> str:

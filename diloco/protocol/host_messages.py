@@ -268,6 +268,13 @@ class HostAdopted:
 
 
 @dataclasses.dataclass(frozen=True)
+class HostSaved:
+  """This host's save of a step is over, whether it was completed or not."""
+
+  step: int
+
+
+@dataclasses.dataclass(frozen=True)
 class StopWanted:
   """This host was told to stop: the learner has to leave in good order."""
 
@@ -305,5 +312,6 @@ FROM_OTHER_HOSTS = (
   HostDonated,
   HostFetched,
   HostAdopted,
+  HostSaved,
   StopWanted,
 )

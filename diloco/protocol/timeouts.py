@@ -20,6 +20,7 @@ STRETCH_MAX = 16.0
 STRETCHED_S = 15.0  # Or this long, if that is more.
 SILENCE_FLOOR_S = 10.0  # With 10 ms steps, this is 1000 steps.
 SILENCE_STEPS = 6.0  # With 60 s steps, six minutes.
+ALIVE_S = 1.0  # A learner that waits sends `Alive` at this interval.
 PULL_FLOOR_S = 1.0  # The least that a round waits for a late contribution,
 PULL_FACTOR = 4.0  # or this multiple of the learner's usual time.
 LONGER_FACTOR = 2.0  # After a time-out the next one is longer by this.
@@ -102,6 +103,11 @@ class TransferTime:
 def silence_floor_s(patience: float) -> float:
   """Returns the silence that is tolerated in every learner, in seconds."""
   return patience * SILENCE_FLOOR_S
+
+
+def alive_s(patience: float) -> float:
+  """The interval of `Alive`, at most half the silence that ends a session."""
+  return min(ALIVE_S, silence_floor_s(patience) / 2)
 
 
 def silence_max_s(step_s: Ema, patience: float) -> float:

@@ -10,12 +10,14 @@ a folder is neither a run nor a sweep.
 
 import pathlib
 import shlex
+import sys
 
 from absl import flags
 
 from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
 from diloco.metrics.recorded_run import NoReport
+from diloco.metrics.run_progress import ProgressLine
 from diloco.pages import pictures, report_files, terminal
 from diloco.report import folders
 
@@ -31,7 +33,9 @@ _OUTDIR = flags.DEFINE_string(
 def main(argv) -> int:
   """Writes and shows the report; 78 where a folder is not what it should be."""
   try:
-    report = folders.report(_folders(argv[1:]), _name(), _command())
+    with ProgressLine() as line:
+      line.say('reads the folders')
+      report = folders.report(_folders(argv[1:]), _name(), _command())
   except NoReport as error:
     raise ConfigError(
       [f'--workdir: {each}' for each in str(error).splitlines()]
@@ -42,11 +46,13 @@ def main(argv) -> int:
   except OSError as error:
     problem = f'--outdir={outdir}: {error.strerror}'
     raise ConfigError([problem]) from None
-  page, *_ = report_files.write(report, outdir)
+  with ProgressLine() as line:
+    line.say('draws the pictures')
+    page, *_ = report_files.write(report, outdir)
   terminal.show(report)
   for said in (pictures.missing(report), f'page: {page}'):
     if said:
-      terminal.StatusLine().stay(said)
+      print(said, file=sys.stderr)
   return 0
 
 

@@ -4,12 +4,12 @@
 import pathlib
 from collections.abc import Sequence
 
-from diloco.lab.sweep import BadResult
 from diloco.metrics import run_reader
 from diloco.metrics.recorded_run import NoReport
 from diloco.metrics.workdir import Workdir
 from diloco.pages.parts import Part, ReportPage
 from diloco.report import run_report, sweep_reader, sweep_report
+from diloco.sweeps.sweep import BadResult
 
 
 def report(
@@ -60,7 +60,7 @@ def _neither(folder: pathlib.Path) -> str:
     return f'{folder}: is no folder'
   return (
     f'{folder}: holds neither a run (there is no config.json) nor results of '
-    'python -m diloco.lab (there is no result.json, nor LABEL/seed-N)'
+    'a sweep (there is no result.json, nor LABEL/seed-N)'
   )
 
 

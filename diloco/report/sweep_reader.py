@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from diloco.lab import sweep
-from diloco.lab.sweep import SeedResult, Variant
+from diloco.sweeps import sweep
+from diloco.sweeps.sweep import SeedResult, Variant
 
 SEED = re.compile(r'seed-(\d+)')
+CurvePlace = tuple[int, float, float]  # Global step, tokens, y.
+SAME_STEP = 0.01  # Of a run's steps: no further apart, it is one place.
 LEFT_OUT = 0.1  # Of the tokens: the beginning, where losses fall at once.
 
 
@@ -32,15 +34,15 @@ class RecordedSweep:
 
 
 def is_sweep(folder: pathlib.Path) -> bool:
-  """Returns True if the lab wrote the folder: a sweep, or one run."""
+  """Returns True for the folder of a sweep, or of one run of the lab."""
   return (folder / sweep.RESULT).exists() or bool(_seeds(folder))
 
 
 def read(folder: pathlib.Path, label: str) -> RecordedSweep:
-  """A folder that the lab wrote into.
+  """A folder of a sweep, of real runs or the lab's, or of one of its runs.
 
   Raises:
-    BadResult: a file is not what the lab writes.
+    BadResult: a file is not what a sweep writes.
   """
   if (folder / sweep.RESULT).exists():
     alone = Variant(folder.name, {})
@@ -94,12 +96,11 @@ class SweepCurve:
 def mean(results: Sequence[SeedResult]) -> SweepCurve:
   """Returns the mean of the losses, as far as all seeds have them.
 
-  Seeds are averaged point by point: they were evaluated at the same global
-  steps, which are not quite the same numbers of tokens.
+  The lab evaluates all seeds at the same global steps, which are not quite the
+  same numbers of tokens: they are averaged point by point. Real runs are
+  evaluated whenever the evaluator is free: their losses are interpolated.
   """
-  return _curve(
-    [[(tokens, loss) for _, tokens, loss in each.curve] for each in results]
-  )
+  return _curve([each.curve for each in results])
 
 
 def gap(
@@ -118,28 +119,31 @@ def gap(
   return _curve([_gap(mine[seed], theirs[seed]) for seed in seeds])
 
 
-def _gap(mine: SeedResult, theirs: SeedResult) -> list[tuple[float, float]]:
+def _gap(mine: SeedResult, theirs: SeedResult) -> list[CurvePlace]:
   if not mine.curve or not theirs.curve:
     return []
   _, xs, ys = zip(*theirs.curve)
   from_tokens = max(LEFT_OUT * mine.curve[-1][1], xs[0])
   return [
-    (tokens, 100.0 * (loss / float(np.interp(tokens, xs, ys)) - 1.0))
-    for _, tokens, loss in mine.curve
+    (step, tokens, 100.0 * (loss / float(np.interp(tokens, xs, ys)) - 1.0))
+    for step, tokens, loss in mine.curve
     if tokens >= from_tokens
   ]
 
 
-def _curve(of_seeds: Sequence[Sequence[tuple[float, float]]]) -> SweepCurve:
-  """Place by place from the end: all seeds have that one.
+def _curve(of_seeds: Sequence[Sequence[CurvePlace]]) -> SweepCurve:
+  """Goes place by place from the end: all seeds have that one.
 
   Where one has diverged, nothing is shown.
   """
   shortest = min(map(len, of_seeds), default=0)
+  ends = [each[len(each) - shortest :] for each in of_seeds]
+  if not _are_at_equal_steps(ends):
+    ends = _at_equal_tokens(of_seeds)
   places = [
-    place
-    for place in zip(*(each[len(each) - shortest :] for each in of_seeds))
-    if all(math.isfinite(y) for _, y in place)
+    [(tokens, y) for _, tokens, y in place]
+    for place in zip(*ends)
+    if all(math.isfinite(y) for _, _, y in place)
   ]
   return SweepCurve(
     tuple(statistics.fmean(tokens for tokens, _ in each) for each in places),
@@ -149,3 +153,35 @@ def _curve(of_seeds: Sequence[Sequence[tuple[float, float]]]) -> SweepCurve:
       for each in places
     ),
   )
+
+
+def _are_at_equal_steps(of_seeds: Sequence[Sequence[CurvePlace]]) -> bool:
+  """Returns False if the places of one seed are not those of another.
+
+  The last ones are the ends of the runs.
+  """
+  for place in list(zip(*of_seeds))[:-1]:
+    steps = [step for step, _, _ in place]
+    last = max(each[-1][0] for each in of_seeds)
+    if max(steps) - min(steps) > SAME_STEP * last:
+      return False
+  return True
+
+
+def _at_equal_tokens(
+  of_seeds: Sequence[Sequence[CurvePlace]],
+) -> list[list[CurvePlace]]:
+  """Returns all seeds at as many tokens, and then their ends.
+
+  There are as many places as the seed with the fewest has, at most.
+  """
+  first = max(each[0][1] for each in of_seeds)
+  last = min(each[-1][1] for each in of_seeds)
+  fewest = min(of_seeds, key=len)
+  at = sorted({max(tokens, first) for _, tokens, _ in fewest if tokens < last})
+  found = []
+  for each in of_seeds:
+    _, xs, ys = zip(*each)
+    values = np.interp(at, xs, ys)
+    found.append([(0, x, float(y)) for x, y in zip(at, values)] + [each[-1]])
+  return found

@@ -6,11 +6,11 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-from diloco.lab import sweep
-from diloco.lab.sweep import Comparison
 from diloco.pages.parts import Cell, Chart, Column, Intervals, Line, Part, Table
 from diloco.report import sweep_reader
 from diloco.report.sweep_reader import RecordedSweep
+from diloco.sweeps import sweep
+from diloco.sweeps.sweep import Comparison
 
 LOG_FROM = 8.0  # Where the largest x is so many times the least.
 LINES_MAX = 7  # Of a chart: as many as there are colours.
@@ -114,8 +114,8 @@ def parts(recorded: RecordedSweep, suffix: str) -> Iterator[Part]:
     f'sweep-loss{suffix}',
     f'{recorded.label}: loss against tokens',
     'validation loss, nats per token',
-    'Mean over seeds at the same places of their curves; the band is the '
-    'standard deviation.',
+    'Mean over seeds at the same places of their curves, between which those '
+    'of real runs are interpolated; the band is the standard deviation.',
   )
 
 

@@ -10,7 +10,7 @@ from absl import flags, logging
 
 from diloco.config import flags as config_flags
 from diloco.metrics import files
-from diloco.metrics.workdir import Workdir
+from diloco.metrics.workdir import SYNCER, Workdir
 from diloco.run.command import run_command
 from diloco.syncer.allocator import use_one_arena
 
@@ -27,6 +27,7 @@ def main(config) -> int:
   import jax
 
   from diloco.checkpoint.arrays import BrokenRecord
+  from diloco.monitoring import monitor_flags
   from diloco.run.exposure import given_access
   from diloco.run.spec import make_run_spec
   from diloco.syncer.results import ResultLost
@@ -41,13 +42,16 @@ def main(config) -> int:
   bind = _BIND.value or f'{transport.host}:{transport.port}'
   with config_flags.refusing():
     access = given_access(transport, sockets.split(bind)[0])
+    monitor = monitor_flags.begin(config.name, SYNCER)
     run_spec = make_run_spec(config)
   plane = make_plane(
     transport.data_plane, transport.host, access, run_spec.limits.workers
   )
   try:
     with config_flags.refusing(BrokenRecord):
-      server = SyncerServer(run_spec, bind, plane, workdir, access)
+      server = SyncerServer(
+        run_spec, bind, plane, workdir, access, tell=monitor.show
+      )
   except (BindFailed, sockets.HostUnknown) as error:
     print(f'error: --bind={bind}: {error}', file=sys.stderr)
     return 1
@@ -72,6 +76,7 @@ def main(config) -> int:
   finally:
     server.close()
     plane.close()
+    monitor.close()
   return 0 if finished else 128 + signal.SIGTERM
 
 

@@ -40,7 +40,11 @@ class ResultLost(Exception):
 
 
 class Results:
-  """Writes `status.json` while the run lasts, and its results at the end."""
+  """Writes `status.json` while the run lasts, and its results at the end.
+
+  Args:
+    tell: takes each status, too.
+  """
 
   def __init__(
     self,
@@ -48,7 +52,9 @@ class Results:
     workdir: Workdir,
     stats: RunStats,
     stop: threading.Event,
+    tell: Callable[[RunStatus], None] | None = None,
   ):
+    self._tell = tell
     self._layout = run_spec.layout
     self._workdir = workdir
     self._stats = stats
@@ -72,7 +78,11 @@ class Results:
       self._silent = True
 
   def _show(self, status: RunStatus):
-    """Adds a point to TensorBoard's curves; another thread writes it."""
+    """Tells it, and adds a point to TensorBoard's curves; another thread
+    writes that.
+    """
+    if self._tell is not None:
+      self._tell(status)
     if status.step < self._shown_step + self._every_steps:
       return
     if self._board is None:

@@ -8,9 +8,11 @@ machine's effects. The shards do the work on bytes; their answers become events.
 import queue
 import threading
 import time
+from collections.abc import Callable
 
 from absl import logging
 
+from diloco.metrics.status import RunStatus
 from diloco.metrics.workdir import Workdir
 from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
@@ -49,6 +51,7 @@ class SyncerServer:
 
   Args:
     bind: host:port for the control plane.
+    tell: takes the state of the run, about once a second.
   """
 
   def __init__(
@@ -58,6 +61,7 @@ class SyncerServer:
     plane: DataPlane,
     workdir: Workdir,
     access: auth.Access = auth.OPEN,
+    tell: Callable[[RunStatus], None] | None = None,
   ):
     config = run_spec.config
     self._run_spec = run_spec
@@ -81,7 +85,7 @@ class SyncerServer:
     self._disk.occupy()
     found = self._disk.begin()
     self._machine, self._ended = found.machine, found.ended
-    self._results = Results(run_spec, workdir, self._stats, self._stop)
+    self._results = Results(run_spec, workdir, self._stats, self._stop, tell)
     self._registry = ShardRegistry(
       run_spec, self._lead, found.run_versions, found.run_crcs
     )
@@ -342,6 +346,7 @@ class SyncerServer:
   def _publish(self, effect: syncer_events.Publish):
     merged = self._shards.take_merged(effect.round)
     self._shards.install_here(effect, merged)
+    self._stats.note_publish(effect)
     # First save what must not be lost, then tell the others.
     published = line_of(closing_line(effect, merged.crc))
     saved_round = self._disk.saved_round

@@ -11,7 +11,9 @@ import time
 
 from absl import logging
 
+from diloco.metrics import names
 from diloco.metrics.workdir import Workdir
+from diloco.metrics.writer import Writer
 from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
 from diloco.run.spec import RunSpec
@@ -52,6 +54,7 @@ class ShardServer:
   Args:
     shard: number of the shard, not 0.
     lead: host:port of the lead.
+    writer: takes its scalars, each time that it hears from the lead.
 
   Raises:
     BrokenRecord: the folder belongs to another run.
@@ -65,8 +68,10 @@ class ShardServer:
     plane: DataPlane,
     workdir: Workdir,
     access: Access,
+    writer: Writer,
   ):
     self._address = lead
+    self._writer = writer
     self._access = access
     self._workdir = workdir
     self._connect_s = run_spec.config.transport.connect_s
@@ -118,6 +123,17 @@ class ShardServer:
     client = self._client
     if client is not None:
       client.send(answer)
+
+  def _tell(self, has_lead: bool):
+    closed_round = self._shard.closed_round
+    self._writer.write_scalars(
+      closed_round,
+      {
+        names.TIME: time.time(),
+        names.SHARD_ROUND: closed_round,
+        names.SHARD_LED: has_lead,
+      },
+    )
 
   def _connect(self, give_up_s: float | None) -> ControlClient | None:
     """Makes one attempt to connect."""
@@ -177,8 +193,10 @@ class ShardServer:
             answer = self._shard.perform(item)
             if answer is not None:
               client.send(answer)
+        self._tell(has_lead=True)
     finally:
       client.close()
+      self._tell(has_lead=False)
     return False
 
   def _save(self, order: orders.SaveParts):

@@ -17,6 +17,7 @@ from diloco.metrics import ages as ages_lib
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics import status as metrics_status
 from diloco.metrics.goodput import RunningUptime, StepRecord, Work
+from diloco.metrics.status import REFUSALS
 from diloco.protocol import messages
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.syncer import events as syncer_events
@@ -24,8 +25,6 @@ from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.state import Ledger
 from diloco.run import tape_events
 
-# Kinds of a record that count as refusals.
-REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale', 'late', 'outlier')
 TELL_FACTOR = 2.0  # A smaller change is not worth a log line.
 
 
@@ -174,8 +173,6 @@ class RunStats:
         self._asked[effect.round, effect.learner] = effect.offer.payload.nbytes
       case syncer_events.Merge():
         self._note_merge(effect)
-      case syncer_events.Publish():
-        self._note_publish(effect)
 
   def _note_work(
     self, effect: syncer_events.Effect, at_s: float
@@ -257,7 +254,8 @@ class RunStats:
     for key in [k for k in self._asked if k[0] <= merge.round]:
       del self._asked[key]
 
-  def _note_publish(self, publish: syncer_events.Publish):
+  def note_publish(self, publish: syncer_events.Publish):
+    """Counts a close; call it before `counts` go into the ledger with it."""
     self._closed_round = publish.round
     self._closed_s = time.time()
     self._last_close_s = time.monotonic()

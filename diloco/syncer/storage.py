@@ -219,7 +219,7 @@ class SyncerDisk:
     """
     self._published = published or self._published
     if ledger.ended:
-      self.save(ledger, crcs)
+      self.save_last(ledger, crcs)
       self._records.wait(CLOSE_S)
     self.commit(ledger, crcs)
     if self._records.due(ledger.closed_round):

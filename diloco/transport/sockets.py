@@ -7,9 +7,12 @@ Names are resolved here only: jax.experimental.transfer takes any name for
 
 import contextlib
 import dataclasses
+import errno
 import ipaddress
 import os
+import pathlib
 import re
+import secrets
 import socket
 import struct
 import sys
@@ -19,6 +22,8 @@ from collections.abc import Iterator
 _HOST_PORT = re.compile(r'^(?:\[([^\[\]]+)\]|([^\[\]:/\s]+)):(\d{1,5})$')
 _TOKEN = re.compile(r'^[0-9a-f]{16,64}$')
 _FD_FOLDER = '/proc/self/fd'
+_RANGE = pathlib.Path('/proc/sys/net/ipv4/ip_local_port_range')
+_USUAL_RANGE, _LEAST_PORT, _PORT_TRIES = 32_768, 10_000, 100
 _TCP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 # Two scans must not see each other's duplicates; a thread may nest its own.
@@ -146,6 +151,38 @@ def routable(host: str) -> str:
 def probe(host: str, port: int, timeout_s: float) -> None:
   """Opens and closes a TCP connection; raises the `OSError` it met."""
   socket.create_connection((host, port), timeout=timeout_s).close()
+
+
+def free_port(host: str = LOOPBACK, count: int = 1) -> int:
+  """Returns a port of this machine for a listener that is yet to start.
+
+  It lies below the range from which the kernel takes the source ports of
+  outgoing connections: a port of that range may be one before the listener is
+  there, or while it restarts.
+
+  Args:
+    host: IP literal of this machine.
+    count: this many ports, from the returned one on, have no listener.
+
+  Raises:
+    OSError: the address is not this machine's, or no port was found.
+  """
+  first = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else 0
+  most = first if first > _LEAST_PORT + count else _USUAL_RANGE
+  family = socket.AF_INET6 if ':' in host else socket.AF_INET
+  for _ in range(_PORT_TRIES):
+    port = _LEAST_PORT + secrets.randbelow(most - _LEAST_PORT - count)
+    try:
+      for each in range(port, port + count):
+        socket.create_server((host, each), family=family).close()
+    except OSError as error:
+      if error.errno != errno.EADDRINUSE:
+        raise
+    else:
+      return port
+  raise OSError(
+    errno.EADDRINUSE, f'no {count} ports from {_LEAST_PORT} to {most} are free'
+  )
 
 
 # Inspects the sockets that this process has open, including a library's.

@@ -21,6 +21,8 @@ from diloco.metrics.jsonl import Tail
 from diloco.metrics.recorded_run import SYNCER, NoReport, RecordedRound
 from diloco.metrics.status import RunStatus, RunSummary
 from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
+from diloco.watch import tape_counts
+from diloco.watch.tape_counts import TapeCounts
 
 POINTS_MAX = 400  # Of a curve.
 ROUNDS_MAX = 1000  # That the timeline shows.
@@ -123,6 +125,7 @@ class FollowedRun:
       maxlen=HAPPENINGS_MAX
     )
     self._kinds: collections.Counter[str] = collections.Counter()
+    self._counts = TapeCounts()
     self._heldout: list[tuple[float, float, float]] = []  # s, step, loss.
     self._goodput, self._age = ThinnedCurve(), ThinnedCurve(each=8)
     self._begin_s: float | None = None
@@ -130,6 +133,7 @@ class FollowedRun:
     self._status: RunStatus | None = None
     self._summary: RunSummary | None = None
     self._problem: str | None = None
+    self._counted: dict | None = None  # In place of a status.
 
   def update(self) -> None:
     """Reads what was written since the last call."""
@@ -146,12 +150,24 @@ class FollowedRun:
       for record in file.new_records():
         if names.TIME in record:
           self._hear_metrics(name, record)
-    self._problem = None
+    self._problem = self._counted = None
     try:
       self._status = metrics_status.read_status(self._workdir.status)
       self._summary = metrics_status.read_summary(self._workdir.summary)
-    except MalformedFile as error:  # The next one may be whole.
+      if self._status is None and self._rounds:
+        self._counted = self._count()
+    except (MalformedFile, ValueError) as error:  # The next one may be whole.
       self._problem = str(error)
+
+  def _count(self) -> dict | None:
+    losses = {
+      name: each.last.get(names.TRAIN_LOSS)
+      for name, each in self._learners.items()
+    }
+    return {
+      **self._counts.as_status(losses, self._kinds),
+      'goodput': tape_counts.goodput_of(self._workdir.result),
+    }
 
   def _hear_launcher(self, event: dict) -> None:
     self._events.append(event)
@@ -194,6 +210,7 @@ class FollowedRun:
     ]
     for each in closed:
       self._rounds.append(each)
+      self._counts.add(each)
       merged = {share.learner for share in each.shares}
       for m in range(self._setup.learners):
         self._learners[learner_name(m)].merged.add(each.at_s, m in merged)
@@ -235,16 +252,18 @@ class FollowedRun:
     now_s = time.time() if now_s is None else now_s
     lives, pauses = run_reader.lives(self._of_run(), 0.0)
     how = self._how(now_s, lives)
+    is_now = how in (STARTING, RUNNING) and self._counted is None
     found = {
       'run': self._setup.name,
       'folder': str(self._workdir.root.resolve()),
       'state': how,
-      'now_s': now_s if how in (STARTING, RUNNING) else self._last_s,
+      'now_s': now_s if is_now else self._last_s,
       'begin_s': self._begins(),
       'last_s': self._last_s,
       'problem': self._problem,
       'setup': dataclasses.asdict(self._setup),
       'status': _asdict(self._status),
+      'counted': self._counted,
       'summary': _asdict(self._summary),
       'processes': list(self._processes(lives)),
       'loss': {m: each.loss.points() for m, each in self._learners.items()},
@@ -282,7 +301,9 @@ class FollowedRun:
     if lasts and all(life.ended_s < math.inf for life in lasts):
       return STOPPED
     if self._status is None:
-      return STARTING
+      if self._kinds['End']:
+        return FINISHED
+      return RUNNING if self._rounds else STARTING
     return SILENT if now_s - self._status.time_s > SILENT_S else RUNNING
 
   def _used_s(self, name: str, life) -> float | None:
@@ -302,7 +323,7 @@ class FollowedRun:
       metrics = self._learners.get(name, _Learner())
       yield {
         'name': name,
-        'state': _process_state(of_process, told),
+        'state': self._process_state(of_process, told),
         'starts': len(of_process) or (told.incarnations if told else None),
         'global_step': metrics.last.get(names.GLOBAL_STEP),
         'step': told.step if told else metrics.last.get('step'),
@@ -317,7 +338,22 @@ class FollowedRun:
             'lag_versions', 'bytes_up', 'bytes_down',
           )
         },
+        **(self._of_tape(name) if self._counted else {}),
       }  # fmt: skip
+
+  def _process_state(self, lives: Sequence, told) -> str:
+    """The launcher knows what is dead, the syncer what the others do."""
+    if lives and lives[-1].ended_s < math.inf:
+      return 'dead' if lives[-1].death else 'ended'
+    if told is not None:
+      return told.state
+    if self._counted and self._kinds['End']:  # No launcher tells of the lab.
+      return 'ended'
+    return 'running' if lives else 'unknown'
+
+  def _of_tape(self, name: str) -> dict:
+    """Returns what stands in for the status of one process."""
+    return self._counts.of_learner(name) if name in self._learners else {}
 
   def _all_heldout(self) -> list[tuple[float, float, float]]:
     """Losses of Θ, with the first and the last one after the run's end."""
@@ -332,15 +368,6 @@ class FollowedRun:
       found = [(self._begins(), 0, final.initial_loss), *found]
       found.append((end_s, end_step, final.final_loss))
     return found
-
-
-def _process_state(lives: Sequence, told) -> str:
-  """The launcher knows what is dead, the syncer what the others do."""
-  if lives and lives[-1].ended_s < math.inf:
-    return 'dead' if lives[-1].death else 'ended'
-  if told is not None:
-    return told.state
-  return 'running' if lives else 'unknown'
 
 
 def _round(each: RecordedRound) -> tuple:

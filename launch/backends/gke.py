@@ -56,8 +56,8 @@ class GkeOptions:
   # A claim that all roles read at DATA_FOLDER; empty: none.
   data_claim: str = ''
   data_bucket: str = ''  # A bucket of Cloud Storage in its place.
-  # Where the syncer's pod serves /metrics, to all that reach it; 0: nowhere.
-  metrics_port: int = 0
+  # Where the syncer's pod serves the run's page; 0: nowhere.
+  page_port: int = 0
   # The local queue of Kueue that admits the roles; empty: none.
   queue: str = ''
   ttl_s: int = 0  # After it a role that has ended is deleted; 0: never.
@@ -65,10 +65,6 @@ class GkeOptions:
   def __post_init__(self):
     if self.ttl_s < 0:
       raise ConfigError([f'--ttl_s={self.ttl_s}: must not be negative'])
-    if not 0 <= self.metrics_port < 65536:
-      raise ConfigError(
-        [f'--metrics_port={self.metrics_port}: must be in 1 … 65535, or 0']
-      )
     if self.data_claim and self.data_bucket:
       raise ConfigError(
         [
@@ -154,8 +150,8 @@ def _pod_metadata(whole: JobSpec, role: Task, options: GkeOptions) -> dict:
   metadata, annotations = {'labels': _labels(whole, role)}, {}
   if options.data_bucket or _copies(whole, role, options):
     annotations[FUSE_PODS] = 'true'
-  if role.kind == SYNCER and options.metrics_port:
-    annotations |= gke_sidecars.scraped(options.metrics_port)
+  if whole.metrics_port:
+    annotations |= gke_sidecars.scraped(whole.metrics_port_of(role))
   if annotations:
     metadata['annotations'] = annotations
   return metadata
@@ -187,6 +183,8 @@ def _pod(whole: JobSpec, role: Task, options: GkeOptions) -> dict:
     ports.append(_port('discovery', DISCOVERY_PORT))
   if role.resources.accelerator.hosts > 1:
     ports.append(_port('coordinator', COORDINATOR_PORT))
+  if whole.metrics_port:
+    ports.append(_port('metrics', whole.metrics_port_of(role)))
   if ports:
     container['ports'] = ports
   if role.kind == SYNCER:
@@ -219,11 +217,16 @@ def _beside(
       found.append(gke_sidecars.restored(whole, role))
     found.append(gke_sidecars.results(whole))
   if role.kind == SYNCER and whole.evaluator:
-    arguments = [_literal(each) for each in whole.evaluator.arguments]
-    found.append(gke_sidecars.evaluator(whole, arguments, shared))
-  if role.kind == SYNCER and options.metrics_port:
+    known = Addresses(OWN_ADDRESS)
+    arguments = [
+      *(_literal(each) for each in whole.evaluator.arguments),
+      *addressed(whole, whole.evaluator, known),
+    ]
+    own = [_field('DILOCO_HOST', 'status.podIP'), *shared]
+    found.append(gke_sidecars.evaluator(whole, arguments, own))
+  if role.kind == SYNCER and options.page_port:
     address = _field('DILOCO_HOST', 'status.podIP')
-    port = options.metrics_port
+    port = options.page_port
     found.append(gke_sidecars.watch(whole, address, OWN_ADDRESS, port))
   return found
 

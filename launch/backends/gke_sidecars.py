@@ -27,7 +27,11 @@ SILENT_S = 1800
 
 
 def evaluator(whole: JobSpec, arguments: list[str], shared: list) -> dict:
-  """It reads the syncer's checkpoints, in the syncer's pod."""
+  """It reads the syncer's checkpoints, in the syncer's pod.
+
+  Args:
+    shared: its environment.
+  """
   task = whole.evaluator
   command = [whole.python, '-m', task.module]
   return {
@@ -81,7 +85,7 @@ done
 
 
 def watch(whole: JobSpec, address: dict, own_address: str, port: int) -> dict:
-  """It serves /metrics, /status and the run's page, from the workdir."""
+  """It serves the run's page, from the workdir."""
   folder = shlex.quote(whole.workdir)
   script = (
     f'until [[ -s {folder}/config.json ]]; do sleep 1; done; '
@@ -91,9 +95,9 @@ def watch(whole: JobSpec, address: dict, own_address: str, port: int) -> dict:
   return {
     **_beside(whole, 'watch', ['bash', '-c', script]),
     'env': [address],
-    'ports': [{'name': 'metrics', 'containerPort': port, 'protocol': 'TCP'}],
+    'ports': [{'name': 'page', 'containerPort': port, 'protocol': 'TCP'}],
     'livenessProbe': {
-      'httpGet': {'path': '/metrics', 'port': 'metrics'},
+      'httpGet': {'path': '/metrics', 'port': 'page'},
       'initialDelaySeconds': 60,
       'periodSeconds': 60,
       'timeoutSeconds': 20,

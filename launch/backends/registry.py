@@ -281,11 +281,6 @@ BACKENDS = {
         '',
         f'Bucket of Cloud Storage that all roles read at {DATA_FOLDER}.',
       ),
-      'metrics_port': (
-        0,
-        "Port of the syncer's pod that serves /metrics, to all that reach it; "
-        '0: none.',
-      ),
       'queue': ('', 'Local queue of Kueue that admits the roles.'),
       'ttl_s': (
         0,

@@ -68,7 +68,9 @@ def _evaluator(whole: JobSpec) -> str:
   """Returns shell code that starts the evaluator, which ends with the job."""
   if whole.evaluator is None:
     return ''
-  command = shell_command([whole.python], whole, whole.evaluator, Addresses(''))
+  command = shell_command(
+    [whole.python], whole, whole.evaluator, Addresses('$host')
+  )
   log = shlex.quote(f'{whole.workdir}/logs/{whole.evaluator.name}.log')
   return f"""
 until {command}; do sleep 10; done >>{log} 2>&1 &\
@@ -206,7 +208,13 @@ def _script(
   whole: JobSpec, name: str, role: Task, before: str, behind: str
 ) -> str:
   fatal = '|'.join(map(str, EXITS_FATAL))
-  known = Addresses('$host', '$syncer', '$SLURM_PROCID', '$coordinator')
+  known = Addresses(
+    '$host',
+    '$syncer',
+    '$SLURM_PROCID',
+    '$coordinator',
+    '$SLURM_ARRAY_TASK_ID' if role.kind == LEARNER else '',
+  )
   command = f'{shell_command([whole.python], whole, role, known)}{behind}'
   # Each node of a learner has an address of its own, so this runs there.
   is_one_of_many = role.resources.accelerator.hosts > 1

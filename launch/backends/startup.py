@@ -250,14 +250,14 @@ def _evaluator(whole: JobSpec, role: Task) -> str:
     whole,
     whole.evaluator,
     ['--detach', '--name=evaluator', '--restart=on-failure'],
-    Addresses(''),
+    Addresses('$host'),
   )
   return f'docker rm --force evaluator >/dev/null 2>&1\n{started}\n'
 
 
 def _container(whole: JobSpec, role: Task, syncer: str) -> str:
   """Returns the `docker run` command of the role."""
-  options = ['--rm', '--name=diloco', '--network=host']
+  options = ['--rm', '--name=diloco']
   options.append(f'--stop-timeout={whole.grace_s}')
   if role.kind == LEARNER:
     options.append('--privileged')  # The chips are devices of the machine.
@@ -269,7 +269,9 @@ def _docker(
   whole: JobSpec, role: Task, options: Sequence[str], known: Addresses
 ) -> str:
   environment = [f'--env={key}={value}' for key, value in whole.environment]
-  fixed = shlex.join(['docker', 'run', *options, *environment])
+  fixed = shlex.join(
+    ['docker', 'run', '--network=host', *options, *environment]
+  )
   folders = ' '.join(
     f'"--volume=$folder/{name}":{shlex.quote(place)}'
     for name, place in (

@@ -26,6 +26,7 @@ from diloco.config.data_section import missing_paths
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics import files
+from diloco.metrics.run_progress import ProgressLine
 from diloco.metrics.workdir import Workdir, shard_name
 from diloco.transport.sockets import is_loopback
 from launch import program as launch_program
@@ -179,7 +180,10 @@ def main(argv) -> int:
   if not console.is_terminal:
     console = rich.console.Console(width=WIDTH_MIN)
 
+  shown = ProgressLine()
+
   def say(text: str) -> None:
+    shown.end()  # Where both are the same terminal.
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
   for pid in stage.end_left(left):
@@ -203,12 +207,14 @@ def main(argv) -> int:
     },
   )
   try:
-    with lock, signals() as received:
+    with lock, signals() as received, shown:
       ChaosRun(
-        config, arguments, workdir, learners, say, received, given.seed
+        *(config, arguments, workdir, learners, say, received, given.seed),
+        shown.say,
       ).perform(faults, given.minutes * 60)
       twins = judging.Twins(
-        config, arguments, learners, say, received, given.twins_faster
+        *(config, arguments, learners, say, received, given.twins_faster),
+        shown.say,
       )
       twins.train(folder, given.minutes * 60, given.twins)
   except Interrupted as stopped:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from diloco.config.run_config import RunConfig
 from diloco.metrics import files
+from diloco.metrics.run_progress import clock
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.chaos import faults
 from launch.chaos import stage as chaos_stage
@@ -95,6 +96,7 @@ class ChaosRun:
     say: takes a line for the user.
     received: signals that ask to stop.
     seed: of the relay's draws.
+    show: takes how far it is.
   """
 
   def __init__(
@@ -106,6 +108,7 @@ class ChaosRun:
     say: Callable[[str], None],
     received: list[int],
     seed: int,
+    show: Callable[[str], None],
   ):
     self._config = config
     self._arguments = arguments
@@ -114,6 +117,7 @@ class ChaosRun:
     self._folder.root.mkdir(parents=True, exist_ok=True)
     self._learners = learners
     self._say = say
+    self._show = show
     self._received = received
     self._relay = Relay(chaos_stage.hosts_of(config), seed)
     names = [SYNCER, *map(learner_name, range(config.protocol.learners))]
@@ -179,21 +183,24 @@ class ChaosRun:
     plan: Sequence[PlannedFault],
     seconds: float,
   ) -> Course:
+    self._show('the processes start')
     run.until(lambda: run.all_merge(0.0), READY_S, 'every learner is merged')
     calm_s = time.time()
     self._say(f'every learner is merged; {CALM_S:.0f} s of calm, then faults')
+    self._show('calm, then the plan')
     before = self._carried(run)
     run.spend(CALM_S)
     stage.measure_links(before, CALM_S)
     began_s = time.time()
     performance = _Performance(
-      run, stage, self._relay, self._folder.faults, self._say
+      run, stage, self._relay, self._folder.faults, self._say, self._show
     )
     performance.of(plan, seconds)
     stage.end_all()
     ended_s = time.time()
     unready = ''
     self._say('the plan is over; all is healed')
+    self._show(f'until all are merged again, then {QUIET_S:.0f} s of quiet')
     try:
       run.until(
         lambda: self._is_whole(run, plan, ended_s),
@@ -262,12 +269,14 @@ class _Performance:
     relay: Relay,
     path: pathlib.Path,
     say: Callable[[str], None],
+    show: Callable[[str], None],
   ):
     self._run = run
     self._stage = stage
     self._relay = relay
     self._path = path
     self._say = say
+    self._show = show
     self._order = itertools.count()
     self._due: list = []  # (time, order, 'begin' or 'end', fault).
     self._begun: dict[int, tuple[float, dict]] = {}  # By number.
@@ -283,6 +292,7 @@ class _Performance:
       if (late_s := now_s - last_s - TURN_S) > LATE_TURN_S:
         self.late_turns.append((time.time(), late_s))
       last_s = now_s
+      self._show(f'the plan, {clock(seconds - now_s)} left')
       while self._due and self._due[0][0] <= now_s:
         _, _, what, fault = heapq.heappop(self._due)
         (self._begin if what == 'begin' else self._end)(fault, now_s)

@@ -13,6 +13,7 @@ import rich.table
 from diloco.config.run_config import RunConfig
 from diloco.metrics import files, names
 from diloco.metrics.jsonl import from_the_end, read_jsonl
+from diloco.metrics.run_progress import counter
 from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
 from diloco.pages import text_tables
 from launch.chaos import record as chaos_record
@@ -40,6 +41,7 @@ class Twins:
     say: takes a line for the user.
     received: signals that ask to stop.
     faster: by so much `run.step_floor_s` is shorter than the run's.
+    show: takes how far it is.
   """
 
   def __init__(
@@ -49,7 +51,8 @@ class Twins:
     learners: Sequence[Processes],
     say: Callable[[str], None],
     received: list[int],
-    faster: float = 1.0,
+    faster: float,
+    show: Callable[[str], None],
   ):
     floor_s = config.run.step_floor_s / faster
     run = dataclasses.replace(config.run, step_floor_s=floor_s)
@@ -57,6 +60,7 @@ class Twins:
     self._arguments = [*arguments, f'--config.run.step_floor_s={floor_s!r}']
     self._learners = learners
     self._say = say
+    self._show = show
     self._received = received
 
   def train(self, folder: Folder, seconds: float, count: int) -> None:
@@ -82,6 +86,7 @@ class Twins:
       workdir.root.mkdir(parents=True, exist_ok=True)
       # It runs the same programs.
       workdir.compiled.symlink_to(folder.workdir.compiled.absolute())
+      far = counter(self._show, f'tokens, twin {number + 1} of {count}')
       ChaosRun(
         self._config,
         self._arguments,
@@ -89,12 +94,21 @@ class Twins:
         self._learners,
         self._say,
         self._received,
-        seed=number,
+        number,
+        self._show,
       ).without_faults(
-        lambda: _merged_tokens(workdir) >= tokens,  # noqa: B023
+        lambda: _has_merged(workdir, tokens, far),  # noqa: B023
         SLOWER_MAX * seconds + READY_S,
         f'twin {number + 1} merges {tokens:,} tokens',
       )
+
+
+def _has_merged(
+  workdir: Workdir, tokens: int, far: Callable[[int, int], None]
+) -> bool:
+  merged = _merged_tokens(workdir)
+  far(min(merged, tokens), tokens)
+  return merged >= tokens
 
 
 def _merged_tokens(workdir: Workdir) -> int:

@@ -20,7 +20,8 @@ import dataclasses
 import pathlib
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 
 import rich.console
 from absl import flags as absl_flags
@@ -28,6 +29,7 @@ from absl import flags as absl_flags
 from diloco.config import flags
 from diloco.config.sections import ConfigError
 from diloco.metrics import files
+from diloco.metrics.run_progress import ProgressLine, count, counted
 from launch.netbench import link_tables, links, studies
 from launch.netbench.links import LinksFailed, Loopback, ShapedLinks, SiteLinks
 from launch.netbench.net_systems import SYSTEMS, Setting
@@ -174,12 +176,12 @@ def measure_rates(
   systems: Sequence[str],
   rates: Sequence[float],
   received: list[int],
-  say: Callable[[str], None],
+  line: ProgressLine,
 ) -> tuple[list[NetCell], dict[str, str], dict[str, float]]:
   """Returns all cells, why some systems have none, and what links carry."""
   with ShapedLinks(setting.linked, setting.delay_ms > 0) as made:
     carried = check_links(made, setting.linked, rates, setting.delay_ms)
-    cells, failed = _measure_over(made, setting, systems, rates, received, say)
+    cells, failed = _measure_over(made, setting, systems, rates, received, line)
   return cells, failed, carried
 
 
@@ -189,33 +191,32 @@ def _measure_over(
   systems: Sequence[str],
   rates: Sequence[float],
   received: list[int],
-  say: Callable[[str], None],
+  line: ProgressLine,
 ) -> tuple[list[NetCell], dict[str, str]]:
   seconds = absl_flags.FLAGS.seconds
   alone_s: dict[bool, float] = {}
-  cells, failed = [], {}
-  for name in systems:
+  cells, failed, began_s = [], {}, time.monotonic()
+  of = len(systems) * len(rates)
+  for number, name in enumerate(systems):
     system = SYSTEMS[name]
+    said = count(number * len(rates), of, began_s)
+    line.say(f'{said}  {name}, its processes start')
     try:
       if system.has_syncer not in alone_s:
         with SystemRun(system, setting, made, received, alone=True) as running:
           running.start(WARM_STEPS)
           alone_s[system.has_syncer] = running.step_s(seconds)
-        step_s = alone_s[system.has_syncer]
-        say(f'{name}: {1e3 * step_s:.0f} ms a step without a network')
       with SystemRun(system, setting, made, received) as running:
         running.start(system.period(setting))
-        for rate in rates:
+        for i, rate in enumerate(rates):
+          said = count(number * len(rates) + i, of, began_s)
+          line.say(f'{said}  {name}, {rate:g} Mbit/s')
           cells.append(
             running.cell(name, rate, seconds, alone_s[system.has_syncer])
           )
-          say(
-            f'{name}: {rate:g} Mbit/s, {100 * cells[-1].utilisation:.1f} % '
-            f'(predicted {100 * cells[-1].predicted.utilisation:.1f} %)'
-          )
     except SystemFailed as error:
       failed[name] = str(error)
-      say(f'{name}: {error}')
+      line.stay(f'{name}: {error}')
   return cells, failed
 
 
@@ -225,11 +226,14 @@ def measure_study(
   systems: Sequence[str],
   rates: Sequence[float],
   received: list[int],
-  say: Callable[[str], None],
+  line: ProgressLine,
 ) -> tuple[list[StudyCell], dict[str, str], dict[str, float]]:
   """Returns all cells, why some runs have none, and what the link carries."""
   cells, failed, carried = [], {}, {}
-  for each in study.runs(setting, systems, rates):
+  runs = list(study.runs(setting, systems, rates))
+  for each in counted(
+    runs, line.say, lambda run: run.name, lambda run: len(run.phases)
+  ):
     with contextlib.ExitStack() as stack:
       place = Loopback()
       if each.far:
@@ -240,10 +244,9 @@ def measure_study(
         cells += studies.measure(
           each, place, absl_flags.FLAGS.seconds, received
         )
-        say(f'{each.name}: measured')
       except SystemFailed as error:
         failed[each.name] = str(error)
-        say(f'{each.name}: {error}')
+        line.stay(f'{each.name}: {error}')
   return cells, failed, carried
 
 
@@ -263,8 +266,9 @@ def main(argv: Sequence[str]) -> int:
   if not console.is_terminal:
     console.width = max(console.width, WIDTH)
   try:
-    with signals() as received:
-      asked = setting, systems, rates, received, console.print
+    with signals() as received, ProgressLine() as line:
+      line.say('the links are made')
+      asked = setting, systems, rates, received, line
       if study:
         cells, failed, carried = measure_study(study, *asked)
       else:

@@ -17,13 +17,12 @@ POLL_S = 0.02
 def main(argv):
   while argv[0].startswith('--'):
     assert argv.pop(0) == '--kill-on-bad-exit=1'
-  tasks = [
-    subprocess.Popen(
-      argv, env={**os.environ, 'SLURM_PROCID': str(i)}, start_new_session=True
-    )
-    for i in range(int(os.environ['SLURM_NNODES']))
-  ]
+  tasks = []
   signal.signal(signal.SIGTERM, lambda number, frame: send(tasks, number))
+  for i in range(int(os.environ['SLURM_NNODES'])):
+    environment = {**os.environ, 'SLURM_PROCID': str(i)}
+    task = subprocess.Popen(argv, env=environment, start_new_session=True)
+    tasks.append(task)
   while None in [task.poll() for task in tasks]:
     if any(task.returncode for task in tasks):
       send(tasks, signal.SIGKILL)

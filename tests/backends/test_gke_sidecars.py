@@ -146,28 +146,55 @@ def test_the_syncer_is_probed(tmp_path):
   assert not [name for name in learner if name.endswith('Probe')]
 
 
-def test_figures_are_served_where_a_port_is_given():
-  found = objects(container_launch(), metrics_port=9100)
+def test_the_page_is_served_where_a_port_is_given():
+  found = objects(container_launch(), page_port=8080)
   syncer = found['JobSet/first-syncer']
   check_schema(syncer)
   (beside,) = pod_of(syncer)['initContainers']
   assert beside['ports'] == [
-    {'name': 'metrics', 'containerPort': 9100, 'protocol': 'TCP'}
+    {'name': 'page', 'containerPort': 8080, 'protocol': 'TCP'}
   ]
   assert beside['livenessProbe']['httpGet'] == {
-    'path': '/metrics', 'port': 'metrics',
+    'path': '/metrics', 'port': 'page',
   }  # fmt: skip
   assert (
     'diloco.watch /workdir --insecure --host=$(DILOCO_HOST)'
     in (beside['command'][-1])
   )
-  noted = job_of(syncer)['template']['metadata']['annotations']
-  assert noted['prometheus.io/port'] == '9100'
-  learner = job_of(found['JobSet/first-learner-0'])['template']['metadata']
-  assert 'annotations' not in learner
   assert 'initContainers' not in pod_of(
     objects(container_launch())['JobSet/first-syncer']
   )
+
+
+def test_every_role_serves_its_metrics_where_a_port_is_given():
+  whole = dataclasses.replace(an_evaluated_launch(), metrics_port=9100)
+  found = objects(whole)
+  for name, port in (
+    ('syncer', 9100),
+    ('learner-0', 9102),
+    ('learner-1', 9103),
+  ):
+    made = found[f'JobSet/first-{name}']
+    check_schema(made)
+    (container,) = pod_of(made)['containers']
+    bind = f'--metrics_bind=$(DILOCO_HOST):{port}'
+    assert [bind, '--metrics_open'] == [
+      each for each in container['args'] if 'metrics' in each
+    ]
+    opened = {
+      each['name']: each['containerPort'] for each in container['ports']
+    }
+    assert opened['metrics'] == port
+    noted = job_of(made)['template']['metadata']['annotations']
+    assert noted['prometheus.io/port'] == str(port)
+  (beside,) = pod_of(found['JobSet/first-syncer'])['initContainers']
+  assert '--metrics_bind=$(DILOCO_HOST):9101' in beside['args']
+  assert 'DILOCO_HOST' in {each['name'] for each in beside['env']}
+
+
+def test_no_role_serves_metrics_without_a_port():
+  text = str(objects(an_evaluated_launch()))
+  assert 'metrics_bind' not in text and 'prometheus.io' not in text
 
 
 def test_an_evaluator_reads_the_checkpoints_of_all_shards():

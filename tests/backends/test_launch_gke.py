@@ -257,7 +257,6 @@ def test_a_queue_admits_all_roles_and_they_go_in_time():
   ('changes', 'words'),
   [
     ({'data_claim': 'a', 'data_bucket': 'b'}, 'one of them is at /data'),
-    ({'metrics_port': -1}, '--metrics_port=-1: must be in 1'),
     ({'ttl_s': -1}, '--ttl_s=-1: must not be negative'),
   ],
 )

@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
+from diloco.transport.sockets import free_port
 from launch.backends import startup
 from tests.backends.launch_values import a_slice_launch
-from tests.ports import free_port
 from tests.waiting import until
 
 pytestmark = pytest.mark.beside

@@ -140,7 +140,7 @@ def _run(script: str, environment: dict, code: int | str):
     env={**environment, 'CODE': str(code)},
     capture_output=True,
     text=True,
-    timeout=120,
+    timeout=240,
   )
 
 
@@ -215,6 +215,17 @@ def test_what_the_learner_gets(cluster):
   ]
 
 
+def test_each_learner_of_an_array_serves_metrics_at_its_own_port(cluster):
+  folder, environment = cluster
+  script = _learner(folder, metrics_port=9100)
+  _run(script, {**environment, 'SLURM_ARRAY_TASK_ID': '3'}, 0)
+  # The syncer is at 9100, the evaluator at 9101, learner 0 at 9102.
+  given = json.loads((folder / 'argv.json').read_text())
+  assert [each for each in given if 'metrics' in each] == [
+    '--metrics_bind=10.0.0.7:9105', '--metrics_open',
+  ]  # fmt: skip
+
+
 def test_the_syncer_says_where_it_is(cluster):
   folder, environment = cluster
   script = slurm.syncer_submission(_launch(folder), ()).script
@@ -235,7 +246,7 @@ def test_a_signal_reaches_the_process(cluster, number, requeued):
   ) as job:
     _until((folder / 'started').exists)
     job.send_signal(number)
-    assert job.wait(timeout=120) == 0
+    assert job.wait(timeout=240) == 0
   assert (folder / 'told').read_text() == str(int(signal.SIGTERM))
   assert bool(_requeues(folder)) == requeued
 

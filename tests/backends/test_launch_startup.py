@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The script of a virtual machine, run here with stand-ins for its programs."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -85,7 +86,7 @@ def machine(tmp_path):
       },
       text=True,
       check=True,
-      timeout=120,
+      timeout=240,
     )
     lines = (tmp_path / 'docker.jsonl').read_text().splitlines()
     return [call for call in map(json.loads, lines) if call[0] == 'run']
@@ -105,8 +106,8 @@ def test_the_evaluator_is_started_beside_the_syncer_alone(machine):
   whole = an_evaluated_launch()
   script = startup.startup_script(whole, whole.syncer, 'p', '', 1)
   evaluator, syncer = start(script, 0, 0)
-  assert evaluator[1:4] == [
-    '--detach', '--name=evaluator', '--restart=on-failure',
+  assert evaluator[1:5] == [
+    '--network=host', '--detach', '--name=evaluator', '--restart=on-failure',
   ]  # fmt: skip
   assert evaluator[-3:] == [
     '--config=experiments/quickstart.py', '--workdir=/workdir', '--log_json',
@@ -114,6 +115,22 @@ def test_the_evaluator_is_started_beside_the_syncer_alone(machine):
   assert 'diloco.evaluator' in evaluator and 'diloco.syncer' in syncer
   learner = startup.startup_script(whole, whole.learners[0], 'p', 'a:1', 1)
   assert 'evaluator' not in learner
+
+
+def test_every_role_serves_metrics_at_its_own_port(machine):
+  folder, start = machine
+  whole = dataclasses.replace(an_evaluated_launch(), metrics_port=9100)
+  first, learner = whole.syncer, whole.learners[1]
+  evaluator, syncer = start(
+    startup.startup_script(whole, first, 'p', '', 1), 0, 0
+  )
+  (folder / 'machine' / 'over').unlink()  # As another machine.
+  (other,) = start(startup.startup_script(whole, learner, 'p', 'a:1', 1), 0)
+  for call, port in ((syncer, 9100), (evaluator, 9101), (other, 9103)):
+    assert [each for each in call if each.startswith('--metrics')] == [
+      f'--metrics_bind=10.0.0.7:{port}', '--metrics_open',
+    ]  # fmt: skip
+    assert '--network=host' in call
 
 
 def test_what_a_learner_leaves_comes_to_the_bucket(machine):

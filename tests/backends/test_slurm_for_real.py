@@ -12,10 +12,10 @@ import pytest
 from diloco.config import run_config
 from diloco.metrics.status import read_summary
 from diloco.metrics.workdir import Workdir
+from diloco.transport.sockets import free_port
 from experiments import tests_tiny
 from launch.backends import slurm
 from launch.job import JobSpec, launch
-from launch.role_processes import free_address
 from tests.backends.launch_values import asked
 
 pytestmark = pytest.mark.beside
@@ -58,7 +58,7 @@ def test_a_run_comes_to_its_end(tmp_path, hosts):
     (tmp_path / name).chmod(0o755)
   workdir = Workdir(tmp_path / 'run')
   workdir.log('x').parent.mkdir(parents=True)
-  port = int(free_address('127.0.0.1', 0).rpartition(':')[2])
+  port = free_port()
   whole = _whole(workdir.root, port, hosts)
   learners = slurm.learners_submission(whole, whole.first_learners, ()).script
   scripts = {

@@ -10,6 +10,7 @@ import pytest
 
 from launch.chaos import relay as chaos_relay
 from launch.chaos.relay import DOWN, SOUND, UP, WAYS, Impairment, Relay
+from tests.waiting import until
 
 pytestmark = pytest.mark.alone
 
@@ -109,11 +110,11 @@ def test_a_cut_holds_what_is_sent_until_it_is_over(relay, echo, ways):
   said(connection, b'before')
   impaired(relay, Impairment(cut=True), ways=ways)
   connection.sendall(b'meanwhile')
+  held = lambda: relay.counts('learner-0', ways[0]).held_bytes  # noqa: E731
+  until(lambda: held() == len(b'meanwhile'), WAIT_S, lambda: str(held()))
   connection.settimeout(0.5)
   with pytest.raises(TimeoutError):
     connection.recv(1)
-  first = ways[0]
-  assert relay.counts('learner-0', first).held_bytes == len(b'meanwhile')
   impaired(relay, SOUND, ways=ways)
   connection.settimeout(WAIT_S)
   assert connection.recv(9, socket.MSG_WAITALL) == b'meanwhile'
@@ -123,7 +124,9 @@ def test_a_cut_holds_those_that_connect(relay, echo):
   impaired(relay, Impairment(cut=True), ways=(DOWN,))
   with pytest.raises(TimeoutError):
     opened(relay, 'learner-0', echo.address, timeout_s=0.3)
-  assert relay.counts('learner-0', DOWN).held_connects == 1
+  held = lambda: relay.counts('learner-0', DOWN).held_connects  # noqa: E731
+  until(held, WAIT_S, 'the connection is held')
+  assert held() == 1
   _, answer = opened(relay, 'learner-1', echo.address)
   assert answer == 'HTTP/1.1 200 OK'
 
@@ -135,10 +138,12 @@ def test_a_peer_s_link_is_part_of_the_way_to_it(relay):
   assert relay.counts('learner-1', DOWN).carried_bytes == 1000
   impaired(relay, Impairment(cut=True), 'learner-1', (UP,))
   connection.sendall(b'y')
+  held = lambda: relay.counts('learner-1', UP).held_bytes  # noqa: E731
+  until(held, WAIT_S, 'the byte is held')
   connection.settimeout(0.3)
   with pytest.raises(TimeoutError):
     connection.recv(1)
-  assert relay.counts('learner-1', UP).held_bytes == 1
+  assert held() == 1
   server.close()
 
 

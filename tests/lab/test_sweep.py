@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from diloco.lab import sweep
-from diloco.lab.sweep import SeedResult, Variant
+from diloco.sweeps import sweep
+from diloco.sweeps.sweep import SeedResult, Variant
 
 
 def result(loss: float) -> SeedResult:

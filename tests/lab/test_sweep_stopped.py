@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from diloco.lab import sweep, sweep_runner
+from diloco.lab import sweep_runner
+from diloco.sweeps import sweep, variant_configs
 from tests import waiting
 
 pytestmark = pytest.mark.beside
@@ -56,7 +57,7 @@ flags._or_exit(work)([])
     cwd=ROOT,
     capture_output=True,  # Which a child that is left would keep open.
     text=True,
-    timeout=60,
+    timeout=240,
   )
   assert (done.returncode, done.stderr) == (130, 'stopped\n')
   waiting.until(
@@ -68,10 +69,10 @@ def _run_in_place_of_python(tmp_path, monkeypatch) -> pathlib.Path:
   """Makes runs processes that sleep, and returns the file of their pids."""
   begun, program = tmp_path / 'begun', tmp_path / 'python'
   begun.touch()
-  program.write_text(f'#!/bin/sh\necho $$ >>{begun}\nexec sleep 20\n')
+  program.write_text(f'#!/bin/sh\necho $$ >>{begun}\nexec sleep 600\n')
   program.chmod(0o755)
   monkeypatch.setattr(sweep_runner.sys, 'executable', str(program))
-  monkeypatch.setattr(sweep_runner.flags, 'arguments', list)
+  monkeypatch.setattr(variant_configs.flags, 'arguments', list)
   return begun
 
 

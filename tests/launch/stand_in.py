@@ -3,8 +3,9 @@
 
   python stand_in.py ROLE WORKDIR STEPS [learner id]
 
-A learner leaves when the syncer's summary is there. Nothing else of a run is
-imitated.
+A learner leaves when the syncer's summary is there. The syncer waits at a
+quarter of the run for all learners, and at three quarters for a second
+incarnation of learner 1. Nothing else of a run is imitated.
 """
 
 import pathlib
@@ -15,14 +16,22 @@ from diloco.metrics import names, status
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter
+from tests.waiting import until
 
 LEARNERS = 3
 STEP_S = 0.02
+DEADLINE_S = 120.0
 
 
 def syncer(workdir, steps):
   for step in range(1, steps + 1):
     write_status(workdir, step, steps, finished=False)
+    if step == steps // 4:
+      all_seen = lambda: all(incarnations(workdir, i) for i in range(LEARNERS))  # noqa: E731
+      until(all_seen, DEADLINE_S, 'all learners make steps')
+    if step == 3 * steps // 4:
+      again = lambda: len(incarnations(workdir, 1)) > 1  # noqa: E731
+      until(again, DEADLINE_S, 'learner 1 is back')
     time.sleep(STEP_S)  # The step itself.
   write_status(workdir, steps, steps, finished=True)
   learners = tuple(
@@ -63,10 +72,14 @@ def write_status(workdir, step, total_steps, finished):
   )  # fmt: skip
 
 
+def incarnations(workdir, i):
+  records = read_jsonl(workdir.metrics(learner_name(i)))
+  return {record[names.INCARNATION] for record in records}
+
+
 def learner(workdir, i):
-  path = workdir.metrics(learner_name(i))
-  incarnation = len({r[names.INCARNATION] for r in read_jsonl(path)}) + 1
-  writer = JsonlWriter(path)
+  incarnation = len(incarnations(workdir, i)) + 1
+  writer = JsonlWriter(workdir.metrics(learner_name(i)))
   step = 0
   while not workdir.summary.exists():
     step += 1

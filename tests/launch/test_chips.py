@@ -332,8 +332,8 @@ def test_a_whole_run_of_two_devices_a_learner(tmp_path):
     tmp_path,
     '--chips_per_learner=2',
     '--config.mesh.fsdp=2',
-    "--config.faults=('kill learner 1 at 0.5',)",
-    '--config.run.step_floor_s=0.05',
+    "--config.faults=('kill learner 1 at 0.2',)",
+    '--config.run.step_floor_s=0.15',
     JAX_NUM_CPU_DEVICES='2',
   )
   workdir = Workdir(tmp_path / 'run')
@@ -367,7 +367,7 @@ def test_a_whole_run_of_two_devices_a_learner(tmp_path):
     for name, found in seen.values()
     if name.startswith('learner')
   ]
-  assert learners == [
+  assert sorted(learners) == [
     ('learner-0', '0,1'), ('learner-1', '2,3'), ('learner-1', '2,3'),
   ]  # fmt: skip
   (syncer,) = (found for name, found in seen.values() if name == 'syncer')

@@ -87,7 +87,7 @@ def _main(*arguments, environment=None):
     env={**os.environ, **(environment or {})},
     capture_output=True,
     text=True,
-    timeout=120,
+    timeout=240,
   )
 
 

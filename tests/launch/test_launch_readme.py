@@ -36,7 +36,7 @@ def _dry_run(name: str, command: str, more: str = '') -> str:
     env={**os.environ, 'PYTHON': sys.executable},
     capture_output=True,
     text=True,
-    timeout=120,
+    timeout=240,
   )
   assert ended.returncode == 0, ended.stderr
   return ended.stdout
@@ -89,7 +89,7 @@ def test_learners_of_several_processes_here():
     },
     capture_output=True,
     text=True,
-    timeout=120,
+    timeout=240,
   )
   assert ended.returncode == 0, ended.stderr
   assert '# learner-0.1\n' in ended.stdout

@@ -9,12 +9,7 @@ import pytest
 import rich.console
 
 from diloco.metrics import names, status, token_ledger
-from diloco.metrics.run_progress import (
-  ProgressMeter,
-  RunProgress,
-  clock,
-  count,
-)
+from diloco.metrics.run_progress import ProgressMeter, RunProgress, clock
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from diloco.metrics.writer import JsonlWriter
 from launch import progress
@@ -139,6 +134,16 @@ def test_a_log_gets_short_lines_and_no_escape_codes():
   )
 
 
+def test_a_line_with_its_own_clock_gets_no_elapsed_time():
+  told = []
+  console = rich.console.Console(file=io.StringIO())
+  with progress.Display(console, tell=told.append) as display:
+    display.show(None, PROCESSES)
+    display.show(STATUS, PROCESSES)
+  assert told[0] == 'starting'
+  assert told[1].startswith('quickstart  step 412/500  round 137  live 1')
+
+
 def test_lines_of_a_log_are_at_most_120_characters():
   many = [ProcessState(f'learner-{m}', 'running', 1, 1) for m in range(9)]
   told = dataclasses.replace(
@@ -179,12 +184,6 @@ def test_the_time_left_leaves_out_what_it_took_to_start():
     meter.look(dataclasses.replace(STATUS, time_s=time_s, step=0), [])
   moving = dataclasses.replace(STATUS, time_s=10.0, step=50)
   assert meter.look(moving, []).left_s == pytest.approx((500 - 50) / 50)
-
-
-def test_a_count_says_how_long_the_rest_takes(monkeypatch):
-  monkeypatch.setattr('time.monotonic', lambda: 50.0)
-  assert count(2, 3, 10.0) == '2/3, about 0:20 left'
-  assert count(3, 3, 10.0) == '3/3'
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_a_slow_learner_among_processes():
   run = runs('unequal')[list(MERGING).index('K=1 latest')]
   fast, _, slow = studies.measure(run, Loopback(), SECONDS, [])
   assert fast.predicted.pace == pytest.approx(1.0, abs=0.1)
-  assert fast.measured.pace > 0.7
+  assert fast.measured.pace > 0.4  # Not 0.2, as of one that waits.
   assert slow.measured.participation > 0.5
   assert slow.measured.merged > 0.5
   # It makes a fifth of the other's steps: by this the sleeps are seen.
@@ -66,7 +66,7 @@ def test_a_visitor_among_processes_is_merged_and_leaves():
   assert whole.merged > 0.5
   assert whole.merged + whole.gone == pytest.approx(1.0)
   for phase in ('before', 'visit', 'after'):
-    assert found[phase, 'stay'].participation > 0.7
+    assert found[phase, 'stay'].participation > 0.5
 
 
 @needs_links

@@ -30,7 +30,7 @@ def start(*argv):
     capture_output=True,
     text=True,
     cwd=ROOT,
-    timeout=60,
+    timeout=240,
   )
 
 

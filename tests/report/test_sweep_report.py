@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages of the lab's sweeps; one folder is of a real sweep, cut down."""
 
+import dataclasses
 import math
 import pathlib
 import shutil
 
 import pytest
 
-from diloco.lab import sweep
-from diloco.lab.sweep import SeedResult, Variant
 from diloco.metrics.recorded_run import NoReport
 from diloco.report import folders, sweep_reader
+from diloco.sweeps import sweep
+from diloco.sweeps.sweep import SeedResult, Variant
 
 # Of experiments/tests_tiny.py, 60 steps, evaluated every 10, three seeds.
 REAL = pathlib.Path(__file__).parent / 'tiny_sweep'
@@ -163,3 +164,35 @@ def test_a_real_sweep():
   assert decoupled['difference %'] == pytest.approx(1.14, abs=0.005)
   assert decoupled['half of the interval %'] == pytest.approx(1.426, abs=0.001)
   assert (same['against'], same['difference %']) == ('decoupled', 0.0)
+
+
+def at_steps(*points) -> SeedResult:
+  curve = tuple((step, 10 * step, loss) for step, loss in points)
+  return SeedResult(points[-1][1], math.nan, curve, 3, 0.5, 0.9, 2.0)
+
+
+def test_seeds_that_were_evaluated_elsewhere_are_compared_at_equal_tokens():
+  """Real runs are evaluated so: one stands between two points of another."""
+  mine = at_steps((0, 6.0), (30, 3.0), (60, 2.0))
+  other = at_steps((0, 6.0), (20, 4.0), (40, 3.0), (70, 1.5))
+  found = sweep_reader.mean([mine, other])
+  assert found.tokens == (0, 300, 650)
+  # At 300 the other is halfway from 4 to 3; the last place has both ends.
+  assert found.means == pytest.approx((6.0, (3.0 + 3.5) / 2, (2.0 + 1.5) / 2))
+
+
+def test_the_ends_of_runs_need_no_common_step():
+  """With a beginning and an end alone nothing is interpolated."""
+  found = sweep_reader.mean(
+    [at_steps((0, 6.0), (60, 2.0)), at_steps((0, 5.0), (70, 1.0))]
+  )
+  assert (found.tokens, found.means) == ((0, 650), (5.5, 1.5))
+
+
+def test_a_loss_that_no_run_has_is_a_dash(root):
+  for label in ('base', 'a b'):
+    for seed in (0, 1):
+      run = sweep.folder(root, label, seed)
+      found = sweep.read_from(run)
+      sweep.write_into(run, dataclasses.replace(found, learners_loss=math.nan))
+  assert [row["learners' mean"] for row in rows(report(root))] == [None, None]

@@ -104,6 +104,46 @@ def test_a_death_is_a_life_with_an_end_and_a_new_life(workdir):
   assert still is None
 
 
+@pytest.mark.parametrize('is_over', [False, True])
+def test_a_run_without_a_status_is_counted_from_its_tape(workdir, is_over):
+  """The lab has no syncer's process, and no launcher."""
+  events = jsonl.read_jsonl(workdir.events)
+  workdir.events.unlink()
+  recorded.append(
+    workdir.events, *(each for each in events if each['event'] == 'started')
+  )
+  if is_over:
+    workdir.result.write_text('{"goodput": 0.75}')
+  else:
+    lines = workdir.tape.read_text().splitlines(keepends=True)
+    workdir.tape.write_text(''.join(x for x in lines if '"End"' not in x))
+  found = state(workdir, UNTIL_S + 600.0)
+  assert found['state'] == ('finished' if is_over else 'running')
+  assert found['now_s'] == found['last_s']  # It has a clock of its own.
+  counted = found['counted']
+  assert (counted['step'], counted['closed_round']) == (79, 79)
+  assert counted['goodput'] == (0.75 if is_over else None)
+  first, *_ = counted['learners']
+  assert first['participation'] == pytest.approx(39 / 79)
+  assert first['loss'] == recorded.LOSS
+  syncer, learner, _ = found['processes']
+  assert learner['participation'] == first['participation']
+  assert syncer['participation'] is None
+  assert learner['state'] == ('ended' if is_over else 'running')
+
+
+def test_a_broken_result_is_a_problem_and_no_more(workdir):
+  workdir.result.write_text('{}')
+  found = state(workdir)
+  assert str(workdir.result) in found['problem']
+  assert len(found['rounds']) == 79
+
+
+def test_with_a_status_nothing_is_counted(workdir):
+  status.write_status(workdir.status, told(10, 5.0))
+  assert state(workdir)['counted'] is None
+
+
 def test_participation_and_goodput_are_curves(workdir):
   found = state(workdir)
   for m in ('learner-0', 'learner-1'):  # They take turns.
@@ -136,7 +176,10 @@ def test_the_state_is_told_by_files_and_clock(workdir):
     if json.loads(line)['event'] != 'exited'
   ]
   workdir.events.write_text('\n'.join(exited) + '\n')
+  tape = workdir.tape.read_bytes()
+  workdir.tape.unlink()
   assert state(workdir)['state'] == followed_run.STARTING
+  workdir.tape.write_bytes(tape)
   status.write_status(workdir.status, told(10, 5.0))
   assert state(workdir, 6.0)['state'] == followed_run.RUNNING
   late_s = 6.0 + followed_run.SILENT_S

@@ -41,9 +41,10 @@ def fixture_workdir(tmp_path):
 def _global(workdir):
   page = plot.picture('name', plot.curves(workdir, 2), EVALUATION)
   page.canvas.draw()
+  (panel,) = page.axes  # Losses are compared in one.
   (line,) = (
     line
-    for line in page.axes[0].lines
+    for line in panel.lines
     if str(line.get_label()).startswith('global model')
   )
   return line, page

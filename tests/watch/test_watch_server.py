@@ -13,7 +13,8 @@ import threading
 import pytest
 
 from diloco.metrics import status
-from diloco.watch import live_page, prometheus, watch_server
+from diloco.monitoring import http_pages, run_metrics
+from diloco.watch import live_page, watch_server
 from diloco.watch.followed_run import FollowedRun
 from diloco.watch.watch_server import WatchServer
 from tests.prediction import recorded
@@ -42,7 +43,7 @@ def fixture_server(workdir):
 
 def ask(server, path, method='GET', **headers):
   host, port = server.server_address
-  connection = http.client.HTTPConnection(host, port, timeout=60)
+  connection = http.client.HTTPConnection(host, port, timeout=240)
   names = {key.replace('_', '-'): value for key, value in headers.items()}
   connection.request(method, path, headers=names)
   answer = connection.getresponse()
@@ -99,15 +100,15 @@ def test_metrics_are_in_the_text_format(server):
   assert 'diloco_goodput_ratio{run="tests-tiny"} 0.9' in lines
   assert '# TYPE diloco_refused_total counter' in lines
   assert (
-    'diloco_learner_participation_ratio{run="tests-tiny",learner="0"} 0.75'
+    'diloco_learner_participation_ratio{learner="0",run="tests-tiny"} 0.75'
     in lines
   )
 
 
 def test_labels_are_escaped_and_unknown_values_left_out():
-  assert prometheus.text(None) == ''
+  assert run_metrics.text(None) == ''
   odd = dataclasses.replace(told(1, 0.0), run='a"b\\c\n', age_steps=None)
-  text = prometheus.text(odd)
+  text = run_metrics.text(odd)
   assert 'run="a\\"b\\\\c\\n"' in text
   assert 'diloco_offer_age_steps{' not in text
 
@@ -142,9 +143,9 @@ def test_a_foreign_name_of_this_address_is_refused(server, name, code):
 def test_beyond_loopback_it_refuses_unless_told_otherwise(workdir, host):
   with pytest.raises(ValueError, match=f'--host={host}.*--insecure'):
     WatchServer(workdir.root, host, 0)
-  watch_server.check_host(host, insecure=True)
+  http_pages.check_host(host, True, '', '')
   for mine in ('127.0.0.1', '::1', 'localhost'):
-    watch_server.check_host(mine, insecure=False)
+    http_pages.check_host(mine, False, '', '')
 
 
 def test_a_name_in_the_state_does_not_end_the_script(workdir):
@@ -165,7 +166,7 @@ def start(*argv):
     capture_output=True,
     text=True,
     cwd=ROOT,
-    timeout=60,
+    timeout=240,
   )
 
 

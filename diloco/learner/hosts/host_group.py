@@ -51,6 +51,7 @@ class HostGroup:
     self._answers: dict[Hashable, dict[int, object]] = {}
     # Answers to come that are not needed.
     self._unwanted: dict[Hashable, int] = {}
+    self._saved: dict[int, int] = {}  # Host -> step of the last that is over.
     self._lost: GroupLost | None = None
     self._connections: dict[int, HostConnection] = {}
     self._unnamed: list[HostConnection] = []
@@ -148,6 +149,18 @@ class HostGroup:
     if taken:
       self._wait('adopted')
 
+  def have_saved(self, step: int) -> bool:
+    """Returns True once no other host is saving that step, or an older one."""
+    with self._changed:
+      return self._all_saved(step)
+
+  def wait_until_saved(self, step: int, timeout_s: float) -> None:
+    """Waits for `have_saved`; a host that is lost is not waited for."""
+    with self._changed:
+      self._changed.wait_for(
+        lambda: self._lost or self._all_saved(step), timeout_s
+      )
+
   def close(self) -> None:
     """Sends what is queued, and ends."""
     for connection in self._connections.values():
@@ -192,13 +205,17 @@ class HostGroup:
         self._answer('fetched', connection, message)
       case host_messages.HostAdopted():
         self._answer('adopted', connection, message)
+      case host_messages.HostSaved():
+        with self._changed:
+          self._saved[self._host_of(connection)] = message.step
+          self._changed.notify_all()
       case host_messages.StopWanted():
         self._on_stop()
       case _:
         raise TypeError(f'Not of another host: {message!r}.')
 
   def _answer(self, key: Hashable, connection: HostConnection, message):
-    [host] = [h for h, c in self._connections.items() if c is connection]
+    host = self._host_of(connection)
     with self._changed:
       if key in self._unwanted:
         self._unwanted[key] -= 1
@@ -207,6 +224,13 @@ class HostGroup:
         return
       self._answers.setdefault(key, {})[host] = message
       self._changed.notify_all()
+
+  def _all_saved(self, step: int) -> bool:
+    return all(self._saved.get(h, 0) >= step for h in self._connections)
+
+  def _host_of(self, connection: HostConnection) -> int:
+    [host] = [h for h, c in self._connections.items() if c is connection]
+    return host
 
   def _wait(
     self, key: Hashable, timeout_s: float = ANSWER_S

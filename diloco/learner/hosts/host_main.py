@@ -28,6 +28,8 @@ from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_loop import TrainLoop
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
+from diloco.monitoring import monitor_flags
+from diloco.monitoring.monitor import Monitor
 from diloco.protocol import host_messages
 from diloco.protocol.learner import events as learner_events
 from diloco.run.environment import describe
@@ -68,6 +70,8 @@ def run(config: RunConfig, given: HostFlags) -> int:
     sockets.split(given.syncer)
     access = given_access(config.transport, bind=None)
     process_group = _process_group(config, access, given)
+    process = learner_name(given.learner, given.host)
+    monitor = monitor_flags.begin(config.name, process)
     run_spec = make_run_spec(config)
     hardware.check(os.environ)
     met = _join(process_group)
@@ -76,7 +80,7 @@ def run(config: RunConfig, given: HostFlags) -> int:
     workdir = Workdir(pathlib.Path(given.workdir))
     if not process_group.leads:
       return _follow(run_spec, workdir, access, process_group, met, given)
-    left = _train(run_spec, workdir, access, process_group, met, given)
+    left = _train(run_spec, workdir, access, process_group, met, given, monitor)
   except BrokenRecord as error:
     raise ConfigError([str(error)]) from None
   except RunIsOver as over:
@@ -245,6 +249,7 @@ def _train(
   process_group: ProcessGroup,
   met: Rendezvous | None,
   given: HostFlags,
+  monitor: Monitor,
 ) -> learner_events.Leave:
   learner = given.learner
   name = learner_name(learner)
@@ -269,6 +274,7 @@ def _train(
       TensorBoardWriter(
         workdir.tensorboard(name), run_config.flat(run_spec.config)
       ),
+      monitor,
     ]
   )
   tape = LearnerEventLog(

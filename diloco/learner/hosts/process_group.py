@@ -14,7 +14,6 @@ import dataclasses
 import json
 import multiprocessing.connection
 import queue
-import socket
 import threading
 from collections.abc import Callable, Sequence
 
@@ -168,8 +167,7 @@ def convene(
   hosts = sorted(said.host for said in met.expect(others))
   if hosts != list(range(1, others + 1)):
     raise host_channel.GroupLost(f'hosts {hosts} came, one of each was awaited')
-  with socket.create_server((host, 0)) as free:
-    jax_at = sockets.join(host, free.getsockname()[1])
+  jax_at = sockets.join(host, sockets.free_port(host))
   met.tell(host_messages.JaxAt(jax_at))
   met.begin(jax_at)
   return met

@@ -5,6 +5,7 @@ Its loop executes the leading host's orders in sequence; a thread reads them,
 and two workers move bytes, as in the leading host's `SyncerClient`.
 """
 
+import contextlib
 import queue
 
 from diloco.checkpoint.learner_records import LearnerRecords
@@ -22,6 +23,7 @@ from diloco.transport.data_plane import Closed, DataPlane, TransferFailed
 from diloco.transport.host_channel import GroupLost, HostConnection
 
 JOBS_MAX = 256  # Per worker; the leading host waits for what it requested.
+LOOK_S = 0.1  # Between two looks whether a save is over.
 CLOSE_S = 30.0  # Limit for writing the last checkpoint.
 LOOP = (
   host_messages.MakeStep,
@@ -72,6 +74,7 @@ class HostWorker:
     self._up = Worker('up', JOBS_MAX, self._todo.put)
     self._down = Worker('down', JOBS_MAX, self._todo.put)
     self._connection = connection
+    self._saving_step = 0  # Of the save in progress.
 
   def run(self) -> host_messages.EndAt:
     """Executes orders until it is told to end.
@@ -80,7 +83,7 @@ class HostWorker:
       GroupLost: the leading host is gone.
     """
     while True:
-      said = self._todo.get()
+      said = self._next()
       if isinstance(said, BaseException):
         raise said
       if isinstance(said, host_messages.EndAt):
@@ -179,6 +182,17 @@ class HostWorker:
 
   # On the loop ----------------------------------------------------------------
 
+  def _next(self):
+    """Waits for an order; meanwhile reports the end of a save."""
+    while self._saving_step:
+      if not self._records.saving:
+        self._say(host_messages.HostSaved(self._saving_step))
+        self._saving_step = 0
+        break
+      with contextlib.suppress(queue.Empty):
+        return self._todo.get(timeout=LOOK_S)
+    return self._todo.get()
+
   def _do(self, said):
     match said:
       case host_messages.TakeSnapshot():
@@ -191,6 +205,9 @@ class HostWorker:
         self._state.perform(said, arrived)
       case host_messages.AdoptState():
         self._state.perform(said, self._transfer.take_adopted())
+      case host_messages.SaveAt():
+        self._state.perform(said)
+        self._saving_step = said.step
       case _:
         self._state.perform(said)
 

@@ -7,7 +7,7 @@ there; while τ > 0 the loop never waits for another process.
 
 from collections.abc import Mapping
 
-from diloco.protocol import messages
+from diloco.protocol import messages, timeouts
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import bootstrap as learner_bootstrap
 from diloco.protocol.learner import events as learner_events
@@ -15,8 +15,6 @@ from diloco.protocol.learner import leaving, snapshots, updates
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import Core, LearnerState
 from diloco.protocol.values import changed
-
-ALIVE_S = 1.0  # A learner that waits sends `Alive` at this interval.
 
 
 class Learner:
@@ -97,7 +95,7 @@ class Learner:
       fragments = self._core.state.fragments
       times += [fragments[p].ask_at_s for p in self._core.state.asking]
     if self._has_nothing_to_report():
-      times.append(self._core.state.said_at_s + ALIVE_S)
+      times.append(self._alive_at_s())
     return min((t for t in times if t is not None), default=None)
 
   @property
@@ -287,9 +285,13 @@ class Learner:
     idle = state.parked or state.ceased or not state.reported
     return state.connected and idle and not state.left
 
+  def _alive_at_s(self) -> float:
+    every_s = timeouts.alive_s(self._core.config.patience)
+    return self._core.state.said_at_s + every_s
+
   def _say_alive(self):
     """Sends `Alive`, lest the syncer take the silence for death."""
-    due = self._core.state.now >= self._core.state.said_at_s + ALIVE_S
+    due = self._core.state.now >= self._alive_at_s()
     if due and self._has_nothing_to_report():
       self._core.send(messages.Alive())
 

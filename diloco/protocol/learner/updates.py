@@ -36,28 +36,33 @@ def on_skipped(core: Core, skipped: messages.Skipped):
 
 
 def on_full_fragment(core: Core, message: messages.FullFragment):
-  """Fetches the requested fragment and notes the own offer that it includes."""
+  """Fetches a whole fragment and notes the own offer that it includes."""
   p = message.fragment
   named = message.merged_incarnation, message.merged_handle
   fragment = core.state.fragments[p]
   held_otherwise = (
     fragment.host == message.version and fragment.crc != message.crc
   )
+  core.set_fragment(
+    p,
+    told=(message.version, message.crc),
+    # The syncer has gone on with other bytes of a version that is here: nothing
+    # may begin with these, nor be offered or donated, until the others arrive.
+    unlike=fragment.unlike or held_otherwise,
+  )
+  if not core.state.settled:
+    # It was not asked for: its shard is here again. A donor's whole state may
+    # be older and would replace it; what is then missing is requested.
+    announced = max(fragment.announced, message.version)
+    core.set_fragment(p, announced=announced)
+    return
   made = fragment.found(*named)
   if made is not None:
     core.set_fragment(p, merged=made)
     by = f'version {message.version}'
     leaving.on_merged(core, p, made.handle, made.step, by)
   core.set_fragment(
-    p,
-    coming=message.version,
-    told=(message.version, message.crc),
-    # The syncer has gone on with other bytes of a version that is here: nothing
-    # may begin with these, nor be offered or donated, until the others arrive.
-    unlike=fragment.unlike or held_otherwise,
-    wanted=False,
-    postponed=False,
-    ask_at_s=None,
+    p, coming=message.version, wanted=False, postponed=False, ask_at_s=None
   )
   _expect(core, p, message.version)
   core.effects.append(learner_events.FetchFragment(message))

@@ -57,7 +57,7 @@ first=$(attribute worker-network-endpoints | cut -d, -f1 | cut -d: -f3)
 coordinator=$first:8476
 for ((restarts = 0; ; restarts++)); do
   docker rm --force diloco >/dev/null 2>&1
-  docker run --rm --name=diloco --network=host --stop-timeout=30 --privileged --env=PYTHONUNBUFFERED=1 --env=MALLOC_MMAP_THRESHOLD_=1073741824 --env=MALLOC_TRIM_THRESHOLD_=1073741824 --env=MALLOC_TOP_PAD_=67108864 --env=NPROC=2 "--volume=$folder/config":/etc/diloco/config:ro "--volume=$folder/secret":/etc/diloco/secret:ro "--volume=$folder/workdir":/workdir --entrypoint=python us-docker.pkg.dev/p/r/diloco:1 -m diloco.learner --config=experiments/quickstart.py --workdir=/workdir --token_file=/etc/diloco/secret/token --learner=1 --notice_s=25 "--config.transport.host=$host" "--syncer=10.0.0.1:7777" "--hosts=4" "--host=$index" "--coordinator=$coordinator"
+  docker run --network=host --rm --name=diloco --stop-timeout=30 --privileged --env=PYTHONUNBUFFERED=1 --env=MALLOC_MMAP_THRESHOLD_=1073741824 --env=MALLOC_TRIM_THRESHOLD_=1073741824 --env=MALLOC_TOP_PAD_=67108864 --env=NPROC=2 "--volume=$folder/config":/etc/diloco/config:ro "--volume=$folder/secret":/etc/diloco/secret:ro "--volume=$folder/workdir":/workdir --entrypoint=python us-docker.pkg.dev/p/r/diloco:1 -m diloco.learner --config=experiments/quickstart.py --workdir=/workdir --token_file=/etc/diloco/secret/token --learner=1 --notice_s=25 "--config.transport.host=$host" "--syncer=10.0.0.1:7777" "--hosts=4" "--host=$index" "--coordinator=$coordinator"
   code=$?
   case $code in
     0|64|69|78) over "$code" ;;

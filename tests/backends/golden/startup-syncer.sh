@@ -47,7 +47,7 @@ host=$(metadata http://metadata.google.internal/computeMetadata/v1/instance/netw
 iptables --wait --insert INPUT --protocol tcp --jump ACCEPT
 for ((restarts = 0; ; restarts++)); do
   docker rm --force diloco >/dev/null 2>&1
-  docker run --rm --name=diloco --network=host --stop-timeout=30 --env=PYTHONUNBUFFERED=1 --env=MALLOC_MMAP_THRESHOLD_=1073741824 --env=MALLOC_TRIM_THRESHOLD_=1073741824 --env=MALLOC_TOP_PAD_=67108864 --env=NPROC=2 "--volume=$folder/config":/etc/diloco/config:ro "--volume=$folder/secret":/etc/diloco/secret:ro "--volume=$folder/workdir":/workdir --entrypoint=python us-docker.pkg.dev/p/r/diloco:1 -m diloco.syncer --config=experiments/quickstart.py --workdir=/workdir --token_file=/etc/diloco/secret/token "--config.transport.host=$host" "--bind=$host:7777"
+  docker run --network=host --rm --name=diloco --stop-timeout=30 --env=PYTHONUNBUFFERED=1 --env=MALLOC_MMAP_THRESHOLD_=1073741824 --env=MALLOC_TRIM_THRESHOLD_=1073741824 --env=MALLOC_TOP_PAD_=67108864 --env=NPROC=2 "--volume=$folder/config":/etc/diloco/config:ro "--volume=$folder/secret":/etc/diloco/secret:ro "--volume=$folder/workdir":/workdir --entrypoint=python us-docker.pkg.dev/p/r/diloco:1 -m diloco.syncer --config=experiments/quickstart.py --workdir=/workdir --token_file=/etc/diloco/secret/token "--config.transport.host=$host" "--bind=$host:7777"
   code=$?
   case $code in
     0|64|69|78) over "$code" ;;

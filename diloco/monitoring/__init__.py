@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each process serves `/metrics` for Prometheus, and `/status`, if told to.
+
+Start with `monitor`: one process and what it serves.
+
+  http_pages     an HTTP server that only answers, on loopback unless told else
+  run_metrics    the state of a run as metrics
+  monitor        what one process serves, beside its work
+  monitor_flags  --metrics_bind, and the monitor that it asks for
+"""

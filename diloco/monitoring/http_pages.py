@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An HTTP server that answers questions and takes nothing."""
+
+import contextlib
+import gzip
+import http.server
+import ipaddress
+import socket
+import sys
+import urllib.parse
+import zlib
+
+from diloco.transport.sockets import is_loopback
+
+HTML, JSON = 'text/html; charset=utf-8', 'application/json'
+# A page has its script and its colours in it, and asks its own server only.
+POLICY = (
+  "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+  "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+  "frame-ancestors 'none'"
+)
+
+
+def check_host(host: str, vouched: bool, given: str, vouch: str) -> None:
+  """Refuses an address at which other machines could read the run.
+
+  Args:
+    vouched: whether the operator vouches for those that reach it.
+    given: the flag that names the host, with its value.
+    vouch: the flag that vouches.
+
+  Raises:
+    ValueError: it is not of loopback, and the operator did not vouch.
+    HostUnknown: the name does not resolve.
+  """
+  if not vouched and not is_loopback(host):
+    raise ValueError(
+      f'{given}: other machines could read the run without proving who '
+      'they are; use an ssh tunnel to 127.0.0.1, or on a private network '
+      f'{vouch}'
+    )
+
+
+class PageServer(http.server.ThreadingHTTPServer):
+  """Serves what `answer` returns.
+
+  Args:
+    host: where it listens; see `check_host`.
+    port: 0 takes a free one.
+    any_name: any name of this host may be asked for, not only of loopback.
+
+  Raises:
+    OSError: it can't listen there.
+  """
+
+  daemon_threads = True
+
+  def __init__(self, host: str, port: int, any_name: bool = False):
+    self.address_family = socket.AF_INET6 if ':' in host else socket.AF_INET
+    self._any_name = any_name
+    super().__init__((host, port), _Handler)
+
+  @property
+  def url(self) -> str:
+    host, port = self.server_address[:2]
+    return (
+      f'http://[{host}]:{port}/' if ':' in host else f'http://{host}:{port}/'
+    )
+
+  def answer(self, path: str) -> tuple[str, str] | None:
+    """Returns (type, text) of a path; None: there is no such page."""
+    raise NotImplementedError
+
+  def handle_error(self, request, client_address):
+    """Prints an error, but not that a reader closed its connection."""
+    if not isinstance(sys.exception(), ConnectionError):
+      super().handle_error(request, client_address)
+
+  def knows(self, host: str) -> bool:
+    """Returns False for a name that a foreign page gave to this address."""
+    if self._any_name:
+      return True
+    name = urllib.parse.urlsplit(f'//{host}').hostname or ''
+    with contextlib.suppress(ValueError):
+      return ipaddress.ip_address(name).is_loopback
+    return name == 'localhost'
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+  server: PageServer
+  protocol_version = 'HTTP/1.1'
+  timeout = 60.0  # Of a connection on which nothing comes.
+
+  def do_GET(self):
+    if not self.server.knows(self.headers.get('Host', '')):
+      self.send_error(403, 'Ask for localhost or 127.0.0.1')
+      return
+    found = self.server.answer(urllib.parse.urlsplit(self.path).path)
+    if found is None:
+      self.send_error(404)
+      return
+    kind, text = found
+    body = text.encode()
+    tag = f'"{zlib.crc32(body):08x}"'
+    if self.headers.get('If-None-Match') == tag:
+      self._head(304, kind, tag)
+      return
+    coding = 'gzip' in self.headers.get('Accept-Encoding', '')
+    if coding:
+      body = gzip.compress(body, compresslevel=1, mtime=0)
+    self._head(200, kind, tag, len(body), coding)
+    if self.command != 'HEAD':
+      self.wfile.write(body)
+
+  do_HEAD = do_GET
+
+  def _head(
+    self, status: int, kind: str, tag: str, length: int = 0, coding=False
+  ):
+    self.send_response(status)
+    self.send_header('Content-Type', kind)
+    self.send_header('Content-Length', str(length))
+    if coding:
+      self.send_header('Content-Encoding', 'gzip')
+    self.send_header('ETag', tag)
+    self.send_header('Cache-Control', 'no-store')
+    self.send_header('Content-Security-Policy', POLICY)
+    self.send_header('X-Content-Type-Options', 'nosniff')
+    self.end_headers()
+
+  def log_message(self, format, *args):  # A line per request would be noise.
+    pass

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result of a run of processes, read from the run's own records."""
+
+import bisect
+import itertools
+import math
+import statistics
+from collections.abc import Iterator
+
+from diloco.config.run_config import RunConfig
+from diloco.metrics import ages, names, run_reader, token_ledger, token_tapes
+from diloco.metrics.jsonl import CorruptLine, read_jsonl
+from diloco.metrics.recorded_run import NoReport, RecordedRun
+from diloco.metrics.workdir import EVALUATOR, Workdir
+from diloco.sweeps.sweep import BadResult, SeedResult
+
+CurvePoint = tuple[int, int, float]  # Global step, tokens, loss.
+
+
+def read(workdir: Workdir, config: RunConfig) -> SeedResult:
+  """Returns the result of a run that is over and was evaluated.
+
+  The mean of the learners' parameters is not evaluated in a run of processes:
+  its loss is NaN. Goodput and wall time count from the first ready learner to
+  the end, the time between an interruption and its resumption included.
+
+  Raises:
+    BadResult: a record is missing or broken; names it.
+  """
+  try:
+    run = run_reader.read(workdir.root, config.name)
+    rows = token_tapes.rows_of(
+      workdir,
+      config.protocol.fragments,
+      run.setup.tokens_per_step,
+      config.protocol.blend,
+    )
+    evaluated = _evaluated(workdir)
+    delays = list(_delays(workdir))
+  except (NoReport, CorruptLine, OSError) as error:
+    raise BadResult(str(error)) from None
+  if run.gaps:
+    raise BadResult(' '.join(run.gaps))
+  summary, evaluation = run.summary, run.evaluation
+  if summary is None or evaluation is None:
+    path = workdir.summary if summary is None else workdir.evaluation
+    raise BadResult(f'{path}: is missing, so the run did not come to its end')
+  tokens = token_ledger.total(rows.values())
+  fragments = config.protocol.fragments  # Each has a ledger of its own.
+  end = summary.step, round(tokens.trained / fragments), evaluation.final_loss
+  # From the tape: the learners' counts in the summary begin with a checkpoint
+  # of the syncer, and are short of rounds after an interruption. By number, for
+  # a restarted syncer may close a round again.
+  merged = {each.number: each.shares for each in run.rounds}.values()
+  learners = max(config.protocol.learners, len(summary.learners))
+  found = ages.ContributionAges()
+  for share in itertools.chain.from_iterable(merged):
+    found.add(share.age_steps)
+  return SeedResult(
+    loss=evaluation.final_loss,
+    learners_loss=math.nan,
+    curve=(
+      (0, 0, evaluation.initial_loss),
+      *_points(run, evaluated, end),
+      end,
+    ),
+    rounds=summary.rounds,
+    participation=sum(map(len, merged)) / (max(len(merged), 1) * learners),
+    goodput=summary.goodput,
+    wall_s=summary.wall_s,
+    merged_tokens=round(tokens.merged / fragments),
+    age_steps=found.mean_steps,
+    old_share=found.old_share,
+    delay_steps=statistics.fmean(delays) if delays else None,
+    unexplained_tokens=token_ledger.unexplained(rows.values()),
+  )
+
+
+def _evaluated(workdir: Workdir) -> dict[int, float]:
+  """Returns the losses that the evaluator has measured, by global step."""
+  path = workdir.metrics(EVALUATOR)
+  if not path.exists():  # Only where the configuration asks for it.
+    return {}
+  return {
+    line['step']: line[names.EVAL_LOSS]
+    for line in read_jsonl(path)
+    if names.EVAL_LOSS in line
+  }
+
+
+def _points(
+  run: RecordedRun, evaluated: dict[int, float], end: CurvePoint
+) -> Iterator[CurvePoint]:
+  """Yields the evaluations before the end, in the order of their steps.
+
+  Tokens are those of all steps that were made when the evaluated Θ was
+  published; where the learners wrote none of their steps, the share of the
+  global steps.
+  """
+  ends_s = [step.end_s for step in run.steps]
+  total_steps, total_tokens, _ = end
+  newest = 0
+  for step, loss in sorted(evaluated.items()):
+    if not 0 < step < total_steps:
+      continue
+    at_s = max((x.at_s for x in run.rounds if x.step <= step), default=0.0)
+    share = step / total_steps
+    if ends_s:
+      share = bisect.bisect_right(ends_s, at_s) / len(ends_s)
+    newest = max(newest, round(share * total_tokens))
+    yield step, newest, loss
+
+
+def _delays(workdir: Workdir) -> Iterator[int]:
+  """Yields the steps between each copy and the update that includes it."""
+  for path in sorted(workdir.tapes.glob('learner-*.jsonl')):
+    copied: dict[tuple[int, int, int], int] = {}
+    for line in read_jsonl(path):
+      if line['kind'] not in ('Snapshot', 'Apply'):
+        continue
+      name = line['process'], line['fragment'], line['handle']
+      if line['kind'] == 'Snapshot':
+        copied[name] = line['step']
+      elif name in copied:
+        yield line['step'] - copied[name]
