@@ -29,6 +29,7 @@ RUNTIME = [
   'numpy>=2.0',
   'optax>=0.2.8',
   'orbax-checkpoint>=0.12.8',
+  'prometheus_client>=0.21',
   'rich>=13',
   'scipy>=1.13',
   'tensorboardX>=2.6',
@@ -52,6 +53,7 @@ TEST = [
   *LAUNCH,
   *NOTEBOOKS,
   *TFDS,
+  *WANDB,
   'kubeflow-trainer-api>=2.3',  # Schemas of Kubernetes, for what is rendered.
   'kubernetes-validate>=1.37',
   'psutil>=5.9',
@@ -84,6 +86,7 @@ setuptools.setup(
   long_description_content_type='text/markdown',
   license='Apache-2.0',
   author='The authors of diloco',
+  project_urls={'Paper': 'https://arxiv.org/abs/2604.21428'},
   python_requires='>=3.11',
   packages=[
     *setuptools.find_packages(include=['diloco', 'diloco.*']),

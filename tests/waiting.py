@@ -26,8 +26,11 @@ def until(
   """
   give_up_s = time.monotonic() + deadline_s
   pause = threading.Event()
+  late = False
   while not holds():
-    if time.monotonic() >= give_up_s:
+    if late:
       told = what() if callable(what) else what
       pytest.fail(f'not within {deadline_s} s: {told}')
+    # One look more after that: all may have stood still since the last.
+    late = time.monotonic() >= give_up_s
     pause.wait(look_every_s)

@@ -2,6 +2,7 @@
 """Checkpoints come back to the bit; broken ones are passed over."""
 
 import collections
+import queue
 
 import jax
 import jax.numpy as jnp
@@ -103,12 +104,35 @@ def test_restored_arrays_may_be_given_away_too(store):
   np.testing.assert_array_equal(found['b'], tree['b'])
 
 
-def test_no_save_begins_while_one_is_under_way(store, said, tmp_path):
-  assert store.save(1, {'a': np.zeros(1 << 25, np.uint8)}, {}, None)
+def test_no_save_begins_while_one_is_under_way(
+  store, said, tmp_path, monkeypatch
+):
+  gate, write = queue.SimpleQueue(), Checkpoints._write
+
+  def wait_and_write(self, *arguments):
+    gate.get(timeout=SAVE_S)
+    write(self, *arguments)
+
+  monkeypatch.setattr(Checkpoints, '_write', wait_and_write)
+  assert store.save(1, {'a': np.zeros(1)}, {}, None)
   assert not store.save(2, {'a': np.zeros(1)}, {}, None)
+  gate.put(None)
+  assert store.wait(SAVE_S)
   assert said == [
     f'{tmp_path}/2 is not begun: the save before is still under way'
   ]
+
+
+def test_a_step_that_another_host_lacks_is_set_aside(store, said, tmp_path):
+  for step in (5, 10):
+    _save(store, step)
+  store.set_aside_after(5)
+  assert store.newest_step == 5
+  assert said == [
+    f'{tmp_path}/10 is passed over: another host has none of this step'
+  ]
+  _save(store, 10)
+  assert store.readable() == (5, 10)
 
 
 def test_no_save_begins_of_a_step_that_is_not_newer(store, said):

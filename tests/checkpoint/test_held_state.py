@@ -11,6 +11,7 @@ import pytest
 from diloco.bench import checkpoint_stalls as saving
 from diloco.checkpoint import arrays as checkpoint_arrays
 from diloco.checkpoint import store
+from diloco.learner import restore
 from diloco.learner.held_state import StateHolder
 
 pytestmark = pytest.mark.alone
@@ -230,3 +231,35 @@ def test_a_device_that_has_no_room_for_a_copy_lets_the_loop_copy(run_spec):
   assert held.release is None
   held = holder.hold('params', 'state')
   assert (held.params, held.inner_state) == ('θ', 'moments')
+
+
+def test_the_last_save_waits_for_the_other_hosts_first(learner, monkeypatch):
+  """A host that is still saving would not begin another."""
+  loop, order = learner.loop, []
+
+  def spied(owner, name):
+    call = getattr(owner, name)
+
+    def noted(*arguments):
+      order.append((name, arguments[0]))
+      return call(*arguments)
+
+    monkeypatch.setattr(owner, name, noted)
+
+  spied(loop._hosts, 'wait_until_saved')
+  spied(loop._records, 'save')
+  before, now = loop._saving_step, loop._step
+  assert loop._notice_s > 0
+  loop._save_last()
+  assert order == [('wait_until_saved', before), ('save', now)]
+
+
+def test_hosts_go_on_from_one_step_and_set_newer_ones_aside(run_spec, learner):
+  for more in (0, 2):
+    learner.steps(more, 0)
+    learner.loop._save()
+    assert learner.records.wait(SAVE_S)
+  assert learner.records.readable() == (3, 5)
+  found = restore.restore(run_spec, learner.device, learner.records, 3)
+  assert found.source.kind == 'checkpoint'
+  assert learner.records.readable() == (3,)

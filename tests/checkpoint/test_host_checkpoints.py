@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 
+from diloco.transport.sockets import free_port
 from tests.checkpoint.host_checkpoints import SHAPE
-from tests.ports import free_port
 
 pytestmark = pytest.mark.beside
 

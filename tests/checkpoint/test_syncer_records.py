@@ -4,15 +4,17 @@
 import dataclasses
 import os
 import resource
+import threading
 
 import numpy as np
 import pytest
 
-from diloco.checkpoint import syncer_records
+from diloco.checkpoint import store, syncer_records
 from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.parameters import read_parameters, write_parameters
 from diloco.checkpoint.syncer_records import SyncerRecords
 from diloco.config import run_config
+from diloco.metrics.workdir import Workdir
 from diloco.protocol import messages
 from diloco.protocol.grace import Ema
 from diloco.protocol.syncer import events as syncer_events
@@ -22,8 +24,12 @@ from diloco.protocol.syncer.state import Ledger
 from diloco.run.spec import make_run_spec
 from diloco.simulator.contents import FINGERPRINTS, RUN
 from diloco.syncer.outer_state import OuterState
+from diloco.syncer.stats import RunStats
+from diloco.syncer.storage import SyncerDisk
 from tests.in_process.lockstep import toy_config, toy_model
 from tests.protocol.stages import config_of
+
+pytestmark = pytest.mark.beside
 
 SAVE_S = 60.0
 CRCS = (5, 6)
@@ -303,3 +309,31 @@ def test_parameters_come_back_as_they_were(tmp_path):
 def test_missing_parameters_are_named(tmp_path):
   with pytest.raises(FileNotFoundError, match='nothing-here'):
     read_parameters(tmp_path / 'nothing-here')
+
+
+def test_the_last_close_is_saved_after_the_save_in_progress(
+  run_spec, trained, tmp_path, monkeypatch
+):
+  """No learner is left then from which a fragment could be recovered."""
+  write, wait = store.Checkpoints._write, SyncerRecords.wait
+  passes = threading.Semaphore(0)
+
+  def wait_and_write(*arguments):
+    assert passes.acquire(timeout=SAVE_S)
+    write(*arguments)
+
+  def let_pass_and_wait(records, timeout_s):
+    passes.release()
+    return wait(records, timeout_s)
+
+  monkeypatch.setattr(store.Checkpoints, '_write', wait_and_write)
+  monkeypatch.setattr(SyncerRecords, 'wait', let_pass_and_wait)
+  workdir, stats = Workdir(tmp_path), RunStats(run_spec.config)
+  disk = SyncerDisk(run_spec, workdir, trained, stats)
+  disk.occupy()
+  disk.save(LEDGER, CRCS)
+  ended = dataclasses.replace(LEDGER, closed_round=3, last_round=3, ended=True)
+  disk.keep(ended, CRCS)
+  assert disk.saved_round == 3
+  assert _records(workdir.syncer)._states.newest_step == 3
+  disk.close()

@@ -18,7 +18,7 @@ from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_loop import TrainLoop
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir, learner_name
-from diloco.metrics.writer import JsonlWriter
+from diloco.metrics.writer import JsonlWriter, MultiWriter
 from diloco.protocol import timeouts
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.learner import events as learner_events
@@ -36,6 +36,7 @@ from tests.waiting import until
 LEARNERS = 2
 DEADLINE_S = 120.0
 NOTICE_S = 5.0
+PATIENCE = 10.0  # No test here waits for silence: it is a busy machine's.
 PULL_S = 0.5
 
 
@@ -137,6 +138,7 @@ class Run:
   ):
     config = tests_tiny.get_config()
     config.protocol.update(learners=LEARNERS, quorum=1, total_steps=100)
+    config.protocol.patience = PATIENCE
     config.protocol.update(protocol)
     config.checkpoint.update(checkpoint or {})
     config.run.step_floor_s = step_floor_s
@@ -145,7 +147,8 @@ class Run:
     config.inner.progress = progress
     self.run_spec = make_run_spec(run_config.build(config))
     # Its planes lose bytes on purpose: pulls must time out soon.
-    self._quick = mock.patch.object(timeouts, 'TRANSFER_FLOOR_S', PULL_S)
+    floor_s = PULL_S / config.protocol.patience
+    self._quick = mock.patch.object(timeouts, 'TRANSFER_FLOOR_S', floor_s)
     self._quick.start()
     self.device = Device(self.run_spec)
     self.workdir = Workdir(folder)
@@ -164,6 +167,7 @@ class Run:
         self.plane(100 + shard),
         self.workdir,
         OPEN,
+        MultiWriter([]),
       )
       for shard in range(1, shards)
     ]
@@ -198,17 +202,16 @@ class Run:
 
   def start(self, learner: int, plane=None, device=None) -> Living:
     """Starts a learner, beside whatever runs."""
-    plane = plane or self.plane(1 + learner)
-    living = Living(self, learner, plane, device or self.device)
-    self.learners.append(living)
+    living = self._make(learner, plane, device)
     living.thread.start()
     return living
 
   def finish(self):
     """Trains to the end; raises what any thread raised."""
     self.start_syncer()
-    for learner in range(LEARNERS):
-      self.start(learner)
+    # Else one would train alone while the other is made.
+    for living in [self._make(learner) for learner in range(LEARNERS)]:
+      living.thread.start()
     self.join()
 
   def join(self):
@@ -281,6 +284,12 @@ class Run:
     """The syncer's decisions of one kind so far."""
     lines = read_jsonl(self.workdir.tape)
     return [line for line in lines if line['kind'] == kind]
+
+  def _make(self, learner: int, plane=None, device=None) -> Living:
+    plane = plane or self.plane(1 + learner)
+    living = Living(self, learner, plane, device or self.device)
+    self.learners.append(living)
+    return living
 
   def guard(self, target):
     """Wraps `target` so that `finish` raises what it raised."""

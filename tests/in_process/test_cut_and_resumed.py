@@ -31,7 +31,9 @@ def cut(tmp_path_factory):
   run = Run(
     tmp_path_factory.mktemp('cut'),
     Faults(),
+    step_floor_s=0.02,  # The other goes on alone until it is back.
     quorum=2,
+    total_steps=400,
     overlap_steps=0,
     fragments=1,
     sync_every_steps=4,

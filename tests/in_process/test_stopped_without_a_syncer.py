@@ -24,6 +24,8 @@ def test_its_last_step_is_in_its_checkpoint(tmp_path, overlap_steps):
   run.start_syncer()
   living = run.start(0)
   run.until_merged(living)
+  run.syncing.stop()
+  run._syncer.join(DEADLINE_S)
   run.syncing.close()
   run.until(
     lambda: not living.exchange.machine_state().connected, 'it is cut off'

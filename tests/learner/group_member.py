@@ -20,7 +20,7 @@ def main(*flags):
     given['coordinator'],
     int(given['hosts']),
     int(given['host']),
-    heartbeat_timeout_seconds=10,
+    heartbeat_timeout_seconds=600,
   )
   devices = jax.devices()
   mesh = jax.sharding.Mesh(devices, 'x')

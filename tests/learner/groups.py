@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 
-from tests.ports import free_port
+from diloco.transport.sockets import free_port
 from tests.processes.processes import START_S, Processes
 
 

@@ -162,6 +162,42 @@ def test_a_state_that_one_could_not_fetch_is_taken_by_none(hosts):
     assert [other.hear(), other.hear()] == [FETCH, said.FetchOver(False)]
 
 
+def test_all_have_saved_once_the_slowest_has(hosts):
+  leading, first, second = hosts
+  assert leading.have_saved(0)  # Nothing was to be saved yet.
+
+  def hear(other, step):
+    other.say(said.HostSaved(step))
+    other.say(said.SessionAt(step, ()))  # An answer that can be waited for.
+
+  hear(first, 5)
+  hear(second, 5)
+  leading.open_session(5)
+  assert leading.have_saved(5)
+  hear(first, 10)
+  second.say(said.SessionAt(10, ()))
+  leading.open_session(10)
+  assert not leading.have_saved(10)
+  hear(second, 10)
+  first.say(said.SessionAt(11, ()))
+  second.say(said.SessionAt(11, ()))
+  leading.open_session(11)
+  assert leading.have_saved(10)
+
+
+def test_the_last_save_waits_for_those_of_the_others(hosts):
+  leading, first, second = hosts
+  leading.wait_until_saved(5, 0.0)
+  assert not leading.have_saved(5)
+  waiting = threading.Thread(target=leading.wait_until_saved, args=(5, WAIT_S))
+  waiting.start()
+  first.say(said.HostSaved(5))
+  assert waiting.is_alive()
+  second.say(said.HostSaved(5))
+  waiting.join(WAIT_S / 2)
+  assert not waiting.is_alive() and leading.have_saved(5)
+
+
 def test_a_host_that_is_gone_ends_all_waiting(hosts):
   leading, first, second = hosts
   lost: queue.Queue = queue.Queue()

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.ports import free_port
+from diloco.transport.sockets import free_port
 
 pytestmark = pytest.mark.beside
 

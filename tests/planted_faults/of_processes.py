@@ -346,9 +346,9 @@ FAULTS = (
   ),
   fault(
     'a reader that has read enough is an error',
-    'diloco/tape.py',
-    '  signal.signal(signal.SIGPIPE, signal.SIG_DFL)',
-    '  pass',
+    'diloco/config/flags.py',
+    '      if not pipe.poll(0):\n        raise',
+    '      raise',
     'tests/replay/test_timeline.py'
     '::test_a_reader_that_has_read_enough_is_no_error',
     'Broken pipe',

@@ -119,6 +119,14 @@ FAULTS = (
     'newcomer_waits_for_other_bytes',
   ),
   fault(
+    "a newcomer fetches what its donor's older state replaces",
+    'diloco/protocol/learner/updates.py',
+    '  if not core.state.settled:\n',
+    '  if False:\n',
+    f'{TRANSCRIPT}[newcomer_ahead_of_its_donor]',
+    'newcomer_ahead_of_its_donor',
+  ),
+  fault(
     'bytes that were given up on their way are believed',
     'diloco/protocol/learner/updates.py',
     '  unlike = fragment.told_otherwise(*arrived)\n',

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from diloco.metrics.jsonl import Tail
 from diloco.metrics.workdir import Workdir, learner_name, shard_name
+from diloco.transport.sockets import free_port
 from launch.parent_death import dying_with_parent
-from tests.ports import free_port
 from tests.waiting import until
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -250,7 +250,7 @@ class Processes:
   def spend(self, seconds: float):
     """Lets the time of a fault pass."""
     over_s = time.monotonic() + seconds
-    self.until(lambda: time.monotonic() >= over_s, 2 * seconds, 'time passes')
+    self.until(lambda: time.monotonic() >= over_s, START_S, 'time passes')
 
   def steps(self, learner: int) -> list[dict]:
     """Returns what the learner wrote of each of its steps so far."""

@@ -64,9 +64,10 @@ def test_a_killed_learner_goes_on_with_the_next_batch(made, tmp_path):
     'checkpoint.learner_every_steps=5',
     'run.step_floor_s=0.05',
   )
+  lasts = 'run.step_floor_s=1.0'  # Longer than its first checkpoint takes.
   with Processes(tmp_path, *overrides) as processes:
     syncer = processes.syncer()
-    dies = processes.learner(0)
+    dies = processes.learner(0, lasts)
     checkpoints = processes.workdir.checkpoints('learner-0')
     saved = lambda: any(p.name.isdecimal() for p in checkpoints.glob('*'))  # noqa: E731
     processes.until(

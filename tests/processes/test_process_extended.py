@@ -12,6 +12,7 @@ FIRST, SECOND = 60, 120
 EVERY = (
   'run.compilation_cache=false',
   'protocol.quorum=2',
+  'protocol.patience=30.0',
   'protocol.overlap_steps=0',  # Neither trains before the other is there.
   'checkpoint.learner_every_steps=10',
 )
@@ -45,6 +46,7 @@ def test_it_has_made_the_steps_of_both(extended):
   for before, after in zip(first.learners, second.learners, strict=True):
     assert after.steps > before.steps
     assert after.rounds > before.rounds
+    assert after.rounds == len(processes.merged(after.learner))
     assert after.incarnations == before.incarnations + 1
 
 

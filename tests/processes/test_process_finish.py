@@ -15,7 +15,8 @@ LEARNERS = (0, 1)
 # A step takes long enough for the syncer to be killed before any learner is at
 # the boundary at which it would hand in.
 OVERRIDES = (
-  'run.step_floor_s=2.0',
+  'run.step_floor_s=4.0',
+  'protocol.patience=6.0',
   'protocol.total_steps=8',
   'protocol.sync_every_steps=4',
   'protocol.quorum=2',

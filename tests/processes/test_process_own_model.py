@@ -19,6 +19,7 @@ CONFIG = '--config=experiments/own_model.py:quicktest'
 SYNCHRONOUS = (
   '--config.protocol.overlap_steps=0',
   '--config.protocol.quorum=2',
+  '--config.protocol.patience=6.0',
   '--config.run.eval_every_rounds=8',
 )
 

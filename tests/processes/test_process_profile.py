@@ -6,7 +6,7 @@ import signal
 import jax.profiler
 import pytest
 
-from tests.processes.processes import Processes
+from tests.processes.processes import START_S, Processes
 
 pytestmark = pytest.mark.beside
 
@@ -28,13 +28,17 @@ def test_a_trace_from_a_step_on_and_one_when_asked(tmp_path):
 
     processes.syncer()
     learner = processes.learner(0)
-    processes.until(lambda: len(traces()) == 1, 60.0, 'a trace')
+    processes.until(lambda: len(traces()) == 1, START_S, 'a trace')
     made = len(processes.steps(0))
     processes.until(
-      lambda: len(processes.steps(0)) > made + 2, 60.0, 'it trains on'
+      lambda: len(processes.steps(0)) > made + 2, START_S, 'it trains on'
     )
     learner.send(signal.SIGUSR1)
-    processes.until(lambda: len(traces()) == 2, 60.0, 'a second trace')
+    processes.until(lambda: len(traces()) == 2, START_S, 'a second trace')
+    made = len(processes.steps(0))
+    processes.until(  # By then it is written.
+      lambda: len(processes.steps(0)) > made + 2, START_S, 'it trains on'
+    )
   for path in traces():
     planes = jax.profiler.ProfileData.from_file(str(path)).planes
     assert any('CPU' in plane.name for plane in planes)

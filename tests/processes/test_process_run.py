@@ -6,10 +6,12 @@ import signal
 import psutil
 import pytest
 
-from diloco.metrics import run_reader
+from diloco.metrics import names, run_reader
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.status import read_evaluation, read_status, read_summary
+from diloco.metrics.workdir import EVALUATOR
 from diloco.prediction import history
+from tests.metrics import board_events
 from tests.processes.processes import SLOW, START_S, Processes
 from tests.transport import credentials
 
@@ -24,8 +26,10 @@ def killed(tmp_path_factory):
   with _launched(
     tmp_path_factory.mktemp('killed'),
     'protocol.total_steps=300',
-    'run.step_floor_s=0.1',  # It lasts until learner 1 is there again.
-    "faults=('kill learner 1 at 0.08',)",
+    'run.step_floor_s=0.2',  # It lasts until learner 1 is there again.
+    "faults=('kill learner 1 at 0.2',)",
+    'protocol.patience=6.0',
+    'run.eval_every_rounds=16',
   ) as processes:
     yield processes
 
@@ -37,6 +41,7 @@ def over_grpc(tmp_path_factory):
   with _launched(
     tmp_path_factory.mktemp('over_grpc'),
     'protocol.total_steps=200',
+    'run.step_floor_s=0.1',
     'transport.data_plane=grpc',
     flags=(
       f'--tls_ca={folder}/ca.pem',
@@ -60,7 +65,7 @@ def _launched(root, *overrides, flags=()) -> Processes:
   overrides = (*SLOW, 'run.compilation_cache=false', *overrides)
   with Processes(root, *overrides) as processes:
     launcher = processes.start('launcher', 'launch.local', *flags)
-    code = processes.exit_code(launcher, deadline_s=START_S)
+    code = processes.exit_code(launcher, deadline_s=2 * START_S)
   assert code == 0, f'{code=}\n{processes.tails()}'
   return processes
 
@@ -107,6 +112,23 @@ def test_plot_is_drawn(killed):
   assert killed.workdir.loss_plot.stat().st_size > 0
 
 
+@pytest.mark.parametrize(
+  ('process', 'cards'),
+  [
+    ('learner-0', {names.TRAIN_LOSS, names.OF_STEP['grad_norm']}),
+    ('syncer', {names.GOODPUT, names.PARTICIPATION, names.OFFER_AGE}),
+    (EVALUATOR, {names.EVAL_LOSS}),
+  ],
+)
+def test_tensorboard_has_a_card_of_each(killed, process, cards):
+  found = set()
+  for path in killed.workdir.tensorboard(process).glob('events*'):
+    for event in board_events.read(path):
+      found |= {value.tag for value in event.summary.value}
+  assert cards <= found
+  assert not {tag for tag in found if 'incarnation' in tag}
+
+
 def test_versions_rise_by_one_per_close(run):
   """Invariant 1 of the protocol: rounds close in order, each is a version."""
   closes = run.tape('Publish')
@@ -143,7 +165,7 @@ def test_learners_of_one_and_of_four_devices_train_together(tmp_path):
   overrides = (
     *SLOW,
     'model.kv_heads=2',
-    'protocol.total_steps=100',
+    'protocol.total_steps=300',  # In which the first comes back to the second.
     'protocol.patience=60.0',
   )
   with Processes(tmp_path, *overrides) as processes:

@@ -40,6 +40,16 @@ def test_patience_stretches_every_time_out():
 
 
 @pytest.mark.parametrize(
+  'patience,expected_s', [(0.01, 0.05), (0.1, 0.5), (0.2, 1.0), (60.0, 1.0)]
+)
+def test_a_learner_that_waits_is_heard_before_silence_ends_it(
+  patience, expected_s
+):
+  assert timeouts.alive_s(patience) == expected_s
+  assert timeouts.alive_s(patience) <= timeouts.silence_floor_s(patience) / 2
+
+
+@pytest.mark.parametrize(
   'nbytes,took_s,expected_s',
   [
     (10**6, None, 10.0),  # The floor.

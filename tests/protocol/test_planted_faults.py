@@ -342,6 +342,19 @@ def _knows_pulls_by_their_learner(patch):
   patch.setattr(simulated_syncer, 'pull_key', pull_key)
 
 
+def _fetches_beside_a_donors_state(patch):
+  """Plants that a newcomer fetches what its donor's older state replaces."""
+  original = updates.on_full_fragment
+
+  def on_full_fragment(core, message):
+    settled = core.state.settled
+    core.set(settled=True)
+    original(core, message)
+    core.set(settled=settled)
+
+  patch.setattr(updates, 'on_full_fragment', on_full_fragment)
+
+
 def _never_ends(patch):
   patch.setattr(closing, '_end_if_over', lambda state: None)
 
@@ -362,6 +375,7 @@ def _says_not_which_is_newest(patch):
 RARE = {
   _says_not_which_is_newest: WIDE_FROM + 76,
   _sets_learners_back: 25,
+  _fetches_beside_a_donors_state: 835832630032,
   _lets_the_quarantined_in: 1338,
   _forgets_who_refused_to_be_merged: 760,
 }
@@ -372,6 +386,7 @@ RARE = {
   [
     (_ledger_of_the_close_before, '1: versions of the ledger'),
     (_sets_learners_back, '1: versions fell at a learner'),
+    (_fetches_beside_a_donors_state, '1: versions fell at a learner'),
     (_merges_twice, '2: merged twice'),
     (_counts_steps_from_the_start, '2: a step was merged twice'),
     (_knows_pulls_by_their_learner, '2: the bytes are of another offer'),

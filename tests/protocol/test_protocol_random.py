@@ -20,7 +20,7 @@ from diloco.simulator.timing import Timing
 from tests.protocol.derived import check_derived
 from tests.protocol.stages import config_of
 
-SEQUENCES = 2000
+SEQUENCES = 1000
 SWARMS = 60  # Of each kind.
 EVENTS = 80
 

@@ -16,7 +16,7 @@ from diloco.simulator.scenario import WIDE_FROM
 
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[1]
-FIXED, FRESH, SOAK = 1000, 500, 20_000
+FIXED, FRESH, SOAK = 250, 500, 20_000
 AT_ONCE = 250
 
 
@@ -80,10 +80,11 @@ def test_a_failed_seed_does_not_stop_the_others(monkeypatch):
   ]
 
 
-def test_progress_says_when_it_will_be_over():
+def test_progress_says_when_it_will_be_over(monkeypatch):
+  monkeypatch.setattr('time.monotonic', lambda: 15.0)
   done = simulator_swarm.Survey(50, 1000, ((7, 'Violation'),))
-  line = diloco_swarm.progress(done, seeds=650, took_s=5.0)
-  assert line == '50 of 650 seeds, 1 failed, 10 seeds/s, 1.0 min left'
+  line = diloco_swarm.progress(done, seeds=650, since_s=10.0)
+  assert line == '50/650, about 1:00 left  1 failed, 10 seeds/s'
 
 
 @pytest.mark.parametrize('jobs', (1, 2))

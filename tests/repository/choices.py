@@ -132,10 +132,10 @@ assert planes.GUARDED == ('post', 'grpc')
     '',
     """
 from diloco.metrics import status
-from diloco.watch import prometheus
+from diloco.monitoring import run_metrics
 told = status.RunStatus('run', 7.0, 0, 0, 0, (), (), *[0] * 9, (), None)
 assert status.scalars(told)['run/time'] == 7.0
-assert 'diloco_seconds{run="run"} 7.0' in prometheus.text(told)
+assert 'diloco_seconds{run="run"} 7.0' in run_metrics.text(told)
 """,
   ),
   'weighting': Choice(

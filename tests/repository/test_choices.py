@@ -36,7 +36,9 @@ def built(**keys):
 def _edited(choice: Choice, folder: pathlib.Path) -> pathlib.Path:
   """Returns a copy of the tree with the entry added."""
   for part in ('diloco', 'experiments', 'launch'):
-    shutil.copytree(ROOT / part, folder / part)
+    # Another process may be writing its bytecode there.
+    unfinished = shutil.ignore_patterns('*.pyc.*')
+    shutil.copytree(ROOT / part, folder / part, ignore=unfinished)
   first = choice.file, choice.registry, choice.entry
   edits = [(*first, choice.before)]
   if choice.also:

@@ -57,6 +57,7 @@ LOW = {
   'diloco.models',
   'diloco.data',
   'diloco.metrics',
+  'diloco.monitoring',
   'diloco.transport',
   'diloco.checkpoint',
 }
@@ -88,6 +89,12 @@ TABLE = {
   },
   'diloco/metrics': {'numpy', 'absl', 'tensorboardX', 'diloco.protocol'},
   'diloco/transport': {'diloco.protocol', 'grpc', 'msgpack', 'numpy'},
+  'diloco/monitoring': {
+    'absl',
+    'diloco.metrics',
+    'diloco.transport.sockets',
+    'prometheus_client',
+  },
   'diloco/transport/data_plane.py': {
     'diloco.numerics.native',  # CRCs.
     'diloco.protocol',
@@ -157,11 +164,11 @@ TABLE = {
     *SIMULATOR,
   },
   'diloco/report': {
-    'diloco.lab.sweep',  # No more of the lab: that needs jax.
     'diloco.metrics',
     'diloco.pages.parts',
     'diloco.prediction',
     'diloco.studies',
+    'diloco.sweeps.sweep',
     'numpy',
   },
   'diloco/report/to_wandb.py': {'diloco.metrics', 'wandb', *CONFIG},
@@ -172,11 +179,14 @@ TABLE = {
     'diloco.report',
     *CONFIG,
   },
+  # Of the lab and of the launcher: no jax.
+  'diloco/sweeps': CONFIG
+  | {'absl', 'diloco.metrics', 'diloco.pages.text_tables', 'scipy'},
   'diloco/watch': {
     'diloco.metrics',
+    'diloco.monitoring',
     'diloco.pages.colours',
     'diloco.pages.page',
-    'diloco.transport.sockets',
   },
   'diloco/watch/__main__.py': {
     'absl',
@@ -185,9 +195,10 @@ TABLE = {
     'diloco.watch',
     *CONFIG,
   },
-  'diloco/swarm.py': {'diloco.simulator', 'absl'},
+  'diloco/swarm.py': {'diloco.metrics', 'diloco.simulator', 'absl', *CONFIG},
   'diloco/simulate.py': {
     'absl',
+    'diloco.metrics',
     'diloco.pages',
     'diloco.prediction',
     'diloco.studies',
@@ -233,11 +244,11 @@ TABLE = {
     'diloco.pages.text_tables',
     'diloco.replay',
     'diloco.run',
+    'diloco.sweeps',
     'diloco.syncer',
     'jax',
     'numpy',
     'rich',  # The bar.
-    'scipy',
   },
   # It measures all of the others, and starts processes as users do.
   'diloco/bench': LOW
@@ -300,11 +311,14 @@ TABLE = {
     'matplotlib',
     'diloco.config.hardware',
     'diloco.metrics',
+    'diloco.monitoring.monitor_flags',
     'diloco.pages.colours',
     'diloco.pages.text_tables',
     'diloco.protocol',
     'diloco.sizing.syncer_machine',
+    'diloco.sweeps.sweep_flags',
     'diloco.transport.planes',
+    'diloco.transport.sockets',
   },
   'launch/backends/manifest_text.py': {'yaml'},
   # It judges runs as the simulator would, and simulates their plans.
@@ -321,6 +335,8 @@ TABLE = {
     'numpy',
     'rich',
   },
+  'launch/sweeps': CONFIG
+  | {'absl', 'diloco.metrics', 'diloco.sweeps', 'launch', 'rich'},
   # It predicts what it measures.
   'launch/netbench': CONFIG
   | SIMULATOR
@@ -381,6 +397,7 @@ def test_the_table_refuses():
   assert not _may('diloco/numerics/merge.py', 'flax')
   assert not _may('diloco/learner/connection.py', 'diloco.simulator.engine')
   assert not _may('launch/local.py', 'jax')
+  assert not _may('diloco/sweeps/making.py', 'diloco.lab.run')
   assert not _may('diloco/transport/grpc_transfer.py', 'jax')
   assert not _may('diloco/learner/device.py', 'diloco.syncer.server')
   assert not _may('diloco/syncer/server.py', 'diloco.learner.device')

@@ -5,9 +5,11 @@ import ast
 import importlib.util
 import pathlib
 import re
+import sys
 
 import pytest
 
+from diloco import __main__ as diloco_main
 from tests.repository import tree
 
 README = 'README.md'
@@ -78,6 +80,44 @@ def test_readme_cites_the_paper():
     'title={Decoupled DiLoCo for Resilient Distributed Pre-training}' in text
   )
   assert 'eprint={2604.21428}' in text
+
+
+def test_readme_links_the_paper_and_says_what_it_needs():
+  text = _text(README)
+  assert '](https://arxiv.org/abs/2604.21428)' in text.partition('\n## ')[0]
+  needs = re.search(r'^The first needs .*?\n\n', text, re.MULTILINE | re.DOTALL)
+  assert 'Linux' in needs[0]
+  assert f'Python {sys.version_info.major}.11' in needs[0]
+
+
+def test_readme_names_the_command_for_a_text_of_ones_own():
+  (command,) = re.findall(
+    r'^    (diloco .*--text=.*)$', _text(README), re.MULTILINE
+  )
+  program, verb, *flags = command.split()
+  assert (program, verb) in {('diloco', name) for name in diloco_main.COMMANDS}
+  assert [flag.partition('=')[0] for flag in flags] == ['--text']
+  assert "\nTEXT = 'text'\n" in _text('launch/train.py')
+
+
+def test_readme_commands_are_those_of_an_installation_too():
+  """`python -m launch…` needs the checkout, which a wheel has not."""
+  text = _text(README)
+  assert not re.findall(r'python -m \S+', text)
+  found = re.findall(r'(?:^    |`)diloco ([a-z-]+) ', text, re.MULTILINE)
+  assert {'train', 'plan', 'launch', 'watch'} <= set(found)
+  assert set(found) <= set(diloco_main.COMMANDS)
+
+
+def test_readme_compares_with_other_systems():
+  _, _, section = _text(README).partition('\n## Compared with others\n')
+  rows = re.findall(
+    r'^\| (?!\||-)(.*?) \|', section.partition('\n## ')[0], re.MULTILINE
+  )
+  assert rows[0] == '**diloco** (this)', rows
+  assert {'MaxText', 'torchft', 'OpenDiLoCo'} <= {
+    re.match(r'\w+', row)[0] for row in rows[1:]
+  }
 
 
 @pytest.mark.parametrize('name', DOCS)

@@ -72,12 +72,6 @@ class Survived:
     }
     return [crcs[p, v] for p, v in enumerate(started['versions'])]
 
-  def last_closed_fragment(self, started: dict) -> int:
-    """Returns the round that the tape closed last before that start."""
-    before = self.tape[: self.tape.index(started)]
-    closed = [line for line in before if line['kind'] == 'Publish']
-    return closed[-1]['fragment']
-
 
 def spoil(folder: pathlib.Path):
   """A newer checkpoint, whole and sound, whose moments are not numbers."""

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from diloco.checkpoint.store import newest_after
+from diloco.metrics import names
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir, learner_name
 from tests.processes.processes import SLOW, START_S, Processes
@@ -50,7 +51,7 @@ def test_it_makes_no_more_steps_than_the_run_has(cut_off):
   _, _, workdir = cut_off
   steps = read_jsonl(workdir.metrics(learner_name(0)))
   # Its view of t may be that of the last update: a spacing behind.
-  assert steps[-1]['step'] <= TOTAL_STEPS + 10
+  assert steps[-1][names.GLOBAL_STEP] <= TOTAL_STEPS + 10
 
 
 def test_its_last_state_is_on_its_disk(cut_off):

@@ -43,7 +43,8 @@ def test_learners_train_on_while_the_syncer_is_stopped(tmp_path):
       times_s = [step['time_s'] - stopped_s for step in processes.steps(m)]
       before = sum(-BEFORE_S <= t <= 0 for t in times_s) / BEFORE_S
       meanwhile = sum(0 < t <= STOP_S for t in times_s) / STOP_S
-      assert meanwhile >= before / 2, f'{m=} {before=} {meanwhile=} steps/s'
+      # The cores are shared; one that waits for the syncer makes next to none.
+      assert meanwhile >= before / 5, f'{m=} {before=} {meanwhile=} steps/s'
     for m in (0, 1):
       processes.until_merged(m)
     processes.until(
@@ -76,8 +77,16 @@ def test_learners_train_on_when_the_syncer_is_killed(tmp_path):
     processes.syncer(name='syncer-again')
     for m in (0, 1):
       processes.until_merged(m)
-    for work in processes.tape('Worked')[-1]['learners']:
+    worked = processes.tape('Worked')[-1]['learners']
+    made = [len(processes.steps(m)) for m in (0, 1)]
+    for work in worked:
       m = work['learner']
+      # A step may be reported just before it is on the disk.
+      processes.until(
+        lambda m=m: len(processes.steps(m)) > made[m] + 1,
+        START_S,
+        f'learner {m} makes two more steps',
+      )
       _expect_all_steps(work['made_s'], processes.steps(m), done[m] + 50)
 
 
@@ -110,16 +119,17 @@ def test_silent_learner_is_given_up_and_joins_again(tmp_path):
     learners = [processes.learner(m) for m in (0, 1)]
     for m in (0, 1):
       processes.until_merged(m)
-    first = _incarnation(processes, 1)
+    earlier = len(processes.tape('left'))
     learners[1].send(signal.SIGSTOP)
     processes.until(
       lambda: any(
         line['learner'] == 1 and line['reason'].startswith('silent')
-        for line in processes.tape('left')
+        for line in processes.tape('left')[earlier:]
       ),
       START_S,
       'learner 1 is given up as silent',
     )
+    first = _incarnation(processes, 1)
     processes.until_merged(0, rounds=5)
     assert _incarnation(processes, 1) == first
     learners[1].send(signal.SIGCONT)

@@ -15,8 +15,8 @@ from diloco.config.hardware import GROUP_SECRET
 from diloco.learner.hosts import process_group
 from diloco.run import exposure
 from diloco.transport.auth import Access
+from diloco.transport.sockets import free_port
 from tests.learner.groups import Group
-from tests.ports import free_port
 from tests.processes.processes import ENDLESS, START_S, Processes
 
 pytestmark = pytest.mark.beside

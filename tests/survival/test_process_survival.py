@@ -25,7 +25,7 @@ pytestmark = pytest.mark.alone
 FRAGMENTS = 2  # P of the tiny configuration.
 TOKENS = 4 * 32  # Of a step, likewise.
 FLOOR_S = 0.04  # Of a step.
-IN_FLIGHT = 3  # Reports that a killed process may not have got rid of.
+IN_FLIGHT = 10  # Reports that a killed process may not have got rid of.
 DIVERGED = 'learner-0-diverged'
 CLEAN = 'learner-0-clean'
 STOPPED = 128 + signal.SIGTERM
@@ -63,7 +63,7 @@ def survived(tmp_path_factory):
 
     # All at once, while no process has the newest fragments on a disk.
     processes.until(
-      lambda: all(survival.unsaved(processes, m) > 5 for m in (0, 1)),
+      lambda: all(5 < survival.unsaved(processes, m) < 18 for m in (0, 1)),
       START_S,
       'both have trained on since they have saved',
     )
@@ -185,11 +185,17 @@ def test_a_killed_syncer_gets_lost_fragments_back(survived):
 
   donated, lost = fragments('donated'), fragments('lost')
   assert sorted(donated + lost) == list(range(FRAGMENTS))
-  assert lost in ([], [survived.last_closed_fragment(started)]), (
-    'of what it closed before its last breath, learners had heard'
-  )
   assert started['outer_versions'] < started['versions']
   published = survived.crcs_at(started)
+  heard = [
+    (line['fragment'], line['crc'])
+    for m in (0, 1)
+    for line in read_jsonl(survived.processes.workdir.learner_tape(m))
+    if line['kind'] == 'Apply'
+  ]
+  assert not {(p, published[p]) for p in lost} & set(heard), (
+    'a learner had what no learner gave back'
+  )
   for p in donated:
     assert started['crcs'][p] == published[p]
 

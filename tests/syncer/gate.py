@@ -38,8 +38,10 @@ class Gate:
       threading.Thread(target=self._carry, args=(near,), daemon=True).start()
 
   def _carry(self, near: socket.socket):
-    self.reached.set()
-    self._open.wait()
+    # A process may look whether something listens before it has much to say.
+    if near.recv(1, socket.MSG_PEEK):
+      self.reached.set()
+      self._open.wait()
     try:
       far = socket.create_connection(self._target)
     except OSError:

@@ -158,7 +158,17 @@ class Stage:
   def steps_of(self, learner: int) -> int:
     """Returns how many steps of the learner the syncer has read of."""
     rows = self.syncing._stats.status(False).learners
-    return next(row.step for row in rows if row.learner == learner)
+    return next((row.step for row in rows if row.learner == learner), 0)
+
+  def close_a_round(self):
+    """Merges what learner 2 offers.
+
+    Before that, any learner may end the run: the ledger may be lost.
+    """
+    good = self.peer(2).join()
+    good.train(self.run_spec.config.protocol.spacing_steps)
+    good.offer(1, 1e-3)
+    good.hear(messages.Update)
 
   def assert_lives(self):
     """A new learner is welcome."""
@@ -174,6 +184,7 @@ class Stage:
 def small_run_spec(quorum: int = 1, learners: int = 2, **codec):
   config = tests_tiny.get_config()
   config.protocol.update(learners=learners, quorum=quorum, total_steps=1000)
+  config.protocol.patience = 100.0  # The peers say nothing between two words.
   config.codec.update(codec)
   config.data.shards = max(config.data.shards, learners)
   return make_run_spec(run_config.build(config))

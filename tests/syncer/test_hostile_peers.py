@@ -83,6 +83,7 @@ def test_an_impossible_report_ends_the_session(stage, changes):
 def test_any_figures_harm_nobody(stage, seed):
   """Messages that the wire lets through, with the strangest values in them."""
   rng = random.Random(seed)
+  stage.close_a_round()
   good = stage.peer(0).join()
   for incarnation in range(1, 31):
     bad = stage.peer(1, incarnation)
@@ -92,7 +93,7 @@ def test_any_figures_harm_nobody(stage, seed):
       bad.say(malice.extreme(rng.choice(messages.FROM_LEARNER[1:]), rng))
     bad.close()
   good.train(stage.run_spec.config.protocol.spacing_steps)
-  good.offer(1, 1e-3)
+  good.offer(2, 1e-3)
   assert 0 in good.hear(messages.Update).participants
   status = json.dumps(
     dataclasses.asdict(stage.syncing._stats.status(False)), allow_nan=False
@@ -198,24 +199,28 @@ def test_a_flood_of_reports_delays_nobody(tmp_path):
     rss_before = psutil.Process().memory_info().rss
     flooding = threading.Thread(target=flooder.flood, args=(FLOOD, said))
     flooding.start()
-    answers_s, unread = [], 0
+    answers_s, behind, unread = [], [], 0
     while not said.wait(0.02):
-      began_s = time.monotonic()
+      began_s, read = time.monotonic(), stage.steps_of(1)
       good.say(messages.WantFragment(0, 'beside a flood'))
       good.hear(messages.FullFragment)
       answers_s.append(time.monotonic() - began_s)
+      behind.append(stage.steps_of(1) - read)
       unread = max(unread, inbox.qsize())
     flooding.join()
     grown = psutil.Process().memory_info().rss - rss_before
     print(
       f'{len(answers_s)} answers, median {statistics.median(answers_s):.4f} s, '
-      f'slowest {max(answers_s):.3f} s; {unread=}, {grown >> 20} MiB grown'
+      f'slowest {max(answers_s):.3f} s, behind a median of '
+      f'{statistics.median(behind)} reports, {max(behind)} at most; {unread=}, '
+      f'{grown >> 20} MiB grown'
     )
     # Its stream ends once all is received; the machine reads on.
     all_read = lambda: stage.steps_of(1) == FLOOD  # noqa: E731
     waiting.until(all_read, DEADLINE_S, f'all of {FLOOD} reports')
     assert unread <= 2 * server.SHARE_MAX
-    assert statistics.median(answers_s) < 0.5
+    # Counted, since seconds are longer on a busy machine.
+    assert statistics.median(behind) <= 2 * server.SHARE_MAX
     assert grown < GROWN_MAX
     stage.assert_lives()
   finally:

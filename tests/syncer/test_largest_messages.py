@@ -49,13 +49,6 @@ def _base(stage: Stage, kind: type):
       return BASES[kind]
 
 
-def _close_a_round(stage: Stage):
-  good = stage.peer(2).join()
-  good.train(stage.run_spec.config.protocol.spacing_steps)
-  good.offer(1, 1e-3)
-  good.hear(messages.Update)
-
-
 def test_a_run_that_has_just_begun_is_not_ended_by_a_member(stage):
   """No finish ends in a round that had closed before it began."""
   for incarnation, last_round in enumerate((-(1 << 62), 0), start=1):
@@ -71,7 +64,7 @@ def test_a_run_that_has_just_begun_is_not_ended_by_a_member(stage):
 def test_no_message_of_a_member_ends_the_syncer(stage, kind):
   """Each field of each kind is made large, by a learner that counts."""
   if kind is messages.HandedIn:
-    _close_a_round(stage)  # Before, it may end the run: the ledger may be lost.
+    stage.close_a_round()
   largest = malice.largest(kind, _base(stage, kind), wire.INCOMING_BYTES_MAX)
   for incarnation, (label, message) in enumerate(largest, start=1):
     bad = stage.peer(0, incarnation).join()

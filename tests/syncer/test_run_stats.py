@@ -45,7 +45,7 @@ def _ledger(versions: int) -> Ledger:
 
 def close(stats: RunStats, round_: int):
   closed = syncer_events.Publish(round_, 0, 1, 1, (), (), (), 0.0)
-  stats.note_effect(closed, 0.0)
+  stats.note_publish(closed)
 
 
 def test_uptime_and_wall_time_go_on_after_a_restart(small_run, monkeypatch):

@@ -22,6 +22,8 @@ def without_disk(tmp_path_factory):
       folder,
       Faults(),
       checkpoint={'learner_every_steps': 10, 'syncer_every_rounds': 4},
+      quorum=LEARNERS,
+      overlap_steps=0,  # Neither trains alone: both save.
     )
     run.workdir.syncer.mkdir(exist_ok=True)
     (run.workdir.syncer / 'states').write_text('no folder')

@@ -16,7 +16,8 @@ from diloco.transport import data_plane
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
-WAIT_S = 30.0
+START_S = 240.0  # Until it has imported JAX.
+WAIT_S = 120.0
 
 
 class Process:
@@ -33,7 +34,7 @@ class Process:
     self._answers = queue.Queue()
     self._reader = threading.Thread(target=self._read)
     self._reader.start()
-    self.answer()
+    self.answer(START_S)
 
   def _read(self):
     for line in self._process.stdout:
@@ -43,8 +44,8 @@ class Process:
     self._process.stdin.write(json.dumps(command) + '\n')
     self._process.stdin.flush()
 
-  def answer(self):
-    return self._answers.get(timeout=WAIT_S)
+  def answer(self, deadline_s: float = WAIT_S):
+    return self._answers.get(timeout=deadline_s)
 
   def ask(self, **command):
     self.tell(**command)

@@ -150,7 +150,7 @@ def test_access_the_data_plane_asks_for_the_token():
   """The token is required even with the address of the publisher."""
   member = auth.Access(token='of the run')
   with pytest.raises(data_plane.PeerLost, match='token is missing or wrong'):
-    pull(member, auth.OPEN)
+    pull(member, auth.OPEN, WAIT_S)
 
 
 def pull(

@@ -42,7 +42,7 @@ def test_processes_control_notices_a_killed_server(connected):
   process.kill()
   killed = time.monotonic()
   assert 'UNAVAILABLE' in closed.get(timeout=WAIT_S)
-  assert time.monotonic() - killed < 1
+  assert time.monotonic() - killed < WAIT_S / 2
   assert not client.send(messages.Ready(0, 'the test'))
   client.close()
   assert closed.empty()
@@ -56,7 +56,7 @@ def test_processes_control_is_not_held_up_by_a_stopped_server(connected):
     started = time.monotonic()
     assert client.send(messages.WantFragment(step, 'x' * 1000))
     longest_s = max(longest_s, time.monotonic() - started)
-  assert longest_s < 0.5
+  assert longest_s < WAIT_S / 2
   process.go_on()
   for _ in range(500):
     assert seen.get(timeout=WAIT_S) == messages.Refusal('heard', final=False)
@@ -69,5 +69,5 @@ def test_processes_control_closes_on_a_stopped_server(connected):
   client.send(messages.Ready(0, 'the test'))
   started = time.monotonic()
   client.close()
-  assert time.monotonic() - started < 3
+  assert time.monotonic() - started < WAIT_S / 2
   assert closed.get(timeout=WAIT_S) == control_client.CLOSED_HERE
