@@ -11,6 +11,7 @@ processes begin without a checkpoint.
 """
 
 import pathlib
+import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -20,6 +21,11 @@ import numpy as np
 from diloco.checkpoint.arrays import BrokenRecord
 
 Volumes = Mapping[str, np.ndarray]  # Number -> uint8 vector.
+
+# Held by whatever writes with Orbax, which knows of one save in a process at a
+# time: of two, to whatever folders, one takes the other's signal that its
+# folder is there, and then fails, or waits for its own for minutes.
+WRITING = threading.Lock()
 
 
 class Opened(Protocol):

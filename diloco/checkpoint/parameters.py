@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from diloco.checkpoint.orbax_files import WRITING
+
 # Orbax is imported when parameters are read or written, see `orbax_files`: the
 # syncer does so once, at the end of the run.
 
@@ -16,7 +18,8 @@ def write_parameters(
   """Writes path -> f32 array atomically; replaces what was there."""
   from orbax.checkpoint import v1 as ocp
 
-  ocp.save(path.absolute(), dict(parameters), overwrite=True)
+  with WRITING:
+    ocp.save(path.absolute(), dict(parameters), overwrite=True)
 
 
 def read_parameters(path: pathlib.Path) -> dict[str, np.ndarray]:

@@ -116,7 +116,11 @@ TABLE = {
     'diloco.protocol',
     'diloco.transport.data_plane',
   },
-  'diloco/checkpoint/parameters.py': {'numpy', 'orbax'},
+  'diloco/checkpoint/parameters.py': {
+    'diloco.checkpoint.orbax_files',
+    'numpy',
+    'orbax',
+  },
   'diloco/checkpoint/safetensors_files.py': {'numpy', 'safetensors'},
   # Registries of choices, which import nothing heavy.
   'diloco/config': {'diloco.protocol', *CHOICES},
