@@ -166,7 +166,7 @@ def test_learners_of_one_and_of_four_devices_train_together(tmp_path):
     *SLOW,
     'model.kv_heads=2',
     'protocol.total_steps=300',  # In which the first comes back to the second.
-    'protocol.patience=60.0',
+    'protocol.patience=2.0',
   )
   with Processes(tmp_path, *overrides) as processes:
     syncer = processes.syncer()
