@@ -13,6 +13,43 @@ from diloco.checkpoint.store import Checkpoints
 pytestmark = pytest.mark.beside
 
 FOLDERS, SAVES, SAVE_S = 4, 8, 120.0
+ANOTHER_S = 1.0  # In which another save would begin, if it could.
+
+
+class Counting:
+  """Stands in for files; counts the saves that are in them at a time."""
+
+  def __init__(self):
+    self.most = 0
+    self._inside = 0
+    self._changed = threading.Condition()
+
+  def open(self, folder, keep) -> 'Counting':
+    return self
+
+  def save(self, step: int, found, text: str):
+    with self._changed:
+      self._inside += 1
+      self.most = max(self.most, self._inside)
+      self._changed.notify_all()
+      self._changed.wait_for(lambda: self.most > 1, ANOTHER_S)
+      self._inside -= 1
+
+  def close(self):
+    pass
+
+
+def test_one_save_of_a_process_is_written_at_a_time(tmp_path):
+  files, said = Counting(), []
+  stores = [
+    Checkpoints(tmp_path / str(i), 1, 0, said.append, files) for i in (0, 1)
+  ]
+  for store in stores:
+    assert store.save(1, {'a': np.zeros(9)}, {}, None)
+  for store in stores:
+    assert store.wait(SAVE_S)
+    store.close(SAVE_S)
+  assert (files.most, said) == (1, []), 'two saves were written at once'
 
 
 def test_saves_to_several_folders_do_not_disturb_each_other(tmp_path):

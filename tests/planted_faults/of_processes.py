@@ -345,6 +345,15 @@ FAULTS = (
     'TimeoutExpired',
   ),
   fault(
+    'two saves of one process are written at once',
+    'diloco/checkpoint/store.py',
+    '    with orbax_files.WRITING:\n',
+    '    if True:\n',
+    'tests/checkpoint/test_saves_at_once.py'
+    '::test_one_save_of_a_process_is_written_at_a_time',
+    'two saves were written at once',
+  ),
+  fault(
     'a reader that has read enough is an error',
     'diloco/config/flags.py',
     '      if not pipe.poll(0):\n        raise',
