@@ -22,10 +22,11 @@ from diloco.checkpoint.arrays import BrokenRecord
 
 Volumes = Mapping[str, np.ndarray]  # Number -> uint8 vector.
 
-# Held by whatever writes with Orbax, which knows of one save in a process at a
-# time: of two, to whatever folders, one takes the other's signal that its
-# folder is there, and then fails, or waits for its own for minutes.
-WRITING = threading.Lock()
+# Held by whatever saves or loads with Orbax, which numbers its operations for
+# the whole process and signals to the newest that a folder is there: a save
+# beside another save or a load, of whatever folders, then fails, or waits for
+# its own signal for minutes.
+OPERATING = threading.Lock()
 
 
 class Opened(Protocol):
@@ -69,7 +70,8 @@ class _Sole:
   def read_volumes(self, path: pathlib.Path) -> Volumes:
     from orbax.checkpoint import v1
 
-    return v1.load(path, checkpointable_name='volumes')
+    with OPERATING:
+      return v1.load(path, checkpointable_name='volumes')
 
 
 SOLE = _Sole()

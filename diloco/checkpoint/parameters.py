@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from diloco.checkpoint.orbax_files import WRITING
+from diloco.checkpoint.orbax_files import OPERATING
 
 # Orbax is imported when parameters are read or written, see `orbax_files`: the
 # syncer does so once, at the end of the run.
@@ -18,7 +18,7 @@ def write_parameters(
   """Writes path -> f32 array atomically; replaces what was there."""
   from orbax.checkpoint import v1 as ocp
 
-  with WRITING:
+  with OPERATING:
     ocp.save(path.absolute(), dict(parameters), overwrite=True)
 
 
@@ -32,4 +32,6 @@ def read_parameters(path: pathlib.Path) -> dict[str, np.ndarray]:
     raise FileNotFoundError(f'no parameters at {path}')
   from orbax.checkpoint import v1 as ocp
 
-  return {k: np.asarray(v) for k, v in ocp.load(path.absolute()).items()}
+  with OPERATING:
+    found = ocp.load(path.absolute())
+  return {k: np.asarray(v) for k, v in found.items()}

@@ -226,7 +226,7 @@ class Checkpoints:
       self._opened = self._open()
     self._losses[step] = loss
     named = {f'{i:04d}': v for i, v in enumerate(vectors)}
-    with orbax_files.WRITING:
+    with orbax_files.OPERATING:
       self._opened.save(step, named, text)
     for removed in self._losses.keys() - set(self._steps()):
       del self._losses[removed]

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process may write to several folders at once; Orbax itself may not."""
+"""One process may save and load at once; Orbax itself may not."""
 
 import threading
 from concurrent import futures
 
+import jax
 import numpy as np
 import pytest
 
+from diloco.checkpoint import orbax_files
 from diloco.checkpoint.parameters import read_parameters, write_parameters
 from diloco.checkpoint.store import Checkpoints
 
@@ -50,6 +52,31 @@ def test_one_save_of_a_process_is_written_at_a_time(tmp_path):
     assert store.wait(SAVE_S)
     store.close(SAVE_S)
   assert (files.most, said) == (1, []), 'two saves were written at once'
+
+
+@pytest.mark.parametrize('load', [read_parameters, 'volumes'])
+def test_nothing_is_loaded_while_a_save_is_written(tmp_path, load):
+  write_parameters(tmp_path / 'parameters', {'a': np.zeros(9)})
+  store = Checkpoints(tmp_path / 'store', 1, 0, print)
+  assert store.save(1, {'a': np.zeros(9)}, {}, None)
+  assert store.wait(SAVE_S)
+  store.close(SAVE_S)
+  like = {'a': jax.ShapeDtypeStruct((9,), np.float64)}
+  loaded = threading.Event()
+
+  def read():
+    if load == 'volumes':
+      assert store.restore(like)
+    else:
+      load(tmp_path / 'parameters')
+    loaded.set()
+
+  reader = threading.Thread(target=read)
+  with orbax_files.OPERATING:
+    reader.start()
+    assert not loaded.wait(ANOTHER_S), 'it was loaded beside a save'
+  assert loaded.wait(SAVE_S)
+  reader.join()
 
 
 def test_saves_to_several_folders_do_not_disturb_each_other(tmp_path):

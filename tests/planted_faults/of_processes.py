@@ -347,7 +347,7 @@ FAULTS = (
   fault(
     'two saves of one process are written at once',
     'diloco/checkpoint/store.py',
-    '    with orbax_files.WRITING:\n',
+    '    with orbax_files.OPERATING:\n',
     '    if True:\n',
     'tests/checkpoint/test_saves_at_once.py'
     '::test_one_save_of_a_process_is_written_at_a_time',
