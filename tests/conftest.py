@@ -58,9 +58,7 @@ def pytest_collection_modifyitems(config, items):
 def _cpu_s() -> float:
   """CPU seconds of this process and of all children it has waited for."""
   used = os.times()
-  return (
-    used.user + used.system + used.children_user + used.children_system
-  )
+  return used.user + used.system + used.children_user + used.children_system
 
 
 @pytest.hookimpl(wrapper=True)

@@ -55,9 +55,7 @@ def test_the_timeline_has_every_round_and_the_death(tmp_path):
 @pytest.mark.parametrize('name', ['run', 'lab', 'sweep'])
 def test_a_report_is_written(name, tmp_path):
   page = tmp_path / 'pages'
-  diloco(
-    'report', f'--workdir={unpack(name, tmp_path)}', f'--outdir={page}'
-  )
+  diloco('report', f'--workdir={unpack(name, tmp_path)}', f'--outdir={page}')
   assert (page / 'page.html').stat().st_size > 10_000
 
 
