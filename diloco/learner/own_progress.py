@@ -100,7 +100,8 @@ class OwnProgress:
       params: θ, path -> array; donated.
       theta: Θ_p on the host.
       placed: Θ_p on the devices.
-      said: has `carry`, `handle` and `keep`, see `protocol.learner.events.Apply`.
+      said: has `carry`, `handle` and `keep`, as
+        `protocol.learner.events.Apply` has.
       training: False before the first step: there is no progress yet.
     """
     copies = self._copies.get(fragment, {})
