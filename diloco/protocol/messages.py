@@ -63,7 +63,8 @@ class Hello:
   # Where the syncer pulls this learner's offers, by part.
   addresses: tuple[str, ...]
   # How several hosts share its parameters (`numerics.mesh_partition`); '': it
-  # has one host. Learners with equal values can donate their state to each other.
+  # has one host. Learners with equal values can donate their state to each
+  # other.
   partition: str = ''
 
 
