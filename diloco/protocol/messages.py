@@ -9,7 +9,7 @@ the data plane, and a `Payload` says how to request and verify them.
 import bisect
 import dataclasses
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 # A peer may have written it; it goes on the event tape.
 REASON_CHARS_MAX = 1000
 
@@ -129,6 +129,9 @@ class Report:
   # Time of all steps of this process, reported or not, without stalls.
   made_s: float = 0.0
   saved_step: int = 0  # Step of its newest complete checkpoint; 0: none.
+  # Time to fetch an update, by the time between two; above 1 the link down is
+  # too slow by that factor. 0: not known yet.
+  link_load: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +170,15 @@ class HandedIn:
 @dataclasses.dataclass(frozen=True)
 class Leaving:
   """No more steps will come; the last offer is made and may be merged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentHeld:
+  """Answer to `AskFragment`: what the learner's host holds of Θ_p."""
+
+  fragment: int
+  version: int
+  crc: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,6 +267,13 @@ class NoState:
   """Answer to `WantState`: no donor is left."""
 
   reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AskFragment:
+  """Asks which version of Θ_p a learner holds, of one that this syncer lost."""
+
+  fragment: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,6 +393,7 @@ FROM_LEARNER = (
   WantState,
   StateTaken,
   StateOffered,
+  FragmentHeld,
   FragmentOffered,
   Goodbye,
 )
@@ -385,6 +405,7 @@ FROM_SYNCER = (
   DonationOver,
   StateAt,
   NoState,
+  AskFragment,
   DonateFragment,
   Quarantine,
   Update,
