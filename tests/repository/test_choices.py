@@ -24,7 +24,7 @@ OTHER_WORDS = {
 COMMON = (
   'benchmark',
   'kind of fault of a chaos run',
-  'study of netbench on processes',
+  'study over real links and processes',
 )
 
 

@@ -341,12 +341,6 @@ TABLE = {
   },
   'launch/sweeps': CONFIG
   | {'absl', 'diloco.metrics', 'diloco.sweeps', 'launch', 'rich'},
-  # It predicts what it measures.
-  'launch/netbench': CONFIG
-  | SIMULATOR
-  | {'absl', 'diloco.metrics', 'diloco.pages.text_tables', 'launch', 'rich'},
-  # The computation that the systems are compared with.
-  'launch/netbench/all_reduce_worker.py': {'diloco.metrics', 'jax', 'numpy'},
 }
 
 
