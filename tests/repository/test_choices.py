@@ -23,7 +23,7 @@ OTHER_WORDS = {
 # Common words: `kill` is also what a plan can do.
 COMMON = (
   'benchmark',
-  'kind of fault of a chaos run',
+  'kind of fault',
   'study over real links and processes',
 )
 

@@ -124,6 +124,11 @@ TABLE = {
   'diloco/checkpoint/safetensors_files.py': {'numpy', 'safetensors'},
   # Registries of choices, which import nothing heavy.
   'diloco/config': {'diloco.protocol', *CHOICES},
+  'diloco/config/lab_section.py': {
+    'diloco.config',
+    'diloco.faults',
+    'diloco.lab.lab_systems',
+  },
   'diloco/config/simulation.py': {
     'diloco.config',
     'diloco.fleets.failures',
@@ -138,7 +143,13 @@ TABLE = {
   'diloco/config/no_changes.py': {'ml_collections'},
   'diloco/config/flags.py': SIMULATED | {'absl', 'ml_collections'},
   'diloco/config/recorded.py': CONFIG | {'ml_collections'},
-  'diloco/simulator': {'diloco.protocol', 'diloco.metrics', 'numpy'},
+  'diloco/faults.py': set(),
+  'diloco/simulator': {
+    'diloco.faults',
+    'diloco.protocol',
+    'diloco.metrics',
+    'numpy',
+  },
   'diloco/fleets': {
     'diloco.metrics',
     'diloco.protocol',
@@ -331,6 +342,7 @@ TABLE = {
   | {
     'absl',
     'diloco.config.data_section',
+    'diloco.faults',
     'diloco.metrics',
     'diloco.pages.text_tables',
     'diloco.protocol',
