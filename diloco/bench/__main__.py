@@ -3,6 +3,7 @@
 
   python -m diloco.bench --all [--repeats=3] [--markdown=FILE] [--json=FILE]
   python -m diloco.bench --only=round,int4 [--millions=1,10,50]
+  python -m diloco.bench --only=hosts --write_speeds=FILE
   python -m diloco.bench --list
 
 One table: medians and spreads over the repetitions, and ratios to what was
@@ -23,7 +24,7 @@ from absl import logging
 
 from diloco.bench import comparison, machine_load, syncer_load
 from diloco.bench.measurement import BenchFailed, BenchSettings
-from diloco.bench.rows import ROWS
+from diloco.bench.rows import HOSTS, ROWS
 from diloco.config import flags, run_config
 from diloco.config.sections import ConfigError
 from diloco.metrics import files
@@ -55,6 +56,9 @@ def define_flags() -> None:
   )
   absl_flags.DEFINE_string('json', None, 'File for all figures.')
   absl_flags.DEFINE_string('history', None, 'File to append a line of JSON to.')
+  absl_flags.DEFINE_string(
+    'write_speeds', None, 'File for what `diloco plan` knows of hosts.'
+  )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,7 +72,9 @@ def main(argv: Sequence[str]) -> int:
   settings = BenchSettings(
     given.smallest, sizes(given.millions), crowds(given.learners)
   )
-  files_ = (given.markdown, given.json, given.history)
+  if given.write_speeds and HOSTS not in names:
+    raise ConfigError([f'--write_speeds: needs the row {HOSTS}'])
+  files_ = (given.markdown, given.json, given.history, given.write_speeds)
   targets = [pathlib.Path(p) for p in files_ if p]
   check_writable(targets)
   logging.set_verbosity(logging.ERROR)  # Crowds that stop warn.
@@ -92,6 +98,9 @@ def main(argv: Sequence[str]) -> int:
     files.write_json(pathlib.Path(given.json), comparison.record(*about))
   if given.history:
     comparison.append(pathlib.Path(given.history), comparison.record(*about))
+  if given.write_speeds and HOSTS not in failed:
+    speeds = comparison.host_speeds(found, machine)
+    files.write_json(pathlib.Path(given.write_speeds), speeds)
   return 1 if failed else 0
 
 

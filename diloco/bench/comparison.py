@@ -7,7 +7,7 @@ import pathlib
 import statistics
 from collections.abc import Iterable, Sequence
 
-from diloco.bench import machine_load
+from diloco.bench import machine_load, rows, syncer_rounds
 from diloco.bench.measurement import BenchFigure
 from diloco.pages.parts import Column, ReportPage, Table
 
@@ -153,6 +153,20 @@ def append(path: pathlib.Path, found: dict) -> None:
   """Appends one line of JSON to the history."""
   with path.open('a') as file:
     file.write(json.dumps(found, allow_nan=False) + '\n')
+
+
+def host_speeds(figures: Iterable[RepeatedFigure], machine: dict) -> dict:
+  """Returns what `diloco plan` reads of hosts: medians of the row `hosts`."""
+  own = [figure for figure in figures if figure.row == rows.HOSTS]
+  found = syncer_rounds.host_speeds({f.name: f.median for f in own})
+  return {
+    'machine': f'{machine["cpu"]}, {machine["cores_allowed"]} cores',
+    'date': machine['time'][:10],
+    'commit': machine['commit'],
+    'command': 'python -m diloco.bench --only=hosts --write_speeds=FILE',
+    'others': own[0].others,
+    **{name: float(f'{value:.3g}') for name, value in found.items()},
+  }
 
 
 def _short(value: float | None) -> str | None:

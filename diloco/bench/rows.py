@@ -12,6 +12,7 @@ from diloco.bench import (
 )
 from diloco.bench.measurement import BenchRow
 
+HOSTS = 'hosts'  # The row that `diloco plan` knows hosts from.
 ROWS = {
   'stall': BenchRow(
     'stall of a step by syncing, compute as a sleep', sync_stalls.measure, 120.0
@@ -60,6 +61,11 @@ ROWS = {
   ),
   'round': BenchRow(
     "the syncer's round and its parts, on one core", syncer_rounds.measure, 30.0
+  ),
+  HOSTS: BenchRow(
+    'what hosts do with a fragment, for `diloco plan`',
+    syncer_rounds.measure_hosts,
+    20.0,
   ),
   'shards': BenchRow(
     'what two shards merge, beside one', syncer_rounds.measure_shards, 30.0

@@ -84,7 +84,7 @@ config = built(codec__up='f16', codec__down='f16')
 codec = make_codec(config.codec.up)
 x = np.float32([0.5, -2.0])
 assert codec.decode(codec.encode(x), 2).tolist() == [0.5, -2.0]
-assert traffic.bytes_per_value(config.codec.up) == 2.0
+assert traffic.bytes_per_value(codec) == 2.0
 """,
   ),
   'type of scales': Choice(
@@ -402,7 +402,7 @@ assert all(0 <= i.repair_s < 2 * made.repair_s for i in trace.interruptions)
   "recovery of a fleet's learner": Choice(
     'diloco/fleets/systems.py',
     'RECOVERIES',
-    "'spare': Recovery(_swapped, _elastic_goodput, 'A spare slice comes.'),",
+    "'spare': Recovery(_swapped, lambda *_: 0.5, 'a spare slice comes.'),",
     """
 def _swapped(interruptions, pause_s, until_s):
   spared = [dataclasses.replace(i, repair_s=0.0) for i in interruptions]
@@ -413,7 +413,7 @@ def _swapped(interruptions, pause_s, until_s):
 config.failures.recovery = 'spare'
 config.study.systems = ('synchronous DiLoCo',)
 page = goodput.report(simulation.build(config), lambda line: None)
-assert 'A spare slice comes.' in str(page), page
+assert 'a spare slice comes.' in str(page), page
 """,
   ),
   'kind of fault of a chaos run': Choice(
