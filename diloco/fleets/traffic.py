@@ -8,7 +8,7 @@ takes T: a third of it forward, the rest backward. Units: Gbit, Gbit/s, seconds.
 
 import dataclasses
 
-from diloco.numerics.codec import Codec
+from diloco.numerics.codec import make_codec
 
 
 def all_reduce_share(datacentres: int) -> float:
@@ -143,8 +143,11 @@ class Stream:
     return self._due_s > self._spacing_s
 
 
-def bytes_per_value(codec: Codec) -> float:
+def bytes_per_value(
+  name: str, block_size: int = 128, scale: str = 'bf16'
+) -> float:
   """Returns the bytes per value of a long tensor, its scales included."""
+  codec = make_codec(name, block_size, scale)
   return codec.nbytes(codec.block_values) / codec.block_values
 
 

@@ -10,7 +10,6 @@ from diloco.fleets.failures import FaultEvents
 from diloco.fleets.fleet import Fleet, FleetResult
 from diloco.fleets.speeds import Speeds
 from diloco.fleets.synchronous import GroupExchange
-from diloco.numerics.codec import make_codec
 from diloco.simulator.network import Network
 
 # Table 1: goodput in percent by system and learners, then by chips, with
@@ -69,9 +68,7 @@ def network_of(config: SimulationConfig) -> Network:
   )
 
   def sizes(name: str) -> tuple[float, ...]:
-    each = traffic.bytes_per_value(
-      make_codec(name, codec.block_size, codec.scale)
-    )
+    each = traffic.bytes_per_value(name, codec.block_size, codec.scale)
     return tuple(share * network.params * each for share in shares)
 
   return Network(

@@ -220,7 +220,9 @@ def test_bisection_says_that_nothing_is_enough():
 @pytest.mark.parametrize('name', NAMES)
 def test_bytes_per_value_are_the_codecs(name):
   codec, values = make_codec(name, 64, 'f32'), 1 << 20
-  assert codec.nbytes(values) == traffic.bytes_per_value(codec) * values
+  assert (
+    codec.nbytes(values) == traffic.bytes_per_value(name, 64, 'f32') * values
+  )
 
 
 def test_fragments_hold_the_whole_model():

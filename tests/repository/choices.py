@@ -84,7 +84,7 @@ config = built(codec__up='f16', codec__down='f16')
 codec = make_codec(config.codec.up)
 x = np.float32([0.5, -2.0])
 assert codec.decode(codec.encode(x), 2).tolist() == [0.5, -2.0]
-assert traffic.bytes_per_value(codec) == 2.0
+assert traffic.bytes_per_value(config.codec.up) == 2.0
 """,
   ),
   'type of scales': Choice(
