@@ -51,6 +51,16 @@ CONFIG = {
   'diloco.config.sections',
 }
 SIMULATED = {'diloco.config.simulation', *CONFIG}
+PLANNED = {
+  'diloco.config.hardware',
+  'diloco.config.sections',
+  'diloco.fleets.systems',
+  'diloco.fleets.traffic',
+  'diloco.protocol',
+  'diloco.sizing.host_memory',
+  'diloco.sizing.syncer_machine',
+  *CODEC_SIZES,
+}
 LOW = {
   'diloco.protocol',
   'diloco.numerics',
@@ -148,14 +158,9 @@ TABLE = {
   },
   'diloco/pages': {'matplotlib', 'numpy', 'rich', 'diloco.metrics'},
   'diloco/studies': {
-    'diloco.config.hardware',
     'diloco.metrics',
-    'diloco.models.flops',
     'diloco.pages.parts',
     'diloco.protocol',
-    'diloco.sizing.host_memory',
-    'diloco.sizing.syncer_machine',
-    'numpy',
     *CODEC_SIZES,
     *SIMULATED,
     *SIMULATOR,
@@ -213,7 +218,6 @@ TABLE = {
     'absl',
     'diloco.data.sources',
     'diloco.sizing',  # In its second mode only: it needs jax.
-    'diloco.studies',
     *SIMULATED,
   },
   # A process knows what processes share, not the other process.
@@ -281,6 +285,9 @@ TABLE = {
     'numpy',
   },
   'diloco/sizing/host_memory.py': set(),
+  # Arithmetic, and its text: no jax.
+  'diloco/sizing/planner.py': PLANNED | {'diloco.models.flops'},
+  'diloco/sizing/plan_text.py': PLANNED | {'diloco.sizing.planner'},
   # Launchers ask it, too: no jax.
   'diloco/sizing/syncer_machine.py': CONFIG
   | {
