@@ -34,7 +34,6 @@ import rich.console
 from absl import flags as absl_flags
 
 from diloco.config import flags, lab_section, run_config
-from diloco.config.data_section import missing_paths, too_short_text
 from diloco.config.lab_section import Kill
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
@@ -43,7 +42,7 @@ from diloco.metrics.status import read_status
 from diloco.metrics.workdir import Workdir
 from diloco.sweeps import sweep_flags
 from launch import program as launch_program
-from launch import session
+from launch import preflight, session
 from launch.backends import dry_run
 from launch.chips import deal
 from launch.chips.found import LocalDevices
@@ -106,9 +105,8 @@ def occupy(
       ]
     ) from None
   held = found - {workdir.lock.name}
-  if held and overwrite:
-    _remove(root, held)
-  elif held and (reason := _why_not_go_on(workdir, config)):
+  reason = _why_not_go_on(workdir, config) if held else None
+  if reason and has_begun(workdir) and not overwrite:
     lock.close()
     raise ConfigError(
       [
@@ -116,7 +114,34 @@ def occupy(
         'remove that run'
       ]
     )
-  return workdir, lock, bool(held) and not overwrite
+  if overwrite or reason:
+    _remove(root, held)
+    held = set()
+  return workdir, lock, bool(held)
+
+
+def has_begun(workdir: Workdir) -> bool:
+  """Returns False for a folder with no more than a start that failed.
+
+  There is nothing to go on with, and the next start may be of another run.
+  """
+  left = (
+    workdir.summary,
+    workdir.evaluation,
+    workdir.result,
+    workdir.parameters,
+    workdir.checkpoints(''),
+    workdir.chaos,
+  )
+  if any(path.exists() for path in left):
+    return True
+  if any(workdir.syncer.rglob('states/*')):
+    return True
+  try:
+    status = read_status(workdir.status)
+  except files.MalformedFile:
+    return True  # Something has been there.
+  return status is not None and status.step > 0
 
 
 def _why_not_go_on(workdir: Workdir, config: RunConfig | None) -> str | None:
@@ -242,6 +267,14 @@ def read_program(
     ConfigError: they can not be.
   """
   given = absl_flags.FLAGS
+  learners = launch_program.on_this_machine(
+    config,
+    given.hosts,
+    given.cpu_devices,
+    os.environ.get(launch_program.XLA_FLAGS, ''),
+  )
+  root = pathlib.Path(given.device_root)
+  preflight.check_devices(config, learners, os.environ, root)
   whole = program(
     config,
     flags.arguments() if arguments is None else arguments,
@@ -249,12 +282,7 @@ def read_program(
     address,
     flags.access_arguments(),
     flags.log_arguments(),
-    launch_program.on_this_machine(
-      config,
-      given.hosts,
-      given.cpu_devices,
-      os.environ.get(launch_program.XLA_FLAGS, ''),
-    ),
+    learners,
   )
   if given.metrics_port:
     whole = launch_program.with_metrics(
@@ -294,14 +322,14 @@ def show_processes(config: RunConfig, say: Callable[[str], None]) -> None:
 
 
 def checked(argv: Sequence[str]) -> RunConfig:
-  """The configuration of the parsed flags; its text is there, and long enough.
+  """The configuration of the parsed flags, of which all is there.
 
   Raises:
-    ConfigError: it is not, or a flag is missing.
+    ConfigError: data, a package, a module or a file is not, or a flag.
   """
   config = flags.load()
   check_arguments(argv)
-  check_data(config)
+  preflight.check(config)
   return config
 
 
@@ -315,18 +343,6 @@ def check_arguments(argv: Sequence[str]) -> None:
     raise ConfigError([f'{argv[1]}: unexpected argument'])
   if not absl_flags.FLAGS.workdir:
     raise ConfigError(['--workdir: is missing, such as runs/first'])
-
-
-def check_data(config: RunConfig) -> None:
-  """Looks for the data before a process starts for them.
-
-  Raises:
-    ConfigError: they are not there, or too short.
-  """
-  if missing := list(missing_paths(config.data)):
-    raise ConfigError(missing)
-  if short := list(too_short_text(config.data)):
-    raise ConfigError(short)
 
 
 def main(argv) -> int:
@@ -404,7 +420,6 @@ def main_or_sweep(argv) -> int:
 if __name__ == '__main__':
   define_flags()
   sweep_flags.define()
-  for each in (flags, sweep_flags):  # --help lists theirs, too.
-    absl_flags.adopt_module_key_flags(each)
-  sys.argv = sweep_flags.spelled_out(sys.argv)
+  flags.define_short_flags()
+  sys.argv = flags.in_full(sweep_flags.spelled_out(sys.argv))
   flags.run(main_or_sweep)

@@ -166,6 +166,4 @@ def main(argv) -> int:
 if __name__ == '__main__':
   local.define_flags()
   launch_flags.define_flags()
-  for each in (flags, local, launch_flags):  # --help lists theirs.
-    absl_flags.adopt_module_key_flags(each)
   flags.run(main)

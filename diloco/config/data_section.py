@@ -3,6 +3,7 @@
 
 import dataclasses
 import glob
+import importlib.util
 import math
 import os
 import pathlib
@@ -190,6 +191,25 @@ def missing_paths(data: DataConfig) -> Iterator[str]:
     found = not path or '://' in path or glob.glob(os.path.expanduser(path))
     if not found and not os.path.exists(path):  # A name may hold brackets.
       yield f'data.{key}={path!r}: there is nothing at this path'
+
+
+def missing_packages(data: DataConfig) -> Iterator[str]:
+  """Yields 'key=value: …' for each package that reads the data and is missing.
+
+  Imports none of them.
+  """
+  kind = data.tokenizer.partition(':')[0]
+  needed = {
+    f'data.source={data.source!r}': [
+      FORMATS[item.format].package
+      for item in (*data.items, *filter(None, [data.heldout]))
+    ],
+    f'data.tokenizer={data.tokenizer!r}': [kind] * (kind in TOKENIZERS),
+  }
+  for where, packages in needed.items():
+    for package in dict.fromkeys(packages):
+      if importlib.util.find_spec(package) is None:
+        yield f'{where}: the package {package} is missing: pip install {package}'
 
 
 def too_short_text(data: DataConfig) -> Iterator[str]:
