@@ -41,8 +41,8 @@ from diloco.metrics import files
 from diloco.metrics.status import read_status
 from diloco.metrics.workdir import Workdir
 from diloco.sweeps import sweep_flags
+from launch import epochs, preflight, session
 from launch import program as launch_program
-from launch import preflight, session
 from launch.backends import dry_run
 from launch.chips import deal
 from launch.chips.found import LocalDevices
@@ -345,7 +345,12 @@ def check_arguments(argv: Sequence[str]) -> None:
     raise ConfigError(['--workdir: is missing, such as runs/first'])
 
 
-def main(argv) -> int:
+def main(argv, on_begin: Callable[[], None] = lambda: None) -> int:
+  """Makes the run.
+
+  Args:
+    on_begin: called once the folder is this run's.
+  """
   config, given = checked(argv), absl_flags.FLAGS
   planned = lab_section.plan(config.faults, config.protocol.learners)
   address = free_address(config.transport.host, config.transport.port)
@@ -354,6 +359,8 @@ def main(argv) -> int:
   if given.metrics_port:
     check_metrics_ports(parts.roles)
   workdir, lock, goes_on = occupy(root, given.overwrite, config)
+  with flags.refusing(OSError, flag=f'--workdir={root}'):
+    on_begin()
   console = rich.console.Console()
   planned, trains = begin(
     config, parts, workdir, address, goes_on, planned, console
@@ -395,6 +402,8 @@ def begin(
     workdir.evaluation.unlink(missing_ok=True)
     workdir.result.unlink(missing_ok=True)
   if trains:
+    if said := epochs.line(config):
+      console.print(said, markup=False, highlight=False, soft_wrap=True)
     console.print(
       f'the syncer listens at {address}', markup=False, highlight=False
     )

@@ -237,7 +237,10 @@ def flags_text(values: flags.FlagValues = flags.FLAGS) -> str:
       shown = f'  ({shown})' if shown else ''
       lines.append(f'  --{name}=…{shown}')
     lines += textwrap.wrap(
-      ' '.join(flag.help.split()), COLUMNS, initial_indent=' ' * 6, subsequent_indent=' ' * 6
+      ' '.join(flag.help.split()),
+      COLUMNS,
+      initial_indent=' ' * 6,
+      subsequent_indent=' ' * 6,
     )
   return '\n'.join(lines)
 
@@ -282,6 +285,8 @@ def _takes_next(name: str, values: flags.FlagValues) -> bool:
   section, _, key = name.partition('.')
   if section == CONFIG and key:
     return run_config.key_types().get(key) is not bool
+  if name == CONFIG:
+    return True
   return name in values and not values[name].boolean
 
 
@@ -436,15 +441,29 @@ def _with_config(argv: Sequence[str]) -> tuple[list[str], str | None]:
   return words, None
 
 
+def given_config(argv: Sequence[str]) -> Mapping:
+  """Returns the keys of a command line; other flags are not looked at.
+
+  Raises:
+    ConfigError: as `parse`.
+  """
+  values, words, at = flags.FlagValues(), [argv[0]], 1
+  while at < len(argv):
+    name = argv[at].lstrip('-')
+    if re.match(rf'(no)?{CONFIG}(\.|=|$)', name):
+      words.append(argv[at])
+      if '=' not in name and _takes_next(name, flags.FLAGS):
+        at += 1
+        words += argv[at : at + 1]
+    at += 1
+  define_flags(values, words)
+  parse(words, values)
+  return values[CONFIG].value
+
+
 def _print_config(argv: Sequence[str]) -> None:
-  """Prints what a command line resolves to; other flags are not looked at."""
-  values = flags.FlagValues()
-  define_flags(values, argv)
-  try:
-    values(list(argv), known_only=True)
-  except flags.Error as error:
-    raise ConfigError([' '.join(str(error).split())]) from None
-  given = values[CONFIG].value
+  """Prints what a command line resolves to."""
+  given = given_config(argv)
   if 'study' in given:
     resolved = dataclasses.asdict(simulation.build(given))
     resolved['study']['kind'] = given.study.kind

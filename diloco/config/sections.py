@@ -47,9 +47,10 @@ class Section:
       value = getattr(self, field.name)
       numbers = value if isinstance(value, tuple) else (value,)
       for number in numbers:
-        if isinstance(number, float) and not math.isfinite(number):
-          if field.name not in self.INFINITE or math.isnan(number):
-            yield f'{field.name}={value}: must be a finite number'
+        may_be = field.name in self.INFINITE and number == math.inf
+        is_float = isinstance(number, float)
+        if is_float and not (math.isfinite(number) or may_be):
+          yield f'{field.name}={value}: must be a finite number'
 
   def broken_rules(self) -> Iterator[str]:
     """Yields 'key=value: the rule' for each rule that does not hold."""

@@ -24,7 +24,10 @@ REFUSED = (
     '--config.protocol.grace_cap_steps=inf',
     'grace_cap_steps=inf, must be finite',
   ),
-  ('--config.model.layers=two', 'model.layers=two: must be of type int, such as '),
+  (
+    '--config.model.layers=two',
+    'model.layers=two: must be of type int, such as ',
+  ),
   ('--config.outer.nesterov=2', 'outer.nesterov=2: must be of type bool'),
   ('--config.transport.host=0.0.0.0', "transport.host='0.0.0.0': learners can"),
   ('--config.mesh.fsdp=2', 'mesh.fsdp=2 * mesh.expert=1 * mesh.tensor=1 = 2'),
@@ -44,7 +47,7 @@ REFUSED = (
   ),
 )
 # A process that finds no such packages.
-WITHOUT = "import sys\nsys.modules.update(pyarrow=None, array_record=None)\n"
+WITHOUT = 'import sys\nsys.modules.update(pyarrow=None, array_record=None)\n'
 
 
 @pytest.fixture(scope='module')
