@@ -6,7 +6,6 @@ runs; see README.md beside this file.
 """
 
 import hashlib
-import json
 import os
 import pathlib
 import re
@@ -16,8 +15,16 @@ import tarfile
 
 import pytest
 
+from diloco.metrics.jsonl import read_jsonl
+from diloco.metrics.status import read_summary
+
 HERE = pathlib.Path(__file__).parent
 REPOSITORY = HERE.parents[1]
+ENVIRONMENT = {
+  'COLUMNS': '200',
+  'JAX_PLATFORMS': 'cpu',
+  'JAX_DISABLE_MOST_OPTIMIZATIONS': '0',  # It would change the bits of a step.
+}
 # Bytes of the exported model of each, by f02de12.
 EXPORTED = {
   'run': '6af8ac8dbe9a561400e3f84c81a25a2999f1f05c91b8470912ee7bbef21a42d4',
@@ -31,16 +38,20 @@ def unpack(name: str, folder: pathlib.Path) -> pathlib.Path:
   return folder / name
 
 
-def diloco(*words: str, timeout_s: float = 300) -> str:
-  """Returns the standard output of a command that must succeed."""
-  done = subprocess.run(
+def started(*words: str) -> subprocess.CompletedProcess:
+  return subprocess.run(
     [sys.executable, '-m', 'diloco', *words],
     cwd=REPOSITORY,
-    env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'COLUMNS': '200'},
+    env={**os.environ, **ENVIRONMENT},
     capture_output=True,
     text=True,
-    timeout=timeout_s,
+    timeout=500,
   )
+
+
+def diloco(*words: str) -> str:
+  """Returns the standard output of a command that must succeed."""
+  done = started(*words)
   assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
   return done.stdout
 
@@ -55,9 +66,7 @@ def test_the_timeline_has_every_round_and_the_death(tmp_path):
 @pytest.mark.parametrize('name', ['run', 'lab', 'sweep'])
 def test_a_report_is_written(name, tmp_path):
   page = tmp_path / 'pages'
-  diloco(
-    'report', f'--workdir={unpack(name, tmp_path)}', f'--outdir={page}'
-  )
+  diloco('report', f'--workdir={unpack(name, tmp_path)}', f'--outdir={page}')
   assert (page / 'page.html').stat().st_size > 10_000
 
 
@@ -69,10 +78,14 @@ def test_the_page_is_written(name, tmp_path):
 
 
 def test_every_round_is_repeated_to_the_bit(tmp_path):
-  shown = diloco('replay', f'--workdir={unpack("run", tmp_path)}')
-  assert '101 rounds, 361 inner steps of 3 processes' in shown
-  assert 'every round has the CRC of the run' in shown
-  assert 'parameters: the same bytes' in shown
+  done = started('replay', f'--workdir={unpack("run", tmp_path)}')
+  assert '101 rounds, 361 inner steps of 3 processes' in done.stderr
+  if 'bytes may differ' in done.stderr:  # Of another jax, say: it says so.
+    assert done.returncode in (0, 1), done.stderr[-4000:]
+    return
+  assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+  assert 'every round has the CRC of the run' in done.stdout
+  assert 'parameters: the same bytes' in done.stdout
 
 
 def test_the_likeliest_text_is_what_it_was(tmp_path):
@@ -116,8 +129,19 @@ def test_the_run_is_extended(tmp_path):
     f'--workdir={workdir}',
     '--config.protocol.total_steps=216',
   )
-  summary = json.loads((workdir / 'summary.json').read_text())
-  assert summary['step'] >= 216
-  assert summary['rounds'] > 101
-  starts = (workdir / 'events.jsonl').read_text()
-  assert starts.count('"started"') >= 6 + 4  # Of before, and its own.
+  summary = read_summary(workdir / 'summary.json')
+  assert summary.step >= 216
+  assert summary.rounds > 101
+  rounds = [
+    line['round']
+    for line in read_jsonl(workdir / 'tape.jsonl')
+    if line['kind'] == 'Publish'
+  ]
+  assert rounds == list(range(1, summary.rounds + 1))
+  before, after = (81, 101), [each.rounds for each in summary.learners]
+  assert sorted(after) > sorted(before)
+  beginnings = [each.beginning for each in summary.learners]
+  assert any('checkpoint' in each for each in beginnings), beginnings
+  refused = started('replay', f'--workdir={workdir}')
+  assert refused.returncode == 78
+  assert 'extended from 200 to 216 steps' in refused.stderr
