@@ -419,19 +419,19 @@ def begin(
   return planned, trains
 
 
-def main_or_sweep(argv) -> int:
-  """Makes the run, or the sweep, that the flags ask for."""
-  if not sweep_flags.is_asked():
-    return main(argv)
-  # Only now: it imports this module, and SciPy.
-  from launch.sweeps import real_runs
-
-  return real_runs.main(argv)
-
-
 if __name__ == '__main__':
   define_flags()
   sweep_flags.define()
   flags.define_short_flags()
   sys.argv = flags.in_full(sweep_flags.spelled_out(sys.argv))
+
+  def main_or_sweep(argv) -> int:
+    """Makes the run, or the sweep, that the flags ask for."""
+    if not sweep_flags.is_asked():
+      return main(argv)
+    # Only now: it imports SciPy.
+    from launch.sweeps import real_runs
+
+    return real_runs.main(argv)
+
   flags.run(main_or_sweep)

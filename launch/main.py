@@ -22,13 +22,12 @@ from diloco.config import flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
-from launch import launch_flags, local
+from launch import launch_flags, local, syncer_sizes
 from launch.backends import (
   commands,
   dry_run,
   newcomers,
   registry,
-  syncer_sizes,
 )
 from launch.job import JobSpec
 

@@ -13,6 +13,9 @@ from experiments import train as train_config
 from launch import epochs, train
 
 
+pytestmark = pytest.mark.beside
+
+
 def config_of(path, **protocol):
   given = train_config.get_config()
   given.data.update(source='text', path=str(path))
