@@ -22,7 +22,7 @@ from diloco.bench.measurement import (
 from diloco.bench.real_run import NEVER, RealRun, bowl, column, step_seconds
 from diloco.metrics import names
 from diloco.metrics.workdir import learner_name
-from diloco.numerics.codec import make_codec
+from diloco.numerics.codec import bytes_per_value, make_codec
 
 Overrides = Mapping[str, object]
 Steps = list[list[dict]]  # By learner, records of its steps.
@@ -236,7 +236,7 @@ def measure_bytes(settings: BenchSettings) -> list[BenchFigure]:
   if names.SOCKET_SENT not in end:
     raise BenchFailed('this system does not count the bytes of sockets')
   scalars = {'up': names.SOCKET_SENT, 'down': names.SOCKET_RECEIVED}
-  codec = make_codec('int4').nbytes(1 << 20) / (1 << 20)
+  codec = bytes_per_value('int4')
   for leg, scalar in scalars.items():
     carried = sum(
       begin[names.TIME] < close['time_s'] <= end[names.TIME]

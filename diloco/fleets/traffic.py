@@ -9,9 +9,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from diloco.numerics.block_codec import SCALE_BYTES
-from diloco.numerics.codec import CODECS
-
 LOW_GBPS = 0.01
 HIGH_GBPS = 250.0  # Doubled where even that is not enough.
 TOLERANCE = 0.005  # Absolute, of the utilisation.
@@ -283,55 +280,6 @@ def _through(
   return stall_s, busy_s
 
 
-# Computes how many bytes a codec takes, by its name, without arrays.
-#
-# The results are those of `diloco.numerics.payload`, for code that must not
-# import jax; a test compares the two.
-
-
-def nbytes(
-  values: int, codec: str, block_size: int = 128, scale: str = 'bf16'
-) -> int:
-  """Returns the bytes of one encoded tensor.
-
-  Args:
-    values: values of the tensor; no block spans two tensors.
-    block_size: values that share a scale ('int…' only).
-    scale: type of the scales, one of SCALE_BYTES ('int…' only).
-
-  Raises:
-    ValueError: an argument is out of range.
-  """
-  _check(codec, block_size, scale)
-  if values < 0:
-    raise ValueError(f'values={values}: must be at least 0')
-  bits = CODECS[codec].bits
-  if not CODECS[codec].has_scales:
-    return values * bits // 8
-  full, tail = divmod(values, block_size)
-  scales = (full + (tail > 0)) * SCALE_BYTES[scale]
-  return scales + full * (block_size * bits // 8) + -(-tail * bits // 8)
-
-
-def bytes_per_value(
-  codec: str, block_size: int = 128, scale: str = 'bf16'
-) -> float:
-  """Returns the bytes per value of a long tensor, including its share of a
-  scale.
-
-  Args:
-    block_size: values that share one scale ('int…' only).
-    scale: type of the scale, one of SCALE_BYTES ('int…' only).
-
-  Raises:
-    ValueError: an argument is out of range.
-  """
-  _check(codec, block_size, scale)
-  kind = CODECS[codec]
-  scales = SCALE_BYTES[scale] / block_size if kind.has_scales else 0.0
-  return kind.bits / 8 + scales
-
-
 def fragment_shares(
   fragments: int, embedding_share: float
 ) -> tuple[float, ...]:
@@ -344,19 +292,6 @@ def fragment_shares(
     return (1 / fragments,) * fragments
   rest = (1 - embedding_share) / (fragments - 1)
   return (embedding_share,) + (rest,) * (fragments - 1)
-
-
-def _check(codec: str, block_size: int, scale: str):
-  if codec not in CODECS:
-    raise ValueError(f'codec={codec!r}: must be one of {", ".join(CODECS)}')
-  if block_size < 1 or block_size % 8:
-    raise ValueError(
-      f'block_size={block_size}: must be a positive multiple of 8'
-    )
-  if scale not in SCALE_BYTES:
-    raise ValueError(
-      f'scale={scale!r}: must be one of {", ".join(SCALE_BYTES)}'
-    )
 
 
 # The bandwidth at which a compute utilisation is reached, by bisection.

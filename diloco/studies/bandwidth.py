@@ -17,10 +17,10 @@ from diloco.fleets.failures import FaultEvents
 from diloco.fleets.traffic import (
   TOLERANCE,
   bandwidth_gbps,
-  bytes_per_value,
   fragment_shares,
 )
 from diloco.metrics.run_progress import counted
+from diloco.numerics.codec import bytes_per_value
 from diloco.pages.parts import Cell, Chart, Column, Line, ReportPage, Table
 from diloco.simulator.network import SYNCER
 from diloco.studies.inputs import fleet_of, network_of

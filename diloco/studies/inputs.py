@@ -8,7 +8,8 @@ from diloco.config.simulation import FailuresConfig, SimulationConfig
 from diloco.fleets import speeds
 from diloco.fleets.fleet import Fleet
 from diloco.fleets.synchronous import GroupExchange
-from diloco.fleets.traffic import bytes_per_value, fragment_shares
+from diloco.fleets.traffic import fragment_shares
+from diloco.numerics.codec import bytes_per_value
 from diloco.simulator.network import Network
 
 ENCODE_S = 1.0  # Learner: base − θ, and int4 of it.

@@ -15,9 +15,8 @@ from diloco.config import hardware
 from diloco.config.sections import ConfigError, Section
 from diloco.fleets import traffic
 from diloco.fleets.closed_forms import elastic_goodput, uptime
-from diloco.fleets.traffic import bytes_per_value
 from diloco.numerics.block_codec import SCALE_BYTES
-from diloco.numerics.codec import CODECS
+from diloco.numerics.codec import CODECS, bytes_per_value
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import grace_window_s
 from diloco.sizing import host_memory, syncer_machine

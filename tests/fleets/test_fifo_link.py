@@ -209,3 +209,10 @@ def test_bisection_refuses_what_is_no_share():
 def test_bisection_says_that_nothing_is_enough():
   with pytest.raises(ArithmeticError, match='no bandwidth'):
     bandwidth_gbps(lambda gbps: 0.5, 0.9)
+
+
+def test_fragments_hold_the_whole_model():
+  shares = traffic.fragment_shares(24, 0.23)
+  assert shares[0] == 0.23 and len(shares) == 24
+  assert sum(shares) == pytest.approx(1.0)
+  assert traffic.fragment_shares(4, 0.0) == (0.25,) * 4

@@ -63,7 +63,7 @@ assert merged['w'].tolist() == [2.0] * 3
   'codec': Choice(
     'diloco/numerics/codec.py',
     'CODECS',
-    "'f16': CodecKind(16, lambda block_size, scale: Float16Codec()),",
+    "'f16': CodecKind(lambda block_size, scale: Float16Codec()),",
     """
 class Float16Codec:
   name, block_values = 'f16', 1
@@ -78,13 +78,12 @@ class Float16Codec:
     return data.view('<f2').astype(np.float32)
 """,
     """
-from diloco.fleets import traffic
-from diloco.numerics.codec import make_codec
+from diloco.numerics.codec import bytes_per_value, make_codec
 config = built(codec__up='f16', codec__down='f16')
 codec = make_codec(config.codec.up)
 x = np.float32([0.5, -2.0])
 assert codec.decode(codec.encode(x), 2).tolist() == [0.5, -2.0]
-assert traffic.bytes_per_value(config.codec.up) == 2.0
+assert bytes_per_value(config.codec.up) == 2.0
 """,
   ),
   'type of scales': Choice(
