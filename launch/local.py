@@ -165,7 +165,10 @@ def still_due(
   kills: Sequence[Kill], config: RunConfig, workdir: Workdir
 ) -> tuple[Kill, ...]:
   """Returns the faults that a resumed run has not reached yet."""
-  status = read_status(workdir.status)
+  try:
+    status = read_status(workdir.status)
+  except files.MalformedFile:  # A view of the run; the syncer writes it anew.
+    status = None
   step = status.step if status else 0
   total_steps = config.protocol.total_steps
   return tuple(kill for kill in kills if not kill.is_due(step, total_steps))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes, links and bandwidths of several systems, by arithmetic.
 
-They correspond to `fifo_link` over infinitely many steps. Units: Gbit, Gbit/s,
-seconds.
+They correspond to the simulated links over infinitely many steps. Units: Gbit,
+Gbit/s, seconds.
 """
 
 import dataclasses

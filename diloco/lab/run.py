@@ -89,7 +89,8 @@ def make(
     ConfigError: it can't be run.
   """
   began_s = time.monotonic()
-  if config.run.compilation_cache:
+  # One that the user's environment names is used as it is.
+  if config.run.compilation_cache and not jax.config.jax_compilation_cache_dir:
     jax.config.update('jax_compilation_cache_dir', str(compiled.absolute()))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
   failure_schedule.plan(config)  # Before anything is written.

@@ -18,7 +18,7 @@ from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from diloco.run.spec import check_text, load_text
 from experiments import quickstart, tests_tiny
-from launch.local import lacks_evaluation, occupy
+from launch.local import lacks_evaluation, occupy, still_due
 from launch.program import on_this_machine, program
 from launch.role_processes import free_address
 
@@ -231,6 +231,13 @@ def test_a_run_is_overwritten_only_when_asked(tmp_path):
     occupy(tmp_path, False, CONFIG)
   occupy(tmp_path, True, CONFIG)[1].close()
   assert [path.name for path in tmp_path.iterdir()] == ['lock']
+
+
+@pytest.mark.parametrize('text', ['', '{}', '[1', '{"run": 7}'])
+def test_a_broken_status_decides_nothing(tmp_path, text):
+  """It is a view of the run, which the syncer soon replaces."""
+  (tmp_path / 'status.json').write_text(text)
+  assert still_due((), CONFIG, Workdir(tmp_path)) == ()
 
 
 def _left(tmp_path, config):
