@@ -11,6 +11,7 @@ from diloco.config.run_config import RunConfig
 from diloco.fleets import fleet, traffic
 from diloco.fleets.failures import FaultEvents
 from diloco.metrics.workdir import Workdir, learner_name
+from diloco.numerics.codec import bytes_per_value
 from diloco.simulator.network import Network
 from launch.program import Processes, Role, program
 from tests.netbench.links import Loopback, ShapedLinks
@@ -269,7 +270,7 @@ def network_of(config: RunConfig, params: int, bps: float) -> Network:
   fragments, codec = config.protocol.fragments, config.codec
 
   def sizes(name: str) -> tuple[float, ...]:
-    each = traffic.bytes_per_value(name, codec.block_size, codec.scale)
+    each = bytes_per_value(name, codec.block_size, codec.scale)
     return (each * params / fragments,) * fragments
 
   return Network(
