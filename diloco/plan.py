@@ -18,6 +18,7 @@ host, bytes of a round, FLOPs. It takes a minute or two. See `diloco/sizing`.
 """
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 
 from absl import flags
@@ -192,10 +193,11 @@ def _take_on(values: dict) -> Iterator[str]:
 def _parse(argv):
   """Parses the command line according to its mode."""
   if config_flags.has_config(argv):
-    config_flags.define_flags()
     return config_flags.parse(argv, example=EXAMPLE)
   return config_flags.parse_without_config(argv)
 
 
 if __name__ == '__main__':
+  if config_flags.has_config(sys.argv) or config_flags.asked_text(sys.argv):
+    config_flags.define_flags()  # Once it is defined it must be given.
   config_flags.run(main, _parse)

@@ -7,9 +7,36 @@ from collections.abc import Sequence
 
 from diloco.config import sections
 from diloco.config.sections import ConfigError
-from diloco.lab.lab_systems import SYSTEMS
 
 FORM = 'kill learner N at FRACTION, or kill syncer at FRACTION'
+
+
+@dataclasses.dataclass(frozen=True)
+class LabSystem:
+  """A way to train in the lab; `diloco.lab.run` has the programs.
+
+  Attributes:
+    has_syncer: True if learners come and go, and a syncer can be killed: the
+      protocol's machines. False: one data-parallel program.
+    is_elastic: True if one program goes on without the learners that are dead.
+    is_alone: True if there is one learner, however many are configured.
+  """
+
+  has_syncer: bool = False
+  is_elastic: bool = False
+  is_alone: bool = False
+
+  def learners(self, configured: int) -> int:
+    """Returns how many learners train."""
+    return 1 if self.is_alone else configured
+
+
+SYSTEMS = {
+  'decoupled': LabSystem(has_syncer=True),
+  'data_parallel': LabSystem(),
+  'elastic': LabSystem(is_elastic=True),
+  'alone': LabSystem(is_alone=True),
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,6 +53,7 @@ class FailuresConfig(Section):
   """
 
   SECTION = 'failures'
+  INFINITE = frozenset({'mtbi_days', 'syncer_mtbi_hours'})
 
   mtbi_days: float = 365.0  # Between two interruptions of one chip; inf: none.
   # Keys of RECOVERIES, separated by commas: simulated side by side.
@@ -99,6 +100,7 @@ class NetworkConfig(Section):
   """
 
   SECTION = 'network'
+  INFINITE = frozenset({'learner_gbps', 'syncer_gbps'})
 
   params: float = 5e9  # Of the model.
   datacentres: int = 1  # D, between which links are slow.

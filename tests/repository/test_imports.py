@@ -25,7 +25,6 @@ PROTOCOL_STDLIB = {
   'typing',
 }
 CHOICES = {
-  'diloco.lab.lab_systems',
   'diloco.models.decoder_config',
   'diloco.models.kinds',
   'diloco.data.sources',
@@ -326,6 +325,7 @@ TABLE = {
     'diloco.pages.colours',
     'diloco.pages.text_tables',
     'diloco.protocol',
+    'diloco.run.exposure',
     'diloco.sizing.syncer_machine',
     'diloco.sweeps.sweep_flags',
     'diloco.transport.planes',
@@ -362,9 +362,20 @@ def _files():
     yield from sorted((ROOT / top).rglob('*.py'))
 
 
-def _imported(path: pathlib.Path):
-  """Full names of the modules that a file imports, wherever it does so."""
-  for node in ast.walk(ast.parse(path.read_text())):
+def _imported(path: pathlib.Path, guarded: bool = True):
+  """Full names of the modules that a file imports, wherever it does so.
+
+  Args:
+    guarded: behind `if __name__ == '__main__'`, too.
+  """
+  tree = ast.parse(path.read_text())
+  if not guarded:
+    tree.body = [
+      node
+      for node in tree.body
+      if not (isinstance(node, ast.If) and '__main__' in ast.dump(node.test))
+    ]
+  for node in ast.walk(tree):
     if isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -388,6 +399,8 @@ def _may(relative: str, module: str) -> bool:
   top = module.partition('.')[0]
   if top in STDLIB or module == '__future__':
     return row != 'diloco/protocol' or top in PROTOCOL_STDLIB
+  if module == 'diloco':  # Its version.
+    return row != 'diloco/protocol'
   itself = row.removesuffix('.py').replace('/', '.')
   allowed = {*TABLE[row], 'diloco' if row == 'diloco' else itself}
   if row == 'diloco' and module.startswith(NEVER_JAX):
@@ -413,6 +426,65 @@ def test_the_table_refuses():
   assert not _may('diloco/learner/device.py', 'diloco.syncer.server')
   assert not _may('diloco/syncer/server.py', 'diloco.learner.device')
   assert not _may('diloco/run/spec.py', 'diloco.learner.device')
+
+
+def _command_or_package(module: str) -> str:
+  """Returns the node of a module in the graph of packages.
+
+  A `__main__` is a command: it may import what imports its package, for no
+  other does so. Files next to the packages are nodes by themselves.
+  """
+  if module.endswith('.__main__'):
+    return module
+  return '.'.join(module.split('.')[:2])
+
+
+def _circles(graph: dict[str, set[str]]) -> list[list[str]]:
+  """Returns every shortest way from a package back to itself."""
+  found = []
+  for start in sorted(graph):
+    ways, seen = [[start]], set()
+    while ways:
+      way = ways.pop(0)
+      if way[-1] in seen:
+        continue
+      seen.add(way[-1])
+      if start in graph.get(way[-1], ()):
+        found.append([*way, start])
+        break
+      ways += [[*way, each] for each in sorted(graph.get(way[-1], ()))]
+  return found
+
+
+def _packages(added: tuple[str, str] = ('', '')) -> dict[str, set[str]]:
+  """The graph of packages, lazy imports included.
+
+  Args:
+    added: an import, of a module and of what it imports.
+  """
+  edges = [added] if added[0] else []
+  for path in _files():
+    name = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
+    name = name.removesuffix('.__init__')
+    edges += [(name, other) for other in _imported(path, guarded=False)]
+  graph: dict[str, set[str]] = {}
+  for name, other in edges:
+    mine, theirs = _command_or_package(name), _command_or_package(other)
+    is_ours = other.startswith(('diloco.', 'launch.', 'experiments.'))
+    is_own_command = theirs == f'{mine}.__main__'
+    if is_ours and mine != theirs and not is_own_command:
+      graph.setdefault(mine, set()).add(theirs)
+  return graph
+
+
+def test_no_circle_ties_packages():
+  assert not _circles(_packages())
+
+
+def test_a_planted_circle_is_found():
+  planted = _packages(('diloco.config.lab_section', 'diloco.lab.run'))
+  circles = _circles(planted)
+  assert ['diloco.config', 'diloco.lab', 'diloco.config'] in circles
 
 
 def test_every_row_names_something():
