@@ -8,8 +8,6 @@ takes T: a third of it forward, the rest backward. Units: Gbit, Gbit/s, seconds.
 
 import dataclasses
 
-from diloco.numerics.codec import make_codec
-
 
 def all_reduce_share(datacentres: int) -> float:
   """f = 2(1 − 1/D): the share of the model that an all-reduce sends per
@@ -141,14 +139,6 @@ class Stream:
   def _overtakes(self) -> bool:
     """True if fragments can queue behind each other."""
     return self._due_s > self._spacing_s
-
-
-def bytes_per_value(
-  name: str, block_size: int = 128, scale: str = 'bf16'
-) -> float:
-  """Returns the bytes per value of a long tensor, its scales included."""
-  codec = make_codec(name, block_size, scale)
-  return codec.nbytes(codec.block_values) / codec.block_values
 
 
 def fragment_shares(

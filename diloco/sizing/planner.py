@@ -22,7 +22,7 @@ from diloco.config.sections import ConfigError, Section
 from diloco.fleets import systems, traffic
 from diloco.models.flops import PER_PARAMETER
 from diloco.numerics.block_codec import SCALE_BYTES
-from diloco.numerics.codec import CODECS
+from diloco.numerics.codec import CODECS, bytes_per_value
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import grace_window_s
 from diloco.sizing import host_memory, syncer_machine
@@ -253,7 +253,7 @@ class RunPlan:
 
 def plan(situation: Situation) -> RunPlan:
   """Settings for a situation, and what they lead to."""
-  value_bytes = traffic.bytes_per_value(
+  value_bytes = bytes_per_value(
     situation.codec, situation.block_size, situation.scale
   )
   every = _interval(situation, value_bytes)

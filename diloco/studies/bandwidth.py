@@ -14,6 +14,7 @@ from diloco.config.simulation import SimulationConfig
 from diloco.fleets import traffic
 from diloco.fleets.fleet import FleetResult
 from diloco.metrics.run_progress import counted
+from diloco.numerics.codec import bytes_per_value
 from diloco.pages.parts import Chart, Column, Line, ReportPage, Table
 from diloco.simulator.network import SYNCER
 from diloco.studies import inputs, tables
@@ -61,7 +62,7 @@ def methods(
   bf16 = _gbit(values, BF16_BYTES)
   codec = config.codec
   own_bytes = max(
-    traffic.bytes_per_value(name, codec.block_size, codec.scale)
+    bytes_per_value(name, codec.block_size, codec.scale)
     for name in (codec.up, codec.down)
   )
   embedding = config.network.embedding_share

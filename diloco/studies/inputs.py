@@ -10,6 +10,7 @@ from diloco.fleets.failures import FaultEvents
 from diloco.fleets.fleet import Fleet, FleetResult
 from diloco.fleets.speeds import Speeds
 from diloco.fleets.synchronous import GroupExchange
+from diloco.numerics.codec import bytes_per_value
 from diloco.simulator.network import Network
 
 # Table 1: goodput in percent by system and learners, then by chips, with
@@ -68,7 +69,7 @@ def network_of(config: SimulationConfig) -> Network:
   )
 
   def sizes(name: str) -> tuple[float, ...]:
-    each = traffic.bytes_per_value(name, codec.block_size, codec.scale)
+    each = bytes_per_value(name, codec.block_size, codec.scale)
     return tuple(share * network.params * each for share in shares)
 
   return Network(

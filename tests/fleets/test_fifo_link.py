@@ -7,7 +7,6 @@ import pytest
 
 from diloco.fleets import traffic
 from diloco.fleets.traffic import fragment_shares
-from diloco.numerics.codec import NAMES, make_codec
 from tests.fleets import fifo_link
 from tests.fleets.fifo_link import TOLERANCE, bandwidth_gbps
 
@@ -212,17 +211,6 @@ def test_bisection_refuses_what_is_no_share():
 def test_bisection_says_that_nothing_is_enough():
   with pytest.raises(ArithmeticError, match='no bandwidth'):
     bandwidth_gbps(lambda gbps: 0.5, 0.9)
-
-
-# Bytes -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize('name', NAMES)
-def test_bytes_per_value_are_the_codecs(name):
-  codec, values = make_codec(name, 64, 'f32'), 1 << 20
-  assert (
-    codec.nbytes(values) == traffic.bytes_per_value(name, 64, 'f32') * values
-  )
 
 
 def test_fragments_hold_the_whole_model():

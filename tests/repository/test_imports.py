@@ -133,6 +133,11 @@ TABLE = {
   'diloco/checkpoint/safetensors_files.py': {'numpy', 'safetensors'},
   # Registries of choices, which import nothing heavy.
   'diloco/config': {'diloco.protocol', *CHOICES},
+  'diloco/config/lab_section.py': {
+    'diloco.config',
+    'diloco.faults',
+    'diloco.lab.lab_systems',
+  },
   'diloco/config/simulation.py': {
     'diloco.config',
     'diloco.fleets.failures',
@@ -147,13 +152,18 @@ TABLE = {
   'diloco/config/no_changes.py': {'ml_collections'},
   'diloco/config/flags.py': SIMULATED | {'absl', 'ml_collections'},
   'diloco/config/recorded.py': CONFIG | {'ml_collections'},
-  'diloco/simulator': {'diloco.protocol', 'diloco.metrics', 'numpy'},
+  'diloco/faults.py': set(),
+  'diloco/simulator': {
+    'diloco.faults',
+    'diloco.protocol',
+    'diloco.metrics',
+    'numpy',
+  },
   'diloco/fleets': {
     'diloco.metrics',
     'diloco.protocol',
     'diloco.simulator',
     'numpy',
-    *CODEC_SIZES,
   },
   'diloco/pages': {'matplotlib', 'numpy', 'rich', 'diloco.metrics'},
   'diloco/studies': {
@@ -338,6 +348,7 @@ TABLE = {
   | {
     'absl',
     'diloco.config.data_section',
+    'diloco.faults',
     'diloco.metrics',
     'diloco.pages.text_tables',
     'diloco.protocol',
@@ -348,12 +359,6 @@ TABLE = {
   },
   'launch/sweeps': CONFIG
   | {'absl', 'diloco.metrics', 'diloco.sweeps', 'launch', 'rich'},
-  # It predicts what it measures.
-  'launch/netbench': CONFIG
-  | SIMULATOR
-  | {'absl', 'diloco.metrics', 'diloco.pages.text_tables', 'launch', 'rich'},
-  # The computation that the systems are compared with.
-  'launch/netbench/all_reduce_worker.py': {'diloco.metrics', 'jax', 'numpy'},
 }
 
 
