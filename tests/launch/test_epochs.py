@@ -12,7 +12,6 @@ from diloco.metrics.workdir import EVALUATOR, Workdir
 from experiments import train as train_config
 from launch import epochs, train
 
-
 pytestmark = pytest.mark.beside
 
 
