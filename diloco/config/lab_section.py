@@ -5,9 +5,11 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from diloco import faults
 from diloco.config import sections
 from diloco.config.sections import ConfigError
 
+PERFORMED = 'kill'  # Of `faults.KINDS`; `diloco chaos` has more.
 FORM = 'kill learner N at FRACTION, or kill syncer at FRACTION'
 
 
@@ -120,14 +122,14 @@ class Kill:
     return step >= self.fraction * total_steps
 
 
-def plan(faults: Sequence[str], learners: int) -> tuple[Kill, ...]:
+def plan(texts: Sequence[str], learners: int) -> tuple[Kill, ...]:
   """The faults in the order in which they are due.
 
   Raises:
     ConfigError: names each fault that can't be read or can't happen.
   """
   kills, problems = [], []
-  for i, text in enumerate(faults):
+  for i, text in enumerate(texts):
     try:
       kills.append(_parse(text, learners))
     except ValueError as error:
@@ -138,6 +140,9 @@ def plan(faults: Sequence[str], learners: int) -> tuple[Kill, ...]:
 
 
 def _parse(text: str, learners: int) -> Kill:
+  kind = text.partition(' ')[0]
+  if kind in faults.KINDS and kind != PERFORMED:
+    raise ValueError(f'a run performs {PERFORMED!r}, not {kind!r}')
   match = re.fullmatch(r'kill (syncer|learner (\d+)) at (\d*\.?\d+)', text)
   if not match:
     raise ValueError(f'expected {FORM}')

@@ -17,7 +17,6 @@ from diloco.numerics.optimizers import INNER, OUTER
 from diloco.transport import planes
 
 SEED_MAX = 2**32 - 1
-BLOCK_MULTIPLE = 8  # A block of int1 values fills whole bytes.
 
 
 class ConfigError(ValueError):
@@ -238,10 +237,11 @@ class CodecConfig(Section):
     yield from self._one_of('up', codec.CODECS)
     yield from self._one_of('down', codec.CODECS)
     yield from self._one_of('scale', block_codec.SCALE_BYTES)
-    if self.block_size < 1 or self.block_size % BLOCK_MULTIPLE:
+    multiple = block_codec.BLOCK_MULTIPLE
+    if self.block_size < 1 or self.block_size % multiple:
       yield (
         f'block_size={self.block_size}: must be a positive multiple of '
-        f'{BLOCK_MULTIPLE}'
+        f'{multiple}'
       )
 
 

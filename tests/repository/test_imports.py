@@ -50,6 +50,16 @@ CONFIG = {
   'diloco.config.sections',
 }
 SIMULATED = {'diloco.config.simulation', *CONFIG}
+PLANNED = {
+  'diloco.config.hardware',
+  'diloco.config.sections',
+  'diloco.fleets.systems',
+  'diloco.fleets.traffic',
+  'diloco.protocol',
+  'diloco.sizing.host_memory',
+  'diloco.sizing.syncer_machine',
+  *CODEC_SIZES,
+}
 LOW = {
   'diloco.protocol',
   'diloco.numerics',
@@ -123,6 +133,11 @@ TABLE = {
   'diloco/checkpoint/safetensors_files.py': {'numpy', 'safetensors'},
   # Registries of choices, which import nothing heavy.
   'diloco/config': {'diloco.protocol', *CHOICES},
+  'diloco/config/lab_section.py': {
+    'diloco.config',
+    'diloco.faults',
+    'diloco.lab.lab_systems',
+  },
   'diloco/config/simulation.py': {
     'diloco.config',
     'diloco.fleets.failures',
@@ -137,24 +152,24 @@ TABLE = {
   'diloco/config/no_changes.py': {'ml_collections'},
   'diloco/config/flags.py': SIMULATED | {'absl', 'ml_collections'},
   'diloco/config/recorded.py': CONFIG | {'ml_collections'},
-  'diloco/simulator': {'diloco.protocol', 'diloco.metrics', 'numpy'},
+  'diloco/faults.py': set(),
+  'diloco/simulator': {
+    'diloco.faults',
+    'diloco.protocol',
+    'diloco.metrics',
+    'numpy',
+  },
   'diloco/fleets': {
     'diloco.metrics',
     'diloco.protocol',
     'diloco.simulator',
     'numpy',
-    *CODEC_SIZES,
   },
   'diloco/pages': {'matplotlib', 'numpy', 'rich', 'diloco.metrics'},
   'diloco/studies': {
-    'diloco.config.hardware',
     'diloco.metrics',
-    'diloco.models.flops',
     'diloco.pages.parts',
     'diloco.protocol',
-    'diloco.sizing.host_memory',
-    'diloco.sizing.syncer_machine',
-    'numpy',
     *CODEC_SIZES,
     *SIMULATED,
     *SIMULATOR,
@@ -212,7 +227,6 @@ TABLE = {
     'absl',
     'diloco.data.sources',
     'diloco.sizing',  # In its second mode only: it needs jax.
-    'diloco.studies',
     *SIMULATED,
   },
   # A process knows what processes share, not the other process.
@@ -280,6 +294,9 @@ TABLE = {
     'numpy',
   },
   'diloco/sizing/host_memory.py': set(),
+  # Arithmetic, and its text: no jax.
+  'diloco/sizing/planner.py': PLANNED | {'diloco.models.flops'},
+  'diloco/sizing/plan_text.py': PLANNED | {'diloco.sizing.planner'},
   # Launchers ask it, too: no jax.
   'diloco/sizing/syncer_machine.py': CONFIG
   | {
@@ -331,6 +348,7 @@ TABLE = {
   | {
     'absl',
     'diloco.config.data_section',
+    'diloco.faults',
     'diloco.metrics',
     'diloco.pages.text_tables',
     'diloco.protocol',
@@ -341,12 +359,6 @@ TABLE = {
   },
   'launch/sweeps': CONFIG
   | {'absl', 'diloco.metrics', 'diloco.sweeps', 'launch', 'rich'},
-  # It predicts what it measures.
-  'launch/netbench': CONFIG
-  | SIMULATOR
-  | {'absl', 'diloco.metrics', 'diloco.pages.text_tables', 'launch', 'rich'},
-  # The computation that the systems are compared with.
-  'launch/netbench/all_reduce_worker.py': {'diloco.metrics', 'jax', 'numpy'},
 }
 
 
