@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of what was trained: `python -m diloco.report --workdir=DIR`.
+"""Pages of what was trained: `python -m diloco.report DIR`.
 
 Start with `folders`: what a folder is, a run or a sweep, and their page.
 

@@ -17,7 +17,7 @@ import sys
 from diloco.config import flags
 from diloco.report import __main__ as report
 try:
-  flags.run_without_config(report.main)
+  flags.run_of_runs(report.main, most=report.RUNS_MAX)
 finally:
   print([m for m in ('jax', 'flax', 'optax', 'grain', 'grpc', 'orbax')
          if m in sys.modules], file=sys.stderr)
@@ -44,7 +44,7 @@ def fixture_done(tmp_path_factory, outdir):
   """Makes one page of a run and a sweep together."""
   run = tmp_path_factory.mktemp('runs') / 'run'
   recorded.write(run, 10.0, {})
-  return start(f'--workdir={run}', f'--workdir={SWEEP}', f'--outdir={outdir}')
+  return start(run, SWEEP, f'--outdir={outdir}')
 
 
 def test_it_writes_a_page_pictures_and_tables(done, outdir):
@@ -72,11 +72,12 @@ def test_nothing_of_jax_is_loaded(done):
 @pytest.mark.parametrize(
   ('argv', 'reason'),
   [
-    ((), 'error: --workdir: is missing'),
-    (('--workdir=/nowhere',), 'error: --workdir: /nowhere: is no folder'),
-    ((f'--workdir={ROOT / "diloco"}',), 'holds neither a run'),
+    ((), 'error: RUN: is missing'),
+    (('/nowhere',), 'error: /nowhere: is no folder'),
+    (('--workdir=/nowhere',), 'note: --workdir=/nowhere is now /nowhere by'),
+    ((ROOT / 'diloco',), 'holds neither a run'),
     (('--workdr=x',), 'workdr'),
-    ((f'--workdir={SWEEP}', '--outdir=/proc/no'), 'error: --outdir=/proc/no'),
+    ((SWEEP, '--outdir=/proc/no'), 'error: --outdir=/proc/no'),
   ],
 )
 def test_what_can_not_be_shown_is_refused(argv, reason):
