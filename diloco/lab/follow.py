@@ -24,8 +24,7 @@ from diloco.config import flags as config_flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.lab.outputs import Bar
-from diloco.lab.packing import Donated
-from diloco.lab.process_arrays import ArrayBackend, LearnerArrays
+from diloco.lab.process_arrays import ArrayBackend, Donated, LearnerArrays
 from diloco.lab.run import train
 from diloco.learner.device import Device
 from diloco.learner.replica import FragmentReplica

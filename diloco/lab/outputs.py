@@ -8,10 +8,12 @@ boundary is part of the record of the step before it.
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +27,7 @@ from diloco.config.sections import ConfigError
 from diloco.data import text_windows
 from diloco.fleets.tally import Tally
 from diloco.metrics import files, names
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.run_progress import count
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
@@ -111,6 +114,10 @@ class LabObserver:
   def evaluated(self, point: Point):
     """Called after an evaluation of the model."""
 
+  def place(self) -> dict[str, Any]:
+    """Returns how far it is, by name, for a run that resumes from here."""
+    return {}
+
   def close(self):
     """Called last."""
 
@@ -137,6 +144,9 @@ class LabObservers(LabObserver):
     for observer in self._observers:
       observer.evaluated(point)
 
+  def place(self) -> dict[str, Any]:
+    return {k: x for each in self._observers for k, x in each.place().items()}
+
   def close(self):
     for observer in self._observers:
       observer.close()
@@ -145,11 +155,21 @@ class LabObservers(LabObserver):
 class Recording(LabObserver):
   """Writes into an empty folder, or over an earlier run of the lab.
 
+  Args:
+    place: of the checkpoint from which a run resumes: what was written since
+      is removed. None: all of it is.
+
   Raises:
-    ConfigError: the folder holds a run of processes.
+    ConfigError: the folder holds a run of processes, or lacks what the run had
+      written by its checkpoint.
   """
 
-  def __init__(self, folder: pathlib.Path, config: RunConfig):
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    config: RunConfig,
+    place: Mapping[str, Any] | None = None,
+  ):
     workdir = Workdir(folder)
     self._hparams = run_config.flat(config)
     for other in (workdir.status, workdir.pids):
@@ -157,14 +177,8 @@ class Recording(LabObserver):
         raise ConfigError(
           [f'--workdir={folder}: holds a run of processes, see {other.name}']
         )
-    for old in (workdir.tape, workdir.events):
-      old.unlink(missing_ok=True)
-    for old in (
-      folder / 'metrics',
-      folder / 'tensorboard',
-      workdir.parameters,
-    ):
-      shutil.rmtree(old, ignore_errors=True)
+    self._workdir = workdir
+    self._cut(place['sizes'] if place else {})
     try:
       folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -172,14 +186,44 @@ class Recording(LabObserver):
         [f'--workdir={folder}: no run can be kept there: {error}']
       ) from None
     files.write_json(workdir.config, config)
-    self._workdir = workdir
     self._every = config.run.log_every_steps
     self._writers: dict[int, Writer] = {}
     # The last step of each learner: its number and scalars.
     self._last: dict[int, tuple[int, dict[str, float]]] = {}
     self._newest: int | None = None  # The learner with the latest step.
-    self._tape = workdir.tape.open('w')
-    self._events = workdir.events.open('w')
+    if place:
+      self._last, self._newest = place['last'], place['newest']
+    self._tape = workdir.tape.open('a')
+    self._events = workdir.events.open('a')
+
+  def place(self) -> dict[str, Any]:
+    sizes = {path.name: path.stat().st_size for path in self._growing()}
+    return {'sizes': sizes, 'last': self._last, 'newest': self._newest}
+
+  def _growing(self) -> list[pathlib.Path]:
+    workdir = self._workdir
+    metrics = sorted((workdir.root / 'metrics').glob('*'))
+    found = workdir.tape, workdir.events, *metrics
+    return [path for path in found if path.exists()]
+
+  def _cut(self, sizes: Mapping[str, int]):
+    """Cuts the files to these sizes, and removes all others."""
+    workdir = self._workdir
+    for old in (workdir.root / 'tensorboard', workdir.parameters):
+      shutil.rmtree(old, ignore_errors=True)
+    found = {path.name: path for path in self._growing()}
+    for name, path in found.items():
+      if name not in sizes:
+        path.unlink()
+    for name, size in sizes.items():
+      if name not in found or found[name].stat().st_size < size:
+        raise ConfigError(
+          [
+            f'--workdir={workdir.root}: {name} is shorter than at the '
+            'checkpoint: remove checkpoints/lab to begin anew'
+          ]
+        )
+      os.truncate(found[name], size)
 
   def happened(self, at_s: float, process: str, event: str, detail: str = ''):
     _write(
@@ -222,12 +266,11 @@ class Recording(LabObserver):
   def _writer(self, learner: int) -> Writer:
     if learner not in self._writers:
       name = learner_name(learner)
-      self._writers[learner] = MultiWriter(
-        [
-          JsonlWriter(self._workdir.metrics(name)),
-          TensorBoardWriter(self._workdir.tensorboard(name), self._hparams),
-        ]
-      )
+      path = self._workdir.metrics(name)
+      board = TensorBoardWriter(self._workdir.tensorboard(name), self._hparams)
+      for line in read_jsonl(path) if path.exists() else ():
+        board.write_scalars(line.pop('step'), line)
+      self._writers[learner] = MultiWriter([JsonlWriter(path), board])
     return self._writers[learner]
 
 
