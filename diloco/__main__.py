@@ -41,7 +41,7 @@ COMMANDS = {
   'replay': ('diloco.replay', 'makes a run again and compares every round'),
   'lab': ('diloco.lab', 'trains many learners in one process'),
   'sweep': ('diloco.lab', 'trains all variants of a file in the lab'),
-  'follow': ('diloco.lab.follow', 'makes a run again in the lab and compares'),
+  'follow': ('diloco.lab.follow', 'is the older name of replay'),
   'simulate': (
     'diloco.simulate',
     'simulates fleets of up to millions of chips',

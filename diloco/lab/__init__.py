@@ -12,5 +12,5 @@
   outputs        what a run writes and shows
   checkpoints    what a run that was cut resumes from
   sweep_runner   makes the runs of a sweep; `diloco.sweeps` has the rest
-  follow         makes a real run again: `python -m diloco.lab.follow`
+  follow         the older name of `python -m diloco.replay`
 """
