@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from diloco.config.lab_section import Kill
+from diloco.config.lab_section import SYSTEMS, Kill
 from diloco.fleets.tally import Tally
 from diloco.lab.checkpoints import LabCheckpoints
 from diloco.lab.failure_schedule import FailureSchedule
-from diloco.lab.lab_systems import SYSTEMS
 from diloco.lab.outputs import Health, LabObserver, Point, Trained
 from diloco.lab.process_arrays import devices_of, on_device, on_host
 from diloco.learner.inner_device import InnerDevice
