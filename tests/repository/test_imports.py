@@ -259,7 +259,6 @@ TABLE = {
     'absl',
     'diloco.learner',
     'diloco.pages.text_tables',
-    'diloco.replay',
     'diloco.run',
     'diloco.sweeps',
     'diloco.syncer',
