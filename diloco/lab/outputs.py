@@ -18,8 +18,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import rich.console
-import rich.progress
 
 from diloco.config import run_config
 from diloco.config.run_config import RunConfig
@@ -28,7 +26,7 @@ from diloco.data import text_windows
 from diloco.fleets.tally import Tally
 from diloco.metrics import files, names
 from diloco.metrics.jsonl import read_jsonl
-from diloco.metrics.run_progress import count
+from diloco.metrics.run_progress import ProgressLine, count
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import (
@@ -41,8 +39,6 @@ from diloco.models import api, routing
 from diloco.run.spec import RunSpec
 
 Params = Mapping[str, np.ndarray]  # Path -> array.
-REDRAWN_EVERY_S = 0.2
-LINES = 10  # Per run, if there is no terminal.
 LIVE, DEAD = '●', '○'
 
 
@@ -342,36 +338,23 @@ class Health:
     return np.asarray(probs), np.asarray(chosen)
 
 
-class Bar(LabObserver):
-  """A progress bar on standard error."""
+class ShownProgress(LabObserver):
+  """Says how far the run is, on a line; an evaluation leaves one.
+
+  Args:
+    line: None: on standard error.
+  """
 
   def __init__(
-    self,
-    learners: int,
-    total_steps: int,
-    console: rich.console.Console | None = None,
+    self, learners: int, total_steps: int, line: ProgressLine | None = None
   ):
-    self._console = console or rich.console.Console(stderr=True)
     self._total = total_steps
     self._states = {learner_name(m): DEAD for m in range(learners)}
-    self._step = 0
-    self._loss = self._held_out = float('nan')
-    self._said = 0
-    self._drawn_s = 0.0
+    self._step, self._loss = 0, float('nan')
     self._began_s: float | None = None  # When the first step was over.
     self._from = 0  # That step.
-    self._bar = rich.progress.Progress(
-      rich.progress.TextColumn('{task.description}'),
-      rich.progress.BarColumn(),
-      rich.progress.MofNCompleteColumn(),
-      rich.progress.TextColumn('{task.fields[said]}'),
-      rich.progress.TimeRemainingColumn(),
-      console=self._console,
-      auto_refresh=False,
-    )
-    self._task = self._bar.add_task('step', total=total_steps, said='')
-    if self._console.is_terminal:
-      self._bar.start()
+    self._line = line or ProgressLine()
+    self._line.__enter__()
 
   def happened(self, at_s: float, process: str, event: str, detail: str = ''):
     if process in self._states:
@@ -382,48 +365,21 @@ class Bar(LabObserver):
     if self._began_s is None:
       self._began_s, self._from = time.monotonic(), self._step
     self._loss = scalars[names.TRAIN_LOSS]
-    if not self._console.is_terminal:
-      tenth = min(self._step * LINES // self._total, LINES)
-      if tenth > self._said:
-        self._said = tenth
-        self._line(scalars[names.TIME])
-      return
-    now_s = time.monotonic()
-    if now_s - self._drawn_s >= REDRAWN_EVERY_S:
-      self._drawn_s = now_s
-      self._draw(scalars[names.TIME])
+    self._line.say(self._text(scalars[names.TIME]))
 
   def evaluated(self, point: Point):
-    self._held_out = point.loss
-    if self._console.is_terminal:
-      self._draw(point.at_s)
-    else:
-      self._line(point.at_s)
+    held_out = f'  held out {point.loss:.4f}'
+    self._line.stay(self._text(point.at_s, held_out))
 
   def close(self):
-    if self._console.is_terminal:
-      self._bar.stop()
+    self._line.__exit__()
 
-  def _draw(self, at_s: float):
-    step = min(self._step, self._total)
-    self._bar.update(self._task, completed=step, said=self._text(at_s))
-    self._bar.refresh()
-
-  def _line(self, at_s: float):
+  def _text(self, at_s: float, held_out: str = '') -> str:
     step = min(self._step, self._total)
     share = (step - self._from) / max(1, self._total - self._from)
     said = count(step, self._total, self._began_s or 0.0, share)
-    self._console.print(
-      f'step {said}  {self._text(at_s)}',
-      highlight=False,
-      soft_wrap=True,
-    )
-
-  def _text(self, at_s: float) -> str:
     states = ''.join(self._states.values())
-    held_out = (
-      f'  held out {self._held_out:.4f}'
-      if self._held_out == self._held_out
-      else ''
+    return (
+      f'step {said}  loss {self._loss:.4f}{held_out}  {states}  '
+      f'{at_s:.0f} s simulated'
     )
-    return f'loss {self._loss:.4f}{held_out}  {states}  {at_s:.0f} s simulated'

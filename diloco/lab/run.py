@@ -19,10 +19,10 @@ from diloco.lab.checkpoints import KeptCheckpoints, LabCheckpoints
 from diloco.lab.data_parallel import DataParallel
 from diloco.lab.decoupled import Decoupled
 from diloco.lab.outputs import (
-  Bar,
   LabObserver,
   LabObservers,
   Recording,
+  ShownProgress,
   Trained,
 )
 from diloco.metrics.workdir import Workdir
@@ -108,7 +108,7 @@ def make(
   observer = LabObservers(
     [
       Recording(workdir, config, place),
-      Bar(learners, config.protocol.total_steps),
+      ShownProgress(learners, config.protocol.total_steps),
     ]
   )
   try:

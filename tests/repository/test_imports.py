@@ -264,7 +264,6 @@ TABLE = {
     'diloco.syncer',
     'jax',
     'numpy',
-    'rich',  # The bar.
   },
   # It measures all of the others, and starts processes as users do.
   'diloco/bench': LOW
