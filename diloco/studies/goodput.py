@@ -157,7 +157,7 @@ def cell_of(
     if not recovery.dies:  # Then it steps more than what counts in the end.
       closed['uptime'] = systems.uptime(goodput, row.learners)
   if inputs.is_calibration(config.failures) and (
-    kind.recovery or row.recovery == 'elastic'
+    kind.recovery or recovery.runs_on
   ):
     paper = inputs.GOODPUT.get(row[:2], {}).get(chips)
   return Cell(*row, chips, tuple(runs), closed, paper, first, stands)
