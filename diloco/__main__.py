@@ -55,7 +55,6 @@ GROUPS = {
   'Test and measure': {
     'chaos': ('launch.chaos', 'makes a run under a plan of faults'),
     'swarm': ('diloco.swarm', 'tests the protocol on random failures'),
-    'follow': ('diloco.lab.follow', 'makes a run again in the lab'),
     'bench': ('diloco.bench', 'measures speed, stalls and sizes here'),
     'long-run': (
       'diloco.bench.long_run',
@@ -74,7 +73,7 @@ COMMANDS = {
   name: row for group in GROUPS.values() for name, row in group.items()
 }
 # Gone with the next release: what to call instead.
-SUCCESSORS = {'sweep': ('lab', '--sweep')}
+SUCCESSORS = {'sweep': ('lab', '--sweep'), 'follow': ('replay',)}
 BESIDE = 'launch'  # In a checkout it stands beside diloco, installed in it.
 
 

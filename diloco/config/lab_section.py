@@ -74,8 +74,8 @@ class LabConfig(sections.Section):
   # Held-out batches of `run.eval_batch` sequences of the evaluation at the end;
   # 0: all of the held-out text.
   final_eval_batches: int = 0
-  # Global steps between checkpoints, from which an interrupted run resumes; 0:
-  # none.
+  # Global steps between checkpoints, from which an interrupted run resumes: all
+  # processes stop there and start again, in every run. 0: none.
   checkpoint_steps: int = 500
 
   def broken_rules(self):

@@ -45,11 +45,11 @@ _COMPILED = absl_flags.DEFINE_string(
 
 def main(_) -> int:
   logs.keep_ours()
+  return _sweep() if sweep_flags.is_asked() else _run()
+
+
+def _run() -> int:
   workdir = pathlib.Path(_WORKDIR.value)
-  return (_sweep if sweep_flags.is_asked() else _run)(workdir)
-
-
-def _run(workdir: pathlib.Path) -> int:
   config = flags.load()
   from diloco.lab import run
 
@@ -57,19 +57,13 @@ def _run(workdir: pathlib.Path) -> int:
   return run.make(config, workdir, compiled, _PARAMETERS.value)
 
 
-def _sweep(workdir: pathlib.Path) -> int:
+def _sweep() -> int:
   from diloco.lab import sweep_runner
-  from diloco.sweeps import sweep, variant_configs
+  from diloco.sweeps import making
 
   # Stopped like by Ctrl-C: the processes of its runs end, too.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
-  rows, seeds = sweep_flags.variants(), absl_flags.FLAGS.seeds
-  made = flags.load(
-    build=lambda base: variant_configs.make_configs(base.to_dict(), rows)
-  )
-  with flags.refusing(sweep.BadResult):
-    variant_configs.check(made, rows, seeds, workdir)
-  return sweep_runner.make(rows, seeds, _JOBS.value, workdir)
+  return sweep_runner.make(making.plan(of_processes=False), _JOBS.value)
 
 
 if __name__ == '__main__':

@@ -15,7 +15,7 @@ from diloco.config import flags as config_flags
 from diloco.learner.device import Device
 from diloco.metrics.workdir import Workdir
 from diloco.replay import replay_session
-from diloco.replay.replay_backends import DeviceReplayBackend
+from diloco.replay.replay_backends import ReplayBackend
 from diloco.run import logs
 
 
@@ -25,7 +25,7 @@ def main(argv) -> int:
   workdir = Workdir(pathlib.Path(argv[1]))
   with config_flags.refusing(*replay_session.UNREADABLE):
     run = replay_session.open_run(workdir)
-    backend = DeviceReplayBackend(run.run_spec, Device(run.run_spec))
+    backend = ReplayBackend(run.run_spec, Device(run.run_spec))
     return replay_session.make_again(run, backend)
 
 

@@ -182,13 +182,19 @@ class SimulatedLearner:
     self._inner.resume(redoes_step)
 
   @property
+  def in_step(self) -> bool:
+    """True if a step is in progress, or waits for a round at its end."""
+    waits = self.training and self.machine.waiting
+    return not self.gone and (self._inner.running or waits)
+
+  @property
   def _overlaps(self) -> bool:
     return self._cluster.config.overlap_steps > 0
 
   def _step_on(self):
     """Starts the next inner step unless one runs or the loop must wait."""
     idle = self.training and not self._inner.running
-    if not idle or self.machine.waiting or self.gone:
+    if not idle or self.machine.waiting or self.gone or self._cluster.resting:
       return
     self._inner.start(self._cluster.draw_step_s(self.id))
     if self._overlaps:
@@ -224,9 +230,10 @@ class SimulatedLearner:
     """Saves its own checkpoint at a step's end, if due."""
     every = self._cluster.options.checkpoint_steps
     if every is not None and self.steps % every == 0:
-      self._save()
+      self.save()
 
-  def _save(self):
+  def save(self):
+    """Saves its own checkpoint."""
     state = self.machine.snapshot()
     start = saved_start(state, self.contents.base_crcs, self.position)
     self._cluster.saved[self.id] = start, self.contents.save()
@@ -266,7 +273,7 @@ class SimulatedLearner:
         self.position = effect.position
         self._progress = self.machine.global_step
       case learner_events.Save():
-        self._save()
+        self.save()
       case learner_events.Cease():
         self.training = False
       case learner_events.Leave():

@@ -259,13 +259,11 @@ TABLE = {
     'absl',
     'diloco.learner',
     'diloco.pages.text_tables',
-    'diloco.replay',
     'diloco.run',
     'diloco.sweeps',
     'diloco.syncer',
     'jax',
     'numpy',
-    'rich',  # The bar.
   },
   # It measures all of the others, and starts processes as users do.
   'diloco/bench': LOW
