@@ -16,6 +16,7 @@ from diloco.numerics.optimizers import INNER, OUTER
 from diloco.transport import planes
 
 SEED_MAX = 2**32 - 1
+F32_TINY, F32_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 class ConfigError(ValueError):
@@ -57,6 +58,15 @@ class Section:
     for key in keys:
       if not 0 < getattr(self, key) < float('inf'):
         yield f'{key}={getattr(self, key)}: must be finite and above 0'
+
+  def _in_f32(self, *keys: str) -> Iterator[str]:
+    """What is 0 or Inf as f32 makes NaN of what it divides or multiplies."""
+    for key in keys:
+      if not F32_TINY <= getattr(self, key) <= F32_MAX:
+        yield (
+          f'{key}={getattr(self, key)}: must be finite and above 0 as f32, in '
+          f'{F32_TINY:.3g} … {F32_MAX:.3g}'
+        )
 
   def _finite(self, *keys: str) -> Iterator[str]:
     for key in keys:
@@ -156,7 +166,7 @@ class InnerConfig(Section):
     yield from self._one_of('optimizer', INNER)
     yield from self._one_of('schedule', schedule.SCHEDULES)
     yield from self._one_of('progress', schedule.PROGRESS)
-    yield from self._positive('lr', 'eps')
+    yield from self._in_f32('lr', 'eps')
     yield from self._at_least(0, 'warmup_steps', 'weight_decay', 'clip_norm')
     yield from self._at_least(1, 'accumulate')
     yield from self._share('final_fraction')
@@ -182,7 +192,7 @@ class OuterConfig(Section):
 
   def broken_rules(self):
     yield from self._one_of('optimizer', OUTER)
-    yield from self._positive('lr', 'final_lr', 'eps')
+    yield from self._in_f32('lr', 'final_lr', 'eps')
     yield from self._share('momentum', 'b2', one=False)
     yield from self._share('anneal_fraction')
     kind = OUTER.get(self.optimizer)

@@ -106,6 +106,15 @@ def test_an_int_is_a_float():
       "outer.anneal_fraction=0.1: must be 0, optimizer='adam' has no",
     ),
     ({'outer__eps': 0.0}, 'outer.eps=0.0: must be finite and above 0'),
+    (
+      {'outer__eps': 1e-46},
+      'outer.eps=1e-46: must be finite and above 0 as f32',
+    ),
+    (
+      {'inner__eps': 1e-46},
+      'inner.eps=1e-46: must be finite and above 0 as f32',
+    ),
+    ({'outer__lr': 1e39}, 'outer.lr=1e+39: must be finite and above 0 as f32'),
     ({'merge__rule': 'median'}, 'must be one of rda, mean'),
     ({'model__kv_heads': 3}, 'must divide model.heads=4'),
     ({'model__head_dim': 31}, 'must be even'),
