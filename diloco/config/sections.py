@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sections of a run's configuration: keys, types, defaults and rules.
 
-A key stands here and nowhere else. The section `protocol` is
-`diloco.protocol.config`'s, which has no defaults: they are `PROTOCOL`.
+A key stands here and nowhere else; those of the section `protocol` in
+`diloco.protocol.config`.
 """
 
 import dataclasses
@@ -358,25 +358,6 @@ class ProcessConfig(Section):
       'cpu_threads',
     )
     yield from self._finite('step_floor_s')
-
-
-# Of the section `protocol`. It never sees α, which `RunConfig` holds.
-PROTOCOL = {
-  'learners': 2,  # M, for which the run is planned; ids from 0 to M - 1.
-  'fragments': 8,  # P, the pieces of the model; divides H.
-  'sync_every_steps': 24,  # H, inner steps between two syncs of one fragment.
-  'overlap_steps': 6,  # τ, inner steps that an exchange may overlap.
-  'quorum': 1,  # K, offers without which no round closes; 0: all, K = M.
-  'grace_safety': 0.8,  # γ, the share of the slack that grace uses.
-  'grace_cap_steps': 2.0,  # The longest grace window, in inner steps.
-  'admission': 'latest',  # Which offers a round takes: a key of ADMISSIONS.
-  'max_staleness_versions': 4,  # Offers on an older base are refused.
-  'weighting': 'tokens',  # Of what is merged; a key of WEIGHTS.
-  'patience': 1.0,  # Stretches all time-outs; they are measured.
-  'total_steps': 500,  # The run ends at this global step.
-  'blend': 'carry',  # How a learner takes an update in: a key of BLENDS.
-  'blend_alpha': 0.0,  # α of 'mix': the weight of what is overwritten.
-}
 
 
 def defaults(section: type) -> dict[str, object]:
