@@ -131,14 +131,9 @@ class LabReplayState:
 
   def snapshot(self, said: tape_events.Snapshot):
     effect = learner_events.Snapshot(
+      **said.terms(),
       handle=said.handle,
       keep=self.arrays.kept(said.fragment),
-      round=said.round,
-      fragment=said.fragment,
-      base_version=said.base_version,
-      c_steps=0,
-      c_tokens=0,
-      step=said.step,
     )
     return self.arrays.snapshot(effect)
 
