@@ -25,6 +25,7 @@ CHOICES = {
   'INNER': optimizers.INNER,
   'KINDS': kinds.KINDS,
   'OUTER': optimizers.OUTER,
+  'QUORUM_RULES': protocol_config.QUORUM_RULES,
   'RECOVERIES': systems.RECOVERIES,
   'REPAIRS': failures.REPAIRS,
   'SCHEDULES': schedule.SCHEDULES,

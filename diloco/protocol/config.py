@@ -4,6 +4,7 @@
 import dataclasses
 import math
 
+from diloco.protocol.quorum_rules import QUORUM_RULES
 from diloco.protocol.weights import WEIGHTS
 
 
@@ -60,6 +61,7 @@ class ProtocolConfig:
   # update of the round that it offered for.
   overlap_steps: int = 6
   quorum: int = 1  # K, offers without which no round closes; 0: all, K = M.
+  quorum_rule: str = 'offers'  # What makes a quorum: a key of QUORUM_RULES.
   grace_safety: float = 0.8  # γ, the share of the slack that grace uses.
   grace_cap_steps: float = 2.0  # The longest grace window, in inner steps.
   admission: str = 'latest'  # Which offers a round takes: a key of ADMISSIONS.
@@ -130,6 +132,11 @@ class ProtocolConfig:
     if not 1 <= self.quorum <= max(self.learners, 1):
       yield (
         f'quorum={self.quorum}, must be between 1 and learners={self.learners}'
+      )
+    if self.quorum_rule not in QUORUM_RULES:
+      yield (
+        f'quorum_rule={self.quorum_rule!r}, must be one of '
+        f'{tuple(QUORUM_RULES)}'
       )
     if not 0 <= self.grace_safety < 1:
       yield f'grace_safety={self.grace_safety}, must be in [0, 1)'
