@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sections of a run's configuration: keys, types, defaults and rules.
 
-A key stands here and nowhere else. The section `protocol` is
-`diloco.protocol.config`'s, which has no defaults: they are `PROTOCOL`.
+A key stands here and nowhere else; those of the section `protocol` in
+`diloco.protocol.config`.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from diloco.numerics.optimizers import INNER, OUTER
 from diloco.transport import planes
 
 SEED_MAX = 2**32 - 1
+F32_TINY, F32_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 class ConfigError(ValueError):
@@ -69,6 +70,15 @@ class Section:
     for key in keys:
       if not 0 < getattr(self, key) < float('inf'):
         yield f'{key}={getattr(self, key)}: must be finite and above 0'
+
+  def _in_f32(self, *keys: str) -> Iterator[str]:
+    """What is 0 or Inf as f32 makes NaN of what it divides or multiplies."""
+    for key in keys:
+      if not F32_TINY <= getattr(self, key) <= F32_MAX:
+        yield (
+          f'{key}={getattr(self, key)}: must be finite and above 0 as f32, in '
+          f'{F32_TINY:.3g} … {F32_MAX:.3g}'
+        )
 
   def _finite(self, *keys: str) -> Iterator[str]:
     for key in keys:
@@ -168,7 +178,7 @@ class InnerConfig(Section):
     yield from self._one_of('optimizer', INNER)
     yield from self._one_of('schedule', schedule.SCHEDULES)
     yield from self._one_of('progress', schedule.PROGRESS)
-    yield from self._positive('lr', 'eps')
+    yield from self._in_f32('lr', 'eps')
     yield from self._at_least(0, 'warmup_steps', 'weight_decay', 'clip_norm')
     yield from self._at_least(1, 'accumulate')
     yield from self._share('final_fraction')
@@ -194,7 +204,7 @@ class OuterConfig(Section):
 
   def broken_rules(self):
     yield from self._one_of('optimizer', OUTER)
-    yield from self._positive('lr', 'final_lr', 'eps')
+    yield from self._in_f32('lr', 'final_lr', 'eps')
     yield from self._share('momentum', 'b2', one=False)
     yield from self._share('anneal_fraction')
     kind = OUTER.get(self.optimizer)
@@ -360,25 +370,6 @@ class ProcessConfig(Section):
       'cpu_threads',
     )
     yield from self._finite('step_floor_s')
-
-
-# Of the section `protocol`. It never sees α, which `RunConfig` holds.
-PROTOCOL = {
-  'learners': 2,  # M, for which the run is planned; ids from 0 to M - 1.
-  'fragments': 8,  # P, the pieces of the model; divides H.
-  'sync_every_steps': 24,  # H, inner steps between two syncs of one fragment.
-  'overlap_steps': 6,  # τ, inner steps that an exchange may overlap.
-  'quorum': 1,  # K, offers without which no round closes; 0: all, K = M.
-  'grace_safety': 0.8,  # γ, the share of the slack that grace uses.
-  'grace_cap_steps': 2.0,  # The longest grace window, in inner steps.
-  'admission': 'latest',  # Which offers a round takes: a key of ADMISSIONS.
-  'max_staleness_versions': 4,  # Offers on an older base are refused.
-  'weighting': 'tokens',  # Of what is merged; a key of WEIGHTS.
-  'patience': 1.0,  # Stretches all time-outs; they are measured.
-  'total_steps': 500,  # The run ends at this global step.
-  'blend': 'carry',  # How a learner takes an update in: a key of BLENDS.
-  'blend_alpha': 0.0,  # α of 'mix': the weight of what is overwritten.
-}
 
 
 def defaults(section: type) -> dict[str, object]:

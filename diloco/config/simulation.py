@@ -256,9 +256,7 @@ STUDIES = {
   'offer_age': OfferAgeStudy,
 }
 # What differs from a run: the paper's settings.
-PROTOCOL = {
-  key: value for key, value in sections.PROTOCOL.items() if key != 'blend_alpha'
-} | {
+PROTOCOL = sections.defaults(ProtocolConfig) | {
   'learners': 8,
   'fragments': 24,
   'sync_every_steps': 24,

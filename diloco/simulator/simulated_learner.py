@@ -25,7 +25,6 @@ from diloco.simulator.learner_jobs import (
   EncodingJob,
   PullQueue,
   SimulatedStep,
-  offer_of,
   saved_start,
   state_offered,
 )
@@ -332,7 +331,7 @@ class SimulatedLearner:
     nbytes = self._cluster.wires.offer_bytes(snapshot.fragment)
     payload = Carried(snapshot.handle, 'up', nbytes, 0, data=data)
     self.offers[snapshot.handle] = snapshot.fragment
-    self._cluster.to_syncer(self, offer_of(snapshot, payload))
+    self._cluster.to_syncer(self, snapshot.offer(payload))
 
   def _donate(self, effect: learner_events.DonateState):
     """Offers the host's Θ and the inner state at this boundary."""

@@ -303,6 +303,31 @@ def test_code_of_another_source_is_refused(compiled, monkeypatch, tmp_path):
     native.open_library(compiled._name)
 
 
+@pytest.mark.parametrize('kept', [0, 3, 0.1, 0.5, 0.9, -1])
+def test_a_cut_file_is_refused_and_numpy_runs(compiled, tmp_path, kept):
+  """In a process of its own: what is not refused would kill this one."""
+  whole = pathlib.Path(compiled._name).read_bytes()
+  cut = tmp_path / '_blocks.so'
+  cut.write_bytes(whole[: round(len(whole) * kept) if 0 < kept < 1 else kept])
+  code = """
+import importlib.machinery, logging, sys
+from diloco.numerics import native
+logging.basicConfig(format='%(message)s')
+found = importlib.machinery.ModuleSpec(native.MODULE, None, origin=sys.argv[1])
+native.importlib.util.find_spec = lambda name: found
+assert native.load() is None
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code, str(cut)],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done
+  said = f'numpy: {cut} is cut: {cut.stat().st_size} of '
+  assert said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
 def test_the_log_says_which_code_runs(monkeypatch, caplog):
   caplog.set_level('INFO')
   monkeypatch.setattr(native, 'MODULE', 'diloco.numerics._not_compiled')
