@@ -106,7 +106,7 @@ setuptools.setup(
     'diloco': [
       'numerics/blocks.c',
       'protocol/README.md',
-      'watch/live_page.html',
+      'pages/page.html',
     ],
     'diloco.launch': ['Dockerfile', 'README.md'],
     'diloco.experiments': ['README.md', 'tasks/*'],

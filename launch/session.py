@@ -27,7 +27,9 @@ from diloco.metrics.status import (
   read_summary,
 )
 from diloco.metrics.workdir import Workdir
-from launch import plot, progress
+from diloco.watch import run_page
+from diloco.watch.followed_run import FollowedRun
+from launch import progress
 from launch.backends import newcomers
 from launch.parent_death import dying_with_parent
 from launch.program import Program, Role
@@ -262,12 +264,7 @@ def _show_end(
 ) -> None:
   summary = read_summary(workdir.summary)
   evaluation = read_evaluation(workdir.evaluation)
-  shown = plot.curves(workdir, config.protocol.learners)
-  try:
-    plot.draw(workdir.loss_plot, config.name, shown, evaluation)
-    place = str(workdir.loss_plot)
-  except ImportError as error:
-    place = f'none, {error.name} is missing: pip install {error.name}'
+  place = _draw_loss(workdir)
   tokens = token_tapes.rows_of(
     workdir,
     config.protocol.fragments,
@@ -276,6 +273,18 @@ def _show_end(
   )
   view = progress.report(workdir, summary, evaluation, place, tokens.values())
   console.print(view)
+
+
+def _draw_loss(workdir: Workdir) -> str:
+  """Writes the first chart of the run's page as PNG; returns where it is."""
+  try:
+    from diloco.pages import figures  # Matplotlib is an extra.
+  except ImportError as error:
+    return f'none, {error.name} is missing: pip install {error.name}'
+  run = FollowedRun(workdir.root)
+  run.update()
+  figures.save(run_page.loss_chart([run], run.label), workdir.loss_plot)
+  return str(workdir.loss_plot)
 
 
 @contextlib.contextmanager

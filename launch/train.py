@@ -26,6 +26,7 @@ from absl import flags as absl_flags
 
 from diloco.config import config_files, flags
 from diloco.config.sections import ConfigError
+from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from launch import local
 
@@ -131,6 +132,7 @@ def main(argv) -> int:
     check=False,
   )
   if not sample.returncode:
+    files.replace(Workdir(pathlib.Path(given.workdir)).sample, sample.stdout)
     print(f'\nWhat the model writes:\n{sample.stdout.decode(errors="replace")}')
   total_steps = given.config.protocol.total_steps
   print(next_commands(given.workdir, total_steps, OWN))
