@@ -107,6 +107,7 @@ setuptools.setup(
       'numerics/blocks.c',
       'protocol/README.md',
       'pages/page.html',
+      'sizing/host_speeds.json',
     ],
     'diloco.launch': ['Dockerfile', 'README.md'],
     'diloco.experiments': ['README.md', 'tasks/*'],

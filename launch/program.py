@@ -4,7 +4,7 @@
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
@@ -12,6 +12,7 @@ from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name, shard_name
 from diloco.monitoring import monitor_flags
 from diloco.transport import sockets
 
+COMPILED = 'JAX_COMPILATION_CACHE_DIR'
 XLA_FLAGS = 'XLA_FLAGS'
 FORCED = '--xla_force_host_platform_device_count'
 # glibc gives large blocks back to the kernel at once, and XLA's next step
@@ -305,7 +306,19 @@ def environment(
     variables.append(('NPROC', str(config.run.cpu_threads)))
   if config.run.compilation_cache:
     variables += [
-      ('JAX_COMPILATION_CACHE_DIR', str(compiled.absolute())),
+      (COMPILED, str(compiled.absolute())),
       ('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0'),
     ]
   return tuple(variables)
+
+
+def local_environment(
+  program: Program, inherited: Mapping[str, str]
+) -> dict[str, str]:
+  """Returns the environment of processes on this machine.
+
+  A compilation cache that the user's own environment names takes the place of
+  the one in the folder of the run: what is in it need not be compiled again.
+  """
+  kept = {k: v for k, v in inherited.items() if k == COMPILED}
+  return {**inherited, **dict(program.environment), **kept}

@@ -29,10 +29,10 @@ from diloco.metrics.status import (
 from diloco.metrics.workdir import Workdir
 from diloco.watch import run_page
 from diloco.watch.followed_run import FollowedRun
-from launch import progress
+from launch import epochs, progress
 from launch.backends import newcomers
 from launch.parent_death import dying_with_parent
-from launch.program import Program, Role
+from launch.program import Program, Role, local_environment
 from launch.progress import Display
 from launch.supervisor import ProcessEvent, Supervisor
 
@@ -177,7 +177,7 @@ class _Session:
     return Supervisor(
       roles,
       log=self._workdir.log,
-      environment=os.environ | dict(self._program.environment),
+      environment=local_environment(self._program, os.environ),
       restarts_max=restarts_max,
       restart_delay_s=self._config.run.restart_delay_s,
       announce=announce,
@@ -273,6 +273,8 @@ def _show_end(
   )
   view = progress.report(workdir, summary, evaluation, place, tokens.values())
   console.print(view)
+  if said := epochs.over_fitted(workdir, evaluation):
+    console.print(said, style='yellow', highlight=False, soft_wrap=True)
 
 
 def _draw_loss(workdir: Workdir) -> str:

@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the whole suite."""
+"""Options of the whole suite, and the record that its summary is made of."""
 
+import json
+import os
 import pathlib
+import time
+
+import pytest
 
 PARTS = ('together', 'alone')
+# Set by run.sh: a file with one line for each test; tests/summary.py reads it.
+RECORD = 'DILOCO_TEST_RECORD'
+RECORD_PATH = os.environ.get(RECORD)
+LAST_LINES = 15  # Of a failure, in the summary.
 
 
 def pytest_addoption(parser):
@@ -17,6 +26,11 @@ def pytest_addoption(parser):
     choices=PARTS,
     help='only tests that may run beside others, or only those that may not',
   )
+
+
+def pytest_collection_finish(session):
+  # A test may run pytest by itself, on a planted fault; workers have begun.
+  os.environ.pop(RECORD, None)
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -45,3 +59,37 @@ def pytest_collection_modifyitems(config, items):
     (chosen if is_alone == (part == 'alone') else others).append(item)
   config.hook.pytest_deselected(items=others)
   items[:] = chosen
+
+
+def _cpu_s() -> float:
+  """CPU seconds of this process and of all children it has waited for."""
+  used = os.times()
+  return used.user + used.system + used.children_user + used.children_system
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+  began_s, began_cpu_s = time.perf_counter(), _cpu_s()
+  item.failed = []
+  try:
+    return (yield)
+  finally:
+    if RECORD_PATH:
+      line = {
+        'test': item.nodeid,
+        'wall_s': time.perf_counter() - began_s,
+        'cpu_s': _cpu_s() - began_cpu_s,
+        'failed': item.failed,
+      }
+      # One write: the workers append to one file.
+      with open(RECORD_PATH, 'a') as file:
+        file.write(json.dumps(line) + '\n')
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+  report = yield
+  if report.failed:
+    lines = report.longreprtext.splitlines()[-LAST_LINES:]
+    item.failed.append(f'{report.when}:\n' + '\n'.join(lines))
+  return report

@@ -11,9 +11,21 @@ make_environment .venv-test '.[dev]'
 
 # Most of the time goes into compiling, often the same again: what one test or
 # process has compiled, the others take; those of another run do not.
-JAX_COMPILATION_CACHE_DIR=$(mktemp -d)
-trap 'rm -rf "$JAX_COMPILATION_CACHE_DIR"' EXIT
-export JAX_COMPILATION_CACHE_DIR JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.1
+scratch=$(mktemp -d)
+export JAX_COMPILATION_CACHE_DIR=$scratch/compiled
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
+export DILOCO_TEST_RECORD=$scratch/record.jsonl
+touch "$DILOCO_TEST_RECORD"
+
+# Whatever happens, the last lines say what it took and what failed.
+summarize() {
+  times >"$scratch/times"
+  echo "wall time, with the installation: $((SECONDS / 60)) min $((SECONDS % 60)) s"
+  echo "CPU time, user and system: $(tail -n 1 "$scratch/times")"
+  .venv-test/bin/python -m tests.summary "$DILOCO_TEST_RECORD" || true
+  rm -rf "$scratch"
+}
+trap summarize EXIT
 
 FAILED=1 NONE_COLLECTED=5
 worst=$NONE_COLLECTED

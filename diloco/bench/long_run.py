@@ -26,9 +26,8 @@ from absl import logging
 from diloco.bench import machine_load
 from diloco.bench.__main__ import check_writable
 from diloco.bench.measurement import BenchFailed, quantile
-from diloco.bench.real_run import RealRun, bowl
-from diloco.bench.sync_stalls import EVERY_20
-from diloco.bench.syncer_load import resident_bytes
+from diloco.bench.process_rows import EVERY_20, sleep_s
+from diloco.bench.real_run import RealRun, bowl, resident_bytes
 from diloco.config import flags
 from diloco.config.sections import CheckpointConfig, ConfigError, defaults
 from diloco.metrics import files, names
@@ -101,7 +100,7 @@ def measure(
       for key in ('learner_every_steps', 'syncer_every_rounds')
     },
     'protocol.learners': len(LEARNERS),
-    'run.step_floor_s': 0.03 + 0.02 * millions,
+    'run.step_floor_s': sleep_s(millions),
   }
   window_s = 60 * minutes / WINDOWS
   with RealRun(overrides) as run:

@@ -29,7 +29,7 @@ TIKTOKEN_PATTERN = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokenizer:
-  """A tokenizer; made by `tokenizer_kinds.make_tokenizer`.
+  """A tokenizer; made by `make_tokenizer`.
 
   Attributes:
     name: as in the configuration, such as 'sentencepiece:FILE'.

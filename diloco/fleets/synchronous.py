@@ -93,7 +93,7 @@ def run(
     exchange: the exchange that groups wait for; None: no group waits.
     redoes_step: True if a stopped step is made again; otherwise it is resumed.
     capacities: share of its slices that each group has, as from
-      `stops.capacities`; (): all of them, always.
+      `failures.capacities`; (): all of them, always.
   """
   assert len(stops) == len(speeds) > 0, f'{len(stops)=} {len(speeds)=}'
   if not 0 < until_s < math.inf:

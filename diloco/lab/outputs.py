@@ -271,7 +271,7 @@ class Health:
     Args:
       theta: the global model: how even the load is once all is merged.
       learners: live ones; of two or more it says how far they agree.
-      spikes: the learners' `routing_health.loss_spike`.
+      spikes: the learners' `routing.loss_spike`.
     """
     if self._routing is None:
       return {}

@@ -28,7 +28,7 @@ class OwnProgress:
   Θ_p, what θ was set to.
 
   With the blend 'carry', the copy of each offer that may still be merged is
-  kept on the devices: at most `protocol.learner_state.MADE_MAX` per fragment.
+  kept on the devices: at most `protocol.learner.state.MADE_MAX` per fragment.
 
   Args:
     device: copies and blends fragments.
@@ -100,7 +100,8 @@ class OwnProgress:
       params: θ, path -> array; donated.
       theta: Θ_p on the host.
       placed: Θ_p on the devices.
-      said: has `carry`, `handle` and `keep`, see `protocol.learner_io.Apply`.
+      said: has `carry`, `handle` and `keep`, as
+        `protocol.learner.events.Apply` has.
       training: False before the first step: there is no progress yet.
     """
     copies = self._copies.get(fragment, {})

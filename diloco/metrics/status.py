@@ -166,7 +166,7 @@ def scalars(status: RunStatus) -> dict[str, float]:
 
 def read_status(path: pathlib.Path) -> RunStatus | None:
   """Returns the last status, None before the first; raises
-  `files.Malformed`.
+  `files.MalformedFile`.
   """
   return files.read_json(path, RunStatus)
 
@@ -320,7 +320,7 @@ def write_summary(path: pathlib.Path, summary: RunSummary) -> None:
 
 
 def read_summary(path: pathlib.Path) -> RunSummary | None:
-  """Returns None if the run did not finish; raises `files.Malformed`."""
+  """Returns None if the run did not finish; raises `files.MalformedFile`."""
   return files.read_json(path, RunSummary)
 
 
@@ -330,5 +330,5 @@ def write_evaluation(path: pathlib.Path, evaluation: Evaluation) -> None:
 
 
 def read_evaluation(path: pathlib.Path) -> Evaluation | None:
-  """Returns None if nothing was evaluated; raises `files.Malformed`."""
+  """Returns None if nothing was evaluated; raises `files.MalformedFile`."""
   return files.read_json(path, Evaluation)

@@ -24,7 +24,7 @@ SOURCE = pathlib.Path(__file__).with_name('blocks.c')
 SUM_VALUES = 1 << 16  # As in `blocks.c`; of one sum of squares.
 TILE_VALUES = 512  # As there; blocks of a codec must divide it to be summed.
 _CRC_BYTES, _CRC_BYTES_MIN = 16, 64
-ACCELERATED_BITS = (4, 8)
+_BITS_MIN = 3  # Of one value; codes of fewer have no level 0, numpy has them.
 _INFINITE = 0x7F80_0000
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
@@ -285,7 +285,7 @@ def _pointers(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _of(codec: Blocks) -> ctypes.CDLL | None:
-  return load() if codec.bits in ACCELERATED_BITS else None
+  return load() if codec.bits >= _BITS_MIN else None
 
 
 def _codec(codec: Blocks, n: int) -> tuple[int, int, int, int]:

@@ -50,7 +50,7 @@ class TakeSnapshot:
   fragment: int
   session: int  # 0: there is no session, so nothing is offered.
   handle: int
-  keep: tuple[int, ...]  # See `learner_io.Snapshot`.
+  keep: tuple[int, ...]  # See `learner.events.Snapshot`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ApplyFragment:
   fragment: int
   version: int
   blended: bool
-  carry: bool  # For the other fields see `learner_io.Apply`.
+  carry: bool  # For the other fields see `learner.events.Apply`.
   handle: int
   keep: tuple[int, ...]
 

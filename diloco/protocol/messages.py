@@ -62,8 +62,9 @@ class Hello:
   began: bool  # This process has trained already: no bootstrap is needed.
   # Where the syncer pulls this learner's offers, by part.
   addresses: tuple[str, ...]
-  # How several hosts share its parameters (`numerics.partition`); '': it has
-  # one host. Learners with equal values can donate their state to each other.
+  # How several hosts share its parameters (`numerics.mesh_partition`); '': it
+  # has one host. Learners with equal values can donate their state to each
+  # other.
   partition: str = ''
 
 

@@ -13,6 +13,7 @@ a run nor a sweep.
 import pathlib
 import shlex
 import sys
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -24,9 +25,7 @@ from diloco.pages import page, terminal
 from diloco.watch.folders import FollowedFolders
 
 PARENT = pathlib.Path('runs', 'reports')
-_WORKDIR = flags.DEFINE_multi_string(
-  'workdir', [], 'Folder of a run or a sweep, as the arguments are.'
-)
+RUNS_MAX = 100
 _OUTDIR = flags.DEFINE_string(
   'outdir', None, f'Folder of the report; {PARENT}/NAME unless given.'
 )
@@ -34,11 +33,7 @@ _OUTDIR = flags.DEFINE_string(
 
 def main(argv) -> int:
   """Writes and shows the report; 78 where a folder is not what it should be."""
-  given = list(dict.fromkeys([*argv[1:], *_WORKDIR.value]))
-  if not given:
-    raise ConfigError(
-      ['give the folder of a run or a sweep: diloco report RUN']
-    )
+  given = argv[1:]
   outdir = pathlib.Path(_OUTDIR.value or PARENT / _name(given))
   try:
     with ProgressLine() as line:
@@ -69,4 +64,4 @@ def _command(given: list[str]) -> str:
 
 
 if __name__ == '__main__':
-  config_flags.run_without_config(main)
+  config_flags.run_of_runs(main, most=RUNS_MAX)

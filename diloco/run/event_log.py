@@ -23,7 +23,7 @@ class SealedLines:
     self._lines = jsonl.JsonLines(path)
 
   def append(self, said):
-    """Appends an instance of one of the classes of `tape_lines`."""
+    """Appends an instance of one of the classes of `tape_events`."""
     self.append_line(line_of(said))
 
   def append_line(self, line: dict):
@@ -35,7 +35,7 @@ class SealedLines:
 
 def line_of(said) -> dict:
   """Returns the tape line of an instance of one of the classes of
-  `tape_lines`.
+  `tape_events`.
   """
   return {
     'time_s': time.time(),
@@ -204,7 +204,7 @@ class LoggedEvent:
 
   number: int  # In its file, from 1.
   time_s: float  # Since the epoch.
-  said: object  # An instance of one of the classes of `tape_lines`.
+  said: object  # An instance of one of the classes of `tape_events`.
 
 
 @dataclasses.dataclass(frozen=True)

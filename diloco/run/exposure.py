@@ -36,7 +36,7 @@ def open_access(
   """Reads a process's credentials before it listens anywhere.
 
   Args:
-    files: the fields of `access_lib.AccessFiles`.
+    files: the fields of `auth.AccessFiles`.
     bind: where the control plane will listen; None: a learner, which connects.
     insecure: the operator vouches for the network.
     transfer_fenced: the operator states that only this run's machines reach the
@@ -46,7 +46,7 @@ def open_access(
     proxy: host:port of an HTTP proxy for connections by gRPC; '': none.
 
   Raises:
-    access_lib.BadAccess: a file can't be used.
+    auth.BadAccess: a file can't be used.
     ValueError: strangers could connect, and the operator did not vouch; or
       `proxy` is not host:port.
     HostUnknown: a host name does not resolve.

@@ -133,7 +133,7 @@ class Apply:
   fragment: int
   version: int
   crc: int  # CRC of its bytes.
-  carry: bool  # This and the next as in `learner_io.Apply`.
+  carry: bool  # This and the next as in `learner.events.Apply`.
   handle: int
   merged_tokens: int
   overwritten_tokens: int

@@ -224,7 +224,7 @@ class ControlServer(grpc.GenericRpcHandler):
       its last message, with the reason.
 
   Raises:
-    listen.BindFailed: the address is in use or not of this machine.
+    control_channel.BindFailed: the address is in use or not of this machine.
     addresses.HostUnknown: its host name does not resolve.
   """
 

@@ -195,7 +195,7 @@ class GrpcPlane(grpc.GenericRpcHandler):
 
   Args:
     host: IP literal or name of the interface that peers connect to.
-    port: 0 for a free one; raises `listen.BindFailed` if it is taken.
+    port: 0 for a free one; raises `control_channel.BindFailed` if it is taken.
   """
 
   def __init__(

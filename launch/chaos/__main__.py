@@ -21,10 +21,12 @@ from collections.abc import Sequence
 import rich.console
 from absl import flags as absl_flags
 
+from diloco import faults
 from diloco.config import flags
 from diloco.config.data_section import missing_paths
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
+from diloco.faults import Fault, RefusedFault
 from diloco.metrics import files
 from diloco.metrics.run_progress import ProgressLine
 from diloco.metrics.workdir import Workdir, shard_name
@@ -32,12 +34,12 @@ from diloco.transport.sockets import is_loopback
 from launch import program as launch_program
 from launch.chaos import fault_plan, judging, stage
 from launch.chaos.conductor import ChaosRun, Folder
-from launch.chaos.faults import KINDS
 from launch.chaos.live_run import Overdue, RunFailed
 from launch.local import occupy
 from launch.program import SYNCER, Processes
 from launch.session import Interrupted, signals
 
+KINDS = faults.performed_by(stage.RealStage)
 EXAMPLE = 'experiments/tests_tiny.py'
 PLANE = 'grpc'  # The other one's connections can't go through a relay.
 FOREVER_STEPS = 10**8  # The command ends the run.
@@ -103,7 +105,7 @@ def adapted(
 
 def read_plan(
   config: RunConfig, learners: Sequence[Processes]
-) -> tuple[fault_plan.PlannedFault, ...]:
+) -> tuple[Fault, ...]:
   """Draws the plan that the flags ask for.
 
   Raises:
@@ -112,8 +114,10 @@ def read_plan(
   given = absl_flags.FLAGS
   problems = []
   for kind in given.kinds:
-    if kind not in KINDS:
-      problems.append(f'--kinds={kind}: must be some of {", ".join(KINDS)}')
+    try:
+      faults.check(stage.RealStage, kind)
+    except RefusedFault as error:
+      problems.append(f'--kinds={error}')
   if not given.minutes > 0:
     problems.append(f'--minutes={given.minutes:g}: must be above 0')
   if not given.faults_per_hour >= 0:
@@ -129,7 +133,7 @@ def read_plan(
     servers=(SYNCER, *map(shard_name, range(1, config.syncer.shards))),
     hosts=hosts,
   )
-  shapes = {kind: KINDS[kind].shape for kind in given.kinds or KINDS}
+  shapes = {kind: KINDS[kind] for kind in given.kinds or KINDS}
   if not given.kinds:  # All that this run can have.
     shapes = {k: s for k, s in shapes.items() if fault_plan.can_befall(s, cast)}
   seconds = given.minutes * 60
@@ -172,7 +176,7 @@ def main(argv) -> int:
   asked = flags.load()
   learners = _checked(argv, asked)
   config, more, told = adapted(asked, given.twins)
-  faults = read_plan(config, learners)
+  plan = read_plan(config, learners)
   root = pathlib.Path(given.workdir)
   left = stage.noted(Folder(Workdir(root)).processes)
   workdir, lock, _ = occupy(root, given.overwrite)
@@ -189,10 +193,10 @@ def main(argv) -> int:
   for pid in stage.end_left(left):
     say(f'process {pid}, which an earlier run has left, was killed')
   say(
-    f'chaos: seed {given.seed}, {given.minutes:g} minutes, {len(faults)} '
+    f'chaos: seed {given.seed}, {given.minutes:g} minutes, {len(plan)} '
     f'faults, in {workdir.root}'
   )
-  for line in (*told, *map(str, faults)):
+  for line in (*told, *map(str, plan)):
     say(f'  {line}')
   arguments = [*flags.arguments(), *more]
   folder = Folder(workdir)
@@ -203,7 +207,7 @@ def main(argv) -> int:
       'seed': given.seed,
       'minutes': given.minutes,
       'faults_per_hour': given.faults_per_hour,
-      'faults': [dataclasses.asdict(fault) for fault in faults],
+      'faults': [dataclasses.asdict(fault) for fault in plan],
     },
   )
   try:
@@ -211,7 +215,7 @@ def main(argv) -> int:
       ChaosRun(
         *(config, arguments, workdir, learners, say, received, given.seed),
         shown.say,
-      ).perform(faults, given.minutes * 60)
+      ).perform(plan, given.minutes * 60)
       twins = judging.Twins(
         *(config, arguments, learners, say, received, given.twins_faster),
         shown.say,

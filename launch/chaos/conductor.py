@@ -14,16 +14,15 @@ import pathlib
 import time
 from collections.abc import Callable, Sequence
 
+from diloco import faults
 from diloco.config.run_config import RunConfig
+from diloco.faults import KINDS, WAYS, Fault
 from diloco.metrics import files
 from diloco.metrics.run_progress import clock
 from diloco.metrics.workdir import Workdir, learner_name
-from launch.chaos import faults
 from launch.chaos import stage as chaos_stage
-from launch.chaos.fault_plan import PlannedFault
-from launch.chaos.faults import KINDS
 from launch.chaos.live_run import LiveRun, Overdue, participants
-from launch.chaos.relay import WAYS, Relay
+from launch.chaos.relay import Relay
 from launch.chaos.resources import ResourceWatch
 from launch.chaos.stage import Clocks, Parts, RealStage
 from launch.program import SYNCER, Processes
@@ -126,7 +125,7 @@ class ChaosRun:
     self._pids: dict[str, int] = {}
     self._read_lines = 0
 
-  def perform(self, plan: Sequence[PlannedFault], seconds: float) -> None:
+  def perform(self, plan: Sequence[Fault], seconds: float) -> None:
     """Runs from the first process to the last; writes the folder's files.
 
     Raises:
@@ -180,7 +179,7 @@ class ChaosRun:
     self,
     run: LiveRun,
     stage: RealStage,
-    plan: Sequence[PlannedFault],
+    plan: Sequence[Fault],
     seconds: float,
   ) -> Course:
     self._show('the processes start')
@@ -221,7 +220,7 @@ class ChaosRun:
     }
 
   def _is_whole(
-    self, run: LiveRun, plan: Sequence[PlannedFault], since_s: float
+    self, run: LiveRun, plan: Sequence[Fault], since_s: float
   ) -> bool:
     """Returns True if all learners but those that left have been merged."""
     left = {fault.target for fault in plan if faults.removes(fault.kind)}
@@ -282,7 +281,7 @@ class _Performance:
     self._begun: dict[int, tuple[float, dict]] = {}  # By number.
     self.late_turns: list[tuple[float, float]] = []
 
-  def of(self, plan: Sequence[PlannedFault], seconds: float) -> None:
+  def of(self, plan: Sequence[Fault], seconds: float) -> None:
     """Performs a plan that takes so long."""
     began_s = time.monotonic()
     for fault in plan:
@@ -305,10 +304,10 @@ class _Performance:
       else:
         self._write(fault, {'failed': 'the plan was over before'})
 
-  def _at(self, at_s: float, what: str, fault: PlannedFault) -> None:
+  def _at(self, at_s: float, what: str, fault: Fault) -> None:
     heapq.heappush(self._due, (at_s, next(self._order), what, fault))
 
-  def _begin(self, fault: PlannedFault, now_s: float) -> None:
+  def _begin(self, fault: Fault, now_s: float) -> None:
     if not faults.adds(fault.kind) and not self._stage.is_there(fault.target):
       if now_s < fault.at_s + LATE_S:
         self._at(now_s + AGAIN_S, 'begin', fault)
@@ -321,11 +320,11 @@ class _Performance:
     if KINDS[fault.kind].counters:
       counts = {w: self._relay.counts(fault.target, w) for w in WAYS}
     self._begun[fault.number] = time.time(), counts
-    KINDS[fault.kind].begin(self._stage, fault)
+    faults.begin(self._stage, fault)
     self._at(now_s + fault.hold_s, 'end', fault)
 
-  def _end(self, fault: PlannedFault, now_s: float) -> None:
-    KINDS[fault.kind].end(self._stage, fault)
+  def _end(self, fault: Fault, now_s: float) -> None:
+    faults.end(self._stage, fault)
     began_s, counts = self._begun.pop(fault.number)
     counted = {
       way: self._relay.counts(fault.target, way).since(before)
@@ -341,7 +340,7 @@ class _Performance:
       },
     )
 
-  def _write(self, fault: PlannedFault, found: dict) -> None:
+  def _write(self, fault: Fault, found: dict) -> None:
     line = {**dataclasses.asdict(fault), **found}
     with self._path.open('a') as file:
       file.write(json.dumps(line) + '\n')

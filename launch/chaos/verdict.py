@@ -8,11 +8,11 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from diloco.faults import KINDS
 from diloco.metrics import token_ledger
 from launch.chaos import outcomes as chaos_outcomes
 from launch.chaos import run_checks, simulated
 from launch.chaos.conductor import Course
-from launch.chaos.faults import KINDS
 from launch.chaos.outcomes import Figures, Outcome
 from launch.chaos.record import Record, begin_of, speed_of
 from launch.chaos.resources import (

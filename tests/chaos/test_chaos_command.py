@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from diloco.config import run_config
+from diloco.faults import UP
 from diloco.metrics.workdir import Workdir
 from diloco.protocol.messages import Payload
 from diloco.transport import auth
@@ -21,7 +22,7 @@ from diloco.transport.grpc_transfer import GrpcPlane
 from experiments import tests_tiny
 from launch.chaos import resources, stage
 from launch.chaos.clock import sitecustomize
-from launch.chaos.relay import UP, Relay
+from launch.chaos.relay import Relay
 from launch.chaos.stage import Clocks
 from launch.program import Processes
 from tests.waiting import until

@@ -7,12 +7,12 @@ import types
 
 import pytest
 
+from diloco.faults import Fault
 from diloco.metrics import names
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from launch.chaos import judging, outcomes, record, verdict
 from launch.chaos.conductor import Course, Folder
-from launch.chaos.fault_plan import PlannedFault
 from launch.chaos.live_run import WrittenStep
 from launch.chaos.outcomes import Figures
 from launch.chaos.record import Record
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.alone
 
 T0 = 1000.0  # The plan begins; the first learner was ready 10 s before.
 TOKENS = 8
-CUT = PlannedFault(1, 5.0, 'cut', 'learner-1', 4.0)
-KILL = PlannedFault(2, 12.0, 'kill', 'learner-0')
+CUT = Fault(1, 5.0, 'cut', 'learner-1', 4.0)
+KILL = Fault(2, 12.0, 'kill', 'learner-0')
 SILENT = {0: (12.0, 20.0), 1: ()}  # Learner 0 makes no step then.
 EVENTS = (
   ('learner-0', 'started', 70, -12.0),

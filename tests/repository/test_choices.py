@@ -1,91 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each choice is added by one edit, in the file that CONTRIBUTING names.
+"""A choice is an entry of one registry, in the file that CONTRIBUTING names.
 
-A test makes the edit in a copy of the tree, and a process that runs there
-configures what is new and uses it.
+What differs between choices is an attribute of their entries: nothing compares
+with the name of one.
 """
 
 import ast
 import importlib
-import os
-import pathlib
-import shutil
-import subprocess
-import sys
+import re
 
 import pytest
 
-from tests.repository.choices import CHOICES, Choice
+from tests.repository import tree
 
-ROOT = pathlib.Path(__file__).parents[2]
-# Configures a run, with keys that a test gives.
-BUILD = """
-import numpy as np
-from diloco.config import run_config
-from experiments import common
-
-def built(**keys):
-  config = common.base()
-  config.update_from_flattened_dict(
-    {key.replace('__', '.'): value for key, value in keys.items()}
-  )
-  return run_config.build(config)
-"""
-
-
-def _edited(choice: Choice, folder: pathlib.Path) -> pathlib.Path:
-  """Returns a copy of the tree with the entry added."""
-  for part in ('diloco', 'experiments', 'launch'):
-    # Another process may be writing its bytecode there.
-    unfinished = shutil.ignore_patterns('*.pyc.*')
-    shutil.copytree(ROOT / part, folder / part, ignore=unfinished)
-  first = choice.file, choice.registry, choice.entry
-  edits = [(*first, choice.before)]
-  if choice.also:
-    edits.append((*choice.also, ''))
-  for name, registry, entry, before in edits:
-    file = folder / name
-    text = file.read_text()
-    head = f'\n{registry} = {{'
-    assert text.count(head) == 1, f'{registry} of {name}'
-    file.write_text(text.replace(head, f'{before}\n{head} {entry}'))
-  return folder
-
-
-@pytest.mark.parametrize('kind', CHOICES)
-def test_a_choice_is_one_edit(kind, tmp_path):
-  choice = CHOICES[kind]
-  done = subprocess.run(
-    [sys.executable, '-c', BUILD + choice.use],
-    cwd=_edited(choice, tmp_path),
-    env={**os.environ, 'PYTHONPATH': str(tmp_path), 'JAX_PLATFORMS': 'cpu'},
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize('kind', CHOICES)
-def test_a_choice_is_in_the_table_of_contributing(kind):
-  text = (ROOT / 'CONTRIBUTING.md').read_text()
-  choice = CHOICES[kind]
-  row = f'| {kind} | `{choice.file}`, `{choice.registry}`'
-  assert any(line.startswith(row) for line in text.splitlines()), row
-
-
+ROW = re.compile(r'^\| ([^|]+) \| `([\w/]+\.py)`, `([A-Z_]+)`', re.MULTILINE)
 # Words that are no choice there: a key of the section `data`, and a part of the
 # names of a study's rows.
-OTHER_WORDS = (
+OTHER_WORDS = {
   ('diloco/config/data_section.py', 'mix'),
   ('diloco/studies/heterogeneous.py', 'latest'),
+}
+# Common words: `kill` is also what a plan can do.
+COMMON = (
+  'benchmark',
+  'kind of fault',
+  'study over real links and processes',
 )
 
-FAULTS = 'kind of fault of a chaos run'
+
+def _rows() -> list[tuple[str, str, str]]:
+  return ROW.findall((tree.ROOT / 'CONTRIBUTING.md').read_text())
 
 
-def _names(choice: Choice) -> set[str]:
-  module = choice.file.removesuffix('.py').replace('/', '.')
-  return set(getattr(importlib.import_module(module), choice.registry))
+def _registry(file: str, name: str):
+  module = importlib.import_module(file.removesuffix('.py').replace('/', '.'))
+  return getattr(module, name)
+
+
+@pytest.mark.parametrize(('kind', 'file', 'name'), _rows())
+def test_the_registry_of_a_choice_is_where_contributing_says(kind, file, name):
+  assert len(_registry(file, name)) > 1, kind
 
 
 def _compared(text: str, names: set[str]) -> set[str]:
@@ -98,32 +52,28 @@ def _compared(text: str, names: set[str]) -> set[str]:
       sides.append(node.value)
   literal = (ast.Constant, ast.Tuple, ast.List, ast.Set)
   return names & {
-    each.value
+    part.value
     for side in sides
     if isinstance(side, literal)
-    for each in ast.walk(side)
-    if isinstance(each, ast.Constant) and isinstance(each.value, str)
+    for part in ast.walk(side)
+    if isinstance(part, ast.Constant) and isinstance(part.value, str)
   }
 
 
 def test_nothing_is_compared_with_the_name_of_a_choice():
-  """An attribute of their entries says what differs between choices."""
-  names = set()
-  for kind, choice in CHOICES.items():
-    if kind != FAULTS:  # Common words: `kill` is also what a plan can do.
-      names |= _names(choice)
-  found = {
-    (file.relative_to(ROOT).as_posix(), name)
-    for top in ('diloco', 'launch')
-    for file in (ROOT / top).rglob('*.py')
-    for name in _compared(file.read_text(), names)
+  names = {
+    choice
+    for kind, file, name in _rows()
+    if kind not in COMMON and isinstance(_registry(file, name), dict)
+    for choice in _registry(file, name)
   }
-  assert sorted(found) == sorted(OTHER_WORDS)
-
-
-def test_a_chaos_run_compares_with_no_kind_of_fault():
-  for file in (ROOT / 'launch/chaos').rglob('*.py'):
-    assert not _compared(file.read_text(), _names(CHOICES[FAULTS])), file
+  assert len(names) > 40, 'the registries were not found'
+  found = {
+    (name, choice)
+    for name in tree.tracked('diloco/*.py', 'launch/*.py')
+    for choice in _compared((tree.ROOT / name).read_text(), names)
+  }
+  assert found == OTHER_WORDS
 
 
 @pytest.mark.parametrize(

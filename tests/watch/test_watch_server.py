@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of a run, over HTTP and as a file."""
 
+import contextlib
 import dataclasses
 import gzip
 import http.client
 import json
 import pathlib
+import socket
 import subprocess
 import sys
 import threading
@@ -130,12 +132,52 @@ def test_nothing_can_be_sent(server):
   ('name', 'code'),
   [
     ('localhost:1', 200), ('127.0.0.1:99', 200), ('[::1]:80', 200),
-    ('evil.example', 403), ('10.0.0.1', 403),
+    ('evil.example', 403), ('10.0.0.1', 403), ('[', 403),
   ],
 )  # fmt: skip
 def test_a_foreign_name_of_this_address_is_refused(server, name, code):
   """Otherwise any web site could read the run through its reader's browser."""
   assert ask(server, '/data.json', Host=name)[0].status == code
+
+
+def test_strangers_that_ask_for_nothing_keep_no_descriptors(
+  server, monkeypatch
+):
+  monkeypatch.setattr(http_pages, 'REQUEST_S', 0.5)
+  address = server.server_address
+  idle = [
+    socket.create_connection(address)
+    for _ in range(http_pages.CONNECTIONS_MAX + 20)
+  ]
+  try:
+    for stranger in idle:  # All of them are closed by the server.
+      stranger.settimeout(60.0)
+      with contextlib.suppress(ConnectionError):
+        assert stranger.recv(1) == b''
+  finally:
+    for stranger in idle:
+      stranger.close()
+  assert ask(server, '/status')[0].status == 200
+
+
+def test_a_header_that_drips_is_given_up(server, monkeypatch):
+  monkeypatch.setattr(http_pages, 'REQUEST_S', 0.5)
+  with socket.create_connection(server.server_address) as stranger:
+    stranger.sendall(b'GET / HTTP/1.1\r\nHost: localhost\r\n')
+    stranger.settimeout(60.0)
+    with contextlib.suppress(ConnectionError):
+      assert stranger.recv(1) == b''
+
+
+def test_a_connection_is_closed_after_its_answer(server):
+  with socket.create_connection(server.server_address) as reader:
+    reader.sendall(b'GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n')
+    reader.settimeout(60.0)
+    got = b''
+    while part := reader.recv(1 << 16):
+      got += part
+  assert got.startswith(b'HTTP/1.1 200')
+  assert b'Connection: close' in got
 
 
 @pytest.mark.parametrize('host', ['0.0.0.0', '::'])
