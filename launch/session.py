@@ -22,8 +22,8 @@ from diloco.metrics import files, token_tapes
 from diloco.metrics.jsonl import CorruptLine, JsonLines
 from diloco.metrics.status import (
   RunStatus,
+  of_run,
   read_evaluation,
-  read_status,
   read_summary,
 )
 from diloco.metrics.workdir import Workdir
@@ -119,7 +119,7 @@ class _Session:
     restarts_max = self._config.run.restarts_max
     pending = list(faults)
     newcomers.forget(self._workdir)
-    with Display(self._console, self._workdir, tell) as display:
+    with Display(self._console, tell) as display:
       roles = self._program.roles
       running = self._supervisor(display, roles, restarts_max)
       try:
@@ -156,7 +156,7 @@ class _Session:
     ignored.
     """
     try:
-      return read_status(self._workdir.status)
+      return of_run(self._workdir)
     except files.MalformedFile as error:
       if not self._status_is_broken:
         display.say(f'no status until the syncer writes the next: {error}')
@@ -260,8 +260,7 @@ def _perform(
 def _show_end(
   config: RunConfig, workdir: Workdir, console: rich.console.Console
 ) -> None:
-  summary = read_summary(workdir.summary)
-  evaluation = read_evaluation(workdir.evaluation)
+  status, evaluation = of_run(workdir), read_evaluation(workdir.evaluation)
   shown = plot.curves(workdir, config.protocol.learners)
   try:
     plot.draw(workdir.loss_plot, config.name, shown, evaluation)
@@ -274,7 +273,7 @@ def _show_end(
     config.data.batch * config.data.seq_len,
     config.protocol.blend,
   )
-  view = progress.report(workdir, summary, evaluation, place, tokens.values())
+  view = progress.report(workdir, status, evaluation, place, tokens.values())
   console.print(view)
 
 

@@ -32,7 +32,8 @@ from diloco.bench.syncer_load import resident_bytes
 from diloco.config import flags
 from diloco.config.sections import CheckpointConfig, ConfigError, defaults
 from diloco.metrics import files, names
-from diloco.metrics.run_progress import ProgressLine, clock
+from diloco.metrics.figures import clock
+from diloco.metrics.run_progress import ProgressLine
 from diloco.metrics.workdir import learner_name
 from diloco.pages import pictures, terminal
 from diloco.pages.parts import Chart, Column, Line, ReportPage, Table

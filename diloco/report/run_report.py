@@ -20,7 +20,7 @@ GOING = 'no end'
 
 def state(run: RecordedRun) -> str:
   """Returns the state in a word or two."""
-  if run.ended or run.summary:
+  if run.ended or (run.status and run.status.finished):
     return FINISHED
   lasts = [lives[-1] for lives in run.lives.values() if lives]
   if lasts and all(life.ended_s < math.inf for life in lasts):
@@ -132,7 +132,6 @@ def _what(run: RecordedRun) -> str:
   size = f'{counted.parameters:,} parameters, ' if counted else ''
   return (
     f'{run.label} is a run of {setup.name!r}: {size}{setup.learners} learners, '
-    f'{setup.tokens_per_step:,} tokens in an inner step of each, '
     f'{setup.fragments} fragments.'
   )
 
@@ -156,6 +155,5 @@ def parts(runs: Sequence[RecordedRun]) -> Iterator[Part]:
   yield run_tables.learners(runs)
   yield run_tables.rounds(runs)
   yield from run_charts.rounds(runs)
-  yield run_tables.traffic(runs)
   yield run_tables.counts(runs)
   yield from run_tables.deaths(runs)

@@ -7,16 +7,16 @@ import re
 import statistics
 from collections.abc import Iterator, Sequence
 
-from diloco.metrics import ages, status
-from diloco.metrics import goodput as metrics_goodput
+from diloco.metrics import figures
+from diloco.metrics.figures import Figure
 from diloco.metrics.recorded_faults import RecordedFault
 from diloco.metrics.recorded_run import RecordedRound, RecordedRun
 from diloco.metrics.workdir import learner_name
 from diloco.pages.parts import Cell, Column, Table
 from diloco.report import run_report
 
-# Of a RunSummary.
-COUNTED = ('step', 'rounds', 'wall_s', 'goodput', 'uptime', 'refused')
+RUN_FIGURES = tuple(figures.shown(figures.RUN, figures.PAGE))
+LEARNER_FIGURES = tuple(figures.shown(figures.LEARNER, figures.PAGE))
 
 
 def overview(runs: Sequence[RecordedRun]) -> Table:
@@ -24,64 +24,32 @@ def overview(runs: Sequence[RecordedRun]) -> Table:
   columns = (
     run_column(runs),
     Column('state'),
-    Column('training loss', 4),
-    Column('validation loss', 4),
-    Column('M tokens', 3),
-    Column('seconds', 0),
-    Column('step'),
-    Column('of'),
-    Column('learners'),
-    Column('goodput %', 1),
-    Column('uptime %', 1),
+    *(Column(each.label) for each in RUN_FIGURES),
     Column('deaths'),
   )
   return Table(
     'runs',
     'The runs' if len(runs) > 1 else 'The run',
     columns,
-    tuple(_overview(run) for run in runs),
-    notes=(
-      'Steps are those of the global clock, tokens those trained by all '
-      'learners. Training loss: mean of the last tenth of the tokens. Goodput: '
-      'learner time in steps, but for stalls and for steps that a death took, '
-      "over that of all learners, dead or alive; from the syncer's tape, since "
-      'the first learner was ready, to the end, or of a run that did not '
-      'finish to the last line. Uptime is of the steps that are known, to the '
-      'last step or round.',
+    tuple(
+      (
+        run.label,
+        run_report.state(run),
+        *_cells(RUN_FIGURES, run.status),
+        len(run.deaths()),
+      )
+      for run in runs
     ),
+    notes=tuple(f'{each.label}: {each.meaning}' for each in RUN_FIGURES),
   )
 
 
-def _overview(run: RecordedRun) -> tuple[Cell, ...]:
-  tokens = len(run.steps) * run.setup.tokens_per_step
-  worked = None if run.goodput is None else 100 * run.goodput
-  uptime = None
-  if run.steps and run.until_s > 0:
-    uptime = 100 * metrics_goodput.uptime(run.steps, 0.0, run.until_s)
-  late = [
-    (each.loss, each.steps)
-    for each in run.training
-    if each.tokens >= 0.9 * run.training[-1].tokens
-  ]
-  trained = (
-    sum(loss * many for loss, many in late) / sum(many for _, many in late)
-    if late
-    else None
-  )
-  return (
-    run.label,
-    run_report.state(run),
-    trained,
-    run.validation[-1].loss if run.validation else None,
-    tokens / 1e6,
-    run.until_s,
-    max((each.step for each in run.rounds), default=0),
-    run.setup.total_steps,
-    len(run.learners),
-    worked,
-    uptime,
-    len(run.deaths()),
-  )
+def _cells(table: Sequence[Figure], status) -> list[Cell]:
+  """Returns the text of each figure; None where it is not known."""
+  if status is None:
+    return [None] * len(table)
+  values = [(each, each.value(status)) for each in table]
+  return [None if x is None else each.text(x) for each, x in values]
 
 
 def learners(runs: Sequence[RecordedRun]) -> Table:
@@ -89,19 +57,13 @@ def learners(runs: Sequence[RecordedRun]) -> Table:
   columns = (
     run_column(runs),
     Column('learner'),
-    Column('inner steps'),
-    Column('M tokens', 3),
-    Column('step s', 3),
-    Column('stall %', 1),
+    *(Column(each.label) for each in LEARNER_FIGURES),
     Column('starts'),
     Column('deaths'),
-    Column('participation %', 1),
     Column('weight', 3),
     Column('versions behind', 2),
     Column('most behind'),
     Column('offer waited s', 2),
-    Column('in steps', 2),
-    Column('older than 1.5 %', 1),
   )
   return Table(
     'learners',
@@ -109,45 +71,35 @@ def learners(runs: Sequence[RecordedRun]) -> Table:
     columns,
     tuple(_learner(run, m) for run in runs for m in run.learners),
     notes=(
-      'Participation: share of the closed rounds that merged it. Weight, '
-      'versions behind (staleness) and how long its offer waited until the '
-      'window ended, also in its own steps: means over those rounds, and the '
-      'share of those that were older than 1.5 steps.',
+      *(f'{each.label}: {each.meaning}' for each in LEARNER_FIGURES),
+      'Weight, versions behind (staleness) and how long its offer waited until '
+      'the window ended: means over the rounds that merged it.',
     ),
   )
 
 
 def _learner(run: RecordedRun, learner: int) -> tuple[Cell, ...]:
-  own = [step for step in run.steps if step.learner == learner]
   shares = [
     share
     for each in run.rounds
     for share in each.shares
     if share.learner == learner
   ]
-  merged = ages.ContributionAges()
-  for share in shares:
-    if share.age_steps is not None:
-      merged.add(share.age_steps)
-  all_s = sum(step.step_s for step in own)
-  lives = run.lives.get(learner_name(learner), ())
+  told = run.status.learners if run.status else ()
   name = learner_name(learner)
+  lives = run.lives.get(name, ())
   return (
     run.label,
     learner,
-    len(own),
-    len(own) * run.setup.tokens_per_step / 1e6,
-    mean([step.step_s for step in own]),
-    100 * sum(step.stall_s for step in own) / all_s if all_s else None,
+    *_cells(
+      LEARNER_FIGURES, next((x for x in told if x.learner == learner), None)
+    ),
     len(lives) or None,
     sum(life.process == name for life in run.deaths()) if lives else None,
-    100 * len(shares) / len(run.rounds) if run.rounds else None,
     mean([share.weight for share in shares]),
     mean([share.behind for share in shares]),
     max((share.behind for share in shares), default=None),
     mean([share.age_s for share in shares]),
-    merged.mean_steps,
-    None if merged.old_share is None else 100 * merged.old_share,
   )
 
 
@@ -286,100 +238,16 @@ def _commonest(rounds: Sequence[RecordedRound]) -> Cell:
   return f'{reason} ({many / len(rounds):.0%})'
 
 
-def traffic(runs: Sequence[RecordedRun]) -> Table:
-  """Payload bytes, as the syncer counted them."""
-  columns = (
-    run_column(runs),
-    Column('parameters'),
-    Column('pulls up'),
-    Column('pulls down'),
-    Column('MB up', 2),
-    Column('MB down', 2),
-    Column('bytes per round, up', 0),
-    Column('bytes per round, down', 0),
-    Column('per parameter, up', 3),
-    Column('per parameter, down', 3),
-  )
-  return Table(
-    'bytes',
-    'Bytes',
-    columns,
-    tuple(_traffic(run) for run in runs),
-    notes=(
-      'Payloads that were pulled. Per parameter: of one leg, for one round of '
-      'each of the P fragments; f32 needs 4, bf16 needs 2. Unknown where '
-      'nothing was evaluated or the run did not finish.',
-    ),
-  )
-
-
-def _traffic(run: RecordedRun) -> tuple[Cell, ...]:
-  counted, evaluated = run.summary, run.evaluation
-  parameters = evaluated.parameters if evaluated else None
-  source = counted or run.status
-  if source is None:
-    return (run.label, parameters, *[None] * 8)
-  many = counted.rounds if counted else run.status.closed_round
-  per_parameter = (None, None)
-  if counted and parameters:
-    per_parameter = tuple(
-      status.bytes_per_parameter(bytes_, pulls, counted.fragments, parameters)
-      for bytes_, pulls in (
-        (counted.bytes_up, counted.pulls_up),
-        (counted.bytes_down, counted.pulls_down),
-      )
-    )
-  return (
-    run.label,
-    parameters,
-    counted.pulls_up if counted else None,
-    counted.pulls_down if counted else None,
-    source.bytes_up / 1e6,
-    source.bytes_down / 1e6,
-    source.bytes_up / many if many else None,
-    source.bytes_down / many if many else None,
-    *per_parameter,
-  )
-
-
 def counts(runs: Sequence[RecordedRun]) -> Table:
-  """Returns the syncer's counts, from summary.json or the last status.json."""
-  names = {run.label: 'value' if len(runs) == 1 else run.label for run in runs}
-  counted = [_counted(run) for run in runs]
-  rows = [
-    (name.replace('_s', ', s'), *(of.get(name) for _, of in counted))
-    for name in COUNTED
-  ]
-  for kind in dict.fromkeys(kind for run in runs for kind in run.records):
-    rows.append(
-      (f'events: {kind}', *(run.records.get(kind, 0) for run in runs))
-    )
+  """Returns how many lines of each kind the syncer's event log has."""
+  heads = {run.label: 'value' if len(runs) == 1 else run.label for run in runs}
   return Table(
     'counts',
-    'What the syncer counted',
-    (Column('of'), *(Column(names[run.label], 3) for run in runs)),
-    tuple(rows),
-    notes=(
-      *(
-        f'{run.label}: from {file}.'
-        for run, (file, _) in zip(runs, counted)
-        if file
-      ),
-      'A syncer that was started again counts uptime anew; the first table '
-      'has that of the whole run.',
-      'Events: lines of that kind in its event log, besides those of rounds.',
+    "What the syncer's event log has",
+    (Column('event'), *(Column(heads[run.label]) for run in runs)),
+    tuple(
+      (kind, *(run.records.get(kind, 0) for run in runs))
+      for kind in dict.fromkeys(kind for run in runs for kind in run.records)
     ),
+    notes=('Lines of that kind, besides those that every round has.',),
   )
-
-
-def _counted(run: RecordedRun) -> tuple[str | None, dict[str, Cell]]:
-  """The file, and COUNTED as it says."""
-  if run.summary:
-    return 'summary.json', {n: getattr(run.summary, n) for n in COUNTED}
-  if told := run.status:
-    counted = (
-      told.step, told.closed_round, None, told.goodput, told.uptime,
-      told.refused,
-    )  # fmt: skip
-    return 'status.json', dict(zip(COUNTED, counted))
-  return None, {}

@@ -13,16 +13,15 @@ import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from diloco.metrics import files, names, recorded_run, run_reader
+from diloco.metrics import figures, files, names, recorded_run, run_reader
 from diloco.metrics import status as metrics_status
 from diloco.metrics.files import MalformedFile
-from diloco.metrics.goodput import work_of_tape
+from diloco.metrics.goodput import Work, work_of_tape
 from diloco.metrics.jsonl import Tail
 from diloco.metrics.recorded_run import SYNCER, NoReport, RecordedRound
-from diloco.metrics.status import RunStatus, RunSummary
+from diloco.metrics.status import LearnerStatus, RunStatus
+from diloco.metrics.tape_counts import StepCounts, TapeCounts, goodput_of
 from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
-from diloco.watch import tape_counts
-from diloco.watch.tape_counts import TapeCounts
 
 POINTS_MAX = 400  # Of a curve.
 ROUNDS_MAX = 1000  # That the timeline shows.
@@ -84,11 +83,9 @@ class _Learner:
   merged: ThinnedCurve = dataclasses.field(
     default_factory=lambda: ThinnedCurve(each=8)
   )
-  last: Mapping = dataclasses.field(default_factory=dict)
+  made: StepCounts = dataclasses.field(default_factory=StepCounts)
   # From the first to the last known step of each process.
   spans: list[list[float]] = dataclasses.field(default_factory=list)
-  step_s: float = 0.0  # Sums over the records.
-  stall_s: float = 0.0
 
 
 class FollowedRun:
@@ -128,12 +125,12 @@ class FollowedRun:
     self._counts = TapeCounts()
     self._heldout: list[tuple[float, float, float]] = []  # s, step, loss.
     self._goodput, self._age = ThinnedCurve(), ThinnedCurve(each=8)
+    self._work: Work | None = None  # As the tape has it.
     self._begin_s: float | None = None
     self._last_s = 0.0
     self._status: RunStatus | None = None
-    self._summary: RunSummary | None = None
+    self._has_syncer = False  # Whether it has a status of its own.
     self._problem: str | None = None
-    self._counted: dict | None = None  # In place of a status.
 
   def update(self) -> None:
     """Reads what was written since the last call."""
@@ -150,24 +147,30 @@ class FollowedRun:
       for record in file.new_records():
         if names.TIME in record:
           self._hear_metrics(name, record)
-    self._problem = self._counted = None
+    self._problem = None
     try:
-      self._status = metrics_status.read_status(self._workdir.status)
-      self._summary = metrics_status.read_summary(self._workdir.summary)
-      if self._status is None and self._rounds:
-        self._counted = self._count()
+      status = metrics_status.of_run(self._workdir)
+      self._has_syncer = status is not None
+      self._status = status or self._count()
     except (MalformedFile, ValueError) as error:  # The next one may be whole.
       self._problem = str(error)
 
-  def _count(self) -> dict | None:
-    losses = {
-      name: each.last.get(names.TRAIN_LOSS)
-      for name, each in self._learners.items()
-    }
-    return {
-      **self._counts.as_status(losses, self._kinds),
-      'goodput': tape_counts.goodput_of(self._workdir.result),
-    }
+  def _count(self) -> RunStatus | None:
+    made = {name: each.made for name, each in self._learners.items()}
+    return self._counts.status(
+      self._setup,
+      made,
+      self._kinds,
+      elapsed_s=self._last_s - self._begins(),
+      goodput=goodput_of(self._workdir.result, self._work, self._last_s),
+      **self._heldout_fields(),
+    )
+
+  def _heldout_fields(self) -> dict[str, float]:
+    if not self._heldout:
+      return {}
+    _, step, loss = max(self._heldout)
+    return {'heldout_step': int(step), 'heldout_loss': loss}
 
   def _hear_launcher(self, event: dict) -> None:
     self._events.append(event)
@@ -188,6 +191,7 @@ class FollowedRun:
       except ValueError as error:
         self._problem = str(error)
       else:
+        self._work = work
         self._goodput.add(at_s, work.goodput(at_s))
     elif kind not in OF_ROUNDS:
       self._kinds[kind] += 1
@@ -227,18 +231,19 @@ class FollowedRun:
     learner = self._learners.get(name)
     if learner is None or not _has(record, run_reader.STEP):
       return
-    was, learner.last = learner.last, record
+    was, steps = learner.made.last, 1
     if not was or record['step'] <= was['step'] or _differ(was, record):
       learner.spans.append([at_s - record[names.STEP_TIME], at_s])
+    else:
+      steps = record['step'] - was['step']
     learner.spans[-1][1] = at_s
-    learner.step_s += record[names.STEP_TIME]
-    learner.stall_s += record[names.STALL_TIME]
+    learner.made.add(record, steps)
     if names.TRAIN_LOSS in record:
       learner.loss.add(at_s, record[names.TRAIN_LOSS], step)
 
   @property
   def status(self) -> RunStatus | None:
-    """The syncer's last status; None before the first."""
+    """The last status: the syncer's, or what the tape tells in its place."""
     return self._status
 
   # What is known -------------------------------------------------------------
@@ -252,7 +257,9 @@ class FollowedRun:
     now_s = time.time() if now_s is None else now_s
     lives, pauses = run_reader.lives(self._of_run(), 0.0)
     how = self._how(now_s, lives)
-    is_now = how in (STARTING, RUNNING) and self._counted is None
+    is_now = how in (STARTING, RUNNING) and (
+      self._has_syncer or self._status is None
+    )
     found = {
       'run': self._setup.name,
       'folder': str(self._workdir.root.resolve()),
@@ -262,9 +269,12 @@ class FollowedRun:
       'last_s': self._last_s,
       'problem': self._problem,
       'setup': dataclasses.asdict(self._setup),
-      'status': _asdict(self._status),
-      'counted': self._counted,
-      'summary': _asdict(self._summary),
+      'status': self._status and metrics_status.as_json(self._status),
+      'figures': (
+        figures.texts(figures.RUN, self._status, figures.PAGE)
+        if self._status
+        else []
+      ),
       'processes': list(self._processes(lives)),
       'loss': {m: each.loss.points() for m, each in self._learners.items()},
       'heldout': self._all_heldout(),
@@ -295,14 +305,12 @@ class FollowedRun:
     return [e for e in self._events if e['process'] not in AFTERWARDS]
 
   def _how(self, now_s: float, lives: Mapping) -> str:
-    if self._summary is not None:
+    if self._status is not None and self._status.finished:
       return FINISHED
     lasts = [of_process[-1] for of_process in lives.values() if of_process]
     if lasts and all(life.ended_s < math.inf for life in lasts):
       return STOPPED
-    if self._status is None:
-      if self._kinds['End']:
-        return FINISHED
+    if not self._has_syncer:
       return RUNNING if self._rounds else STARTING
     return SILENT if now_s - self._status.time_s > SILENT_S else RUNNING
 
@@ -320,40 +328,24 @@ class FollowedRun:
     }
     for name in dict.fromkeys((SYNCER, *self._learners, *known, *lives)):
       of_process, told = lives.get(name, ()), known.get(name)
-      metrics = self._learners.get(name, _Learner())
       yield {
         'name': name,
         'state': self._process_state(of_process, told),
         'starts': len(of_process) or (told.incarnations if told else None),
-        'global_step': metrics.last.get(names.GLOBAL_STEP),
-        'step': told.step if told else metrics.last.get('step'),
-        'loss': told.loss if told else metrics.last.get(names.TRAIN_LOSS),
-        'stall_share': (
-          metrics.stall_s / metrics.step_s if metrics.step_s else None
+        'figures': (
+          figures.texts(figures.LEARNER, told, figures.PAGE) if told else []
         ),
-        **{
-          key: getattr(told, key, None)
-          for key in (
-            'tokens_per_s', 'participation', 'age_steps', 'stall_max_s',
-            'lag_versions', 'bytes_up', 'bytes_down',
-          )
-        },
-        **(self._of_tape(name) if self._counted else {}),
-      }  # fmt: skip
+      }
 
-  def _process_state(self, lives: Sequence, told) -> str:
+  def _process_state(self, lives: Sequence, told: LearnerStatus | None) -> str:
     """The launcher knows what is dead, the syncer what the others do."""
     if lives and lives[-1].ended_s < math.inf:
       return 'dead' if lives[-1].death else 'ended'
-    if told is not None:
+    if told is not None and self._has_syncer:
       return told.state
-    if self._counted and self._kinds['End']:  # No launcher tells of the lab.
-      return 'ended'
+    if told is not None and self._kinds['End']:
+      return 'ended'  # No launcher tells of the lab.
     return 'running' if lives else 'unknown'
-
-  def _of_tape(self, name: str) -> dict:
-    """Returns what stands in for the status of one process."""
-    return self._counts.of_learner(name) if name in self._learners else {}
 
   def _all_heldout(self) -> list[tuple[float, float, float]]:
     """Losses of Θ, with the first and the last one after the run's end."""
@@ -386,7 +378,3 @@ def _differ(was: Mapping, record: Mapping) -> bool:
 
 def _end(life) -> float | None:
   return life.ended_s if life.ended_s < math.inf else None
-
-
-def _asdict(value) -> dict | None:
-  return None if value is None else dataclasses.asdict(value)

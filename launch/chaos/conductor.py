@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from diloco.config.run_config import RunConfig
 from diloco.metrics import files
-from diloco.metrics.run_progress import clock
+from diloco.metrics.figures import clock
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.chaos import faults
 from launch.chaos import stage as chaos_stage

@@ -126,15 +126,18 @@ assert planes.GUARDED == ('post', 'grpc')
 """,
   ),
   'metric of a run': Choice(
-    'diloco/metrics/status.py',
-    'RUN_METRICS',
-    "'seconds': _field('time_s', 'gauge', 'Since 1970.', 'run/time'),",
+    'diloco/metrics/figures.py',
+    'RUN',
+    "_entry('seconds', 'time', 's', 'Since 1970.', 'seconds',"
+    " value=_field('time_s'), curve='run/time', shown='end page'),",
     '',
     """
-from diloco.metrics import status
+from diloco.metrics import figures, status
 from diloco.monitoring import run_metrics
-told = status.RunStatus('run', 7.0, 0, 0, 0, (), (), *[0] * 9, (), None)
-assert status.scalars(told)['run/time'] == 7.0
+told = status.RunStatus(run='run', step=0, learners=(), time_s=7.0)
+assert figures.curves(told)['run/time'] == 7.0
+assert status.as_json(told)['seconds'] == 7.0
+assert figures.texts(figures.RUN, told, 'page')[-1]['text'] == '7'
 assert 'diloco_seconds{run="run"} 7.0' in run_metrics.text(told)
 """,
   ),
