@@ -22,8 +22,8 @@ from diloco.metrics import files, token_tapes
 from diloco.metrics.jsonl import CorruptLine, JsonLines
 from diloco.metrics.status import (
   RunStatus,
+  of_run,
   read_evaluation,
-  read_status,
   read_summary,
 )
 from diloco.metrics.workdir import Workdir
@@ -121,7 +121,7 @@ class _Session:
     restarts_max = self._config.run.restarts_max
     pending = list(faults)
     newcomers.forget(self._workdir)
-    with Display(self._console, self._workdir, tell) as display:
+    with Display(self._console, tell) as display:
       roles = self._program.roles
       running = self._supervisor(display, roles, restarts_max)
       try:
@@ -158,7 +158,7 @@ class _Session:
     ignored.
     """
     try:
-      return read_status(self._workdir.status)
+      return of_run(self._workdir)
     except files.MalformedFile as error:
       if not self._status_is_broken:
         display.say(f'no status until the syncer writes the next: {error}')
@@ -262,8 +262,7 @@ def _perform(
 def _show_end(
   config: RunConfig, workdir: Workdir, console: rich.console.Console
 ) -> None:
-  summary = read_summary(workdir.summary)
-  evaluation = read_evaluation(workdir.evaluation)
+  status, evaluation = of_run(workdir), read_evaluation(workdir.evaluation)
   place = _draw_loss(workdir)
   tokens = token_tapes.rows_of(
     workdir,
@@ -271,7 +270,7 @@ def _show_end(
     config.data.batch * config.data.seq_len,
     config.protocol.blend,
   )
-  view = progress.report(workdir, summary, evaluation, place, tokens.values())
+  view = progress.report(workdir, status, evaluation, place, tokens.values())
   console.print(view)
   if said := epochs.over_fitted(workdir, evaluation):
     console.print(said, style='yellow', highlight=False, soft_wrap=True)

@@ -31,7 +31,8 @@ from diloco.bench.real_run import RealRun, bowl, resident_bytes
 from diloco.config import flags
 from diloco.config.sections import CheckpointConfig, ConfigError, defaults
 from diloco.metrics import files, names
-from diloco.metrics.run_progress import ProgressLine, clock
+from diloco.metrics.figures import clock
+from diloco.metrics.run_progress import ProgressLine
 from diloco.metrics.workdir import learner_name
 from diloco.pages import terminal
 from diloco.pages.parts import Chart, Column, Line, ReportPage, Table

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from diloco.config.sections import ConfigError
-from diloco.metrics.run_progress import clock, count
+from diloco.metrics.figures import clock
+from diloco.metrics.run_progress import count
 from diloco.pages import text_tables
 from diloco.sweeps import sweep
 from diloco.sweeps.sweep import Variant
