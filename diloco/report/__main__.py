@@ -13,7 +13,6 @@ a run nor a sweep.
 import pathlib
 import shlex
 import sys
-from collections.abc import Sequence
 
 from absl import flags
 

@@ -17,7 +17,7 @@ import sys
 from diloco.config import flags
 from diloco.report import __main__ as report
 try:
-  flags.run_without_config(report.main)
+  flags.run_of_runs(report.main, most=report.RUNS_MAX)
 finally:
   print([m for m in ('jax', 'flax', 'optax', 'grain', 'grpc', 'orbax')
          if m in sys.modules], file=sys.stderr)
@@ -74,7 +74,7 @@ def test_nothing_of_jax_is_loaded(done):
 @pytest.mark.parametrize(
   ('argv', 'reason'),
   [
-    ((), 'error: give the folder'),
+    ((), 'RUN: is missing'),
     (('--workdir=/nowhere',), 'error: /nowhere: is no folder'),
     ((f'--workdir={ROOT / "diloco"}',), 'holds neither a run'),
     (('--workdr=x',), 'workdr'),

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of runs: what is asked first comes first, and colours are honest."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
+import tarfile
 
 import pytest
 
@@ -17,13 +19,22 @@ from diloco.watch.followed_run import FollowedRun
 from tests.prediction import recorded
 from tests.watch.test_followed_run import AWAY, UNTIL_S, followed, told
 
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'run.tar.gz'
 EVALUATION = status.Evaluation(2_000, 5.5, 1.5, 2.0, None, 7.9, 2.16)
 
 
 @pytest.fixture(name='workdir')
 def fixture_workdir(tmp_path):
   return recorded.write(tmp_path / 'run', UNTIL_S, AWAY)
+
+
+@pytest.fixture(scope='module', name='golden')
+def fixture_golden(tmp_path_factory):
+  """A real run of two learners, one of which was killed."""
+  folder = tmp_path_factory.mktemp('golden')
+  with tarfile.open(GOLDEN) as file:
+    file.extractall(folder, filter='data')
+  return folder / 'run'
 
 
 def page_of(*folders):
@@ -73,7 +84,8 @@ def test_green_says_running_only_while_every_learner_lives(
 
 def test_the_loss_of_the_model_comes_first_with_what_bigrams_reach(workdir):
   status.write_evaluation(workdir.evaluation, EVALUATION)
-  status.write_summary(workdir.summary, told(60, UNTIL_S))
+  over = dataclasses.replace(told(60, UNTIL_S), finished=True)
+  status.write_summary(workdir.summary, over)
   first, *others = page_of(workdir.root).tiles
   assert (first.name, first.value) == ('held-out loss of Θ', '1.500')
   assert 'beats a table of bigrams, 2.000' in first.note
@@ -113,9 +125,8 @@ def test_every_figure_of_the_table_is_on_the_page_under_its_name(workdir):
     assert tile.value == figure.text(figure.value(found))
 
 
-def test_a_sentence_says_what_a_death_cost():
-  """Of a real run, in which learner 1 was killed."""
-  report = page_of(GOLDEN / 'run')
+def test_a_sentence_says_what_a_death_cost(golden):
+  report = page_of(golden)
   (told_,) = part(report, 'deaths').lines
   for words in (
     'learner-1 at ', 'down for ', 'lost 256 tokens',
@@ -132,8 +143,8 @@ def test_a_death_that_was_not_healed_says_so(workdir):
   assert told_.endswith('s so far, has not come back.')
 
 
-def test_model_protocol_and_machine_stand_in_one_sentence():
-  (sentence,) = page_of(GOLDEN / 'run').paragraphs
+def test_model_protocol_and_machine_stand_in_one_sentence(golden):
+  (sentence,) = page_of(golden).paragraphs
   for words in (
     '9,776 parameters', '2 learners (M)', 'quorum 1 (K)', '4 steps (H)',
     '2 fragments (P)', 'jax 0.10.2',
@@ -141,10 +152,10 @@ def test_model_protocol_and_machine_stand_in_one_sentence():
     assert words in sentence
 
 
-def test_what_f32_would_have_needed_is_said():
-  tiles = {tile.name: tile for tile in page_of(GOLDEN / 'run').tiles}
+def test_what_f32_would_have_needed_is_said(golden):
+  tiles = {tile.name: tile for tile in page_of(golden).tiles}
   assert (tiles['bytes up'].value, tiles['bytes up'].note) == (
-    '459 kB', 'f32: 3.6 MB',
+    '459 kB', '(f32: 3.6 MB)',
   )  # fmt: skip
 
 

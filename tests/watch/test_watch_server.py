@@ -210,7 +210,7 @@ def test_it_writes_one_file(workdir, tmp_path):
 @pytest.mark.parametrize(
   ('argv', 'said'),
   [
-    ([], 'give the folder'),
+    ([], 'RUN: is missing'),
     (['nowhere'], 'nowhere: is no folder'),
     (['RUN', '--host=0.0.0.0'], '--host=0.0.0.0: other machines'),
     (['RUN', '--write=/proc/x.html'], '--write=/proc/x.html'),
