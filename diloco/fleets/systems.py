@@ -126,7 +126,8 @@ RECOVERIES = {
     'pauses again when it is back.',
   ),
 }
-LAUNCHED = 'wait'  # What a learner of a launch does.
+LAUNCHED = 'wait'  # What a learner of a launch does,
+PAPERS = 'elastic'  # and the paper's.
 WHAT_A_LAUNCH_DOES = (
   'A launch does `wait`: a learner is one rigid unit, whose processes all '
   'start again when its slice, or a spare one, is there. They also take their '

@@ -7,13 +7,13 @@
   python -m diloco.lab --config=FILE --workdir=DIR --sweep=outer.lr=0.3,0.6,1.0
 
 The first command makes one run, shows its progress, and writes into DIR the
-files of a real run, with simulated times: `python -m diloco.report
---workdir=DIR` makes a page of them, `python -m diloco.generate --workdir=DIR`
-samples the final model. After an interruption the same command
-resumes from the last checkpoint (`lab.checkpoint_steps`). The second makes the
-runs of the file's `sweep(add)`, over several seeds, some concurrently; finished
-runs are not repeated. The third makes those of some values of one key, each
-compared with the first, of any file.
+files of a real run, with simulated times: `python -m diloco.report DIR` makes
+a page of them, `python -m diloco.generate DIR` samples the final model. After
+an interruption the same command resumes from the last checkpoint
+(`lab.checkpoint_steps`). The second makes the runs of the file's `sweep(add)`,
+over several seeds, some concurrently; finished runs are not repeated. The third
+makes those of some values of one key, each compared with the first, of any
+file.
 Exit code 78: the configuration can't be run.
 """
 

@@ -168,7 +168,7 @@ def _failures(plan: RunPlan) -> Iterator[str]:
     f'one each {_time(plan.failures_s)} in {count(given.chips)} chips; of a '
     'learner that loses a slice',
   )
-  what = {systems.LAUNCHED: 'what a launch does', 'elastic': 'not built'}
+  what = {systems.LAUNCHED: 'what a launch does', systems.PAPERS: 'not built'}
   for name, goodput in plan.goodput.items():
     shown = f'{name:8}{_nines(goodput)}'
     if not systems.RECOVERIES[name].dies:

@@ -2,7 +2,6 @@
 """The share of a fleet's time that goes into training when chips fail."""
 
 import dataclasses
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,6 @@ from diloco.studies.traces import Trace
 # Programs in lock-step cost next to nothing, so they run longer: their means
 # scatter less. Their failures begin with those of Decoupled DiLoCo.
 LOCKSTEP_LONGER = 24
-CURVE_POINTS = 41  # Of a closed form.
 
 
 class Row(NamedTuple):
@@ -157,7 +155,7 @@ def cell_of(
     if not recovery.dies:  # Then it steps more than what counts in the end.
       closed['uptime'] = systems.uptime(goodput, row.learners)
   if inputs.is_calibration(config.failures) and (
-    kind.recovery or row.recovery == 'elastic'
+    kind.recovery or row.recovery == systems.PAPERS
   ):
     paper = inputs.GOODPUT.get(row[:2], {}).get(chips)
   return Cell(*row, chips, tuple(runs), closed, paper, first, stands)
@@ -383,22 +381,8 @@ def _lines(
     group,
   )
   if own[0].closed and len(own) > 1:
-    low, high = math.log(xs[0]), math.log(xs[-1])
-    dense = [
-      math.exp(low + (high - low) * i / (CURVE_POINTS - 1))
-      for i in range(CURVE_POINTS)
-    ]
-    ys = [
-      100
-      * expected_goodput(
-        config,
-        traces.drawn(config.failures, round(chips), 0, 0.0),
-        RECOVERIES[row.recovery],
-        row.learners,
-      )
-      for chips in dense
-    ]
-    yield Line(label, 'closed form', tuple(dense), tuple(ys), group=group)
+    exact = tuple(100 * cell.closed['goodput'] for cell in own)
+    yield Line(label, 'closed form', xs, exact, group=group)
   known = [(x, float(c.paper)) for x, c in zip(xs, own) if c.paper is not None]
   if known:
     yield Line(label, 'paper', *zip(*known), group=group)

@@ -11,7 +11,6 @@ or of simulated ones. The verdict is made from the run's folder alone.
   clock       a wall clock that can be set wrong from outside
   conductor   performs a plan, and writes down what happened
   live_run    processes followed from outside, by their files
-  resources   memory, descriptors and threads of processes
   simulated   the same plan on the machines under the simulated clock
   record      what is read of a run's folder; how fast its processes were
   outcomes    what each fault did, and the figures of a run

@@ -3,14 +3,14 @@ r"""Runs a syncer and learners under a seeded plan of faults, and judges them.
 
   python -m launch.chaos --config=experiments/NAME.py --workdir=DIR \
     --seed=0 --minutes=3 --faults_per_hour=240 [--kinds=kill,cut,…] \
-    [--twins=2 --twins_faster=1] [--hosts=2,1 --cpu_devices] [--overwrite] \
+    [--twins=0 --twins_faster=1] [--hosts=2,1 --cpu_devices] [--overwrite] \
     [--config.a.b=c …]
 
 Real processes on loopback, whose connections go through a relay, so it needs
 no root. The same plan then drives the machines under the simulated clock, and
-fault-free twins train as many tokens. Exit code 0: the verdict holds; 1: it
-does not, or the run failed; 78: it can't run as asked; 130, 143: Ctrl-C,
-SIGTERM.
+`--twins=2` trains as many tokens twice without faults. Exit code 0: the verdict
+holds; 1: it does not, or the run failed; 78: it can't run as asked; 130, 143:
+Ctrl-C, SIGTERM.
 """
 
 import dataclasses
@@ -44,6 +44,7 @@ EXAMPLE = 'experiments/tests_tiny.py'
 PLANE = 'grpc'  # The other one's connections can't go through a relay.
 FOREVER_STEPS = 10**8  # The command ends the run.
 WIDTH_MIN = 120
+OTHERWISE_MINUTES = 1.5  # Starts, calm before the plan, all back after it.
 
 
 def define_flags() -> None:
@@ -59,8 +60,8 @@ def define_flags() -> None:
   absl_flags.DEFINE_list('kinds', [], f'Some of {", ".join(KINDS)}.')
   absl_flags.DEFINE_integer(
     'twins',
-    2,
-    'Runs without faults to compare the loss with.',
+    0,
+    'Runs without faults to compare the loss with, one after the other.',
     lower_bound=0,
   )
   absl_flags.DEFINE_float(
@@ -171,6 +172,13 @@ def _checked(argv, config: RunConfig) -> tuple[Processes, ...]:
   )
 
 
+def lasts(minutes: float, twins: int, faster: float) -> str:
+  """Returns how long it will take, in words."""
+  whole = OTHERWISE_MINUTES + minutes + twins * (1 + minutes / faster)
+  without = f', {twins} runs without faults included' if twins else ''
+  return f'it takes about {whole:.0f} minutes{without}; Ctrl-C ends it'
+
+
 def main(argv) -> int:
   given = absl_flags.FLAGS
   asked = flags.load()
@@ -196,6 +204,7 @@ def main(argv) -> int:
     f'chaos: seed {given.seed}, {given.minutes:g} minutes, {len(plan)} '
     f'faults, in {workdir.root}'
   )
+  say(f'  {lasts(given.minutes, given.twins, given.twins_faster)}')
   for line in (*told, *map(str, plan)):
     say(f'  {line}')
   arguments = [*flags.arguments(), *more]

@@ -52,7 +52,7 @@ def read(workdir: Workdir) -> Record:
   config = run_config.restore(json.loads(workdir.config.read_text()))
   plan = json.loads(folder.plan.read_text())
   course = json.loads(folder.course.read_text())
-  lists = {key: tuple(course[key]) for key in ('growths', 'left', 'late_turns')}
+  lists = {key: tuple(course[key]) for key in ('left', 'late_turns')}
   performed = read_jsonl(folder.faults) if folder.faults.exists() else []
   protocol = config.protocol
   events = [ProcessEvent(**x) for x in read_jsonl(workdir.events)]

@@ -17,12 +17,12 @@ from diloco import faults
 from diloco.config.run_config import RunConfig
 from diloco.faults import WAYS, Impairment
 from diloco.metrics.workdir import Workdir, learner_name
-from launch.chaos import resources
 from launch.chaos.clock import sitecustomize
 from launch.chaos.live_run import LiveRun
 from launch.chaos.relay import SOUND, Relay
 from launch.program import Processes, Program, Role, program
 
+PROC = pathlib.Path('/proc')
 LEARNER_HOST = '127.0.1.{}'  # Of a learner, by its id plus 1.
 LEARNERS_MAX = 200
 REASON = 'by the plan of the chaos run'
@@ -295,23 +295,52 @@ def _limit(pid: int, nbytes: int) -> None:
 # Processes that a launcher has left, as it was killed itself.
 
 
+@dataclasses.dataclass(frozen=True)
+class ProcessId:
+  """A process that its successor of the same pid is not taken for."""
+
+  pid: int
+  started: str  # In ticks of the kernel's clock; '': not known.
+
+  @property
+  def is_running(self) -> bool:
+    """Returns True if it is there, and not a zombie."""
+    now = _stat(self.pid)
+    return bool(now) and now[0] != 'Z' and now[19] == self.started
+
+
+def process_id(pid: int) -> ProcessId:
+  """Returns the process that has this pid now."""
+  fields = _stat(pid)
+  return ProcessId(pid, fields[19] if fields else '')
+
+
+def _stat(pid: int) -> list[str]:
+  """Returns the fields of `/proc/PID/stat` from the state on; [] if gone."""
+  try:
+    text = (PROC / str(pid) / 'stat').read_text()
+  except OSError:
+    return []
+  return text.rpartition(')')[2].split()
+
+
 def note_processes(path: pathlib.Path, pids: Sequence[int]) -> None:
   """Writes which processes run, so that the next start can end them."""
-  found = [dataclasses.asdict(resources.process_id(pid)) for pid in pids]
+  found = [dataclasses.asdict(process_id(pid)) for pid in pids]
   part = path.with_name(f'{path.name}.tmp')
   part.write_text(json.dumps(found))
   part.replace(path)
 
 
-def noted(path: pathlib.Path) -> list[resources.ProcessId]:
+def noted(path: pathlib.Path) -> list[ProcessId]:
   """Reads which processes ran when they were last noted; [] if unknown."""
   try:
-    return [resources.ProcessId(**x) for x in json.loads(path.read_text())]
+    return [ProcessId(**x) for x in json.loads(path.read_text())]
   except (OSError, ValueError, TypeError):
     return []
 
 
-def end_left(left: Sequence[resources.ProcessId]) -> list[int]:
+def end_left(left: Sequence[ProcessId]) -> list[int]:
   """SIGKILL for those that still run; returns their pids."""
   ended = []
   for process in left:
