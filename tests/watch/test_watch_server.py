@@ -210,13 +210,8 @@ def test_it_writes_one_file(workdir, tmp_path):
 @pytest.mark.parametrize(
   ('argv', 'said'),
   [
-<<<<<<< HEAD
     ([], 'RUN: is missing'),
     (['nowhere'], 'nowhere: is no folder'),
-=======
-    ([], 'RUN: is missing, the folder of a run'),
-    (['nowhere'], 'nowhere: no folder'),
->>>>>>> main
     (['RUN', '--host=0.0.0.0'], '--host=0.0.0.0: other machines'),
     (['RUN', '--write=/proc/x.html'], '--write=/proc/x.html'),
   ],
