@@ -44,12 +44,7 @@ def fixture_done(tmp_path_factory, outdir):
   """Makes one page of a run and a sweep together."""
   run = tmp_path_factory.mktemp('runs') / 'run'
   recorded.write(run, 10.0, {})
-<<<<<<< HEAD
-  # A folder is an argument; --workdir, as it once was, is another.
-  return start(run, f'--workdir={SWEEP}', f'--outdir={outdir}')
-=======
   return start(run, SWEEP, f'--outdir={outdir}')
->>>>>>> main
 
 
 def test_it_writes_a_page_and_tables(done, outdir):
@@ -78,16 +73,10 @@ def test_nothing_of_jax_is_loaded(done):
 @pytest.mark.parametrize(
   ('argv', 'reason'),
   [
-<<<<<<< HEAD
-    ((), 'RUN: is missing'),
-    (('--workdir=/nowhere',), 'error: /nowhere: is no folder'),
-    ((f'--workdir={ROOT / "diloco"}',), 'holds neither a run'),
-=======
     ((), 'error: RUN: is missing'),
     (('/nowhere',), 'error: /nowhere: is no folder'),
     (('--workdir=/nowhere',), 'note: --workdir=/nowhere is now /nowhere by'),
     ((ROOT / 'diloco',), 'holds neither a run'),
->>>>>>> main
     (('--workdr=x',), 'workdr'),
     ((SWEEP, '--outdir=/proc/no'), 'error: --outdir=/proc/no'),
   ],
