@@ -106,8 +106,8 @@ setuptools.setup(
     'diloco': [
       'numerics/blocks.c',
       'protocol/README.md',
+      'pages/page.html',
       'sizing/host_speeds.json',
-      'watch/live_page.html',
     ],
     'diloco.launch': ['Dockerfile', 'README.md'],
     'diloco.experiments': ['README.md', 'tasks/*'],

@@ -30,6 +30,7 @@ from absl import flags as absl_flags
 
 from diloco.config import config_files, flags, run_config
 from diloco.config.sections import ConfigError
+from diloco.metrics import files
 from diloco.metrics.status import read_evaluation
 from diloco.metrics.workdir import Workdir
 from launch import epochs, local
@@ -206,6 +207,7 @@ def main(argv) -> int:
     check=False,
   )
   if not sample.returncode:
+    files.replace(workdir.sample, sample.stdout)
     print(f'\nWhat the model writes:\n{sample.stdout.decode(errors="replace")}')
   total_steps = given.config.protocol.total_steps
   evaluation = read_evaluation(workdir.evaluation)

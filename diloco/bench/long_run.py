@@ -31,9 +31,10 @@ from diloco.bench.real_run import RealRun, bowl, resident_bytes
 from diloco.config import flags
 from diloco.config.sections import CheckpointConfig, ConfigError, defaults
 from diloco.metrics import files, names
-from diloco.metrics.run_progress import ProgressLine, clock
+from diloco.metrics.figures import clock
+from diloco.metrics.run_progress import ProgressLine
 from diloco.metrics.workdir import learner_name
-from diloco.pages import pictures, terminal
+from diloco.pages import terminal
 from diloco.pages.parts import Chart, Column, Line, ReportPage, Table
 
 LEARNERS = (0, 1)
@@ -80,10 +81,9 @@ def main(argv: Sequence[str]) -> int:
   console = rich.console.Console(highlight=False, markup=False)
   terminal.show(dataclasses.replace(page, parts=page.parts[:1]), console)
   if given.picture:
-    if lacks := pictures.missing(page):
-      print(lacks)
-    for image in pictures.draw(page).values():
-      pathlib.Path(given.picture).write_bytes(image)
+    from diloco.pages import figures  # Matplotlib is an extra.
+
+    figures.save(page.parts[1], pathlib.Path(given.picture))
   if given.json:
     record = {'machine': machine, 'command': command, 'windows': found}
     files.write_json(pathlib.Path(given.json), record)

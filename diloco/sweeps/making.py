@@ -18,7 +18,8 @@ from absl import flags as absl_flags
 from diloco.config import flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from diloco.metrics.run_progress import clock, count
+from diloco.metrics.figures import clock
+from diloco.metrics.run_progress import count
 from diloco.metrics.workdir import Workdir
 from diloco.pages import text_tables
 from diloco.sweeps import sweep, sweep_flags, variant_configs

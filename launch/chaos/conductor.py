@@ -18,7 +18,7 @@ from diloco import faults
 from diloco.config.run_config import RunConfig
 from diloco.faults import KINDS, WAYS, Fault
 from diloco.metrics import files
-from diloco.metrics.run_progress import clock
+from diloco.metrics.figures import clock
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.chaos import stage as chaos_stage
 from launch.chaos.live_run import LiveRun, Overdue

@@ -150,7 +150,7 @@ def test_two_shards_take_the_flag_of_how_all_log():
 
 def test_launching_imports_no_jax():
   code = (
-    'import sys, launch.local, launch.plot, diloco.config.run_config\n'
+    'import sys, launch.local, launch.session, diloco.config.run_config\n'
     'print([m for m in ("jax", "flax", "optax", "grain", "grpc", "matplotlib")'
     ' if m in sys.modules])'
   )

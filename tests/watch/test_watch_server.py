@@ -16,8 +16,7 @@ import pytest
 
 from diloco.metrics import status
 from diloco.monitoring import http_pages, run_metrics
-from diloco.watch import live_page, watch_server
-from diloco.watch.followed_run import FollowedRun
+from diloco.watch import watch_server
 from diloco.watch.watch_server import WatchServer
 from tests.prediction import recorded
 from tests.watch.test_followed_run import told
@@ -67,7 +66,7 @@ def test_the_page_loads_nothing_from_elsewhere(server):
 
 def test_the_state_is_asked_for_and_not_sent_twice(server, workdir):
   answer, body = ask(server, '/data.json')
-  assert json.loads(body)['folder'] == str(workdir.root.resolve())
+  assert json.loads(body)['where'] == str(workdir.root.resolve())
   tag = answer.headers['ETag']
   again, nothing = ask(server, '/data.json', If_None_Match=tag)
   assert (again.status, nothing) == (304, b'')
@@ -76,7 +75,7 @@ def test_the_state_is_asked_for_and_not_sent_twice(server, workdir):
 def test_a_browser_gets_it_packed(server):
   answer, body = ask(server, '/data.json', Accept_Encoding='gzip')
   assert answer.headers['Content-Encoding'] == 'gzip'
-  assert json.loads(gzip.decompress(body))['run'] == 'tests-tiny'
+  assert json.loads(gzip.decompress(body))['name'] == 'tests-tiny'
 
 
 def test_what_a_run_writes_is_seen_by_the_next_question(
@@ -86,8 +85,8 @@ def test_what_a_run_writes_is_seen_by_the_next_question(
   _, before = ask(server, '/data.json')
   recorded.append(workdir.tape, recorded.line(9.0, 'outlier', reason='far'))
   _, after = ask(server, '/data.json')
-  assert 'outlier' not in json.loads(before)['kinds']
-  assert json.loads(after)['kinds']['outlier'] == 1
+  assert b'outlier' not in before
+  assert b'outlier' in after
 
 
 def test_the_status_is_served(server):
@@ -190,18 +189,6 @@ def test_beyond_loopback_it_refuses_unless_told_otherwise(workdir, host):
     http_pages.check_host(mine, False, '', '')
 
 
-def test_a_name_in_the_state_does_not_end_the_script(workdir):
-  state = FollowedRun(workdir.root).state()
-  state['run'] = '</script><b>{{light}}'
-  text = live_page.of(state, None)
-  assert '</script><b>' not in text
-  assert '&lt;/script&gt;' in text  # In the title.
-  start = text.index('id="data">') + len('id="data">')
-  assert json.loads(text[start : text.index('</script>', start)]) == json.loads(
-    live_page.as_json(state)
-  )
-
-
 def start(*argv):
   return subprocess.run(
     [sys.executable, '-m', 'diloco.watch', *map(str, argv)],
@@ -223,8 +210,8 @@ def test_it_writes_one_file(workdir, tmp_path):
 @pytest.mark.parametrize(
   ('argv', 'said'),
   [
-    ([], 'RUN: is missing, the folder of a run'),
-    (['nowhere'], 'nowhere: no folder'),
+    ([], 'RUN: is missing'),
+    (['nowhere'], 'nowhere: is no folder'),
     (['RUN', '--host=0.0.0.0'], '--host=0.0.0.0: other machines'),
     (['RUN', '--write=/proc/x.html'], '--write=/proc/x.html'),
   ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of the lab's sweeps; one folder is of a real sweep, cut down."""
+"""The page of a sweep; one folder is of a real sweep, cut down."""
 
 import dataclasses
 import math
@@ -9,9 +9,10 @@ import shutil
 import pytest
 
 from diloco.metrics.recorded_run import NoReport
-from diloco.report import folders, sweep_reader
 from diloco.sweeps import sweep
 from diloco.sweeps.sweep import SeedResult, Variant
+from diloco.watch import sweep_page
+from diloco.watch.folders import FollowedFolders
 
 # Of experiments/tests_tiny.py, 60 steps, evaluated every 10, three seeds.
 REAL = pathlib.Path(__file__).parent / 'tiny_sweep'
@@ -35,7 +36,7 @@ def fixture_root(tmp_path):
 
 
 def report(*roots):
-  return folders.report(roots, 'name', 'again')
+  return FollowedFolders(roots, 'again').page()
 
 
 def part(found, name):
@@ -62,7 +63,7 @@ def test_means_and_paired_differences(root):
 
 
 def test_intervals_are_drawn_below_each_other(root):
-  (row,) = part(report(root), 'sweep-differences').rows
+  (row,) = part(report(root), 'sweep-differences-0').rows
   assert row == (
     'a b (n = 2)',
     pytest.approx(15.0),
@@ -92,10 +93,31 @@ def test_a_trend_has_the_differences_in_the_order_of_its_axis(tmp_path):
   assert line.ys == pytest.approx((20.0, 10.0))
 
 
+def test_a_single_place_is_no_trend(tmp_path):
+  places = ('steps', 'H = 24', 800)
+  rows_of = [Variant('base', {}), Variant('one', {}, 'base', places)]
+  sweep.write_variants(tmp_path, rows_of)
+  for label, loss in (('base', 2.0), ('one', 2.2)):
+    sweep.write_into(sweep.folder(tmp_path, label, 0), result(3.0, loss))
+  names = [p.name for p in report(tmp_path).parts]
+  assert 'sweep-differences-0' in names
+  assert not [name for name in names if name.startswith('sweep-trend')]
+
+
+def test_the_best_variant_comes_first_and_green_waits_for_all(root):
+  found = report(root)
+  best, runs = found.tiles
+  assert (best.value, best.large) == ('3.000', True)
+  assert best.note == 'base'
+  assert (runs.value, found.badge.tone) == ('4', 'good')
+  (sweep.folder(root, 'a b', 1) / sweep.RESULT).unlink()
+  assert report(root).badge.tone == 'wait'
+
+
 def test_differences_are_at_equal_tokens():
   """Halfway between 4 and 2 the other one is at 3."""
   mine = SeedResult(3.3, 3.3, ((1, 150, 3.3), (2, 200, 2.2)), 3, 1.0, 1.0, 1.0)
-  found = sweep_reader.gap({0: mine}, {0: result(4.0, 2.0)})
+  found = sweep_page.gap({0: mine}, {0: result(4.0, 2.0)})
   assert found.tokens == (150, 200)
   assert found.means == pytest.approx((10.0, 10.0))
 
@@ -175,7 +197,7 @@ def test_seeds_that_were_evaluated_elsewhere_are_compared_at_equal_tokens():
   """Real runs are evaluated so: one stands between two points of another."""
   mine = at_steps((0, 6.0), (30, 3.0), (60, 2.0))
   other = at_steps((0, 6.0), (20, 4.0), (40, 3.0), (70, 1.5))
-  found = sweep_reader.mean([mine, other])
+  found = sweep_page.mean([mine, other])
   assert found.tokens == (0, 300, 650)
   # At 300 the other is halfway from 4 to 3; the last place has both ends.
   assert found.means == pytest.approx((6.0, (3.0 + 3.5) / 2, (2.0 + 1.5) / 2))
@@ -183,7 +205,7 @@ def test_seeds_that_were_evaluated_elsewhere_are_compared_at_equal_tokens():
 
 def test_the_ends_of_runs_need_no_common_step():
   """With a beginning and an end alone nothing is interpolated."""
-  found = sweep_reader.mean(
+  found = sweep_page.mean(
     [at_steps((0, 6.0), (60, 2.0)), at_steps((0, 5.0), (70, 1.0))]
   )
   assert (found.tokens, found.means) == ((0, 650), (5.5, 1.5))
