@@ -30,6 +30,15 @@ UNREADABLE = (
   ValueError,
 )  # fmt: skip
 
+# What objects in a checkpoint may be made of, besides arrays.
+OURS = ('diloco.', 'optax.')
+PLAIN = {
+  'builtins': {'bytearray', 'complex', 'frozenset', 'range', 'set', 'slice'},
+  'collections': {'Counter', 'OrderedDict', 'defaultdict', 'deque'},
+  'itertools': {'count'},
+  'random': {'Random'},
+}
+
 Packed = dict[str, np.ndarray]
 
 
@@ -47,8 +56,9 @@ def pack(state: Any) -> Packed:
 def unpack(packed: Packed) -> Any:
   """Returns what `pack` was given, with numpy arrays for all arrays.
 
-  The objects come from a folder that also holds compiled programs, which are
-  run as they are: it is trusted.
+  Raises:
+    pickle.UnpicklingError: it asks for something other than plain values and
+      this program's own classes, so a checkpoint of somebody else runs nothing.
   """
   return _Unpickler(io.BytesIO(packed[OBJECTS].tobytes()), packed).load()
 
@@ -77,6 +87,14 @@ class _Unpickler(pickle.Unpickler):
 
   def persistent_load(self, pid):
     return self._arrays[pid]
+
+  def find_class(self, module: str, name: str):
+    is_ours = module.startswith(OURS)
+    if is_ours or (module in PLAIN and name in PLAIN[module]):
+      found = super().find_class(module, name)
+      if isinstance(found, type):  # A function could do anything.
+        return found
+    raise pickle.UnpicklingError(f'{module}.{name} is no class of a checkpoint')
 
 
 class LabCheckpoints:

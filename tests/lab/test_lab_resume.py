@@ -16,7 +16,7 @@ import pytest
 from diloco.config import run_config
 from diloco.config.sections import ConfigError
 from diloco.lab import run as lab_run
-from diloco.lab.checkpoints import KeptCheckpoints, pack, unpack
+from diloco.lab.checkpoints import UNREADABLE, KeptCheckpoints, pack, unpack
 from diloco.lab.outputs import Recording
 from diloco.lab.run import train
 from diloco.metrics.workdir import Workdir
@@ -218,3 +218,13 @@ def test_files_that_lack_what_was_written_are_refused(tmp_path):
   Workdir(tmp_path).events.write_text('')
   with pytest.raises(ConfigError, match='shorter than at the checkpoint'):
     Recording(tmp_path, config, place)
+
+
+@pytest.mark.parametrize('called', [os.system, print, run_config.flat])
+def test_a_checkpoint_can_call_nothing(called):
+  class Calls:
+    def __reduce__(self):
+      return called, ('true',)
+
+  with pytest.raises(UNREADABLE, match='no class of a checkpoint'):
+    unpack(pack({'state': Calls()}))
