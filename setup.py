@@ -106,6 +106,7 @@ setuptools.setup(
     'diloco': [
       'numerics/blocks.c',
       'protocol/README.md',
+      'sizing/host_speeds.json',
       'watch/live_page.html',
     ],
     'diloco.launch': ['Dockerfile', 'README.md'],

@@ -36,5 +36,5 @@ def get_config(arg=None):
     embedding_share=0.245,
   )
   if args.quicktest:
-    config.study.update(steps=200, gbps=(0.43,), seeds=1)
+    config.study.update(gbps=(0.43,), seeds=1)
   return config

@@ -27,7 +27,7 @@ from diloco.metrics.status import (
   read_summary,
 )
 from diloco.metrics.workdir import Workdir
-from launch import plot, progress
+from launch import epochs, plot, progress
 from launch.backends import newcomers
 from launch.parent_death import dying_with_parent
 from launch.program import Program, Role, local_environment
@@ -276,6 +276,8 @@ def _show_end(
   )
   view = progress.report(workdir, summary, evaluation, place, tokens.values())
   console.print(view)
+  if said := epochs.over_fitted(workdir, evaluation):
+    console.print(said, style='yellow', highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows whether a run stays as it begins: python -m diloco.bench.long_run
 
-  python -m diloco.bench.long_run --minutes=60 --millions=10 \\
+  python -m diloco.bench.long_run --minutes=10 --millions=10 \\
       [--picture=FILE.png] [--json=FILE]
 
 Two learners whose computation is a sleep, P = 4, H = 20, τ = 4, int4, with the
@@ -26,9 +26,8 @@ from absl import logging
 from diloco.bench import machine_load
 from diloco.bench.__main__ import check_writable
 from diloco.bench.measurement import BenchFailed, quantile
-from diloco.bench.real_run import RealRun, bowl
-from diloco.bench.sync_stalls import EVERY_20
-from diloco.bench.syncer_load import resident_bytes
+from diloco.bench.process_rows import EVERY_20, sleep_s
+from diloco.bench.real_run import RealRun, bowl, resident_bytes
 from diloco.config import flags
 from diloco.config.sections import CheckpointConfig, ConfigError, defaults
 from diloco.metrics import files, names
@@ -51,7 +50,7 @@ Windows = list[float | None]  # None: nothing was measured in it.
 def define_flags() -> None:
   """The flags of this main."""
   absl_flags.DEFINE_float(
-    'minutes', 60.0, 'Minutes that it runs.', lower_bound=0.1
+    'minutes', 10.0, 'Minutes that it runs.', lower_bound=0.1
   )
   absl_flags.DEFINE_float(
     'millions', 10.0, 'Parameters, in 10⁶.', lower_bound=0.001
@@ -70,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   machine, load = machine_load.describe(), machine_load.LoadMeter()
   command = shlex.join(['python', '-m', 'diloco.bench.long_run', *sys.argv[1:]])
+  print(announcement(given.minutes), file=sys.stderr)
   try:
     with ProgressLine() as line:
       found = measure(given.minutes, given.millions, line.say)
@@ -90,6 +90,14 @@ def main(argv: Sequence[str]) -> int:
   return 0
 
 
+def announcement(minutes: float) -> str:
+  """Returns how long it will take, in words."""
+  return (
+    f'it runs for {minutes:g} minutes, and a start of a minute; --minutes=60 '
+    'shows a slower growth; Ctrl-C ends it'
+  )
+
+
 def measure(
   minutes: float, millions: float, say: Callable[[str], None]
 ) -> dict[str, Windows]:
@@ -102,7 +110,7 @@ def measure(
       for key in ('learner_every_steps', 'syncer_every_rounds')
     },
     'protocol.learners': len(LEARNERS),
-    'run.step_floor_s': 0.03 + 0.02 * millions,
+    'run.step_floor_s': sleep_s(millions),
   }
   window_s = 60 * minutes / WINDOWS
   with RealRun(overrides) as run:

@@ -9,9 +9,8 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 
-from diloco.config import parsing, run_config, simulation
+from diloco.config import lab_section, parsing, run_config, simulation
 from diloco.fleets import failures, systems
-from diloco.lab import lab_systems
 from diloco.models import kinds
 from diloco.numerics import fragments, optimizers, schedule
 from diloco.protocol import config as protocol_config
@@ -30,7 +29,7 @@ CHOICES = {
   'REPAIRS': failures.REPAIRS,
   'SCHEDULES': schedule.SCHEDULES,
   'SCHEMES': fragments.SCHEMES,
-  'SYSTEMS': lab_systems.SYSTEMS,
+  'SYSTEMS': lab_section.SYSTEMS,
   'WEIGHTS': weights.WEIGHTS,
 }
 FIELD = re.compile(r'  (\w+): .*?(?:  # (.*))?')

@@ -6,6 +6,7 @@ A key stands here and nowhere else; those of the section `protocol` in
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -34,11 +35,22 @@ class Section:
   """Checks its rules at construction; base of the frozen sections."""
 
   SECTION = ''
+  INFINITE = frozenset()  # Keys that may be inf: no limit, or never.
 
   def __post_init__(self):
-    broken = [f'{self.SECTION}.{rule}' for rule in self.broken_rules()]
-    if broken:
+    rules = list(self._infinities()) or self.broken_rules()
+    if broken := [f'{self.SECTION}.{rule}' for rule in rules]:
       raise ConfigError(broken)
+
+  def _infinities(self) -> Iterator[str]:
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      numbers = value if isinstance(value, tuple) else (value,)
+      for number in numbers:
+        may_be = field.name in self.INFINITE and number == math.inf
+        is_float = isinstance(number, float)
+        if is_float and not (math.isfinite(number) or may_be):
+          yield f'{field.name}={value}: must be a finite number'
 
   def broken_rules(self) -> Iterator[str]:
     """Yields 'key=value: the rule' for each rule that does not hold."""
@@ -123,8 +135,8 @@ class ModelConfig(Section):
     yield from self._at_least(
       1, 'layers', 'd_model', 'heads', 'kv_heads', 'head_dim', 'd_ff'
     )
-    if not 1 < self.rope_theta < float('inf'):
-      yield f'rope_theta={self.rope_theta}: must be finite and above 1'
+    if not self.rope_theta > 1:
+      yield f'rope_theta={self.rope_theta}: must be above 1'
     if self.kv_heads >= 1 and self.heads % self.kv_heads:
       yield f'kv_heads={self.kv_heads}: must divide model.heads={self.heads}'
     if self.head_dim % 2:

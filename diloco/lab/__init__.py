@@ -5,7 +5,6 @@
 
   run            one run of the configured system
   decoupled      Decoupled DiLoCo: the simulator around real arrays
-  lab_systems    the systems by name; free of jax
   data_parallel  data-parallel, elastic, alone
   process_arrays  what its processes hold
   packing        the same as JSON and a table of arrays

@@ -73,9 +73,9 @@ def _sweep(workdir: pathlib.Path) -> int:
 
 
 if __name__ == '__main__':
-  sys.argv = sweep_flags.spelled_out(sys.argv)
+  flags.define_short_flags()
+  sys.argv = flags.in_full(sweep_flags.spelled_out(sys.argv))
   sweep_flags.define()
-  absl_flags.adopt_module_key_flags(sweep_flags)
   flags.define_flags()
   absl_flags.mark_flag_as_required('workdir')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from diloco.config.lab_section import Kill
+from diloco.config.lab_section import SYSTEMS, Kill
 from diloco.fleets.tally import Tally
 from diloco.lab.failure_schedule import FailureSchedule
-from diloco.lab.lab_systems import SYSTEMS
 from diloco.lab.outputs import Health, LabObserver, Point, Trained
 from diloco.lab.packing import Likes, on_mesh
 from diloco.lab.resume_log import Resumption

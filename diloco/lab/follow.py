@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replays a real run in the lab and compares: python -m diloco.lab.follow …
 
-  python -m diloco.lab.follow --workdir=DIR              # from its tapes
-  python -m diloco.lab.follow --workdir=DIR --notapes    # by itself
+  python -m diloco.lab.follow RUN              # from its tapes
+  python -m diloco.lab.follow RUN --notapes    # by itself
 
 The first command drives the lab's processes by the run's tapes. The second
 makes a run of the same configuration by the lab's own machines and clock: with
@@ -42,7 +42,6 @@ from diloco.run.spec import RunSpec
 from diloco.simulator.contents import RefusedContribution
 from diloco.syncer.outer_state import OuterStep
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the real run.')
 _TAPES = flags.DEFINE_bool('tapes', True, 'Follow its tapes.')
 
 
@@ -162,10 +161,10 @@ class LabReplayState:
       self.arrays.apply(effect, training=False)
 
 
-def main(_) -> int:
+def main(argv) -> int:
   """Replays the run, compares the result and prints the outcome."""
   logs.keep_ours()
-  workdir = Workdir(pathlib.Path(_WORKDIR.value))
+  workdir = Workdir(pathlib.Path(argv[1]))
   with config_flags.refusing(*replay_session.UNREADABLE):
     run = replay_session.open_run(workdir)
     if not _TAPES.value:
@@ -201,6 +200,5 @@ def _check_decided(config: RunConfig):
 
 
 if __name__ == '__main__':
-  flags.mark_flag_as_required('workdir')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
-  config_flags.run_without_config(main)
+  config_flags.run_of_runs(main)

@@ -11,10 +11,12 @@ import jax
 import numpy as np
 
 from diloco.checkpoint.parameters import write_parameters
+from diloco.config.lab_section import SYSTEMS
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.lab import failure_schedule
-from diloco.lab.lab_systems import SYSTEMS
+from diloco.lab.data_parallel import DataParallel
+from diloco.lab.decoupled import Decoupled
 from diloco.lab.outputs import (
   Bar,
   LabObserver,
@@ -57,18 +59,16 @@ def train(
     Diverged: the program does not repeat the interrupted run.
   """
   kills = failure_schedule.plan(run_spec.config)
-  return (
-    SYSTEMS[run_spec.config.lab.system]
-    .load()(
-      run_spec,
-      kills,
-      tell,
-      timeline_s,
-      observer or LabObserver(),
-      resumption or Resumption(),
-    )
-    .run()
+  has_syncer = SYSTEMS[run_spec.config.lab.system].has_syncer
+  program = (Decoupled if has_syncer else DataParallel)(
+    run_spec,
+    kills,
+    tell,
+    timeline_s,
+    observer or LabObserver(),
+    resumption or Resumption(),
   )
+  return program.run()
 
 
 def make(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes one page of real runs and of the lab's sweeps: python -m diloco.report
 
-  python -m diloco.report --workdir=DIR [--workdir=DIR …] [--outdir=DIR]
+  python -m diloco.report RUN [RUN …] [--outdir=DIR]
 
 A run may still be going, or have been killed: the page says what is missing.
 Tables go to standard output; page, PNG, CSV and JSON to --outdir. Exit code 78:
@@ -11,6 +11,7 @@ a folder is neither a run nor a sweep.
 import pathlib
 import shlex
 import sys
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -22,9 +23,7 @@ from diloco.pages import pictures, report_files, terminal
 from diloco.report import folders
 
 PARENT = pathlib.Path('runs', 'reports')
-_WORKDIR = flags.DEFINE_multi_string(
-  'workdir', [], 'Folder of a run or a sweep; may be given several times.'
-)
+RUNS_MAX = 100
 _OUTDIR = flags.DEFINE_string(
   'outdir', None, f'Folder of the report; {PARENT}/NAME unless given.'
 )
@@ -32,14 +31,14 @@ _OUTDIR = flags.DEFINE_string(
 
 def main(argv) -> int:
   """Writes and shows the report; 78 where a folder is not what it should be."""
+  runs = argv[1:]
   try:
     with ProgressLine() as line:
       line.say('reads the folders')
-      report = folders.report(_folders(argv[1:]), _name(), _command())
+      places = [pathlib.Path(each) for each in runs]
+      report = folders.report(places, _name(runs), _command(runs))
   except NoReport as error:
-    raise ConfigError(
-      [f'--workdir: {each}' for each in str(error).splitlines()]
-    ) from None
+    raise ConfigError(str(error).splitlines()) from None
   outdir = pathlib.Path(_OUTDIR.value or PARENT / report.name)
   try:
     report_files.check_writable(outdir)
@@ -56,28 +55,18 @@ def main(argv) -> int:
   return 0
 
 
-def _folders(rest) -> list[pathlib.Path]:
-  """Raises ConfigError where the command line is not as it should be."""
-  problems = [f'{word}: unexpected argument' for word in rest]
-  if not _WORKDIR.value:
-    problems.append('--workdir: is missing, the folder of a run or of a sweep')
-  if problems:
-    raise ConfigError(problems)
-  return [pathlib.Path(each) for each in dict.fromkeys(_WORKDIR.value)]
-
-
-def _name() -> str:
-  names = [pathlib.Path(each).resolve().name for each in _WORKDIR.value]
+def _name(runs: Sequence[str]) -> str:
+  names = [pathlib.Path(each).resolve().name for each in runs]
   more = f'-and-{len(names) - 1}-more' if len(names) > 1 else ''
   return f'{names[0]}{more}'
 
 
-def _command() -> str:
-  given = [f'--workdir={each}' for each in _WORKDIR.value]
+def _command(runs: Sequence[str]) -> str:
+  given = [*runs]
   if _OUTDIR.value:
     given.append(f'--outdir={_OUTDIR.value}')
   return shlex.join(['python', '-m', 'diloco.report', *given])
 
 
 if __name__ == '__main__':
-  config_flags.run_without_config(main)
+  config_flags.run_of_runs(main, most=RUNS_MAX)

@@ -39,10 +39,6 @@ _WRITE = flags.DEFINE_string(
 
 def main(argv) -> int:
   """Serves until Ctrl-C, or writes; 78 where that can't be."""
-  if len(argv) != 2:
-    raise ConfigError(
-      ['give the folder of one run: python -m diloco.watch RUN']
-    )
   folder = pathlib.Path(argv[1])
   with config_flags.refusing(NoReport, ValueError):
     if _WRITE.value is not None:
@@ -71,4 +67,4 @@ def _write(folder: pathlib.Path, path: pathlib.Path) -> int:
 
 
 if __name__ == '__main__':
-  config_flags.run_without_config(main)
+  config_flags.run_of_runs(main)

@@ -13,7 +13,7 @@ from absl import flags as absl_flags
 from diloco.config import lab_section
 from diloco.config.sections import ConfigError
 from diloco.sweeps import variant_configs
-from launch import local, session
+from launch import local, preflight, session
 from launch import program as launch_program
 from launch.role_processes import free_address
 from launch.sweeps import real_sweep
@@ -60,7 +60,7 @@ def _check(run: SweepRun) -> None:
     ConfigError: it can't be made, or not in its folder.
   """
   config, transport = run.config, run.config.transport
-  local.check_data(config)
+  preflight.check(config)
   lab_section.plan(config.faults, config.protocol.learners)
   address = free_address(transport.host, transport.port)
   local.read_program(config, run.workdir, address, run.arguments)

@@ -7,8 +7,8 @@ from diloco.metrics import names
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.status import read_summary
 from diloco.metrics.workdir import SYNCER
-from diloco.transport.faulty import Faults
 from tests.in_process.in_process import LEARNERS, Run
+from tests.transport.faulty import Faults
 
 pytestmark = pytest.mark.beside
 

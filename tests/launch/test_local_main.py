@@ -265,8 +265,20 @@ def test_what_may_differ_does_not_keep_a_run_from_going_on(tmp_path):
 def test_another_run_is_named_by_what_differs(tmp_path):
   inner = dataclasses.replace(CONFIG.inner, lr=0.5)
   _left(tmp_path, dataclasses.replace(CONFIG, inner=inner))
+  (tmp_path / 'checkpoints').mkdir()
   with pytest.raises(ConfigError, match=r'inner\.lr: \S+ here, 0\.5 there'):
     occupy(tmp_path, False, CONFIG)
+
+
+def test_a_start_that_failed_claims_no_folder(tmp_path):
+  """No step was made: another run may take its place."""
+  inner = dataclasses.replace(CONFIG.inner, lr=0.5)
+  _left(tmp_path, dataclasses.replace(CONFIG, inner=inner))
+  (tmp_path / 'logs' / 'syncer.log').write_text('error: it can not run\n')
+  workdir, lock, goes_on = occupy(tmp_path, False, CONFIG)
+  lock.close()
+  assert not goes_on
+  assert [path.name for path in workdir.root.iterdir()] == ['lock']
 
 
 def test_a_run_that_is_over_does_not_go_on(tmp_path):

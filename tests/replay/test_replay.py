@@ -13,9 +13,9 @@ from diloco.replay.replay import Replay, Replayed
 from diloco.replay.replay_backends import DeviceReplayBackend
 from diloco.replay.replay_plan import NotReplayable, make_plan
 from diloco.run.event_log import read_tapes
-from diloco.transport.faulty import Faults
 from tests.in_process.in_process import Run
 from tests.replay.taped import changed
+from tests.transport.faulty import Faults
 
 pytestmark = pytest.mark.beside
 

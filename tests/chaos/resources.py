@@ -10,7 +10,8 @@ import statistics
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-PROC = pathlib.Path('/proc')
+from launch.chaos.stage import PROC, ProcessId, process_id
+
 PAGE_BYTES = os.sysconf('SC_PAGE_SIZE')
 SAMPLE_EVERY_S = 0.5
 WARM_UP_S = 15.0  # After its first merge: allocators, caches, pools.
@@ -23,39 +24,6 @@ THREADS_MEASURED_S = 80.0
 RSS_BYTES_MAX = 16e6
 DESCRIPTORS_MAX = 4.0
 THREADS_MAX = 4.0  # Pools fill up as they are used.
-# In all, so that a short life is not judged by its last two threads.
-RSS_BYTES_LEAST = 16e6
-DESCRIPTORS_LEAST = 6.0
-THREADS_LEAST = 4.0
-
-
-@dataclasses.dataclass(frozen=True)
-class ProcessId:
-  """A process that its successor of the same pid is not taken for."""
-
-  pid: int
-  started: str  # In ticks of the kernel's clock; '': not known.
-
-  @property
-  def is_running(self) -> bool:
-    """Returns True if it is there, and not a zombie."""
-    now = _stat(self.pid)
-    return bool(now) and now[0] != 'Z' and now[19] == self.started
-
-
-def process_id(pid: int) -> ProcessId:
-  """Returns the process that has this pid now."""
-  fields = _stat(pid)
-  return ProcessId(pid, fields[19] if fields else '')
-
-
-def _stat(pid: int) -> list[str]:
-  """Returns the fields of `/proc/PID/stat` from the state on; [] if gone."""
-  try:
-    text = (PROC / str(pid) / 'stat').read_text()
-  except OSError:
-    return []
-  return text.rpartition(')')[2].split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,33 +169,44 @@ def _thread_names(folder: pathlib.Path) -> Mapping[str, int]:
 
 
 def growth(name: str, pid: int, samples: Sequence[Sample]) -> Growth | None:
-  """Returns the growth from the first to the last third's median.
+  """Returns the growth per minute: the least of both halves'.
 
-  That of threads: from the first to the last half's minimum. None if the
-  samples are few or span less than `MEASURED_S`.
+  What leaks grows in both; what warms up (allocators, caches, pools) hardly
+  grows in the second. Each half's is from its first to its last third's
+  median; that of threads, from the first to the last half's minimum. None if
+  the samples are few or span less than `MEASURED_S`.
   """
   if len(samples) < SAMPLES_MIN:
     return None
-  if samples[-1].time_s - samples[0].time_s < MEASURED_S:
+  span_s = samples[-1].time_s - samples[0].time_s
+  if span_s < MEASURED_S:
     return None
-  third = len(samples) // 3
-  first, last = samples[:third], samples[-third:]
-
-  def median(part: Sequence[Sample], field: str) -> float:
-    return statistics.median(getattr(sample, field) for sample in part)
-
-  minutes = (median(last, 'time_s') - median(first, 'time_s')) / 60
+  middle = len(samples) // 2
+  halves = samples[:middle], samples[middle:]
   per_minute = {
-    field: (median(last, field) - median(first, field)) / minutes
+    field: min(_slope(half, field) for half in halves)
     for field in ('rss_bytes', 'descriptors')
   }
-  span_s = samples[-1].time_s - samples[0].time_s
   new = collections.Counter(samples[-1].thread_names)
   new.subtract(samples[0].thread_names)
   told = ', '.join(f'{n:+d} {thread}' for thread, n in sorted(new.items()) if n)
   return Growth(
     name, pid, span_s, **per_minute, threads=_floor(samples), new_threads=told
   )
+
+
+def _slope(samples: Sequence[Sample], field: str) -> float:
+  """Returns by how much a minute a field grows, by medians of thirds."""
+  third = len(samples) // 3
+
+  def grew(of: str) -> float:
+    first, last = (
+      statistics.median(getattr(sample, of) for sample in part)
+      for part in (samples[:third], samples[-third:])
+    )
+    return last - first
+
+  return grew(field) / (grew('time_s') / 60)
 
 
 def _floor(samples: Sequence[Sample]) -> float | None:

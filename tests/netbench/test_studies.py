@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from launch.netbench import links, studies
-from launch.netbench.links import Loopback, SiteLinks
-from launch.netbench.net_systems import Setting
-from launch.netbench.stages import MachineStage
-from launch.netbench.studies import MERGING, STUDIES
+from tests.netbench import links, studies
+from tests.netbench.links import Loopback, SiteLinks
+from tests.netbench.net_systems import Setting
+from tests.netbench.stages import MachineStage
+from tests.netbench.studies import MERGING, STUDIES
 
 pytestmark = pytest.mark.alone
 
@@ -84,7 +84,7 @@ def test_the_far_site_loses_what_the_link_does_not_carry(tmp_path):
   slow, fast = '0.2 Mbit/s', '20 Mbit/s'
   ended = subprocess.run(
     [
-      *(sys.executable, '-m', 'launch.netbench', '--study=sites'),
+      *(sys.executable, '-m', 'tests.netbench', '--study=sites'),
       *('--systems=int4', '--mbits=0.2,20', f'--seconds={SECONDS}'),
       *('--learners=1', f'--step_s={SMALL.step_s}', f'--json={out}'),
     ],

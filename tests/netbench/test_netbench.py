@@ -12,10 +12,10 @@ import tempfile
 import psutil
 import pytest
 
-from launch.netbench import link_tables, links
-from launch.netbench.links import LinksFailed, ShapedLinks
-from launch.netbench.net_systems import PAYLOAD, SYSTEMS, Setting
-from launch.netbench.process_run import remove_left
+from tests.netbench import link_tables, links
+from tests.netbench.links import LinksFailed, ShapedLinks
+from tests.netbench.net_systems import PAYLOAD, SYSTEMS, Setting
+from tests.netbench.process_run import remove_left
 from tests.waiting import until
 
 pytestmark = pytest.mark.alone
@@ -28,7 +28,7 @@ SMALL = ('--millions=0.2', '--step_s=0.05', '--seconds=1')
 
 
 def command(*words):
-  return [sys.executable, '-m', 'launch.netbench', *words]
+  return [sys.executable, '-m', 'tests.netbench', *words]
 
 
 # Bad use ---------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_without_the_tools_it_says_which():
     env={**os.environ, 'PATH': '/nonexistent'},
   )
   assert ended.returncode == 78
-  assert 'launch.netbench: needs ' in ended.stderr
+  assert 'tests.netbench: needs ' in ended.stderr
 
 
 def test_without_root_it_says_so(monkeypatch):

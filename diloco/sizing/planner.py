@@ -9,22 +9,27 @@ s steps between two rounds.
 """
 
 import dataclasses
+import functools
+import importlib.resources
+import json
 import math
+import re
+from collections.abc import Mapping
 
 from diloco.config import hardware
+from diloco.config.hardware import Topology
 from diloco.config.sections import ConfigError, Section
-from diloco.fleets import traffic
-from diloco.fleets.closed_forms import elastic_goodput, uptime
+from diloco.fleets import systems, traffic
+from diloco.models.flops import PER_PARAMETER
 from diloco.numerics.block_codec import SCALE_BYTES
 from diloco.numerics.codec import CODECS, bytes_per_value
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import grace_window_s
 from diloco.sizing import host_memory, syncer_machine
+from diloco.sizing.host_memory import F32_BYTES
 from diloco.sizing.syncer_machine import SyncerMachine
-from diloco.studies import inputs, slice_share
 
 THETA_BYTES = 4  # Of a parameter: θ is f32.
-F32_BYTES = 4
 BF16_BYTES = 2
 BUCKETS = 128  # Of data-parallel, as in `experiments/bandwidth.py`.
 INTERVALS = (24, 30, 36, 48, 60, 72, 96)  # H: the paper's, and larger ones.
@@ -34,6 +39,39 @@ GRACE_SAFETY = 0.8  # γ
 GRACE_CAP_STEPS = 1.0  # The paper's.
 LATENCIES = 6  # Of an exchange: two messages of one, two pulls of two.
 DAY_S = 86_400.0
+MFU = 0.4  # What well-tuned dense training reaches.
+HOST_SPEEDS = 'host_speeds.json'  # Written by `diloco.bench`.
+_ON = re.compile(r'(?:(\d+)x)?([a-z]\w*-\d+)')
+
+
+@dataclasses.dataclass(frozen=True)
+class HostSpeeds:
+  """What hosts take for a fragment, in seconds per GB of it in f32.
+
+  `diloco.bench --only=hosts --write_speeds=FILE` measures them on one thread
+  per stage, with int4 and blocks of 128.
+  """
+
+  machine: str
+  date: str
+  commit: str
+  command: str
+  others: float | None  # Share of the CPU time that others used meanwhile.
+  encode: float  # Learner: base − θ, and its encoding.
+  take_in: float  # Learner: Θ_p from the update, and its CRC.
+  round: float  # Syncer: pull, merge, outer step, encoding, CRC …
+  round_each: float  # … and of each contribution.
+
+  def round_of(self, learners: int) -> float:
+    """Returns what the syncer takes for a round of so many contributions."""
+    return self.round + self.round_each * learners
+
+
+@functools.cache
+def host_speeds() -> HostSpeeds:
+  """Returns the speeds that come with the package."""
+  file = importlib.resources.files('diloco.sizing') / HOST_SPEEDS
+  return HostSpeeds(**json.loads(file.read_text()))
 
 
 # The situation that a plan is made for, checked; fields are flags of
@@ -53,15 +91,15 @@ class Situation(Section):
   datacentres: int = 1
   chips: int = 0  # Chips of all learners; 0: nothing is said of failures.
   mtbi_days: float = 365.0  # Mean time between interruptions of a chip.
-  # Duration of one reconfiguration of an elastic learner.
-  pause_s: float = 13.7
+  pause_s: float = 13.7  # Duration of one reconfiguration of a learner.
+  repair_s: float = 66.3  # Until a lost slice, or a spare one, is there.
   codec: str = 'int4'  # Both ways.
   block_size: int = 128  # Values that share a scale.
   scale: str = 'bf16'  # Type of the scales.
   latency_s: float = 0.05  # One way.
   # Bytes of θ and the inner optimizer's state.
   state_bytes_per_param: float = 12.0
-  host_speed: float = 1.0  # Speed of hosts, relative to those of `inputs`.
+  host_speed: float = 1.0  # Of hosts, relative to `HOST_SPEEDS`.
   hosts: int = 1  # Hosts of each learner; they share encoding and taking in.
   accelerator: str = ''  # Slice of each learner, of `TOPOLOGIES`; '': any.
   step_tokens: int = 0  # By which `step_s` was computed; 0: it was given.
@@ -86,7 +124,7 @@ class Situation(Section):
         f'datacentres={self.datacentres}: at most one for each of '
         f'learners={self.learners}'
       )
-    yield from self._finite('pause_s', 'latency_s')
+    yield from self._finite('pause_s', 'repair_s', 'latency_s')
     if not THETA_BYTES <= self.state_bytes_per_param < math.inf:
       yield (
         f'state_bytes_per_param={self.state_bytes_per_param}: must be finite, '
@@ -96,6 +134,67 @@ class Situation(Section):
     yield from self._one_of('scale', SCALE_BYTES)
     if self.block_size < 1 or self.block_size % 8:
       yield f'block_size={self.block_size}: must be a positive multiple of 8'
+
+
+# Learners on TPU slices.
+
+
+def parse_slices(text: str) -> tuple[int, Topology]:
+  """Returns the learners and the slice of each of a text such as '4xv5e-256'.
+
+  Raises:
+    ConfigError: it is not of that form, or there is no such slice.
+  """
+  found = _ON.fullmatch(text)
+  if not found or found[1] == '0':
+    raise ConfigError(
+      [f'--on={text}: must be learners x slice, such as 4xv5e-256']
+    )
+  return int(found[1] or 1), hardware.topology(found[2], '--on')
+
+
+def step_seconds(of: Topology, params: float, tokens: float) -> float:
+  """Returns the time of a step at `MFU`, by 6ND: attention is left out."""
+  peak = of.chips * of.chip.bf16_flops
+  return PER_PARAMETER * params * tokens / (MFU * peak)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChipShare:
+  """Bytes on each chip of a learner whose arrays are all in even shards."""
+
+  of: Topology
+  state: float  # θ and the inner state.
+  gradients: float
+  exchange: float  # Snapshots of rounds in flight, and what has arrived.
+
+  @property
+  def total(self) -> float:
+    return self.state + self.gradients + self.exchange
+
+  @property
+  def left(self) -> float:
+    """Bytes for activations, batch and code; negative if there are none."""
+    return self.of.chip.hbm_bytes - self.total
+
+
+def chip_share(
+  of: Topology, n: float, f: float, state_bytes: float, ahead: int
+) -> ChipShare:
+  """Returns the share of a chip.
+
+  Args:
+    n: parameters.
+    f: those in the largest fragment.
+    state_bytes: bytes of θ and the inner state of a parameter.
+    ahead: rounds that may be in flight.
+  """
+  return ChipShare(
+    of,
+    state_bytes * n / of.chips,
+    F32_BYTES * n / of.chips,
+    2 * ahead * F32_BYTES * f / of.chips,
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,10 +239,10 @@ class RunPlan:
   # Memory of each host of a learner.
   learner_memory: tuple[host_memory.Memory, ...]
   syncer: SyncerMachine
-  # Goodput of an elastic learner; None: no chips were given.
-  goodput: float | None
-  uptime: float | None  # Uptime of the run; None: no chips were given.
-  chip: slice_share.ChipShare | None  # None: no slice was given.
+  # Goodput of a learner by recovery, a key of `systems.RECOVERIES`; empty if no
+  # chips were given.
+  goodput: Mapping[str, float]
+  chip: ChipShare | None  # None: no slice was given.
 
   @property
   def failures_s(self) -> float | None:
@@ -172,7 +271,6 @@ def plan(situation: Situation) -> RunPlan:
     traffic.Bursts(all_reduced, situation.step_s, BUCKETS, h)
     for h in (1, every)
   ]
-  goodput = _goodput(situation)
   n, f = situation.params, situation.params / every
   s = (situation.state_bytes_per_param - F32_BYTES) * n
   b, ahead = value_bytes, protocol.inflight_max
@@ -197,18 +295,15 @@ def plan(situation: Situation) -> RunPlan:
       *(each / situation.hosts for each in (n, f, s)), b, ahead
     ),
     syncer=syncer_machine.machine(n, f, b, ahead, situation.learners),
-    goodput=goodput,
-    uptime=None if goodput is None else uptime(goodput, situation.learners),
+    goodput=_goodput(situation),
     chip=_chip(situation, f, ahead),
   )
 
 
-def _chip(
-  situation: Situation, f: float, ahead: int
-) -> slice_share.ChipShare | None:
+def _chip(situation: Situation, f: float, ahead: int) -> ChipShare | None:
   if not situation.accelerator:
     return None
-  return slice_share.share(
+  return chip_share(
     hardware.topology(situation.accelerator),
     situation.params,
     f,
@@ -286,15 +381,14 @@ def _exchange(
 ) -> ExchangeTimes:
   wire_s = _gbit(fragment_bytes) / situation.bandwidth_gbps
   f32_gb = situation.params / fragments * F32_BYTES / 1e9
-  host_s = f32_gb / situation.host_speed
-  merge_s = inputs.PULL_S + inputs.merge_s(situation.learners)
+  host_s, speeds = f32_gb / situation.host_speed, host_speeds()
   return ExchangeTimes(
     latency_s=LATENCIES * situation.latency_s,
-    encode_s=host_s * inputs.ENCODE_S / situation.hosts,
+    encode_s=host_s * speeds.encode / situation.hosts,
     up_s=wire_s,
-    merge_s=host_s * merge_s,
+    merge_s=host_s * speeds.round_of(situation.learners),
     down_s=wire_s,
-    take_in_s=host_s * inputs.TAKE_IN_S / situation.hosts,
+    take_in_s=host_s * speeds.take_in / situation.hosts,
   )
 
 
@@ -364,9 +458,21 @@ def _gbit(nbytes: float) -> float:
 # Failures --------------------------------------------------------------------
 
 
-def _goodput(situation: Situation) -> float | None:
+def bootstrap_s(situation: Situation) -> float:
+  """Returns how long a learner's state takes over its link."""
+  state = situation.params * situation.state_bytes_per_param
+  return _gbit(state) / situation.bandwidth_gbps
+
+
+def _goodput(situation: Situation) -> dict[str, float]:
   if not situation.chips:
-    return None
+    return {}
   chips = situation.chips / situation.learners
   rate_per_s = chips / (situation.mtbi_days * DAY_S)
-  return elastic_goodput(rate_per_s, situation.pause_s)
+  again_s = bootstrap_s(situation) + systems.RESTART_STEPS * situation.step_s
+  return {
+    name: recovery.goodput(
+      rate_per_s, situation.repair_s, situation.pause_s, again_s
+    )
+    for name, recovery in systems.RECOVERIES.items()
+  }

@@ -22,15 +22,15 @@ from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.network import SYNCER, Links, Network
 from diloco.simulator.observer import TokenObserver
 from diloco.simulator.timing import Timing
-from launch.netbench.links import Loopback, SiteLinks
-from launch.netbench.net_systems import (
+from tests.netbench.links import Loopback, SiteLinks
+from tests.netbench.net_systems import (
   PAYLOAD,
   TOKENS,
   NetSystem,
   Setting,
   network_of,
 )
-from launch.netbench.process_run import ProcessRun, SystemFailed
+from tests.netbench.process_run import ProcessRun, SystemFailed
 
 START_S = 180.0  # For a process to compile and to be let in.
 NOTICE_S = 25.0  # The learner's own default.

@@ -9,9 +9,9 @@ import dataclasses
 import statistics
 import time
 
-from launch.netbench.links import ShapedLinks
-from launch.netbench.net_systems import NetPrediction, NetSystem, Setting
-from launch.netbench.process_run import ProcessRun
+from tests.netbench.links import ShapedLinks
+from tests.netbench.net_systems import NetPrediction, NetSystem, Setting
+from tests.netbench.process_run import ProcessRun
 
 START_S = 180.0  # For processes to compile and to meet.
 PERIODS = 2  # Of a warm-up, as time-outs get used to a rate; of a window.

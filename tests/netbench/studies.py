@@ -13,9 +13,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from diloco.config.run_config import RunConfig
-from launch.netbench.links import Loopback, SiteLinks
-from launch.netbench.net_systems import SYSTEMS, NetSystem, Setting
-from launch.netbench.stages import (
+from tests.netbench.links import Loopback, SiteLinks
+from tests.netbench.net_systems import SYSTEMS, NetSystem, Setting
+from tests.netbench.stages import (
   LearnerTotals,
   MachineStage,
   ProcessStage,

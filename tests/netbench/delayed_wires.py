@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wires that delay: pairs of TUN devices whose packets one process carries.
 
-  python -m launch.netbench.delayed_wires PID:DEVICE:PID:DEVICE …
+  python -m tests.netbench.delayed_wires PID:DEVICE:PID:DEVICE …
 
 Each argument is a wire between the network namespaces of two processes. Every
 packet that one end sends is held for a while and then handed to the other end,
@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-import launch
 from launch.parent_death import dying_with_parent
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
@@ -48,7 +47,7 @@ class DelayedWires:
 
   def __init__(self, wires: Sequence[tuple[int, str, int, str]]):
     words = [':'.join(map(str, wire)) for wire in wires]
-    module = f'{launch.__name__}.netbench.delayed_wires'
+    module = f'{__package__}.delayed_wires'
     self._process = subprocess.Popen(
       dying_with_parent([sys.executable, '-m', module, *words]),
       stdin=subprocess.PIPE,

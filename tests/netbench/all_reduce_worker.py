@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""One worker of real data-parallel training over the links of a benchmark.
 
-  python -m launch.netbench.all_reduce_worker --rank=0 --world=2 \
+  python -m tests.netbench.all_reduce_worker --rank=0 --world=2 \
     --coordinator=HOST:PORT --host=HOST --values=400000 --step_s=0.25 --out=FILE
 
 All workers are one computation of JAX with the collectives of gloo. Each step

@@ -6,7 +6,6 @@ import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 
-import launch
 from diloco.config import run_config
 from diloco.config.run_config import RunConfig
 from diloco.fleets import fleet, traffic
@@ -14,8 +13,8 @@ from diloco.fleets.failures import FaultEvents
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.numerics.codec import bytes_per_value
 from diloco.simulator.network import Network
-from launch.netbench.links import Loopback, ShapedLinks
 from launch.program import Processes, Role, program
+from tests.netbench.links import Loopback, ShapedLinks
 
 SYNCER = 'syncer'
 LEAVE_S = 2.0  # Nothing of these runs is worth saving.
@@ -251,7 +250,7 @@ def _workers(
         *(
           sys.executable,
           '-m',
-          f'{launch.__name__}.netbench.all_reduce_worker',
+          f'{__package__}.all_reduce_worker',
         ),
         f'--rank={0 if alone else rank}',
         f'--world={1 if alone else len(members)}',

@@ -4,14 +4,18 @@
 import math
 from collections.abc import Iterator
 
+from diloco.fleets import systems
 from diloco.sizing import host_memory, syncer_machine
 from diloco.sizing.host_memory import F32_BYTES, count, in_bytes
-from diloco.studies import slice_share
-from diloco.studies.planning import (
+from diloco.sizing.planner import (
   INTERVALS,
   LATENCIES,
   LINK_SHARE_MAX,
+  MFU,
+  ChipShare,
   RunPlan,
+  bootstrap_s,
+  host_speeds,
 )
 
 HOUR_S = 3600.0
@@ -26,7 +30,7 @@ def lines(plan: RunPlan) -> Iterator[str]:
   yield ''
   if plan.chip:
     names = 'a chip', ''
-    yield from map(_row, names, slice_share.lines(plan.chip))
+    yield from map(_row, names, chip_lines(plan.chip))
   yield from _traffic(plan)
   yield from _utilisation(plan)
   yield from _failures(plan)
@@ -51,7 +55,7 @@ def _given(plan: RunPlan) -> Iterator[str]:
   if given.step_tokens:
     yield (
       f'T is of {count(given.step_tokens)} tokens at an MFU of '
-      f'{100 * slice_share.MFU:.0f} %;'
+      f'{100 * MFU:.0f} %;'
     )
   yield (
     f'links of {given.bandwidth_gbps:g} Gbit/s each way and '
@@ -150,22 +154,33 @@ def _utilisation(plan: RunPlan) -> Iterator[str]:
     if math.isfinite(plan.host_speed_needed):
       hosts += f'; all with --host_speed={_up(plan.host_speed_needed):g}'
     yield _row('', hosts)
-    yield _row('', 'where 1 is a thread of the two cores that were measured)')
+    speeds = host_speeds()
+    yield _row('', f'where 1 is a thread of {speeds.machine}, {speeds.date})')
 
 
 def _failures(plan: RunPlan) -> Iterator[str]:
-  if plan.goodput is None:
+  """The goodput by recovery; first what a launch does."""
+  if not plan.goodput:
     return
   given = plan.situation
   yield _row(
     'failures',
-    f'one each {_time(plan.failures_s)} in {count(given.chips)} chips; two '
-    f'pauses of a learner, of {given.pause_s:g} s',
+    f'one each {_time(plan.failures_s)} in {count(given.chips)} chips; of a '
+    'learner that loses a slice',
   )
+  what = {systems.LAUNCHED: 'what a launch does', 'elastic': 'not built'}
+  for name, goodput in plan.goodput.items():
+    shown = f'{name:8}{_nines(goodput)}'
+    if not systems.RECOVERIES[name].dies:
+      up = systems.uptime(goodput, given.learners)
+      shown += f', at least one steps {_nines(up)}'
+    if name in what:
+      shown += f': {what[name]}'
+    yield _row('goodput' if name == systems.LAUNCHED else '', shown)
   yield _row(
-    'goodput',
-    f'{100 * plan.goodput:.4g} %; at least one learner steps '
-    f'{100 * plan.uptime:.4g} % of the time',
+    '',
+    f'(slice back after {_time(given.repair_s)}, pause {given.pause_s:g} s, '
+    f'bootstrap {_time(bootstrap_s(given))})',
   )
 
 
@@ -191,6 +206,10 @@ def _time(seconds: float) -> str:
   return f'{seconds:.0f} s' if seconds >= 100 else f'{seconds:.2g} s'
 
 
+def _nines(share: float) -> str:
+  return f'{100 * share:.4g} %' if share >= 0.001 else '<0.1 %'
+
+
 def _percent(share: float) -> str:
   percent = 100 * share
   if percent < 0.1:
@@ -204,3 +223,19 @@ def _up(number: float) -> float:
   """Rounded up to two digits."""
   scale = 10.0 ** (math.floor(math.log10(number)) - 1)
   return round(math.ceil(number / scale) * scale, 12)
+
+
+def chip_lines(found: ChipShare) -> Iterator[str]:
+  """Yields a chip's memory as text of at most 67 columns."""
+  chip = found.of.chip
+  percent = 100 * found.total / chip.hbm_bytes
+  verdict = 'it fits' if found.left > 0 else 'IT DOES NOT FIT'
+  yield (
+    f'{verdict}: {in_bytes(found.total)} are {percent:.2g} % of '
+    f'{in_bytes(chip.hbm_bytes)}: θ and state {in_bytes(found.state)},'
+  )
+  left = in_bytes(found.left) if found.left > 0 else 'nothing'
+  yield (
+    f'gradients {in_bytes(found.gradients)}, exchange '
+    f'{in_bytes(found.exchange)}; {left} left for activations'
+  )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the syncer's memory, and what it takes to serve many learners.
+"""Measures what it takes a syncer to serve many learners.
 
 The syncer is a real process. The many learners are threads of this one, each
 with the real loop, client and data plane: as processes, 64 of them would leave
@@ -8,7 +8,6 @@ the syncer no core. Linux only.
 
 import os
 import pathlib
-import re
 import statistics
 import threading
 import time
@@ -16,7 +15,8 @@ import time
 import ml_collections
 
 from diloco.bench.measurement import BenchFailed, BenchFigure, BenchSettings
-from diloco.bench.real_run import SYNCER, RealRun, bowl, get_config
+from diloco.bench.process_rows import EVERY_8
+from diloco.bench.real_run import SYNCER, RealRun, get_config, status
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.config import run_config
 from diloco.learner import restore
@@ -33,48 +33,15 @@ from diloco.run.spec import RunSpec, make_run_spec
 from diloco.transport.auth import OPEN
 from diloco.transport.planes import make_plane
 
-EMPTY_MILLIONS = 0.001
 NOTICE_S = 2.0
 JOIN_S = 60.0
 PLANE = 'grpc'  # One server of the other plane serves a whole process.
-FRAGMENTS = 4
+FRAGMENTS = EVERY_8['protocol.fragments']
 MANY = {
-  'protocol.fragments': FRAGMENTS,
-  'protocol.sync_every_steps': 8,
-  'protocol.overlap_steps': 2,
+  **EVERY_8,
   'protocol.quorum': 0,  # All: every round merges M contributions.
   'transport.data_plane': PLANE,
 }
-
-
-def measure_memory(settings: BenchSettings) -> list[BenchFigure]:
-  """Measures the peak of resident memory beyond that of an empty model."""
-  empty_bytes = _peak_bytes(EMPTY_MILLIONS, settings)
-  found = []
-  for millions in settings.sizes:
-    beyond = max(_peak_bytes(millions, settings) - empty_bytes, 0)
-    each = beyond / (millions * 1e6)
-    found.append(
-      BenchFigure(f'{millions:g} M, M = 2', each, 'B/parameter', each / 4,
-                  'Θ in f32')
-    )  # fmt: skip
-  return found
-
-
-def _peak_bytes(millions: float, settings: BenchSettings) -> int:
-  overrides = {
-    'protocol.fragments': FRAGMENTS,
-    'protocol.sync_every_steps': 8,
-    'protocol.overlap_steps': 2,
-    'run.step_floor_s': 0.05,
-  } | bowl(millions)
-  with RealRun(overrides) as run:
-    run.start_syncer()
-    for m in (0, 1):
-      run.start_learner(m)
-    for m in (0, 1):
-      run.until_merged(m, settings.pick(3 * FRAGMENTS, 2))
-    return 1024 * _status(run.processes[SYNCER].pid, 'VmHWM')
 
 
 def measure_served(settings: BenchSettings) -> list[BenchFigure]:
@@ -132,7 +99,7 @@ def _served(run: RealRun, learners: int, rounds: int) -> dict[str, float]:
     return {
       'cpu_s': cpu_s / sum(len(close['shares']) for close in closes),
       'sync_s': statistics.median(close['sync_s'] for close in closes),
-      'threads': float(_status(pid, 'Threads')),
+      'threads': float(status(pid, 'Threads')),
       'descriptors': float(len(os.listdir(f'/proc/{pid}/fd'))),
     }
   finally:
@@ -218,20 +185,6 @@ class _NothingSaved(LearnerRecords):
 
   def can_begin(self, step: int) -> bool:
     return False
-
-
-def resident_bytes(pid: int) -> int:
-  """Returns the resident memory of a process; raises BenchFailed."""
-  return 1024 * _status(pid, 'VmRSS')
-
-
-def _status(pid: int, field: str) -> int:
-  """Returns a number of /proc/PID/status, in its unit."""
-  try:
-    text = pathlib.Path(f'/proc/{pid}/status').read_text()
-  except OSError as error:
-    raise BenchFailed(f'{error.filename}: {error.strerror}') from None
-  return int(re.search(rf'^{field}:\s+(\d+)', text, re.MULTILINE)[1])
 
 
 def _cpu_s(pid: int) -> float:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Measures how much of the compute training keeps over slow links.
 
-  python -m launch.netbench [--systems=int4,bf16,f32,diloco,data_parallel] \
+  python -m tests.netbench [--systems=int4,bf16,f32,diloco,data_parallel] \
     [--mbits=1,3,10,30,100,300] [--millions=0.4] [--learners=2] \
     [--delay_ms=0] [--step_s=0.25] [--seconds=12] [--json=FILE]
-  python -m launch.netbench --study=sites      # or unequal, visitors
+  python -m tests.netbench --study=sites      # or unequal, visitors
 
 A syncer and learners, or the workers of one data-parallel computation, run as
 real processes in network namespaces of their own, over links of each rate; a
@@ -30,13 +30,13 @@ from diloco.config import flags
 from diloco.config.sections import ConfigError
 from diloco.metrics import files
 from diloco.metrics.run_progress import ProgressLine, count, counted
-from launch.netbench import link_tables, links, studies
-from launch.netbench.links import LinksFailed, Loopback, ShapedLinks, SiteLinks
-from launch.netbench.net_systems import SYSTEMS, Setting
-from launch.netbench.process_run import SystemFailed, remove_left
-from launch.netbench.studies import STUDIES, NetStudy, StudyCell
-from launch.netbench.system_run import NetCell, SystemRun
 from launch.session import Interrupted, signals
+from tests.netbench import link_tables, links, studies
+from tests.netbench.links import LinksFailed, Loopback, ShapedLinks, SiteLinks
+from tests.netbench.net_systems import SYSTEMS, Setting
+from tests.netbench.process_run import SystemFailed, remove_left
+from tests.netbench.studies import STUDIES, NetStudy, StudyCell
+from tests.netbench.system_run import NetCell, SystemRun
 
 RATES = 'rates'  # All systems over links of all rates.
 
@@ -257,7 +257,7 @@ def main(argv: Sequence[str]) -> int:
   given = absl_flags.FLAGS
   study = STUDIES.get(given.study)
   if (not study or study.mbits) and (why := links.why_not_here()):
-    raise ConfigError([f'launch.netbench: {why}'])
+    raise ConfigError([f'tests.netbench: {why}'])
   if given.json:
     with flags.refusing(OSError, flag=f'--json={given.json}'):
       pathlib.Path(given.json).open('a').close()
@@ -279,7 +279,7 @@ def main(argv: Sequence[str]) -> int:
   except LinksFailed as error:
     console.print(f'failed: {error}')
     return 1
-  again = shlex.join(['python', '-m', 'launch.netbench', *sys.argv[1:]])
+  again = shlex.join(['python', '-m', 'tests.netbench', *sys.argv[1:]])
   if cells:
     console.print()
     for part in _shown(study, cells, setting.delay_ms):

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 import rich.table
 
 from diloco.pages import text_tables
-from launch.netbench.net_systems import SYSTEMS
-from launch.netbench.studies import StudyCell
-from launch.netbench.system_run import NetCell
+from tests.netbench.net_systems import SYSTEMS
+from tests.netbench.studies import StudyCell
+from tests.netbench.system_run import NetCell
 
 WANTED = 0.9
 NOTHING = '—'

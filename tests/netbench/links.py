@@ -20,9 +20,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from launch.netbench.delayed_wires import CLONE_NEWNET, DelayedWires
 from launch.parent_death import dying_with_parent
 from launch.role_processes import free_address
+from tests.netbench.delayed_wires import CLONE_NEWNET, DelayedWires
 
 MEMBERS_MAX = 60  # Four addresses each, of one range of 256.
 ADDRESS = '198.51.100.{}'

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from diloco.config.sections import ConfigError
-from diloco.studies import plan_text, slice_share
-from diloco.studies.planning import Situation, plan
+from diloco.sizing import plan_text, planner
+from diloco.sizing.planner import HostSpeeds, Situation, plan
 
 # bf16, P = H = 24: fragments of 1e7 values, 20 MB, 0.16 Gbit, 0.04 GB of f32.
 SMALL = Situation(
@@ -23,6 +23,16 @@ SMALL = Situation(
 )
 # 12 B parameters over 2 Gbit/s, as in the README's command.
 LARGE = Situation(params=12e9, learners=4, bandwidth_gbps=2.0, step_s=1.3)
+
+
+MEASURED = planner.host_speeds()
+
+
+@pytest.fixture(autouse=True)
+def speeds(monkeypatch):
+  """Round ones; what was measured changes with the bench."""
+  one = HostSpeeds('a machine', '2026', '', '', 0.0, 1.0, 1.1, 4.55, 0.36)
+  monkeypatch.setattr(planner, 'host_speeds', lambda: one)
 
 
 def _changed(situation=SMALL, **values):
@@ -41,8 +51,8 @@ def test_times_by_hand():
   assert (x.up_s, x.down_s) == (0.16, 0.16)
   assert x.latency_s == pytest.approx(0.12)  # Six of 20 ms.
   assert x.encode_s == pytest.approx(0.04 * 1.0)
-  # Decoding 0.75; RDA 0.5 and 0.36 for each of two; the outer step 3.3.
-  assert x.merge_s == pytest.approx(0.04 * (0.75 + 0.5 + 0.72 + 3.3))
+  # A round takes 4.55, and 0.36 for each of two.
+  assert x.merge_s == pytest.approx(0.04 * (4.55 + 0.72))
   assert x.take_in_s == pytest.approx(0.04 * 1.1)
   assert x.total_s == pytest.approx(0.7348)
   assert found.link_share == pytest.approx(0.16)
@@ -106,7 +116,7 @@ def test_between_data_centres_only_a_share_travels():
 
 def test_slow_hosts_are_named_with_the_speed_that_would_do():
   found = plan(LARGE)  # 2 GB of f32 a fragment; 1.3 s a step.
-  merge_s = 2 * (0.75 + 0.5 + 4 * 0.36 + 3.3)
+  merge_s = 2 * (4.55 + 4 * 0.36)
   assert found.slowest_host == 'merging at the syncer'
   assert found.hosts_on_time == pytest.approx(1.3 / merge_s)
   # Taking in has what pulling leaves: 1.3 - 1.03125 - 0.1 s for 2.2 s.
@@ -154,13 +164,27 @@ def test_the_share_of_a_chip_by_hand():
 
 
 def test_failures_by_hand():
-  # A chip a learner, one failure a day; a pause of 0.1 days.
-  found = _changed(chips=2, mtbi_days=1.0, pause_s=8640.0)
-  g = found.goodput
+  # A chip a learner, one failure a day; a pause of 0.1 days, as long a repair.
+  found = _changed(chips=2, mtbi_days=1.0, pause_s=8640.0, repair_s=8640.0)
+  g = found.goodput['elastic']
   assert 1 - g == pytest.approx(0.1 * g * (1 + g))
-  assert found.uptime == pytest.approx(1 - (1 - g) ** 2)
+  # 12 bytes of each of 2.4e8 parameters at 1 Gbit/s, and 2.75 steps of 1 s.
+  again = (23.04 + 2.75) / 86_400
+  assert found.goodput['wait'] == pytest.approx(1 / (1 + 0.2 + again))
+  restart = g * math.exp(-(1 + g) * again)
+  assert found.goodput['restart'] == pytest.approx(restart)
   assert found.failures_s == 43_200
-  assert plan(SMALL).goodput is None
+  assert plan(SMALL).goodput == {}
+
+
+def test_each_recovery_is_shown_and_which_a_launch_does():
+  """Before, the only figure was that of a learner that is not built."""
+  text = list(plan_text.lines(_changed(LARGE, chips=10_000)))
+  (first,) = (i for i, x in enumerate(text) if x.startswith('goodput'))
+  modes = [line[13:].split()[0] for line in text[first : first + 3]]
+  assert modes == ['wait', 'restart', 'elastic']
+  assert text[first].endswith('what a launch does')
+  assert text[first + 2].endswith('not built')
 
 
 @pytest.mark.parametrize(
@@ -224,7 +248,16 @@ def _start(*argv):
   )
 
 
-def test_the_command_prints_the_plan():
+def test_speeds_of_hosts_are_those_that_the_bench_wrote():
+  speeds = MEASURED
+  assert '--write_speeds' in speeds.command
+  assert speeds.machine and speeds.date >= '2026-11-24'
+  assert speeds.encode > 0 and speeds.take_in > 0
+  assert 0 < speeds.round_each < speeds.round
+
+
+def test_the_command_prints_the_plan(monkeypatch):
+  monkeypatch.setattr(planner, 'host_speeds', lambda: MEASURED)
   done = _start(
     '--params=12B', '--learners=4', '--bandwidth_gbps=2', '--step_s=1.3'
   )
@@ -242,7 +275,8 @@ def test_one_command_plans_for_slices():
     'T = 1.559 s',  # 6 · 5e9 · 2²⁰ / (0.4 · 256 · 197e12).
     'it fits: 332 MB are 2.1 % of 16 GB',
     "Gbit/s of a learner's link are needed",
-    'goodput 99.98 %',
+    'goodput wait 99.74 %',
+    'elastic 99.98 %',
     "memory of each of a learner's 64 hosts",
     'its machine: 4 CPUs, 94 GiB of memory, 215 GiB of disk',
   ):
@@ -259,16 +293,16 @@ def test_one_command_plans_for_slices():
 )
 def test_slices_that_are_not(text, message):
   with pytest.raises(ConfigError) as caught:
-    slice_share.parse(text)
+    planner.parse_slices(text)
   assert caught.value.problems[0].startswith(message)
 
 
 def test_learners_on_slices():
-  learners, of = slice_share.parse('4xv5p-16')
+  learners, of = planner.parse_slices('4xv5p-16')
   assert (learners, of.name, of.chips, of.hosts) == (4, 'v5p-16', 8, 2)
-  assert slice_share.parse('v5e-8')[0] == 1
+  assert planner.parse_slices('v5e-8')[0] == 1
   # 6 · 10⁹ · 10⁶ FLOPs at 40 % of 8 · 459 TFLOP/s.
-  assert slice_share.step_s(of, 1e9, 1e6) == pytest.approx(6e15 / 1.4688e15)
+  assert planner.step_seconds(of, 1e9, 1e6) == pytest.approx(6e15 / 1.4688e15)
 
 
 def test_what_is_said_twice_is_refused():
