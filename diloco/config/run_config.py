@@ -203,7 +203,18 @@ def extended(
 
 
 def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-  """Names what differs between two agreements; '' if nothing does."""
+  """Names what differs between two agreements; '' if nothing does.
+
+  Keys of sections that are newer than one of them have their defaults in it, as
+  in `unfold`.
+  """
+  newer = {
+    f'{section}.{key}': json.dumps(value)
+    for section, cls in SECTIONS.items()
+    for key, value in sections.defaults(cls).items()
+    if f'{section}.{key}' in mine.keys() ^ theirs.keys()
+  }
+  mine, theirs = newer | dict(mine), newer | dict(theirs)
   keys = sorted(mine.keys() | theirs.keys())
   return '; '.join(
     f'{key}: {mine.get(key, "absent")} here, {theirs.get(key, "absent")} there'

@@ -331,6 +331,8 @@ def test_differences_name_the_key_and_both_values():
   theirs = run_config.agreement(run_config.build(changed(outer__lr=0.7)))
   assert run_config.differences(mine, theirs) == 'outer.lr: 0.6 here, 0.7 there'
   assert run_config.differences(mine, mine) == ''
+  del theirs['protocol.quorum_rule']  # Newer than that run.
+  assert run_config.differences(mine, theirs) == 'outer.lr: 0.6 here, 0.7 there'
   del theirs['seed']
   assert 'seed: 0 here, absent there' in run_config.differences(mine, theirs)
 
