@@ -63,4 +63,3 @@ def timeline(
     ),
     (*notes, 'A mark below a lane: a round took the learner in.'),
   )
-
