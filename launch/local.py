@@ -276,8 +276,10 @@ def read_program(
     given.cpu_devices,
     os.environ.get(launch_program.XLA_FLAGS, ''),
   )
-  root = pathlib.Path(given.device_root)
-  preflight.check_devices(config, learners, os.environ, root)
+  found = accelerators(config)
+  if found is None:  # Else what is dealt has to suit the mesh.
+    root = pathlib.Path(given.device_root)
+    preflight.check_devices(config, learners, os.environ, root)
   whole = program(
     config,
     flags.arguments() if arguments is None else arguments,
@@ -291,7 +293,6 @@ def read_program(
     whole = launch_program.with_metrics(
       whole, given.metrics_port, config.protocol.learners
     )
-  found = accelerators(config)
   return deal.dealt(whole, config, found, os.environ) if found else whole
 
 

@@ -144,7 +144,8 @@ def check_devices(
       XLA_FLAGS, environment.get(XLA_FLAGS, '')
     )
     forced = re.findall(rf'{FORCED}=(\d+)', xla_flags)
-    devices = each.hosts * int(forced[-1] if forced else 1)
+    asked = environment.get('JAX_NUM_CPU_DEVICES') or '1'
+    devices = each.hosts * int(forced[-1] if forced else asked)
     if mesh.devices != devices:
       raise ConfigError(
         [
